@@ -106,7 +106,7 @@ $(PLUGINS): bin/%: libexec/% build/launcher bin/shell.in
 
 build/launcher: cni/warm/launcher.c cni/warm/launcher.flags Makefile $(PACK)
 	@mkdir -p build
-	@$(CC) @cni/warm/launcher.flags -DTAG='"$(TAG)"' $< -o $@ || { : > $@; echo "no native launcher: each call starts Python" >&2; }
+	@$(CC) @cni/warm/launcher.flags -DTAG='"$(TAG)"' $< -o $@ || { : > $@; echo "no native launcher, which needs a C compiler and a static C library (Debian: musl-tools, or gcc and libc6-dev): each call starts Python" >&2; }
 
 $(PACK): $(SOURCES)
 	@$(BASE) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "$(PYTHON) is older than 3.11: make PYTHON=/path/to/python3.11" >&2; exit 1; }

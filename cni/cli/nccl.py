@@ -1,4 +1,4 @@
-"""What NCCL is to be told about a pod's verbs devices, and which GID it chooses by itself. Pure.
+"""The variables that NCCL needs in a pod, and the GID that NCCL chooses without them. Pure.
 
 NCCL before 2.21 uses one GID index for all devices, NCCL_IB_GID_INDEX, by default 0. Newer versions choose an entry for each
 device when the variable is not set: the first of RoCE v2 (NCCL_IB_ROCE_VERSION_NUM) whose address is of one family
@@ -81,7 +81,7 @@ def _selection(chosen: Mapping[_Way, Gid]) -> tuple[dict[str, str], list[str]]:
 
 
 def choice(port: Port, is_v6: bool, network: Network | None) -> int:
-    """The index that NCCL from 2.21 on chooses of the port's table when it is told none."""
+    """The GID index that NCCL 2.21 or newer chooses for the port when NCCL_IB_GID_INDEX is not set."""
     table = {gid.index: gid for gid in port.gids}
     current = table.get(0) or Gid(0, "", "", "::", "")
     for index in sorted(table.keys() - {0}):

@@ -66,6 +66,11 @@ def connectx(machine: Machine, **options: object) -> None:
     nic(machine, "mlx5_core", "0x15b3", "0x1021", "mlx5_0", gids=(("fe80::1", "IB/RoCE v1"),), **options)  # type: ignore[arg-type]
 
 
+def infiniband(machine: Machine, **options: object) -> None:
+    card = ("mlx5_core", "0x15b3", "0x1021", "mlx5_0", "ib0", INFINIBAND)
+    nic(machine, *card, link={"type": 32, "mtu": 2044}, link_layer="InfiniBand", **options)  # type: ignore[arg-type]
+
+
 def virtual_function(machine: Machine) -> None:
     connectx(machine)
     machine.tree.put(machine.tree.pci(ADDRESS), {"sriov_numvfs": 1, "sriov_totalvfs": 8})
@@ -134,21 +139,12 @@ CARDS = {
     "ConnectX with a subfunction": Card(subfunction, shared=63 + 7, exclusive=1),
     "ConnectX with 1 of 4 lanes": Card(lambda m: connectx(m, rate="25 Gb/sec (1X EDR)"), shared=63, exclusive=1),
     "ConnectX on InfiniBand": Card(
-        lambda m: nic(
-            *(m, "mlx5_core", "0x15b3", "0x1021", "mlx5_0", "ib0", INFINIBAND),
-            link={"type": 32, "mtu": 2044},
-            link_layer="InfiniBand",
-        ),
+        infiniband,
         shared=1000,
         exclusive=1,
     ),
     "ConnectX on InfiniBand without a subnet manager": Card(
-        lambda m: nic(
-            *(m, "mlx5_core", "0x15b3", "0x1021", "mlx5_0", "ib0", INFINIBAND),
-            link={"type": 32, "mtu": 2044},
-            link_layer="InfiniBand",
-            state="2: INIT",
-        ),
+        lambda m: infiniband(m, state="2: INIT"),
         ((FAULT, "ports", "INIT"),),
         exclusive=1,
     ),

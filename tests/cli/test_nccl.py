@@ -1,4 +1,4 @@
-"""What NCCL is told about a pod's devices, and which GID it chooses by itself."""
+"""The variables that NCCL needs in a pod, and the GID that NCCL chooses without them."""
 
 from __future__ import annotations
 
@@ -164,4 +164,4 @@ def test_doctor_finds_an_index_in_the_environment_of_a_pods_process_that_does_no
     attached = [pods.AttachedLink(pod(), link("net1", "192.168.1.5"), (FIRST,))]
     found = [one for one in pods.check_pod(pod(), attached, [process]) if one.level == FAULT]
     assert [one.found for one in found] == ["NCCL_IB_GID_INDEX=3: mlx5_0 has no entry there"]
-    assert found[0].remedy.startswith("leave NCCL_IB_GID_INDEX out")
+    assert found[0].remedy.startswith("leave NCCL_IB_GID_INDEX out: the library then chooses")

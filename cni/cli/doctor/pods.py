@@ -211,7 +211,10 @@ def _check_indexes(subject: str, process: PodProcess, links: Sequence[AttachedLi
     ways = [(link.interface.name, port) for link in links for port in link.ports if port.is_roce]
     for name, value in process.indexes:
         if why := nccl.wrong_index(value, ways):
-            remedy = f"leave {name} out: NCCL from 2.21 on chooses the index of each device; `railcni rdma --env` has the rest"
+            remedy = (
+                f"leave {name} out: the library then chooses an index for each device (NCCL from 2.21 on);"
+                " `railcni rdma --env` has what NCCL needs"
+            )
             yield broken(subject, f"{name}={value}: {why}", "an index of the link's own address on each device", remedy)
 
 

@@ -111,7 +111,7 @@ def unknown_keys(
 
 
 def executable(scope: Scope, at: Keys, name: str, names: Collection[str], what: str) -> None:
-    """A warning for a `name` that is none of `names`: it is misspelled, or the executable is another's."""
+    """Warn of a `name` that is not among `names`: a misspelling, or an executable of another project."""
     if name not in names:
         fix = known.remedy(name, sorted(names), "check that the runtime's plugin folder has it")
         scope.warn(at, f"no {what} of the name {name} is known", fix)
