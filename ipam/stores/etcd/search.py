@@ -1,6 +1,7 @@
 """Which addresses are leased in etcd, found without reading a pool.
 
-A search reads blocks of 64 addresses. Behind a full block it counts the leases of the next blocks, 64 blocks in a request.
+A search reads blocks of 64 addresses. Behind a full block one request counts the leases of each of the next 64 blocks, and
+of each of 63 groups of 64 blocks after them; the next request begins at the first group that is not full.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from ipam.stores.etcd.keys import Keys
     from ipam.stores.etcd.txn import Answer, Op, Reply
 
-_COUNTED = 64  # blocks in a request: etcd takes 128 reads
+_COUNTED = 64  # blocks in a request, and blocks in a group: etcd takes 128 reads
 
 
 class Search:
@@ -72,14 +73,19 @@ class Search:
 
     def _behind_full(self, kind: str, space: str, family: int, value: int, high: int) -> int:
         """An address from `value` on below which all blocks are full, at most high + 1."""
-        start = value & -BLOCK
-        while start <= high:
-            blocks = range(start, high + 1, BLOCK)[:_COUNTED]
-            spans = [self._keys.span(family, block, block + BLOCK - 1, kind, space) for block in blocks]
-            for block, answer in zip(blocks, self._answers([txn.count(*span) for span in spans]), strict=True):
-                if answer.number < BLOCK:
-                    return max(block, value)
-            start = blocks[-1] + BLOCK
+        at = value & -BLOCK
+        while at <= high:
+            blocks = range(at, high + 1, BLOCK)[:_COUNTED]
+            groups = range(at + _COUNTED * BLOCK, high + 1, _COUNTED * BLOCK)[: _COUNTED - 1]
+            spans = [(low, BLOCK) for low in blocks] + [(low, _COUNTED * BLOCK) for low in groups]
+            counts = [txn.count(*self._keys.span(family, low, low + size - 1, kind, space)) for low, size in spans]
+            for (low, size), answer in zip(spans, self._answers(counts), strict=True):
+                at = low
+                if answer.number < size:
+                    break
+                at += size
+            if size == BLOCK and at == low:
+                return max(at, value)
         return high + 1
 
     def _reads(self, window: Window) -> list[Op]:
