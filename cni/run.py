@@ -6,7 +6,7 @@ VERSION is answered before anything is imported. Every failure becomes the error
 
 from __future__ import annotations
 
-import posix
+import os
 from typing import TYPE_CHECKING
 
 from cni import VERSION
@@ -23,7 +23,7 @@ _VERSION_REPLY = (
 
 def main(plugin: str) -> int:
     """Serve one call of the executable `plugin`; returns the exit status."""
-    command = posix.environ.get(b"CNI_COMMAND")
+    command = os.environb.get(b"CNI_COMMAND")
     if command == b"VERSION":
         _write(1, _VERSION_REPLY)
         return 0
@@ -43,12 +43,12 @@ def main(plugin: str) -> int:
 
 
 def serve(plugin: str, stdin: bytes | None = None) -> tuple[bytes, int]:
-    """(stdout, exit status) of a call with the environment posix.environ; `stdin` is read unless it is given."""
+    """(stdout, exit status) of a call with the environment os.environb; `stdin` is read unless it is given."""
     from cni.shared.spec import codec, request
     from cni.shared.spec.errors import CniError
 
     try:
-        environ = {_text(k): _text(v) for k, v in posix.environ.items()}
+        environ = {_text(k): _text(v) for k, v in os.environb.items()}
         if stdin is None:
             stdin = _stdin(codec.MOST_BYTES + 1)  # one byte above the limit is enough to refuse it
         call = request.parse(environ, stdin)
@@ -113,7 +113,7 @@ def _stdin(most: int) -> bytes:
     """What is on stdin up to its end, at most the first `most` bytes."""
     parts = []
     try:
-        while most and (part := posix.read(0, min(most, 1 << 16))):
+        while most and (part := os.read(0, min(most, 1 << 16))):
             parts.append(part)
             most -= len(part)
     except OSError as fault:
@@ -128,4 +128,4 @@ def _stdin(most: int) -> bytes:
 
 def _write(fd: int, data: bytes) -> None:
     while data:
-        data = data[posix.write(fd, data) :]
+        data = data[os.write(fd, data) :]

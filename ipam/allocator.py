@@ -9,7 +9,7 @@ unavailable addresses of a window as a bitset, an integer whose bit i stands for
 
 from __future__ import annotations
 
-import _blake2
+import hashlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ def search_start(rng: Range, node: str, attachment: tuple[str, ...], spread: int
     range without such addresses it is the first address.
     """
     key = "\0".join((rng.cidr, node, *attachment)).encode("utf-8", "surrogateescape")
-    digest = int.from_bytes(_blake2.blake2b(key, digest_size=8).digest(), "big")
+    digest = int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "big")
     place = digest % (min(rng.size(), spread) or 1)
     for first, last in rng.spans():
         if place <= last - first:

@@ -7,7 +7,7 @@ This module is the default for the parameter `files` of `ipam.config.read`; test
 
 from __future__ import annotations
 
-import posix
+import os
 
 from cni.shared.kernel import files
 from cni.shared.kernel.node import host_name
@@ -153,6 +153,6 @@ def _has_files(directory: str) -> bool:
 
 def _is(path: str, kind: int) -> bool:
     try:
-        return posix.stat(path, follow_symlinks=False).st_mode & _FILE_TYPE == kind
+        return os.stat(path, follow_symlinks=False).st_mode & _FILE_TYPE == kind
     except OSError:
         return False

@@ -6,8 +6,8 @@ so a link that is left or lost changes no lease. A folder that is missing is mad
 
 from __future__ import annotations
 
-import _blake2
-import posix
+import hashlib
+import os
 from typing import TYPE_CHECKING
 
 from cni.shared.kernel import files
@@ -31,7 +31,7 @@ def note(records: Records, attachment: Attachment, wants: Sequence[Want]) -> Non
         try:
             _make_folder(records)
             forget(records, [want])
-            posix.symlink(target, path)
+            os.symlink(target, path)
         except OSError as fault:
             records.log.debug(f"{want.text} is not in the index of held addresses: {fault}")
 
@@ -40,7 +40,7 @@ def forget(records: Records, wants: Sequence[Want]) -> None:
     """Remove the addresses of `wants` from the index."""
     for want in wants:
         try:
-            posix.unlink(_path(records, want))
+            os.unlink(_path(records, want))
         except OSError:
             pass  # it is in none
 
@@ -49,21 +49,21 @@ def holder(records: Records, want: Want) -> Attachment | None:
     """The attachment that holds the address of `want` by the index; None for none."""
     try:
         _make_folder(records)
-        return Attachment(*codec.loads(posix.readlink(_path(records, want)).encode()))
+        return Attachment(*codec.loads(os.readlink(_path(records, want)).encode()))
     except (OSError, ValueError, TypeError):
         return None
 
 
 def _path(records: Records, want: Want) -> str:
     space = f"pool {want.pool}" if want.scope is None else f"scope {want.scope}"
-    digest = _blake2.blake2b(f"{space}\0{want.text}".encode("utf-8", "surrogateescape"), digest_size=16)
+    digest = hashlib.blake2b(f"{space}\0{want.text}".encode("utf-8", "surrogateescape"), digest_size=16)
     return f"{records.directory}/held/{digest.hexdigest()}"
 
 
 def _make_folder(records: Records) -> None:
     """Make the index of the present records, if there is none."""
     try:
-        posix.stat(records.directory + "/held")
+        os.stat(records.directory + "/held")
         return
     except FileNotFoundError:
         files.make_private_directory(records.directory + "/held")

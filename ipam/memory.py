@@ -10,8 +10,8 @@ that is lost, damaged or cannot be written changes no lease and fails no call.
 
 from __future__ import annotations
 
-import _blake2
-import posix
+import hashlib
+import os
 import time
 from typing import TYPE_CHECKING
 
@@ -81,7 +81,7 @@ def avoided(directory: str) -> list[tuple[str, float]]:
     found: dict[str, float] = {}
     for name in FILES:
         try:
-            data = files.read_regular(f"{directory}/{name}", SLOTS * SLOT, posix.O_NOFOLLOW, private=True)
+            data = files.read_regular(f"{directory}/{name}", SLOTS * SLOT, os.O_NOFOLLOW, private=True)
         except (OSError, ValueError):
             continue
         for at in range(0, len(data), SLOT):
@@ -92,7 +92,7 @@ def avoided(directory: str) -> list[tuple[str, float]]:
 
 
 def _key(*texts: str) -> bytes:
-    return _blake2.blake2b("\0".join(texts).encode("utf-8", "surrogateescape"), digest_size=16).digest()
+    return hashlib.blake2b("\0".join(texts).encode("utf-8", "surrogateescape"), digest_size=16).digest()
 
 
 def _read(records: Records, key: bytes) -> dict[str, Any]:
@@ -101,9 +101,9 @@ def _read(records: Records, key: bytes) -> dict[str, Any]:
         try:
             fd = records.open_file(name)
             try:
-                found = _entry(posix.pread(fd, SLOT, _offset(key)))
+                found = _entry(os.pread(fd, SLOT, _offset(key)))
             finally:
-                posix.close(fd)
+                os.close(fd)
         except (CniError, OSError):
             continue
         if found.get("key") == key.hex():
@@ -127,9 +127,9 @@ def _write(records: Records, key: bytes, entry: dict[str, Any], seconds: int) ->
     try:
         fd = records.open_file(FILES[0])
         try:
-            posix.pwrite(fd, data.ljust(SLOT, b"\0")[:SLOT], _offset(key))
+            os.pwrite(fd, data.ljust(SLOT, b"\0")[:SLOT], _offset(key))
         finally:
-            posix.close(fd)
+            os.close(fd)
     except (CniError, OSError) as fault:
         records.log.debug(f"the address is not remembered: {fault}")
 

@@ -7,8 +7,8 @@ link of the default route, and for a group of rails with `master`, of which this
 
 from __future__ import annotations
 
-import _socket
-import posix
+import os
+import socket
 from typing import TYPE_CHECKING
 
 from cni.shared.spec.request import member
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from ipam.leases import Want
 
-_FAMILIES = {4: _socket.AF_INET, 6: _socket.AF_INET6}
+_FAMILIES = {4: socket.AF_INET, 6: socket.AF_INET6}
 
 
 def is_own(network: dict[str, Any], want: Want) -> bool:
@@ -65,7 +65,7 @@ def _wire(network: dict[str, Any]) -> list[str] | None:
     device = (isinstance(runtime, dict) and member(runtime, "deviceID")) or member(network, "deviceID")
     if isinstance(device, str) and "/" not in device:
         try:
-            return posix.listdir(f"/sys/bus/pci/devices/{device}/physfn/net")
+            return os.listdir(f"/sys/bus/pci/devices/{device}/physfn/net")
         except OSError:
             return []
     kind = member(network, "type")
@@ -73,10 +73,10 @@ def _wire(network: dict[str, Any]) -> list[str] | None:
 
 
 def _can_bind(want: Want, link: str) -> bool:
-    found = _socket.socket(_FAMILIES[want.family], _socket.SOCK_DGRAM)
+    found = socket.socket(_FAMILIES[want.family], socket.SOCK_DGRAM)
     try:
         if link:  # whose VRF may have the address
-            found.setsockopt(_socket.SOL_SOCKET, _socket.SO_BINDTODEVICE, link.encode() + b"\0")
+            found.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, link.encode() + b"\0")
         found.bind((format_address(want.family, want.value), 0))
     except OSError:
         return False

@@ -12,9 +12,9 @@ An import from a directory costs 0.1 ms, most of it a dozen system calls; from t
 
 import gc
 import marshal
-import posix
+import os
 import sys
-from _frozen_importlib import ModuleSpec  # that of importlib.machinery, which would be loaded for it
+from importlib.machinery import ModuleSpec
 
 root: str
 pack: int
@@ -40,7 +40,7 @@ class Pack:
     @staticmethod
     def exec_module(module):  # type: ignore[no-untyped-def]
         _, place, size = index[module.__name__]
-        exec(marshal.loads(posix.pread(pack, size, place)), module.__dict__)
+        exec(marshal.loads(os.pread(pack, size, place)), module.__dict__)
 
 
 gc.disable()  # a process of a few ms that frees its memory by ending; saves 0.4 ms
@@ -49,14 +49,14 @@ sys.meta_path.insert(0, Pack)
 
 def main(plugin):  # type: ignore[no-untyped-def]
     arguments = sys.argv[1:]
-    if arguments and arguments[0].partition("-")[0] != posix.pread(pack, 32, 12256).decode():
+    if arguments and arguments[0].partition("-")[0] != os.pread(pack, 32, 12256).decode():
         arguments = []  # the executable is of another version than the modules
     if len(arguments) > 1:
         from cni.warm import supervisor
 
         supervisor.main(arguments[0], int(arguments[1]), f"{root}/bin/modules.{sys.implementation.cache_tag}", index)
-    for name in [name for name in posix.environ if name.startswith(b"!D_")]:
-        posix.environ[b"L" + name[1:]] = posix.environ.pop(name)  # the launcher hid it from the loader
+    for name in [name for name in os.environb if name.startswith(b"!D_")]:
+        os.environb[b"L" + name[1:]] = os.environb.pop(name)  # the launcher hid it from the loader
     from cni import run
 
     status = run.main(plugin)
@@ -64,4 +64,4 @@ def main(plugin):  # type: ignore[no-untyped-def]
         from cni.warm import start
 
         start.supervisor(sys.argv[0], arguments[0])
-    posix._exit(status)  # nothing is left to do: finalizing the interpreter costs 2 ms
+    os._exit(status)  # nothing is left to do: finalizing the interpreter costs 2 ms

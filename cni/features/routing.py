@@ -14,7 +14,7 @@ sandbox: two groups there need a `tableBase` each.
 from __future__ import annotations
 
 import errno
-import posix
+import os
 from typing import TYPE_CHECKING
 
 from cni.shared import rail
@@ -137,7 +137,7 @@ def differences(document: dict[str, Any], link: Link, expected: Result, sandbox:
             try:
                 value = sysctl.read(f"{_ROOT}/{link.name}/{name}")
             except OSError as fault:
-                value = posix.strerror(fault.errno or 0)
+                value = os.strerror(fault.errno or 0)
             if value != wanted:
                 found.append(f"{name} of {link.name} is {value}, was {wanted}")
     there_now = {rule.source.partition("/")[0] for rule in ip_rules.list_of(sandbox.rtnl) if rule.table == table}

@@ -16,8 +16,8 @@ those below it count: a VLAN's or macvlan's lower link, the ports of a bridge or
 
 from __future__ import annotations
 
-import posix
-from _socket import AF_INET, AF_INET6, inet_ntop
+import os
+from socket import AF_INET, AF_INET6, inet_ntop
 from typing import TYPE_CHECKING
 
 from cni.shared.kernel import addresses, files, ip_rules, netns, routes
@@ -99,7 +99,7 @@ def _is_of_sandbox(nsid: int, host: Rtnl) -> bool:
     """Whether the namespace that the host knows as `nsid` has a path among SANDBOXES."""
     for directory in SANDBOXES:
         try:
-            names = posix.listdir(directory)
+            names = os.listdir(directory)
         except OSError:
             continue
         for name in names:

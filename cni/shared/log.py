@@ -6,7 +6,7 @@ networks and pods are untrusted: characters that cannot be printed become "?", s
 
 from __future__ import annotations
 
-import posix
+import os
 import sys
 import time
 
@@ -20,7 +20,7 @@ def tell(line: bytes) -> None:
     """Write to stderr, where perhaps nobody listens. Not through a buffer: it would keep what cannot be written, and a warm
     worker would show it to its next caller."""
     try:
-        posix.write(sys.stderr.fileno(), line)
+        os.write(sys.stderr.fileno(), line)
     except (OSError, AttributeError):
         pass  # the operation goes on
 
@@ -64,22 +64,22 @@ class Log:
             except OSError:
                 return  # a log that cannot be written is no reason to fail an attachment
             try:
-                if posix.fstat(fd).st_mode & _FILE_TYPE == _REGULAR:
-                    posix.write(fd, line)
+                if os.fstat(fd).st_mode & _FILE_TYPE == _REGULAR:
+                    os.write(fd, line)
             except OSError:
                 pass  # a full disk, likewise
             finally:
-                posix.close(fd)
+                os.close(fd)
 
 
 def _open(path: str) -> int:
     from cni.shared.kernel import paths
 
-    flags = posix.O_WRONLY | posix.O_APPEND | posix.O_CREAT | posix.O_NONBLOCK | posix.O_NOCTTY
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK | os.O_NOCTTY
     try:
         return paths.open_resolved(path, flags, 0o640)
     except FileNotFoundError:
         if path.rpartition("/")[0] != ROOT:
             raise
-        posix.mkdir(ROOT, 0o750)
+        os.mkdir(ROOT, 0o750)
         return paths.open_resolved(path, flags, 0o640)

@@ -26,9 +26,9 @@ does not hinder the others.
 
 from __future__ import annotations
 
-import _blake2
 import errno
-import posix
+import hashlib
+import os
 import time
 from typing import TYPE_CHECKING
 
@@ -92,7 +92,7 @@ class HeldLock:
         self.release()
 
     def release(self) -> None:
-        posix.close(self._fd)  # the lock belongs to the open file description and goes with it
+        os.close(self._fd)  # the lock belongs to the open file description and goes with it
 
 
 class Records:
@@ -156,11 +156,11 @@ class Records:
         try:
             locks.lock_byte(fd, offset, seconds)
         except TimeoutError:
-            posix.close(fd)
+            os.close(fd)
             where = f"byte {offset} of {self.directory}/lock is locked; `lslocks` names the process"
             raise TryAgainLater(busy, where) from None
         except OSError as fault:
-            posix.close(fd)
+            os.close(fd)
             raise self._refused("lock", "lock", fault) from None
         return HeldLock(fd)
 
@@ -168,7 +168,7 @@ class Records:
         fd = self.open_file("lock")
         if locks.try_lock_byte(fd, offset):
             return HeldLock(fd)
-        posix.close(fd)
+        os.close(fd)
         return None
 
     def read(self, attachment: Attachment, part: str) -> dict[str, Any] | None:
@@ -215,21 +215,19 @@ class Records:
         path = f"{self.directory}/{what}"
         try:
             if on:
-                posix.close(
-                    posix.open(path, posix.O_WRONLY | posix.O_CREAT | posix.O_CLOEXEC | posix.O_NOFOLLOW, 0o600)
-                )
-                posix.utime(path, (0, 0) if due else None)
+                os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600))
+                os.utime(path, (0, 0) if due else None)
                 if what == PENDING:  # what is pending outlives this boot
                     files.sync_directory(self.directory)
             else:
-                posix.unlink(path)
+                os.unlink(path)
         except OSError:
             pass  # GC goes by the records
 
     def is_reminded(self, seconds: float, what: str = PENDING) -> bool:
         """Whether there is a reminder that is at least so old, or has a time to come."""
         try:
-            age = time.time() - posix.stat(f"{self.directory}/{what}", follow_symlinks=False).st_mtime
+            age = time.time() - os.stat(f"{self.directory}/{what}", follow_symlinks=False).st_mtime
         except OSError:
             return False
         return not 0 <= age < seconds
@@ -248,7 +246,7 @@ class Records:
 
     def _forget(self, name: str) -> None:
         try:
-            posix.unlink(f"{self._folder}/{name}")
+            os.unlink(f"{self._folder}/{name}")
         except FileNotFoundError:
             pass
         except OSError as fault:
@@ -321,7 +319,7 @@ class Records:
     def _names(self, hidden: bool = False) -> list[str]:
         self._examine()
         try:
-            return [n for n in posix.listdir(self._folder) if (n[0] == ".") == hidden and ":" in n]
+            return [n for n in os.listdir(self._folder) if (n[0] == ".") == hidden and ":" in n]
         except FileNotFoundError:
             return []
         except OSError as fault:
@@ -332,7 +330,7 @@ class Records:
         self._examine()
         path = f"{self._folder}/{name}"
         try:
-            data = files.read_regular(path, _RECORD_BYTES, posix.O_NOFOLLOW, private=True)
+            data = files.read_regular(path, _RECORD_BYTES, os.O_NOFOLLOW, private=True)
             if _is_part(data):
                 self.log.warning(f"record {path} was incomplete when the power was lost: removed")
                 self._forget(name)
@@ -354,7 +352,7 @@ class Records:
             reason = "is a symbolic link"
         aside = f"{self._folder}/.damaged.{name}"
         try:
-            posix.rename(path, aside)
+            os.rename(path, aside)
         except FileNotFoundError:
             return None
         except OSError as fault:
@@ -396,7 +394,7 @@ def digest(attachment: Attachment, salt: str, size: int) -> bytes:
 
 
 def _hash(size: int, *texts: str) -> bytes:
-    return _blake2.blake2b("\0".join(texts).encode("utf-8", "surrogateescape"), digest_size=size).digest()
+    return hashlib.blake2b("\0".join(texts).encode("utf-8", "surrogateescape"), digest_size=size).digest()
 
 
 def _offset(*texts: str) -> int:
@@ -414,13 +412,13 @@ def _name(attachment: Attachment, part: str) -> str:
 def _sealed(document: dict[str, Any]) -> bytes:
     """The bytes of the record: JSON, whose last member is the checksum of the bytes before it."""
     data = codec.dumps(document)[:-1].encode()
-    return data + _SEAL % _blake2.blake2b(data, digest_size=16).hexdigest().encode()
+    return data + _SEAL % hashlib.blake2b(data, digest_size=16).hexdigest().encode()
 
 
 def _unsealed(data: bytes) -> dict[str, Any]:
     """The record in `data`; ValueError with the reason when it is damaged."""
     content = data[:-_SEAL_BYTES]
-    if data != content + _SEAL % _blake2.blake2b(content, digest_size=16).hexdigest().encode():
+    if data != content + _SEAL % hashlib.blake2b(content, digest_size=16).hexdigest().encode():
         raise ValueError("its checksum is wrong: it is not as it was written")
     document: dict[str, Any] = codec.loads(data)
     del document["checksum"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import posix
+import os
 import time
 from typing import TYPE_CHECKING
 
@@ -102,7 +102,7 @@ def _features(request: Request, faults: list[Fault]) -> dict[str, Any]:
 
 def _has_rdma() -> bool:
     try:
-        posix.stat(_VERBS_DEVICES)
+        os.stat(_VERBS_DEVICES)
     except OSError:
         return False
     return True

@@ -11,7 +11,7 @@ the link is up (attach.py, detach.py), since it may need the link: dhcp reaches 
 
 from __future__ import annotations
 
-import posix
+import os
 from typing import TYPE_CHECKING
 
 import cni
@@ -123,7 +123,7 @@ def _find(kind: str, directories: list[str]) -> str:
     for directory in directories:
         path = f"{directory}/{kind}"
         try:
-            if posix.stat(path).st_mode & 0o170000 == 0o100000:
+            if os.stat(path).st_mode & 0o170000 == 0o100000:
                 return path
         except OSError:
             continue
@@ -133,11 +133,11 @@ def _find(kind: str, directories: list[str]) -> str:
 
 
 def _is_ours(path: str) -> bool:
-    found = posix.stat(path)
+    found = os.stat(path)
     home = cni.__path__[0].rpartition("/")[0]
     for name in _OURS:
         try:
-            own = posix.stat(f"{home}/{name}")
+            own = os.stat(f"{home}/{name}")
         except OSError:
             continue
         if (own.st_dev, own.st_ino) == (found.st_dev, found.st_ino):

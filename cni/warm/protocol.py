@@ -33,7 +33,7 @@ def parse(packet: bytes) -> Call:
     environ: dict[bytes, bytes] = {}
     for entry in entries:
         name, sign, value = entry.partition(b"=")
-        if sign and name not in environ:  # the first counts, as in posix.environ
+        if sign and name not in environ:  # the first counts, as in os.environb
             environ[name] = value
     return Call(identity.decode("ascii"), plugin.decode("ascii"), int(umask), netns.decode("ascii"), environ)
 

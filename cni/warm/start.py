@@ -7,7 +7,7 @@ wait for a pipe's end), session, signal handlers, directory or other variables. 
 from __future__ import annotations
 
 import fcntl
-import posix
+import os
 import sys
 
 from cni.shared import policy
@@ -28,16 +28,16 @@ def supervisor(script: str, identity: str) -> None:
         if not all(policy.current().warm):
             return
         lock = _lock(identity)
-        if lock < 0 or posix.fork():
+        if lock < 0 or os.fork():
             return
     except (CniError, OSError):
         return
     try:
         _leave_caller(lock)
-        settings = {name: value for name, value in posix.environ.items() if name.startswith(_SETTINGS)}
-        posix.execve(sys.executable, [sys.executable, "-IS", script, identity, str(lock)], settings)
+        settings = {name: value for name, value in os.environb.items() if name.startswith(_SETTINGS)}
+        os.execve(sys.executable, [sys.executable, "-IS", script, identity, str(lock)], settings)  # noqa: S606  # a shell has no part in it
     finally:
-        posix._exit(1)
+        os._exit(1)
 
 
 def _lock(identity: str) -> int:
@@ -49,34 +49,34 @@ def _lock(identity: str) -> int:
     fd = fcntl.fcntl(
         opened, fcntl.F_DUPFD_CLOEXEC, 3
     )  # above stdin, stdout and stderr, which the caller may have closed
-    posix.close(opened)
+    os.close(opened)
     if locks.try_lock_file(fd):
-        status, now = posix.fstat(fd), posix.stat(f"{places.DIRECTORY}/{name}", follow_symlinks=False)
+        status, now = os.fstat(fd), os.stat(f"{places.DIRECTORY}/{name}", follow_symlinks=False)
         if (status.st_dev, status.st_ino) == (now.st_dev, now.st_ino):  # a supervisor removes the file when it ends
             return fd
-    posix.close(fd)
+    os.close(fd)
     return -1
 
 
 def _leave_caller(lock: int) -> None:
     import signal  # 3 ms, for which no call waits
 
-    posix.setsid()
+    os.setsid()
     for reset in (_reset_policy, _reset_niceness, _reset_processors, _reset_score):
         try:
             reset()
         except OSError:
             pass  # a container without the right: the workers go on as their caller
-    posix.chdir("/")
-    posix.umask(0o077)
-    null = posix.open("/dev/null", posix.O_RDWR)
+    os.chdir("/")
+    os.umask(0o077)
+    null = os.open("/dev/null", os.O_RDWR)
     for fd in range(3):
-        posix.dup2(null, fd)
-    posix.set_inheritable(lock, True)
-    for fd in map(int, posix.listdir("/proc/self/fd")):
+        os.dup2(null, fd)
+    os.set_inheritable(lock, True)
+    for fd in map(int, os.listdir("/proc/self/fd")):
         if fd > 2 and fd != lock:
             try:
-                posix.close(fd)
+                os.close(fd)
             except OSError:
                 pass  # the one that listed them
     for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
@@ -88,20 +88,20 @@ def _leave_caller(lock: int) -> None:
 
 
 def _reset_policy() -> None:
-    posix.sched_setscheduler(0, posix.SCHED_OTHER, posix.sched_param(0))
+    os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
 
 
 def _reset_niceness() -> None:
-    posix.setpriority(posix.PRIO_PROCESS, 0, 0)
+    os.setpriority(os.PRIO_PROCESS, 0, 0)
 
 
 def _reset_processors() -> None:
-    posix.sched_setaffinity(0, posix.sched_getaffinity(1))  # those of an administrator, as systemd has them
+    os.sched_setaffinity(0, os.sched_getaffinity(1))  # those of an administrator, as systemd has them
 
 
 def _reset_score() -> None:
-    fd = posix.open("/proc/self/oom_score_adj", posix.O_WRONLY)
+    fd = os.open("/proc/self/oom_score_adj", os.O_WRONLY)
     try:
-        posix.write(fd, b"0")
+        os.write(fd, b"0")
     finally:
-        posix.close(fd)
+        os.close(fd)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
-import posix
+import os
 import resource
 import select
 import signal
@@ -46,7 +46,7 @@ def main(identity: str, lock: int, pack: str, modules: Iterable[str]) -> NoRetur
     """
     prctl = ctypes.CDLL(None).prctl
     prctl(_PR_SET_NAME, b"railcni-warm")
-    posix.set_inheritable(lock, False)
+    os.set_inheritable(lock, False)
     if _raise_limits() and prctl(_PR_GET_SECCOMP, None) <= 0:  # a seccomp filter cannot be removed
         for module in modules:
             __import__(module)
@@ -54,7 +54,7 @@ def main(identity: str, lock: int, pack: str, modules: Iterable[str]) -> NoRetur
 
         ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # initializes OpenSSL here, and not for 5 ms in each worker
         Supervisor(identity, lock, pack, prctl).run()
-    posix._exit(0)
+    os._exit(0)
 
 
 class Supervisor:
@@ -70,9 +70,9 @@ class Supervisor:
         self._idle_seconds, most = policy.current().warm
         self._board = Board(most)
         self._workers: dict[int, tuple[int, float]] = {}  # process -> its slot, and when it was made
-        self._reading, self._poke = posix.pipe()
-        posix.set_blocking(self._reading, False)
-        posix.set_blocking(self._poke, False)
+        self._reading, self._poke = os.pipe()
+        os.set_blocking(self._reading, False)
+        os.set_blocking(self._poke, False)
         self._is_ending = False
         self._early = 0  # successive workers that ended right after their start
 
@@ -137,9 +137,9 @@ class Supervisor:
     def _make(self) -> None:
         slot = self._board.states().index(FREE)
         self._board.set(slot, IDLE)
-        parent = posix.getpid()
+        parent = os.getpid()
         try:
-            process = posix.fork()
+            process = os.fork()
         except OSError as fault:  # out of memory or processes: the other workers continue
             self._board.set(slot, FREE)
             self._board.note(fault=f"no worker can be made: {fault.strerror}")
@@ -151,17 +151,17 @@ class Supervisor:
             self._prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            posix.close(self._reading)
-            posix.close(self._lock)
-            if posix.getppid() == parent:
+            os.close(self._reading)
+            os.close(self._lock)
+            if os.getppid() == parent:
                 Worker(self._listening, self._board, slot, self._identity, self._poke).serve()
         finally:
-            posix._exit(1)
+            os._exit(1)
 
     def _bury(self) -> None:
         """Take note of the workers that have ended."""
         while self._workers:
-            process, status = posix.waitpid(-1, posix.WNOHANG)
+            process, status = os.waitpid(-1, os.WNOHANG)
             if not process:
                 return
             slot, made = self._workers.pop(process)
@@ -180,21 +180,21 @@ class Supervisor:
         self._listening.shutdown(SHUT_RDWR)
         while self._workers:
             try:
-                self._workers.pop(posix.waitpid(-1, 0)[0], None)
+                self._workers.pop(os.waitpid(-1, 0)[0], None)
             except ChildProcessError:
                 break
         self._unlink(places.LOCK)
 
     def _unlink(self, kind: str) -> None:
         try:
-            posix.unlink(self._path + kind)
+            os.unlink(self._path + kind)
         except FileNotFoundError:
             pass
 
 
 def _drain(fd: int) -> None:
     try:
-        while posix.read(fd, 4096):
+        while os.read(fd, 4096):
             pass
     except BlockingIOError:
         pass

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import fcntl
 import gc
-import posix
+import os
 import resource
 import signal
 from socket import (
@@ -57,9 +57,9 @@ class Worker:
         self._slot = slot
         self._identity = identity
         self._poke = poke
-        self._null = posix.open("/dev/null", posix.O_RDWR | posix.O_CLOEXEC)
-        self._own = posix.stat(_OWN).st_ino
-        self._uid = posix.geteuid()
+        self._null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
+        self._own = os.stat(_OWN).st_ino
+        self._uid = os.geteuid()
         self._is_ending = self._is_busy = False
         self._files = _open_files() + 1  # while a call is served, its connection is open
 
@@ -85,11 +85,11 @@ class Worker:
             self._is_busy = False
             if served % _COLLECT == 0:
                 gc.collect()
-        posix._exit(0)
+        os._exit(0)
 
     def _end(self, number: int, frame: object) -> None:
         if not self._is_busy:
-            posix._exit(0)
+            os._exit(0)
         self._is_ending = True
 
     def _accepted(self, connection: socket) -> bool:
@@ -126,33 +126,33 @@ class Worker:
 
     def _ask_for_more(self) -> None:
         try:
-            posix.write(self._poke, b"w")
+            os.write(self._poke, b"w")
         except BlockingIOError:
             pass  # the supervisor has enough to read
 
     def _call(self, connection: socket, call: protocol.Call, fds: list[int]) -> bool:
         stdin, directory, stderr = fds
-        posix.fchdir(directory)
+        os.fchdir(directory)
         netns = _seen(call.environ.get(b"CNI_NETNS", b""))
         if call.netns != netns or not _dies_with(connection):
-            posix.chdir("/")
+            os.chdir("/")
             connection.send(protocol.OTHER_NETNS)
             return True
         verb, container = (call.environ.get(name, b"") for name in (b"CNI_COMMAND", b"CNI_CONTAINERID"))
         self._board.set(self._slot, BUSY, 0, b"%s %s %s" % (call.plugin.encode(), verb, container))
-        posix.umask(call.umask)
-        posix.environ.clear()
-        posix.environ.update(call.environ)
-        posix.unsetenv(b"PATH")
+        os.umask(call.umask)
+        os.environb.clear()
+        os.environb.update(call.environ)
+        os.unsetenv(b"PATH")
         if b"PATH" in call.environ:
-            posix.putenv(b"PATH", call.environ[b"PATH"])  # for posix_spawnp; no PATH differs from an empty one
+            os.putenv(b"PATH", call.environ[b"PATH"])  # for posix_spawnp; no PATH differs from an empty one
         policy.forget()
         node.forget()
-        posix.dup2(stderr, 2)
-        reply, status = run.serve(call.plugin, posix.pread(stdin, posix.fstat(stdin).st_size, 0))
+        os.dup2(stderr, 2)
+        reply, status = run.serve(call.plugin, os.pread(stdin, os.fstat(stdin).st_size, 0))
         whereabouts.end_call()
-        posix.dup2(self._null, 2)
-        posix.chdir("/")
+        os.dup2(self._null, 2)
+        os.chdir("/")
         _close(fds)  # before the reply: a runtime may wait for the end of its pipes
         fcntl.fcntl(connection.fileno(), fcntl.F_SETFL, 0)  # the launcher may end from here on
         self._board.set(self._slot, BUSY, 1)
@@ -164,14 +164,14 @@ class Worker:
         """Whether the call has left nothing in this process."""
         return (
             _open_files() <= self._files + whereabouts.open_files()
-            and posix.stat(_OWN).st_ino == self._own
+            and os.stat(_OWN).st_ino == self._own
             and resource.getrusage(resource.RUSAGE_SELF).ru_maxrss < _MOST_KIB
         )
 
     def _tell(self, connection: socket, asked: str) -> bool:
-        supervisor = posix.getppid()
+        supervisor = os.getppid()
         if asked == protocol.STOP:
-            posix.kill(supervisor, signal.SIGTERM)
+            os.kill(supervisor, signal.SIGTERM)
         began, fault = self._board.head
         states = self._board.states()
         document = {
@@ -188,29 +188,29 @@ class Worker:
 
 
 def _open_files() -> int:
-    return len(posix.listdir("/proc/self/fd"))
+    return len(os.listdir("/proc/self/fd"))
 
 
 def _close(fds: list[int]) -> None:
     while fds:
-        posix.close(fds.pop())
+        os.close(fds.pop())
 
 
 def _seen(path: bytes) -> str:
     """The `netns` of protocol.Call, as this process sees the path."""
     try:
-        status = posix.stat(path)
+        status = os.stat(path)
     except (OSError, ValueError):
         return ""
-    return f"{posix.minor(status.st_dev)}:{status.st_ino}"
+    return f"{os.minor(status.st_dev)}:{status.st_ino}"
 
 
 def _dies_with(connection: socket) -> bool:
     """Let the kernel kill this process when the launcher ends; False when the launcher has ended already."""
     fd = connection.fileno()
-    fcntl.fcntl(fd, fcntl.F_SETOWN, posix.getpid())
+    fcntl.fcntl(fd, fcntl.F_SETOWN, os.getpid())
     fcntl.fcntl(fd, fcntl.F_SETSIG, signal.SIGKILL)
-    fcntl.fcntl(fd, fcntl.F_SETFL, posix.O_ASYNC)
+    fcntl.fcntl(fd, fcntl.F_SETFL, os.O_ASYNC)
     try:
         return connection.recv(1, MSG_PEEK | MSG_DONTWAIT) != b""
     except BlockingIOError:

@@ -9,7 +9,7 @@ Processes and nodes may share a store. Only speed depends on sessions: across no
 
 from __future__ import annotations
 
-import posix
+import os
 import time
 from typing import TYPE_CHECKING
 
@@ -66,7 +66,7 @@ class Pauses:
             self._pause = min(max(self._pause, (now - self._since) / 2), self._longest)
         if left < self._pause + more:
             return False
-        time.sleep(more + self._pause * min(1.0, left / self._seconds) * (0.5 + posix.urandom(1)[0] / 256))
+        time.sleep(more + self._pause * min(1.0, left / self._seconds) * (0.5 + os.urandom(1)[0] / 256))
         self._pause = min(2 * self._pause, self._longest) or _SECOND_PAUSE
         self._since = time.monotonic()
         return True

@@ -116,7 +116,7 @@ LIMITS: dict[Operation, Limit | _Both] = {
     Operation(AS_CONTAINERD, "ADD"): Limit(1.05, _above_row_without, "", "of ADD / Go of the row without"),
     Operation(POOL, "CHECK"): Limit(0.5, _to_go(Operation(POOL, "CHECK"))),
     Operation(POOL, "DEL"): Limit(0.5, _to_go(Operation(POOL, "DEL"))),
-    Operation(POOL_COLD, "ADD"): Limit(2.5, _to_go(Operation(POOL_COLD, "ADD"))),
+    Operation(POOL_COLD, "ADD"): Limit(5.0, _to_go(Operation(POOL_COLD, "ADD"))),
     Operation(AT_ONCE, "ADD"): Limit(0.7, _to_go(Operation(AT_ONCE, "ADD"))),
     Operation(HOST_DEVICE, "ADD"): _Both(
         Limit(1.0, _to_go(Operation(HOST_DEVICE, "ADD"))), Limit(8, _above_move, " ms", "above the bare move")

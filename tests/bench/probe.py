@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import builtins
 import marshal
-import posix
+import os
 import sys
 from _thread import get_ident
 from time import perf_counter
@@ -165,18 +165,18 @@ def imports_timed(importer: Callable[..., Any], clock: Clock) -> Callable[..., A
 
 def main(launcher: str, first: float) -> None:
     """Run the launcher; `first` is when this process began to run Python."""
-    leave_process = posix._exit
+    leave_process = os._exit
 
     def report(status: int) -> NoReturn:
         clock.enter(REST)  # accounts for the last phase
         found = {"first": first, "ready": ready, "end": perf_counter(), **clock.spent}
-        posix.write(FD, "".join(f"{phase} {seconds!r}\n" for phase, seconds in found.items()).encode())
+        os.write(FD, "".join(f"{phase} {seconds!r}\n" for phase, seconds in found.items()).encode())
         leave_process(status)
 
     with open(launcher, "rb") as source:
         text = source.read()
     code = marshal.loads(text[_PYC_HEAD:]) if launcher.endswith(".pyc") else compile(text, launcher, "exec")
-    posix._exit = report
+    os._exit = report
     sys.argv = [launcher]
     clock = Clock()
     ready = perf_counter()

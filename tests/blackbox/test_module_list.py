@@ -1,13 +1,13 @@
 """The modules that no call of a plugin may load: every pod pays for each of them. `make bench` shows how much.
 
-Two rules hold for every verb: of the standard library only modules written in C, and of these none that is in COSTLY.
-Then each verb of each plugin leaves unloaded the parts of this project that other verbs need.
+No verb loads a third-party library, or a module of the standard library that is in COSTLY. Then each verb of each plugin
+leaves unloaded the parts of this project that other verbs need.
 """
 
 from __future__ import annotations
 
 import json
-import os
+import sys
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
@@ -16,12 +16,15 @@ import pytest
 
 from tests.node import Node, Pod
 
-START = {"cni", "cni.run", "gc"}  # VERSION is answered before anything is imported
+# Modules that a bare interpreter has not loaded, before a call imports anything: VERSION needs no more.
+START = {"cni", "cni.run", "gc", "importlib", "importlib._bootstrap", "importlib._bootstrap_external", "importlib.machinery", "warnings"}  # fmt: skip
 
-# Modules written in C that cost a call some milliseconds, or that load others.
-COSTLY = {"_ssl", "_hashlib", "_datetime", "_decimal", "_pickle", "_queue", "_asyncio", "_multiprocessing"}
-if hasattr(os, "setns"):
-    COSTLY |= {"_ctypes"}  # before Python 3.12 it is the only way to setns
+# Modules that cost a call some milliseconds, or that load others. Stores on a server need some, and name them.
+COSTLY = {
+    "argparse", "asyncio", "concurrent", "dataclasses", "decimal", "email", "http", "inspect", "ipaddress", "logging",
+    "multiprocessing", "pathlib", "pickle", "queue", "random", "secrets", "shutil", "ssl", "subprocess", "tempfile",
+    "typing", "urllib", "uuid",
+}  # fmt: skip
 
 SHARED_STORES = (
     "ipam.stores.addresslease*",
@@ -30,9 +33,9 @@ SHARED_STORES = (
     "ipam.stores.ippool*",
     "ipam.stores.apiserver*",
 )
-FILE_STORE = ("_sqlite3", "ipam.stores.file")
+FILE_STORE = ("sqlite3", "ipam.stores.file")
 LINKS = (
-    "_ctypes",
+    "ctypes",
     "cni.shared.kernel.links",
     "cni.shared.kernel.netlink",
     "cni.verbs",
@@ -116,13 +119,13 @@ def test_the_rules_name_modules_that_exist() -> None:
     files = [path.relative_to(root).with_suffix("") for top in ("cni", "ipam") for path in (root / top).rglob("*.py")]
     modules = dict.fromkeys((".".join(file.parts).removesuffix(".__init__") for file in files), False)
     rules = (*UNLOADED_BY_PLUGIN.values(), *UNLOADED_BY_VERB.values(), SHARED_STORES, FILE_STORE, RESTORE)
-    names = {name for rule in rules for name in rule if not name.startswith("_")}
+    names = {name for rule in rules for name in rule if name.startswith(("cni", "ipam"))}
     assert [name for name in names if not of(modules, (name,))] == []
 
 
 def costly(found: dict[str, bool]) -> list[str]:
-    """Those of the modules `found` that no call may load: {name: whether it is of the standard library and in Python}."""
-    return sorted(name for name, is_python in found.items() if is_python or name in COSTLY)
+    """Those of the modules `found` that no call may load."""
+    return sorted(name for name, is_foreign in found.items() if is_foreign or name.partition(".")[0] in COSTLY)
 
 
 def of(found: dict[str, bool], names: tuple[str, ...]) -> list[str]:
@@ -131,8 +134,8 @@ def of(found: dict[str, bool], names: tuple[str, ...]) -> list[str]:
 
 
 def loaded(node: Node, launcher: Path, verb: str, config: dict[str, Any], pod: Pod) -> dict[str, bool]:
-    """The modules that `launcher` imports in a call that succeeds, beyond those of a bare interpreter, and of each
-    whether it is one of the standard library that is written in Python."""
+    """The modules that `launcher` imports in a call that succeeds, beyond those of a bare interpreter, and of each whether
+    it is neither of the standard library nor of this project."""
     script = launcher.parent.parent / "libexec" / launcher.name  # what a cold call runs
     interpreter = script.read_text().partition("\n")[0].removeprefix("#!").split()
     environ = {
@@ -145,24 +148,21 @@ def loaded(node: Node, launcher: Path, verb: str, config: dict[str, Any], pod: P
 
     done = node.run([*interpreter, "-c", _LISTING, str(script)], env=environ, stdin=json.dumps(config).encode())
     assert done.returncode == 0, done.stdout
-    lines = done.stderr.decode().rpartition("modules: ")[2].split()
-    return {name: origin == "python" for name, _, origin in (line.partition("=") for line in lines)}
+    names = done.stderr.decode().rpartition("modules: ")[2].split()
+    known = {*sys.stdlib_module_names, "cni", "ipam"}
+    return {name: name.partition(".")[0] not in known for name in names}
 
 
 _LISTING = """
-import posix, sys
+import os, sys
 
-bare, leave = set(sys.modules), posix._exit
-
-def origin(name):
-    found = getattr(getattr(sys.modules[name], "__spec__", None), "origin", None) or ""
-    return "python" if found == "frozen" or found.endswith(".py") else "c"
+bare, leave = set(sys.modules), os._exit
 
 def listed(status):
-    names = " ".join(f"{name}={origin(name)}" for name in set(sys.modules) - bare)
-    posix.write(2, ("modules: " + names).encode())
+    names = " ".join(set(sys.modules) - bare)
+    os.write(2, ("modules: " + names).encode())
     leave(status)
 
-posix._exit, __file__ = listed, sys.argv[1]
+os._exit, __file__ = listed, sys.argv[1]
 exec(open(__file__).read())
 """

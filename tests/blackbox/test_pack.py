@@ -65,13 +65,13 @@ def test_an_index_that_the_launchers_would_not_read_whole_is_refused(
 
 
 def test_the_launchers_read_as_much_as_the_pack_says() -> None:
-    assert f"posix.pread(pack, {pack.HEAD}, 0)" in (ROOT / "bin" / "launcher.in").read_text()
+    assert f"os.pread(pack, {pack.HEAD}, 0)" in (ROOT / "bin" / "launcher.in").read_text()
 
 
 def test_the_launcher_and_the_modules_find_the_digest_where_the_pack_has_it() -> None:
     place, size = pack.HEAD - pack.DIGEST, pack.DIGEST
     assert f"DIGEST_AT = {pack.HEAD} - {size}, DIGEST_SIZE = {size}," in (ROOT / "cni/warm/launcher.c").read_text()
-    assert f"posix.pread(pack, {size}, {place})" in (ROOT / "cni/compiled/packed.py").read_text()
+    assert f"os.pread(pack, {size}, {place})" in (ROOT / "cni/compiled/packed.py").read_text()
     data = pack.pack(str(ROOT))
     assert data[place : place + size].strip(b"0123456789abcdef") == b""
     assert data[place - 1 : place] == b"\0"
@@ -91,9 +91,9 @@ def test_a_submodule_that_its_package_imports_is_loaded_once(executables: Path) 
     interpreter = (executables.parent / "libexec/macvlan").read_text().partition(" ")[0].removeprefix("#!")
     (modules,) = executables.glob("modules.*")
     lines = (
-        "import marshal, posix, sys",
-        "pack = posix.open(sys.argv[1], 0)",
-        f"code, index = marshal.loads(posix.pread(pack, {pack.HEAD}, 0))",
+        "import marshal, os, sys",
+        "pack = os.open(sys.argv[1], 0)",
+        f"code, index = marshal.loads(os.pread(pack, {pack.HEAD}, 0))",
         "exec(code, {'root': sys.argv[2], 'pack': pack, 'index': index})",
         "from ipam.stores.apiserver.faults import Conflict",
         "from ipam.stores import apiserver",

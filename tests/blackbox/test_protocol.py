@@ -153,7 +153,7 @@ def test_it_runs_from_any_directory_under_any_name(
     (tmp_path / "down" / "up").symlink_to("../chain")
     (tmp_path / "cni").mkdir()  # whose names must not be taken for ours
     (tmp_path / "cni" / "__init__.py").write_text("raise SystemExit(9)")
-    (tmp_path / "posix.py").write_text("raise SystemExit(9)")
+    (tmp_path / "json.py").write_text("raise SystemExit(9)")
     verbs = ("STATUS", "ADD", "DEL") if plugin in ATTACHING else ("DEL",)
     for path in (target, tmp_path / "direct", tmp_path / "chain", tmp_path / "down" / "up"):
         for verb in verbs:

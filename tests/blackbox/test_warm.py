@@ -1228,7 +1228,9 @@ def test_without_a_compiler_all_calls_are_cold(node: Node, pod: Pod, tmp_path: P
         shutil.copytree(ROOT / part, tmp_path / part, symlinks=True, ignore=ignored)
     shutil.copy(ROOT / "Makefile", tmp_path)
     made = subprocess.run(["make", "-s", "plugins", "CC=/no/cc"], cwd=tmp_path, capture_output=True, text=True)
-    assert made.returncode == 0 and "no native launcher" in made.stderr and "each call starts Python" in made.stderr, made
+    assert made.returncode == 0 and "no native launcher" in made.stderr and "each call starts Python" in made.stderr, (
+        made
+    )
     before = warm.served(node)
     for verb in ("ADD", "DEL"):
         node.cni(tmp_path / "bin/macvlan", verb, network(), netns=pod, path=[tmp_path / "bin"]).succeeded()

@@ -31,7 +31,7 @@ _CLAIM = "".join(f"\\x{octet:02x}" for octet in b"/void/")  # as strace -xx writ
 REMINDER = "cni/railcni/pending"
 
 UNSYNCED = {
-    "a record": Edit("cni/shared/kernel/files.py", r"posix\.fsync\(fd\)(\n {8}finally)", r"pass\1"),
+    "a record": Edit("cni/shared/kernel/files.py", r"os\.fsync\(fd\)(\n {8}finally)", r"pass\1"),
     "the name of a record": Edit(
         "cni/shared/kernel/files.py", r"( {4}if durable:\n {8})sync_directory\(directory\)", r"\1pass"
     ),

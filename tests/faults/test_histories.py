@@ -25,7 +25,7 @@ ANSWERED_BEFORE_GONE: Sequence[Edit] = [  # a process that stays behind removes 
     Edit(
         "cni/verbs/detach.py",
         r"( {16})_remove\(plugin, planned, host, sandbox\.rtnl, log, until\)\n {4}except Unrestored",
-        r"\1p = __import__('posix')\n"
+        r"\1p = __import__('os')\n"
         r"\1if p.fork():\n\1    return faults\n"
         r"\1p.close(1)\n"
         r"\1__import__('time').sleep(0.3)\n"

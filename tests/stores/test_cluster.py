@@ -103,7 +103,7 @@ def test_in_a_pod_the_service_account_is_used_and_its_namespace(
         (tmp_path / name).write_text(text)
     monkeypatch.setattr(kubeconfig, "SERVICE_ACCOUNT", str(tmp_path))
     environ = {b"KUBERNETES_SERVICE_HOST": b"127.0.0.1", b"KUBERNETES_SERVICE_PORT": str(server.port).encode()}
-    monkeypatch.setattr(apiserver.posix, "environ", environ)
+    monkeypatch.setattr(apiserver.os, "environb", environ)
     one = connect()
     assert one.api.access.namespace == "networks"
     assert works(one)

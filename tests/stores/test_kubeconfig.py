@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
-import posix
+import os
 import signal
 import ssl
 import subprocess
@@ -306,7 +306,7 @@ def test_an_exec_helper_of_a_call_gets_no_variables_of_the_runtime_that_may_be_s
     tmp_path: Path, start: Start, monkeypatch: pytest.MonkeyPatch, caller: str, passed: str
 ) -> None:
     environ = {b"HOME": b"/root", b"SECRET": b"s3cret ", **({b"CNI_COMMAND": b"ADD"} if caller == "a runtime" else {})}
-    monkeypatch.setattr(posix, "environ", environ)
+    monkeypatch.setattr(os, "environb", environ)
     server = start(tls=False)
     server.tokens = {passed.replace(" ", "-")}
     prints = """printf '{"status": {"token": "%s"}}' "$(echo "$HOME $SECRET$OWN" | tr ' ' -)" """
@@ -336,7 +336,7 @@ def test_a_server_that_does_not_speak_tls_is_said_so(tmp_path: Path, start: Star
     server = start(tls=False)
     server.url = server.url.replace("http:", "https:")
     with pytest.raises(CniError, match=r"http://|TLS"):
-        works(api(tmp_path, server, seconds=0.5))
+        works(api(tmp_path, server, seconds=5))
 
 
 def test_nobody_at_the_address_is_unreachable_and_named(tmp_path: Path, start: Start) -> None:

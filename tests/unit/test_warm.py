@@ -29,7 +29,7 @@ def test_the_launcher_and_python_agree_on_what_both_have() -> None:
 def test_a_request_is_what_the_process_would_have_had() -> None:
     call = protocol.parse(b"id-1\0macvlan\x0018\x004:99\0A=1\0EMPTY=\0no sign\0A=2\0B=x=y")
     assert (call.identity, call.plugin, call.umask, call.netns) == ("id-1", "macvlan", 18, "4:99")
-    assert call.environ == {b"A": b"1", b"EMPTY": b"", b"B": b"x=y"}  # the first counts, as in posix.environ
+    assert call.environ == {b"A": b"1", b"EMPTY": b"", b"B": b"x=y"}  # the first counts, as in os.environb
 
 
 @pytest.mark.parametrize("packet", [b"", b"x", b"a\0b\0c\0d\0", b"\xff\0b\x001\0d", b"a\0b"])

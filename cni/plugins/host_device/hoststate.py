@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import errno
 import time
-from _socket import AF_INET, AF_INET6
+from socket import AF_INET, AF_INET6
 from typing import TYPE_CHECKING
 
 from cni.plugins.host_device import devices
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 _AUTOMATIC = (routes.KERNEL_PROTOCOL, routes.RA_PROTOCOL)
 _OF_THE_KERNEL = ("01:00:5e:00:00:01", "33:33:00:00:00:01", "33:33:00:00:00:02", "33:33:00:00:00:6a", "33:33:ff:")
 _SHOWN = 4
-_FAMILIES = {AF_INET: "ipv4", AF_INET6: "ipv6"}
+_FAMILIES: dict[int, str] = {AF_INET: "ipv4", AF_INET6: "ipv6"}
 _STABLE = "net/ipv6/conf/{}/stable_secret"
 UNLISTED = {  # parameters that rtnetlink does not show, with the default of the kernel
     "net/ipv6/conf/{}/regen_min_advance": "2",

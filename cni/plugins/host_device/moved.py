@@ -12,7 +12,7 @@ the pod, and destroys a virtual one).
 from __future__ import annotations
 
 import errno
-import posix
+import os
 from typing import TYPE_CHECKING
 
 from cni.plugins.host_device import devices
@@ -395,7 +395,7 @@ def _move_back(planned: Plan, link: Link, host: Rtnl, inside: Rtnl) -> None:
             str(fault),
         ) from None
     finally:
-        posix.close(home)
+        os.close(home)
 
 
 def _name_again(link: Link, name: str, inside: Rtnl) -> None:

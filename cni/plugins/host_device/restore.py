@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import errno
 import time
-from _socket import AF_INET
+from socket import AF_INET
 from typing import TYPE_CHECKING
 
 from cni.shared.kernel import addresses, link_sysctls, raw_state, routes

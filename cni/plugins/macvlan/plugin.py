@@ -7,7 +7,7 @@ kernel's refusals.
 from __future__ import annotations
 
 import errno
-import posix
+import os
 from typing import TYPE_CHECKING
 
 from cni.plugins.base import DeviceClaim, keep_log
@@ -94,7 +94,7 @@ def _of_host(master: Link, in_sandbox: bool, host: Rtnl, inside: Rtnl) -> Link |
     try:
         return host.link(index=master.lower_index) if inside.netns_id(home) == master.lower_netnsid else None
     finally:
-        posix.close(home)
+        os.close(home)
 
 
 def _permit(device: Link) -> None:

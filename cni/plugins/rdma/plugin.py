@@ -16,7 +16,7 @@ Sources: k8snetworkplumbingwg/rdma-cni for keys and the cache that is read; rdma
 
 from __future__ import annotations
 
-import posix
+import os
 import time
 from errno import ENODEV, EOPNOTSUPP, EPROTONOSUPPORT
 from typing import TYPE_CHECKING
@@ -318,7 +318,7 @@ def _give_back_unrecorded(request: Request, log: Log) -> None:
         with sandbox:
             _bring_back(name, 0, sandbox, log)
     try:
-        posix.unlink(path)
+        os.unlink(path)
     except FileNotFoundError:
         pass
     except OSError as fault:
@@ -328,7 +328,7 @@ def _give_back_unrecorded(request: Request, log: Log) -> None:
 def _cached_name(path: str) -> str:
     """The name of the verbs device that Go's plugin has moved, "" without its file `path`; IoFailure when that cannot be read."""
     try:
-        document = codec.loads_foreign(files.read_regular(path, _MOST_BYTES, posix.O_NOFOLLOW, private=True))
+        document = codec.loads_foreign(files.read_regular(path, _MOST_BYTES, os.O_NOFOLLOW, private=True))
         name = member(document, "containerRdmaDevName") if isinstance(document, dict) else None
         if not isinstance(name, str) or not name:
             raise ValueError("it has no containerRdmaDevName")

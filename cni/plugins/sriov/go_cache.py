@@ -9,7 +9,7 @@ Source: pkg/config, pkg/types and pkg/utils/pci_allocator.go of k8snetworkplumbi
 
 from __future__ import annotations
 
-import posix
+import os
 from typing import TYPE_CHECKING
 
 from cni.plugins.host_device.devices import Plan
@@ -116,7 +116,7 @@ def forget(names: Sequence[str], sandbox: str) -> None:
         try:
             if name.startswith("pci/") and _content(name).decode("utf-8", "surrogateescape") != sandbox:
                 continue
-            posix.unlink(f"{DIRECTORY}/{name}")
+            os.unlink(f"{DIRECTORY}/{name}")
         except FileNotFoundError:
             pass
         except OSError as fault:
@@ -124,7 +124,7 @@ def forget(names: Sequence[str], sandbox: str) -> None:
 
 
 def _content(name: str) -> bytes:
-    return files.read_regular(f"{DIRECTORY}/{name}", _MOST_BYTES, posix.O_NOFOLLOW, private=True)
+    return files.read_regular(f"{DIRECTORY}/{name}", _MOST_BYTES, os.O_NOFOLLOW, private=True)
 
 
 def _unreadable(name: str, words: str) -> IoFailure:

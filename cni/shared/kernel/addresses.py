@@ -6,9 +6,9 @@ ValueError for a text that is no address.
 
 from __future__ import annotations
 
-from _socket import AF_INET, AF_INET6, inet_ntop
-from _struct import Struct
 from errno import EADDRNOTAVAIL
+from socket import AF_INET, AF_INET6, inet_ntop
+from struct import Struct
 
 from cni.shared.kernel.netlink import (
     CREATE,

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import _signal  # type: ignore[import-not-found]  # typeshed has only `signal`, which costs an exec 3 ms
-import posix
+import os
 import select
+import signal
 from time import monotonic
 from typing import TYPE_CHECKING
 
@@ -44,36 +44,36 @@ def run(
     At the `deadline` (time.monotonic), or when it has written a MiB, it is killed with its process group: TimeoutError.
     OSError when it cannot be run.
     """
-    held = posix.memfd_create("stdin", posix.MFD_CLOEXEC)  # a pipe could fill while the program writes its answer
+    held = os.memfd_create("stdin", os.MFD_CLOEXEC)  # a pipe could fill while the program writes its answer
     while stdin:
-        stdin = stdin[posix.write(held, stdin) :]
-    posix.lseek(held, 0, 0)
-    reading, writing = posix.pipe()
-    actions = [(posix.POSIX_SPAWN_DUP2, held, 0), (posix.POSIX_SPAWN_DUP2, writing, 1)]
+        stdin = stdin[os.write(held, stdin) :]
+    os.lseek(held, 0, 0)
+    reading, writing = os.pipe()
+    actions = [(os.POSIX_SPAWN_DUP2, held, 0), (os.POSIX_SPAWN_DUP2, writing, 1)]
     own_group: dict[str, Any] = {} if deadline is None else {"setpgroup": 0}
     _keep_status()
     try:
-        pid = posix.posix_spawnp(argv[0], argv, environ, file_actions=actions, **own_group)
+        pid = os.posix_spawnp(argv[0], argv, environ, file_actions=actions, **own_group)
     except OSError:
-        posix.close(reading)
+        os.close(reading)
         raise
     finally:
-        posix.close(writing)
-        posix.close(held)
+        os.close(writing)
+        os.close(held)
     output = None
     try:
         output = _read(reading, deadline)
     except TimeoutError:
         try:
-            posix.kill(-pid, _signal.SIGKILL)
+            os.kill(-pid, signal.SIGKILL)
         except ProcessLookupError:
             pass  # it has just ended
     finally:
-        posix.close(reading)
-    status = posix.waitpid(pid, 0)[1]
+        os.close(reading)
+    status = os.waitpid(pid, 0)[1]
     if output is None:
         raise TimeoutError
-    return output, posix.waitstatus_to_exitcode(status)
+    return output, os.waitstatus_to_exitcode(status)
 
 
 def _read(fd: int, deadline: float | None) -> bytes:
@@ -86,7 +86,7 @@ def _read(fd: int, deadline: float | None) -> bytes:
             wait = deadline - monotonic()
             if wait <= 0 or len(output) > _MOST_BYTES or not poll.poll(wait * 1000):
                 raise TimeoutError
-        part = posix.read(fd, 1 << 16)
+        part = os.read(fd, 1 << 16)
         if not part:
             return output
         output += part
@@ -100,7 +100,7 @@ def _keep_status() -> None:
     no signals: nothing happens there, since such a thread belongs to a program that has set its own.
     """
     try:
-        if _signal.getsignal(_signal.SIGCHLD) == _signal.SIG_IGN:
-            _signal.signal(_signal.SIGCHLD, _signal.SIG_DFL)
+        if signal.getsignal(signal.SIGCHLD) == signal.SIG_IGN:
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     except ValueError:
         pass

@@ -11,7 +11,7 @@ NotPrivate is raised for a file that users other than root and this one can writ
 
 from __future__ import annotations
 
-import posix
+import os
 from errno import ELOOP
 
 _CHUNK = 1 << 16
@@ -28,22 +28,22 @@ def write_whole(directory: str, name: str, data: bytes, durable: bool = False, m
     `durable`: on return both content and name are on the disk. POSIX promises this for two fsyncs, and not for fewer.
     """
     temporary = f"{directory}/{temporary_of(name)}"
-    flags = posix.O_WRONLY | posix.O_CREAT | posix.O_EXCL | posix.O_NOFOLLOW | posix.O_CLOEXEC
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
-        fd = posix.open(temporary, flags, mode)
+        fd = os.open(temporary, flags, mode)
     except FileExistsError:  # its writer was killed
-        posix.unlink(temporary)
-        fd = posix.open(temporary, flags, mode)
+        os.unlink(temporary)
+        fd = os.open(temporary, flags, mode)
     try:
         try:
             _write_all(fd, data)
             if durable:
-                posix.fsync(fd)
+                os.fsync(fd)
         finally:
-            posix.close(fd)
-        posix.rename(temporary, f"{directory}/{name}")
+            os.close(fd)
+        os.rename(temporary, f"{directory}/{name}")
     except BaseException:
-        posix.unlink(temporary)
+        os.unlink(temporary)
         raise
     if durable:
         sync_directory(directory)
@@ -65,20 +65,20 @@ def temporary_of(name: str) -> str:
 
 def read_whole(path: str) -> bytes:
     """The content of the file at `path`."""
-    fd = posix.open(path, posix.O_RDONLY | posix.O_CLOEXEC)
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         parts = []
-        while part := posix.read(fd, _CHUNK):
+        while part := os.read(fd, _CHUNK):
             parts.append(part)
         return b"".join(parts)
     finally:
-        posix.close(fd)
+        os.close(fd)
 
 
 def target_of(link: str) -> str:
     """Where the symbolic link leads; "" when it cannot be read, or has gone meanwhile."""
     try:
-        return posix.readlink(link)
+        return os.readlink(link)
     except OSError:
         return ""
 
@@ -86,7 +86,7 @@ def target_of(link: str) -> str:
 def names_in(directory: str) -> list[str]:
     """The names in a directory; none when it cannot be read, or has gone meanwhile."""
     try:
-        return posix.listdir(directory)
+        return os.listdir(directory)
     except OSError:
         return []
 
@@ -94,7 +94,7 @@ def names_in(directory: str) -> list[str]:
 def mark(path: str, links: bool = False) -> tuple[int, ...]:
     """What differs when another file is at `path`, or its content is another; () for none. `links` are followed if so."""
     try:
-        status = posix.stat(path, follow_symlinks=links)
+        status = os.stat(path, follow_symlinks=links)
     except OSError:
         return ()
     return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
@@ -105,33 +105,33 @@ def read_regular(path: str, most: int, flags: int = 0, private: bool = False) ->
 
     ValueError when it is no regular file or larger than `most` bytes; NotPrivate when it is to be `private` and is not.
     """
-    fd = posix.open(path, posix.O_RDONLY | posix.O_CLOEXEC | posix.O_NONBLOCK | posix.O_NOCTTY | flags)
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY | flags)
     try:
-        status = posix.fstat(fd)
+        status = os.fstat(fd)
         if not is_regular(status):
             raise ValueError("is no regular file")
         if private:
             check_private(status)
         parts, left = [], most
-        while left >= 0 and (part := posix.read(fd, _CHUNK)):
+        while left >= 0 and (part := os.read(fd, _CHUNK)):
             parts.append(part)
             left -= len(part)
         if left < 0:
             raise ValueError(f"is larger than {most} bytes")
         return b"".join(parts)
     finally:
-        posix.close(fd)
+        os.close(fd)
 
 
-def is_regular(status: posix.stat_result) -> bool:
+def is_regular(status: os.stat_result) -> bool:
     """Whether the file with this `status` is a regular one."""
     return status.st_mode & _FILE_TYPE == _REGULAR
 
 
-def check_private(status: posix.stat_result) -> None:
+def check_private(status: os.stat_result) -> None:
     """Raise NotPrivate when users other than root and this one can write the file or directory that has this `status`."""
     mode = status.st_mode
-    if status.st_uid in (0, posix.geteuid()) and not mode & _OTHERS_WRITE:
+    if status.st_uid in (0, os.geteuid()) and not mode & _OTHERS_WRITE:
         return
     wanted = "700" if mode & _FILE_TYPE == _DIRECTORY else "600"
     raise NotPrivate(
@@ -141,7 +141,7 @@ def check_private(status: posix.stat_result) -> None:
     )
 
 
-def check_private_file(status: posix.stat_result) -> None:
+def check_private_file(status: os.stat_result) -> None:
     """Raise NotPrivate unless `status` is that of a regular file that other users cannot write."""
     if not is_regular(status):
         raise NotPrivate(1, "it is no regular file; see who put it there, and remove it")
@@ -153,7 +153,7 @@ def check_private_directory(path: str, links: bool = False) -> None:
 
     With `links` it may be a symbolic link to one. FileNotFoundError when there is nothing.
     """
-    status = posix.stat(path, follow_symlinks=links)
+    status = os.stat(path, follow_symlinks=links)
     if status.st_mode & _FILE_TYPE != _DIRECTORY:
         raise NotPrivate(1, "it is no directory; see who put it there, and remove it")
     check_private(status)
@@ -167,7 +167,7 @@ def remove(directory: str, name: str) -> bool:
 
 def _unlink(path: str) -> bool:
     try:
-        posix.unlink(path)
+        os.unlink(path)
     except FileNotFoundError:
         return False
     return True
@@ -177,10 +177,10 @@ def make_private_directory(path: str, has_parent: bool = False) -> None:
     """Make the directory `path` and its missing parents; new directories have mode 0700 and are durable."""
     parent = path.rstrip("/").rpartition("/")[0]
     try:
-        posix.mkdir(path, 0o700)
+        os.mkdir(path, 0o700)
         sync_directory(parent or "/")  # else a power loss may take the directory, with all that is synced in it
     except FileExistsError:
-        if posix.stat(path).st_mode & _FILE_TYPE != _DIRECTORY:
+        if os.stat(path).st_mode & _FILE_TYPE != _DIRECTORY:
             raise NotADirectoryError(20, "Not a directory", path) from None
     except FileNotFoundError:
         if has_parent or not parent:  # /proc answers so for ever: no directory can be made there
@@ -199,13 +199,13 @@ def take_directory(path: str) -> None:
     except NotPrivate:
         fd = -1
         try:
-            fd = posix.open(path, posix.O_RDONLY | posix.O_DIRECTORY | posix.O_NOFOLLOW | posix.O_CLOEXEC)
-            posix.fchmod(fd, 0o700)
+            fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            os.fchmod(fd, 0o700)
         except OSError:
             pass  # the check below says what is wrong
         finally:
             if fd >= 0:
-                posix.close(fd)
+                os.close(fd)
         check_private_directory(path)
 
 
@@ -229,26 +229,26 @@ def open_checked(path: str) -> int:
 
     NotPrivate when other users can write the file.
     """
-    flags = posix.O_RDWR | posix.O_CREAT | posix.O_CLOEXEC | posix.O_NOFOLLOW | posix.O_NONBLOCK
-    fd = posix.open(path, flags, 0o600)
+    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+    fd = os.open(path, flags, 0o600)
     try:
-        check_private_file(posix.fstat(fd))
+        check_private_file(os.fstat(fd))
     except BaseException:
-        posix.close(fd)
+        os.close(fd)
         raise
     return fd
 
 
 def sync_directory(path: str) -> None:
     """Make the names in the directory `path` durable."""
-    fd = posix.open(path, posix.O_RDONLY | posix.O_DIRECTORY | posix.O_CLOEXEC)
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        posix.fsync(fd)
+        os.fsync(fd)
     finally:
-        posix.close(fd)
+        os.close(fd)
 
 
 def _write_all(fd: int, data: bytes) -> None:
     view = memoryview(data)
     while view:
-        view = view[posix.write(fd, view) :]
+        view = view[os.write(fd, view) :]

@@ -6,9 +6,9 @@ stays when the link goes. KernelError for every refusal, ValueError for a text t
 
 from __future__ import annotations
 
-from _socket import AF_INET, AF_INET6, AF_UNSPEC, inet_ntop
-from _struct import Struct
 from errno import EAFNOSUPPORT, EOPNOTSUPP
+from socket import AF_INET, AF_INET6, AF_UNSPEC, inet_ntop
+from struct import Struct
 
 from cni.shared.kernel.netlink import (
     CREATE,

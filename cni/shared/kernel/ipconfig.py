@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import errno
 import time
-from _socket import inet_ntop
+from socket import inet_ntop
 from typing import TYPE_CHECKING
 
 from cni.shared.kernel import addresses, routes, sysctl

@@ -7,7 +7,7 @@ A parameter that a newer kernel has added after these is not compared.
 
 from __future__ import annotations
 
-from _struct import Struct
+from struct import Struct
 from typing import TYPE_CHECKING
 
 from cni.shared.kernel import sysctl

@@ -6,9 +6,9 @@ pod's, and use it wherever. Numbers are those of include/uapi/linux/if_link.h an
 
 from __future__ import annotations
 
-import posix
-from _struct import Struct
+import os
 from errno import ENODEV, EOPNOTSUPP
+from struct import Struct
 from typing import TYPE_CHECKING
 
 from cni.shared.kernel.netlink import (
@@ -262,7 +262,7 @@ class Rtnl(Socket):
         try:
             return self.netns_id(fd)
         finally:
-            posix.close(fd)
+            os.close(fd)
 
     def links_of(self, nsid: int) -> list[Link]:
         """All links of the namespace that this one knows as `nsid`; none when it has ended, or before Linux 4.15."""

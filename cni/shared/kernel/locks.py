@@ -13,10 +13,10 @@ SIGALRM blocked or ignored changes nothing: both are inherited through exec (sig
 
 from __future__ import annotations
 
-import _signal  # type: ignore[import-not-found]  # typeshed has only `signal`, which costs an exec 3 ms
 import fcntl
-from _struct import pack
+import signal
 from errno import EACCES, EAGAIN
+from struct import pack
 from time import monotonic
 from typing import TYPE_CHECKING
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 _SEEK_SET = 0
-_ALARM = (_signal.SIGALRM,)
+_ALARM = (signal.SIGALRM,)
 _RING_AGAIN = 0.05  # seconds: a ring that comes just before the wait begins is lost, so it is repeated
 
 
@@ -91,20 +91,20 @@ def _wait(lock: Callable[[], object], unlock: Callable[[], None], seconds: float
             rung = True
             raise TimeoutError
 
-    former = _signal.signal(_signal.SIGALRM, ring)
-    left, interval = _signal.setitimer(_signal.ITIMER_REAL, seconds, _RING_AGAIN)
-    mask = _signal.pthread_sigmask(_signal.SIG_UNBLOCK, _ALARM)
+    former = signal.signal(signal.SIGALRM, ring)
+    left, interval = signal.setitimer(signal.ITIMER_REAL, seconds, _RING_AGAIN)
+    mask = signal.pthread_sigmask(signal.SIG_UNBLOCK, _ALARM)
     try:
         try:
             lock()
         finally:
-            _signal.setitimer(_signal.ITIMER_REAL, 0)
+            signal.setitimer(signal.ITIMER_REAL, 0)
     except TimeoutError:
         unlock()  # it may have rung after the lock was got
         raise
     finally:
-        _signal.setitimer(_signal.ITIMER_REAL, 0)
-        _signal.pthread_sigmask(_signal.SIG_SETMASK, mask)
-        _signal.signal(_signal.SIGALRM, _signal.SIG_DFL if former is None else former)
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        signal.signal(signal.SIGALRM, signal.SIG_DFL if former is None else former)
         if left:
-            _signal.setitimer(_signal.ITIMER_REAL, max(left - (monotonic() - began), 1e-6), interval)
+            signal.setitimer(signal.ITIMER_REAL, max(left - (monotonic() - began), 1e-6), interval)

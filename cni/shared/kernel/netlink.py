@@ -7,12 +7,11 @@ integers are in host order. Sources: netlink(7), rtnetlink(7), include/uapi/linu
 
 from __future__ import annotations
 
-import _socket
-import posix
-from _struct import Struct
-from _thread import start_new_thread
+import os
+import socket
 from errno import EAGAIN, EINTR, ENOBUFS
 from fcntl import ioctl
+from struct import Struct
 from sys import byteorder
 from typing import TYPE_CHECKING
 
@@ -51,7 +50,7 @@ class KernelError(OSError):
     """The kernel refused a request: `errno`, and in `text` its words in the extended acknowledgement, or ""."""
 
     def __init__(self, number: int, text: str = "") -> None:
-        super().__init__(number, posix.strerror(number))
+        super().__init__(number, os.strerror(number))
         self.text = text
 
     def __str__(self) -> str:
@@ -134,9 +133,9 @@ def signed_of(payload: bytes) -> int:
 
 def address_of(text: str) -> tuple[int, bytes]:
     """Family and bytes of an IP address; ValueError when `text` is none."""
-    family = _socket.AF_INET6 if ":" in text else _socket.AF_INET
+    family = socket.AF_INET6 if ":" in text else socket.AF_INET
     try:
-        return family, _socket.inet_pton(family, text)
+        return family, socket.inet_pton(family, text)
     except (OSError, ValueError):  # ValueError: a zero byte
         raise ValueError(f'"{text}" is no address') from None
 
@@ -152,7 +151,7 @@ class Socket:
     """
 
     def __init__(self, protocol: int = 0) -> None:
-        self._socket = _socket.socket(_socket.AF_NETLINK, _socket.SOCK_RAW | _socket.SOCK_CLOEXEC, protocol)
+        self._socket = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, protocol)
         self._sequence = 0
         for option in (_EXT_ACK, _GET_STRICT_CHK):  # strict: the kernel filters a dump by its header
             try:
@@ -166,7 +165,7 @@ class Socket:
         Unlike it, the inode of a namespace is given to the next one as soon as it is free.
         """
         try:
-            cookie: int = _COOKIE.unpack(self._socket.getsockopt(_socket.SOL_SOCKET, _NETNS_COOKIE, _COOKIE.size))[0]
+            cookie: int = _COOKIE.unpack(self._socket.getsockopt(socket.SOL_SOCKET, _NETNS_COOKIE, _COOKIE.size))[0]
         except OSError:
             return 0
         return cookie
@@ -189,6 +188,8 @@ class Socket:
         For an echoed request (NLM_F_ECHO) the kernel answers before it frees the memory. A thread waits for the rest:
         this process can go on, and ends when both have. KernelError when the kernel refuses.
         """
+        from threading import Thread  # a DEL alone needs it
+
         self._sequence += 1
         message = pack_message(kind, _ECHO | ACK | REQUEST, self._sequence, body)
         unsent: list[OSError] = []
@@ -200,7 +201,7 @@ class Socket:
                 unsent.append(fault)
 
         try:
-            start_new_thread(send, ())
+            Thread(target=send, daemon=True).start()
         except RuntimeError:  # no thread is to be had
             send()
         self._wait_at_most(_UNSENT_SECONDS)
@@ -223,7 +224,7 @@ class Socket:
 
     def _wait_at_most(self, seconds: int) -> None:
         """Let a recv that gets nothing fail with EAGAIN after so long; 0: never."""
-        self._socket.setsockopt(_socket.SOL_SOCKET, _socket.SO_RCVTIMEO, _TIMEVAL.pack(seconds, 0))
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _TIMEVAL.pack(seconds, 0))
 
     def dump(self, kind: int, body: bytes) -> list[bytes]:
         """The bodies of all that the kernel lists for a GET request; KernelError when it refuses.

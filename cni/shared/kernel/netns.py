@@ -6,7 +6,7 @@ namespace if the kernel says so (NS_GET_NSTYPE, ioctl_ns(2)), wherever it lies.
 
 from __future__ import annotations
 
-import posix
+import os
 from errno import ENOENT, ENOTDIR
 from fcntl import ioctl
 from typing import TYPE_CHECKING
@@ -30,14 +30,14 @@ class Namespace:
     def __init__(self, path: str, fd: int) -> None:
         self.path = path
         self.fd = fd
-        status = posix.fstat(fd)
+        status = os.fstat(fd)
         self.device = status.st_dev
         self.inode = status.st_ino
 
     def close(self) -> None:
         """Close the descriptor; a second call does nothing."""
         if self.fd >= 0:
-            posix.close(self.fd)
+            os.close(self.fd)
             self.fd = -1
 
     def __enter__(self) -> Namespace:
@@ -94,7 +94,7 @@ def open_namespace(path: str) -> Namespace:
 
 def own() -> Namespace:
     """The network namespace of the calling thread."""
-    return Namespace(_OWN, posix.open(_OWN, posix.O_RDONLY | posix.O_CLOEXEC))
+    return Namespace(_OWN, os.open(_OWN, os.O_RDONLY | os.O_CLOEXEC))
 
 
 def same(a: Namespace, b: Namespace) -> bool:
@@ -173,10 +173,10 @@ def may_be_at(path: str) -> bool:
 def has_lost_path(path: str) -> bool:
     """Whether nothing is at `path`, in a directory that is there; False where this process cannot look."""
     try:
-        posix.stat(path)
+        os.stat(path)
     except FileNotFoundError:
         try:
-            posix.stat(path.rpartition("/")[0])
+            os.stat(path.rpartition("/")[0])
             return True
         except OSError:
             return False
@@ -189,7 +189,7 @@ def _opened(paths: Iterable[str], is_wanted: Callable[[tuple[int, int]], bool]) 
     """The namespaces at `paths` whose device and inode are wanted."""
     for path in paths:
         try:
-            status = posix.stat(path)
+            status = os.stat(path)
             namespace = _open(path) if is_wanted((status.st_dev, status.st_ino)) else None
         except (OSError, ValueError):
             continue  # gone meanwhile, or a process that this one may not look at
@@ -199,20 +199,20 @@ def _opened(paths: Iterable[str], is_wanted: Callable[[tuple[int, int]], bool]) 
 
 def _open(path: str) -> Namespace:
     """The namespace at `path`; ValueError names the kind of file that is there instead."""
-    handle = posix.open(path, posix.O_PATH | posix.O_CLOEXEC)  # opens nothing: no FIFO waits, no device wakes
+    handle = os.open(path, os.O_PATH | os.O_CLOEXEC)  # opens nothing: no FIFO waits, no device wakes
     try:
-        if not files.is_regular(posix.fstat(handle)):
+        if not files.is_regular(os.fstat(handle)):
             raise ValueError("a directory, device, FIFO or socket")
-        fd = posix.open(f"/proc/self/fd/{handle}", posix.O_RDONLY | posix.O_NONBLOCK | posix.O_CLOEXEC)
+        fd = os.open(f"/proc/self/fd/{handle}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     finally:
-        posix.close(handle)
+        os.close(handle)
     try:
         kind = ioctl(fd, _NS_GET_NSTYPE)
     except OSError:
-        posix.close(fd)
+        os.close(fd)
         raise ValueError("an ordinary file") from None
     if kind != _CLONE_NEWNET:
-        posix.close(fd)
+        os.close(fd)
         raise ValueError("a namespace of another kind")
     return Namespace(path, fd)
 
@@ -220,21 +220,18 @@ def _open(path: str) -> Namespace:
 def _setns(fd: int) -> None:
     """setns(2) of the calling thread into the network namespace `fd`; OSError."""
     if not _known:
-        _known.append(getattr(posix, "setns", None) or _c_setns())  # posix has it from Python 3.12 on
+        _known.append(getattr(os, "setns", None) or _c_setns())  # os has it from Python 3.12 on
     _known[0](fd, _CLONE_NEWNET)
 
 
 def _c_setns() -> Callable[[int, int], None]:
-    import _ctypes
+    import ctypes  # 3.11 alone needs it
 
-    class Function(_ctypes.CFuncPtr):
-        _flags_ = _ctypes.FUNCFLAG_CDECL | _ctypes.FUNCFLAG_USE_ERRNO
-
-    call = Function(_ctypes.dlsym(_ctypes.dlopen(None, 0), "setns"))  # type: ignore[arg-type]  # None: this process
+    library = ctypes.CDLL(None, use_errno=True)
 
     def setns(fd: int, kind: int) -> None:
-        if call(fd, kind) != 0:
-            number = _ctypes.get_errno()
-            raise OSError(number, posix.strerror(number))
+        if library.setns(fd, kind) != 0:
+            number = ctypes.get_errno()
+            raise OSError(number, os.strerror(number))
 
     return setns

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import _blake2
-import posix
+import hashlib
+import os
 
 from cni.shared.kernel.files import read_whole
 from cni.shared.spec.errors import IoFailure
@@ -48,9 +48,9 @@ def machine_id() -> str:
             found.append(b"")
     if not any(found) or found == [b"uninitialized", b""]:
         return ""
-    return _blake2.blake2b(b"\0".join(found), digest_size=16).hexdigest()
+    return hashlib.blake2b(b"\0".join(found), digest_size=16).hexdigest()
 
 
 def host_name() -> str:
     """The host name, as uname(2) says it."""
-    return posix.uname().nodename
+    return os.uname().nodename

@@ -6,7 +6,7 @@ so a link that is put there after the check is refused. OSError passes through.
 
 from __future__ import annotations
 
-import posix
+import os
 from errno import EINVAL, ELOOP, ENOENT, ENOTDIR
 
 MOST_LINKS = 40  # as path_resolution(7)
@@ -28,7 +28,7 @@ def resolve(path: str, root: str = "", strict: bool = True) -> str:
         if part in ("", ".", ".."):
             continue
         try:
-            target = posix.readlink(f"{root}{resolved}/{part}")
+            target = os.readlink(f"{root}{resolved}/{part}")
         except OSError as fault:
             if strict and fault.errno not in (EINVAL, ENOENT, ENOTDIR):  # no link, or nothing there
                 raise
@@ -36,7 +36,7 @@ def resolve(path: str, root: str = "", strict: bool = True) -> str:
             continue
         links += 1
         if links > MOST_LINKS:
-            raise OSError(ELOOP, posix.strerror(ELOOP), path)
+            raise OSError(ELOOP, os.strerror(ELOOP), path)
         pending += target.split("/")[::-1]
         if target.startswith("/"):
             resolved = ""
@@ -45,18 +45,16 @@ def resolve(path: str, root: str = "", strict: bool = True) -> str:
 
 def open_resolved(path: str, flags: int, mode: int = 0) -> int:
     """Open a path that `resolve` returned; OSError ELOOP or ENOTDIR when a part of it has become a symbolic link."""
-    holder = posix.open("/", posix.O_PATH | posix.O_DIRECTORY | posix.O_CLOEXEC)
+    holder = os.open("/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         *directories, name = path.split("/")[1:]
         for directory in directories:
-            inner = posix.open(
-                directory, posix.O_PATH | posix.O_DIRECTORY | posix.O_NOFOLLOW | posix.O_CLOEXEC, dir_fd=holder
-            )
-            posix.close(holder)
+            inner = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=holder)
+            os.close(holder)
             holder = inner
-        return posix.open(name, flags | posix.O_NOFOLLOW | posix.O_CLOEXEC, mode, dir_fd=holder)
+        return os.open(name, flags | os.O_NOFOLLOW | os.O_CLOEXEC, mode, dir_fd=holder)
     finally:
-        posix.close(holder)
+        os.close(holder)
 
 
 def is_below(path: str, root: str) -> bool:

@@ -14,8 +14,8 @@ Sources: rtnetlink(7), include/uapi/linux/{if_link,if_addr,rtnetlink,neighbour,p
 
 from __future__ import annotations
 
-from _socket import AF_INET, AF_INET6, inet_ntop
-from _struct import Struct
+from socket import AF_INET, AF_INET6, inet_ntop
+from struct import Struct
 from sys import byteorder
 from typing import TYPE_CHECKING
 

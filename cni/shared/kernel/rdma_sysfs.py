@@ -12,8 +12,8 @@ Sources: Documentation/ABI/stable/sysfs-class-infiniband of the kernel; include/
 
 from __future__ import annotations
 
-import posix
-from _socket import AF_INET, AF_INET6, inet_ntop, inet_pton
+import os
+from socket import AF_INET, AF_INET6, inet_ntop, inet_pton
 from typing import TYPE_CHECKING
 
 from cni.shared.kernel.files import names_in, target_of
@@ -193,10 +193,10 @@ def _lower(name: str, root: str) -> list[str]:
 def _value(path: str) -> str:
     """The value of an attribute; sysfs returns it in one read, and EINVAL for an entry that is not in use."""
     try:
-        fd = posix.open(path, posix.O_RDONLY | posix.O_CLOEXEC)
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
-            return posix.read(fd, _PAGE).decode("utf-8", "surrogateescape").strip()
+            return os.read(fd, _PAGE).decode("utf-8", "surrogateescape").strip()
         finally:
-            posix.close(fd)
+            os.close(fd)
     except OSError:
         return ""

@@ -7,9 +7,9 @@ KernelError for every refusal, ValueError for a text that is no address.
 
 from __future__ import annotations
 
-from _socket import AF_INET, AF_INET6, inet_ntop
-from _struct import Struct
 from errno import EAFNOSUPPORT, ENOENT, EOPNOTSUPP
+from socket import AF_INET, AF_INET6, inet_ntop
+from struct import Struct
 from typing import TYPE_CHECKING
 
 from cni.shared.kernel.netlink import (
@@ -39,7 +39,7 @@ _VIA_FAMILY = Struct("=H")  # struct rtvia begins with it
 _METRIC_MTU, _METRIC_ADVMSS = 2, 8  # in _METRICS
 _ONLINK, _CLONED = 0x4, 0x200
 _ADDRESS_BYTES = {AF_INET: 4, AF_INET6: 16}
-_DEFAULT_BITS = {AF_INET: 1, AF_INET6: 4}  # the longest prefixes of `default_routes`
+_DEFAULT_BITS: dict[int, int] = {AF_INET: 1, AF_INET6: 4}  # the longest prefixes of `default_routes`
 
 UNICAST = 1  # a type of route
 LOOPBACK = 1  # the index of lo, in each namespace (LOOPBACK_IFINDEX)

@@ -6,7 +6,7 @@ FileNotFoundError for a parameter, or a link in its name, that is not there.
 
 from __future__ import annotations
 
-import posix
+import os
 
 from cni.shared.kernel.files import read_whole
 
@@ -20,8 +20,8 @@ def read(name: str) -> str:
 
 def write(name: str, value: str) -> None:
     """Give the parameter a value."""
-    fd = posix.open(_ROOT + name, posix.O_WRONLY | posix.O_CLOEXEC)
+    fd = os.open(_ROOT + name, os.O_WRONLY | os.O_CLOEXEC)
     try:
-        posix.write(fd, value.encode())
+        os.write(fd, value.encode())
     finally:
-        posix.close(fd)
+        os.close(fd)

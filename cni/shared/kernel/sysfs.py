@@ -8,7 +8,7 @@ Sources: Documentation/ABI/testing/sysfs-bus-pci, sysfs-class-net of the kernel.
 
 from __future__ import annotations
 
-import posix
+import os
 
 _HEX = frozenset("0123456789abcdefABCDEF")
 
@@ -138,7 +138,7 @@ def _is_name(text: str) -> bool:
 
 def _exists(path: str) -> bool:
     try:
-        posix.stat(path)
+        os.stat(path)
     except FileNotFoundError:
         return False
     return True
@@ -146,13 +146,13 @@ def _exists(path: str) -> bool:
 
 def _target(link: str) -> str:
     try:
-        return posix.readlink(link)
+        return os.readlink(link)
     except FileNotFoundError:
         return ""
 
 
 def _listed(directory: str) -> list[str]:
     try:
-        return posix.listdir(directory)
+        return os.listdir(directory)
     except (FileNotFoundError, NotADirectoryError):
         return []

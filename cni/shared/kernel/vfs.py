@@ -14,8 +14,8 @@ include/uapi/linux/if_link.h; do_setvfinfo and rtnl_fill_vfinfo of net/core/rtne
 
 from __future__ import annotations
 
-from _struct import Struct
 from errno import EINVAL, ENODEV, EOPNOTSUPP, EPERM
+from struct import Struct
 from typing import TYPE_CHECKING
 
 from cni.shared.kernel.links import GETLINK, NEWLINK, Rtnl, ifinfo

@@ -13,7 +13,7 @@ Sources: SPEC.md section 5 of each version; the conversions of pkg/types/{020,04
 
 from __future__ import annotations
 
-from _socket import AF_INET, AF_INET6, inet_pton
+from socket import AF_INET, AF_INET6, inet_pton
 from typing import TYPE_CHECKING
 
 from cni.shared.spec.errors import DecodingFailure, IncompatibleVersion

@@ -19,7 +19,7 @@ consistently.
 
 from __future__ import annotations
 
-import posix
+import os
 import time
 from typing import TYPE_CHECKING
 
@@ -248,7 +248,7 @@ class AddressLeaseStore(ObjectStore):
             self._surveyed, self._recent = None, False
         if freed and (self.cooldown or any(returns(lease.pod) for lease in freed)):
             self._remember([lease for lease in freed if returns(lease.pod)])
-            if posix.urandom(1)[0] < _FORGETS:
+            if os.urandom(1)[0] < _FORGETS:
                 self.forget()
         return len(freed)
 

@@ -6,7 +6,7 @@ has not carried it out (429, and 503 with Retry-After). After a lost reply Open 
 
 from __future__ import annotations
 
-import posix
+import os
 from time import monotonic
 from typing import TYPE_CHECKING
 
@@ -64,7 +64,7 @@ class Api(http.Client):
     def access(self) -> Access:
         """The server and its credentials; InvalidConfig for a kubeconfig that cannot be used."""
         if self._access is None:
-            self._access = kubeconfig.load(self._path) if self._path else kubeconfig.in_cluster(posix.environ)
+            self._access = kubeconfig.load(self._path) if self._path else kubeconfig.in_cluster(os.environb)
             self._access.namespace = self._namespace or self._access.namespace
         return self._access
 

@@ -10,7 +10,7 @@ directory. A token in a file is read at each call, since it rotates.
 
 from __future__ import annotations
 
-import posix
+import os
 from typing import TYPE_CHECKING
 
 from cni.shared.kernel import files
@@ -111,7 +111,7 @@ class Access(http.Endpoint):
             raise InvalidConfig(f"kubeconfig {self.path or SERVICE_ACCOUNT}: {text} (or its -data)") from None
         finally:
             for fd in held:
-                posix.close(fd)
+                os.close(fd)
         if self._insecure:
             context.check_hostname = False
             context.verify_mode = 0
@@ -182,7 +182,7 @@ class Helper:
         from cni.shared.kernel import children
 
         info = {"apiVersion": self._version, "kind": "ExecCredential", "spec": {"interactive": False}}
-        environ: dict[Any, Any] = children.environment(posix.environ)
+        environ: dict[Any, Any] = children.environment(os.environb)
         environ |= {k.encode(): v.encode() for k, v in self._environ.items()}
         environ[b"KUBERNETES_EXEC_INFO"] = codec.dumps(info).encode()
         environ.setdefault(b"PATH", b"/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin")
@@ -277,7 +277,7 @@ def service_url(environ: Mapping[bytes, bytes]) -> str:
     return f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}"
 
 
-def in_cluster(environ: dict[bytes, bytes]) -> Access:
+def in_cluster(environ: Mapping[bytes, bytes]) -> Access:
     """The access of this pod (client-go, rest.InClusterConfig)."""
     server = service_url(environ)
     if not server:
@@ -336,8 +336,8 @@ def _path(pem: str | bytes, held: list[int]) -> str:
     """A path at which `pem` can be read until the descriptors `held` are closed."""
     if isinstance(pem, str):
         return pem
-    fd = posix.memfd_create("pem", posix.MFD_CLOEXEC)
+    fd = os.memfd_create("pem", os.MFD_CLOEXEC)
     held.append(fd)
     while pem:
-        pem = pem[posix.write(fd, pem) :]
+        pem = pem[os.write(fd, pem) :]
     return f"/proc/self/fd/{fd}"

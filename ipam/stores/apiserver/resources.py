@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import _blake2
+import hashlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -84,4 +84,4 @@ def label(text: str) -> str:
 def hashed(*names: str) -> str:
     """The label of an attachment, by its key, or of a pod's interface, by namespace, name and ifname."""
     data = "\0".join(names).encode("utf-8", "surrogateescape")
-    return _blake2.blake2b(data, digest_size=16).hexdigest()
+    return hashlib.blake2b(data, digest_size=16).hexdigest()

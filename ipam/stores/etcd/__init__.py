@@ -11,7 +11,7 @@ So a request that is still on its way, in a member that was stopped for a while,
 
 from __future__ import annotations
 
-import posix
+import os
 from typing import TYPE_CHECKING
 
 from cni.shared.spec.errors import CniError
@@ -179,7 +179,7 @@ class EtcdStore(ServedStore):
             written |= {*cooling, *former}
             each.append(txn.within(txn.transaction([txn.exists(self.keys.identity(lease))], changes)))
         freed = sum(self._call(txn.transaction([], each)).inner)
-        if any(returns(lease.pod) for lease in distinct) and posix.urandom(1)[0] < _FORGETS:
+        if any(returns(lease.pod) for lease in distinct) and os.urandom(1)[0] < _FORGETS:
             self.forget()
         return freed
 

@@ -6,8 +6,8 @@ twice (`once`) is not repeated after a lost reply: Open is raised.
 
 from __future__ import annotations
 
-import _blake2
-import posix
+import hashlib
+import os
 from time import monotonic
 from typing import TYPE_CHECKING
 
@@ -291,14 +291,14 @@ def _token_of(reply: Any) -> str:
 def _token_name(endpoints: Sequence[Endpoint], user: str, password: str) -> str:
     """The name of a token's file, which nobody finds without the password."""
     text = "\0".join((*map(str, endpoints), "", user, password)).encode("utf-8", "surrogateescape")
-    return f"etcd-{_blake2.blake2b(text, digest_size=16).hexdigest()}"
+    return f"etcd-{hashlib.blake2b(text, digest_size=16).hexdigest()}"
 
 
 def _read_token(name: str) -> str:
     """The token; "" for none, and for one in a file that others could write. etcd ends it after five unused minutes."""
     try:
         files.check_private_directory(TOKENS)
-        token = files.read_regular(f"{TOKENS}/{name}", _MOST_BYTES, posix.O_NOFOLLOW, private=True).decode("ascii")
+        token = files.read_regular(f"{TOKENS}/{name}", _MOST_BYTES, os.O_NOFOLLOW, private=True).decode("ascii")
         return token if token.isprintable() else ""
     except (OSError, ValueError):
         return ""

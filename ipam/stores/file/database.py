@@ -12,10 +12,9 @@ sound.
 
 from __future__ import annotations
 
-import _blake2
-import posix
-import sys
-from _functools import _lru_cache_wrapper  # type: ignore[import-not-found]
+import hashlib
+import os
+import sqlite3
 from typing import TYPE_CHECKING
 
 from cni.shared.kernel import locks, node
@@ -25,27 +24,10 @@ from ipam.stores.file.locked import open_locked, refused
 from ipam.stores.file.schema import FORMAT, TABLES
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from typing import Any
 
     from cni.shared.spec.errors import CniError
 
-
-class _Functools:
-    """The part of functools that _sqlite3 imports, from its C half: all of functools would cost a process 2.3 ms."""
-
-    @staticmethod
-    def lru_cache(most: int) -> Callable[[Callable[..., Any]], Any]:
-        return lambda function: _lru_cache_wrapper(function, most, False, tuple)
-
-
-_absent = "functools" not in sys.modules
-if _absent:
-    sys.modules["functools"] = _Functools  # type: ignore[assignment]
-import _sqlite3  # noqa: E402
-
-if _absent:
-    del sys.modules["functools"]  # a later import gets the real one
 
 WAIT_SECONDS = 60.0  # as for an attachment; a hundred waiters on a slow disk need some of it
 _BUSY_SECONDS = 2.0
@@ -73,7 +55,7 @@ class Database:
             if not self._connection.in_transaction:
                 self._connection.execute("BEGIN")
             return self._connection.execute(sql, values).fetchall()  # type: ignore[no-any-return]
-        except _sqlite3.Error as fault:
+        except sqlite3.Error as fault:
             raise self._failure(fault) from None
         except UnicodeDecodeError:
             raise self.damaged(_NO_TEXT) from None
@@ -84,10 +66,10 @@ class Database:
         """Commit the open transaction, or undo it and raise; OutcomeUnknown when neither is certain."""
         try:
             self._connection.execute("COMMIT")
-        except _sqlite3.Error as fault:
+        except sqlite3.Error as fault:
             self.roll_back()
             failure = self._failure(fault)
-            if _code(fault) == _sqlite3.SQLITE_IOERR:
+            if _code(fault) == sqlite3.SQLITE_IOERR:
                 raise OutcomeUnknown(failure.msg) from None
             raise failure from None
 
@@ -95,7 +77,7 @@ class Database:
         try:
             if self._connection is not None and self._connection.in_transaction:
                 self._connection.execute("ROLLBACK")
-        except _sqlite3.Error:
+        except sqlite3.Error:
             pass  # the next one to open the file rolls it back
 
     def close(self) -> None:
@@ -112,7 +94,7 @@ class Database:
     def _shut(self) -> None:
         self._disconnect()
         if self._fd >= 0:
-            posix.close(self._fd)
+            os.close(self._fd)
             self._fd = -1
 
     def _disconnect(self) -> None:
@@ -146,9 +128,9 @@ class Database:
     def _take_again(self, seconds: float) -> bool:
         """Lock the file that `close` has kept; False, and all closed, when another has its path, or it is no longer one that a
         process of this boot has found sound: it was emptied, or written over."""
-        former, self._fd = posix.fstat(self._fd), open_locked(self.path, self._use, seconds, self._fd)
+        former, self._fd = os.fstat(self._fd), open_locked(self.path, self._use, seconds, self._fd)
         if self._fd >= 0:
-            now = posix.fstat(self._fd)
+            now = os.fstat(self._fd)
             is_same = (now.st_dev, now.st_ino) == (former.st_dev, former.st_ino)
             if is_same and not self._is_of_earlier_boot():
                 try:
@@ -163,16 +145,16 @@ class Database:
 
     def _connect(self) -> bool:
         """Open the file with SQLite; False for an empty one."""
-        if self._use != CREATE and posix.fstat(self._fd).st_size == 0:
+        if self._use != CREATE and os.fstat(self._fd).st_size == 0:
             return False
         try:
-            self._connection = _sqlite3.connect(self.path, timeout=_BUSY_SECONDS, isolation_level=None)
+            self._connection = sqlite3.connect(self.path, timeout=_BUSY_SECONDS, isolation_level=None)
             ((version,),) = self._connection.execute("PRAGMA user_version").fetchall()
             self._check_format(version)
             self._connection.executescript(
                 "PRAGMA journal_mode=PERSIST; PRAGMA synchronous=OFF; PRAGMA trusted_schema=OFF"
             )
-        except _sqlite3.Error as fault:
+        except sqlite3.Error as fault:
             raise self._failure(fault) from None
         except UnicodeDecodeError:  # in what SQLite says of a table
             raise self.damaged(_NO_TEXT) from None
@@ -211,7 +193,7 @@ class Database:
 
     def _is_of_earlier_boot(self) -> bool:
         """Whether no process of this boot has checked the file; read without SQLite, which a torn file may defeat."""
-        return posix.pread(self._fd, _BOOT_BYTES, _BOOT_AT) != _this_boot()
+        return os.pread(self._fd, _BOOT_BYTES, _BOOT_AT) != _this_boot()
 
     def _examine(self) -> None:
         """Raise Torn for a file that a power loss has damaged; the open transaction notes a sound one."""
@@ -224,9 +206,9 @@ class Database:
         """Whether the whole file is sound: SQLite says "damaged" for a failed read of the disk, too."""
         self._disconnect()
         try:
-            self._connection = _sqlite3.connect(self.path, timeout=_BUSY_SECONDS, isolation_level=None)
+            self._connection = sqlite3.connect(self.path, timeout=_BUSY_SECONDS, isolation_level=None)
             return bool(self._connection.execute("PRAGMA quick_check(1)").fetchall() == [("ok",)])
-        except (_sqlite3.Error, UnicodeDecodeError):
+        except (sqlite3.Error, UnicodeDecodeError):
             return False
         finally:
             self._disconnect()
@@ -234,13 +216,13 @@ class Database:
     def _set_aside(self) -> str:
         self._disconnect()
         directory, _, name = self.path.rpartition("/")
-        number, names = 1, posix.listdir(directory)
+        number, names = 1, os.listdir(directory)
         while f"{name}.damaged-{number}" in names:
             number += 1
         aside = f"{self.path}.damaged-{number}"
-        posix.rename(self.path, aside)
+        os.rename(self.path, aside)
         try:  # a kill between the two leaves the journal: SQLite removes one that it finds beside an empty file
-            posix.rename(f"{self.path}-journal", f"{aside}-journal")
+            os.rename(f"{self.path}-journal", f"{aside}-journal")
         except FileNotFoundError:
             pass
         return aside
@@ -249,7 +231,7 @@ class Database:
         """The error for one of SQLite (https://sqlite.org/rescode.html)."""
         self._has_failed = True
         code = _code(fault)
-        if code in (_sqlite3.SQLITE_CORRUPT, _sqlite3.SQLITE_NOTADB):
+        if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
             if not self._is_of_earlier_boot() and self._is_sound():  # else a power loss may have torn it
                 return IoFailure(
                     f"lease file {self.path} could not be read for a moment: retry; see the kernel's log for errors of its disk"
@@ -257,13 +239,13 @@ class Database:
             return self.damaged(str(fault))
         if str(fault).startswith(("no such ", "Could not decode ")):  # table or column; a text that is not UTF-8
             return self.damaged(str(fault))
-        if code == _sqlite3.SQLITE_CONSTRAINT:
+        if code == sqlite3.SQLITE_CONSTRAINT:
             return self.damaged(f"its bitmaps and leases differ: {fault}")
-        if code == _sqlite3.SQLITE_FULL:
+        if code == sqlite3.SQLITE_FULL:
             return DiskFull(f"no lease can be written to {self.path}: the disk is full; free space there")
-        if code in (_sqlite3.SQLITE_READONLY, _sqlite3.SQLITE_CANTOPEN, _sqlite3.SQLITE_PERM):
+        if code in (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM):
             return IoFailure(f"lease file {self.path} cannot be written: {fault}; make it and its directory writable")
-        if code in (_sqlite3.SQLITE_BUSY, _sqlite3.SQLITE_LOCKED):
+        if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
             return TryAgainLater(f"another program reads or writes lease file {self.path}: end it (`lsof` names it)")
         return IoFailure(f"lease file {self.path}: {fault}; see the kernel's log for errors of its disk")
 
@@ -320,7 +302,7 @@ def open_database(path: str, use: int, seconds: float = WAIT_SECONDS) -> tuple[D
 
 
 def _this_boot() -> bytes:
-    return _blake2.blake2b(node.boot_id().encode(), digest_size=_BOOT_BYTES).digest()
+    return hashlib.blake2b(node.boot_id().encode(), digest_size=_BOOT_BYTES).digest()
 
 
 def _code(fault: Any) -> int:

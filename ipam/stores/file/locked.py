@@ -7,7 +7,7 @@ inode, since the file may have been set aside or replaced in the meantime.
 from __future__ import annotations
 
 import errno
-import posix
+import os
 from time import monotonic
 
 from cni.shared.kernel import files, locks
@@ -32,22 +32,22 @@ def open_locked(path: str, use: int, seconds: float, kept: int = -1) -> int:
         if fd < 0:
             return fd
         try:
-            status = posix.fstat(fd)
+            status = os.fstat(fd)
             _examine(path, fd, status)
             locks.lock_file(fd, max(0.0, deadline - monotonic()))
             if _is_at(path, status):
                 return fd
         except TimeoutError:
             holder = _lock_holder(fd)
-            posix.close(fd)
+            os.close(fd)
             raise TryAgainLater(
                 f"lease file {path} has been locked for more than {seconds:g} s{holder}: retry; if it stays so, see what that"
                 " process waits for"
             ) from None
         except BaseException:
-            posix.close(fd)
+            os.close(fd)
             raise
-        posix.close(fd)
+        os.close(fd)
 
 
 def refused(path: str, fault: OSError) -> IoFailure:
@@ -66,37 +66,37 @@ def refused(path: str, fault: OSError) -> IoFailure:
 
 
 def _open(path: str, use: int) -> int:
-    flags = (posix.O_RDONLY if use == READ else posix.O_RDWR) | posix.O_CLOEXEC | posix.O_NOFOLLOW | posix.O_NONBLOCK
+    flags = (os.O_RDONLY if use == READ else os.O_RDWR) | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
     directory = path.rpartition("/")[0]
     try:
         files.check_private_directory(directory, links=True)
-        return posix.open(path, flags)
+        return os.open(path, flags)
     except files.NotPrivate as fault:
         raise IoFailure(f"cannot keep leases in {directory}: {fault.strerror}") from None
     except FileNotFoundError:
         if use != CREATE:
             return -1
     files.make_private_directory(directory)
-    holder = posix.open(directory, posix.O_RDONLY | posix.O_DIRECTORY | posix.O_CLOEXEC)
+    holder = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         _refuse_remote(path, holder)
-        return posix.open(path, flags | posix.O_CREAT, 0o600)
+        return os.open(path, flags | os.O_CREAT, 0o600)
     finally:
-        posix.close(holder)
+        os.close(holder)
 
 
-def _examine(path: str, fd: int, status: posix.stat_result) -> None:
+def _examine(path: str, fd: int, status: os.stat_result) -> None:
     """Refuse a file that others can write, or on a file system whose locks do not hold."""
     if not files.is_regular(status):
         raise IoFailure(f"lease file {path} is not a regular file: remove it")
     files.check_private(status)
     try:
-        files.check_private_file(posix.stat(f"{path}-journal", follow_symlinks=False))
+        files.check_private_file(os.stat(f"{path}-journal", follow_symlinks=False))
     except FileNotFoundError:
         pass
     except files.NotPrivate as fault:  # SQLite would wait for such a journal, or follow it out of the directory
         raise IoFailure(f"cannot use {path}-journal: {fault.strerror}") from None
-    if posix.major(status.st_dev) == 0:  # none of the local block devices
+    if os.major(status.st_dev) == 0:  # none of the local block devices
         _refuse_remote(path, fd)
 
 
@@ -109,9 +109,9 @@ def _refuse_remote(path: str, fd: int) -> None:
         )
 
 
-def _is_at(path: str, status: posix.stat_result) -> bool:
+def _is_at(path: str, status: os.stat_result) -> bool:
     try:
-        now = posix.stat(path, follow_symlinks=False)
+        now = os.stat(path, follow_symlinks=False)
     except FileNotFoundError:
         return False
     return (now.st_dev, now.st_ino) == (status.st_dev, status.st_ino)
@@ -119,7 +119,7 @@ def _is_at(path: str, status: posix.stat_result) -> bool:
 
 def _lock_holder(fd: int) -> str:
     """The process that holds the flock of `fd`, for a message; "" for an unknown one."""
-    inode = posix.fstat(fd).st_ino
+    inode = os.fstat(fd).st_ino
     try:
         for line in files.read_whole("/proc/locks").decode().split("\n"):
             fields = line.split()

@@ -8,8 +8,8 @@ that the holder only reads and patches.
 
 from __future__ import annotations
 
-import _blake2
-import posix
+import hashlib
+import os
 from errno import EACCES, EPERM, EROFS
 from time import monotonic
 from typing import TYPE_CHECKING
@@ -53,7 +53,7 @@ class PoolLocks:
         self._api.connect()
         began = monotonic()
         where = f"{self._api.access} {self._api.access.namespace}"
-        digests = (_blake2.blake2b(f"{where} {pool}".encode(), digest_size=16) for pool in self._pools)
+        digests = (hashlib.blake2b(f"{where} {pool}".encode(), digest_size=16) for pool in self._pools)
         try:
             files.take_directory(DIRECTORY)
             for digest in digests:
@@ -74,11 +74,11 @@ class PoolLocks:
     def _lock(fd: int, seconds: float, last: float) -> None:
         """Wait for the lock until nobody has released it for `seconds`; TimeoutError."""
         while True:
-            released = posix.fstat(fd).st_mtime_ns
+            released = os.fstat(fd).st_mtime_ns
             try:
                 return locks.lock_file(fd, seconds)
             except TimeoutError:
-                if posix.fstat(fd).st_mtime_ns == released or monotonic() > last:
+                if os.fstat(fd).st_mtime_ns == released or monotonic() > last:
                     raise
 
     def end(self) -> None:
@@ -86,8 +86,8 @@ class PoolLocks:
         for fd in self._held:
             try:
                 if self._api.has_answered:
-                    posix.utime(fd)  # those who wait see that the server serves
+                    os.utime(fd)  # those who wait see that the server serves
             except OSError:
                 pass  # they wait less long
-            posix.close(fd)
+            os.close(fd)
         self._held = []
