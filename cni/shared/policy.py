@@ -47,7 +47,7 @@ def pattern(value: Any) -> str:
     return str(value)
 
 
-WARM = {"idleSeconds": (600, 3600), "workers": (20, 256)}  # the default, and the most
+WARM = {"idleSeconds": (600, 3600), "workers": (14, 256)}  # the default, and the most
 
 
 def warm(value: Any) -> tuple[int, int]:

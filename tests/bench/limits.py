@@ -122,7 +122,7 @@ LIMITS: dict[Operation, Limit | _Both] = {
         Limit(1.0, _to_go(Operation(HOST_DEVICE, "ADD"))), Limit(8, _above_move, " ms", "above the bare move")
     ),
     WORKERS_IDLE: Limit(100, _noted(WORKERS_IDLE)),
-    WORKERS_BUSY: Limit(100, _noted(WORKERS_BUSY)),
+    WORKERS_BUSY: Limit(110, _noted(WORKERS_BUSY)),
     Operation(ipam_group(FULL), "ADD"): Limit(
         1.2, _to_other(Operation(ipam_group(FULL), "ADD"), Operation(ipam_group(0), "ADD")), "", "to 0 leases"
     ),
