@@ -23,8 +23,8 @@ STORES = "/var/lib/cni/railcni/stores"
 @pytest.mark.parametrize(
     ("document", "wanted"),
     [
-        ({}, (600, 20)),
-        ({"warm": {}}, (600, 20)),
+        ({}, (600, 14)),
+        ({"warm": {}}, (600, 14)),
         ({"warm": {"workers": 0}}, (600, 0)),
         ({"warm": {"idleSeconds": 5, "workers": 256}}, (5, 256)),
     ],
