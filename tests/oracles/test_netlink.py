@@ -6,13 +6,14 @@ import errno
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from cni.shared.kernel import addresses, netlink, routes
+from cni.shared.kernel import addresses, routes
 from cni.shared.kernel.links import Rtnl
 from cni.shared.kernel.netlink import ACK, REQUEST, KernelError, pack_message
 from tests.view import View
@@ -213,6 +214,6 @@ def test_without_a_thread_a_request_is_sent_all_the_same(
 
     view = namespaces()
     view.add_veth("ens2f0", "peer")
-    monkeypatch.setattr(netlink, "start_new_thread", none_left)
+    monkeypatch.setattr(threading.Thread, "start", none_left)
     assert rtnl(view).delete_link(view.link("peer").index)
     assert view.names() == []
