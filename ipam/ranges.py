@@ -9,7 +9,7 @@ have addresses to give, a range can reserve its gateway, and an IPv4 address has
 
 from __future__ import annotations
 
-import socket
+from socket import AF_INET, AF_INET6, inet_ntop, inet_pton
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -29,12 +29,12 @@ def parse_address(text: str) -> tuple[int, int]:
     """
     if ":" in text:
         try:
-            value = int.from_bytes(socket.inet_pton(socket.AF_INET6, text), "big")
+            value = int.from_bytes(inet_pton(AF_INET6, text), "big")
         except (OSError, ValueError):
             raise ValueError("want an IPv4 or IPv6 address") from None
         return (4, value & 0xFFFFFFFF) if value >> 32 == _MAPPED else (6, value)
     try:
-        return 4, int.from_bytes(socket.inet_pton(socket.AF_INET, text), "big")
+        return 4, int.from_bytes(inet_pton(AF_INET, text), "big")
     except (OSError, ValueError):
         pass  # with leading zeros, or no address
     value = 0
@@ -55,10 +55,10 @@ def host_of(text: str) -> tuple[int, int]:
 def format_address(family: int, value: int) -> str:
     """The canonical text of an address (RFC 5952 for IPv6)."""
     if family == 4:
-        return socket.inet_ntop(socket.AF_INET, value.to_bytes(4, "big"))
+        return inet_ntop(AF_INET, value.to_bytes(4, "big"))
     if value >> 32 == 0 and value >> 16:  # only the C library would write ::1.2.3.4
         return f"::{value >> 16:x}:{value & 0xFFFF:x}"
-    return socket.inet_ntop(socket.AF_INET6, value.to_bytes(16, "big"))
+    return inet_ntop(AF_INET6, value.to_bytes(16, "big"))
 
 
 def parse_cidr(text: str) -> tuple[int, int, int]:
