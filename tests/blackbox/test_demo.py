@@ -86,8 +86,6 @@ def assert_complete(output: str) -> None:
     assert "FAILED" not in output
     assert output.rstrip().endswith("The demo found all as it must be")
     for number in (1, 2):
-        row = rf"^rdma-pod-{number}  net1 +([0-9a-f]{{2}}:){{5}}[0-9a-f]{{2}}  9000  192\.168\.111\.{number}/24$"
-        assert re.search(row, output, re.M), output
         shown = output[output.index(f"rdma-pod-{number}: ip addr show dev net1") :]
         head = r"\d+: net1@if\d+: <BROADCAST,MULTICAST,UP,LOWER_UP> mtu 9000 qdisc noqueue state UP"
         assert re.match(head, shown.splitlines()[1])
