@@ -150,6 +150,11 @@ def test_what_replace_takes_comes_back(plugins: Path, bundles: tuple[content.Con
     assert listing(plugins) == before
 
 
+def test_a_checkout_in_which_make_has_not_run_says_so(tmp_path: Path) -> None:
+    with pytest.raises(IoFailure, match=f"the checkout {tmp_path} has no plugins yet: run `make` there first"):
+        content.checkout(str(tmp_path))
+
+
 def test_the_folder_works_under_another_path(
     plugins: Path, work: Path, bundles: tuple[content.Content, content.Content]
 ) -> None:
@@ -362,11 +367,13 @@ def test_who_runs_a_plugin_while_versions_change_gets_a_whole_one(
 @pytest.mark.skipif(bool(CHROOT), reason="a checkout's plugins need a host with Python: unset RAILCNI_CHROOT")
 def test_pods_are_attached_and_detached_while_versions_change(node: Node, plugins: Path, work: Path) -> None:
     for top in (work / "one", work / "two"):
-        for part in ("bin", "cni", "ipam"):
+        for part in ("bin", "libexec", "cni", "ipam"):
             ignored = shutil.ignore_patterns("__pycache__", "cli", "dist")
             shutil.copytree(ROOT / part, top / part, symlinks=True, ignore=ignored)
     with open(work / "two/ipam/plugin.py", "a") as module:
         module.write("\nOTHER = True\n")
+    interpreter = content.checkout(str(ROOT)).interpreter
+    subprocess.run([interpreter, "-I", work / "two/cni/compiled/pack.py"], check=True)
     wanted = [content.checkout(str(work / "one")), content.checkout(str(work / "two"))]
     install(plugins, wanted[0], replace=True)
     node.master()
@@ -591,11 +598,12 @@ def test_a_changed_version_is_noticed_and_put_beside_anew(
     plugins: Path, bundles: tuple[content.Content, content.Content]
 ) -> None:
     install(plugins, bundles[0])
-    (plugins / BUNDLE / "current/lib/a").write_text("Z\n")
-    install(plugins, bundles[0])
-    assert said(plugins / PREFIXED[0]) == "AA"
-    assert (plugins / BUNDLE / "current").readlink().name == f"{bundles[0].version}.1"
-    assert change.steps_to(the(plugins), bundles[0]) == []
+    for number in (1, 2):
+        (plugins / BUNDLE / "current/lib/a").write_text("Z\n")
+        install(plugins, bundles[0])
+        assert said(plugins / PREFIXED[0]) == "AA"
+        assert (plugins / BUNDLE / "current").readlink().name == f"{bundles[0].version}.{number}"
+        assert change.steps_to(the(plugins), bundles[0]) == []
 
 
 # --- the command ---

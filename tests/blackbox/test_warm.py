@@ -1253,8 +1253,6 @@ def other(tmp_path: Path) -> Path:
     top = tmp_path / "other"
     for part in ("bin", "cni", "ipam", "libexec"):
         shutil.copytree(ROOT / part, top / part, symlinks=True, ignore=shutil.ignore_patterns("__pycache__", "cli"))
-    (top / "build").mkdir()
-    shutil.copy(ROOT / "build/launcher", top / "build")
     with open(top / "ipam/plugin.py", "a") as module:
         module.write("\nOTHER = True\n")
     interpreter = (top / "libexec/macvlan").read_text().partition("\n")[0][2:].split()[0]

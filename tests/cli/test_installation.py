@@ -1,4 +1,4 @@
-"""The installation: where a runtime looks for plugins, paths below a root, and the steps of install and uninstall."""
+"""The installation: where a runtime looks for plugins, and paths below a root."""
 
 from __future__ import annotations
 
@@ -6,10 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from cni.library.installation import change, content
-from cni.library.installation.change import Folder
 from cni.library.installation.files import below
-from cni.library.installation.layout import PLAIN, PREFIXED
 from cni.library.installation.options import plugin_folder
 from cni.shared.spec.errors import InvalidConfig
 
@@ -115,103 +112,3 @@ def test_links_of_a_host_are_followed_below_its_root(tmp_path: Path) -> None:
     (tmp_path / "b").symlink_to("a")
     with pytest.raises(InvalidConfig, match="symbolic links"):
         below(str(tmp_path), "/a")
-
-
-# --- the steps ---
-
-
-def bundle(top: Path, mark: str) -> content.Content:
-    """A bundle with plugins that tell whose they are, as an executable that is run by hand does."""
-    (top / "bin").mkdir(parents=True)
-    (top / "VERSION").write_text(f"{mark}\n")
-    for name in PLAIN:
-        (top / "bin" / name).write_text(f"#!/bin/sh\necho CNI plugin {name} of railcni\n")
-        (top / "bin" / name).chmod(0o755)
-    return content.bundle(str(top))
-
-
-@pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Folder:
-    monkeypatch.setattr(change, "sees_all", lambda: True)
-    (tmp_path / "plugins").mkdir()
-    return Folder(str(tmp_path / "plugins"), "/opt/cni/bin")
-
-
-def texts(folder: Folder, wanted: content.Content, replace: bool = False) -> list[str]:
-    """The steps of an install, which is then carried out."""
-    foreseen = [
-        step.text.replace(wanted.version, "NEW") for step in change.steps_to(folder, wanted, PLAIN if replace else ())
-    ]
-    change.install(folder, wanted, PLAIN if replace else ())
-    return foreseen
-
-
-def test_a_version_is_whole_and_tried_before_it_is_used(folder: Folder, tmp_path: Path) -> None:
-    wanted = bundle(tmp_path / "one", "1")
-    links = [f"link {name}" for name in PREFIXED]
-    first = ["copy version NEW", "run the plugins of version NEW", "switch to version NEW", *links]
-    assert texts(folder, wanted) == first
-    assert texts(folder, wanted) == []
-
-
-def test_the_version_before_stays_and_older_ones_go_when_nothing_runs_from_them(
-    folder: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    one, two, three, four = (bundle(tmp_path / mark, mark) for mark in "1234")
-    monkeypatch.setattr(change, "is_unused", lambda path, version: version != one.version)
-    for wanted in (one, two, three):
-        change.install(folder, wanted)
-    Path(folder.bundle, ".new.x").touch()
-    change_to = [
-        "copy version NEW",
-        "run the plugins of version NEW",
-        f"remember {three.version} as the version before",
-    ]
-    assert texts(folder, four) == [
-        "remove .new.x, which an interrupted installer left", *change_to, "switch to version NEW",
-        f"remove version {two.version}",
-    ]  # fmt: skip
-    assert texts(folder, three) == [
-        "run the plugins of version NEW", f"remember {four.version} as the version before", "switch to version NEW"
-    ]  # fmt: skip
-
-
-def test_plain_names_are_taken_only_when_asked_and_what_has_them_is_kept_first(folder: Folder, tmp_path: Path) -> None:
-    wanted = bundle(tmp_path / "one", "1")
-    Path(folder.path, "macvlan").touch()
-    change.install(folder, wanted)
-    assert texts(folder, wanted) == []
-    keep = "keep the macvlan that is there, to be put back by uninstall"
-    assert texts(folder, wanted, True) == [keep, *(f"link {name}" for name in PLAIN)]
-
-
-def test_a_prefixed_name_of_others_is_refused(folder: Folder, tmp_path: Path) -> None:
-    Path(folder.path, "railcni-macvlan").touch()
-    with pytest.raises(InvalidConfig, match="railcni-macvlan in the plugin folder is not railcni's: move it away"):
-        change.steps_to(folder, bundle(tmp_path / "one", "1"), PLAIN)
-
-
-def test_uninstall_puts_back_what_was_replaced_and_nothing_else(folder: Folder, tmp_path: Path) -> None:
-    for name in ("macvlan", "whereabouts"):
-        Path(folder.path, name).write_text("of others")
-    change.install(folder, bundle(tmp_path / "one", "1"), PLAIN)
-    for name in ("whereabouts", "rdma"):
-        Path(folder.path, name).unlink()
-    Path(folder.path, "whereabouts").write_text("newer")
-    assert [step.text for step in change.steps_away(folder, lambda found: None)] == [
-        "drop the whereabouts that was kept: another has been installed in its place since",
-        "remove the link sriov", "remove the link host-device", "put back the macvlan that was there before",
-        *(f"remove the link {name}" for name in reversed(PREFIXED)), "remove railcni-bundle with all versions",
-    ]  # fmt: skip
-    change.uninstall(folder, lambda found: None)
-    left = {path.name: path.read_text() for path in Path(folder.path).iterdir()}
-    assert left == {"whereabouts": "newer", "macvlan": "of others"}
-
-
-def test_a_version_that_was_changed_is_not_mended_in_place(folder: Folder, tmp_path: Path) -> None:
-    wanted = bundle(tmp_path / "one", "1")
-    change.install(folder, wanted)
-    for number in (1, 2):
-        Path(folder.bundle, "current/VERSION").write_text("damaged")
-        assert texts(folder, wanted)[0] == f"copy version NEW.{number}"
-        assert texts(folder, wanted) == []

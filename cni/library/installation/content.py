@@ -1,8 +1,8 @@
 """The content of a version: the bundle in which this command runs, or the plugins of a checkout.
 
 A bundle is a directory with `VERSION` and `bin/`, which needs nothing of the host; all of it is installed. A checkout is
-for hosts with a Python: its plugins are installed, their modules in one file (cni/compiled/pack.py), and executables that name
-this command's own interpreter by its absolute path. The command itself stays in the checkout: it needs more packages.
+for hosts with a Python: the plugins are installed as `make` has written them, with the one file of their modules; they name
+their interpreter by its absolute path. The command itself stays in the checkout: it needs more packages.
 
 The plugins are in a version twice: in bin/, and for their plain names as copies in plain/. An installer of the Go
 plugins that runs `cp -f whereabouts /opt/cni/bin`, as whereabouts' own does at every start, writes through our link:
@@ -14,22 +14,18 @@ from __future__ import annotations
 import hashlib
 import os
 import stat
-import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Literal, NamedTuple
 
 from cni import VERSION
-from cni.compiled import pack
 from cni.library.installation.layout import COPIES, PLAIN, PROGRAMS, SCRIPTS
 from cni.shared.kernel.files import read_whole
 from cni.shared.spec.errors import IoFailure
 
 VERSION_FILE = "VERSION"
-_TEMPLATE, _SHELL = "bin/launcher.in", "bin/shell.in"
+_TEMPLATE = "bin/launcher.in"  # a checkout has it
 _DIGEST_BYTES = 6
-
-Read = Callable[[], bytes]
 
 
 class VersionEntry(NamedTuple):
@@ -37,7 +33,7 @@ class VersionEntry(NamedTuple):
 
     path: str
     kind: Literal["directory", "file", "program", "link"]
-    read: Read = bytes
+    read: Callable[[], bytes] = bytes
 
 
 class Content(NamedTuple):
@@ -70,35 +66,29 @@ def bundle(top: str) -> Content:
     """The bundle in the directory `top`."""
     release = read_whole(f"{top}/{VERSION_FILE}").decode().split()[0]
     own = [entry for entry in tree(top) if entry.path.partition("/")[0] != COPIES]  # an installed version has them
-    programs = {name: partial(read_whole, f"{top}/{PROGRAMS}/{name}") for name in PLAIN}
-    return Content(top, release, (*own, *_programs(COPIES, programs)))
+    return Content(top, release, (*own, *_copies(top)))
 
 
 def checkout(top: str) -> Content:
-    """The plugins of the checkout in the directory `top`, for this interpreter."""
-    interpreter = os.path.realpath(getattr(sys, "_base_executable", "") or sys.executable)
-
-    def scripts(*templates: str) -> dict[str, Read]:
-        text = "".join(read_whole(f"{top}/{one}").decode() for one in templates).replace("@PYTHON@", interpreter)
-        return {name: partial(text.replace("@PLUGIN@", name).encode) for name in PLAIN}
-
-    launcher = f"{top}/build/launcher"  # empty where `make` found no compiler for it
-    is_native = os.path.isfile(launcher) and os.path.getsize(launcher)
-    programs = dict.fromkeys(PLAIN, partial(read_whole, launcher)) if is_native else scripts(_SHELL, _TEMPLATE)
-    modules = pack.pack(top)
-    entries = (
-        VersionEntry(VERSION_FILE, "file", f"{VERSION}\n".encode),
-        *_programs(PROGRAMS, programs),
-        *_programs(SCRIPTS, scripts(_TEMPLATE)),
-        *_programs(COPIES, programs),
-        VersionEntry(f"{PROGRAMS}/modules.{sys.implementation.cache_tag}", "file", lambda: modules),
-    )
-    return Content(top, VERSION, entries, interpreter)
+    """The plugins of the checkout in the directory `top`. Raises IoFailure if `make` has not written them."""
+    try:
+        interpreter = read_whole(f"{top}/{SCRIPTS}/{PLAIN[0]}").decode().partition(" ")[0].removeprefix("#!")
+    except FileNotFoundError:
+        raise IoFailure(f"the checkout {top} has no plugins yet: run `make` there first") from None
+    entries = [VersionEntry(VERSION_FILE, "file", f"{VERSION}\n".encode)]
+    for directory in (PROGRAMS, SCRIPTS):
+        entries.append(VersionEntry(directory, "directory"))
+        for entry in tree(f"{top}/{directory}"):
+            if entry.path in PLAIN or entry.path.startswith("modules."):
+                entries.append(entry._replace(path=f"{directory}/{entry.path}"))
+    return Content(top, VERSION, (*entries, *_copies(top)), interpreter)
 
 
-def _programs(directory: str, programs: Mapping[str, Read]) -> list[VersionEntry]:
-    files = [VersionEntry(f"{directory}/{name}", "program", read) for name, read in programs.items()]
-    return [VersionEntry(directory, "directory"), *files]
+def _copies(top: str) -> list[VersionEntry]:
+    """The programs once more, for the plain names."""
+    programs = {name: partial(read_whole, f"{top}/{PROGRAMS}/{name}") for name in PLAIN}
+    files = [VersionEntry(f"{COPIES}/{name}", "program", read) for name, read in programs.items()]
+    return [VersionEntry(COPIES, "directory"), *files]
 
 
 def tree(top: str) -> Iterator[VersionEntry]:
