@@ -241,8 +241,8 @@ def test_what_a_del_takes_away_meanwhile_is_taken_back(site: Site, monkeypatch: 
     leases = [site.lease("file", n) for n in (1, 2)]
     copy = ipam_migrate._Migration._copy
 
-    def copy_slowly(self: Any, plan: Any) -> None:
-        copy(self, plan)
+    def copy_slowly(self: Any, groups: Any) -> None:
+        copy(self, groups)
         site.store("file").release(leases[:1])
 
     monkeypatch.setattr(ipam_migrate._Migration, "_copy", copy_slowly)

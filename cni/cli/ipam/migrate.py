@@ -10,9 +10,7 @@ the way there ADDs may go on until their pool is closed.
 from __future__ import annotations
 
 import argparse
-import os
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
 from time import monotonic
 from typing import Any
 
@@ -40,6 +38,8 @@ _PASSES = 5
 _SHOWN = 50  # conflicts
 SECONDS = 30.0  # for one request
 
+Groups = dict[tuple[object, ...], list[Lease]]  # leases of one attachment, to be claimed in one step
+
 
 def register(commands: subcommand.Commands) -> None:
     """Add `migrate`."""
@@ -50,8 +50,8 @@ def register(commands: subcommand.Commands) -> None:
         " Another run keeps the leases that were copied already. Run it on every node, for its records."
     )
     parser = subcommand.add(commands, "migrate", about, more, run=_run, shows=True)
-    parser.add_argument("--from", dest="source", required=True, metavar="STORE", type=_store_or_host_local)
-    parser.add_argument("--to", dest="target", required=True, metavar="STORE", type=_store)
+    parser.add_argument("--from", dest="source", required=True, metavar="STORE", type=_source)
+    parser.add_argument("--to", dest="target", required=True, metavar="STORE", type=_target)
     parser.add_argument("--dry-run", action="store_true", help="print the leases to copy, and write nothing")
     about = "the CNI network of leases that name none; default for host-local: the directory's name"
     parser.add_argument("--network", type=subcommand.name, metavar="NAME", help=about)
@@ -64,32 +64,33 @@ def register(commands: subcommand.Commands) -> None:
     parser.add_argument("--remove-source", action="store_true", help="free the copied leases in the source")
 
 
-def _store(text: str) -> tuple[str, Choice]:
+def _source(text: str) -> tuple[str, Choice]:
     return text, stores.parse(text)
 
 
-def _store_or_host_local(text: str) -> tuple[str, Choice | None]:
-    kind, _, place = text.partition(":")
-    return (text, None) if kind == stores.HOST_LOCAL and place else _store(text)
+def _target(text: str) -> tuple[str, Choice]:
+    choice = stores.parse(text)
+    if choice.kind == stores.HOST_LOCAL:
+        why = "leases are copied from host-local, never to it: name it with --from"
+        raise argparse.ArgumentTypeError(f'"{text}": {why}')
+    return text, choice
 
 
 def _run(options: argparse.Namespace) -> int:
-    (source_text, origin), (target_text, target) = options.source, options.target
-    options.only(not origin, "for leases of host-local", "--range", "--network-name")
-    options.only(not origin or origin.kind == "kubernetes", "for leases of host-local and of IPPools", "--network")
-    takes_part = not origin or (origin.is_shared and not target.is_shared)
+    (source_text, source), (target_text, target) = options.source, options.target
+    local = source.kind == stores.HOST_LOCAL
+    options.only(local, "for leases of host-local", "--range", "--network-name")
+    options.only(local or source.kind == "kubernetes", "for leases of host-local and of IPPools", "--network")
+    takes_part = local or (source.is_shared and not target.is_shared)
     options.only(takes_part, "for host-local, and from a store that nodes share to one of a node", "--node")
-    stays = not origin or {origin.kind, target.kind} != set(kinds.IN_CLUSTER)
     where = "where leases would stay in the source, not between IPPools and AddressLeases"
-    options.only(stays, where, "--remove-source")
+    options.only({source.kind, target.kind} != set(kinds.IN_CLUSTER), where, "--remove-source")
     migration = _Migration(options)
     with output.progress() as say:
-        plan, done = migration.run(say)
+        done = migration.run(say)
     if options.dry_run:
-        to_remove = plan.missing + len(plan.there) if options.remove_source else 0
-        done = {"toCopy": plan.missing, "there": len(plan.there), "toRemove": to_remove}
-        text = f"{output.counted(plan.missing, 'lease')} would be copied, {len(plan.there)} are there already"
-        text += f"; {to_remove} would be removed from the source" if to_remove else ""
+        text = f"{output.counted(done['toCopy'], 'lease')} would be copied, {done['there']} are there already"
+        text += f"; {done['toRemove']} would be removed from the source" if done["toRemove"] else ""
     else:
         text = f"{output.counted(done['copied'], 'lease')} copied, {done['there']} were there already; all verified"
         text += f"; {done['takenBack']} taken back, whose attachments have gone" if done["takenBack"] else ""
@@ -136,7 +137,7 @@ def _of_node(leases: Iterable[Lease], node: str) -> list[Lease]:
     unknown = [lease for lease in leases if not lease.node]
     if unknown:
         raise InvalidConfig(
-            f"a file store has the leases of one node, and that of {shown(unknown[0])} ({unknown[0].holder()}) is not"
+            f"a file store has the leases of one node, and that of {_shown(unknown[0])} ({unknown[0].holder()}) is not"
             f" known, nor that of {len(unknown) - 1} others: release them first, or choose a store that nodes share"
         )
     return [lease for lease in leases if lease.node == node]
@@ -163,20 +164,7 @@ def _opened(choice: Choice, leases: Iterable[Lease], use: int = CREATE, moves: b
 # --- the migration ---
 
 
-@dataclass
-class MigrationPlan:
-    """`copy`: the leases to claim, by owner; `there`: the leases that the destination already has."""
-
-    copy: dict[tuple[object, ...], list[Lease]] = field(default_factory=dict)
-    there: list[Lease] = field(default_factory=list)
-
-    @property
-    def missing(self) -> int:
-        """The number of leases that are to be copied."""
-        return sum(map(len, self.copy.values()))
-
-
-def is_same(other: Lease, lease: Lease) -> bool:
+def _is_same(other: Lease, lease: Lease) -> bool:
     """Whether `other`, a lease of the destination, is of the same attachment. Go's reservations name only the pod."""
     if other.ifname not in ("", lease.ifname):
         return False
@@ -185,14 +173,17 @@ def is_same(other: Lease, lease: Lease) -> bool:
     return bool(lease.pod[1]) and other.pod[:2] == lease.pod[:2]
 
 
-def shown(lease: Lease) -> str:
+def _count(groups: Groups) -> int:
+    return sum(map(len, groups.values()))
+
+
+def _shown(lease: Lease) -> str:
     """A lease for messages."""
     return f"{lease.text} of {lease.pool}"
 
 
 class _Migration:
-    """Leases on their way from one store, None for host-local, to another. InvalidConfig names a source that is not there, or
-    is the target itself.
+    """Leases on their way from one store to another. InvalidConfig names a source that is not there, or is the target itself.
 
     A range is in one of a cluster's two stores: `_closes` are the IPPools of the source whose leases become AddressLeases,
     `_opens` those of the target on the way back.
@@ -201,61 +192,60 @@ class _Migration:
     def __init__(self, options: argparse.Namespace) -> None:
         (text, source), (target_text, target) = options.source, options.target
         self._options = options
-        self._source: Choice | None = source
+        self._source: Choice = source
         self._target: Choice = target
-        self._directory = source.store_ref.get("path", "") if source else os.path.abspath(text.partition(":")[2])
-        if source and kinds.same(source.store_ref, target.store_ref):
+        self._directory = source.store_ref.get("path", "")
+        if kinds.same(source.store_ref, target.store_ref):
             options.refuse(f"{text} and {target_text} are the same store")
-        if not source or not source.is_shared:
+        if self._directory:
             require_directory("--from", text, self._directory)
-        if not source and not options.ranges:
+        if source.kind == stores.HOST_LOCAL and not options.ranges:
             options.refuse("host-local keeps no subnets with its leases: name each with --range CIDR")
-        way = (source.kind if source else stores.HOST_LOCAL, target.kind)
+        way = (source.kind, target.kind)
         self._closes = Pools(source) if way == ("kubernetes", "addresslease") else None
         self._opens = Pools(target) if way == ("addresslease", "kubernetes") else None
-        self._done = {"copied": 0, "there": 0, "takenBack": 0, "removed": 0, "records": 0}
         self._copied: dict[tuple[Any, ...], Lease] = {}
+        self._taken_back = 0
         self._progress: Callable[[str], object] = str
 
-    def run(self, progress: Callable[[str], object]) -> tuple[MigrationPlan, dict[str, int]]:
+    def run(self, progress: Callable[[str], object]) -> dict[str, int]:
         """Copy until nothing is left to copy; InvalidConfig, with nothing written, when both stores have an address.
 
-        Returns the plan, and how many leases, and records of this node, were changed in which way.
+        Returns how many leases, and records of this node, were changed in which way, or would be in a dry run.
         """
-        dry_run, self._progress = self._options.dry_run, progress
+        options, self._progress = self._options, progress
         self._progress("reading the source")
-        leases = self._read_source() if dry_run else self._read()
+        leases = self._read_source() if options.dry_run else self._read()
         closed = self._opens.closed() if self._opens else {}
         waiting = [lease for lease in leases if lease.pool in closed]
         given = {lease.key() for lease in waiting} | self._copied.keys()
-        first = plan = self._planned([lease for lease in leases if lease.key() not in given])
-        if dry_run:
-            for lease in waiting:
-                first.copy.setdefault(lease.key(), []).append(lease)
-        if dry_run or (not leases and not self._source):
-            return first, self._done
+        copy, there = self._planned([lease for lease in leases if lease.key() not in given])
+        if options.dry_run:
+            missing = _count(copy) + len(waiting)
+            to_remove = missing + len(there) if options.remove_source else 0
+            return {"toCopy": missing, "there": len(there), "toRemove": to_remove}
         for _ in range(_PASSES):
-            self._copy(plan)
+            self._copy(copy)
             leases = self._read()
             self._take_back(leases)
-            plan = self._planned(leases)
-            if not plan.copy and (self._closes is None or self._closes.close(leases)):
+            copy, _held = self._planned(leases)
+            if not copy and (self._closes is None or self._closes.close(leases)):
                 break
         else:
             raise TryAgainLater(
-                f"{plan.missing} leases were new in the source each time: let no ADD run meanwhile, and run this again",
-                "\n".join(shown(lease) for group in plan.copy.values() for lease in group[:1]),
+                f"{_count(copy)} leases were new in the source each time: let no ADD run meanwhile, and run this again",
+                "\n".join(_shown(group[0]) for group in copy.values()),
             )
-        self._done["there"] = len(first.there)
-        self._switch_records(leases)
+        records, removed = self._switch_records(leases), 0
         pools = self._opens or self._closes
-        if self._options.remove_source or pools:
+        if options.remove_source or pools:
             self._progress("removing from the source")
-            self._done["removed"] = self._remove(leases)
+            removed = self._remove(leases)
         if pools:
             pools.settle()
             pools.choose(self._target.kind)
-        return first, self._done
+        copied = {"copied": len(self._copied), "there": len(there), "takenBack": self._taken_back}
+        return {**copied, "removed": removed, "records": records}
 
     def _read(self) -> list[Lease]:
         """The leases of the source. Pools that are closed are opened with theirs, once no claim in the source can succeed."""
@@ -268,7 +258,7 @@ class _Migration:
 
     def _read_source(self) -> list[Lease]:
         options, source = self._options, self._source
-        if source is None:
+        if source.kind == stores.HOST_LOCAL:
             named = (options.network or "", options.network_name, options.ranges, options.node)
             return host_local.read(self._directory, *named, Cache(DIRECTORY))
         found = snapshot.read(source)
@@ -281,33 +271,35 @@ class _Migration:
 
     def _remove(self, leases: list[Lease]) -> int:
         """Free `leases` in the source; how many were there."""
-        if self._source is None:
+        if self._source.kind == stores.HOST_LOCAL:
             return sum(host_local.remove(self._directory, lease) for lease in leases)
         return len(leases) if self._closes else _opened(self._source, leases).release(leases)
 
-    def _planned(self, leases: list[Lease]) -> MigrationPlan:
+    def _planned(self, leases: list[Lease]) -> tuple[Groups, list[Lease]]:
+        """The leases to claim in the target, and those that it already has."""
         self._progress(f"comparing {len(leases)} leases")
-        plan, conflicts = MigrationPlan(), []
+        copy: Groups = {}
+        there, conflicts = [], []
         store = _opened(self._target, leases, READ)  # a dry run makes no store
         with store.session():
             for lease in leases:
                 other = store.holder(lease)
                 if other is None:
-                    plan.copy.setdefault((*lease.attachment.key(), lease.sequence), []).append(lease)
-                elif is_same(other, lease):
-                    plan.there.append(lease)
+                    copy.setdefault((*lease.attachment.key(), lease.sequence), []).append(lease)
+                elif _is_same(other, lease):
+                    there.append(lease)
                 else:
-                    conflicts.append(f"{shown(lease)}: here {lease.holder()}; there {other.holder()}")
+                    conflicts.append(f"{_shown(lease)}: here {lease.holder()}; there {other.holder()}")
         if conflicts:
             more = [f"and {len(conflicts) - _SHOWN} more"] if len(conflicts) > _SHOWN else []
             raise InvalidConfig(
                 f"{len(conflicts)} addresses are given to others in {self._target}, so nothing was copied: {conflicts[0]}",
                 "\n".join([*conflicts[:_SHOWN], *more]),
             )
-        return plan
+        return copy, there
 
-    def _copy(self, plan: MigrationPlan) -> None:
-        groups = list(plan.copy.values())
+    def _copy(self, copy: Groups) -> None:
+        groups = list(copy.values())
         leases = [lease for group in groups for lease in group]
         store = _opened(self._target, leases, moves=self._closes is not None)
         for start in range(0, len(groups), _AT_ONCE):
@@ -315,30 +307,27 @@ class _Migration:
                 for group in groups[start : start + _AT_ONCE]:
                     answer = _claim(store, group)
                     if isinstance(answer, Taken):
-                        raise TryAgainLater(f"{shown(group[0])} was given to another meanwhile: run this again")
+                        raise TryAgainLater(f"{_shown(group[0])} was given to another meanwhile: run this again")
                     if isinstance(answer, Unknown):
                         raise answer.reason
                     self._copied.update((lease.key(), lease) for lease in group)
             self._progress(f"{len(self._copied)} leases copied")
-        self._done["copied"] = len(self._copied)
 
     def _take_back(self, leases: list[Lease]) -> None:
         """Release copied leases that are no longer in the source: a DEL has freed them there."""
         there = {lease.key() for lease in leases}
         gone = [lease for key, lease in self._copied.items() if key not in there]
         if gone:
-            self._done["takenBack"] += _opened(self._target, gone).release(gone)
+            self._taken_back += _opened(self._target, gone).release(gone)
             for lease in gone:
                 del self._copied[lease.key()]
 
-    def _switch_records(self, leases: list[Lease]) -> None:
-        """Change the store in this node's records from the source to the target, each record under its lock."""
-        if self._source is None:
-            return
+    def _switch_records(self, leases: list[Lease]) -> int:
+        """Change the store in this node's records from the source to the target, each record under its lock; return how many."""
         source_ref = self._source.store_ref
         moved = {lease.attachment.key() for lease in leases}
         closed = set(self._closes.closed() if self._closes else ())
-        records = Records(STATE, Log("railcni"))
+        records, changed = Records(STATE, Log("railcni")), 0
         for attachment, _, listed in records.all(PART):
             here = attachment.key() in moved or bool(closed.intersection(listed.get("pools") or ()))
             if not here or not kinds.same(listed.get("store") or {}, source_ref):
@@ -350,4 +339,5 @@ class _Migration:
                     if self._target.kind == "kubernetes":
                         store_ref["pools"] = sorted(set(record["pools"]))
                     records.write(attachment, PART, {**record, "store": store_ref})
-                    self._done["records"] += 1
+                    changed += 1
+        return changed

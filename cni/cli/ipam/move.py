@@ -99,21 +99,21 @@ class Pools:
                 self._api.create(POOLS, objects.new_pool(name, f"{MOVING}{cidr}", {}))
             except (Conflict, ValueError):
                 pass  # an ADD has made it, and the next reading closes it; or no IPPool can have the name
-        for _, cidr, document in self._closed():
-            if document["spec"]["range"].startswith(MOVED):
-                refused = False
-                self._set(document, f"{MOVING}{cidr}")
-        return refused
+        return not self._mark(MOVED, MOVING) and refused
 
     def settle(self) -> None:
         """Close for IPPools alone the pools that an interrupted way back has left closed for both stores."""
-        for _, cidr, document in self._closed():
-            if document["spec"]["range"].startswith(MOVING):
-                self._set(document, f"{MOVED}{cidr}")
+        self._mark(MOVING, MOVED)
 
-    def _set(self, document: dict[str, Any], text: str) -> None:
-        with suppress(Conflict, Gone):  # by an ADD, or another run; the next reading shows it
-            self._replace(document, document["metadata"]["resourceVersion"], text, {})
+    def _mark(self, former: str, sign: str) -> bool:
+        """Put `sign` in the place of `former` in each closed pool that has it; return whether any had."""
+        found = [
+            (cidr, document) for _, cidr, document in self._closed() if document["spec"]["range"].startswith(former)
+        ]
+        for cidr, document in found:
+            with suppress(Conflict, Gone):  # by an ADD, or another run; the next reading shows it
+                self._replace(document, document["metadata"]["resourceVersion"], f"{sign}{cidr}", {})
+        return bool(found)
 
     def open(self, leases: list[Lease]) -> list[Lease]:
         """Open each closed pool with its leases among `leases`; return these leases."""

@@ -97,10 +97,10 @@ def told(choices: Sequence[Choice]) -> str:
 
 
 def parse(text: str) -> Choice:
-    """A store that is written KIND:PLACE, as the type of --to. InvalidConfig: its file cannot be read."""
+    """A store that is written KIND:PLACE, as the type of --from. InvalidConfig: its file cannot be read."""
     kind, _, place = text.partition(":")
-    if kind == "file" and place:
-        return Choice({"kind": "file", "path": os.path.abspath(place)})
+    if kind in ("file", HOST_LOCAL) and place:
+        return Choice({"kind": kind, "path": os.path.abspath(place)})
     if kind in (*stores.IN_CLUSTER, "config") and place:
         path = readable(place, text)
         return of_flat_file(path) if kind == "config" else Choice({"kind": kind, "kubeconfig": path}, path)
@@ -112,9 +112,6 @@ def parse(text: str) -> Choice:
             return Choice(stores.ref_of(named))
         except InvalidConfig as fault:
             raise argparse.ArgumentTypeError(fault.msg) from None
-    if kind == HOST_LOCAL and place:
-        why = "leases are copied from host-local, never to it: name it with --from"
-        raise argparse.ArgumentTypeError(f'"{text}": {why}')
     raise argparse.ArgumentTypeError(
         f'"{text}" names no store: want file:DIR, kubernetes:KUBECONFIG, addresslease:KUBECONFIG, etcd:HOST:PORT,…,'
         " host-local:DIR or config:FILE, where FILE has the keys of the ipam block"
