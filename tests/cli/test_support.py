@@ -240,6 +240,21 @@ def test_which_keys_hold_secrets(name: str, secret: bool) -> None:
     assert secrets.is_secret(name) is secret
 
 
+@pytest.mark.parametrize(
+    ("document", "found"),
+    [
+        ({"exec": {"env": 1, "args": 2}}, []),
+        ({"exec": {"env": [{"name": "A", "value": 12345}, "x"], "args": "--a=b"}}, ["12345", "--a=b"]),
+        ({"kind": "Secret", "data": {"exec": {"command": "whole"}}}, ["whole"]),
+        ({"auth-provider": {"name": "oidc", "config": {"a": ["deep", None, True]}}}, ["deep"]),
+        ({"env": [{"name": "API_TOKEN", "value": "named"}, {"name": "PATH", "value": "/bin"}]}, ["named"]),
+        ({"data": {"a": "a ConfigMap's"}, "credentials": [{"a": 1}]}, ["1"]),
+    ],
+)
+def test_a_secret_is_known_by_its_place(document: Any, found: list[str]) -> None:
+    assert list(secrets._of(document)) == found
+
+
 @settings(max_examples=60, deadline=None)
 @given(
     st.text(

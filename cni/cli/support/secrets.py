@@ -21,17 +21,20 @@ REMOVED = "REMOVED"
 _NAME = r"[\w.-]*(?:passw(?:or)?d|passphrase|secret|token|bearer|authorization|api[-_]?key|access[-_]?key|private[-_]?key|client-key-data|client-certificate-data|credentials?)(?:[-_]?data)?"
 _IS_SECRET = re.compile(rf"{_NAME}\Z", re.IGNORECASE)
 _NO_SECRET = re.compile(r".*(file|path|name|expiry|ref|account|annotation|ttl|seconds|mode|source|s)\Z", re.IGNORECASE)
-_MARKS = (
-    re.compile(r"-----BEGIN [A-Z0-9 ]*PRIVATE KEY-----.*?(?:-----END [A-Z0-9 ]*PRIVATE KEY-----|\Z)", re.DOTALL),
-    re.compile(r"LS0tLS1CRUdJTi[A-Za-z0-9+/=\s]{20,}(?<!\s)"),  # "-----BEGIN" in base64
-    re.compile(r"eyJ[A-Za-z0-9_-]{5,}\.[A-Za-z0-9_-]{5,}(?:\.[A-Za-z0-9_-]*)?"),  # a JSON web token
+_MARKS = (  # strings that look like a secret, each with the text in its place
+    (
+        re.compile(r"-----BEGIN [A-Z0-9 ]*PRIVATE KEY-----.*?(?:-----END [A-Z0-9 ]*PRIVATE KEY-----|\Z)", re.DOTALL),
+        REMOVED,
+    ),
+    (re.compile(r"LS0tLS1CRUdJTi[A-Za-z0-9+/=\s]{20,}(?<!\s)"), REMOVED),  # "-----BEGIN" in base64
+    (re.compile(r"eyJ[A-Za-z0-9_-]{5,}\.[A-Za-z0-9_-]{5,}(?:\.[A-Za-z0-9_-]*)?"), REMOVED),  # a JSON web token
+    (re.compile(r"(?i)\b((?:bearer|basic)\s+)[A-Za-z0-9._~+/=-]{4,}"), rf"\1{REMOVED}"),
+    (re.compile(r"(://[^/\s:@\"']*:)[^/\s@\"']+(@)"), rf"\1{REMOVED}\2"),  # the password in a URL
+    (re.compile(rf"(?i)(--?{_NAME}[= ])(\S+)"), rf"\1{REMOVED}"),  # an option
 )
-_BEARER = re.compile(r"(?i)\b((?:bearer|basic)\s+)[A-Za-z0-9._~+/=-]{4,}")
-_IN_URL = re.compile(r"(://[^/\s:@\"']*:)[^/\s@\"']+(@)")
 _ASSIGNED = re.compile(
     rf"(?i)(?<![\w.-])({_NAME})(\\*[\"']?\s*[:=]\s*)(\\*[\"'](?:[^\"'\\\n]|\\[^\"'\n])*\\*[\"']?|[^\s,;}}\]\"'|>][^\s,;}}\]]*)"
 )
-_FLAG = re.compile(rf"(?i)(--?{_NAME}[= ])(\S+)")
 _SHORT = 6
 _MOST_DEPTH = 50
 
@@ -45,7 +48,7 @@ def find(text: str) -> set[str]:
     """The secrets in `text`, when it is JSON or YAML, also in JSON inside its strings."""
     found: set[str] = set()
     for document in _documents(text):
-        found.update(_of(document, 0))
+        found.update(_of(document))
     return {part for secret in found for part in _parts(secret)}
 
 
@@ -61,41 +64,42 @@ def _documents(text: str) -> Iterator[Any]:
         pass
 
 
-def _of(value: Any, depth: int) -> Iterator[str]:
+def _of(value: Any, depth: int = 0, hidden: bool = False) -> Iterator[str]:
+    """The secrets in a part of a document; with `hidden` all of its texts and numbers."""
     if depth > _MOST_DEPTH:
         return
-    if isinstance(value, str) and value.lstrip()[:1] in ("{", "["):
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            if hidden or not isinstance(inner, dict):
+                yield from _of(inner, depth + 1, hidden or _hides(str(key), value))
+            elif key == "exec":  # of a kubeconfig: its helper's environment and arguments
+                env = inner.get("env")
+                values = (
+                    [entry.get("value") for entry in env if isinstance(entry, dict)] if isinstance(env, list) else []
+                )
+                yield from _of(values, depth + 1, hidden=True)
+                arguments = _of(inner.get("args"), depth + 1, hidden=True)
+                yield from (a for a in arguments if "=" in a or len(a) > 12)
+            elif key == "auth-provider":
+                yield from _of(inner.get("config"), depth + 1, hidden=True)
+            else:
+                yield from _of(inner, depth + 1, _hides(str(key), value))
+    elif isinstance(value, list):
+        for item in value:
+            yield from _of(item, depth + 1, hidden)
+    elif hidden and value is not None and not isinstance(value, bool):
+        yield str(value)
+    elif isinstance(value, str) and value.lstrip()[:1] in ("{", "["):
         for document in _documents(value):
             if not isinstance(document, str):
                 yield from _of(document, depth + 1)
-    elif isinstance(value, list):
-        for item in value:
-            yield from _of(item, depth + 1)
-    elif isinstance(value, dict):
-        for key, inner in value.items():
-            name = str(key)
-            if is_secret(name) or (name in ("data", "stringData") and value.get("kind") == "Secret"):
-                yield from _texts(inner)
-            elif name == "exec" and isinstance(inner, dict):  # of a kubeconfig: its helper's environment and arguments
-                yield from _texts([e.get("value") for e in inner.get("env") or [] if isinstance(e, dict)])
-                yield from (a for a in _texts(inner.get("args")) if "=" in a or len(a) > 12)
-            elif name == "auth-provider" and isinstance(inner, dict):
-                yield from _texts(inner.get("config"))
-            elif name == "env" and isinstance(inner, list):
-                yield from (str(e.get("value")) for e in inner if isinstance(e, dict) and is_secret(str(e.get("name"))))
-            else:
-                yield from _of(inner, depth + 1)
 
 
-def _texts(value: Any) -> Iterator[str]:
-    if isinstance(value, dict):
-        for inner in value.values():
-            yield from _texts(inner)
-    elif isinstance(value, list):
-        for inner in value:
-            yield from _texts(inner)
-    elif value is not None and not isinstance(value, bool):
-        yield str(value)
+def _hides(key: str, holder: dict[Any, Any]) -> bool:
+    """Whether the value of `key` in `holder` is secret, also by the kind or the name that stands beside it."""
+    if key in ("data", "stringData") and holder.get("kind") == "Secret":
+        return True
+    return is_secret(str(holder.get("name"))) if key == "value" else is_secret(key)
 
 
 def _parts(secret: str) -> Iterator[str]:
@@ -124,11 +128,8 @@ def scrub(text: str, secrets: Iterable[str] = ()) -> str:
             text = re.sub(rf"(?<![A-Za-z0-9]){re.escape(secret)}(?![A-Za-z0-9])", REMOVED, text)
         else:
             text = text.replace(secret, REMOVED)
-    for mark in _MARKS:
-        text = mark.sub(REMOVED, text)
-    text = _BEARER.sub(rf"\1{REMOVED}", text)
-    text = _IN_URL.sub(rf"\1{REMOVED}\2", text)
-    text = _FLAG.sub(rf"\1{REMOVED}", text)
+    for mark, left in _MARKS:
+        text = mark.sub(left, text)
     return _ASSIGNED.sub(_without_value, text)
 
 
