@@ -37,14 +37,8 @@ def _of_names(folder: str, shown: str, found: Installation) -> Iterator[str]:
 
 def fingerprint(folder: str, found: Installation) -> tuple[object, ...]:
     """A value that differs when a plugin has been changed since: then it has to be run again."""
-    seen: list[object] = [found]
-    for name in sorted(found.ours):
-        try:
-            status = os.stat(f"{folder}/{name}")
-            seen.append((name, status.st_ino, status.st_size, status.st_mtime_ns, status.st_mode))
-        except OSError as fault:
-            seen.append((name, fault.errno))
-    return tuple(seen)
+    paths = [f"{folder}/{name}" for name in sorted(found.ours)]
+    return found, *((files.mark(path, links=True), os.access(path, os.X_OK)) for path in paths)
 
 
 def state_faults(state: str) -> Iterator[str]:
