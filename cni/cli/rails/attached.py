@@ -99,7 +99,7 @@ def of_sandbox(sandbox: NamespaceView) -> list[AttachedRail]:
 
 def of_node() -> Iterator[AttachedRail]:
     """All rails that this node's records tell of."""
-    for attachment, _, record in Records(STATE, Log("railcni")).all(PART) if os.path.isdir(STATE) else ():
+    for attachment, _, record in Records(STATE, Log("railcni")).all(PART):
         config = config_of(record)
         faults: list[Fault] = []
         rail = read(config, faults)
