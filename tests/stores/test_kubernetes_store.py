@@ -540,16 +540,6 @@ def test_a_lost_reservation_is_made_again_by_a_retry(cluster: Cluster) -> None:
     assert cluster.server.names(RESERVATIONS) == ["10.0.0.1"]
 
 
-def test_a_delete_leaves_the_reservation_of_another(cluster: Cluster) -> None:
-    cluster.call("ADD")
-    cluster.server.put(
-        RESERVATIONS, "kube-system", "10.0.0.1", {"podref": "ns/other", "ifname": "net1", "containerid": "x"}
-    )
-    cluster.call("DEL")
-    assert cluster.allocations() == {}
-    assert cluster.server.names(RESERVATIONS) == ["10.0.0.1"]
-
-
 def test_a_range_that_was_taken_out_of_the_configuration_is_freed_too(cluster: Cluster) -> None:
     cluster.call("ADD")
     cluster.call("DEL", ipam={"range": "10.7.0.0/24"})
@@ -557,13 +547,6 @@ def test_a_range_that_was_taken_out_of_the_configuration_is_freed_too(cluster: C
     cluster.call("ADD")
     assert cluster.call("ADD", ipam={"range": "10.7.0.0/24"}) == ["10.7.0.1/24"]
     assert cluster.allocations() == {}
-
-
-def test_gc_frees_what_the_runtime_no_longer_lists(cluster: Cluster) -> None:
-    for container in ("c1", "c2"):
-        cluster.call("ADD", container)
-    cluster.call("GC", "", **{"cni.dev/valid-attachments": [{"containerID": "c2", "ifname": "net1"}]})
-    assert [entry["id"] for entry in cluster.allocations().values()] == ["c2"]
 
 
 # --- conflicts and lost replies ---
