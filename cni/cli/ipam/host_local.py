@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 
-from cni.library.runtime.cache import Cache
+from cni.library.runtime.cache import Cache, worded
 from cni.shared.kernel import node
-from cni.shared.spec.errors import InvalidConfig, IoFailure
+from cni.shared.kernel.files import read_whole
+from cni.shared.spec.errors import InvalidConfig
 from cni.shared.spec.request import Attachment, ifname_fault, is_identifier
 from ipam.leases import Lease, Owner, Want
 from ipam.ranges import Range, format_address, parse_address
@@ -27,10 +29,8 @@ def read(
     network = network or os.path.basename(os.path.normpath(directory))
     known = {(e.parameters.container_id, e.parameters.ifname): e for e in cache.all(network)}
     found, strays = [], []
-    try:
+    with worded(f"{directory} cannot be listed"):
         names = sorted(os.listdir(directory))
-    except OSError as fault:
-        raise IoFailure(f"{directory} cannot be listed: {fault.strerror}") from None
     for name in names:
         try:
             address = parse_address(name)
@@ -40,15 +40,15 @@ def read(
         if rng is None:
             strays.append(format_address(*address))
             continue
-        try:
-            container, ifname, sequence = _entry(os.path.join(directory, name))
-        except FileNotFoundError:
+        entry = _entry(os.path.join(directory, name))
+        if entry is None:
             continue  # a DEL has come meanwhile
+        container, ifname, sequence = entry
         want = Want(rng.pool_name(network_name), *address, network_name)
-        entry = known.get((container, ifname))
-        args = dict(entry.parameters.args) if entry else {}
+        cached = known.get((container, ifname))
+        args = dict(cached.parameters.args) if cached else {}
         pod = (args.get("K8S_POD_NAMESPACE", ""), args.get("K8S_POD_NAME", ""), args.get("K8S_POD_UID", ""))
-        netns = entry.parameters.netns if entry else ""  # without it no node: it would be taken for one that is gone
+        netns = cached.parameters.netns if cached else ""  # without it no node: it would be taken for one that is gone
         where = (node_name, node.boot_id(), netns) if netns else ("", "", "")
         found.append(Lease(want, Owner(Attachment(network, container, ifname), pod, *where, sequence)))
     if strays:
@@ -62,29 +62,22 @@ def read(
 def remove(directory: str, lease: Lease) -> bool:
     """Remove the file of `lease` if its content is unchanged; return whether it was removed."""
     path = os.path.join(directory, format_address(lease.family, lease.value))
-    try:
-        if _entry(path)[:2] != (lease.container_id, lease.ifname):
-            return False
-        os.unlink(path)
-    except FileNotFoundError:
-        return False
-    except OSError as fault:
-        raise IoFailure(f"{path} cannot be removed: {fault.strerror}") from None
-    return True
+    with worded(f"{path} cannot be removed"), suppress(FileNotFoundError):
+        entry = _entry(path)
+        if entry and entry[:2] == (lease.container_id, lease.ifname):
+            os.unlink(path)
+            return True
+    return False
 
 
-def _entry(path: str) -> tuple[str, str, int]:
-    """(containerID, ifname, time of writing in ns since 1970). Older versions wrote no ifname; it was eth0 then."""
-    try:
-        with open(path, encoding="utf-8", errors="replace") as file:
-            lines = file.read().split()
-        written = os.stat(path).st_mtime_ns
-    except FileNotFoundError:
-        raise
-    except OSError as fault:
-        raise IoFailure(f"{path} cannot be read: {fault.strerror}") from None
-    container, ifname = lines[0] if lines else "", lines[1] if len(lines) > 1 else "eth0"
-    if not is_identifier(container) or ifname_fault(ifname):  # no DEL could free such a lease
-        said = f'says "{" ".join(lines)[:60]}", which names no container and interface' if lines else "is empty"
-        raise InvalidConfig(f"{path} {said}: find out whose address it is, or remove it")
-    return container, ifname, written
+def _entry(path: str) -> tuple[str, str, int] | None:
+    """(containerID, ifname, time of writing in ns since 1970); None when the file has gone. Older versions wrote no ifname; it
+    was eth0 then."""
+    with worded(f"{path} cannot be read"), suppress(FileNotFoundError):
+        lines = read_whole(path).decode("utf-8", "replace").split()
+        container, ifname = lines[0] if lines else "", lines[1] if len(lines) > 1 else "eth0"
+        if not is_identifier(container) or ifname_fault(ifname):  # no DEL could free such a lease
+            said = f'says "{" ".join(lines)[:60]}", which names no container and interface' if lines else "is empty"
+            raise InvalidConfig(f"{path} {said}: find out whose address it is, or remove it")
+        return container, ifname, os.stat(path).st_mtime_ns
+    return None

@@ -79,18 +79,18 @@ class Cache:
         }
         needed = ("kind", "containerId", "config", "ifName", "networkName")
         document = {k: v for k, v in document.items() if v or k in needed}
-        with _worded(f"the result cannot be kept in {self._results}"):
+        with worded(f"the result cannot be kept in {self._results}"):
             write_whole_below(self._results, _name(entry.network, known), json.dumps(document).encode())
 
     def remove(self, network: str, parameters: Parameters) -> None:
         """Forget the entry; there need not be one."""
-        with _worded(f"the result cannot be removed from {self._results}"), suppress(*_MISSING):
+        with worded(f"the result cannot be removed from {self._results}"), suppress(*_MISSING):
             os.unlink(os.path.join(self._results, _name(network, parameters)))
 
     def all(self, network: str = "") -> list[CachedResult]:
         """Every entry, or those of one network, in the order of their names; other files are passed over."""
         names, found = [], []
-        with _worded(f"{self._results} cannot be listed"), suppress(*_MISSING):
+        with worded(f"{self._results} cannot be listed"), suppress(*_MISSING):
             names = os.listdir(self._results)
         for name in sorted(names):
             with suppress(StateDamaged, IoFailure):
@@ -101,7 +101,7 @@ class Cache:
 
     def _load(self, name: str) -> CachedResult | None:
         path = os.path.join(self._results, name)
-        with _worded(f"{path} cannot be read"), suppress(*_MISSING):
+        with worded(f"{path} cannot be read"), suppress(*_MISSING):
             try:
                 document = json.loads(read_whole(path))
                 if document.get("kind") != _KIND:  # before 0.8 libcni kept the bare result
@@ -113,7 +113,7 @@ class Cache:
 
 
 @contextmanager
-def _worded(action: str) -> Iterator[None]:
+def worded(action: str) -> Iterator[None]:
     """An OSError inside becomes an IoFailure that says what cannot be done."""
     try:
         yield
