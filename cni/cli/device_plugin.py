@@ -16,7 +16,7 @@ from cni.cli.terminal import output, subcommand
 from cni.shared.spec.errors import InvalidConfig
 
 if TYPE_CHECKING:
-    from cni.device_plugin.choose import Resource
+    from cni.library.resources.choose import Resource
 
 CONFIG = "/etc/railcni/device-plugin.json"
 FOLDER = "/var/lib/kubelet/device-plugins"
@@ -62,9 +62,9 @@ def _run(options: argparse.Namespace) -> int:
 
 def _show(options: argparse.Namespace) -> int:
     from cni.cli.nad import command as nad
-    from cni.device_plugin.choose import resources
-    from cni.device_plugin.node import read_config, read_host
     from cni.library.lint import ERROR
+    from cni.library.resources.choose import resources
+    from cni.library.resources.node import read_config, read_host
 
     config = read_config(options.config)
     found = resources(config.resources, read_host(options.root.rstrip("/")))

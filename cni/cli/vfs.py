@@ -72,7 +72,7 @@ def _document(found: NodeCards) -> list[dict[str, Any]]:
 
 def _plan(options: argparse.Namespace, makes: bool = False) -> int:
     """Print the steps to the VFs of the policies, or those that were carried out; and what is wrong in the files."""
-    from cni.device_plugin.node import read_config
+    from cni.library.resources.node import read_config
 
     config = read_config(options.config or [CONFIG])
     nad.print_findings(config.findings, sys.stderr)

@@ -1,22 +1,16 @@
-"""What kubelet, the runtime and Multus are answered about a resource, as their messages and files. Pure.
-
-Sources: kubelet's device plugin API (api/*.proto); SPEC.md of the Container Device Interface; the variables PCIDEVICE_… of
-the SR-IOV device plugin; the Device Information Specification of the Network Plumbing Working Group, 1.1.0.
-"""
+"""What kubelet is answered about a resource, as the messages of its device plugin API. Pure."""
 
 from __future__ import annotations
 
 import hashlib
-import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from cni.device_plugin.api import device_plugin_v1beta1_pb2 as api
-from cni.device_plugin.choose import Offer, Resource
+from cni.library.kubelet import device_plugin_v1beta1_pb2 as api
+from cni.library.resources import containers
+from cni.library.resources.choose import Offer, Resource
 
 HEALTHY, UNHEALTHY = "Healthy", "Unhealthy"
-_PERMISSIONS = "rw"
-_CDI_VERSION = "0.5.0"  # the first with names that begin with a digit, and host paths
 _CDI_KEY = "cdi.k8s.io/"
 _LONGEST = 48  # characters of a file's name, a path of a socket having 107, and of an annotation's
 
@@ -50,12 +44,10 @@ def allocation(resource: Resource, ids: Sequence[str], cdi: bool) -> api.Contain
     else:
         nodes = dict.fromkeys(node for offer in chosen for node in offer.nodes)
         answer.devices.extend(
-            api.DeviceSpec(container_path=inside, host_path=path, permissions=_PERMISSIONS) for inside, path in nodes
+            api.DeviceSpec(container_path=inside, host_path=path, permissions=containers.PERMISSIONS)
+            for inside, path in nodes
         )
-    if resource.is_exclusive:
-        variable = "PCIDEVICE_" + resource.name.replace("/", "_").replace(".", "_").upper()
-        answer.envs[variable] = ",".join(offer.name for offer in chosen)
-        answer.envs[f"{variable}_INFO"] = json.dumps({offer.name: offer.info for offer in chosen})
+    answer.envs.update(containers.variables(resource, chosen))
     return answer
 
 
@@ -93,23 +85,5 @@ def preferred(resource: Resource, available: Sequence[str], needed: Sequence[str
 
 
 def cdi_document(resource: Resource) -> dict[str, Any]:
-    """The CDI specification of the resource's devices, but for those that bring no device node: CDI takes none of these."""
-    return {
-        "cdiVersion": _CDI_VERSION,
-        "kind": resource.name,
-        "devices": [
-            {"name": offer.name, "containerEdits": {"deviceNodes": [*_cdi_nodes(offer)]}}
-            for offer in resource.offers
-            if offer.nodes
-        ],
-    }
-
-
-def _cdi_nodes(offer: Offer) -> Iterator[dict[str, str]]:
-    for inside, path in offer.nodes:
-        yield {"path": inside, "hostPath": path, "permissions": _PERMISSIONS}
-
-
-def file_name(resource: str, device: str) -> str:
-    """The name of a device's device-info file, in the folder of the device plugins."""
-    return f"{resource}-{device}-device.json".replace("/", "-")
+    """The CDI specification of the resource's devices, but for those that bring no device node."""
+    return containers.cdi_document(resource.name, ((o.name, o.nodes, {}) for o in resource.offers))

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 import grpc
 import grpc.aio
 
-from cni.device_plugin.api import device_plugin_v1beta1_pb2 as api
-from cni.device_plugin.api import pod_resources_v1_pb2 as pods
-from cni.device_plugin.api import services
+from cni.library.kubelet import device_plugin_v1beta1_pb2 as api
+from cni.library.kubelet import pod_resources_v1_pb2 as pods
+from cni.library.kubelet import services
 from cni.shared.spec.errors import TryAgainLater
 
 VERSION = "v1beta1"

@@ -25,10 +25,10 @@ import grpc
 import grpc.aio
 
 from cni.device_plugin import answers
-from cni.device_plugin.api import device_plugin_v1beta1_pb2 as api
-from cni.device_plugin.api import services
-from cni.device_plugin.choose import Offer, Resource
 from cni.device_plugin.kubelet import Kubelet
+from cni.library.kubelet import device_plugin_v1beta1_pb2 as api
+from cni.library.kubelet import services
+from cni.library.resources.choose import Offer, Resource
 from cni.library.service.log import AgentLog
 from cni.shared.spec.errors import CniError, TryAgainLater
 
@@ -74,17 +74,14 @@ class Endpoint:
         """Whether kubelet listens."""
         return bool(self._streams)
 
-    def update(self, resource: Resource) -> bool:
-        """Offer this from now on; whether it differs."""
-        if resource == self.resource:
-            return False
+    def update(self, resource: Resource) -> None:
+        """Offer this from now on."""
         self.resource = resource
         listing = answers.listing(resource)
         if listing != self._list:
             self._list = listing
             if not self.conflict:
                 self._send()
-        return True
 
     async def attend(self) -> None:
         """Listen and register where that is needed; a step that does not wait for anything but kubelet's answers."""

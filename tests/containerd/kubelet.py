@@ -21,7 +21,7 @@ from typing import Any
 import grpc
 
 from cni.cli.device_plugin import FOLDER, PODS
-from cni.device_plugin.api import pod_resources_v1_pb2 as api
+from cni.library.kubelet import pod_resources_v1_pb2 as api
 from tests.containerd.api import pod_resources_v1_pb2 as listed
 from tests.containerd.cluster import Cluster
 from tests.containerd.runtime import SECONDS, SOCKET, TOP, Runtime, children

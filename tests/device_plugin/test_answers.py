@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cni.device_plugin import answers
-from cni.device_plugin.choose import Offer, Resource
+from cni.library.resources.choose import Offer, Resource
+from cni.library.resources.containers import info_name
 
 UVERBS = [(f"/dev/infiniband/uverbs{n}", f"/dev/infiniband/uverbs{n}") for n in range(2)]
 CM = ("/dev/infiniband/rdma_cm", "/dev/infiniband/rdma_cm")
@@ -125,4 +126,4 @@ def test_file_names_are_short_and_differ(name: str) -> None:
 
 def test_the_device_info_file_has_the_name_that_multus_reads() -> None:
     """Device Information Specification, 4.1: /var/run/k8s.cni.cncf.io/devinfo/dp/RESOURCE-DEVICE-device.json."""
-    assert answers.file_name("intel.com/vf", "0000:30:00.2") == "intel.com-vf-0000:30:00.2-device.json"
+    assert info_name("intel.com/vf", "0000:30:00.2") == "intel.com-vf-0000:30:00.2-device.json"

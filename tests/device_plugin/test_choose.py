@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cni.device_plugin.choose import Host, Offer, Resource, resources, spread
-from cni.device_plugin.node import read_host
 from cni.library.resources import config
+from cni.library.resources.choose import Host, Offer, Resource, resources, spread
+from cni.library.resources.node import read_host
 from tests.device_plugin.scene import Machine
 from tests.node import ROOT
 

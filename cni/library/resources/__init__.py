@@ -1,1 +1,2 @@
-"""The configuration of the resources that a node offers: read, with all its faults, for the device plugin, `railcni vfs` and the linter."""
+"""The resources that a node offers: their configuration with all its faults, the devices that are chosen, and what a container
+gets with them; for the device plugin, `railcni vfs` and the linter."""

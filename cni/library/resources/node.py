@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
-from cni.device_plugin.choose import Host
 from cni.library.documents import reader
 from cni.library.documents.diagnostic import Diagnostic
 from cni.library.inventory import devices as inventory
 from cni.library.inventory import functions
 from cni.library.inventory.topology import text, uplinks
 from cni.library.resources import config
+from cni.library.resources.choose import Host
 from cni.library.resources.config import Config
 from cni.shared import policy
 from cni.shared.kernel import rdma_sysfs

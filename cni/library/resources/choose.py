@@ -6,9 +6,9 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from cni.device_plugin import unchosen
 from cni.library.inventory.devices import Port, VerbsDevice
 from cni.library.inventory.functions import Function
+from cni.library.resources import unchosen
 from cni.library.resources.models import VFIO, Exclusive, ExclusiveSelectors, Selectors, Shared, spans
 
 _ADDRESSES = 2  # of a pod's link: its own and the link-local one of IPv6

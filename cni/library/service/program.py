@@ -1,0 +1,30 @@
+"""A program that serves until it is ended by a signal."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Awaitable, Callable
+
+from cni import VERSION
+from cni.library.service.endpoint import TEXT, HttpEndpoint, Page
+from cni.library.service.log import AgentLog
+
+
+async def serve(
+    name: str, listen: tuple[str, int], pages: dict[str, Page], run: Callable[[asyncio.Event], Awaitable[None]]
+) -> int:
+    """Run `run` until SIGTERM or SIGINT sets its event, with `pages` and /healthz; the exit code."""
+    log = AgentLog()
+    ended = asyncio.Event()
+    events = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        events.add_signal_handler(number, ended.set)
+    http = HttpEndpoint(listen, {"/healthz": lambda: (200, TEXT, "ok"), **pages})
+    try:
+        log.say("info", f"railcni {name} serves", version=VERSION, url=f"{http.url}/readyz")
+        await run(ended)
+    finally:
+        http.close()
+    log.say("info", "ended by a signal")
+    return 0
