@@ -35,6 +35,7 @@ GROUPS = {
         "uninstall": "install",
         "agent": "agent",
         "device-plugin": "device_plugin",
+        "dra": "dra",
         "dranet-ipam": "dranet",
         "vfs": "vfs",
         "warm": "warm",

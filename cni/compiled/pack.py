@@ -26,6 +26,7 @@ NOT_OF_PLUGINS = (
     "cni.cli",
     "cni.device_plugin",
     "cni.dist",
+    "cni.dra",
     "cni.library",
     "cni.compiled.pack",
     "cni.compiled.packed",

@@ -26,7 +26,7 @@ from cni.plugins import EXECUTABLES
 
 NAME = f"railcni-{VERSION}-linux-{platform.machine()}"  # of the bundle, and of its directory
 _LAUNCHER = PROJECT / "cni/warm/launcher.c"
-_PROGRAMS = ("agent", "cli", "device_plugin", "library")
+_PROGRAMS = ("agent", "cli", "device_plugin", "dra", "library")
 _NEEDS_EXTRA = "device_plugin"
 
 _START = f"""\

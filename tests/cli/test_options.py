@@ -169,6 +169,7 @@ vfs apply --kubelet-dir
 warm status --root
 warm stop --root
 device-plugin --root
+dra show --root
 agent --root
 agent --service-account
 dranet-ipam --conf-dir

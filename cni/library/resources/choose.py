@@ -43,7 +43,7 @@ class Offer:
     """Devices, one for each of `ids`, that give a container the same: those of a NIC, or one function.
 
     `name` is the PCI address, or the name of a software verbs device; `group` the NIC, whose functions are used in turn.
-    `fault` says why the devices are not healthy, "" when they are. `info` and `file` are the contents of the variable
+    `fault` says why the devices are not healthy, "" when they are; `gids` how many GIDs are kept free for each. `info` and `file` are the contents of the variable
     PCIDEVICE_…_INFO and of the device-info file, for an exclusive function.
     """
 
@@ -53,6 +53,7 @@ class Offer:
     numa_nodes: tuple[int, ...] = ()
     fault: str = ""
     group: str = ""
+    gids: int = 0
     info: Mapping[str, Any] = field(default_factory=dict)
     file: Mapping[str, Any] = field(default_factory=dict)
 
@@ -140,6 +141,7 @@ def _candidate(nic: Function, ports: list[Port], resource: Shared, host: Host) -
     # the host's own entries: a device uses one port, so what is left over on each is of no use
     free = [port.room - sum(not gid.ndev or gid.ndev in port.links for gid in port.gids) for port in ports]
     room = sum(port.room for port in ports)
+    offer = replace(offer, gids=cost)
     return _Candidate(resource.name, offer, resource.rdmaHcaMax, cost, sum(n - n % cost for n in free), room)
 
 

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from cni.library.documents import reader
 from cni.library.documents.diagnostic import Diagnostic
 from cni.library.inventory import devices as inventory
-from cni.library.inventory import functions
-from cni.library.inventory.topology import text, uplinks
+from cni.library.inventory import functions, topology
+from cni.library.inventory.topology import Topology, text, uplinks
 from cni.library.resources import config
 from cni.library.resources.choose import Host
 from cni.library.resources.config import Config
@@ -54,6 +54,11 @@ def read_host(root: str = "", before: Host | None = None) -> Host:
         below=_below(f"{sys}/class/net"),
         paths=paths | {path for path in _NODES if os.path.exists(root + path)},
     )
+
+
+def read_topology(host: Host, root: str = "") -> Topology:
+    """The GPUs of the node, and the functions of `host` by their PCI addresses."""
+    return topology.read([(f.id, f.id) for f in host.functions if f.is_on_pci], f"{root}/sys")
 
 
 def _below(folder: str) -> dict[str, list[str]]:

@@ -1,0 +1,99 @@
+"""railcni dra: offers the node's RDMA NICs and virtual functions as devices of Kubernetes' Dynamic Resource Allocation (DRA).
+
+The driver is cni/dra. Its configuration is that of `railcni device-plugin`, and is read by cni/library/resources.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from cni.cli.device_plugin import CONFIG
+from cni.cli.terminal import output, subcommand
+from cni.shared.kernel.node import host_name
+
+if TYPE_CHECKING:
+    from cni.dra.slices import Device
+    from cni.library.resources.choose import Resource
+    from cni.library.resources.config import Config
+
+_COLUMNS = ("device", "resource", "NIC or function", "claims", "PCIe root", "NUMA node", "GPUs", "not healthy")
+
+
+def register(commands: subcommand.Commands) -> None:
+    """Add `dra`."""
+    about = "offer RDMA NICs and virtual functions to pods by ResourceClaims (Dynamic Resource Allocation)"
+    verbs = subcommand.add_group(commands, "dra", about)
+    about = "show the devices that the node's ResourceSlices would have; with -o the ResourceSlices"
+    one = subcommand.add(verbs, "show", about, run=_show, shows=True)
+    _config(one)
+    _node(one)
+    about = "print the DeviceClasses of the configuration, by which pods ask for its resources, for kubectl apply"
+    one = subcommand.add(verbs, "classes", about, run=_classes)
+    one.add_argument("-o", "--output", choices=("yaml", "json"), default="yaml")
+    _config(one)
+
+
+def _config(parser: subcommand.Parser) -> None:
+    about = f"a configuration of the device plugin (configList, resourceList); can be repeated; default: {CONFIG}"
+    parser.add_argument("--config", action="append", metavar="FILE", help=about)
+
+
+def _node(parser: subcommand.Parser) -> None:
+    about = "the name of this Node in Kubernetes; default: the host name"
+    subcommand.option(parser, "--node", None, about, "NAME", type=subcommand.name)
+    subcommand.option(parser, "--root", "/", "the folder that has the node's sys, dev, proc and run")
+
+
+def _read(options: argparse.Namespace) -> tuple[Config, bool]:
+    """The configuration, and whether it has an error; what is wrong is printed."""
+    from cni.cli.nad import command as nad
+    from cni.library.lint import ERROR
+    from cni.library.resources.node import read_config
+
+    config = read_config(options.config or [CONFIG])
+    nad.print_findings(config.findings, sys.stderr)
+    return config, any(finding.severity == ERROR for finding in config.findings)
+
+
+def _show(options: argparse.Namespace) -> int:
+    from cni.dra import slices
+    from cni.library.resources.choose import resources
+    from cni.library.resources.node import read_host, read_topology
+
+    config, is_faulty = _read(options)
+    root = options.root.rstrip("/")
+    host = read_host(root)
+    found = resources(config.resources, host)
+    devices = slices.devices(found, host, read_topology(host, root))
+    if options.output == "table":
+        output.print_table(_COLUMNS, _rows(found, devices))
+    else:
+        specs = slices.specs(devices, options.node or host_name(), 1)
+        output.print_objects([slices.document(number, spec) for number, spec in enumerate(specs)], options.output)
+    return int(is_faulty or any(resource.unchosen for resource in found))
+
+
+def _rows(found: Sequence[Resource], devices: Sequence[Device]) -> list[Sequence[object]]:
+    rows: list[Sequence[object]] = []
+    for device in devices:
+        of = {key.rpartition("/")[2]: next(iter(v.values())) for key, v in device.document["attributes"].items()}
+        gpus = f"{of['gpuDistance']} {of['gpus']}" if "gpus" in of else None
+        place = of.get("pcieRoot"), of.get("numaNode"), gpus
+        offer = device.offer
+        rows.append((device.name, device.resource.name, offer.name, len(offer.ids), *place, offer.fault))
+    for resource in found:
+        reasons: list[tuple[str | None, str]] = [*resource.withheld.items()]
+        reasons += [(None, why) for why in (resource.limit, resource.unchosen) if why]
+        rows += [(None, resource.name, name, None, None, None, None, reason) for name, reason in reasons]
+    return rows
+
+
+def _classes(options: argparse.Namespace) -> int:
+    from cni.dra.slices import device_class
+
+    config, is_faulty = _read(options)
+    output.print_objects([device_class(resource) for resource in config.resources], options.output)
+    return int(is_faulty)
