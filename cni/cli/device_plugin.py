@@ -7,6 +7,7 @@ cni/library/resources. With --show it prints what would be offered, without kube
 from __future__ import annotations
 
 import argparse
+import importlib
 import os
 import sys
 from collections.abc import Sequence
@@ -17,6 +18,7 @@ from cni.shared.spec.errors import InvalidConfig
 
 if TYPE_CHECKING:
     from cni.library.resources.choose import Resource
+    from cni.library.resources.config import Config
 
 CONFIG = "/etc/railcni/device-plugin.json"
 FOLDER = "/var/lib/kubelet/device-plugins"
@@ -51,26 +53,39 @@ def _run(options: argparse.Namespace) -> int:
     options.config = options.config or [CONFIG]
     if options.show:
         return _show(options)
+    return serve("cni.device_plugin.plugin", options)
+
+
+def serve(program: str, options: argparse.Namespace) -> int:
+    """Run the program of this module, which loads gRPC."""
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # else each connection that ends is a line on stderr
     try:
-        from cni.device_plugin import plugin  # with grpc, which costs 0.2 s
+        module = importlib.import_module(program)  # 0.2 s
     except ModuleNotFoundError as fault:
         remedy = "pip install grpcio protobuf, or use the image that `make image ARGS=--device-plugin` makes"
         raise InvalidConfig(f"the package of the module {fault.name} is missing: {remedy}") from None
-    return plugin.run(options)
+    return int(module.run(options))
+
+
+def read(paths: Sequence[str]) -> tuple[Config, bool]:
+    """The configuration, and whether it has an error; what is wrong is printed."""
+    from cni.cli.nad import command as nad
+    from cni.library.lint import ERROR
+    from cni.library.resources.node import read_config
+
+    config = read_config(paths)
+    nad.print_findings(config.findings, sys.stderr)
+    return config, any(finding.severity == ERROR for finding in config.findings)
 
 
 def _show(options: argparse.Namespace) -> int:
-    from cni.cli.nad import command as nad
-    from cni.library.lint import ERROR
     from cni.library.resources.choose import resources
-    from cni.library.resources.node import read_config, read_host
+    from cni.library.resources.node import read_host
 
-    config = read_config(options.config)
+    config, is_faulty = read(options.config)
     found = resources(config.resources, read_host(options.root.rstrip("/")))
-    nad.print_findings(config.findings, sys.stderr)
     output.show(options.output, _document(found), lambda: output.print_table(_COLUMNS, _rows(found)))
-    return int(any(f.severity == ERROR for f in config.findings) or any(resource.unchosen for resource in found))
+    return int(is_faulty or any(resource.unchosen for resource in found))
 
 
 def _rows(found: Sequence[Resource]) -> list[Sequence[object]]:

@@ -6,19 +6,20 @@ The driver is cni/dra. Its configuration is that of `railcni device-plugin`, and
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from cni.cli.device_plugin import CONFIG
+from cni.cli.device_plugin import CONFIG, read, serve
 from cni.cli.terminal import output, subcommand
+from cni.library.audit.store import kubeconfig_of
 from cni.shared.kernel.node import host_name
 
 if TYPE_CHECKING:
     from cni.dra.slices import Device
     from cni.library.resources.choose import Resource
-    from cni.library.resources.config import Config
 
+KUBELET = "/var/lib/kubelet"
+LISTEN = "127.0.0.1:9110"
 _COLUMNS = ("device", "resource", "NIC or function", "claims", "PCIe root", "NUMA node", "GPUs", "not healthy")
 
 
@@ -26,6 +27,15 @@ def register(commands: subcommand.Commands) -> None:
     """Add `dra`."""
     about = "offer RDMA NICs and virtual functions to pods by ResourceClaims (Dynamic Resource Allocation)"
     verbs = subcommand.add_group(commands, "dra", about)
+    about = "on each node: publish the devices as ResourceSlices, and prepare the claims of pods, as a DRA driver of kubelet"
+    one = subcommand.add(verbs, "run", about, ". It runs until SIGTERM, in the foreground.", run=_run)
+    _config(one)
+    _node(one)
+    subcommand.listen(one, LISTEN)
+    about = "kubelet's folder, which has plugins, plugins_registry and pod-resources"
+    subcommand.option(one, "--kubelet-dir", KUBELET, about, made=True)
+    about = "the API server; default: that of this pod, by its service account"
+    subcommand.option(one, "--kubeconfig", "", about, "FILE")
     about = "show the devices that the node's ResourceSlices would have; with -o the ResourceSlices"
     one = subcommand.add(verbs, "show", about, run=_show, shows=True)
     _config(one)
@@ -37,7 +47,7 @@ def register(commands: subcommand.Commands) -> None:
 
 
 def _config(parser: subcommand.Parser) -> None:
-    about = f"a configuration of the device plugin (configList, resourceList); can be repeated; default: {CONFIG}"
+    about = f"a configuration of the device plugin (configList, resourceList), which `run` reads again after a change; can be repeated; default: {CONFIG}"
     parser.add_argument("--config", action="append", metavar="FILE", help=about)
 
 
@@ -47,15 +57,9 @@ def _node(parser: subcommand.Parser) -> None:
     subcommand.option(parser, "--root", "/", "the folder that has the node's sys, dev, proc and run")
 
 
-def _read(options: argparse.Namespace) -> tuple[Config, bool]:
-    """The configuration, and whether it has an error; what is wrong is printed."""
-    from cni.cli.nad import command as nad
-    from cni.library.lint import ERROR
-    from cni.library.resources.node import read_config
-
-    config = read_config(options.config or [CONFIG])
-    nad.print_findings(config.findings, sys.stderr)
-    return config, any(finding.severity == ERROR for finding in config.findings)
+def _run(options: argparse.Namespace) -> int:
+    options.kubeconfig, options.config = kubeconfig_of(options.kubeconfig), options.config or [CONFIG]
+    return serve("cni.dra.driver", options)
 
 
 def _show(options: argparse.Namespace) -> int:
@@ -63,7 +67,7 @@ def _show(options: argparse.Namespace) -> int:
     from cni.library.resources.choose import resources
     from cni.library.resources.node import read_host, read_topology
 
-    config, is_faulty = _read(options)
+    config, is_faulty = read(options.config or [CONFIG])
     root = options.root.rstrip("/")
     host = read_host(root)
     found = resources(config.resources, host)
@@ -94,6 +98,6 @@ def _rows(found: Sequence[Resource], devices: Sequence[Device]) -> list[Sequence
 def _classes(options: argparse.Namespace) -> int:
     from cni.dra.slices import device_class
 
-    config, is_faulty = _read(options)
+    config, is_faulty = read(options.config or [CONFIG])
     output.print_objects([device_class(resource) for resource in config.resources], options.output)
     return int(is_faulty)

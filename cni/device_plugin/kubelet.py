@@ -11,16 +11,13 @@ import grpc
 import grpc.aio
 
 from cni.library.kubelet import device_plugin_v1beta1_pb2 as api
-from cni.library.kubelet import pod_resources_v1_pb2 as pods
-from cni.library.kubelet import services
+from cni.library.kubelet import pods, services
 from cni.shared.spec.errors import TryAgainLater
 
 VERSION = "v1beta1"
 _REGISTRATION = api.DESCRIPTOR.services_by_name["Registration"]
-_LISTER = pods.DESCRIPTOR.services_by_name["PodResourcesLister"]
 _SECONDS = 5.0  # for an answer
 _SETTLED = (grpc.ChannelConnectivity.READY, grpc.ChannelConnectivity.TRANSIENT_FAILURE)
-_MOST_BYTES = 64 << 20  # kubelet lists the devices of all plugins in one message
 
 
 @dataclass(frozen=True)
@@ -80,16 +77,8 @@ class Kubelet:
 
         kubelet counts no device as healthy once its plugin's stream has ended.
         """
-        if not os.path.exists(self.pods):
-            return None
-        options = [("grpc.max_receive_message_length", _MOST_BYTES)]
-        async with grpc.aio.insecure_channel(f"unix:{self.pods}", options=options) as channel:
-            stub = services.client(_LISTER, channel)
-            try:
-                answer = await stub.GetAllocatableResources(pods.AllocatableResourcesRequest(), timeout=_SECONDS)
-            except grpc.aio.AioRpcError:
-                return None
-        return frozenset(one for d in answer.devices if d.resource_name == resource for one in d.device_ids)
+        known = await pods.allocatable(self.pods)
+        return None if known is None else frozenset(known.get(resource, ()))
 
 
 async def _connected(channel: grpc.aio.Channel) -> None:

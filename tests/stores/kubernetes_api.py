@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from tests import http_server
-from tests.stores.kubernetes_core import LEASES, Core, Exists, Missing, Unfit
+from tests.stores.kubernetes_core import DRA, LEASES, OF_DRA, Core, Exists, Invalid, Missing, Unfit
 
 if TYPE_CHECKING:
     import pytest
@@ -147,6 +147,7 @@ class ApiServer:
         self.seen: list[tuple[str, str, Any]] = []
         self.queries: list[tuple[str, dict[str, list[str]]]] = []  # the path and query of each request that has one
         self.core = Core()
+        self.dra = {*OF_DRA}  # of the resources of DRA those that the server has
         self.asked: set[tuple[str, str, str, str]] = set()  # verb, API group, resource, namespace ("" for all)
         self._late: list[tuple[str, list[str], dict[str, list[str]], Any, bytes]] = []
         self._cache: tuple[int, Objects] | None = None  # its version, and what it has
@@ -380,19 +381,21 @@ class ApiServer:
         self, method: str, parts: list[str], query: dict[str, list[str]], headers: Any, body: bytes
     ) -> Answer | None:
         """The answer for a resource of Kubernetes itself, else None."""
-        if parts[:2] != ["api", "v1"] and parts[:2] != ["apis", LEASES]:
+        if parts[:2] not in (["api", "v1"], ["apis", LEASES], ["apis", DRA]):
             return None
         rest = parts[2:] if parts[0] == "api" else parts[3:]
         namespace = ""
         if rest[0] == "namespaces":
             namespace, rest = rest[1], rest[2:]
         resource, name, sub = (*rest, "", "", "")[:3]
-        if resource not in ("pods", "nodes", "events", "leases", "serviceaccounts", "configmaps"):
+        if resource not in ("pods", "nodes", "events", "leases", "serviceaccounts", "configmaps", *OF_DRA):
             return None
+        if parts[1] == DRA and (parts[2] != "v1" or resource not in self.dra):
+            return 404, "404 page not found\n"
         verb = {"POST": "create", "PUT": "update", "PATCH": "patch", "DELETE": "delete"}.get(method, "")
         verb = verb or ("get" if name else "list")
         shown = f"{resource}/{sub}" if sub else resource
-        self.asked.add((verb, LEASES if parts[0] == "apis" else "", shown, namespace))
+        self.asked.add((verb, parts[1] if parts[0] == "apis" else "", shown, namespace))
         if (verb, shown) in self.forbidden:
             message = f'{shown} "{name}" is forbidden: User "u" cannot {verb} resource "{shown}"'
             raise Refusal(403, "Forbidden", message, name=name)
@@ -417,6 +420,10 @@ class ApiServer:
             raise Refusal(409, "Conflict", f'{resource} "{name}" conflicts', name=name, kind=resource) from None
         except Unfit as fault:
             raise _unfit(str(fault)) from None
+        except Invalid as fault:
+            raise Refusal(
+                422, "Invalid", f'{resource} "{name}" is invalid: {fault}', name=name, kind=resource
+            ) from None
         if "as=PartialObjectMetadata" in headers.get("Accept", ""):
             return 200, _brief(found)
         return 200, found

@@ -1,15 +1,18 @@
-"""The resources of Kubernetes itself that the API server for tests has: pods, nodes, Events, Leases, tokens."""
+"""The resources of Kubernetes itself that the API server for tests has: pods, nodes, Events, Leases, tokens, and those of DRA."""
 
 from __future__ import annotations
 
 import copy
 import itertools
+import re
 import uuid
 from collections.abc import Callable
 from typing import Any
 
 Place = tuple[str, str, str]  # resource, namespace ("" for a node), name
 LEASES = "coordination.k8s.io"
+DRA = "resource.k8s.io"
+OF_DRA = ("resourceslices", "resourceclaims", "deviceclasses")
 
 
 class Missing(Exception):
@@ -34,6 +37,49 @@ class Unfit(Exception):
     """A patch does not apply."""
 
 
+class Invalid(Exception):
+    """The object breaks a rule of its resource."""
+
+
+_ID = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,31}")
+_LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
+
+
+def check_slice(spec: dict[str, Any]) -> None:
+    """The rules of pkg/apis/resource/validation of Kubernetes that a driver may break; Invalid."""
+    devices = spec["devices"]
+    names = [device["name"] for device in devices]
+    if len(devices) > 128 or len({*names}) < len(names) or not all(map(_LABEL.fullmatch, names)):
+        raise Invalid(f"spec.devices: {names}")
+    for device in devices:
+        attributes, capacity = device.get("attributes", {}), device.get("capacity", {})
+        if len(attributes) + len(capacity) > 32:
+            raise Invalid("too many attributes and capacities")
+        for name in (*attributes, *capacity):
+            if not _ID.fullmatch(name.rpartition("/")[2]):
+                raise Invalid(f"attributes[{name}]: must be a C identifier")
+        for name, value in attributes.items():
+            ((kind, content),) = value.items()
+            if kind == "string" and len(content) > 64:
+                raise Invalid(f"attributes[{name}]: too long")
+        for name, value in capacity.items():
+            policy, most = value.get("requestPolicy"), int(value["value"])
+            if policy and not device.get("allowMultipleAllocations"):
+                raise Invalid(f"capacity[{name}].requestPolicy: allowMultipleAllocations is not set")
+            if spans := (policy or {}).get("validRange"):
+                least, step, usual = int(spans["min"]), int(spans["step"]), int(policy["default"])
+                if least > most or least + step > most or usual < least or (usual - least) % step:
+                    raise Invalid(f"capacity[{name}].requestPolicy: {policy}")
+
+
+def without_sharing(spec: dict[str, Any]) -> None:
+    """Drop what a server without the feature gate DRAConsumableCapacity drops."""
+    for device in spec["devices"]:
+        device.pop("allowMultipleAllocations", None)
+        for value in device.get("capacity", {}).values():
+            value.pop("requestPolicy", None)
+
+
 Apply = Callable[[Any, dict[str, Any]], None]  # one operation of a JSON patch
 
 
@@ -46,8 +92,17 @@ class Core:
         self.page = 500  # the most objects in one reply
         self.tokens: list[tuple[dict[str, Any], str]] = []  # requests for one, and what was issued
         self._versions = itertools.count(1)
+        self.shares = True  # whether the feature gate DRAConsumableCapacity is on
 
     # --- for tests ---
+
+    def add_claim(self, namespace: str, name: str, *results: dict[str, Any], **allocation: Any) -> str:
+        """The uid of a new ResourceClaim to which the devices `results` are allocated; without any it is pending."""
+        metadata = {"uid": str(uuid.uuid4())}
+        devices = {"devices": {"results": list(results), **allocation}}
+        status = {"allocation": devices} if results else {}
+        self._put(("resourceclaims", namespace, name), {"metadata": metadata, "spec": {}, "status": status})
+        return metadata["uid"]
 
     def add_pod(
         self,
@@ -73,7 +128,10 @@ class Core:
         taints = [{"key": "node.kubernetes.io/out-of-service", "value": "x", "effect": "NoExecute"}]
         conditions = [{"type": "Ready", "status": "True" if ready else "Unknown"}]
         spec = {"taints": taints} if out_of_service else {}
-        self._put(("nodes", "", name), {"metadata": {}, "spec": spec, "status": {"conditions": conditions}})
+        self._put(
+            ("nodes", "", name),
+            {"metadata": {"uid": str(uuid.uuid4())}, "spec": spec, "status": {"conditions": conditions}},
+        )
 
     def named(self, resource: str) -> list[dict[str, Any]]:
         return [copy.deepcopy(found) for place, found in sorted(self.objects.items()) if place[0] == resource]
@@ -112,13 +170,12 @@ class Core:
 
     def list(self, resource: str, query: dict[str, list[str]]) -> dict[str, Any]:
         """A page of all namespaces."""
-        node = next(
-            (t.partition("=")[2] for t in query.get("fieldSelector", []) if t.startswith("spec.nodeName=")), None
-        )
+        terms = ",".join(query.get("fieldSelector", [])).split(",")
+        wanted = dict(term.removeprefix("spec.").split("=") for term in terms if term.startswith("spec."))
         found = [
             (f"{place[1]}/{place[2]}", document)
             for place, document in sorted(self.objects.items())
-            if place[0] == resource and (node is None or document["spec"].get("nodeName") == node)
+            if place[0] == resource and all(document["spec"].get(key) == value for key, value in wanted.items())
         ]
         after = query.get("continue", [""])[0]
         found = [one for one in found if one[0] > after]
@@ -136,6 +193,11 @@ class Core:
         return {**document, "status": {"token": text, "expirationTimestamp": "2099-01-01T00:00:00Z"}}
 
     def _put(self, place: Place, document: dict[str, Any]) -> dict[str, Any]:
+        if place[0] == "resourceslices":
+            document = copy.deepcopy(document)
+            check_slice(document["spec"])
+            if not self.shares:
+                without_sharing(document["spec"])
         version = {"name": place[2], "resourceVersion": str(next(self._versions))}
         document = {**document, "metadata": {**document["metadata"], **version}}
         if place[1]:

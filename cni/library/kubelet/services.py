@@ -23,8 +23,9 @@ def client(service: ServiceDescriptor, channel: Any) -> Any:
     return SimpleNamespace(**calls)
 
 
-def serve(service: ServiceDescriptor, server: Any, servicer: object) -> None:
-    """Let `servicer` answer the calls of `service` at `server`; a method that it lacks is unimplemented for the caller."""
+def serve(service: ServiceDescriptor, server: Any, servicer: object, name: str = "") -> None:
+    """Let `servicer` answer the calls of `service` at `server`, under another `name` if that is given; a method that it lacks
+    is unimplemented for the caller."""
     handlers = {}
     for method in service.methods:
         if answer := getattr(servicer, method.name, None):
@@ -35,4 +36,4 @@ def serve(service: ServiceDescriptor, server: Any, servicer: object) -> None:
                 request_deserializer=GetMessageClass(method.input_type).FromString,
                 response_serializer=GetMessageClass(method.output_type).SerializeToString,
             )
-    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service.full_name, handlers),))
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(name or service.full_name, handlers),))

@@ -1,0 +1,153 @@
+"""The claims that are prepared on this node: a record of each, and the CDI specification that the runtime reads.
+
+A record is written, durably, before anything else is made, and removed after all else is gone; so whatever kills the driver,
+the next call for the claim, or the next start, finds what there is. An answer comes from the record, so that kubelet gets the
+same one again although a device has vanished since.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from cni.dra.slices import DRIVER, Device
+from cni.library.resources import containers
+from cni.shared.kernel import files
+from cni.shared.spec.errors import InvalidConfig, TryAgainLater
+
+_KIND = f"{DRIVER}/claim"
+_PREFIX = f"dra.{DRIVER}-"  # of the files; the device plugin removes those that begin with its own
+_UID = re.compile(r"[A-Za-z0-9][-A-Za-z0-9]{0,62}")
+
+Record = dict[str, Any]
+
+
+class Claims:
+    """The records are in `folder`; runtime and Multus read below `root`."""
+
+    def __init__(self, folder: str, root: str) -> None:
+        self._folder = folder
+        self._cdi = f"{root}{containers.CDI_FOLDER}"
+        self._info = f"{root}{containers.INFO_FOLDER}"
+
+    def records(self) -> list[Record]:
+        """All records; OSError."""
+        names = sorted(name for name in files.names_in(self._folder) if name.endswith(".json") and name[0] != ".")
+        return [record for name in names if (record := self._read(name.removesuffix(".json")))]
+
+    def prepare(self, claim: Record, results: Sequence[Mapping[str, Any]], devices: Mapping[str, Device]) -> Record:
+        """The record of a claim, made unless it is there: `claim` has uid, namespace and name, `results` what was allocated.
+
+        InvalidConfig for a device that is gone, TryAgainLater for one that cannot be used now, OSError.
+        """
+        wanted = [
+            {
+                "request": str(result["request"]).partition("/")[0],  # a container names no alternative of a request
+                "pool": result["pool"],
+                "device": result["device"],
+                "share": result.get("shareID") or "",
+            }
+            for result in results
+        ]
+        record = self._read(_checked(claim["uid"]))
+        if not wanted:
+            raise InvalidConfig(
+                f"ResourceClaim {claim['namespace']}/{claim['name']} has no device of {DRIVER} on this node"
+            )
+        if record is None or [{key: one[key] for key in wanted[0]} for one in record["devices"]] != wanted:
+            record = claim | {"devices": [one | _given(one["device"], devices) for one in wanted]}
+            for one in record["devices"]:
+                one["variables"] = _variables(one, record, devices)
+            if former := self._read(claim["uid"]):
+                self._remove(former)  # it was allocated anew
+            containers.write(self._folder, f"{claim['uid']}.json", record, durable=True)
+        self._make(record)
+        return record
+
+    def unprepare(self, uid: str) -> bool:
+        """Remove all that there is of a claim; whether there was anything. OSError."""
+        record = self._read(_checked(uid))
+        Path(self._cdi, _cdi_name(uid)).unlink(missing_ok=True)  # without a record a kill has left it
+        if record:
+            self._remove(record)
+        Path(self._folder, f"{uid}.json").unlink(missing_ok=True)
+        return record is not None
+
+    def restore(self) -> list[Record]:
+        """Make what is missing of the recorded claims, as after a boot, and remove what belongs to none; the records."""
+        records = self.records()
+        for record in records:
+            self._make(record)
+        wanted = {_cdi_name(record["uid"]) for record in records}
+        for name in files.names_in(self._cdi):
+            if name.startswith(_PREFIX) and name not in wanted:
+                Path(self._cdi, name).unlink(missing_ok=True)
+        return records
+
+    def _read(self, uid: str) -> Record | None:
+        try:
+            found = json.loads(files.read_whole(f"{self._folder}/{uid}.json"))
+        except FileNotFoundError:
+            return None
+        except ValueError:  # a power loss tore it, so no answer was given from it
+            return None
+        return found if isinstance(found, dict) else None
+
+    def _make(self, record: Record) -> None:
+        for one in record["devices"]:
+            if one["file"]:
+                containers.write(self._info, containers.info_name(one["resource"], one["function"]), one["file"])
+        parts = [(cdi_name(record, n), one["nodes"], one["variables"]) for n, one in enumerate(record["devices"])]
+        document = containers.cdi_document(_KIND, parts)
+        if document["devices"]:
+            containers.write(self._cdi, _cdi_name(record["uid"]), document)
+
+    def _remove(self, record: Record) -> None:
+        Path(self._cdi, _cdi_name(record["uid"])).unlink(missing_ok=True)
+        for one in record["devices"]:
+            if one["file"]:
+                Path(self._info, containers.info_name(one["resource"], one["function"])).unlink(missing_ok=True)
+
+
+def cdi_ids(record: Record, number: int) -> list[str]:
+    """The CDI devices of the claim's device `number`."""
+    one = record["devices"][number]
+    return [f"{_KIND}={cdi_name(record, number)}"] if one["nodes"] or one["variables"] else []
+
+
+def cdi_name(record: Record, number: int) -> str:
+    """The name of the claim's device `number` in its specification."""
+    return f"{record['uid']}-{number}"
+
+
+def _cdi_name(uid: str) -> str:
+    return f"{_PREFIX}{uid}.json"
+
+
+def _checked(uid: str) -> str:
+    """The UID, which is a part of names of files."""
+    if not _UID.fullmatch(uid):
+        raise InvalidConfig(f'"{uid}" is no UID of a ResourceClaim')
+    return uid
+
+
+def _given(name: str, devices: Mapping[str, Device]) -> Record:
+    """What the record keeps of a device."""
+    device = devices.get(name)
+    if device is None:
+        raise InvalidConfig(f"there is no device {name} any more; there are: {', '.join(devices) or 'none'}")
+    if device.offer.fault:
+        raise TryAgainLater(f"{name} cannot be used: {device.offer.fault}")
+    offer = device.offer
+    return {"resource": device.resource.name, "function": offer.name, "nodes": offer.nodes, "file": dict(offer.file)}
+
+
+def _variables(one: Record, record: Record, devices: Mapping[str, Device]) -> dict[str, str]:
+    """The variables that name all functions that the claim has of the device's resource: of two values a container has one."""
+    of_resource = [
+        devices[other["device"]].offer for other in record["devices"] if other["resource"] == one["resource"]
+    ]
+    return containers.variables(devices[one["device"]].resource, of_resource)

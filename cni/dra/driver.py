@@ -1,0 +1,234 @@
+"""The driver put together: one loop that looks at the configuration, the devices, kubelet and the ResourceSlices."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import math
+import os
+from collections.abc import Sequence
+from contextlib import closing
+from time import monotonic
+from typing import Any
+
+from cni.dra import slices
+from cni.dra.claims import Claims, Record
+from cni.dra.kubelet import Endpoint
+from cni.dra.publish import Publisher
+from cni.dra.slices import DRIVER, Device
+from cni.library.kubelet import pods
+from cni.library.resources.choose import Resource
+from cni.library.resources.node import read_topology
+from cni.library.resources.watch import Watch
+from cni.library.service.endpoint import TEXT
+from cni.library.service.log import AgentLog
+from cni.library.service.metrics import CONTENT_TYPE, Counter, Family
+from cni.library.service.program import serve
+from cni.shared.kernel.node import host_name
+from cni.shared.spec.errors import CniError, InvalidConfig
+from ipam.stores.apiserver import Api
+from ipam.stores.apiserver.faults import Gone
+from ipam.stores.apiserver.resources import CLAIMS
+
+_TICK = 0.5  # seconds between two looks at the configuration, the devices and the sockets
+_OTHERS_SECONDS = 5.0  # between two looks at what device plugins serve
+_COMPARE_SECONDS = 60.0  # between two comparisons of the slices with those of the API server
+_FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 60.0  # seconds after a fault of the API server
+_SECONDS = 10.0  # for a request to it: kubelet waits 45 for a preparation
+_UNMADE = (
+    "the configuration asks for virtual functions, which this program does not make: `railcni vfs apply` makes them"
+)
+
+
+class Driver:
+    """What `options` ask for."""
+
+    def __init__(self, options: argparse.Namespace, log: AgentLog) -> None:
+        self._log = log
+        self._root = options.root.rstrip("/")
+        self._kubeconfig = options.kubeconfig
+        self._pods = os.path.join(options.kubelet_dir, "pod-resources", "kubelet.sock")
+        self._node = options.node or host_name()
+        self._watch = Watch(options.config, self._root, log)
+        self._endpoint = Endpoint(options.kubelet_dir, log, self._prepare, self._unprepare, self._registered)
+        self._claims = Claims(os.path.join(self._endpoint.own, "claims"), self._root)
+        self._publisher = Publisher(options.kubeconfig, self._node)
+        self._found: list[Resource] = []
+        self._others: dict[str, int] = {}  # resources of device plugins, with the number of their devices
+        self._devices: dict[str, Device] = {}
+        self._records: dict[str, Record] = {}
+        self._publish_due = math.inf  # the first look comes first: without a device all slices would be deleted
+        self._others_due = 0.0
+        self._fault = ""
+        self._pause = _FIRST_PAUSE
+        self._unpublished = "the ResourceSlices are not published yet"
+        self._compares_claims = True
+
+    async def run(self, ended: asyncio.Event) -> None:
+        """Serve until `ended`."""
+        self._log.state("virtual functions", _UNMADE if self._watch.config.policies else "")
+        self._records = {one["uid"]: one for one in await asyncio.to_thread(self._claims.restore)}
+        try:
+            while not ended.is_set():
+                try:
+                    await self._look()
+                    await self._endpoint.attend()
+                    self._fault = ""
+                except OSError as fault:  # also of a device that vanishes meanwhile: the next look is without it
+                    self._fault = f"{fault.filename}: {fault.strerror}"
+                self._log.state("look", self._fault)
+                if monotonic() >= self._publish_due:
+                    await self._publish()
+                try:
+                    await asyncio.wait_for(ended.wait(), _TICK)
+                except TimeoutError:
+                    pass
+        finally:
+            await self._endpoint.close()
+
+    async def _look(self) -> None:
+        """Offer what there is now; a resource that a device plugin serves is left to it."""
+        if (found := self._watch.look()) is not None:
+            self._found = found
+            for resource in found:
+                self._watch.say(resource)
+        elif monotonic() < self._others_due:
+            return
+        self._others_due = monotonic() + _OTHERS_SECONDS
+        served = await pods.allocatable(self._pods) or {}
+        others = {one.name: len(served[one.name]) for one in self._found if served.get(one.name)}
+        if found is None and others.keys() == self._others.keys():
+            return
+        self._others = others
+        for resource in self._found:
+            self._log.state(f"{resource.name} served", self._refusal(resource.name), resource=resource.name)
+        host = self._watch.host
+        ours = [resource for resource in self._found if resource.name not in others]
+        devices = slices.devices(ours, host, read_topology(host, self._root))
+        self._devices = {device.name: device for device in devices}
+        self._publish_due = 0.0
+        self._tell()
+
+    def _refusal(self, name: str) -> str:
+        """Why a resource is not published."""
+        if name not in self._others:
+            return ""
+        return (
+            f"a device plugin serves {name}, with {self._others[name]} devices, so no claim gets it: a NIC or function would be"
+            " given twice. Remove the resource from the device plugin's configuration, or from this one"
+        )
+
+    def _tell(self) -> None:
+        """Tell kubelet the health of the devices, and of those that a claim has though they are gone."""
+        states = {name: device.offer.fault for name, device in self._devices.items()}
+        for record in self._records.values():
+            for one in record["devices"]:
+                states.setdefault(one["device"], f"{one['function']} is gone, or not offered any more")
+        self._endpoint.tell((self._node, name, fault) for name, fault in states.items())
+        gone = [name for name in states if name not in self._devices]
+        self._log.state("gone", f"claims have devices that are gone: {', '.join(gone)}" if gone else "")
+
+    async def _publish(self) -> None:
+        devices = list(self._devices.values())
+        try:
+            if await asyncio.to_thread(self._publisher.publish, devices):
+                self._log.say("info", "published", devices=len(devices), generation=self._publisher.generation)
+            if self._compares_claims:
+                async with self._endpoint.turn:
+                    await asyncio.to_thread(self._compare_claims)
+                self._compares_claims = False
+        except CniError as fault:
+            self._unpublished = fault.msg
+            self._publish_due = monotonic() + self._pause
+            self._pause = min(2 * self._pause, _LONGEST_PAUSE)
+        else:
+            self._unpublished, self._pause = "", _FIRST_PAUSE
+            self._publish_due = monotonic() + _COMPARE_SECONDS
+        self._log.state("publish", self._unpublished)
+        self._log.state("lack", self._publisher.lack)
+
+    def _registered(self) -> None:
+        """kubelet may have deleted the slices, and forgotten claims, while it or this driver was away."""
+        self._publish_due, self._compares_claims = 0.0, True
+
+    # --- claims; in a thread, one at a time ---
+
+    def _prepare(self, asked: Record) -> Record:
+        where = f"ResourceClaim {asked['namespace']}/{asked['name']}"
+        allocation = self._allocation(asked)
+        if allocation is None:
+            raise InvalidConfig(f"{where} is gone, is another one by now, or has no device")
+        for config in allocation.get("config") or ():
+            if (config.get("opaque") or {}).get("driver") == DRIVER:
+                raise InvalidConfig(
+                    f"{where}: {DRIVER} takes no parameters: remove them from the claim or its DeviceClass"
+                )
+        results = [r for r in allocation.get("results") or () if (r["driver"], r["pool"]) == (DRIVER, self._node)]
+        record = self._claims.prepare(asked, results, self._devices)
+        self._records = self._records | {asked["uid"]: record}
+        return record
+
+    def _unprepare(self, uid: str) -> None:
+        self._claims.unprepare(uid)
+        self._records = {other: record for other, record in self._records.items() if other != uid}
+
+    def _allocation(self, claim: Record) -> dict[str, Any] | None:
+        """The devices of the claim; None when it is gone, or has none. CniError."""
+        with closing(Api(self._kubeconfig, _SECONDS)) as api:
+            try:
+                found, _ = api.get(CLAIMS, claim["name"], namespace=claim["namespace"])
+            except Gone:
+                return None
+        if found["metadata"]["uid"] != claim["uid"]:
+            return None
+        devices = ((found.get("status") or {}).get("allocation") or {}).get("devices")
+        return devices if isinstance(devices, dict) else None
+
+    def _compare_claims(self) -> None:
+        """Remove what is left of claims that are gone, which a kubelet that lost its memory does not do. CniError."""
+        for uid, record in self._records.items():
+            if self._allocation(record) is None:
+                self._unprepare(uid)
+                self._log.say(
+                    "info", "removed: the claim is gone", claim=f"{record['namespace']}/{record['name']}", uid=uid
+                )
+
+    # --- health and metrics ---
+
+    def ready(self) -> tuple[int, str, str]:
+        """503 with what is wrong; 200 with what is missing."""
+        faults = [*self._watch.faults, *filter(None, [self._fault, self._endpoint.fault, self._unpublished])]
+        faults += [self._refusal(name) for name in self._others]
+        faults += [f"{one.name}: {one.unchosen}" for one in self._found if one.unchosen]
+        if faults:
+            return 503, TEXT, "\n".join(faults)
+        limits = [f"{one.name}: {one.limit}" for one in self._found if one.limit]
+        policies = _UNMADE if self._watch.config.policies else ""
+        return 200, TEXT, "\n".join(["ok", *limits, *filter(None, [self._publisher.lack, policies])])
+
+    def metrics(self) -> tuple[int, str, str]:
+        devices = Family("railcni_dra_devices", "Devices by their health.", "resource", "health")
+        claims = Family("railcni_dra_claims", "Claims that are prepared on this node.")
+        published = Family("railcni_dra_published", "1 while the ResourceSlices are as they should be.")
+        registered = Family("railcni_dra_registered", "1 while kubelet has the driver.")
+        conflict = Family("railcni_dra_conflict", "1 while a device plugin serves it.", "resource")
+        prepared = Counter("railcni_dra_prepared_total", "Claims that kubelet was answered.")
+        for resource in self._found:
+            own: Sequence[Device] = [one for one in self._devices.values() if one.resource.name == resource.name]
+            unhealthy = sum(bool(one.offer.fault) for one in own)
+            devices.set(len(own) - unhealthy, resource.name, "healthy")
+            devices.set(unhealthy, resource.name, "unhealthy")
+            conflict.set(resource.name in self._others, resource.name)
+        claims.set(len(self._records))
+        published.set(not self._unpublished)
+        registered.set(not self._endpoint.fault)
+        prepared.set(self._endpoint.prepared)
+        families = (devices, claims, published, registered, conflict, prepared)
+        return 200, CONTENT_TYPE, "".join(f"{line}\n" for family in families for line in family.lines())
+
+
+def run(options: argparse.Namespace) -> int:
+    """Serve until SIGTERM; the exit code."""
+    driver = Driver(options, AgentLog())
+    pages = {"/readyz": driver.ready, "/metrics": driver.metrics}
+    return asyncio.run(serve("dra", options.listen, pages, driver.run))

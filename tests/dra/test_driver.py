@@ -1,0 +1,271 @@
+"""The driver's process at a kubelet and an API server made for tests: registration, claims, restarts, kills."""
+
+from __future__ import annotations
+
+import json
+import signal
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.device_plugin.kubelet import Other
+from tests.device_plugin.test_kubelet import page
+from tests.dra.kubelet import Refused, edits, result
+from tests.dra.scene import DraScene
+from tests.dra.test_slices import SHARED, VF, VFS, share
+
+SECOND = "rdma-a-0000-31-00-0"
+CONFIG = share("a", "ens0f0", "ens1f0") | VFS
+Claim = tuple[str, str, str]
+
+
+@pytest.fixture(scope="module")
+def running() -> Iterator[DraScene]:
+    """Two NICs, the second with two VFs."""
+    with DraScene() as scene:
+        scene.machine.nic(0)
+        scene.machine.nic(1, vfs=2)
+        scene.configure(CONFIG)
+        scene.dra.start()
+        scene.start_plugin()
+        yield scene
+
+
+@pytest.fixture
+def scene(running: DraScene) -> Iterator[DraScene]:
+    """The same as ever before each test."""
+    running.configure(CONFIG)
+    running.api.core.shares = True
+    assert is_published(running, SHARED, VF), running.lines
+    yield running
+    for place in [place for place in running.api.core.objects if place[0] == "resourceclaims"]:
+        running.dra.unprepare((running.api.core.objects[place]["metadata"]["uid"], *place[1:]))
+        del running.api.core.objects[place]
+    assert running.left() == []
+
+
+def is_published(scene: DraScene, *names: str) -> bool:
+    scene.is_up()
+    return scene.until(lambda: {*names} <= scene.published().keys()) and scene.dra.until(lambda: scene.dra.registered)
+
+
+def claim(scene: DraScene, *results: dict[str, Any], name: str = "", **allocation: Any) -> Claim:
+    name = name or f"c-{uuid.uuid4()}"
+    return scene.api.core.add_claim("team", name, *results, **allocation), "team", name
+
+
+def given(scene: DraScene, devices: list[Any]) -> dict[str, list[Any]]:
+    return edits(scene.cdi, [one for device in devices for one in device.cdi_device_ids])
+
+
+def test_two_claims_share_a_nic_and_each_container_gets_its_device_nodes(scene: DraScene) -> None:
+    claims = [claim(scene, result(SHARED, share=f"share-{number}")) for number in range(2)]
+    for number, devices in enumerate(scene.dra.prepare(*claims)):
+        (device,) = devices
+        assert (device.pool_name, device.device_name, list(device.request_names)) == ("node-1", SHARED, ["nic"])
+        assert device.share_id == f"share-{number}"
+        assert given(scene, devices) == {"nodes": ["/dev/infiniband/uverbs0", "/dev/infiniband/rdma_cm"], "env": []}
+
+
+def test_a_function_brings_its_variables_and_what_multus_reads(scene: DraScene) -> None:
+    (devices,) = scene.dra.prepare(claim(scene, result(VF, request="vf/first"), result(VF[:-1] + "2", request="other")))
+    assert [list(device.request_names) for device in devices] == [["vf"], ["other"]]
+    assert not devices[0].HasField("share_id")
+    env = dict(text.split("=", 1) for text in given(scene, devices[:1])["env"])
+    assert env["PCIDEVICE_INTEL_COM_VF"] == "0000:31:00.1,0000:31:00.2"
+    assert json.loads(env["PCIDEVICE_INTEL_COM_VF_INFO"])["0000:31:00.1"]["rdma"]["rdma_dev"] == "mlx5_1v0"
+    info = scene.root / "var/run/k8s.cni.cncf.io/devinfo/dp/intel.com-vf-0000:31:00.1-device.json"
+    assert json.loads(info.read_text())["pci"]["rdma-device"] == "mlx5_1v0"
+
+
+def test_prepare_and_unprepare_may_be_repeated(scene: DraScene) -> None:
+    one = claim(scene, result(SHARED), result(VF))
+    first = scene.dra.prepare(one)
+    assert scene.dra.prepare(one) == first
+    scene.dra.unprepare(one)
+    assert scene.left() == []
+    scene.dra.unprepare(one)
+    scene.dra.unprepare((str(uuid.uuid4()), "team", "never-seen"))
+    assert scene.dra.prepare(one) == first
+
+
+def test_a_claim_that_is_allocated_anew_gets_its_new_device(scene: DraScene) -> None:
+    one = claim(scene, result(VF), name="again")
+    scene.dra.prepare(one)
+    allocation = scene.api.core.objects["resourceclaims", "team", "again"]["status"]["allocation"]
+    allocation["devices"]["results"] = [result(VF[:-1] + "2")]
+    (devices,) = scene.dra.prepare(one)
+    assert "PCIDEVICE_INTEL_COM_VF=0000:31:00.2" in given(scene, devices)["env"]
+    assert [name for name in scene.left() if name.startswith("intel")] == ["intel.com-vf-0000:31:00.2-device.json"]
+
+
+@pytest.mark.parametrize(
+    ("results", "more", "said"),
+    [
+        ([], {}, "is gone, is another one by now, or has no device"),
+        ([result("rdma-a-9")], {}, f"there is no device rdma-a-9 any more; there are: {SHARED}, {SECOND}"),
+        ([result(SHARED, pool="node-2")], {}, "has no device of railcni.io on this node"),
+        ([result(SHARED) | {"driver": "gpu.example.com"}], {}, "has no device of railcni.io on this node"),
+        (
+            [result(SHARED)],
+            {"config": [{"opaque": {"driver": "railcni.io", "parameters": {}}}]},
+            "railcni.io takes no parameters: remove them",
+        ),
+        ([result(SHARED), result("gone")], {}, "there is no device gone"),
+    ],
+)
+def test_a_claim_that_cannot_be_prepared_is_refused_with_the_reason_and_leaves_nothing(
+    scene: DraScene, results: list[dict[str, Any]], more: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(Refused) as refused:
+        scene.dra.prepare(claim(scene, *results, **more))
+    assert said in str(refused.value)
+    assert scene.left() == []
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        (lambda one: (str(uuid.uuid4()), *one[1:]), "is another one by now"),
+        (lambda one: (one[0], "team", "no-such-claim"), "team/no-such-claim is gone"),
+        (lambda one: ("../../etc/x", *one[1:]), "is gone, is another one by now"),
+    ],
+)
+def test_a_claim_of_another_uid_or_name_is_refused(scene: DraScene, asked: Any, said: str) -> None:
+    one = claim(scene, result(SHARED))
+    with pytest.raises(Refused, match=said):
+        scene.dra.prepare(asked(one))
+    assert scene.left() == []
+
+
+def test_a_nic_that_is_down_is_told_to_kubelet_and_the_scheduler_and_given_to_no_claim_until_it_is_up(
+    scene: DraScene,
+) -> None:
+    held = claim(scene, result(SHARED))
+    scene.dra.prepare(held)
+    scene.machine.port("mlx5_0", "1: DOWN")
+    assert scene.until(lambda: not scene.published()[SHARED]["healthy"])
+    assert scene.dra.until(lambda: scene.dra.health.get(SHARED, (True, ""))[0] is False)
+    assert "mlx5_0 port 1 is DOWN" in scene.dra.health[SHARED][1]
+    with pytest.raises(Refused, match="cannot be used: mlx5_0 port 1 is DOWN"):
+        scene.dra.prepare(claim(scene, result(SHARED)))
+    assert len(scene.dra.prepare(held)) == 1
+    scene.machine.port("mlx5_0", "4: ACTIVE")
+    assert scene.until(lambda: scene.published()[SHARED]["healthy"])
+    assert scene.dra.until(lambda: scene.dra.health[SHARED][0])
+
+
+def test_a_device_that_is_not_offered_any_more_keeps_its_claim_and_is_told(scene: DraScene) -> None:
+    held = claim(scene, result(VF))
+    first = scene.dra.prepare(held)
+    scene.configure(share("a", "ens0f0", "ens1f0"))
+    assert scene.until(lambda: VF not in scene.published())
+    assert scene.dra.until(lambda: scene.dra.health.get(VF) == (False, "0000:31:00.1 is gone, or not offered any more"))
+    assert scene.dra.prepare(held) == first
+
+
+def test_a_restarted_kubelet_finds_the_driver_its_slices_and_its_claims(scene: DraScene) -> None:
+    held = claim(scene, result(SHARED))
+    first = scene.dra.prepare(held)
+    before = len(scene.dra.registered)
+    scene.dra.restart()
+    assert scene.dra.until(lambda: len(scene.dra.registered) > before)
+    assert scene.until(lambda: SHARED in scene.published())
+    assert held[0] in scene.dra.claims
+    assert scene.dra.prepare(held) == first
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_a_restarted_driver_answers_as_before_and_writes_no_slice(scene: DraScene, number: int) -> None:
+    held = claim(scene, result(SHARED), result(VF))
+    first = scene.dra.prepare(held)
+    before, written = len(scene.dra.registered), scene.written()
+    scene.end_plugin(number)
+    registry = [path.name for path in scene.dra.registry.iterdir()]
+    assert registry == (["railcni.io-reg.sock"] if number == signal.SIGKILL else [])
+    scene.start_plugin()
+    assert scene.dra.until(lambda: len(scene.dra.registered) > before), scene.lines
+    assert scene.dra.prepare(held) == first
+    assert scene.written() == written
+
+
+def test_after_a_boot_the_specifications_are_there_again_and_those_of_no_claim_go(scene: DraScene) -> None:
+    held, other = claim(scene, result(SHARED)), claim(scene, result(VF))
+    (devices,) = scene.dra.prepare(held)
+    scene.dra.prepare(other)
+    wanted, left, before = given(scene, devices), scene.left(), len(scene.dra.registered)
+    scene.end_plugin(signal.SIGKILL)
+    for path in scene.cdi.iterdir():  # /var/run is a tmpfs
+        path.unlink()
+    (scene.cdi / "dra.railcni.io-of-no-claim.json").write_text("{}")
+    (scene.cdi / "nvidia.json").write_text("{}")
+    scene.start_plugin()
+    assert scene.until(lambda: {*scene.left()} == {*left, "nvidia.json"}), scene.left()
+    assert scene.dra.until(lambda: len(scene.dra.registered) > before)
+    (scene.cdi / "nvidia.json").unlink()
+    assert given(scene, devices) == wanted
+
+
+def test_records_of_claims_that_are_gone_are_removed_when_kubelet_has_forgotten_them(scene: DraScene) -> None:
+    gone, held = claim(scene, result(VF)), claim(scene, result(SHARED))
+    scene.dra.prepare(gone, held)
+    del scene.api.core.objects["resourceclaims", gone[1], gone[2]]
+    (scene.dra.folder / "dra_manager_state").unlink()
+    scene.dra.restart()
+    assert scene.until(lambda: not any(gone[0] in name or "intel" in name for name in scene.left())), scene.left()
+    assert scene.record(held[0])["name"] == held[2]
+
+
+def test_a_socket_that_is_removed_is_made_again(scene: DraScene) -> None:
+    before = len(scene.dra.registered)
+    (scene.dra.registry / "railcni.io-reg.sock").unlink()
+    assert scene.dra.until(lambda: len(scene.dra.registered) > before)
+
+
+def test_a_resource_that_a_device_plugin_serves_is_not_published_as_long_as_it_does(scene: DraScene) -> None:
+    scene.kubelet.start()
+    try:
+        with Other(scene.kubelet, "rdma/a", ["x", "y"]):
+            assert scene.kubelet.until(lambda: scene.kubelet.allocatable("rdma/a") == 2)
+            assert scene.until(lambda: SHARED not in scene.published()), scene.lines
+            assert VF in scene.published()
+            status, text = page(scene, "readyz")
+            assert status == 503
+            assert "a device plugin serves rdma/a, with 2 devices, so no claim gets it" in text
+        assert scene.until(lambda: SHARED in scene.published())
+    finally:
+        scene.kubelet.stop()
+
+
+def test_a_refused_registration_is_told(scene: DraScene) -> None:
+    scene.dra.refuses = "the name is taken"
+    scene.dra.restart()
+    assert scene.said("kubelet does not register the driver: the name is taken")
+    assert "does not register the driver" in page(scene, "readyz")[1]
+    scene.dra.refuses = ""
+    scene.dra.restart()
+    assert scene.until(lambda: page(scene, "readyz")[0] == 200)
+
+
+def test_metrics_tell_devices_and_claims(scene: DraScene) -> None:
+    scene.dra.prepare(claim(scene, result(SHARED)))
+    text = page(scene, "metrics")[1]
+    for line in (
+        'railcni_dra_devices{resource="rdma/a",health="healthy"} 2',
+        "railcni_dra_claims 1",
+        "railcni_dra_published 1",
+        "railcni_dra_registered 1",
+        'railcni_dra_conflict{resource="rdma/a"} 0',
+    ):
+        assert line in text
+
+
+def test_the_driver_asks_the_api_server_for_nothing_but_its_rights_allow(scene: DraScene, tmp_path: Path) -> None:
+    asked = {(verb, resource) for verb, group, resource, _ in scene.api.asked if group == "resource.k8s.io"}
+    assert asked <= {
+        ("get", "resourceclaims"),
+        *(("resourceslices", verb)[::-1] for verb in ("list", "create", "patch", "delete")),
+    }
