@@ -30,6 +30,7 @@ PLACES = {
     "conf/charts/railcni/Chart.yaml": "ersion: ",  # version and appVersion
     "conf/kubernetes/kustomization.yaml": "newTag: ",
     "conf/kubernetes/device-plugin/kustomization.yaml": "newTag: ",
+    "conf/kubernetes/dra/kustomization.yaml": "newTag: ",
     "README.md": "railcni[-:]",
     "docs/*.md": "railcni(?:-chart|-device-plugin)?[-:]",
     "conf/charts/railcni/README.md": "railcni-chart-",
@@ -157,9 +158,9 @@ def _configuration(digests: dict[str, str], target: Path, version: str) -> None:
     for source in ("kubernetes", "charts/railcni"):
         shutil.copytree(PROJECT / "conf" / source, target / "work/conf" / source)  # of a link, that to which it leads
     for name, digest in digests.items():
-        option = "device-plugin/" if name.endswith("device-plugin") else ""
-        file = target / f"work/conf/kubernetes/{option}kustomization.yaml"
-        file.write_text(file.read_text().replace(f"newTag: {version}", f"digest: {digest}"))
+        for option in ("device-plugin/", "dra/") if name.endswith("device-plugin") else ("",):
+            file = target / f"work/conf/kubernetes/{option}kustomization.yaml"
+            file.write_text(file.read_text().replace(f"newTag: {version}", f"digest: {digest}"))
     file = target / "work/conf/charts/railcni/values.yaml"
     values = file.read_text()
     for name, indent in (("railcni", "  "), ("railcni-device-plugin", "    ")):

@@ -139,7 +139,8 @@ def test_a_release_is_the_same_bytes_each_time(project: Path, bundles: list[Path
 def test_its_manifests_and_its_chart_name_the_images_by_digest(project: Path, bundles: list[Path]) -> None:
     folder = build(project, bundles)
     with tarfile.open(folder / f"railcni-kubernetes-{VERSION}.tar.gz") as tar:
-        for path, name in (("", "railcni"), ("device-plugin/", "railcni-device-plugin")):
+        of_devices = (("device-plugin/", "railcni-device-plugin"), ("dra/", "railcni-device-plugin"))
+        for path, name in (("", "railcni"), *of_devices):
             told = yaml.safe_load(tar.extractfile(f"kubernetes/{path}kustomization.yaml"))  # type: ignore[arg-type]
             (image,) = told["images"]
             assert image == {

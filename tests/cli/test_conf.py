@@ -80,6 +80,7 @@ DEVICE_PLUGIN = {
     f"kubernetes/device-plugin/{name}"
     for name in ("kustomization.yaml", "daemonset.yaml", "config.json", "vfs/kustomization.yaml", "vfs/daemonset.yaml")
 }
+DRA = {f"kubernetes/dra/{name}" for name in ("kustomization.yaml", "daemonset.yaml", "rbac.yaml", "config.json")}
 MANIFESTS = (
     CRDS | RBAC | {f"kubernetes/{n}.yaml" for n in ("kustomization", "namespace", "serviceaccount", "daemonset")}
 )
@@ -116,7 +117,7 @@ class FlatFile:
 
 
 def test_every_file_is_known_to_these_tests() -> None:
-    known = {*NADS.values(), *CONFLISTS.values(), *FLAT_FILES, *MANIFESTS, *VALIDATE, *DEVICE_PLUGIN, RAILS}
+    known = {*NADS.values(), *CONFLISTS.values(), *FLAT_FILES, *MANIFESTS, *VALIDATE, *DEVICE_PLUGIN, *DRA, RAILS}
     assert known == {name for name in FILES if not name.startswith("examples/")}
 
 

@@ -562,6 +562,13 @@ def test_a_host_device_without_a_device_wants_the_nads_resource() -> None:
     assert of({**HOST_DEVICE, "capabilities": {"deviceID": True}}) == []
 
 
+def test_a_macvlan_without_a_master_wants_the_nads_resource() -> None:
+    without = {key: value for key, value in GOOD.items() if key != "master"}
+    (finding,) = nad(without)
+    assert (finding.severity, finding.key) == ("warning", "master")
+    assert nad(without, RESOURCE % "rdma/hca_shared_devices_a") == []
+
+
 def test_a_device_beside_a_resource_is_warned_about_and_a_bad_resource_name_refused() -> None:
     (finding,) = nad({**HOST_DEVICE, "device": "ens2f0"}, RESOURCE % "nvidia.com/hostdev")
     assert (finding.severity, finding.key) == ("warning", "device")

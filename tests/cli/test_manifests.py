@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import yaml
 
 from cni import VERSION
 from cni.cli import main as command
+from cni.library.resources.containers import CDI_FOLDER, INFO_FOLDER
 from tests.cli.test_conf import CONF, MANIFESTS, RBAC
 
 FOLDER = CONF / "kubernetes"
@@ -113,7 +115,7 @@ def test_the_probes_ask_the_port_on_which_the_agent_listens(pod: dict[str, Any])
 
 def test_no_start_is_a_warning_event_of_a_readiness_probe() -> None:
     """A startup probe comes before the others: it waits, asks each second whether the port listens, and has readiness asked."""
-    for name in ("daemonset.yaml", "device-plugin/daemonset.yaml"):
+    for name in ("daemonset.yaml", "device-plugin/daemonset.yaml", "dra/daemonset.yaml"):
         (container,) = read(name)["spec"]["template"]["spec"]["containers"]
         probe = container["startupProbe"]
         assert probe["tcpSocket"]["port"] == container["readinessProbe"]["httpGet"]["port"]
@@ -164,3 +166,28 @@ def test_kubectl_renders_them_with_the_image_in_all_containers() -> None:
     (image,) = read("kustomization.yaml")["images"]
     assert found == {f"{image['newName']}:{image['newTag']}"}
     assert rendered["DaemonSet"]["metadata"]["namespace"] == "railcni"
+
+
+def test_the_container_of_the_dra_driver_has_the_folders_that_its_command_uses_and_no_capability() -> None:
+    pod = read("dra/daemonset.yaml")["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    values = {"$(POD_IP)": "fd00::7", "$(NODE)": "node-1"}
+    argv = [reduce(lambda text, name: text.replace(name, values[name]), values, text) for text in container["args"]]
+    options = command._parser(argv[:1]).parse_args(argv)
+    assert options.run.__module__ == "cni.cli.dra" and options.node == "node-1"
+    assert options.listen == ("fd00::7", container["ports"][0]["containerPort"])
+    hosts = {v["name"]: v["hostPath"]["path"] for v in pod["volumes"] if "hostPath" in v}
+    mounted = {m["name"]: m["mountPath"] for m in container["volumeMounts"] if m["name"] in hosts}
+    of_kubelet = {name for name in hosts if hosts[name].startswith(options.kubelet_dir)}
+    assert {hosts[name].rpartition("/")[2] for name in of_kubelet} == {"plugins", "plugins_registry", "pod-resources"}
+    for name, path in hosts.items():
+        assert mounted[name] == (path if name in of_kubelet else options.root + path)
+    assert {CDI_FOLDER, INFO_FOLDER} <= {*hosts.values()}
+    writable = {m["name"] for m in container["volumeMounts"] if not m.get("readOnly")}
+    assert writable == {"plugins", "plugins-registry", "cdi", "device-info"}
+    assert container["securityContext"] == {
+        "allowPrivilegeEscalation": False,
+        "readOnlyRootFilesystem": True,
+        "capabilities": {"drop": ["ALL"]},
+    }
+    assert not {"hostNetwork", "hostPID", "hostIPC"} & set(pod)

@@ -80,7 +80,7 @@ FIRST = {
     "troubleshooting": f"{REPLACED}; {HELLO} {RAILS} {RAILS_POD.replace('NAME', 'pod-2')}",
 }
 # The pages whose node has NICs with verbs devices.
-RDMA = {"device-plugin", "examples", "rails", "rdma", "troubleshooting"}
+RDMA = {"device-plugin", "dra", "examples", "rails", "rdma", "troubleshooting"}
 # Before the blocks that build: what docs/release.md demands of the checkout, and the bundle of the other architecture.
 AARCH64 = "railcni-0.1.0-linux-aarch64"
 FIRST_TO_BUILD = f"""
@@ -106,6 +106,10 @@ SCENES = {
     ),
     ("device-plugin", "bin/railcni device-plugin --config device-plugin.json\n"): Scene(
         said="railcni device-plugin serves"
+    ),
+    ("dra", "dra show"): Scene(
+        before="cp conf/kubernetes/dra/config.json dra.json",
+        said=r"(?s)rdma/hca_shared_devices_a .*kind: DeviceClass",
     ),
     ("dranet", "railcni dranet-ipam"): Scene(said=r"/run/railcni/dranet\.sock"),
     ("device-plugin", "vfs plan"): Scene(

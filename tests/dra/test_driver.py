@@ -6,19 +6,21 @@ import json
 import signal
 import uuid
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from tests.device_plugin.kubelet import Other
 from tests.device_plugin.test_kubelet import page
 from tests.dra.kubelet import Refused, edits, result
 from tests.dra.scene import DraScene
 from tests.dra.test_slices import SHARED, VF, VFS, share
+from tests.node import ROOT
 
 SECOND = "rdma-a-0000-31-00-0"
 CONFIG = share("a", "ens0f0", "ens1f0") | VFS
+DRA = ROOT / "conf/kubernetes/dra"
 Claim = tuple[str, str, str]
 
 
@@ -263,9 +265,15 @@ def test_metrics_tell_devices_and_claims(scene: DraScene) -> None:
         assert line in text
 
 
-def test_the_driver_asks_the_api_server_for_nothing_but_its_rights_allow(scene: DraScene, tmp_path: Path) -> None:
-    asked = {(verb, resource) for verb, group, resource, _ in scene.api.asked if group == "resource.k8s.io"}
-    assert asked <= {
-        ("get", "resourceclaims"),
-        *(("resourceslices", verb)[::-1] for verb in ("list", "create", "patch", "delete")),
+def test_the_driver_asks_the_api_server_for_what_its_role_allows_and_the_role_allows_nothing_else(
+    scene: DraScene,
+) -> None:
+    role = next(d for d in yaml.safe_load_all((DRA / "rbac.yaml").read_text()) if d["kind"] == "ClusterRole")
+    allowed = {
+        (v, g, r) for rule in role["rules"] for v in rule["verbs"] for g in rule["apiGroups"] for r in rule["resources"]
     }
+    scene.configure(VFS)
+    assert scene.until(lambda: SHARED not in scene.published())
+    scene.configure({"configList": [{"resourceName": "a", "rdmaHcaMax": 0, "devices": ["ens0f0"]}]})
+    assert scene.until(lambda: not scene.slices())
+    assert {(verb, group, resource) for verb, group, resource, _ in scene.api.asked} == allowed
