@@ -67,12 +67,15 @@ def test_a_pod_asks_for_each_network_and_each_resource_once() -> None:
 
 def test_functions_of_sriov_are_chosen_by_their_nic_and_named_in_the_network() -> None:
     addresses = ["0000:18:00.0", "0000:3b:00.0"]
-    for kind, selector in (("sriov", "rootDevices"), ("host-device", "pciAddresses")):
+    for kind, vfs, selector, of_vfs in (
+        ("sriov", 8, "rootDevices", "#0-7"),
+        ("host-device", None, "pciAddresses", ""),
+    ):
         wanted, made = rails(
-            type=kind, master=None, pci=addresses, resourcePrefix="nvidia.com", routing=False, mtu=9000
+            type=kind, numVfs=vfs, master=None, pci=addresses, resourcePrefix="nvidia.com", routing=False, mtu=9000
         )
         config = json.loads(render.resources(wanted, made)["data"]["config.json"])
-        assert [entry["selectors"][selector] for entry in config["resourceList"]] == [[a] for a in addresses]
+        assert [entry["selectors"][selector] for entry in config["resourceList"]] == [[a + of_vfs] for a in addresses]
         nad = render.nad(wanted, made, made[1])
         assert nad["metadata"]["annotations"] == {"k8s.v1.cni.cncf.io/resourceName": "nvidia.com/rails_rail_1"}
         found = network(wanted, made, 1)
@@ -82,9 +85,11 @@ def test_functions_of_sriov_are_chosen_by_their_nic_and_named_in_the_network() -
 
 @pytest.mark.parametrize("kind", ["macvlan", "sriov", "host-device"])
 def test_the_device_plugins_take_the_resources_and_ours_has_a_config_map_of_its_own(kind: str) -> None:
-    wanted, made = rails(type=kind, group="gpu-a.b")
+    wanted, made = rails(type=kind, group="gpu-a.b", numVfs=8 if kind == "sriov" else None, mtu=9000)
     others, ours = (render.resources(wanted, made, own) for own in (False, True))
-    assert others["data"] == ours["data"]
+    content, for_ours = (json.loads(config_map["data"]["config.json"]) for config_map in (others, ours))
+    vfs = {"nicSelector": {"pfNames": ["eth_r0", "eth_r1"]}, "numVfs": 8, "isRdma": True, "mtu": 9000}
+    assert for_ours == {**content, **({"virtualFunctions": [vfs]} if kind == "sriov" else {})}
     assert ours["metadata"] == {"name": "railcni-device-plugin", "namespace": "railcni"}
     assert render.objects(wanted, made, True)[0] == ours
     read = device_plugin_config.read([("config.json", ours["data"]["config.json"])])
@@ -188,6 +193,8 @@ def test_what_is_printed_is_what_is_meant(tmp_path: Path, capsys: pytest.Capture
         ("count: 2\nsubnet: 192.168.{rail}.0/24\npci: ['0000:18:00.0', x]\ntype: sriov\n", ['3:23: pci[1]: "x": want a PCI address such as']),
         ("count: 2\nsubnet: 192.168.{rail}.0/24\nmaster: eth_r{rail}\nexclude: [9, 300]\n", ["4:14: exclude[1]: 300 is outside of the smallest subnet, of 256 addresses: want less than 255"]),
         ("count: 3\nsubnet: 192.168.{rail}.0/24\npci: ['0000:18:00.0']\ntype: sriov\n", ["pci: has 1 addresses, and count is 3"]),
+        ("count: 1\nsubnet: 192.168.{rail}.0/24\nmaster: e\ntype: sriov\n", ["4:7: type: sriov needs the number of VFs of each NIC: want numVfs"]),
+        ("count: 1\nsubnet: 192.168.{rail}.0/24\nmaster: e\nnumVfs: 8\n", ["4:9: numVfs: a macvlan takes no VFs"]),
         ("count: 1\nsubnet: 192.168.{rail}.0/24\npci: ['0000:18:00.0']\n", ["a macvlan needs the netdev's name"]),
         ("count: [\n", ["rails.yaml:2:1: not YAML"]),
         ("", ["rails.yaml: want the keys count, subnet, and"]),

@@ -16,7 +16,7 @@ from cni.shared.spec.errors import CniError
 
 _FILE = """
 keys of the file: count, subnet; group, namespace, type (macvlan, host-device, sriov), one of master, pci and pairing (gpu, numa),
-mtu, base, exclude, gateway, routing, tableBase, addressing, resourcePrefix, shared, image; docs/rails.md has an example
+mtu, base, exclude, gateway, routing, tableBase, addressing, resourcePrefix, shared, numVfs, image; docs/rails.md has an example
 """
 
 _NICS = ("GPU", "distance", "NIC", "verbs device", "pci", "numa", "rail", "pod", "interface", "addresses")

@@ -16,6 +16,7 @@ from cni.library.documents.models import Identifier, Namespace
 from cni.library.documents.text import Keys
 from cni.library.inventory import devices as inventory
 from cni.library.inventory import topology
+from cni.library.resources.models import MOST_VFS
 from cni.shared.rail import MOST_RAILS, TABLE_BASE
 from cni.shared.spec.errors import InvalidConfig
 
@@ -86,6 +87,7 @@ class Rails(BaseModel):
     addressing: Literal["same-index", "plain"] = "same-index"  # same-index: a pod has one index on all rails
     resourcePrefix: Template = "rdma"  # the prefix of the resource names: rdma/rails_rail_0
     shared: Annotated[int, Field(ge=1)] = 1000  # how many pods share a NIC, for macvlan
+    numVfs: Annotated[int, Field(ge=0, le=MOST_VFS)] = 0  # how many VFs a NIC has, for sriov
     image: str = "busybox:1.36"  # the test pod's image
 
     def faults(self) -> list[tuple[Keys, str]]:
@@ -93,6 +95,10 @@ class Rails(BaseModel):
         return [*self._of_nics(), *self._of_subnets()]
 
     def _of_nics(self) -> Iterator[tuple[Keys, str]]:
+        if self.type == "sriov" and not self.numVfs:
+            yield ("type",), "sriov needs the number of VFs of each NIC: want numVfs, such as 8"
+        elif self.numVfs and self.type != "sriov":
+            yield ("numVfs",), f"a {self.type} takes no VFs that are made here: want type sriov, or no numVfs"
         given = [name for name in ("master", "pci", "pairing") if getattr(self, name)]
         if len(given) != 1:
             yield (), f"master, pci and pairing: want one of them, and there are {' and '.join(given) or 'none'}"

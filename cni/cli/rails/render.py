@@ -55,7 +55,7 @@ def network(plan: Rails, rails: Sequence[PlannedRail], rail: PlannedRail) -> dic
 
 def resources(plan: Rails, rails: Sequence[PlannedRail], ours: bool = False) -> dict[str, Any]:
     """The ConfigMap of the device plugin that offers the NICs: shared ones, or functions of SR-IOV. The content is the same
-    for `railcni device-plugin`."""
+    for `railcni device-plugin`, which also makes the VFs."""
     shared = {"rdmaHcaMax": plan.shared} if plan.type == "macvlan" else {}
     names = [{"resourcePrefix": plan.resourcePrefix, "resourceName": rail.resource} for rail in rails]
     listed = [{**name, **shared, "selectors": _selectors(plan, rail)} for name, rail in zip(names, rails, strict=True)]
@@ -63,17 +63,29 @@ def resources(plan: Rails, rails: Sequence[PlannedRail], ours: bool = False) -> 
     name = "sriovdp-config"
     if plan.type == "macvlan":
         content, name = {"periodicUpdateInterval": 300, "configList": listed}, "rdma-devices"
+    if plan.type == "sriov" and ours:
+        content["virtualFunctions"] = [_policy(plan, rails)]
     name, namespace = _OURS if ours else (name, _OTHERS)
     data = {"config.json": json.dumps(content, indent=2) + "\n"}
     return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name, "namespace": namespace}, "data": data}
 
 
 def _selectors(plan: Rails, rail: PlannedRail) -> dict[str, Any]:
+    """The range after a PF's name leaves the PF itself out, which has no VF yet."""
     if plan.type == "macvlan":
         return {"ifNames": [rail.nic.netdev]}
+    vfs = f"#0-{plan.numVfs - 1}" if plan.type == "sriov" else ""
     if rail.nic.netdev:
-        return {"pfNames": [rail.nic.netdev], "isRdma": True}
-    return {"rootDevices" if plan.type == "sriov" else "pciAddresses": [rail.nic.pci], "isRdma": True}
+        return {"pfNames": [rail.nic.netdev + vfs], "isRdma": True}
+    return {"rootDevices" if vfs else "pciAddresses": [rail.nic.pci + vfs], "isRdma": True}
+
+
+def _policy(plan: Rails, rails: Sequence[PlannedRail]) -> dict[str, Any]:
+    """The VFs of all NICs, as a member of `virtualFunctions`."""
+    netdevs = [rail.nic.netdev for rail in rails]
+    chosen = {"pfNames": netdevs} if all(netdevs) else {"rootDevices": [rail.nic.pci for rail in rails]}
+    mtu = {"mtu": plan.mtu} if plan.mtu else {}
+    return {"nicSelector": chosen, "numVfs": plan.numVfs, "isRdma": True, **mtu}
 
 
 def annotation(plan: Rails, rails: Sequence[PlannedRail]) -> str:
