@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from tests.blackbox.test_command import GO
 from tests.blackbox.test_host_device import bus
@@ -145,6 +146,27 @@ def test_the_nads_of_rails_give_a_pod_one_index_on_both(site: Site) -> None:
         assert site.pod.view.link(f"net{number}").texts == [f"192.168.12{number}.1/24"]
         site.ok("detach", str(CONF / NADS[f"gpu-rail-{number}"]), "-i", f"net{number}")
     assert site.node.leftovers() == []
+
+
+@pytest.mark.parametrize("model", ["roce-shared", "sriov-roce", "pf-passthrough"])
+def test_the_network_of_a_model_gives_its_server_the_address_that_the_client_names(site: Site, model: str) -> None:
+    """That of a function has it by the device plugin's device. The VF of DPDK, with a PF, is the lab's matter."""
+    site.install("file-store.conf")
+    device = []
+    if model != "roce-shared":
+        bus(site.node, "pci", "0000:18:00.3", "ens2f1", driver="mlx5_core")
+        device = ["--device-id", "0000:18:00.3"]
+    server, client = yaml.safe_load_all((CONF / "examples/bandwidth/pods.yaml").read_text())
+    (wanted,) = json.loads(server["metadata"]["annotations"]["k8s.v1.cni.cncf.io/networks"])
+    (address,) = [one["value"] for one in client["spec"]["containers"][0]["env"] if one["name"] == "SERVER"]
+    path = str(CONF / "examples" / model / "network.yaml")
+    site.ok("attach", path, *device, "--args", f"{ARGS};IP={','.join(wanted['ips'])}")
+    link = site.pod.view.link("net1")
+    assert (link.texts, link.up) == ([f"{address}/24"], True)
+    assert link.kind == ("macvlan" if model == "roce-shared" else "veth")
+    site.ok("detach", path, *device)
+    assert site.node.leftovers() == []
+    assert "ens2f1" in site.node.host.names()
 
 
 @pytest.mark.parametrize("name", ABSENT)

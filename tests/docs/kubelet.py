@@ -233,14 +233,16 @@ class Kubelet:
 
     def _attach(self, pod: Document, attached: list[list[str]]) -> None:
         metadata, shown = pod["metadata"], []
-        for number, wanted in enumerate(metadata.get("annotations", {}).get(NETWORKS, "").split(","), 1):
-            place, _, ifname = wanted.strip().partition("@")
-            namespace, _, name = place.rpartition("/")
-            nad = self.cluster.read("network-attachment-definitions", namespace or metadata["namespace"], name)
-            if not place or nad is None:
+        for number, wanted in enumerate(networks(metadata.get("annotations", {}).get(NETWORKS, "")), 1):
+            namespace, name = wanted.get("namespace", metadata["namespace"]), wanted["name"]
+            nad = self.cluster.read("network-attachment-definitions", namespace, name)
+            if nad is None:
                 continue
-            ifname = ifname or f"net{number}"
-            attached.append([json.dumps(metadata), nad["spec"]["config"], ifname])
+            config, ifname = json.loads(nad["spec"]["config"]), wanted.get("interface", f"net{number}")
+            asked = {key: wanted[key] for key in config.get("capabilities", ()) if key in wanted}
+            if asked:
+                config["runtimeConfig"] = asked
+            attached.append([json.dumps(metadata), json.dumps(config), ifname])
             result = self._plugin("ADD", *attached[-1])
             ips = [one["address"].partition("/")[0] for one in result.get("ips", ())]
             shown.append({"name": f"{nad['metadata']['namespace']}/{name}", "interface": ifname, "ips": ips})
@@ -324,6 +326,19 @@ class Kubelet:
         places = [str(root), str(BIN.parent), sys.base_prefix, str(python)]
         enter = ["unshare", "--mount", "--propagation", "slave", "sh", "-ec", _ROOT, "sh", *places, *binds, "--"]
         return [*enter, "/usr/bin/env", "-i", *(f"{key}={value}" for key, value in environ.items()), *argv]
+
+
+def networks(annotation: str) -> list[Document]:
+    """The members of the annotation of a pod, which is a JSON list or has NAMESPACE/NAME@INTERFACE between commas."""
+    if annotation.startswith("["):
+        return list(json.loads(annotation))
+    found = []
+    for text in filter(None, map(str.strip, annotation.split(","))):
+        place, _, interface = text.partition("@")
+        namespace, _, name = place.rpartition("/")
+        parts = {"namespace": namespace, "name": name, "interface": interface}
+        found.append({key: value for key, value in parts.items() if value})
+    return found
 
 
 def is_ready(pod: Document) -> bool:

@@ -75,6 +75,7 @@ FIRST = {
     "security": INSTALLED,
     "examples": REPLACED,
     "install": INSTALLED,
+    "models": INSTALLED,
     "migration": WHEREABOUTS,
     "rails": f"{REPLACED} {RAILS} {RAILS_POD.replace('NAME', 'pod-2')}",
     "troubleshooting": f"{REPLACED}; {HELLO} {RAILS} {RAILS_POD.replace('NAME', 'pod-2')}",
@@ -225,7 +226,12 @@ SCENES = {
         said=LINK + r".*\n192\.168\.111\.1 .*default/hello-rdma-1 .* 0% packet loss"
     ),
     ("examples", "kubectl exec hello-rdma-1"): Scene(said=LINK),
-    ("examples", "ipam show default/bw-server"): Scene(said=r"(?s)192\.168\.111\.[34]\b.*bw-server"),
+    ("models", "kubectl kustomize"): Scene(
+        names={"jsonpath='{.status.phase}'=Succeeded": "condition=Ready"},
+        after="""
+            railcni ipam show default/bw-server --kubeconfig admin.kubeconfig -n kube-system | grep 192.168.111.200
+            railcni ipam show default/bw-client --kubeconfig admin.kubeconfig -n kube-system | grep 192.168.111.1""",
+    ),
     ("examples", "rails check"): Scene(
         before=RAILS_POD.replace("NAME", "nccl-tests-worker-0"),
         names={"--peer 6": "--peer 1"},

@@ -35,7 +35,8 @@ from tests.docs.scenes import Scene
 from tests.node import ROOT, Node, until
 from tests.sysfs import Tree
 
-PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
+MODELS = ROOT / "conf/examples/README.md"
+PAGES = (ROOT / "README.md", MODELS, *sorted((ROOT / "docs").glob("*.md")))
 KINDS = ("hand", "cluster", "build", "demo")
 QUICK = {  # the other pages are long
     "cluster": {"README", "getting-started"},
@@ -63,6 +64,11 @@ class Block(NamedTuple):
     text: str
 
 
+def stem(page: Path) -> str:
+    """The page's name in tests/docs/scenes.py."""
+    return "models" if page == MODELS else page.stem
+
+
 def blocks(page: Path) -> Iterator[Block]:
     for found in BLOCK.finditer(page.read_text()):
         yield Block(found["mark"] or "", found["what"] or "", textwrap.dedent(found["text"]))
@@ -75,10 +81,12 @@ def runs(page: Path, kind: str) -> list[Block]:
 def to_run(kind: str) -> list[Any]:
     """The pages with such blocks."""
     found = [page for page in PAGES if runs(page, kind)]
-    return [pytest.param(p, id=p.name, marks=() if p.stem in QUICK.get(kind, ()) else pytest.mark.long) for p in found]
+    return [
+        pytest.param(p, id=stem(p), marks=() if stem(p) in QUICK.get(kind, ()) else pytest.mark.long) for p in found
+    ]
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=stem)
 def test_each_block_of_commands_is_run_or_says_why_not(page: Path) -> None:
     for block in blocks(page):
         assert block.mark, f"no mark before:\n{block.text}"
@@ -133,7 +141,7 @@ def commands(text: str) -> Iterator[list[str]]:
                     yield words[at + 1 :]
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=stem)
 def test_the_command_line_of_every_call_is_one(page: Path) -> None:
     for block in blocks(page):
         for words in commands(block.text):
@@ -204,7 +212,7 @@ def test_what_a_page_does_by_hand_works_in_its_order(page: Path, shell: Shell) -
         flat = shell.node.path(DIRECTORY)
         flat.mkdir(parents=True)
         (flat / "whereabouts.conf").write_text('{"datastore": "file"}')
-    if page.stem in scenes.RDMA:
+    if stem(page) in scenes.RDMA:
         lay_verbs_devices(shell)
     if any("install" in block.what.split() for block in runs(page, "hand")):
         shell.run(OWN_FOLDERS)
@@ -212,7 +220,7 @@ def test_what_a_page_does_by_hand_works_in_its_order(page: Path, shell: Shell) -
     for block in runs(page, "hand"):
         if "pod" in block.what.split():
             shell.run(f"ip netns add pod1; CNI_ARGS='{POD}' bin/railcni attach conf/nad/rdma-net-ipam.yaml pod1")
-        said = played(shell, scenes.of(page.stem, block.text), block)
+        said = played(shell, scenes.of(stem(page), block.text), block)
         if "attach " in block.text:
             assert "192.168.111.1/24" in said, said
 
@@ -227,10 +235,10 @@ def test_what_a_page_does_in_a_cluster_works_in_its_order(page: Path, shell: She
         pytest.skip("needs etcd: install etcd-server and etcd-client")
     if not shutil.which("busybox"):
         pytest.skip("needs busybox, in which the commands of its image run: apt-get install busybox-static")
-    with cluster(shell, has_rdma=page.stem in scenes.RDMA):
-        shell.run(scenes.FIRST.get(page.stem, ""))
+    with cluster(shell, has_rdma=stem(page) in scenes.RDMA):
+        shell.run(scenes.FIRST.get(stem(page), ""))
         for block in todo:
-            played(shell, scenes.of(page.stem, block.text), block)
+            played(shell, scenes.of(stem(page), block.text), block)
 
 
 def played(shell: Shell, scene: Scene, block: Block) -> str:
@@ -277,7 +285,7 @@ def test_what_a_page_builds_is_built_in_its_order(page: Path, shell: Shell, tmp_
             elif "containerd" in block.what.split():
                 beside_containerd(shell, text)
             else:
-                scene = Scene() if "cluster" in block.what.split() else scenes.of(page.stem, block.text)
+                scene = Scene() if "cluster" in block.what.split() else scenes.of(stem(page), block.text)
                 played(shell, scene, block._replace(text=text, what="build"))
 
 

@@ -1,0 +1,131 @@
+"""The models of conf/examples: what their device plugin's part offers, and the objects that kubectl makes of a folder."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from cni.device_plugin.choose import Offer, resources
+from cni.device_plugin.node import read_host
+from cni.library.documents import networks
+from cni.library.lint import lint_text
+from cni.library.resources import config
+from tests.device_plugin.scene import Machine
+from tests.device_plugin.test_overlay import needs_kubectl
+from tests.node import ROOT
+
+EXAMPLES = ROOT / "conf/examples"
+RESOURCES = {  # what the pods of a model ask for
+    "roce-shared": "rdma/hca",
+    "sriov-roce": "openshift.io/roce_vf",
+    "sriov-dpdk": "openshift.io/dpdk_vf",
+    "pf-passthrough": "rdma/pf",
+    "host-network": "rdma/hca",
+}
+PF, VFS = "0000:32:00.0", [f"0000:32:00.{number}" for number in range(1, 5)]
+
+
+def config_map(model: str) -> str:
+    """The configuration of the device plugin in the model's network.yaml."""
+    first = next(yaml.safe_load_all((EXAMPLES / model / "network.yaml").read_text()))
+    assert first["metadata"] == {"name": "railcni-device-plugin", "namespace": "railcni"}
+    return str(first["data"]["config.json"])
+
+
+def network(model: str) -> dict[str, Any]:
+    """The configuration of the first plugin in the model's NAD, as a runtime passes it."""
+    _, nad = yaml.safe_load_all((EXAMPLES / model / "network.yaml").read_text())
+    config: dict[str, Any] = json.loads(nad["spec"]["config"])
+    (step,) = config.pop("plugins", [{}])
+    return {**config, **step}
+
+
+def pods(folder: str) -> list[dict[str, Any]]:
+    return list(yaml.safe_load_all((EXAMPLES / folder / "pods.yaml").read_text()))
+
+
+def rendered(folder: Path) -> list[dict[str, Any]]:
+    done = subprocess.run(["kubectl", "kustomize", folder], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return list(yaml.safe_load_all(done.stdout))
+
+
+def machine_of(model: str, folder: Path) -> Machine:
+    """A node whose ens2f0 has a verbs device, and the VFs that the model makes; of another NIC no model has anything."""
+    machine = Machine(folder)
+    machine.nic(3)
+    machine.nic(2, vfs=len(VFS) if model == "sriov-roce" else 0)
+    for number, address in enumerate(VFS if model == "sriov-dpdk" else ()):
+        function = machine.tree.pci(address, driver="vfio-pci", physical=PF, vendor="0x15b3", **{"class": "0x020000"})
+        group = machine.root / f"sys/kernel/iommu_groups/{number}"
+        machine.tree.put(group, {"type": "DMA"})
+        machine.tree.link(function.relative_to(machine.tree.root) / "iommu_group", group)
+        machine.node(f"vfio/{number}")
+    machine.node("vfio/vfio")
+    return machine
+
+
+def nodes(offer: Offer) -> list[str]:
+    return [path.removeprefix("/dev/") for path, _ in offer.nodes]
+
+
+@pytest.mark.parametrize(
+    ("model", "wanted"),
+    [
+        ("roce-shared", {PF: (63, ["infiniband/uverbs2", "infiniband/rdma_cm"])}),
+        ("sriov-roce", {vf: (1, [f"infiniband/uverbs{300 + n}", "infiniband/rdma_cm"]) for n, vf in enumerate(VFS)}),
+        ("sriov-dpdk", {vf: (1, ["vfio/vfio", f"vfio/{number}"]) for number, vf in enumerate(VFS)}),
+        ("pf-passthrough", {PF: (1, ["infiniband/uverbs2", "infiniband/rdma_cm"])}),
+        ("host-network", {PF: (1000, ["infiniband/uverbs2", "infiniband/rdma_cm"])}),
+    ],
+)
+def test_the_device_plugin_offers_the_devices_of_a_model_with_the_nodes_that_its_program_needs(
+    model: str, wanted: dict[str, tuple[int, list[str]]], tmp_path: Path
+) -> None:
+    read = config.read([("config.json", config_map(model))])
+    assert read.findings == []
+    (found,) = resources(read.resources, read_host(str(machine_of(model, tmp_path).root)))
+    assert found.name == RESOURCES[model]
+    assert {o.name: (len(o.ids), nodes(o)) for o in found.offers} == wanted
+    assert all(offer.fault == "" for offer in found.offers)
+
+
+@needs_kubectl
+@pytest.mark.parametrize(("model", "gpu"), [*((model, False) for model in RESOURCES), ("roce-shared", True)])
+def test_kubectl_makes_two_pods_of_a_folder_that_ask_for_its_network_and_resource(
+    model: str, gpu: bool, tmp_path: Path
+) -> None:
+    shutil.copytree(EXAMPLES, tmp_path / "examples")
+    kustomization = tmp_path / "examples" / model / "kustomization.yaml"
+    text = kustomization.read_text()
+    if gpu:
+        kustomization.write_text(text.replace("components: [] # [../gpu]", "components: [../gpu] #"))
+    found = rendered(kustomization.parent)
+    made = [one for one in found if one["kind"] == "Pod"]
+    nads = [one for one in found if one["kind"] == "NetworkAttachmentDefinition"]
+    assert len(made) == 2 and bool(nads) == (model != "host-network")
+    for pod in made:
+        (container,) = pod["spec"]["containers"]
+        asked = {name for name in container["resources"]["limits"] if "/" in name}
+        assert asked == {RESOURCES[model], *(["nvidia.com/gpu"] if gpu else [])}
+        assert ({"name": "CUDA", "value": "--use_cuda=0"} in container["env"]) == gpu
+        assert pod["spec"].get("hostNetwork", False) == (model == "host-network")
+        wanted = json.loads(pod["metadata"].get("annotations", {}).get("k8s.v1.cni.cncf.io/networks", "[]"))
+        assert [one["name"] for one in wanted] == [nad["metadata"]["name"] for nad in nads]
+        assert {key for one in wanted for key in one} - {"name"} <= {
+            key for nad in nads for key in capabilities(json.loads(nad["spec"]["config"]))
+        }
+    for nad in nads:
+        assert lint_text(yaml.safe_dump(nad), "nad.yaml") == []
+        resource = nad["metadata"].get("annotations", {}).get(networks.RESOURCE_NAME, "")
+        assert resource == ("" if model == "roce-shared" else RESOURCES[model])
+
+
+def capabilities(network: dict[str, Any]) -> set[str]:
+    return {key for step in network.get("plugins", [network]) for key, on in step["capabilities"].items() if on}
