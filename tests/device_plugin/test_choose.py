@@ -378,6 +378,44 @@ def test_exclusive_functions_are_chosen_by_all_selectors(
     assert names(exclusive(functions, selectors)) == wanted
 
 
+@pytest.mark.parametrize("driver", ["mlx5_core", "vfio-pci"])
+@pytest.mark.parametrize(
+    ("selectors", "is_chosen"),
+    [
+        ({"pfNames": ["ens5"]}, "netdev"),
+        ({"rootDevices": ["0000:00:05.0"]}, "yes"),
+        ({"pciAddresses": ["0000:00:05.0"]}, "yes"),
+        ({"vendors": ["15b3"], "devices": ["101e"]}, "yes"),
+        ({"drivers": ["mlx5_core"], "isRdma": True}, "netdev"),
+        ({"drivers": ["vfio-pci"]}, "vfio"),
+        ({"pfNames": ["ens5#0-3"]}, "no"),
+        ({"rootDevices": ["0000:00:05.0#0"]}, "no"),
+    ],
+)
+def test_a_vf_in_a_virtual_machine_where_its_pf_is_not_is_chosen_as_itself(
+    machine: Machine, driver: str, selectors: dict[str, Any], is_chosen: str
+) -> None:
+    """A range is of VFs that this machine makes: with one, the PF of a card whose SR-IOV is off would be given away."""
+    address = "0000:00:05.0"
+    attributes = {"vendor": "0x15b3", "device": "0x101e", "class": "0x020000"}
+    folder = machine.tree.pci(address, driver=driver, **attributes)
+    if driver == "mlx5_core":
+        machine.tree.netdev("ens5", pci=address)
+        machine.tree.verbs("mlx5_0", pci=address, netdev="ens5", nodes={"uverbs0": "infiniband_verbs"})
+        machine.node("infiniband/uverbs0")
+    else:
+        group = machine.root / "sys/kernel/iommu_groups/0"
+        machine.tree.put(group, {"name": "vfio-noiommu"})
+        machine.tree.link(folder.relative_to(machine.tree.root) / "iommu_group", group)
+        for name in ("vfio/vfio", "vfio/noiommu-0"):
+            machine.node(name)
+    found = exclusive(machine, selectors)
+    wanted = is_chosen == "yes" or is_chosen == {"mlx5_core": "netdev", "vfio-pci": "vfio"}[driver]
+    assert (names(found), found.healthy) == (([address], 1) if wanted else ([], 0))
+    if is_chosen == "no" and (driver == "mlx5_core" or "rootDevices" in selectors):
+        assert "itself is offered, such as a VF in a virtual machine" in found.unchosen
+
+
 def test_a_function_is_the_first_resources_that_chooses_it(machine: Machine) -> None:
     machine.nic(0, vfs=4)
     some = {"resourceName": "some", "selectors": {"pfNames": ["ens0f0#0-1"]}}

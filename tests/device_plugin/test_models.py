@@ -96,6 +96,19 @@ def test_the_device_plugin_offers_the_devices_of_a_model_with_the_nodes_that_its
     assert all(offer.fault == "" for offer in found.offers)
 
 
+def test_the_host_network_of_a_guest_of_alibaba_has_the_devices_of_erdma(tmp_path: Path) -> None:
+    """Its verbs device is a function of its own, without a netdev."""
+    machine, address = Machine(tmp_path), "0000:00:06.0"
+    machine.tree.pci(address, driver="erdma", vendor="0x1ded", device="0x107f", **{"class": "0x028000"})
+    machine.tree.verbs("erdma_0", pci=address, node_type="4: RNIC", size=1, nodes={"uverbs0": "infiniband_verbs"})
+    machine.node("infiniband/uverbs0")
+    text = config_map("host-network").replace('"ifNames": ["ens2f0"]', '"drivers": ["erdma"]')
+    (found,) = resources(config.read([("config.json", text)]).resources, read_host(str(machine.root)))
+    assert [(o.name, len(o.ids), nodes(o)) for o in found.offers] == [
+        (address, 1000, ["infiniband/uverbs0", "infiniband/rdma_cm"])
+    ]
+
+
 @needs_kubectl
 @pytest.mark.parametrize(("model", "gpu"), [*((model, False) for model in RESOURCES), ("roce-shared", True)])
 def test_kubectl_makes_two_pods_of_a_folder_that_ask_for_its_network_and_resource(

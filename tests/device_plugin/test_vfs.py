@@ -327,8 +327,11 @@ def test_a_file_that_is_closed_meanwhile_hides_no_other(tmp_path: Path, monkeypa
         ([policy(numVfs=9)], "numVfs 9: it can have 8 VFs; more need a setting of the card's firmware"),
         ([policy(), policy(numVfs=3)], "two policies want 2 and 3 VFs: write the same numVfs in both"),
         ([policy(externallyManaged=True)], "it has 0 VFs of 2, and with externallyManaged others make them"),
-        ([policy(nicSelector={"pfNames": ["ens9f9"]})], "no card is chosen by pfNames ens9f9"),
-        ([policy(nicSelector={"vendor": "8086", "pfNames": ["ens0f0"]})], "no card is chosen by vendor 8086, pfNames"),
+        ([policy(nicSelector={"pfNames": ["ens9f9"]})], "no card that can have VFs is chosen by pfNames ens9f9"),
+        (
+            [policy(nicSelector={"vendor": "8086", "pfNames": ["ens0f0"]})],
+            "no card that can have VFs is chosen by vendor 8086, pfNames",
+        ),
     ],
 )
 def test_what_cannot_be_is_refused_with_the_reason(

@@ -91,5 +91,6 @@ def _missing_numbers(
         name, parts = spans(text)
         indexes = [f.index for f in candidates if f.index >= 0 and name in values(f)]
         if parts and not any(first <= index <= last for first, last in parts for index in indexes):
-            return f"{name} has {f'the VFs 0 to {max(indexes)}' if indexes else 'no VF'}"
+            itself = f"no VF; without the range {name} itself is offered, such as a VF in a virtual machine"
+            return f"{name} has {f'the VFs 0 to {max(indexes)}' if indexes else itself}"
     return ""

@@ -77,7 +77,10 @@ class VfPlan:
 def plan(policies: Sequence[VfPolicy], node: NodeCards) -> VfPlan:
     """What to do for `policies`, which are in the order in which they count."""
     steps: list[VfStep] = []
-    refused = [f"no card is chosen by {_chosen_by(p)}" for p in policies if not any(_is_of(c, p) for c in node.cards)]
+    none = [_chosen_by(policy) for policy in policies if not any(_is_of(card, policy) for card in node.cards)]
+    refused = [
+        f"no card that can have VFs is chosen by {chosen}: name one that `railcni vfs show` has" for chosen in none
+    ]
     modules: dict[str, None] = {}
     for card in node.cards:
         own = [policy for policy in policies if _is_of(card, policy)]
