@@ -20,6 +20,7 @@ from cni.library.audit.cluster import CHOICE, Cluster
 from cni.library.installation import health, layout
 from cni.library.installation.files import below
 from cni.library.installation.options import DEFAULT, folder_of, state_of
+from cni.library.inventory import counters
 from cni.library.service.endpoint import TEXT, HttpEndpoint
 from cni.library.service.log import AgentLog
 from cni.library.service.metrics import CONTENT_TYPE, Metrics
@@ -356,6 +357,7 @@ class Agent:
         """The page /metrics: status, content type and text."""
         self.metrics.healthy.set(not self.health.faults())
         self.metrics.leader.set(self.election.is_elected())
+        self.metrics.errors.replace(counters.samples(self._below("/sys")))
         return 200, CONTENT_TYPE, self.metrics.render()
 
 

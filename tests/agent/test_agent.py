@@ -16,6 +16,7 @@ import pytest
 
 from cni.agent import nodefiles
 from cni.cli import main as command
+from cni.library.inventory.counters import ERRORS
 from cni.shared.spec.errors import InvalidConfig
 from cni.shared.spec.request import Attachment
 from ipam.leases import Lease, Owner, Want
@@ -25,6 +26,7 @@ from tests.agent.rig import Rig, owner
 from tests.node import INTERPRETER, until
 from tests.stores import kubernetes_proxy
 from tests.stores.kubernetes_core import LEASES
+from tests.sysfs import Tree
 
 FOLDER = "/etc/cni/net.d/whereabouts.d"
 
@@ -551,6 +553,22 @@ def test_the_metrics_are_what_prometheus_reads(rig: Rig) -> None:
     of_pods = [int(line.split()[-1]) for line in buckets if 'verb="list",resource="pods"' in line]
     assert of_pods == sorted(of_pods)
     assert of_pods[-1] >= 8
+
+
+def test_the_metrics_have_the_errors_of_each_rdma_port_as_doctor_judges_them(rig: Rig) -> None:
+    tree = Tree(rig.host("n1") / "sys")
+    for number, device in enumerate(("mlx5_0", "mlx5_1")):
+        port = tree.verbs(device, size=4) / "ports/1"
+        tree.put(port, {counter.place: number * 1000 + i for i, counter in enumerate(ERRORS)})
+    tree.put(port, {ERRORS[0].place: "N/A (no PMA)"})
+    told = [line for line in rig.agent("n1").get("/metrics")[1].splitlines() if line.startswith("railcni_rdma_errors")]
+    wanted = [
+        f'railcni_rdma_errors_total{{device="mlx5_{number}",port="1",counter="{counter.name}"}} {number * 1000 + i}'
+        for number in (0, 1)
+        for i, counter in enumerate(ERRORS)
+    ]
+    wanted.remove('railcni_rdma_errors_total{device="mlx5_1",port="1",counter="link_downed"} 1000')
+    assert sorted(told) == sorted(wanted)
 
 
 def test_help_names_every_option_and_a_wrong_value_what_it_wants(capsys: pytest.CaptureFixture[str]) -> None:

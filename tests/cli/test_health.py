@@ -12,6 +12,7 @@ from cni.cli.doctor.facts import NodeFacts, NodePlaces
 from cni.cli.doctor.finding import ADVICE, FAULT, OK
 from cni.library.inventory import devices as inventory
 from cni.library.inventory import functions
+from cni.library.inventory.counters import ERRORS, ErrorCounter
 from tests.sysfs import Tree
 
 CARD = {"vendor": "0x15b3", "device": "0x1021", "class": "0x020000"}
@@ -32,9 +33,9 @@ class Rails:
         self.devices = inventory.read(root=str(root))
 
     def count(self, rail: int, **counters: int) -> None:
-        kinds = {kind.place.partition("/")[2]: kind.place for kind in health._KINDS}
+        places = {counter.name: counter.place for counter in ERRORS}
         port = self.tree.root / f"class/infiniband/mlx5_{rail}/ports/1"
-        self.tree.put(port, {kinds[name]: value for name, value in counters.items()})
+        self.tree.put(port, {places[name]: value for name, value in counters.items()})
 
     def siblings(self) -> list[tuple[str, str, str]]:
         found = health.check_siblings(self.devices, functions.read(str(self.tree)))
@@ -66,25 +67,21 @@ def test_nics_of_other_kinds_and_ports_that_are_down_are_no_siblings(tmp_path: P
     assert rails.siblings() == []
 
 
-@pytest.mark.parametrize("name", [kind.place.partition("/")[2] for kind in health._KINDS])
-def test_many_errors_since_the_start_are_advice_and_few_are_not(tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize("counter", ERRORS, ids=lambda counter: counter.name)
+def test_many_errors_since_the_start_are_advice_and_few_are_not(tmp_path: Path, counter: ErrorCounter) -> None:
     rails = Rails(tmp_path, 1)
-    many = next(kind.many for kind in health._KINDS if kind.place.endswith(f"/{name}"))
-    for count, level in ((many - 1, OK), (many, ADVICE)):
-        rails.count(0, **{name: count})
-        facts = rails.facts()
-        assert [one.level for one in health.check_counters(facts.ports, *facts.counts)] == [level]
+    for count, level in ((counter.many - 1, OK), (counter.many, ADVICE)):
+        rails.count(0, **{counter.name: count})
+        assert [one.level for one in health.check_counters(*rails.facts().counts)] == [level]
 
 
 def test_errors_that_come_while_a_port_is_watched_are_a_fault_with_their_rate(tmp_path: Path) -> None:
     rails = Rails(tmp_path, 2)
     for rail in (0, 1):
         rails.count(rail, link_downed=57, out_of_sequence=1_000_000)
-    before = health.read(rails.facts().ports, str(tmp_path))
+    before, _, _ = rails.facts().counts
     rails.count(1, out_of_sequence=1_000_150)
-    found = list(
-        health.check_counters(rails.facts().ports, health.read(rails.facts().ports, str(tmp_path)), before, 10)
-    )
+    found = list(health.check_counters(rails.facts().counts[0], before, 10))
     assert [(one.level, one.subject, one.found) for one in found] == [
         (OK, "mlx5_0 port 1", "no error in 10 s"),
         (FAULT, "mlx5_1 port 1", "150 packets out of sequence in 10 s (15/s)"),
@@ -95,7 +92,10 @@ def test_a_watch_reads_the_counters_twice(tmp_path: Path) -> None:
     rails = Rails(tmp_path, 1)
     rails.count(0, link_downed=57)
     now, before, seconds = rails.facts(watch=0.01).counts
-    assert now == before == {"mlx5_0 port 1": {"counters/link_downed": 57}} and seconds == 0.01
+    assert now == before and seconds == 0.01
+    assert [(str(port), counter.name, count) for port in now for counter, count in now[port].items()] == [
+        ("mlx5_0 port 1", "link_downed", 57)
+    ]
 
 
 @pytest.mark.parametrize("text", ["0", "-1", "x", "nan", "3601"])

@@ -75,7 +75,7 @@ def test_no_right_is_asked_for_but_to_be_root_and_to_write_three_folders(pod: di
     assert pod["automountServiceAccountToken"] is False
     assert read("serviceaccount.yaml")["automountServiceAccountToken"] is False
     paths = {v["hostPath"]["path"] for v in pod["volumes"] if "hostPath" in v}
-    assert paths == {"/opt/cni/bin", "/var/lib/cni/railcni", "/etc/cni/net.d/whereabouts.d", "/run/netns"}
+    assert paths == {"/opt/cni/bin", "/var/lib/cni/railcni", "/etc/cni/net.d/whereabouts.d", "/run/netns", "/sys"}
     (agent,) = pod["containers"]
     writable = {"/host/var/lib/cni/railcni", "/host/etc/cni/net.d/whereabouts.d"}
     assert {m["mountPath"] for m in agent["volumeMounts"] if not m.get("readOnly")} == writable

@@ -77,6 +77,20 @@ CASES: dict[str, tuple[Series, Series]] = {
             'railcni_gid_table_size{device="mlx5_0",port="1",nodename="n1"}': "256x70",
         },
     ),
+    "RailcniRdmaLinkFlaps": (
+        {'railcni_rdma_errors_total{device="mlx5_0",port="1",counter="link_downed",nodename="n1"}': "5x30 8x40"},
+        {
+            'railcni_rdma_errors_total{device="mlx5_0",port="1",counter="link_downed",nodename="n1"}': "5x30 6x40",
+            'railcni_rdma_errors_total{device="mlx5_1",port="1",counter="link_downed",nodename="n1"}': "57x70",
+        },
+    ),
+    "RailcniRdmaErrors": (
+        {'railcni_rdma_errors_total{device="mlx5_0",port="1",counter="out_of_sequence",nodename="n1"}': "0+120x70"},
+        {
+            'railcni_rdma_errors_total{device="mlx5_0",port="1",counter="out_of_sequence",nodename="n1"}': "0+30x70",
+            'railcni_rdma_errors_total{device="mlx5_1",port="1",counter="symbol_error",nodename="n1"}': "0x30 9000x40",
+        },
+    ),
 }
 
 

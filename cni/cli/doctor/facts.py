@@ -15,8 +15,8 @@ from cni.cli.doctor.congestion import Congestion
 from cni.cli.doctor.namespaces import LinkParameters
 from cni.library.installation.options import DEFAULT, candidates
 from cni.library.inventory import attachments as recorded
+from cni.library.inventory import counters, functions, sandboxes, topology
 from cni.library.inventory import devices as inventory
-from cni.library.inventory import functions, sandboxes, topology
 from cni.library.inventory.devices import Port
 from cni.library.inventory.places import NET_DIRECTORY
 from cni.library.inventory.sandboxes import NamespaceView, SandboxInterface
@@ -217,13 +217,14 @@ class NodeFacts:
         return found if isinstance(found, dict) else {}
 
     @cached_property
-    def counts(self) -> tuple[health.Counts, health.Counts, float]:
+    def counts(self) -> tuple[health.PortCounts, health.PortCounts, float]:
         """The counters of the ports; those of a reading before, {} without `watch`, and the seconds in between."""
-        if not self.watch:
-            return health.read(self.ports, self.places.sys), {}, 0.0
-        before = health.read(self.ports, self.places.sys)
+        before = self._read_counts() if self.watch else {}
         time.sleep(self.watch)
-        return health.read(self.ports, self.places.sys), before, self.watch
+        return self._read_counts(), before, self.watch
+
+    def _read_counts(self) -> health.PortCounts:
+        return {port: counters.read(port.device, port.number, self.places.sys) for port in self.ports}
 
     @cached_property
     def congestion(self) -> dict[str, Congestion]:

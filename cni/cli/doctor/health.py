@@ -1,86 +1,46 @@
 """How well links run: counters of errors since the port began, or during a watch; and NICs that are behind their siblings.
 
 A counter that grows while traffic runs is a fault of cable, switch or congestion; what it says since the boot may be long over.
-Sources: Documentation/ABI/stable/sysfs-class-infiniband of the kernel, "counters"; NVIDIA's "Understanding mlx5 Linux Counters"
-for hw_counters.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
 from cni.cli.doctor.finding import Observation, advice, broken, ok
+from cni.library.inventory.counters import CABLE, Counts
 from cni.library.inventory.devices import Port, VerbsDevice
 from cni.library.inventory.functions import Function
 from cni.library.inventory.topology import text
 from cni.shared.kernel import rdma_sysfs
 
-_CABLE = "see cable and transceiver (ethtool -m), and the switch port's counters"
-_LOSS = "see PFC and ECN here and on the switches: packets are lost on the way"
+PortCounts = Mapping[Port, Counts]
 
 
-@dataclass(frozen=True)
-class _Kind:
-    """A counter below the port's folder: what it counts, from how many on since the start it is worth a word, the remedy."""
-
-    place: str
-    meaning: str
-    many: int
-    remedy: str
-
-
-_KINDS = (
-    _Kind("counters/link_downed", "times that the link went down", 10, _CABLE),
-    _Kind("counters/symbol_error", "symbol errors", 1000, _CABLE),
-    _Kind("counters/local_link_integrity_errors", "errors of the local link", 10, _CABLE),
-    _Kind("counters/port_rcv_errors", "packets received with an error", 1000, _CABLE),
-    _Kind("hw_counters/rx_icrc_encapsulated", "RoCE packets with a wrong checksum", 100, _CABLE),
-    _Kind("hw_counters/out_of_sequence", "packets out of sequence", 10_000, _LOSS),
-    _Kind("hw_counters/packet_seq_err", "negative acknowledgements of a sequence error", 10_000, _LOSS),
-    _Kind("hw_counters/local_ack_timeout_err", "acknowledgements that did not come in time", 1000, _LOSS),
-    _Kind("hw_counters/roce_adp_retrans", "adaptive retransmissions of RoCE", 1000, _LOSS),
-)
-Counts = Mapping[str, Mapping[str, int]]
-"""By port ("mlx5_0 port 1") the value of each counter that it has, by its place."""
-
-
-def read(ports: Sequence[Port], root: str = "/sys") -> Counts:
-    """The counters of all ports."""
-    found = {}
-    for port in ports:
-        here = f"{root}{rdma_sysfs.CLASS}/{port.device}/ports/{port.number}"
-        values = {kind.place: text(f"{here}/{kind.place}") for kind in _KINDS}
-        found[str(port)] = {place: int(value) for place, value in values.items() if value.isdigit()}
-    return found
-
-
-def check_counters(ports: Sequence[Port], now: Counts, before: Counts, seconds: float) -> Iterator[Observation]:
+def check_counters(now: PortCounts, before: PortCounts, seconds: float) -> Iterator[Observation]:
     """The errors of each port: with a reading `before`, `seconds` ago, those that came since, else those since its start."""
-    for port in ports:
-        values, former = now.get(str(port), {}), before.get(str(port), {})
-        found = list(_faults(str(port), values, former, seconds))
+    for port, values in now.items():
+        found = list(_faults(str(port), values, before.get(port, {}), seconds))
         yield from found
         if values and not found:
             yield ok(str(port), f"no error in {seconds:g} s" if before else "few errors since its start")
 
 
-def _faults(name: str, values: Mapping[str, int], former: Mapping[str, int], seconds: float) -> Iterator[Observation]:
-    for kind in _KINDS:
-        count = values.get(kind.place, 0)
-        if kind.place in former:
-            grown = count - former[kind.place]
+def _faults(name: str, values: Counts, former: Counts, seconds: float) -> Iterator[Observation]:
+    for counter, count in values.items():
+        if counter in former:
+            grown = count - former[counter]
             if grown > 0:
-                rate = f"{grown} {kind.meaning} in {seconds:g} s ({grown / seconds:.3g}/s)"
-                yield broken(name, rate, "none while traffic runs", kind.remedy)
-        elif count >= kind.many:
-            found = f"{count} {kind.meaning} since its start ({kind.place})"
+                rate = f"{grown} {counter.meaning} in {seconds:g} s ({grown / seconds:.3g}/s)"
+                yield broken(name, rate, "none while traffic runs", counter.remedy)
+        elif count >= counter.many:
+            found = f"{count} {counter.meaning} since its start ({counter.place})"
             yield advice(
                 name,
                 found,
-                f"fewer than {kind.many}",
-                f"`railcni doctor --watch 10` tells whether they go on; {kind.remedy}",
+                f"fewer than {counter.many}",
+                f"`railcni doctor --watch 10` tells whether they go on; {counter.remedy}",
             )
 
 
@@ -106,7 +66,7 @@ def _slower(group: Sequence[VerbsDevice]) -> Iterator[Observation]:
         if _rate(port) < usual:
             healthy = f"{usual:g} Gb/s, as its siblings"
             yield advice(
-                str(port), f"runs at {port.rate}", healthy, f"{_CABLE}; a job on all rails is as slow as this one"
+                str(port), f"runs at {port.rate}", healthy, f"{CABLE}; a job on all rails is as slow as this one"
             )
 
 

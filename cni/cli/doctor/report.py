@@ -73,7 +73,7 @@ CHECKS: tuple[Check, ...] = (
     _of_both("ports", "ports", lambda f: ports.check_state(f.ports, f.uses, administrative_states(f.places.sys))),
     _of_both("mtu", "MTU", lambda f: ports.check_mtu(f.ports, f.management)),
     _of_both("gids", "GID tables", lambda f: ports.check_gids(f.ports)),
-    _of_both("counters", "errors of ports", lambda f: health.check_counters(f.ports, *f.counts)),
+    _of_both("counters", "errors of ports", lambda f: health.check_counters(*f.counts)),
     _of_devices("siblings", "NICs of one kind", lambda f: health.check_siblings(f.devices, f.loaded.functions)),
     _of_both("node-guids", "node GUIDs", _guids),
     _of_both("pods", "GIDs of pods", lambda f: pods.check(f.attached)),

@@ -104,6 +104,8 @@ class Metrics:
         self.removed = Counter("railcni_reservations_removed_total", "Reservations without a lease removed.")
         self.pending = Family("railcni_pending_releases", "Releases of this node that are still to be made.")
         self.leader = Family("railcni_agent_leader", "1 in the agent that looks after nodes without one.")
+        errors = "Errors of RDMA ports, by the counter's name in sysfs."
+        self.errors = Counter("railcni_rdma_errors_total", errors, "device", "port", "counter")
         self.healthy = Family("railcni_installation_healthy", "1 when this node's installation is whole.")
         self.written = Counter("railcni_node_files_written_total", "Writes of a node's file.", "file")
         self.passes = Counter("railcni_collector_passes_total", "Passes of the collector.", "result")
