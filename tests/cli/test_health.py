@@ -104,10 +104,13 @@ def test_a_watch_of_no_length_is_refused(text: str) -> None:
         command._seconds(text)
 
 
-def test_a_device_without_a_node_guid_is_a_fault_and_one_of_software_is_not(tmp_path: Path) -> None:
-    rails = Rails(tmp_path, 2, node_guid="0000:0000:0000:0000")
+@pytest.mark.parametrize(("layer", "given"), [("Ethernet", "vf N mac MAC,"), ("InfiniBand", "vf N node_guid GUID")])
+def test_a_device_without_a_node_guid_is_a_fault_and_one_of_software_is_not(
+    tmp_path: Path, layer: str, given: str
+) -> None:
+    rails = Rails(tmp_path, 2, node_guid="0000:0000:0000:0000", link_layer=layer)
     rails.tree.netdev("eth0")
     rails.tree.verbs("rxe0", netdev="eth0", node_guid="0000:0000:0000:0000")
     devices = inventory.read(root=str(tmp_path))
     (found,) = health.check_guids(devices, health.read_guids(devices, str(tmp_path)))
-    assert (found.level, found.subject) == (FAULT, "mlx5_1") and "node_guid GUID" in found.remedy
+    assert (found.level, found.subject) == (FAULT, "mlx5_1") and given in found.remedy

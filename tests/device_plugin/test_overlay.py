@@ -58,7 +58,8 @@ def test_the_arguments_are_those_of_the_command_and_mean_the_mounted_folders(pod
     assert (options.kubelet_dir, Path(options.pod_resources).parent) == (FOLDER, Path(PODS).parent)
     assert mounted["kubelet-plugins"] == hosts["kubelet-plugins"] == FOLDER
     assert mounted["pod-resources"] == hosts["pod-resources"] == str(Path(PODS).parent)
-    assert all(mounted[name] == options.root + hosts[name] for name in ("sys", "dev", "proc", "device-info"))
+    assert all(mounted[name] == options.root + hosts[name] for name in ("dev", "proc", "device-info"))
+    assert mounted["sys"] == f"{options.root}/sys"  # the volume is the agent's
     assert options.listen == ("fd00::7", container["ports"][0]["containerPort"])
 
 
@@ -107,7 +108,7 @@ def test_the_component_vfs_adds_the_rights_to_make_them_and_no_other(tmp_path: P
     (container,) = [c for c in found["containers"] if c["name"] == "device-plugin"]
     (before,) = pod["containers"]
     assert container["securityContext"] == before["securityContext"] | {
-        "capabilities": {"drop": ["ALL"], "add": ["NET_ADMIN", "SYS_PTRACE"]}
+        "capabilities": {"drop": ["ALL"], "add": ["NET_ADMIN", "SYS_ADMIN", "SYS_PTRACE"]}
     }
     assert not {"hostNetwork", "hostPID", "hostIPC"} & set(found)
     writable = {m["name"] for m in container["volumeMounts"] if not m.get("readOnly")}

@@ -10,16 +10,20 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from cni.library.resources.config import Config, read
-from cni.library.vfs import cards
-from cni.library.vfs.plan import VfPlan, plan
+from cni.library.vfs import cards, macs
+from cni.library.vfs.apply import apply
+from cni.library.vfs.plan import VfPlan, VfStep, plan
+from cni.shared.kernel.netlink import KernelError
+from cni.shared.kernel.vfs import NO_MAC
 from tests.device_plugin.scene import Machine
-from tests.node import ROOT
+from tests.node import ROOT, Node
 
 PF = "0000:30:00.0"
 _COMMAND = "import sys; sys.argv[0] = 'railcni'; from cni.cli.main import main; sys.exit(main())"
@@ -185,6 +189,105 @@ def test_the_policy_that_comes_first_by_priority_has_a_vf_that_two_are_about(tmp
     machine = with_vfs(tmp_path)
     found = planned(machine, policy(mtu=1500), policy(mtu=4000, priority=5, nicSelector={"pfNames": ["ens0f0#1"]}))
     assert steps(found) == [f"{PF} VF 0: mtu from 9000 to 1500", f"{PF} VF 1: mtu from 9000 to 4000"]
+
+
+def with_macs(machine: Machine, *policies: dict[str, Any], macs: dict[int, str], kubelet: str = "") -> VfPlan:
+    """The plan where the card has a permanent MAC, and its VFs these administrative ones."""
+    node = cards.read(str(machine.root), kubelet)
+    shown = [replace(card, mac="0c:42:a1:00:00:01", macs=macs) for card in node.cards]
+    return plan(config(*policies).policies, replace(node, cards=shown))
+
+
+def test_a_vf_that_is_made_gets_a_mac_of_its_own_before_its_driver_and_the_same_one_each_time(machine: Machine) -> None:
+    found = with_macs(machine, policy(numVfs=8), macs={})
+    assert [step.what for step in found.steps if step.vf == 0] == ["mac", "driver"]
+    given = [step.then for step in found.steps if step.what == "mac"]
+    assert len(set(given)) == 8
+    assert {int(mac[:2], 16) & 3 for mac in given} == {2}, "locally administered, and no group's"
+    assert given == [step.then for step in with_macs(machine, policy(numVfs=8), macs={}).steps if step.what == "mac"]
+
+
+DPDK = {"deviceType": "vfio-pci", "nicSelector": {"pfNames": ["ens0f0#1"]}}
+
+
+@pytest.mark.parametrize(
+    ("mac", "use", "more", "wanted"),
+    [
+        (NO_MAC, None, {}, ["mac", "driver"]),
+        (NO_MAC, None, {"mtu": 1500}, ["mac", "driver", "mtu"]),
+        (NO_MAC, None, DPDK, ["mac", "driver"]),
+        (NO_MAC, "vfio-pci", DPDK, ["mac"]),
+        ("0c:42:a1:00:00:07", None, {}, []),
+        ("0c:42:a1:00:00:07", None, DPDK, ["driver"]),
+        (None, None, {}, []),  # the card's driver does not tell it
+        (NO_MAC, "in_a_pod", {}, []),
+        (NO_MAC, "open_by_a_process", {}, []),
+        (NO_MAC, "given_by_kubelet", {}, []),
+        (NO_MAC, "up", {}, []),
+    ],
+)
+def test_a_vf_without_an_administrative_mac_gets_one_and_its_driver_again_unless_it_is_in_use(
+    tmp_path: Path, mac: str | None, use: str | None, more: dict[str, Any], wanted: list[str]
+) -> None:
+    machine = with_vfs(tmp_path)
+    if use == "vfio-pci":
+        (machine.tree.pci(machine.vf(0, 1)) / "driver").unlink()
+        machine.tree.pci(machine.vf(0, 1), driver="vfio-pci")
+    elif use and use != "up":
+        globals()[use](machine)
+    if use != "up" and (netdev := machine.root / "sys/class/net/ens0v1").exists():
+        machine.tree.put(netdev, {"flags": "0x1002"})
+    macs = {0: "0c:42:a1:00:00:06", **({1: mac} if mac else {})}
+    found = with_macs(machine, policy(**more), macs=macs, kubelet=str(tmp_path))
+    assert [step.what for step in found.steps if step.vf == 1] == wanted
+    assert found.refused == ()
+
+
+def test_the_macs_are_read_and_set_in_the_nodes_own_namespace(node: Node, tmp_path: Path) -> None:
+    machine = with_vfs(tmp_path)
+    node.master("ens0f0")
+    (card,) = [card.function for card in cards.read(str(machine.root)).cards]
+    assert macs.read(card, (0, 1), str(machine.root)) == ("", {}), "the copy of a tree has no namespace"
+    (machine.root / "proc/1/ns").mkdir(parents=True)
+    (machine.root / "proc/1/ns/net").symlink_to(node.host.path)
+    assert macs.read(card, (0, 1), str(machine.root)) == (node.host.link("ens0f0").mac, {}), "a veth has no VFs"
+    with pytest.raises(OSError, match="not supported"):
+        macs.write(card, 0, "02:00:00:00:00:01", str(machine.root))
+
+
+def test_without_the_right_to_enter_the_nodes_namespace_vfs_are_made_without_macs_and_this_is_said(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*_: object) -> None:
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(macs, "read", refused)
+    found = planned(machine, policy())
+    assert [step.what for step in found.steps if step.vf >= 0] == ["driver", "driver"]
+    (reason,) = found.refused
+    assert "get no administrative MAC" in reason and "CAP_SYS_ADMIN" in reason
+
+
+def test_a_driver_that_refuses_macs_is_named_once_and_its_card_is_gone_on_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine = with_vfs(tmp_path, 3)
+    for vf in (0, 1):
+        (machine.tree.pci(machine.vf(0, vf)) / "driver").unlink()
+        machine.tree.pci(machine.vf(0, vf), driver="vfio-pci")
+        machine.tree.put(machine.root / f"sys/class/net/ens0v{vf}", {"flags": "0x1002"})
+
+    def refused(*_: object) -> None:
+        raise KernelError(errno.EOPNOTSUPP)
+
+    monkeypatch.setattr(macs, "read", lambda *_: ("0c:42:a1:00:00:01", {0: NO_MAC, 1: NO_MAC}))
+    monkeypatch.setattr(macs, "write", refused)
+    dpdk = policy(numVfs=3, deviceType="vfio-pci", nicSelector={"pfNames": ["ens0f0#0-1"]})
+    done: list[VfStep] = []
+    wanted = config(dpdk, policy(numVfs=3, mtu=1500)).policies
+    (reason,) = apply(wanted, str(machine.root), "", done.append)
+    assert "VF 0: the card's driver refuses an administrative MAC: Operation not supported" in reason
+    assert [(step.what, step.vf) for step in done if step.vf >= 0] == [("mtu", 2)]
 
 
 def in_a_pod(machine: Machine) -> str:

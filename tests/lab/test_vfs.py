@@ -71,6 +71,28 @@ def test_the_command_makes_vfs_and_does_nothing_the_second_time(
     say(command(str(BIN / "railcni"), "vfs", "show"))
 
 
+def macs(card: Path) -> list[tuple[str, str]]:
+    """Of each VF with a netdev the administrative MAC, and the MAC that its netdev has."""
+    (found,) = [c for c in cards.read().cards if c.function.id == card.name]
+    return [
+        (found.macs[n], Path(f"/sys/class/net/{netdev}/address").read_text().strip())
+        for n, vf in found.vfs.items()
+        for netdev in vf.netdevs
+    ]
+
+
+def test_vfs_have_the_same_macs_each_time_and_keep_those_that_are_set(card: Path, say: Callable[[str], None]) -> None:
+    assert applied(card, 3)[1] == []
+    made = macs(card)
+    say(str(made))
+    assert len(made) == len(dict(made)) == 2
+    assert all(given == own and int(given[:2], 16) & 3 == 2 for given, own in made)
+    assert applied(card, 0)[1] == applied(card, 3)[1] == []
+    assert macs(card) == made
+    command("ip", "link", "set", pci.netdev(card.name), "vf", "0", "mac", "02:00:00:00:00:07")
+    assert applied(card, 3) == ([], [])
+
+
 def test_a_vf_in_a_pod_keeps_its_card_as_it_is(machine: Machine, card: Path, say: Callable[[str], None]) -> None:
     assert applied(card, 2)[1] == []
     (vf,) = [(card / "virtfn0").resolve().name]

@@ -83,10 +83,9 @@ def check_guids(devices: Sequence[VerbsDevice], guids: Mapping[str, str]) -> Ite
     """Devices without a node GUID, as virtual functions of mlx5 are made: RDMA CM cannot use them."""
     for device in devices:
         if device.pci and not guids.get(device.name, "1").replace(":", "").strip("0"):
-            remedy = (
-                "ip link set PF vf N node_guid GUID and port_guid GUID, with a GUID of its own, then bind the function's driver"
-                " again"
-            )
+            is_ethernet = any(port.link_layer == rdma_sysfs.ETHERNET for port in device.ports)
+            given = "mac MAC" if is_ethernet else "node_guid GUID and port_guid GUID"  # mlx5 derives it from the MAC
+            remedy = f"ip link set PF vf N {given}, with a value of its own, then bind the function's driver again"
             yield broken(device.name, "its node GUID is 0: RDMA CM does not find it", "a GUID of its own", remedy)
 
 

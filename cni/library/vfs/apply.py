@@ -13,10 +13,11 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 
+from cni.library.inventory.functions import Function
 from cni.library.inventory.topology import text
 from cni.library.resources.models import VfPolicy
-from cni.library.vfs import cards
-from cni.library.vfs.plan import DRIVER, KERNELS_CHOICE, MODULE, MTU, NUMBER, VfStep, plan
+from cni.library.vfs import cards, macs
+from cni.library.vfs.plan import DRIVER, KERNELS_CHOICE, MAC, MODULE, MTU, NUMBER, VfStep, plan
 from cni.shared.kernel import sysfs
 from cni.shared.spec.errors import CniError, IoFailure
 
@@ -36,20 +37,34 @@ _REMEDIES = {
 def apply(policies: Sequence[VfPolicy], root: str, kubelet: str, done: Callable[[VfStep], object]) -> list[str]:
     """Make the VFs; `done` is called after each step. What was refused or failed, with its reason.
 
-    A card is left after its first failure; the others are gone on with.
+    A card is left after its first failure, unless this is a MAC; the others are gone on with.
     """
-    planned = plan(policies, cards.read(root, kubelet))
+    node = cards.read(root, kubelet)
+    functions = {card.function.id: card.function for card in node.cards}
+    planned = plan(policies, node)
     failed: dict[str, str] = {}
+    without_mac: dict[str, str] = {}
     for step in planned.steps:
-        if step.card in failed:
+        if step.card in failed or (step.what == MAC and step.card in without_mac):
             continue
         try:
-            _do(step, root)
+            if step.what == MAC:
+                _give_mac(functions[step.card], step, root)
+            else:
+                _do(step, root)
         except CniError as fault:
-            failed[step.card] = fault.msg
+            (without_mac if step.what == MAC else failed)[step.card] = fault.msg
         else:
             done(step)
-    return [*planned.refused, *failed.values()]
+    return [*planned.refused, *without_mac.values(), *failed.values()]
+
+
+def _give_mac(card: Function, step: VfStep, root: str) -> None:
+    try:
+        macs.write(card, step.vf, step.then, root)
+    except OSError as fault:
+        remedy = _REMEDIES.get(fault.errno or 0, "the VFs of this card have MACs that their drivers choose")
+        raise IoFailure(f"{step.place}: the card's driver refuses an administrative MAC: {fault}: {remedy}") from None
 
 
 def _do(step: VfStep, root: str = "") -> None:

@@ -17,6 +17,7 @@ from cni.library.inventory import attachments as recorded
 from cni.library.inventory import functions
 from cni.library.inventory.functions import Function
 from cni.library.inventory.topology import administrative_states, text, uplinks
+from cni.library.vfs import macs
 from cni.library.vfs.plan import Card, NodeCards
 from cni.shared.kernel import sysfs
 from cni.shared.kernel.files import names_in
@@ -36,15 +37,23 @@ def read(root: str = "", kubelet: str = "") -> NodeCards:
     sys = f"{root}/sys"
     found = functions.read(sys)
     mtus = {name: int(mtu) for name in names_in(f"{sys}/class/net") if (mtu := text(f"{sys}/class/net/{name}/mtu"))}
+    cards, unseen = [], ""
+    for one in found:
+        most = text(f"{sys}/bus/pci/devices/{one.id}/sriov_totalvfs")
+        if one.is_virtual or most in ("", "0"):
+            continue
+        vfs = {vf.index: vf for vf in found if vf.is_virtual and vf.physical == one.id}
+        try:
+            cards.append(Card(one, int(most), vfs, *macs.read(one, vfs, root)))
+        except OSError as fault:
+            unseen = f"the node's network namespace cannot be entered: {fault.strerror}"
+            cards.append(Card(one, int(most), vfs))
     return NodeCards(
-        cards=[
-            Card(one, int(most), {vf.index: vf for vf in found if vf.is_virtual and vf.physical == one.id})
-            for one in found
-            if not one.is_virtual and (most := text(f"{sys}/bus/pci/devices/{one.id}/sriov_totalvfs")) not in ("", "0")
-        ],
+        cards=cards,
         mtus=mtus,
-        up=[name for name, up in administrative_states(sys).items() if up],
+        up={name for name, up in administrative_states(sys).items() if up},
         uses=_uses([one for one in found if one.is_virtual], root, kubelet),
+        unseen=unseen,
         modules=[name for name, place in _IN_KERNEL.items() if os.path.isdir(f"{sys}/{place}")],
     )
 

@@ -6,25 +6,32 @@ when the number changes: nothing is done to such a card while one of its VFs is 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+import hashlib
+from collections.abc import Collection, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 
 from cni.library.inventory.functions import Function
 from cni.library.resources.models import VFIO, VfPolicy
+from cni.shared.kernel.vfs import NO_MAC
 
-NUMBER, DRIVER, MTU, UP, MODULE = "numVfs", "driver", "mtu", "up", "module"
+NUMBER, MAC, DRIVER, MTU, UP, MODULE = "numVfs", "mac", "driver", "mtu", "up", "module"
 KERNELS_CHOICE = "the kernel's choice"
+_LOCAL, _GROUP = 0x02, 0x01  # bits of the first octet of a MAC
 _NO_NETDEV = frozenset({VFIO, "uio_pci_generic", "igb_uio"})
+_ENTER = "give the container CAP_SYS_ADMIN, or run `railcni vfs apply` on the host"
 _MODULES = {VFIO: ("vfio-pci",), "RDMA": ("ib_uverbs", "rdma_ucm")}
 
 
 @dataclass(frozen=True)
 class Card:
-    """A physical function, its VFs by their numbers, and how many it can have."""
+    """A physical function, its VFs by their numbers, and how many it can have. `mac` is its permanent MAC, "" where no VF can
+    have an administrative one or this is not seen; `macs` are those of the VFs."""
 
     function: Function
     most: int
     vfs: Mapping[int, Function] = field(default_factory=dict)
+    mac: str = ""
+    macs: Mapping[int, str] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -36,13 +43,14 @@ class Card:
 @dataclass(frozen=True)
 class NodeCards:
     """`mtus` and `up` are of the netdevs that can be seen, `uses` says for a VF by whom it is used, "pod default/a", and
-    `modules` are those of the needed ones that the kernel has."""
+    `modules` are those of the needed ones that the kernel has. `unseen` is why the MACs of the cards are not seen."""
 
     cards: Sequence[Card] = ()
     mtus: Mapping[str, int] = field(default_factory=dict)
-    up: Collection[str] = ()
+    up: Set[str] = frozenset()
     uses: Mapping[str, str] = field(default_factory=dict)
     modules: Collection[str] = ()
+    unseen: str = ""
 
 
 @dataclass(frozen=True)
@@ -90,6 +98,9 @@ def plan(policies: Sequence[VfPolicy], node: NodeCards) -> VfPlan:
             refused.append(f"{card.name}: {fault}")
             continue
         steps += found
+        if node.unseen and any(step.what == NUMBER and step.then != "0" for step in found):
+            why = f"{node.unseen}: {_ENTER}"
+            refused.append(f"{card.name}: its VFs get no administrative MAC, and those of mlx5 no node GUID: {why}")
         for policy in own:
             if policy.numVfs:
                 needed = (VFIO if policy.deviceType == VFIO else "", "RDMA" if policy.isRdma else "")
@@ -137,6 +148,10 @@ def _vf(card: Card, number: int, policy: VfPolicy | None, now: Function | None, 
         return
     else:
         right = now.driver == VFIO if wants_vfio else bool(now.driver) and now.driver not in _NO_NETDEV
+    lacks_mac = card.mac and (now is None or (card.macs.get(number) == NO_MAC and not _is_used(now, node)))
+    if lacks_mac:
+        yield VfStep(MAC, "none", _mac(card.mac, number), card.function.id, number)
+        right = right and wants_vfio  # a driver reads the MAC and the node GUID when it is bound
     if not right:
         if now is not None:
             _refuse_used([now], node, f"the driver of VF {number} changes")
@@ -152,10 +167,22 @@ def _vf(card: Card, number: int, policy: VfPolicy | None, now: Function | None, 
             yield VfStep(MTU, str(node.mtus[netdev]), str(policy.mtu), card.function.id, number)
 
 
+def _is_used(vf: Function, node: NodeCards) -> bool:
+    """Whether the VF is in use, or may be: its netdev is up."""
+    return vf.id in node.uses or not node.up.isdisjoint(vf.netdevs)
+
+
 def _refuse_used(vfs: Collection[Function], node: NodeCards, what: str) -> None:
     used = [f"VF {vf.index} {vf.id} by {node.uses[vf.id]}" for vf in vfs if node.uses.get(vf.id)]
     if used:
         raise _Refused(f"{what}, and it is in use: {'; '.join(used)}: end this use, and apply again")
+
+
+def _mac(mac: str, vf: int) -> str:
+    """The MAC of the VF number `vf` of the card whose permanent MAC is `mac`: locally administered, and the same after a boot."""
+    octets = bytearray(hashlib.sha256(f"{mac} {vf}".encode()).digest()[:6])
+    octets[0] = (octets[0] | _LOCAL) & ~_GROUP
+    return octets.hex(":")
 
 
 def _is_of(card: Card, policy: VfPolicy) -> bool:
