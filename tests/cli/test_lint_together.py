@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
+from cni.library.documents.networks import RESOURCE_NAME
 from cni.library.lint import lint, lint_text
 
 
@@ -30,6 +31,23 @@ def resource(kind: str, group: str, name: str = "it", **spec: Any) -> dict[str, 
     return {"apiVersion": group, "kind": kind, "metadata": {"name": name}, "spec": spec}
 
 
+def config_map(configuration: dict[str, Any]) -> dict[str, Any]:
+    """A ConfigMap with a device plugin's configuration, and with a text that is none."""
+    data = {"config.json": json.dumps(configuration), "other": "a text"}
+    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "plugin"}, "data": data}
+
+
+def asking(document: dict[str, Any], resource: str) -> dict[str, Any]:
+    """The NAD with a resource."""
+    return {**document, "metadata": {**document["metadata"], "annotations": {RESOURCE_NAME: resource}}}
+
+
+def pod(*limits: str) -> dict[str, Any]:
+    containers = [{"name": "main", "resources": {"limits": dict.fromkeys(limits, 1)}}]
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "pod"}, "spec": {"containers": containers}}
+
+
+HCA = {"configList": [{"resourceName": "hca", "rdmaHcaMax": 9, "devices": ["ens2f0"]}]}
 SRIOV, NVIDIA, NV_IPAM = "sriovnetwork.openshift.io/v1", "mellanox.com/v1alpha1", "nv-ipam.nvidia.com/v1alpha1"
 CHAIN = {"cniVersion": "1.0.0", "name": "a", "plugins": [{"type": "macvlan", "master": "ens2f0"}, {"type": "rdma"}]}
 VF = {"cniVersion": "1.0.0", "name": "a", "plugins": [{"type": "sriov"}, {"type": "rdma"}]}
@@ -74,9 +92,9 @@ def told(*documents: Any) -> list[tuple[str, str, str]]:
             (
                 nad("a", **ipam("10.0.0.0/24", gateway="10.0.0.1")),
                 nad("b", **ipam("10.0.0.0/24", exclude=["10.0.0.1"])),
-                nad("c", master="ens3f0", **ipam("10.0.0.0/24")),
+                nad("c", master="ens3f0", **ipam("10.0.0.0/24", exclude=["10.0.0.1"])),
             ),
-            [],
+            [("warning", "ipam.range", "the network a has 10.0.0.0/24 too, on the master ens2f0: a pod with both")],
         ),
         (
             (nad("a", config=json.dumps(CHAIN)),),
@@ -100,12 +118,46 @@ def told(*documents: Any) -> list[tuple[str, str, str]]:
         ((resource("SriovNetworkNodePolicy", SRIOV, numVfs=8, isRdma=True, mtu=9000),), []),
         (
             (resource("SriovNetwork", SRIOV, resourceName="vf", networkNamespace="Bad_NS"),),
-            [("error", "spec", "Kubernetes has no namespace of this name")],
+            [("error", "spec.networkNamespace", "Kubernetes has no namespace of this name")],
         ),
         ((resource("SriovNetwork", SRIOV, resourceName="vf", networkNamespace="default", vlan=5000),), [("error", "spec.vlan", "5000")]),
         (
             (resource("NicClusterPolicy", NVIDIA, rdmaSharedDevicePlugin={"config": '{"configLst": []}'}),),
             [("error", "spec.rdmaSharedDevicePlugin.config", "want an object with configList")],
+        ),
+        (
+            (resource("NicClusterPolicy", NVIDIA, rdmaSharedDevicePlugin={"config": '{"configList": [{"resourceName": "a", "rdmaHcaMax": 9, "devices": ["x"]},]}'}),),
+            [("error", "", "not JSON: ")],
+        ),
+        (
+            (resource("NicClusterPolicy", NVIDIA, rdmaSharedDevicePlugin={"config": '{"configList": [{"resourceName": "a", "devices": ["x"]}]}'}),),
+            [("error", "spec.rdmaSharedDevicePlugin.config.configList[0].rdmaHcaMax", "rdmaHcaMax is missing")],
+        ),
+        ((HCA,), []),
+        ((config_map(HCA), asking(nad("a"), "rdma/hca"), pod("rdma/hca", "nvidia.com/gpu", "cpu")), []),
+        (
+            (config_map(HCA), asking(nad("a"), "rdma/hcb")),
+            [("warning", f"metadata.annotations.{RESOURCE_NAME}", "here offers rdma/hcb, but rdma/hca")],
+        ),
+        (
+            (resource("NicClusterPolicy", NVIDIA, rdmaSharedDevicePlugin={"config": json.dumps(HCA)}), pod("rdma/hc")),
+            [("warning", "spec.containers[0].resources.limits.rdma/hc", "here offers rdma/hc, but rdma/hca")],
+        ),
+        (
+            (HCA, {"apiVersion": "batch/v1", "kind": "Job", "spec": {"template": pod("rdma/hc")}}),
+            [("warning", "spec.template.spec.containers[0].resources.limits.rdma/hc", "here offers rdma/hc, but rdma/hca")],
+        ),
+        (
+            (
+                resource("SriovNetworkNodePolicy", SRIOV, numVfs=8, isRdma=True, resourceName="vf"),
+                resource("SriovNetwork", SRIOV, resourceName="vg", networkNamespace="default"),
+            ),
+            [("warning", "spec.resourceName", "here offers openshift.io/vg, but openshift.io/vf")],
+        ),
+        ((asking(nad("a"), "rdma/hcb"), pod("rdma/hc")), []),
+        (
+            (config_map({"configList": [{"resourceName": "hca", "rdmaHcaMax": -1, "devices": ["x"]}]}),),
+            [("error", "data.config.json.configList[0].rdmaHcaMax", "-1: want 0 or more")],
         ),
         (
             (resource("NicClusterPolicy", NVIDIA, secondaryNetwork={"ipamPlugin": {"image": "whereabouts"}}),),
@@ -125,7 +177,7 @@ def told(*documents: Any) -> list[tuple[str, str, str]]:
                 nad("a", **ipam("10.0.0.0/24")),
                 resource("MacvlanNetwork", NVIDIA, "m", master="ens2f0", ipam='{"type": "whereabouts", "range": "10.0.0.0/25"}'),
             ),
-            [("warning", "spec.ipam", "10.0.0.0/25 overlaps with 10.0.0.0/24 of the network a")],
+            [("warning", "spec.ipam.range", "10.0.0.0/25 overlaps with 10.0.0.0/24 of the network a")],
         ),
     ],
 )  # fmt: skip
@@ -135,6 +187,52 @@ def test_what_several_documents_or_an_operators_resource_show_is_told(
     found = [f for f in told(*documents) if f[1] != "cniVersion"]
     assert [(severity, key) for severity, key, _ in found] == [(severity, key) for severity, key, _ in findings], found
     assert all(words in message for (_, _, message), (_, _, words) in zip(found, findings, strict=True)), found
+
+
+def test_a_finding_about_an_operators_resource_stands_at_its_key_also_within_json() -> None:
+    text = """apiVersion: mellanox.com/v1alpha1
+kind: MacvlanNetwork
+metadata:
+  name: m
+spec:
+  master: ens2f0
+  mtu: 70000
+  ipam: |
+    {
+      "type": "whereabouts",
+      "range": "10.0.0.0/33"
+    }
+---
+apiVersion: mellanox.com/v1alpha1
+kind: NicClusterPolicy
+metadata:
+  name: nic-cluster-policy
+spec:
+  rdmaSharedDevicePlugin:
+    config: |
+      {
+        "configList": [
+          {"resourceName": "hca", "rdmaHcaMax": "many", "devices": ["ens2f0"]}
+        ]
+      }
+"""
+    places = [(f.line, f.column, f.key) for f in lint_text(text, "networks.yaml") if f.severity == "error"]
+    assert places == [
+        (7, 8, "spec.mtu"),
+        (11, 16, "spec.ipam.range"),
+        (23, 49, "spec.rdmaSharedDevicePlugin.config.configList[0].rdmaHcaMax"),
+    ]
+
+
+def test_a_device_plugins_own_file_is_recognised_and_judged(tmp_path: Path) -> None:
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(HCA))
+    assert lint([str(file)]) == []
+    file.write_text(json.dumps(HCA).replace("rdmaHcaMax", "rdmaHcaMx"))
+    assert [(f.severity, f.key) for f in lint([str(file)])] == [
+        ("error", "configList[0].rdmaHcaMax"),
+        ("warning", "configList[0].rdmaHcaMx"),
+    ]
 
 
 def test_a_key_with_two_letters_swapped_is_taken_for_the_one_that_was_meant() -> None:

@@ -11,6 +11,7 @@ import re
 import stat
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import yaml
@@ -18,7 +19,7 @@ import yaml
 from cni.library.documents import jsontext
 from cni.library.documents.diagnostic import ERROR, Diagnostic
 from cni.library.documents.scope import Scope
-from cni.library.documents.text import Text
+from cni.library.documents.text import Keys, Text
 from cni.library.documents.tree import DocumentTooLarge, TreeNode, compose, of_yaml
 from cni.shared.spec.codec import MOST_BYTES
 from cni.shared.spec.errors import InvalidConfig, IoFailure
@@ -119,6 +120,13 @@ def of_json(text: Text, findings: list[Diagnostic], network: str = "") -> Scope 
             ERROR, fault.start, fault.end, "", f"not JSON: {fault}", fault.fix
         )
         return None
+
+
+def json_inside(scope: Scope, keys: Keys) -> Scope | None:
+    """The JSON document in the string at `keys`, whose findings are those of `scope` with places in the file; None, with a
+    finding, when it is not JSON."""
+    inner = of_json(string(scope, scope.root.walk(keys)[1]), scope.findings, scope.network)
+    return replace(inner, prefix=keys) if inner else None
 
 
 def string(scope: Scope, node: TreeNode) -> Text:

@@ -18,16 +18,18 @@ _SECRET = re.compile(r"""(etcd_password\W{1,6}["'])([^"'\\]*)""", re.IGNORECASE)
 
 @dataclass
 class Scope:
-    """The document `root` in `text`; `network` is its name, once that is known, for the findings."""
+    """The document `root` in `text`; `network` is its name, once that is known, for the findings. `prefix` are the keys that lead
+    to it, where it is the text of a string in another document, and its findings are to say so."""
 
     text: Text
     root: TreeNode
     findings: list[Diagnostic]
     network: str = ""
+    prefix: Keys = ()
 
     def inside(self, node: TreeNode) -> Scope:
         """Take the part at `node` as a document of its own."""
-        return Scope(self.text, node, self.findings, self.network)
+        return Scope(self.text, node, self.findings, self.network, self.prefix)
 
     def warn(self, keys: Keys, message: str, fix: str = "", *, at_key: bool = False) -> None:
         """Add a warning at a key."""
@@ -41,7 +43,7 @@ class Scope:
             end = start + 1
         elif member is not None and at_key:
             start, end = member.start, member.end
-        self.span(severity, start, end, name_of(keys), message, fix)
+        self.span(severity, start, end, name_of((*self.prefix, *keys)), message, fix)
 
     def span(self, severity: str, start: int, end: int, key: str, message: str, fix: str) -> None:
         """Add a finding about the characters from `start` to `end` of the text."""

@@ -101,6 +101,14 @@ def overlaps(uses: Sequence[Use]) -> None:
             if not (first.master and second.master and first.master != second.master):
                 _kept_back(first, second)
                 _kept_back(second, first)
+            if is_one and first.master and second.master and first.master != second.master:
+                message = (
+                    f"{first.owner} has {first.text} too, on the master {first.master}: a pod with both has two links in one subnet,"
+                    f" and answers ARP for each address on both"
+                )
+                fix = "give each master a range of its own, unless no pod and no node has both"
+                second.scope.warn(second.keys, message, fix)
+                break
             if is_one:
                 continue
             about = f"{second.text} overlaps with {first.text} of {first.owner}"

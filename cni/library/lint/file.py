@@ -11,7 +11,7 @@ from cni.library.documents.diagnostic import WARNING, Diagnostic
 from cni.library.documents.reader import JSON, STDIN, YAML, about
 from cni.library.documents.scope import Scope
 from cni.library.documents.text import Text
-from cni.library.lint import manifest, network, operators
+from cni.library.lint import manifest, network, operators, resources
 from cni.library.lint.addresses import Assumed, overlaps
 from cni.library.lint.plugin import Surroundings
 from cni.shared.spec.errors import IoFailure
@@ -45,6 +45,7 @@ def lint_text(text: str, path: str, flat: Files | None = None) -> list[Diagnosti
 def _ended(parts: list[list[Diagnostic]], around: Surroundings) -> list[Diagnostic]:
     """Add the findings about several networks together, and sort those of each file by their places."""
     overlaps(around.uses)
+    resources.compare(around)
     return [finding for part in parts for finding in sorted(part, key=lambda f: (f.line, f.column))]
 
 
@@ -83,8 +84,11 @@ class _File:
                     manifest.examine(one, around)
                     count += 1
                 else:
-                    count += operators.examine(one, around)
+                    count += operators.examine(one, around) or resources.examine_object(one, around)
             return count
+        if resources.is_configuration(document):
+            resources.examine(scope, around)
+            return 1
         if is_json:
             appended = _appended(scope.text.path, document)
             for path in appended:

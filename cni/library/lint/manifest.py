@@ -12,7 +12,7 @@ from cni.library.documents.networks import RESOURCE_NAME
 from cni.library.documents.refusals import shown
 from cni.library.documents.scope import Scope
 from cni.library.lint import known, network
-from cni.library.lint.plugin import Surroundings
+from cni.library.lint.plugin import Surroundings, Want
 
 KIND, GROUP, VERSION = "NetworkAttachmentDefinition", "k8s.cni.cncf.io", "k8s.cni.cncf.io/v1"
 _LABEL = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?"
@@ -47,6 +47,8 @@ def examine(scope: Scope, around: Surroundings) -> None:
         )
     _namespace(scope, metadata, around)
     resource = _resource(scope, metadata)
+    if resource:
+        around.wants.append(Want(resource, scope, ("metadata", "annotations", RESOURCE_NAME)))
     _config(scope, document, replace(around, name=scope.network, nad=True, resource=resource))
 
 

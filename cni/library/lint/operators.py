@@ -15,12 +15,12 @@ from typing import Any
 
 from cni.library.documents import reader
 from cni.library.documents.diagnostic import Diagnostic
-from cni.library.documents.refusals import shown
+from cni.library.documents.refusals import keys_of, shown
 from cni.library.documents.scope import Scope
 from cni.library.documents.text import Keys, Text
-from cni.library.lint import manifest, nvidia
+from cni.library.lint import manifest, nvidia, resources
 from cni.library.lint.addresses import Use
-from cni.library.lint.plugin import Surroundings
+from cni.library.lint.plugin import Surroundings, Want
 from cni.shared.kernel import rdma_sysfs
 from ipam.ranges import parse_span
 
@@ -44,8 +44,10 @@ def examine(scope: Scope, around: Surroundings) -> bool:
     spec: dict[str, Any] = written if isinstance(written, dict) else {}
     if (kind, group) == ("SriovNetworkNodePolicy", "sriovnetwork.openshift.io"):
         _node_policy(scope, spec)
+        if isinstance(spec.get("resourceName"), str):
+            around.offers.add(f"{nvidia.SRIOV_PREFIX}/{spec['resourceName']}")
     elif (kind, group) == ("NicClusterPolicy", "mellanox.com"):
-        _cluster_policy(scope, spec)
+        _cluster_policy(scope, spec, around)
     elif kind in _POOLS and group == "nv-ipam.nvidia.com":
         _pool(scope, spec, kind, around)
     else:
@@ -59,20 +61,34 @@ def _network(scope: Scope, around: Surroundings) -> None:
     if nad is None:
         return
     findings: list[Diagnostic] = []
-    inner = replace(around, uses=[])
+    inner = replace(around, uses=[], wants=[])
     made = reader.of_json(Text(scope.text.path, json.dumps(nad)), findings)
     if made is not None:
         manifest.examine(made, inner)
-    place: Keys = ("spec", "ipam") if scope.root.walk(("spec", "ipam"))[2] == 2 else ("spec",)
-    around.uses.extend(replace(use, scope=scope, keys=place) for use in inner.uses)
+    for use in inner.uses:
+        written, keys = _written(scope, use.keys)
+        around.uses.append(replace(use, scope=written, keys=keys))
+    around.wants.extend(Want(want.resource, scope, ("spec", "resourceName")) for want in inner.wants)
     for found in findings:
         if found.key != "cniVersion":
-            _again(scope, ("spec",), found)
+            of_annotation = found.key.startswith("metadata.annotations")
+            written, keys = _written(scope, ("resourceName",) if of_annotation else keys_of(found.key))
+            message = f"{found.key}: {found.message}" if keys == ("spec",) and found.key else found.message
+            written.error(keys, message, found.fix, severity=found.severity)
 
 
-def _again(scope: Scope, keys: Keys, found: Diagnostic) -> None:
-    message = f"{found.key}: {found.message}" if found.key else found.message
-    scope.error(keys, message, found.fix, severity=found.severity)
+def _written(scope: Scope, keys: Keys) -> tuple[Scope, Keys]:
+    """The document and the keys in it by which the operator's network `scope` has what its NAD has at `keys`."""
+    if keys[:1] == ("plugins",):
+        keys = ("metaPlugins",) if keys[1:2] != (0,) else keys[2:]
+    first = str(keys[0]) if keys else ""
+    at: Keys = ("spec", {"metadata": "networkNamespace"}.get(first, first.replace("_", "")))
+    _, node, depth = scope.root.walk(at)
+    if depth < len(at):
+        return scope, ("spec",)
+    if first == "ipam" and isinstance(node.data, str) and (inner := reader.json_inside(scope, at)):
+        return inner, keys[1:]
+    return scope, at
 
 
 def _node_policy(scope: Scope, spec: dict[str, Any]) -> None:
@@ -90,14 +106,14 @@ def _node_policy(scope: Scope, spec: dict[str, Any]) -> None:
         scope.error(("spec", "numVfs"), f"{shown(spec.get('numVfs'))}: want 1 or more", "write numVfs: 8, for example")
 
 
-def _cluster_policy(scope: Scope, spec: dict[str, Any]) -> None:
-    from cni.library.resources import config
-
+def _cluster_policy(scope: Scope, spec: dict[str, Any], around: Surroundings) -> None:
     for name in _DEVICE_PLUGINS:
-        _, node, depth = scope.root.walk(("spec", name, "config"))
-        if depth == 3 and isinstance(node.data, str) and node.data.strip():
-            for found in config.read([(scope.text.path, node.data)]).findings:
-                _again(scope, ("spec", name, "config"), found)
+        at: Keys = ("spec", name, "config")
+        _, node, depth = scope.root.walk(at)
+        is_given = depth == len(at) and isinstance(node.data, str) and node.data.strip()
+        if is_given and (inner := reader.json_inside(scope, at)):
+            reader.duplicates(inner)
+            resources.examine(inner, around)
     secondary = spec.get("secondaryNetwork")
     for name, message, fix in (
         (

@@ -29,9 +29,20 @@ SWITCH_MOST = 9216  # the jumbo frames that Ethernet switches commonly carry, in
 
 
 @dataclass(frozen=True)
+class Want:
+    """The `resource` of a device plugin, "rdma/hca", for which a network or a container asks at `keys` of `scope`."""
+
+    resource: str
+    scope: Scope
+    keys: Keys
+    at_key: bool = False
+
+
+@dataclass(frozen=True)
 class Surroundings:
     """The surroundings of a plugin. `versions` are those of the network; `resource` the NAD's resource, of a `nad`; `uses`
-    are the ranges of all networks so far, `nads` the files of all NADs by namespace and name."""
+    are the ranges of all networks so far, `nads` the files of all NADs by namespace and name. `offers` are the resources of the
+    device plugins' configurations so far, `wants` those that are asked for."""
 
     name: str = ""
     versions: Sequence[str] = ()
@@ -40,6 +51,8 @@ class Surroundings:
     flat: Files = field(default_factory=addresses.Assumed)
     uses: list[addresses.Use] = field(default_factory=list)
     nads: dict[tuple[str, str], str] = field(default_factory=dict)
+    offers: set[str] = field(default_factory=set)
+    wants: list[Want] = field(default_factory=list)
 
     @property
     def version(self) -> str:

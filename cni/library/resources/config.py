@@ -37,6 +37,7 @@ _POLICIES = "virtualFunctions"
 _KIND = "SriovNetworkNodePolicy"
 _CONFIG_MAP = "ConfigMap"
 _ABOVE = {"periodicUpdateInterval", *_MODELS, _POLICIES}
+_LISTS = {key.lower() for key in (*_MODELS, _POLICIES)}
 _UNSERVED = {"acpiIndexes", "ddpProfiles", "pKeys", "vdpaType", "auxTypes"}  # selectors of the SR-IOV device plugin
 _UNMADE = {"netFilter", "vdpaType", "bridge"}  # of sriov-network-operator
 _UNASKED = {"nodeSelector"}
@@ -78,12 +79,18 @@ def read(files: Iterable[tuple[str, str]]) -> Config:
             if isinstance(root, dict) and root.get("kind") == _CONFIG_MAP and isinstance(root.get("data"), dict):
                 left += [(f"{path}, {key}", str(inner)) for key, inner in root["data"].items()]
             else:
-                _document(scope, config)
+                read_document(scope, config)
     config.policies.sort(key=lambda policy: policy.priority)
     return config
 
 
-def _document(scope: Scope, config: Config) -> None:
+def is_own(document: Any) -> bool:
+    """Whether a document is a configuration of a device plugin."""
+    return isinstance(document, dict) and any(key.lower() in _LISTS for key in document if isinstance(key, str))
+
+
+def read_document(scope: Scope, config: Config) -> None:
+    """Add what one document says to `config`, whose findings are those of `scope`."""
     root = scope.root
     if isinstance(root.data, dict) and root.data.get("kind") == _KIND:
         _policy(scope, ("spec",), root.data.get("spec"), config)
