@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from cni.library.documents.networks import RESOURCE_NAME
+from cni.library.documents.networks import NETWORKS, RESOURCE_NAME
 from cni.library.lint import lint, lint_text
 
 
@@ -42,9 +42,10 @@ def asking(document: dict[str, Any], resource: str) -> dict[str, Any]:
     return {**document, "metadata": {**document["metadata"], "annotations": {RESOURCE_NAME: resource}}}
 
 
-def pod(*limits: str) -> dict[str, Any]:
+def pod(*limits: str, networks: str = "") -> dict[str, Any]:
     containers = [{"name": "main", "resources": {"limits": dict.fromkeys(limits, 1)}}]
-    return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "pod"}, "spec": {"containers": containers}}
+    metadata = {"name": "pod", "annotations": {NETWORKS: networks} if networks else {}}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": {"containers": containers}}
 
 
 HCA = {"configList": [{"resourceName": "hca", "rdmaHcaMax": 9, "devices": ["ens2f0"]}]}
@@ -155,6 +156,16 @@ def told(*documents: Any) -> list[tuple[str, str, str]]:
             [("warning", "spec.resourceName", "here offers openshift.io/vg, but openshift.io/vf")],
         ),
         ((asking(nad("a"), "rdma/hcb"), pod("rdma/hc")), []),
+        ((asking(nad("a"), "rdma/hca"), pod("rdma/hca", "rdma/hcb", networks="a, other/b@net2")), []),
+        ((asking(nad("a"), "rdma/hca"), pod("cpu", networks="a"), pod(networks="a")), []),
+        ((asking(nad("a", "other"), "rdma/hca"), pod("rdma/hcb", networks="a")), []),
+        *(
+            (
+                (asking(nad("a", "other"), "rdma/hca"), pod("rdma/hcb", networks=networks)),
+                [("warning", f"metadata.annotations.{NETWORKS}", "the network a needs a device of rdma/hca, and the pod asks for rdma/hcb")],
+            )
+            for networks in ("b,other/a@net1", '[{"name": "a", "namespace": "other"}]')
+        ),
         (
             (config_map({"configList": [{"resourceName": "hca", "rdmaHcaMax": -1, "devices": ["x"]}]}),),
             [("error", "data.config.json.configList[0].rdmaHcaMax", "-1: want 0 or more")],

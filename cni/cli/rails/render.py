@@ -7,11 +7,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from cni.cli.rails.plan import PlannedRail, Rails
+from cni.library.documents.networks import NETWORKS, RESOURCE_NAME
 from cni.shared.rail import TABLE_BASE
 
 _NAD = "k8s.cni.cncf.io/v1"
-_NETWORKS = "k8s.v1.cni.cncf.io/networks"
-_RESOURCE = "k8s.v1.cni.cncf.io/resourceName"
 _OTHERS = "kube-system"  # the namespace of the other device plugins
 _OURS = ("railcni-device-plugin", "railcni")  # name and namespace, as conf/kubernetes/device-plugin has them
 
@@ -25,7 +24,7 @@ def nad(plan: Rails, rails: Sequence[PlannedRail], rail: PlannedRail) -> dict[st
     """The NetworkAttachmentDefinition of one rail."""
     metadata: dict[str, Any] = {"name": rail.name, "namespace": plan.namespace}
     if plan.type != "macvlan":  # a shared NIC gives no device to the network
-        metadata["annotations"] = {_RESOURCE: f"{plan.resourcePrefix}/{rail.resource}"}
+        metadata["annotations"] = {RESOURCE_NAME: f"{plan.resourcePrefix}/{rail.resource}"}
     spec = {"config": json.dumps(network(plan, rails, rail), indent=2) + "\n"}
     return {"apiVersion": _NAD, "kind": "NetworkAttachmentDefinition", "metadata": metadata, "spec": spec}
 
@@ -99,7 +98,7 @@ def pod(plan: Rails, rails: Sequence[PlannedRail]) -> dict[str, Any]:
     metadata = {
         "name": f"{plan.group}-test".lower().replace("_", "-"),
         "namespace": plan.namespace,
-        "annotations": {_NETWORKS: annotation(plan, rails)},
+        "annotations": {NETWORKS: annotation(plan, rails)},
     }
     container = {
         "name": "test",

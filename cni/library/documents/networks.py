@@ -23,6 +23,7 @@ from cni.shared.spec.errors import CniError, InvalidConfig, IoFailure
 from cni.shared.spec.request import member
 
 RESOURCE_NAME = "k8s.v1.cni.cncf.io/resourceName"  # the annotation by which Multus looks for a device
+NETWORKS = "k8s.v1.cni.cncf.io/networks"  # the annotation by which Multus attaches a pod
 _EXTENSIONS = ((".conflist",), (".conf", ".json"), (".yaml", ".yml"))  # in the order in which they are searched
 _SUGGESTED = 10
 

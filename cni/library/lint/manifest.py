@@ -49,6 +49,7 @@ def examine(scope: Scope, around: Surroundings) -> None:
     resource = _resource(scope, metadata)
     if resource:
         around.wants.append(Want(resource, scope, ("metadata", "annotations", RESOURCE_NAME)))
+        around.resources[str(metadata.get("namespace") or "default"), scope.network] = resource
     _config(scope, document, replace(around, name=scope.network, nad=True, resource=resource))
 
 

@@ -39,10 +39,20 @@ class Want:
 
 
 @dataclass(frozen=True)
+class PodNetworks:
+    """The networks, namespace and name, of a pod whose containers ask for `resources`; at `keys` of `scope`."""
+
+    scope: Scope
+    keys: Keys
+    networks: Sequence[tuple[str, str]]
+    resources: set[str]
+
+
+@dataclass(frozen=True)
 class Surroundings:
     """The surroundings of a plugin. `versions` are those of the network; `resource` the NAD's resource, of a `nad`; `uses`
     are the ranges of all networks so far, `nads` the files of all NADs by namespace and name. `offers` are the resources of the
-    device plugins' configurations so far, `wants` those that are asked for."""
+    device plugins' configurations so far, `wants` those that are asked for, `resources` those of NADs by namespace and name."""
 
     name: str = ""
     versions: Sequence[str] = ()
@@ -53,6 +63,8 @@ class Surroundings:
     nads: dict[tuple[str, str], str] = field(default_factory=dict)
     offers: set[str] = field(default_factory=set)
     wants: list[Want] = field(default_factory=list)
+    resources: dict[tuple[str, str], str] = field(default_factory=dict)
+    pods: list[PodNetworks] = field(default_factory=list)
 
     @property
     def version(self) -> str:

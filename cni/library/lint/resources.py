@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterator
 from typing import Any
 
 from cni.library.documents import reader
+from cni.library.documents.networks import NETWORKS
 from cni.library.documents.scope import Scope
 from cni.library.documents.text import Keys
 from cni.library.lint import known
-from cni.library.lint.plugin import Surroundings, Want
+from cni.library.lint.plugin import PodNetworks, Surroundings, Want
 
 _PODS: tuple[Keys, ...] = (("spec",), ("spec", "template", "spec"), ("spec", "jobTemplate", "spec", "template", "spec"))
 _CONTAINERS = ("initContainers", "containers")
@@ -36,6 +39,8 @@ def examine_object(scope: Scope, around: Surroundings) -> bool:
     document = scope.root.data
     if not isinstance(document, dict):
         return False
+    metadata = document.get("metadata")
+    namespace = str((metadata if isinstance(metadata, dict) else {}).get("namespace") or "default")
     if document.get("kind") == "ConfigMap":
         data = document.get("data")
         of_plugins = [key for key, text in (data if isinstance(data, dict) else {}).items() if _is_of_plugin(text)]
@@ -44,26 +49,59 @@ def examine_object(scope: Scope, around: Surroundings) -> bool:
                 examine(inner, around)
         return bool(of_plugins)
     for keys in _PODS:
-        _, pod, depth = scope.root.walk(keys)
-        for name in _CONTAINERS if depth == len(keys) else ():
-            found = pod.member(name)
-            for number in range(len(found.node.items or ())) if found else ():
-                place = (*keys, name, number, "resources", "limits")
-                _, limits, depth = scope.root.walk(place)
-                asked = limits.members or [] if depth == len(place) else []
-                around.wants.extend(Want(one.name, scope, (*place, one.name), at_key=True) for one in asked)
+        asked = list(_asked(scope, keys))
+        around.wants.extend(asked)
+        at = (*keys[:-1], "metadata", "annotations", NETWORKS)
+        _, node, depth = scope.root.walk(at)
+        if asked and depth == len(at) and isinstance(node.data, str):
+            around.pods.append(PodNetworks(scope, at, _names(node.data, namespace), {want.resource for want in asked}))
     return False
+
+
+def _asked(scope: Scope, keys: Keys) -> Iterator[Want]:
+    """The limits of the containers of the pod whose spec is at `keys`, if there is one."""
+    _, pod, depth = scope.root.walk(keys)
+    for name in _CONTAINERS if depth == len(keys) else ():
+        found = pod.member(name)
+        for number in range(len(found.node.items or ())) if found else ():
+            place = (*keys, name, number, "resources", "limits")
+            _, limits, reached = scope.root.walk(place)
+            for one in limits.members or [] if reached == len(place) else []:
+                yield Want(one.name, scope, (*place, one.name), at_key=True)
+
+
+def _names(text: str, namespace: str) -> list[tuple[str, str]]:
+    """Namespace and name of each network in a pod's annotation: JSON, or "NAMESPACE/NAME@IFNAME, ..."."""
+    try:
+        listed = json.loads(text) if text.lstrip().startswith("[") else []
+        return [(str(one.get("namespace") or namespace), str(one["name"])) for one in listed] or [
+            (before or namespace, name)
+            for before, _, name in (one.strip().partition("@")[0].rpartition("/") for one in text.split(","))
+        ]
+    except (ValueError, LookupError, TypeError, AttributeError):
+        return []  # Multus refuses it
 
 
 def _is_of_plugin(text: object) -> bool:
     """Whether a text of a ConfigMap is a device plugin's configuration, or was meant to be one."""
-    return isinstance(text, str) and any(
-        f'"{key}"' in text for key in ("configList", "resourceList", "virtualFunctions")
-    )
+    from cni.library.resources import config
+
+    return isinstance(text, str) and any(f'"{key}"' in text for key in config.LISTS)
 
 
 def compare(around: Surroundings) -> None:
-    """Warn of resources that nobody offers, although a configuration has others of their domain."""
+    """Warn of resources that nobody offers, although a configuration has others of their domain; and of networks of pods that
+    ask for other resources of the network's domain alone. A pod that asks for none may get it by an admission webhook."""
+    for pod in around.pods:
+        for network in pod.networks:
+            resource = around.resources.get(network, "")
+            domain = resource.partition("/")[0]
+            others = sorted(name for name in pod.resources if resource and name.startswith(f"{domain}/"))
+            if others and resource not in others:
+                message = (
+                    f"the network {network[1]} needs a device of {resource}, and the pod asks for {', '.join(others)}"
+                )
+                pod.scope.warn(pod.keys, message, f"add {resource}: 1 to the limits of a container")
     domains = {name.partition("/")[0] for name in around.offers}
     for want in around.wants:
         if want.resource not in around.offers and want.resource.partition("/")[0] in domains:

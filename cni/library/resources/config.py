@@ -36,8 +36,8 @@ _MODELS: dict[str, type[Shared | Exclusive]] = {"configList": Shared, "resourceL
 _POLICIES = "virtualFunctions"
 _KIND = "SriovNetworkNodePolicy"
 _CONFIG_MAP = "ConfigMap"
-_ABOVE = {"periodicUpdateInterval", *_MODELS, _POLICIES}
-_LISTS = {key.lower() for key in (*_MODELS, _POLICIES)}
+LISTS = (*_MODELS, _POLICIES)
+_ABOVE = {"periodicUpdateInterval", *LISTS}
 _UNSERVED = {"acpiIndexes", "ddpProfiles", "pKeys", "vdpaType", "auxTypes"}  # selectors of the SR-IOV device plugin
 _UNMADE = {"netFilter", "vdpaType", "bridge"}  # of sriov-network-operator
 _UNASKED = {"nodeSelector"}
@@ -86,7 +86,7 @@ def read(files: Iterable[tuple[str, str]]) -> Config:
 
 def is_own(document: Any) -> bool:
     """Whether a document is a configuration of a device plugin."""
-    return isinstance(document, dict) and any(key.lower() in _LISTS for key in document if isinstance(key, str))
+    return isinstance(document, dict) and any(str(key).lower() in map(str.lower, LISTS) for key in document)
 
 
 def read_document(scope: Scope, config: Config) -> None:
@@ -95,7 +95,7 @@ def read_document(scope: Scope, config: Config) -> None:
     if isinstance(root.data, dict) and root.data.get("kind") == _KIND:
         _policy(scope, ("spec",), root.data.get("spec"), config)
         return
-    if not isinstance(root.data, dict) or not any(root.member(key) for key in (*_MODELS, _POLICIES)):
+    if not isinstance(root.data, dict) or not any(map(root.member, LISTS)):
         message = f"want an object with {', '.join(_MODELS)} or {_POLICIES}, or a {_KIND}"
         scope.error((), message, 'write {"configList": [...]}')
         config.is_whole = False
