@@ -213,8 +213,8 @@ DPDK = {"deviceType": "vfio-pci", "nicSelector": {"pfNames": ["ens0f0#1"]}}
 @pytest.mark.parametrize(
     ("mac", "use", "more", "wanted"),
     [
-        (NO_MAC, None, {}, ["mac", "driver"]),
-        (NO_MAC, None, {"mtu": 1500}, ["mac", "driver", "mtu"]),
+        (NO_MAC, None, {}, ["mac", "rebind"]),
+        (NO_MAC, None, {"mtu": 1500}, ["mac", "rebind", "mtu"]),
         (NO_MAC, None, DPDK, ["mac", "driver"]),
         (NO_MAC, "vfio-pci", DPDK, ["mac"]),
         ("0c:42:a1:00:00:07", None, {}, []),
@@ -272,15 +272,16 @@ def test_a_driver_that_refuses_macs_is_named_once_and_its_card_is_gone_on_with(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     machine = with_vfs(tmp_path, 3)
+    for vf in range(3):
+        machine.tree.put(machine.root / f"sys/class/net/ens0v{vf}", {"flags": "0x1002"})
     for vf in (0, 1):
         (machine.tree.pci(machine.vf(0, vf)) / "driver").unlink()
         machine.tree.pci(machine.vf(0, vf), driver="vfio-pci")
-        machine.tree.put(machine.root / f"sys/class/net/ens0v{vf}", {"flags": "0x1002"})
 
     def refused(*_: object) -> None:
         raise KernelError(errno.EOPNOTSUPP)
 
-    monkeypatch.setattr(macs, "read", lambda *_: ("0c:42:a1:00:00:01", {0: NO_MAC, 1: NO_MAC}))
+    monkeypatch.setattr(macs, "read", lambda *_: ("0c:42:a1:00:00:01", dict.fromkeys(range(3), NO_MAC)))
     monkeypatch.setattr(macs, "write", refused)
     dpdk = policy(numVfs=3, deviceType="vfio-pci", nicSelector={"pfNames": ["ens0f0#0-1"]})
     done: list[VfStep] = []

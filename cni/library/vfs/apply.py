@@ -17,7 +17,7 @@ from cni.library.inventory.functions import Function
 from cni.library.inventory.topology import text
 from cni.library.resources.models import VfPolicy
 from cni.library.vfs import cards, macs
-from cni.library.vfs.plan import DRIVER, KERNELS_CHOICE, MAC, MODULE, MTU, NUMBER, VfStep, plan
+from cni.library.vfs.plan import DRIVER, KERNELS_CHOICE, MAC, MODULE, MTU, NUMBER, REBIND, VfStep, plan
 from cni.shared.kernel import sysfs
 from cni.shared.spec.errors import CniError, IoFailure
 
@@ -45,7 +45,7 @@ def apply(policies: Sequence[VfPolicy], root: str, kubelet: str, done: Callable[
     failed: dict[str, str] = {}
     without_mac: dict[str, str] = {}
     for step in planned.steps:
-        if step.card in failed or (step.what == MAC and step.card in without_mac):
+        if step.card in failed or (step.what in (MAC, REBIND) and step.card in without_mac):
             continue
         try:
             if step.what == MAC:
@@ -77,7 +77,7 @@ def _do(step: VfStep, root: str = "") -> None:
             _load(step.then)
         elif step.what == NUMBER:
             _number(card, step.now, step.then)
-        elif step.what == DRIVER:
+        elif step.what in (DRIVER, REBIND):
             _bind(sys, address, step)
         else:
             _set(sys, address, step)

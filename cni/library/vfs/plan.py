@@ -14,7 +14,7 @@ from cni.library.inventory.functions import Function
 from cni.library.resources.models import VFIO, VfPolicy
 from cni.shared.kernel.vfs import NO_MAC
 
-NUMBER, MAC, DRIVER, MTU, UP, MODULE = "numVfs", "mac", "driver", "mtu", "up", "module"
+NUMBER, MAC, DRIVER, REBIND, MTU, UP, MODULE = "numVfs", "mac", "driver", "rebind", "mtu", "up", "module"
 KERNELS_CHOICE = "the kernel's choice"
 _LOCAL, _GROUP = 0x02, 0x01  # bits of the first octet of a MAC
 _NO_NETDEV = frozenset({VFIO, "uio_pci_generic", "igb_uio"})
@@ -151,15 +151,16 @@ def _vf(card: Card, number: int, policy: VfPolicy | None, now: Function | None, 
     lacks_mac = card.mac and (now is None or (card.macs.get(number) == NO_MAC and not _is_used(now, node)))
     if lacks_mac:
         yield VfStep(MAC, "none", _mac(card.mac, number), card.function.id, number)
-        right = right and wants_vfio  # a driver reads the MAC and the node GUID when it is bound
-    if not right:
+    if lacks_mac and right and not wants_vfio:  # a driver reads the MAC and the node GUID when it is bound
+        yield VfStep(REBIND, "", KERNELS_CHOICE, card.function.id, number)
+    elif not right:
         if now is not None:
             _refuse_used([now], node, f"the driver of VF {number} changes")
         before = now.driver if now else ""
         yield VfStep(DRIVER, before or "none", VFIO if wants_vfio else KERNELS_CHOICE, card.function.id, number)
     if policy is None or wants_vfio or not policy.mtu:
         return
-    if now is None or not right:
+    if now is None or not right or lacks_mac:
         yield VfStep(MTU, "", str(policy.mtu), card.function.id, number)
         return
     for netdev in now.netdevs[:1]:  # that of a VF in a pod is the pod's
