@@ -235,6 +235,11 @@ spec:
     ]
 
 
+def test_a_finding_about_a_pod_names_no_network() -> None:
+    (found,) = lint_text("---\n".join(yaml.safe_dump(d) for d in (config_map(HCA), pod("rdma/hc"))), "pods.yaml")
+    assert found.network == ""
+
+
 def test_a_device_plugins_own_file_is_recognised_and_judged(tmp_path: Path) -> None:
     file = tmp_path / "config.json"
     file.write_text(json.dumps(HCA))

@@ -39,6 +39,7 @@ def examine_object(scope: Scope, around: Surroundings) -> bool:
     document = scope.root.data
     if not isinstance(document, dict):
         return False
+    scope.network = ""
     metadata = document.get("metadata")
     namespace = str((metadata if isinstance(metadata, dict) else {}).get("namespace") or "default")
     if document.get("kind") == "ConfigMap":
