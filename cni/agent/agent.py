@@ -283,7 +283,7 @@ class Agent:
         """
         yield
         if self._options.root == "/":
-            environ = {"CNI_PATH": ":".join((self._options.to or DEFAULT, _OWN_FOLDER))}
+            environ = {"CNI_PATH": ":".join((self._options.plugin_dir or DEFAULT, _OWN_FOLDER))}
             unended.finish(self._records, self._log, environ, _FLUSH_SECONDS, sandbox.SETTLED)
         else:
             unended.forget(self._records, self._below)

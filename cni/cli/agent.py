@@ -12,7 +12,7 @@ from __future__ import annotations
 import argparse
 import os
 
-from cni.cli.terminal import subcommand
+from cni.cli.terminal import common, subcommand
 from cni.library.inventory.places import read_pod
 from ipam import stores
 from ipam.stores.apiserver.kubeconfig import NAMESPACE, SERVICE_ACCOUNT
@@ -27,11 +27,10 @@ def register(commands: subcommand.Commands) -> None:
     about = "on each node: write kubeconfig and flat file, retry releases, free dead leases, report health and metrics"
     more = ". The agent runs until SIGTERM, in the foreground. The plugins also work without it."
     parser = subcommand.add(commands, "agent", about, more, run=_run)
-    subcommand.installation(parser)
-    subcommand.listen(parser.add_argument_group("HTTP endpoints"), LISTEN)
+    common.installation(parser)
+    common.listen(parser.add_argument_group("HTTP endpoints"), LISTEN)
     access = parser.add_argument_group("the API server and the node's files")
-    about = "the runtime's folder of networks, in whose whereabouts.d the files are kept"
-    subcommand.option(access, "--conf-dir", CONF_DIR, about, made=True)
+    common.add(access, "conf-dir", "the files are kept in its whereabouts.d", CONF_DIR, made=True)
     about = "where the kubelet keeps token and ca.crt (not below --root); without a token there no file is written"
     subcommand.option(access, "--service-account", SERVICE_ACCOUNT, about)
     about = (
@@ -44,18 +43,16 @@ def register(commands: subcommand.Commands) -> None:
     subcommand.option(access, "--api-server", "", about, "URL")
     about = "the store of the cluster's nodes, if it has no leases and no agent has chosen one yet"
     subcommand.option(access, "--datastore", "kubernetes", about, None, choices=stores.IN_CLUSTER)
-    about = "the namespace of the leases' objects"
-    subcommand.option(access, "--namespace", NAMESPACE, about, "NAMESPACE", type=subcommand.name)
-    about = "use this kubeconfig and write no files; without it and a token: that of the installed flat file"
-    subcommand.option(access, "--kubeconfig", "", about, "FILE")
-    about = "this node; default: NODENAME, else the host name"
-    access.add_argument("--node", default=os.environ.get("NODENAME", ""), metavar="NAME", help=about)
+    common.add(access, "namespace", "", NAMESPACE)
+    about = "with it no files are written; without it and a token: that of the installed flat file"
+    common.add(access, "kubeconfig", about, "")
+    about = "this one; default: NODENAME, else the host name"
+    common.add(access, "node", about, os.environ.get("NODENAME", ""), shown=False, type=str)
     collects = parser.add_argument_group("the collector")
     collects.add_argument(
         "--no-collect", action="store_true", help="free no leases, such as while Go's reconciler runs"
     )
-    about = "a lease is freed when it was dead in two readings this far apart"
-    subcommand.option(collects, "--grace", GRACE, about, "SECONDS", type=subcommand.seconds)
+    common.add(collects, "grace", "two readings this far apart found the lease dead", GRACE)
     about = "between two readings; default: half of --grace"
     subcommand.option(collects, "--every", None, about, "SECONDS", type=subcommand.seconds)
     about = (

@@ -23,7 +23,7 @@ from contextlib import closing, redirect_stderr
 from typing import Any
 
 from cni.cli import install, target
-from cni.cli.terminal import output, subcommand
+from cni.cli.terminal import common, output, subcommand
 from cni.library.documents import networks
 from cni.library.documents.networks import Network
 from cni.library.inventory import attachments as recorded
@@ -57,9 +57,9 @@ def register(commands: subcommand.Commands) -> None:
             _add_attachment(parser, takes_pod=run is not _attach)
         _add_places(parser)
         if run is _status:
-            subcommand.installation(parser)
+            common.installation(parser)
         else:
-            subcommand.option(parser, "--cache-dir", DIRECTORY, "where results are kept", made=run is _attach)
+            common.add(parser, "cache-dir", "", DIRECTORY, made=run is _attach)
 
 
 # --- the options: cnitool's environment variables are their defaults ---
@@ -70,14 +70,12 @@ def _add_attachment(parser: argparse.ArgumentParser, takes_pod: bool) -> None:
     about = f"the namespace's path, or its name in {NAMED_NAMESPACES}"
     parser.add_argument("netns", metavar="NETNS", nargs="?" if takes_pod else None, default="", help=about)
     then = "the only one that is attached" if takes_pod else "net1 for a NAD, otherwise eth0"
-    about = f"the interface; default: CNI_IFNAME, then {then}"
-    parser.add_argument("-i", "--ifname", type=subcommand.ifname, default=os.environ.get("CNI_IFNAME", ""), help=about)
-    about = "default: as cnitool derives it from the namespace"
+    about = f"default: CNI_IFNAME, then {then}"
+    common.add(parser, "ifname", about, os.environ.get("CNI_IFNAME", ""), shown=False)
+    about, of = "default: as cnitool derives it from the namespace", parser.add_mutually_exclusive_group()
+    common.add(of, "container-id", about, type=subcommand.container_or_pod if takes_pod else subcommand.name)
     if takes_pod:
-        about += "; with NAMESPACE/POD, NETNS may be left out"
-        subcommand.option(parser, "--container-id", None, about, "ID|NAMESPACE/POD", type=subcommand.container_or_pod)
-    else:
-        subcommand.option(parser, "--container-id", None, about, "ID", type=subcommand.name)
+        common.add(of, "pod", "NETNS may be left out")
     for flag, variable, metavar, about, kind in (
         ("--args", "CNI_ARGS", "K=V;K=V", "arguments for every plugin", _pairs),
         ("--capability-args", "CAP_ARGS", "JSON", "arguments for plugins with that capability", _object),
@@ -88,13 +86,12 @@ def _add_attachment(parser: argparse.ArgumentParser, takes_pod: bool) -> None:
 
 
 def _add_places(parser: argparse.ArgumentParser) -> None:
-    for flag, variable, usual, metavar, about in (
-        ("--conf-dir", "NETCONFPATH", (NET_DIRECTORY,), "DIR", "directory in which networks are found by name"),
-        ("--cni-path", "CNI_PATH", PLUGIN_DIRECTORIES, "DIR:DIR", "directories in which plugins are found"),
+    for name, variable, usual in (
+        ("conf-dir", "NETCONFPATH", (NET_DIRECTORY,)),
+        ("cni-path", "CNI_PATH", PLUGIN_DIRECTORIES),
     ):
         default = os.environ.get(variable) or ":".join(usual)
-        about += f"; default: {variable}, then {', '.join(usual)}"
-        parser.add_argument(flag, action=subcommand.ExistingDirectory, default=default, metavar=metavar, help=about)
+        common.add(parser, name, f"default: {variable}, then {', '.join(usual)}", default, shown=False)
 
 
 def _pairs(text: str) -> tuple[tuple[str, str], ...]:
@@ -168,7 +165,7 @@ def _check(options: argparse.Namespace) -> int:
     document = {**_identity(network.name, parameters), "checked": not network.disable_check, "carrier": carrier}
     output.show(options.output, document, lambda: output.console().print(text))
     if carrier is False:  # no fault of the attachment, so no plugin's CHECK tells it
-        remedy = f"`railcni doctor --pod {parameters.netns}` tells why"
+        remedy = f"`railcni doctor --netns {parameters.netns}` tells why"
         output.print_fault(f"railcni: {parameters.ifname} has no carrier: its master or port is down; {remedy}")
     return int(carrier is False)
 
@@ -211,7 +208,7 @@ def _print_collected(network: Network, removed: list[Parameters], kept: list[Par
 
 def _status(options: argparse.Namespace) -> int:
     options.only(options.network, "with NETWORK", "--conf-dir", "--cni-path")
-    options.only(not options.network, "without NETWORK", "--to", "--root", "--state-dir")
+    options.only(not options.network, "without NETWORK", "--plugin-dir", "--root", "--state-dir")
     if not options.network:
         return install.status(options)
     network = networks.find(options.network, options.conf_dir)
@@ -229,8 +226,10 @@ def _status(options: argparse.Namespace) -> int:
 
 def _existing(options: argparse.Namespace) -> tuple[Runtime, Network, Parameters, bool]:
     """The attachment that the options name; whether the cache knows it."""
-    if not options.netns and "/" not in (options.container_id or ""):
-        options.refuse("NETNS is needed, or --container-id NAMESPACE/POD")
+    if "/" in (options.container_id or ""):  # as --pod was written once
+        options.pod, options.container_id = options.container_id, None
+    if not options.netns and not options.pod:
+        options.refuse("NETNS is needed, or --pod [NAMESPACE/]POD")
     runtime = _runtime(options)
     return runtime, *target.existing(options, runtime.cache)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from cni.cli.terminal import output, subcommand
+from cni.cli.terminal import common, output, subcommand
 from cni.library.inventory.attachments import found
 from cni.library.inventory.places import is_of_pod
 from cni.shared.records import STATE
@@ -16,15 +16,14 @@ def register(commands: subcommand.Commands) -> None:
     about = "list the attachments in this node's records"
     parser = subcommand.add(commands, "attachments", about, run=_run, shows=True)
     add_filters(parser)
-    subcommand.option(parser, "--state-dir", STATE)
+    common.add(parser, "state-dir", "", STATE)
 
 
 def add_filters(parser: argparse.ArgumentParser) -> None:
     """The options that choose attachments, by which `is_chosen` goes."""
-    parser.add_argument("--network", type=subcommand.name, metavar="NAME", help="only those of this network")
-    parser.add_argument("--pod", type=subcommand.pod, metavar="[NAMESPACE/]NAME", help="only those of this pod")
-    about = "only those of the containers whose ID begins with ID, or of a pod"
-    parser.add_argument("--container", type=subcommand.container_or_pod, metavar="ID|NAMESPACE/POD", help=about)
+    for name in ("network", "pod"):
+        common.add(parser, name, "only what belongs to it")
+    common.add(parser, "container-id", "only what belongs to it; its beginning is enough")
 
 
 def is_chosen(options: argparse.Namespace, document: dict[str, Any]) -> bool:
@@ -34,7 +33,7 @@ def is_chosen(options: argparse.Namespace, document: dict[str, Any]) -> bool:
         return False
     if options.pod and not is_of_pod((namespace, name), options.pod):
         return False
-    container = options.container or ""
+    container = options.container_id or ""
     if "/" in container:
         return is_of_pod((namespace, name), container)
     return str(document["containerID"]).startswith(container)

@@ -25,7 +25,7 @@ from typing import Any
 
 from cni.cli import ipam
 from cni.cli.ipam import reclaim
-from cni.cli.terminal import output, subcommand
+from cni.cli.terminal import common, output, subcommand
 from cni.library.audit import in_use, lost, silence
 from cni.library.audit.model import Key
 from cni.shared.kernel import files
@@ -83,7 +83,7 @@ def register(commands: subcommand.Commands) -> None:
     doctor = subcommand.add(verbs, "doctor", about, run=_doctor, shows=True)
     about = "a node, or a pod on its node"
     doctor.add_argument("target", type=subcommand.pod, metavar="NODE|NAMESPACE/POD", help=about)
-    doctor.add_argument("-v", "--verbose", action="store_true", help="also show the checks that found no fault")
+    common.add(doctor, "verbose")
     for verb in ipam.register(verbs, anywhere=True):
         verb.set_defaults(run=partial(_ipam, verb.get_default("run"), parser))
 
@@ -188,7 +188,7 @@ def _ask(options: argparse.Namespace, agent: Agent) -> dict[str, Any]:
     """`railcni status` of the agent's node."""
     told: dict[str, Any] = {"node": agent.node, "version": None, "healthy": False}
     try:
-        return {**told, **_answer(options, agent, ["status", "--output=json"], "root", "to", "state-dir")}
+        return {**told, **_answer(options, agent, ["status", "--output=json"], "root", "plugin-dir", "to", "state-dir")}
     except IoFailure as fault:
         return {**told, "faults": [fault.msg]}
 
@@ -346,7 +346,9 @@ def _exit_code(options: argparse.Namespace, place: Sequence[str]) -> int:
 
 def _ipam(run: Callable[[argparse.Namespace], int], cluster: subcommand.Parser, options: argparse.Namespace) -> int:
     """Run a command of `railcni ipam` at the cluster of kubectl."""
-    options.only(False, "in `railcni ipam`, since this is kubectl's cluster", "--data-dir", "--config", "--kubeconfig")
+    options.only(
+        False, "in `railcni ipam`, since this is kubectl's cluster", "--data-dir", "--flat-file", "--kubeconfig"
+    )
     cluster.only(False, "with `status` and `doctor`, which ask the agents", "--agents-in")
     options.namespace = options.namespace or "kube-system"
     options.ask = partial(_ask_of_leases, options)

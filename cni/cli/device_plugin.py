@@ -13,7 +13,7 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from cni.cli.terminal import output, subcommand
+from cni.cli.terminal import common, output, subcommand
 from cni.shared.spec.errors import InvalidConfig
 
 if TYPE_CHECKING:
@@ -33,17 +33,17 @@ def register(commands: subcommand.Commands) -> None:
     more = ". The program runs until SIGTERM, in the foreground."
     parser = subcommand.add(commands, "device-plugin", about, more, run=_run, shows=True)
     about = (
-        "a configuration of the RDMA shared device plugin (configList) or the SR-IOV device plugin (resourceList), VFs to"
+        "that of the RDMA shared device plugin (configList) or the SR-IOV device plugin (resourceList), VFs to"
         " make at the start (virtualFunctions, or SriovNetworkNodePolicy objects), or several of these;"
-        f" can be repeated; read again after a change; default: {CONFIG}"
+        f" read again after a change; default: {CONFIG}"
     )
-    parser.add_argument("--config", action="append", metavar="FILE", help=about)
+    common.add(parser, "config", about, action="append")
     parser.add_argument("--cdi", action="store_true", help="pass devices by the Container Device Interface")
-    subcommand.listen(parser, LISTEN)
-    subcommand.option(parser, "--kubelet-dir", FOLDER, "kubelet's folder of device plugins", made=True)
+    common.listen(parser, LISTEN)
+    common.add(parser, "kubelet-dir", "", FOLDER, made=True)
     about = "kubelet's socket, which shows whether another plugin serves a resource"
     subcommand.option(parser, "--pod-resources", PODS, about, "SOCKET")
-    subcommand.option(parser, "--root", "/", "the folder that has the node's sys, dev, proc and run")
+    common.add(parser, "root", "below it are sys, dev, proc and run", "/")
     parser.add_argument("--show", action="store_true", help="print the devices to offer and the faults, and exit")
 
 

@@ -31,7 +31,7 @@ from typing import Any
 
 from cni.agent.loop import Ended, end_on_signals
 from cni.cli import attach
-from cni.cli.terminal import subcommand
+from cni.cli.terminal import common, subcommand
 from cni.library.audit.cluster import read_all
 from cni.library.audit.store import kubeconfig_of, of_flat_file
 from cni.library.inventory.places import NET_DIRECTORY
@@ -62,14 +62,11 @@ def register(commands: subcommand.Commands) -> None:
     about = "on each node: give the devices of DRANET their addresses, as DRANET's webhook"
     parser = subcommand.add(commands, "dranet-ipam", about, ". It runs until SIGTERM, in the foreground.", run=_run)
     subcommand.option(parser, "--socket", SOCKET, "DRANET's --webhook-url=unix://FILE", "FILE")
-    about = "the profiles: files *.conf and *.json with `name` and `ipam`, without `type`"
-    subcommand.option(parser, "--conf-dir", NET_DIRECTORY, about)
-    folders, about = ":".join(attach.PLUGIN_DIRECTORIES), "the folders of the IPAM plugins"
-    subcommand.option(parser, "--cni-path", folders, about, "DIR:DIR")
-    about = "for reading ResourceClaims; default: that of the installed flat file"
-    subcommand.option(parser, "--kubeconfig", "", about, "FILE")
-    about = "how long a claim must be gone before its leases are freed"
-    subcommand.option(parser, "--grace", GRACE, about, "SECONDS", type=subcommand.seconds)
+    about = "its profiles: files *.conf and *.json with `name` and `ipam`, without `type`"
+    common.add(parser, "conf-dir", about, NET_DIRECTORY)
+    common.add(parser, "cni-path", "those of IPAM", ":".join(attach.PLUGIN_DIRECTORIES))
+    common.add(parser, "kubeconfig", "for reading ResourceClaims; default: that of the installed flat file", "")
+    common.add(parser, "grace", "here a claim before its leases", GRACE)
 
 
 class Unknown(CniError):

@@ -15,7 +15,7 @@ from typing import Any
 
 from cni import plugins
 from cni.cli import warm
-from cni.cli.terminal import output, subcommand
+from cni.cli.terminal import common, output, subcommand
 from cni.library.installation import change, content, health, layout
 from cni.library.installation.change import CommandLink, Folder, Step
 from cni.library.installation.files import below
@@ -35,18 +35,17 @@ def register(commands: subcommand.Commands) -> None:
         ("uninstall", _uninstall, "remove the plugins, and restore the replaced ones"),
     ):
         parser = subcommand.add(commands, name, about, run=run)
-        subcommand.installation(parser)
+        common.installation(parser)
         if run is _install:
             about = "also take the plain names of --plugins; the files of these names are kept, and uninstall puts them back"
             parser.add_argument("--replace", action="store_true", help=about)
             about = f"with --replace: which plain names; default: {','.join(PLAIN)}"
             parser.add_argument("--plugins", type=_plugins, metavar="NAME,NAME", help=about)
         else:
-            about = "uninstall even if there are attachments that only railcni can detach"
-            parser.add_argument("--force", action="store_true", help=about)
-        about = "where the command railcni is linked, if the folder exists and has no other file of that name"
-        subcommand.option(parser, "--link-dir", COMMANDS, about, made=True)
-        parser.add_argument("--dry-run", action="store_true", help="only print the steps")
+            common.add(parser, "force", "here: although there are attachments that only railcni can detach")
+        about = "if it exists and has no other file of that name"
+        common.add(parser, "link-dir", about, COMMANDS, made=True)
+        common.add(parser, "dry-run")
 
 
 def _plugins(text: str) -> tuple[str, ...]:

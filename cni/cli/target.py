@@ -13,7 +13,7 @@ from typing import Any
 from cni.library.documents import networks
 from cni.library.documents.networks import Network
 from cni.library.inventory import attachments as recorded
-from cni.library.inventory.places import is_alive, namespace_path
+from cni.library.inventory.places import is_alive, is_of_pod, namespace_path
 from cni.library.runtime.cache import Cache, CachedResult, Parameters
 from cni.shared.spec.errors import CniError, InvalidConfig
 from cni.shared.spec.request import is_identifier
@@ -46,7 +46,7 @@ def existing(options: argparse.Namespace, cache: Cache) -> tuple[Network, Parame
     except CniError as fault:  # the file may be gone since
         missing = fault
     name = network.name if network else options.network
-    if "/" in (options.container_id or ""):
+    if options.pod:
         options = _of_pod(options, cache, name)
     entry = _entry(options, cache, name) if is_identifier(name) else None
     if entry is None:
@@ -60,12 +60,12 @@ def existing(options: argparse.Namespace, cache: Cache) -> tuple[Network, Parame
 
 def _of_pod(options: argparse.Namespace, cache: Cache, name: str) -> argparse.Namespace:
     """`options` with the containerID, interface and namespace of the attachment that its pod has to the network `name`."""
-    pod, found = options.container_id, {}
+    pod, found = options.pod, {}
     for attachment in recorded.found(name):
-        if attachment["pod"] == pod:
+        if is_of_pod(attachment["pod"].partition("/")[::2], pod):
             found[attachment["containerID"], attachment["ifname"]] = attachment["netns"]
     for entry in cache.all(name):
-        if entry.pod == pod:
+        if is_of_pod(entry.pod.partition("/")[::2], pod):
             found.setdefault((entry.parameters.container_id, entry.parameters.ifname), entry.parameters.netns)
     chosen = [(*key, netns) for key, netns in found.items() if options.ifname in ("", key[1])]
     if len(chosen) != 1:

@@ -9,7 +9,7 @@ from typing import Any
 
 from cni.cli.device_plugin import CONFIG, FOLDER
 from cni.cli.nad import command as nad
-from cni.cli.terminal import output, subcommand
+from cni.cli.terminal import common, output, subcommand
 from cni.library.lint import ERROR
 from cni.library.vfs import cards
 from cni.library.vfs.apply import apply
@@ -31,12 +31,12 @@ def register(commands: subcommand.Commands) -> None:
         one = subcommand.add(verbs, verb, text, run=run, shows=True)
         if verb != "show":
             about = (
-                "the device plugin's configuration (virtualFunctions), or SriovNetworkNodePolicy objects of"
-                f" sriov-network-operator in YAML or JSON; - for stdin; can be repeated; default: {CONFIG}"
+                "its virtualFunctions, or SriovNetworkNodePolicy objects of"
+                f" sriov-network-operator in YAML or JSON; - for stdin; default: {CONFIG}"
             )
-            one.add_argument("--config", action="append", metavar="FILE", help=about)
-        subcommand.option(one, "--root", "/", "the folder that has the node's sys, dev and proc")
-        subcommand.option(one, "--kubelet-dir", FOLDER, "kubelet's folder of device plugins")
+            common.add(one, "config", about, action="append")
+        common.add(one, "root", "below it are sys, dev and proc", "/")
+        common.add(one, "kubelet-dir", "", FOLDER)
 
 
 def _show(options: argparse.Namespace) -> int:

@@ -13,7 +13,7 @@ from collections import Counter
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from cni.cli.terminal import output, subcommand
+from cni.cli.terminal import common, output, subcommand
 from cni.library.installation.files import below
 from cni.shared.kernel import locks
 from cni.shared.kernel.files import names_in, read_regular
@@ -85,7 +85,7 @@ def register(commands: subcommand.Commands) -> None:
         ("stop", _stop, "end the workers when they have served their calls; the next calls start new ones"),
     ):
         parser = subcommand.add(verbs, name, does, run=run, shows=run is _status)
-        subcommand.option(parser, "--root", "/", "in a container: where the host's file system is mounted")
+        common.add(parser, "root", "", "/")
 
 
 def found(root: str = "/") -> list[Workers]:

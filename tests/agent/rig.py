@@ -38,7 +38,7 @@ class Agent:
     def __init__(self, rig: Rig, name: str, *options: str) -> None:
         self.host = rig.host(name)
         given = {option.partition("=")[0] for option in options}
-        place = ["--to=/opt/cni/bin", f"--root={self.host}", "--state-dir=/state", f"--node={name}"]
+        place = ["--plugin-dir=/opt/cni/bin", f"--root={self.host}", "--state-dir=/state", f"--node={name}"]
         if "--kubeconfig" not in given:
             place += [f"--service-account={rig.account}", f"--api-server={rig.server.url}"]
         times = [] if "--no-collect" in given else ["--lease-seconds=2"]

@@ -20,7 +20,7 @@ ACCOUNT = "/run/service-account"
 def agent(node: Node, *options: str) -> tuple[int, str]:
     """Run it once; its exit code and log."""
     access = [f"--api-server=http://127.0.0.1:{PORT}", f"--service-account={ACCOUNT}", "--node=n1"]
-    done = node.railcni("agent", "--once", "--to=/opt/cni/bin", "--grace=0.1", *access, *options)
+    done = node.railcni("agent", "--once", "--plugin-dir=/opt/cni/bin", "--grace=0.1", *access, *options)
     return done.returncode, done.stderr.decode()
 
 

@@ -105,7 +105,7 @@ def test_it_runs_in_a_root_without_any_other_file(empty_root: Path) -> None:
 
 def test_what_it_has_installed_removes_itself(bundle: Path, tmp_path: Path) -> None:
     (tmp_path / "opt/cni/bin").mkdir(parents=True)
-    where = [f"--root={tmp_path}", "--to=/opt/cni/bin"]
+    where = [f"--root={tmp_path}", "--plugin-dir=/opt/cni/bin"]
     subprocess.run([bundle / "bin/railcni", "install", *where], env={}, check=True, capture_output=True)
     installed = tmp_path / "opt/cni/bin/railcni-bundle/current/bin/railcni"
     done = subprocess.run([installed, "uninstall", *where], env={}, capture_output=True, text=True)

@@ -662,7 +662,7 @@ def test_check_of_a_link_without_carrier_is_no_success(hand: Hand) -> None:
     ok(hand("check", "go", pod))
     hand.node.host.set("ens2f0", state="down")
     told = failed(hand("check", "go", pod))
-    assert f"eth0 has no carrier: its master or port is down; `railcni doctor --pod {pod.path}`" in told
+    assert f"eth0 has no carrier: its master or port is down; `railcni doctor --netns {pod.path}`" in told
     ok(hand("detach", "go", pod))
 
 

@@ -163,7 +163,7 @@ def test_a_pod_stands_for_its_attachment(site: Site) -> None:
     assert "no single attachment of pod team/a to rail: this node knows none" in again.stderr
     nameless = site.run("detach", "rail", "--conf-dir", "/run/net.d")
     assert nameless.returncode == 2
-    assert "NETNS is needed, or --container-id NAMESPACE/POD" in nameless.stderr
+    assert "NETNS is needed, or --pod [NAMESPACE/]POD" in nameless.stderr
 
 
 def test_gc_keeps_what_only_the_records_know(site: Site) -> None:

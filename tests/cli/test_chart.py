@@ -219,7 +219,7 @@ def test_the_arguments_are_those_of_the_command_and_mean_the_mounted_folders(pre
         options = command._parser(argv[:1]).parse_args(argv)
         mounted = {m["name"]: m["mountPath"] for m in container["volumeMounts"]}
         assert all(mounted[name] == options.root + hosts[name] for name in set(mounted) & set(hosts))
-        assert (options.to, options.state_dir) == (hosts["plugins"], hosts["state"])
+        assert (options.plugin_dir, options.state_dir) == (hosts["plugins"], hosts["state"])
     assert f"{options.conf_dir}/whereabouts.d" == hosts["networks"]
 
 
@@ -246,7 +246,7 @@ EFFECTS: dict[str, tuple[Any, str]] = {
     "image.digest": (f"sha256:{'0' * 64}", f"image: r/railcni@sha256:{'0' * 64}"),
     "image.pullPolicy": ("Always", "imagePullPolicy: Always"),
     "image.pullSecrets": (["mine"], "imagePullSecrets:\n        - name: mine"),
-    "cniConf.binDir": ("/usr/cni", "--to=/usr/cni"),
+    "cniConf.binDir": ("/usr/cni", "--plugin-dir=/usr/cni"),
     "cniConf.confDir": ("/etc/kubernetes/cni/net.d", "--conf-dir=/etc/kubernetes/cni/net.d"),
     "netnsDir": ("/var/run/netns", "mountPath: /host/var/run/netns"),
     "replace": (True, "- --replace"),

@@ -55,7 +55,7 @@ def test_a_command_loads_no_library_but_what_it_needs(tmp_path: Path, argv: str,
             (f"{command} --kubeconfig MISSING", '--kubeconfig "MISSING": there is no such file')
             for command in ("pools", "leases", "show 10.0.0.1", "audit", "flush")
         ),
-        ("pools --config MISSING", '--config "MISSING": there is no such file'),
+        ("pools --flat-file MISSING", '--flat-file "MISSING": there is no such file'),
         ("pools --data-dir MISSING", '--data-dir "MISSING": there is no such directory'),
         ("reclaim --from-report MISSING", "report MISSING cannot be read: No such file or directory"),
         ("migrate --from file:EMPTY --to kubernetes:MISSING", "kubernetes:MISSING: there is no such file"),

@@ -73,11 +73,11 @@ def test_k3s_and_rke2_write_a_configuration_of_their_own(tmp_path: Path) -> None
 
 
 def test_without_a_configuration_the_usual_folder_that_exists_is_taken(tmp_path: Path) -> None:
-    with pytest.raises(InvalidConfig, match="no plugin folder found.*--to"):
+    with pytest.raises(InvalidConfig, match="no plugin folder found.*--plugin-dir"):
         plugin_folder(str(tmp_path))
     assert plugin_folder(host(tmp_path, opt__cni__bin__="")) == "/opt/cni/bin"
     host(tmp_path, var__lib__rancher__k3s__data__current__bin__="")
-    with pytest.raises(InvalidConfig, match=r"--to: .*data/current/bin \(k3s\).*|--to: .*/opt/cni/bin"):
+    with pytest.raises(InvalidConfig, match=r"--plugin-dir: .*data/current/bin \(k3s\).*|--plugin-dir: .*/opt/cni/bin"):
         plugin_folder(str(tmp_path))
 
 
@@ -85,7 +85,7 @@ def test_two_runtimes_with_two_folders_are_both_named(tmp_path: Path) -> None:
     root = host(tmp_path, etc__containerd__config_toml=V2, etc__crio__crio_conf="", v2__bin__="", opt__cni__bin__="")
     with pytest.raises(InvalidConfig) as caught:
         plugin_folder(root)
-    assert all(word in caught.value.msg for word in ("--to", "/v2/bin (containerd)", "/opt/cni/bin (CRI-O)"))
+    assert all(word in caught.value.msg for word in ("--plugin-dir", "/v2/bin (containerd)", "/opt/cni/bin (CRI-O)"))
     (tmp_path / "v2/bin").rmdir()
     (tmp_path / "v2/bin").symlink_to("/opt/cni/bin")  # one folder, as the host sees it
     assert plugin_folder(root) == "/v2/bin"
@@ -98,7 +98,7 @@ def test_a_folder_that_is_missing_or_a_file_is_said(tmp_path: Path) -> None:
     with pytest.raises(InvalidConfig, match="/opt/other does not exist below"):
         plugin_folder(root, "/opt/other")
     host(tmp_path, etc__containerd__config_toml="[[[")
-    with pytest.raises(InvalidConfig, match=r"config.toml is not TOML.*--to"):
+    with pytest.raises(InvalidConfig, match=r"config.toml is not TOML.*--plugin-dir"):
         plugin_folder(root)
 
 

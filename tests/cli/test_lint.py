@@ -741,7 +741,7 @@ def test_a_store_that_a_network_may_not_name_is_an_error_before_a_node_sees_it(
 @pytest.mark.parametrize(
     ("content", "told"),
     [
-        pytest.param(None, 'railcni: --config "{path}": there is no such file', id="none"),
+        pytest.param(None, 'railcni: --flat-file "{path}": there is no such file', id="none"),
         pytest.param('{"log_level": 3}', "error: ipam: {path}: log_level 3: want a string", id="a value"),
         pytest.param("{", "error: ipam: the flat file {path} is not JSON", id="no JSON"),
         pytest.param("[]", "error: ipam: the flat file {path} is no JSON object", id="no object"),
@@ -758,5 +758,5 @@ def test_a_fault_of_the_flat_file_names_that_file(
     path = tmp_path / "flat.conf"
     if content is not None:
         path.write_text(content)
-    code, said = run(monkeypatch, capsys, "--config", str(path), str(tmp_path / "good.conf"))
+    code, said = run(monkeypatch, capsys, "--flat-file", str(path), str(tmp_path / "good.conf"))
     assert (code, told.format(path=path) in said) == (1, True), said

@@ -97,7 +97,7 @@ def test_the_arguments_are_those_of_the_command_and_mean_the_mounted_folders(pod
         assert argv[0] == verb and options.run.__module__.startswith(f"cni.cli.{verb}")
         mounted = {m["name"]: m["mountPath"] for m in container["volumeMounts"]}
         assert all(mounted[name] == options.root + hosts[name] for name in set(mounted) & set(hosts))
-        assert (options.to, options.state_dir) == (hosts["plugins"], hosts["state"])
+        assert (options.plugin_dir, options.state_dir) == (hosts["plugins"], hosts["state"])
     assert (f"{options.conf_dir}/whereabouts.d", options.service_account) == (hosts["networks"], mounted["token"])
     assert options.plugin_account == "kube-system/railcni"
 

@@ -27,7 +27,7 @@ status NETWORK NETNS | NETNS
 status NETWORK --cache-dir DIR | --cache-dir
 status -i net1 | -i
 status NETWORK -i net1 | -i
-status NETWORK --to DIR | --to
+status NETWORK --plugin-dir DIR | --plugin-dir
 status NETWORK --root DIR | --root
 status NETWORK --state-dir DIR | --state-dir
 status --conf-dir DIR | --conf-dir
@@ -41,12 +41,12 @@ doctor --peer 10.0.0.1 | --peer
 rdma --ibdev2netdev -o json | -o/--output
 rails render FILE -o table --devices railcni | --devices
 ipam pools --data-dir DIR -n kube-system | -n/--namespace
-ipam pools --config FILE -n kube-system | -n/--namespace
+ipam pools --flat-file FILE -n kube-system | -n/--namespace
 ipam leases --data-dir DIR --kubeconfig FILE | --kubeconfig
 ipam show 10.0.0.1 --data-dir DIR --kubeconfig FILE | --kubeconfig
 ipam audit --data-dir DIR --kubeconfig FILE | --kubeconfig
 ipam audit --data-dir DIR -n x | -n/--namespace
-ipam pools --config ETCD --kubeconfig FILE | --kubeconfig
+ipam pools --flat-file ETCD --kubeconfig FILE | --kubeconfig
 ipam flush --data-dir DIR | --data-dir
 ipam migrate --from file:DIR --to etcd:h:1 --range 10.0.0.0/8 | --range
 ipam migrate --from file:DIR --to etcd:h:1 --network-name n | --network-name
@@ -57,7 +57,7 @@ ipam migrate --from kubernetes:FILE --to addresslease:FILE --remove-source | --r
 ipam migrate --from addresslease:FILE --to kubernetes:FILE --remove-source | --remove-source
 cluster --agents-in x ipam leases | --agents-in
 cluster ipam leases --data-dir DIR | --data-dir
-cluster ipam leases --config FILE | --config
+cluster ipam leases --flat-file FILE | --flat-file
 cluster ipam leases --kubeconfig FILE | --kubeconfig
 cluster doctor a/b -v | -v/--verbose
 cluster status -v | -v
@@ -80,13 +80,13 @@ attachments --pod /b
 attachments --pod a/
 attachments --pod=
 attachments --pod a%b
-attachments --container a/b/c
-attachments --container a%b
-attachments --container=
+attachments --container-id a/b/c
+attachments --container-id a%b
+attachments --container-id=
 attachments --network a/b
 attachments --network=
 ipam leases --pod a/b/c
-ipam leases --container a/b/c
+ipam leases --container-id a/b/c
 ipam leases --network a/b
 ipam leases --node a/b
 ipam leases --node=
@@ -156,10 +156,10 @@ ipam in-use --root
 ipam migrate --to etcd:h:1 --from file:
 ipam migrate --to etcd:h:1 --range 10.0.0.0/8 --from host-local:
 install --root
-install --to DIR --link-dir
+install --plugin-dir DIR --link-dir
 uninstall --root
-uninstall --to DIR --link-dir
-uninstall --to DIR --state-dir
+uninstall --plugin-dir DIR --link-dir
+uninstall --plugin-dir DIR --state-dir
 vfs show --root
 vfs plan --root
 vfs apply --root
@@ -183,7 +183,7 @@ MADE = {  # the directories that need not be there: who makes them
     "--link-dir": {"install": "is checked below --root", "uninstall": "is checked below --root"},
     "--state-dir": dict.fromkeys(("install", "agent", "status", "ipam in-use"), "the plugins")
     | {"uninstall": "is checked below --root"},
-    "--to": dict.fromkeys(("install", "uninstall", "agent", "status"), "is checked below --root"),
+    "--plugin-dir": dict.fromkeys(("install", "uninstall", "agent", "status"), "is checked below --root"),
 }
 
 

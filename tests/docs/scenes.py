@@ -60,7 +60,9 @@ mkdir -p /etc/cni/net.d/whereabouts.d
 cp admin.kubeconfig /etc/cni/net.d/whereabouts.d/whereabouts.kubeconfig
 cp conf/whereabouts.d/whereabouts.conf /etc/cni/net.d/whereabouts.d/whereabouts.conf
 kubectl apply -f {FILES}/whereabouts.yaml -f {FILES}/team.yaml"""
-REPLACING = 'args: [install, --root=/host, --to=/opt/cni/bin, --replace, "--plugins=macvlan,host-device,whereabouts"]'
+REPLACING = (
+    'args: [install, --root=/host, --plugin-dir=/opt/cni/bin, --replace, "--plugins=macvlan,host-device,whereabouts"]'
+)
 OF_GO = "for name in macvlan host-device sriov rdma whereabouts; do /opt/cni/bin/$name | grep 'of Go'; done"
 OPERATORS = """
 kubectl delete namespace railcni; kubectl create namespace railcni; kubectl create namespace nvidia-network-operator

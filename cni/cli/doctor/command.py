@@ -10,9 +10,9 @@ import sys
 from typing import TYPE_CHECKING
 
 from cni.cli.doctor.finding import ADVICE, FAULT, MEANINGS, NOTE, OK, SKIPPED, UNKNOWN, Observation
-from cni.cli.terminal import output, subcommand
+from cni.cli.terminal import common, output, subcommand
 from cni.library.inventory import topology
-from cni.library.inventory.places import NET_DIRECTORY
+from cni.library.inventory.places import NET_DIRECTORY, namespace_path
 from cni.shared.spec.errors import CniError
 
 if TYPE_CHECKING:
@@ -38,17 +38,19 @@ def register(commands: subcommand.Commands) -> None:
         "check all that this pod's RDMA needs: its links, their masters and ports, GIDs, MTU, modules, device nodes,"
         " limits and the node's policy"
     )
-    subcommand.option(parser, "--pod", "", about, "NAMESPACE/POD|NETNS")
-    about = "with --pod: test whether this address answers small packets and packets of the full MTU"
-    parser.add_argument("--peer", type=_address, metavar="ADDRESS", help=about)
-    subcommand.option(parser, "--conf-dir", NET_DIRECTORY, "the node's networks")
-    about = "the plugin folders; default: those of the node's runtimes"
-    subcommand.option(parser, "--cni-path", "", about, "DIR:DIR")
+    of = parser.add_mutually_exclusive_group()
+    common.add(of, "pod", about, type=common.pod_or_path)
+    about = "in place of --pod: the path of the pod's namespace, or its name in /run/netns"
+    subcommand.option(of, "--netns", None, about, "NETNS", dest="pod", type=namespace_path)
+    about = "an address; with --pod: test whether it answers small packets and packets of the full MTU"
+    common.add(parser, "peer", about, type=_address)
+    common.add(parser, "conf-dir", "", NET_DIRECTORY)
+    common.add(parser, "cni-path", "default: those of the node's runtimes", "")
     about = f"also write the labels of node-feature-discovery; default: {FEATURES}; - for stdout alone"
     subcommand.option(parser, "--nfd", "", about, "FILE", nargs="?", const=FEATURES)
     about = "count the errors of the ports for so long, while traffic runs; default: those since the start of each port"
     parser.add_argument("--watch", type=_seconds, default=0.0, metavar="SECONDS", help=about)
-    parser.add_argument("-v", "--verbose", action="store_true", help="also show the checks that found no fault")
+    common.add(parser, "verbose")
 
 
 def _address(text: str) -> str:
@@ -78,7 +80,7 @@ def _run(options: argparse.Namespace) -> int:
 
     folders = tuple(f for f in options.cni_path.split(":") if f)
     places = NodePlaces(networks=options.conf_dir, plugins=folders)
-    facts = NodeFacts(places, options.pod, options.peer or "", options.watch)
+    facts = NodeFacts(places, options.pod or "", options.peer or "", options.watch)
     try:
         with output.progress() as say:
             if options.watch:

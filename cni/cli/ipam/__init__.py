@@ -11,7 +11,7 @@ from typing import Any
 from cni.cli import attachments
 from cni.cli.ipam import audit, migrate, reclaim
 from cni.cli.ipam import options as stores
-from cni.cli.terminal import output, subcommand
+from cni.cli.terminal import common, output, subcommand
 from cni.library.audit import occupancy
 from cni.library.audit.cluster import Cluster
 from cni.library.audit.model import Snapshot
@@ -45,9 +45,8 @@ def register(commands: subcommand.Commands, anywhere: bool = False) -> list[argp
     pool = subcommand.typed(_pool, "want the name of a pool, as `railcni ipam pools` shows it, or a CIDR")
     leases.add_argument("--pool", type=pool, metavar="NAME|CIDR", help="only those of this pool")
     attachments.add_filters(leases)
-    about = "only those of this node, as far as the store names it"
-    leases.add_argument("--node", type=subcommand.name, metavar="NAME", help=about)
-    leases.add_argument("--ifname", type=subcommand.ifname, help="only those of interfaces with this name")
+    common.add(leases, "node", "only its leases, as far as the store names it")
+    common.add(leases, "ifname", "only the leases of such interfaces")
     about = "show the pod that has an address, or the addresses of a pod; exit code 1: none"
     show = subcommand.add(of_ipam, "show", about, run=_show, shows=True)
     stores.add_options(show)

@@ -16,7 +16,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from cni.cli.ipam import options as stores
-from cni.cli.terminal import output, subcommand
+from cni.cli.terminal import common, output, subcommand
 from cni.library.audit import snapshot
 from cni.library.audit.findings import KEEP, LOOK, RECLAIM, RELEASE_PENDING, Finding
 from cni.library.audit.store import Choice
@@ -100,8 +100,7 @@ def register(commands: subcommand.Commands) -> None:
     parser = subcommand.add(commands, "audit", about, more, run=_run, shows=True)
     stores.add_options(parser, pods=True)
     subcommand.option(parser, "--report", "", "write the findings to this file, for `railcni ipam reclaim`", "FILE")
-    about = "also list leases that are no fault: those of pending pods and IPAMClaims"
-    parser.add_argument("--all", action="store_true", help=about)
+    common.add(parser, "all", "here: leases of pending pods and IPAMClaims")
 
 
 def seen_twice(choices: Sequence[Choice], say: Callable[[str], object]) -> snapshot.Audit:

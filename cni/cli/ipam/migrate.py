@@ -17,7 +17,7 @@ from typing import Any
 from cni.cli.ipam import host_local
 from cni.cli.ipam import options as stores
 from cni.cli.ipam.move import Pools
-from cni.cli.terminal import output, subcommand
+from cni.cli.terminal import common, output, subcommand
 from cni.library.audit import snapshot
 from cni.library.audit.model import Snapshot
 from cni.library.audit.store import Choice
@@ -52,15 +52,13 @@ def register(commands: subcommand.Commands) -> None:
     parser = subcommand.add(commands, "migrate", about, more, run=_run, shows=True)
     parser.add_argument("--from", dest="source", required=True, metavar="STORE", type=_source)
     parser.add_argument("--to", dest="target", required=True, metavar="STORE", type=_target)
-    parser.add_argument("--dry-run", action="store_true", help="print the leases to copy, and write nothing")
-    about = "the CNI network of leases that name none; default for host-local: the directory's name"
-    parser.add_argument("--network", type=subcommand.name, metavar="NAME", help=about)
+    common.add(parser, "dry-run")
+    common.add(parser, "network", "for leases that name none; default for host-local: the directory's name")
     about = "for host-local: a subnet"
     cidr = subcommand.typed(lambda text: Range(*parse_cidr(text)))
     parser.add_argument("--range", dest="ranges", action="append", default=[], type=cidr, metavar="CIDR", help=about)
     parser.add_argument("--network-name", default="", help="for host-local: ipam.network_name of the new configuration")
-    about = "the node whose leases a file store gets; default: this node"
-    parser.add_argument("--node", type=subcommand.name, default=host_name(), metavar="NAME", help=about)
+    common.add(parser, "node", "a file store gets its leases; default: this node", host_name(), shown=False)
     parser.add_argument("--remove-source", action="store_true", help="free the copied leases in the source")
 
 

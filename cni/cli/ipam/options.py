@@ -7,7 +7,7 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
-from cni.cli.terminal import output, subcommand
+from cni.cli.terminal import common, output, subcommand
 from cni.library.audit.store import SECONDS, Choice, NoFiles, kubeconfig_of, of_flat_file, readable
 from cni.shared.records import STATE
 from cni.shared.spec.errors import InvalidConfig
@@ -23,19 +23,16 @@ HOST_LOCAL = "host-local"  # which leases are copied from
 
 
 def add_options(parser: argparse.ArgumentParser, files: bool = True, pods: bool = False) -> None:
-    """Add --data-dir (if `files`), --config and --kubeconfig. Without them the installed flat file names the store, else it is the
+    """Add --data-dir (if `files`), --flat-file and --kubeconfig. Without them the installed flat file names the store, else it is the
     file store in STATE. `pods`: the command also reads pods, for any store that nodes share."""
     which = parser.add_mutually_exclusive_group()
     parser.set_defaults(data_dir="", pods=pods)
     if files:
         about = f"the file store in DIR; such as {STATE}"
         subcommand.option(which, "--data-dir", "", about)
-    about = "the flat file that names the store, with the keys of the ipam block; default: the installed one"
-    subcommand.option(which, "--config", "", about, "FILE")
-    about = "the cluster of this kubeconfig's current context; given alone: its AddressLeases and IPPools"
-    subcommand.option(parser, "--kubeconfig", "", about, "FILE")
-    about = "the namespace of the leases; default: the context's, else kube-system"
-    parser.add_argument("-n", "--namespace", type=subcommand.name, help=about)
+    common.add(which, "flat-file", "it names the store; default: the installed one", "")
+    common.add(parser, "kubeconfig", "given alone: its AddressLeases and IPPools", "")
+    common.add(parser, "namespace", "default: the context's, else kube-system")
 
 
 def named(options: argparse.Namespace) -> list[Choice]:
@@ -45,8 +42,8 @@ def named(options: argparse.Namespace) -> list[Choice]:
     """
     path, namespace = kubeconfig_of(options.kubeconfig), options.namespace or ""
     found = Choice({"kind": "file", "path": os.path.abspath(options.data_dir)}) if options.data_dir else None
-    if not found and (not path or options.config):
-        found = of_flat_file(options.config)
+    if not found and (not path or options.flat_file):
+        found = of_flat_file(options.flat_file)
     if found and found.kind not in stores.IN_CLUSTER:
         use = "for a cluster, and for the pods of leases in etcd"
         options.only(options.pods and found.is_shared, use, "--kubeconfig")

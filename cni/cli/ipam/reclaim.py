@@ -21,7 +21,7 @@ from typing import Any
 
 from cni.cli.ipam import options as stores
 from cni.cli.ipam.audit import Report, load, seen_twice
-from cni.cli.terminal import output, subcommand
+from cni.cli.terminal import common, output, subcommand
 from cni.library.audit import in_use, lost, snapshot, store_rules
 from cni.library.audit.cluster import Cluster
 from cni.library.audit.findings import LEASE_OF_ENDED_POD, RECLAIM, Finding
@@ -57,21 +57,19 @@ def register(commands: subcommand.Commands) -> None:
     parser.add_argument(
         "--from-report", required=True, metavar="FILE", help="the file of `railcni ipam audit --report`"
     )
-    parser.add_argument("--dry-run", action="store_true", help="print the leases to free, and free none")
-    about = "also free leases whose node cannot be asked: you have seen that their pods run nowhere"
-    parser.add_argument("--force", action="store_true", help=about)
+    common.add(parser, "dry-run")
+    common.add(parser, "force", "here: leases whose node does not answer; you have seen that their pods run nowhere")
     parser.set_defaults(ask=lambda leases: {})
-    about = f"the command waits until the report is this old (default: {GRACE:g}, with --dry-run 0)"
-    subcommand.option(parser, "--grace", None, about, "SECONDS", type=partial(subcommand.seconds, least=0))
+    about = f"the command waits until the report is this old; default: {GRACE:g}, with --dry-run 0"
+    common.add(parser, "grace", about, type=partial(subcommand.seconds, least=0))
 
 
 def register_in_use(commands: subcommand.Commands) -> None:
     """Add `in-use`."""
     about = "answer for this node whether the leases of a JSON document on stdin are in use, as `kubectl railcni` asks"
     parser = subcommand.add(commands, "in-use", about, run=_answer)
-    about = "in a container: where the host's file system is mounted"
-    subcommand.option(parser, "--root", "/", about)
-    subcommand.option(parser, "--state-dir", STATE, "where records are kept", made=True)
+    common.add(parser, "root", "", "/")
+    common.add(parser, "state-dir", "", STATE, made=True)
 
 
 def _answer(options: argparse.Namespace) -> int:
@@ -102,7 +100,7 @@ def _run(options: argparse.Namespace) -> int:
     if len(choices) < len(made.stores):
         raise InvalidConfig(
             f"{options.from_report} is of {_shown(made.stores[0])}, and the store chosen here is {_shown(known[0].identity())}:"
-            " choose that one with --config, --kubeconfig or --data-dir, or make a new report"
+            " choose that one with --flat-file, --kubeconfig or --data-dir, or make a new report"
         )
     done: list[dict[str, Any]] = []
     for result in _reclaim(made, choices, options):

@@ -6,7 +6,7 @@ import argparse
 import sys
 from typing import IO, TYPE_CHECKING
 
-from cni.cli.terminal import output, subcommand
+from cni.cli.terminal import common, output, subcommand
 from cni.library.documents.diagnostic import WIDTH
 from cni.library.installation.layout import PLAIN
 from cni.library.inventory.places import NET_DIRECTORY
@@ -28,8 +28,7 @@ def register(commands: subcommand.Commands) -> None:
     about = f"a file (YAML or JSON, with several documents), a directory such as {NET_DIRECTORY}, or - for stdin"
     lint.add_argument("files", nargs="+", metavar="FILE", help=about)
     lint.add_argument("--strict", action="store_true", help="exit code 1 for warnings too")
-    about = "a copy of the nodes' flat file; default: assume one that names a store"
-    subcommand.option(lint, "--config", "", about, "FLATFILE")
+    common.add(lint, "flat-file", "a copy of the nodes'; default: assume one that names a store", "")
     about = "print the NADs that operators make of MacvlanNetwork, HostDeviceNetwork, IPoIBNetwork and SriovNetwork"
     more = ", without labels, revision and owner. If a resource has a fault, nothing is printed."
     render = subcommand.add(verbs, "render", about, more, run=_render)
@@ -37,7 +36,7 @@ def register(commands: subcommand.Commands) -> None:
     render.add_argument("files", nargs="+", metavar="FILE", help=about)
     about = "of a SriovNetwork's resource; NVIDIA's operator has nvidia.com"
     subcommand.option(render, "--resource-prefix", "openshift.io", about, "PREFIX")
-    render.add_argument("-o", "--output", choices=("yaml", "json"), default="yaml")
+    render.add_argument("-o", "--output", choices=("yaml", "json"), default="yaml", help=subcommand.FORMAT)
     about = "print the JSON Schema of a conflist, of a plugin's configuration, or of the ipam block of whereabouts"
     schema = subcommand.add(verbs, "schema", about, ", made from the plugins' own tables.", run=_schema)
     names, about = ("conflist", *PLAIN), f"conflist (default), {', '.join(PLAIN)}"
@@ -66,9 +65,9 @@ def _lint(options: argparse.Namespace) -> int:
     from cni.library.inventory.places import is_missing
     from cni.library.lint import ERROR, Named, lint
 
-    if options.config and is_missing(options.config):
-        raise InvalidConfig(f'--config "{options.config}": there is no such file')
-    findings = lint(options.files, Named(options.config) if options.config else None)
+    if options.flat_file and is_missing(options.flat_file):
+        raise InvalidConfig(f'--flat-file "{options.flat_file}": there is no such file')
+    findings = lint(options.files, Named(options.flat_file) if options.flat_file else None)
     errors = sum(f.severity == ERROR for f in findings)
     warnings = len(findings) - errors
     document = {"findings": [f.document() for f in findings], "errors": errors, "warnings": warnings}

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from cni.cli.rails import attached
-from cni.cli.terminal import output, subcommand
+from cni.cli.terminal import common, output, subcommand
 from cni.library.inventory import devices as inventory
 from cni.library.inventory import sandboxes, topology
 from cni.shared.kernel import sysfs
@@ -29,8 +29,7 @@ def register(commands: subcommand.Commands) -> None:
     about = "print the NADs, the device plugin's resources and a test pod for the group of rails in FILE"
     render = subcommand.add(verbs, "render", about, ", for `kubectl apply`.", run=_render, epilog=_FILE)
     render.add_argument("file", metavar="FILE", help="YAML; - for stdin")
-    about = "table: an overview for people"
-    render.add_argument("-o", "--output", choices=("yaml", "json", "table"), default="yaml", help=about)
+    render.add_argument("-o", "--output", choices=("yaml", "json", "table"), default="yaml", help=subcommand.FORMAT)
     about = "the device plugin whose ConfigMap is printed: the RDMA shared or SR-IOV one, or `railcni device-plugin`"
     render.add_argument("--devices", choices=("others", "railcni"), default="others", help=about)
 
@@ -39,7 +38,7 @@ def register(commands: subcommand.Commands) -> None:
     check = subcommand.add(verbs, "check", about, more, run=_check, shows=True)
     check.add_argument("pod", metavar="NAMESPACE/POD|NETNS", help="a pod of this node, or the path of its namespace")
     about = "ping it on every rail from the rail's own address: a pod of this node, the index of a pod anywhere, or one of its addresses"
-    subcommand.option(check, "--peer", "", about, "PEER")
+    common.add(check, "peer", about, "")
 
     about = "show the node's NICs with their nearest GPU, their rails, and the addresses of pods"
     subcommand.add(verbs, "show", about, run=_show, shows=True)

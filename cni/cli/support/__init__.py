@@ -27,7 +27,7 @@ from typing import Any
 from cni import VERSION
 from cni.cli import ipam, rdma
 from cni.cli.support import secrets
-from cni.cli.terminal import output, subcommand
+from cni.cli.terminal import common, output, subcommand
 from cni.library.audit import snapshot, store
 from cni.library.inventory import attachments as recorded
 from cni.library.inventory import devices as inventory
@@ -71,12 +71,12 @@ def register(commands: subcommand.Commands) -> None:
     )
     parser = subcommand.add(commands, "support-bundle", _ABOUT, more, run=_run, shows=True)
     about = "default: railcni-support-NODE-TIME.tar.gz in the working directory, mode 0600"
-    parser.add_argument("-f", "--file", default="", metavar="FILE", help=about)
+    subcommand.option(parser, "--file", "", about, "FILE", old="-f")
     for flag, default in (("conf", NET_DIRECTORY), ("state", STATE), ("cache", DIRECTORY)):
-        subcommand.option(parser, f"--{flag}-dir", default)
-    parser.add_argument("--config", default="", metavar="FLATFILE", help="default: the installed flat file")
+        common.add(parser, f"{flag}-dir", "", default)
+    common.add(parser, "flat-file", "default: the installed one", "")
     parser.add_argument("--log", action="append", default=[], metavar="FILE", help="a further log; can be repeated")
-    subcommand.option(parser, "--cni-path", _PLUGINS, "the plugin folders", "DIR:DIR")
+    common.add(parser, "cni-path", "", _PLUGINS)
 
 
 def _run(options: argparse.Namespace) -> int:
@@ -211,7 +211,7 @@ def _kernel_log() -> str:
 
 
 def _leases(options: argparse.Namespace) -> Any:
-    choice = store.of_flat_file(os.path.abspath(options.config) if options.config else "")
+    choice = store.of_flat_file(os.path.abspath(options.flat_file) if options.flat_file else "")
     found = snapshot.read(choice)
     leases = [ipam.document(one) for one in found.leases]
     return {"store": choice.identity(), "leases": leases, "faults": list(found.unread)}
@@ -228,7 +228,7 @@ def _doctor(options: argparse.Namespace) -> Any:
 def _lint(options: argparse.Namespace) -> Any:
     from cni.library.lint import Named, lint
 
-    flat = Named(os.path.abspath(options.config)) if options.config else flatfile
+    flat = Named(os.path.abspath(options.flat_file)) if options.flat_file else flatfile
     return [finding.document() for finding in lint([options.conf_dir], flat)]
 
 

@@ -10,12 +10,13 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from cni.library.inventory.places import read_pod, require_directory
-from cni.shared.records import STATE
 from cni.shared.spec.request import ifname_fault, is_identifier
 
 if TYPE_CHECKING:
     Commands = argparse._SubParsersAction["Parser"]
 T = TypeVar("T")
+
+FORMAT = "the format; default: table, or yaml for what `kubectl apply` reads"
 
 
 class ExistingDirectory(argparse._StoreAction):
@@ -79,7 +80,7 @@ def add(
     parser = commands.add_parser(name, help=about, description=f"{about[0].upper()}{about[1:]}{more}", **options)
     parser.set_defaults(run=run, refuse=parser.error, only=parser.only, given=parser.given, require=parser.require)
     if shows:
-        parser.add_argument("-o", "--output", choices=("table", "json", "yaml"), default="table")
+        parser.add_argument("-o", "--output", choices=("table", "json", "yaml"), default="table", help=FORMAT)
     return parser
 
 
@@ -95,30 +96,21 @@ def option(
     about: str = "",
     metavar: str | None = "DIR",
     made: bool = False,
+    shown: bool = True,
+    old: str = "",
     **more: Any,
 ) -> None:
     """An option with a value, whose help ends with its default; with "" it has none that could be shown. A directory must be
-    there when it is given, unless it is `made`, by railcni or later."""
-    shown = f"{default:g}" if isinstance(default, float) else default
-    texts = [about, "" if default in ("", None) else f"default: {shown}"]
+    there when it is given, unless it is `made`, by railcni or later. A default that is not `shown` is in `about`. `old` is another
+    spelling, which --help does not show."""
+    text = f"{default:g}" if isinstance(default, float) else default
+    texts = [about, "" if default in ("", None) or not shown else f"default: {text}"]
     if metavar in ("DIR", "DIR:DIR") and not made:
         more["action"] = ExistingDirectory
-    parser.add_argument(flag, default=default, metavar=metavar, help="; ".join(filter(None, texts)), **more)
-
-
-def installation(parser: argparse._ActionsContainer) -> None:
-    """The options that say which installation is meant (cni.library.installation.options)."""
-    about = "the plugin folder; default: the one that containerd or CRI-O is configured for"
-    option(parser, "--to", "", about, made=True)
-    about = "in a container: where the host's file system is mounted; all paths are below it"
-    option(parser, "--root", "/", about)
-    option(parser, "--state-dir", STATE, "where records are kept", made=True)
-
-
-def listen(parser: argparse._ActionsContainer, default: str) -> None:
-    """--listen, of a program that keeps running."""
-    about = f"/healthz, /readyz and /metrics; default: {default}, this node alone"
-    parser.add_argument("--listen", type=address, default=default, metavar="ADDRESS:PORT", help=about)
+    about = "; ".join(filter(None, texts))
+    action = parser.add_argument(*flag.split("/"), default=default, metavar=metavar, help=about, **more)
+    if old:
+        parser._option_string_actions[old] = action
 
 
 def typed(read: Callable[[str], T], wanted: str = "") -> Callable[[str], T]:

@@ -67,7 +67,7 @@ def of_flat_file(config: str = "") -> Choice:
     faults: list[Fault] = []
     source = Source({"configuration_path": config}, _Files, faults)
     if config and source.path != config:
-        faults.append(Fault("--config", config, "there is no such file"))
+        faults.append(Fault("--flat-file", config, "there is no such file"))
     named = IpamConfig()
     named.ranges = []  # all pools are meant
     source.fill(named, IPAM_KEYS, faults)

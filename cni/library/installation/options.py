@@ -48,7 +48,7 @@ _USUAL = (  # one line: what a distribution uses, the best first
 
 def folder_of(options: argparse.Namespace) -> Folder:
     """The plugin folder that the options mean. InvalidConfig says why there is none."""
-    shown = plugin_folder(options.root, options.to)
+    shown = plugin_folder(options.root, options.plugin_dir)
     return Folder(below(options.root, shown), shown)
 
 
@@ -62,21 +62,21 @@ def plugin_folder(root: str, to: str = "") -> str:
 
     InvalidConfig: there is none, or several runtimes have different ones, or it does not exist.
     """
-    found = {"--to": os.path.abspath(to)} if to else candidates(root)
+    found = {"--plugin-dir": os.path.abspath(to)} if to else candidates(root)
     if not found:
         raise InvalidConfig(
             "no plugin folder found: neither containerd nor CRI-O is configured here, and none of the usual folders exists:"
-            f" name it with --to, such as --to {DEFAULT}"
+            f" name it with --plugin-dir, such as --plugin-dir {DEFAULT}"
         )
     if len(set(found.values())) > 1:
         choice = ", ".join(f"{folder} ({runtime})" for runtime, folder in found.items())
-        raise InvalidConfig(f"more than one plugin folder: choose with --to: {choice}")
+        raise InvalidConfig(f"more than one plugin folder: choose with --plugin-dir: {choice}")
     folder = next(iter(found.values()))
     if not os.path.isdir(below(root, folder)):
         fault = "is no directory" if os.path.lexists(below(root, folder)) else "does not exist"
         place = "" if root == "/" else f" below {root}"
         raise InvalidConfig(
-            f"plugin folder {folder} {fault}{place}: name the one that the runtime searches with --to, or make it first"
+            f"plugin folder {folder} {fault}{place}: name the one that the runtime searches with --plugin-dir, or make it first"
         )
     return folder
 
@@ -120,7 +120,7 @@ def _read(root: str, path: str) -> dict[str, Any]:
         with open(below(root, path), "rb") as file:
             return tomllib.load(file)
     except tomllib.TOMLDecodeError as fault:
-        raise InvalidConfig(f"{path} is not TOML ({fault}): name the plugin folder with --to") from None
+        raise InvalidConfig(f"{path} is not TOML ({fault}): name the plugin folder with --plugin-dir") from None
 
 
 def _table(document: Any, *keys: str) -> dict[str, Any]:

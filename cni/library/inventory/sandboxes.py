@@ -13,7 +13,7 @@ from contextlib import closing, nullcontext
 from dataclasses import dataclass
 
 from cni.library.inventory import attachments as recorded
-from cni.library.inventory.places import NAMED_NAMESPACES, namespace_path, read_pod
+from cni.library.inventory.places import NAMED_NAMESPACES, is_of_pod, namespace_path, read_pod
 from cni.library.runtime.cache import DIRECTORY, Cache
 from cni.shared.kernel import addresses
 from cni.shared.kernel import netns as namespaces
@@ -100,7 +100,12 @@ def read(state: str = STATE, cache: str = DIRECTORY, unread: list[str] | None = 
 
 
 def find(text: str, sandboxes: list[NamespaceView], state: str = STATE, cache: str = DIRECTORY) -> NamespaceView:
-    """The namespace that NAMESPACE/POD, a path or a name below /run/netns means; InvalidConfig when there is none."""
+    """The namespace that [NAMESPACE/]POD, a path or a name below /run/netns means; InvalidConfig when there is none."""
+    named = {s.pod: s for s in sandboxes if "/" not in text and is_of_pod(s.pod.partition("/")[::2], text)}
+    if len(named) > 1:
+        raise InvalidConfig(f"several pods have the name {text}: want one of {', '.join(sorted(named))}")
+    if named:
+        return next(iter(named.values()))
     try:
         wanted = read_pod(text)
     except ValueError:
