@@ -18,13 +18,7 @@ import shtab
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from cni import VERSION
 from cni.cli import attach, main
-
-# Where each shell looks below /usr/share, and what it calls the file.
-SHELLS = {
-    "bash": "bash-completion/completions/railcni",
-    "zsh": "zsh/site-functions/_railcni",
-    "fish": "fish/vendor_completions.d/railcni.fish",
-}
+from cni.cli.completion import SHELLS
 
 
 def write(share: Path) -> None:

@@ -32,7 +32,7 @@ from cni.library.runtime.cache import DIRECTORY, Cache, Parameters
 from cni.library.runtime.calls import Runtime
 from cni.library.runtime.executables import Executables, PluginFailed, StepsFailed
 from cni.shared.kernel import netns as namespaces
-from cni.shared.kernel.links import Rtnl
+from cni.shared.kernel.links import Link, Rtnl
 from cni.shared.spec import result as results
 from cni.shared.spec.errors import CniError, InvalidConfig
 
@@ -161,7 +161,8 @@ def _check(options: argparse.Namespace) -> int:
     runtime.check(network, parameters)
     skipped = " (disableCheck: its plugins were not asked)" if network.disable_check else ""
     text = f"{network.name} is as it was attached: {parameters.ifname} in {parameters.netns}{skipped}"
-    carrier = _has_carrier(parameters)
+    link = _link(parameters.netns, parameters.ifname)
+    carrier = link and link.carrier
     document = {**_identity(network.name, parameters), "checked": not network.disable_check, "carrier": carrier}
     output.show(options.output, document, lambda: output.console().print(text))
     if carrier is False:  # no fault of the attachment, so no plugin's CHECK tells it
@@ -255,15 +256,15 @@ def _has_link(netns: str, ifname: str) -> bool:
         return False
 
 
-def _has_carrier(parameters: Parameters) -> bool | None:
-    """Whether the link has a carrier; None when there is no link of this name, or it cannot be looked at."""
+def _link(netns: str, ifname: str) -> Link | None:
+    """The link; None when there is none of this name, or it cannot be looked at."""
     try:
-        with namespaces.open_namespace(parameters.netns) as there, there.entered():
+        with namespaces.open_namespace(netns) as there, there.entered():
             rtnl = Rtnl()
     except (CniError, OSError):
         return None
     with closing(rtnl):
-        return next((link.carrier for link in rtnl.links() if link.name == parameters.ifname), None)
+        return next((link for link in rtnl.links() if link.name == ifname), None)
 
 
 def _undo(runtime: Runtime, network: Network, parameters: Parameters, fault: BaseException) -> None:
@@ -293,7 +294,10 @@ def _rows(document: dict[str, Any], parameters: Parameters) -> Iterator[tuple[ob
     result = results.parse(document, "the result")
     for index, interface in enumerate(result.interfaces):
         own = [a for a in result.ips if a.interface == index]
-        yield (interface.name, interface.mac, interface.mtu or None, *_texts(own), interface.sandbox or "the host's")
+        mtu = interface.mtu or None  # results before CNI 1.1.0 have none
+        if not mtu and interface.sandbox and (link := _link(interface.sandbox, interface.name)):
+            mtu = link.mtu
+        yield (interface.name, interface.mac, mtu, *_texts(own), interface.sandbox or "the host's")
     rest = [a for a in result.ips if a.interface is None or a.interface >= len(result.interfaces)]
     if rest:
         yield (parameters.ifname, None, None, *_texts(rest), parameters.netns)

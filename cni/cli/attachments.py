@@ -39,12 +39,18 @@ def is_chosen(options: argparse.Namespace, document: dict[str, Any]) -> bool:
     return str(document["containerID"]).startswith(container)
 
 
+def told(options: argparse.Namespace, *further: str) -> str:
+    """The filters that are given, for a message that nothing was found."""
+    filters = {name: getattr(options, name) for name in ("network", "pod", "container_id", *further)}
+    return "".join(f" with --{name.replace('_', '-')} {value}" for name, value in filters.items() if value)
+
+
 def _run(options: argparse.Namespace) -> int:
     attachments = [a for a in found(directory=options.state_dir) if is_chosen(options, a)]
     columns = ("network", "interface", "pod", "addresses", "namespace", "container")
     rows = [_row(a) for a in attachments]
-    empty = f"no attachment in {options.state_dir}"
-    output.show(options.output, attachments, lambda: output.print_table(columns, rows, empty=empty))
+    empty, least = f"no attachment{told(options)} in {options.state_dir}", ("container", "namespace")
+    output.show(options.output, attachments, lambda: output.print_table(columns, rows, empty=empty, least=least))
     return 0
 
 

@@ -23,11 +23,13 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from cni import VERSION
 from cni.cli import ipam
 from cni.cli.ipam import reclaim
 from cni.cli.terminal import common, output, subcommand
 from cni.library.audit import in_use, lost, silence
 from cni.library.audit.model import Key
+from cni.library.audit.store import kubeconfig_of
 from cni.shared.kernel import files
 from cni.shared.spec.errors import InvalidConfig, IoFailure
 from ipam.leases import Lease
@@ -73,19 +75,32 @@ class Agent:
 def register(commands: subcommand.Commands) -> None:
     """Add `cluster` and its commands."""
     about = "show all nodes of a cluster and its leases, and run doctor on a node: `kubectl railcni`"
-    parser = subcommand.add(commands, "cluster", about)
-    parser.add_argument("--context", default="", help="a context of kubectl's configuration; default: the current one")
+    parser = subcommand.add(commands, "cluster", about, prog=os.environ.get("RAILCNI_NAME"))
+    _add_access(parser, "")
     subcommand.option(parser, "--agents-in", "railcni", "where the agents are", "NAMESPACE", type=subcommand.name)
     verbs = parser.add_subparsers(required=True, metavar="COMMAND", title="commands")
     about = "show the installation and the faults of each node"
-    subcommand.add(verbs, "status", about, run=_status, shows=True)
+    _add_access(subcommand.add(verbs, "status", about, run=_status, shows=True))
+    about = "show the version of this command and of each node's railcni"
+    _add_access(subcommand.add(verbs, "version", about, run=_version, shows=True))
     about = "run `railcni doctor` on a node, in a temporary pod"
     doctor = subcommand.add(verbs, "doctor", about, run=_doctor, shows=True)
+    _add_access(doctor)
     about = "a node, or a pod on its node"
     doctor.add_argument("target", type=subcommand.pod, metavar="NODE|NAMESPACE/POD", help=about)
     common.add(doctor, "verbose")
     for verb in ipam.register(verbs, anywhere=True):
+        verb._option_string_actions["--kubeconfig"].default = argparse.SUPPRESS  # it may stand before the verb
+        _add_access(verb, files=False)
         verb.set_defaults(run=partial(_ipam, verb.get_default("run"), parser))
+
+
+def _add_access(parser: argparse.ArgumentParser, default: str = argparse.SUPPRESS, files: bool = True) -> None:
+    """The options that choose the cluster: before the verb, whose `default` counts, or after it."""
+    about = "a context of kubectl's configuration; default: the current one"
+    subcommand.option(parser, "--context", default, about, "NAME", shown=False)
+    if files:
+        common.add(parser, "kubeconfig", "default: kubectl's", default, shown=False)
 
 
 # --- kubectl ---
@@ -97,7 +112,8 @@ def _kubectl(
     """Run kubectl. Raises IoFailure when it is missing, and TimeoutExpired. Ctrl-C does not interrupt a change."""
     if not shutil.which("kubectl"):
         raise IoFailure("kubectl is not on PATH: it is what reaches the cluster")
-    argv = ["kubectl", *([f"--context={options.context}"] if options.context else []), *arguments]
+    access = {"context": options.context, "kubeconfig": kubeconfig_of(options.kubeconfig)}
+    argv = ["kubectl", *(f"--{name}={value}" for name, value in access.items() if value), *arguments]
     environ = {**os.environ, "KUBERC": "off", "KUBECTL_KUBERC": "false"}  # else defaults such as delete --interactive
     how: dict[str, Any] = {"env": environ, "start_new_session": arguments[0] in ("create", "delete")}
     return subprocess.run(argv, input=given, capture_output=True, text=True, timeout=timeout, **how)
@@ -155,10 +171,22 @@ def _fault(pod: dict[str, Any]) -> str:
 # --- status ---
 
 
+def _version(options: argparse.Namespace) -> int:
+    nodes = _ask_all(options, _agents(options))
+    rows = [("this command", VERSION), *((f"node {one['node']}", one["version"] or one["faults"][0]) for one in nodes)]
+    document = {"client": VERSION, "nodes": {one["node"]: one["version"] for one in nodes}}
+    output.show(options.output, document, lambda: output.print_table(("of", "version"), rows))
+    return int(not all(one["version"] for one in nodes))
+
+
+def _ask_all(options: argparse.Namespace, agents: dict[str, Agent]) -> list[dict[str, Any]]:
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        return list(pool.map(partial(_ask, options), agents.values()))
+
+
 def _status(options: argparse.Namespace) -> int:
     agents = _agents(options)
-    with ThreadPoolExecutor(_AT_ONCE) as pool:
-        found = list(pool.map(partial(_ask, options), agents.values()))
+    found = _ask_all(options, agents)
     nodes = _nodes(options)
     found += [_faulty(name, "no agent has this node") for name in sorted(nodes - agents.keys())]
     found += [_faulty(name, lost.AGENT_LIVES.format(name)) for name in sorted(_deleted(options, nodes) - agents.keys())]
@@ -346,15 +374,13 @@ def _exit_code(options: argparse.Namespace, place: Sequence[str]) -> int:
 
 def _ipam(run: Callable[[argparse.Namespace], int], cluster: subcommand.Parser, options: argparse.Namespace) -> int:
     """Run a command of `railcni ipam` at the cluster of kubectl."""
-    options.only(
-        False, "in `railcni ipam`, since this is kubectl's cluster", "--data-dir", "--flat-file", "--kubeconfig"
-    )
+    options.only(False, "in `railcni ipam`, since this is kubectl's cluster", "--data-dir", "--flat-file")
     cluster.only(False, "with `status` and `doctor`, which ask the agents", "--agents-in")
     options.namespace = options.namespace or "kube-system"
     options.ask = partial(_ask_of_leases, options)
     access = _read(options, "config", "view", "--raw", "--minify", "--flatten")
     for user in access.get("users") or ():
-        _find_files(user["user"])
+        _find_files(user["user"], options.kubeconfig)
     with tempfile.TemporaryDirectory(prefix="railcni-") as folder:  # of mode 0700
         files.write_whole(folder, "kubeconfig", json.dumps(access).encode())
         options.kubeconfig = f"{folder}/kubeconfig"
@@ -382,9 +408,9 @@ def _ask_of_leases(options: argparse.Namespace, leases: Sequence[Lease]) -> dict
     return dict(sorted(answers, key=lambda one: _WEIGHT[one[1][0]]))  # the last of equal keys holds
 
 
-def _find_files(user: dict[str, Any]) -> None:
+def _find_files(user: dict[str, Any], kubeconfig: str) -> None:
     """Make the paths of a user's files absolute: kubectl leaves them relative to the folder of their kubeconfig."""
-    given = os.environ.get("KUBECONFIG") or os.path.expanduser("~/.kube/config")
+    given = kubeconfig or os.environ.get("KUBECONFIG") or os.path.expanduser("~/.kube/config")
     folders = [os.path.dirname(os.path.abspath(path)) for path in given.split(":") if path]
     for place, key in ((user, "tokenFile"), (user.get("exec") or {}, "command")):
         name = place.get(key) or ""

@@ -5,8 +5,10 @@ from __future__ import annotations
 import argparse
 import errno
 import importlib
+import io
 import os
 import signal
+import stat
 import sys
 import threading
 from collections.abc import Sequence
@@ -41,6 +43,7 @@ GROUPS = {
         "warm": "warm",
     },
     "call plugins by hand": dict.fromkeys(("attach", "detach", "check", "gc"), "attach"),
+    "this command": {"completion": "completion"},
 }
 MODULES = {name: module for group in GROUPS.values() for name, module in group.items()}
 EXAMPLES = """\
@@ -53,6 +56,7 @@ examples:
   kubectl railcni status                   show all nodes of a cluster
 """
 
+ALIASES = {"add": "attach", "del": "detach", "ls": "attachments", "version": "--version"}
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 
@@ -72,9 +76,8 @@ def main() -> int:
             _print(fault)
     except CniError as fault:
         _print(fault)
-    except BrokenPipeError:  # the reader of our output, such as `head`, has had enough
-        _drop_stdout()
-        return 0
+    except BrokenPipeError:  # of stderr
+        pass
     except OSError as fault:
         if fault.errno in _FULL and not fault.filename:
             _drop_stdout()
@@ -94,6 +97,20 @@ def _open_streams() -> None:
         sys.stdin = _null(0, "r")
     if sys.stderr is None:
         sys.stderr = _null(2, "w")
+    if sys.stdout is sys.__stdout__ and sys.stdout and stat.S_ISFIFO(os.fstat(1).st_mode):
+        pipe = io.BufferedWriter(_Pipe(1, "w", closefd=False))
+        sys.stdout = io.TextIOWrapper(pipe, sys.stdout.encoding, sys.stdout.errors)
+
+
+class _Pipe(io.FileIO):
+    """A pipe whose reader, such as `head`, may go: the rest is dropped, and the command ends with its own exit code."""
+
+    def write(self, data: Any, /) -> int:
+        try:
+            return super().write(data)
+        except BrokenPipeError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), self.fileno())
+            return len(data)
 
 
 def _null(number: int, mode: str) -> TextIO:
@@ -111,12 +128,21 @@ def _end_in_order() -> None:
 
 
 def _run() -> int:
+    argv = sys.argv[1:]
+    for start in (0, 1):
+        if argv[start : start + 1] == ["help"] and argv[:start] in ([], ["cluster"]):
+            argv = [*argv[:start], *argv[start + 1 :], "--help"]
+    argv = [ALIASES.get(word, word) for word in argv[:1]] + argv[1:] or ["--help"]
     try:
-        options = _parser(sys.argv[1:2]).parse_args()
+        options = _parser(argv[:1]).parse_args(argv)
     except SystemExit:  # after --help or --version, which may be more than the reader of our output wants
         sys.stdout.flush()
         raise
     options.require(options)
+    output.Form.headers = not getattr(options, "no_headers", False)
+    output.Form.is_wide = getattr(options, "output", "") == "wide"
+    if output.Form.is_wide:
+        options.output = "table"
     return int(options.run(options))
 
 

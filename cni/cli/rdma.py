@@ -54,7 +54,7 @@ def _print(devices: Sequence[VerbsDevice]) -> None:
         why = f"/sys{rdma_sysfs.CLASS} is empty or not there; see `railcni doctor`"
         output.print_fault(f"railcni: no verbs device: {why}")
         return
-    output.print_table(PORTS, port_rows(devices))
+    output.print_table(PORTS, port_rows(devices), least=("numa", "roce mtu", "pci", "link layer"))
     sys.stdout.write("\n")
     sys.stdout.flush()
     output.print_table(GIDS, gid_rows(devices))

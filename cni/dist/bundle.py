@@ -38,7 +38,8 @@ sys.path.append(root + "/{LIBRARY}/site-packages")
 _RUN_COMMAND = f"""{_START}from cni.cli.main import main
 sys.exit(main())
 """
-_RUN_CLUSTER = _RUN_COMMAND.replace("sys.exit", 'sys.argv.insert(1, "cluster")\nsys.exit')
+_AS_PLUGIN = 'import os\nos.environ["RAILCNI_NAME"] = "kubectl railcni"\nsys.argv.insert(1, "cluster")\n'
+_RUN_CLUSTER = _RUN_COMMAND.replace("sys.exit", f"{_AS_PLUGIN}sys.exit")
 _PACK = """\
 import sys
 sys.path[0] = sys.argv[1]

@@ -12,8 +12,8 @@ import pytest
 
 from cni.cli.main import MODULES
 from cni.cli.terminal import subcommand
-from tests.blackbox.command import run
-from tests.node import ROOT
+from tests.blackbox.command import run, run_any
+from tests.node import COMMAND, ROOT
 
 
 @pytest.mark.parametrize("module", sorted({*MODULES.values()} - {""}))
@@ -68,6 +68,55 @@ def test_a_file_that_is_not_there_is_named_with_the_option_that_names_it(tmp_pat
     empty.mkdir(mode=0o700)
     answer = run(*argv.replace("MISSING", "/no/file").replace("EMPTY", str(empty)).split(), code=1)
     assert answer == f"railcni: {said.replace('MISSING', '/no/file')}\n"
+
+
+@pytest.mark.parametrize(
+    ("argv", "like"),
+    [
+        ("", "--help"),
+        ("help", "--help"),
+        ("help nad lint", "nad lint --help"),
+        ("cluster help doctor", "cluster doctor --help"),
+        ("add --help", "attach --help"),
+        ("del --help", "detach --help"),
+        ("ls --help", "attachments --help"),
+        ("version", "--version"),
+    ],
+)
+def test_the_words_of_kubectl_and_of_cni_are_known(argv: str, like: str) -> None:
+    assert run_any(*argv.split()) == run_any(*like.split())
+
+
+def test_kubectls_plugin_calls_itself_so_and_takes_kubectls_options_on_both_sides(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("RAILCNI_NAME", "kubectl railcni")
+    assert run_any("cluster", "status", "--help").startswith("usage: kubectl railcni status ")
+    for verb in ("status", "version", "ipam leases"):
+        for argv in (["--kubeconfig=/no/file", *verb.split()], [*verb.split(), "--kubeconfig=/no/file"]):
+            assert run_any("cluster", *argv, code=1) == 'railcni: --kubeconfig "/no/file": there is no such file\n'
+
+
+@pytest.mark.parametrize(
+    ("argv", "meant"),
+    [
+        ("cluster status --contxt x", "--context"),
+        ("ipam leases --netwrok=x", "--network"),
+        ("install --dryrun", "--dry-run"),
+    ],
+)
+def test_of_a_misspelled_option_the_likely_one_is_named(argv: str, meant: str) -> None:
+    assert f": did you mean {meant}?" in run_any(*argv.split(), code=2)
+
+
+@pytest.mark.parametrize(("argv", "code"), [("--help", 0), ("attachments -o json", 0), ("nad lint -", 1)])
+def test_a_reader_that_goes_changes_no_exit_code(argv: str, code: int) -> None:
+    process = subprocess.Popen([*COMMAND, *argv.split()], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert process.stdout and process.stdin
+    process.stdout.close()
+    process.stdin.write('{"cniVersion": "1.0.0"}')
+    process.stdin.close()
+    assert process.wait(30) == code
 
 
 def test_a_kubeconfig_that_the_user_may_not_read_is_named_with_its_option(monkeypatch: pytest.MonkeyPatch) -> None:

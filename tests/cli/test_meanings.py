@@ -29,8 +29,12 @@ def shared() -> dict[str, list[tuple[str, argparse.Action]]]:
     """The options that several commands have, by their spellings; `cluster X` and `X` are one command."""
     found = defaultdict(list)
     for verb, action in _options(command._parser()):
-        found[", ".join(action.option_strings)].append((verb.removeprefix("cluster "), action))
-    return {flags: uses for flags, uses in sorted(found.items()) if len({verb for verb, _ in uses}) > 1}
+        found[", ".join(action.option_strings)].append((verb, action))
+    return {
+        flags: uses
+        for flags, uses in sorted(found.items())
+        if len({verb.removeprefix("cluster ") for verb, _ in uses}) > 1
+    }
 
 
 def _options(parser: argparse.ArgumentParser, verb: str = "") -> Iterator[tuple[str, argparse.Action]]:
@@ -51,8 +55,8 @@ def meaning(flags: str) -> str:
 def table() -> str:
     lines = ["| option | meaning in every command | commands |\n|---|---|---|\n"]
     for flags, uses in shared().items():
-        verbs = sorted({verb for verb, _ in uses})
-        told = ", ".join(f"`{verb}`" for verb in verbs) if len(verbs) < 12 else "all that print a table or data"
+        verbs = sorted({verb if not verb.startswith("cluster") else "kubectl railcni" for verb, _ in uses})
+        told = ", ".join(f"`{verb}`" for verb in verbs) if len(verbs) < 15 else "all that print a table or data"
         value = f" {uses[0][1].metavar}" if uses[0][1].metavar else ""
         lines.append(f"| `{flags}{value}` | {meaning(flags).partition(DEFAULT)[0]} | {told} |\n")
     return "".join(lines)

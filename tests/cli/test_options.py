@@ -58,7 +58,6 @@ ipam migrate --from addresslease:FILE --to kubernetes:FILE --remove-source | --r
 cluster --agents-in x ipam leases | --agents-in
 cluster ipam leases --data-dir DIR | --data-dir
 cluster ipam leases --flat-file FILE | --flat-file
-cluster ipam leases --kubeconfig FILE | --kubeconfig
 cluster doctor a/b -v | -v/--verbose
 cluster status -v | -v
 install --plugins macvlan | --plugins

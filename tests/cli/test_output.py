@@ -5,13 +5,13 @@ from __future__ import annotations
 import io
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 
 from cni.cli.main import _print
-from cni.cli.terminal.output import print_data, print_table, write_file
+from cni.cli.terminal.output import Form, print_data, print_table, write_file
 from cni.library.runtime.executables import PluginFailed
 from cni.shared.spec.errors import IoFailure
 
@@ -24,16 +24,11 @@ class Terminal(io.StringIO):
         return True
 
 
-def shown(columns: int, row: tuple[str, ...], patch: pytest.MonkeyPatch) -> str:
+def shown(columns: int, row: tuple[str, ...], patch: pytest.MonkeyPatch, least: Sequence[str] = ()) -> str:
     patch.setenv("COLUMNS", str(columns))
     out = Terminal()
-    print_table([f"c{i}" for i, _ in enumerate(row)], [row], out)
+    print_table([f"c{i}" for i, _ in enumerate(row)], [row], out, least=least)
     return re.sub(r"\x1b\[[\d;]*m", "", out.getvalue())
-
-
-def test_a_terminal_too_narrow_for_the_words_of_a_row_cuts_none_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    text = shown(30, (ADDRESS, TIME, "net1"), monkeypatch)
-    assert ADDRESS in text and TIME in text
 
 
 def test_sentences_are_wrapped_to_the_width_of_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -41,9 +36,25 @@ def test_sentences_are_wrapped_to_the_width_of_the_terminal(monkeypatch: pytest.
     assert len(lines) > 2 and max(map(len, lines)) <= 40
 
 
-def test_where_columns_do_not_fit_each_value_has_a_line_and_its_head(monkeypatch: pytest.MonkeyPatch) -> None:
-    lines = shown(60, (ADDRESS, TIME, "net1", "rdma-net-ipam", ""), monkeypatch).split("\n")
-    assert lines == [f"C0 {ADDRESS}", f"C1 {TIME}", "C2 net1", "C3 rdma-net-ipam", "", ""]
+@pytest.mark.parametrize(
+    ("columns", "least", "heads", "left"),
+    [
+        (80, (), ["C0", "C1", "C2", "C3"], ""),
+        (50, (), ["C0", "C1", "C3"], "c2"),
+        (50, ("c1",), ["C0", "C2", "C3"], "c1"),
+        (30, (), ["C0", "C3"], "c1, c2"),
+    ],
+)
+def test_where_columns_do_not_fit_the_least_important_are_left_out_and_named(
+    columns: int, least: Sequence[str], heads: list[str], left: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = shown(columns, (ADDRESS, TIME, "rdma-net-ipam", "net1"), monkeypatch, least)
+    assert text.split("\n")[0].split() == heads and ADDRESS in text
+    wanted = f"not shown, for the terminal is narrow: {left} (-o wide)" if left else ""
+    assert " ".join(" ".join(text.split("\n")[3:]).split()) == wanted
+    monkeypatch.setattr(Form, "is_wide", True)
+    monkeypatch.setattr(Form, "headers", False)
+    assert shown(columns, (ADDRESS, TIME, "net1"), monkeypatch) == f"{ADDRESS}  {TIME}  net1\n"
 
 
 def test_the_last_column_alone_is_folded(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,6 +19,7 @@ keys of the file: count, subnet; group, namespace, type (macvlan, host-device, s
 mtu, base, exclude, gateway, routing, tableBase, addressing, resourcePrefix, shared, numVfs, image; docs/rails.md has an example
 """
 
+_LEAST = ("numa", "pci", "distance", "verbs device", "interface")
 _NICS = ("GPU", "distance", "NIC", "verbs device", "pci", "numa", "rail", "pod", "interface", "addresses")
 
 
@@ -80,7 +81,7 @@ def _show(options: argparse.Namespace) -> int:
     if options.output == "table" and not found:
         output.print_fault("railcni: no NIC here has a verbs device, and no rail is attached")
         return 0
-    output.show(options.output, found, lambda: output.print_table(_NICS, _rows(found)))
+    output.show(options.output, found, lambda: output.print_table(_NICS, _rows(found), least=_LEAST))
     return 0
 
 

@@ -2,7 +2,7 @@
 only what prints with it imports it.
 
 On a terminal tables are coloured and fit its width: the last column alone is folded, between words, since an address in
-two pieces cannot be copied; where that is not enough each row becomes lines of its own, a value a line. Elsewhere they are
+two pieces cannot be copied; where that is not enough columns are left out, which `-o wide` shows. Elsewhere they are
 plain columns, one line a row, whatever its length, so that grep, cut and a log keep them whole.
 """
 
@@ -23,7 +23,14 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 _ENDLESS = 1 << 16  # columns of something that is no terminal: nothing is wrapped or cut there
-_LEAST = 24  # columns that a folded column has, or the rows become lines
+_LEAST = 24  # columns that a folded column has, or others are left out
+
+
+class Form:
+    """How the tables of this call are printed, by --no-headers and -o wide."""
+
+    headers = True
+    is_wide = False
 
 
 def console(stream: IO[str] | None = None) -> Console:
@@ -48,10 +55,14 @@ def styled(text: str, style: str = "") -> Text:
 
 
 def print_table(
-    columns: Sequence[str], rows: Iterable[Sequence[object]], stream: IO[str] | None = None, empty: str = "none"
+    columns: Sequence[str],
+    rows: Iterable[Sequence[object]],
+    stream: IO[str] | None = None,
+    empty: str = "none",
+    least: Sequence[str] = (),
 ) -> None:
     """A table with the heads `columns`; None in a row stays empty. Without rows `empty` goes to stderr, and no head to
-    `stream`, so that a program that counts lines counts none."""
+    `stream`, so that a program that counts lines counts none. On a narrow terminal the columns `least` are left out first."""
     if not (rows := list(rows)):
         sys.stderr.write(f"{empty}\n")
         return
@@ -63,24 +74,24 @@ def print_table(
     heads = [Text(column.upper()) for column in columns]
     cells = [[c if isinstance(c, Text) else Text("" if c is None else str(c)) for c in row] for row in rows]
     widths = [max(cell.cell_len for cell in column) for column in zip(heads, *cells, strict=True)]
-    if not out.is_terminal:
-        for row in [heads, *cells]:
+    if not out.is_terminal or Form.is_wide:
+        for row in [heads, *cells] if Form.headers else cells:
             padded = [cell.plain + " " * (width - cell.cell_len) for cell, width in zip(row, widths, strict=True)]
-            out.print("  ".join(padded).rstrip())
-    elif sum(widths[:-1]) + 2 * len(widths) + min(widths[-1], _LEAST) <= out.width:
-        table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold", show_edge=False)
-        for head in heads:
-            table.add_column(head, no_wrap=head is not heads[-1], overflow="fold")
-        for row in cells:
-            table.add_row(*row)
-        out.print(table)
-    else:
-        widest = max(len(head) for head in heads)
-        for row in cells:
-            for head, cell in zip(heads, row, strict=True):
-                if cell.plain:
-                    print_paragraph(f"{head.plain:{widest}}", cell, stream)
-            out.print()
+            out.print("  ".join(padded).rstrip(), soft_wrap=True)
+        return
+    kept, *order = list(range(len(heads))), *(columns.index(name) for name in least)
+    order += [place for place in reversed(kept[1:-1]) if place not in order]
+    while order and sum(widths[i] for i in kept[:-1]) + 2 * len(kept) + min(widths[kept[-1]], _LEAST) > out.width:
+        kept.remove(order.pop(0))
+    how: dict[str, Any] = {"show_header": Form.headers, "header_style": "bold", "show_edge": False}
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), **how)
+    for place in kept:
+        table.add_column(heads[place], no_wrap=place != kept[-1], overflow="fold")
+    for row in cells:
+        table.add_row(*(row[place] for place in kept))
+    out.print(table)
+    if left := [name for place, name in enumerate(columns) if place not in kept]:
+        out.print(styled(f"not shown, for the terminal is narrow: {', '.join(left)} (-o wide)", "dim"))
 
 
 def print_paragraph(head: str, text: str | Text, stream: IO[str] | None = None) -> None:

@@ -35,7 +35,12 @@ class Parser(argparse.ArgumentParser):
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
         found, more = super().parse_known_args(args, namespace)
         if more:
-            self.error(f"there is no use for {' '.join(more)}: leave it out; `{self.prog} --help` lists the options")
+            words = (
+                difflib.get_close_matches(word.partition("=")[0], self._option_string_actions, n=1, cutoff=0.8)
+                for word in more
+            )
+            meant = next((f"did you mean {near[0]}?" for near in words if near), "leave it out;")
+            self.error(f"there is no use for {' '.join(more)}: {meant} `{self.prog} --help` lists the options")
         return found, more
 
     def only(self, applies: object, condition: str, *options: str) -> None:
@@ -80,7 +85,8 @@ def add(
     parser = commands.add_parser(name, help=about, description=f"{about[0].upper()}{about[1:]}{more}", **options)
     parser.set_defaults(run=run, refuse=parser.error, only=parser.only, given=parser.given, require=parser.require)
     if shows:
-        parser.add_argument("-o", "--output", choices=("table", "json", "yaml"), default="table", help=FORMAT)
+        parser.add_argument("-o", "--output", choices=("table", "wide", "json", "yaml"), default="table", help=FORMAT)
+        parser.add_argument("--no-headers", action="store_true", help="print tables without their heads")
     return parser
 
 

@@ -1,0 +1,37 @@
+"""railcni completion: prints the completion of the command for a shell, which the bundle and `make manual` have as a file."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from cni.cli.attach import ROOT
+from cni.cli.terminal import subcommand
+from cni.shared.spec.errors import InvalidConfig
+
+# Where each shell looks below /usr/share, and what it calls the file.
+SHELLS = {
+    "bash": "bash-completion/completions/railcni",
+    "zsh": "zsh/site-functions/_railcni",
+    "fish": "fish/vendor_completions.d/railcni.fish",
+}
+
+
+def register(commands: subcommand.Commands) -> None:
+    """Add `completion`."""
+    about = "print the completion of this command for a shell"
+    parser = subcommand.add(
+        commands, "completion", about, ", such as for `source <(railcni completion bash)`.", run=_run
+    )
+    parser.add_argument("shell", choices=tuple(SHELLS), metavar="SHELL", help=f"one of {', '.join(SHELLS)}")
+
+
+def _run(options: argparse.Namespace) -> int:
+    for share in (f"{ROOT}/share", f"{ROOT}/build/share"):
+        try:
+            with open(f"{share}/{SHELLS[options.shell]}", encoding="utf-8") as file:
+                sys.stdout.write(file.read())
+            return 0
+        except FileNotFoundError:
+            pass
+    raise InvalidConfig(f"no completion in {ROOT}: `make manual` in the checkout writes it")
