@@ -62,7 +62,7 @@ class Site:
     def rows(self, *argv: str) -> list[list[str]]:
         """The words of each line of a table, without its head."""
         done = self.run(*argv)
-        assert (done.returncode, done.stderr) == (0, "" if done.stdout else "no lease in /var/lib/cni/railcni\n")
+        assert (done.returncode, done.stderr) == (0, "" if done.stdout else f"no lease with {chr(32).join(argv[2:])} in /var/lib/cni/railcni\n")
         return [line.split() for line in done.stdout.splitlines()[1:]]
 
     def read(self, *argv: str) -> Any:
@@ -93,6 +93,16 @@ def test_pools_are_listed_with_how_full_they_are_and_where(site: Site) -> None:
     }
     assert first["occupancy"]["addresses"] == 254
     assert yaml.safe_load(site.run("ipam", "pools", "-o", "yaml").stdout) == site.read("ipam", "pools")
+
+
+def test_a_pool_counts_the_part_of_its_range_that_is_given_and_attach_shows_the_links_mtu(site: Site) -> None:
+    ipam = {"type": "whereabouts", "datastore": "file", "range": "10.9.0.1-10.9.0.2/24"}
+    config = {"cniVersion": "1.0.0", "name": "two", "type": "macvlan", "master": "ens2f0", "mtu": 1400, "ipam": ipam}
+    site.node.path("/run/two.conf").write_text(json.dumps(config))
+    done = site.run("attach", "/run/two.conf", site.node.pod("d").path, "--no-headers")
+    assert done.returncode == 0 and done.stdout.split()[0] == "eth0" and "1400" in done.stdout.split(), done
+    (pool,) = [pool for pool in site.read("ipam", "pools") if pool["pool"] == "10.9.0.0-24"]
+    assert (pool["size"], pool["used"], pool["free"], pool["percent"]) == (2, 1, 1, 50.0)
 
 
 def test_leases_are_listed_by_pool_and_address_and_can_be_chosen(site: Site) -> None:

@@ -16,7 +16,7 @@ from cni.library.audit import occupancy
 from cni.library.audit.cluster import Cluster
 from cni.library.audit.model import Snapshot
 from cni.library.audit.occupancy import PoolUse
-from cni.library.audit.snapshot import read
+from cni.library.audit.snapshot import given_part, read
 from cni.library.audit.store import Choice
 from cni.library.inventory import attachments as recorded
 from cni.library.inventory.places import is_of_pod, read_pod
@@ -75,7 +75,8 @@ def _read(options: argparse.Namespace, pool: str = "") -> tuple[list[Choice], li
 
 def _pools(options: argparse.Namespace) -> int:
     choices, found = _read(options)
-    pools = [pool for snapshot in found for pool in occupancy.pools(snapshot)]
+    whole = map(given_part, choices, found)
+    pools = [pool for snapshot in whole for pool in occupancy.pools(snapshot)]
     objects = any(p.size is not None for p in pools)
     columns = ("pool", "family", "size", "used", "free", "use", *(("object",) if objects else ()), "occupancy")
 
@@ -140,9 +141,9 @@ def _leases(options: argparse.Namespace) -> int:
     columns = ("address", "pool", "pod", "network", "interface", "container", "since", "node")
     keys = ("address", "pool", "pod", "network", "ifname", "containerID", "created", "node")
     rows = [[one[key][:12] if key == "containerID" else one[key] for key in keys] for one in leases]
-    output.show(
-        options.output, leases, lambda: output.print_table(columns, rows, empty=f"no lease in {stores.told(choices)}")
-    )
+    empty = f"no lease{attachments.told(options, 'pool', 'node', 'ifname')} in {stores.told(choices)}"
+    least = ("container", "since", "interface", "network")
+    output.show(options.output, leases, lambda: output.print_table(columns, rows, empty=empty, least=least))
     for address, until in memory.avoided(STATE):
         when = datetime.fromtimestamp(until, UTC).strftime("%H:%M:%SZ")
         output.print_fault(f"{address} was found in use by another host: this node avoids it until {when}")

@@ -12,12 +12,13 @@ from dataclasses import dataclass, replace
 from os import stat as read_status
 from typing import Any
 
-from cni.library.audit import in_use, lease_rules, store_rules
+from cni.library.audit import in_use, lease_rules, model, store_rules
 from cni.library.audit.cluster import Cluster, PoolReading, by_name, read_all
 from cni.library.audit.findings import DUPLICATE_ADDRESS, LOOK, POD_WITHOUT_LEASE, POOL_IN_TWO_NAMESPACES, Finding
 from cni.library.audit.model import Network, Snapshot
 from cni.library.audit.silence import Watch
 from cni.library.audit.store import Choice
+from cni.library.runtime.cache import Cache
 from cni.shared.log import Log
 from cni.shared.records import STATE, Records
 from cni.shared.spec.request import Attachment
@@ -123,6 +124,18 @@ def read(choice: Choice, progress: Progress = str, pool: str = "") -> Snapshot:
     progress("reading networks")
     networks, _ = _or(cluster.networks, ([], set()), [])  # without them pools are as large as their names say
     return _of_pools(cluster, networks, progress, pool)
+
+
+def given_part(choice: Choice, found: Snapshot) -> Snapshot:
+    """`found` with the networks, which say which part of a pool may be given: those of the cluster, or of libcni's cache."""
+    if found.networks:
+        return found
+    if choice.kind in stores.IN_CLUSTER:
+        networks, _ = _or(Cluster(choice.kubeconfig, choice.namespace).networks, ([], set()), [])
+    else:
+        texts = sorted({entry.config.decode(errors="replace") for entry in _or(Cache().all, [], [])})
+        networks = [network for text in texts for network in model.parse_networks({"spec": {"config": text}})]
+    return replace(found, networks=networks)
 
 
 def _content(choice: Choice, progress: Progress) -> Snapshot:
