@@ -101,6 +101,8 @@ def _pairs(text: str) -> tuple[tuple[str, str], ...]:
         if not sign or not key.strip():
             raise argparse.ArgumentTypeError(f'"{part}" has no "=": write KEY=VALUE;KEY=VALUE')
         pairs.append((key.strip(), value.strip()))
+    if pairs and "IgnoreUnknown" not in dict(pairs):  # else Go's plugins refuse a key that they do not know
+        pairs.insert(0, ("IgnoreUnknown", "1"))
     return tuple(pairs)
 
 

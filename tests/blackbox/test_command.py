@@ -133,7 +133,7 @@ def test_plugins_get_the_variables_of_the_spec_beside_the_callers_own(recorded: 
         "CNI_CONTAINERID": container,
         "CNI_NETNS": str(recorded.netns),
         "CNI_IFNAME": "net7",
-        "CNI_ARGS": "K8S_POD_NAME=p;X=1=2",
+        "CNI_ARGS": "IgnoreUnknown=1;K8S_POD_NAME=p;X=1=2",
         "CNI_PATH": str(recorded.folder),
         "HTTP_PROXY": "x",
     }
@@ -146,7 +146,7 @@ def test_cnitools_own_variables_are_read(recorded: Recorded) -> None:
     recorded.write({"cniVersion": "1.0.0", "name": "rec", "plugins": [{"type": "a", "capabilities": {"mac": True}}]})
     ok(recorded.run("attach", env=env))
     (call,) = recorded.calls
-    assert (call["environ"]["CNI_IFNAME"], call["environ"]["CNI_ARGS"]) == ("net9", "A=1")
+    assert (call["environ"]["CNI_IFNAME"], call["environ"]["CNI_ARGS"]) == ("net9", "IgnoreUnknown=1;A=1")
     assert call["config"]["runtimeConfig"] == {"mac": "02:00:00:00:00:01"}
 
 
@@ -195,7 +195,7 @@ def test_a_detach_repeats_what_the_attach_was_told_and_its_configuration(recorde
     recorded.write({"cniVersion": "1.0.0", "name": "rec", "plugins": [{**a, "mark": "new"}, {"type": "b"}]})
     ok(recorded.run("detach"))
     (call,) = recorded.calls
-    assert call["environ"]["CNI_ARGS"] == "A=1"
+    assert call["environ"]["CNI_ARGS"] == "IgnoreUnknown=1;A=1"
     assert (call["config"]["runtimeConfig"], call["config"]["mark"]) == ({"mac": "02:00:00:00:00:01"}, "old")
 
 
@@ -354,6 +354,7 @@ def test_a_cached_result_has_libcnis_name_and_fields(recorded: Recorded) -> None
         **LIBCNI_ENTRY,
         "containerId": container,
         "netns": str(recorded.netns),
+        "cniArgs": [["IgnoreUnknown", "1"], ["A", "1"]],
         "result": {"cniVersion": "1.0.0", "interfaces": [{"name": "c"}]},
     }
 
@@ -505,7 +506,6 @@ def test_a_result_without_a_version_is_of_the_version_asked(recorded: Recorded) 
 @pytest.mark.parametrize(
     ("argv", "told"),
     [
-        ([], "the following arguments are required: COMMAND"),
         (["attach", "rec"], "the following arguments are required: NETNS"),
         (["attach", "rec", "ns", "--args", "A"], '"A" has no "=": write KEY=VALUE;KEY=VALUE'),
         (["attach", "rec", "ns", "--capability-args", "{"], "not JSON:"),
@@ -571,7 +571,7 @@ def test_attach_makes_what_the_plugins_make_and_detach_leaves_nothing(hand: Hand
     assert (link.kind, link.mtu, link.texts) == ("macvlan", 9000, ["10.9.0.2/24"])
     head, row = table.splitlines()
     assert head.split() == ["INTERFACE", "MAC", "MTU", "ADDRESS", "GATEWAY", "NAMESPACE"]
-    assert row.split() == ["eth0", link.mac, "10.9.0.2/24", "10.9.0.1", pod.path]
+    assert row.split() == ["eth0", link.mac, str(link.mtu), "10.9.0.2/24", "10.9.0.1", pod.path]
     assert ok(hand("check", "go", pod.name)) == f"go is as it was attached: eth0 in {pod.path}\n"
     assert ok(hand("detach", "go", pod.name)) == f"go detached: eth0 in {pod.path}\n"
     assert hand.node.leftovers() == []

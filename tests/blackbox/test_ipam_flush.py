@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from cni.shared.records import Records
@@ -15,11 +17,20 @@ from tests.node import STATE, Node, Pod
 pytestmark = pytest.mark.forked
 
 
-def flush(node: Node, *options: str) -> tuple[int, bytes]:
+def flush(node: Node, *options: str) -> tuple[int, int]:
+    """The exit code, and how many are left; --dry-run says so before."""
+    before = json.loads(node.railcni("ipam", "flush", "--dry-run", "-o", "json", *options).stdout)
+    assert before["ended"] == []
     done = node.railcni("ipam", "flush", *options)
     assert b"Traceback" not in done.stderr
     assert b"(cold)" not in done.stderr  # which is said of a plugin's call
-    return done.returncode, done.stdout
+    words = done.stdout.split()
+    if done.stdout == b"nothing is pending\n":
+        assert before["left"] == []
+        return done.returncode, 0
+    assert (words[-3], words[-1]) == (b"ended,", b"left"), words
+    assert int(words[-4]) + int(words[-2]) == len(before["left"]) > 0
+    return done.returncode, int(words[-2])
 
 
 def test_what_a_del_left_in_a_cluster_out_of_reach_is_released(node: Node, pod: Pod, server: Server) -> None:  # noqa: F811
@@ -30,7 +41,7 @@ def test_what_a_del_left_in_a_cluster_out_of_reach_is_released(node: Node, pod: 
     node.cni("macvlan", "DEL", config, netns=pod, args=args).succeeded()
     node.host.set("lo", state="up")
     assert len(server.allocations()) == 1
-    assert flush(node) == (0, b"")
+    assert flush(node) == (0, 0)
     assert (server.allocations(), server.reservations()) == ({}, [])
 
 
@@ -45,8 +56,8 @@ def test_a_kubeconfig_alone_reaches_what_a_del_left_in_either_store(node: Node, 
     own = node.path(DIRECTORY) / "whereabouts.kubeconfig"
     own.rename(node.path("/etc/cni/admin.kubeconfig"))
     node.cni("macvlan", "DEL", config, netns=netns, args=args)
-    assert flush(node) == (1, b"1 pending\n")
-    assert flush(node, "--kubeconfig", "/etc/cni/admin.kubeconfig") == (0, b"")
+    assert flush(node) == (1, 1)
+    assert flush(node, "--kubeconfig", "/etc/cni/admin.kubeconfig") == (0, 0)
     assert (cluster.allocations(), cluster.reservations()) == ({}, [])
     assert node.railcni("ipam", "leases", "--kubeconfig", "/etc/cni/admin.kubeconfig").stdout == b""
 
@@ -66,11 +77,11 @@ def test_what_a_del_left_in_files_out_of_reach_is_released(node: Node) -> None:
     directory.rename(away)
     directory.write_text("no directory")
     assert node.cni("macvlan", "DEL", config, netns=pod1).code == 5
-    assert flush(node) == (1, b"1 pending\n")
+    assert flush(node) == (1, 1)
     directory.unlink()
     away.rename(directory)
     assert node.leases("/var/lib/cni/railcni/stores/elsewhere") == ["10.0.0.1"]
-    assert flush(node) == (0, b"")
+    assert flush(node) == (0, 0)
     assert node.leases("/var/lib/cni/railcni/stores/elsewhere") == []
 
 
@@ -124,7 +135,7 @@ def test_an_add_that_reached_no_store_leaves_nothing_and_the_corrected_network_w
         assert node.leftovers() == []
         node.cni(plugin, "DEL", wrong, container_id=container, netns=netns, args=args)
         assert node.leftovers() == []
-    assert flush(node) == (0, b"")
+    assert flush(node) == (0, 0)
     node.cni(plugin, "ADD", right, container_id="c1", netns=netns, args=args).succeeded()
     node.cni(plugin, "DEL", right, container_id="c1", netns=netns, args=args).succeeded()
     assert node.leftovers() == []
@@ -140,7 +151,7 @@ def unaddressed(node: Node, container: str, store: dict[str, object]) -> None:
 
 def test_a_pending_record_without_an_address_ends_when_its_store_cannot_be_opened(node: Node) -> None:
     unaddressed(node, "c1", {"kind": "kubernetes", "kubeconfig": "/etc/cni/typo.kubeconfig"})
-    assert flush(node) == (0, b"")
+    assert flush(node) == (0, 0)
     assert node.files() == []
 
 
@@ -176,11 +187,12 @@ def test_what_cannot_be_released_is_named_everywhere_and_given_up_on_request(
     for command, text in told.items():
         flat = b" ".join(text.split())
         assert b"192.168.111.1" in flat and b"cannot be read" in flat, (command, text)
-    assert flush(node) == (1, b"1 pending\n")
+    assert flush(node) == (1, 1)
     asked = node.railcni("ipam", "flush", "--drop")
     assert (asked.returncode, b"--yes" in asked.stderr) == (2, True)
     assert len(node.files()) > 0
-    code, said = flush(node, "--drop", "--yes")
+    done = node.railcni("ipam", "flush", "--drop", "--yes")
+    code, said = done.returncode, done.stdout
     assert (code, b"rdma-net net1 of container c1 (192.168.111.1)" in b" ".join(said.split())) == (0, True)
     assert node.files() == []
     node.cni("macvlan", "ADD", other, netns=pod, args=args).succeeded()

@@ -47,6 +47,7 @@ ipam show 10.0.0.1 --data-dir DIR --kubeconfig FILE | --kubeconfig
 ipam audit --data-dir DIR --kubeconfig FILE | --kubeconfig
 ipam audit --data-dir DIR -n x | -n/--namespace
 ipam pools --flat-file ETCD --kubeconfig FILE | --kubeconfig
+ipam flush --drop --yes --dry-run | --dry-run
 ipam flush --data-dir DIR | --data-dir
 ipam migrate --from file:DIR --to etcd:h:1 --range 10.0.0.0/8 | --range
 ipam migrate --from file:DIR --to etcd:h:1 --network-name n | --network-name

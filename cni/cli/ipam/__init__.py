@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
@@ -21,7 +21,7 @@ from cni.library.audit.store import Choice
 from cni.library.inventory import attachments as recorded
 from cni.library.inventory.places import is_of_pod, read_pod
 from cni.shared.log import Log
-from cni.shared.records import STATE, Records
+from cni.shared.records import STATE, UNENDED, Records
 from cni.shared.spec.request import Attachment
 from cni.verbs import unended
 from ipam import memory, upkeep
@@ -58,8 +58,9 @@ def register(commands: subcommand.Commands, anywhere: bool = False) -> list[argp
 
     reclaim.register_in_use(of_ipam)
     about = "retry the DELs and releases that failed; exit code 1: some are left"
-    flush = subcommand.add(of_ipam, "flush", about, run=_flush)
+    flush = subcommand.add(of_ipam, "flush", about, run=_flush, shows=True)
     stores.add_options(flush, files=False)
+    common.add(flush, "dry-run", "here: only list what is pending")
     about = "give up the releases that fail again: their addresses are listed, and stay leased in their store"
     flush.add_argument("--drop", action="store_true", help=about)
     flush.add_argument("--yes", action="store_true", help="with --drop: do not ask first")
@@ -215,25 +216,52 @@ def document(lease: Lease) -> dict[str, Any]:
 
 def _flush(options: argparse.Namespace) -> int:
     options.only(options.drop, "with --drop", "--yes")
+    options.only(not options.drop, "without --drop", "--dry-run")
     if options.drop and not options.yes and not sys.stdin.isatty():
         options.refuse("--drop asks first, and there is no terminal: add --yes")
-    left = 0
-    for choice in stores.named(options):  # of two, each tries again what the other has left
+    before, left = _unended(), 0
+    choices = stores.named(options)
+    if options.dry_run:
+        _print_flushed(options, {}, before)
+        return int(bool(before))
+    for choice in choices:  # of two, each tries again what the other has left
         left = upkeep.flush(Records(log=Log()), choice.store_ref, _FLUSH_SECONDS)
     if left and options.drop:
         left -= _drop(options)
     from cni.cli.attach import PLUGIN_DIRECTORIES  # with libraries that `flush` alone needs
 
     left += unended.finish(Records(), Log(), {"CNI_PATH": ":".join(PLUGIN_DIRECTORIES)}, _FLUSH_SECONDS, settled=0)
-    if left:
-        output.console().print(f"{left} pending")
+    after = _unended()
+    _print_flushed(options, {key: one for key, one in before.items() if key not in after}, after)
     return 1 if left else 0
+
+
+def _unended() -> dict[tuple[str, str, str], dict[str, Any]]:
+    """The attachments with a release or DEL that is pending, or whose namespace is gone."""
+    waiting = {}
+    for one in recorded.found():
+        is_gone = one["netns"] and not one["alive"]
+        if one["pending"] or is_gone or any(UNENDED in part for part in one["records"].values()):
+            waiting[one["network"], one["containerID"], one["ifname"]] = one
+    return waiting
+
+
+def _print_flushed(options: argparse.Namespace, ended: Mapping[Any, Any], left: Mapping[Any, Any]) -> None:
+    def print_lines() -> None:
+        lines = [f"ended: {recorded.named(one)}" for one in ended.values()]
+        lines += [f"left:  {recorded.named(one)}: {one['pending'] or 'its DEL has not ended'}" for one in left.values()]
+        print(*lines, f"{len(ended)} ended, {len(left)} left" if lines else "nothing is pending", sep="\n")
+
+    keys = ("network", "containerID", "ifname", "pod", "addresses", "pending")
+    named = (("ended", ended), ("left", left))
+    document = {name: [{key: one[key] for key in keys} for one in of.values()] for name, of in named}
+    output.show(options.output, document, print_lines)
 
 
 def _drop(options: argparse.Namespace) -> int:
     """List the pending releases, and give them up if the user agrees; return how many."""
     pending = recorded.pending()
-    out = output.console()
+    out = output.console(sys.stdout if options.output == "table" else sys.stderr)
     for attachment in pending:
         out.print(f"{recorded.named(attachment)}: {attachment['pending']}")
     out.print("What is given up stays leased in its store until its agent or `railcni ipam reclaim` frees it.")
