@@ -62,7 +62,10 @@ class Site:
     def rows(self, *argv: str) -> list[list[str]]:
         """The words of each line of a table, without its head."""
         done = self.run(*argv)
-        assert (done.returncode, done.stderr) == (0, "" if done.stdout else f"no lease with {chr(32).join(argv[2:])} in /var/lib/cni/railcni\n")
+        assert (done.returncode, done.stderr) == (
+            0,
+            "" if done.stdout else f"no lease with {chr(32).join(argv[2:])} in /var/lib/cni/railcni\n",
+        )
         return [line.split() for line in done.stdout.splitlines()[1:]]
 
     def read(self, *argv: str) -> Any:

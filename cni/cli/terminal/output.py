@@ -90,7 +90,8 @@ def print_table(
     for row in cells:
         table.add_row(*(row[place] for place in kept))
     out.print(table)
-    if left := [name for place, name in enumerate(columns) if place not in kept]:
+    filled = [place for place in range(len(columns)) if any(row[place].plain for row in cells)]
+    if left := [columns[place] for place in filled if place not in kept]:
         out.print(styled(f"not shown, for the terminal is narrow: {', '.join(left)} (-o wide)", "dim"))
 
 
