@@ -130,7 +130,7 @@ def test_plugins_are_run_only_when_one_of_them_has_changed(plugins: Path, tmp_pa
     programs = [p for p in (plugins / "railcni-bundle/current/bin").iterdir() if not p.is_symlink()]
     for program in programs:
         program.write_text(program.read_text() + f"\necho >> {calls}\n")
-    health = Health(Namespace(root="/", to=str(plugins), state_dir=str(tmp_path / "state")))
+    health = Health(Namespace(root="/", plugin_dir=str(plugins), state_dir=str(tmp_path / "state")))
     for _ in range(3):
         assert health.faults() == []
     assert len(calls.read_text()) == len(programs)
