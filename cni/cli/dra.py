@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from cni.cli.device_plugin import CONFIG, read, serve
-from cni.cli.terminal import output, subcommand
+from cni.cli.terminal import common, output, subcommand
 from cni.library.audit.store import kubeconfig_of
 from cni.shared.kernel.node import host_name
 
@@ -31,30 +31,27 @@ def register(commands: subcommand.Commands) -> None:
     one = subcommand.add(verbs, "run", about, ". It runs until SIGTERM, in the foreground.", run=_run)
     _config(one)
     _node(one)
-    subcommand.listen(one, LISTEN)
+    common.listen(one, LISTEN)
     about = "kubelet's folder, which has plugins, plugins_registry and pod-resources"
-    subcommand.option(one, "--kubelet-dir", KUBELET, about, made=True)
-    about = "the API server; default: that of this pod, by its service account"
-    subcommand.option(one, "--kubeconfig", "", about, "FILE")
+    subcommand.option(one, "--kubelet-root", KUBELET, about, made=True)
+    common.add(one, "kubeconfig", "default: the API server of this pod, by its service account", "", shown=False)
     about = "show the devices that the node's ResourceSlices would have; with -o the ResourceSlices"
     one = subcommand.add(verbs, "show", about, run=_show, shows=True)
     _config(one)
     _node(one)
     about = "print the DeviceClasses of the configuration, by which pods ask for its resources, for kubectl apply"
     one = subcommand.add(verbs, "classes", about, run=_classes)
-    one.add_argument("-o", "--output", choices=("yaml", "json"), default="yaml")
     _config(one)
 
 
 def _config(parser: subcommand.Parser) -> None:
-    about = f"a configuration of the device plugin (configList, resourceList), which `run` reads again after a change; can be repeated; default: {CONFIG}"
-    parser.add_argument("--config", action="append", metavar="FILE", help=about)
+    about = f"configList or resourceList, which `run` reads again after a change; default: {CONFIG}"
+    common.add(parser, "config", about, action="append")
 
 
 def _node(parser: subcommand.Parser) -> None:
-    about = "the name of this Node in Kubernetes; default: the host name"
-    subcommand.option(parser, "--node", None, about, "NAME", type=subcommand.name)
-    subcommand.option(parser, "--root", "/", "the folder that has the node's sys, dev, proc and run")
+    common.add(parser, "node", "this Node in Kubernetes; default: the host name", shown=False)
+    common.add(parser, "root", "below it are sys, dev, proc and run", "/")
 
 
 def _run(options: argparse.Namespace) -> int:
@@ -99,5 +96,5 @@ def _classes(options: argparse.Namespace) -> int:
     from cni.dra.slices import device_class
 
     config, is_faulty = read(options.config or [CONFIG])
-    output.print_objects([device_class(resource) for resource in config.resources], options.output)
+    output.print_objects([device_class(resource) for resource in config.resources], "yaml")
     return int(is_faulty)

@@ -47,10 +47,10 @@ class Driver:
         self._log = log
         self._root = options.root.rstrip("/")
         self._kubeconfig = options.kubeconfig
-        self._pods = os.path.join(options.kubelet_dir, "pod-resources", "kubelet.sock")
+        self._pods = os.path.join(options.kubelet_root, "pod-resources", "kubelet.sock")
         self._node = options.node or host_name()
         self._watch = Watch(options.config, self._root, log)
-        self._endpoint = Endpoint(options.kubelet_dir, log, self._prepare, self._unprepare, self._registered)
+        self._endpoint = Endpoint(options.kubelet_root, log, self._prepare, self._unprepare, self._registered)
         self._claims = Claims(os.path.join(self._endpoint.own, "claims"), self._root)
         self._publisher = Publisher(options.kubeconfig, self._node)
         self._found: list[Resource] = []

@@ -178,7 +178,7 @@ def test_the_container_of_the_dra_driver_has_the_folders_that_its_command_uses_a
     assert options.listen == ("fd00::7", container["ports"][0]["containerPort"])
     hosts = {v["name"]: v["hostPath"]["path"] for v in pod["volumes"] if "hostPath" in v}
     mounted = {m["name"]: m["mountPath"] for m in container["volumeMounts"] if m["name"] in hosts}
-    of_kubelet = {name for name in hosts if hosts[name].startswith(options.kubelet_dir)}
+    of_kubelet = {name for name in hosts if hosts[name].startswith(options.kubelet_root)}
     assert {hosts[name].rpartition("/")[2] for name in of_kubelet} == {"plugins", "plugins_registry", "pod-resources"}
     for name, path in hosts.items():
         assert mounted[name] == (path if name in of_kubelet else options.root + path)

@@ -179,7 +179,8 @@ dranet-ipam --cni-path
 MADE = {  # the directories that need not be there: who makes them
     "--cache-dir": {"attach": "itself"},
     "--conf-dir": {"agent": "itself"},
-    "--kubelet-dir": {"device-plugin": "kubelet", "dra run": "kubelet"},
+    "--kubelet-dir": {"device-plugin": "kubelet"},
+    "--kubelet-root": {"dra run": "kubelet"},
     "--link-dir": {"install": "is checked below --root", "uninstall": "is checked below --root"},
     "--state-dir": dict.fromkeys(("install", "agent", "status", "ipam in-use"), "the plugins")
     | {"uninstall": "is checked below --root"},

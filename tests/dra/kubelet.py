@@ -48,7 +48,7 @@ class Kubelet:
         self.health: dict[str, tuple[bool, str]] = {}  # of devices: whether they are well, and the message
         self._wipe = wipe
         self._plugins: dict[str, tuple[str, grpc.Channel]] = {}  # by socket: endpoint, connection
-        self._known: dict[str, int] = {}  # inodes of the sockets that were asked
+        self._known: dict[str, tuple[int, int]] = {}  # marks of the sockets that were asked
         self._changed = threading.Condition(threading.RLock())
         self._stopping = threading.Event()
         self._threads: list[threading.Thread] = []
@@ -117,16 +117,16 @@ class Kubelet:
     def _watch(self, stopping: threading.Event) -> None:
         """Ask the sockets that are new, and forget those that have gone; in place of inotify."""
         while not stopping.wait(0.02):
-            there = {str(path): path.stat().st_ino for path in self.registry.glob("*.sock") if path.exists()}
+            there = {str(path): _mark(path) for path in self.registry.glob("*.sock") if path.exists()}
             with self._changed:
-                for path in [path for path, inode in self._known.items() if there.get(path) != inode]:
+                for path in [path for path, mark in self._known.items() if there.get(path) != mark]:
                     del self._known[path]
                     if plugin := self._plugins.pop(path, None):
                         plugin[1].close()
                     self._changed.notify_all()
-                for path, inode in there.items():
+                for path, mark in there.items():
                     if path not in self._known and self._register(path):
-                        self._known[path] = inode
+                        self._known[path] = mark
                         self._changed.notify_all()
 
     def _register(self, path: str) -> bool:
@@ -163,6 +163,12 @@ class Kubelet:
                     self._changed.notify_all()
         except (grpc.RpcError, ValueError):
             pass
+
+
+def _mark(path: Path) -> tuple[int, int]:
+    """What tells a socket from a later one of the same name, which may get its inode."""
+    status = path.stat()
+    return status.st_ino, status.st_ctime_ns
 
 
 def _claim(uid: str, namespace: str, name: str) -> Any:

@@ -36,7 +36,7 @@ class DraScene(Scene):
         kubeconfig = self.api.kubeconfig(self.folder)
         return [
             *("dra", "run", f"--config={self.config}", f"--root={self.root}", f"--node={NODE}"),
-            *(f"--kubelet-dir={self.dra.folder}", f"--kubeconfig={kubeconfig}", "--listen=127.0.0.1:0", *more),
+            *(f"--kubelet-root={self.dra.folder}", f"--kubeconfig={kubeconfig}", "--listen=127.0.0.1:0", *more),
         ]
 
     def wipe(self) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from cni.cli.main import main
 from cni.dra import slices
@@ -180,9 +181,9 @@ def test_show_prints_the_slices_for_programs(command: Any) -> None:
 
 
 def test_a_class_chooses_the_healthy_devices_of_its_resource(command: Any) -> None:
-    code, out, err = command("classes", share("hca_a", "ens0f0"), "-o", "json")
+    code, out, err = command("classes", share("hca_a", "ens0f0"))
     assert (code, err) == (0, "")
-    document = json.loads(out)
+    document = yaml.safe_load(out)
     assert (document["kind"], document["metadata"]["name"]) == ("DeviceClass", "rdma-hca-a")
     assert document["spec"]["extendedResourceName"] == "rdma/hca_a"
     (selector,) = document["spec"]["selectors"]
