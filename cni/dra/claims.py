@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +26,11 @@ Record = dict[str, Any]
 
 
 class Claims:
-    """The records are in `folder`; runtime and Multus read below `root`."""
+    """The records are in `folder`; runtime and Multus read below `root`. `is_gone` says of a record whether its claim has no
+    devices any more."""
 
-    def __init__(self, folder: str, root: str) -> None:
+    def __init__(self, folder: str, root: str, is_gone: Callable[[Record], bool] = lambda record: False) -> None:
+        self._is_gone = is_gone
         self._folder = folder
         self._cdi = f"{root}{containers.CDI_FOLDER}"
         self._info = f"{root}{containers.INFO_FOLDER}"
@@ -49,6 +51,7 @@ class Claims:
                 "pool": result["pool"],
                 "device": result["device"],
                 "share": result.get("shareID") or "",
+                "admin": bool(result.get("adminAccess")),  # it only looks at a device that others have
             }
             for result in results
         ]
@@ -59,6 +62,7 @@ class Claims:
             )
         if record is None or [{key: one[key] for key in wanted[0]} for one in record["devices"]] != wanted:
             record = claim | {"devices": [one | _given(one["device"], devices) for one in wanted]}
+            self._free(record, {name for name, device in devices.items() if device.resource.is_exclusive})
             for one in record["devices"]:
                 one["variables"] = _variables(one, record, devices)
             if former := self._read(claim["uid"]):
@@ -66,6 +70,22 @@ class Claims:
             containers.write(self._folder, f"{claim['uid']}.json", record, durable=True)
         self._make(record)
         return record
+
+    def _free(self, record: Record, exclusive: Collection[str]) -> None:
+        """Unprepare the claims that have an `exclusive` device of the record and are gone, as after a forced deletion.
+
+        TryAgainLater for one that is not gone: two containers would have the device.
+        """
+        wanted = _held(record).intersection(exclusive)
+        for other in self.records():
+            if other["uid"] == record["uid"] or not (held := wanted & _held(other)):
+                continue
+            if not self._is_gone(other):
+                raise TryAgainLater(
+                    f"{', '.join(sorted(held))} is still prepared for ResourceClaim {other['namespace']}/{other['name']}:"
+                    " kubelet ends that when the claim's pods have ended"
+                )
+            self.unprepare(other["uid"])
 
     def unprepare(self, uid: str) -> bool:
         """Remove all that there is of a claim; whether there was anything. OSError."""
@@ -107,9 +127,16 @@ class Claims:
 
     def _remove(self, record: Record) -> None:
         Path(self._cdi, _cdi_name(record["uid"])).unlink(missing_ok=True)
+        others = [other for other in self.records() if other["uid"] != record["uid"]]
+        used = {(one["resource"], one["function"]) for other in others for one in other["devices"]}
         for one in record["devices"]:
-            if one["file"]:
+            if one["file"] and (one["resource"], one["function"]) not in used:
                 Path(self._info, containers.info_name(one["resource"], one["function"])).unlink(missing_ok=True)
+
+
+def _held(record: Record) -> set[str]:
+    """The devices that the claim has, apart from those that it only looks at."""
+    return {one["device"] for one in record["devices"] if not one["admin"]}
 
 
 def cdi_ids(record: Record, number: int) -> list[str]:

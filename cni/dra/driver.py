@@ -51,7 +51,7 @@ class Driver:
         self._node = options.node or host_name()
         self._watch = Watch(options.config, self._root, log)
         self._endpoint = Endpoint(options.kubelet_root, log, self._prepare, self._unprepare, self._registered)
-        self._claims = Claims(os.path.join(self._endpoint.own, "claims"), self._root)
+        self._claims = Claims(os.path.join(self._endpoint.own, "claims"), self._root, self._is_gone)
         self._publisher = Publisher(options.kubeconfig, self._node)
         self._found: list[Resource] = []
         self._others: dict[str, int] = {}  # resources of device plugins, with the number of their devices
@@ -165,7 +165,7 @@ class Driver:
                 )
         results = [r for r in allocation.get("results") or () if (r["driver"], r["pool"]) == (DRIVER, self._node)]
         record = self._claims.prepare(asked, results, self._devices)
-        self._records = self._records | {asked["uid"]: record}
+        self._records = {one["uid"]: one for one in self._claims.records()}
         return record
 
     def _unprepare(self, uid: str) -> None:
@@ -184,10 +184,13 @@ class Driver:
         devices = ((found.get("status") or {}).get("allocation") or {}).get("devices")
         return devices if isinstance(devices, dict) else None
 
+    def _is_gone(self, claim: Record) -> bool:
+        return self._allocation(claim) is None
+
     def _compare_claims(self) -> None:
         """Remove what is left of claims that are gone, which a kubelet that lost its memory does not do. CniError."""
         for uid, record in self._records.items():
-            if self._allocation(record) is None:
+            if self._is_gone(record):
                 self._unprepare(uid)
                 self._log.say(
                     "info", "removed: the claim is gone", claim=f"{record['namespace']}/{record['name']}", uid=uid

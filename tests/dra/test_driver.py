@@ -104,6 +104,23 @@ def test_a_claim_that_is_allocated_anew_gets_its_new_device(scene: DraScene) -> 
     assert [name for name in scene.left() if name.startswith("intel")] == ["intel.com-vf-0000:31:00.2-device.json"]
 
 
+def test_a_function_goes_to_a_second_claim_only_when_the_first_is_gone(scene: DraScene) -> None:
+    first, second = claim(scene, result(VF), name="first"), claim(scene, result(VF), name="second")
+    scene.dra.prepare(first)
+    with pytest.raises(Refused, match=f"{VF} is still prepared for ResourceClaim team/first"):
+        scene.dra.prepare(second)
+    before, watches = scene.left(), claim(scene, result(VF) | {"adminAccess": True}, name="watches")
+    scene.dra.prepare(watches)
+    scene.dra.unprepare(watches)
+    assert scene.left() == before
+    scene.dra.prepare(watches)
+    del scene.api.core.objects["resourceclaims", "team", "first"]  # by force
+    scene.dra.prepare(second)
+    left = scene.left()
+    scene.dra.unprepare(first)
+    assert scene.left() == left
+
+
 @pytest.mark.parametrize(
     ("results", "more", "said"),
     [
