@@ -124,7 +124,7 @@ bin/railcni: bin/command.in .venv/command
 	@touch $@
 
 bin/kubectl-railcni: Makefile
-	@printf '#!/bin/sh\n# kubectl runs this as `kubectl railcni`; make writes it.\nexec env RAILCNI_NAME="kubectl railcni" "%s/bin/railcni" cluster "$$@"\n' '$(CURDIR)' > $@ && chmod 755 $@
+	@printf '#!/bin/sh\n# kubectl runs this as `kubectl railcni`; make writes it.\nRAILCNI_NAME="kubectl railcni"\nexport RAILCNI_NAME\nexec "%s/bin/railcni" cluster "$$@"\n' '$(CURDIR)' > $@ && chmod 755 $@
 
 .venv/ready: requirements.txt .venv/command
 	@sh .ci/venv $(BASE) $<
