@@ -27,7 +27,7 @@ from cni.plugins import EXECUTABLES
 NAME = f"railcni-{VERSION}-linux-{platform.machine()}"  # of the bundle, and of its directory
 _LAUNCHER = PROJECT / "cni/warm/launcher.c"
 _PROGRAMS = ("agent", "cli", "device_plugin", "dra", "library")
-_NEEDS_EXTRA = "device_plugin"
+_NEEDS_EXTRA = {"device_plugin", "dra", "kubelet"}  # folders whose modules import gRPC
 
 _START = f"""\
 import sys
@@ -164,7 +164,7 @@ def _try(bundle: Path, extra: str) -> None:
     """Call it once as a runtime does, once as a person does, and import all that the command may import later; with
     nothing else in the environment."""
     found = [path.relative_to(bundle) for path in sorted(bundle.glob("cni/*/**/*.pyc"))]
-    wanted = [path for path in found if path.parts[1] in _PROGRAMS and (extra or _NEEDS_EXTRA not in path.parts)]
+    wanted = [path for path in found if path.parts[1] in _PROGRAMS and (extra or _NEEDS_EXTRA.isdisjoint(path.parts))]
     modules = [".".join(path.with_suffix("").parts).removesuffix(".__init__") for path in wanted]
     program = _START.replace("__file__", repr(f"{bundle}/libexec/railcni.pyc")) + f"import {', '.join(modules)}\n"
     for argv, environ in (
