@@ -29,6 +29,14 @@ DEVICES = {
     "image": {"repository": IMAGE},
     "config": {"configList": [{"resourceName": "hca", "selectors": {"ifNames": ["ens2f0"]}}]},
 }
+DRA = {
+    "devicePlugin.image.repository": IMAGE,
+    "dra.enabled": True,
+    "dra.config": {
+        "configList": [{"resourceName": "hca", "rdmaHcaMax": 9, "selectors": {"ifNames": ["ens2f0"]}}],
+        "resourceList": [{"resourceName": "VF_a", "resourcePrefix": "example.com", "selectors": {"pfNames": ["p0"]}}],
+    },
+}
 WITH_VFS = DEVICES | {"config": {"virtualFunctions": [{"nicSelector": {"pfNames": ["ens2f1"]}, "numVfs": 8}]}}
 OPERATORS = ("SecurityContextConstraints", "PodMonitor", "PrometheusRule")  # Kubernetes itself has no such objects
 
@@ -38,19 +46,21 @@ needs_kubectl = needs("kubectl", "it renders kustomizations")
 Document = dict[str, Any]
 
 
-def render(*options: str, values: Document | None = None) -> list[Document]:
-    done = template(*options, values=values)
+def render(*options: str, values: Document | None = None, release: str = "railcni") -> list[Document]:
+    done = template(*options, values=values, release=release)
     assert done[0] == 0, done[2]
     return [document for document in yaml.safe_load_all(done[1]) if document]
 
 
-def template(*options: str, values: Document | None = None, namespace: str = "railcni") -> tuple[int, str, str]:
+def template(
+    *options: str, values: Document | None = None, namespace: str = "railcni", release: str = "railcni"
+) -> tuple[int, str, str]:
     """Exit code, stdout and stderr of `helm template`; `values` goes over those of the chart."""
     sets = [
         f"--set-json={key}={json.dumps(value)}"
         for key, value in {"image.repository": "r/railcni", **(values or {})}.items()
     ]
-    done = run("helm", "template", "railcni", str(CHART), f"--namespace={namespace}", *sets, *options)
+    done = run("helm", "template", release, str(CHART), f"--namespace={namespace}", *sets, *options)
     return done.returncode, done.stdout, done.stderr
 
 
@@ -62,8 +72,7 @@ def by_name(documents: list[Document]) -> dict[tuple[str, str, str], Document]:
 
 
 def pod_of(documents: list[Document]) -> Document:
-    (found,) = (d["spec"]["template"]["spec"] for d in documents if d["kind"] == "DaemonSet")
-    return dict(found)
+    return dict(next(d["spec"]["template"]["spec"] for d in documents if d["kind"] == "DaemonSet"))
 
 
 def leaves(tree: Document, prefix: str = "") -> set[str]:
@@ -88,7 +97,7 @@ def plain(document: Document, of_chart: bool) -> Document:
         assert (key, value) == ("helm.sh/resource-policy", "keep")
     if document["kind"] == "DaemonSet":
         pod = document["spec"]["template"]["spec"]
-        for container in (*pod["initContainers"], *pod["containers"]):
+        for container in (*pod.get("initContainers", []), *pod["containers"]):
             container["image"] = container["image"].rpartition("/")[2]
             assert container.pop("imagePullPolicy", "IfNotPresent" if of_chart else "") == ("IfNotPresent" * of_chart)
     return document
@@ -119,9 +128,10 @@ def test_the_files_of_the_chart_are_copies_of_those_of_the_kustomization() -> No
             "prometheusrule": "monitoring/",
             "dashboard": "monitoring/",
             "networkpolicy": "network-policy/",
+            "dra": "dra/",
         }
         of = "device-plugin/daemonset.yaml" if copy.name == "device-plugin.yaml" else ""
-        name = of or folder.get(re.split(r"[-.]", copy.name)[0], "") + copy.name.removeprefix("crd-")
+        name = of or folder.get(re.split(r"[-.]", copy.name)[0], "") + re.sub("^(crd|dra)-", "", copy.name)
         assert copy.read_text() == (KUSTOMIZE / name).read_text(), copy.name
     assert len(list(CHART.glob("files/crd-*"))) == len(list(KUSTOMIZE.glob("crds/*")))
 
@@ -183,12 +193,77 @@ def test_the_container_of_the_device_plugin_is_that_of_the_kustomization(
 
 
 @needs_helm
+@needs_kubectl
+def test_the_driver_is_that_of_the_kustomization_and_the_device_classes_those_of_the_command(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(DRA["dra.config"]))
+    shutil.copytree(KUSTOMIZE, tmp_path / "kubernetes")
+    with (tmp_path / "kubernetes/kustomization.yaml").open("a") as file:
+        file.write("components: [dra]\n")
+    printed = run(str(ROOT / "bin/railcni"), "dra", "classes", "--config", str(tmp_path / "config.json"))
+    ours = by_name([plain(d, True) for d in render(values=DRA)])
+    theirs = by_name([plain(d, False) for d in kustomized(tmp_path / "kubernetes")])
+    theirs |= by_name(list(yaml.safe_load_all(printed.stdout)))
+    del theirs["Namespace", "", "railcni"]
+    assert ours.keys() == theirs.keys()
+    config = ours["ConfigMap", "railcni", "railcni-dra"]["data"]
+    theirs["ConfigMap", "railcni", "railcni-dra"]["data"] = config
+    assert json.loads(config["config.json"]) == DRA["dra.config"]
+    for name in ours:
+        assert ours[name] == theirs[name], name
+
+
+# The names of a release whose objects have others than those of the kustomization.
+NAMES: dict[str, tuple[Document, str, str]] = {
+    "nameOverride": ({"nameOverride": "rdma"}, "net-rdma", "net-rdma"),
+    "nameOverride in the release's name": ({"nameOverride": "net"}, "net", "net"),
+    "fullnameOverride": ({"nameOverride": "rdma", "fullnameOverride": "cni"}, "cni", "cni"),
+    "serviceAccount.name": ({"fullnameOverride": "cni", "serviceAccount.name": "agents"}, "cni", "agents"),
+    "all in the namespace of the leases": (
+        {"serviceAccount.name": "agents", "leaseNamespace": "railcni"},
+        "railcni",
+        "agents",
+    ),
+}
+
+
+@needs_helm
+@pytest.mark.parametrize("case", NAMES)
+def test_each_object_has_the_name_by_which_others_mean_it(case: str) -> None:
+    values, name, account = NAMES[case]
+    everything = {"devicePlugin": DEVICES, "metrics.dashboard": True, "metrics.podMonitor": True} | DRA | values
+    del everything["devicePlugin.image.repository"]
+    documents = by_name(render(f"--values={CHART}/presets/openshift.yaml", values=everything, release="net"))
+    made = {(kind, of) for kind, namespace, of in documents if namespace == "railcni"}
+    assert {("DaemonSet", name), ("DaemonSet", f"{name}-dra"), ("PodMonitor", name)} <= made
+    accounts = {("ServiceAccount", account), ("ServiceAccount", f"{name}-dra")}
+    pods = [(d, d["spec"]["template"]["spec"]) for d in documents.values() if d["kind"] == "DaemonSet"]
+    assert {("ServiceAccount", pod["serviceAccountName"]) for _, pod in pods} == accounts <= made
+    assert (
+        {("ConfigMap", v["configMap"]["name"]) for _, pod in pods for v in pod["volumes"] if "configMap" in v}
+        == {
+            ("ConfigMap", f"{name}-dra"),
+            ("ConfigMap", f"{name}-device-plugin"),
+        }
+        <= made
+    )
+    bound = {(s["kind"], s["name"], s["namespace"]) for d in documents.values() for s in d.get("subjects", [])}
+    plugins = ("ServiceAccount", "railcni", values.get("leaseNamespace", "kube-system"))
+    assert bound == {(*one, "railcni") for one in accounts} | {plugins}
+    users = {f"system:serviceaccount:{namespace}:{of}" for _, of, namespace in bound}
+    assert set(documents["SecurityContextConstraints", "", "railcni"]["users"]) == {
+        f"system:serviceaccount:railcni:{of}" for _, of in accounts
+    }
+    policies = [json.dumps(d) for d in documents.values() if d["kind"] == "ValidatingAdmissionPolicy"]
+    assert {one for text in policies for one in re.findall("system:serviceaccount:[^']*", text)} == users
+
+
+@needs_helm
 @pytest.mark.parametrize("preset", [None, *PRESETS], ids=lambda p: p.stem if p else "default")
 def test_helm_finds_no_fault_and_kubernetes_models_know_each_field(preset: Path | None) -> None:
     options = [f"--values={preset}"] if preset else []
     done = run("helm", "lint", "--strict", "--quiet", str(CHART), *options)
     assert done.returncode == 0, done.stdout + done.stderr
-    everything = {"devicePlugin": DEVICES, "metrics": {"dashboard": True}}
+    everything = {"devicePlugin": DEVICES, "metrics": {"dashboard": True}, **DRA}
     for document in render(*options, values=everything):
         if document["kind"] in OPERATORS:
             continue
@@ -245,7 +320,20 @@ EFFECTS: dict[str, tuple[Any, str]] = {
     "image.tag": ("9.9", "image: r/railcni:9.9"),
     "image.digest": (f"sha256:{'0' * 64}", f"image: r/railcni@sha256:{'0' * 64}"),
     "image.pullPolicy": ("Always", "imagePullPolicy: Always"),
-    "image.pullSecrets": (["mine"], "imagePullSecrets:\n        - name: mine"),
+    "global.imageRegistry": ("r.example.org", f"image: r.example.org/r/railcni:{VERSION}"),
+    "global.imagePullSecrets": ([{"name": "mine"}], "imagePullSecrets:\n        - name: mine"),
+    "imagePullSecrets": ([{"name": "mine"}], "imagePullSecrets:\n        - name: mine"),
+    "nameOverride": ("rdma", "name: railcni-rdma"),
+    "fullnameOverride": ("rdma", "kind: DaemonSet\nmetadata:\n  name: rdma\n"),
+    "serviceAccount.create": (False, "-kind: ServiceAccount\nmetadata:\n  name: railcni\n  namespace: railcni"),
+    "serviceAccount.name": ("agents", "serviceAccountName: agents"),
+    "serviceAccount.annotations": ({"a": "b"}, "annotations:\n    a: b"),
+    "dra.enabled": (DRA, "name: railcni-dra"),
+    "dra.config": (DRA, '"resourceName": "VF_a"'),
+    "minReadySeconds": (7, "minReadySeconds: 7"),
+    "extraArgs": (["--every=20"], "- --every=20\n          env:"),
+    "extraVolumes": ([{"name": "x", "emptyDir": {}}], "- emptyDir: {}\n          name: x"),
+    "extraVolumeMounts": ([{"name": "x", "mountPath": "/x"}], "- mountPath: /x\n              name: x"),
     "cniConf.binDir": ("/usr/cni", "--plugin-dir=/usr/cni"),
     "cniConf.confDir": ("/etc/kubernetes/cni/net.d", "--conf-dir=/etc/kubernetes/cni/net.d"),
     "netnsDir": ("/var/run/netns", "mountPath: /host/var/run/netns"),
@@ -303,6 +391,7 @@ def test_a_value_has_its_effect(name: str) -> None:
         given: Document = {"metrics.labels": value, "metrics.podMonitor": True}
     else:
         given = {"devicePlugin" if value is not True and name.startswith("devicePlugin.") else name: value}
+        given = DRA if value is DRA else given
     _, shown, fault = template(values=given)
     assert shown, fault
     _, before, _ = unchanged()
@@ -364,6 +453,8 @@ REFUSED: dict[str, tuple[Document, str]] = {
         {"devicePlugin": DEVICES | {"image": {}}},
         "--set devicePlugin.image.repository=HOST/railcni",
     ),
+    "a pull secret in the old form": ({"imagePullSecrets": ["mine"]}, "/imagePullSecrets/0"),
+    "a driver without a configuration": (DRA | {"dra.config": {}}, "dra.config is empty"),
     "devices without a configuration": ({"devicePlugin.enabled": True}, "devicePlugin.config is empty"),
 }
 
