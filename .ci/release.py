@@ -2,7 +2,8 @@
 chart that name the images by digest, the manifest of krew, the changes, the provenance, checksums, and their signature.
 
 Usage, in the project's directory after `make`: python .ci/release.py BASE_PYTHON [--with BUNDLE]... [--key FILE]
-`python .ci/release.py version` writes the version of pyproject.toml into the files of PLACES.
+`python .ci/release.py version` writes the version of pyproject.toml into the files of PLACES; `python .ci/release.py where` prints
+the version, the registry and the address of the source, for .ci/publish.
 """
 
 from __future__ import annotations
@@ -47,8 +48,19 @@ class CannotBuild(Exception):
 
 
 def described() -> dict[str, Any]:
-    """What pyproject.toml says of the project: `version`, `urls` and the like."""
+    """What pyproject.toml says of the project: `version`, `urls` and the like.
+
+    If its Source is on GitHub, the other addresses follow from it, also that of the registry.
+    """
     found: dict[str, Any] = tomllib.loads((PROJECT / "pyproject.toml").read_text())["project"]
+    urls = found.get("urls", {})
+    if slug := re.fullmatch(r"https://github\.com/([\w.-]+/[\w.-]+)", urls.get("Source", "")):
+        found["urls"] = {
+            "Documentation": f"{slug[0]}/blob/v{found['version']}/README.md",
+            "Downloads": f"{slug[0]}/releases/download",
+            "Registry": f"https://ghcr.io/{slug[1].lower()}",
+            **urls,
+        }
     return found
 
 
@@ -72,7 +84,8 @@ def check() -> str:
     if unnamed := [name for name in URLS if "://" not in urls.get(name, "")]:
         raise CannotBuild(
             f"pyproject.toml does not say where you publish: write below [project.urls] {', '.join(unnamed)}, such as"
-            f' {unnamed[0]} = "https://HOST/PATH". The image and the manifest of krew name them'
+            f' {unnamed[0]} = "https://HOST/PATH". The image and the manifest of krew name them. Of a Source on GitHub,'
+            " https://github.com/OWNER/NAME, the others are known"
         )
     if stale := [str(path.relative_to(PROJECT)) for path, _ in others()]:
         raise CannotBuild(f"{', '.join(stale)}: another version than pyproject.toml: run `make version`, and commit")
@@ -101,7 +114,7 @@ def build(archives: Sequence[Path], images: Sequence[Path], target: Path, key: P
     for image in images:
         shutil.copy(image, target)
         digests[image.name.partition(f"-{version}")[0]] = _digest(image)
-    _configuration(digests, target, version)
+    _configuration(digests, target, version, all(image.name.endswith(f"-{version}.oci.tar") for image in images))
     (target / "railcni.yaml").write_text(yaml.safe_dump(krew(project, target), sort_keys=False))
     (target / f"CHANGES-{version}.md").write_text(changes)
     shutil.rmtree(target / "work")
@@ -153,20 +166,27 @@ def _digest(image: Path) -> str:
     return str(manifest["digest"])
 
 
-def _configuration(digests: dict[str, str], target: Path, version: str) -> None:
-    """Archives of conf/kubernetes and of the chart, which name the images by `digests`."""
+def _configuration(digests: dict[str, str], target: Path, version: str, every: bool) -> None:
+    """Archives of conf/kubernetes and of the chart, which name the images by `digests`, and by the registry if it is known.
+
+    `every`: the images have every architecture, so the pods select none.
+    """
+    registry = described()["urls"].get("Registry", "").removeprefix("https://")
     for source in ("kubernetes", "charts/railcni"):
         shutil.copytree(PROJECT / "conf" / source, target / "work/conf" / source)  # of a link, that to which it leads
     for name, digest in digests.items():
         for option in ("device-plugin/", "dra/") if name.endswith("device-plugin") else ("",):
             file = target / f"work/conf/kubernetes/{option}kustomization.yaml"
-            file.write_text(file.read_text().replace(f"newTag: {version}", f"digest: {digest}"))
+            text = file.read_text().replace(f"newTag: {version}", f"digest: {digest}")
+            file.write_text(text.replace("set-your-registry.invalid", registry or "set-your-registry.invalid"))
     file = target / "work/conf/charts/railcni/values.yaml"
-    values = file.read_text()
+    values = file.read_text().replace('imageRegistry: ""', f'imageRegistry: "{registry}"')
     for name, indent in (("railcni", "  "), ("railcni-device-plugin", "    ")):
         if name in digests:
             values = re.sub(rf'^{indent}digest: ""', f'{indent}digest: "{digests[name]}"', values, flags=re.M)
-    file.write_text(values)
+    file.write_text(values.replace("io/arch: amd64", "io/arch: null") if every else values)
+    for path in target.glob("work/conf/kubernetes/**/daemonset.yaml" if every else "-"):
+        path.write_text(re.sub(r"^ *kubernetes\.io/arch: .*\n", "", path.read_text(), flags=re.M))
     _pack(target / "work/conf/kubernetes", target / f"railcni-kubernetes-{version}.tar.gz")
     chart = target / "work/conf/charts/railcni"
     _pack(chart, target / f"railcni-chart-{version}.tgz", "--exclude=.helmignore")
@@ -233,7 +253,7 @@ def _sha256(file: Path) -> str:
 def main() -> int:
     """Build the bundles and images of a release and gather it, or give every file the version."""
     parser = argparse.ArgumentParser(prog="make release", description=__doc__)
-    parser.add_argument("python", metavar="BASE_PYTHON|version")
+    parser.add_argument("python", metavar="BASE_PYTHON|version|where")
     about = "the .tar.gz of a bundle of another architecture, also of the device plugin's; may be repeated"
     parser.add_argument("--with", dest="others", type=Path, action="append", default=[], metavar="BUNDLE", help=about)
     about = "an SSH key that signs the checksums; the public one if an agent has the key"
@@ -244,6 +264,10 @@ def main() -> int:
             for path, text in others():
                 path.write_text(text)
                 print(path)
+            return 0
+        if chosen.python == "where":
+            urls = described().get("urls", {})
+            print(described()["version"], urls.get("Registry", "-").removeprefix("https://"), urls.get("Source", "-"))
             return 0
         check()  # before what takes minutes
         made = _make(chosen.python, chosen.others)

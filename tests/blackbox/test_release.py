@@ -150,8 +150,29 @@ def test_its_manifests_and_its_chart_name_the_images_by_digest(project: Path, bu
             }
     with tarfile.open(folder / f"railcni-chart-{VERSION}.tgz") as tar:
         values = yaml.safe_load(tar.extractfile("railcni/values.yaml"))  # type: ignore[arg-type]
+    assert values["nodeSelector"] == {"kubernetes.io/arch": None}  # the images have both
+    assert values["global"]["imageRegistry"] == ""
     assert values["image"]["digest"] == DIGESTS["railcni"]
     assert values["devicePlugin"]["image"]["digest"] == DIGESTS["railcni-device-plugin"]
+
+
+def test_a_source_on_github_names_the_registry_in_manifests_and_chart(project: Path, bundles: list[Path]) -> None:
+    file = project / "pyproject.toml"
+    text = file.read_text().rpartition("[project.urls]")[0]
+    file.write_text(f'{text}[project.urls]\nSource = "https://github.com/Team/rail.cni"\n')
+    folder = build(project, bundles)
+    with tarfile.open(folder / f"railcni-kubernetes-{VERSION}.tar.gz") as tar:
+        for path in ("", "device-plugin/", "dra/"):
+            (image,) = yaml.safe_load(tar.extractfile(f"kubernetes/{path}kustomization.yaml"))["images"]  # type: ignore[arg-type]
+            assert image["newName"] == f"ghcr.io/team/rail.cni/{image['name']}"
+        for path in ("", "dra/"):
+            daemonset = yaml.safe_load(tar.extractfile(f"kubernetes/{path}daemonset.yaml"))  # type: ignore[arg-type]
+            assert daemonset["spec"]["template"]["spec"]["nodeSelector"] == {"kubernetes.io/os": "linux"}
+    with tarfile.open(folder / f"railcni-chart-{VERSION}.tgz") as tar:
+        values = yaml.safe_load(tar.extractfile("railcni/values.yaml"))  # type: ignore[arg-type]
+    assert values["global"]["imageRegistry"] == "ghcr.io/team/rail.cni"
+    manifest = yaml.safe_load((folder / "railcni.yaml").read_text())
+    assert manifest["spec"]["platforms"][0]["uri"].startswith("https://github.com/Team/rail.cni/releases/download/v")
 
 
 @needs("ssh-keygen", "apt-get install openssh-client")
@@ -278,7 +299,7 @@ def test_helm_takes_the_chart_of_the_release_and_renders_what_the_checkout_does(
             "x",
             str(chart),
             "--namespace=railcni",
-            "--set=metrics.dashboard=true,image.repository=r/x",
+            "--set=metrics.dashboard=true,image.repository=r/x,nodeSelector=null",
             f"--set=image.digest={DIGESTS['railcni']}",
         )
         for chart in (file, PROJECT / "conf/charts/railcni")
