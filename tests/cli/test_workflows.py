@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 import yaml
 
+from cni import VERSION
 from tests.node import ROOT
+from tests.tools import run
 
 WORKFLOWS = sorted((ROOT / ".github/workflows").glob("*.yml"))
 TARGETS = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.M))
@@ -34,3 +36,26 @@ def test_each_script_target_and_workflow_that_is_called_is_there(file: Path) -> 
 def test_each_action_is_named_by_its_commit_with_the_version_beside_it(file: Path) -> None:
     foreign = re.findall(r"uses: ((?!\./).*)", file.read_text())
     assert foreign and not [one for one in foreign if not re.fullmatch(r"[\w./-]+@[0-9a-f]{40} # v\d+\.\d+\.\d+", one)]
+
+
+@pytest.mark.parametrize(
+    ("tag", "said"),
+    [
+        ("v99.0.0", f"the tag is v99.0.0, and pyproject.toml has the version {VERSION}"),
+        (f"v{VERSION}", "and this is https://git.example/a/b"),
+    ],
+)
+def test_a_tag_of_another_version_or_repository_is_not_published(tag: str, said: str) -> None:
+    given = {"REF_NAME": tag, "SERVER_URL": "https://git.example", "REPOSITORY": "a/b", "ACTOR": "a"}
+    argv = [
+        "env",
+        "-C",
+        str(ROOT),
+        "GH_TOKEN=x",
+        *(f"GITHUB_{name}={value}" for name, value in given.items()),
+        "sh",
+        ".ci/publish",
+    ]
+    done = run(*argv)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert said in done.stderr
