@@ -87,9 +87,9 @@ soak: all ## churn over 64 namespaces with random kills for MINUTES=60: nothing 
 	$(VENV)/python -m tests.faults.soak $(or $(MINUTES),60) $(ARGS)
 	$(VENV)/python -m tests.faults.plugin_machine $$(( 60 * $(or $(MINUTES),60) ))
 
-site: .venv/command ## the pages as a site with a search in build/site; a dead link is an error; says why it is skipped where mkdocs cannot be had
-	@if $(VENV)/python -c 'import mkdocs' 2>/dev/null || sh .ci/venv $(BASE) requirements-site.txt; then \
-	$(VENV)/python -m mkdocs build --strict && echo "build/site/index.html"; else echo "skipped: the site needs mkdocs" >&2; fi
+site: .venv/command ## the pages as a site with a search in build/site; a dead link is an error; says why it is skipped where zensical cannot be had
+	@if $(VENV)/python -c 'import zensical' 2>/dev/null || sh .ci/venv $(BASE) requirements-site.txt; then \
+	$(VENV)/python .ci/site.py && echo "build/site/index.html"; else echo "skipped: the site needs zensical" >&2; fi
 
 screens: all ## the pictures of screens in docs/screens anew, as root
 	$(VENV)/python -m tests.docs.screens

@@ -1,28 +1,28 @@
-"""A hook of mkdocs: the pages that lie beside docs/, README.md above all, are pages of the site too."""
+"""Write the pages as a site: `make site` calls it. Usage: .ci/site.py, in the project's directory."""
 
 from __future__ import annotations
 
-import re
+import os
+import shutil
+import subprocess
+import sys
+import tomllib
 from pathlib import Path
-from typing import Any
 
-from mkdocs.structure.files import File
-
-ROOT = Path(__file__).parents[1]
-PAGES = {path.name: "index.md" if path.name == "README.md" else path.name for path in ROOT.glob("*.md")}
+PAGES = Path("build/pages")
 
 
-def on_files(files: Any, config: Any) -> Any:
-    """Add them, with links as they are inside of docs/."""
-    for source, page in PAGES.items():
-        text = re.sub(r'((?:\]\(|src="|srcset="))docs/', r"\1", (ROOT / source).read_text())
-        files.append(File.generated(config, page, content=text))
-    return files
+def main() -> int:
+    """Copy the pages as they lie in the repository, so that links between them and to their sources hold, and build."""
+    shutil.rmtree(PAGES, ignore_errors=True)
+    shutil.copytree("docs", PAGES / "docs", ignore=shutil.ignore_patterns("*.txt"))
+    for page in [*Path().glob("*.md"), Path(".ci/site.css")]:
+        shutil.copy(page, PAGES)
+    source = tomllib.loads(Path("pyproject.toml").read_text())["project"].get("urls", {}).get("Source")
+    named = {"RAILCNI_SOURCE": source} if source else {}
+    command = [sys.executable, "-m", "zensical", "build", "--strict", "--clean"]
+    return subprocess.run(command, env=os.environ | named).returncode
 
 
-def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """Links out of docs/ lead to these pages."""
-    depth = page.file.src_uri.count("/")
-    for source, target in PAGES.items():
-        markdown = markdown.replace(f"]({'../' * (depth + 1)}{source}", f"]({'../' * depth}{target}")
-    return markdown
+if __name__ == "__main__":
+    sys.exit(main())

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import tomllib
+from html import unescape
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -16,43 +17,103 @@ import pytest
 from tests.docs import screens
 from tests.node import ROOT, unusable
 
-needs_mkdocs = pytest.mark.skipif(not find_spec("mkdocs"), reason="needs mkdocs: run `make site` once")
+needs_zensical = pytest.mark.skipif(not find_spec("zensical"), reason="needs zensical: run `make site` once")
+BROWSER = shutil.which("chromium")
+WIDTHS = [1280, 390]
+LOOKED_AT = ("index", "docs/reference", "docs/install", "docs/development")
+# Prints the tables and the code whose right end cannot be seen: wider than their box, and nothing there scrolls.
+LOOK = """
+const scrolls = e => ["auto", "scroll"].includes(e.ownerDocument.defaultView.getComputedStyle(e).overflowX);
+const reached = e => e && (scrolls(e) || reached(e.parentElement));
+const look = () => [...document.querySelectorAll("iframe")].map(frame => {
+  const page = frame.contentDocument, seen = page.documentElement.clientWidth;
+  const parts = [...page.querySelectorAll("article table, article th, article td, article pre, article pre code")];
+  const cut = parts.filter(e => !reached(e) &&
+    (e.scrollWidth > e.clientWidth + 1 || e.getBoundingClientRect().right > seen + 1));
+  return {page: frame.id, width: seen, parts: parts.length, wider: page.documentElement.scrollWidth - seen,
+    cut: cut.map(e => e.textContent.slice(0, 60))};
+});
+onload = async () => {
+  const found = [];
+  for (const width of WIDTHS) {
+    document.querySelectorAll("iframe").forEach(frame => { frame.style.width = width + "px"; });
+    await new Promise(done => setTimeout(done, 1000));
+    found.push(...look());
+  }
+  document.body.textContent = JSON.stringify(found);
+};
+"""
 
 
-def build(folder: Path, site: Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "-d", str(site)]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True)
+def build(folder: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, ".ci/site.py"], cwd=folder, capture_output=True, text=True)
 
 
-@pytest.fixture
-def pages(tmp_path: Path) -> Path:
-    """What the site is made of."""
+def pages(folder: Path) -> Path:
+    """A copy of what the site is made of."""
     for name in ("docs", ".ci"):
-        shutil.copytree(ROOT / name, tmp_path / name)
-    for path in (ROOT / "mkdocs.yml", *ROOT.glob("*.md")):
-        shutil.copy(path, tmp_path / path.name)
-    return tmp_path
+        shutil.copytree(ROOT / name, folder / name)
+    for path in (ROOT / "mkdocs.yml", ROOT / "pyproject.toml", *ROOT.glob("*.md")):
+        shutil.copy(path, folder / path.name)
+    return folder
 
 
-@needs_mkdocs
-def test_each_page_is_in_the_site_and_the_search_finds_their_words(pages: Path) -> None:
-    done = build(pages, pages / "site")
-    assert done.returncode == 0, done.stderr
-    made = {path.stem for path in (pages / "site").glob("*.html")}
-    assert {path.stem for path in (ROOT / "docs").glob("*.md")} | {"index", "SECURITY"} <= made
-    index = json.loads((pages / "site/search/search_index.json").read_text())
-    assert any("ContainerCreating" in entry["text"] + entry["title"] for entry in index["docs"])
-    for page in (pages / "site").glob("*.html"):
-        for picture in re.findall(r"(?:src|srcset)=\"(screens/[^\"]+)", page.read_text()):
-            assert (pages / "site" / picture).is_file(), (page.name, picture)
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = pages(tmp_path_factory.mktemp("site"))
+    description = folder / "pyproject.toml"
+    description.write_text(f'{description.read_text()}\n[project.urls]\nSource = "https://github.com/owner/name"\n')
+    done = build(folder)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return folder / "build/site"
 
 
-@needs_mkdocs
-@pytest.mark.parametrize("link", ["[x](nowhere.md)", "[x](install.md#no-such-heading)"])
-def test_a_dead_link_ends_the_build(link: str, pages: Path) -> None:
-    page = pages / "docs/faq.md"
-    page.write_text(f"{page.read_text()}\n{link}\n")
-    assert build(pages, pages / "site").returncode != 0
+@needs_zensical
+def test_each_page_is_in_the_site_with_its_pictures_and_the_search_finds_their_words(site: Path) -> None:
+    sources = [path.relative_to(ROOT).with_suffix("") for path in (*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"))]
+    made = {path.relative_to(site).with_suffix("") for path in site.glob("**/*.html")}
+    assert {path.parent / path.name.replace("README", "index") for path in sources} <= made
+    assert "ContainerCreating" in (site / "search.json").read_text()
+    for page in site.glob("**/*.html"):
+        for picture in re.findall(r'<(?:img|source)[^>]*(?:src|srcset)="([^"]+)', page.read_text()):
+            assert (page.parent / picture).is_file(), (page.name, picture)
+
+
+@needs_zensical
+def test_a_page_has_a_link_to_edit_its_own_source(site: Path) -> None:
+    for page, source in (("index", "README.md"), ("docs/faq", "docs/faq.md"), ("SECURITY", "SECURITY.md")):
+        assert f'href="https://github.com/owner/name/edit/main/{source}"' in (site / f"{page}.html").read_text()
+
+
+@needs_zensical
+def test_a_dead_link_ends_the_build(tmp_path: Path) -> None:
+    page = pages(tmp_path) / "docs/faq.md"
+    page.write_text(f"{page.read_text()}\n[x](nowhere.md)\n\n[x](install.md#no-such-heading)\n")
+    done = build(tmp_path)
+    assert done.returncode != 0
+    said = re.sub(r"\x1b\[[\d;]*m", "", done.stderr)
+    for link in ("[x](nowhere.md)", "[x](install.md#no-such-heading)"):
+        assert link in said
+
+
+@needs_zensical
+@pytest.mark.skipif(not BROWSER, reason="needs a browser: install Debian's package chromium")
+def test_no_table_and_no_code_is_cut_on_a_desktop_and_on_a_telephone(site: Path, tmp_path: Path) -> None:
+    frames = [
+        f'<iframe id="{page}" src="{site / page}.html" height="900" frameborder="0"></iframe>' for page in LOOKED_AT
+    ]
+    script = f"<script>const WIDTHS = {WIDTHS};{LOOK}</script>"
+    (tmp_path / "look.html").write_text(f"{script}<body>{''.join(frames)}</body>")
+    options = ["--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--allow-file-access-from-files"]
+    options += [f"--user-data-dir={tmp_path / 'profile'}", "--virtual-time-budget=5000", "--dump-dom"]
+    command = [str(BROWSER), *options, f"file://{tmp_path / 'look.html'}"]
+    printed = subprocess.run(command, capture_output=True, text=True, timeout=120).stdout
+    found = json.loads(unescape(re.findall(r"<body>(\[.*\])</body>", printed, re.S)[0]))
+    assert [(look["page"], look["width"]) for look in found] == [
+        (page, width) for width in WIDTHS for page in LOOKED_AT
+    ]
+    assert all(look["parts"] > 5 for look in found), found
+    assert [look for look in found if look["cut"] or look["wider"] > 0] == []
 
 
 def test_what_the_site_needs_is_pinned_and_agrees_with_what_the_tests_need() -> None:
@@ -63,7 +124,7 @@ def test_what_the_site_needs_is_pinned_and_agrees_with_what_the_tests_need() -> 
             package, sign, version = line.removesuffix(" \\").partition("==")
             if sign:
                 assert pins.setdefault(package, version) == version, f"{package} in {name}"
-    assert pins["mkdocs"].startswith(wanted.partition("~=")[2])
+    assert pins["zensical"] == wanted.partition("==")[2]
 
 
 @pytest.mark.skipif(bool(unusable()), reason=unusable())
