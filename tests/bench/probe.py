@@ -121,11 +121,11 @@ def instrument(module: Any, clock: Clock) -> None:
                 if type(function) is type(timed) and function.__module__ == name:
                     setattr(holder, attribute, timed(function, phase, clock))
     if module.__name__ == "cni.shared.kernel.netlink":
-        module._socket = Sockets(module._socket, clock)
+        module.socket = Sockets(module.socket, clock)
 
 
 class Sockets:
-    """The module _socket with a class `socket` whose system calls count as the kernel's time: it works in send(2)."""
+    """The module socket with a class `socket` whose system calls count as the kernel's time: it works in send(2)."""
 
     def __init__(self, module: Any, clock: Clock) -> None:
         class TimedSocket(module.socket):
