@@ -34,7 +34,10 @@ DRA = {
     "dra.enabled": True,
     "dra.config": {
         "configList": [{"resourceName": "hca", "rdmaHcaMax": 9, "selectors": {"ifNames": ["ens2f0"]}}],
-        "resourceList": [{"resourceName": "VF_a", "resourcePrefix": "example.com", "selectors": {"pfNames": ["p0"]}}],
+        "resourceList": [
+            {"resourceName": name, "resourcePrefix": "example.com", "selectors": {"pfNames": ["p0"]}}
+            for name in ("VF_a", "a_name_that_is_longer_than_a_DeviceClass_may_have_for_its_own")
+        ],
     },
 }
 WITH_VFS = DEVICES | {"config": {"virtualFunctions": [{"nicSelector": {"pfNames": ["ens2f1"]}, "numVfs": 8}]}}
@@ -152,7 +155,7 @@ def test_the_chart_installs_what_the_kustomization_does() -> None:
 def test_the_network_policy_is_that_of_the_kustomization_and_names_the_ports_of_the_pods(tmp_path: Path) -> None:
     shutil.copytree(KUSTOMIZE, tmp_path / "kubernetes")
     with (tmp_path / "kubernetes/kustomization.yaml").open("a") as file:
-        file.write("components: [device-plugin, network-policy]\n")
+        file.write("components: [device-plugin, dra, network-policy, monitoring]\n")
     theirs = kustomized(tmp_path / "kubernetes")
     values = {"metrics.networkPolicyFrom": "monitoring", "devicePlugin": DEVICES}
     ours, other = (
@@ -160,10 +163,14 @@ def test_the_network_policy_is_that_of_the_kustomization_and_names_the_ports_of_
     )
     assert ours == other
     (rule,) = ours["spec"]["ingress"]
-    ports = {port["name"] for container in pod_of(theirs)["containers"] for port in container["ports"]}
+    pods = [d["spec"]["template"] for d in theirs if d["kind"] == "DaemonSet"]
+    ports = {port["name"] for pod in pods for container in pod["spec"]["containers"] for port in container["ports"]}
     assert {port["port"] for port in rule["ports"]} == ports
-    (pods,) = (d["spec"]["template"]["metadata"]["labels"] for d in theirs if d["kind"] == "DaemonSet")
-    assert ours["spec"]["podSelector"]["matchLabels"].items() <= pods.items()
+    (monitor,) = (d for d in theirs if d["kind"] == "PodMonitor")
+    assert {endpoint["port"] for endpoint in monitor["spec"]["podMetricsEndpoints"]} == ports
+    for selector in (ours["spec"]["podSelector"], monitor["spec"]["selector"]):
+        (wanted,) = selector["matchExpressions"]
+        assert sorted(wanted["values"]) == sorted(pod["metadata"]["labels"][wanted["key"]] for pod in pods)
 
 
 @needs_helm

@@ -32,7 +32,7 @@ def resource(kind: str, group: str, name: str = "it", **spec: Any) -> dict[str, 
 
 
 def config_map(configuration: dict[str, Any]) -> dict[str, Any]:
-    """A ConfigMap with a device plugin's configuration, and with a text that is none."""
+    """A ConfigMap with two texts: a device plugin's configuration, and another text."""
     data = {"config.json": json.dumps(configuration), "other": "a text"}
     return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "plugin"}, "data": data}
 

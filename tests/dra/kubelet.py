@@ -1,8 +1,8 @@
 """kubelet's DRA manager, made for tests: it finds, registers and calls drivers as kubelet does, over the same sockets.
 
-As in pkg/kubelet/pluginmanager and pkg/kubelet/cm/dra of Kubernetes: a socket that appears in plugins_registry is asked what it
-is, its endpoint is dialled, and it is told the outcome; a claim is prepared once a pod needs it, also when that was done before a
-restart, since the checkpoint has the claims and not whether they are prepared. A start deletes the node's slices.
+As in pkg/kubelet/pluginmanager and pkg/kubelet/cm/dra of Kubernetes: it calls GetInfo on each new socket in plugins_registry,
+connects to the endpoint of the answer, and calls NotifyRegistrationStatus. It prepares a claim when a pod needs the claim. After
+a restart it prepares again, because its checkpoint does not say which claims are prepared. A start deletes the node's slices.
 """
 
 from __future__ import annotations

@@ -67,9 +67,8 @@ class Watch:
             self._log.say(level, finding.message, place=finding.place, key=finding.key, fix=finding.fix)
         if config.is_whole:
             if config.policies != self.config.policies:
-                self._log.say(
-                    "warning", "the configuration asks for other virtual functions: they are made at the next start"
-                )
+                remedy = "restart the device plugin, or run `railcni vfs apply`, to make them"
+                self._log.say("warning", f"the configuration asks for other virtual functions: {remedy}")
             self.config = config
             self._log.say("info", "the configuration was read", resources=len(config.resources))
         else:
