@@ -62,11 +62,11 @@ class Endpoint:
         if self._servers and os.path.exists(self._socket) and os.path.exists(self._registry):
             return
         await self.close()
-        os.makedirs(self.own, mode=0o750, exist_ok=True)
         if not os.path.isdir(folder := os.path.dirname(self._registry)):
             raise FileNotFoundError(
                 2, "kubelet makes it: start kubelet, or name its folder with --kubelet-root", folder
             )
+        os.makedirs(self.own, mode=0o750, exist_ok=True)
         plugin = grpc.aio.server()
         services.serve(_PLUGIN, plugin, self)
         for version in _HEALTH_VERSIONS:

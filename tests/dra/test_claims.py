@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from cni.dra.claims import Claims
+from cni.dra.kubelet import Endpoint
 from cni.dra.slices import Device
 from cni.library.resources import containers
 from cni.library.resources.choose import Offer, Resource
+from cni.library.service.log import AgentLog
 from tests.dra.kubelet import result
 
 CLAIM = {"uid": "u-1", "namespace": "team", "name": "c"}
@@ -65,3 +69,14 @@ def test_a_record_that_a_power_loss_has_torn_is_made_again_or_removed(tmp_path: 
     (tmp_path / "records/u-1.json").write_text("")
     claims.unprepare("u-1")
     assert "u-1.json" not in files(tmp_path) and not any("dra." in name for name in files(tmp_path))
+
+
+def test_a_folder_that_is_not_kubelets_is_named_and_gets_nothing(tmp_path: Path) -> None:
+    def unused(*_: object) -> Any:
+        raise AssertionError
+
+    endpoint = Endpoint(str(tmp_path), AgentLog(), unused, unused, unused)
+    with pytest.raises(FileNotFoundError, match="name its folder with --kubelet-root") as fault:
+        asyncio.run(endpoint.attend())
+    assert fault.value.filename == str(tmp_path / "plugins_registry")
+    assert list(tmp_path.iterdir()) == []
