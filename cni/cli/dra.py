@@ -41,6 +41,7 @@ def register(commands: subcommand.Commands) -> None:
     _node(one)
     about = "print the DeviceClasses of the configuration, by which pods ask for its resources, for kubectl apply"
     one = subcommand.add(verbs, "classes", about, run=_classes)
+    one.add_argument("-o", "--output", choices=("yaml", "json"), default="yaml", help=subcommand.FORMAT)
     _config(one)
 
 
@@ -96,5 +97,5 @@ def _classes(options: argparse.Namespace) -> int:
     from cni.dra.slices import device_class
 
     config, is_faulty = read(options.config or [CONFIG])
-    output.print_objects([device_class(resource) for resource in config.resources], "yaml")
+    output.print_objects([device_class(resource) for resource in config.resources], options.output)
     return int(is_faulty)

@@ -71,7 +71,7 @@ def test_an_option_has_one_meaning_one_form_and_one_default_of_its_output(flags:
     for verb, action in uses:
         assert str(action.help).startswith(meaning(flags)), verb
         if "--output" in flags:
-            assert action.default == ("yaml" if verb.endswith(" render") else "table"), verb
+            assert action.default == ("yaml" if verb.endswith((" render", " classes")) else "table"), verb
 
 
 def test_a_short_and_a_long_option_belong_together_everywhere() -> None:

@@ -193,6 +193,11 @@ def test_a_class_chooses_the_healthy_devices_of_its_resource(command: Any) -> No
     )
 
 
+def test_the_classes_are_printed_as_json_too(command: Any) -> None:
+    code, out, _ = command("classes", share("hca_a", "ens0f0"), "-o", "json")
+    assert (code, json.loads(out)["kind"]) == (0, "DeviceClass")
+
+
 @pytest.mark.parametrize("verb", ["show", "classes"])
 def test_a_fault_of_the_configuration_is_printed_with_its_place(command: Any, verb: str) -> None:
     code, _, err = command(verb, share("a", "ens0f0", most=-5))
