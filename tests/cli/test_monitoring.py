@@ -192,7 +192,8 @@ def test_kubectl_renders_the_manifests_with_the_option(tmp_path: Path) -> None:
         file.write("components:\n  - monitoring\n")
     documents = {d["kind"]: d for d in kustomized(tmp_path / "kubernetes")}
     assert {"PodMonitor", "PrometheusRule", "ConfigMap"} <= set(documents)
-    ports = {p["name"] for d in ("daemonset.yaml", "device-plugin/daemonset.yaml") for p in ports_of(FOLDER.parent / d)}
+    programs = ("daemonset.yaml", "device-plugin/daemonset.yaml", "dra/daemonset.yaml")
+    ports = {p["name"] for d in programs for p in ports_of(FOLDER.parent / d)}
     assert {e["port"] for e in documents["PodMonitor"]["spec"]["podMetricsEndpoints"]} == ports
     assert json.loads(documents["ConfigMap"]["data"]["railcni.json"]) == DASHBOARD
 
