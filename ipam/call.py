@@ -137,19 +137,66 @@ def claim(
     `record` is the present one, whose lock the caller holds; `of_group` are the members that a group adds to it.
     """
     from ipam.acquire import Terms, acquire  # other verbs claim no address
-    from ipam.rules import Shared
+    from ipam.rules import SharedLease
 
-    if record:  # also when the clock was set back since
+    if record is None:
+        _refuse_own(wanted, config)
+    else:  # also when the clock was set back since
         owner.sequence = max(owner.sequence, record["sequence"] + 1)
-    for need in [need for choice in wanted for need in choice.needs if record is None]:
-        if (
-            need.requested is not None
-            and not need.shared
-            and own.is_own(config.network, want := need.want(need.requested))
-        ):
+    store, record = _opened(owner, config, store_ref, record, records)
+    is_shared = stores.is_shared(store_ref)
+    recorded = ipam_records.leases(owner.attachment, record) if record and is_shared else []
+    proposals = _Proposals(records)
+    if is_shared and store.spreads and of_group is None:
+        store.is_claimed_here = proposals.is_of_another
+    draft = _Draft(records, owner, record, store_ref, config.cooldown_seconds, of_group or {})
+    terms = Terms(
+        draft.write,
+        free_earlier_boots=lambda pool: free_earlier_boots(store, pool, owner, records),
+        recorded=recorded,
+        doubtful=recorded if record and record["pending"] else (),
+        preferred=lambda: [*memory.preferred(records, owner), *_preferred(config, owner.pod, records.log)],
+        seconds=config.store_timeout if is_shared else 0,
+        new=record is None and of_group is None,
+        is_avoided=lambda address: memory.is_avoided(records, address),
+        is_own=lambda want: own.is_own(config.network, want) or (is_shared and is_held_here(want, owner, records)),
+    )
+    try:
+        while True:
+            try:
+                values = acquire(store, wanted, owner, terms)
+            except SharedLease as found:
+                wanted = [choice for choice in wanted if choice is not found.need]
+                draft.shared.append(found.need)
+                continue
+            if draft.shared:
+                records.remind(True)
+            return values, draft.record
+    except Unreachable:
+        raise  # the claim may have succeeded; DEL or GC finds it by the record
+    except CniError:
+        if draft.record is not record:
+            _forget(owner.attachment, store, records, record)
+        raise
+    finally:
+        proposals.release()
+
+
+def _refuse_own(wanted: Sequence[Choice], config: IpamConfig) -> None:
+    """Raises TryAgainLater when an address that `wanted` requests is this node's own."""
+    for need in [need for choice in wanted for need in choice.needs]:
+        if need.requested is None or need.shared:
+            continue
+        if own.is_own(config.network, want := need.want(need.requested)):
             raise TryAgainLater(
                 f"the requested address {want.text} (pool {need.pool}) is this node's own, on its link: ask for another one"
             )
+
+
+def _opened(
+    owner: Owner, config: IpamConfig, store_ref: dict[str, Any], record: dict[str, Any] | None, records: Records
+) -> tuple[Store, dict[str, Any] | None]:
+    """The store to claim in, and the present record, which may come back with a lost store."""
     restore = restorer(store_ref, records, owner)
     store = stores.open_store(store_ref, CREATE, restore, config.store_timeout, records.log.warning)
     store.cooldown = config.cooldown_seconds
@@ -158,57 +205,40 @@ def claim(
         if refill(store, owner, records, config.cooldown_seconds) and record is None:  # type: ignore[arg-type]  # it is the class of this kind
             record = read_record(owner.attachment, records)
             owner.sequence = max(owner.sequence, record["sequence"] + 1) if record else owner.sequence
-    former = record
-    is_shared = stores.is_shared(store_ref)
-    shared: list[Need] = []
+    return store, record
 
-    def remember(wants: Sequence[Want], sequence: int) -> None:
-        nonlocal record
+
+class _Draft:
+    """The record of an ADD, written before each claim. `shared` are the needs whose address other pods have too."""
+
+    __slots__ = ("_cooldown", "_members", "_owner", "_records", "_store_ref", "record", "shared")
+
+    def __init__(
+        self,
+        records: Records,
+        owner: Owner,
+        record: dict[str, Any] | None,
+        store_ref: dict[str, Any],
+        cooldown: int,
+        members: dict[str, Any],
+    ) -> None:
+        self._records, self._owner, self._store_ref = records, owner, store_ref
+        self._cooldown, self._members = cooldown, members
+        self.record = record
+        self.shared: list[Need] = []
+
+    def write(self, wants: Sequence[Want], sequence: int) -> None:
+        """Have the record name the addresses of `wants`, before they are claimed."""
+        owner = self._owner
         owner.sequence = sequence
-        new = ipam_records.document(stores.recorded(store_ref), wants, owner, config.cooldown_seconds)
-        new |= of_group or {}
-        if shared or (record and "shared" in record):
-            new["shared"] = [[need.pool, need.want(need.requested or 0).text] for need in shared]
-        if record is None or any(record.get(key) != value for key, value in new.items()):
-            records.write(owner.attachment, PART, new)
-            record = new
-            if is_shared:
-                holders.note(records, owner.attachment, wants)
-
-    recorded = ipam_records.leases(owner.attachment, record) if record and is_shared else []
-    proposals = _Proposals(records)
-    if is_shared and store.spreads and of_group is None:
-        store.is_claimed_here = proposals.is_of_another
-    try:
-        terms = Terms(
-            remember,
-            free_earlier_boots=lambda pool: free_earlier_boots(store, pool, owner, records),
-            recorded=recorded,
-            doubtful=recorded if record and record["pending"] else (),
-            preferred=lambda: [*memory.preferred(records, owner), *_preferred(config, owner.pod, records.log)],
-            seconds=config.store_timeout if is_shared else 0,
-            new=record is None and of_group is None,
-            is_avoided=lambda address: memory.is_avoided(records, address),
-            is_own=lambda want: own.is_own(config.network, want) or (is_shared and is_held_here(want, owner, records)),
-        )
-        while True:
-            try:
-                values = acquire(store, wanted, owner, terms)
-            except Shared as found:
-                wanted = [choice for choice in wanted if choice is not found.need]
-                shared.append(found.need)
-                continue
-            if shared:
-                records.remind(True)
-            return values, record
-    except Unreachable:
-        raise  # the claim may have succeeded; DEL or GC finds it by the record
-    except CniError:
-        if record is not former:
-            _forget(owner.attachment, store, records, former)
-        raise
-    finally:
-        proposals.release()
+        new = ipam_records.document(stores.recorded(self._store_ref), wants, owner, self._cooldown) | self._members
+        if self.shared or (self.record and "shared" in self.record):
+            new["shared"] = [[need.pool, need.want(need.requested or 0).text] for need in self.shared]
+        if self.record is None or any(self.record.get(key) != value for key, value in new.items()):
+            self._records.write(owner.attachment, PART, new)
+            self.record = new
+            if stores.is_shared(self._store_ref):
+                holders.note(self._records, owner.attachment, wants)
 
 
 class _Proposals:

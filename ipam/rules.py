@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 MOST_STATICS = 32  # static addresses of a network that are leased: a claim is one transaction (ipam.group.indexes)
 
 
-class Shared(Exception):
+class SharedLease(Exception):
     """Another attachment of the network has the lease of `need`, which both share."""
 
     def __init__(self, need: Need) -> None:
