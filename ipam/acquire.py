@@ -239,7 +239,7 @@ def _lost(
             if ours or (need.requested is None and rules.may_take_over(holder, owner)):
                 continue
         if need.shared and holder.network == owner.attachment.network:
-            raise rules.Shared(need)
+            raise rules.SharedLease(need)
         if need.requested is not None:
             kind = "static address (ipam.addresses)" if need.shared else "requested address"
             raise TryAgainLater(

@@ -57,8 +57,8 @@ class Collector:
     def __post_init__(self) -> None:
         self._teller = Teller(self.server, self.node, self.log)
         self._connected: Cluster | None = None
-        self._agents = silence.Watch(self.grace)
-        self._lost = silence.Watch(_LISTED_GRACES * self.grace)
+        self._agents = silence.SilenceWatch(self.grace)
+        self._lost = silence.SilenceWatch(_LISTED_GRACES * self.grace)
         self._sources: list[ClusterSource] = [
             kind(self.records, self.log, self.below) for kind in (PoolSource, AddressSource)
         ]

@@ -53,7 +53,7 @@ except OSError as fault:
 
 
 @dataclass(frozen=True)
-class Agent:
+class NodeAgent:
     """The agent of a node: `pod` and `namespace` its pod, `spec` that pod's, `fault` why it does not run ("": it does)."""
 
     node: str
@@ -140,18 +140,18 @@ def _why(stderr: str) -> str:
     return last + remedy * ("(Forbidden)" in last)
 
 
-def _agents(options: argparse.Namespace) -> dict[str, Agent]:
+def _agents(options: argparse.Namespace) -> dict[str, NodeAgent]:
     """The agents by their nodes; InvalidConfig when there is none."""
     where = options.agents_in
     label = "app.kubernetes.io/name=railcni"
     found = _read(options, "get", "pods", f"--namespace={where}", f"--selector={label}")["items"]
     if not found:
         raise InvalidConfig(f"no agent in namespace {where}: install railcni, or name its namespace with --agents-in")
-    agents: list[Agent] = []
+    agents: list[NodeAgent] = []
     for pod in found:
         name, spec = pod["metadata"]["name"], pod["spec"]
         if spec.get("nodeName") and any(one["name"] == "agent" for one in spec["containers"]):
-            agents.append(Agent(spec["nodeName"], name, where, spec, _fault(pod)))
+            agents.append(NodeAgent(spec["nodeName"], name, where, spec, _fault(pod)))
     agents.sort(key=lambda agent: (agent.node, not agent.fault))  # the pod that runs after an evicted one
     return {agent.node: agent for agent in agents}
 
@@ -179,7 +179,7 @@ def _version(options: argparse.Namespace) -> int:
     return int(not all(one["version"] for one in nodes))
 
 
-def _ask_all(options: argparse.Namespace, agents: dict[str, Agent]) -> list[dict[str, Any]]:
+def _ask_all(options: argparse.Namespace, agents: dict[str, NodeAgent]) -> list[dict[str, Any]]:
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         return list(pool.map(partial(_ask, options), agents.values()))
 
@@ -212,7 +212,7 @@ def _deleted(options: argparse.Namespace, nodes: set[str]) -> set[str]:
         return set()
 
 
-def _ask(options: argparse.Namespace, agent: Agent) -> dict[str, Any]:
+def _ask(options: argparse.Namespace, agent: NodeAgent) -> dict[str, Any]:
     """`railcni status` of the agent's node."""
     told: dict[str, Any] = {"node": agent.node, "version": None, "healthy": False}
     try:
@@ -221,7 +221,9 @@ def _ask(options: argparse.Namespace, agent: Agent) -> dict[str, Any]:
         return {**told, "faults": [fault.msg]}
 
 
-def _answer(options: argparse.Namespace, agent: Agent, command: Sequence[str], *places: str, given: str = "") -> Any:
+def _answer(
+    options: argparse.Namespace, agent: NodeAgent, command: Sequence[str], *places: str, given: str = ""
+) -> Any:
     """Run `railcni` in the agent's pod with the agent's own options `places`; return its JSON. Raises IoFailure for none."""
     if agent.fault:
         raise IoFailure(agent.fault)
@@ -306,7 +308,7 @@ def _delete(options: argparse.Namespace, place: Sequence[str]) -> None:
         output.print_fault(left, done.stderr)
 
 
-def doctor_pod(agent: Agent, arguments: Sequence[str]) -> dict[str, Any]:
+def doctor_pod(agent: NodeAgent, arguments: Sequence[str]) -> dict[str, Any]:
     """The pod that runs doctor on the node of `agent`: privileged, in the host's file system, with the installed version."""
     folder = agent.argument("to").partition("=")[2]
     installed = f"{folder or '/opt/cni/bin'}/railcni-bundle/current/bin/railcni"
@@ -390,7 +392,7 @@ def _ipam(run: Callable[[argparse.Namespace], int], cluster: subcommand.Parser, 
 def _ask_of_leases(options: argparse.Namespace, leases: Sequence[Lease]) -> dict[Key, tuple[str, str]]:
     """Ask the agents whether the addresses of `leases` are in use: each its own node's, all of them if no node is known."""
     agents = _agents(options) if leases else {}
-    no_agent = Agent("", "", "", {}, "no agent has this node")
+    no_agent = NodeAgent("", "", "", {}, "no agent has this node")
 
     def ask(name: str) -> list[tuple[Key, tuple[str, str]]]:
         """The answer of one agent: in_use.ENDED, USED or UNKNOWN, and the reason, for each lease of its node."""

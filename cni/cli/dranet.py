@@ -69,7 +69,7 @@ def register(commands: subcommand.Commands) -> None:
     common.add(parser, "grace", "here a claim before its leases", GRACE)
 
 
-class Unknown(CniError):
+class UnknownProfile(CniError):
     """There is no profile of that name."""
 
 
@@ -108,7 +108,7 @@ class Profiles:
         return self._executables.run(verb, config["ipam"]["type"], config, parameters)
 
     def _profile(self, name: str) -> dict[str, Any]:
-        """The configuration of the profile. Unknown, or InvalidConfig with what is wrong in its file."""
+        """The configuration of the profile. UnknownProfile, or InvalidConfig with what is wrong in its file."""
         paths = sorted(glob(f"{self._directory}/*.conf") + glob(f"{self._directory}/*.json"))
         for path in paths:
             try:
@@ -124,7 +124,9 @@ class Profiles:
                     f"{path}: a profile has `name` and `ipam` with its `type`, such as whereabouts, and no `type` beside them"
                 )
             return {**found, "cniVersion": _VERSION}
-        raise Unknown(f'there is no profile "{name}" in {self._directory}: put a file there with `name` and `ipam`')
+        raise UnknownProfile(
+            f'there is no profile "{name}" in {self._directory}: put a file there with `name` and `ipam`'
+        )
 
 
 def _attachment(request: dict[str, Any]) -> Attachment:
@@ -158,7 +160,7 @@ def _member(document: Any, *keys: str) -> str:
     return document if isinstance(document, str) else ""
 
 
-class _Server(ThreadingMixIn, UnixStreamServer):
+class _ProfileServer(ThreadingMixIn, UnixStreamServer):
     daemon_threads = True
 
     def __init__(self, path: str, profiles: Profiles, log: AgentLog) -> None:
@@ -169,12 +171,12 @@ class _Server(ThreadingMixIn, UnixStreamServer):
             "/GetDeviceConfig": lambda request: {},
         }
         self.log = log
-        super().__init__(path, _Handler)
+        super().__init__(path, _ProfileHandler)
 
 
-class _Handler(BaseHTTPRequestHandler):
+class _ProfileHandler(BaseHTTPRequestHandler):
     timeout = 30
-    server: _Server
+    server: _ProfileServer
 
     def address_string(self) -> str:
         return "DRANET"
@@ -204,7 +206,7 @@ class _Handler(BaseHTTPRequestHandler):
         except CniError as fault:
             claim, device = _member(request, "claim_uid"), _member(request, "device", "name")
             self.server.log.say("warning", fault.msg, request=self.path, claim=claim, device=device)
-            status = 404 if isinstance(fault, Unknown) else 400 if fault.code in _OF_CALLER else 500
+            status = 404 if isinstance(fault, UnknownProfile) else 400 if fault.code in _OF_CALLER else 500
             return status, fault.msg
 
     def _answer(self, status: int, answer: dict[str, Any] | str) -> None:
@@ -225,7 +227,7 @@ def _run(options: argparse.Namespace) -> int:
     _make_way(options.socket)
     usual = os.umask(0o177)  # whoever may ask can take and free addresses: root alone
     try:
-        server = _Server(options.socket, profiles, log)
+        server = _ProfileServer(options.socket, profiles, log)
     except OSError as fault:
         raise IoFailure(
             f"cannot listen on {options.socket}: {fault.strerror or fault}: name another file with --socket"

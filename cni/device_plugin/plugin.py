@@ -11,7 +11,7 @@ from time import monotonic
 
 from cni.device_plugin import answers, server
 from cni.device_plugin.kubelet import Kubelet
-from cni.device_plugin.server import Endpoint
+from cni.device_plugin.server import ResourceServer
 from cni.library.resources.choose import Offer, Resource
 from cni.library.resources.containers import CDI_FOLDER, INFO_FOLDER, info_name, write
 from cni.library.resources.watch import Watch
@@ -35,7 +35,7 @@ class Plugin:
         self._log = log
         self._root = options.root.rstrip("/")
         self._kubelet = Kubelet(options.kubelet_dir, options.pod_resources)
-        self._endpoints: dict[str, Endpoint] = {}
+        self._endpoints: dict[str, ResourceServer] = {}
         self._watch = Watch(options.config, self._root, log)
         self._unmade: list[str] = []  # why there are no VFs that the configuration asks for
         self._unwritten = ""  # why there is no specification of the devices for --cdi
@@ -64,7 +64,7 @@ class Plugin:
         finally:
             await asyncio.gather(*(endpoint.close() for endpoint in self._endpoints.values()))
 
-    async def _attend(self, endpoint: Endpoint) -> None:
+    async def _attend(self, endpoint: ResourceServer) -> None:
         try:
             await endpoint.attend()
         except (CniError, OSError) as fault:
@@ -90,7 +90,7 @@ class Plugin:
         for resource in found:
             endpoint = self._endpoints.get(resource.name)
             if endpoint is None:
-                endpoint = Endpoint(resource, self._kubelet, self._log, self._allocated, self._options.cdi)
+                endpoint = ResourceServer(resource, self._kubelet, self._log, self._allocated, self._options.cdi)
                 self._endpoints[resource.name] = endpoint
             else:
                 endpoint.update(resource)

@@ -44,7 +44,7 @@ _UNASKED_SECONDS = 60.0  # between two lists for a kubelet that does not say wha
 Allocated = Callable[[Resource, Sequence[Offer]], None]
 
 
-class Endpoint:
+class ResourceServer:
     """Serves `resource` to `kubelet`. `allocated` is called with what a container is about to get, and may raise OSError."""
 
     def __init__(self, resource: Resource, kubelet: Kubelet, log: AgentLog, allocated: Allocated, cdi: bool) -> None:

@@ -32,7 +32,7 @@ def find(ports: Ports, addresses: Sequence[str], ifname: str, root: str = "/sys"
     return found
 
 
-def _of(device: str, port: int, wanted: Container[str], root: str) -> Iterator[rdma_sysfs.Gid]:
+def _of(device: str, port: int, wanted: Container[str], root: str) -> Iterator[rdma_sysfs.GidEntry]:
     for index, value in rdma_sysfs.gid_values(device, port, root):
         if value in wanted:
             yield rdma_sysfs.gid_at(device, port, index, value, root)
@@ -69,7 +69,7 @@ def missing(ports: Ports, address: str, ifname: str, root: str = "/sys") -> str:
             f"{said}: its table is full, {used} of {size}. Use fewer pods or addresses on this netdev, or rdma.ipv6LinkLocal"
             " false, so that fe80 addresses take none"
         )
-    state = rdma_sysfs.Port(device, port, root).state
+    state = rdma_sysfs.PortState(device, port, root).state
     return f"{said} (it is {state}, {used} of {size} entries are in use): see `rdma link`, and the kernel's log for its driver"
 
 

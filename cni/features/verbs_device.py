@@ -67,7 +67,7 @@ KEYS: Sequence[Key] = (
 )
 
 
-class Config:
+class VerbsConfig:
     """The keys of KEYS, checked; `info` is runtimeConfig.CNIDeviceInfoFile as it came, None when it did not."""
 
     info: Any
@@ -76,9 +76,9 @@ class Config:
     link_local: bool
 
 
-def read(value: Any, request: Request, faults: list[Fault]) -> Config | None:
+def read(value: Any, request: Request, faults: list[Fault]) -> VerbsConfig | None:
     """The checked configuration; None when the key is false, or has a value that is none."""
-    config = Config()
+    config = VerbsConfig()
     try:
         chosen = KEY.default if value is None else KEY.read(value)
     except ValueError as fault:
@@ -93,7 +93,7 @@ def read(value: Any, request: Request, faults: list[Fault]) -> Config | None:
     return config
 
 
-def plan(config: Config, request: Request, place: Place) -> dict[str, Any] | None:
+def plan(config: VerbsConfig, request: Request, place: Place) -> dict[str, Any] | None:
     """The ports below the netdev, and what to do about them; None when there are none and none is required."""
     ports = _ports(place)
     if not ports:
@@ -234,7 +234,7 @@ def differences(document: dict[str, Any], link: Link, expected: Result, sandbox:
     return [gids.missing(roce, address, link.name) for address in wanted if address not in found]
 
 
-def unlike(document: dict[str, Any] | None, config: Config) -> list[str]:
+def unlike(document: dict[str, Any] | None, config: VerbsConfig) -> list[str]:
     """The differences of the plan from the configuration; without a verbs device only when one is required."""
     if document is None:
         return ["rdma has no verbs device, configured is that one is required"] if config.required else []
@@ -250,7 +250,7 @@ def _has_device(name: str, sandbox: Sandbox) -> bool:
         return rdma_netlink.has_device(name)
 
 
-def status(config: Config, is_shared: bool, netdev: Link | None) -> None:
+def status(config: VerbsConfig, is_shared: bool, netdev: Link | None) -> None:
     """NotAvailable without a verbs device that pods can use; LimitedConnectivity when its port does not work."""
     if netdev is None:
         return
@@ -269,7 +269,7 @@ def status(config: Config, is_shared: bool, netdev: Link | None) -> None:
 def port_fault(ports: Ports, netdev: str, root: str = "/sys") -> str:
     """Which of the ports does not work, and what to look at; "" when all do."""
     for device, number in ports:
-        port = rdma_sysfs.Port(device, number, root)
+        port = rdma_sysfs.PortState(device, number, root)
         if port.state and port.state != rdma_sysfs.ACTIVE:
             return (
                 f'port {number} of verbs device {device} (netdev "{netdev}") is {port.state}, {port.physical_state}: see its'

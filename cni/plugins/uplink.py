@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from cni.shared.kernel.links import Link, Rtnl
-    from cni.shared.kernel.routes import Route
+    from cni.shared.kernel.routes import KernelRoute
 
 KUBECONFIGS = (
     "/etc/kubernetes/kubelet.conf",
@@ -127,7 +127,7 @@ def ways(host: Rtnl, bodies: Iterable[bytes], but_advertised_to: int = 0) -> lis
     return [*of_routes, *_to_servers(host), *own, *_to_storage(host)]
 
 
-def default_routes(host: Rtnl, bodies: Iterable[bytes]) -> list[Route]:
+def default_routes(host: Rtnl, bodies: Iterable[bytes]) -> list[KernelRoute]:
     """Of the routes `bodies` the default routes of the tables in which a packet without source and mark is looked up, once
     for each next hop, and those of the main table in any case: a VPN's own packets go by it. KernelError."""
     every, found = routes.default_routes(host, bodies), []
@@ -142,17 +142,17 @@ def default_routes(host: Rtnl, bodies: Iterable[bytes]) -> list[Route]:
     return found
 
 
-def in_use(defaults: Sequence[Route]) -> list[Route]:
+def in_use(defaults: Sequence[KernelRoute]) -> list[KernelRoute]:
     """Of default routes those that the kernel prefers, with each of their next hops (pure).
 
     Routers advertise a default route to each link unasked. Such a route counts in the absence of a configured one, and if
     the node has no other way: it has no IPv4 default route, or no other link has a default route of IPv6.
     """
-    groups: dict[tuple[int, str], list[Route]] = {}
+    groups: dict[tuple[int, str], list[KernelRoute]] = {}
     for route in defaults:
         groups.setdefault((route.table, route.dst), []).append(route)
     has_ipv4 = any(":" not in route.dst for route in defaults)
-    found: list[Route] = []
+    found: list[KernelRoute] = []
     for group in groups.values():
         configured = [route for route in group if route.protocol != routes.RA_PROTOCOL]
         if configured:
@@ -180,7 +180,7 @@ def said(device: str, carrier: str, text: str) -> str:
     return f'"{carrier}"{above} {text.format(carrier)}'
 
 
-def text_of(route: Route) -> str:
+def text_of(route: KernelRoute) -> str:
     """What the link of a default route carries; a "{}" in it stands for the link."""
     via = f" via {route.gw}" if route.gw else ""
     metric = f", metric {route.priority}" if route.priority else ""

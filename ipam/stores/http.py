@@ -269,7 +269,7 @@ class Connection:
             left = left[self._socket.send(left) :]
 
 
-class Endpoint:
+class ServerAddress:
     """Where a server listens. `base` begins the path of every request."""
 
     __slots__ = ("base", "host", "port", "tls")

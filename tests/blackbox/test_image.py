@@ -17,7 +17,7 @@ import pytest
 import yaml
 
 from cni import VERSION
-from cni.cli.cluster import Agent, doctor_pod
+from cni.cli.cluster import NodeAgent, doctor_pod
 from tests import bundles
 from tests.blackbox import test_podman
 from tests.blackbox.test_podman import Podman
@@ -118,7 +118,7 @@ def test_the_agent_is_ready_when_the_plugins_run_and_says_what_is_wrong_when_not
 
 def test_doctor_runs_on_the_node_in_the_pod_that_kubectl_railcni_makes(node: Node, podman: Podman) -> None:
     install(podman)
-    agent = Agent(
+    agent = NodeAgent(
         "n1",
         "railcni-x",
         "railcni",

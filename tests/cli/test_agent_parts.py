@@ -17,7 +17,7 @@ from cni.agent.grace import GraceTracker
 from cni.agent.nodefiles import Tokens
 from cni.library.audit import lost
 from cni.library.audit.model import Node, Pod
-from cni.library.audit.silence import Watch
+from cni.library.audit.silence import SilenceWatch
 from cni.library.service.log import AgentLog
 from cni.library.service.metrics import Counter, Histogram, Metrics
 from cni.shared.records import Records
@@ -114,7 +114,7 @@ def test_a_deleted_nodes_lease_stays_while_its_agent_lives(node: str, seen_on: s
 def test_an_agent_is_silent_when_its_lease_stays_the_same_for_the_grace_and_what_it_promises() -> None:
     now, spec = [1000.0], {"renewTime": "a", "leaseDurationSeconds": 180}
     cluster: Any = SimpleNamespace(pages=lambda *more, **choice: [[{"metadata": {"name": "node-n1"}, "spec": spec}]])
-    watch = Watch(60, clock=lambda: now[0])
+    watch = SilenceWatch(60, clock=lambda: now[0])
     for seconds, renewal, alive in (
         (0, "a", True),
         (100, "a", True),

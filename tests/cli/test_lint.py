@@ -145,7 +145,7 @@ def test_the_comma_that_the_network_operators_example_of_v0_1_0_misses_is_all_th
     ],
 )
 def test_a_fault_of_the_syntax_is_told_with_what_to_write(text: str, underlined: str, fix: str) -> None:
-    with pytest.raises(jsontext.Fault) as found:
+    with pytest.raises(jsontext.SyntaxFault) as found:
         jsontext.parse(text)
     fault = found.value
     assert fault.fix == fix
@@ -154,7 +154,7 @@ def test_a_fault_of_the_syntax_is_told_with_what_to_write(text: str, underlined:
 
 @pytest.mark.parametrize("text", ['{"a": 1,}', '{"a": [1, 2,]}'])
 def test_a_comma_before_a_closing_bracket_is_to_be_removed(text: str) -> None:
-    with pytest.raises(jsontext.Fault) as found:
+    with pytest.raises(jsontext.SyntaxFault) as found:
         jsontext.parse(text)
     assert "comma" in found.value.fix and "remove" in found.value.fix
 
@@ -200,7 +200,7 @@ def test_whatever_is_no_json_has_a_fault_inside_the_text(value: Any, changes: li
         right = False
     try:
         node = jsontext.parse(text)
-    except jsontext.Fault as fault:
+    except jsontext.SyntaxFault as fault:
         assert 0 <= fault.start <= fault.end <= len(text)
         assert not right or "surrogate" in str(fault)
     else:

@@ -29,7 +29,7 @@ def pod(namespaces: Namespaces, rtnl: Open) -> View:
     return view
 
 
-def by_dst(socket: Rtnl, view: View, name: str = "net1") -> dict[str, routes.Route]:
+def by_dst(socket: Rtnl, view: View, name: str = "net1") -> dict[str, routes.KernelRoute]:
     return {r.dst: r for r in routes.list_of(socket, view.link(name).index)}
 
 

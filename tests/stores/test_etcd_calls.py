@@ -21,7 +21,7 @@ from cni.shared.spec.errors import CniError, InvalidConfig, TryAgainLater
 from ipam.stores import http
 from ipam.stores.base import Open, Unreachable
 from ipam.stores.etcd import client
-from ipam.stores.etcd.client import Client, endpoint
+from ipam.stores.etcd.client import EtcdClient, endpoint
 from tests import proxy
 
 SECONDS = 0.6  # for one call
@@ -114,7 +114,7 @@ class Server:
 
 
 @contextmanager
-def serving(*plays: Play) -> Iterator[tuple[Server, Client]]:
+def serving(*plays: Play) -> Iterator[tuple[Server, EtcdClient]]:
     server = Server(*plays)
     own = of(server)
     try:
@@ -124,12 +124,12 @@ def serving(*plays: Play) -> Iterator[tuple[Server, Client]]:
         server.close()
 
 
-def of(*servers: Server, user: str = "", seconds: float = SECONDS) -> Client:
+def of(*servers: Server, user: str = "", seconds: float = SECONDS) -> EtcdClient:
     places = [endpoint(f"127.0.0.1:{server.port}", False) for server in servers]
-    return Client(places, ("", "", ""), user, "s3cret", seconds)
+    return EtcdClient(places, ("", "", ""), user, "s3cret", seconds)
 
 
-def called(own: Client, content: str = "x") -> str:
+def called(own: EtcdClient, content: str = "x") -> str:
     """What a claim is answered."""
     return own.call("kv/txn", {"text": content}, lambda said: str(said["text"]), once=True)
 

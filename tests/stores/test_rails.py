@@ -18,7 +18,7 @@ from cni.shared.spec.request import Attachment
 from ipam import memory, plugin, upkeep
 from ipam.group.rails import attachment_of
 from ipam.stores.apiserver import Api
-from ipam.stores.etcd.client import Client
+from ipam.stores.etcd.client import EtcdClient
 from ipam.stores.file.database import Database
 from ipam.stores.ippool import locks
 from tests.stores.test_lease_life import MAKERS, Place
@@ -403,7 +403,7 @@ class Killer:
             (Records, "write"),
             (Records, "remove"),
             (Database, "commit"),
-            (Client, "call"),
+            (EtcdClient, "call"),
             (Api, "get"),
             (Api, "patch"),
             (Api, "create"),

@@ -1,4 +1,4 @@
-"""No file imports in a circle, and the picture of the architecture is the contract of imports in pyproject.toml.
+"""No file imports in a circle, no two classes have one name, and the architecture's picture is the contract of imports.
 
 `python -m tests.unit.test_architecture` draws docs/architecture.svg again.
 """
@@ -56,6 +56,16 @@ def test_no_file_imports_in_a_circle() -> None:
         TopologicalSorter(graph).prepare()
     except CycleError as fault:
         raise AssertionError(f"a circle of imports: {' -> '.join(fault.args[1])}") from None
+
+
+def test_no_two_classes_of_the_product_have_one_name() -> None:
+    places: dict[str, list[str]] = {}
+    for module, file in modules().items():
+        if not module.endswith(("_pb2", "_pb2_grpc")):
+            for node in ast.walk(ast.parse(file.read_text())):
+                if isinstance(node, ast.ClassDef):
+                    places.setdefault(node.name, []).append(module)
+    assert {name: found for name, found in places.items() if len(found) > 1} == {}
 
 
 def layers() -> list[tuple[list[str], str]]:

@@ -32,7 +32,7 @@ def tree(tmp_path: Path) -> Tree:
     return tree
 
 
-def read(value: Any, runtime: Any = None) -> tuple[verbs_device.Config | None, list[str]]:
+def read(value: Any, runtime: Any = None) -> tuple[verbs_device.VerbsConfig | None, list[str]]:
     faults: list[Fault] = []
     config = verbs_device.read(
         value, Request({"CNI_COMMAND": "ADD"}, b"", {"name": "n", "runtimeConfig": runtime}, {}), faults

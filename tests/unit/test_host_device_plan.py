@@ -39,15 +39,15 @@ def link(**attributes: Any) -> Link:
     return found
 
 
-def read(asked: Request) -> host_device.Config:
+def read(asked: Request) -> host_device.HostDeviceConfig:
     faults: list[Fault] = []
     config = host_device.read(asked, faults)
     refuse(faults)
     return config
 
 
-def facts(**found: Any) -> host_device.Facts:
-    made = host_device.Facts()
+def facts(**found: Any) -> host_device.HostDeviceFacts:
+    made = host_device.HostDeviceFacts()
     device = found.get("device", link())
     made.device = device
     made.state = devices.identity_of(device) if device else {}

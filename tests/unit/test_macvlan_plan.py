@@ -40,15 +40,15 @@ def link(**attributes: Any) -> Link:
     return found
 
 
-def read(asked: Request) -> macvlan.Config:
+def read(asked: Request) -> macvlan.MacvlanConfig:
     faults: list[Fault] = []
     config = macvlan.read(asked, faults)
     refuse(faults)
     return config
 
 
-def planned(asked: Request, master: Link | None = None, taken: Link | None = None) -> macvlan.Plan:
-    facts = macvlan.Facts(master or link(), [], taken, "boot")
+def planned(asked: Request, master: Link | None = None, taken: Link | None = None) -> macvlan.MacvlanPlan:
+    facts = macvlan.MacvlanFacts(master or link(), [], taken, "boot")
     return macvlan.plan(read(asked), asked, facts)
 
 
@@ -142,7 +142,9 @@ def test_an_ipvlan_is_refused_as_master(kind: str) -> None:
 def test_the_node_keeps_a_master_that_it_needs() -> None:
     asked = request({"mode": "passthru"})
     with pytest.raises(InvalidConfig, match=r'master "ens2f0": "x" carries the default route.*mode bridge'):
-        macvlan.plan(read(asked), asked, macvlan.Facts(link(), [], None, "boot", '"x" carries the default route'))
+        macvlan.plan(
+            read(asked), asked, macvlan.MacvlanFacts(link(), [], None, "boot", '"x" carries the default route')
+        )
 
 
 def test_passthru_takes_the_masters_mac() -> None:
@@ -221,14 +223,14 @@ def test_what_cannot_carry_a_macvlan_is_refused_by_name(
 def test_an_absent_master_is_named_with_the_netdevs_that_there_are() -> None:
     asked = request({"master": "ens9"})
     with pytest.raises(InvalidConfig, match='"ens9" does not exist') as caught:
-        macvlan.plan(read(asked), asked, macvlan.Facts(None, ["lo", "ens2f0"], None, ""))
+        macvlan.plan(read(asked), asked, macvlan.MacvlanFacts(None, ["lo", "ens2f0"], None, ""))
     assert "lo ens2f0" in caught.value.details
 
 
 def test_no_master_and_no_default_route_says_which_key_is_missing() -> None:
     asked = request({"master": ""})
     with pytest.raises(InvalidConfig, match="`master`.*default route"):
-        macvlan.plan(read(asked), asked, macvlan.Facts(None, [], None, ""))
+        macvlan.plan(read(asked), asked, macvlan.MacvlanFacts(None, [], None, ""))
 
 
 def test_a_record_holds_the_whole_plan() -> None:

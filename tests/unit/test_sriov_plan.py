@@ -37,13 +37,13 @@ def request(args: str = "", **config: Any) -> Request:
     return parse({**ENVIRON, "CNI_ARGS": args}, json.dumps(whole).encode())
 
 
-def read(args: str = "", **config: Any) -> tuple[sriov.Config, list[str]]:
+def read(args: str = "", **config: Any) -> tuple[sriov.SriovConfig, list[str]]:
     faults: list[Fault] = []
     return sriov.read(request(args, **config), faults), [str(fault) for fault in faults]
 
 
-def facts(**found: Any) -> sriov.Facts:
-    made = sriov.Facts()
+def facts(**found: Any) -> sriov.SriovFacts:
+    made = sriov.SriovFacts()
     made.device = found.get("device", link(parent_bus="pci", parent_device=VF))
     made.state = devices.identity_of(made.device) if made.device else {}
     made.driver = "mlx5_core"
@@ -53,7 +53,7 @@ def facts(**found: Any) -> sriov.Facts:
     return made
 
 
-def planned(found: sriov.Facts, **config: Any) -> sriov.Plan:
+def planned(found: sriov.SriovFacts, **config: Any) -> sriov.SriovPlan:
     asked = request(**config)
     return sriov.plan(sriov.read(asked, []), asked, found)
 
@@ -213,7 +213,7 @@ def test_a_vf_whose_permanent_mac_follows_its_own_is_known_again() -> None:
 
 def test_the_document_of_a_device_that_was_given_back_says_so() -> None:
     document = planned(facts()).document() | {"returned": True}
-    assert devices.Plan(document).returned
+    assert devices.MovePlan(document).returned
     assert not sriov.load(planned(facts()).document()).returned
 
 

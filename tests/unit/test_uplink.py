@@ -9,7 +9,7 @@ import pytest
 
 from cni.plugins import uplink
 from cni.shared.kernel.links import Link, ifinfo
-from cni.shared.kernel.routes import BOOT_PROTOCOL, MAIN_TABLE, RA_PROTOCOL, Route
+from cni.shared.kernel.routes import BOOT_PROTOCOL, MAIN_TABLE, RA_PROTOCOL, KernelRoute
 
 
 def link(name: str, index: int, **attributes: Any) -> Link:
@@ -21,15 +21,15 @@ def link(name: str, index: int, **attributes: Any) -> Link:
     return found
 
 
-def default(index: int, dst: str = "0.0.0.0/0", **attributes: Any) -> Route:
-    found = Route.__new__(Route)
+def default(index: int, dst: str = "0.0.0.0/0", **attributes: Any) -> KernelRoute:
+    found = KernelRoute.__new__(KernelRoute)
     usual = {"table": MAIN_TABLE, "protocol": BOOT_PROTOCOL, "priority": 0, "gw": "", "body": bytes(bytearray(8))}
     for each, value in {"index": index, "dst": dst, **usual, **attributes}.items():
         setattr(found, each, value)
     return found
 
 
-def advertised(index: int, priority: int = 1024) -> Route:
+def advertised(index: int, priority: int = 1024) -> KernelRoute:
     return default(index, "::/0", protocol=RA_PROTOCOL, priority=priority)
 
 
@@ -108,7 +108,7 @@ _HOPS = bytes(bytearray(9))  # the message of one route
         ([], set()),
     ],
 )
-def test_of_default_routes_those_count_that_the_kernel_prefers(defaults: list[Route], used: set[int]) -> None:
+def test_of_default_routes_those_count_that_the_kernel_prefers(defaults: list[KernelRoute], used: set[int]) -> None:
     assert {route.index for route in uplink.in_use(defaults)} == used
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
 from cni.library.audit import model
-from cni.library.audit.model import Name, Network, Node, Pod
+from cni.library.audit.model import IpamBlock, Name, Node, Pod
 from cni.shared.spec.errors import InvalidConfig
 from ipam.leases import Lease
 from ipam.stores import IN_CLUSTER
@@ -126,7 +126,7 @@ class Cluster:
         """A node as it is now; None when there is none."""
         return self._one(NODES, model.parse_node, name, EVERYWHERE)
 
-    def networks(self) -> tuple[list[Network], set[str]]:
+    def networks(self) -> tuple[list[IpamBlock], set[str]]:
         """The networks of all NADs that whereabouts serves, and "namespace/name" of every NAD."""
         found = read_all(
             lambda: self.pages(NADS, lambda nad: (model.nad_name(nad), model.parse_networks(nad)), namespace=EVERYWHERE)
@@ -153,7 +153,7 @@ class PoolReading:
     `networks` tell which names a reservation's may begin with, and which pools are of node slices.
     """
 
-    def __init__(self, cluster: Cluster, networks: list[Network] | None = None) -> None:
+    def __init__(self, cluster: Cluster, networks: list[IpamBlock] | None = None) -> None:
         self._cluster = cluster
         self._networks = networks or []
         self._scopes = {"", *(n.network_name for n in self._networks)}

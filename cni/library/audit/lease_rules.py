@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from cni.library.audit import findings as kinds
 from cni.library.audit import lost
 from cni.library.audit.findings import KEEP, LOOK, RECLAIM, RESTORE, Finding, about
-from cni.library.audit.model import Address, Network, Pod, PodInterface, Snapshot
+from cni.library.audit.model import Address, IpamBlock, Pod, PodInterface, Snapshot
 from ipam.leases import Lease
 from ipam.ranges import format_address, range_of
 from ipam.stores.apiserver.resources import OF_STORES
@@ -69,7 +69,7 @@ class AuditRules:
         self._held: dict[Address, list[Lease]] = defaultdict(list)
         for lease in snapshot.leases:
             self._held[lease.address].append(lease)
-        self._own: dict[str, list[Network]] = defaultdict(list)  # by the names of their NADs
+        self._own: dict[str, list[IpamBlock]] = defaultdict(list)  # by the names of their NADs
         for network in snapshot.networks:
             self._own[network.name].append(network)
         self._reserved = {r.key: r for r in snapshot.reserved or () if r.address}

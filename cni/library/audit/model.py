@@ -94,7 +94,7 @@ class Node:
 
 
 @dataclass(frozen=True)
-class Network:
+class IpamBlock:
     """What one ipam block of a NAD says: `name` is "namespace/name" of the NAD, `cni_name` that of its network."""
 
     name: str
@@ -132,7 +132,7 @@ class Snapshot:
     pods: Mapping[Name, Pod] | None = None
     nodes: Mapping[str, Node] | None = None
     agents: Collection[str] | None = None
-    networks: Sequence[Network] = ()
+    networks: Sequence[IpamBlock] = ()
     nads: Collection[str] = ()
     records: Sequence[tuple[Attachment, Mapping[str, Any]]] | None = None
     counted: Collection[Pool] = ()
@@ -172,7 +172,7 @@ def parse_node(document: Mapping[str, Any]) -> Node:
     )
 
 
-def parse_networks(document: Mapping[str, Any]) -> list[Network]:
+def parse_networks(document: Mapping[str, Any]) -> list[IpamBlock]:
     """The networks of a NetworkAttachmentDefinition that whereabouts serves; those that cannot be read are left out."""
     metadata = document.get("metadata") or {}
     try:
@@ -193,7 +193,7 @@ def nad_name(document: Mapping[str, Any]) -> str:
     return f"{metadata.get('namespace') or ''}/{metadata.get('name') or ''}"
 
 
-def _network(name: str, cni_name: str, block: Any) -> Network | None:
+def _network(name: str, cni_name: str, block: Any) -> IpamBlock | None:
     if not isinstance(block, dict) or member(block, "type") not in _PLUGINS:
         return None
     faults: list[Fault] = []
@@ -205,7 +205,7 @@ def _network(name: str, cni_name: str, block: Any) -> Network | None:
     ranges += read_ranges(keys.ip_ranges, source.where("ipRanges"), (), [], faults)
     if faults:
         return None
-    return Network(
+    return IpamBlock(
         name,
         cni_name,
         keys.network_name,
@@ -218,7 +218,9 @@ def _network(name: str, cni_name: str, block: Any) -> Network | None:
 
 
 def parse_pool(
-    document: Mapping[str, Any], reservation_of: Callable[[str], Reservation | None], networks: Collection[Network] = ()
+    document: Mapping[str, Any],
+    reservation_of: Callable[[str], Reservation | None],
+    networks: Collection[IpamBlock] = (),
 ) -> IPPool:
     """An IPPool of the API with its leases; ValueError when spec.range is no CIDR.
 
@@ -229,7 +231,7 @@ def parse_pool(
     return pool
 
 
-def _scope(pool: IPPool, networks: Collection[Network]) -> str | None:
+def _scope(pool: IPPool, networks: Collection[IpamBlock]) -> str | None:
     found = pool.named_scope()
     if any(found == n.network_name for n in networks):
         return found

@@ -62,7 +62,7 @@ def delete(api: Api, metadata: dict[str, Any]) -> bool:
     return True
 
 
-class Watch:
+class SilenceWatch:
     """The agents whose Leases change. A Lease tells nothing by its own time: clocks differ.
 
     An agent is silent when its Lease has stayed the same for the grace, and for as long as the Lease promises (10 minutes

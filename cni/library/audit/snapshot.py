@@ -15,8 +15,8 @@ from typing import Any
 from cni.library.audit import in_use, lease_rules, model, store_rules
 from cni.library.audit.cluster import Cluster, PoolReading, by_name, read_all
 from cni.library.audit.findings import DUPLICATE_ADDRESS, LOOK, POD_WITHOUT_LEASE, POOL_IN_TWO_NAMESPACES, Finding
-from cni.library.audit.model import Network, Snapshot
-from cni.library.audit.silence import Watch
+from cni.library.audit.model import IpamBlock, Snapshot
+from cni.library.audit.silence import SilenceWatch
 from cni.library.audit.store import Choice
 from cni.library.runtime.cache import Cache
 from cni.shared.log import Log
@@ -69,7 +69,7 @@ def audit(choices: Sequence[Choice], progress: Progress) -> Audit:
     pods = by_name(read_all(cluster.pods, progress, "pods"))
     progress("reading nodes")
     nodes = _or(cluster.nodes, None, unread)
-    agents = _or(lambda: Watch().alive(cluster), None, unread)
+    agents = _or(lambda: SilenceWatch().alive(cluster), None, unread)
     around: dict[str, Any] = {"pods": pods, "nodes": nodes, "agents": agents, "networks": networks, "nads": nads}
     snapshots = [replace(found, **around, unread=[*found.unread, *unread]) for found in contents]
     total: Counter[str] = Counter()
@@ -161,7 +161,7 @@ def _leases(store: Store, pool: str = "") -> Iterator[Lease]:
             yield from store.each_lease(found.name)
 
 
-def _of_pools(cluster: Cluster, networks: list[Network], progress: Progress, pool: str = "") -> Snapshot:
+def _of_pools(cluster: Cluster, networks: list[IpamBlock], progress: Progress, pool: str = "") -> Snapshot:
     """What the IPPools of a cluster hold."""
     progress("reading pools and reservations")
     reading = PoolReading(cluster, networks)

@@ -31,7 +31,7 @@ _REMEDIES = (  # a part of Python's message, what stands at the fault, and the r
 )
 
 
-class Fault(ValueError):
+class SyntaxFault(ValueError):
     """The first fault of the syntax, from `start` to `end` of the text; `fix` is the remedy."""
 
     def __init__(self, start: int, end: int, message: str, fix: str) -> None:
@@ -40,7 +40,7 @@ class Fault(ValueError):
 
 
 def parse(text: str) -> TreeNode:
-    """Read the value of `text`. Raises Fault when the text is not JSON."""
+    """Read the value of `text`. Raises SyntaxFault when the text is not JSON."""
     try:
         json.loads(text, parse_int=str)  # a number that is too long is found below, with its place
     except json.JSONDecodeError as fault:
@@ -82,15 +82,17 @@ def _scalar(token: re.Match[str]) -> Any:
     except ValueError:  # of more digits than Python converts
         value = math.inf
     if isinstance(value, float) and not math.isfinite(value):
-        raise Fault(*token.span(), f"{token.group()[:20]} is no number, or too large", "write a smaller number")
+        raise SyntaxFault(*token.span(), f"{token.group()[:20]} is no number, or too large", "write a smaller number")
     if isinstance(value, str) and any("\ud800" <= character <= "\udfff" for character in value):
-        raise Fault(*token.span(), "has half of a surrogate pair (\\ud800 to \\udfff)", "remove it")
+        raise SyntaxFault(*token.span(), "has half of a surrogate pair (\\ud800 to \\udfff)", "remove it")
     return value
 
 
-def _refusal(text: str, fault: json.JSONDecodeError) -> Fault:
+def _refusal(text: str, fault: json.JSONDecodeError) -> SyntaxFault:
     if not text.strip():
-        return Fault(0, 0, "is empty: want a JSON object", 'write {"cniVersion": "1.0.0", "name": ..., "type": ...}')
+        return SyntaxFault(
+            0, 0, "is empty: want a JSON object", 'write {"cniVersion": "1.0.0", "name": ..., "type": ...}'
+        )
     at = fault.pos
     fix = next(fix for part, ahead, fix in _REMEDIES if part in fault.msg and re.compile(ahead).match(text, at))
     if "','" in fault.msg and " after this" in fix:
@@ -99,8 +101,10 @@ def _refusal(text: str, fault: json.JSONDecodeError) -> Fault:
     else:
         start = min(at, len(text) - 1)
         end = start + max(1, len(re.findall(r"^\w*", text[start:])[0]))
-    return Fault(start, end, fault.msg[0].lower() + fault.msg[1:].removesuffix(" at"), fix)
+    return SyntaxFault(start, end, fault.msg[0].lower() + fault.msg[1:].removesuffix(" at"), fix)
 
 
-def _too_large(at: int) -> Fault:
-    return Fault(at, at, f"it has more than {MOST_DEPTH} levels, or more than {MOST_NODES} values", "make it smaller")
+def _too_large(at: int) -> SyntaxFault:
+    return SyntaxFault(
+        at, at, f"it has more than {MOST_DEPTH} levels, or more than {MOST_NODES} values", "make it smaller"
+    )

@@ -115,7 +115,7 @@ def of_json(text: Text, findings: list[Diagnostic], network: str = "") -> Scope 
     """Read the JSON document `text`; return None, with a finding, when it is not JSON."""
     try:
         return Scope(text, jsontext.parse(text.text), findings, network)
-    except jsontext.Fault as fault:
+    except jsontext.SyntaxFault as fault:
         Scope(text, TreeNode(0, 0), findings, network).span(
             ERROR, fault.start, fault.end, "", f"not JSON: {fault}", fault.fix
         )

@@ -105,7 +105,7 @@ def _device(name: str, links: _Links, above: _Above, root: str) -> VerbsDevice:
 
 
 def _port(device: str, number: int, links: _Links, above: _Above, root: str) -> Port:
-    read = rdma_sysfs.Port(device, number, root)
+    read = rdma_sysfs.PortState(device, number, root)
     gids = tuple(
         Gid(g.index, g.value, g.kind, g.address, g.ndev, links.get((g.ndev, g.address), ("", 0))[0])
         for g in rdma_sysfs.gids(device, number, root)

@@ -158,7 +158,9 @@ def _link_type(verbs: tuple[str, ...], netdevs: tuple[str, ...], root: str) -> s
     for netdev in netdevs:
         if kind := _LINK_TYPES.get(text(f"{root}/class/net/{netdev}/type")):
             return kind
-    layers = [rdma_sysfs.Port(name, port, root).link_layer for name in verbs for port in rdma_sysfs.ports(name, root)]
+    layers = [
+        rdma_sysfs.PortState(name, port, root).link_layer for name in verbs for port in rdma_sysfs.ports(name, root)
+    ]
     return _OF_LAYERS.get(layers[0], "") if layers else ""
 
 

@@ -151,7 +151,7 @@ def _hex(digits: str) -> int:
 
 
 class _ProcRoute:
-    """A route as files of /proc show it, with the attributes of `routes.Route` that `uplink.in_use` compares."""
+    """A route as files of /proc show it, with the attributes of `routes.KernelRoute` that `uplink.in_use` compares."""
 
     def __init__(self, link: str, dst: str, gw: str, priority: int, is_advertised: bool = False) -> None:
         self.index, self.dst, self.gw, self.priority = link, dst, gw, priority

@@ -12,7 +12,7 @@ from cni.library.documents.networks import RESOURCE_NAME
 from cni.library.documents.refusals import shown
 from cni.library.documents.scope import Scope
 from cni.library.lint import known, network
-from cni.library.lint.plugin import Surroundings, Want
+from cni.library.lint.plugin import ResourceWant, Surroundings
 
 KIND, GROUP, VERSION = "NetworkAttachmentDefinition", "k8s.cni.cncf.io", "k8s.cni.cncf.io/v1"
 _LABEL = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?"
@@ -48,7 +48,7 @@ def examine(scope: Scope, around: Surroundings) -> None:
     _namespace(scope, metadata, around)
     resource = _resource(scope, metadata)
     if resource:
-        around.wants.append(Want(resource, scope, ("metadata", "annotations", RESOURCE_NAME)))
+        around.wants.append(ResourceWant(resource, scope, ("metadata", "annotations", RESOURCE_NAME)))
         around.resources[str(metadata.get("namespace") or "default"), scope.network] = resource
     _config(scope, document, replace(around, name=scope.network, nad=True, resource=resource))
 

@@ -188,7 +188,7 @@ def _objects(scope: Scope, spec: _Spec, key: str) -> list[Any]:
     opening, closing = ("[", "]") if several else ("", "")
     try:
         root = jsontext.parse(opening + text + closing)
-    except jsontext.Fault as fault:
+    except jsontext.SyntaxFault as fault:
         _, node, _ = scope.root.walk(("spec", key))
         inner = Scope(reader.string(scope, node), node, scope.findings, scope.network)
         start, end = (min(max(0, at - len(opening)), len(text)) for at in (fault.start, fault.end))

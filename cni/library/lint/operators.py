@@ -20,7 +20,7 @@ from cni.library.documents.scope import Scope
 from cni.library.documents.text import Keys, Text
 from cni.library.lint import manifest, nvidia, resources
 from cni.library.lint.addresses import Use
-from cni.library.lint.plugin import Surroundings, Want
+from cni.library.lint.plugin import ResourceWant, Surroundings
 from cni.shared.kernel import rdma_sysfs
 from ipam.ranges import parse_span
 
@@ -68,7 +68,7 @@ def _network(scope: Scope, around: Surroundings) -> None:
     for use in inner.uses:
         written, keys = _written(scope, use.keys)
         around.uses.append(replace(use, scope=written, keys=keys))
-    around.wants.extend(Want(want.resource, scope, ("spec", "resourceName")) for want in inner.wants)
+    around.wants.extend(ResourceWant(want.resource, scope, ("spec", "resourceName")) for want in inner.wants)
     for found in findings:
         if found.key != "cniVersion":
             of_annotation = found.key.startswith("metadata.annotations")

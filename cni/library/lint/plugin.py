@@ -29,7 +29,7 @@ SWITCH_MOST = 9216  # the jumbo frames that Ethernet switches commonly carry, in
 
 
 @dataclass(frozen=True)
-class Want:
+class ResourceWant:
     """The `resource` of a device plugin, "rdma/hca", for which a network or a container asks at `keys` of `scope`."""
 
     resource: str
@@ -62,7 +62,7 @@ class Surroundings:
     uses: list[addresses.Use] = field(default_factory=list)
     nads: dict[tuple[str, str], str] = field(default_factory=dict)
     offers: set[str] = field(default_factory=set)
-    wants: list[Want] = field(default_factory=list)
+    wants: list[ResourceWant] = field(default_factory=list)
     resources: dict[tuple[str, str], str] = field(default_factory=dict)
     pods: list[PodNetworks] = field(default_factory=list)
 
@@ -103,7 +103,7 @@ def examine(scope: Scope, keys: Keys, document: Mapping[str, Any], around: Surro
     elif own == known.OWN_CHAINED:
         unknown_keys(scope, keys, document, rdma.KEYS, f"the plugin {own}", own)
         faults = []
-        fill(rdma.Config(), rdma.KEYS, document, faults)
+        fill(rdma.RdmaConfig(), rdma.KEYS, document, faults)
         note_faults(scope, keys, faults, rdma.KEYS, {})
     else:
         _foreign_mtu(scope, keys, document)

@@ -11,7 +11,7 @@ from cni.library.documents.networks import NETWORKS
 from cni.library.documents.scope import Scope
 from cni.library.documents.text import Keys
 from cni.library.lint import known
-from cni.library.lint.plugin import PodNetworks, Surroundings, Want
+from cni.library.lint.plugin import PodNetworks, ResourceWant, Surroundings
 
 _PODS: tuple[Keys, ...] = (("spec",), ("spec", "template", "spec"), ("spec", "jobTemplate", "spec", "template", "spec"))
 _CONTAINERS = ("initContainers", "containers")
@@ -59,7 +59,7 @@ def examine_object(scope: Scope, around: Surroundings) -> bool:
     return False
 
 
-def _asked(scope: Scope, keys: Keys) -> Iterator[Want]:
+def _asked(scope: Scope, keys: Keys) -> Iterator[ResourceWant]:
     """The limits of the containers of the pod whose spec is at `keys`, if there is one."""
     _, pod, depth = scope.root.walk(keys)
     for name in _CONTAINERS if depth == len(keys) else ():
@@ -68,7 +68,7 @@ def _asked(scope: Scope, keys: Keys) -> Iterator[Want]:
             place = (*keys, name, number, "resources", "limits")
             _, limits, reached = scope.root.walk(place)
             for one in limits.members or [] if reached == len(place) else []:
-                yield Want(one.name, scope, (*place, one.name), at_key=True)
+                yield ResourceWant(one.name, scope, (*place, one.name), at_key=True)
 
 
 def _names(text: str, namespace: str) -> list[tuple[str, str]]:

@@ -118,7 +118,7 @@ def _has_end_outside(remembered: dict[str, Any], link: Link) -> bool:
     return bool(lower and link.lower_index == lower and link.lower_netnsid is not None)
 
 
-class Plan(RecordedPlan):
+class MovePlan(RecordedPlan):
     """The move. `device` is the state to restore ({} for a function that a userspace driver holds).
 
     `returned`: a later ADD has restored the device because the sandbox was gone; the attachment has lost the device.
@@ -146,17 +146,17 @@ def recorded(own: Attachment | None, records: Records, *texts: str) -> Iterator[
         yield attachment, record
 
 
-def present(planned: Plan, inside: Rtnl) -> Link | None:
+def present(planned: MovePlan, inside: Rtnl) -> Link | None:
     """The device in the sandbox, under any name; None when the sandbox does not have it, or another attachment does."""
     return among(planned, inside, away=True) if planned.device and not planned.returned else None
 
 
-def recognises(planned: Plan, inside: Rtnl) -> bool:
+def recognises(planned: MovePlan, inside: Rtnl) -> bool:
     """Whether the device is among the links of `inside`."""
     return present(planned, inside) is not None
 
 
-def among(planned: Plan, rtnl: Rtnl, away: bool = False) -> Link | None:
+def among(planned: MovePlan, rtnl: Rtnl, away: bool = False) -> Link | None:
     """The device among the links of `rtnl`, which are those of a sandbox if it is `away`. Usually it has kept its index."""
     former = planned.device
     same = rtnl.link(index=former["index"])

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from cni.shared.kernel.addresses import Address
     from cni.shared.kernel.links import Link, Rtnl
-    from cni.shared.kernel.routes import Route
+    from cni.shared.kernel.routes import KernelRoute
     from cni.shared.log import Log
 
 _AUTOMATIC = (routes.KERNEL_PROTOCOL, routes.RA_PROTOCOL)
@@ -211,7 +211,7 @@ def _address(a: Address) -> dict[str, Any]:
     }
 
 
-def _route(r: Route) -> dict[str, Any]:
+def _route(r: KernelRoute) -> dict[str, Any]:
     """A route in the form that an older version reads."""
     return {
         "dst": r.dst,

@@ -16,7 +16,7 @@ import os
 from typing import TYPE_CHECKING
 
 from cni.plugins.host_device import devices
-from cni.plugins.host_device.devices import PART, REFUSED, RETURNED, Plan, among, recorded
+from cni.plugins.host_device.devices import PART, REFUSED, RETURNED, MovePlan, among, recorded
 from cni.shared.kernel import sandbox as sandboxes
 from cni.shared.kernel import sysfs
 from cni.shared.kernel.links import LEAST_MTU
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 USERSPACE_DRIVERS = ("vfio-pci", "uio_pci_generic", "igb_uio")
 
 
-class Facts:
+class MoveFacts:
     """The result of a survey: the device and its state, the `driver` of a PCI function, and the `holder` of the device: an
     attachment, or the path of a sandbox; None or "" when it is free.
 
@@ -158,7 +158,7 @@ def _return_device(attachment: Attachment, record: dict[str, Any], host: Rtnl, r
     records.write(attachment, PART, {**record, "link": {**record["link"], RETURNED: True}})
 
 
-def refuse_unfit(selected: str, device: Link, facts: Facts, mtu: int, request: Request) -> None:
+def refuse_unfit(selected: str, device: Link, facts: MoveFacts, mtu: int, request: Request) -> None:
     """Raise why `device` cannot go to the sandbox of `request` (pure).
 
     `selected` is the key and value that name it, `mtu` the MTU that is wanted (0: its own).
@@ -202,7 +202,7 @@ def held_by(selected: str, holder: Attachment | str) -> TryAgainLater:
     )
 
 
-def move_in(planned: Plan, host: Rtnl, inside: Rtnl, sandbox: Namespace) -> Link | None:
+def move_in(planned: MovePlan, host: Rtnl, inside: Rtnl, sandbox: Namespace) -> Link | None:
     """Move, name and mark the device in one message; None when there is no netdev to move."""
     if not planned.device:
         return None
@@ -237,7 +237,7 @@ def move_in(planned: Plan, host: Rtnl, inside: Rtnl, sandbox: Namespace) -> Link
     return link
 
 
-def _refused_move(planned: Plan, fault: KernelError) -> KernelRefused | TryAgainLater:
+def _refused_move(planned: MovePlan, fault: KernelError) -> KernelRefused | TryAgainLater:
     name = planned.device["name"]
     if fault.errno == errno.ENODEV:
         return TryAgainLater(
@@ -255,12 +255,12 @@ def _refused_move(planned: Plan, fault: KernelError) -> KernelRefused | TryAgain
     return KernelRefused(f'the kernel refused to move device "{name}": {fault.strerror}', str(fault))
 
 
-def refused_up(planned: Plan, fault: KernelError) -> str:
+def refused_up(planned: MovePlan, fault: KernelError) -> str:
     """Why the kernel did not set the device up."""
     return f'device "{planned.device["name"]}" cannot be set up in the sandbox: {fault.strerror}; see the kernel log for its driver'
 
 
-def remove(planned: Plan, host: Rtnl, inside: Rtnl | None, log: Log) -> None:
+def remove(planned: MovePlan, host: Rtnl, inside: Rtnl | None, log: Log) -> None:
     """Bring the device back to the host and restore its state; a repeated call continues the first."""
     device = move_out(planned, host, inside, log)
     if device:
@@ -269,7 +269,7 @@ def remove(planned: Plan, host: Rtnl, inside: Rtnl | None, log: Log) -> None:
         restore.restore(planned, device, host, log)
 
 
-def move_out(planned: Plan, host: Rtnl, inside: Rtnl | None, log: Log) -> Link | None:
+def move_out(planned: MovePlan, host: Rtnl, inside: Rtnl | None, log: Log) -> Link | None:
     """Move the device back to the host, if it is not there yet; None when it no longer exists, or had no netdev to move.
 
     Lingers while the device is in a namespace other than these two.
@@ -295,14 +295,14 @@ def move_out(planned: Plan, host: Rtnl, inside: Rtnl | None, log: Log) -> Link |
     return device
 
 
-def lingers(planned: Plan, host: Rtnl) -> bool:
+def lingers(planned: MovePlan, host: Rtnl) -> bool:
     """Whether the device is in a network namespace that the host has an id for, and may still answer to its addresses."""
     if not planned.device or planned.returned:
         return False
     return _in_namespace_of(planned, host) and not _is_of_another(planned)
 
 
-def _refuse_missing(planned: Plan, host: Rtnl, inside: Rtnl | None) -> None:
+def _refuse_missing(planned: MovePlan, host: Rtnl, inside: Rtnl | None) -> None:
     """Lingers, unless the device certainly no longer exists, or another attachment has it. The device is neither in its
     sandbox `inside` nor on the host.
 
@@ -336,7 +336,7 @@ def _is_only(has_name: bool, parent: str) -> bool:
     return has_name or sysfs.physical_function_of(parent) != ""
 
 
-def _is_of_another(planned: Plan) -> bool:
+def _is_of_another(planned: MovePlan) -> bool:
     """Whether the device, or its successor, is in the sandbox of another attachment: several concurrent ADDs may each have
     written a record.
 
@@ -344,7 +344,7 @@ def _is_of_another(planned: Plan) -> bool:
     """
     former, own = planned.device, (planned.pci, planned.device["parent"])
     for _, record in devices.recorded(None, Records()):
-        other = Plan(record["link"])
+        other = MovePlan(record["link"])
         succeeds = (
             any(own)
             and (other.pci, other.device.get("parent")) == own
@@ -359,12 +359,12 @@ def _is_of_another(planned: Plan) -> bool:
     return False
 
 
-def _in_namespace_of(planned: Plan, rtnl: Rtnl, but: Rtnl | None = None) -> bool:
+def _in_namespace_of(planned: MovePlan, rtnl: Rtnl, but: Rtnl | None = None) -> bool:
     """Whether the device is in a namespace that the namespace of `rtnl` has an id for; that of `but` is not searched."""
     return any(_is_of(planned, link) for nsid in rtnl.ids_of_others(but) for link in rtnl.links_of(nsid))
 
 
-def _is_of(planned: Plan, link: Link) -> bool:
+def _is_of(planned: MovePlan, link: Link) -> bool:
     """Whether `link` is the device: by its mark and index, or by MAC and name. A later device may have the same mark, but a
     link that the pod has made has no peer outside of the pod."""
     former = planned.device
@@ -373,7 +373,7 @@ def _is_of(planned: Plan, link: Link) -> bool:
     return link.kind == former["kind"] and (is_marked or is_named) and not devices.stands_on_its_own(former, link)
 
 
-def _move_back(planned: Plan, link: Link, host: Rtnl, inside: Rtnl) -> None:
+def _move_back(planned: MovePlan, link: Link, host: Rtnl, inside: Rtnl) -> None:
     name, index = planned.device["name"], planned.device["index"]
     if index == link.index or host.link(index=index):
         index = 0  # the kernel keeps or chooses it
@@ -432,18 +432,18 @@ def with_names_free(here: Rtnl, there: Rtnl, index: int, move: Callable[[], None
         move()
 
 
-def without_link(planned: Plan) -> tuple[str, int] | None:
+def without_link(planned: MovePlan) -> tuple[str, int] | None:
     """The MTU that is configured for a function that a userspace driver holds; its MAC is not known."""
     return None if planned.device else ("", planned.mtu)
 
 
-def differences(planned: Plan, link: Link | None) -> list[str]:
+def differences(planned: MovePlan, link: Link | None) -> list[str]:
     """The differences of the device from the plan."""
     if link and planned.device and not devices.is_same(planned.device, link):
         return [f'"{link.name}" is not the device "{planned.device["name"]}" of the host']
     return []
 
 
-def carrier(planned: Plan) -> tuple[str, bool]:
+def carrier(planned: MovePlan) -> tuple[str, bool]:
     """The device itself, while it is on the host."""
     return planned.device.get("name", ""), False

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from cni.plugins.base import KEYS_OF_EACH, DeviceClaim, LinkConfig, keep_log
 from cni.plugins.host_device import devices, moved
-from cni.plugins.host_device.devices import Plan
+from cni.plugins.host_device.devices import MovePlan
 from cni.plugins.host_device.moved import USERSPACE_DRIVERS
 from cni.shared.config import Fault, Key, fill, hardware_address, integer, netdev, optional, string
 from cni.shared.kernel import sysfs
@@ -45,7 +45,7 @@ KEYS = (
 )
 
 
-class Config(LinkConfig):
+class HostDeviceConfig(LinkConfig):
     """The keys of KEYS, checked, and `device_id`: runtimeConfig.deviceID, a PCI address or auxiliary device."""
 
     device: str
@@ -69,15 +69,15 @@ class Config(LinkConfig):
         return ""
 
 
-class Facts(moved.Facts):
+class HostDeviceFacts(moved.MoveFacts):
     """The facts of a move, and the names of the host's netdevs."""
 
     names: Sequence[str] = ()
 
 
-def read(request: Request, faults: list[Fault]) -> Config:
+def read(request: Request, faults: list[Fault]) -> HostDeviceConfig:
     """The checked configuration; all its faults go to `faults`."""
-    config = Config()
+    config = HostDeviceConfig()
     fill(config, KEYS, request.config, faults)
     config.device_id = request.of_runtime("deviceID") or ""
     if not isinstance(config.device_id, str):
@@ -95,7 +95,7 @@ def read(request: Request, faults: list[Fault]) -> Config:
 
 
 direct_log = keep_log
-load = Plan
+load = MovePlan
 apply = moved.move_in
 refused_up = moved.refused_up
 remove = moved.remove
@@ -106,7 +106,7 @@ without_link = moved.without_link
 carrier = moved.carrier
 
 
-def claim(config: Config, request: Request, host: Rtnl, records: Records, named: Named) -> DeviceClaim:
+def claim(config: HostDeviceConfig, request: Request, host: Rtnl, records: Records, named: Named) -> DeviceClaim:
     """Find the attachment that has the device. If its sandbox ended without a DEL, the device is restored first.
 
     There is no lock: the kernel lets only one of several concurrent ADDs move the device.
@@ -124,9 +124,11 @@ def claim(config: Config, request: Request, host: Rtnl, records: Records, named:
     return claimed
 
 
-def survey(config: Config, request: Request, host: Rtnl, inside: Rtnl, claimed: DeviceClaim, log: Log) -> Facts:
+def survey(
+    config: HostDeviceConfig, request: Request, host: Rtnl, inside: Rtnl, claimed: DeviceClaim, log: Log
+) -> HostDeviceFacts:
     """Find the device and read its state."""
-    facts = Facts()
+    facts = HostDeviceFacts()
     links = claimed.links
     facts.names = [link.name for link in links]
     facts.taken = inside.link(name=request.attachment.ifname)
@@ -146,11 +148,11 @@ def survey(config: Config, request: Request, host: Rtnl, inside: Rtnl, claimed: 
     return facts
 
 
-def _found(config: Config, pci: str, links: Sequence[Link]) -> Link | None:
+def _found(config: HostDeviceConfig, pci: str, links: Sequence[Link]) -> Link | None:
     return devices.find(links, config.device, config.hwaddr, config.kernelpath, pci, config.device_id)
 
 
-def _pci_address(config: Config) -> str:
+def _pci_address(config: HostDeviceConfig) -> str:
     """deviceID if it names a PCI function, otherwise pciBusID; "" when another selector, such as `device`, decides."""
     if config.device or config.hwaddr or config.kernelpath:
         return ""
@@ -159,12 +161,12 @@ def _pci_address(config: Config) -> str:
     return config.pci
 
 
-def _is_meant(config: Config) -> Callable[[dict[str, Any]], bool]:
+def _is_meant(config: HostDeviceConfig) -> Callable[[dict[str, Any]], bool]:
     """Whether the `link` of a record is the device that is selected, while the device is not on the host."""
     return lambda recorded: _selects(config, recorded, None, unknown=False)
 
 
-def plan(config: Config, request: Request, facts: Facts) -> Plan:
+def plan(config: HostDeviceConfig, request: Request, facts: HostDeviceFacts) -> MovePlan:
     """The move; the CniError says why it cannot be made."""
     selected = config.selected()
     if not selected:
@@ -176,14 +178,14 @@ def plan(config: Config, request: Request, facts: Facts) -> Plan:
     if facts.driver in USERSPACE_DRIVERS:
         moved.refuse_mtu(config.mtu, selected)
         name = request.attachment.ifname
-        return Plan({"name": name, "mtu": config.mtu, "pci": pci, "device": {}, "restoresState": False})
+        return MovePlan({"name": name, "mtu": config.mtu, "pci": pci, "device": {}, "restoresState": False})
     device = facts.device
     if facts.holder:
         raise moved.held_by(selected, facts.holder)
     if device is None:
         raise _absent(selected, facts)
     moved.refuse_unfit(selected, device, facts, config.mtu, request)
-    return Plan(
+    return MovePlan(
         {
             "name": request.attachment.ifname,
             "mtu": config.mtu or device.mtu,
@@ -195,7 +197,7 @@ def plan(config: Config, request: Request, facts: Facts) -> Plan:
     )
 
 
-def _absent(selected: str, facts: Facts) -> InvalidConfig:
+def _absent(selected: str, facts: HostDeviceFacts) -> InvalidConfig:
     driver = f" (its driver is {facts.driver})" if facts.driver else ""
     return InvalidConfig(
         f"{selected} names no netdev of the host{driver}: correct the key, or load the device's network driver",
@@ -203,7 +205,7 @@ def _absent(selected: str, facts: Facts) -> InvalidConfig:
     )
 
 
-def adopt(request: Request, host: Rtnl, inside: Rtnl | None) -> Plan | None:
+def adopt(request: Request, host: Rtnl, inside: Rtnl | None) -> MovePlan | None:
     """The plan of a device that Go's plugin moved: its alias is its name on the host; the rest of its state is unknown.
 
     Any link can have an alias. So a DEL adopts none that the configuration does not select; a CHECK names the difference.
@@ -216,7 +218,7 @@ def adopt(request: Request, host: Rtnl, inside: Rtnl | None) -> Plan | None:
     state = devices.identity_of(link)
     state["name"] = link.alias
     pci = link.parent_device if link.parent_bus == "pci" else ""
-    planned = Plan({"name": link.name, "mtu": 0, "pci": pci, "device": state, "restoresState": False})
+    planned = MovePlan({"name": link.name, "mtu": 0, "pci": pci, "device": state, "restoresState": False})
     config = read(request, [])  # a DEL goes on with a configuration that an ADD would refuse
     if devices.stands_on_its_own(state, link) or _stands_on_host(link, host):
         return None
@@ -233,7 +235,7 @@ def _stands_on_host(link: Link, host: Rtnl) -> bool:
     return other is not None and (bool(other.parent_device) or other.mac == link.mac)
 
 
-def differences(planned: Plan, config: Config, link: Link | None, host: Rtnl, inside: Rtnl) -> list[str]:
+def differences(planned: MovePlan, config: HostDeviceConfig, link: Link | None, host: Rtnl, inside: Rtnl) -> list[str]:
     """The differences of the device from the plan, and whether the configuration selects another one."""
     found = moved.differences(planned, link)
     selected = config.selected()
@@ -243,7 +245,7 @@ def differences(planned: Plan, config: Config, link: Link | None, host: Rtnl, in
     return found
 
 
-def _selects(config: Config, recorded: dict[str, Any], link: Link | None, unknown: bool) -> bool:
+def _selects(config: HostDeviceConfig, recorded: dict[str, Any], link: Link | None, unknown: bool) -> bool:
     """Whether the selector with the highest precedence names the device of a record; `unknown` when nothing shows it."""
     former = recorded["device"]
     if config.device:
@@ -263,7 +265,7 @@ def _selects(config: Config, recorded: dict[str, Any], link: Link | None, unknow
     return address == pci if address else unknown
 
 
-def status(config: Config, host: Rtnl, log: Log) -> Link | None:
+def status(config: HostDeviceConfig, host: Rtnl, log: Log) -> Link | None:
     """The device; None while another attachment has it; NotAvailable when the configured device does not exist."""
     if not config.selected() or config.device_id:
         return None  # the device comes with each request

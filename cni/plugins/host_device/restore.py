@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from typing import Any
 
-    from cni.plugins.host_device.devices import Plan
+    from cni.plugins.host_device.devices import MovePlan
     from cni.shared.kernel.links import Link, Rtnl
     from cni.shared.log import Log
 
@@ -66,7 +66,7 @@ def goes_on(passes: int, idle: int, refused: list[RefusedStep]) -> bool:
     return idle == 0 or (idle <= EXTRA and any(refusal.is_transient for refusal in refused))
 
 
-def restore(planned: Plan, link: Link, host: Rtnl, log: Log) -> None:
+def restore(planned: MovePlan, link: Link, host: Rtnl, log: Log) -> None:
     """Restore the device, which is on the host, to the state in the record; parts that are right are not written.
 
     Unrestored when a later call can restore more, such as its name, which another link has.

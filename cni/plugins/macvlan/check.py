@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from cni.plugins.base import differs
-from cni.plugins.macvlan.planning import STANDS_FOR_ITS_LOWER, Plan
+from cni.plugins.macvlan.planning import STANDS_FOR_ITS_LOWER, MacvlanPlan
 
 if TYPE_CHECKING:
-    from cni.plugins.macvlan.planning import Config
+    from cni.plugins.macvlan.planning import MacvlanConfig
     from cni.shared.kernel.links import Link, Rtnl
 
 
-def differences(planned: Plan, config: Config, link: Link, host: Rtnl, inside: Rtnl) -> list[str]:
+def differences(planned: MacvlanPlan, config: MacvlanConfig, link: Link, host: Rtnl, inside: Rtnl) -> list[str]:
     """The differences of the link from the plan and from the configuration. The default `master` is not compared: it may change."""
     if link.kind != "macvlan":
         return [f'"{link.name}" is a {link.kind or "physical"} link, not a macvlan']
@@ -26,7 +26,7 @@ def differences(planned: Plan, config: Config, link: Link, host: Rtnl, inside: R
     return found
 
 
-def _master(planned: Plan, config: Config, link: Link, host: Rtnl, inside: Rtnl) -> list[str]:
+def _master(planned: MacvlanPlan, config: MacvlanConfig, link: Link, host: Rtnl, inside: Rtnl) -> list[str]:
     is_as_made = link.lower_index == planned.lower and planned.over != planned.lower
     now = planned.master if is_as_made else _lower_name(link, host, inside)
     if link.lower_index != planned.lower:
@@ -51,9 +51,9 @@ def _master(planned: Plan, config: Config, link: Link, host: Rtnl, inside: Rtnl)
     return []
 
 
-def as_it_is(link: Link, in_sandbox: bool, host: Rtnl, inside: Rtnl) -> Plan:
+def as_it_is(link: Link, in_sandbox: bool, host: Rtnl, inside: Rtnl) -> MacvlanPlan:
     """The plan that matches the link."""
-    return Plan(
+    return MacvlanPlan(
         {
             "name": link.name,
             "temporary": "",

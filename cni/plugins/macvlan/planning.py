@@ -62,7 +62,7 @@ KEYS = (
 )
 
 
-class Config(LinkConfig):
+class MacvlanConfig(LinkConfig):
     """The checked keys of KEYS. `mac` comes from runtimeConfig, else from CNI_ARGS, else from the configuration."""
 
     master: str
@@ -75,7 +75,7 @@ class Config(LinkConfig):
     ignored_mac = ""
 
 
-class Facts:
+class MacvlanFacts:
     """The result of `survey`: the master, the names of the netdevs of its namespace, and a link that already has the ifname.
 
     `reason` says why the node needs the master, which mode passthru would take from it; "" when it does not.
@@ -91,7 +91,7 @@ class Facts:
         self.reason = reason
 
 
-class Plan(RecordedPlan):
+class MacvlanPlan(RecordedPlan):
     """The link to make. `name` is its final name, `temporary` the name under which it is made.
 
     `over` is the index of the configured master, `lower` that of the device on which the kernel puts the link. If the master
@@ -113,9 +113,9 @@ class Plan(RecordedPlan):
     pci = ""  # a macvlan has no PCI function of its own
 
 
-def read(request: Request, faults: list[Fault]) -> Config:
+def read(request: Request, faults: list[Fault]) -> MacvlanConfig:
     """The checked configuration; all its faults go to `faults`."""
-    config = Config()
+    config = MacvlanConfig()
     fill(config, KEYS, request.config, faults)
     if request.command == "ADD" and config.bcqueuelen > MOST_QUEUED:  # an earlier version has made longer ones
         faults.append(Fault("bcqueuelen", config.bcqueuelen, f"want {MOST_QUEUED} at most"))
@@ -127,7 +127,7 @@ def read(request: Request, faults: list[Fault]) -> Config:
     return config
 
 
-def plan(config: Config, request: Request, facts: Facts) -> Plan:
+def plan(config: MacvlanConfig, request: Request, facts: MacvlanFacts) -> MacvlanPlan:
     """The link to make on the master in `facts`, or the error that says why it cannot be made."""
     master = facts.master
     where = "in the sandbox" if config.link_in_container else "on the host"
@@ -186,10 +186,10 @@ def refusal(mode: str, master: Link, reason: str) -> str:
     return f"{what}: {reason}: {instead}, or {policy.current().way_out()}"
 
 
-def planned_on(config: Config, request: Request, master: Link, derived: str) -> Plan:
+def planned_on(config: MacvlanConfig, request: Request, master: Link, derived: str) -> MacvlanPlan:
     """The plan of a macvlan over `master`; `derived` is the MAC that the attachment gets without one of its own."""
     passthru = config.mode == "passthru"
-    return Plan(
+    return MacvlanPlan(
         {
             "name": request.attachment.ifname,
             "temporary": temporary_name(request),

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from cni.plugins.base import DeviceClaim, keep_log
 from cni.plugins.macvlan import planning
-from cni.plugins.macvlan.planning import STANDS_FOR_ITS_LOWER, Config, Facts, Plan
+from cni.plugins.macvlan.planning import STANDS_FOR_ITS_LOWER, MacvlanConfig, MacvlanFacts, MacvlanPlan
 from cni.shared.config import fill
 from cni.shared.kernel import node
 from cni.shared.kernel.netlink import KernelError
@@ -33,15 +33,17 @@ KEYS = planning.KEYS
 direct_log = keep_log
 read = planning.read
 plan = planning.plan
-load = Plan
+load = MacvlanPlan
 
 
-def claim(config: Config, request: Request, host: Rtnl, records: Records, named: Named) -> DeviceClaim:
+def claim(config: MacvlanConfig, request: Request, host: Rtnl, records: Records, named: Named) -> DeviceClaim:
     """Claim no device, since a master is shared."""
     return DeviceClaim()
 
 
-def survey(config: Config, request: Request, host: Rtnl, inside: Rtnl, claimed: DeviceClaim, log: Log) -> Facts:
+def survey(
+    config: MacvlanConfig, request: Request, host: Rtnl, inside: Rtnl, claimed: DeviceClaim, log: Log
+) -> MacvlanFacts:
     """Read the master, on the host or in the sandbox, and the link with the ifname in the sandbox."""
     where = inside if config.link_in_container else host
     master = _find_master(config, where)
@@ -57,7 +59,7 @@ def survey(config: Config, request: Request, host: Rtnl, inside: Rtnl, claimed: 
             _permit(device)
             reason = _refused(device, config.mode, host, log)
     names = [] if master else [link.name for link in where.links()]
-    return Facts(master, names, inside.link(name=request.attachment.ifname), node.boot_id(), reason)
+    return MacvlanFacts(master, names, inside.link(name=request.attachment.ifname), node.boot_id(), reason)
 
 
 def _refused(device: Link, mode: str, host: Rtnl, log: Log | None) -> str:
@@ -104,7 +106,7 @@ def _permit(device: Link) -> None:
     policy.current().permit("masters", f'master "{device.name}"', (device.name,))
 
 
-def _find_master(config: Config, where: Rtnl) -> Link | None:
+def _find_master(config: MacvlanConfig, where: Rtnl) -> Link | None:
     if config.master:
         return where.link(name=config.master)
     if config.device_id and not config.link_in_container:  # the device is one of the host
@@ -129,7 +131,7 @@ def netdev_of(device: str, root: str = "/sys") -> str:
     return found[0] if found else ""
 
 
-def adopt(request: Request, host: Rtnl, inside: Rtnl | None) -> Plan | None:
+def adopt(request: Request, host: Rtnl, inside: Rtnl | None) -> MacvlanPlan | None:
     """The plan of a link that Go's plugin made: a macvlan of that name on the master that is configured now.
 
     For CHECK it describes the link as it is: without a record only the configuration is compared.
@@ -137,7 +139,7 @@ def adopt(request: Request, host: Rtnl, inside: Rtnl | None) -> Plan | None:
     link = inside.link(name=request.attachment.ifname) if inside else None
     if inside is None or link is None:
         return None
-    config = Config()
+    config = MacvlanConfig()
     fill(config, KEYS, request.config, [])  # a DEL goes on with a configuration that an ADD would refuse
     if request.command == "CHECK":
         from cni.plugins.macvlan import check
@@ -149,7 +151,7 @@ def adopt(request: Request, host: Rtnl, inside: Rtnl | None) -> Plan | None:
     return planning.planned_on(config, request, master, "")
 
 
-def apply(planned: Plan, host: Rtnl, inside: Rtnl, sandbox: Namespace) -> Link:
+def apply(planned: MacvlanPlan, host: Rtnl, inside: Rtnl, sandbox: Namespace) -> Link:
     """Make the link in the sandbox, with its name and down; KernelRefused says why the kernel did not make it.
 
     `planned.lower` is set to the kernel's value. If this differs from the plan, the policy is checked again.
@@ -185,7 +187,7 @@ def apply(planned: Plan, host: Rtnl, inside: Rtnl, sandbox: Namespace) -> Link:
     return link
 
 
-def _refused_making(planned: Plan, fault: KernelError) -> str:
+def _refused_making(planned: MacvlanPlan, fault: KernelError) -> str:
     """Why the kernel did not make the link (macvlan_common_newlink)."""
     master = planned.master
     if fault.errno == errno.EBUSY:
@@ -207,18 +209,18 @@ def _refused_making(planned: Plan, fault: KernelError) -> str:
     return f'the kernel refused a macvlan on master "{master}": {fault.strerror}'
 
 
-def refused_up(planned: Plan, fault: KernelError) -> str:
+def refused_up(planned: MacvlanPlan, fault: KernelError) -> str:
     """Why the kernel did not set the link up (macvlan_open)."""
     if fault.errno == errno.EADDRINUSE:
         return _mac_in_use(planned)
     return f'the link "{planned.name}" cannot be set up: {fault.strerror}'
 
 
-def _mac_in_use(planned: Plan) -> str:
+def _mac_in_use(planned: MacvlanPlan) -> str:
     return f'the MAC address {planned.mac} is in use on master "{planned.master}" already: give each attachment its own (runtimeConfig.mac, CNI_ARGS MAC, key `mac`)'
 
 
-def owns(planned: Plan, link: Link) -> bool:
+def owns(planned: MacvlanPlan, link: Link) -> bool:
     """Whether this plan made `link`, even if its name, MAC or MTU was changed since.
 
     A MAC alone identifies the link only if it is derived: another attachment may have the same configured MAC. A killed
@@ -232,12 +234,12 @@ def owns(planned: Plan, link: Link) -> bool:
     return named and link.lower_index == planned.lower
 
 
-def present(planned: Plan, inside: Rtnl) -> Link | None:
+def present(planned: MacvlanPlan, inside: Rtnl) -> Link | None:
     """The link in the sandbox, under any name."""
     return next((link for link in inside.links() if owns(planned, link)), None)
 
 
-def recognises(planned: Plan, inside: Rtnl) -> bool:
+def recognises(planned: MacvlanPlan, inside: Rtnl) -> bool:
     """Whether a link of `inside` is certainly the plan's, by its temporary name or by its MAC."""
     return any(
         owns(planned, link) and (link.name == planned.temporary or planned.mac in ("", link.mac))
@@ -245,7 +247,7 @@ def recognises(planned: Plan, inside: Rtnl) -> bool:
     )
 
 
-def remove(planned: Plan, host: Rtnl, inside: Rtnl | None, log: Log) -> None:
+def remove(planned: MacvlanPlan, host: Rtnl, inside: Rtnl | None, log: Log) -> None:
     """Remove the plan's link from the sandbox, under any name; a missing link is no error.
 
     Lingers while the link is up elsewhere: the kernel has not yet removed it with its sandbox, or the pod has moved it
@@ -275,7 +277,7 @@ def remove(planned: Plan, host: Rtnl, inside: Rtnl | None, log: Log) -> None:
         )
 
 
-def lingers(planned: Plan, host: Rtnl) -> bool:
+def lingers(planned: MacvlanPlan, host: Rtnl) -> bool:
     """Whether the link is up in some namespace, and answers for its addresses, as its master shows.
 
     With a master in the sandbox, the link may also be on a netdev of the host; otherwise no netdev of the host has its MAC.
@@ -284,23 +286,23 @@ def lingers(planned: Plan, host: Rtnl) -> bool:
     return planned.macIsDerived and host.receives(planned.lower, planned.mac)
 
 
-def without_link(planned: Plan) -> None:
+def without_link(planned: MacvlanPlan) -> None:
     """A macvlan always is a link."""
 
 
-def differences(planned: Plan, config: Config, link: Link | None, host: Rtnl, inside: Rtnl) -> list[str]:
+def differences(planned: MacvlanPlan, config: MacvlanConfig, link: Link | None, host: Rtnl, inside: Rtnl) -> list[str]:
     """The differences of the link from the plan and from the configuration."""
     from cni.plugins.macvlan import check  # only CHECK needs it
 
     return check.differences(planned, config, link, host, inside) if link else []
 
 
-def carrier(planned: Plan) -> tuple[str, bool]:
+def carrier(planned: MacvlanPlan) -> tuple[str, bool]:
     """The master."""
     return planned.master, planned.inSandbox
 
 
-def status(config: Config, host: Rtnl, log: Log) -> Link | None:
+def status(config: MacvlanConfig, host: Rtnl, log: Log) -> Link | None:
     """The master; NotAvailable without one, LimitedConnectivity when it is down or has no carrier."""
     if config.link_in_container:
         return None  # each sandbox has its own

@@ -25,7 +25,7 @@ from cni.shared.config import Key, fill, optional, refuse, string, take
 from cni.shared.kernel import files, netns, node, sysfs
 from cni.shared.kernel import sandbox as sandboxes
 from cni.shared.kernel.netlink import KernelError
-from cni.shared.kernel.rdma_netlink import EXCLUSIVE, Device, Rdma
+from cni.shared.kernel.rdma_netlink import EXCLUSIVE, Rdma, RdmaDevice
 from cni.shared.records import Began, Records
 from cni.shared.spec import codec, result
 from cni.shared.spec.errors import (
@@ -84,7 +84,7 @@ KEYS = (
 )
 
 
-class Config:
+class RdmaConfig:
     """The checked keys of KEYS. `device_id` is runtimeConfig.deviceID, otherwise the configuration's."""
 
     device_id: str
@@ -116,9 +116,9 @@ def call(request: Request, log: Log) -> result.Result | None:
     return None
 
 
-def read(request: Request) -> Config:
+def read(request: Request) -> RdmaConfig:
     """The checked configuration; InvalidConfig with all faults."""
-    config = Config()
+    config = RdmaConfig()
     faults: list[Fault] = []
     fill(config, KEYS, request.config, faults)
     take(config, "device_id", device_name, faults, (("runtimeConfig.deviceID", request.of_runtime("deviceID")),))
@@ -170,8 +170,8 @@ def _exclusive(kind: type[CniError]) -> Rdma:
 
 
 def _find(
-    config: Config, passed: Passed, request: Request, sandbox: Sandbox, host: Rdma, records: Records
-) -> tuple[Device, str]:
+    config: RdmaConfig, passed: Passed, request: Request, sandbox: Sandbox, host: Rdma, records: Records
+) -> tuple[RdmaDevice, str]:
     """The verbs device to move, and the device that it belongs to ("" when it was named itself)."""
     name, parent = config.verbs_device, ""
     if not name:
@@ -241,7 +241,7 @@ def _parent(passed: Passed, request: Request, sandbox: Sandbox) -> str:
     )
 
 
-def _record(device: Device, parent: str, request: Request, sandbox: Sandbox) -> dict[str, Any]:
+def _record(device: RdmaDevice, parent: str, request: Request, sandbox: Sandbox) -> dict[str, Any]:
     return {
         "netns": request.netns,
         "sandbox": sandbox.identity(),

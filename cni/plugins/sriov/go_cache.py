@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from cni.plugins.host_device.devices import Plan
+from cni.plugins.host_device.devices import MovePlan
 from cni.shared.kernel import files, netns
 from cni.shared.spec import codec
 from cni.shared.spec.errors import IoFailure
@@ -73,7 +73,9 @@ def plan(attachment: Attachment) -> tuple[dict[str, Any], list[str]] | None:
     keys = [key for asked, keys in _SET.items() if member(document, asked) not in (None, "") for key in keys]
     if member(document, "MAC") and former["mac"]:
         keys.append("mac")
-    found = Plan({"name": attachment.ifname, "mtu": 0, "pci": pci, "device": device, "restoresState": True}).document()
+    found = MovePlan(
+        {"name": attachment.ifname, "mtu": 0, "pci": pci, "device": device, "restoresState": True}
+    ).document()
     found |= {"wanted": {}, "keys": list(dict.fromkeys(keys)), "former": former, "mac": "", "told": ["", 0]}
     return found, [name, f"pci/{pci}"]
 

@@ -78,7 +78,7 @@ KEYS = (
 OF_PF = ("vlan", "vlanQoS", "vlanProto", "min_tx_rate", "max_tx_rate", "spoofchk", "trust", "link_state")
 
 
-class Config(LinkConfig):
+class SriovConfig(LinkConfig):
     """The checked keys of KEYS; those of OF_PF are None or "" if absent. `mac` is the one with precedence."""
 
     pci: str
@@ -108,9 +108,9 @@ class Config(LinkConfig):
         return found
 
 
-def read(request: Request, faults: list[Fault]) -> Config:
+def read(request: Request, faults: list[Fault]) -> SriovConfig:
     """The checked configuration; all its faults go to `faults`."""
-    config = Config()
+    config = SriovConfig()
     fill(config, KEYS, request.config, faults)
     take(config, "pci", pci_address, faults, (("runtimeConfig.deviceID", request.of_runtime("deviceID")),))
     given = ("CNI_ARGS MAC", request.args.get("MAC")), ("runtimeConfig.mac", request.of_runtime("mac"))
@@ -119,7 +119,7 @@ def read(request: Request, faults: list[Fault]) -> Config:
     return config
 
 
-def _contradictions(config: Config) -> list[Fault]:
+def _contradictions(config: SriovConfig) -> list[Fault]:
     found = []
     if config.vlan is None:
         for key in ("vlanQoS", "vlanProto"):
@@ -150,7 +150,7 @@ def direct_log(request: Request, log: Log) -> None:
             log.warning(f"logFile {path} {fault}; until then log lines go to stderr alone")
 
 
-class Facts(moved.Facts):
+class SriovFacts(moved.MoveFacts):
     """The facts of a move; the VF as its PF sees it; whether the PCI device exists, and whether it is a PF."""
 
     exists = True
@@ -158,7 +158,7 @@ class Facts(moved.Facts):
     is_physical = False
 
 
-class Plan(devices.Plan):
+class SriovPlan(devices.MovePlan):
     """The move, and the settings `wanted` from the PF. DEL restores the `keys` of `former`, the former state of the VF.
 
     `mac` is the MAC to set, or ""; `told` has the MAC and MTU for the result if there is no netdev. `cache`: the files of
@@ -174,7 +174,7 @@ class Plan(devices.Plan):
     sandbox = ""
 
 
-load = Plan
+load = SriovPlan
 refused_up = moved.refused_up
 present = devices.present
 recognises = devices.recognises
@@ -182,7 +182,7 @@ lingers = moved.lingers
 carrier = moved.carrier
 
 
-def claim(config: Config, request: Request, host: Rtnl, records: Records, named: Named) -> DeviceClaim:
+def claim(config: SriovConfig, request: Request, host: Rtnl, records: Records, named: Named) -> DeviceClaim:
     """Take the VF's lock, and find the attachment that has the VF, as `_holder` does."""
     if not config.pci:
         return DeviceClaim()
@@ -196,9 +196,11 @@ def claim(config: Config, request: Request, host: Rtnl, records: Records, named:
     return claimed
 
 
-def survey(config: Config, request: Request, host: Rtnl, inside: Rtnl, claimed: DeviceClaim, log: Log) -> Facts:
+def survey(
+    config: SriovConfig, request: Request, host: Rtnl, inside: Rtnl, claimed: DeviceClaim, log: Log
+) -> SriovFacts:
     """Find the VF and its PF, and read their state."""
-    facts = Facts()
+    facts = SriovFacts()
     if not config.pci:
         return facts
     facts.holder = claimed.holder
@@ -228,7 +230,7 @@ def _holder(pci: str, request: Request, host: Rtnl, records: Records, named: Nam
     return go_cache.holder(pci)
 
 
-def plan(config: Config, request: Request, facts: Facts) -> Plan:
+def plan(config: SriovConfig, request: Request, facts: SriovFacts) -> SriovPlan:
     """The settings and the move; the CniError says why they cannot be made."""
     selected = f'deviceID "{config.pci}"'
     _refuse_unfit(config, selected, facts)
@@ -245,7 +247,7 @@ def plan(config: Config, request: Request, facts: Facts) -> Plan:
     wanted = config.settings()
     former = function.state if function else {}
     mac = config.mac or ("" if former.get("mac") == vfs.NO_MAC else former.get("mac", ""))
-    return Plan(
+    return SriovPlan(
         {
             "name": request.attachment.ifname,
             "mtu": config.mtu or (device.mtu if device else 0),
@@ -262,7 +264,7 @@ def plan(config: Config, request: Request, facts: Facts) -> Plan:
     )
 
 
-def _refuse_unfit(config: Config, selected: str, facts: Facts) -> None:
+def _refuse_unfit(config: SriovConfig, selected: str, facts: SriovFacts) -> None:
     if not config.pci:
         raise InvalidConfig(
             "no VF is given: take it from a device plugin's resource (the NAD's annotation"
@@ -290,13 +292,13 @@ def _refuse_unfit(config: Config, selected: str, facts: Facts) -> None:
         )
 
 
-def adopt(request: Request, host: Rtnl, inside: Rtnl | None) -> Plan | None:
+def adopt(request: Request, host: Rtnl, inside: Rtnl | None) -> SriovPlan | None:
     """The plan of a VF that Go's plugin attached, by the cache that it left."""
     found = go_cache.plan(request.attachment)
     if found is None:
         return None
     document, files = found
-    planned = Plan(document)
+    planned = SriovPlan(document)
     planned.cache, planned.sandbox = files, request.netns
     planned.returned = any(
         r["link"]["pci"] == planned.pci for _, r in devices.recorded(request.attachment, Records(), planned.pci)
@@ -304,7 +306,7 @@ def adopt(request: Request, host: Rtnl, inside: Rtnl | None) -> Plan | None:
     return planned
 
 
-def apply(planned: Plan, host: Rtnl, inside: Rtnl, sandbox: Namespace) -> Link | None:
+def apply(planned: SriovPlan, host: Rtnl, inside: Rtnl, sandbox: Namespace) -> Link | None:
     """Set the VF through its PF, move it, and give it its MAC."""
     function = vf.find(planned.pci, host) if planned.keys else None
     if function:
@@ -316,12 +318,12 @@ def apply(planned: Plan, host: Rtnl, inside: Rtnl, sandbox: Namespace) -> Link |
     return inside.link(index=link.index) if link else None
 
 
-def without_link(planned: Plan) -> tuple[str, int] | None:
+def without_link(planned: SriovPlan) -> tuple[str, int] | None:
     """The MAC and MTU of a VF that a userspace driver holds."""
     return None if planned.device else (planned.told[0], planned.told[1])
 
 
-def remove(planned: Plan, host: Rtnl, inside: Rtnl | None, log: Log) -> None:
+def remove(planned: SriovPlan, host: Rtnl, inside: Rtnl | None, log: Log) -> None:
     """Bring the VF back to the host and restore its state; a repeated call continues the first.
 
     Lingers, and resets nothing, while the VF is in a sandbox that cannot be found: the pod would be on another VLAN.
@@ -335,7 +337,7 @@ def remove(planned: Plan, host: Rtnl, inside: Rtnl | None, log: Log) -> None:
     go_cache.forget(planned.cache, planned.sandbox)
 
 
-def _give_back(planned: Plan, host: Rtnl, inside: Rtnl | None, log: Log) -> None:
+def _give_back(planned: SriovPlan, host: Rtnl, inside: Rtnl | None, log: Log) -> None:
     from cni.plugins.host_device import restore  # an ADD that succeeds restores nothing
 
     device = moved.move_out(planned, host, inside, log)
@@ -348,7 +350,7 @@ def _give_back(planned: Plan, host: Rtnl, inside: Rtnl | None, log: Log) -> None
         vf.finish(planned.pci, planned.keys, planned.former, host)
 
 
-def differences(planned: Plan, config: Config, link: Link | None, host: Rtnl, inside: Rtnl) -> list[str]:
+def differences(planned: SriovPlan, config: SriovConfig, link: Link | None, host: Rtnl, inside: Rtnl) -> list[str]:
     """The differences of the VF from the plan and from the configuration."""
     found = moved.differences(planned, link)
     if config.pci and config.pci != planned.pci:
@@ -365,7 +367,7 @@ def differences(planned: Plan, config: Config, link: Link | None, host: Rtnl, in
     return found + ([f"the PF of VF {planned.pci} is gone"] if planned.keys or configured else [])
 
 
-def status(config: Config, host: Rtnl, log: Log) -> Link | None:
+def status(config: SriovConfig, host: Rtnl, log: Log) -> Link | None:
     """The VF's netdev, while it is on the host. NotAvailable when this node has no such VF."""
     if not config.pci:
         return None  # it comes with each request

@@ -23,7 +23,7 @@ _DEVICE_INDEX, _DEVICE_NAME, _PORT_INDEX, _NDEV_INDEX, _NETNS_MODE, _NETNS_FD = 
 SHARED, EXCLUSIVE = "shared", "exclusive"
 
 
-class Device:
+class RdmaDevice:
     """A verbs device: its `index` and `name`."""
 
     def __init__(self, body: bytes) -> None:
@@ -32,7 +32,7 @@ class Device:
         self.name = text_of(found.get(_DEVICE_NAME, b""))
 
 
-class Port:
+class PortNetdev:
     """A port `number` of a `device`, and the index of its netdev, 0 unless that is in the socket's namespace."""
 
     def __init__(self, body: bytes) -> None:
@@ -62,17 +62,17 @@ class Rdma(Socket):
                 return SHARED if number_of(mode) else EXCLUSIVE
         return SHARED
 
-    def devices(self) -> list[Device]:
+    def devices(self) -> list[RdmaDevice]:
         """The verbs devices that the namespace can use."""
-        return [Device(body) for body in self.dump(_GET, b"")]
+        return [RdmaDevice(body) for body in self.dump(_GET, b"")]
 
-    def device(self, name: str) -> Device | None:
+    def device(self, name: str) -> RdmaDevice | None:
         """The verbs device of that name; None when the namespace has none."""
         return next((d for d in self.devices() if d.name == name), None)
 
-    def ports(self, device_index: int) -> list[Port]:
+    def ports(self, device_index: int) -> list[PortNetdev]:
         """The ports of a verbs device."""
-        return [Port(body) for body in self.dump(_PORT_GET, number(_DEVICE_INDEX, device_index))]
+        return [PortNetdev(body) for body in self.dump(_PORT_GET, number(_DEVICE_INDEX, device_index))]
 
     def move(self, device_index: int, netns_fd: int) -> None:
         """Move a verbs device to the namespace `netns_fd`, in exclusive mode.

@@ -34,7 +34,7 @@ _PAGE = 4096
 _DEPTH = 8  # links on top of one another: the kernel allows no more (MAX_NEST_DEV, include/linux/netdevice.h)
 
 
-class Port:
+class PortState:
     """A port of a verbs device. `state` is "ACTIVE", "DOWN", ..., `physical_state` "LinkUp", "Disabled", ..., `rate` as
     the kernel words it, "100 Gb/sec (4X EDR)"; each "" when it cannot be read."""
 
@@ -48,7 +48,7 @@ class Port:
         self.rate = _value(f"{here}/rate")
 
 
-class Gid:
+class GidEntry:
     """An entry of a port's GID table: `index`, `value` as eight groups of four digits, `kind` "RoCE v2" or
     "IB/RoCE v1", `ndev` the name that the entry's netdev has in its namespace ("" for none)."""
 
@@ -122,7 +122,7 @@ def _with_netdevs(devices: list[str], netdevs: set[str], root: str) -> list[tupl
     return [(d, p) for d in sorted(set(devices)) for p in ports(d, root) if netdev_of(d, p, root) in netdevs]
 
 
-def gids(device: str, port: int, root: str = "/sys") -> list[Gid]:
+def gids(device: str, port: int, root: str = "/sys") -> list[GidEntry]:
     """The entries of the port's GID table that are in use, in order of their index."""
     return [gid_at(device, port, index, value, root) for index, value in gid_values(device, port, root)]
 
@@ -136,10 +136,10 @@ def gid_values(device: str, port: int, root: str = "/sys") -> Iterator[tuple[int
             yield index, value
 
 
-def gid_at(device: str, port: int, index: int, value: str, root: str = "/sys") -> Gid:
+def gid_at(device: str, port: int, index: int, value: str, root: str = "/sys") -> GidEntry:
     """The entry at `index`, whose value is known."""
     here = f"{_port(device, port, root)}/gid_attrs"
-    return Gid(index, value, _value(f"{here}/types/{index}"), _value(f"{here}/ndevs/{index}"))
+    return GidEntry(index, value, _value(f"{here}/types/{index}"), _value(f"{here}/ndevs/{index}"))
 
 
 def gid_table_size(device: str, port: int, root: str = "/sys") -> int:
@@ -148,7 +148,7 @@ def gid_table_size(device: str, port: int, root: str = "/sys") -> int:
 
 
 def gid_of(address: str) -> str:
-    """The GID that an IP address ("192.168.111.7", "fd00::7") becomes, as `Gid.value` has it; ValueError."""
+    """The GID that an IP address ("192.168.111.7", "fd00::7") becomes, as `GidEntry.value` has it; ValueError."""
     try:
         if ":" in address:
             octets = inet_pton(AF_INET6, address)

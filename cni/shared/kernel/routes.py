@@ -52,7 +52,7 @@ KERNEL_PROTOCOL, BOOT_PROTOCOL, RA_PROTOCOL = 2, 3, 9
 _DAEMONS = frozenset((11, 12, 14, 42, 99, 186, 187, 188, 189, 192))
 
 
-class Route:
+class KernelRoute:
     """A route by the link `index`; of a multipath route, the part that goes by this link.
 
     `mtu` and `advmss` are bytes, 0 for none. `priority` is the metric, of which the lowest wins, IPV6_PRIORITY for an
@@ -80,7 +80,7 @@ class Route:
             self.gw = inet_ntop(number_of(hop[_VIA][:2]), hop[_VIA][2:])
 
 
-def list_of(rtnl: Socket, index: int) -> list[Route]:
+def list_of(rtnl: Socket, index: int) -> list[KernelRoute]:
     """The unicast routes by the link `index`, IPv4 first, the kernel's own among them, of all tables.
 
     KernelError ENODEV when there is no such link.
@@ -94,7 +94,7 @@ def bodies_of(rtnl: Socket, index: int) -> list[bytes]:
     return [body for family in (AF_INET, AF_INET6) for body in dump_routes(rtnl, family, number(_OIF, index))]
 
 
-def of_bodies(bodies: Iterable[bytes], index: int) -> list[Route]:
+def of_bodies(bodies: Iterable[bytes], index: int) -> list[KernelRoute]:
     """The routes by the link `index` in RTM_NEWROUTE bodies, of all tables but the local one."""
     found = [route for body in bodies for route in _unpack(body)]
     return [route for route in found if route.index == index and route.table != LOCAL_TABLE]
@@ -121,7 +121,7 @@ def default_route_link(rtnl: Socket) -> int:
     return found.index if found else 0
 
 
-def default_route(rtnl: Socket) -> Route | None:
+def default_route(rtnl: Socket) -> KernelRoute | None:
     """The main table's default route, IPv4 before IPv6; of those that the kernel prefers alike, a configured one precedes one that a router advertised, and then the link with the
     lowest index decides."""
     for family in (AF_INET, AF_INET6):
@@ -141,13 +141,13 @@ def all_bodies(rtnl: Socket) -> list[bytes]:
     return [body for family in (AF_INET, AF_INET6) for body in dump_routes(rtnl, family)]
 
 
-def of_daemons(bodies: Iterable[bytes]) -> list[Route]:
+def of_daemons(bodies: Iterable[bytes]) -> list[KernelRoute]:
     """Of `bodies` the main table's routes by a gateway that a routing daemon has set, once for each of their next hops."""
     found = [route for body in bodies if body[5] in _DAEMONS for route in _unpack(body)]
     return [r for r in found if r.gw and r.index and r.kind == UNICAST and r.table == MAIN_TABLE]
 
 
-def default_routes(rtnl: Socket, bodies: Iterable[bytes]) -> list[Route]:
+def default_routes(rtnl: Socket, bodies: Iterable[bytes]) -> list[KernelRoute]:
     """Of `bodies` the default routes, once for each of their next hops; those that discard packets are none.
 
     With them the prefixes that are used in place of a default route: the halves 0.0.0.0/1 and 128.0.0.0/1, and those of
@@ -163,7 +163,7 @@ def default_routes(rtnl: Socket, bodies: Iterable[bytes]) -> list[Route]:
             if route.index:
                 found.append(route)
             else:
-                found += [Route(body, index, 0, {}) for index in _links_by_id(rtnl, body)]
+                found += [KernelRoute(body, index, 0, {}) for index in _links_by_id(rtnl, body)]
     return found
 
 
@@ -259,17 +259,17 @@ def dump_routes(rtnl: Socket, family: int, only: bytes = b"") -> list[bytes]:
         raise
 
 
-def _unpack(body: bytes) -> Iterator[Route]:
+def _unpack(body: bytes) -> Iterator[KernelRoute]:
     """The route in an RTM_NEWROUTE message, once for each of its next hops."""
     flags = RTMSG.unpack_from(body)[8]
     if flags & _CLONED:  # an exception that the kernel learned, such as a path's MTU
         return
     found = dict(unpack_attributes(body, RTMSG.size))
     if _MULTIPATH not in found:
-        yield Route(body, number_of(found.get(_OIF, b"")), flags, found)
+        yield KernelRoute(body, number_of(found.get(_OIF, b"")), flags, found)
         return
     for hop_flags, _, index, own in next_hops(found[_MULTIPATH]):
-        yield Route(body, index, hop_flags, dict(own))
+        yield KernelRoute(body, index, hop_flags, dict(own))
 
 
 def next_hops(hops: bytes) -> Iterator[tuple[int, int, int, list[tuple[int, bytes]]]]:

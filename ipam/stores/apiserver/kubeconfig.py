@@ -36,7 +36,7 @@ _UNREAD = {  # keys of a user that choose another identity, and are not read
 }
 
 
-class Access(http.Endpoint):
+class Access(http.ServerAddress):
     """An API server and the credentials for it. `path` is the kubeconfig's, "" for a service account.
 
     Files that the kubeconfig names are read when they are needed.

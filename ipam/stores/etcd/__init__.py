@@ -29,7 +29,7 @@ from ipam.stores.base import (
     conflicts,
 )
 from ipam.stores.etcd import keys, txn
-from ipam.stores.etcd.client import Client, endpoint
+from ipam.stores.etcd.client import EtcdClient, endpoint
 from ipam.stores.etcd.keys import BLOCK, LEASE, Keys, end_of, next_key
 from ipam.stores.etcd.search import Search
 from ipam.stores.etcd.txn import Reply
@@ -60,7 +60,7 @@ class EtcdStore(ServedStore):
         self.keys = Keys(store_ref["prefix"])
         paths = (store_ref["ca"], store_ref["cert"], store_ref["key"])
         endpoints = [endpoint(text, False) for text in store_ref["endpoints"]]
-        self._etcd = Client(endpoints, paths, store_ref["user"], store_ref.get("password", ""), seconds)
+        self._etcd = EtcdClient(endpoints, paths, store_ref["user"], store_ref.get("password", ""), seconds)
         super().__init__({key: value for key, value in store_ref.items() if key != "password"}, self._etcd)
         self._search = Search(self.keys, self._call)
 

@@ -16,7 +16,7 @@ from cni.shared.spec import codec
 from cni.shared.spec.errors import CniError, InvalidConfig, TryAgainLater
 from ipam.stores import http
 from ipam.stores.base import Open, Pauses, Unreachable
-from ipam.stores.http import Endpoint, Failed
+from ipam.stores.http import Failed, ServerAddress
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -39,15 +39,15 @@ _OF_ETCD = "etcdserver: "  # the beginning of the errors that are its own
 _NO_GATEWAY = (404, 405, 421, 501)  # statuses for a path, a method or a host that a server does not serve
 
 
-def endpoint(text: str, tls: bool) -> Endpoint:
+def endpoint(text: str, tls: bool) -> ServerAddress:
     """`text` is host, host:port, [IPv6]:port or one of these after http:// or https://, else `tls` decides; ValueError."""
-    found = Endpoint(text.strip(), tls, (DEFAULT_PORT, DEFAULT_PORT))
+    found = ServerAddress(text.strip(), tls, (DEFAULT_PORT, DEFAULT_PORT))
     if found.base:
         raise ValueError("want host:port, such as 10.0.0.1:2379")
     return found
 
 
-class Client(http.Client):
+class EtcdClient(http.Client):
     """The client of one cluster.
 
     `tls` holds the paths of the authority's certificate, the client's certificate and its key.
@@ -56,7 +56,7 @@ class Client(http.Client):
     __slots__ = ("_at", "_endpoints", "_password", "_refused", "_tls", "_token", "_user")
 
     def __init__(
-        self, endpoints: list[Endpoint], tls: tuple[str, str, str], user: str, password: str, seconds: float
+        self, endpoints: list[ServerAddress], tls: tuple[str, str, str], user: str, password: str, seconds: float
     ) -> None:
         super().__init__(seconds)
         self._endpoints = endpoints
@@ -208,7 +208,7 @@ class Client(http.Client):
         self.drop()
         self._at = (self._at + 1) % len(self._endpoints)
 
-    def _where(self) -> Endpoint:
+    def _where(self) -> ServerAddress:
         return self._endpoints[self._at]
 
     def _unreachable(self, reasons: list[str]) -> Unreachable:
@@ -288,7 +288,7 @@ def _token_of(reply: Any) -> str:
 # --- tokens, kept on this node between two calls: each check of a password costs etcd 60 ms of bcrypt ---
 
 
-def _token_name(endpoints: Sequence[Endpoint], user: str, password: str) -> str:
+def _token_name(endpoints: Sequence[ServerAddress], user: str, password: str) -> str:
     """The name of a token's file, which nobody finds without the password."""
     text = "\0".join((*map(str, endpoints), "", user, password)).encode("utf-8", "surrogateescape")
     return f"etcd-{hashlib.blake2b(text, digest_size=16).hexdigest()}"

@@ -28,7 +28,7 @@ from ipam.stores.apiserver.resources import POOLS, RESERVATIONS
 from ipam.stores.apiserver.store import ObjectStore, attempt
 from ipam.stores.base import SHARED_SECONDS, Claimed, Open, Survey, Taken, Unknown
 from ipam.stores.ippool import objects
-from ipam.stores.ippool.claim import Claim
+from ipam.stores.ippool.claim import PoolClaim
 from ipam.stores.ippool.locks import PoolLocks
 from ipam.stores.ippool.view import View
 
@@ -193,7 +193,7 @@ class KubernetesStore(ObjectStore):
         """One attempt; after a change of a pool by others the caller has to read again."""
         with self.session():
             self._locks.take()
-            claim = Claim(self._view, wants, owner, instead_of, self._doubtful)
+            claim = PoolClaim(self._view, wants, owner, instead_of, self._doubtful)
             answer = attempt(claim.leases, lambda: claim.make(self._locks.end), claim.undo, claim.taken)
             if isinstance(answer, Unknown):
                 self._doubtful += instead_of

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ipam.stores.ippool.view import View
 
 
-class Claim:
+class PoolClaim:
     """`wants` for `owner` in place of the leases `instead_of`. Every part of it is undone by `undo`.
 
     `doubtful` are leases that earlier claims gave up, whose outcome was open: their reservations may be left.
