@@ -18,8 +18,8 @@ from cni.library.audit import in_use
 from cni.library.audit.cluster import Cluster, PoolReading
 from cni.library.audit.free import Freeing
 from cni.library.audit.lost import is_abandoned
-from cni.library.audit.model import Key, Name, Node, Pod
-from cni.library.audit.occupancy import spans_of
+from cni.library.audit.model import Key, Name, Network, Node, Pod
+from cni.library.audit.occupancy import Span, ranges_by_pool, spans_of
 from cni.library.service.log import AgentLog
 from cni.shared.records import Records
 from cni.shared.spec.errors import InvalidConfig
@@ -27,7 +27,7 @@ from cni.shared.spec.request import Attachment
 from ipam import records as ipam_records
 from ipam import upkeep
 from ipam.leases import Lease
-from ipam.ranges import range_of
+from ipam.ranges import Range, range_of
 from ipam.stores import open_store
 from ipam.stores.addresslease import AddressLeaseStore
 from ipam.stores.addresslease import objects as addresses
@@ -47,16 +47,23 @@ _BUSY: Outcome = (False, "", "")
 class Usage:
     """The leases of a pool, counted by node. `object_bytes` is the size of the pool's object, 0 for none.
 
-    `size` counts the addresses of its range that may be given, 0 when the pool's name has no range.
+    `size` counts the addresses that `ranges`, else the pool's CIDR, give: 0 when the pool's name has no CIDR. `inside` counts
+    the leases of these.
     """
 
-    def __init__(self, name: str, family: int, value: int, object_bytes: int = 0) -> None:
+    def __init__(self, name: str, family: int, value: int, object_bytes: int = 0, ranges: Iterable[Range] = ()) -> None:
         self.name = name
         self.used: Counter[str] = Counter()
         self.object_bytes = object_bytes
-        self.size = 0
+        self.inside = 0
+        self._spans: list[Span] = []
         with contextlib.suppress(ValueError):
-            self.size = sum(high - low + 1 for low, high in spans_of(range_of(name, family, value)))
+            self._spans = spans_of(range_of(name, family, value), ranges)
+        self.size = sum(high - low + 1 for low, high in self._spans)
+
+    def count(self, value: int, node: str) -> None:
+        self.used[node] += 1
+        self.inside += any(low <= value <= high for low, high in self._spans)
 
 
 class ClusterSource(ABC):
@@ -115,8 +122,8 @@ class ClusterSource(ABC):
         """The leases with the label of `node`, as the server's cache has them."""
 
     @abstractmethod
-    def read_abandoned(self, nodes: Mapping[str, Node]) -> Iterator[None]:
-        """Read all, a page at a time, for the leases that no agent on one of `nodes` frees."""
+    def read_abandoned(self, nodes: Mapping[str, Node], networks: Iterable[Network]) -> Iterator[None]:
+        """Read all, a page at a time, for the leases that no agent on one of `nodes` frees. `networks` tell what pools give."""
 
     @abstractmethod
     def holder(self, lease: Lease) -> Lease | None:
@@ -204,8 +211,9 @@ class ClusterSource(ABC):
         except OSError:
             return True  # the agent cannot tell
 
-    def _begin(self) -> None:
+    def _begin(self, networks: Iterable[Network] = ()) -> None:
         """Forget the last `read_abandoned`."""
+        self._ranges = ranges_by_pool(networks)
         self.usage, self.named, self.abandoned, self.unleased, self.faults = {}, set(), {}, {}, []
 
     def _keep(self, leases: Iterable[Lease], nodes: Mapping[str, Node]) -> None:
@@ -217,8 +225,8 @@ class ClusterSource(ABC):
 
     def _count(self, pool: str, family: int, value: int, node: str) -> None:
         if pool not in self.usage:
-            self.usage[pool] = Usage(pool, family, value)
-        self.usage[pool].used[node] += 1
+            self.usage[pool] = Usage(pool, family, value, ranges=self._ranges.get(pool, ()))
+        self.usage[pool].count(value, node)
         self.named.add(node)
 
 
@@ -245,12 +253,14 @@ class PoolSource(ClusterSource):
         pages = self.cluster.pages(RESERVATIONS, Reservation, labels=f"{objects.NODE_LABEL}={node}", recent=True)
         return [one.lease for page in pages for one in page if one.address and one.lease.pool]
 
-    def read_abandoned(self, nodes: Mapping[str, Node]) -> Iterator[None]:
-        self._begin()
+    def read_abandoned(self, nodes: Mapping[str, Node], networks: Iterable[Network]) -> Iterator[None]:
+        self._begin(networks)
         pools = PoolReading(self.cluster)
         for page in pools.read():
             for pool in page:
-                self.usage[pool.name] = Usage(pool.name, pool.family, pool.first, pool.size)
+                self.usage[pool.name] = Usage(
+                    pool.name, pool.family, pool.first, pool.size, self._ranges.get(pool.name, ())
+                )
                 for lease in pool.leases:
                     self._count(pool.name, *lease.address, lease.node)
                 self._keep(pool.leases, nodes)
@@ -314,8 +324,8 @@ class AddressSource(ClusterSource):
                     self.faults.append(f"AddressLease {document['metadata']['name']} tells no address")
             yield [entry.lease for entry in found if entry.held]
 
-    def read_abandoned(self, nodes: Mapping[str, Node]) -> Iterator[None]:
-        self._begin()
+    def read_abandoned(self, nodes: Mapping[str, Node], networks: Iterable[Network]) -> Iterator[None]:
+        self._begin(networks)
         named = {addresses.label(name): name for name in nodes}
         lost: set[str] = set()
         selector = addresses.selector({addresses.STATE: addresses.HELD})

@@ -23,7 +23,7 @@ from cni.library.audit.cluster import Cluster, by_name, read_all
 from cni.library.audit.free import Changed
 from cni.library.audit.lease_rules import near_limit
 from cni.library.audit.lost import blocker
-from cni.library.audit.model import Key, Name, Node, Pod
+from cni.library.audit.model import Key, Name, Network, Node, Pod
 from cni.library.service.log import AgentLog
 from cni.library.service.metrics import Metrics
 from cni.shared.records import Records
@@ -169,8 +169,10 @@ class Collector:
         """Free the dead ones of the leases that no node's agent frees."""
         nodes = server.nodes()
         yield
+        networks = self._networks(server)
+        yield
         for source in self._sources:
-            for _ in source.read_abandoned(nodes):
+            for _ in source.read_abandoned(nodes, networks):
                 yield
             for fault in source.faults:
                 self._teller.once(fault, events.UNREADABLE, fault)
@@ -191,6 +193,14 @@ class Collector:
                 source.store.forget()
             self._delete_leases(server, nodes)
             self._tidied = monotonic()
+
+    def _networks(self, server: Cluster) -> list[Network]:
+        """The networks of the NADs, which tell the part of a pool that is given; without them all of its CIDR counts."""
+        try:
+            return server.networks()[0]
+        except CniError as fault:  # such as a right that a former version's role lacks
+            self.log.state("networks", f"pools count as large as their names say: {fault.msg}")
+            return []
 
     def _delete_leases(self, server: Cluster, nodes: dict[str, Node]) -> None:
         """Delete the Lease of each deleted node whose agent is silent and that no lease is of any more."""
@@ -242,8 +252,8 @@ class Collector:
             count = pool.used.total()
             if warning := near_limit(pool.name, pool.object_bytes, count):
                 self._teller.once(pool.name, events.NEAR_LIMIT, warning)
-            if pool.size and count >= pool.size:
-                message = f"pool {pool.name} is exhausted: all its {count} addresses are leased"
+            if pool.size and pool.inside >= pool.size:
+                message = f"pool {pool.name} is exhausted: all its {pool.size} addresses are leased"
                 self._teller.once(pool.name, events.EXHAUSTED, message)
 
     def _forget_all(self) -> None:

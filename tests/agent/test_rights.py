@@ -35,6 +35,7 @@ def granted() -> set[Right]:
 def test_the_agent_has_each_right_that_it_uses_and_no_other(rig: Rig) -> None:
     live = rig.server.add_pod("team", "live", node="n1")
     rig.server.core.add_node("off", ready=False, out_of_service=True)
+    rig.server.core.add_network("team", "rdma-net", "{}")
     pods = ("live", "gone", "gone", "gone", "live")
     rig.allocate(**{f"a{n}": (f"c{n}", f"team/{pod}") for n, pod in enumerate(pods, 1)})
     recorded = owner("c2", "team/gone")

@@ -143,6 +143,9 @@ class Cluster:
     def pages(self, resource: str, parse: Any, **choice: Any) -> list[list[Any]]:
         return []
 
+    def networks(self) -> tuple[list[Any], set[str]]:
+        return [], set()
+
     def nodes(self) -> dict[str, Node]:
         return {"n2": Node("n2", not self.silent, False)}
 
@@ -168,7 +171,7 @@ class Deleted(ClusterSource):
     def of_node(self, node: str) -> list[Lease]:
         return []
 
-    def read_abandoned(self, nodes: Any) -> Iterator[None]:
+    def read_abandoned(self, nodes: Any, networks: Any) -> Iterator[None]:
         self._keep([lease_on("deleted", uid="u1")], nodes)
         yield
 

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from tests import http_server
-from tests.stores.kubernetes_core import DRA, LEASES, OF_DRA, Core, Exists, Invalid, Missing, Unfit
+from tests.stores.kubernetes_core import DRA, LEASES, MULTUS, NADS, OF_DRA, Core, Exists, Invalid, Missing, Unfit
 
 if TYPE_CHECKING:
     import pytest
@@ -381,16 +381,18 @@ class ApiServer:
         self, method: str, parts: list[str], query: dict[str, list[str]], headers: Any, body: bytes
     ) -> Answer | None:
         """The answer for a resource of Kubernetes itself, else None."""
-        if parts[:2] not in (["api", "v1"], ["apis", LEASES], ["apis", DRA]):
+        if parts[:2] not in (["api", "v1"], ["apis", LEASES], ["apis", DRA], ["apis", MULTUS]):
             return None
         rest = parts[2:] if parts[0] == "api" else parts[3:]
         namespace = ""
         if rest[0] == "namespaces":
             namespace, rest = rest[1], rest[2:]
         resource, name, sub = (*rest, "", "", "")[:3]
-        if resource not in ("pods", "nodes", "events", "leases", "serviceaccounts", "configmaps", *OF_DRA):
+        if resource not in ("pods", "nodes", "events", "leases", "serviceaccounts", "configmaps", NADS, *OF_DRA):
             return None
         if parts[1] == DRA and (parts[2] != "v1" or resource not in self.dra):
+            return 404, "404 page not found\n"
+        if resource == NADS and not self.core.named(NADS):
             return 404, "404 page not found\n"
         verb = {"POST": "create", "PUT": "update", "PATCH": "patch", "DELETE": "delete"}.get(method, "")
         verb = verb or ("get" if name else "list")

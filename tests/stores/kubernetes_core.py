@@ -12,6 +12,8 @@ from typing import Any
 Place = tuple[str, str, str]  # resource, namespace ("" for a node), name
 LEASES = "coordination.k8s.io"
 DRA = "resource.k8s.io"
+MULTUS = "k8s.cni.cncf.io"
+NADS = "network-attachment-definitions"
 OF_DRA = ("resourceslices", "resourceclaims", "deviceclasses")
 
 
@@ -123,6 +125,10 @@ class Core:
         }
         self._put(("pods", namespace, name), document)
         return str(document["metadata"]["uid"])
+
+    def add_network(self, namespace: str, name: str, config: str) -> None:
+        """A NetworkAttachmentDefinition; before the first one a cluster without Multus has no such resource."""
+        self._put((NADS, namespace, name), {"metadata": {}, "spec": {"config": config}})
 
     def add_node(self, name: str, ready: bool = True, out_of_service: bool = False) -> None:
         taints = [{"key": "node.kubernetes.io/out-of-service", "value": "x", "effect": "NoExecute"}]

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from cni.library.audit.model import Snapshot
+from cni.library.audit.model import Network, Snapshot
 from ipam.ranges import BITS, Range, merge, parse_cidr, range_of
 
 Span = tuple[int, int]  # the first and the last address
@@ -68,24 +68,33 @@ def pools(snapshot: Snapshot) -> list[PoolUse]:
     for lease in snapshot.leases:
         values[lease.pool, lease.family].append(lease.value)
     objects = {state.name: state for state in snapshot.pools}
+    ranges = ranges_by_pool(snapshot.networks)
     for state in snapshot.pools:
         values.setdefault((state.name, state.family), [])
     found = []
     for (name, family), leased in sorted(values.items()):
         first = leased[0] if leased else objects[name].first
-        full = _occupancy(snapshot, name, family, first, sorted(leased))
+        full = _occupancy(ranges.get(name, ()), name, family, first, sorted(leased))
         if leased or full:
             found.append(PoolUse(name, family, len(leased), full, objects[name].size if name in objects else None))
     return found
 
 
-def _occupancy(snapshot: Snapshot, name: str, family: int, first: int, leased: list[int]) -> Occupancy | None:
+def _occupancy(ranges: Iterable[Range], name: str, family: int, first: int, leased: list[int]) -> Occupancy | None:
     try:
         cidr = range_of(name, family, first)
     except ValueError:
         return None
-    ranges = [r for n in snapshot.networks for r in n.ranges if r.pool_name(n.network_name) == name]
     return of(leased, spans_of(cidr, ranges))
+
+
+def ranges_by_pool(networks: Iterable[Network]) -> dict[str, list[Range]]:
+    """The ranges of `networks` by the name of their pool."""
+    found: dict[str, list[Range]] = defaultdict(list)
+    for network in networks:
+        for one in network.ranges:
+            found[one.pool_name(network.network_name)].append(one)
+    return found
 
 
 def spans_of(cidr: str, ranges: Iterable[Range] = ()) -> list[Span]:
