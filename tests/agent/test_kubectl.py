@@ -1,7 +1,7 @@
 """`kubectl railcni` by the real kubectl: the nodes by their agents, the leases by the API server, doctor by a pod.
 
 The API server is that of tests/docs/cluster.py. Its kubelet here is as slow and refuses as much as a real one: a pod is
-ContainerCreating for a second, has no log then, and a sidecar and an init container that an admission webhook has added. What the
+ContainerCreating for a while, has no log then, and a sidecar and an init container that an admission webhook has added. What the
 container of doctor does is done on this machine.
 """
 
@@ -39,7 +39,7 @@ pytestmark = [
 ]
 ALONE = ["unshare", "--mount", "--net", "--pid", "--fork", "--mount-proc"]  # an install stops the workers that it sees
 Document = dict[str, Any]
-SECOND = 1.0
+SECOND = 0.4  # that a pod takes to start
 HERE = "/proc/self/ns/net"
 SIDECAR = {"name": "a-mesh", "image": "mesh"}
 
@@ -153,13 +153,12 @@ class Server(docs.Cluster):
 class Cluster:
     """What kubectl finds: three nodes, of which n1 and n2 have agents, and n1 an installation that is whole."""
 
-    def __init__(self, rig: Rig, server: Server, folder: Path) -> None:
+    def __init__(self, rig: Rig, server: Server, folder: Path, installed: Path) -> None:
         self.folder = folder
         self.server = server
         self.nodes = server.kubelet
         self.plugins = rig.host("n1") / "opt/cni/bin"
-        subprocess.run([*ALONE, BIN / "railcni", "install", f"--to={self.plugins}", f"--link-dir={folder}"], check=True)
-        (self.plugins / "railcni-bundle/current/bin/railcni").symlink_to(BIN / "railcni")  # a checkout installs none
+        shutil.copytree(installed, self.plugins, symlinks=True, dirs_exist_ok=True)
         self.arguments = ["agent", "--root=/host", f"--to={self.plugins}", f"--state-dir={rig.host('n1')}/state"]
         for name in ("railcni", "team"):
             server.keep("namespaces", "", {"metadata": {"name": name}})
@@ -220,12 +219,23 @@ def rig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rig]:
     server.close()
 
 
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A plugin folder with the plugins of this checkout, and the command, which a checkout does not install."""
+    folder = tmp_path_factory.mktemp("installed")
+    plugins = folder / "bin"
+    plugins.mkdir()
+    subprocess.run([*ALONE, BIN / "railcni", "install", f"--to={plugins}", f"--link-dir={folder}"], check=True)
+    (plugins / "railcni-bundle/current/bin/railcni").symlink_to(BIN / "railcni")
+    return plugins
+
+
 @pytest.fixture
-def cluster(rig: Rig, tmp_path: Path) -> Cluster:
+def cluster(rig: Rig, installed: Path, tmp_path: Path) -> Cluster:
     folder = tmp_path / "kubectl"
     folder.mkdir()
     assert isinstance(rig.server, Server)
-    return Cluster(rig, rig.server, folder)
+    return Cluster(rig, rig.server, folder, installed)
 
 
 def test_status_tells_of_each_node_what_its_agent_finds_or_why_there_is_none(cluster: Cluster) -> None:
