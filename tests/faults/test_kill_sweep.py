@@ -39,12 +39,12 @@ def thinned(units: Sequence[Unit], count: int) -> list[Unit]:
     "operation", ["macvlan-first-add", "macvlan-del", "host-device-add", "host-device-del", "routed-del"]
 )
 def test_a_killed_plugin_leaves_nothing_that_a_retry_a_del_or_gc_does_not_clear(plugins: Path, operation: str) -> None:
-    assert failures(thinned(sweep.plan([operation], [KILL], plugins), 4), plugins) == {}
+    assert failures(thinned(sweep.plan([operation], [KILL], plugins), 3), plugins) == {}
 
 
 @pytest.mark.parametrize("operation", ["macvlan-add", "host-device-del"])
 def test_a_failed_system_call_is_a_cni_error_and_leaves_nothing_for_good(plugins: Path, operation: str) -> None:
-    assert failures(thinned(sweep.plan([operation], ["EIO", "ENOSPC", "EBUSY"], plugins), 5), plugins) == {}
+    assert failures(thinned(sweep.plan([operation], ["EIO", "ENOSPC", "EBUSY"], plugins), 3), plugins) == {}
 
 
 def test_a_del_waits_for_an_add_that_still_runs_and_clears_what_it_did(plugins: Path) -> None:
@@ -76,11 +76,11 @@ def test_a_point_behind_the_list_of_mounts_is_found_where_that_list_has_another_
 def test_a_device_that_is_not_given_back_whole_is_refused_to_others_until_it_is(plugins: Path) -> None:
     units = [u for u in sweep.plan(["host-device-del"], ["EIO"], plugins) if u.call.name == "sendto"]
     assert len(units) > 5
-    assert failures([replace(u, continuations=("other",)) for u in units[:: len(units) // 4]], plugins) == {}
+    assert failures([replace(u, continuations=("other",)) for u in units[:: len(units) // 2]], plugins) == {}
 
 
 def test_after_a_power_loss_the_node_goes_on_and_nothing_is_left_or_given_twice(plugins: Path) -> None:
     recording = record("first", plugins)
-    cases = [Case("first", point, disk) for point in range(0, len(recording.journal.entries), 120) for disk in range(3)]
+    cases = [Case("first", point, disk) for point in range(0, len(recording.journal.entries), 240) for disk in range(3)]
     wrong = {c.name(0): faults for c, faults in powerloss.run(recording, cases, 12, 0, plugins) if faults}
     assert wrong == {}
