@@ -350,6 +350,7 @@ needs_builder = pytest.mark.skipif(
 )
 
 
+@pytest.mark.long
 @needs_builder
 def test_an_image_of_both_architectures_holds_the_bundles_and_is_the_same_each_time(
     bundles: list[Path], tmp_path: Path
@@ -382,6 +383,7 @@ def test_an_image_of_both_architectures_holds_the_bundles_and_is_the_same_each_t
             assert tar.extractfile(program).read()[18] == number  # type: ignore[union-attr]
 
 
+@pytest.mark.long
 @needs_builder
 def test_an_image_has_the_layers_of_the_base_that_is_named(bundles: list[Path], tmp_path: Path) -> None:
     done = image(bundles[:1], tmp_path / "base")

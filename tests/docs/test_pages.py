@@ -39,8 +39,8 @@ MODELS = ROOT / "conf/examples/README.md"
 PAGES = (ROOT / "README.md", MODELS, *sorted((ROOT / "docs").glob("*.md")))
 KINDS = ("hand", "cluster", "build", "demo")
 QUICK = {  # the other pages are long
-    "cluster": {"README", "getting-started"},
-    "hand": {"getting-started", "install", "leases"},
+    "cluster": {"README"},
+    "hand": {"getting-started", "install"},
 }
 BLOCK = re.compile(
     r"(?:^ *<!-- (?P<mark>run|not run): (?P<what>[^\n]*?) -->\n)?^(?P<indent> *)```sh\n(?P<text>.*?)^ *```$",
