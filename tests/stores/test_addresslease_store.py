@@ -179,7 +179,7 @@ WIDE = "10.0.0.0/16"
 
 
 @needs_own_server
-@pytest.mark.parametrize("overlap", [True, False])
+@pytest.mark.parametrize("overlap", [True, pytest.param(False, marks=pytest.mark.long)])
 def test_an_add_and_a_del_among_20000_leases_list_nothing(
     place: Place, monkeypatch: pytest.MonkeyPatch, overlap: bool
 ) -> None:
