@@ -35,7 +35,7 @@ def main(plugin: str) -> int:
     try:
         _write(1, reply)
     except OSError as fault:  # the exit code reports the failure, and the runtime's DEL then clears the ADD
-        from cni.shared import log
+        from cni.shared import log  # VERSION needs no other module
 
         log.tell(f"plugin {plugin} of railcni: the reply cannot be written to stdout: {fault.strerror}\n".encode())
         status = 1
@@ -44,8 +44,8 @@ def main(plugin: str) -> int:
 
 def serve(plugin: str, stdin: bytes | None = None) -> tuple[bytes, int]:
     """(stdout, exit status) of a call with the environment os.environb; `stdin` is read unless it is given."""
-    from cni.shared.spec import codec, request
-    from cni.shared.spec.errors import CniError
+    from cni.shared.spec import codec, request  # VERSION needs no other module
+    from cni.shared.spec.errors import CniError  # VERSION needs no other module
 
     try:
         environ = {_text(k): _text(v) for k, v in os.environb.items()}
@@ -62,7 +62,7 @@ def serve(plugin: str, stdin: bytes | None = None) -> tuple[bytes, int]:
 
 
 def _call(plugin: str, call: Request) -> Result | None:
-    from cni.shared.log import Log
+    from cni.shared.log import Log  # VERSION needs no other module
 
     _, name, _ = call.pod
     pod = f" pod {call.pod[0]}/{name}" if name else ""
@@ -71,20 +71,20 @@ def _call(plugin: str, call: Request) -> Result | None:
         f"{plugin} {call.command} {attachment.container_id} {attachment.ifname}{pod} network {attachment.network}"
     )
     if plugin == "whereabouts":
-        from cni.plugins import whereabouts
+        from cni.plugins import whereabouts  # VERSION needs no other module
 
         return whereabouts.call(call, log)
     if plugin == "rdma":
-        from cni.plugins.rdma import plugin as rdma
+        from cni.plugins.rdma import plugin as rdma  # VERSION needs no other module
 
         return rdma.call(call, log)
-    from cni import verbs
+    from cni import verbs  # VERSION needs no other module
 
     return verbs.call(plugin, call, log)
 
 
 def _unforeseen(fault: Exception) -> CniError:
-    from cni.shared.spec.errors import Internal, IoFailure
+    from cni.shared.spec.errors import Internal, IoFailure  # VERSION needs no other module
 
     if isinstance(fault, OSError):
         failed = f"{fault.filename} cannot be used" if fault.filename else "a request to the kernel failed"
@@ -117,7 +117,7 @@ def _stdin(most: int) -> bytes:
             parts.append(part)
             most -= len(part)
     except OSError as fault:
-        from cni.shared.spec.errors import IoFailure
+        from cni.shared.spec.errors import IoFailure  # VERSION needs no other module
 
         raise IoFailure(
             f"stdin cannot be read ({fault.strerror}), such as one that is closed or a directory: give the network configuration"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
+from cni.shared import policy
 from cni.shared.config import refuse
 from cni.shared.kernel import node
 from cni.shared.spec import codec
@@ -51,8 +52,8 @@ def configured_rail(request: Request, log: Log) -> tuple[IpamConfig, Group | Non
     """The checked configuration, and the group of a rail that asks for the same index; None for any other network."""
     if not is_of_group(request):
         return configured(request, log), None
-    from cni.shared import rail as rails_key
-    from ipam.group import indexes
+    from cni.shared import rail as rails_key  # most networks are no rail
+    from ipam.group import indexes  # most networks are no rail
 
     faults: list[Fault] = []
     rail = rails_key.read(request.config, faults)
@@ -68,8 +69,6 @@ def permit(config: IpamConfig, group: Group | None) -> None:
     Only an ADD asks, and STATUS for it: what is attached can always be compared and deleted. Which store a network may
     name is judged for every verb (ipam.source).
     """
-    from cni.shared import policy
-
     node_policy, name = policy.current(), config.network_name
     if not any(policy.matches(one, name) for one in node_policy.network_names):
         raise node_policy.refusal("networkNames", f'ipam.network_name "{name[:60]}"')
@@ -90,7 +89,7 @@ def is_of_group(request: Request) -> bool:
     """Whether the network is a rail whose group gives a pod one index on all rails (rail.addressing: same-index)."""
     if member(request.config, "rail") is None:
         return False
-    from cni.shared import rail as rails_key
+    from cni.shared import rail as rails_key  # most networks are no rail
 
     return rails_key.asks_for_same_index(request.config)
 
@@ -137,7 +136,7 @@ def claim(
     `record` is the present one, whose lock the caller holds; `of_group` are the members that a group adds to it.
     """
     from ipam.acquire import Terms, acquire  # other verbs claim no address
-    from ipam.rules import SharedLease
+    from ipam.rules import SharedLease  # other verbs claim no address
 
     if record is None:
         _refuse_own(wanted, config)
@@ -289,8 +288,8 @@ def _preferred(config: IpamConfig, pod: tuple[str, str, str], log: Log) -> list[
     """
     if not (config.preferred_ip_annotation and pod[1]):
         return []
-    from ipam.stores.apiserver import Api, uid_of
-    from ipam.stores.apiserver.faults import Gone
+    from ipam.stores.apiserver import Api, uid_of  # most networks read no annotation
+    from ipam.stores.apiserver.faults import Gone  # most networks read no annotation
 
     api = Api(config.kubeconfig, min(SHARED_SECONDS, config.store_timeout))
     try:

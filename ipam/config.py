@@ -236,7 +236,7 @@ def _has_fixed_ranges(request: Request, config: IpamConfig) -> bool:
         return True
     if member(request.config, "rail") is None:
         return False
-    from cni.shared.rail import asks_for_same_index
+    from cni.shared.rail import asks_for_same_index  # most networks are no rail
 
     return asks_for_same_index(request.config)
 

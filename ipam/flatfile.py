@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import os
 
-from cni.shared.kernel import files
+from cni.shared import policy
+from cni.shared.kernel import files, paths
 from cni.shared.kernel.node import host_name
 
 __all__ = ["PATHS", "allow_host", "follow", "host_name", "load"]
@@ -46,13 +47,9 @@ def load(path: str) -> bytes | None:
 def follow(path: str, roots: str = "") -> str:
     """The target of `path`. ValueError when it cannot be followed, or is outside of `roots`, a key of the node's policy."""
     if roots:
-        from cni.shared import policy  # most networks name no path
-
         if roots == "dataRoots":
             return _confined(path)
         return policy.current().confine(roots, path)
-    from cni.shared.kernel import paths
-
     try:
         return paths.resolve(path)
     except OSError as fault:
@@ -61,8 +58,6 @@ def follow(path: str, roots: str = "") -> str:
 
 def allow_host(host: str) -> None:
     """ValueError unless `storeHosts` of the node's policy lets a network name `host`."""
-    from cni.shared import policy  # most networks name no host
-
     allowed = policy.current()
     if not any(policy.matches(one.lower(), host.lower()) for one in allowed.store_hosts):
         listed = ", ".join(allowed.store_hosts) or "none"
@@ -71,9 +66,6 @@ def allow_host(host: str) -> None:
 
 def formerly(path: str) -> str:
     """The target of `path`, a flat file that version 0.1.0 let networks choose; "" where the administrator lists configRoots."""
-    from cni.shared import policy
-    from cni.shared.kernel import paths
-
     resolved = follow(path)
     is_below = any(paths.is_below(resolved, root) for root in _FORMER_CONFIG_ROOTS)
     return resolved if is_below and policy.current().config_roots is policy.CONFIG_ROOTS else ""
@@ -87,9 +79,6 @@ def _confined(path: str) -> str:
     administrator, and even one new file in another program's directory does harm: host-local takes each name below
     /var/lib/cni/networks/NETWORK for an address in use.
     """
-    from cni.shared import policy
-    from cni.shared.kernel import paths
-
     allowed = policy.current()
     try:
         resolved, state = paths.resolve(path), paths.resolve(_STATE)

@@ -12,7 +12,7 @@ import socket
 from typing import TYPE_CHECKING
 
 from cni.shared.spec.request import member
-from ipam.ranges import format_address
+from ipam.ranges import format_address, host_of
 
 if TYPE_CHECKING:
     from typing import Any
@@ -35,9 +35,8 @@ def is_own(network: dict[str, Any], want: Want) -> bool:
 
 def of_wire(names: list[str]) -> set[tuple[int, int]]:
     """The addresses, (family, value), that the links `names` have, and the links below and above them."""
-    from cni.shared.kernel import addresses
-    from cni.shared.kernel.links import Rtnl, with_those_below
-    from ipam.ranges import host_of
+    from cni.shared.kernel import addresses  # most addresses are not of the node
+    from cni.shared.kernel.links import Rtnl, with_those_below  # most addresses are not of the node
 
     rtnl = Rtnl()
     try:
@@ -58,7 +57,7 @@ def _wire(network: dict[str, Any]) -> list[str] | None:
     if isinstance(name, str) and name:
         if member(network, "rail") is None:
             return [name]
-        from cni.shared.rail import asks_for_same_index
+        from cni.shared.rail import asks_for_same_index  # most networks are no rail
 
         return None if asks_for_same_index(network) else [name]
     runtime = member(network, "runtimeConfig")

@@ -13,11 +13,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from cni.shared.records import STATE, Began, Records
+from cni.shared.spec import result
 from cni.shared.spec.errors import AttachmentDiffers, CniError, InvalidConfig, NotAvailable, UnsupportedField, report
 from cni.shared.spec.request import Attachment, member
 from cni.shared.spec.result import IPConfig, Result
 from ipam import config as configuration
-from ipam import flatfile, own, rules, stores
+from ipam import flatfile, own, rules, stores, upkeep
 from ipam.call import claim, configured, configured_rail, is_of_group, owner_of, permit, reached, ref_of
 from ipam.ranges import format_address, host_of
 from ipam.records import PART
@@ -55,7 +56,7 @@ def add(request: Request, records: Records) -> Result:
     permit(config, group)
     store_ref: dict[str, Any] | None
     if group:
-        from ipam.group import rails
+        from ipam.group import rails  # most networks are no rail
 
         store_ref, values = rails.add(group, config, request.attachment, owner_of(request, config), records)
         needs = group.own
@@ -119,8 +120,8 @@ def delete(request: Request, records: Records) -> None:
     """
     holder, read = request.attachment, read_record
     if is_of_group(request):
-        from cni.shared.rail import group_of
-        from ipam.group import rails
+        from cni.shared.rail import group_of  # most networks are no rail
+        from ipam.group import rails  # most networks are no rail
 
         name = group_of(request.config)
         if not name:
@@ -193,8 +194,7 @@ def _pools_of_go(request: Request, log: Log) -> dict[str, Any] | None:
 
 def check(request: Request, records: Records) -> None:
     """Compare the store with prevResult, and prevResult with the configuration; AttachmentDiffers names all differences."""
-    from cni.shared.spec import result
-    from ipam import check as comparison
+    from ipam import check as comparison  # only CHECK needs it
 
     config, group = configured_rail(request, records.log)
     previous = member(request.config, "prevResult")
@@ -203,7 +203,7 @@ def check(request: Request, records: Records) -> None:
     expected = result.parse(previous)
     given = {host_of(a.address): a.address for a in expected.ips}
     if group:
-        from ipam.group import rails
+        from ipam.group import rails  # most networks are no rail
 
         found = rails.differences(group, request.attachment, config, given, records)
     else:
@@ -249,7 +249,7 @@ def _lease_differences(
                 holder = store.holder(need.want(value))
                 found.append(f"{text} is leased to {holder.holder()}" if holder else f"{text} is not leased")
     found += [f"{format_address(*key)} is not in prevResult" for key in held if key not in given]
-    from ipam import check as comparison
+    from ipam import check as comparison  # only CHECK needs it
 
     if wanted:
         requested = [(family, value) for family, value, _ in config.requested]
@@ -265,8 +265,7 @@ def _lease_differences(
 
 def gc(request: Request, records: Records) -> None:
     """Release the leases of this network's attachments that the runtime does not list; errors are raised at the end."""
-    from cni.shared.spec.gc import NOTHING_LISTED, valid_attachments
-    from ipam import upkeep
+    from cni.shared.spec.gc import NOTHING_LISTED, valid_attachments  # only GC needs it
 
     began = Began()
     valid = valid_attachments(request)
@@ -290,7 +289,7 @@ def gc(request: Request, records: Records) -> None:
     faults += upkeep.gc(request.attachment.network, valid, node_name, store_ref, pools, records, cooldown)
     groups = records.of_groups(PART)
     if groups:
-        from ipam.group import rails
+        from ipam.group import rails  # most networks are no rail
 
         faults += rails.gc(request.attachment.network, valid, began, groups, store_ref, records)
     report(faults)
@@ -301,7 +300,7 @@ def status(request: Request, records: Records) -> None:
 
     It would fail also if no store is named: runtimes that call STATUS serve Kubernetes, though they name no pod.
     """
-    from ipam.search import SearchPlan
+    from ipam.search import SearchPlan  # only STATUS needs it here
 
     config, group = configured_rail(request, records.log)
     permit(config, group)

@@ -108,7 +108,7 @@ def release(
 
 def _is_over(record: dict[str, Any] | None, store_ref: dict[str, Any], fault: CniError) -> bool:
     """Whether another attempt to release an attachment without a recorded address is useless."""
-    from ipam.stores.apiserver.faults import Forbidden, Unauthorized
+    from ipam.stores.apiserver.faults import Forbidden, Unauthorized  # the file store has no API server
 
     if isinstance(fault, InvalidConfig) and not isinstance(fault, Forbidden | Unauthorized):
         return True  # the store cannot be opened with this configuration, so no ADD could

@@ -13,7 +13,11 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from cni.cli.nad import command as nad
 from cni.cli.terminal import common, output, subcommand
+from cni.library.lint import ERROR
+from cni.library.resources.choose import resources
+from cni.library.resources.node import read_config, read_host
 from cni.shared.spec.errors import InvalidConfig
 
 if TYPE_CHECKING:
@@ -69,19 +73,12 @@ def serve(program: str, options: argparse.Namespace) -> int:
 
 def read(paths: Sequence[str]) -> tuple[Config, bool]:
     """The configuration, and whether it has an error; what is wrong is printed."""
-    from cni.cli.nad import command as nad
-    from cni.library.lint import ERROR
-    from cni.library.resources.node import read_config
-
     config = read_config(paths)
     nad.print_findings(config.findings, sys.stderr)
     return config, any(finding.severity == ERROR for finding in config.findings)
 
 
 def _show(options: argparse.Namespace) -> int:
-    from cni.library.resources.choose import resources
-    from cni.library.resources.node import read_host
-
     config, is_faulty = read(options.config)
     found = resources(config.resources, read_host(options.root.rstrip("/")))
     output.show(options.output, _document(found), lambda: output.print_table(_COLUMNS, _rows(found)))

@@ -11,7 +11,11 @@ from typing import TYPE_CHECKING
 
 from cni.cli.device_plugin import CONFIG, read, serve
 from cni.cli.terminal import common, output, subcommand
+from cni.dra import slices
+from cni.dra.slices import device_class
 from cni.library.audit.store import kubeconfig_of
+from cni.library.resources.choose import resources
+from cni.library.resources.node import read_host, read_topology
 from cni.shared.kernel.node import host_name
 
 if TYPE_CHECKING:
@@ -61,10 +65,6 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _show(options: argparse.Namespace) -> int:
-    from cni.dra import slices
-    from cni.library.resources.choose import resources
-    from cni.library.resources.node import read_host, read_topology
-
     config, is_faulty = read(options.config or [CONFIG])
     root = options.root.rstrip("/")
     host = read_host(root)
@@ -94,8 +94,6 @@ def _rows(found: Sequence[Resource], devices: Sequence[Device]) -> list[Sequence
 
 
 def _classes(options: argparse.Namespace) -> int:
-    from cni.dra.slices import device_class
-
     config, is_faulty = read(options.config or [CONFIG])
     output.print_objects([device_class(resource) for resource in config.resources], options.output)
     return int(is_faulty)

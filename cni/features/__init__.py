@@ -34,10 +34,10 @@ UNASKED = ("rdma",)  # these may be had without their key
 def named(name: str) -> Feature:
     """The feature `name`; only its module is loaded."""
     if name == "rail":
-        from cni.features import routing
+        from cni.features import routing  # most networks have at most one feature
 
         return routing
-    from cni.features import verbs_device
+    from cni.features import verbs_device  # most networks have at most one feature
 
     return verbs_device
 

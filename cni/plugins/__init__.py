@@ -14,15 +14,15 @@ EXECUTABLES = (*LINK_PLUGINS, "rdma", "whereabouts")  # each also with the prefi
 def named(name: str) -> LinkPlugin:
     """The link plugin `name`; only its module is loaded."""
     if name == "macvlan":
-        from cni.plugins.macvlan import plugin as macvlan
+        from cni.plugins.macvlan import plugin as macvlan  # a call has one link plugin
 
         return macvlan
     if name == "sriov":
-        from cni.plugins.sriov import plugin as sriov
+        from cni.plugins.sriov import plugin as sriov  # a call has one link plugin
 
         return sriov
     if name == "host-device":
-        from cni.plugins.host_device import plugin as host_device
+        from cni.plugins.host_device import plugin as host_device  # a call has one link plugin
 
         return host_device
     raise LookupError(f"no link plugin {name}")

@@ -20,6 +20,7 @@ import os
 from socket import AF_INET, AF_INET6, inet_ntop
 from typing import TYPE_CHECKING
 
+from cni.shared import policy
 from cni.shared.kernel import addresses, files, ip_rules, netns, routes
 from cni.shared.kernel.links import with_those_below
 from cni.shared.kernel.netlink import address_of
@@ -74,8 +75,6 @@ def others(device: Link, host: Rtnl) -> str:
 def _unless_listed(device: Link, reason: str) -> str:
     if not reason:
         return ""
-    from cni.shared import policy  # a device that the node needs is rare
-
     return "" if policy.current().allows("uplinks", (device.name, device.parent_device)) else reason
 
 

@@ -15,28 +15,28 @@ if TYPE_CHECKING:
 
 def call(request: Request, log: Log) -> Result | None:
     """Serve `request`; the result of an ADD, None for every other verb."""
-    from ipam import plugin
+    from ipam import plugin  # a network without addresses loads no IPAM
 
     return plugin.call(request, log)
 
 
 def may_hold(request: Request, records: Records) -> bool:
     """Whether a failed ADD may have left addresses."""
-    from ipam import plugin
+    from ipam import plugin  # a network without addresses loads no IPAM
 
     return plugin.may_hold(request, records)
 
 
 def is_pending(attachment: Attachment, records: Records) -> bool:
     """Whether the release of the attachment's addresses is pending, since the store could not be reached."""
-    from ipam import upkeep
+    from ipam import upkeep  # a network without addresses loads no IPAM
 
     return upkeep.is_pending(attachment, records)
 
 
 def found_in_use(addresses: Iterable[str], records: Records) -> None:
     """Let this node avoid `addresses`, which other hosts use, for a while."""
-    from ipam import memory
+    from ipam import memory  # a network without addresses loads no IPAM
 
     for address in addresses:
         memory.found_in_use(records, address)
@@ -44,23 +44,23 @@ def found_in_use(addresses: Iterable[str], records: Records) -> None:
 
 def keep_open() -> None:
     """Keep the lease file and the connections to stores open after each call from now on, for the next call."""
-    from ipam.stores import http
-    from ipam.stores.file import database
+    from ipam.stores import http  # a network without addresses loads no IPAM
+    from ipam.stores.file import database  # a network without addresses loads no IPAM
 
     database.kept, http.kept = {}, {}
 
 
 def open_files() -> int:
     """How many descriptors `keep_open` has kept: a lease file has two, for its lock and for SQLite."""
-    from ipam.stores import http
-    from ipam.stores.file import database
+    from ipam.stores import http  # a network without addresses loads no IPAM
+    from ipam.stores.file import database  # a network without addresses loads no IPAM
 
     return 2 * len(database.kept or ()) + len(http.kept or ())
 
 
 def end_call() -> None:
     """Close the connections to stores that were opened for the call that ends."""
-    from ipam.stores import http
+    from ipam.stores import http  # a network without addresses loads no IPAM
 
     while http.at_end:
         http.at_end.pop()()

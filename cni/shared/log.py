@@ -73,7 +73,7 @@ class Log:
 
 
 def _open(path: str) -> int:
-    from cni.shared.kernel import paths
+    from cni.shared.kernel import paths  # most networks name no file
 
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK | os.O_NOCTTY
     try:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from cni.shared import log
 from cni.shared.config import Fault, Key, fill, integer, list_of, mapping, refuse, string
-from cni.shared.kernel import files
+from cni.shared.kernel import files, paths
 from cni.shared.spec import codec
 from cni.shared.spec.errors import InvalidConfig
 
@@ -176,8 +176,6 @@ class Policy:
 
     def confine(self, key: str, value: str) -> str:
         """Where the path `value` leads, when the roots of `key` (dataRoots, ...) allow it; else ValueError says why."""
-        from cni.shared.kernel import paths  # most networks name no path
-
         roots: Sequence[str] = getattr(self, next(k.attribute for k in KEYS if k.name == key))
         try:
             resolved = paths.resolve(value)

@@ -35,23 +35,23 @@ def call(name: str, request: Request, log: Log) -> Result | None:
     if request.command in ("ADD", "DEL", "GC"):
         _finish_others(request, log)
     if request.command == "ADD":
-        from cni.verbs import attach
+        from cni.verbs import attach  # each verb loads its own
 
         return attach.add(plugin, request, log)
     if request.command == "DEL":
-        from cni.verbs import detach
+        from cni.verbs import detach  # each verb loads its own
 
         detach.delete(plugin, request, log)
     elif request.command == "CHECK":
-        from cni.verbs import check
+        from cni.verbs import check  # each verb loads its own
 
         check.check(plugin, request, log)
     elif request.command == "GC":
-        from cni.verbs import gc
+        from cni.verbs import gc  # each verb loads its own
 
         gc.gc(request, log)
     else:
-        from cni.verbs import status
+        from cni.verbs import status  # each verb loads its own
 
         status.status(plugin, request, log)
     return None
@@ -62,7 +62,7 @@ def _finish_others(request: Request, log: Log) -> None:
     records = Records(log=log)
     if not records.is_reminded(_PAUSE, UNENDED):
         return
-    from cni.verbs import unended
+    from cni.verbs import unended  # each verb loads its own
 
     try:
         unended.finish(records, log, request.environ, _SECONDS)

@@ -7,6 +7,7 @@ import time
 from typing import TYPE_CHECKING
 
 from cni import plugins
+from cni.plugins import whereabouts
 from cni.shared.config import Fault, refuse
 from cni.shared.kernel import ipconfig
 from cni.shared.kernel import sandbox as sandboxes
@@ -64,8 +65,6 @@ def add(plugin: LinkPlugin, request: Request, log: Log) -> Result:
         except BaseException as fault:
             attempt.undo(fault)
             if isinstance(fault, AddressInUse) and not attempt.is_foreign:
-                from cni.plugins import whereabouts
-
                 whereabouts.found_in_use(fault.addresses, records)
             raise
     return _appended(earlier, result) if earlier else result
@@ -90,7 +89,7 @@ def _features(request: Request, faults: list[Fault]) -> dict[str, Any]:
     rdma = member(request.config, "rdma")
     if (rdma is False or (rdma is None and not _has_rdma())) and member(request.config, "rail") is None:
         return {}
-    from cni import features
+    from cni import features  # most networks have none
 
     asked = features.read(request, faults)
     rail = asked.get("rail")
@@ -180,8 +179,8 @@ class _Attempt:
         facts = plugin.survey(self._config, self._request, self.host, self._sandbox.rtnl, device, self._log)
         self._planned = plugin.plan(self._config, self._request, facts)
         if asked:
-            from cni import features
-            from cni.features.base import Place
+            from cni import features  # most networks have none
+            from cni.features.base import Place  # most networks have none
 
             netdev, in_sandbox = plugin.carrier(self._planned)
             place = Place(
@@ -216,8 +215,6 @@ class _Attempt:
             try:
                 self._addresses = delegate.add(self._request, self._log)
             except CniError:
-                from cni.plugins import whereabouts
-
                 self._claimed = self.is_foreign or whereabouts.may_hold(self._request, self._records)
                 raise
             self._refuse_ipv6_on_a_small_mtu()

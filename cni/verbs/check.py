@@ -60,7 +60,7 @@ def check(plugin: LinkPlugin, request: Request, log: Log) -> None:
         planned = plugin.load(record["link"]) if record else plugin.adopt(request, host, inside)
         found = _differences(plugin, planned, config, record, host, sandbox, known[0], expected)
         if asked:
-            from cni import features
+            from cni import features  # most networks have none
 
             found += features.unlike(record.get("extras", {}), asked)
     if found:
@@ -74,7 +74,7 @@ def _features(request: Request, faults: list[Fault]) -> dict[str, Any]:
     """The features that the configuration asks for. Without features none of their modules is loaded."""
     if member(request.config, "rail") is None and member(request.config, "rdma") is None:
         return {}
-    from cni import features
+    from cni import features  # most networks have none
 
     return features.read(request, faults)
 
@@ -110,7 +110,7 @@ def _differences(
     wanted_here = Result([known], here, _without(expected.routes, others, inside))
     found += ipconfig.differences(inside, link, wanted_here)
     if "extras" in record:
-        from cni import features
+        from cni import features  # most networks have none
 
         found += features.Features(record["extras"]).differences(link, wanted_here, sandbox)
     return found

@@ -15,7 +15,7 @@ import os
 from typing import TYPE_CHECKING
 
 import cni
-from cni.plugins import EXECUTABLES
+from cni.plugins import EXECUTABLES, whereabouts
 from cni.shared.spec import codec
 from cni.shared.spec.errors import CniError, DelegateFailed, IncompatibleVersion, InvalidConfig, NotAvailable
 from cni.shared.spec.request import Request, member
@@ -101,8 +101,6 @@ def with_config(request: Request, stdin: bytes) -> Request:
 def _call(kind: str, request: Request, log: Log) -> Result | None:
     path = _find(kind, request.path)
     if _is_ours(path):
-        from cni.plugins import whereabouts
-
         try:
             return whereabouts.call(request, log)
         except CniError as fault:

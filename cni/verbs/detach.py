@@ -207,7 +207,7 @@ def _remove_extras(record: dict[str, Any], sandbox: Sandbox | None, log: Log) ->
     documents = record.get("extras")
     if not documents:
         return []
-    from cni import features
+    from cni import features  # most attachments have none
 
     return features.Features(documents).remove(sandbox, log)
 
@@ -258,7 +258,7 @@ class Release:
         """Remove the addresses from the link and release them, if the IPAM plugin is foreign and the link exists."""
         if not delegate.is_foreign(self._request):
             return
-        from cni.shared.kernel import addresses
+        from cni.shared.kernel import addresses  # for a foreign IPAM plugin alone
 
         try:
             link = plugin.present(planned, sandbox.rtnl)

@@ -50,7 +50,7 @@ def main(identity: str, lock: int, pack: str, modules: Iterable[str]) -> NoRetur
     if _raise_limits() and prctl(_PR_GET_SECCOMP, None) <= 0:  # a seccomp filter cannot be removed
         for module in modules:
             __import__(module)
-        import ssl
+        import ssl  # workers get it by the fork
 
         ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # initializes OpenSSL here, and not for 5 ms in each worker
         Supervisor(identity, lock, pack, prctl).run()

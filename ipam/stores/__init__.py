@@ -67,7 +67,7 @@ def locate(config: IpamConfig, network: str, take: bool, seconds: float = 0) -> 
     `take` one when the node has none, as an ADD does. `seconds` bound a request; 0: their default.
     """
     if config.node_slice_size and config.datastore == "kubernetes" and config.ranges:
-        from ipam.stores.ippool.slices import narrow
+        from ipam.stores.ippool.slices import narrow  # most networks give nodes no slices
 
         narrow(config, network, seconds or SHARED_SECONDS, take)
 
@@ -87,19 +87,19 @@ def open_store(
     if store_ref.get("borrowed"):
         raise InvalidConfig(store_ref["borrowed"])
     if kind == "file" and isinstance(path, str):
-        from ipam.stores.file import FileStore
+        from ipam.stores.file import FileStore  # a call has one store
 
         return FileStore(path, use, restore)
     if kind == "etcd" and _is_etcd(store_ref):
-        from ipam.stores.etcd import EtcdStore
+        from ipam.stores.etcd import EtcdStore  # a call has one store
 
         return EtcdStore(store_ref, seconds or SHARED_SECONDS)
     if kind == "kubernetes" and _is_kubernetes(store_ref):
-        from ipam.stores.ippool import KubernetesStore
+        from ipam.stores.ippool import KubernetesStore  # a call has one store
 
         return KubernetesStore(store_ref, seconds or SHARED_SECONDS, restore, warn)
     if kind == "addresslease" and isinstance(store_ref.get("kubeconfig"), str):
-        from ipam.stores.addresslease import AddressLeaseStore
+        from ipam.stores.addresslease import AddressLeaseStore  # a call has one store
 
         return AddressLeaseStore(store_ref, seconds or SHARED_SECONDS, restore)
     raise UnsupportedField(
@@ -148,7 +148,7 @@ def is_shared(store_ref: dict[str, Any]) -> bool:
 
 
 def _endpoints(text: str, tls: bool) -> list[str]:
-    from ipam.stores.etcd.client import endpoint
+    from ipam.stores.etcd.client import endpoint  # other stores have no endpoints
 
     try:
         return [str(endpoint(part, tls)) for part in text.split(",") if part.strip()]

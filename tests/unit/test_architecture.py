@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import ast
+import sys
 import tomllib
 from collections.abc import Iterator
 from functools import cache
@@ -66,6 +67,19 @@ def test_no_two_classes_of_the_product_have_one_name() -> None:
                 if isinstance(node, ast.ClassDef):
                     places.setdefault(node.name, []).append(module)
     assert {name: found for name, found in places.items() if len(found) > 1} == {}
+
+
+def test_an_import_in_a_function_is_of_a_library_or_has_a_reason_in_its_line() -> None:
+    bare = []
+    for module, file in modules().items():
+        tree, lines = ast.parse(file.read_text()), file.read_text().splitlines()
+        functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+        for node in {inner for function in functions for inner in ast.walk(function)}:
+            if isinstance(node, ast.Import | ast.ImportFrom) and "  # " not in lines[node.lineno - 1]:
+                name = (node.module or "") if isinstance(node, ast.ImportFrom) else node.names[0].name
+                if name.partition(".")[0] in {"cni", "ipam", *sys.stdlib_module_names}:
+                    bare.append(f"{module}: {ast.unparse(node)}")
+    assert bare == []
 
 
 def layers() -> list[tuple[list[str], str]]:

@@ -76,7 +76,7 @@ def _run(options: argparse.Namespace) -> int:
     options.only(options.nfd != "-", "without --nfd -", "-o")
     options.only(options.nfd != "-" and not options.pod, "for a node", "-v")
     from cni.cli.doctor import report  # with the lint and its libraries, which --help has no use for
-    from cni.cli.doctor.facts import NodeFacts, NodePlaces
+    from cni.cli.doctor.facts import NodeFacts, NodePlaces  # likewise
 
     folders = tuple(f for f in options.cni_path.split(":") if f)
     places = NodePlaces(networks=options.conf_dir, plugins=folders)

@@ -6,10 +6,12 @@ import argparse
 import sys
 from typing import IO, TYPE_CHECKING
 
+from cni.cli.nad import schema
 from cni.cli.terminal import common, output, subcommand
 from cni.library.documents.diagnostic import WIDTH
 from cni.library.installation.layout import PLAIN
-from cni.library.inventory.places import NET_DIRECTORY
+from cni.library.inventory.places import NET_DIRECTORY, is_missing
+from cni.library.lint import ERROR, Named, lint, nvidia
 from cni.shared.spec.errors import InvalidConfig
 
 _MARGIN = 4 + len("12345 | ……")  # beside the text of a line
@@ -44,15 +46,11 @@ def register(commands: subcommand.Commands) -> None:
 
 
 def _schema(options: argparse.Namespace) -> int:
-    from cni.cli.nad import schema
-
     output.print_json(schema.schema(options.name))
     return 0
 
 
 def _render(options: argparse.Namespace) -> int:
-    from cni.library.lint import ERROR, nvidia
-
     nads, findings = nvidia.render_files(options.files, options.resource_prefix)
     print_findings(findings, sys.stderr)
     if any(f.severity == ERROR for f in findings):
@@ -62,9 +60,6 @@ def _render(options: argparse.Namespace) -> int:
 
 
 def _lint(options: argparse.Namespace) -> int:
-    from cni.library.inventory.places import is_missing
-    from cni.library.lint import ERROR, Named, lint
-
     if options.flat_file and is_missing(options.flat_file):
         raise InvalidConfig(f'--flat-file "{options.flat_file}": there is no such file')
     findings = lint(options.files, Named(options.flat_file) if options.flat_file else None)

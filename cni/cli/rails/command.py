@@ -7,8 +7,9 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from cni.cli.rails import attached
+from cni.cli.rails import attached, plan, render
 from cni.cli.terminal import common, output, subcommand
+from cni.library.documents import reader
 from cni.library.inventory import devices as inventory
 from cni.library.inventory import sandboxes, topology
 from cni.shared.kernel import sysfs
@@ -46,9 +47,6 @@ def register(commands: subcommand.Commands) -> None:
 
 
 def _render(options: argparse.Namespace) -> int:
-    from cni.cli.rails import plan, render
-    from cni.library.documents import reader
-
     options.only(options.output != "table", "with -o yaml or json", "--devices")
     wanted = plan.read(reader.shown_path(options.file), reader.require_text(options.file))
     rails = plan.rails_of(wanted, plan.nodes_nics(wanted.pairing) if wanted.pairing else [])

@@ -26,6 +26,8 @@ from typing import Any
 
 from cni import VERSION
 from cni.cli import ipam, rdma
+from cni.cli.doctor import report
+from cni.cli.doctor.facts import NodeFacts, NodePlaces
 from cni.cli.support import secrets
 from cni.cli.terminal import common, output, subcommand
 from cni.library.audit import snapshot, store
@@ -33,6 +35,7 @@ from cni.library.inventory import attachments as recorded
 from cni.library.inventory import devices as inventory
 from cni.library.inventory import sandboxes
 from cni.library.inventory.places import NET_DIRECTORY
+from cni.library.lint import Named, lint
 from cni.library.runtime.cache import DIRECTORY
 from cni.shared.kernel.node import host_name
 from cni.shared.records import STATE
@@ -218,16 +221,11 @@ def _leases(options: argparse.Namespace) -> Any:
 
 
 def _doctor(options: argparse.Namespace) -> Any:
-    from cni.cli.doctor import report
-    from cni.cli.doctor.facts import NodeFacts, NodePlaces
-
     places = {"state": options.state_dir, "networks": options.conf_dir, "cache": options.cache_dir}
     return report.examine(NodeFacts(NodePlaces(**places, plugins=_plugins(options)))).document()
 
 
 def _lint(options: argparse.Namespace) -> Any:
-    from cni.library.lint import Named, lint
-
     flat = Named(os.path.abspath(options.flat_file)) if options.flat_file else flatfile
     return [finding.document() for finding in lint([options.conf_dir], flat)]
 

@@ -19,14 +19,14 @@ _CONTAINERS = ("initContainers", "containers")
 
 def is_configuration(document: Any) -> bool:
     """Whether a document is a device plugin's own configuration."""
-    from cni.library.resources import config
+    from cni.library.resources import config  # it imports a part of this package
 
     return config.is_own(document)
 
 
 def examine(scope: Scope, around: Surroundings) -> None:
     """Note the faults of a device plugin's configuration; add its resources to `around`."""
-    from cni.library.resources import config
+    from cni.library.resources import config  # it imports a part of this package
 
     found = config.Config(findings=scope.findings)
     config.read_document(scope, found)
@@ -85,7 +85,7 @@ def _names(text: str, namespace: str) -> list[tuple[str, str]]:
 
 def _is_of_plugin(text: object) -> bool:
     """Whether a text of a ConfigMap is a device plugin's configuration, or was meant to be one."""
-    from cni.library.resources import config
+    from cni.library.resources import config  # it imports a part of this package
 
     return isinstance(text, str) and any(f'"{key}"' in text for key in config.LISTS)
 

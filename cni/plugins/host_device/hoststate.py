@@ -187,7 +187,7 @@ def _software_verbs(name: str) -> list[str]:
     at NETDEV_UNREGISTER, drivers/infiniband/sw)."""
     if not names_in("/sys/class/infiniband"):
         return []
-    from cni.shared.kernel import rdma_sysfs
+    from cni.shared.kernel import rdma_sysfs  # most hosts have no such device
 
     return [
         f"its verbs device {verbs}, which is software"

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from cni.plugins.host_device import devices
 from cni.plugins.host_device.devices import PART, REFUSED, RETURNED, MovePlan, among, recorded
+from cni.shared import policy
 from cni.shared.kernel import sandbox as sandboxes
 from cni.shared.kernel import sysfs
 from cni.shared.kernel.links import LEAST_MTU
@@ -66,8 +67,8 @@ class MoveFacts:
     def look(self, device: Link, links: Sequence[Link], host: Rtnl, log: Log, advertised: bool = True) -> None:
         """Read the state of the device, and why it cannot be moved; `advertised` as for `uplink.needed`."""
         from cni.plugins import uplink  # only an ADD needs these
-        from cni.plugins.host_device import hoststate
-        from cni.shared.kernel import routes
+        from cni.plugins.host_device import hoststate  # only an ADD needs it
+        from cni.shared.kernel import routes  # only an ADD needs it
 
         bodies = routes.all_bodies(host)
         self.reason = uplink.needed(device, links, host, bodies, advertised)
@@ -78,8 +79,6 @@ def permit(device: Link | None, pci: str) -> None:
     """InvalidConfig when the node does not allow networks the device."""
     parent = device.parent_device if device and device.parent_bus == "pci" else ""
     names = [name for name in (device.name if device else "", pci or parent) if name]
-    from cni.shared import policy  # a DEL ignores the policy
-
     policy.current().permit("devices", f'device "{" ".join(names)}"', names)
 
 
@@ -176,8 +175,6 @@ def refuse_unfit(selected: str, device: Link, facts: MoveFacts, mtu: int, reques
 
 def cut_off(selected: str, reason: str) -> str:
     """The refusal of a device that no network may take, with the reason."""
-    from cni.shared import policy
-
     way_out = policy.current().way_out()
     return f"{selected} is refused: {reason}, and no network may take it: select another device, or {way_out}"
 
@@ -289,7 +286,7 @@ def move_out(planned: MovePlan, host: Rtnl, inside: Rtnl | None, log: Log) -> Li
             f'device "{planned.device["name"]}" is neither in the sandbox nor on the host: it vanished, or another attachment has it'
         )
     elif inside and (cookie := inside.namespace_cookie()) and cookie == host.namespace_cookie():
-        from cni.shared.kernel import addresses
+        from cni.shared.kernel import addresses  # an ADD does not need it
 
         addresses.clear(host, device.index)  # CNI_NETNS_OVERRIDE: no move has dropped them
     return device

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from cni.plugins.base import KEYS_OF_EACH, LinkConfig, RecordedPlan
+from cni.shared import policy
 from cni.shared.config import (
     Fault,
     Key,
@@ -178,8 +179,6 @@ def plan(config: MacvlanConfig, request: Request, facts: MacvlanFacts) -> Macvla
 
 def refusal(mode: str, master: Link, reason: str) -> str:
     """The refusal of a master that the node needs, or that is another sandbox's, with the reason."""
-    from cni.shared import policy
-
     what, instead = f'master "{master.name}" is refused', "use another master"
     if mode == "passthru":
         what, instead = f'mode passthru is refused on master "{master.name}"', "use mode bridge, another master"

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from cni.plugins.base import DeviceClaim, keep_log
 from cni.plugins.macvlan import planning
 from cni.plugins.macvlan.planning import STANDS_FOR_ITS_LOWER, MacvlanConfig, MacvlanFacts, MacvlanPlan
+from cni.shared import policy
 from cni.shared.config import fill
 from cni.shared.kernel import node
 from cni.shared.kernel.netlink import KernelError
@@ -70,11 +71,11 @@ def _refused(device: Link, mode: str, host: Rtnl, log: Log | None) -> str:
     """
     if mode != "passthru" and device.lower_netnsid is None:  # it is one end of no pair
         return ""
-    from cni.plugins import uplink
+    from cni.plugins import uplink  # only an ADD needs it
 
     if mode != "passthru":
         return uplink.others(device, host)
-    from cni.shared.kernel import addresses
+    from cni.shared.kernel import addresses  # only mode passthru needs it
 
     reason = uplink.needed(device, host.links(), host)
     held = [a.text for a in addresses.list_of(host, device.index) if a.scope != addresses.LINK_SCOPE]
@@ -101,8 +102,6 @@ def _of_host(master: Link, in_sandbox: bool, host: Rtnl, inside: Rtnl) -> Link |
 
 def _permit(device: Link) -> None:
     """Raise InvalidConfig when the node's policy does not allow the device on which the link would be made."""
-    from cni.shared import policy  # a DEL ignores the policy
-
     policy.current().permit("masters", f'master "{device.name}"', (device.name,))
 
 
@@ -142,7 +141,7 @@ def adopt(request: Request, host: Rtnl, inside: Rtnl | None) -> MacvlanPlan | No
     config = MacvlanConfig()
     fill(config, KEYS, request.config, [])  # a DEL goes on with a configuration that an ADD would refuse
     if request.command == "CHECK":
-        from cni.plugins.macvlan import check
+        from cni.plugins.macvlan import check  # only an attachment without a record needs it
 
         return check.as_it_is(link, config.link_in_container, host, inside)
     master = _find_master(config, inside if config.link_in_container else host)

@@ -21,9 +21,11 @@ import time
 from errno import ENODEV, EOPNOTSUPP, EPROTONOSUPPORT
 from typing import TYPE_CHECKING
 
+from cni.shared import policy
 from cni.shared.config import Key, fill, optional, refuse, string, take
 from cni.shared.kernel import files, netns, node, sysfs
 from cni.shared.kernel import sandbox as sandboxes
+from cni.shared.kernel.links import Rtnl
 from cni.shared.kernel.netlink import KernelError
 from cni.shared.kernel.rdma_netlink import EXCLUSIVE, Rdma, RdmaDevice
 from cni.shared.records import Began, Records
@@ -205,10 +207,8 @@ def _permit(device: str, parent: str, sandbox: Sandbox) -> None:
     Where the netdev is in the sandbox already, the plugin that moved it has asked.
     """
     from cni.plugins import uplink  # only an ADD needs these
-    from cni.plugins.host_device import moved
-    from cni.shared import policy
-    from cni.shared.kernel import rdma_sysfs
-    from cni.shared.kernel.links import Rtnl
+    from cni.plugins.host_device import moved  # only an ADD needs it
+    from cni.shared.kernel import rdma_sysfs  # only an ADD needs it
 
     hardware = rdma_sysfs.pci_of(device) or parent
     if hardware and any(link.parent_device == hardware for link in sandbox.rtnl.links()):
@@ -371,7 +371,7 @@ def check(request: Request, records: Records, log: Log) -> None:
 
 def gc(request: Request, records: Records, log: Log) -> None:
     """Bring back the verbs devices of attachments that the runtime no longer knows; the first fault is raised at the end."""
-    from cni.shared.spec.gc import NOTHING_LISTED, valid_attachments
+    from cni.shared.spec.gc import NOTHING_LISTED, valid_attachments  # only GC needs it
 
     began = Began()
     valid = valid_attachments(request)

@@ -14,6 +14,7 @@ from cni.plugins.base import KEYS_OF_EACH, DeviceClaim, LinkConfig
 from cni.plugins.host_device import devices, moved
 from cni.plugins.sriov import go_cache, vf
 from cni.shared import log as levels
+from cni.shared import policy
 from cni.shared.config import Fault, Key, fill, hardware_address, integer, one_of, optional, string, take
 from cni.shared.kernel import sysfs, vfs
 from cni.shared.records import Records
@@ -142,8 +143,6 @@ def direct_log(request: Request, log: Log) -> None:
         log.level = level
     path = member(request.config, "logFile")
     if path and isinstance(path, str):
-        from cni.shared import policy
-
         try:
             log.path = policy.current().confine("logRoots", path)
         except ValueError as fault:

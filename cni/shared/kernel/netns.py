@@ -152,7 +152,7 @@ class SearchedOnce:
 
 def all_kept() -> Iterator[Namespace]:
     """Each network namespace but our own that has a user; it is open until the next one is requested."""
-    from cni.shared.kernel import netns_users
+    from cni.shared.kernel import netns_users  # most calls look for no namespace
 
     with own() as ours:
         seen = {(ours.device, ours.inode)}

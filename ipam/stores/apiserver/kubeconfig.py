@@ -10,7 +10,9 @@ directory. A token in a file is read at each call, since it rotates.
 
 from __future__ import annotations
 
+import binascii
 import os
+import sys
 from typing import TYPE_CHECKING
 
 from cni.shared.kernel import files
@@ -179,7 +181,7 @@ class Helper:
         return f"the exec helper of kubeconfig {self.where}"
 
     def _run(self, deadline: float) -> bytes:
-        from cni.shared.kernel import children
+        from cni.shared.kernel import children  # most kubeconfigs run no command
 
         info = {"apiVersion": self._version, "kind": "ExecCredential", "spec": {"interactive": False}}
         environ: dict[Any, Any] = children.environment(os.environb)
@@ -260,11 +262,10 @@ def _parsed(data: bytes) -> Any:
 
 def _pyyaml() -> Any:
     """The library. ImportError where it is not installed."""
-    import site
-    import sys
+    import site  # only a kubeconfig in YAML needs it
 
     sys.path += [folder for folder in site.getsitepackages() if folder not in sys.path]  # a plugin starts without them
-    import yaml
+    import yaml  # only a kubeconfig in YAML needs it
 
     return yaml
 
@@ -320,8 +321,6 @@ def _pem(path: str, directory: str, document: dict[str, Any], key: str) -> str |
     data = _string(path, document, f"{key}-data")
     if not data:
         return _absolute(directory, _string(path, document, key))
-    import binascii
-
     try:
         return binascii.a2b_base64("".join(data.split()), strict_mode=True)
     except ValueError:
