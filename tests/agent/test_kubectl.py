@@ -497,8 +497,8 @@ UNKIND = {
 
 def test_the_server_of_these_tests_refuses_what_a_real_one_refuses(cluster: Cluster) -> None:
     cluster.nodes.answers = ["sh", "-c", "exit 7"]
-    for command, (code, said) in UNKIND.items():
-        argv = ["kubectl", "--namespace=railcni", *command.split()]
+    for words, (code, said) in UNKIND.items():
+        argv = ["kubectl", "--namespace=railcni", *words.split()]
         done = subprocess.run(argv, env=cluster.environ, capture_output=True, text=True)
         assert (done.returncode, said in done.stderr) == (code, True), (command, done.stderr)
 
