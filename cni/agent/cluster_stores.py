@@ -18,7 +18,7 @@ from cni.library.audit import in_use
 from cni.library.audit.cluster import Cluster, PoolReading
 from cni.library.audit.free import Freeing
 from cni.library.audit.lost import is_abandoned
-from cni.library.audit.model import Key, Name, Network, Node, Pod
+from cni.library.audit.model import IpamBlock, Key, Name, Node, Pod
 from cni.library.audit.occupancy import Span, ranges_by_pool, spans_of
 from cni.library.service.log import AgentLog
 from cni.shared.records import Records
@@ -122,7 +122,7 @@ class ClusterSource(ABC):
         """The leases with the label of `node`, as the server's cache has them."""
 
     @abstractmethod
-    def read_abandoned(self, nodes: Mapping[str, Node], networks: Iterable[Network]) -> Iterator[None]:
+    def read_abandoned(self, nodes: Mapping[str, Node], networks: Iterable[IpamBlock]) -> Iterator[None]:
         """Read all, a page at a time, for the leases that no agent on one of `nodes` frees. `networks` tell what pools give."""
 
     @abstractmethod
@@ -211,7 +211,7 @@ class ClusterSource(ABC):
         except OSError:
             return True  # the agent cannot tell
 
-    def _begin(self, networks: Iterable[Network] = ()) -> None:
+    def _begin(self, networks: Iterable[IpamBlock] = ()) -> None:
         """Forget the last `read_abandoned`."""
         self._ranges = ranges_by_pool(networks)
         self.usage, self.named, self.abandoned, self.unleased, self.faults = {}, set(), {}, {}, []
@@ -253,7 +253,7 @@ class PoolSource(ClusterSource):
         pages = self.cluster.pages(RESERVATIONS, Reservation, labels=f"{objects.NODE_LABEL}={node}", recent=True)
         return [one.lease for page in pages for one in page if one.address and one.lease.pool]
 
-    def read_abandoned(self, nodes: Mapping[str, Node], networks: Iterable[Network]) -> Iterator[None]:
+    def read_abandoned(self, nodes: Mapping[str, Node], networks: Iterable[IpamBlock]) -> Iterator[None]:
         self._begin(networks)
         pools = PoolReading(self.cluster)
         for page in pools.read():
@@ -324,7 +324,7 @@ class AddressSource(ClusterSource):
                     self.faults.append(f"AddressLease {document['metadata']['name']} tells no address")
             yield [entry.lease for entry in found if entry.held]
 
-    def read_abandoned(self, nodes: Mapping[str, Node], networks: Iterable[Network]) -> Iterator[None]:
+    def read_abandoned(self, nodes: Mapping[str, Node], networks: Iterable[IpamBlock]) -> Iterator[None]:
         self._begin(networks)
         named = {addresses.label(name): name for name in nodes}
         lost: set[str] = set()

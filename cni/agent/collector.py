@@ -23,7 +23,7 @@ from cni.library.audit.cluster import Cluster, by_name, read_all
 from cni.library.audit.free import Changed
 from cni.library.audit.lease_rules import near_limit
 from cni.library.audit.lost import blocker
-from cni.library.audit.model import Key, Name, Network, Node, Pod
+from cni.library.audit.model import IpamBlock, Key, Name, Node, Pod
 from cni.library.service.log import AgentLog
 from cni.library.service.metrics import Metrics
 from cni.shared.records import Records
@@ -194,7 +194,7 @@ class Collector:
             self._delete_leases(server, nodes)
             self._tidied = monotonic()
 
-    def _networks(self, server: Cluster) -> list[Network]:
+    def _networks(self, server: Cluster) -> list[IpamBlock]:
         """The networks of the NADs, which tell the part of a pool that is given; without them all of its CIDR counts."""
         try:
             return server.networks()[0]

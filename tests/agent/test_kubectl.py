@@ -500,7 +500,7 @@ def test_the_server_of_these_tests_refuses_what_a_real_one_refuses(cluster: Clus
     for words, (code, said) in UNKIND.items():
         argv = ["kubectl", "--namespace=railcni", *words.split()]
         done = subprocess.run(argv, env=cluster.environ, capture_output=True, text=True)
-        assert (done.returncode, said in done.stderr) == (code, True), (command, done.stderr)
+        assert (done.returncode, said in done.stderr) == (code, True), (words, done.stderr)
 
 
 def test_what_cannot_be_done_is_refused_with_its_reason(cluster: Cluster) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from cni.library.audit.model import Network, Snapshot
+from cni.library.audit.model import IpamBlock, Snapshot
 from ipam.ranges import BITS, Range, merge, parse_cidr, range_of
 
 Span = tuple[int, int]  # the first and the last address
@@ -88,7 +88,7 @@ def _occupancy(ranges: Iterable[Range], name: str, family: int, first: int, leas
     return of(leased, spans_of(cidr, ranges))
 
 
-def ranges_by_pool(networks: Iterable[Network]) -> dict[str, list[Range]]:
+def ranges_by_pool(networks: Iterable[IpamBlock]) -> dict[str, list[Range]]:
     """The ranges of `networks` by the name of their pool."""
     found: dict[str, list[Range]] = defaultdict(list)
     for network in networks:
