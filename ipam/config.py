@@ -48,7 +48,7 @@ class IpamConfig:
     config_path: str  # the flat file that was read, or ""
     hidden: list[str]  # texts of a flat file that the network chose: no error may show them
     borrowed: str = ""  # why the network may not name its store, by which only the recorded one is reached then
-    unnamed: str  # the refusal of a Kubernetes pod without a named store; "" if a store is named
+    unnamed: Fault | None  # that of a Kubernetes pod without a named store
     notes: list[str]  # for the log: the keys that have no effect
     ip_ranges: Sequence[dict[str, Any]]  # as written; see ranges
     address_entries: Sequence[dict[str, Any]]  # as written; see addresses
@@ -129,8 +129,8 @@ def examine(request: Request, files: Files, faults: list[Fault]) -> IpamConfig:
     config.notes = source.notes
     dns = {name: getattr(config, f"dns_{name}") for name in ("nameservers", "domain", "search", "options")}
     config.dns = {name: value for name, value in dns.items() if value}
-    config.addresses = read_addresses(config.address_entries, source.where, faults)
-    config.routes = read_routes(config.route_entries, source.where, faults)
+    config.addresses = read_addresses(config.address_entries, source.where, config.notes, faults)
+    config.routes = read_routes(config.route_entries, source.where, config.notes, faults)
     config.gateways = _gateways(request, faults)
     config.kept_back = _kept_back(config)
     config.ranges = read_own_range(own, source.where, config.kept_back, config.notes, faults)
@@ -351,16 +351,18 @@ def _choose_store(request: Request, config: IpamConfig, source: Source, faults: 
             wanted = f"is larger than the range {rng}: want /{rng.prefix} or a longer prefix"
         if wanted:
             faults.append(Fault(source.where("node_slice_size"), f"/{size}", wanted))
-    config.unnamed = ""
+    config.unnamed = None
     if chosen or config.datastore != "file":
         return
     pod = request.args.get("K8S_POD_NAME", "")
     looked = f"{source.path} names none" if source.path else f"there is no flat file at {', '.join(source.searched)}"
-    wanted = (
-        f'no store is named, and for a Kubernetes pod {f"({pod[:40]}) " if pod else ""}none is assumed: want "file" for'
-        f" addresses of this node alone, or kubernetes.kubeconfig or etcd_host; {looked}"
+    fault = Fault(
+        where,
+        None,
+        "no store is named, and none is assumed for a pod: see `railcni doctor`",
+        f'want "file" for addresses of this node alone, or kubernetes.kubeconfig or etcd_host; {looked}',
     )
     if not pod:
-        config.unnamed = str(Fault(where, None, wanted))
+        config.unnamed = fault
     elif request.command in ("ADD", "CHECK"):
-        faults.append(Fault(where, None, wanted))
+        faults.append(fault)

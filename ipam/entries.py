@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from cni.shared.config import Fault, fill
+from cni.shared.config import Fault, fill, misspelt
 from cni.shared.spec.result import IPConfig, Route
 from ipam.keys import ADDRESS_KEYS, RANGE_KEYS, ROUTE_KEYS
 from ipam.ranges import Range, format_address, host_of, parse_address, parse_range, parse_span, unassignable
@@ -62,19 +62,25 @@ def read_ranges(
     faults: list[Fault],
 ) -> list[Range]:
     """The ranges that are the members of the list `name`, each without the addresses in `kept_back`."""
-    entries = _filled(documents, name, RangeEntry, RANGE_KEYS, faults)
+    entries = _filled(documents, name, RangeEntry, RANGE_KEYS, notes, faults)
     ranges = [_range(entry, prefix.__add__, kept_back, notes, faults) for prefix, entry in entries]
     return [r for r in ranges if r]
 
 
 def _filled(
-    documents: Iterable[Mapping[str, Any]], name: str, make: Callable[[], T], table: Sequence[Key], faults: list[Fault]
+    documents: Iterable[Mapping[str, Any]],
+    name: str,
+    make: Callable[[], T],
+    table: Sequence[Key],
+    notes: list[str],
+    faults: list[Fault],
 ) -> Iterator[tuple[str, T]]:
     """The valid ones of `documents`, the members of the list `name`, read by `table`; each with the prefix of its keys in a
     fault."""
     for i, document in enumerate(documents):
         prefix, entry, before = f"{name}[{i}].", make(), len(faults)
         fill(entry, table, document, faults, prefix)
+        notes += misspelt(document, [key.name for key in table], prefix)
         if len(faults) == before:
             yield prefix, entry
 
@@ -136,9 +142,11 @@ def _why_empty(rng: Range) -> str:
     return f"has no address to give: exclude, gateway and addresses cover all from {first} to {last}"
 
 
-def read_addresses(documents: Iterable[Mapping[str, Any]], where: Where, faults: list[Fault]) -> list[IPConfig]:
+def read_addresses(
+    documents: Iterable[Mapping[str, Any]], where: Where, notes: list[str], faults: list[Fault]
+) -> list[IPConfig]:
     addresses: list[IPConfig] = []
-    for prefix, address in _filled(documents, where("addresses"), lambda: IPConfig(""), ADDRESS_KEYS, faults):
+    for prefix, address in _filled(documents, where("addresses"), lambda: IPConfig(""), ADDRESS_KEYS, notes, faults):
         if not address.address:
             faults.append(Fault(prefix + "address", None, "want address/length, such as 192.168.2.7/24"))
         elif any(address.address.split("/")[0] == a.address.split("/")[0] for a in addresses):
@@ -153,10 +161,12 @@ def read_addresses(documents: Iterable[Mapping[str, Any]], where: Where, faults:
     return addresses
 
 
-def read_routes(documents: Iterable[Mapping[str, Any]], where: Where, faults: list[Fault]) -> list[Route]:
+def read_routes(
+    documents: Iterable[Mapping[str, Any]], where: Where, notes: list[str], faults: list[Fault]
+) -> list[Route]:
     """The routes; mtu, advmss and priority of 0 are not given, as in the spec."""
     routes: list[Route] = []
-    for prefix, route in _filled(documents, where("routes"), lambda: Route(""), ROUTE_KEYS, faults):
+    for prefix, route in _filled(documents, where("routes"), lambda: Route(""), ROUTE_KEYS, notes, faults):
         route.mtu, route.advmss, route.priority = route.mtu or None, route.advmss or None, route.priority or None
         if not route.dst:
             faults.append(Fault(prefix + "dst", None, "want a CIDR; 0.0.0.0/0 or ::/0 for the default route"))

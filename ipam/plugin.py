@@ -107,8 +107,15 @@ def _leave_store(attachment: Attachment, record: dict[str, Any], records: Record
 
 def may_hold(request: Request, records: Records) -> bool:
     """Whether a failed ADD may have left addresses: its record is written before the claim."""
+    holder = request.attachment
     try:
-        return is_of_group(request) or records.read(request.attachment, PART) is not None
+        if is_of_group(request):
+            from cni.shared.rail import group_of
+            from ipam.group import rails
+
+            name = group_of(request.config)
+            holder = rails.attachment_of(name, holder.container_id)
+        return records.read(holder, PART) is not None
     except CniError:
         return True
 
@@ -305,7 +312,7 @@ def status(request: Request, records: Records) -> None:
     config, group = configured_rail(request, records.log)
     permit(config, group)
     if config.unnamed:
-        raise NotAvailable(config.unnamed)
+        raise NotAvailable(str(config.unnamed), config.unnamed.details)
     if not group and not rules.needs(config):
         return
     owner = owner_of(request, config)

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from cni.shared.config import Fault
+from cni.shared.config import Fault, misspelt
 from cni.shared.log import LEVELS
 from cni.shared.spec import codec
 from cni.shared.spec.errors import IoFailure
@@ -75,6 +75,8 @@ class Source:
             self.notes.append(f"ipam.configuration_path {inline} is not there: {read}")
         self._is_chosen = bool(self.path) and self.path not in flatfile.PATHS
         self._flat = _flattened(flat, f"{self.path}: ", faults)
+        names = (*SPELLED.values(), *NESTED)
+        self.notes += misspelt(self._block, names, "ipam.") + misspelt(self._flat, names, f"{self.path}: ")
         self._brings: list[str] = []
         if any(name in self._flat for name in ETCD) and self._block.get("datastore") in (None, "", "etcd"):
             self._brings = [name for name in ETCD if self.names(name) and self._block[name] != self._of_flat_file(name)]

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from cni.shared.config import Fault
     from cni.shared.log import Log
     from cni.shared.records import Records
     from cni.shared.spec.request import Attachment, Request
@@ -18,6 +19,15 @@ def call(request: Request, log: Log) -> Result | None:
     from ipam import plugin  # a network without addresses loads no IPAM
 
     return plugin.call(request, log)
+
+
+def faults(request: Request) -> list[Fault]:
+    """The faults of the configuration that `request` has for it."""
+    from ipam import config, flatfile
+
+    found: list[Fault] = []
+    config.examine(request, flatfile, found)
+    return found
 
 
 def may_hold(request: Request, records: Records) -> bool:

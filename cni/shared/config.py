@@ -15,14 +15,22 @@ from cni.shared.spec.errors import InvalidConfig
 from cni.shared.spec.request import fold, member
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
     from typing import Any
+
+    from cni.shared.spec.errors import CniError
 
 
 _MOST_CHARACTERS = 4095  # the longest path, PATH_MAX less its final zero
 MOST_MEMBERS = 1000  # of a list: some are compared with one another
 _MOST_FAULTS = 100
 _NETDEV_BYTES = 127
+
+OF_RUNTIMES = (
+    "type", "name", "cniVersion", "cniVersions", "capabilities", "runtimeConfig", "args", "prevResult", "dns",
+    "ipam",
+)  # fmt: skip
+"""Keys of every plugin (SPEC.md, section 1, and CONVENTIONS.md): the runtime reads or writes them."""
 
 
 class Key:
@@ -50,12 +58,13 @@ class Key:
 
 
 class Fault:
-    """A key with a wrong value, and the text that says what is wanted."""
+    """A key with a wrong value, the text that says what is wanted, and more for the details of the error."""
 
-    def __init__(self, key: str, value: object, wanted: str) -> None:
+    def __init__(self, key: str, value: object, wanted: str, details: str = "") -> None:
         self.key = key
         self.value = value
         self.wanted = wanted
+        self.details = details
 
     def __str__(self) -> str:
         return f"{self.key} {codec.shown(self.value)}: {self.wanted}"
@@ -89,7 +98,27 @@ def take(
                 faults.append(Fault(place, value, str(fault)))
 
 
-def refuse(faults: Sequence[Fault]) -> None:
+def misspelt(document: Mapping[str, Any], names: Iterable[str], prefix: str = "") -> list[str]:
+    """The warnings of the keys of `document` that are none of `names`, and differ from one by a slip of the pen."""
+    known = {name.lower(): name for name in names}
+    found = [(key, slip(key, known.values())) for key in document if key.lower() not in known]
+    return [f'there is no key {prefix}{key[:60]}, and it is ignored: write "{meant}"' for key, meant in found if meant]
+
+
+def slip(word: str, names: Iterable[str]) -> str:
+    """The one of `names` from which `word` differs by one letter, or by two that are swapped; or "". Case does not count."""
+    for name in names:
+        ours, theirs = word.lower(), name.lower()
+        while ours and theirs and ours[0] == theirs[0]:
+            ours, theirs = ours[1:], theirs[1:]
+        while ours and theirs and ours[-1] == theirs[-1]:
+            ours, theirs = ours[:-1], theirs[:-1]
+        if max(len(ours), len(theirs)) == 1 or (len(ours) == 2 and ours == theirs[::-1]):
+            return name
+    return ""
+
+
+def refuse(faults: Sequence[Fault | CniError]) -> None:
     """Raise InvalidConfig with all `faults`, when there are any; of a great many with the first."""
     if not faults:
         return
@@ -99,7 +128,7 @@ def refuse(faults: Sequence[Fault]) -> None:
     msg = "; ".join(texts)
     if len(texts) > 1:
         msg = f"{len(faults)} faults in the network configuration: {msg}"
-    raise InvalidConfig(msg)
+    raise InvalidConfig(msg, "\n".join(filter(None, (f.details for f in faults[:_MOST_FAULTS]))))
 
 
 def string(value: Any) -> str:

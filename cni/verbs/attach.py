@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from cni import plugins
 from cni.plugins import whereabouts
-from cni.shared.config import Fault, refuse
+from cni.shared.config import OF_RUNTIMES, Fault, misspelt
 from cni.shared.kernel import ipconfig
 from cni.shared.kernel import sandbox as sandboxes
 from cni.shared.kernel.links import Rtnl
@@ -39,12 +39,13 @@ if TYPE_CHECKING:
     from cni.shared.log import Log
     from cni.shared.spec.request import Request
 
+_FEATURES = ("rail", "rdma")  # cni.features.NAMES, which most calls do not load
 _VERBS_DEVICES = "/sys/class/infiniband"  # the directory exists when the kernel has RDMA
 
 
 def add(plugin: LinkPlugin, request: Request, log: Log) -> Result:
     """Make the attachment; a failure at any step undoes the steps before it."""
-    config, asked = _read(plugin, request)
+    config, asked = _read(plugin, request, log)
     earlier = _earlier(request)
     records = Records(log=log)
     with sandboxes.opened(request) as sandbox, records.locked(request.attachment, PART):
@@ -70,12 +71,18 @@ def add(plugin: LinkPlugin, request: Request, log: Log) -> Result:
     return _appended(earlier, result) if earlier else result
 
 
-def _read(plugin: LinkPlugin, request: Request) -> tuple[Any, dict[str, Any]]:
-    """The checked configurations of the link and of the features beside it; InvalidConfig with all faults of both."""
+def _read(plugin: LinkPlugin, request: Request, log: Log) -> tuple[Any, dict[str, Any]]:
+    """The checked configurations of the link and of the features beside it; InvalidConfig with all faults of both, and with
+    those of our IPAM plugin's."""
     faults: list[Fault] = []
     config = plugin.read(request, faults)
-    asked = _features(request, faults)
-    refuse(faults)
+    asked = _features(request, faults, log)
+    delegate.refuse(faults, request)
+    names = (*(key.name for key in plugin.KEYS), *OF_RUNTIMES, *_FEATURES)
+    for text in misspelt(request.config, names):
+        log.warning(text)
+    if member(request.config, "ipam") and not delegate.ipam_type(request.config):
+        log.warning('`ipam` has no `type`, and the link gets no addresses: want "type": "whereabouts" in it')
     if not delegate.ipam_type(request.config) and not versions.at_least(request.cni_version, "0.3.0"):
         raise IncompatibleVersion(
             f"cniVersion {request.cni_version} cannot describe an attachment without addresses: use cniVersion 0.3.0 or newer,"
@@ -84,7 +91,7 @@ def _read(plugin: LinkPlugin, request: Request) -> tuple[Any, dict[str, Any]]:
     return config, asked
 
 
-def _features(request: Request, faults: list[Fault]) -> dict[str, Any]:
+def _features(request: Request, faults: list[Fault], log: Log) -> dict[str, Any]:
     """The features that the configuration asks for. Most ask for none, and load no module for them."""
     rdma = member(request.config, "rdma")
     if (rdma is False or (rdma is None and not _has_rdma())) and member(request.config, "rail") is None:
@@ -92,6 +99,11 @@ def _features(request: Request, faults: list[Fault]) -> dict[str, Any]:
     from cni import features  # most networks have none
 
     asked = features.read(request, faults)
+    for name in asked:
+        members = member(request.config, name)
+        names = [key.name for key in features.named(name).KEYS]
+        for text in misspelt(members if isinstance(members, dict) else {}, names, f"{name}."):
+            log.warning(text)
     rail = asked.get("rail")
     if rail and rail.is_same_index and (not delegate.ipam_type(request.config) or delegate.is_foreign(request)):
         wanted = "needs the IPAM plugin whereabouts of this suite: want it as ipam.type, in CNI_PATH before any other"

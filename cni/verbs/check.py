@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from cni.plugins.base import differs
-from cni.shared.config import refuse
 from cni.shared.kernel import ipconfig, routes
 from cni.shared.kernel import sandbox as sandboxes
 from cni.shared.kernel.links import Rtnl
@@ -37,7 +36,7 @@ def check(plugin: LinkPlugin, request: Request, log: Log) -> None:
     faults: list[Fault] = []
     config = plugin.read(request, faults)
     asked = _features(request, faults)
-    refuse(faults)
+    delegate.refuse(faults, request)
     previous = member(request.config, "prevResult")
     if previous is None:
         raise InvalidConfig("CHECK needs the key prevResult: the result of the ADD, which the runtime passes on")

@@ -16,13 +16,16 @@ from typing import TYPE_CHECKING
 
 import cni
 from cni.plugins import EXECUTABLES, whereabouts
+from cni.shared import config
 from cni.shared.spec import codec
 from cni.shared.spec.errors import CniError, DelegateFailed, IncompatibleVersion, InvalidConfig, NotAvailable
 from cni.shared.spec.request import Request, member
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from typing import Any
 
+    from cni.shared.config import Fault
     from cni.shared.log import Log
     from cni.shared.spec.result import Result
 
@@ -86,6 +89,22 @@ def is_foreign(request: Request) -> bool:
         return kind != "" and not _is_ours(_find(kind, request.path))
     except (CniError, OSError):  # the call of the plugin will fail with the same error
         return False
+
+
+def refuse(faults: Sequence[Fault], request: Request) -> None:
+    """Raise InvalidConfig with all `faults` of the caller, when there are any, and then also with those of the `ipam` block."""
+    if not faults:  # the IPAM plugin reads its block when it is called
+        return
+    every: list[Fault | CniError] = [*faults]
+    kind = ipam_type(request.config)
+    try:
+        if kind and _is_ours(_find(kind, request.path)):
+            from cni.plugins import whereabouts
+
+            every += whereabouts.faults(request)
+    except CniError as fault:
+        every.append(fault)
+    config.refuse(every)
 
 
 def with_command(request: Request, command: str) -> Request:

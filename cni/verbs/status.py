@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from cni import features
-from cni.shared.config import refuse
 from cni.shared.kernel.links import Rtnl
 from cni.verbs import delegate
 
@@ -21,6 +20,6 @@ def status(plugin: LinkPlugin, request: Request, log: Log) -> None:
     faults: list[Fault] = []
     config = plugin.read(request, faults)
     asked = features.read(request, faults)
-    refuse(faults)
+    delegate.refuse(faults, request)
     features.status(asked, plugin.SHARES_NETDEV, plugin.status(config, Rtnl(), log))
     delegate.forward(request, log)

@@ -204,7 +204,10 @@ def reach(config: str = "") -> tuple[str, float, str]:
 def check_store(store: str, seconds: float, fault: str) -> Iterator[Observation]:
     """Judge the answer of a store. The arguments come from `reach`."""
     if not store:
-        yield note("store of leases", "no flat file names one; a network's own ipam block may")
+        yield note(
+            "store of leases",
+            "no flat file names one: the agent writes it, or copy one of conf/whereabouts.d; a network's own ipam block may",
+        )
     elif fault:
         remedy = "see the server, the kubeconfig's token and the network between: each ADD fails meanwhile"
         yield broken(f"store: {store}", fault, "it answers", remedy)

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from cni import plugins
 from cni.library.installation.layout import PLAIN
 from cni.plugins import LINK_PLUGINS
+from cni.shared.config import slip
 
 OWN_IPAM = "whereabouts"
 OWN_CHAINED = "rdma"
@@ -45,12 +46,6 @@ SHARING = {"bridge", "dummy", "ipvlan", "macvtap", "ptp", "tap", "vlan"} | {
 }
 """Plugins that make a link of their own, which no verbs device belongs to: `rdma` finds none to move."""
 
-OF_RUNTIMES = (
-    "type", "name", "cniVersion", "cniVersions", "capabilities", "runtimeConfig", "args", "prevResult", "dns",
-    "ipam",
-)  # fmt: skip
-"""Keys of every plugin (SPEC.md, section 1, and CONVENTIONS.md): the runtime reads or writes them."""
-
 OF_MULTUS = ("deviceID", "pciBusID", "resourceName")
 """Keys that Multus writes for an allocated device, or reads."""
 
@@ -67,8 +62,7 @@ def near(word: str, names: Iterable[str]) -> str:
         folded.setdefault(_bare(name), name)
     bare = _bare(word)
     found = difflib.get_close_matches(bare, folded, n=1, cutoff=0.75)
-    swapped = [name for name in folded if len(bare) > 2 and sorted(name) == sorted(bare)]  # mut for mtu
-    return next((folded[name] for name in (*found, *swapped)), "")
+    return folded.get(found[0] if found else slip(bare, folded), "")  # mut for mtu
 
 
 def remedy(word: str, names: Iterable[str], otherwise: str = "remove it") -> str:

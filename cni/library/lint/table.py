@@ -12,7 +12,7 @@ from cni.library.documents.scope import Scope
 from cni.library.documents.text import Keys
 from cni.library.lint import known
 from cni.plugins import LINK_PLUGINS
-from cni.shared.config import Fault, Key
+from cni.shared.config import OF_RUNTIMES, Fault, Key, slip
 from ipam import keys as tables
 
 Nested = Mapping[str, Sequence[Key]]
@@ -92,7 +92,7 @@ def unknown_keys(
 ) -> None:
     """Warn of each key of `document` that is not read, or is spelled differently from its documentation."""
     names = [key.name for key in table]
-    tops = {n.partition(".")[0] for n in names} | ({*known.OF_RUNTIMES, *known.OF_MULTUS} if kind else set())
+    tops = {n.partition(".")[0] for n in names} | ({*OF_RUNTIMES, *known.OF_MULTUS} if kind else set())
     for name, value in document.items():
         at = (*keys, name)
         nested = [n.partition(".")[2] for n in names if "." in n and n.partition(".")[0].lower() == name.lower()]
@@ -111,10 +111,13 @@ def unknown_keys(
 
 
 def executable(scope: Scope, at: Keys, name: str, names: Collection[str], what: str) -> None:
-    """Warn of a `name` that is not among `names`: a misspelling, or an executable of another project."""
+    """Note a `name` that is not among `names`: an error where one of our own executables was meant, otherwise a warning, since
+    the executable may be of another project (macvlan2, vxlan)."""
     if name not in names:
+        own = () if name[-1:].isdigit() else [n for n in sorted(names) if known.own(n)]
         fix = known.remedy(name, sorted(names), "check that the runtime's plugin folder has it")
-        scope.warn(at, f"no {what} of the name {name} is known", fix)
+        note = scope.error if name.lower() in own or slip(name, own) else scope.warn
+        note(at, f"no {what} of the name {name} is known", fix)
 
 
 def _elsewhere(name: str, kind: str) -> str:

@@ -55,6 +55,8 @@ def survey(
             " MAC, or use mode bridge"
         )
     if master:
+        if not master.up:
+            log.warning(_down(master))
         device = _of_host(master, config.link_in_container, host, inside)
         if device:
             _permit(device)
@@ -301,6 +303,10 @@ def carrier(planned: MacvlanPlan) -> tuple[str, bool]:
     return planned.master, planned.inSandbox
 
 
+def _down(master: Link) -> str:
+    return f'master "{master.name}" is down: ip link set {master.name} up'
+
+
 def status(config: MacvlanConfig, host: Rtnl, log: Log) -> Link | None:
     """The master; NotAvailable without one, LimitedConnectivity when it is down or has no carrier."""
     if config.link_in_container:
@@ -317,7 +323,7 @@ def status(config: MacvlanConfig, host: Rtnl, log: Log) -> Link | None:
         if reason:
             raise NotAvailable(planning.refusal(config.mode, master, reason))
     if not master.up:
-        raise LimitedConnectivity(f'master "{master.name}" is down: ip link set {master.name} up')
+        raise LimitedConnectivity(_down(master))
     if not master.carrier:
         raise LimitedConnectivity(f'master "{master.name}" has no carrier: check its cable and switch port')
     return master

@@ -22,7 +22,7 @@ from errno import ENODEV, EOPNOTSUPP, EPROTONOSUPPORT
 from typing import TYPE_CHECKING
 
 from cni.shared import policy
-from cni.shared.config import Key, fill, optional, refuse, string, take
+from cni.shared.config import OF_RUNTIMES, Key, fill, misspelt, optional, refuse, string, take
 from cni.shared.kernel import files, netns, node, sysfs
 from cni.shared.kernel import sandbox as sandboxes
 from cni.shared.kernel.links import Rtnl
@@ -131,6 +131,8 @@ def read(request: Request) -> RdmaConfig:
 def add(request: Request, records: Records, log: Log) -> Passed:
     """Move the verbs device into the sandbox; after a failure it is on the host again."""
     config = read(request)
+    for text in misspelt(request.config, (*(key.name for key in KEYS), *OF_RUNTIMES)):
+        log.warning(text)
     passed = _previous(request)
     with sandboxes.opened(request) as sandbox, records.locked(request.attachment, PART):
         host = _exclusive(KernelRefused)
