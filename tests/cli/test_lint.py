@@ -709,6 +709,17 @@ def test_the_command_reads_stdin_and_gives_data(
     assert (finding["file"], finding["line"], finding["key"], finding["severity"]) == ("<stdin>", 1, "mode", "error")
 
 
+def test_a_host_of_a_store_needs_the_permission_of_the_nodes(tmp_path: Path) -> None:
+    ipam = {**GOOD["ipam"], "datastore": "etcd", "etcd_host": "10.0.0.9:1,10.0.0.1"}
+    (tmp_path / "a.conf").write_text(json.dumps({**GOOD, "ipam": ipam}))
+    flat = tmp_path / "flat.conf"
+    flat.write_text(json.dumps({"log_level": "error"}))
+    for files in (None, linter.Named(str(flat))):
+        found = lint([str(tmp_path / "a.conf")], files)
+        assert [(f.key, f.severity) for f in found] == [("ipam.etcd_host", "warning")] * 2
+        assert ['"10.0.0.9"' in found[0].message, '"10.0.0.1"' in found[1].message] == [True, True]
+
+
 def test_the_flat_file_of_a_node_is_taken_into_account(tmp_path: Path) -> None:
     document = {**GOOD, "ipam": {**GOOD["ipam"], "datastore": "etcd"}}
     (tmp_path / "a.conf").write_text(json.dumps(document))

@@ -42,8 +42,11 @@ class Assumed:
 
     follow = staticmethod(flatfile.follow)
 
+    def __init__(self) -> None:
+        self.hosts: list[str] = []
+
     def allow_host(self, host: str, /) -> None:
-        pass  # each node's own policy decides
+        self.hosts.append(host)  # each node's own policy decides
 
     def host_name(self) -> str:
         return "node"
@@ -53,6 +56,7 @@ class Named(Assumed):
     """The flat file at `path`."""
 
     def __init__(self, path: str) -> None:
+        super().__init__()
         self.path = path
 
     def load(self, path: str, /) -> bytes | None:
@@ -180,6 +184,8 @@ def _whereabouts(
             if isinstance(entry, dict):
                 unknown_keys(scope, (*keys, name, i), entry, table, f"a member of {name}")
     faults: list[Fault] = []
+    hosts = flat.hosts if isinstance(flat, Assumed) else []
+    hosts.clear()
     try:
         config = ipam_config.examine(request, flat, faults)
     except CniError as refusal:
@@ -195,6 +201,9 @@ def _whereabouts(
         if name.startswith("ipam."):
             scope.warn((*keys[:-1], *keys_of(name)), note.partition(" ")[2], "correct it, or remove it", at_key=True)
     if not faults:
+        for host in hosts:
+            message = f'nodes refuse the store at "{host}" unless their policy has that host in `storeHosts`'
+            scope.warn((*keys, "etcd_host"), message, "add it there, or leave the store to the flat file")
         _gateways(scope, keys, config)
         _own(scope, keys, config)
         _network_name(scope, keys, config)
