@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 class RangeEntry:
     """The keys of one range as they are written; "" for an absent key."""
 
-    __slots__ = ("exclude", "range", "range_end", "range_start")
     range: str
     range_start: str
     range_end: str

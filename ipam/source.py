@@ -86,23 +86,26 @@ class Source:
 
     def fill(self, target: object, table: Sequence[Key], faults: list[Fault]) -> None:
         """Set the attributes of `target` that `table` names."""
+        values = {key.attribute: key.default for key in table}
         for key in table:
             is_of_file = key.name in self._from_file
-            value = (self._flat if is_of_file else self._block).get(key.name)
-            filled = key.default
-            if value is not None:
-                try:
-                    filled = key.read(value)
-                except ValueError as fault:
-                    is_hidden = key.name == "etcd_password" or (is_of_file and self._is_chosen)
-                    faults.append(Fault(self.where(key.name), _HIDDEN if is_hidden else value, str(fault)))
-            setattr(target, key.attribute, filled)
+            given = self._flat if is_of_file else self._block
+            if key.name not in given or (value := given[key.name]) is None:
+                continue
+            try:
+                values[key.attribute] = key.read(value)
+            except ValueError as fault:
+                is_hidden = key.name == "etcd_password" or (is_of_file and self._is_chosen)
+                faults.append(Fault(self.where(key.name), _HIDDEN if is_hidden else value, str(fault)))
+        vars(target).update(values)
 
     def follow(self, target: object, table: Sequence[Key], files: Files, faults: list[Fault]) -> None:
         """Replace each path in `target` by its target; a path that the node does not allow is a fault."""
         for key in table:
+            if key.name not in ROOTS or key.name == "configuration_path":
+                continue
             value = getattr(target, key.attribute)
-            if key.name not in ROOTS or key.name == "configuration_path" or value == key.default:
+            if value == key.default:
                 continue
             if key.name == "log_file":
                 value = self._log_file(value, files)

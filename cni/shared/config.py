@@ -75,15 +75,16 @@ def fill(
 ) -> None:
     """Set the attribute of every key in `table` on `target` from `document`; a bad value goes to `faults`."""
     folded = fold(document)
+    values = {key.attribute: key.default for key in table}
     for key in table:
         value = document[key.name] if key.name in document else folded.get(key.name.lower())
-        filled = key.default
-        if value is not None:
-            try:
-                filled = key.read(value)
-            except ValueError as fault:
-                faults.append(Fault(prefix + key.name, value, str(fault)))
-        setattr(target, key.attribute, filled)
+        if value is None:
+            continue
+        try:
+            values[key.attribute] = key.read(value)
+        except ValueError as fault:
+            faults.append(Fault(prefix + key.name, value, str(fault)))
+    vars(target).update(values)
 
 
 def take(

@@ -135,7 +135,13 @@ def member(document: Mapping[str, Any], key: str) -> Any:
 
     encoding/json in Go matches so, and configurations in use rely on it.
     """
-    return document[key] if key in document else fold(document).get(key.lower())
+    if key in document:
+        return document[key]
+    folded = key.lower()
+    for name, value in document.items():
+        if name.lower() == folded:
+            return value
+    return None
 
 
 def fold(document: Mapping[str, Any]) -> dict[str, Any]:
