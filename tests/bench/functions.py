@@ -1,4 +1,4 @@
-"""How many functions an ADD of macvlan with the file store calls once warm, and the modules of ours that its worker has loaded.
+"""How many functions an ADD of macvlan with the file store calls once warm, and the modules that its worker has loaded.
 
 Both are the same on every machine. `python -m tests.bench.functions` prints them, and who calls most.
 """

@@ -13,7 +13,7 @@ import pytest
 from cni.plugins import uplink
 from cni.plugins.rdma import plugin
 from cni.shared import policy
-from cni.shared.kernel import links, rdma_sysfs, routes
+from cni.shared.kernel import rdma_sysfs, routes
 from cni.shared.kernel import sandbox as sandboxes
 from cni.shared.kernel.links import Link
 from cni.shared.log import Log
@@ -50,7 +50,7 @@ class Sandbox:
 @pytest.fixture(autouse=True)
 def host(monkeypatch: pytest.MonkeyPatch) -> None:
     """A node whose traffic goes by ens2f0 and eth0."""
-    monkeypatch.setattr(links, "Rtnl", lambda: Links(*HOST))
+    monkeypatch.setattr(plugin, "Rtnl", lambda: Links(*HOST))
     monkeypatch.setattr(rdma_sysfs, "pci_of", VERBS.__getitem__)
     monkeypatch.setattr(rdma_sysfs, "netdev_of", lambda device, port: NETDEVS.get(device, ""))
     carries = {"ens2f0": '"ens2f0" carries the default route', "eth0": '"eth0" carries the default route'}
@@ -101,7 +101,7 @@ def test_what_came_into_the_sandbox_by_the_plugin_before_is_not_judged_again(mon
     """It is called by its name in the pod there, so the policy's names do not match it."""
     given(monkeypatch, devices=["ens2f0v0"])
     without = [each for each in HOST if each.parent_device != VF]
-    monkeypatch.setattr(links, "Rtnl", lambda: Links(*without))
+    monkeypatch.setattr(plugin, "Rtnl", lambda: Links(*without))
     assert refusal("mlx5_2", link(name="net1", parent_bus="pci", parent_device=VF)) == ""
     assert "is not in devices" in refusal("mlx5_2", link(name="net1"))
 
