@@ -53,13 +53,14 @@ def _wire(network: dict[str, Any]) -> list[str] | None:
     """The names of the links that share the wire; None for all links."""
     if member(network, "linkInContainer") is True:
         return []
-    name = member(network, "master") or member(network, "bridge")
-    if isinstance(name, str) and name:
-        if member(network, "rail") is None:
-            return [name]
+    if member(network, "rail") is not None:
         from cni.shared.rail import asks_for_same_index  # most networks are no rail
 
-        return None if asks_for_same_index(network) else [name]
+        if asks_for_same_index(network):
+            return None
+    name = member(network, "master") or member(network, "bridge")
+    if isinstance(name, str) and name:
+        return [name]
     runtime = member(network, "runtimeConfig")
     device = (isinstance(runtime, dict) and member(runtime, "deviceID")) or member(network, "deviceID")
     if isinstance(device, str) and "/" not in device:

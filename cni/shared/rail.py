@@ -11,7 +11,7 @@ from cni.shared.config import Fault, Key, boolean, fill, integer, list_of, mappi
 from cni.shared.spec.request import is_identifier, member
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
     from typing import Any
 
 PLAIN, SAME_INDEX = "plain", "same-index"
@@ -35,7 +35,12 @@ def ranges(value: Any) -> list[dict[str, Any]]:
 
 
 KEYS: Sequence[Key] = (
-    Key("index", integer(0, MOST_RAILS - 1), None, "which rail of its group the network is, from 0"),
+    Key(
+        "index",
+        integer(0, MOST_RAILS - 1),
+        None,
+        "which rail of its group the network is, from 0; with `nics` the device says it",
+    ),
     Key("group", group, "", "the name of the group; a pod has each rail of a group at most once"),
     Key(
         "routing",
@@ -63,7 +68,15 @@ KEYS: Sequence[Key] = (
         list_of(ranges, MOST_RAILS),
         (),
         "with same-index: the ranges of all rails, that of rail 0 first, the same list in each network of the group; a member"
-        " is a CIDR, an object as in ipam.ipRanges, or a list of these for several addresses",
+        " is a CIDR, an object as in ipam.ipRanges, or a list of these for several addresses. An object may also have the"
+        " `gateway` of its rail, which no pod gets. Without ipam.range and ipRanges the network has those of its rail",
+    ),
+    Key(
+        "nics",
+        list_of(string, MOST_RAILS),
+        (),
+        "with same-index, for one network that is all rails: the netdev or PCI address of each rail's NIC, that of rail 0 first;"
+        " the allocated device, `deviceID`, is on one of them, or a virtual function of it, and this is the rail",
     ),
 )
 
@@ -77,6 +90,7 @@ class Rail:
     table_base: int
     addressing: str
     ranges: Sequence[list[dict[str, Any]]]
+    nics: Sequence[str]
 
     @property
     def table(self) -> int:
@@ -101,7 +115,9 @@ def read(config: dict[str, Any], faults: list[Fault]) -> Rail | None:
     rail = Rail()
     fill(rail, KEYS, document, faults, "rail.")
     if member(document, "index") is None:
-        faults.append(Fault("rail.index", None, "want the number of the rail, from 0"))
+        faults.append(
+            Fault("rail.index", None, "want the number of the rail, from 0, or `nics` to find it by the device")
+        )
     if member(document, "group") is None:
         faults.append(Fault("rail.group", None, "want the name that all rails of the group have in common"))
     if len(faults) > before:
@@ -110,7 +126,65 @@ def read(config: dict[str, Any], faults: list[Fault]) -> Rail | None:
         wanted = f"has {len(rail.ranges)} members: want the ranges of all rails, and this one is rail {rail.index}"
         faults.append(Fault("rail.ranges", document.get("ranges"), wanted))
         return None
+    wanted = ""
+    if rail.nics and not rail.is_same_index:
+        wanted = 'need "addressing": "same-index"; otherwise write a network for each rail, with `index`'
+    elif rail.nics and len(rail.nics) != len(rail.ranges):
+        wanted = f"are {len(rail.nics)}, and rail.ranges {len(rail.ranges)}: want one of each for every rail"
+    elif len({*rail.nics}) < len(rail.nics):
+        wanted = "have a NIC twice: want another one for each rail"
+    if wanted:
+        faults.append(Fault("rail.nics", document.get("nics"), wanted))
+        return None
     return rail
+
+
+def of_names(nics: Sequence[Any], names: Collection[str]) -> int | None:
+    """The rail of the device whose NIC has these `names`; None for a NIC of no rail."""
+    return next((index for index, nic in enumerate(nics) if nic in names), None)
+
+
+def completed(config: dict[str, Any], index: Any) -> dict[str, Any]:
+    """The network `config` as that of the rail `index`, with the range and the gateway that rail.ranges have for it.
+
+    A gateway becomes an address that its range does not give. What is faulty stays as it is: `read` tells of it.
+    """
+    document, block = member(config, "rail"), member(config, "ipam")
+    written = member(document, "ranges")
+    if not isinstance(written, list) or not isinstance(block, dict) or type(index) is not int:
+        return config
+    gateways: dict[int, Any] = {}
+    try:
+        rails = [[_without_gateway(part, i, gateways) for part in ranges(value)] for i, value in enumerate(written)]
+    except ValueError:
+        return config
+    more: dict[str, Any] = {}
+    if 0 <= index < len(rails) and member(block, "range") is None and member(block, "ipRanges") is None:
+        more["ipRanges"] = rails[index]
+    if index in gateways and member(block, "gateway") is None:
+        more["gateway"] = gateways[index]
+    changed = {**document, "index": index, **({"ranges": rails} if gateways else {})}
+    own = {name: value for name, value in config.items() if name.lower() not in ("rail", "ipam")}
+    return {**own, "rail": changed, "ipam": {**block, **more}}
+
+
+def each(config: dict[str, Any]) -> list[dict[str, Any]]:
+    """The network `config` for each of its rails: with `nics` they are all of the group's, otherwise it is one, or none."""
+    document = member(config, "rail")
+    if not isinstance(document, dict):
+        return [config]
+    index, nics = member(document, "index"), member(document, "nics")
+    indexes = range(len(nics)) if index is None and isinstance(nics, list) else (index,)
+    return [completed(config, one) for one in indexes]
+
+
+def _without_gateway(part: dict[str, Any], index: int, gateways: dict[int, Any]) -> dict[str, Any]:
+    gateway, given = member(part, "gateway"), member(part, "exclude") or []
+    if gateway is None or not isinstance(given, list):
+        return part
+    gateways.setdefault(index, gateway)
+    kept = {name: value for name, value in part.items() if name.lower() not in ("gateway", "exclude")}
+    return {**kept, "exclude": [*given, gateway]}
 
 
 def asks_for_same_index(config: dict[str, Any]) -> bool:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from tests import fabric
+from tests.blackbox.test_host_device import bus
 from tests.fabric import Fabric
 from tests.node import GO_PLUGINS, STATE, Node, until
 
@@ -156,4 +157,93 @@ def test_the_addressing_of_a_rail_is_refused_beside_another_ipam_plugin(node: No
     rails = Fabric(node, 1)
     foreign = rails.network(0, ipam={"type": "host-local", "subnet": "192.168.0.0/24"})
     rails.cni("ADD", node.pod(), 0, foreign).refused(7, "rail.addressing", "whereabouts of this suite")
+    assert node.leftovers() == []
+
+
+PCI = "0000:{:x}8:00.0"
+
+
+def all_rails(rails: Fabric, device: str, key: dict[str, Any] | None = None, **more: Any) -> dict[str, Any]:
+    """One network that is every rail, with the device that was allocated, as Multus passes it."""
+    ranges = [{"range": f"192.168.{r}.0/24", "gateway": f"192.168.{r}.1"} for r in range(rails.count)]
+    rail = {
+        "group": "gpu",
+        "addressing": "same-index",
+        "ranges": ranges,
+        "nics": [PCI.format(r) for r in range(rails.count)],
+    }
+    ipam = {"type": "whereabouts", "datastore": "file", **more.pop("ipam", {})}
+    network = {
+        "cniVersion": "1.1.0",
+        "name": "gpu",
+        "type": "macvlan",
+        "mtu": 4200,
+        "rail": {**rail, **(key or {})},
+        "ipam": ipam,
+    }
+    return {**network, **({"deviceID": device} if device else {}), **more}
+
+
+def allocated(node: Node, count: int) -> Fabric:
+    """The rails, whose NICs have PCI addresses."""
+    rails = Fabric(node, count)
+    for rail in range(count):
+        bus(node, "pci", PCI.format(rail), f"eth_r{rail}")
+    return rails
+
+
+@pytest.mark.parametrize("nics", [PCI, "eth_r{}"])
+def test_one_network_gives_each_allocated_nic_the_subnet_of_its_rail_and_the_same_index(node: Node, nics: str) -> None:
+    rails = allocated(node, 8)
+    other, pod = node.pod("other"), node.pod()
+    key = {"nics": [nics.format(r) for r in range(8)]}
+    rails.attach(other, (3,))  # a network of a rail has the same group
+    order = (5, 0, 7, 1, 2, 3, 6, 4)  # the scheduler's
+    networks = {number: all_rails(rails, f"{PCI.format(rail)}-{number}", key) for number, rail in enumerate(order)}
+    results = {number: rails.cni("ADD", pod, number, network).succeeded() for number, network in networks.items()}
+    for number, rail in enumerate(order):
+        assert [(ip["address"], ip["gateway"]) for ip in results[number]["ips"]] == [
+            (f"192.168.{rail}.2/24", f"192.168.{rail}.1")
+        ]
+        assert pod.view.link(f"net{number}").lower == node.host.link(f"eth_r{rail}").index
+        assert fabric.table(pod.view, 7000 + rail) == [(f"192.168.{rail}.0/24", ""), ("default/0", f"192.168.{rail}.1")]
+        rails.cni("CHECK", pod, number, {**networks[number], "prevResult": results[number]}).succeeded()
+    node.run(["umount", "/sys/bus"]).check_returncode()  # the devices are gone
+    for number, network in networks.items():
+        rails.cni("DEL", pod, number, network).succeeded()
+    rails.cni("DEL", other, 3).succeeded()
+    assert node.leases() == []
+    assert node.leftovers() == []
+
+
+@pytest.mark.parametrize(
+    ("device", "more", "words"),
+    [
+        ("", {}, ("rail.nics need a deviceID", "k8s.v1.cni.cncf.io/resourceName")),
+        ("0000:99:00.0", {}, ('deviceID "0000:99:00.0"', "0000:08:00.0, 0000:18:00.0", "resourceName")),
+        (
+            PCI.format(1),
+            {"key": {"index": 0}},
+            ("is on the NIC of rail 1 (0000:18:00.0)", "rail.index is 0", "resourceName"),
+        ),
+        (PCI.format(1), {"master": "eth_r0"}, ("master is of one rail", "remove it")),
+        (PCI.format(1), {"ipam": {"range": "192.168.0.0/24"}}, ("ipam.range is of one rail", "remove it")),
+        (PCI.format(1), {"key": {"addressing": "plain"}}, ("rail.nics", "same-index")),
+        (
+            PCI.format(1),
+            {"key": {"nics": [PCI.format(r) for r in range(3)]}},
+            ("rail.nics", "are 3, and rail.ranges 2"),
+        ),
+        (PCI.format(1), {"key": {"nics": [PCI.format(1)] * 2}}, ("rail.nics", "have a NIC twice")),
+    ],
+)
+def test_a_device_that_is_of_none_of_the_networks_rails_is_refused(
+    node: Node, device: str, more: dict[str, Any], words: tuple[str, ...]
+) -> None:
+    rails = allocated(node, 2)
+    pod = node.pod()
+    network = all_rails(rails, device, **more)
+    reply = rails.cni("ADD", pod, 0, network)
+    reply.refused(7, *words)
+    rails.cni("DEL", pod, 0, network).succeeded()
     assert node.leftovers() == []

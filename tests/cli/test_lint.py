@@ -437,6 +437,39 @@ def test_what_the_ipam_plugin_refuses_of_a_groups_ranges_is_an_error() -> None:
     assert [(f.severity, f.key) for f in of(on_rails(own, own))] == [("error", "rail.ranges[1]")]
 
 
+ALL_RAILS: dict[str, Any] = {
+    "cniVersion": "1.0.0", "name": "rdma-net", "type": "macvlan", "mtu": 9000,
+    "rail": {
+        "group": "gpu", "addressing": "same-index", "nics": ["eth_r0", "eth_r1"],
+        "ranges": [{"range": f"192.168.{r}.0/24", "gateway": f"192.168.{r}.1"} for r in (1, 2)],
+    },
+    "ipam": {"type": "whereabouts", "datastore": "file"},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("key", "more", "found"),
+    [
+        ({}, {}, set()),
+        ({"nics": ["eth_r0"]}, {}, {"rail.nics"}),
+        ({"addressing": "plain"}, {}, {"rail.nics"}),
+        ({"nics": []}, {}, {"rail.index", "ipam"}),
+        ({"ranges": ["192.168.1.0/24", "bogus"]}, {}, {"rail.ranges[1][0].range"}),
+        ({}, {"master": "eth_r0"}, {"master"}),
+        ({}, {"ipam": {**ALL_RAILS["ipam"], "range": "192.168.1.0/24"}}, {"ipam.range"}),
+    ],
+)
+def test_one_network_for_all_rails_names_a_nic_and_a_range_for_each_and_no_others(
+    key: dict[str, Any], more: dict[str, Any], found: set[str]
+) -> None:
+    network = {**ALL_RAILS, **more, "rail": {**ALL_RAILS["rail"], **key}}
+    told = nad(network, RESOURCE % "railcni.io/rail")
+    assert {f.key for f in told if f.severity == "error"} == found
+    if not found:
+        assert told == []
+        assert [f.key for f in nad(network) if "resourceName" in f.message] == ["rail.nics"]
+
+
 def test_a_next_hop_that_rail_ranges_would_give_is_found() -> None:
     """The networks of the other rails read only these."""
     own = GOOD["ipam"]["range"]

@@ -263,3 +263,13 @@ def test_where_pods_cannot_be_read_no_lease_is_called_dead() -> None:
     state = parse_pool(pool(1), {}.get)
     findings = find(Snapshot("kubernetes", state.leases, [state], reserved=[]))
     assert brief(findings) == [(kinds.LOST_RESERVATION, RESTORE, IP(1))]
+
+
+def test_a_network_of_all_rails_has_the_pools_of_each() -> None:
+    config = {
+        "type": "macvlan",
+        "rail": {"group": "gpu", "nics": ["a", "b"], "ranges": ["192.168.0.0/24", "192.168.1.0/24"]},
+        "ipam": {"type": "whereabouts"},
+    }
+    networks = parse_networks({"metadata": {"name": "gpu"}, "spec": {"config": json.dumps(config)}})
+    assert [network.pools() for network in networks] == [["192.168.0.0-24"], ["192.168.1.0-24"]]

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import json
 import os
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from cni.plugins.macvlan import plugin as macvlan
-from cni.plugins.macvlan.plugin import netdev_of
 from cni.shared import policy
 from cni.shared.config import Fault, refuse
 from cni.shared.kernel.links import Link, ifinfo
 from cni.shared.spec.errors import CniError, InvalidConfig, InvalidEnvironment
 from cni.shared.spec.request import Request, parse
-from tests.sysfs import Tree
 
 
 def request(config: dict[str, Any] | None = None, args: str = "", container: str = "c1") -> Request:
@@ -237,25 +234,3 @@ def test_a_record_holds_the_whole_plan() -> None:
     before = planned(request({"mtu": 1500, "bcqueuelen": 9}))
     after = macvlan.load(json.loads(json.dumps(before.document())))
     assert vars(after) == vars(before)
-
-
-@pytest.mark.parametrize(
-    ("device", "name"),
-    [
-        ("0000:3b:00.0", "ens2f0"),
-        ("0000:3b:00.0-7", "ens2f0"),  # of a device plugin that shares the NIC
-        ("0000:3b:00.1", ""),
-        ("rxe0", "ens3f0"),
-        ("rxe0-12", "ens3f0"),
-        ("5", ""),
-        ("all-3", ""),
-        ("", ""),
-        ("../../net/ens2f0", ""),
-    ],
-)
-def test_the_default_master_is_the_netdev_of_the_allocated_device(tmp_path: Path, device: str, name: str) -> None:
-    tree = Tree(tmp_path)
-    tree.netdev("ens2f0", pci="0000:3b:00.0")
-    tree.netdev("ens3f0")
-    tree.verbs("rxe0", netdev="ens3f0")
-    assert netdev_of(device, str(tree)) == name

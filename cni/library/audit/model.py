@@ -13,6 +13,7 @@ from typing import Any
 
 from cni.library.audit.findings import Finding
 from cni.library.audit.store import NoFiles
+from cni.shared import rail
 from cni.shared.config import Fault
 from cni.shared.spec.request import Attachment, member
 from ipam.config import IpamConfig
@@ -183,7 +184,8 @@ def parse_networks(document: Mapping[str, Any]) -> list[IpamBlock]:
         return []
     plugins = config.get("plugins") or [config]
     cni_name = str(member(config, "name") or metadata.get("name") or "")
-    found = (_network(nad_name(document), cni_name, member(p, "ipam")) for p in plugins if isinstance(p, dict))
+    parts = [part for plugin in plugins if isinstance(plugin, dict) for part in rail.each(plugin)]
+    found = (_network(nad_name(document), cni_name, member(part, "ipam")) for part in parts)
     return [network for network in found if network]
 
 

@@ -15,6 +15,7 @@ from cni.library.lint import addresses, known
 from cni.library.lint.table import note_faults, proposal, unknown_keys
 from cni.plugins import LINK_PLUGINS
 from cni.plugins.rdma import plugin as rdma
+from cni.shared import rail
 from cni.shared.config import Fault, fill, integer
 from cni.shared.kernel import rdma_sysfs as rdma_devices
 from cni.shared.rail import Rail
@@ -77,6 +78,9 @@ def examine(scope: Scope, keys: Keys, document: Mapping[str, Any], around: Surro
     """Note the faults of the plugin `document`, which stands at `keys`."""
     kind = member(document, "type")
     own = known.own(kind) if isinstance(kind, str) else ""
+    rails = member(document, "rail")
+    if isinstance(rails, dict):
+        document = _of_a_rail(scope, keys, document, rails, around)
     request = Request({"CNI_COMMAND": "ADD"}, b"", _as_called(document, around), {})
     if own in LINK_PLUGINS:
         module = plugins.named(own)
@@ -122,12 +126,32 @@ def _as_called(document: Mapping[str, Any], around: Surroundings) -> dict[str, A
     }
 
 
-def _same_index(scope: Scope, keys: Keys, document: Mapping[str, Any], rail: Rail | None) -> None:
+def _of_a_rail(
+    scope: Scope, keys: Keys, document: Mapping[str, Any], rails: Mapping[str, Any], around: Surroundings
+) -> Mapping[str, Any]:
+    """The network as it is for one rail; of a network for all rails, rail 0 stands for each, as their ranges are all checked."""
+    index, block = member(rails, "index"), member(document, "ipam")
+    if not member(rails, "nics"):
+        return rail.completed(dict(document), index)
+    if around.nad and not around.resource:
+        message = f"rail.nics need an allocated device, and the NAD has no annotation {RESOURCE_NAME}"
+        scope.error((*keys, "rail", "nics"), message, f"add the annotation {RESOURCE_NAME}: DOMAIN/RESOURCE")
+    for name in ("range", "ipRanges") if index is None and isinstance(block, dict) else ():
+        if member(block, name) is not None:
+            message = "is one rail's, and with rail.nics the network is all rails: each has its range in rail.ranges"
+            scope.error((*keys, "ipam", name), message, "remove it", at_key=True)
+    if index is None and isinstance(member(document, "master"), str) and member(document, "master"):
+        message = "is one rail's NIC, and with rail.nics the link goes on the allocated one"
+        scope.error((*keys, "master"), message, "remove it", at_key=True)
+    return rail.completed(dict(document), 0 if index is None else index)
+
+
+def _same_index(scope: Scope, keys: Keys, document: Mapping[str, Any], asked: Rail | None) -> None:
     """Check that rails with one index have our IPAM plugin: no other one gives the same index."""
     block = member(document, "ipam")
     kind = member(block, "type") if isinstance(block, dict) else None
-    if rail and rail.is_same_index and known.own(str(kind)) != known.OWN_IPAM:
-        message = f'"{rail.addressing}" needs the IPAM plugin {known.OWN_IPAM}'
+    if asked and asked.is_same_index and known.own(str(kind)) != known.OWN_IPAM:
+        message = f'"{asked.addressing}" needs the IPAM plugin {known.OWN_IPAM}'
         scope.error((*keys, "rail", "addressing"), message, f'write "{known.OWN_IPAM}" as ipam.type, or "plain" here')
 
 

@@ -111,25 +111,14 @@ def _find_master(config: MacvlanConfig, where: Rtnl) -> Link | None:
     if config.master:
         return where.link(name=config.master)
     if config.device_id and not config.link_in_container:  # the device is one of the host
-        name = netdev_of(config.device_id)
-        return where.link(name=name) if name else None
+        from cni.shared.kernel import rdma_sysfs  # most networks name their master
+
+        names = rdma_sysfs.netdevs_of_device(config.device_id)
+        return where.link(name=names[0]) if names else None
     from cni.shared.kernel import routes  # most networks name their master
 
     index = routes.default_route_link(where)
     return where.link(index=index) if index else None
-
-
-def netdev_of(device: str, root: str = "/sys") -> str:
-    """The first netdev of a device of a resource: a PCI function, a subfunction or a soft-RoCE device; "" for none. A device
-    plugin that shares a NIC adds a number, "0000:3b:00.0-7"."""
-    from cni.shared.kernel import rdma_sysfs, sysfs  # most networks name their master
-
-    name, _, number = device.rpartition("-")
-    function = name if number.isdigit() and name else device
-    found = sysfs.netdevs_of_pci(function, root) or sysfs.netdevs_of_auxiliary(function, root)
-    if not found and function in rdma_sysfs.devices(root):
-        found = [rdma_sysfs.netdev_of(function, 1, root)]
-    return found[0] if found else ""
 
 
 def adopt(request: Request, host: Rtnl, inside: Rtnl | None) -> MacvlanPlan | None:

@@ -103,6 +103,34 @@ def netdev_of(device: str, port: int, root: str = "/sys") -> str:
     return found[0] if found else ""
 
 
+def netdevs_of_device(device: str, root: str = "/sys") -> list[str]:
+    """The netdevs of a device of a resource: a PCI function, a subfunction or a soft-RoCE device. A device plugin that shares a
+    NIC adds a number, "0000:3b:00.0-7"."""
+    from cni.shared.kernel import sysfs  # most calls ask for no device
+
+    function = _function(device)
+    found = sysfs.netdevs_of_pci(function, root) or sysfs.netdevs_of_auxiliary(function, root)
+    if not found and function in devices(root):
+        found = [name for name in [netdev_of(function, 1, root)] if name]
+    return found
+
+
+def names_of_nic(device: str, root: str = "/sys") -> set[str]:
+    """The PCI addresses and netdevs of the NIC that has a device of a resource: of a virtual function or a subfunction also
+    those of the physical function."""
+    from cni.shared.kernel import sysfs
+
+    function = _function(device)
+    above = sysfs.pci_above(sysfs.path_of("auxiliary", function, root))
+    physical = above or sysfs.physical_function_of(function, root)
+    return {function, physical, *netdevs_of_device(device, root), *sysfs.netdevs_of_pci(physical, root)} - {""}
+
+
+def _function(device: str) -> str:
+    name, _, number = device.rpartition("-")
+    return name if number.isdigit() and name else device
+
+
 def ports_of_netdev(name: str, root: str = "/sys") -> list[tuple[str, int]]:
     """The verbs devices, with their ports, that the traffic of the netdev can pass: its own, or those of the links
     below it, through VLANs, bonds and macvlans; in order. Only netdevs that this mount of sysfs shows are looked at."""

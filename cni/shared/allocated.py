@@ -1,0 +1,82 @@
+"""The rail of a network with `rail.nics`: that of the NIC which was allocated to the pod.
+
+The request gets the configuration of this one rail before anything else reads it, and the record of the attachment keeps it. So
+all else works as for a network with `rail.index`. After the ADD the rail is that of the record, since the device may be gone.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from cni.shared import rail
+from cni.shared.spec import codec
+from cni.shared.spec.errors import CniError, InvalidConfig
+from cni.shared.spec.request import member
+
+if TYPE_CHECKING:
+    from typing import Any
+
+    from cni.shared.log import Log
+    from cni.shared.spec.request import Request
+
+_REMEDY = (
+    "name the resource of the rails' NICs in the NAD's annotation k8s.v1.cni.cncf.io/resourceName, and ask for a device of it"
+    " for each time that the pod names the network"
+)
+
+
+def complete(request: Request, log: Log) -> None:
+    """Complete the configuration with what follows from its rail; InvalidConfig when an ADD has a device of another one."""
+    document = member(request.config, "rail")
+    if not isinstance(document, dict):
+        return
+    index, nics = member(document, "index"), member(document, "nics")
+    if isinstance(nics, list) and nics:
+        if request.command == "ADD":
+            index = _allocated(request, nics, index)
+        elif index is None:
+            index = _recorded(request, log)
+    config = rail.completed(request.config, index)
+    if config != request.config:
+        request.config, request.stdin = config, codec.dumps(config).encode()
+
+
+def _allocated(request: Request, nics: list[Any], index: Any) -> int:
+    from cni.shared.kernel import rdma_sysfs
+
+    device = request.of_runtime("deviceID") or member(request.config, "deviceID")
+    if not isinstance(device, str) or not device:
+        raise InvalidConfig(f"rail.nics need a deviceID, by which the rail is found: {_REMEDY}")
+    found = rail.of_names(nics, rdma_sysfs.names_of_nic(device))
+    listed = ", ".join(map(str, nics))[:400]
+    if found is None:
+        raise InvalidConfig(
+            f'deviceID "{device}" is on no NIC of rail.nics ({listed}): {_REMEDY}, or add its NIC to rail.nics and rail.ranges'
+        )
+    if index is not None and index != found:
+        raise InvalidConfig(
+            f'deviceID "{device}" is on the NIC of rail {found} ({nics[found]}), and rail.index is {index}: {_REMEDY}, or leave'
+            " rail.index out"
+        )
+    fixed = [
+        key for key in ("master", "linkInContainer", "device", "hwaddr", "kernelpath") if member(request.config, key)
+    ]
+    block = member(request.config, "ipam")
+    fixed += [f"ipam.{key}" for key in ("range", "ipRanges") if isinstance(block, dict) and member(block, key)]
+    if index is None and fixed:
+        raise InvalidConfig(f"{fixed[0]} is of one rail, and with rail.nics the network is all rails: remove it")
+    return found
+
+
+def _recorded(request: Request, log: Log) -> Any:
+    """The rail of the attachment by its record. Without one, and for a network as a whole, rail 0: a pod has an index on all
+    rails or on none."""
+    from cni.shared.records import LINK, Records
+
+    try:
+        record = Records(log=log).read(request.attachment, LINK) if request.attachment.container_id else None
+        config = codec.loads(record["config"].encode()) if record else {}
+    except CniError:  # the verb itself tells of it
+        return None
+    of_record = member(config, "rail")
+    return member(of_record, "index") if isinstance(of_record, dict) else 0
