@@ -10,7 +10,6 @@ pkg/apis/attributes.go of DRANET; pkg/consts/consts.go of dra-driver-sriov.
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -20,14 +19,14 @@ from cni.library.inventory.devices import Port
 from cni.library.inventory.functions import ETHER, Function
 from cni.library.inventory.topology import NEAREST_FIRST, SYS, Topology
 from cni.library.resources.choose import Host, Offer, Resource
-from cni.library.resources.models import Exclusive, Shared
+from cni.library.resources.models import Exclusive, Shared, label
 from cni.shared.kernel.rdma_sysfs import ROCE_V2
 
 DRIVER = "railcni.io"
 API = "resource.k8s.io/v1"
 RESOURCE_NAME, DEVICE_ID = "k8s.cni.cncf.io/resourceName", "k8s.cni.cncf.io/deviceID"  # Multus reads these two
 MOST_DEVICES = 128  # of a slice
-_LONGEST_NAME, _LONGEST_VALUE = 63, 64  # characters of a device's name, and of an attribute
+_LONGEST_VALUE = 64  # characters of an attribute
 _LINK_TYPES = {ETHER: "ethernet"}  # as dra-driver-sriov calls it
 _SPEED = re.compile(r"([\d.]+) Gb/sec")
 
@@ -138,15 +137,6 @@ def _typed(value: Value) -> dict[str, Value]:
     if isinstance(value, bool):
         return {"bool": value}
     return {"int": value} if isinstance(value, int) else {"string": value[:_LONGEST_VALUE]}
-
-
-def label(text: str, unique: bool = False) -> str:
-    """`text` as a name that Kubernetes takes; with a hash where it is too long, or is to be `unique`."""
-    plain = re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
-    if len(plain) <= _LONGEST_NAME and not unique:
-        return plain
-    digest = hashlib.sha256(text.encode()).hexdigest()[:8]
-    return f"{plain[: _LONGEST_NAME - 9].strip('-')}-{digest}"
 
 
 def specs(found: Sequence[Device], node: str, generation: int) -> list[dict[str, Any]]:

@@ -6,6 +6,7 @@ What each makes in a namespace is tested in tests/blackbox/test_conf.py; FILES i
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,12 @@ import pytest
 import yaml
 
 from cni import plugins
+from cni.cli.main import main
 from cni.cli.rails import plan as rails_plan
 from cni.cli.rails import render
 from cni.library.documents import networks
-from cni.library.documents.networks import Network
+from cni.library.documents.networks import NETWORKS as NETWORKS_ANNOTATION
+from cni.library.documents.networks import RESOURCE_NAME, Network
 from cni.library.installation.layout import PLAIN
 from cni.library.lint import lint
 from cni.plugins.host_device import plugin as host_device
@@ -139,6 +142,23 @@ def test_the_examples_have_no_fault_and_their_pods_name_networks_and_resources_t
     resources = worker["spec"]["containers"][0]["resources"]
     amounts = render.pod(wanted, made)["spec"]["containers"][0]["resources"]["limits"]
     assert resources["limits"] == resources["requests"] == {"nvidia.com/gpu": 8, **amounts}
+
+
+@pytest.mark.parametrize("name", ["dra-vf", "dra-nic", "dra-gpus"])
+def test_the_claims_of_an_example_ask_for_the_class_of_its_networks_resource(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config, nad, claim, pod = yaml.safe_load_all((CONF / f"examples/{name}.yaml").read_text())
+    path = tmp_path / "config.json"
+    path.write_text(config["data"]["config.json"])
+    monkeypatch.setattr(sys, "argv", ["railcni", "dra", "classes", "--config", str(path)])
+    assert main() == 0
+    (made,) = filter(None, yaml.safe_load_all(capsys.readouterr().out))
+    assert made["spec"]["extendedResourceName"] == nad["metadata"]["annotations"][RESOURCE_NAME]
+    asked = [one["exactly"]["deviceClassName"] for one in claim["spec"]["spec"]["devices"]["requests"]]
+    ours = [one for one in asked if one != "gpu.nvidia.com"]
+    networks = pod["metadata"]["annotations"][NETWORKS_ANNOTATION].split(",")
+    assert (ours, networks) == ([made["metadata"]["name"]] * len(networks), [nad["metadata"]["name"]] * len(networks))
 
 
 @pytest.mark.parametrize(

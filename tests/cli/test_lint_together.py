@@ -48,6 +48,21 @@ def pod(*limits: str, networks: str = "") -> dict[str, Any]:
     return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": {"containers": containers}}
 
 
+def claiming(name: str, *classes: str, template: bool = True) -> list[dict[str, Any]]:
+    """A claim, or its template, and a pod of the network a that has it."""
+    requests = [{"name": f"r{n}", "exactly": {"deviceClassName": one}} for n, one in enumerate(classes)]
+    requests[-1:] = [
+        {"name": "last", "firstAvailable": [{"name": "x", "deviceClassName": one} for one in classes[-1:]]}
+    ]
+    spec = {"devices": {"requests": requests}}
+    kind, key = (
+        ("ResourceClaimTemplate", "resourceClaimTemplateName") if template else ("ResourceClaim", "resourceClaimName")
+    )
+    claim = resource(kind, "resource.k8s.io/v1", name, **({"spec": spec} if template else spec))
+    one = pod(networks="a")
+    return [claim, {**one, "spec": {**one["spec"], "resourceClaims": [{"name": "nic", key: name}]}}]
+
+
 HCA = {"configList": [{"resourceName": "hca", "rdmaHcaMax": 9, "devices": ["ens2f0"]}]}
 SRIOV, NVIDIA, NV_IPAM = "sriovnetwork.openshift.io/v1", "mellanox.com/v1alpha1", "nv-ipam.nvidia.com/v1alpha1"
 CHAIN = {"cniVersion": "1.0.0", "name": "a", "plugins": [{"type": "macvlan", "master": "ens2f0"}, {"type": "rdma"}]}
@@ -265,3 +280,21 @@ def test_a_folder_without_networks_is_a_fault_and_files_are_read_together(tmp_pa
     assert finding.path.endswith("/b.yaml") and "overlaps" in finding.message
     (finding,) = lint([str(tmp_path / "a.yaml"), str(tmp_path / "b.yaml")])
     assert "overlaps" in finding.message
+
+
+@pytest.mark.parametrize(
+    ("classes", "message"),
+    [
+        (["rdma-hca"], ""),
+        (["gpu.nvidia.com", "rdma-hca"], ""),
+        (["gpu.nvidia.com"], ""),  # of other drivers nothing is known
+        (["rdma-hcb"], "the network a needs a device of rdma/hca, and the pod claims rdma-hcb"),
+        (["rdma-hcb", "gpu.nvidia.com"], "the network a needs a device of rdma/hca, and the pod claims rdma-hcb"),
+    ],
+)
+@pytest.mark.parametrize("template", [True, False])
+def test_a_claim_of_another_resource_than_the_networks_is_found(
+    classes: list[str], message: str, template: bool
+) -> None:
+    findings = told(asking(nad("a"), "rdma/hca"), *claiming("it", *classes, template=template))
+    assert [text for _, _, text in findings] == ([message] if message else [])

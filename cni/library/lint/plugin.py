@@ -39,21 +39,26 @@ class ResourceWant:
     at_key: bool = False
 
 
+Claim = tuple[str, str, str]  # kind, namespace and name of a ResourceClaim or its template
+
+
 @dataclass(frozen=True)
 class PodNetworks:
-    """The networks, namespace and name, of a pod whose containers ask for `resources`; at `keys` of `scope`."""
+    """The networks, namespace and name, of a pod whose containers ask for `resources`, and which has `claims`; at `keys` of
+    `scope`."""
 
     scope: Scope
     keys: Keys
     networks: Sequence[tuple[str, str]]
     resources: set[str]
+    claims: Sequence[Claim] = ()
 
 
 @dataclass(frozen=True)
 class Surroundings:
     """The surroundings of a plugin. `versions` are those of the network; `resource` the NAD's resource, of a `nad`; `uses`
     are the ranges of all networks so far, `nads` the files of all NADs by namespace and name. `offers` are the resources of the
-    device plugins' configurations so far, `wants` those that are asked for, `resources` those of NADs by namespace and name."""
+    device plugins' configurations so far, `wants` those that are asked for, `resources` those of NADs by namespace and name; `classes` are the DeviceClasses that claims ask for."""
 
     name: str = ""
     versions: Sequence[str] = ()
@@ -66,6 +71,7 @@ class Surroundings:
     wants: list[ResourceWant] = field(default_factory=list)
     resources: dict[tuple[str, str], str] = field(default_factory=dict)
     pods: list[PodNetworks] = field(default_factory=list)
+    classes: dict[Claim, set[str]] = field(default_factory=dict)
 
     @property
     def version(self) -> str:

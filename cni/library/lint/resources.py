@@ -11,9 +11,10 @@ from cni.library.documents.networks import NETWORKS
 from cni.library.documents.scope import Scope
 from cni.library.documents.text import Keys
 from cni.library.lint import known
-from cni.library.lint.plugin import PodNetworks, ResourceWant, Surroundings
+from cni.library.lint.plugin import Claim, PodNetworks, ResourceWant, Surroundings
 
 _PODS: tuple[Keys, ...] = (("spec",), ("spec", "template", "spec"), ("spec", "jobTemplate", "spec", "template", "spec"))
+_CLAIMS: dict[str, Keys] = {"ResourceClaim": (), "ResourceClaimTemplate": ("spec",)}
 _CONTAINERS = ("initContainers", "containers")
 
 
@@ -34,8 +35,8 @@ def examine(scope: Scope, around: Surroundings) -> None:
 
 
 def examine_object(scope: Scope, around: Surroundings) -> bool:
-    """Examine a ConfigMap, whose texts may be such configurations, and note what the containers of a pod, or of a template of
-    pods, ask for; return whether it has a configuration."""
+    """Examine a ConfigMap, whose texts may be such configurations, and note what a pod, a template of pods, or a claim asks for;
+    return whether it has a configuration."""
     document = scope.root.data
     if not isinstance(document, dict):
         return False
@@ -49,13 +50,20 @@ def examine_object(scope: Scope, around: Surroundings) -> bool:
             if inner := reader.json_inside(scope, ("data", key)):
                 examine(inner, around)
         return bool(of_plugins)
+    if (kind := str(document.get("kind"))) in _CLAIMS:
+        requests = _value(scope, (*_CLAIMS[kind], "spec", "devices", "requests"))
+        name = str((metadata if isinstance(metadata, dict) else {}).get("name") or "")
+        around.classes[kind, namespace, name] = set(_classes(requests))
+        return False
     for keys in _PODS:
         asked = list(_asked(scope, keys))
         around.wants.extend(asked)
+        claims = _claims(_value(scope, (*keys, "resourceClaims")), namespace)
         at = (*keys[:-1], "metadata", "annotations", NETWORKS)
         _, node, depth = scope.root.walk(at)
-        if asked and depth == len(at) and isinstance(node.data, str):
-            around.pods.append(PodNetworks(scope, at, _names(node.data, namespace), {want.resource for want in asked}))
+        if (asked or claims) and depth == len(at) and isinstance(node.data, str):
+            names, resources = _names(node.data, namespace), {want.resource for want in asked}
+            around.pods.append(PodNetworks(scope, at, names, resources, claims))
     return False
 
 
@@ -69,6 +77,28 @@ def _asked(scope: Scope, keys: Keys) -> Iterator[ResourceWant]:
             _, limits, reached = scope.root.walk(place)
             for one in limits.members or [] if reached == len(place) else []:
                 yield ResourceWant(one.name, scope, (*place, one.name), at_key=True)
+
+
+def _value(scope: Scope, keys: Keys) -> Any:
+    _, node, depth = scope.root.walk(keys)
+    return node.data if depth == len(keys) else None
+
+
+def _objects(value: Any) -> list[dict[str, Any]]:
+    return [one for one in value if isinstance(one, dict)] if isinstance(value, list) else []
+
+
+def _claims(listed: Any, namespace: str) -> list[Claim]:
+    """The claims of a pod, by its `resourceClaims`."""
+    kinds = {"resourceClaimTemplateName": "ResourceClaimTemplate", "resourceClaimName": "ResourceClaim"}
+    return [(kinds[key], namespace, str(one[key])) for one in _objects(listed) for key in kinds if one.get(key)]
+
+
+def _classes(requests: Any) -> Iterator[str]:
+    """The DeviceClasses of the requests of a claim, with their alternatives."""
+    for request in _objects(requests):
+        for one in _objects([request.get("exactly"), *_objects(request.get("firstAvailable"))]):
+            yield str(one.get("deviceClassName"))
 
 
 def _names(text: str, namespace: str) -> list[tuple[str, str]]:
@@ -92,13 +122,25 @@ def _is_of_plugin(text: object) -> bool:
 
 def compare(around: Surroundings) -> None:
     """Warn of resources that nobody offers, although a configuration has others of their domain; and of networks of pods that
-    ask for other resources of the network's domain alone. A pod that asks for none may get it by an admission webhook."""
+    ask for other resources of the network's domain alone, also by claims. A pod that asks for none may get it by an admission
+    webhook."""
+    from cni.library.resources.models import label
+
     for pod in around.pods:
+        classes = set().union(*(around.classes.get(claim, set()) for claim in pod.claims))
         for network in pod.networks:
             resource = around.resources.get(network, "")
             domain = resource.partition("/")[0]
             others = sorted(name for name in pod.resources if resource and name.startswith(f"{domain}/"))
-            if others and resource not in others:
+            of_domain = sorted(name for name in classes if resource and name.startswith(f"{label(domain)}-"))
+            if resource in others or (resource and label(resource) in classes):
+                continue
+            if of_domain:
+                message = (
+                    f"the network {network[1]} needs a device of {resource}, and the pod claims {', '.join(of_domain)}"
+                )
+                pod.scope.warn(pod.keys, message, f"add a request with deviceClassName {label(resource)} to its claim")
+            elif others:
                 message = (
                     f"the network {network[1]} needs a device of {resource}, and the pod asks for {', '.join(others)}"
                 )

@@ -7,6 +7,7 @@ api/v1/sriovnetworknodepolicy_types.go of k8snetworkplumbingwg/sriov-network-ope
 
 from __future__ import annotations
 
+import hashlib
 import re
 from typing import Annotated, Any, Literal
 
@@ -17,6 +18,7 @@ from cni.library.inventory import topology
 
 MOST_DEVICES = 40_000  # of a resource: kubelet takes messages of 4 MiB
 OTHER_PLUGIN = "leave this resource to the SR-IOV device plugin"
+_LONGEST_NAME = 63  # characters of an object of Kubernetes, and of a device of a ResourceSlice
 _IDS = 'write a list of IDs such as ["15b3"]'
 _SWITCH = "write true or false"
 FIXES = {  # by the last key; that of the list is for a member whose keys do not fit each other
@@ -264,3 +266,12 @@ def spans(ranged: str) -> tuple[str, list[tuple[int, int]]]:
     name, _, numbers = ranged.partition("#")
     parts = [part.partition("-") for part in numbers.split(",") if part]
     return name, [(int(first), int(last or first)) for first, _, last in parts]
+
+
+def label(text: str, unique: bool = False) -> str:
+    """`text` as a name that Kubernetes takes; with a hash where it is too long, or is to be `unique`."""
+    plain = re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
+    if len(plain) <= _LONGEST_NAME and not unique:
+        return plain
+    digest = hashlib.sha256(text.encode()).hexdigest()[:8]
+    return f"{plain[: _LONGEST_NAME - 9].strip('-')}-{digest}"
