@@ -34,20 +34,22 @@ def complete(request: Request, log: Log) -> None:
     if isinstance(nics, list) and nics:
         if request.command == "ADD":
             index = _allocated(request, nics, index)
-        elif index is None:
+        elif index is None and request.command in ("DEL", "CHECK"):
             index = _recorded(request, log)
+            if index is None:  # another suite's plugin has made the link
+                index = rail.of_names(nics, _names(request))
+        elif index is None:
+            index = 0  # for the network as a whole: a pod has an index on all rails or on none
     config = rail.completed(request.config, index)
     if config != request.config:
         request.config, request.stdin = config, codec.dumps(config).encode()
 
 
 def _allocated(request: Request, nics: list[Any], index: Any) -> int:
-    from cni.shared.kernel import rdma_sysfs
-
-    device = request.of_runtime("deviceID") or member(request.config, "deviceID")
-    if not isinstance(device, str) or not device:
+    device = _device(request)
+    if not device:
         raise InvalidConfig(f"rail.nics need a deviceID, by which the rail is found: {_REMEDY}")
-    found = rail.of_names(nics, rdma_sysfs.names_of_nic(device))
+    found = rail.of_names(nics, _names(request))
     listed = ", ".join(map(str, nics))[:400]
     if found is None:
         raise InvalidConfig(
@@ -68,15 +70,25 @@ def _allocated(request: Request, nics: list[Any], index: Any) -> int:
     return found
 
 
+def _device(request: Request) -> str:
+    device = request.of_runtime("deviceID") or member(request.config, "deviceID")
+    return device if isinstance(device, str) else ""
+
+
+def _names(request: Request) -> set[str]:
+    from cni.shared.kernel import rdma_sysfs
+
+    return rdma_sysfs.names_of_nic(_device(request))
+
+
 def _recorded(request: Request, log: Log) -> Any:
-    """The rail of the attachment by its record. Without one, and for a network as a whole, rail 0: a pod has an index on all
-    rails or on none."""
+    """The rail of the attachment by its record; None without one."""
     from cni.shared.records import LINK, Records
 
     try:
-        record = Records(log=log).read(request.attachment, LINK) if request.attachment.container_id else None
+        record = Records(log=log).read(request.attachment, LINK)
         config = codec.loads(record["config"].encode()) if record else {}
     except CniError:  # the verb itself tells of it
         return None
     of_record = member(config, "rail")
-    return member(of_record, "index") if isinstance(of_record, dict) else 0
+    return member(of_record, "index") if isinstance(of_record, dict) else None

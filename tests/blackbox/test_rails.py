@@ -247,3 +247,20 @@ def test_a_device_that_is_of_none_of_the_networks_rails_is_refused(
     reply.refused(7, *words)
     rails.cni("DEL", pod, 0, network).succeeded()
     assert node.leftovers() == []
+
+
+def test_without_a_record_a_delete_releases_the_rail_of_the_device_and_no_other(node: Node) -> None:
+    """So does that of a link which another suite's plugin has made: it calls the IPAM plugin alone."""
+    rails = allocated(node, 2)
+    pod = node.pod()
+    for rail in (0, 1):
+        network = {**all_rails(rails, PCI.format(rail)), "type": "whereabouts"}
+        rails.cni("ADD", pod, rail, network).succeeded()
+    (record,) = node.path(f"{STATE}/attachments").glob("@gpu*:ipam")
+    record.unlink()
+    network = {**all_rails(rails, "0000:99:00.0"), "type": "whereabouts"}  # a device that is gone
+    rails.cni("DEL", pod, 0, network).succeeded()
+    assert sorted(node.leases()) == ["192.168.0.2", "192.168.1.2"]
+    for left, rail in (["192.168.0.2"], 1), ([], 0):
+        rails.cni("DEL", pod, rail, {**all_rails(rails, PCI.format(rail)), "type": "whereabouts"}).succeeded()
+        assert node.leases() == left
