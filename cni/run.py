@@ -63,7 +63,7 @@ def serve(plugin: str, stdin: bytes | None = None) -> tuple[bytes, int]:
 
 def _call(plugin: str, call: Request) -> Result | None:
     from cni.shared.log import Log  # VERSION needs no other module
-    from cni.shared.spec import request
+    from cni.shared.spec import request  # VERSION needs no other module
 
     _, name, _ = call.pod
     pod = f" pod {call.pod[0]}/{name}" if name else ""
@@ -72,7 +72,7 @@ def _call(plugin: str, call: Request) -> Result | None:
         f"{plugin} {call.command} {attachment.container_id} {attachment.ifname}{pod} network {attachment.network}"
     )
     if request.member(call.config, "rail") is not None:
-        from cni.shared import allocated
+        from cni.shared import allocated  # most networks are no rail
 
         allocated.complete(call, log)
     if plugin == "whereabouts":

@@ -110,8 +110,8 @@ def may_hold(request: Request, records: Records) -> bool:
     holder = request.attachment
     try:
         if is_of_group(request):
-            from cni.shared.rail import group_of
-            from ipam.group import rails
+            from cni.shared.rail import group_of  # most networks are no rail
+            from ipam.group import rails  # most networks are no rail
 
             name = group_of(request.config)
             holder = rails.attachment_of(name, holder.container_id)

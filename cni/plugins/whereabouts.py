@@ -23,7 +23,7 @@ def call(request: Request, log: Log) -> Result | None:
 
 def faults(request: Request) -> list[Fault]:
     """The faults of the configuration that `request` has for it."""
-    from ipam import config, flatfile
+    from ipam import config, flatfile  # a network without addresses loads no IPAM
 
     found: list[Fault] = []
     config.examine(request, flatfile, found)

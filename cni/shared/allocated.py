@@ -9,6 +9,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from cni.shared import rail
+from cni.shared.kernel import rdma_sysfs
+from cni.shared.records import LINK, Records
 from cni.shared.spec import codec
 from cni.shared.spec.errors import CniError, InvalidConfig
 from cni.shared.spec.request import member
@@ -76,15 +78,11 @@ def _device(request: Request) -> str:
 
 
 def _names(request: Request) -> set[str]:
-    from cni.shared.kernel import rdma_sysfs
-
     return rdma_sysfs.names_of_nic(_device(request))
 
 
 def _recorded(request: Request, log: Log) -> Any:
     """The rail of the attachment by its record; None without one."""
-    from cni.shared.records import LINK, Records
-
     try:
         record = Records(log=log).read(request.attachment, LINK)
         config = codec.loads(record["config"].encode()) if record else {}

@@ -99,8 +99,6 @@ def refuse(faults: Sequence[Fault], request: Request) -> None:
     kind = ipam_type(request.config)
     try:
         if kind and _is_ours(_find(kind, request.path)):
-            from cni.plugins import whereabouts
-
             every += whereabouts.faults(request)
     except CniError as fault:
         every.append(fault)

@@ -12,6 +12,7 @@ from cni.library.documents.scope import Scope
 from cni.library.documents.text import Keys
 from cni.library.lint import known
 from cni.library.lint.plugin import Claim, PodNetworks, ResourceWant, Surroundings
+from cni.library.resources.models import label
 
 _PODS: tuple[Keys, ...] = (("spec",), ("spec", "template", "spec"), ("spec", "jobTemplate", "spec", "template", "spec"))
 _CLAIMS: dict[str, Keys] = {"ResourceClaim": (), "ResourceClaimTemplate": ("spec",)}
@@ -124,8 +125,6 @@ def compare(around: Surroundings) -> None:
     """Warn of resources that nobody offers, although a configuration has others of their domain; and of networks of pods that
     ask for other resources of the network's domain alone, also by claims. A pod that asks for none may get it by an admission
     webhook."""
-    from cni.library.resources.models import label
-
     for pod in around.pods:
         classes = set().union(*(around.classes.get(claim, set()) for claim in pod.claims))
         for network in pod.networks:

@@ -118,7 +118,7 @@ def netdevs_of_device(device: str, root: str = "/sys") -> list[str]:
 def names_of_nic(device: str, root: str = "/sys") -> set[str]:
     """The PCI addresses and netdevs of the NIC that has a device of a resource: of a virtual function or a subfunction also
     those of the physical function."""
-    from cni.shared.kernel import sysfs
+    from cni.shared.kernel import sysfs  # most calls ask for no device
 
     function = _function(device)
     above = sysfs.pci_above(sysfs.path_of("auxiliary", function, root))
