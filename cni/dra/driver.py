@@ -32,8 +32,9 @@ from ipam.stores.apiserver.resources import CLAIMS
 
 _TICK = 0.5  # seconds between two looks at the configuration, the devices and the sockets
 _OTHERS_SECONDS = 5.0  # between two looks at what device plugins serve
-_COMPARE_SECONDS = 60.0  # between two comparisons of the slices with those of the API server
-_FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 60.0  # seconds after a fault of the API server
+# Seconds to the next comparison of the slices with those of the API server, doubled each time that nothing was to be done: a
+# kubelet that could not delete them at its start does so when the API server answers again, after the driver has written them.
+_FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 60.0
 _SECONDS = 10.0  # for a request to it: kubelet waits 45 for a preparation
 _UNMADE = (
     "the configuration asks for virtual functions, which this program does not make: `railcni vfs apply` makes them"
@@ -129,27 +130,27 @@ class Driver:
         self._log.state("gone", f"claims have devices that are gone: {', '.join(gone)}" if gone else "")
 
     async def _publish(self) -> None:
-        devices = list(self._devices.values())
+        devices, fault = list(self._devices.values()), ""
         try:
-            if await asyncio.to_thread(self._publisher.publish, devices):
+            if is_changed := await asyncio.to_thread(self._publisher.publish, devices):
                 self._log.say("info", "published", devices=len(devices), generation=self._publisher.generation)
             if self._compares_claims:
+                self._compares_claims = False  # first: a registration meanwhile wants another comparison
                 async with self._endpoint.turn:
                     await asyncio.to_thread(self._compare_claims)
-                self._compares_claims = False
-        except CniError as fault:
-            self._unpublished = fault.msg
-            self._publish_due = monotonic() + self._pause
-            self._pause = min(2 * self._pause, _LONGEST_PAUSE)
-        else:
-            self._unpublished, self._pause = "", _FIRST_PAUSE
-            self._publish_due = monotonic() + _COMPARE_SECONDS
+        except CniError as error:
+            is_changed, fault, self._compares_claims = False, error.msg, True
+        if is_changed or bool(fault) != bool(self._unpublished):
+            self._pause = _FIRST_PAUSE
+        self._unpublished = fault
+        self._publish_due = monotonic() + self._pause
+        self._pause = min(2 * self._pause, _LONGEST_PAUSE)
         self._log.state("publish", self._unpublished)
         self._log.state("lack", self._publisher.lack)
 
     def _registered(self) -> None:
         """kubelet may have deleted the slices, and forgotten claims, while it or this driver was away."""
-        self._publish_due, self._compares_claims = 0.0, True
+        self._publish_due, self._pause, self._compares_claims = 0.0, _FIRST_PAUSE, True
 
     # --- claims; in a thread, one at a time ---
 

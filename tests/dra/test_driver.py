@@ -197,6 +197,17 @@ def test_a_restarted_kubelet_finds_the_driver_its_slices_and_its_claims(scene: D
     assert scene.dra.prepare(held) == first
 
 
+def test_slices_that_a_restarted_kubelet_deletes_late_are_there_again(scene: DraScene) -> None:
+    """It tries again, for minutes, when the API server did not answer at its start."""
+    before = len(scene.dra.registered)
+    scene.dra.restart()
+    assert scene.dra.until(lambda: len(scene.dra.registered) > before)
+    for _ in range(2):
+        assert scene.until(lambda: SHARED in scene.published())
+        scene.wipe()
+    assert scene.until(lambda: SHARED in scene.published())
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_a_restarted_driver_answers_as_before_and_writes_no_slice(scene: DraScene, number: int) -> None:
     held = claim(scene, result(SHARED), result(VF))
