@@ -78,7 +78,8 @@ class Driver:
                 except OSError as fault:  # also of a device that vanishes meanwhile: the next look is without it
                     self._fault = f"{fault.filename}: {fault.strerror}"
                 self._log.state("look", self._fault)
-                if monotonic() >= self._publish_due:
+                # Not before: kubelet tries again only after a minute when it has a pod with a claim, and no driver.
+                if monotonic() >= self._publish_due and not self._endpoint.fault:
                     await self._publish()
                 try:
                     await asyncio.wait_for(ended.wait(), _TICK)

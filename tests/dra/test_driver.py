@@ -197,6 +197,16 @@ def test_a_restarted_kubelet_finds_the_driver_its_slices_and_its_claims(scene: D
     assert scene.dra.prepare(held) == first
 
 
+def test_slices_are_published_after_kubelet_has_registered_the_driver(scene: DraScene) -> None:
+    scene.end_plugin()
+    scene.wipe()
+    scene.lines.clear()
+    scene.start_plugin()
+    assert scene.until(lambda: SHARED in scene.published())
+    events = [event for line in scene.lines for event in ("has registered", "published") if event in line]
+    assert events[:2] == ["has registered", "published"], scene.lines
+
+
 def test_slices_that_a_restarted_kubelet_deletes_late_are_there_again(scene: DraScene) -> None:
     """It tries again, for minutes, when the API server did not answer at its start."""
     before = len(scene.dra.registered)
