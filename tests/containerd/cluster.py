@@ -44,7 +44,7 @@ class Cluster:
         self.namespace = f"railcni-test-{uuid.uuid4().hex[:8]}"
         self.node = f"{self.namespace}-node"
         document = yaml.safe_load(Path(KUBECONFIG).read_text())
-        self._client = Client(KubeConfig.from_dict(document).get(), namespace=self.namespace, trust_env=False)
+        self.client = Client(KubeConfig.from_dict(document).get(), namespace=self.namespace, trust_env=False)
         current = next(c for c in document["contexts"] if c["name"] == document["current-context"])
         name = current["context"]["cluster"]
         cluster = next(c for c in document["clusters"] if c["name"] == name)["cluster"]
@@ -60,8 +60,8 @@ class Cluster:
     def __enter__(self) -> Cluster:
         self._proxy.__enter__()
         try:
-            define(self._client)
-            self._client.create(Namespace.from_dict({"metadata": {"name": self.namespace}}))
+            define(self.client)
+            self.client.create(Namespace.from_dict({"metadata": {"name": self.namespace}}))
         except BaseException:
             self._proxy.__exit__()
             raise
@@ -69,42 +69,61 @@ class Cluster:
 
     def __exit__(self, *exception: object) -> None:
         self.delete_pods()
-        self._client.delete(Namespace, self.namespace)
-        self._client.close()
+        self.client.delete(Namespace, self.namespace)
+        self.client.close()
         self._proxy.__exit__()
 
     def network(self, config: Mapping[str, Any], resource: str = "") -> None:
         """Make a NetworkAttachmentDefinition of the configuration's name, whose pods have a device of `resource`."""
         annotations = {RESOURCE: resource} if resource else {}
         metadata = {"name": config["name"], "annotations": annotations}
-        self._client.create(Nad(metadata=metadata, spec={"config": json.dumps(config)}))
+        self.client.create(Nad(metadata=metadata, spec={"config": json.dumps(config)}))
 
-    def pod(self, name: str, *networks: str, devices: Mapping[str, int] | None = None) -> Pod:
-        """Make a pod's object with these networks beside the first, whose container asks for devices; the pod to run."""
+    def pod(
+        self,
+        name: str,
+        *networks: str,
+        devices: Mapping[str, int] | None = None,
+        claim: str = "",
+        scheduler: bool = False,
+    ) -> Pod:
+        """Make a pod's object with these networks beside the first, whose container asks for devices and has the claim; the pod
+        to run. With `scheduler` that binds it to the node."""
         limits = {resource: str(number) for resource, number in (devices or {}).items()}
-        container = {"name": "main", "image": image.NAME, "imagePullPolicy": "Never", "resources": {"limits": limits}}
-        spec = {
+        container: dict[str, Any] = {
+            "name": "main",
+            "image": image.NAME,
+            "imagePullPolicy": "Never",
+            "resources": {"limits": limits},
+        }
+        spec: dict[str, Any] = {
             "nodeName": self.node,
             "containers": [container],
             "terminationGracePeriodSeconds": 1,
             "automountServiceAccountToken": False,
             "dnsPolicy": "Default",
         }
+        if scheduler:
+            spec |= {"nodeSelector": {"kubernetes.io/hostname": spec.pop("nodeName")}}
+            spec |= {"tolerations": [{"operator": "Exists"}]}
+        if claim:
+            spec |= {"resourceClaims": [{"name": "claim", "resourceClaimName": claim}]}
+            container["resources"] |= {"claims": [{"name": "claim"}]}
         document = {"metadata": {"name": name, "annotations": {NETWORKS: ",".join(networks)}}, "spec": spec}
-        made = self._client.create(PodObject.from_dict(copy.deepcopy(document)))
+        made = self.client.create(PodObject.from_dict(copy.deepcopy(document)))
         assert made.metadata and made.metadata.uid
         return Pod(name, self.namespace, made.metadata.uid)
 
     def status(self, pod: Pod) -> dict[str, Any]:
         """The addresses by interface that Multus has noted at the pod."""
-        found = self._client.get(PodObject, pod.config.metadata.name).metadata
+        found = self.client.get(PodObject, pod.config.metadata.name).metadata
         assert found and found.annotations
         return {one["interface"]: one.get("ips", []) for one in json.loads(found.annotations[STATUS])}
 
     def state(self, name: str) -> Any:
         """The status of a pod, which kubelet writes; None when there is no such pod."""
         try:
-            return self._client.get(PodObject, name).status
+            return self.client.get(PodObject, name).status
         except ApiError as error:
             if error.status.code != 404:
                 raise
@@ -118,18 +137,18 @@ class Cluster:
 
     def delete(self, name: str, grace_period: int | None = 0) -> None:
         """Delete a pod's object at once, as `kubectl delete --force` does; None: when kubelet has ended the pod."""
-        self._client.delete(PodObject, name, grace_period=grace_period)
+        self.client.delete(PodObject, name, grace_period=grace_period)
 
     def delete_pods(self) -> None:
         """Delete the objects of all pods at once."""
-        for pod in list(self._client.list(PodObject)):
+        for pod in list(self.client.list(PodObject)):
             assert pod.metadata and pod.metadata.name
             self.delete(pod.metadata.name)
 
     def allocatable(self) -> dict[str, str]:
         """What the node has for pods; {} before kubelet has made it."""
         try:
-            status = self._client.get(NodeObject, self.node).status
+            status = self.client.get(NodeObject, self.node).status
         except ApiError as error:
             if error.status.code != 404:
                 raise
@@ -140,7 +159,7 @@ class Cluster:
         """Delete the node, and what kubelet has made beside it."""
         for kind, namespace in ((NodeObject, None), (CSINode, None), (Lease, "kube-node-lease")):
             try:
-                self._client.delete(kind, self.node, namespace=namespace)
+                self.client.delete(kind, self.node, namespace=namespace)
             except ApiError as error:
                 if error.status.code != 404:
                     raise

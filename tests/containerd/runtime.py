@@ -259,7 +259,9 @@ class Runtime:
     def start_containerd(self) -> None:
         """Start it, and wait until it is ready for pods, its network too."""
         with self.node.path(_LOG).open("ab") as log:
-            self._containerd = self.start(["containerd", f"--config={TOP}/config.toml"], log, CONTAINERD.unit)
+            # That of the tests' PATH, of which the unit knows nothing.
+            words = [str(shutil.which("containerd")), f"--config={TOP}/config.toml"]
+            self._containerd = self.start(words, log, CONTAINERD.unit)
         # containerd's socket lies in the node, which has a path of its own for this process.
         self.channel = grpc.insecure_channel(f"unix:{self.node.root}{SOCKET}")
         self.stub = services.client(cri.DESCRIPTOR.services_by_name["RuntimeService"], self.channel)

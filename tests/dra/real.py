@@ -1,0 +1,197 @@
+"""A node of a real API server, scheduler and kubelet with a real containerd, the driver, and a driver of GPUs."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+import yaml
+from lightkube.core.exceptions import ApiError
+from lightkube.resources.core_v1 import Namespace
+from lightkube.resources.resource_v1 import DeviceClass, ResourceClaim, ResourceSlice
+
+from cni.dra.slices import label as label_of
+from cni.library.kubelet import dra_v1_pb2 as api
+from cni.library.kubelet import plugin_registration_v1_pb2 as registration
+from cni.library.kubelet import services
+from tests.containerd.cluster import Cluster
+from tests.containerd.kubelet import Kubelet
+from tests.containerd.runtime import SECONDS, Runtime, conflist
+from tests.device_plugin.scene import Scene
+from tests.dra.kubelet import PLUGIN, REGISTRATION
+from tests.node import Node, railcni, until
+
+FOLDER = "/var/lib/kubelet"
+GPU = "gpu.example.com"
+
+
+class Driver(Scene):
+    """`railcni dra run` with the folders of a real kubelet."""
+
+    def __init__(self, cluster: Cluster, inside: list[str]) -> None:
+        super().__init__(inside=inside)
+        self._cluster = cluster
+
+    def arguments(self, *more: str) -> list[str]:
+        return [
+            *("dra", "run", f"--config={self.config}", f"--root={self.root}", f"--node={self._cluster.node}"),
+            *(f"--kubeconfig={self._cluster.kubeconfig}", "--listen=127.0.0.1:0", *more),
+        ]
+
+
+class Gpus:
+    """A driver of GPUs, which gives a container nothing; its slice is the test's."""
+
+    def GetInfo(self, request: Any, context: Any) -> Any:
+        return registration.PluginInfo(
+            type="DRAPlugin",
+            name=GPU,
+            endpoint=f"{FOLDER}/plugins/{GPU}.sock",
+            supported_versions=["v1.DRAPlugin"],
+        )
+
+    def NotifyRegistrationStatus(self, request: Any, context: Any) -> Any:
+        return registration.RegistrationStatusResponse()
+
+    def NodePrepareResources(self, request: Any, context: Any) -> Any:
+        return api.NodePrepareResourcesResponse(
+            claims={one.uid: api.NodePrepareResourceResponse() for one in request.claims}
+        )
+
+    def NodeUnprepareResources(self, request: Any, context: Any) -> Any:
+        return api.NodeUnprepareResourcesResponse(
+            claims={one.uid: api.NodeUnprepareResourceResponse() for one in request.claims}
+        )
+
+
+@dataclass
+class World:
+    """The node, its kubelet, the driver; `nics` are the names of its two devices, `classes` those of the DeviceClasses."""
+
+    cluster: Cluster
+    runtime: Runtime
+    kubelet: Kubelet
+    driver: Driver
+    resource: str
+    nics: list[str]
+    classes: dict[str, str]
+
+    def on(self, netdev: str) -> dict[str, Any]:
+        """A request for the NIC of the netdev."""
+        expression = f'device.attributes["railcni.io"].ifName == "{netdev}"'
+        return {"deviceClassName": self.classes["nic"], "selectors": [{"cel": {"expression": expression}}]}
+
+    def claim(self, name: str, requests: Mapping[str, Mapping[str, Any]], same: str = "") -> None:
+        """Make a ResourceClaim; `same` is an attribute whose value all its devices have in common."""
+        devices: dict[str, Any] = {"requests": [{"name": key, "exactly": {**one}} for key, one in requests.items()]}
+        if same:
+            devices["constraints"] = [{"matchAttribute": same}]
+        self.cluster.client.create(ResourceClaim.from_dict({"metadata": {"name": name}, "spec": {"devices": devices}}))
+
+    def pod(self, name: str, devices: Mapping[str, int] | None = None) -> None:
+        """Make a pod, for the scheduler: with the claim of its name, or with devices."""
+        self.cluster.pod(name, devices=devices, claim="" if devices else name, scheduler=True)
+
+    def gpu(self, root: str) -> None:
+        """Have one GPU, below this PCIe root."""
+        device = {"name": "gpu-0", "attributes": {"resource.kubernetes.io/pcieRoot": {"string": root}}}
+        pool = {"name": self.cluster.node, "generation": 1, "resourceSliceCount": 1}
+        spec = {"driver": GPU, "nodeName": self.cluster.node, "pool": pool, "devices": [device]}
+        self.no_gpu()
+        self.cluster.client.create(ResourceSlice.from_dict({"metadata": {"name": self.classes["gpu"]}, "spec": spec}))
+
+    def no_gpu(self) -> None:
+        try:
+            self.cluster.client.delete(ResourceSlice, self.classes["gpu"])
+        except ApiError as error:
+            assert error.status.code == 404
+
+    def allocated(self, name: str) -> list[str]:
+        """The devices of a claim."""
+        claim = self.cluster.client.get(ResourceClaim, name)
+        assert claim.status and claim.status.allocation and claim.status.allocation.devices
+        return sorted(one.device for one in claim.status.allocation.devices.results or ())
+
+    def waits(self, name: str) -> str:
+        """Why the scheduler has no node for the pod, yet."""
+        return " ".join(one.message or "" for one in self.cluster.state(name).conditions or ())
+
+    def runs(self, name: str) -> str:
+        """Wait until the pod runs; the ID of its container."""
+        is_running = lambda: self.cluster.state(name).phase == "Running"  # noqa: E731
+        assert self.kubelet.becomes(is_running), (self.cluster.state(name), self.driver.lines, self.kubelet.log())
+        return self.cluster.container(name)
+
+    def end(self, *names: str, left: int = 0) -> None:
+        """Delete pods, and the claims of their names; files of so many claims are left then."""
+        for name in names:
+            self.cluster.delete(name, grace_period=None)
+        for name in names:
+            assert self.kubelet.becomes(lambda name=name: self.cluster.state(name) is None), self.kubelet.log()
+            try:
+                self.cluster.client.delete(ResourceClaim, name)
+            except ApiError as error:
+                assert error.status.code == 404  # of an extended resource, whose claim was the pod's
+        assert until(lambda: len(self.left()) == 2 * left, SECONDS), self.left()
+
+    def left(self) -> list[str]:
+        """The files of claims that there are: of each a record, and a specification."""
+        folders = (self.runtime.node.path(f"{FOLDER}/plugins/railcni.io/claims"), self.driver.root / "var/run/cdi")
+        return sorted(path.name for folder in folders if folder.exists() for path in folder.iterdir())
+
+    def published(self) -> list[str]:
+        """The names of the devices in the node's pool."""
+        fields = {"spec.nodeName": self.cluster.node, "spec.driver": "railcni.io"}
+        found = list(self.cluster.client.list(ResourceSlice, fields=fields))
+        return sorted(device.name for one in found for device in one.spec.devices or ())
+
+
+@contextmanager
+def running() -> Iterator[World]:
+    """The world with two NICs that pods share, below PCIe roots of their own."""
+    with Node(is_warm=False) as node:
+        node.master("ens2f0", mtu=9000)
+        node.remember()
+        # The driver sees what a container of the DaemonSet sees: kubelet's folders at their places.
+        inside = ["nsenter", f"--target={node.holder}", "--mount", "--net", "--", "setpriv", "--pdeathsig=KILL"]
+        with Cluster(node) as cluster, Driver(cluster, inside) as driver, Runtime(node, conflist()) as runtime:
+            assert isinstance(driver, Driver)
+            (driver.root / "var/run/cdi").mkdir(parents=True)
+            runtime.enter(["mkdir", "/run/cdi"])
+            runtime.enter(["mount", "--bind", str(driver.root / "var/run/cdi"), "/run/cdi"])
+            runtime.enter(["mknod", "-m", "666", "/dev/infiniband/uverbs1", "c", "1", "5"])
+            addresses = [driver.machine.nic(number) for number in range(2)]
+            resource = f"rdma/{cluster.namespace}"
+            driver.configure({"configList": [driver.share("ens0f0", "ens1f0", name=cluster.namespace)]})
+            made = railcni("dra", "classes", f"--config={driver.config}", env=os.environ)
+            (nic,) = yaml.safe_load_all(made.stdout)
+            selectors = [{"cel": {"expression": f'device.driver == "{GPU}"'}}]
+            gpu = {"metadata": {"name": f"gpu-{cluster.namespace}"}, "spec": {"selectors": selectors}}
+            label = {"metadata": {"labels": {"resource.kubernetes.io/admin-access": "true"}}}
+            cluster.client.patch(Namespace, cluster.namespace, label)
+            nics = [label_of(f"{resource}-{address}") for address in addresses]
+            classes = {"nic": nic["metadata"]["name"], "gpu": gpu["metadata"]["name"]}
+            for document in (nic, gpu):
+                cluster.client.create(DeviceClass.from_dict(document), field_manager=GPU)
+            with Kubelet(runtime, cluster) as kubelet, ThreadPoolExecutor() as threads:
+                world = World(cluster, runtime, kubelet, driver, resource, nics, classes)
+                server = grpc.server(threads)
+                for service, name in ((PLUGIN, f"plugins/{GPU}.sock"), (REGISTRATION, f"plugins_registry/{GPU}.sock")):
+                    services.serve(service, server, Gpus())
+                    node.path(f"{FOLDER}/{name}").parent.mkdir(exist_ok=True)
+                    server.add_insecure_port(f"unix:{node.root}{FOLDER}/{name}")
+                server.start()
+                driver.start_plugin()
+                try:
+                    assert kubelet.becomes(lambda: world.published() == nics), (driver.lines, kubelet.log())
+                    yield world
+                finally:
+                    world.no_gpu()
+                    server.stop(None)
+                    for name in classes.values():
+                        cluster.client.delete(DeviceClass, name)

@@ -1,0 +1,112 @@
+"""Claims of a real API server, scheduler and kubelet with a real containerd: RAILCNI_TEST_KUBECONFIG names an administrator's
+kubeconfig of a cluster that has scheduler and controller manager, RAILCNI_TEST_KUBELET an executable of kubelet; Kubernetes
+1.36 is the first that has all that is used here. Multus is not needed.
+"""
+
+from __future__ import annotations
+
+import random
+import signal
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from tests.containerd import cluster as clusters
+from tests.containerd import runtime as runtimes
+from tests.containerd.kubelet import KUBELET
+from tests.device_plugin.test_restarts import report
+from tests.dra.real import World, running
+
+pytestmark = [pytest.mark.containerd, pytest.mark.timeout(900)]
+if reason := runtimes.missing():
+    pytest.skip(reason, allow_module_level=True)
+NEEDED = {"RAILCNI_TEST_KUBELET": KUBELET, "RAILCNI_TEST_KUBECONFIG": clusters.KUBECONFIG}
+if absent := [name for name, value in NEEDED.items() if not value]:
+    pytest.skip(f"{', '.join(absent)}: to be set for a real kubelet", allow_module_level=True)
+
+
+@pytest.fixture(scope="module")
+def world() -> Iterator[World]:
+    with running() as world:
+        yield world
+
+
+def test_two_pods_share_a_nic_and_a_third_that_wants_more_than_is_left_waits(world: World) -> None:
+    on_first = world.on("ens0f0")
+    for name in ("one", "two"):
+        world.claim(name, {"nic": on_first})
+        world.pod(name)
+    containers = [world.runs(name) for name in ("one", "two")]
+    assert world.allocated("one") == world.allocated("two") == [world.nics[0]]
+    for container in containers:
+        assert world.runtime.run_in(container, "ls", "/dev/infiniband").split() == ["rdma_cm", "uverbs0"]
+        assert world.runtime.run_in(container, "sh", "-c", "echo opened > /dev/infiniband/uverbs0 && echo yes")
+    world.claim("greedy", {"nic": on_first | {"capacity": {"requests": {"gids": "126"}}}})
+    world.pod("greedy")
+    assert world.kubelet.becomes(lambda: "cannot allocate all claims" in world.waits("greedy")), world.waits("greedy")
+    world.end("one", "two", "greedy")
+
+
+@pytest.mark.parametrize("root", ["pci0000:30", "pci0000:31"])
+def test_the_nic_below_the_pcie_root_of_the_gpu_is_chosen(world: World, root: str) -> None:
+    world.gpu(root)
+    requests = {"gpu": {"deviceClassName": world.classes["gpu"]}, "nic": {"deviceClassName": world.classes["nic"]}}
+    world.claim("pair", requests, same="resource.kubernetes.io/pcieRoot")
+    world.pod("pair")
+    number = int(root[-1])
+    assert world.runtime.run_in(world.runs("pair"), "ls", "/dev/infiniband").split() == ["rdma_cm", f"uverbs{number}"]
+    assert world.allocated("pair") == ["gpu-0", world.nics[number]]
+    world.end("pair")
+
+
+def test_a_pod_that_asks_for_the_resource_by_its_old_name_gets_a_device(world: World) -> None:
+    world.pod("old", devices={world.resource: 1})
+    assert "rdma_cm" in world.runtime.run_in(world.runs("old"), "ls", "/dev/infiniband").split()
+    world.end("old")
+
+
+def test_a_claim_that_looks_on_takes_nothing_away(world: World) -> None:
+    world.claim("watches", {"nic": world.on("ens0f0") | {"adminAccess": True}})
+    world.pod("watches")
+    assert world.runs("watches")
+    world.end("watches")
+
+
+def killed(world: World, dice: random.Random, count: int) -> str:
+    """Kill driver, kubelet or both; after each the slices are whole, and a claim that was prepared still is. How soon."""
+    world.claim("lasting", {"nic": world.on("ens0f0")})
+    world.pod("lasting")
+    container, took = world.runs("lasting"), []
+    for number in range(count):
+        one = dice.choice(("driver", "kubelet", "both"))
+        if one != "driver":
+            world.kubelet.kill(dice.choice((signal.SIGKILL, signal.SIGTERM)))
+        if one != "kubelet":
+            world.driver.end_plugin(dice.choice((signal.SIGKILL, signal.SIGTERM)))
+            world.driver.start_plugin()
+        if one != "driver":
+            world.kubelet.start()
+        began = time.monotonic()
+        world.claim("later", {"nic": world.on("ens1f0")})
+        world.pod("later")
+        world.runs("later")
+        took.append(time.monotonic() - began)
+        assert world.published() == world.nics, (number, one)
+        assert world.runs("lasting") == container
+        world.end("later", left=1)
+    world.end("lasting")
+    return report(took)
+
+
+def test_kills_of_driver_and_kubelet_take_no_device_from_a_pod(world: World) -> None:
+    print(killed(world, random.Random(1), 3))
+
+
+@pytest.mark.long
+@pytest.mark.timeout(3600)
+def test_a_hundred_kills_take_no_device_from_a_pod(world: World, capsys: pytest.CaptureFixture[str]) -> None:
+    seed = random.randrange(1 << 32)
+    text = killed(world, random.Random(seed), 100)
+    with capsys.disabled():
+        print(f"\nseed {seed}: to a running pod with a claim\n{text}")
