@@ -17,6 +17,7 @@ from tests.containerd import runtime as runtimes
 from tests.containerd.kubelet import KUBELET
 from tests.device_plugin.test_restarts import report
 from tests.dra.real import World, running
+from tests.node import until
 
 pytestmark = [pytest.mark.containerd, pytest.mark.timeout(900)]
 if reason := runtimes.missing():
@@ -80,6 +81,7 @@ def killed(world: World, dice: random.Random, count: int) -> str:
     container, took = world.runs("lasting"), []
     for number in range(count):
         one = dice.choice(("driver", "kubelet", "both"))
+        world.driver.lines.clear()
         if one != "driver":
             world.kubelet.kill(dice.choice((signal.SIGKILL, signal.SIGTERM)))
         if one != "kubelet":
@@ -88,11 +90,13 @@ def killed(world: World, dice: random.Random, count: int) -> str:
         if one != "driver":
             world.kubelet.start()
         began = time.monotonic()
+        assert world.driver.said("kubelet has registered"), world.driver.lines
+        assert until(lambda: world.published() == world.nics, 60), (number, one)
+        took.append(time.monotonic() - began)
+        # Not sooner: kubelet tries again only after a minute where it has found no driver.
         world.claim("later", {"nic": world.on("ens1f0")})
         world.pod("later")
         world.runs("later")
-        took.append(time.monotonic() - began)
-        assert world.published() == world.nics, (number, one)
         assert world.runs("lasting") == container
         world.end("later", left=1)
     world.end("lasting")
