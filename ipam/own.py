@@ -38,15 +38,12 @@ def of_wire(names: list[str]) -> set[tuple[int, int]]:
     from cni.shared.kernel import addresses  # most addresses are not of the node
     from cni.shared.kernel.links import Rtnl, with_those_below  # most addresses are not of the node
 
-    rtnl = Rtnl()
-    try:
+    with Rtnl() as rtnl:
         links = rtnl.links()
         wire = {link.index for link in links if link.name in names}
         below = set().union(*(with_those_below(index, links) for index in wire))
         near = below | {link.index for link in links if wire & with_those_below(link.index, links)}
         return {host_of(address.text) for index in near for address in addresses.list_of(rtnl, index)}
-    finally:
-        rtnl.close()
 
 
 def _wire(network: dict[str, Any]) -> list[str] | None:

@@ -19,7 +19,7 @@ import json
 import os
 import socket
 from collections.abc import Iterator
-from contextlib import closing, redirect_stderr
+from contextlib import redirect_stderr
 from typing import Any
 
 from cni.cli import install, target
@@ -265,7 +265,7 @@ def _link(netns: str, ifname: str) -> Link | None:
             rtnl = Rtnl()
     except (CniError, OSError):
         return None
-    with closing(rtnl):
+    with rtnl:
         return next((link for link in rtnl.links() if link.name == ifname), None)
 
 

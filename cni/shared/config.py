@@ -15,7 +15,7 @@ from cni.shared.spec.errors import InvalidConfig
 from cni.shared.spec.request import fold, member
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
     from typing import Any
 
     from cni.shared.spec.errors import CniError
@@ -99,10 +99,13 @@ def take(
                 faults.append(Fault(place, value, str(fault)))
 
 
-def misspelt(document: Mapping[str, Any], names: Iterable[str], prefix: str = "") -> list[str]:
+def misspelt(document: Mapping[str, Any], names: Collection[str], prefix: str = "") -> list[str]:
     """The warnings of the keys of `document` that are none of `names`, and differ from one by a slip of the pen."""
+    other = document.keys() - names
+    if not other:
+        return []
     known = {name.lower(): name for name in names}
-    found = [(key, slip(key, known.values())) for key in document if key.lower() not in known]
+    found = [(key, slip(key, known.values())) for key in document if key in other and key.lower() not in known]
     return [f'there is no key {prefix}{key[:60]}, and it is ignored: write "{meant}"' for key, meant in found if meant]
 
 

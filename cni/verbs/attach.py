@@ -48,10 +48,10 @@ def add(plugin: LinkPlugin, request: Request, log: Log) -> Result:
     config, asked = _read(plugin, request, log)
     earlier = _earlier(request)
     records = Records(log=log)
-    with sandboxes.opened(request) as sandbox, records.locked(request.attachment, PART):
-        attempt = _Attempt(plugin, config, request, sandbox, records, log)
+    with sandboxes.opened(request) as sandbox, records.locked(request.attachment, PART), Rtnl() as host:
+        attempt = _Attempt(plugin, config, request, sandbox, host, records, log)
         attempt.clear_predecessor()
-        with plugin.claim(config, request, attempt.host, records, plugins.named) as device:
+        with plugin.claim(config, request, host, records, plugins.named) as device:
             attempt.plan(asked, device)
             attempt.write_record()
         try:
@@ -154,7 +154,14 @@ class _Attempt:
     """
 
     def __init__(
-        self, plugin: LinkPlugin, config: Any, request: Request, sandbox: Sandbox, records: Records, log: Log
+        self,
+        plugin: LinkPlugin,
+        config: Any,
+        request: Request,
+        sandbox: Sandbox,
+        host: Rtnl,
+        records: Records,
+        log: Log,
     ) -> None:
         self._plugin = plugin
         self._config = config
@@ -162,7 +169,7 @@ class _Attempt:
         self._sandbox = sandbox
         self._records = records
         self._log = log
-        self.host = Rtnl()
+        self.host = host
         self.is_foreign = delegate.is_foreign(request)
         self._planned: Any = None
         self._features: Features | None = None

@@ -42,8 +42,7 @@ def check(plugin: LinkPlugin, request: Request, log: Log) -> None:
         raise InvalidConfig("CHECK needs the key prevResult: the result of the ADD, which the runtime passes on")
     expected = result.parse(previous)
     delegate.forward(request, log)
-    with sandboxes.opened(request) as sandbox:
-        host, inside = Rtnl(), sandbox.rtnl
+    with sandboxes.opened(request) as sandbox, Rtnl() as host:
         name = request.attachment.ifname
         known = [i for i in expected.interfaces if i.name == name and i.sandbox == request.netns]
         if not known:
@@ -56,7 +55,7 @@ def check(plugin: LinkPlugin, request: Request, log: Log) -> None:
                 f"attachment {name} of container {request.attachment.container_id} was made by plugin {record['plugin']}, and"
                 f" its network is one of {plugin.NAME} by now: detach and attach it again"
             )
-        planned = plugin.load(record["link"]) if record else plugin.adopt(request, host, inside)
+        planned = plugin.load(record["link"]) if record else plugin.adopt(request, host, sandbox.rtnl)
         found = _differences(plugin, planned, config, record, host, sandbox, known[0], expected)
         if asked:
             from cni import features  # most networks have none

@@ -37,9 +37,8 @@ CLEARING_SECONDS = 2.0  # measured: the kernel needs up to 0.07 s to clear 150 s
 def delete(plugin: LinkPlugin, request: Request, log: Log) -> None:
     """End the attachment. DEL may be repeated, and works when the sandbox, the device or the configuration has changed or gone."""
     records = Records(log=log)
-    with records.locked(request.attachment, PART):
+    with records.locked(request.attachment, PART), Rtnl() as host:
         record = records.read(request.attachment, PART)
-        host = Rtnl()
         faults: list[CniError] = []
         gone = False
         if record:

@@ -29,29 +29,29 @@ def gc(request: Request, log: Log) -> None:
         log.warning(NOTHING_LISTED)
         return
     records = Records(log=log)
-    host = Rtnl()
     until = time.monotonic() + CLEARING_SECONDS
     faults: list[CniError] = []
     keep: list[Attachment] = []
-    for attachment, listed in records.of_network(request.attachment.network, PART):
-        if attachment in valid and UNENDED not in listed:
-            continue
-        held = records.try_locked(attachment, PART)
-        if held is None:  # an ADD or DEL of the attachment is under way
-            keep.append(attachment)
-            continue
-        with held:
-            record = records.read(attachment, PART)
-            if record is None:
+    with Rtnl() as host:
+        for attachment, listed in records.of_network(request.attachment.network, PART):
+            if attachment in valid and UNENDED not in listed:
                 continue
-            if not began.is_after(record["created"]) or (attachment in valid and UNENDED not in record):
+            held = records.try_locked(attachment, PART)
+            if held is None:  # an ADD or DEL of the attachment is under way
                 keep.append(attachment)
                 continue
-            own = for_attachment(attachment, record, request.environ)
-            left, gone = end(record, own, host, records, log, until)
-            faults += left
-            if not gone:
-                keep.append(attachment)
+            with held:
+                record = records.read(attachment, PART)
+                if record is None:
+                    continue
+                if not began.is_after(record["created"]) or (attachment in valid and UNENDED not in record):
+                    keep.append(attachment)
+                    continue
+                own = for_attachment(attachment, record, request.environ)
+                left, gone = end(record, own, host, records, log, until)
+                faults += left
+                if not gone:
+                    keep.append(attachment)
     records.sweep(request.attachment.network)
     try:
         delegate.forward(_also_valid(request, keep), log)

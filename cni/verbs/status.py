@@ -21,5 +21,6 @@ def status(plugin: LinkPlugin, request: Request, log: Log) -> None:
     config = plugin.read(request, faults)
     asked = features.read(request, faults)
     delegate.refuse(faults, request)
-    features.status(asked, plugin.SHARES_NETDEV, plugin.status(config, Rtnl(), log))
+    with Rtnl() as host:
+        features.status(asked, plugin.SHARES_NETDEV, plugin.status(config, host, log))
     delegate.forward(request, log)

@@ -90,11 +90,9 @@ def _end(
     attachment: Attachment, record: dict[str, Any], environ: Mapping[str, str], records: Records, log: Log
 ) -> Exception | None:
     """End the attachment; returns the error, None for success."""
-    host = Rtnl()
     try:
-        faults, _ = end(record, for_attachment(attachment, record, environ), host, records, log, 0)
+        with Rtnl() as host:
+            faults, _ = end(record, for_attachment(attachment, record, environ), host, records, log, 0)
     except OSError as fault:  # a kernel error that no plugin handles: the next DEL or GC reports it
         return fault
-    finally:
-        host.close()
     return faults[0] if faults else None

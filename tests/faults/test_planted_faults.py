@@ -47,7 +47,7 @@ MISORDERED = {
         "has no record",
     ),
 }
-UNLOCKED = Edit("cni/verbs/attach.py", r", records\.locked\(request\.attachment, PART\):", ":")
+UNLOCKED = Edit("cni/verbs/attach.py", r", records\.locked\(request\.attachment, PART\)(?=, Rtnl)", "")
 _RELEASED_EARLY, _, _ON_WIRE = MISORDERED["addresses released before the link is gone"]
 _CLAIMED_EARLY, _, _UNRECORDED = MISORDERED["the lease's record written after the claim"]
 MISORDERED |= {

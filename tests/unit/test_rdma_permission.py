@@ -35,6 +35,12 @@ NETDEVS = {"rxe0": "eth0"}
 class Links:
     """A namespace with these links."""
 
+    def __enter__(self) -> Links:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
     def __init__(self, *found: Link) -> None:
         self._found = list(found)
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator, Mapping
-from contextlib import closing
 from dataclasses import dataclass, field
 
 from cni.cli.doctor.finding import Observation, advice, ok, unknown
@@ -54,7 +53,7 @@ def read(port: Port, driver: str, root: str = "/sys", live: bool = True) -> Cong
     """What the driver of the port's netdev says; netlink is asked only if the link is one of this thread's namespace (`live`)."""
     told = None
     if live:
-        with closing(Rtnl()) as socket:
+        with Rtnl() as socket:
             told = dcb.read(socket, port.netdev)
     here = f"{root}/class/net/{port.netdev}"
     trust = text(f"{here}/qos/trust")

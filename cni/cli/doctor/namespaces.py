@@ -77,7 +77,7 @@ def read(netdev: str, networks: Sequence[str] = (), proc: str = "/proc") -> Link
 def _answers(networks: Sequence[str]) -> dict[str, str]:
     """The link of this thread's namespace by which answers leave, for each subnet of `networks` and for ELSEWHERE."""
     found: dict[str, str] = {}
-    with closing(Rtnl()) as rtnl:
+    with Rtnl() as rtnl:
         names = {link.index: link.name for link in rtnl.links()}
         for own in map(ipaddress.IPv4Interface, networks):
             strangers = [s for s in map(ipaddress.IPv4Address, _STRANGERS) if s not in own.network]

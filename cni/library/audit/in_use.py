@@ -107,11 +107,8 @@ def _is_in_use(link: dict[str, Any]) -> bool:
         there.close()
         return True
     plugin = plugins.named(link["plugin"])
-    host = Rtnl()
-    try:
+    with Rtnl() as host:
         return plugin.lingers(plugin.load(link["link"]), host)
-    finally:
-        host.close()
 
 
 def _is_shown(lease: Lease, named: bool) -> bool:

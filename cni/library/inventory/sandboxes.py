@@ -9,7 +9,7 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Iterator
-from contextlib import closing, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 from cni.library.inventory import attachments as recorded
@@ -160,7 +160,7 @@ def _interfaces(there: namespaces.Namespace, own: namespaces.Namespace) -> Itera
     is_own = there.inode == own.inode  # which every user may look at, and root alone enter
     with nullcontext() if is_own else there.entered():
         rtnl = Rtnl()
-    with closing(rtnl), closing(Rtnl()) as host:
+    with rtnl, Rtnl() as host:
         own_id = rtnl.netns_id(own.fd)
         for link in rtnl.links():
             below = _lower(link, host, own_id, is_own)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import closing
 from dataclasses import dataclass
 from ipaddress import ip_address, ip_network
 from socket import AF_INET6, inet_ntoa, inet_ntop
@@ -189,7 +188,7 @@ def uplinks(proc: str = "/proc/self", sys: str = "/sys") -> dict[str, str]:
     the plugins do. Otherwise /proc and sysfs show it the default routes in use and the ways to the node's storage.
     """
     if _is_own_namespace(proc):
-        with closing(Rtnl()) as host:
+        with Rtnl() as host:
             links, ways = host.links(), uplink.ways(host, routes.all_bodies(host))
         return {link.name: reason for link in links if (reason := uplink.carried(link, links, ways))}
     found: dict[str, str] = {}

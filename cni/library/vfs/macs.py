@@ -7,7 +7,7 @@ drivers/net/ethernet/mellanox/mlx5/core/eswitch.c). A VF's driver reads both whe
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from contextlib import closing, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 
 from cni.library.inventory.functions import Function
 from cni.shared.kernel import netns, vfs
@@ -53,5 +53,5 @@ def _links(root: str) -> Iterator[Rtnl | None]:
         return
     with node, netns.own() as own, nullcontext() if netns.same(node, own) else node.entered():
         host = Rtnl()
-    with closing(host):
+    with host:
         yield host

@@ -216,15 +216,15 @@ def _permit(device: str, parent: str, sandbox: Sandbox) -> None:
     if hardware and any(link.parent_device == hardware for link in sandbox.rtnl.links()):
         return
     below = "" if hardware else rdma_sysfs.netdev_of(device, 1)  # soft-RoCE
-    host = Rtnl()
-    links = host.links()
-    netdevs = [link for link in links if (link.parent_device == hardware if hardware else link.name == below)]
-    names = [name for name in (device, hardware, *(link.name for link in netdevs)) if name]
-    policy.current().permit("devices", f'verbs device "{" ".join(names)}"', names)
-    for netdev in netdevs:
-        reason = uplink.needed(netdev, links, host)
-        if reason:
-            raise InvalidConfig(moved.cut_off(f'verbs device "{device}"', reason))
+    with Rtnl() as host:
+        links = host.links()
+        netdevs = [link for link in links if (link.parent_device == hardware if hardware else link.name == below)]
+        names = [name for name in (device, hardware, *(link.name for link in netdevs)) if name]
+        policy.current().permit("devices", f'verbs device "{" ".join(names)}"', names)
+        for netdev in netdevs:
+            reason = uplink.needed(netdev, links, host)
+            if reason:
+                raise InvalidConfig(moved.cut_off(f'verbs device "{device}"', reason))
 
 
 def _parent(passed: Passed, request: Request, sandbox: Sandbox) -> str:

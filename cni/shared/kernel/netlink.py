@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from typing import Self
 
 # struct nlmsghdr flags
 REQUEST, ACK, _ECHO = 0x1, 0x4, 0x8
@@ -169,6 +170,12 @@ class Socket:
         except OSError:
             return 0
         return cookie
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def close(self) -> None:
         """Close the socket; a second call does nothing."""
