@@ -73,6 +73,7 @@ def of_rail(asked: dict[str, Any], words: str, made: dict[str, Any] | None = Non
 RESULT_ONLY = "it is in the result, for the runtime; the kernel does not have it"
 DEFAULT_MASTER = "it chooses the default master, which may change"
 HOW_ADD_WAITED = "it says how ADD waits for the addresses; none of them shows it"
+OF_THE_RECORD = "after the ADD the rail is that of the record: the device may be gone (test_rails)"
 OF_THE_IPAM = "the IPAM plugin's CHECK compares its keys: the table of whereabouts"
 LOG = "it says where and how much is logged"
 ACCESS = "it says how the store is reached, not which one it is"
@@ -258,6 +259,7 @@ TABLES: dict[str, tuple[Any, dict[str, list[Case] | Case]]] = {
                 "prevResult has no address of 10.4.0.0/24",
                 {"rail": {**RAIL, "addressing": "same-index", "ranges": RANGES}},
             ),
+            "nics": OF_THE_RECORD,
         },
     ),
     "rdma, beside a link": (

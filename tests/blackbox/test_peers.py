@@ -259,7 +259,7 @@ def test_multus_attaches_the_networks_of_nvidias_operator(node: Node, pod: Pod) 
 def test_a_pod_of_multus_is_refused_when_no_store_was_chosen(node: Node, pod: Pod) -> None:
     node.path(FLAT).unlink()
     replay = Replay(node, "multus-nad-nvidia")
-    replay.send("ADD").refused(7, "datastore", '"file"')
+    replay.send("ADD").refused(7, "datastore", "railcni doctor")
     assert node.leftovers() == []
 
 

@@ -203,6 +203,7 @@ def test_slices_are_published_after_kubelet_has_registered_the_driver(scene: Dra
     scene.lines.clear()
     scene.start_plugin()
     assert scene.until(lambda: SHARED in scene.published())
+    assert scene.until(lambda: any("msg=published" in line for line in list(scene.lines))), "its log comes by a pipe"
     events = [event for line in scene.lines for event in ("has registered", "published") if event in line]
     assert events[:2] == ["has registered", "published"], scene.lines
 
