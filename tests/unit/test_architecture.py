@@ -93,6 +93,16 @@ def layers() -> list[tuple[list[str], str]]:
     return found
 
 
+def box(x: float, y: float, width: float, height: int, fill: str) -> str:
+    return f'<rect x="{x:.0f}" y="{y:.0f}" width="{width:.0f}" height="{height}" rx="6" fill="{fill}" stroke="#5b7fa6"/>'
+
+
+def label(x: float, y: float, size: int, text: str, more: str = "") -> str:
+    return (
+        f'<text x="{x:.0f}" y="{y:.0f}" text-anchor="middle" font-size="{size}"{more} fill="#16202b">{escape(text)}</text>'
+    )
+
+
 def picture() -> str:
     """The layers as an SVG: each imports only from those below it."""
     rows = layers()
@@ -103,28 +113,18 @@ def picture() -> str:
         f'<rect width="{WIDTH}" height="{height}" fill="#ffffff"/>',
     ]
     y = MARGIN
-    for number, (names, about) in enumerate(rows):
-        width = (WIDTH - 2 * MARGIN - GAP * (len(names) - 1)) / len(names)
+    for names, about in rows:
+        fill = "#e3eefa" if names[0].startswith("cni") else "#e6f4e6"
+        parts.append(box(MARGIN, y, WIDTH - 2 * MARGIN, HEIGHT, fill))
+        width = (WIDTH - 2 * MARGIN) / len(names)
         for place, name in enumerate(names):
-            x = MARGIN + place * (width + GAP)
-            fill = "#e3eefa" if name.startswith("cni") else "#e6f4e6"
-            path = name.replace(".", "/")
-            parts.append(
-                f'<rect x="{x:.0f}" y="{y}" width="{width:.0f}" height="{HEIGHT}" rx="6" fill="{fill}" stroke="#5b7fa6"/>'
-            )
-            parts.append(
-                f'<text x="{x + width / 2:.0f}" y="{y + 22}" text-anchor="middle" font-size="15" font-weight="bold"'
-                f' fill="#16202b">{escape(path)}</text>'
-            )
-        parts.append(
-            f'<text x="{WIDTH / 2:.0f}" y="{y + 41}" text-anchor="middle" font-size="13" fill="#3b4a59">{escape(about)}</text>'
-        )
+            x = MARGIN + place * width
+            if len(names) > 1:  # boxes within that of the layer, so that its caption crosses none
+                parts.append(box(x + 4, y + 4, width - 8, 26, "#ffffff"))
+            parts.append(label(x + width / 2, y + 22, 15, name.replace(".", "/"), ' font-weight="bold"'))
+        parts.append(label(WIDTH / 2, y + 45 if len(names) > 1 else y + 41, 13, about))
         y += HEIGHT + GAP
-        if number == len(rows) - 1:
-            parts.append(
-                f'<text x="{WIDTH / 2:.0f}" y="{y + 12}" text-anchor="middle" font-size="12" fill="#3b4a59">Each layer imports'
-                " only from those below it.</text>"
-            )
+    parts.append(label(WIDTH / 2, y + 12, 12, "Each layer imports only from those below it."))
     return "\n".join([*parts, "</svg>", ""])
 
 
