@@ -39,7 +39,7 @@ KEYS: Sequence[Key] = (
         "index",
         integer(0, MOST_RAILS - 1),
         None,
-        "which rail of its group the network is, from 0; with `nics` the device says it",
+        "the number of the network's rail in its group, from 0; not needed with `nics`, by which the device decides",
     ),
     Key("group", group, "", "the name of the group; a pod has each rail of a group at most once"),
     Key(
@@ -67,16 +67,16 @@ KEYS: Sequence[Key] = (
         "ranges",
         list_of(ranges, MOST_RAILS),
         (),
-        "with same-index: the ranges of all rails, that of rail 0 first, the same list in each network of the group; a member"
+        "with same-index: the ranges of all rails, that of rail 0 first; the same list in each network of the group. A member"
         " is a CIDR, an object as in ipam.ipRanges, or a list of these for several addresses. An object may also have the"
-        " `gateway` of its rail, which no pod gets. Without ipam.range and ipRanges the network has those of its rail",
+        " `gateway` of its rail, which no pod gets. A network without ipam.range and ipRanges uses its rail's member",
     ),
     Key(
         "nics",
         list_of(string, MOST_RAILS),
         (),
-        "with same-index, for one network that is all rails: the netdev or PCI address of each rail's NIC, that of rail 0 first;"
-        " the allocated device, `deviceID`, is on one of them, or a virtual function of it, and this is the rail",
+        "with same-index, for one network that is all rails of its group: the netdev or PCI address of each rail's NIC, that of"
+        " rail 0 first. The place of the allocated device (`deviceID`) in this list, or of its PF, is the rail",
     ),
 )
 

@@ -111,7 +111,6 @@ SCENES = {
         said="railcni device-plugin serves"
     ),
     ("dra", "dra show"): Scene(
-        before="cp conf/kubernetes/dra/config.json dra.json",
         said=r"(?s)rdma/hca_shared_devices_a .*kind: DeviceClass",
     ),
     ("dranet", "railcni dranet-ipam"): Scene(said=r"/run/railcni/dranet\.sock"),

@@ -94,13 +94,13 @@ def layers() -> list[tuple[list[str], str]]:
 
 
 def box(x: float, y: float, width: float, height: int, fill: str) -> str:
-    return f'<rect x="{x:.0f}" y="{y:.0f}" width="{width:.0f}" height="{height}" rx="6" fill="{fill}" stroke="#5b7fa6"/>'
+    return (
+        f'<rect x="{x:.0f}" y="{y:.0f}" width="{width:.0f}" height="{height}" rx="6" fill="{fill}" stroke="#5b7fa6"/>'
+    )
 
 
 def label(x: float, y: float, size: int, text: str, more: str = "") -> str:
-    return (
-        f'<text x="{x:.0f}" y="{y:.0f}" text-anchor="middle" font-size="{size}"{more} fill="#16202b">{escape(text)}</text>'
-    )
+    return f'<text x="{x:.0f}" y="{y:.0f}" text-anchor="middle" font-size="{size}"{more} fill="#16202b">{escape(text)}</text>'
 
 
 def picture() -> str:
