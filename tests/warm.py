@@ -19,6 +19,8 @@ from cni.shared.policy import PATHS
 from cni.warm import places
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from tests.node import Node
 
 # A call that succeeds and touches nothing: static addresses can always be given.
@@ -34,8 +36,14 @@ counted = {"calls": 0, "warm": 0}
 def begin(node: Node) -> None:
     """Have a call leave workers behind, and wait for them."""
     node.start_cni("whereabouts", "STATUS", NOTHING).finish().succeeded()
+    wait(node)
+
+
+def wait(node: Node, besides: Collection[str] = ()) -> None:
+    """Wait for the workers that a call has left behind, on another socket than `besides`: a caller in another mount
+    namespace has workers of its own."""
     deadline = time.monotonic() + BEGIN_SECONDS
-    while not any(workers.workers for workers in found(node)):
+    while not any(warm._ask(path).workers for path in sockets(node) if path not in besides):
         assert time.monotonic() < deadline, "no workers have begun"
         select.select([], [], [], 0.01)
 

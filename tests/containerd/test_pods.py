@@ -150,8 +150,9 @@ def test_once_workers_are_there_the_calls_of_ten_pods_with_four_networks_are_war
         networks = RAILS if way == "containerd" else [multus(*RAILS)]
         with Runtime(node, *networks, more={"multus": Path(MULTUS)} if MULTUS else None) as runtime:
             first, *others = [Pod(f"pod{number}") for number in range(PODS)]
+            known = warm.sockets(node)
             runtime.run_pod(first)
-            warm.begin(node)
+            warm.wait(node, besides=known)
             before = len(warm.cold(node))
             for pod, answer in [(pod, runtime.begin_pod(pod)) for pod in others]:
                 pod.id = answer.result().pod_sandbox_id
