@@ -11,31 +11,25 @@ import argparse
 import json
 import os
 import secrets
-import shutil
-import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from cni import VERSION
-from cni.cli import ipam
+from cni.cli import ipam, kubectl, pair
 from cni.cli.ipam import reclaim
 from cni.cli.terminal import common, output, subcommand
 from cni.library.audit import in_use, lost, silence
 from cni.library.audit.model import Key
-from cni.library.audit.store import kubeconfig_of
-from cni.shared.kernel import files
 from cni.shared.spec.errors import InvalidConfig, IoFailure
 from ipam.leases import Lease
 
 _AT_ONCE = 8  # nodes that are asked
-_SECONDS = 60.0  # for the answer of one
+_SECONDS = kubectl.SECONDS
 _START = 180.0  # until the container of doctor runs
 _RUN = 600.0  # until it has ended, or kubelet ends it
 _WEIGHT = {in_use.UNKNOWN: 0, in_use.ENDED: 1, in_use.USED: 2}  # of several agents' answers the heaviest holds
@@ -52,140 +46,48 @@ except OSError as fault:
 """
 
 
-@dataclass(frozen=True)
-class NodeAgent:
-    """The agent of a node: `pod` and `namespace` its pod, `spec` that pod's, `fault` why it does not run ("": it does)."""
-
-    node: str
-    pod: str
-    namespace: str
-    spec: dict[str, Any]
-    fault: str
-
-    @property
-    def container(self) -> dict[str, Any]:
-        """The container `agent` of the pod, which may have others, such as the device plugin's."""
-        return next(one for one in self.spec["containers"] if one["name"] == "agent")
-
-    def argument(self, name: str) -> str:
-        """The whole argument --NAME=VALUE of the container; "" if it has none."""
-        return next((a for a in self.container.get("args", ()) if a.startswith(f"--{name}=")), "")
-
-
 def register(commands: subcommand.Commands) -> None:
     """Add `cluster` and its commands."""
     about = "show all nodes of a cluster and its leases, and run doctor on a node: `kubectl railcni`"
     parser = subcommand.add(commands, "cluster", about, prog=os.environ.get("RAILCNI_NAME"))
-    _add_access(parser, "")
-    subcommand.option(parser, "--agents-in", "railcni", "where the agents are", "NAMESPACE", type=subcommand.name)
+    kubectl.add_access(parser, "")
+    kubectl.add_agents(parser)
     verbs = parser.add_subparsers(required=True, metavar="COMMAND", title="commands")
     about = "show the installation and the faults of each node"
-    _add_access(subcommand.add(verbs, "status", about, run=_status, shows=True))
+    kubectl.add_access(subcommand.add(verbs, "status", about, run=_status, shows=True))
     about = "show the version of this command and of each node's railcni"
-    _add_access(subcommand.add(verbs, "version", about, run=_version, shows=True))
+    kubectl.add_access(subcommand.add(verbs, "version", about, run=_version, shows=True))
     about = "run `railcni doctor` on a node, in a temporary pod"
     doctor = subcommand.add(verbs, "doctor", about, run=_doctor, shows=True)
-    _add_access(doctor)
+    kubectl.add_access(doctor)
     about = "a node, or a pod on its node"
     doctor.add_argument("target", type=subcommand.pod, metavar="NODE|NAMESPACE/POD", help=about)
     common.add(doctor, "verbose")
+    pair.add(verbs)
     for verb in ipam.register(verbs, anywhere=True):
         verb._option_string_actions["--kubeconfig"].default = argparse.SUPPRESS  # it may stand before the verb
-        _add_access(verb, files=False)
+        kubectl.add_access(verb, files=False)
         verb.set_defaults(run=partial(_ipam, verb.get_default("run"), parser))
-
-
-def _add_access(parser: argparse.ArgumentParser, default: str = argparse.SUPPRESS, files: bool = True) -> None:
-    """The options that choose the cluster: before the verb, whose `default` counts, or after it."""
-    about = "a context of kubectl's configuration; default: the current one"
-    subcommand.option(parser, "--context", default, about, "NAME", shown=False)
-    if files:
-        common.add(parser, "kubeconfig", "default: kubectl's", default, shown=False)
-
-
-# --- kubectl ---
-
-
-def _kubectl(
-    options: argparse.Namespace, *arguments: str, given: str = "", timeout: float | None = None
-) -> subprocess.CompletedProcess[str]:
-    """Run kubectl. Raises IoFailure when it is missing, and TimeoutExpired. Ctrl-C does not interrupt a change."""
-    if not shutil.which("kubectl"):
-        raise IoFailure("kubectl is not on PATH: it is what reaches the cluster")
-    access = {"context": options.context, "kubeconfig": kubeconfig_of(options.kubeconfig)}
-    argv = ["kubectl", *(f"--{name}={value}" for name, value in access.items() if value), *arguments]
-    environ = {**os.environ, "KUBERC": "off", "KUBECTL_KUBERC": "false"}  # else defaults such as delete --interactive
-    how: dict[str, Any] = {"env": environ, "start_new_session": arguments[0] in ("create", "delete")}
-    return subprocess.run(argv, input=given, capture_output=True, text=True, timeout=timeout, **how)
-
-
-def _read(options: argparse.Namespace, *arguments: str) -> Any:
-    """What kubectl prints as JSON."""
-    return json.loads(_said(options, *arguments, "--output=json"))
-
-
-def _said(options: argparse.Namespace, *arguments: str, given: str = "") -> str:
-    """What kubectl prints. Raises IoFailure with its error when it fails."""
-    done = _kubectl(options, *arguments, given=given)
-    if done.returncode:
-        before = done.stderr.strip().splitlines()[:-1]
-        raise IoFailure(f"kubectl {arguments[0]} failed: {_why(done.stderr)}", "\n".join(before))
-    return done.stdout
-
-
-def _why(stderr: str) -> str:
-    """The last line, which is the error, and what to do about a right that is missing."""
-    last = (stderr.strip().splitlines() or ["it said nothing"])[-1]
-    remedy = ": have this right granted to you, or run the command of `railcni` on the node"
-    return last + remedy * ("(Forbidden)" in last)
-
-
-def _agents(options: argparse.Namespace) -> dict[str, NodeAgent]:
-    """The agents by their nodes; InvalidConfig when there is none."""
-    where = options.agents_in
-    label = "app.kubernetes.io/name=railcni"
-    found = _read(options, "get", "pods", f"--namespace={where}", f"--selector={label}")["items"]
-    if not found:
-        raise InvalidConfig(f"no agent in namespace {where}: install railcni, or name its namespace with --agents-in")
-    agents: list[NodeAgent] = []
-    for pod in found:
-        name, spec = pod["metadata"]["name"], pod["spec"]
-        if spec.get("nodeName") and any(one["name"] == "agent" for one in spec["containers"]):
-            agents.append(NodeAgent(spec["nodeName"], name, where, spec, _fault(pod)))
-    agents.sort(key=lambda agent: (agent.node, not agent.fault))  # the pod that runs after an evicted one
-    return {agent.node: agent for agent in agents}
-
-
-def _fault(pod: dict[str, Any]) -> str:
-    """Why the container `agent` of the pod does not run, "" when it does."""
-    states = [*pod["status"].get("initContainerStatuses", ()), *pod["status"].get("containerStatuses", ())]
-    if any(state["name"] == "agent" and "running" in state["state"] for state in states):
-        return ""
-    for state in states:
-        for found in (state["state"].get("waiting"), state["state"].get("terminated")):
-            if found and found.get("reason") not in (None, "Completed", "PodInitializing"):
-                return f"{state['name']}: {found['reason']}: {found.get('message', '').strip()}".removesuffix(": ")
-    return f"the agent does not run: its pod is {pod['status'].get('phase', 'Unknown')}"
 
 
 # --- status ---
 
 
 def _version(options: argparse.Namespace) -> int:
-    nodes = _ask_all(options, _agents(options))
+    nodes = _ask_all(options, kubectl.agents(options))
     rows = [("this command", VERSION), *((f"node {one['node']}", one["version"] or one["faults"][0]) for one in nodes)]
     document = {"client": VERSION, "nodes": {one["node"]: one["version"] for one in nodes}}
     output.show(options.output, document, lambda: output.print_table(("of", "version"), rows))
     return int(not all(one["version"] for one in nodes))
 
 
-def _ask_all(options: argparse.Namespace, agents: dict[str, NodeAgent]) -> list[dict[str, Any]]:
+def _ask_all(options: argparse.Namespace, agents: dict[str, kubectl.NodeAgent]) -> list[dict[str, Any]]:
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         return list(pool.map(partial(_ask, options), agents.values()))
 
 
 def _status(options: argparse.Namespace) -> int:
-    agents = _agents(options)
+    agents = kubectl.agents(options)
     found = _ask_all(options, agents)
     nodes = _nodes(options)
     found += [_faulty(name, "no agent has this node") for name in sorted(nodes - agents.keys())]
@@ -199,7 +101,7 @@ def _faulty(node: str, fault: str) -> dict[str, Any]:
 
 
 def _nodes(options: argparse.Namespace) -> set[str]:
-    found = _read(options, "get", "nodes", "--selector=kubernetes.io/os=linux")
+    found = kubectl.read(options, "get", "nodes", "--selector=kubernetes.io/os=linux")
     return {node["metadata"]["name"] for node in found["items"]}
 
 
@@ -207,12 +109,12 @@ def _deleted(options: argparse.Namespace, nodes: set[str]) -> set[str]:
     """The nodes whose agents have a Lease and that are none of `nodes`; none where this user may not read Leases."""
     try:
         where = ("leases.coordination.k8s.io", f"--namespace={silence.NAMESPACE}")
-        return set(silence.nodes_of(_read(options, "get", *where)["items"])) - nodes
+        return set(silence.nodes_of(kubectl.read(options, "get", *where)["items"])) - nodes
     except IoFailure:
         return set()
 
 
-def _ask(options: argparse.Namespace, agent: NodeAgent) -> dict[str, Any]:
+def _ask(options: argparse.Namespace, agent: kubectl.NodeAgent) -> dict[str, Any]:
     """`railcni status` of the agent's node."""
     told: dict[str, Any] = {"node": agent.node, "version": None, "healthy": False}
     try:
@@ -222,7 +124,7 @@ def _ask(options: argparse.Namespace, agent: NodeAgent) -> dict[str, Any]:
 
 
 def _answer(
-    options: argparse.Namespace, agent: NodeAgent, command: Sequence[str], *places: str, given: str = ""
+    options: argparse.Namespace, agent: kubectl.NodeAgent, command: Sequence[str], *places: str, given: str = ""
 ) -> Any:
     """Run `railcni` in the agent's pod with the agent's own options `places`; return its JSON. Raises IoFailure for none."""
     if agent.fault:
@@ -230,13 +132,13 @@ def _answer(
     where = filter(None, (agent.argument(name) for name in places))
     place = (f"--namespace={agent.namespace}", agent.pod, "--container=agent", *(["--stdin"] if given else []))
     try:  # kubectl's --request-timeout does not end an `exec`
-        done = _kubectl(options, "exec", *place, "--", "railcni", *command, *where, given=given, timeout=_SECONDS)
+        done = kubectl.run(options, "exec", *place, "--", "railcni", *command, *where, given=given, timeout=_SECONDS)
     except subprocess.TimeoutExpired:
         raise IoFailure(f"its agent does not answer in {_SECONDS:g} s: is the node ready?") from None
     try:
         return json.loads(done.stdout)
     except ValueError:
-        raise IoFailure(f"its agent does not answer: {_why(done.stderr)}") from None
+        raise IoFailure(f"its agent does not answer: {kubectl.why(done.stderr)}") from None
 
 
 def _print(found: Sequence[dict[str, Any]]) -> None:
@@ -257,10 +159,10 @@ def _print(found: Sequence[dict[str, Any]]) -> None:
 def _doctor(options: argparse.Namespace) -> int:
     namespace, _, pod = options.target.rpartition("/")
     options.only(not namespace, "for a node", "-v")
-    agents = _agents(options)
+    agents = kubectl.agents(options)
     node = options.target
     if namespace:
-        node = _read(options, "get", "pod", pod, f"--namespace={namespace}")["spec"].get("nodeName", "")
+        node = kubectl.read(options, "get", "pod", pod, f"--namespace={namespace}")["spec"].get("nodeName", "")
         if not node:
             raise InvalidConfig(f"pod {options.target} is on no node yet: `kubectl describe pod` says why")
     if node not in agents and node in _deleted(options, _nodes(options)):
@@ -274,15 +176,15 @@ def _doctor(options: argparse.Namespace) -> int:
     there = True
     try:
         try:
-            _said(options, "create", "--filename=-", given=json.dumps(manifest))
+            kubectl.said(options, "create", "--filename=-", given=json.dumps(manifest))
         except IoFailure:
             there = False
             raise
         code = _exit_code(options, place)
-        log = _said(options, "logs", *place, "--container=doctor")
+        log = kubectl.said(options, "logs", *place, "--container=doctor")
     finally:
         if there:
-            _delete(options, place)
+            kubectl.delete(options, place)
     try:
         told = None if form == "table" else json.loads(log)
     except ValueError:
@@ -294,21 +196,7 @@ def _doctor(options: argparse.Namespace) -> int:
     return code
 
 
-def _delete(options: argparse.Namespace, place: Sequence[str]) -> None:
-    """Delete the pod of doctor, also while a second Ctrl-C comes."""
-    ends = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    held = signal.pthread_sigmask(signal.SIG_BLOCK, ends)
-    try:
-        wanted = ("--wait=false", "--ignore-not-found", f"--request-timeout={_SECONDS:g}s")
-        done = _kubectl(options, "delete", "pod", *place, *wanted)
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, held)
-    if done.returncode:
-        left = f"railcni: pod {place[0]} is left: `kubectl delete pod {' '.join(place)}` removes it"
-        output.print_fault(left, done.stderr)
-
-
-def doctor_pod(agent: NodeAgent, arguments: Sequence[str]) -> dict[str, Any]:
+def doctor_pod(agent: kubectl.NodeAgent, arguments: Sequence[str]) -> dict[str, Any]:
     """The pod that runs doctor on the node of `agent`: privileged, in the host's file system, with the installed version."""
     folder = agent.argument("to").partition("=")[2]
     installed = f"{folder or '/opt/cni/bin'}/railcni-bundle/current/bin/railcni"
@@ -351,7 +239,7 @@ def _exit_code(options: argparse.Namespace, place: Sequence[str]) -> int:
     """Wait until the pod's container has ended; return its exit code. Raises IoFailure when it does not run."""
     begin = time.monotonic()
     while True:
-        status = _read(options, "get", "pod", *place)["status"]
+        status = kubectl.read(options, "get", "pod", *place)["status"]
         states: dict[str, Any] = {one["name"]: one["state"] for one in status.get("containerStatuses", ())}
         state = states.get("doctor", {})
         ended, waiting = state.get("terminated", {}), state.get("waiting", {})
@@ -377,22 +265,18 @@ def _exit_code(options: argparse.Namespace, place: Sequence[str]) -> int:
 def _ipam(run: Callable[[argparse.Namespace], int], cluster: subcommand.Parser, options: argparse.Namespace) -> int:
     """Run a command of `railcni ipam` at the cluster of kubectl."""
     options.only(False, "in `railcni ipam`, since this is kubectl's cluster", "--data-dir", "--flat-file")
-    cluster.only(False, "with `status` and `doctor`, which ask the agents", "--agents-in")
+    cluster.only(False, "with `status`, `doctor` and `test`, which ask the agents", "--agents-in")
     options.namespace = options.namespace or "kube-system"
     options.ask = partial(_ask_of_leases, options)
-    access = _read(options, "config", "view", "--raw", "--minify", "--flatten")
-    for user in access.get("users") or ():
-        _find_files(user["user"], options.kubeconfig)
-    with tempfile.TemporaryDirectory(prefix="railcni-") as folder:  # of mode 0700
-        files.write_whole(folder, "kubeconfig", json.dumps(access).encode())
-        options.kubeconfig = f"{folder}/kubeconfig"
+    with kubectl.access(options) as path:
+        options.kubeconfig = path
         return run(options)
 
 
 def _ask_of_leases(options: argparse.Namespace, leases: Sequence[Lease]) -> dict[Key, tuple[str, str]]:
     """Ask the agents whether the addresses of `leases` are in use: each its own node's, all of them if no node is known."""
-    agents = _agents(options) if leases else {}
-    no_agent = NodeAgent("", "", "", {}, "no agent has this node")
+    agents = kubectl.agents(options) if leases else {}
+    no_agent = kubectl.NodeAgent("", "", "", {}, "no agent has this node")
 
     def ask(name: str) -> list[tuple[Key, tuple[str, str]]]:
         """The answer of one agent: in_use.ENDED, USED or UNKNOWN, and the reason, for each lease of its node."""
@@ -408,13 +292,3 @@ def _ask_of_leases(options: argparse.Namespace, leases: Sequence[Lease]) -> dict
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         answers = [one for answer in pool.map(ask, {*agents, *(lease.node for lease in leases)}) for one in answer]
     return dict(sorted(answers, key=lambda one: _WEIGHT[one[1][0]]))  # the last of equal keys holds
-
-
-def _find_files(user: dict[str, Any], kubeconfig: str) -> None:
-    """Make the paths of a user's files absolute: kubectl leaves them relative to the folder of their kubeconfig."""
-    given = kubeconfig or os.environ.get("KUBECONFIG") or os.path.expanduser("~/.kube/config")
-    folders = [os.path.dirname(os.path.abspath(path)) for path in given.split(":") if path]
-    for place, key in ((user, "tokenFile"), (user.get("exec") or {}, "command")):
-        name = place.get(key) or ""
-        if name and (key == "tokenFile" or "/" in name):  # a command without a slash is on PATH
-            place[key] = next(filter(os.path.exists, (os.path.join(folder, name) for folder in folders)), name)

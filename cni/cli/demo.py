@@ -1,4 +1,4 @@
-"""railcni demo: two pods on one RDMA-like master, end to end, without touching the machine.
+"""railcni test on one machine: two pods on one RDMA-like master, end to end, without touching the machine.
 
 It does what Multus does on a node, with the plugins in bin/ and an empty environment, and checks the
 outcome independently: pyroute2 reads the links, echo requests cross the wire, and `ip`, where it is installed, shows
@@ -13,6 +13,7 @@ import os
 import shutil
 import socket
 import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -22,6 +23,7 @@ from pyroute2 import netns as namespaces
 
 from cni.cli import target
 from cni.cli.attach import ROOT
+from cni.cli.doctor.finding import FAULT, OK, Observation
 from cni.cli.terminal import output
 from cni.library.audit import snapshot
 from cni.library.audit.store import Choice
@@ -76,13 +78,19 @@ PODS = (DemoPod(1), DemoPod(2))
 
 
 class DemoReport:
-    """The lines of the report, and the number of expectations that were not met."""
+    """The lines of the report, on stderr if JSON or YAML is wanted, and the outcome of each expectation."""
 
-    def __init__(self) -> None:
-        self.missed = 0
-        self._out = output.console()
+    def __init__(self, form: str) -> None:
+        self.found: list[Observation] = []
+        self.stream = sys.stdout if form == "table" else sys.stderr
+        self._out = output.console(self.stream)
+
+    @property
+    def missed(self) -> int:
+        return sum(one.level == FAULT for one in self.found)
 
     def section(self, title: str) -> None:
+        self._title = title
         self._out.print()
         self._out.print(output.styled(title, "bold cyan"))
 
@@ -91,20 +99,22 @@ class DemoReport:
 
     def expect(self, is_met: bool, text: str, otherwise: object = "") -> None:
         """Print a line for the expectation `text`; if it is not met, with the actual value."""
-        self.missed += not is_met
+        self.found.append(
+            Observation(OK if is_met else FAULT, text, "" if is_met else str(otherwise), check=self._title)
+        )
         mark = output.styled("  ok    ", "green") if is_met else output.styled("  FAILED", "bold red")
         self._out.print(mark.append(f"  {text}" + ("" if is_met else f": {otherwise}"), style="not bold default"))
 
 
-def run() -> int:
-    """Run the demo; return the exit code. Raises IoFailure if the machine allows no such namespaces."""
+def run(form: str) -> int:
+    """Run the demo, with its outcome as `form` says; return the exit code. Raises IoFailure if the machine allows no such namespaces."""
     place = "a user namespace of its own, without root" if os.geteuid() else "namespaces of its own"
     try:
         _isolate()
     except OSError as fault:
         remedy = _AS_USER if os.geteuid() else _AS_ROOT
         raise IoFailure(f"no private namespaces can be had here: {fault.strerror}; {remedy}") from None
-    report = DemoReport()
+    report = DemoReport(form)
     try:
         _prepare(report, place)
         runtime = Runtime(Executables([os.path.join(ROOT, "bin")], environ={}), Cache())
@@ -128,6 +138,7 @@ def run() -> int:
         why = f"code {fault.code}: {fault.msg} {fault.details}" if isinstance(fault, CniError) else fault.strerror
         report.expect(False, "no step fails", why)
     report.section("The demo found all as it must be" if not report.missed else f"{report.missed} expectations not met")
+    output.show(form, [one.document() for one in report.found], lambda: None)
     return 1 if report.missed else 0
 
 
@@ -238,7 +249,7 @@ def _show_pool(report: DemoReport, title: str, wanted: list[str]) -> None:
     report.section(title)
     leases = snapshot.read(Choice({"kind": "file", "path": STATE})).leases
     if rows := [(lease.pool, lease.text, lease.pod_ref, lease.ifname, lease.container_id[:12]) for lease in leases]:
-        output.print_table(("pool", "address", "pod", "interface", "container"), rows)
+        output.print_table(("pool", "address", "pod", "interface", "container"), rows, report.stream)
     held = [f"{lease.text} {lease.pod_ref}" for lease in leases]
     report.expect(held == wanted, f"{len(wanted)} leases" if wanted else "no lease", held)
 

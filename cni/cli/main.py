@@ -29,7 +29,7 @@ GROUPS = {
         "attachments": "attachments",
         "support-bundle": "support",
     },
-    "networks": {"nad": "nad.command", "rails": "rails.command", "demo": ""},
+    "networks": {"nad": "nad.command", "rails": "rails.command", "test": "pair"},
     "addresses": {"ipam": "ipam"},
     "a cluster": {"cluster": "cluster"},
     "set up a node": {
@@ -48,15 +48,16 @@ GROUPS = {
 MODULES = {name: module for group in GROUPS.values() for name, module in group.items()}
 EXAMPLES = """\
 examples:
-  railcni demo                             attach two pods to one network on this machine
+  railcni test                             attach two pods to one network on this machine, and ping
   railcni doctor                           find the faults in the RDMA of this node
   railcni doctor --pod team/train-0        find the faults in the RDMA of a pod
   railcni nad lint rdma-net.yaml           find the faults of a NetworkAttachmentDefinition
   railcni ipam show 192.168.111.7          show which pod has an address
   kubectl railcni status                   show all nodes of a cluster
+  kubectl railcni test team/rdma-net       test a network between two nodes
 """
 
-ALIASES = {"add": "attach", "del": "detach", "ls": "attachments", "version": "--version"}
+ALIASES = {"add": "attach", "del": "detach", "ls": "attachments", "demo": "test", "version": "--version"}
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 
@@ -171,18 +172,10 @@ def _parser(given: Sequence[str] = ()) -> argparse.ArgumentParser:
     )
     name = given[0] if given else ""
     needed = [MODULES[name]] if name in MODULES else [] if name == "--version" else MODULES.values()
-    for module in dict.fromkeys(filter(None, needed)):
+    for module in dict.fromkeys(needed):
         importlib.import_module(f"cni.cli.{module}").register(commands)
-    about = "attach two pods to a simulated master, ping, and detach, in private namespaces"
-    subcommand.add(commands, "demo", about, run=_demo)
     parser.formatter_class, parser.epilog = _Overview, EXAMPLES
     return parser
-
-
-def _demo(options: argparse.Namespace) -> int:
-    from cni.cli import demo  # with pyroute2, which costs 0.2 s and serves no other command
-
-    return demo.run()
 
 
 def _drop_stdout() -> None:

@@ -324,7 +324,9 @@ class Kubelet:
         if not python.is_symlink():
             python.symlink_to(INTERPRETER)
         places = [str(root), str(BIN.parent), sys.base_prefix, str(python)]
-        enter = ["unshare", "--mount", "--propagation", "slave", "sh", "-ec", _ROOT, "sh", *places, *binds, "--"]
+        network = ["ip", "netns", "exec", pod["metadata"]["name"]]
+        enter = network if NETWORKS in pod["metadata"].get("annotations", {}) else []
+        enter += ["unshare", "--mount", "--propagation", "slave", "sh", "-ec", _ROOT, "sh", *places, *binds, "--"]
         return [*enter, "/usr/bin/env", "-i", *(f"{key}={value}" for key, value in environ.items()), *argv]
 
 

@@ -24,6 +24,8 @@ from cni.shared.kernel import netns, rdma_sysfs
 from cni.shared.spec.errors import CniError
 
 _SECONDS = 2.0  # for the answer of a peer
+_PEER = "answers to packets of every size up to the link's MTU"
+_SEE = "see that the peer runs and its link is up, and subnet, VLAN and switch ports between both"
 _MOST_PROCESSES = 8
 
 
@@ -223,28 +225,31 @@ def check_peer(sandbox: NamespaceView, links: Sequence[AttachedLink], peer: str)
     if not peer:
         return [Observation(SKIPPED, "a peer", "not looked at: name the address of another pod with --peer")]
     wanted = ipaddress.ip_address(peer)
-    headers = 28 if wanted.version == 4 else 48  # IP and ICMP
-    healthy = "answers to packets of every size up to the link's MTU"
-    remedy = "see that the peer runs and its link is up, and subnet, VLAN and switch ports between both"
     interfaces = [link.interface for link in links]
     near = [i for i in interfaces if any(wanted in ipaddress.ip_interface(n).network for n in i.networks)]
     chosen = next(iter(near or interfaces), None)
     own = [a for a in chosen.global_addresses if (":" in a) == (wanted.version == 6)] if chosen else []
     if chosen is None or not own:
         why = f"0 bytes: no link over a RoCE port has an address of IPv{wanted.version}"
-        return [broken(peer, why, healthy, remedy)]
-    found = []
-    subject, small = f"{peer} from {own[0]}", ""
+        return [broken(peer, why, _PEER, _SEE)]
     with netns.open_namespace(sandbox.netns or "/proc/self/ns/net") as there, there.entered():
-        for number, size in enumerate((56 + headers, chosen.mtu)):
-            try:
-                taken = icmp.ping(peer, size - headers, number + 1, _SECONDS, own[0])
-                found.append(ok(subject, f"{size} bytes came back in {taken * 1000:.2f} ms"))
-                small = "; small packets come back"
-                remedy = "raise the MTU of the switch ports, of the peer's master and of its NAD to that of this link"
-            except OSError as fault:
-                why = f"{size} bytes: {fault.strerror or fault}{small}"
-                found.append(broken(subject, why, healthy, remedy))
+        return ping(peer, own[0], chosen.mtu)
+
+
+def ping(peer: str, own: str, mtu: int) -> list[Observation]:
+    """Ping `peer` from the address `own` of this namespace: with a small packet, and with one of the whole `mtu`."""
+    headers = 28 if ":" not in peer else 48  # IP and ICMP
+    found, remedy = [], _SEE
+    subject, small = f"{peer} from {own}", ""
+    for number, size in enumerate((56 + headers, mtu)):
+        try:
+            taken = icmp.ping(peer, size - headers, number + 1, _SECONDS, own)
+            found.append(ok(subject, f"{size} bytes came back in {taken * 1000:.2f} ms"))
+            small = "; small packets come back"
+            remedy = "raise the MTU of the switch ports, of the peer's master and of its NAD to that of this link"
+        except OSError as fault:
+            why = f"{size} bytes: {fault.strerror or fault}{small}"
+            found.append(broken(subject, why, _PEER, remedy))
     return found
 
 

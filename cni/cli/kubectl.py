@@ -1,0 +1,153 @@
+"""kubectl, with its own configuration and rights: how the commands of a cluster reach it."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from cni.cli.terminal import common, output, subcommand
+from cni.library.audit.store import kubeconfig_of
+from cni.shared.kernel import files
+from cni.shared.spec.errors import InvalidConfig, IoFailure
+
+SECONDS = 60.0  # for the answer of one node
+
+
+@dataclass(frozen=True)
+class NodeAgent:
+    """The agent of a node: `pod` and `namespace` its pod, `spec` that pod's, `fault` why it does not run ("": it does)."""
+
+    node: str
+    pod: str
+    namespace: str
+    spec: dict[str, Any]
+    fault: str
+
+    @property
+    def container(self) -> dict[str, Any]:
+        """The container `agent` of the pod, which may have others, such as the device plugin's."""
+        return next(one for one in self.spec["containers"] if one["name"] == "agent")
+
+    def argument(self, name: str) -> str:
+        """The whole argument --NAME=VALUE of the container; "" if it has none."""
+        return next((a for a in self.container.get("args", ()) if a.startswith(f"--{name}=")), "")
+
+
+def add_access(parser: argparse.ArgumentParser, default: str = argparse.SUPPRESS, files: bool = True) -> None:
+    """The options that choose the cluster: before the verb, whose `default` counts, or after it."""
+    about = "a context of kubectl's configuration; default: the current one"
+    subcommand.option(parser, "--context", default, about, "NAME", shown=False)
+    if files:
+        common.add(parser, "kubeconfig", "default: kubectl's", default, shown=False)
+
+
+def add_agents(parser: argparse.ArgumentParser) -> None:
+    """The option that says where the agents are."""
+    subcommand.option(parser, "--agents-in", "railcni", "where the agents are", "NAMESPACE", type=subcommand.name)
+
+
+def run(
+    options: argparse.Namespace, *arguments: str, given: str = "", timeout: float | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Run kubectl. Raises IoFailure when it is missing, and TimeoutExpired. Ctrl-C does not interrupt a change."""
+    if not shutil.which("kubectl"):
+        raise IoFailure("kubectl is not on PATH: it is what reaches the cluster")
+    access = {"context": options.context, "kubeconfig": kubeconfig_of(options.kubeconfig)}
+    argv = ["kubectl", *(f"--{name}={value}" for name, value in access.items() if value), *arguments]
+    environ = {**os.environ, "KUBERC": "off", "KUBECTL_KUBERC": "false"}  # else defaults such as delete --interactive
+    how: dict[str, Any] = {"env": environ, "start_new_session": arguments[0] in ("create", "delete")}
+    return subprocess.run(argv, input=given, capture_output=True, text=True, timeout=timeout, **how)
+
+
+def read(options: argparse.Namespace, *arguments: str) -> Any:
+    """What kubectl prints as JSON."""
+    return json.loads(said(options, *arguments, "--output=json"))
+
+
+def said(options: argparse.Namespace, *arguments: str, given: str = "") -> str:
+    """What kubectl prints. Raises IoFailure with its error when it fails."""
+    done = run(options, *arguments, given=given)
+    if done.returncode:
+        before = done.stderr.strip().splitlines()[:-1]
+        raise IoFailure(f"kubectl {arguments[0]} failed: {why(done.stderr)}", "\n".join(before))
+    return done.stdout
+
+
+def why(stderr: str) -> str:
+    """The last line, which is the error, and what to do about a right that is missing."""
+    last = (stderr.strip().splitlines() or ["it said nothing"])[-1]
+    remedy = ": have this right granted to you, or run the command of `railcni` on the node"
+    return last + remedy * ("(Forbidden)" in last)
+
+
+def agents(options: argparse.Namespace) -> dict[str, NodeAgent]:
+    """The agents by their nodes; InvalidConfig when there is none."""
+    where = options.agents_in
+    label = "app.kubernetes.io/name=railcni"
+    found = read(options, "get", "pods", f"--namespace={where}", f"--selector={label}")["items"]
+    if not found:
+        raise InvalidConfig(f"no agent in namespace {where}: install railcni, or name its namespace with --agents-in")
+    agents: list[NodeAgent] = []
+    for pod in found:
+        name, spec = pod["metadata"]["name"], pod["spec"]
+        if spec.get("nodeName") and any(one["name"] == "agent" for one in spec["containers"]):
+            agents.append(NodeAgent(spec["nodeName"], name, where, spec, fault(pod, "agent")))
+    agents.sort(key=lambda agent: (agent.node, not agent.fault))  # the pod that runs after an evicted one
+    return {agent.node: agent for agent in agents}
+
+
+def fault(pod: dict[str, Any], name: str) -> str:
+    """Why the container `name` of the pod does not run, "" when it does."""
+    states = [*pod["status"].get("initContainerStatuses", ()), *pod["status"].get("containerStatuses", ())]
+    if any(state["name"] == name and "running" in state["state"] for state in states):
+        return ""
+    for state in states:
+        for found in (state["state"].get("waiting"), state["state"].get("terminated")):
+            if found and found.get("reason") not in (None, "Completed", "PodInitializing"):
+                return f"{state['name']}: {found['reason']}: {found.get('message', '').strip()}".removesuffix(": ")
+    return f"the {name} does not run: its pod is {pod['status'].get('phase', 'Unknown')}"
+
+
+def delete(options: argparse.Namespace, place: Sequence[str]) -> None:
+    """Delete the pods at `place`, which begins with their names, also while a second Ctrl-C comes."""
+    ends = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    held = signal.pthread_sigmask(signal.SIG_BLOCK, ends)
+    try:
+        wanted = ("--wait=false", "--ignore-not-found", f"--request-timeout={SECONDS:g}s")
+        done = run(options, "delete", "pod", *place, *wanted)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, held)
+    if done.returncode:
+        names = [word for word in place if not word.startswith("--")]
+        left = f"railcni: pod{'s' * (len(names) > 1)} {' and '.join(names)} {'is' if len(names) == 1 else 'are'} left: `kubectl delete pod {' '.join(place)}` removes it"
+        output.print_fault(left, done.stderr)
+
+
+@contextmanager
+def access(options: argparse.Namespace) -> Iterator[str]:
+    """The path of a kubeconfig with kubectl's access to the cluster, for a client that reads no other; it ends with the block."""
+    found = read(options, "config", "view", "--raw", "--minify", "--flatten")
+    for user in found.get("users") or ():
+        _find_files(user["user"], options.kubeconfig)
+    with tempfile.TemporaryDirectory(prefix="railcni-") as folder:  # of mode 0700
+        files.write_whole(folder, "kubeconfig", json.dumps(found).encode())
+        yield f"{folder}/kubeconfig"
+
+
+def _find_files(user: dict[str, Any], kubeconfig: str) -> None:
+    """Make the paths of a user's files absolute: kubectl leaves them relative to the folder of their kubeconfig."""
+    given = kubeconfig or os.environ.get("KUBECONFIG") or os.path.expanduser("~/.kube/config")
+    folders = [os.path.dirname(os.path.abspath(path)) for path in given.split(":") if path]
+    for place, key in ((user, "tokenFile"), (user.get("exec") or {}, "command")):
+        name = place.get(key) or ""
+        if name and (key == "tokenFile" or "/" in name):  # a command without a slash is on PATH
+            place[key] = next(filter(os.path.exists, (os.path.join(folder, name) for folder in folders)), name)

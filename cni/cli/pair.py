@@ -1,0 +1,365 @@
+"""railcni test: does a network work between two nodes? Without a network: do the plugins work on this machine (cni.cli.demo)?
+
+Two pods of the agents' image are attached to the network by the cluster's own Multus, on two nodes. By `kubectl exec` each
+runs `railcni test --inside`, which looks at the pod's own link and pings the other one. A second container of the user's image,
+if there is one, measures RDMA. In the end the pods are deleted, and the leases of their addresses must be gone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import secrets
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import Any
+
+from cni.cli import kubectl
+from cni.cli.doctor import pods as links
+from cni.cli.doctor.finding import FAULT, OK, SKIPPED, Observation, broken, ok
+from cni.cli.ipam import options as stores
+from cni.cli.terminal import common, output, subcommand
+from cni.library.audit import model, snapshot
+from cni.library.documents.networks import NETWORKS, RESOURCE_NAME
+from cni.shared.spec.errors import CniError, InvalidConfig, IoFailure
+from cni.shared.spec.request import member
+from ipam.ranges import parse_address
+
+STATUS = "k8s.v1.cni.cncf.io/network-status"  # the annotation in which Multus tells what it has attached
+_LEFT = 600  # seconds after which kubelet ends pods that this command could not delete
+_ANSWER = 90.0  # for a program in a pod, of which the longest has 60
+_PAUSE = 0.5
+_SHOWN = {OK: ("PASS", "green"), FAULT: ("FAIL", "bold red"), SKIPPED: ("skipped", "")}
+_NOT_TRIED = 77
+# Runs in the container of the user's image; $1 is the address of the server, "" in the server.
+_RDMA = f"""
+for node in /dev/infiniband/uverbs*; do
+    [ -e "$node" ] || {{ echo "the pod has no RDMA device: name the resource of one with --resource"; exit {_NOT_TRIED}; }}
+    device=$(cat "/sys/class/infiniband_verbs/${{node##*/}}/ibdev")
+    break
+done
+if command -v ib_write_bw >/dev/null; then exec timeout 60 ib_write_bw -R -d "$device" -F --report_gbits $1; fi
+command -v rping >/dev/null || {{ echo "the image has neither ib_write_bw nor rping"; exit {_NOT_TRIED}; }}
+if [ "$1" ]; then exec timeout 60 rping -c -a "$1" -C 10; else exec timeout 60 rping -s -C 10; fi
+"""
+
+
+@dataclass
+class TestedPod:
+    """One of the two pods: where it runs, and its interface and addresses as Multus tells them."""
+
+    name: str
+    node: str = ""
+    ifname: str = ""
+    addresses: Sequence[str] = ()
+
+    def __str__(self) -> str:
+        return f"{self.name} on {self.node}" if self.node else self.name
+
+
+def register(commands: subcommand.Commands) -> None:
+    """Add `test`."""
+    about = "test a network between two nodes of a cluster, or without one the plugins, in namespaces of this machine"
+    parser = subcommand.add(commands, "test", about, run=_run, shows=True)
+    _add_options(parser, "?")
+    kubectl.add_access(parser, "")
+    kubectl.add_agents(parser)
+    about = "answer in a pod of this test, as the command asks by `kubectl exec`"
+    parser.add_argument("--inside", action="store_true", help=about)
+
+
+def add(verbs: subcommand.Commands) -> None:
+    """Add `test` to the commands of a cluster."""
+    parser = subcommand.add(verbs, "test", "test a network between two nodes, by two pods", run=_on_cluster, shows=True)
+    _add_options(parser)
+    kubectl.add_access(parser)
+
+
+def _add_options(parser: argparse.ArgumentParser, count: Any = None) -> None:
+    about = "a NetworkAttachmentDefinition; its namespace, or `default`, gets the pods"
+    parser.add_argument("network", nargs=count, metavar="[NAMESPACE/]NAD", type=subcommand.pod, help=about)
+    about = "of a pod; given twice: of both; given once: both pods are there. Default: two that the scheduler chooses"
+    common.add(parser, "node", about, action="append")
+    about = "also measure RDMA with ib_write_bw or rping of this image, which has a shell"
+    subcommand.option(parser, "--image", "", about, "IMAGE")
+    about = "the resource of which each pod gets one; default: the one that the NAD names"
+    subcommand.option(parser, "--resource", "", about, "NAME", shown=False)
+    about = "until both pods are attached, and until they are gone"
+    subcommand.option(parser, "--timeout", 120.0, about, "SECONDS", type=subcommand.seconds)
+
+
+def _run(options: argparse.Namespace) -> int:
+    if options.inside:
+        return _inside()
+    if options.network:
+        return _on_cluster(options)
+    only = ("--node", "--image", "--resource", "--timeout", "--context", "--kubeconfig", "--agents-in")
+    options.only(False, "with the NAD of a cluster", *only)
+    from cni.cli import demo  # with pyroute2, which costs 0.2 s and serves no other command
+
+    return demo.run(options.output)
+
+
+# --- in a pod ---
+
+
+def _inside() -> int:
+    """Look at the link, and ping the addresses of the other pod, of the JSON document on stdin."""
+    asked = json.load(sys.stdin)
+    with open(f"/sys/class/net/{asked['ifname']}/mtu") as file:
+        mtu = int(file.read())
+    near = [(peer, own) for peer in asked["peers"] for own in asked["own"] if (":" in peer) == (":" in own)]
+    told = [found.document() for peer, own in dict(near).items() for found in links.ping(peer, own, mtu)]
+    output.print_json({"mtu": mtu, "pings": told})
+    return 0
+
+
+# --- on the cluster ---
+
+
+def _on_cluster(options: argparse.Namespace) -> int:
+    namespace, _, name = options.network.rpartition("/")
+    nodes: list[str] = options.node or []
+    if len(nodes) > 2:
+        options.refuse("--node: want one or two nodes")
+    kind, place = "network-attachment-definitions.k8s.cni.cncf.io", f"--namespace={namespace or 'default'}"
+    nad = kubectl.read(options, "get", kind, name, place)
+    agents = kubectl.agents(options)
+    if unknown := [node for node in nodes if node not in agents]:
+        raise InvalidConfig(f"no agent on node {unknown[0]}: want one of {', '.join(agents)}")
+    title = f"railcni-test-{secrets.token_hex(4)}"  # known also when `create` is interrupted
+    pods = [TestedPod(f"{title}-{number}") for number in (1, 2)]
+    wanted = [(nodes * 2)[i] if nodes else "" for i in (0, 1)]
+    agent = agents[nodes[0]] if nodes else next(iter(agents.values()))
+    items = [_manifest(options, nad, agent, pod, node) for pod, node in zip(pods, wanted, strict=True)]
+    found: list[Observation] = []
+    names, leases = [pod.name for pod in pods], None
+    with output.progress() as say:
+        try:
+            say("creating two pods")
+            kubectl.said(options, "create", "--filename=-", given="\n".join(map(json.dumps, items)))
+            found += _attached(options, nad, pods, say)
+            if all(pod.addresses for pod in pods):
+                leases = _leases(options, place, names)
+                found += [*_link(options, nad, pods, place, say), _rdma(options, pods, place, say)]
+        finally:
+            kubectl.delete(options, [*names, place])
+        if leases is not None:
+            say("waiting until the pods are gone and their addresses free")
+            found.append(_released(options, place, names, leases))
+    output.show(options.output, [one.document() for one in found], lambda: _print(found))
+    return int(any(one.level == FAULT for one in found))
+
+
+def _print(found: Sequence[Observation]) -> None:
+    rows = []
+    for one in found:
+        said = ": ".join(filter(None, (one.subject, one.found))) + (f". Remedy: {one.remedy}" if one.remedy else "")
+        rows.append((one.check, output.styled(*_SHOWN[one.level]), said))
+    output.print_table(("check", "result", "what"), rows)
+
+
+def _manifest(
+    options: argparse.Namespace, nad: dict[str, Any], agent: kubectl.NodeAgent, pod: TestedPod, node: str
+) -> dict[str, Any]:
+    """The pod, on `node` or where the scheduler puts it, and not beside the other one."""
+    metadata, own = nad["metadata"], agent.container
+    label = {"app.kubernetes.io/name": "railcni-test", "app.kubernetes.io/instance": pod.name.rpartition("-")[0]}
+    apart = {"labelSelector": {"matchLabels": label}, "topologyKey": "kubernetes.io/hostname"}
+    containers: list[dict[str, Any]] = [
+        {
+            "name": "test",
+            "image": own["image"],
+            "imagePullPolicy": own.get("imagePullPolicy", "IfNotPresent"),
+            "command": ["/opt/railcni/bin/python3", "-IS", "-c", "import signal; signal.pause()"],
+            "securityContext": {"capabilities": {"add": ["NET_RAW"]}},
+        }
+    ]
+    if options.image:
+        more = {"command": ["sh", "-c", f"sleep {_LEFT}"], "securityContext": {"capabilities": {"add": ["IPC_LOCK"]}}}
+        containers.append({"name": "rdma", "image": options.image, **more})
+    if resource := options.resource or (metadata.get("annotations") or {}).get(RESOURCE_NAME):
+        containers[-1]["resources"] = {"limits": {resource: "1"}}
+    where = {"nodeName": node, "tolerations": [{"operator": "Exists"}]}
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {
+            "name": pod.name,
+            "namespace": metadata["namespace"],
+            "labels": label,
+            "annotations": {NETWORKS: model.nad_name(nad)},
+        },
+        "spec": {
+            "restartPolicy": "Never",
+            "activeDeadlineSeconds": int(2 * options.timeout) + _LEFT,  # it ends too when this command was killed
+            "automountServiceAccountToken": False,
+            "terminationGracePeriodSeconds": 0,
+            "imagePullSecrets": agent.spec.get("imagePullSecrets", []),
+            "containers": containers,
+            **(where if node else {"affinity": {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [apart]}}}),
+        },
+    }  # fmt: skip
+
+
+def _attached(
+    options: argparse.Namespace, nad: dict[str, Any], pods: Sequence[TestedPod], say: Callable[[str], None]
+) -> list[Observation]:
+    """Wait until both pods run and Multus has attached them."""
+    end, found = time.monotonic() + options.timeout, []
+    for pod in pods:
+        say(f"waiting until {pod.name} is attached")
+        place = (pod.name, f"--namespace={nad['metadata']['namespace']}")
+        while True:
+            document = kubectl.read(options, "get", "pod", *place)
+            pod.node = document["spec"].get("nodeName", "")
+            status = document["status"]
+            names = [one["name"] for one in document["spec"]["containers"] if one["name"] in ("test", "rdma")]
+            why = next(filter(None, (kubectl.fault(document, name) for name in names)), "")
+            if not why or status.get("phase") == "Failed" or time.monotonic() > end:
+                break
+            time.sleep(_PAUSE)
+        texts = (document["metadata"].get("annotations") or {}).get(STATUS) or "[]"
+        told: dict[str, Any] = next((one for one in json.loads(texts) if one["name"] == model.nad_name(nad)), {})
+        pod.ifname, pod.addresses = told.get("interface", ""), told.get("ips") or ()
+        healthy = f"it runs, with an address of {model.nad_name(nad)}"
+        if why:
+            said = "; ".join(filter(None, (why, status.get("message"), _events(options, place))))
+            remedy = "`railcni nad lint` finds faults of the NAD, and `kubectl railcni doctor NODE` those of the node"
+            found.append(broken(str(pod), said, healthy, remedy, "attached"))
+        elif not pod.addresses:
+            said = f"it runs, and Multus tells of no {'address' if pod.ifname else 'attachment'}"
+            remedy = "see that Multus runs on the node, and that the NAD has `ipam`"
+            found.append(broken(str(pod), said, healthy, remedy, "attached"))
+        else:
+            said = f"{pod.ifname} has {', '.join(pod.addresses)}"
+            found.append(ok(str(pod), said, check="attached"))
+    return found
+
+
+def _events(options: argparse.Namespace, place: Sequence[str]) -> str:
+    """The last thing that scheduler, kubelet or Multus has said about a pod."""
+    how = (f"--field-selector=involvedObject.name={place[0]}", "--sort-by=.metadata.creationTimestamp")
+    events = kubectl.read(options, "get", "events", place[1], *how)["items"]
+    return str(events[-1].get("message", "")) if events else ""
+
+
+def _link(
+    options: argparse.Namespace,
+    nad: dict[str, Any],
+    pods: Sequence[TestedPod],
+    place: str,
+    say: Callable[[str], None],
+) -> list[Observation]:
+    """The MTU and the addresses of both pods, and the way from each to the other."""
+    config = json.loads(nad["spec"].get("config") or "{}")
+    mtus = [mtu for plugin in config.get("plugins") or [config] if (mtu := member(plugin, "mtu"))]
+    blocks, found, pings = model.parse_networks(nad), [], []
+    for pod, other in zip(pods, reversed(pods), strict=True):
+        outside = [a for a in pod.addresses if not any(block.holds(parse_address(a)) for block in blocks)]
+        addresses = ok(str(pod), ", ".join(pod.addresses), check="addresses")
+        if not blocks:
+            addresses = replace(addresses, level=SKIPPED, found="the ipam of the NAD is not whereabouts")
+        elif outside:
+            remedy = "see whether another plugin of that type, or another NAD, has given it"
+            addresses = broken(str(pod), f"{', '.join(outside)}", "in a range of the NAD", remedy, "addresses")
+        say(f"{pod.name} pings {other.name}")
+        asked = {"ifname": pod.ifname, "own": list(pod.addresses), "peers": list(other.addresses)}
+        told = _answer(options, pod, place, asked)
+        mtus.append(told["mtu"])
+        remedy = "give the NAD an `mtu`, and the master on both nodes at least that MTU"
+        said = f"{pod.ifname} has {told['mtu']}"
+        size = ok(str(pod), said, check="MTU")
+        if told["mtu"] != mtus[0]:
+            size = broken(str(pod), said, f"{mtus[0]}", f"want {mtus[0]}: {remedy}", "MTU")
+        found += [addresses, size]
+        for one in told["pings"]:
+            fields = {key: value or "" for key, value in one.items()}
+            pings.append(Observation(**{**fields, "check": f"ping from {pod.node}"}))
+    return [*found, *pings]
+
+
+def _answer(options: argparse.Namespace, pod: TestedPod, place: str, asked: dict[str, Any]) -> Any:
+    """What `railcni test --inside` tells in the pod."""
+    done = _exec(options, pod, place, "test", ["railcni", "test", "--inside"], json.dumps(asked))
+    try:
+        return json.loads(done.stdout)
+    except ValueError:
+        why = kubectl.why(done.stderr.strip().partition("\n")[0])
+        remedy = "the agents must be of this version, as `kubectl railcni version` shows"
+        raise IoFailure(f"pod {pod} does not answer: {why}; {remedy}") from None
+
+
+def _exec(
+    options: argparse.Namespace, pod: TestedPod, place: str, container: str, argv: Sequence[str], given: str = ""
+) -> subprocess.CompletedProcess[str]:
+    """Run a program in the pod. Raises IoFailure if it does not end."""
+    where = (place, pod.name, f"--container={container}", *(["--stdin"] if given else []))
+    try:
+        return kubectl.run(options, "exec", *where, "--", *argv, given=given, timeout=_ANSWER)
+    except subprocess.TimeoutExpired:
+        raise IoFailure(f"pod {pod} does not answer in {_ANSWER:g} s: is the node ready?") from None
+
+
+def _rdma(
+    options: argparse.Namespace, pods: Sequence[TestedPod], place: str, say: Callable[[str], None]
+) -> Observation:
+    """RDMA from the second pod to the first, by the programs of the user's image."""
+    server, client = pods
+    if not options.image:
+        return Observation(SKIPPED, "", "--image names no image with ib_write_bw or rping", check="RDMA")
+    say("measuring RDMA")
+    serving = ThreadPoolExecutor(1).submit(_exec, options, server, place, "rdma", ["sh", "-c", _RDMA, "sh", ""])
+    while True:  # until the server listens
+        done = _exec(options, client, place, "rdma", ["sh", "-c", _RDMA, "sh", server.addresses[0]])
+        if done.returncode in (0, _NOT_TRIED) or serving.done():
+            break
+        time.sleep(_PAUSE)
+    last = ((done.stdout + done.stderr).strip().splitlines() or [f"it ended with code {done.returncode}"])[-1]
+    subject = f"from {client.node} to {server.node}"
+    if done.returncode == _NOT_TRIED:
+        return Observation(SKIPPED, subject, done.stdout.strip(), check="RDMA")
+    if done.returncode:
+        remedy = "`kubectl railcni doctor` of both nodes finds what keeps RDMA from working"
+        return broken(subject, last, "the program ends with 0", remedy, "RDMA")
+    rates = re.findall(r"^\s*\d+\s+\d+\s+\S+\s+([\d.]+)\s", done.stdout, re.M)
+    return ok(subject, f"{rates[-1]} Gb/s by ib_write_bw" if rates else "10 exchanges by rping", check="RDMA")
+
+
+def _leases(options: argparse.Namespace, place: str, names: Collection[str]) -> list[str] | str:
+    """The addresses that the cluster's stores lease to the pods; a text when they cannot be read."""
+    namespace = place.partition("=")[2]
+    try:
+        with kubectl.access(options) as path:
+            own = argparse.Namespace(kubeconfig=path, namespace="kube-system", flat_file="", data_dir="", pods=False)
+            leases = [lease for choice in stores.choose(own) for lease in snapshot.read(choice).leases]
+    except CniError as fault:
+        return fault.msg
+    return [lease.text for lease in leases if lease.pod_name[0] == namespace and lease.pod_name[1] in names]
+
+
+def _released(options: argparse.Namespace, place: str, names: Collection[str], before: list[str] | str) -> Observation:
+    """Wait until the pods are gone, and the addresses that they had are free."""
+    if not before or isinstance(before, str):
+        why = before or "the addresses are leased in no store of the cluster"
+        return Observation(SKIPPED, "", str(why), check="released")
+    end = time.monotonic() + options.timeout
+    while True:
+        there = kubectl.read(options, "get", "pods", place, "--selector=app.kubernetes.io/name=railcni-test")["items"]
+        pods = [pod["metadata"]["name"] for pod in there if pod["metadata"]["name"] in names]
+        left = before if pods else _leases(options, place, names)
+        if not left:
+            return ok("", f"{', '.join(before)}", check="released")
+        if time.monotonic() > end:
+            break
+        time.sleep(_PAUSE)
+    if isinstance(left, str):
+        return Observation(SKIPPED, "", left, check="released")
+    said = f"pods {', '.join(pods)} are still there" if pods else f"{', '.join(left)} still leased"
+    remedy = "`kubectl railcni ipam audit` tells why; the node's agent frees them, or `kubectl railcni ipam reclaim`"
+    return broken("", said, "the pods are gone, and their addresses are free", remedy, "released")
