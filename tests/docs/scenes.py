@@ -215,8 +215,10 @@ SCENES = {
     ("command", "kubectl railcni status"): Scene(
         before="kubectl config set-context other --cluster=local --user=whereabouts",
         names={"node-7": "node-1", "team/train-0": "default/hello-rdma-1"},
-        said=r"(?s)node-1 +0\.1\.0\S+ +whole +2.*verbs devices: none.*net1: macvlan on ens2f0"
-        r".*ping from node-1 +PASS .* 9000 bytes came back.*released +PASS .*192\.168\.111\.1 .*whole",
+        said=r"(?s)node-1 +0\.1\.0\S+ +whole +2.*verbs devices: none.*net1: macvlan on ens2f0.*192\.168\.111\.1 .*whole",
+    ),
+    ("command", "kubectl railcni test"): Scene(
+        names={"node-7": "node-1"}, said=r"(?s)ping from node-1 +PASS .* 9000 bytes came back.*released +PASS"
     ),
     ("getting-started", "kubectl debug node/NODE"): Scene(
         names=NODE, said="(?s)verbs devices: none.*verbs devices: none"
