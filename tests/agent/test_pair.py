@@ -12,7 +12,7 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -172,7 +172,12 @@ FAULTS: dict[str, tuple[set[str], set[str], str]] = {
 }
 
 
-@pytest.mark.parametrize("fault", FAULTS)
+def quick(cases: Iterable[Any], *few: Any) -> list[Any]:
+    """The cases, of which all but a few are long."""
+    return [pytest.param(case, marks=() if case in few else pytest.mark.long) for case in cases]
+
+
+@pytest.mark.parametrize("fault", quick(FAULTS, "", "another MTU", "the plugin fails", "a release fails"))
 def test_each_fault_between_two_nodes_is_a_row_with_a_remedy_and_nothing_is_left(nodes: Cluster, fault: str) -> None:
     nodes.nodes.fault = fault  # type: ignore[assignment]
     failing, skipped, said = FAULTS[fault]
@@ -201,7 +206,7 @@ RDMA = {
 }
 
 
-@pytest.mark.parametrize("case", RDMA)
+@pytest.mark.parametrize("case", quick(RDMA, "measured"))
 def test_rdma_is_measured_by_the_programs_of_the_image_or_the_reason_is_told(nodes: Cluster, case: str) -> None:
     fault, level, said = RDMA[case]
     kubelets: Any = nodes.nodes
@@ -221,7 +226,7 @@ def test_rdma_is_measured_by_the_programs_of_the_image_or_the_reason_is_told(nod
         assert "-R -d mlx5_0" in (kubelets.folder / "client").read_text()
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", quick((signal.SIGINT, signal.SIGTERM), signal.SIGTERM))
 def test_a_signal_ends_the_test_and_removes_its_pods(nodes: Cluster, number: signal.Signals) -> None:
     kubelets: Any = nodes.nodes
     kubelets.fault = "the plugin fails"
