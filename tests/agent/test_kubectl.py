@@ -331,6 +331,31 @@ def test_reclaim_from_afar_asks_the_agent_of_each_lease(rig: Rig, cluster: Clust
     assert rig.held(kind) == ([] if result == "freed" else [2])
 
 
+def test_reclaim_in_a_container_of_the_node_believes_the_agent_and_not_what_it_sees_itself(
+    rig: Rig, cluster: Cluster
+) -> None:
+    """The kernel of the container is the node's, and its boot; its /run/netns is empty."""
+    folder = cluster.folder / "netns"
+    folder.mkdir()
+    (folder / "cni-1").symlink_to(f"/proc/{os.getpid()}/ns/net")
+    rig.hold("addresslease", 2, owner("c2", "team/gone", netns=str(folder / "cni-1")), None)
+    report = str(cluster.folder / "report")
+    cluster("ipam", "audit", "--report", report)
+    argv = cluster.argv("ipam", "reclaim", "--from-report", report, "--grace", "0")
+    enter = [
+        "unshare",
+        "--mount",
+        "--propagation=private",
+        "sh",
+        "-c",
+        f'mount -t tmpfs none {folder} && exec "$@"',
+        "sh",
+    ]
+    done = subprocess.run([*enter, *argv], env=cluster.environ, capture_output=True, text=True)
+    assert "skipped: 10.0.0.2 of 10.0.0.0-24: it is in use, or may be: node n1" in " ".join(done.stdout.split()), done
+    assert rig.held("addresslease") == [2]
+
+
 def test_an_agent_that_never_answers_is_told_after_a_while(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

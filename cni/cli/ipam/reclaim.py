@@ -59,7 +59,7 @@ def register(commands: subcommand.Commands) -> None:
     )
     common.add(parser, "dry-run")
     common.add(parser, "force", "here: leases whose node does not answer; you have seen that their pods run nowhere")
-    parser.set_defaults(ask=lambda leases: {})
+    parser.set_defaults(ask=None)
     about = f"the command waits until the report is this old; default: {GRACE:g}, with --dry-run 0"
     common.add(parser, "grace", about, type=partial(subcommand.seconds, least=0))
 
@@ -126,7 +126,8 @@ def _reclaim(made: Report, choices: list[Choice], options: argparse.Namespace) -
     of_store = [(finding, found.get(finding.store) or found[choices[0].kind]) for finding in made.of(RECLAIM)]
     with output.progress() as say:
         say("asking the nodes")
-        told = options.ask([lease for one, store in of_store if (lease := store.elsewhere(one, options.force))])
+        asked = [lease for one, store in of_store if (lease := store.elsewhere(one, options))]
+        told = options.ask(asked) if options.ask else {}
     for finding, store in of_store:
         store.told = told
         yield _one(finding, finding.key() in again, store, options)
@@ -150,11 +151,14 @@ class _Found:
         self.told: Mapping[Key, tuple[str, str]] = {}  # the answers of the leases' nodes
         self._leases = {(lease.pool, lease.text, lease.container_id, lease.ifname): lease for lease in seen.leases}
 
-    def elsewhere(self, finding: Finding, is_forced: bool = False) -> Lease | None:
-        """The lease, or the reservation's, if only another node can tell whether its address is in use."""
+    def elsewhere(self, finding: Finding, options: argparse.Namespace) -> Lease | None:
+        """The lease, or the reservation's, if only another node can tell whether its address is in use. Where agents can be
+        asked that is any: this command may run in a container of the very node, and sees none of its namespaces."""
         found = [r.lease for r in self._seen.reserved or () if not finding.pool and r.name == finding.reservation[0]]
         lease = found[0] if found else self._leases.get(finding.of_address())
-        if is_forced or lease is None or finding.kind == LEASE_OF_ENDED_POD or self._freeing.is_here(lease):
+        if options.force or lease is None or finding.kind == LEASE_OF_ENDED_POD:
+            return None
+        if not options.ask and self._freeing.is_here(lease):
             return None
         return None if self._is_off(lease) else lease
 
@@ -168,9 +172,9 @@ class _Found:
         named = {one.node for one in seen.leases}
         return seen.agents is not None and not lost.blocker(lease, seen.nodes, None, False, named, seen.agents)
 
-    def free(self, finding: Finding, dry_run: bool, is_forced: bool = False) -> None:
+    def free(self, finding: Finding, options: argparse.Namespace) -> None:
         """Free the lease or reservation of the finding. Raises Changed or Kept if it must stay, CniError if it cannot be freed."""
-        if lease := self.elsewhere(finding, is_forced):
+        if lease := self.elsewhere(finding, options):
             state, why = self.told.get(lease.identity, (UNKNOWN, _NOT_ASKED))
             if state == USED:
                 raise Changed(f"{why}: node {lease.node}" if lease.node else why)
@@ -184,12 +188,14 @@ class _Found:
         if not finding.pool:
             (reserved,) = (r for r in self._seen.reserved or () if r.name == finding.reservation[0])
             self._freeing.delete_reservation(
-                reserved, lambda now: _agree(finding, self._rules_for(now.lease).reservation(now)), dry_run
+                reserved, lambda now: _agree(finding, self._rules_for(now.lease).reservation(now)), options.dry_run
             )
             return
         lease = self._leases[finding.of_address()]
         try:
-            self._freeing.free_lease(lease, lambda now: self._check(finding, now), self._cooldown(lease), dry_run)
+            self._freeing.free_lease(
+                lease, lambda now: self._check(finding, now), self._cooldown(lease), options.dry_run
+            )
         except Changed:  # an attachment with a record loses all its leases with the first
             if lease.attachment not in self._freed or self._freeing.store.holder(lease):
                 raise
@@ -237,7 +243,7 @@ def _one(finding: Finding, found_again: bool, found: _Found, options: argparse.N
     try:
         if not found_again:
             raise Changed("it is not as it was found")
-        found.free(finding, options.dry_run, options.force)
+        found.free(finding, options)
     except Changed as fault:
         result, why = (KEPT if isinstance(fault, Kept) else SKIPPED), str(fault)
     except CniError as fault:
