@@ -11,6 +11,7 @@ import json
 import os
 from collections.abc import Collection
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 from cni import plugins
@@ -245,8 +246,7 @@ def _attachments(state: str, root: str, faults: list[str]) -> dict[str, int] | N
 
 
 def _may_live(attachment: dict[str, Any], root: str) -> bool:
-    path = attachment["netns"]
-    return bool(attachment["alive"] if root == "/" else not path or not has_lost_path(below(root, path)))
+    return bool(attachment["alive"]) if root == "/" else not has_lost_path(attachment["netns"], partial(below, root))
 
 
 def _state_of_name(name: str, found: Installation) -> str:

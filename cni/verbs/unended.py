@@ -73,7 +73,7 @@ def forget(records: Records, below: Callable[[str], str]) -> None:
     """
     for attachment, _, record in records.all(PART):
         is_plain = record["plugin"] == "macvlan" and not record.get("extras") and UNENDED not in record
-        if not is_plain or not netns.has_lost_path(below(record["netns"])):
+        if not is_plain or not netns.has_lost_path(record["netns"], below):
             continue
         own = for_attachment(attachment, record, {"CNI_PATH": ""})
         if record.get("foreign") or delegate.ipam_type(own.config).removeprefix("railcni-") not in ("", "whereabouts"):

@@ -657,14 +657,21 @@ def test_status_in_a_container_tells_attachments_without_a_namespace_from_living
     (tmp_path / "run/netns").mkdir(parents=True)
     (tmp_path / "run/netns/there").touch()
     records = Records(str(tmp_path / "state"))
-    for name in ("/run/netns/there", "/run/netns/gone", "/not/mounted/here", ""):
+    for name in (
+        "/run/netns/there",
+        "/run/netns/gone",
+        "/var/run/netns/there",
+        "/var/run/netns/gone",
+        "/not/mounted",
+        "",
+    ):
         records.write(Attachment("net", f"c{len(name)}", "net1"), "ipam", {"netns": name})
     options = ("status", "--root", tmp_path, "--state-dir", "/state", "--to", "/opt/cni/bin")
     run(*options, "-o", "json")
-    assert json.loads(capfd.readouterr().out)["attachments"] == {"live": 3, "gone": 1, "pending": 0}
+    assert json.loads(capfd.readouterr().out)["attachments"] == {"live": 4, "gone": 2, "pending": 0}
     run(*options)
     table = " ".join(capfd.readouterr().out.split())
-    assert "1 whose namespace is gone, 0 with a pending release; `railcni ipam flush` on the node ends these" in table
+    assert "2 whose namespace is gone, 0 with a pending release; `railcni ipam flush` on the node ends these" in table
 
 
 def test_status_as_another_user_says_that_the_attachments_are_not_known(

@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from cni.shared.records import Records
+from cni.shared.spec.request import Attachment
 from tests.node import STATE, Node, Pod, until
 
 IPAM = {"type": "whereabouts", "datastore": "file", "range": "192.168.8.0/24"}
@@ -93,9 +95,6 @@ def test_an_attachment_stays_while_its_sandbox_may_be_there(
 
 
 def test_the_records_of_an_earlier_boot_wait_for_kubelet_and_end_by_the_command(node: Node) -> None:
-    from cni.shared.records import Records
-    from cni.shared.spec.request import Attachment
-
     node.master()
     attached(node, MACVLAN, "c1")
     store, who = Records(str(node.path(STATE))), Attachment("rail", "c1", "net1")
@@ -113,6 +112,10 @@ def test_an_agent_in_a_container_forgets_macvlans_that_have_gone_and_hold_no_add
     attached(node, MACVLAN, "c3")
     attached(node, {**MACVLAN, "ipam": {}}, "kept")
     assert len(records(node)) == 5
+    store = Records(str(node.path(STATE)))
+    for container in ("c1", "kept"):  # as containerd names them, and the container has /run/netns alone
+        who = Attachment("rail", container, "net1")
+        store.write(who, "link", {**(store.read(who, "link") or {}), "netns": f"/var/run/netns/{container}"})
     for container in ("c1", "c2", "c3"):
         node.delete_pod(node.pods[container])
     root = "/var/lib/root"

@@ -76,12 +76,12 @@ def may_be(lease: Lease, users: Sequence[Attachment], records: Records, below: C
     `below` finds a path of the host where it is mounted here. In a container, processes and links of the host are not
     seen, and of mounts those alone that are passed on to it.
     """
-    names = {lease.netns, lease.netns.removeprefix("/var")}  # /var/run is /run, if not where it is mounted here
-    if any(netns.exists(below(path)) for path in names if path):
+    names = netns.names(lease.netns)
+    if any(netns.exists(below(path)) for path in names):
         return True
     if lease.boot_id and lease.boot_id != node.boot_id():
         return False  # the kernel has lost the links of that boot
-    named = any(_tells(below(path)) for path in names if path)
+    named = any(_tells(below(path)) for path in names)
     if not named and not os.path.isdir(below("/proc/1")):
         raise OSError(
             f"its namespace ({lease.netns or 'without a path'}) cannot be looked at from this container, which sees no processes"

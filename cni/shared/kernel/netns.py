@@ -170,18 +170,27 @@ def may_be_at(path: str) -> bool:
         return True
 
 
-def has_lost_path(path: str) -> bool:
-    """Whether nothing is at `path`, in a directory that is there; False where this process cannot look."""
+def names(path: str) -> set[str]:
+    """The paths of the namespace that a runtime calls `path`: /var/run is /run, of which a container may have one alone."""
+    return {path, path.removeprefix("/var")} - {""}
+
+
+def has_lost_path(path: str, below: Callable[[str], str] = str) -> bool:
+    """Whether nothing is at `path`, in a directory that is there; False where this process cannot look.
+
+    `below` finds a path of the host where it is mounted here.
+    """
+    places = [below(name) for name in names(path)]
+    return any(map(_is_lost, places)) and not any(map(os.path.lexists, places))
+
+
+def _is_lost(path: str) -> bool:
     try:
         os.stat(path)
     except FileNotFoundError:
-        try:
-            os.stat(path.rpartition("/")[0])
-            return True
-        except OSError:
-            return False
+        return os.path.isdir(os.path.dirname(path))
     except OSError:
-        return False
+        pass
     return False
 
 
