@@ -87,9 +87,9 @@ def _ask_all(options: argparse.Namespace, agents: dict[str, kubectl.NodeAgent]) 
 
 
 def _status(options: argparse.Namespace) -> int:
-    agents = kubectl.agents(options)
+    agents, nodes = kubectl.agents(options), _nodes(options)
+    agents = {name: agent for name, agent in agents.items() if name in nodes}  # others the API server does not reach
     found = _ask_all(options, agents)
-    nodes = _nodes(options)
     found += [_faulty(name, "no agent has this node") for name in sorted(nodes - agents.keys())]
     found += [_faulty(name, lost.AGENT_LIVES.format(name)) for name in sorted(_deleted(options, nodes) - agents.keys())]
     output.show(options.output, found, lambda: _print(found))
