@@ -186,7 +186,7 @@ def _doctor(options: argparse.Namespace) -> int:
         if there:
             kubectl.delete(options, place)
     try:
-        told = None if form == "table" else json.loads(log)
+        told = None if form == "table" else {**json.loads(log), "node": node}  # the cluster's name of it, not its own
     except ValueError:
         code = -1
     if code not in (0, 1):
