@@ -10,19 +10,28 @@ _QUIET = 0.3  # seconds: an answer is whole when no more has come for so long
 
 
 class Proxy:
-    """`with Proxy(port) as proxy`: connections to `proxy.port` reach 127.0.0.1:`port`, or another `host`: the `target`.
+    """`with Proxy(port) as proxy`: connections to `proxy.port` reach 127.0.0.1:`port`, or another `host`: the `target`. It
+    listens `at` an address; `connect` is how the target is reached, from another network namespace for one.
 
     `fault(data)` is asked for each piece that a client sends: "" passes it on; "reply" passes it on, and cuts the
     connection when the answer comes; "request" cuts the connection without passing it on; "hold" keeps it until `let_go`.
     """
 
-    def __init__(self, port: int, fault: Callable[[bytes], str] = lambda data: "", host: str = "127.0.0.1") -> None:
+    def __init__(
+        self,
+        port: int,
+        fault: Callable[[bytes], str] = lambda data: "",
+        host: str = "127.0.0.1",
+        at: tuple[str, int] = ("127.0.0.1", 0),
+        connect: Callable[[tuple[str, int]], socket.socket] = socket.create_connection,
+    ) -> None:
         self.target = (host, port)
         self.fault = fault
         self._held = threading.Event()
         self.holds = threading.Event()  # set once something is held back
         self.done = threading.Event()  # set once what was held back has been answered
-        self._server = socket.create_server(("127.0.0.1", 0))
+        self._connect = connect
+        self._server = socket.create_server(at)
         self.port: int = self._server.getsockname()[1]
         self._open: list[socket.socket] = [self._server]
 
@@ -43,7 +52,7 @@ class Proxy:
                 client, _ = self._server.accept()
             except OSError:
                 return
-            server = socket.create_connection(self.target)
+            server = self._connect(self.target)
             for end in (client, server):  # or an answer in two pieces takes 40 ms: the second awaits a delayed ACK
                 end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             self._open += [client, server]

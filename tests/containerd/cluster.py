@@ -12,6 +12,7 @@ import os
 import urllib.parse
 import uuid
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +52,8 @@ class Cluster:
         url = urllib.parse.urlsplit(cluster["server"])
         host = str(url.hostname)
         # It listens in the node, and connects from here: the node's network leads nowhere.
-        self._proxy = node._there.call_in(node.host.path, Proxy, url.port or 443, host=host)
+        self._server = partial(node._there.call_in, node.host.path, partial(Proxy, url.port or 443, host=host))
+        self._proxy = self._server()
         cluster["server"] = f"{url.scheme}://127.0.0.1:{self._proxy.port}{url.path}"
         cluster.setdefault("tls-server-name", host)
         node.path(self.kubeconfig).parent.mkdir(parents=True, exist_ok=True)
@@ -72,6 +74,10 @@ class Cluster:
         self.client.delete(Namespace, self.namespace)
         self.client.close()
         self._proxy.__exit__()
+
+    def served(self, address: str, port: int) -> Proxy:
+        """The server at another address of the node, such as that which its pods know."""
+        return self._server(at=(address, port))
 
     def network(self, config: Mapping[str, Any], resource: str = "") -> None:
         """Make a NetworkAttachmentDefinition of the configuration's name, whose pods have a device of `resource`."""

@@ -11,14 +11,17 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import grpc
+from lightkube.resources.core_v1 import Node as NodeObject
 
 from cni.cli.device_plugin import FOLDER, PODS
 from cni.library.kubelet import pod_resources_v1_pb2 as api
@@ -26,6 +29,7 @@ from tests.containerd.api import pod_resources_v1_pb2 as listed
 from tests.containerd.cluster import Cluster
 from tests.containerd.runtime import SECONDS, SOCKET, TOP, Runtime, children
 from tests.node import until
+from tests.proxy import Proxy
 
 KUBELET = os.environ.get("RAILCNI_TEST_KUBELET", "")
 _LOG = f"{TOP}/kubelet.log"
@@ -53,7 +57,9 @@ _CONFIG = {
     "failSwapOn": False,
     "resolvConf": "",
     "volumePluginDir": "/var/lib/kubelet/volume-plugins",
-    "enableServer": False,
+    "address": "127.0.0.1",
+    "authentication": {"anonymous": {"enabled": True}, "webhook": {"enabled": False}},
+    "authorization": {"mode": "AlwaysAllow"},
     "healthzPort": 0,
     "oomScoreAdj": 0,
     "localStorageCapacityIsolation": False,
@@ -72,10 +78,16 @@ class Kubelet:
         self._runtime = runtime
         self._cluster = cluster
         self._process: subprocess.Popen[bytes] | None = None
+        # The API server has `exec` and `logs` here, at the port that kubelet has in the node.
+        there = self._runtime.node
+        connect = partial(there._there.call_in, there.host.path, socket.create_connection)
+        self._proxy = Proxy(0, connect=connect)
+        self._proxy.target = ("127.0.0.1", self._proxy.port)
 
     def __enter__(self) -> Kubelet:
         node = self._runtime.node
-        node.path(_FILE).write_text(json.dumps(_CONFIG))
+        self._proxy.__enter__()
+        node.path(_FILE).write_text(json.dumps(_CONFIG | {"port": self._proxy.port}))
         for name, value in _SYSCTLS.items():
             held = f"{TOP}/sysctl-{name.replace('/', '-')}"
             node.path(held).write_text(f"{value}\n")
@@ -90,6 +102,7 @@ class Kubelet:
 
     def __exit__(self, *exception: object) -> None:
         self.kill()
+        self._proxy.__exit__()
         self._cluster.delete_node()
 
     def start(self) -> None:
@@ -97,6 +110,7 @@ class Kubelet:
         words = [
             *(KUBELET, f"--config={_FILE}", f"--kubeconfig={self._cluster.kubeconfig}"),
             *(f"--hostname-override={self._cluster.node}", f"--node-ip={_ADDRESS}"),
+            "--cloud-provider=external",  # which is the test: kubelet lets the addresses be that it notes
         ]
         before = self._identity()
         with self._runtime.node.path(_LOG).open("ab") as log:
@@ -112,6 +126,12 @@ class Kubelet:
         for pid in children(process.pid):
             os.kill(pid, number)
         process.wait(SECONDS)
+
+    def serve(self) -> None:
+        """Have the API server reach kubelet, on a loopback that it shares with this process."""
+        assert self.becomes(self._cluster.allocatable), self.log()
+        addresses = [{"type": "Hostname", "address": "127.0.0.1"}, {"type": "InternalIP", "address": _ADDRESS}]
+        self._cluster.client.patch(NodeObject.Status, self._cluster.node, {"status": {"addresses": addresses}})
 
     def log(self) -> str:
         """The end of what it said."""

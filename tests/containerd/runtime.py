@@ -106,8 +106,8 @@ oom_score = 0
 """
 
 
-def missing() -> str:
-    """Why there can be no runtime here, and what would help; "" when there can."""
+def missing(*variables: str) -> str:
+    """Why there can be no runtime here, or no cluster for it, which the variables name, and what would help; "" when there can."""
     if why := unusable():
         return why
     if absent := [program for program in _PROGRAMS if not shutil.which(program)]:
@@ -116,6 +116,8 @@ def missing() -> str:
         return "needs a busybox without libraries for the image: install busybox-static"
     if not (GO_PLUGINS / "loopback").exists():
         return f"needs {GO_PLUGINS}/loopback, which containerd calls: install containernetworking-plugins"
+    if absent := [name for name in variables if not os.environ.get(name)]:
+        return f"{', '.join(absent)}: to be set for a real kubelet"
     return "" if _hierarchies() else f"needs control groups below {_CGROUPS}"
 
 

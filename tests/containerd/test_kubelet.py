@@ -13,10 +13,9 @@ from pathlib import Path
 import pytest
 
 from cni.cli.device_plugin import FOLDER, PODS
-from tests.containerd import cluster as clusters
 from tests.containerd import runtime as runtimes
 from tests.containerd.cluster import Cluster
-from tests.containerd.kubelet import KUBELET, Kubelet
+from tests.containerd.kubelet import Kubelet
 from tests.containerd.runtime import MULTUS, SECONDS, Pod, Runtime, conflist, multus
 from tests.containerd.test_pods import ADDRESSES, RAIL, whole_mtu_crosses
 from tests.device_plugin.scene import SHARED, Scene
@@ -24,15 +23,8 @@ from tests.device_plugin.test_restarts import report
 from tests.node import Node, until
 
 pytestmark = [pytest.mark.containerd, pytest.mark.timeout(900)]
-if reason := runtimes.missing():
+if reason := runtimes.missing("RAILCNI_TEST_KUBELET", "RAILCNI_TEST_KUBECONFIG", "RAILCNI_TEST_MULTUS"):
     pytest.skip(reason, allow_module_level=True)
-NEEDED = {
-    "RAILCNI_TEST_KUBELET": KUBELET,
-    "RAILCNI_TEST_KUBECONFIG": clusters.KUBECONFIG,
-    "RAILCNI_TEST_MULTUS": MULTUS,
-}
-if absent := [name for name, value in NEEDED.items() if not value]:
-    pytest.skip(f"{', '.join(absent)}: to be set for a real kubelet", allow_module_level=True)
 
 VF = "intel.com/vf"
 NUMBERS = {SHARED: 4, VF: 2}  # of devices, of two plugins

@@ -12,19 +12,14 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.containerd import cluster as clusters
 from tests.containerd import runtime as runtimes
-from tests.containerd.kubelet import KUBELET
 from tests.device_plugin.test_restarts import report
 from tests.dra.real import World, running
 from tests.node import until
 
 pytestmark = [pytest.mark.containerd, pytest.mark.timeout(900)]
-if reason := runtimes.missing():
+if reason := runtimes.missing("RAILCNI_TEST_KUBELET", "RAILCNI_TEST_KUBECONFIG"):
     pytest.skip(reason, allow_module_level=True)
-NEEDED = {"RAILCNI_TEST_KUBELET": KUBELET, "RAILCNI_TEST_KUBECONFIG": clusters.KUBECONFIG}
-if absent := [name for name, value in NEEDED.items() if not value]:
-    pytest.skip(f"{', '.join(absent)}: to be set for a real kubelet", allow_module_level=True)
 
 
 @pytest.fixture(scope="module")
