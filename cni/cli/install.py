@@ -157,8 +157,8 @@ def _refuse_held(options: argparse.Namespace, found: Installation, folder: Folde
     - A network of type railcni-… has no plugin at all any more: its pods would never end.
 
     An attachment of an earlier boot needs no DEL: the kernel has forgotten it. Nor does a macvlan whose namespace is gone;
-    but a physical device then is on the host under the pod's name, and only its record has its own. From a container
-    (--root) namespaces are not seen, so every attachment of this boot counts as alive.
+    but a physical device then is on the host under the pod's name, and only its record has its own. In a container
+    (--root) one counts as gone when the host's folder of it is there, and not the namespace.
     """
     remaining, boot_id, held = found.kept | found.foreign, node.boot_id(), []
     for attachment in recorded.found(directory=state_of(options)):
