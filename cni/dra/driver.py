@@ -147,7 +147,7 @@ class Driver:
         self._publish_due = monotonic() + self._pause
         self._pause = min(2 * self._pause, _LONGEST_PAUSE)
         self._log.state("publish", self._unpublished)
-        self._log.state("lack", self._publisher.lack)
+        self._log.state("lack", "; ".join(self._publisher.lacks))
 
     def _registered(self) -> None:
         """kubelet may have deleted the slices, and forgotten claims, while it or this driver was away."""
@@ -209,7 +209,7 @@ class Driver:
             return 503, TEXT, "\n".join(faults)
         limits = [f"{one.name}: {one.limit}" for one in self._found if one.limit]
         policies = _UNMADE if self._watch.config.policies else ""
-        return 200, TEXT, "\n".join(["ok", *limits, *filter(None, [self._publisher.lack, policies])])
+        return 200, TEXT, "\n".join(["ok", *limits, *self._publisher.lacks, *filter(None, [policies])])
 
     def metrics(self) -> tuple[int, str, str]:
         devices = Family("railcni_dra_devices", "Devices by their health.", "resource", "health")

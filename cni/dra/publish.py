@@ -9,16 +9,17 @@ starts itself; so they are compared after each registration.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from typing import Any
 
 from cni.dra import slices
 from cni.dra.slices import DRIVER, Device
+from cni.library.resources.models import label
 from cni.shared.spec.errors import InvalidConfig, TryAgainLater
 from ipam.stores.apiserver import Api
 from ipam.stores.apiserver.faults import Conflict, Gone, Undefined
-from ipam.stores.apiserver.resources import EVERYWHERE, NODE_SLICES, NODES, replacement
+from ipam.stores.apiserver.resources import CLASSES, EVERYWHERE, NODE_SLICES, NODES, replacement
 
 _SECONDS = 10.0  # for a request
 
@@ -32,13 +33,15 @@ class Publisher:
         self._sent: Sequence[object] = ()  # what was written last,
         self._kept: Sequence[object] = ()  # and what the server made of it
         self.generation = 0
-        self.lack = ""  # what the server does not keep
+        self.lacks: list[str] = []  # what the server does not keep
 
     def publish(self, devices: Sequence[Device]) -> bool:
         """Have slices with these devices and no others; whether that was a change. CniError."""
         with closing(Api(self._kubeconfig, _SECONDS)) as api:
             try:
-                return self._publish(api, devices)
+                is_changed = self._publish(api, devices)
+                self.lacks = [*_unshared(self._sent, self._kept), *_unnamed(api, devices)]
+                return is_changed
             except Undefined:
                 raise InvalidConfig(
                     f"{api} does not know {slices.API}: Kubernetes 1.34 is the first that has it"
@@ -69,7 +72,6 @@ class Publisher:
         for name, former in found.items():
             api.delete(NODE_SLICES, name, former["metadata"]["uid"], namespace=EVERYWHERE)
         self._sent, self._kept = content, _content([one["spec"] for one in self._read(api).values()])
-        self.lack = _lack(self._sent, self._kept)
         return True
 
     def _read(self, api: Api) -> dict[str, dict[str, Any]]:
@@ -93,12 +95,22 @@ def _content(specs: Sequence[dict[str, Any]]) -> list[object]:
     return [(spec["devices"], spec["pool"]["resourceSliceCount"]) for spec in specs]
 
 
-def _lack(sent: Sequence[Any], kept: Sequence[Any]) -> str:
+def _unshared(sent: Sequence[Any], kept: Sequence[Any]) -> Iterator[str]:
     """What the server has left out of the devices, as a sentence."""
     shared = [device for devices, _ in sent for device in devices if "allowMultipleAllocations" in device]
-    if not shared or any("allowMultipleAllocations" in device for devices, _ in kept for device in devices):
-        return ""
-    return (
-        "the API server keeps no allowMultipleAllocations, so a shared NIC is given to one claim at a time: switch on the"
-        " feature gate DRAConsumableCapacity, which is on from Kubernetes 1.36, or share these NICs by the device plugin"
-    )
+    if shared and not any("allowMultipleAllocations" in device for devices, _ in kept for device in devices):
+        yield (
+            "the API server keeps no allowMultipleAllocations, so a shared NIC is given to one claim at a time: switch on the"
+            " feature gate DRAConsumableCapacity, which is on from Kubernetes 1.36, or share these NICs by the device plugin"
+        )
+
+
+def _unnamed(api: Api, devices: Sequence[Device]) -> Iterator[str]:
+    """The DeviceClasses of the devices that the server has without the resource's name."""
+    names = {label(device.resource.name): device.resource.name for device in devices}
+    for one in api.list_all(CLASSES, recent=True, namespace=EVERYWHERE) if names else ():
+        if (name := one["metadata"]["name"]) in names and not one["spec"].get("extendedResourceName"):
+            yield (
+                f"DeviceClass {name} has no extendedResourceName, so no pod that asks for {names[name]} gets a device: switch on"
+                " the feature gate DRAExtendedResource, and apply the output of `railcni dra classes` again"
+            )

@@ -13,6 +13,7 @@ from cni.dra import slices
 from cni.dra.publish import Publisher
 from cni.dra.slices import Device
 from cni.library.resources.choose import Offer, Resource
+from cni.library.resources.models import Shared
 from cni.shared.spec.errors import CniError
 from tests.stores.kubernetes_api import ApiServer
 
@@ -117,17 +118,21 @@ def test_slices_of_other_nodes_and_drivers_are_left_alone(api: ApiServer, publis
     assert [name for name, *_ in [(one["metadata"]["name"],) for one in api.core.named("resourceslices")]] == ["a", "b"]
 
 
-def test_a_server_without_consumable_capacity_is_told_of_once_and_not_asked_again(
-    api: ApiServer, publisher: Publisher
-) -> None:
-    """Kubernetes 1.34 drops the fields."""
-    api.core.shares = False
+def test_what_an_older_server_drops_is_told_until_it_keeps_it(api: ApiServer, publisher: Publisher) -> None:
+    """Kubernetes 1.34 drops the fields; a publication that changes nothing is none all the same."""
+    api.core.shares = api.core.extends = False
+    for name in ("a", "b"):  # the second is of a resource that this node does not have
+        document = slices.device_class(Shared(resourceName=name, rdmaHcaMax=9, devices=["ens1f0"]))
+        api.core.create("deviceclasses", "", document)
     assert publisher.publish(devices(2))
-    assert "keeps no allowMultipleAllocations, so a shared NIC is given to one claim at a time" in publisher.lack
     assert not publisher.publish(devices(2))
+    shared, extended = publisher.lacks
+    assert "keeps no allowMultipleAllocations, so a shared NIC is given to one claim at a time" in shared
+    assert "DeviceClass rdma-a has no extendedResourceName, so no pod that asks for rdma/a gets a device" in extended
     api.core.shares = True
+    api.core.objects["deviceclasses", "", "rdma-a"]["spec"]["extendedResourceName"] = "rdma/a"
     assert publisher.publish(devices(2, healthy=False))
-    assert publisher.lack == ""
+    assert publisher.lacks == []
 
 
 @pytest.mark.parametrize(
@@ -138,6 +143,7 @@ def test_a_server_without_consumable_capacity_is_told_of_once_and_not_asked_agai
         (lambda api: api.forbidden.add(("create", "resourceslices")), "forbids to create resourceslices"),
         (lambda api: api.forbidden.add(("list", "resourceslices")), "forbids to list resourceslices"),
         (lambda api: api.forbidden.add(("get", "nodes")), "forbids to get nodes"),
+        (lambda api: api.forbidden.add(("list", "deviceclasses")), "forbids to list deviceclasses"),
     ],
 )
 def test_a_refusal_says_what_to_do(api: ApiServer, publisher: Publisher, break_it: Any, said: str) -> None:

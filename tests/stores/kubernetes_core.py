@@ -94,7 +94,8 @@ class Core:
         self.page = 500  # the most objects in one reply
         self.tokens: list[tuple[dict[str, Any], str]] = []  # requests for one, and what was issued
         self._versions = itertools.count(1)
-        self.shares = True  # whether the feature gate DRAConsumableCapacity is on
+        self.shares = True  # whether the feature gate DRAConsumableCapacity is on,
+        self.extends = True  # and DRAExtendedResource
 
     # --- for tests ---
 
@@ -204,6 +205,8 @@ class Core:
             check_slice(document["spec"])
             if not self.shares:
                 without_sharing(document["spec"])
+        if place[0] == "deviceclasses" and not self.extends:
+            document["spec"].pop("extendedResourceName", None)
         version = {"name": place[2], "resourceVersion": str(next(self._versions))}
         document = {**document, "metadata": {**document["metadata"], **version}}
         if place[1]:

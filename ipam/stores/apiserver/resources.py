@@ -12,7 +12,7 @@ GROUP = "whereabouts.cni.cncf.io"
 ADDRESS_GROUP = "railcni.io"
 VERSION = "v1alpha1"
 ADDRESSES = "addressleases"  # of ADDRESS_GROUP
-CLAIMS, NODE_SLICES, NODES = "resourceclaims", "resourceslices", "nodes"
+CLAIMS, CLASSES, NODE_SLICES, NODES = "resourceclaims", "deviceclasses", "resourceslices", "nodes"
 REVIEWS = "selfsubjectaccessreviews"  # every account may make them (ClusterRole system:basic-user)
 CONFIGMAPS = "configmaps"
 BINDINGS = "validatingadmissionpolicybindings"
@@ -32,7 +32,7 @@ _PATHS = {
     **dict.fromkeys((PODS, NODES, "events", "serviceaccounts", CONFIGMAPS), "api/v1"),
     ADDRESSES: f"apis/{ADDRESS_GROUP}/{VERSION}",
     "leases": "apis/coordination.k8s.io/v1",
-    **dict.fromkeys((CLAIMS, NODE_SLICES), "apis/resource.k8s.io/v1"),
+    **dict.fromkeys((CLAIMS, CLASSES, NODE_SLICES), "apis/resource.k8s.io/v1"),
     BINDINGS: "apis/admissionregistration.k8s.io/v1",
     REVIEWS: "apis/authorization.k8s.io/v1",
     "network-attachment-definitions": "apis/k8s.cni.cncf.io/v1",
