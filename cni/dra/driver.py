@@ -16,6 +16,7 @@ from cni.dra.claims import Claims, Record
 from cni.dra.kubelet import Endpoint
 from cni.dra.publish import Publisher
 from cni.dra.slices import DRIVER, Device
+from cni.dra.status import Statuses
 from cni.library.kubelet import pods
 from cni.library.resources.choose import Resource
 from cni.library.resources.node import read_topology
@@ -25,6 +26,7 @@ from cni.library.service.log import AgentLog
 from cni.library.service.metrics import CONTENT_TYPE, Counter, Family
 from cni.library.service.program import serve
 from cni.shared.kernel.node import host_name
+from cni.shared.records import STATE
 from cni.shared.spec.errors import CniError, InvalidConfig
 from ipam.stores.apiserver import Api
 from ipam.stores.apiserver.faults import Gone
@@ -54,6 +56,8 @@ class Driver:
         self._endpoint = Endpoint(options.kubelet_root, log, self._prepare, self._unprepare, self._registered)
         self._claims = Claims(os.path.join(self._endpoint.own, "claims"), self._root, self._is_gone)
         self._publisher = Publisher(options.kubeconfig, self._node)
+        self._statuses = Statuses(options.kubeconfig, _SECONDS, f"{self._root}{STATE}")
+        self._statuses_due, self._untold = 0.0, ""
         self._found: list[Resource] = []
         self._others: dict[str, int] = {}  # resources of device plugins, with the number of their devices
         self._devices: dict[str, Device] = {}
@@ -81,6 +85,8 @@ class Driver:
                 # Not before: kubelet tries again only after a minute when it has a pod with a claim, and no driver.
                 if monotonic() >= self._publish_due and not self._endpoint.fault:
                     await self._publish()
+                if monotonic() >= self._statuses_due:
+                    await self._tell_claims()
                 try:
                     await asyncio.wait_for(ended.wait(), _TICK)
                 except TimeoutError:
@@ -149,6 +155,15 @@ class Driver:
         self._log.state("publish", self._unpublished)
         self._log.state("lack", "; ".join(self._publisher.lacks))
 
+    async def _tell_claims(self) -> None:
+        try:
+            await asyncio.to_thread(self._statuses.tell, list(self._records.values()))
+            self._untold = ""
+        except (CniError, OSError) as fault:
+            self._statuses_due = monotonic() + _OTHERS_SECONDS
+            self._untold = f"claims do not show what their pods have: {fault}"
+        self._log.state("status", self._untold)
+
     def _registered(self) -> None:
         """kubelet may have deleted the slices, and forgotten claims, while it or this driver was away."""
         self._publish_due, self._pause, self._compares_claims = 0.0, _FIRST_PAUSE, True
@@ -157,16 +172,18 @@ class Driver:
 
     def _prepare(self, asked: Record) -> Record:
         where = f"ResourceClaim {asked['namespace']}/{asked['name']}"
-        allocation = self._allocation(asked)
-        if allocation is None:
+        status = self._status(asked)
+        if status is None:
             raise InvalidConfig(f"{where} is gone, is another one by now, or has no device")
+        allocation = status["allocation"]["devices"]
         for config in allocation.get("config") or ():
             if (config.get("opaque") or {}).get("driver") == DRIVER:
                 raise InvalidConfig(
                     f"{where}: {DRIVER} takes no parameters: remove them from the claim or its DeviceClass"
                 )
         results = [r for r in allocation.get("results") or () if (r["driver"], r["pool"]) == (DRIVER, self._node)]
-        record = self._claims.prepare(asked, results, self._devices)
+        users = [one["uid"] for one in status.get("reservedFor") or () if one["resource"] == "pods"]
+        record = self._claims.prepare(asked | {"pods": users}, results, self._devices)
         self._records = {one["uid"]: one for one in self._claims.records()}
         return record
 
@@ -174,20 +191,19 @@ class Driver:
         self._claims.unprepare(uid)
         self._records = {other: record for other, record in self._records.items() if other != uid}
 
-    def _allocation(self, claim: Record) -> dict[str, Any] | None:
-        """The devices of the claim; None when it is gone, or has none. CniError."""
+    def _status(self, claim: Record) -> dict[str, Any] | None:
+        """The status of the claim; None when it is gone, or has no device. CniError."""
         with closing(Api(self._kubeconfig, _SECONDS)) as api:
             try:
                 found, _ = api.get(CLAIMS, claim["name"], namespace=claim["namespace"])
             except Gone:
                 return None
-        if found["metadata"]["uid"] != claim["uid"]:
-            return None
-        devices = ((found.get("status") or {}).get("allocation") or {}).get("devices")
-        return devices if isinstance(devices, dict) else None
+        status = found.get("status") or {}
+        is_allocated = isinstance((status.get("allocation") or {}).get("devices"), dict)
+        return status if is_allocated and found["metadata"]["uid"] == claim["uid"] else None
 
     def _is_gone(self, claim: Record) -> bool:
-        return self._allocation(claim) is None
+        return self._status(claim) is None
 
     def _compare_claims(self) -> None:
         """Remove what is left of claims that are gone, which a kubelet that lost its memory does not do. CniError."""
@@ -209,7 +225,7 @@ class Driver:
             return 503, TEXT, "\n".join(faults)
         limits = [f"{one.name}: {one.limit}" for one in self._found if one.limit]
         policies = _UNMADE if self._watch.config.policies else ""
-        return 200, TEXT, "\n".join(["ok", *limits, *self._publisher.lacks, *filter(None, [policies])])
+        return 200, TEXT, "\n".join(["ok", *limits, *self._publisher.lacks, *filter(None, [self._untold, policies])])
 
     def metrics(self) -> tuple[int, str, str]:
         devices = Family("railcni_dra_devices", "Devices by their health.", "resource", "health")

@@ -17,6 +17,7 @@ import yaml
 from cni import VERSION
 from cni.cli import main as command
 from cni.library.resources.containers import CDI_FOLDER, INFO_FOLDER
+from cni.shared.records import STATE
 from tests.cli.test_conf import CONF, MANIFESTS, RBAC
 
 FOLDER = CONF / "kubernetes"
@@ -182,9 +183,9 @@ def test_the_container_of_the_dra_driver_has_the_folders_that_its_command_uses_a
     assert {hosts[name].rpartition("/")[2] for name in of_kubelet} == {"plugins", "plugins_registry", "pod-resources"}
     for name, path in hosts.items():
         assert mounted[name] == (path if name in of_kubelet else options.root + path)
-    assert {CDI_FOLDER, INFO_FOLDER} <= {*hosts.values()}
+    assert {CDI_FOLDER, INFO_FOLDER, STATE} <= {*hosts.values()}
     writable = {m["name"] for m in container["volumeMounts"] if not m.get("readOnly")}
-    assert writable == {"plugins", "plugins-registry", "cdi", "device-info"}
+    assert writable == {"plugins", "plugins-registry", "cdi", "device-info", "state"}  # of the last only the locks
     assert container["securityContext"] == {
         "allowPrivilegeEscalation": False,
         "readOnlyRootFilesystem": True,

@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 import yaml
 
+from cni.shared.records import Records
+from cni.shared.spec.request import Attachment
 from tests.device_plugin.kubelet import Other
 from tests.device_plugin.test_kubelet import page
 from tests.dra.kubelet import Refused, edits, result
@@ -302,6 +304,29 @@ def test_metrics_tell_devices_and_claims(scene: DraScene) -> None:
         'railcni_dra_conflict{resource="rdma/a"} 0',
     ):
         assert line in text
+
+
+def test_a_claim_shows_the_address_of_its_pod_when_the_pod_is_attached(scene: DraScene) -> None:
+    one = claim(scene, result(VF), name="told")
+    status = scene.api.core.objects["resourceclaims", "team", "told"]["status"]
+    status["reservedFor"] = [{"resource": "pods", "name": "pod-1", "uid": "u1"}]
+    scene.dra.prepare(one)
+    of_pod = {"netns": "", "pod": ["team", "pod-1", "u1"]}
+    records, attachment = Records(f"{scene.root}/var/lib/cni/railcni"), Attachment("vf-net", "c1", "net1")
+    link = {"created": 1, "config": "{}", "link": {"pci": "0000:31:00.1", "device": {"mac": "02:00:00:00:00:01"}}}
+    records.write(attachment, "ipam", {**of_pod, "addresses": ["192.168.111.1/24"]})
+    records.write(attachment, "link", {**of_pod, **link})
+    told = scene.api.core.objects
+    assert scene.until(lambda: told["resourceclaims", "team", "told"]["status"].get("devices")), scene.lines
+    (device,) = told["resourceclaims", "team", "told"]["status"]["devices"]
+    assert (device["device"], device["pool"]) == (VF, "node-1")
+    assert device["networkData"]["ips"] == ["192.168.111.1/24"]
+    scene.api.forbidden.add(("patch", "resourceclaims/status"))
+    records.remove(attachment, "link")
+    assert scene.said("claims do not show what their pods have")
+    assert "claims do not show what their pods have" in page(scene, "readyz")[1]
+    scene.api.forbidden.clear()
+    assert scene.until(lambda: told["resourceclaims", "team", "told"]["status"]["devices"] == [])
 
 
 def test_the_driver_asks_the_api_server_for_what_its_role_allows_and_the_role_allows_nothing_else(

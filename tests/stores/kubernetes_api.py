@@ -398,6 +398,8 @@ class ApiServer:
         verb = verb or ("get" if name else "list")
         shown = f"{resource}/{sub}" if sub else resource
         self.asked.add((verb, parts[1] if parts[0] == "apis" else "", shown, namespace))
+        if shown == "resourceclaims/status":  # Kubernetes asks for a second right of the writer of `devices`
+            self.asked.add((f"associated-node:{verb}", DRA, "resourceclaims/driver", namespace))
         if (verb, shown) in self.forbidden:
             message = f'{shown} "{name}" is forbidden: User "u" cannot {verb} resource "{shown}"'
             raise Refusal(403, "Forbidden", message, name=name)

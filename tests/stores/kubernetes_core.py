@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import ipaddress
 import itertools
 import re
 import uuid
@@ -74,6 +75,25 @@ def check_slice(spec: dict[str, Any]) -> None:
                     raise Invalid(f"capacity[{name}].requestPolicy: {policy}")
 
 
+def check_claim(status: dict[str, Any]) -> None:
+    """The rules for `devices` in the status of a claim; Invalid."""
+    keys = ("driver", "pool", "device", "shareID")
+    results = (status.get("allocation") or {}).get("devices", {}).get("results", [])
+    allocated, named = ([tuple(one.get(key) for key in keys) for one in each] for each in (results, status["devices"]))
+    if not {*named} <= {*allocated} or len({*named}) < len(named) or len(named) > 32:
+        raise Invalid(f"status.devices: {named}: must be an allocated device in the claim")
+    for device in status["devices"]:
+        data = device.get("networkData", {})
+        ips = data.get("ips", [])
+        if len(data.get("interfaceName", "")) > 256 or len(data.get("hardwareAddress", "")) > 128 or len(ips) > 16:
+            raise Invalid(f"status.devices.networkData: too long: {data}")
+        if len({*ips}) < len(ips) or any(str(ipaddress.ip_interface(ip)) != ip for ip in ips):
+            raise Invalid(f"status.devices.networkData.ips: {ips}")
+        for one in device.get("conditions", []):
+            if not all(one.get(key) for key in ("type", "status", "reason", "lastTransitionTime")):
+                raise Invalid(f"status.devices.conditions: {one}")
+
+
 def without_sharing(spec: dict[str, Any]) -> None:
     """Drop what a server without the feature gate DRAConsumableCapacity drops."""
     for device in spec["devices"]:
@@ -103,7 +123,7 @@ class Core:
         """The uid of a new ResourceClaim to which the devices `results` are allocated; without any it is pending."""
         metadata = {"uid": str(uuid.uuid4())}
         devices = {"devices": {"results": list(results), **allocation}}
-        status = {"allocation": devices} if results else {}
+        status: dict[str, Any] = {"allocation": devices} if results else {}
         self._put(("resourceclaims", namespace, name), {"metadata": metadata, "spec": {}, "status": status})
         return metadata["uid"]
 
@@ -205,6 +225,8 @@ class Core:
             check_slice(document["spec"])
             if not self.shares:
                 without_sharing(document["spec"])
+        if place[0] == "resourceclaims" and "devices" in document["status"]:
+            check_claim(document["status"])
         if place[0] == "deviceclasses" and not self.extends:
             document["spec"].pop("extendedResourceName", None)
         version = {"name": place[2], "resourceVersion": str(next(self._versions))}
