@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -82,7 +83,21 @@ class Scene:
 
     def places(self) -> NodePlaces:
         names = {name: str(self.folder / name) for name in ("sys", "dev", "state", "cache", "networks", "kubelet")}
-        return NodePlaces(**names, plugins=(str(self.folder),))
+        return NodePlaces(**names, plugins=(str(self.folder),), root=str(self.folder / "host"))
+
+    def claim(self, function: str = NIC, prepared: bool = True, pod: str = "u1", **device: object) -> None:
+        """A claim team/c of the pod, as kubelet and `railcni dra` remember it."""
+        entry = {"ClaimUID": "c1", "ClaimName": "c", "Namespace": "team", "PodUIDs": {pod: {}}}
+        data = json.dumps({"Entries": [entry | {"DriverState": {"railcni.io": {"Devices": None}}}]})
+        (self.folder / "kubelet/dra_manager_state").write_text(json.dumps({"Data": data, "Checksum": 1}))
+        own, cdi = self.folder / "kubelet/plugins/railcni.io/claims", self.folder / "host/var/run/cdi"
+        for folder in (own, cdi):
+            folder.mkdir(parents=True)
+        one = {"device": "hca-a", "resource": "rdma/hca_a", "function": function, "admin": False} | device
+        if prepared:
+            record = {"uid": "c1", "devices": [one | {"nodes": ["/dev/infiniband/uverbs0"], "variables": {}}]}
+            (own / "c1.json").write_text(json.dumps(record))
+            (cdi / "dra.railcni.io-c1.json").touch()
 
     def findings(self, peer: str = "") -> list[Observation]:
         with self.host.entered():
@@ -222,6 +237,27 @@ FAULTS: dict[str, tuple[Callable[[Scene, pytest.MonkeyPatch], object], str, str]
         "PCIe 32 GT/s x8",
     ),
     "verbs devices are not shared": (exclusive, "netns-mode", "see no verbs device; net1 of default/pod-1"),
+    "its claim is not prepared": (
+        lambda s, _: s.claim(prepared=False),
+        "claims",
+        "railcni.io has not prepared it here",
+    ),
+    "its claim has another NIC than its network": (
+        lambda s, _: s.claim(OTHER),
+        "claims",
+        f"no link of the pod is on {OTHER}: it has net1 on ens2f0",
+    ),
+    "its claim has a device that is gone": (lambda s, _: s.claim("0000:99:00.0"), "claims", "0000:99:00.0 is gone"),
+    "the NIC of its claim is down": (
+        lambda s, _: [s.claim(OTHER), s.put("class/infiniband/mlx5_1/ports/1/state", "1: DOWN")],
+        "claims",
+        "mlx5_1 port 1 is DOWN",
+    ),
+    "the runtime does not know its claim": (
+        lambda s, _: [s.claim(), (s.folder / "host/var/run/cdi/dra.railcni.io-c1.json").unlink()],
+        "claims",
+        "its specification in /var/run/cdi is gone",
+    ),
     "its GPU's memory is not reached": (gpu, "peer-memory", "neither nvidia_peermem"),
 }
 
@@ -233,6 +269,27 @@ def test_a_fault_of_what_the_pod_uses_is_named(fault: str, scene: Scene, monkeyp
     named = [f for f in scene.findings() if f.level == FAULT]
     assert any(f.check == check and words in f.found for f in named), [(f.check, f.subject, f.found) for f in named]
     assert all(f.remedy for f in named)
+
+
+@pytest.mark.parametrize(
+    ("given", "wanted"),
+    [
+        ({}, [(OK, "prepared, rdma/hca_a, 0000:3b:00.0")]),
+        ({"function": OTHER, "admin": True}, [(OK, f"prepared, rdma/hca_a, {OTHER}")]),
+        ({"function": "all"}, [(OK, "prepared, rdma/hca_a, all")]),
+        ({"function": OTHER, "pod": "u2"}, []),
+    ],
+)
+def test_a_claim_that_is_as_it_should_be_or_of_another_pod_is_no_fault(
+    given: dict[str, Any], wanted: list[tuple[str, str]], scene: Scene
+) -> None:
+    scene.claim(**given)
+    assert [(f.level, f.found) for f in scene.findings() if f.check == "claims"] == wanted
+
+
+def test_a_memory_of_kubelet_that_cannot_be_read_is_unknown(scene: Scene) -> None:
+    (scene.folder / "kubelet/dra_manager_state").write_text("{}")
+    assert ("claims", "the pod's claims") in of_level(scene.findings(), UNKNOWN)
 
 
 def test_a_fault_of_a_nic_that_the_pod_does_not_use_is_not_its_own(scene: Scene) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from cni.cli.doctor import congestion, health, modules, namespaces, pcie, pods, setup
+from cni.cli.doctor import claims, congestion, health, modules, namespaces, pcie, pods, setup
 from cni.cli.doctor.congestion import Congestion
 from cni.cli.doctor.namespaces import LinkParameters
 from cni.library.installation.options import DEFAULT, candidates
@@ -38,6 +38,7 @@ class NodePlaces:
     cache: str = DIRECTORY
     networks: str = NET_DIRECTORY
     kubelet: str = "/var/lib/kubelet"
+    root: str = ""  # below it are the runtime's specifications of devices
     plugins: tuple[str, ...] = ()  # default: where the node's runtimes search
     live: bool = True  # whether namespaces and netlink of this kernel belong to it
 
@@ -205,6 +206,14 @@ class NodeFacts:
     @cached_property
     def pod_needs(self) -> list[pods.PodNeed]:
         return pods.needs(self.attached, functions.read(self.places.sys), self._registered)
+
+    @property
+    def pod_claims(self) -> list[claims.PodClaim]:
+        """The claims that kubelet has for the pod; OSError, ValueError."""
+        found = recorded.found(directory=self.places.state)
+        own = [a for a in found if a["netns"] == self.chosen.netns]
+        uids = {str(part["pod"][2]) for a in own for part in a["records"].values() if part.get("pod")}
+        return [claim for claim in claims.read(self.places.kubelet, self.places.root) if uids & {*claim.pods}]
 
     @property
     def _registered(self) -> dict[str, list[str]]:

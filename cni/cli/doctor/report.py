@@ -8,10 +8,10 @@ from functools import partial
 from typing import Any
 
 from cni.cli import rdma, warm
-from cni.cli.doctor import congestion, health, modules, namespaces, pcie, pods, ports, setup
+from cni.cli.doctor import claims, congestion, health, modules, namespaces, pcie, pods, ports, setup
 from cni.cli.doctor.facts import NodeFacts
 from cni.cli.doctor.finding import FAULT, SKIPPED, UNKNOWN, Check, Observation, unknown
-from cni.library.inventory import topology
+from cni.library.inventory import devices, functions, topology
 from cni.library.inventory.sandboxes import REMEDY, is_denied
 from cni.library.inventory.topology import administrative_states
 from cni.shared.kernel.rdma_netlink import EXCLUSIVE
@@ -54,6 +54,12 @@ def _store(f: NodeFacts) -> Iterator[Observation]:
     yield from setup.check_store(*setup.reach())
     yield from setup.check_admission()
     yield from setup.check_pending(f.places.state)
+
+
+def _claims(f: NodeFacts) -> Iterator[Observation]:
+    found = f.pod_claims
+    known = functions.read(f.places.sys) if found else []
+    return claims.check(found, f.chosen, f.attached, known, devices.ports(f.devices))
 
 
 def _rest(f: NodeFacts) -> Iterator[Observation]:
@@ -99,6 +105,7 @@ POD_CHECKS: tuple[Check, ...] = (
         "links", "the pod's links", lambda f: pods.check_links(f.chosen, f.attached, f.pod_records, f.own_interfaces)
     ),
     _of_devices("pod", "the pod", lambda f: pods.check_pod(f.chosen, f.attached, f.pod_processes, f.pod_needs)),
+    Check("claims", "the pod's claims", _claims),
     Check("peer", "a peer", lambda f: pods.check_peer(f.chosen, f.attached, f.peer)),
     Check("node", "the node", _rest),
 )

@@ -1,0 +1,107 @@
+"""The ResourceClaims of pods, as kubelet and `railcni dra` remember them: prepared or not, their devices, and the links on these.
+
+Source: pkg/kubelet/cm/dra/state in Kubernetes, for the file dra_manager_state.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from cni.cli.doctor.finding import ADVICE, FAULT, Observation, broken, ok
+from cni.cli.doctor.pods import AttachedLink
+from cni.dra.claims import Claims, Record, cdi_ids
+from cni.dra.slices import DRIVER
+from cni.library.inventory.devices import Port
+from cni.library.inventory.functions import ETHER, Function
+from cni.library.inventory.sandboxes import NamespaceView
+from cni.library.resources.containers import CDI_FOLDER
+from cni.shared.kernel.files import read_whole
+
+
+@dataclass(frozen=True)
+class PodClaim:
+    """A claim that kubelet has for pods: `pods` are their UIDs, `record` what the driver has prepared, if it has; `is_specified`:
+    whether the runtime finds its devices."""
+
+    name: str
+    pods: tuple[str, ...]
+    record: Record | None
+    is_specified: bool = True
+
+
+def read(kubelet: str, root: str = "") -> list[PodClaim]:
+    """The claims with devices of this driver; none where kubelet has no memory of claims. OSError, ValueError."""
+    try:
+        document = json.loads(read_whole(f"{kubelet}/dra_manager_state"))
+    except FileNotFoundError:
+        return []
+    records = {one["uid"]: one for one in Claims(f"{kubelet}/plugins/{DRIVER}/claims", root).records()}
+    found = []
+    for entry in _entries(document):
+        if DRIVER in (entry.get("DriverState") or {}) or entry["ClaimUID"] in records:
+            record = records.get(entry["ClaimUID"])
+            name = f"{entry['Namespace']}/{entry['ClaimName']}"
+            has_nodes = record is not None and any(cdi_ids(record, n) for n in range(len(record["devices"])))
+            path = f"{root}{CDI_FOLDER}/dra.{DRIVER}-{entry['ClaimUID']}.json"
+            is_specified = not has_nodes or os.path.exists(path)
+            found.append(PodClaim(name, tuple(entry.get("PodUIDs") or ()), record, is_specified))
+    return found
+
+
+def _entries(document: Any) -> list[dict[str, Any]]:
+    try:
+        entries: list[dict[str, Any]] = json.loads(document["Data"])["Entries"] or []
+        return [entry for entry in entries if entry["ClaimUID"] and entry["Namespace"] and entry["ClaimName"]]
+    except (KeyError, TypeError):
+        raise ValueError("dra_manager_state is not as kubelet from 1.34 on writes it") from None
+
+
+def check(
+    claims: Sequence[PodClaim],
+    sandbox: NamespaceView,
+    links: Sequence[AttachedLink],
+    functions: Sequence[Function],
+    ports: Sequence[Port],
+) -> Iterator[Observation]:
+    """Claims that are not prepared, devices that are gone or down, and devices on which the pod has no link."""
+    known = {function.id: function for function in functions}
+    for claim in claims:
+        subject = f"ResourceClaim {claim.name}"
+        if claim.record is None:
+            found = f"kubelet has it for this pod, and {DRIVER} has not prepared it here"
+            yield broken(subject, found, "prepared", "see the log of `railcni dra run` on this node, and its /readyz")
+            continue
+        if not claim.is_specified:
+            remedy = "restart `railcni dra run`, which makes it again, and then the pod's containers"
+            yield broken(subject, f"its specification in {CDI_FOLDER} is gone", "device nodes for containers", remedy)
+        for device in claim.record["devices"]:
+            place = f"{device['device']} of {subject}"
+            function = known.get(device["function"])
+            if function is None and ":" in device["function"]:  # all NICs of a resource together have no address
+                found = f"{device['function']} is gone, or its driver holds it"
+                yield broken(place, found, "on this node", "see the kernel's log, and delete the pod when it is back")
+            elif down := [p for p in ports if function and p.device in function.verbs and not p.is_active]:
+                found = f"{down[0]} is {down[0].state}"
+                yield broken(place, found, "ACTIVE", "see the cable, the switch port and `ip link`")
+            elif function and not device["admin"] and not _is_used(function, sandbox, links):
+                names = ", ".join(f"{i.name} on {i.lower or i.device}" for i in sandbox.interfaces if i.name != "lo")
+                found = f"no link of the pod is on {device['function']}: it has {names or 'none'}"
+                remedy = (
+                    "name a network with the annotation k8s.v1.cni.cncf.io/resourceName:"
+                    f" {device['resource']} and without `master` in the pod's annotation"
+                )
+                level = FAULT if function.link_type == ETHER else ADVICE  # InfiniBand needs no link
+                yield Observation(level, place, found, "a link on the device that was allocated", remedy)
+            else:
+                yield ok(place, f"prepared, {device['resource']}, {device['function']}")
+
+
+def _is_used(function: Function, sandbox: NamespaceView, links: Sequence[AttachedLink]) -> bool:
+    """Whether a link of the pod is the function's, or above it."""
+    return any(i.lower in function.netdevs or i.device == function.id for i in sandbox.interfaces) or any(
+        port.device in function.verbs for link in links for port in link.ports
+    )
