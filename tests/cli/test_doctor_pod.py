@@ -18,10 +18,10 @@ from typing import Any
 
 import pytest
 
+from cni.cli.doctor import claims, report
 from cni.cli.doctor import namespaces as of_namespaces
-from cni.cli.doctor import report
 from cni.cli.doctor.facts import NodeFacts, NodePlaces
-from cni.cli.doctor.finding import ADVICE, FAULT, OK, SKIPPED, UNKNOWN, Observation
+from cni.cli.doctor.finding import ADVICE, FAULT, NOTE, OK, SKIPPED, UNKNOWN, Observation
 from cni.cli.main import main
 from cni.shared import policy
 from cni.shared.records import Records
@@ -95,7 +95,12 @@ class Scene:
             folder.mkdir(parents=True)
         one = {"device": "hca-a", "resource": "rdma/hca_a", "function": function, "admin": False} | device
         if prepared:
-            record = {"uid": "c1", "devices": [one | {"nodes": ["/dev/infiniband/uverbs0"], "variables": {}}]}
+            record = {
+                "uid": "c1",
+                "namespace": "team",
+                "name": "c",
+                "devices": [one | {"nodes": ["/dev/infiniband/uverbs0"], "variables": {}}],
+            }
             (own / "c1.json").write_text(json.dumps(record))
             (cdi / "dra.railcni.io-c1.json").touch()
 
@@ -285,6 +290,22 @@ def test_a_claim_that_is_as_it_should_be_or_of_another_pod_is_no_fault(
 ) -> None:
     scene.claim(**given)
     assert [(f.level, f.found) for f in scene.findings() if f.check == "claims"] == wanted
+
+
+@pytest.mark.parametrize("lost", ["kubelet/pods/u1", "kubelet/dra_manager_state", ""])
+def test_a_claim_whose_pod_is_gone_is_named_on_its_node(lost: str, scene: Scene) -> None:
+    scene.claim()
+    (scene.folder / "kubelet/pods/u1").mkdir(parents=True)
+    if lost:
+        path = scene.folder / lost
+        path.rmdir() if path.is_dir() else path.unlink()
+    found = [
+        (f.level, f.subject, f.found)
+        for f in claims.check_node(NodeFacts(scene.places()).node_claims, scene.places().kubelet)
+    ]
+    count = (NOTE, "ResourceClaims", f"1 prepared, {int(bool(lost))} of them without a pod")
+    gone = (ADVICE, "ResourceClaim team/c", "prepared, and its pods are gone")
+    assert found == [count, *([gone] if lost else [])]
 
 
 def test_a_memory_of_kubelet_that_cannot_be_read_is_unknown(scene: Scene) -> None:

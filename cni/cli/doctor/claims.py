@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from cni.cli.doctor.finding import ADVICE, FAULT, Observation, broken, ok
+from cni.cli.doctor.finding import ADVICE, FAULT, Observation, advice, broken, note, ok
 from cni.cli.doctor.pods import AttachedLink
 from cni.dra.claims import Claims, Record, cdi_ids
 from cni.dra.slices import DRIVER
@@ -24,7 +24,7 @@ from cni.shared.kernel.files import read_whole
 
 @dataclass(frozen=True)
 class PodClaim:
-    """A claim that kubelet has for pods: `pods` are their UIDs, `record` what the driver has prepared, if it has; `is_specified`:
+    """A claim that kubelet has for pods, or had: `pods` are their UIDs, `record` what the driver has prepared, if it has; `is_specified`:
     whether the runtime finds its devices."""
 
     name: str
@@ -34,22 +34,22 @@ class PodClaim:
 
 
 def read(kubelet: str, root: str = "") -> list[PodClaim]:
-    """The claims with devices of this driver; none where kubelet has no memory of claims. OSError, ValueError."""
+    """The claims with devices of this driver, first those of kubelet, which has no file before its first one. OSError, ValueError."""
     try:
-        document = json.loads(read_whole(f"{kubelet}/dra_manager_state"))
+        entries = _entries(json.loads(read_whole(f"{kubelet}/dra_manager_state")))
     except FileNotFoundError:
-        return []
+        entries = []
     records = {one["uid"]: one for one in Claims(f"{kubelet}/plugins/{DRIVER}/claims", root).records()}
     found = []
-    for entry in _entries(document):
-        if DRIVER in (entry.get("DriverState") or {}) or entry["ClaimUID"] in records:
-            record = records.get(entry["ClaimUID"])
+    for entry in entries:
+        record = records.pop(entry["ClaimUID"], None)
+        if record is not None or DRIVER in (entry.get("DriverState") or {}):
             name = f"{entry['Namespace']}/{entry['ClaimName']}"
             has_nodes = record is not None and any(cdi_ids(record, n) for n in range(len(record["devices"])))
             path = f"{root}{CDI_FOLDER}/dra.{DRIVER}-{entry['ClaimUID']}.json"
             is_specified = not has_nodes or os.path.exists(path)
             found.append(PodClaim(name, tuple(entry.get("PodUIDs") or ()), record, is_specified))
-    return found
+    return found + [PodClaim(f"{one['namespace']}/{one['name']}", (), one) for one in records.values()]
 
 
 def _entries(document: Any) -> list[dict[str, Any]]:
@@ -58,6 +58,17 @@ def _entries(document: Any) -> list[dict[str, Any]]:
         return [entry for entry in entries if entry["ClaimUID"] and entry["Namespace"] and entry["ClaimName"]]
     except (KeyError, TypeError):
         raise ValueError("dra_manager_state is not as kubelet from 1.34 on writes it") from None
+
+
+def check_node(claims: Sequence[PodClaim], kubelet: str) -> Iterator[Observation]:
+    """Count the claims, and name those whose pods are gone: kubelet removes a pod's folder after it has ended the claims."""
+    prepared = [claim for claim in claims if claim.record is not None]
+    lost = [c for c in prepared if not any(os.path.isdir(f"{kubelet}/pods/{uid}") for uid in c.pods)]
+    if prepared:
+        yield note("ResourceClaims", f"{len(prepared)} prepared, {len(lost)} of them without a pod")
+    for claim in lost:
+        remedy = "delete the ResourceClaim if no pod will use it, and restart `railcni dra run`, which then forgets it"
+        yield advice(f"ResourceClaim {claim.name}", "prepared, and its pods are gone", "a pod", remedy)
 
 
 def check(

@@ -208,12 +208,17 @@ class NodeFacts:
         return pods.needs(self.attached, functions.read(self.places.sys), self._registered)
 
     @property
+    def node_claims(self) -> list[claims.PodClaim]:
+        """The claims of all pods; OSError, ValueError."""
+        return claims.read(self.places.kubelet, self.places.root)
+
+    @property
     def pod_claims(self) -> list[claims.PodClaim]:
         """The claims that kubelet has for the pod; OSError, ValueError."""
         found = recorded.found(directory=self.places.state)
         own = [a for a in found if a["netns"] == self.chosen.netns]
         uids = {str(part["pod"][2]) for a in own for part in a["records"].values() if part.get("pod")}
-        return [claim for claim in claims.read(self.places.kubelet, self.places.root) if uids & {*claim.pods}]
+        return [claim for claim in self.node_claims if uids & {*claim.pods}]
 
     @property
     def _registered(self) -> dict[str, list[str]]:

@@ -92,6 +92,7 @@ CHECKS: tuple[Check, ...] = (
     _of_devices("distance", "GPU to NIC", lambda f: pcie.check_distance(f.topology)),
     Check("memlock", "memlock", lambda f: setup.check_runtimes(setup.read_runtimes(f.places.proc))),
     Check("plugins", "CNI plugins", lambda f: setup.check_plugins(f.folders)),
+    Check("claims", "ResourceClaims", lambda f: claims.check_node(f.node_claims, f.places.kubelet)),
     Check("warm", "warm workers", lambda f: setup.check_workers(warm.found(), warm.cold())),
     Check("networks", "CNI networks", lambda f: setup.check_networks(f.network_files, f.folders, f.places.networks)),
     _of_pod("policy", "policy", lambda f: setup.check_policy({link.interface.lower for link in f.attached})),
