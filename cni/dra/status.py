@@ -38,7 +38,7 @@ class Statuses:
         if self._seen == (seen := (changed, [claim["uid"] for claim in claims])):
             return
         self._seen = None
-        found, runs = attachments.completed(self._state)
+        found, runs = attachments.completed(self._state) if claims else ([], False)
         self._told = {claim["uid"]: self._told.get(claim["uid"], []) for claim in claims}
         for claim in claims:
             if (devices := _devices(claim, found)) != self._told[claim["uid"]]:
