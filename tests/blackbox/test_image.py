@@ -17,7 +17,8 @@ import pytest
 import yaml
 
 from cni import VERSION
-from cni.cli.cluster import NodeAgent, doctor_pod
+from cni.cli.cluster import doctor_pod
+from cni.cli.kubectl import NodeAgent
 from tests import bundles
 from tests.blackbox import test_podman
 from tests.blackbox.test_podman import Podman
