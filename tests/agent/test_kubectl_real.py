@@ -51,7 +51,7 @@ class World:
     machine: Path
 
     def kubectl(self, *argv: str, given: str = "") -> subprocess.CompletedProcess[str]:
-        environ = {"KUBECONFIG": clusters.KUBECONFIG, "HOME": "/nonexistent", "KUBERC": "off"}
+        environ = {"KUBECONFIG": clusters.KUBECONFIG, "HOME": str(self.machine.parent), "KUBERC": "off"}
         environ["PATH"] = f"{Path(tools.find('kubectl')).parent}:{BIN}:{os.environ['PATH']}"
         words = ["unshare", "--mount", "--propagation=private", "sh", "-c", AWAY, str(self.machine), "kubectl", *argv]
         done = subprocess.run(words, env=environ, input=given, capture_output=True, text=True)
