@@ -11,6 +11,7 @@ import signal
 import stat
 import sys
 import threading
+import time
 from collections.abc import Sequence
 from typing import Any, TextIO, cast
 
@@ -58,6 +59,7 @@ examples:
 """
 
 ALIASES = {"add": "attach", "del": "detach", "ls": "attachments", "demo": "test", "version": "--version"}
+_SAME_SIGNAL_SECONDS = 1.0  # a terminal and a parent may both send one: the second must not end the clean-up
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 
@@ -123,9 +125,17 @@ def _null(number: int, mode: str) -> TextIO:
 def _end_in_order() -> None:
     """Let SIGTERM, and the SIGHUP of a terminal that is closed, end the command as Ctrl-C does: with what it undoes then."""
     if threading.current_thread() is threading.main_thread():  # no other may set handlers
-        for number in (signal.SIGTERM, signal.SIGHUP):
-            if signal.getsignal(number) == signal.SIG_DFL:  # nohup has it ignored
-                signal.signal(number, signal.default_int_handler)
+        last = float("-inf")
+
+        def interrupt(number: int, frame: object) -> None:
+            nonlocal last
+            before, last = last, time.monotonic()
+            if last - before > _SAME_SIGNAL_SECONDS:
+                raise KeyboardInterrupt
+
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            if signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler):  # nohup has it ignored
+                signal.signal(number, interrupt)
 
 
 def _run() -> int:
