@@ -40,8 +40,7 @@ def begin(node: Node) -> None:
 
 
 def wait(node: Node, besides: Collection[str] = ()) -> None:
-    """Wait for the workers that a call has left behind, on another socket than `besides`: a caller in another mount
-    namespace has workers of its own."""
+    """Wait until a call has started workers. Sockets in `besides` do not count: each mount namespace has its own workers."""
     deadline = time.monotonic() + BEGIN_SECONDS
     while not any(warm._ask(path).workers for path in sockets(node) if path not in besides):
         assert time.monotonic() < deadline, "no workers have begun"

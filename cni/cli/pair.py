@@ -110,10 +110,15 @@ def _run(options: argparse.Namespace) -> int:
 
 def _inside() -> int:
     """Look at the link, and ping the addresses of the other pod, of the JSON document on stdin."""
-    asked = json.load(sys.stdin)
-    with open(f"/sys/class/net/{asked['ifname']}/mtu") as file:
+    try:
+        asked = json.load(sys.stdin)
+        ifname = asked["ifname"]
+        near = [(peer, own) for peer in asked["peers"] for own in asked["own"] if (":" in peer) == (":" in own)]
+    except (ValueError, KeyError, TypeError):
+        remedy = "a person runs `kubectl railcni test [NAMESPACE/]NAD`, which asks for it in its pods"
+        raise InvalidConfig(f"--inside wants the question of another railcni on stdin: {remedy}") from None
+    with open(f"/sys/class/net/{ifname}/mtu") as file:
         mtu = int(file.read())
-    near = [(peer, own) for peer in asked["peers"] for own in asked["own"] if (":" in peer) == (":" in own)]
     told = [found.document() for peer, own in dict(near).items() for found in links.ping(peer, own, mtu)]
     output.print_json({"mtu": mtu, "pings": told})
     return 0

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from cni.shared.config import OF_FEATURES
 from cni.shared.spec.errors import CniError, IoFailure
 from cni.shared.spec.request import member
 
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from cni.shared.spec.request import Request
     from cni.shared.spec.result import Result
 
-NAMES = ("rail", "rdma")
+NAMES = OF_FEATURES
 UNASKED = ("rdma",)  # these may be had without their key
 
 

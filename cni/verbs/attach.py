@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from cni import plugins
 from cni.plugins import whereabouts
-from cni.shared.config import OF_RUNTIMES, Fault, misspelt
+from cni.shared.config import OF_FEATURES, OF_RUNTIMES, Fault, misspelt
 from cni.shared.kernel import ipconfig
 from cni.shared.kernel import sandbox as sandboxes
 from cni.shared.kernel.links import Rtnl
@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     from cni.shared.log import Log
     from cni.shared.spec.request import Request
 
-_FEATURES = ("rail", "rdma")  # cni.features.NAMES, which most calls do not load
 _VERBS_DEVICES = "/sys/class/infiniband"  # the directory exists when the kernel has RDMA
 
 
@@ -78,7 +77,7 @@ def _read(plugin: LinkPlugin, request: Request, log: Log) -> tuple[Any, dict[str
     config = plugin.read(request, faults)
     asked = _features(request, faults, log)
     delegate.refuse(faults, request)
-    names = (*(key.name for key in plugin.KEYS), *OF_RUNTIMES, *_FEATURES)
+    names = (*(key.name for key in plugin.KEYS), *OF_RUNTIMES, *OF_FEATURES)
     for text in misspelt(request.config, names):
         log.warning(text)
     if member(request.config, "ipam") and not delegate.ipam_type(request.config):

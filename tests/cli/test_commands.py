@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import io
 import os
 import subprocess
 import sys
@@ -10,8 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from cni.cli import pair
 from cni.cli.main import MODULES
 from cni.cli.terminal import subcommand
+from cni.shared.spec.errors import InvalidConfig
 from tests.blackbox.command import run, run_any
 from tests.node import COMMAND, ROOT
 
@@ -122,3 +125,12 @@ def test_a_reader_that_goes_changes_no_exit_code(argv: str, code: int) -> None:
 def test_a_kubeconfig_that_the_user_may_not_read_is_named_with_its_option(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "access", lambda *_: False)
     assert run("pools", "--kubeconfig", __file__, code=1) == f'railcni: --kubeconfig "{__file__}": it cannot be read\n'
+
+
+@pytest.mark.parametrize("given", ["", "no JSON", "[]", "{}", '{"ifname": "lo"}'])
+def test_the_part_of_railcni_test_in_its_pods_tells_a_person_which_command_to_run(
+    given: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO(given))
+    with pytest.raises(InvalidConfig, match="runs `kubectl railcni test"):
+        pair._inside()

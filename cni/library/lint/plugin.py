@@ -105,7 +105,8 @@ def examine(scope: Scope, keys: Keys, document: Mapping[str, Any], around: Surro
         if not faults:
             _mtu(scope, keys, document, getattr(config, "mtu", 0))
         names = {key.name for key in module.KEYS}
-        if "master" in names and not member(document, "master") and not around.resource:  # else that of the device
+        is_of_device = around.resource or (isinstance(rails, dict) and member(rails, "nics"))
+        if "master" in names and not member(document, "master") and not is_of_device:
             message = "no master is named: the link goes on that of the default route, which is seldom the RDMA netdev"
             scope.warn((*keys, "master"), message, 'add "master": "ens2f0", the name of the RDMA netdev')
         if not module.SHARES_NETDEV:
