@@ -59,9 +59,9 @@ def run(
     options: argparse.Namespace, *arguments: str, given: str = "", timeout: float | None = None
 ) -> subprocess.CompletedProcess[str]:
     """Run kubectl. Raises IoFailure when it is missing, and TimeoutExpired. Ctrl-C does not interrupt a change."""
+    access = {"context": options.context, "kubeconfig": kubeconfig_of(options.kubeconfig)}
     if not shutil.which("kubectl"):
         raise IoFailure("kubectl is not on PATH: it is what reaches the cluster")
-    access = {"context": options.context, "kubeconfig": kubeconfig_of(options.kubeconfig)}
     argv = ["kubectl", *(f"--{name}={value}" for name, value in access.items() if value), *arguments]
     environ = {**os.environ, "KUBERC": "off", "KUBECTL_KUBERC": "false"}  # else defaults such as delete --interactive
     how: dict[str, Any] = {"env": environ, "start_new_session": arguments[0] in ("create", "delete")}
