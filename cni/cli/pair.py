@@ -75,9 +75,10 @@ def register(commands: subcommand.Commands) -> None:
 
 def add(verbs: subcommand.Commands) -> None:
     """Add `test` to the commands of a cluster."""
-    parser = subcommand.add(verbs, "test", "test a network between two nodes, by two pods", run=_on_cluster, shows=True)
+    parser = subcommand.add(verbs, "test", "test a network between two nodes, by two pods", run=_run, shows=True)
     _add_options(parser)
     kubectl.add_access(parser)
+    parser.set_defaults(inside=False)
 
 
 def _add_options(parser: argparse.ArgumentParser, count: Any = None) -> None:
@@ -96,13 +97,16 @@ def _add_options(parser: argparse.ArgumentParser, count: Any = None) -> None:
 def _run(options: argparse.Namespace) -> int:
     if options.inside:
         return _inside()
-    if options.network:
-        return _on_cluster(options)
     only = ("--node", "--image", "--resource", "--timeout", "--context", "--kubeconfig", "--agents-in")
-    options.only(False, "with the NAD of a cluster", *only)
-    from cni.cli import demo  # with pyroute2, which costs 0.2 s and serves no other command
+    options.only(options.network, "with the NAD of a cluster", *only)
+    if options.network:
+        found = _on_cluster(options)
+    else:
+        from cni.cli import demo  # with pyroute2, which costs 0.2 s and serves no other command
 
-    return demo.run(options.output)
+        found = [*demo.run()]
+    output.show(options.output, [one.document() for one in found], lambda: _print(found))
+    return int(any(one.level == FAULT for one in found))
 
 
 # --- in a pod ---
@@ -127,7 +131,7 @@ def _inside() -> int:
 # --- on the cluster ---
 
 
-def _on_cluster(options: argparse.Namespace) -> int:
+def _on_cluster(options: argparse.Namespace) -> list[Observation]:
     namespace, _, name = options.network.rpartition("/")
     nodes: list[str] = options.node or []
     if len(nodes) > 2:
@@ -157,8 +161,7 @@ def _on_cluster(options: argparse.Namespace) -> int:
         if leases is not None:
             say("waiting until the pods are gone and their addresses free")
             found.append(_released(options, place, names, leases))
-    output.show(options.output, [one.document() for one in found], lambda: _print(found))
-    return int(any(one.level == FAULT for one in found))
+    return found
 
 
 def _print(found: Sequence[Observation]) -> None:
