@@ -35,7 +35,6 @@ REASONS = {  # the letters of launcher.c
     "k": "nothing says which workers may serve the caller (not root, no /proc, a kernel before 5.8)",
     "c": "RAILCNI_COLD was set",
 }
-USUAL = ("n", "c")
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
-"""The PCI side of RDMA NICs: link width and speed, relaxed ordering, ACS, IOMMU, virtual functions; and GPUs: which NIC is near
-which, and whether a NIC reaches their memory.
+"""The PCI side of RDMA NICs: link width and speed, relaxed ordering, ACS, IOMMU; and whether a NIC reaches the memory of
+GPUs.
 
-Source: Documentation/ABI/testing/sysfs-bus-pci (current_link_*, max_link_*, sriov_*), sysfs-kernel-iommu_groups. Registers in
+Source: Documentation/ABI/testing/sysfs-bus-pci (current_link_*, max_link_*), sysfs-kernel-iommu_groups. Registers in
 the file `config` are those of include/uapi/linux/pci_regs.h: capabilities form a list from 0x34 on, extended ones another from
 0x100 on. Others than root get its first 64 bytes alone, where no capability is.
 
@@ -16,8 +16,8 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from cni.cli.doctor.finding import Observation, advice, broken, note, ok, unknown
-from cni.library.inventory.topology import PIX, PXB, SYS, Topology, device, is_address, text
+from cni.cli.doctor.finding import Observation, advice, broken, ok, unknown
+from cni.library.inventory.topology import PIX, PXB, Topology, device, is_address, text
 
 _FIRST, _FIRST_EXTENDED = 0x34, 0x100
 _EXPRESS, _ACS = 0x10, 0x0D
@@ -56,8 +56,6 @@ class PcieFunction:
     slot_best: PcieLink
     relaxed_ordering: bool | None = None
     domain: str = ""
-    virtual_functions: int = 0
-    most_virtual_functions: int = 0
 
 
 Bridges = dict[str, bool | None]
@@ -78,8 +76,6 @@ def read(nics: Iterable[tuple[str, str]], root: str = "/sys") -> list[PcieFuncti
             slot_best=_link(port, "max") if port else PcieLink(),
             relaxed_ordering=relaxed_ordering(_config(place)),
             domain=text(f"{place}/iommu_group/type"),
-            virtual_functions=_number(text(f"{place}/sriov_numvfs")),
-            most_virtual_functions=_number(text(f"{place}/sriov_totalvfs")),
         )
         found.append(function)
     return found
@@ -141,14 +137,6 @@ def check_settings(functions: Sequence[PcieFunction], bridges: Bridges) -> Itera
         yield unknown("ACS", f"only root can read it ({len(unread)} bridges)")
     elif bridges:
         yield ok("ACS", f"off on the {len(bridges)} bridges between GPUs and NICs")
-
-
-def check_virtual_functions(functions: Sequence[PcieFunction]) -> Iterator[Observation]:
-    """How many virtual functions there are, and may be."""
-    for function in functions:
-        if function.most_virtual_functions:
-            found = f"{function.virtual_functions} of {function.most_virtual_functions} virtual functions"
-            yield note(f"{function.name} ({function.address})", found)
 
 
 def _link(place: str, which: str) -> PcieLink:
@@ -247,16 +235,3 @@ def check_memory(module: str, driver: str, release: str, topology: Topology) -> 
             "nvidia_peermem loaded, or the open kernel modules on Linux 5.12 or newer (DMA-BUF)",
             "modprobe nvidia_peermem, and add it to /etc/modules-load.d (with the GPU Operator: driver.rdma.enabled)",
         )
-
-
-def check_distance(topology: Topology) -> Iterator[Observation]:
-    """For each GPU its nearest NICs."""
-    for number, gpu in enumerate(topology.gpus):
-        near = topology.nearest(gpu)
-        if not near:
-            continue
-        distance = topology.distance(gpu, dict(topology.nics)[near[0]])
-        found = f"{distance} to {', '.join(near)}"
-        if distance == SYS:
-            found += ": no NIC is on its NUMA node"
-        yield note(f"GPU{number} ({gpu.address})", found)

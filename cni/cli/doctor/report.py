@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from cni.cli import rdma, warm
+from cni.cli import rdma
 from cni.cli.doctor import claims, congestion, health, modules, namespaces, pcie, pods, ports, setup
 from cni.cli.doctor.facts import NodeFacts
 from cni.cli.doctor.finding import FAULT, SKIPPED, UNKNOWN, Check, Observation, unknown
@@ -87,17 +87,13 @@ CHECKS: tuple[Check, ...] = (
     _of_both("congestion", "PFC, trust, ECN", lambda f: congestion.check(f.congestion)),
     _of_both("pcie", "PCIe links", lambda f: pcie.check_links(f.functions)),
     _of_both("pcie-settings", "PCIe settings", _pcie_settings),
-    _of_devices("sriov", "SR-IOV", lambda f: pcie.check_virtual_functions(f.functions)),
     _of_both("peer-memory", "GPU memory", _peer_memory),
-    _of_devices("distance", "GPU to NIC", lambda f: pcie.check_distance(f.topology)),
     Check("memlock", "memlock", lambda f: setup.check_runtimes(setup.read_runtimes(f.places.proc))),
     Check("plugins", "CNI plugins", lambda f: setup.check_plugins(f.folders)),
     Check("claims", "ResourceClaims", lambda f: claims.check_node(f.node_claims, f.places.kubelet)),
-    Check("warm", "warm workers", lambda f: setup.check_workers(warm.found(), warm.cold())),
     Check("networks", "CNI networks", lambda f: setup.check_networks(f.network_files, f.folders, f.places.networks)),
     _of_pod("policy", "policy", lambda f: setup.check_policy({link.interface.lower for link in f.attached})),
     Check("store", "store of leases", _store),
-    Check("clock", "clock", lambda f: setup.check_clock(*setup.clock())),
 )
 
 POD_CHECKS: tuple[Check, ...] = (

@@ -1,4 +1,4 @@
-"""The software of a node: plugins, networks in net.d, the store of leases; what containers inherit of the runtime, and the clock.
+"""The software of a node: plugins, networks in net.d, the store of leases; what containers inherit of the runtime.
 
 RDMA locks the memory it registers: a container may lock as much as its runtime (proc(5), /proc/PID/limits), unless the
 capability IPC_LOCK is effective in it, which a container that does not run as root cannot have in Kubernetes.
@@ -6,7 +6,6 @@ capability IPC_LOCK is effective in it, which a container that does not run as r
 
 from __future__ import annotations
 
-import ctypes
 import os
 import re
 import subprocess
@@ -14,11 +13,8 @@ import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from datetime import UTC, datetime
 
-from cni.cli import warm
-from cni.cli.doctor.finding import ADVICE, FAULT, NOTE, OK, Observation, advice, broken, note, ok, unknown
-from cni.cli.warm import Workers
+from cni.cli.doctor.finding import ADVICE, FAULT, OK, Observation, advice, broken, note, ok, unknown
 from cni.library import lint
 from cni.library.audit import store as stores
 from cni.library.documents import networks
@@ -56,9 +52,6 @@ POLICIES = (
     "railcni-lost-nodes",
     "railcni-events",
 )
-_NOT_BEFORE = datetime(2025, 1, 1, tzinfo=UTC)
-_TIME_ERROR = 5  # adjtimex(2): the clock is not synchronized
-_TIMEX_BYTES = 208
 
 
 @dataclass(frozen=True)
@@ -113,20 +106,6 @@ def _run(command: Sequence[str], environ: dict[str, str]) -> str:
     given = b'{"cniVersion": "1.0.0"}'
     done = subprocess.run(command, env=environ, input=given, capture_output=True, timeout=_PLUGIN_SECONDS, check=False)
     return (done.stdout + done.stderr).decode("utf-8", "replace")
-
-
-def check_workers(found: Sequence[Workers], cold: str) -> Iterator[Observation]:
-    level = NOTE if set(cold).difference(warm.USUAL) else OK
-    yield Observation(level, "cold calls", warm.described(cold))
-    if not found:
-        yield ok("warm workers", "none at the moment: they begin with a call, and end when no call comes")
-    for each in found:
-        subject = f"warm workers of process {each.supervisor}"
-        if each.workers:
-            yield Observation(NOTE if each.fault else OK, subject, str(each))
-        else:
-            remedy = "run `railcni warm stop`; calls are served cold meanwhile"
-            yield advice(subject, str(each), "workers that answer", remedy)
 
 
 def network_files(directory: str) -> list[NetworkFile]:
@@ -252,7 +231,7 @@ def check_pending(state: str) -> Iterator[Observation]:
         yield advice(subject, attachment["pending"], "it is released", remedy)
 
 
-# --- runtime and clock ---
+# --- runtime ---
 
 
 def read_runtimes(proc: str = "/proc") -> dict[str, int | None]:
@@ -331,24 +310,3 @@ def _memlock(process: str, limit: int | None, who: str, remedy: str) -> Observat
 
 def _size(count: int) -> str:
     return f"{count >> 20} MiB" if count >= 1 << 20 else f"{count >> 10} KiB"
-
-
-def clock() -> tuple[datetime, bool | None]:
-    """The time, and whether NTP or PTP keeps the clock synchronized; None: unknown. adjtimex(2) without a mode only reads."""
-    buffer = ctypes.create_string_buffer(_TIMEX_BYTES + 64)
-    state = ctypes.CDLL(None).adjtimex(buffer)
-    return datetime.now(UTC), None if state < 0 else state != _TIME_ERROR
-
-
-def check_clock(now: datetime, synchronized: bool | None) -> Iterator[Observation]:
-    """Find a clock that is wrong or not synchronized: certificates, tokens and cooldowns depend on it."""
-    shown = now.strftime("%Y-%m-%dT%H:%M:%SZ")
-    remedy = "start chronyd, systemd-timesyncd or ptp4l"
-    if now < _NOT_BEFORE:
-        healthy = "the time: certificates and tokens are refused otherwise"
-        yield broken("clock", f"{shown}: certainly wrong", healthy, remedy)
-    elif synchronized is False:
-        healthy = "synchronized: leases' cooldowns and certificates go by it"
-        yield advice("clock", f"{shown}, set by nobody (NTP or PTP)", healthy, remedy)
-    else:
-        yield ok("clock", f"{shown}{', synchronized' if synchronized else ''}")

@@ -7,10 +7,10 @@ the owner of the archive may read it.
 from __future__ import annotations
 
 import argparse
+import ctypes
 import errno
 import gzip
 import hashlib
-import importlib.metadata
 import io
 import json
 import os
@@ -19,40 +19,35 @@ import re
 import stat
 import sys
 import tarfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
 from cni import VERSION
-from cni.cli import ipam, rdma
+from cni.cli import ipam
 from cni.cli.doctor import report
 from cni.cli.doctor.facts import NodeFacts, NodePlaces
 from cni.cli.support import secrets
 from cni.cli.terminal import common, output, subcommand
 from cni.library.audit import snapshot, store
 from cni.library.inventory import attachments as recorded
-from cni.library.inventory import devices as inventory
-from cni.library.inventory import sandboxes
 from cni.library.inventory.places import NET_DIRECTORY
-from cni.library.lint import Named, lint
 from cni.library.runtime.cache import DIRECTORY
 from cni.shared.kernel.node import host_name
 from cni.shared.records import STATE
 from cni.shared.spec.errors import CniError, IoFailure
-from ipam import flatfile
 
 TOP = "railcni-support"
 INDEX = "index.json"
 FORMAT = 1
 MOST_BYTES = 1 << 20  # of one file: of a log the end, of anything else nothing more
 _MOST_FILES = 500
-_MOST_RECORDS = 20_000
 _PLUGINS = "/opt/cni/bin:/usr/lib/cni"
 _USUAL_LOGS = ("/var/log/whereabouts.log", "/tmp/whereabouts.log", "/var/log/multus.log")  # noqa: S108
 _LOG_KEY = re.compile(r'"log_?file"\s*:\s*"(/[^"\\]+)"', re.IGNORECASE)
 _CERTIFICATES = (".key", ".pem", ".crt", ".p12", ".pfx")  # never read: their content is secret or of no use
-_KERNEL_RECORD = re.compile(r"\d+,\d+,(\d+)[^;\n]*;(.*)")  # Documentation/ABI/testing/dev-kmsg
+_READ_ALL = 3  # syslog(2): SYSLOG_ACTION_READ_ALL
 _ABOUT = "write reports, configurations, records, leases and logs of this node into one .tar.gz"
 
 
@@ -114,34 +109,33 @@ def gather(options: argparse.Namespace, report: Callable[[str], object]) -> list
     """All parts; one that cannot be read has the reason."""
     state, results = options.state_dir, f"{options.cache_dir}/results"
     parts: list[Part] = []
-    for about, make in (
+    makers: Iterable[tuple[str, Callable[[], list[Part]]]] = (
         ("files of the node's networks", lambda: _tree("config/net.d", options.conf_dir)),
         ("attachment records", lambda: [_json("attachments.json", "attachments and their records", recorded.found(directory=state))]),
         ("records as files", lambda: _tree("state/attachments", f"{state}/attachments")),
         ("results that runtimes keep", lambda: _tree("results", results)),
         ("leases", lambda: [_json("leases.json", "the leases of the node's store", _leases(options))]),
-        ("verbs devices", lambda: [_json("rdma.json", "railcni rdma -o json", rdma.document(inventory.read(sandboxes.read())))]),
         ("checks", lambda: [_json("doctor.json", "railcni doctor -o json", _doctor(options))]),
-        ("lint", lambda: [_json("lint.json", "railcni nad lint -o json", _lint(options))]),
         ("logs", lambda: _logs(options)),
         ("the kernel's log", lambda: [Part("logs/kernel.log", "the kernel's log", _kernel_log())]),
+        ("the system", lambda: [_file("os-release", "/etc/os-release")]),
         ("versions", lambda: [_json("versions.json", "installed versions", _versions(_plugins(options)))]),
-    ):  # fmt: skip
+    )  # fmt: skip
+    for about, make in makers:
         report(about)
-        parts += _attempt(about, make)
+        try:
+            parts += make()
+        except Exception as fault:  # a bundle is made when something is wrong: it must not fail for that
+            parts.append(Part(about.replace(" ", "-").replace("'", ""), about, fault=_why(fault, about)))
     return parts
 
 
-def _attempt(about: str, make: Callable[[], list[Part]]) -> list[Part]:
-    try:
-        return make()
-    except CniError as fault:
-        why = f"{fault.msg} {fault.details}".strip()
-    except OSError as fault:
-        why = f"{fault.filename or about}: {fault.strerror or fault}"
-    except Exception as fault:  # a bundle is made when something is wrong: it must not fail for that
-        why = f"a fault of railcni itself: {type(fault).__name__}: {fault}"
-    return [Part(about.replace(" ", "-").replace("'", ""), about, fault=why)]
+def _why(fault: Exception, about: str) -> str:
+    if isinstance(fault, CniError):
+        return f"{fault.msg} {fault.details}".strip()
+    if isinstance(fault, OSError):
+        return f"{fault.filename or about}: {fault.strerror or fault}"
+    return f"a fault of railcni itself: {type(fault).__name__}: {fault}"
 
 
 def _json(name: str, about: str, document: Any) -> Part:
@@ -192,22 +186,13 @@ def _logs(options: argparse.Namespace) -> list[Part]:
 
 
 def _kernel_log() -> str:
-    """The content of the kernel's buffer, each record a line."""
-    lines: list[str] = []
-    with open(os.open("/dev/kmsg", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb", buffering=0) as device:
-        while len(lines) < _MOST_RECORDS:
-            try:
-                record = device.read(8192)
-            except BrokenPipeError:  # it was overwritten meanwhile
-                continue
-            if not record:  # the last one was read; in a container it is often no device, or /dev/null
-                break
-            text = record.decode("utf-8", "replace").partition("\n")[0]
-            found = _KERNEL_RECORD.match(text)
-            lines.append(f"[{int(found[1]) / 1e6:12.6f}] {found[2]}" if found else text)
-    if not lines:
-        raise IoFailure("/dev/kmsg is empty here: run the command on the node itself, in no container")
-    return "\n".join(lines)[-MOST_BYTES:] + "\n"
+    """The kernel's buffer, or its end."""
+    buffer = ctypes.create_string_buffer(MOST_BYTES)
+    libc: Any = ctypes.CDLL(None, use_errno=True)
+    size = libc.klogctl(_READ_ALL, buffer, MOST_BYTES)
+    if size < 0:
+        raise IoFailure(f"{os.strerror(ctypes.get_errno())}: reading it needs root with CAP_SYSLOG")
+    return buffer.raw[:size].decode("utf-8", "replace")
 
 
 # --- reports ---
@@ -225,39 +210,24 @@ def _doctor(options: argparse.Namespace) -> Any:
     return report.examine(NodeFacts(NodePlaces(**places, plugins=_plugins(options)))).document()
 
 
-def _lint(options: argparse.Namespace) -> Any:
-    flat = Named(os.path.abspath(options.flat_file)) if options.flat_file else flatfile
-    return [finding.document() for finding in lint([options.conf_dir], flat)]
-
-
 def _versions(folders: Sequence[str]) -> Any:
-    release: dict[str, str] = {}
-    try:
-        release = platform.freedesktop_os_release()
-    except (OSError, ValueError):
-        pass  # a minimal host has none, or one that is no text
-    packages = {d.metadata["Name"]: d.version for d in importlib.metadata.distributions() if d.metadata["Name"]}
     return {
         "railcni": VERSION,
         "python": sys.version,
         "kernel": " ".join(platform.uname()[i] for i in (0, 2, 3, 4)),
-        "system": {key: release[key] for key in ("ID", "VERSION_ID", "PRETTY_NAME") if key in release},
-        "packages": dict(sorted(packages.items())),
-        "plugins": {folder: _executables(folder) for folder in folders if os.path.isdir(folder)},
+        "plugins": {folder: _digests(folder) for folder in folders if os.path.isdir(folder)},
     }
 
 
-def _executables(folder: str) -> dict[str, Any]:
+def _digests(folder: str) -> dict[str, str]:
     """The files of a plugin folder, each with its digest, which identifies a version of Go's plugins."""
-    found: dict[str, Any] = {}
+    found: dict[str, str] = {}
     for path in filter(os.path.isfile, (os.path.join(folder, name) for name in sorted(os.listdir(folder)))):
         try:
             with open(path, "rb") as file:
-                digest = hashlib.file_digest(file, "sha256").hexdigest()
-            about = {"leads_to": os.path.realpath(path), "bytes": os.path.getsize(path), "sha256": digest}
+                found[os.path.basename(path)] = hashlib.file_digest(file, "sha256").hexdigest()
         except OSError as fault:
-            about = {"fault": fault.strerror}
-        found[os.path.basename(path)] = about
+            found[os.path.basename(path)] = fault.strerror or str(fault)
     return found
 
 
