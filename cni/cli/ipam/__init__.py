@@ -29,7 +29,6 @@ from ipam.leases import Lease, Want
 from ipam.ranges import format_address, object_name, parse_address, parse_cidr
 from ipam.stores.apiserver.faults import Forbidden
 from ipam.stores.base import READ
-from ipam.stores.ippool.objects import LIMIT, REMEDY, WARN_PERCENT, percent
 
 _FLUSH_SECONDS = 30.0
 
@@ -78,18 +77,11 @@ def _pools(options: argparse.Namespace) -> int:
     choices, found = _read(options)
     whole = map(given_part, choices, found)
     pools = [pool for snapshot in whole for pool in occupancy.pools(snapshot)]
-    objects = any(p.size is not None for p in pools)
-    columns = ("pool", "family", "size", "used", "free", "use", *(("object",) if objects else ()), "occupancy")
-
-    def print_pools() -> None:
-        output.print_table(columns, [_pool_row(p, objects) for p in pools], empty=f"no pool in {stores.told(choices)}")
-
-    output.show(options.output, [_pool_document(p) for p in pools], print_pools)
-    unread = _print_unread(found)
-    for pool in pools:
-        if pool.size is not None and (share := percent(pool.size)) >= WARN_PERCENT:
-            output.print_fault(f"pool {pool.name} is at {share} % of the size that the API server takes. {REMEDY}")
-    return unread
+    columns = ("pool", "family", "size", "used", "free", "use", "occupancy")
+    rows, empty = map(_pool_row, pools), f"no pool in {stores.told(choices)}"
+    documents = [_pool_document(pool) for pool in pools]
+    output.show(options.output, documents, lambda: output.print_table(columns, rows, empty=empty))
+    return _print_unread(found)
 
 
 def _print_unread(found: Iterable[Snapshot]) -> int:
@@ -108,25 +100,17 @@ def _pool_document(pool: PoolUse) -> dict[str, Any]:
         if full.outside:
             document["outside"] = full.outside
         document["occupancy"] = {"addresses": full.shown, "shares": [round(share, 3) for share in full.cells]}
-    if pool.size is not None:
-        document["object"] = {"bytes": pool.size, "percent": percent(pool.size), "limit": LIMIT}
     return document
 
 
-def _pool_row(pool: PoolUse, objects: bool) -> list[object]:
-    full = pool.occupancy
-    row: list[object] = [pool.name, f"IPv{pool.family}"]
-    if full:
-        share = f"{full.percent:.0f}%" if full.percent >= 1 or not pool.used else "<1%"
-        row += [_count(full.size), pool.used, _count(full.free), share]
-    else:
-        row += [None, pool.used, None, None]
-    if objects:
-        used = "" if pool.size is None else f"{-(-pool.size >> 10)}K {percent(pool.size)}%"
-        row.append(output.styled(used, "bold red" if pool.size and percent(pool.size) >= WARN_PERCENT else ""))
-    part = f" of the first {full.shown}" if full and full.shown < full.size else ""
-    row.append(full.drawn(sys.stdout.encoding) + part if full else None)
-    return row
+def _pool_row(pool: PoolUse) -> tuple[object, ...]:
+    full, name = pool.occupancy, (pool.name, f"IPv{pool.family}")
+    if not full:
+        return (*name, None, pool.used, None, None, None)
+    share = f"{full.percent:.0f}%" if full.percent >= 1 or not pool.used else "<1%"
+    part = f" of the first {full.shown}" if full.shown < full.size else ""
+    drawn = full.drawn(sys.stdout.encoding) + part
+    return (*name, _count(full.size), pool.used, _count(full.free), share, drawn)
 
 
 def _count(number: int) -> str:

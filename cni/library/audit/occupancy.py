@@ -54,13 +54,12 @@ class Occupancy:
 
 @dataclass(frozen=True)
 class PoolUse:
-    """A pool and how full it is; `occupancy` is None where its name tells no range. `size` is its object's, in bytes."""
+    """A pool and how full it is; `occupancy` is None where its name tells no range."""
 
     name: str
     family: int
     used: int
     occupancy: Occupancy | None
-    size: int | None = None
 
 
 def pools(snapshot: Snapshot) -> list[PoolUse]:
@@ -76,7 +75,7 @@ def pools(snapshot: Snapshot) -> list[PoolUse]:
         first = leased[0] if leased else objects[name].first
         full = _occupancy(ranges.get(name, ()), name, family, first, sorted(leased))
         if leased or full:
-            found.append(PoolUse(name, family, len(leased), full, objects[name].size if name in objects else None))
+            found.append(PoolUse(name, family, len(leased), full))
     return found
 
 
