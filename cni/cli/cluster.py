@@ -173,18 +173,9 @@ def _doctor(options: argparse.Namespace) -> int:
     arguments = [*([f"--pod={options.target}"] if namespace else []), f"--output={form}"]
     manifest = doctor_pod(agents[node], [*arguments, *(["--verbose"] if options.verbose else [])])
     place = (manifest["metadata"]["name"], f"--namespace={manifest['metadata']['namespace']}")
-    there = True
-    try:
-        try:
-            kubectl.said(options, "create", "--filename=-", given=json.dumps(manifest))
-        except IoFailure:
-            there = False
-            raise
+    with kubectl.temporary(options, [manifest]):
         code = _exit_code(options, place)
         log = kubectl.said(options, "logs", *place, "--container=doctor")
-    finally:
-        if there:
-            kubectl.delete(options, place)
     try:
         told = None if form == "table" else {**json.loads(log), "node": node}  # the cluster's name of it, not its own
     except ValueError:
@@ -200,39 +191,28 @@ def doctor_pod(agent: kubectl.NodeAgent, arguments: Sequence[str]) -> dict[str, 
     """The pod that runs doctor on the node of `agent`: privileged, in the host's file system, with the installed version."""
     folder = agent.argument("to").partition("=")[2]
     installed = f"{folder or '/opt/cni/bin'}/railcni-bundle/current/bin/railcni"
-    container = agent.container
-    return {
-        "apiVersion": "v1",
-        "kind": "Pod",
-        "metadata": {
-            "name": f"railcni-doctor-{secrets.token_hex(4)}",  # known also when `create` is interrupted
-            "namespace": agent.namespace,
-            "labels": {"app.kubernetes.io/name": "railcni-doctor"},
-        },
-        "spec": {
-            "nodeName": agent.node,
-            "hostNetwork": True,
-            "hostPID": True,
-            "restartPolicy": "Never",
-            "activeDeadlineSeconds": int(_RUN),  # it ends too when this command was killed
-            "automountServiceAccountToken": False,
-            "terminationGracePeriodSeconds": 0,
-            "tolerations": [{"operator": "Exists"}],
-            "imagePullSecrets": agent.spec.get("imagePullSecrets", []),
-            "containers": [
-                {
-                    "name": "doctor",
-                    "image": container["image"],
-                    "imagePullPolicy": container.get("imagePullPolicy", "IfNotPresent"),
-                    "command": ["/opt/railcni/bin/python3", "-IS", "-c", _ENTER, installed, "doctor", *arguments],
-                    "env": [{"name": "COLUMNS", "value": str(output.console().width)}],
-                    "securityContext": {"privileged": True},
-                    "volumeMounts": [{"name": "host", "mountPath": "/host", "mountPropagation": "HostToContainer"}],
-                }
-            ],
-            "volumes": [{"name": "host", "hostPath": {"path": "/"}}],
-        },
+    metadata = {
+        "name": f"railcni-doctor-{secrets.token_hex(4)}",  # known also when `create` is interrupted
+        "namespace": agent.namespace,
+        "labels": {"app.kubernetes.io/name": "railcni-doctor"},
     }
+    container = {
+        "name": "doctor",
+        "command": ["/opt/railcni/bin/python3", "-IS", "-c", _ENTER, installed, "doctor", *arguments],
+        "env": [{"name": "COLUMNS", "value": str(output.console().width)}],
+        "securityContext": {"privileged": True},
+        "volumeMounts": [{"name": "host", "mountPath": "/host", "mountPropagation": "HostToContainer"}],
+    }
+    return agent.made(
+        metadata,
+        _RUN,
+        container,
+        nodeName=agent.node,
+        hostNetwork=True,
+        hostPID=True,
+        tolerations=[{"operator": "Exists"}],
+        volumes=[{"name": "host", "hostPath": {"path": "/"}}],
+    )
 
 
 def _exit_code(options: argparse.Namespace, place: Sequence[str]) -> int:

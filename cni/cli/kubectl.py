@@ -41,6 +41,22 @@ class NodeAgent:
         """The whole argument --NAME=VALUE of the container; "" if it has none."""
         return next((a for a in self.container.get("args", ()) if a.startswith(f"--{name}=")), "")
 
+    def made(self, metadata: dict[str, Any], seconds: float, container: dict[str, Any], **spec: Any) -> dict[str, Any]:
+        """A pod whose first container, of the agent's image, is `container`. It ends after `seconds`, also when this command
+        was killed."""
+        own = self.container
+        image = {"image": own["image"], "imagePullPolicy": own.get("imagePullPolicy", "IfNotPresent")}
+        more = spec.pop("containers", [])
+        common = {
+            "restartPolicy": "Never",
+            "activeDeadlineSeconds": int(seconds),
+            "automountServiceAccountToken": False,
+            "terminationGracePeriodSeconds": 0,
+            "imagePullSecrets": self.spec.get("imagePullSecrets", []),
+            "containers": [{**image, **container}, *more],
+        }
+        return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": {**common, **spec}}
+
 
 def add_access(parser: argparse.ArgumentParser, default: str = argparse.SUPPRESS, files: bool = True) -> None:
     """The options that choose the cluster: before the verb, whose `default` counts, or after it."""
@@ -117,7 +133,23 @@ def fault(pod: dict[str, Any], name: str) -> str:
     return f"the {name} does not run: its pod is {pod['status'].get('phase', 'Unknown')}"
 
 
-def delete(options: argparse.Namespace, place: Sequence[str]) -> None:
+@contextmanager
+def temporary(options: argparse.Namespace, pods: Sequence[dict[str, Any]]) -> Iterator[None]:
+    """Make the pods, which are of one namespace; they end with the block. Raises IoFailure."""
+    names = [pod["metadata"]["name"] for pod in pods]
+    try:
+        try:
+            said(options, "create", "--filename=-", given="\n".join(map(json.dumps, pods)))
+        except IoFailure:
+            names = names if len(names) > 1 else []  # else none was made
+            raise
+        yield
+    finally:
+        if names:
+            _delete(options, [*names, f"--namespace={pods[0]['metadata']['namespace']}"])
+
+
+def _delete(options: argparse.Namespace, place: Sequence[str]) -> None:
     """Delete the pods at `place`, which begins with their names, also while a second Ctrl-C comes."""
     ends = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     held = signal.pthread_sigmask(signal.SIG_BLOCK, ends)

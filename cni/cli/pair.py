@@ -149,15 +149,12 @@ def _on_cluster(options: argparse.Namespace) -> list[Observation]:
     found: list[Observation] = []
     names, leases = [pod.name for pod in pods], None
     with output.progress() as say:
-        try:
-            say("creating two pods")
-            kubectl.said(options, "create", "--filename=-", given="\n".join(map(json.dumps, items)))
+        say("creating two pods")
+        with kubectl.temporary(options, items):
             found += _attached(options, nad, pods, say)
             if all(pod.addresses for pod in pods):
                 leases = _leases(options, place, names)
                 found += [*_link(options, nad, pods, place, say), _rdma(options, pods, place, say)]
-        finally:
-            kubectl.delete(options, [*names, place])
         if leases is not None:
             say("waiting until the pods are gone and their addresses free")
             found.append(_released(options, place, names, leases))
@@ -176,43 +173,28 @@ def _manifest(
     options: argparse.Namespace, nad: dict[str, Any], agent: kubectl.NodeAgent, pod: TestedPod, node: str
 ) -> dict[str, Any]:
     """The pod, on `node` or where the scheduler puts it, and not beside the other one."""
-    metadata, own = nad["metadata"], agent.container
+    metadata = nad["metadata"]
     label = {"app.kubernetes.io/name": "railcni-test", "app.kubernetes.io/instance": pod.name.rpartition("-")[0]}
-    apart = {"labelSelector": {"matchLabels": label}, "topologyKey": "kubernetes.io/hostname"}
-    containers: list[dict[str, Any]] = [
-        {
-            "name": "test",
-            "image": own["image"],
-            "imagePullPolicy": own.get("imagePullPolicy", "IfNotPresent"),
-            "command": ["/opt/railcni/bin/python3", "-IS", "-c", "import signal; signal.pause()"],
-            "securityContext": {"capabilities": {"add": ["NET_RAW"]}},
-        }
-    ]
+    container: dict[str, Any] = {
+        "name": "test",
+        "command": ["/opt/railcni/bin/python3", "-IS", "-c", "import signal; signal.pause()"],
+        "securityContext": {"capabilities": {"add": ["NET_RAW"]}},
+    }
+    more: list[dict[str, Any]] = []
     if options.image:
-        more = {"command": ["sh", "-c", f"sleep {_LEFT}"], "securityContext": {"capabilities": {"add": ["IPC_LOCK"]}}}
-        containers.append({"name": "rdma", "image": options.image, **more})
+        how = {"command": ["sh", "-c", f"sleep {_LEFT}"], "securityContext": {"capabilities": {"add": ["IPC_LOCK"]}}}
+        more.append({"name": "rdma", "image": options.image, **how})
     if resource := options.resource or (metadata.get("annotations") or {}).get(RESOURCE_NAME):
-        containers[-1]["resources"] = {"limits": {resource: "1"}}
-    where = {"nodeName": node, "tolerations": [{"operator": "Exists"}]}
-    return {
-        "apiVersion": "v1",
-        "kind": "Pod",
-        "metadata": {
-            "name": pod.name,
-            "namespace": metadata["namespace"],
-            "labels": label,
-            "annotations": {NETWORKS: model.nad_name(nad)},
-        },
-        "spec": {
-            "restartPolicy": "Never",
-            "activeDeadlineSeconds": int(2 * options.timeout) + _LEFT,  # it ends too when this command was killed
-            "automountServiceAccountToken": False,
-            "terminationGracePeriodSeconds": 0,
-            "imagePullSecrets": agent.spec.get("imagePullSecrets", []),
-            "containers": containers,
-            **(where if node else {"affinity": {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [apart]}}}),
-        },
-    }  # fmt: skip
+        (more or [container])[-1]["resources"] = {"limits": {resource: "1"}}
+    apart = {"labelSelector": {"matchLabels": label}, "topologyKey": "kubernetes.io/hostname"}
+    where: dict[str, Any] = {
+        "affinity": {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [apart]}}
+    }
+    if node:
+        where = {"nodeName": node, "tolerations": [{"operator": "Exists"}]}
+    named = {"name": pod.name, "namespace": metadata["namespace"], "labels": label}
+    annotated = {**named, "annotations": {NETWORKS: model.nad_name(nad)}}
+    return agent.made(annotated, 2 * options.timeout + _LEFT, container, containers=more, **where)
 
 
 def _attached(
