@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Sequence
 from typing import Any
 
-from cni.cli.device_plugin import CONFIG, FOLDER
-from cni.cli.nad import command as nad
+from cni.cli.device_plugin import CONFIG, FOLDER, read
 from cni.cli.terminal import common, output, subcommand
-from cni.library.lint import ERROR
-from cni.library.resources.node import read_config
 from cni.library.vfs import cards
 from cni.library.vfs.apply import apply
 from cni.library.vfs.plan import NodeCards, VfStep, plan
@@ -73,9 +69,7 @@ def _document(found: NodeCards) -> list[dict[str, Any]]:
 
 def _plan(options: argparse.Namespace, makes: bool = False) -> int:
     """Print the steps to the VFs of the policies, or those that were carried out; and what is wrong in the files."""
-    config = read_config(options.config or [CONFIG])
-    nad.print_findings(config.findings, sys.stderr)
-    faulty = any(f.severity == ERROR for f in config.findings)
+    config, faulty = read(options.config or [CONFIG])
     if not config.policies and not faulty:
         output.print_fault("railcni: the configuration asks for no VFs: add virtualFunctions, or name another file")
     root = options.root.rstrip("/")

@@ -355,7 +355,7 @@ def test_a_peer_without_a_pod_or_that_is_no_address_is_a_wrong_call(
 ) -> None:
     for given, said in (
         (["--peer", "10.0.0.1"], "--peer has an effect only with --pod"),
-        (["--peer", "x"], '"x" is no IP address'),
+        (["--peer", "x"], '"x": want an IP address'),
     ):
         monkeypatch.setattr(sys, "argv", ["railcni", "doctor", *given])
         with pytest.raises(SystemExit) as ended:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from cni.cli.doctor import command, health
+from cni.cli.doctor import ports
 from cni.cli.doctor.facts import NodeFacts, NodePlaces
 from cni.cli.doctor.finding import ADVICE, FAULT, OK
 from cni.library.inventory import devices as inventory
@@ -38,7 +38,7 @@ class Rails:
         self.tree.put(port, {places[name]: value for name, value in counters.items()})
 
     def siblings(self) -> list[tuple[str, str, str]]:
-        found = health.check_siblings(self.devices, functions.read(str(self.tree)))
+        found = ports.check_siblings(self.devices, functions.read(str(self.tree)))
         return [(one.level, one.subject, one.found) for one in found]
 
     def facts(self, watch: float = 0.0) -> NodeFacts:
@@ -72,7 +72,7 @@ def test_many_errors_since_the_start_are_advice_and_few_are_not(tmp_path: Path, 
     rails = Rails(tmp_path, 1)
     for count, level in ((counter.many - 1, OK), (counter.many, ADVICE)):
         rails.count(0, **{counter.name: count})
-        assert [one.level for one in health.check_counters(*rails.facts().counts)] == [level]
+        assert [one.level for one in ports.check_counters(*rails.facts().counts)] == [level]
 
 
 def test_errors_that_come_while_a_port_is_watched_are_a_fault_with_their_rate(tmp_path: Path) -> None:
@@ -81,7 +81,7 @@ def test_errors_that_come_while_a_port_is_watched_are_a_fault_with_their_rate(tm
         rails.count(rail, link_downed=57, out_of_sequence=1_000_000)
     before, _, _ = rails.facts().counts
     rails.count(1, out_of_sequence=1_000_150)
-    found = list(health.check_counters(rails.facts().counts[0], before, 10))
+    found = list(ports.check_counters(rails.facts().counts[0], before, 10))
     assert [(one.level, one.subject, one.found) for one in found] == [
         (OK, "mlx5_0 port 1", "no error in 10 s"),
         (FAULT, "mlx5_1 port 1", "150 packets out of sequence in 10 s (15/s)"),
@@ -98,12 +98,6 @@ def test_a_watch_reads_the_counters_twice(tmp_path: Path) -> None:
     ]
 
 
-@pytest.mark.parametrize("text", ["0", "-1", "x", "nan", "3601"])
-def test_a_watch_of_no_length_is_refused(text: str) -> None:
-    with pytest.raises(Exception, match="want seconds, more than 0 and at most 3600"):
-        command._seconds(text)
-
-
 @pytest.mark.parametrize(("layer", "given"), [("Ethernet", "vf N mac MAC,"), ("InfiniBand", "vf N node_guid GUID")])
 def test_a_device_without_a_node_guid_is_a_fault_and_one_of_software_is_not(
     tmp_path: Path, layer: str, given: str
@@ -112,5 +106,5 @@ def test_a_device_without_a_node_guid_is_a_fault_and_one_of_software_is_not(
     rails.tree.netdev("eth0")
     rails.tree.verbs("rxe0", netdev="eth0", node_guid="0000:0000:0000:0000")
     devices = inventory.read(root=str(tmp_path))
-    (found,) = health.check_guids(devices, health.read_guids(devices, str(tmp_path)))
+    (found,) = ports.check_guids(devices, ports.read_guids(devices, str(tmp_path)))
     assert (found.level, found.subject) == (FAULT, "mlx5_1") and given in found.remedy

@@ -23,7 +23,6 @@ _STYLES = {FAULT: "bold red", ADVICE: "yellow", UNKNOWN: "cyan", SKIPPED: "dim",
 _CALLED_WRONGLY = 2
 FEATURES = "/etc/kubernetes/node-feature-discovery/features.d/railcni"
 _PREFIX = "railcni.io"
-_LONGEST_WATCH = 3600
 _RATE = re.compile(r"(\d+)(?:\.\d+)? Gb/sec")
 _CODES = "Exit codes: 0 no fault, 1 a fault, 2 a wrong call, or a pod that is not on this node. Levels: " + "; ".join(
     f"{level}: {meaning}" for level, meaning in MEANINGS.items()
@@ -42,32 +41,16 @@ def register(commands: subcommand.Commands) -> None:
     common.add(of, "pod", about, type=common.pod_or_path)
     about = "in place of --pod: the path of the pod's namespace, or its name in /run/netns"
     subcommand.option(of, "--netns", None, about, "NETNS", dest="pod", type=namespace_path)
+    address = subcommand.typed(ipaddress.ip_address, "want an IP address such as 192.168.111.2")
     about = "an address; with --pod: test whether it answers small packets and packets of the full MTU"
-    common.add(parser, "peer", about, type=_address)
+    common.add(parser, "peer", about, type=address)
     common.add(parser, "conf-dir", "", NET_DIRECTORY)
     common.add(parser, "cni-path", "default: those of the node's runtimes", "")
     about = f"also write the labels of node-feature-discovery; default: {FEATURES}; - for stdout alone"
     subcommand.option(parser, "--nfd", "", about, "FILE", nargs="?", const=FEATURES)
     about = "count the errors of the ports for so long, while traffic runs; default: those since the start of each port"
-    parser.add_argument("--watch", type=_seconds, default=0.0, metavar="SECONDS", help=about)
+    parser.add_argument("--watch", type=subcommand.seconds, default=0.0, metavar="SECONDS", help=about)
     common.add(parser, "verbose")
-
-
-def _address(text: str) -> str:
-    try:
-        return str(ipaddress.ip_address(text))
-    except ValueError:
-        raise argparse.ArgumentTypeError(f'"{text}" is no IP address: want one such as 192.168.111.2') from None
-
-
-def _seconds(text: str) -> float:
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = 0.0
-    if not 0 < seconds <= _LONGEST_WATCH:
-        raise argparse.ArgumentTypeError(f'"{text}": want seconds, more than 0 and at most {_LONGEST_WATCH}')
-    return seconds
 
 
 def _run(options: argparse.Namespace) -> int:
@@ -80,7 +63,7 @@ def _run(options: argparse.Namespace) -> int:
 
     folders = tuple(f for f in options.cni_path.split(":") if f)
     places = NodePlaces(networks=options.conf_dir, plugins=folders)
-    facts = NodeFacts(places, options.pod or "", options.peer or "", options.watch)
+    facts = NodeFacts(places, options.pod or "", str(options.peer or ""), options.watch)
     try:
         with output.progress() as say:
             if options.watch:
@@ -102,16 +85,8 @@ def _run(options: argparse.Namespace) -> int:
 def _print(found: DoctorReport, verbose: bool) -> None:
     verbose = verbose or bool(found.facts.pod)
     told = [f for f in found.findings if f.remedy]
-    rows = [_row(f) for f in found.findings if not f.remedy and (verbose or f.level != OK) and f.level != SKIPPED]
-    skipped: dict[str, list[Observation]] = {}  # by the reason
-    for one in found.findings:
-        if one.level == SKIPPED:
-            skipped.setdefault(one.found if verbose else "", []).append(one)
-    for reason, alike in skipped.items():
-        checks = ", ".join(one.check for one in alike)
-        if len(alike) > 1 or not verbose:
-            alike = [Observation(SKIPPED, f"{len(alike)} checks", ": ".join(filter(None, (reason, checks))))]
-        rows.append(_row(alike[0]))
+    hidden = () if verbose else (OK, SKIPPED)
+    rows = [_row(f) for f in found.findings if not f.remedy and f.level not in hidden]
     if rows:
         output.print_table(("level", "check", "found"), rows)
     out = output.console()

@@ -10,9 +10,10 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from cni.cli.doctor import claims, congestion, health, modules, namespaces, pcie, pods, setup
+from cni.cli.doctor import claims, congestion, modules, namespaces, pcie, pods, setup
 from cni.cli.doctor.congestion import Congestion
 from cni.cli.doctor.namespaces import LinkParameters
+from cni.cli.doctor.ports import PortCounts
 from cni.library.installation.options import DEFAULT, candidates
 from cni.library.inventory import attachments as recorded
 from cni.library.inventory import counters, functions, sandboxes, topology
@@ -231,13 +232,13 @@ class NodeFacts:
         return found if isinstance(found, dict) else {}
 
     @cached_property
-    def counts(self) -> tuple[health.PortCounts, health.PortCounts, float]:
+    def counts(self) -> tuple[PortCounts, PortCounts, float]:
         """The counters of the ports; those of a reading before, {} without `watch`, and the seconds in between."""
         before = self._read_counts() if self.watch else {}
         time.sleep(self.watch)
         return self._read_counts(), before, self.watch
 
-    def _read_counts(self) -> health.PortCounts:
+    def _read_counts(self) -> PortCounts:
         return {port: counters.read(port.device, port.number, self.places.sys) for port in self.ports}
 
     @cached_property

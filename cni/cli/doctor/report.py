@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from cni.cli import rdma
-from cni.cli.doctor import claims, congestion, health, modules, namespaces, pcie, pods, ports, setup
+from cni.cli.doctor import claims, congestion, modules, namespaces, pcie, pods, ports, setup
 from cni.cli.doctor.facts import NodeFacts
 from cni.cli.doctor.finding import FAULT, SKIPPED, UNKNOWN, Check, Observation, unknown
 from cni.library.inventory import devices, functions, topology
@@ -47,7 +47,7 @@ def _nodes(f: NodeFacts) -> Iterator[Observation]:
 def _guids(f: NodeFacts) -> Iterator[Observation]:
     used = {port.device for port in f.ports}
     devices = [device for device in f.devices if device.name in used]
-    return health.check_guids(devices, health.read_guids(devices, f.places.sys))
+    return ports.check_guids(devices, ports.read_guids(devices, f.places.sys))
 
 
 def _store(f: NodeFacts) -> Iterator[Observation]:
@@ -79,8 +79,8 @@ CHECKS: tuple[Check, ...] = (
     _of_both("ports", "ports", lambda f: ports.check_state(f.ports, f.uses, administrative_states(f.places.sys))),
     _of_both("mtu", "MTU", lambda f: ports.check_mtu(f.ports, f.management)),
     _of_both("gids", "GID tables", lambda f: ports.check_gids(f.ports)),
-    _of_both("counters", "errors of ports", lambda f: health.check_counters(*f.counts)),
-    _of_devices("siblings", "NICs of one kind", lambda f: health.check_siblings(f.devices, f.loaded.functions)),
+    _of_both("counters", "errors of ports", lambda f: ports.check_counters(*f.counts)),
+    _of_devices("siblings", "NICs of one kind", lambda f: ports.check_siblings(f.devices, f.loaded.functions)),
     _of_both("node-guids", "node GUIDs", _guids),
     _of_both("pods", "GIDs of pods", lambda f: pods.check(f.attached)),
     _of_devices("parameters", "rp_filter and ARP", lambda f: namespaces.check_parameters(f.parameters, f.subnets)),
