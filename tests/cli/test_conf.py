@@ -87,10 +87,6 @@ DRA = {f"kubernetes/dra/{name}" for name in ("kustomization.yaml", "daemonset.ya
 MANIFESTS = (
     CRDS | RBAC | {f"kubernetes/{n}.yaml" for n in ("kustomization", "namespace", "serviceaccount", "daemonset")}
 )
-VALIDATE = {
-    f"kubernetes/validate/{name}"
-    for name in ("kustomization.yaml", "nad.yaml", "server.yaml", "client.yaml", "validate.sh")
-}  # tests/blackbox/test_validate.py
 FLAT_FILES = {
     f"whereabouts.d/{name}.conf" for name in ("whereabouts", "file-store", "etcd-store", "addresslease-store")
 }
@@ -120,7 +116,7 @@ class FlatFile:
 
 
 def test_every_file_is_known_to_these_tests() -> None:
-    known = {*NADS.values(), *CONFLISTS.values(), *FLAT_FILES, *MANIFESTS, *VALIDATE, *DEVICE_PLUGIN, *DRA, RAILS}
+    known = {*NADS.values(), *CONFLISTS.values(), *FLAT_FILES, *MANIFESTS, *DEVICE_PLUGIN, *DRA, RAILS}
     assert known == {name for name in FILES if not name.startswith("examples/")}
 
 
@@ -161,9 +157,7 @@ def test_the_claims_of_an_example_ask_for_the_class_of_its_networks_resource(
     assert (ours, networks) == ([made["metadata"]["name"]] * len(networks), [nad["metadata"]["name"]] * len(networks))
 
 
-@pytest.mark.parametrize(
-    "name", ["kubernetes/validate/nad.yaml", "examples/hello-rdma.yaml", *OURS, *CONFLISTS.values()]
-)
+@pytest.mark.parametrize("name", ["examples/hello-rdma.yaml", *OURS, *CONFLISTS.values()])
 def test_a_network_names_our_plugins_as_every_install_brings_them(name: str) -> None:
     for step in read(name).steps:
         assert not {*PLAIN} & {step.type, (step.document.get("ipam") or {}).get("type")}
