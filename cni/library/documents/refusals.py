@@ -1,15 +1,18 @@
-"""The refusals of pydantic's models, in the words of this project: the key, its value, the values that are taken."""
+"""The words of refusals: those of pydantic's models, with the key, its value and the values that are taken; and what a
+misspelt word was most likely meant to be."""
 
 from __future__ import annotations
 
+import difflib
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from pydantic import ValidationError
 
 from cni.library.documents.text import Keys
+from cni.shared.config import slip
 
 _MOST_CHARACTERS = 60
 _PART = re.compile(r"\[(\d+)\]|([^.\[\]]+)")
@@ -60,3 +63,23 @@ def shown(value: Any) -> str:
     except (TypeError, ValueError, RecursionError):  # of a key; an alias of YAML that holds itself
         text = str(value)
     return text if len(text) <= _MOST_CHARACTERS else text[: _MOST_CHARACTERS - 3] + "..."
+
+
+def near(word: str, names: Iterable[str]) -> str:
+    """The one of `names` that was most likely meant by `word`, or ""."""
+    folded: dict[str, str] = {}
+    for name in names:
+        folded.setdefault(_bare(name), name)
+    bare = _bare(word)
+    found = difflib.get_close_matches(bare, folded, n=1, cutoff=0.75)
+    return folded.get(found[0] if found else slip(bare, folded), "")  # mut for mtu
+
+
+def correction(word: str, names: Iterable[str], otherwise: str = "remove it") -> str:
+    """The remedy for the unknown `word`: the one of `names` that was most likely meant."""
+    likely = near(word, names)
+    return f'write "{likely}"' if likely else otherwise
+
+
+def _bare(word: str) -> str:
+    return word.lower().replace("_", "").replace("-", "")

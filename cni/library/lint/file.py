@@ -14,6 +14,7 @@ from cni.library.documents.text import Text
 from cni.library.lint import manifest, network, operators, resources
 from cni.library.lint.addresses import Assumed, overlaps
 from cni.library.lint.plugin import Surroundings
+from cni.library.resources import config
 from cni.shared.spec.errors import IoFailure
 
 if TYPE_CHECKING:
@@ -86,7 +87,7 @@ class _File:
                 else:
                     count += operators.examine(one, around) or resources.examine_object(one, around)
             return count
-        if resources.is_configuration(document):
+        if config.is_own(document):
             resources.examine(scope, around)
             return 1
         if is_json:

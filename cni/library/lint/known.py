@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Iterable
-
 from cni import plugins
 from cni.library.installation.layout import PLAIN
 from cni.plugins import LINK_PLUGINS
-from cni.shared.config import slip
 
 OWN_IPAM = "whereabouts"
 OWN_CHAINED = "rdma"
@@ -53,23 +49,3 @@ OF_LISTS = ("cniVersion", "cniVersions", "name", "disableCheck", "disableGC", "l
 
 
 PLUGINS = LINKS | CHAINED | IPAMS
-
-
-def near(word: str, names: Iterable[str]) -> str:
-    """The one of `names` that was most likely meant by `word`, or ""."""
-    folded: dict[str, str] = {}
-    for name in names:
-        folded.setdefault(_bare(name), name)
-    bare = _bare(word)
-    found = difflib.get_close_matches(bare, folded, n=1, cutoff=0.75)
-    return folded.get(found[0] if found else slip(bare, folded), "")  # mut for mtu
-
-
-def remedy(word: str, names: Iterable[str], otherwise: str = "remove it") -> str:
-    """The remedy for the unknown `word`: the one of `names` that was most likely meant."""
-    likely = near(word, names)
-    return f'write "{likely}"' if likely else otherwise
-
-
-def _bare(word: str) -> str:
-    return word.lower().replace("_", "").replace("-", "")

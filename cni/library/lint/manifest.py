@@ -9,9 +9,9 @@ from typing import Any
 from cni.library.documents import reader
 from cni.library.documents.models import NetworkAttachmentDefinition, is_namespace
 from cni.library.documents.networks import RESOURCE_NAME
-from cni.library.documents.refusals import shown
+from cni.library.documents.refusals import correction, near, shown
 from cni.library.documents.scope import Scope
-from cni.library.lint import known, network
+from cni.library.lint import network
 from cni.library.lint.plugin import ResourceWant, Surroundings
 
 KIND, GROUP, VERSION = "NetworkAttachmentDefinition", "k8s.cni.cncf.io", "k8s.cni.cncf.io/v1"
@@ -26,7 +26,7 @@ def is_nad(document: Any) -> bool:
     if not isinstance(document, dict):
         return False
     kind, version = str(document.get("kind", "")), str(document.get("apiVersion", ""))
-    return known.near(kind, (KIND,)) != "" or version.partition("/")[0] == GROUP
+    return near(kind, (KIND,)) != "" or version.partition("/")[0] == GROUP
 
 
 def examine(scope: Scope, around: Surroundings) -> None:
@@ -36,7 +36,7 @@ def examine(scope: Scope, around: Surroundings) -> None:
     name = metadata.get("name") if isinstance(metadata, dict) else None
     scope.network = name if isinstance(name, str) else ""
     for key in document:
-        if key not in _KEYS and (meant := known.near(key, _KEYS)):
+        if key not in _KEYS and (meant := near(key, _KEYS)):
             scope.error((key,), f'a NAD has no key "{key}"', f'write "{meant}"', at_key=True)
     checked = {k: v for k, v in document.items() if k != "spec"}
     scope.model(NetworkAttachmentDefinition, checked, fixes={"kind": f"write {KIND}", "apiVersion": f"write {VERSION}"})
@@ -78,7 +78,7 @@ def _resource(scope: Scope, metadata: Any) -> str:
             if not _RESOURCE.fullmatch(value):
                 message = f"{shown(value)}: want the name of a device plugin's resource"
                 scope.error(at, message, "write DOMAIN/RESOURCE, such as rdma/hca_shared_devices_a")
-        elif key != RESOURCE_NAME and known.near(key, (RESOURCE_NAME,)):
+        elif key != RESOURCE_NAME and near(key, (RESOURCE_NAME,)):
             message = f'the annotation "{key}" is read by no program'
             scope.error(at, message, f"write {RESOURCE_NAME}", at_key=True)
     return found
@@ -93,11 +93,11 @@ def _config(scope: Scope, document: dict[str, Any], around: Surroundings) -> Non
         if key == "config":
             continue
         message = f'spec has no key "{key}": Kubernetes drops it'
-        scope.error(("spec", key), message, known.remedy(key, ("config",), "move it into config"), at_key=True)
+        scope.error(("spec", key), message, correction(key, ("config",), "move it into config"), at_key=True)
     _, node, depth = scope.root.walk(("spec", "config"))
     config = node.data if depth == 2 else None
     if config is None or (isinstance(config, str) and not config.strip()):
-        if not any(known.near(key, ("config",)) for key in spec or {}):
+        if not any(near(key, ("config",)) for key in spec or {}):
             message = f"is empty: Multus looks on each node for a network of the name {scope.network}"
             scope.warn(("spec", "config"), message, "write the network here, or check that each node's net.d has it")
         return

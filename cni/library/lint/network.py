@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from cni.library.documents.models import Configuration, PluginModel
-from cni.library.documents.refusals import shown
+from cni.library.documents.refusals import near, shown
 from cni.library.documents.scope import Scope
 from cni.library.documents.text import Keys
 from cni.library.lint import known, plugin
@@ -59,7 +59,7 @@ def _list(scope: Scope, document: dict[str, Any], around: Surroundings, extensio
             scope.error(
                 (name,), f'"{name}" is not read: the keys of a list match to the letter', f'write "{same}"', at_key=True
             )
-        elif meant := known.near(name, known.OF_LISTS):
+        elif meant := near(name, known.OF_LISTS):
             scope.error((name,), f'a network has no key "{name}": it is ignored', f'write "{meant}"', at_key=True)
         elif "plugins" in document:
             message = f'a list has no key "{name}": it is ignored'
@@ -67,7 +67,7 @@ def _list(scope: Scope, document: dict[str, Any], around: Surroundings, extensio
     model = _configuration(scope, document, around)
     _versions(scope, document)
     listed = document.get("plugins")
-    misspelled = any(known.near(n, ("plugins", "type")) for n in document if n not in known.OF_LISTS)
+    misspelled = any(near(n, ("plugins", "type")) for n in document if n not in known.OF_LISTS)
     inside = _inside(around, document, model)
     if listed is None and not appended and not misspelled:
         block = member(document, "ipam")
@@ -117,7 +117,7 @@ def _version_like(document: dict[str, Any]) -> str:
     """The version that was most likely meant."""
     written = str(member(document, "cniVersion") or "")
     begun = [v for v in SUPPORTED if written and v.startswith(written.removeprefix("v"))]
-    return begun[-1] if begun else known.near(written, SUPPORTED) or _NEWEST_COMMON
+    return begun[-1] if begun else near(written, SUPPORTED) or _NEWEST_COMMON
 
 
 def _versions(scope: Scope, document: dict[str, Any]) -> None:
@@ -135,7 +135,7 @@ def _strings(value: Any) -> Sequence[str]:
 
 def _plugin(scope: Scope, keys: Keys, document: dict[str, Any], around: Surroundings, alone: bool = False) -> None:
     kind = member(document, "type")
-    if kind is None and (meant := next((n for n in document if known.near(n, ("type",))), "")):
+    if kind is None and (meant := next((n for n in document if near(n, ("type",))), "")):
         scope.error((*keys, meant), f'a plugin has no key "{meant}"', 'write "type"', at_key=True)
     else:
         scope.model(PluginModel, document, keys, {"type": f"write {_type_like(kind)}"})

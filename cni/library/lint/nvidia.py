@@ -18,9 +18,8 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from cni.library.documents import jsontext, reader
 from cni.library.documents.diagnostic import ERROR, Diagnostic
 from cni.library.documents.networks import RESOURCE_NAME
-from cni.library.documents.refusals import shown
+from cni.library.documents.refusals import correction, near, shown
 from cni.library.documents.scope import Scope
-from cni.library.lint import known
 
 VERSION = "mellanox.com/v1alpha1"
 _RESOURCE_PREFIX = "nvidia.com/"
@@ -98,7 +97,7 @@ def is_network(document: Any) -> bool:
     kind, group = str(document.get("kind")), str(document.get("apiVersion", "")).partition("/")[0]
     if kind in KINDS or group != VERSION.partition("/")[0]:
         return kind in KINDS
-    return known.near(kind, KINDS) != ""
+    return near(kind, KINDS) != ""
 
 
 def render_files(paths: Iterable[str], prefix: str = SRIOV_PREFIX) -> tuple[list[dict[str, Any]], list[Diagnostic]]:
@@ -134,7 +133,7 @@ def render(scope: Scope, prefix: str = SRIOV_PREFIX) -> dict[str, Any] | None:
         scope.error(("metadata", "name"), f"{shown(name)}: want a name", 'write "name": ... below metadata')
         return None
     scope.network = name
-    kind = known.near(str(document.get("kind")), KINDS)
+    kind = near(str(document.get("kind")), KINDS)
     for key, wanted in (("kind", kind), ("apiVersion", VERSIONS.get(kind, VERSION))):
         if document.get(key) != wanted:
             scope.error((key,), f"{shown(document.get(key))}: want {wanted}", f"write {wanted}")
@@ -159,7 +158,7 @@ def _spec(scope: Scope, kind: str, document: dict[str, Any]) -> _Spec | None:
     for key in written:
         if key not in model.model_fields:
             message = f'a {kind} has no key "{key}": Kubernetes drops it'
-            scope.error(("spec", key), message, known.remedy(key, model.model_fields), at_key=True)
+            scope.error(("spec", key), message, correction(key, model.model_fields), at_key=True)
     given = {k: v for k, v in written.items() if k in model.model_fields and v is not None}
     if given.get("mode") == "":
         scope.error(("spec", "mode"), '"": want one of bridge, private, vepa, passthru', "remove it, or write bridge")

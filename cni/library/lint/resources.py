@@ -8,10 +8,11 @@ from typing import Any
 
 from cni.library.documents import reader
 from cni.library.documents.networks import NETWORKS
+from cni.library.documents.refusals import near
 from cni.library.documents.scope import Scope
 from cni.library.documents.text import Keys
-from cni.library.lint import known
 from cni.library.lint.plugin import Claim, PodNetworks, ResourceWant, Surroundings
+from cni.library.resources import config
 from cni.library.resources.models import label
 
 _PODS: tuple[Keys, ...] = (("spec",), ("spec", "template", "spec"), ("spec", "jobTemplate", "spec", "template", "spec"))
@@ -19,17 +20,8 @@ _CLAIMS: dict[str, Keys] = {"ResourceClaim": (), "ResourceClaimTemplate": ("spec
 _CONTAINERS = ("initContainers", "containers")
 
 
-def is_configuration(document: Any) -> bool:
-    """Whether a document is a device plugin's own configuration."""
-    from cni.library.resources import config  # it imports a part of this package
-
-    return config.is_own(document)
-
-
 def examine(scope: Scope, around: Surroundings) -> None:
     """Note the faults of a device plugin's configuration; add its resources to `around`."""
-    from cni.library.resources import config  # it imports a part of this package
-
     found = config.Config(findings=scope.findings)
     config.read_document(scope, found)
     around.offers.update(resource.name for resource in found.resources)
@@ -46,7 +38,8 @@ def examine_object(scope: Scope, around: Surroundings) -> bool:
     namespace = str((metadata if isinstance(metadata, dict) else {}).get("namespace") or "default")
     if document.get("kind") == "ConfigMap":
         data = document.get("data")
-        of_plugins = [key for key, text in (data if isinstance(data, dict) else {}).items() if _is_of_plugin(text)]
+        texts = {k: v for k, v in (data if isinstance(data, dict) else {}).items() if isinstance(v, str)}
+        of_plugins = [key for key, text in texts.items() if any(f'"{name}"' in text for name in config.LISTS)]
         for key in of_plugins:
             if inner := reader.json_inside(scope, ("data", key)):
                 examine(inner, around)
@@ -114,13 +107,6 @@ def _names(text: str, namespace: str) -> list[tuple[str, str]]:
         return []  # Multus refuses it
 
 
-def _is_of_plugin(text: object) -> bool:
-    """Whether a text of a ConfigMap is a device plugin's configuration, or was meant to be one."""
-    from cni.library.resources import config  # it imports a part of this package
-
-    return isinstance(text, str) and any(f'"{key}"' in text for key in config.LISTS)
-
-
 def compare(around: Surroundings) -> None:
     """Warn of resources that nobody offers, although a configuration has others of their domain; and of networks of pods that
     ask for other resources of the network's domain alone, also by claims. A pod that asks for none may get it by an admission
@@ -149,5 +135,5 @@ def compare(around: Surroundings) -> None:
         if want.resource not in around.offers and want.resource.partition("/")[0] in domains:
             same = sorted(name for name in around.offers if name.partition("/")[0] == want.resource.partition("/")[0])
             message = f"no configuration of a device plugin here offers {want.resource}, but {', '.join(same[:5])}"
-            fix = f"write {known.near(want.resource, same) or same[0]}, or have {want.resource} offered"
+            fix = f"write {near(want.resource, same) or same[0]}, or have {want.resource} offered"
             want.scope.warn(want.keys, message, fix, at_key=want.at_key)

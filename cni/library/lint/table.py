@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from cni import plugins
-from cni.library.documents.refusals import keys_of, name_of, shown
+from cni.library.documents.refusals import correction, keys_of, name_of, shown
 from cni.library.documents.scope import Scope
 from cni.library.documents.text import Keys
 from cni.library.lint import known
@@ -64,7 +64,7 @@ def proposal(read: Any, value: Any) -> str:
         read(value)
     except ValueError as fault:
         _, listed, choices = str(fault).partition("want one of ")
-        return known.remedy(value, choices.split(", "), "") if listed and isinstance(value, str) else ""
+        return correction(value, choices.split(", "), "") if listed and isinstance(value, str) else ""
     return ""
 
 
@@ -102,12 +102,12 @@ def unknown_keys(
             scope.warn(at, f'"{name}" is read as "{same}"', f'write "{same}"', at_key=True)
         else:
             message = f'{whose} has no key "{name}": it is ignored'
-            scope.warn(at, message, known.remedy(name, sorted(tops), _elsewhere(name, kind)), at_key=True)
+            scope.warn(at, message, correction(name, sorted(tops), _elsewhere(name, kind)), at_key=True)
         if nested and isinstance(value, dict):
             for inner in value:
                 if inner.lower() not in {n.lower() for n in nested}:
                     message = f'{whose} has no key "{name_of((name, inner))}": it is ignored'
-                    scope.warn((*at, inner), message, known.remedy(inner, nested), at_key=True)
+                    scope.warn((*at, inner), message, correction(inner, nested), at_key=True)
 
 
 def executable(scope: Scope, at: Keys, name: str, names: Collection[str], what: str) -> None:
@@ -115,7 +115,7 @@ def executable(scope: Scope, at: Keys, name: str, names: Collection[str], what: 
     the executable may be of another project (macvlan2, vxlan)."""
     if name not in names:
         own = () if name[-1:].isdigit() else [n for n in sorted(names) if known.own(n)]
-        fix = known.remedy(name, sorted(names), "check that the runtime's plugin folder has it")
+        fix = correction(name, sorted(names), "check that the runtime's plugin folder has it")
         note = scope.error if name.lower() in own or slip(name, own) else scope.warn
         note(at, f"no {what} of the name {name} is known", fix)
 

@@ -14,11 +14,10 @@ from typing import Any
 
 from cni.library.documents import reader
 from cni.library.documents.diagnostic import ERROR, Diagnostic
-from cni.library.documents.refusals import shown
+from cni.library.documents.refusals import correction, shown
 from cni.library.documents.scope import Scope
 from cni.library.documents.text import Keys, Text
 from cni.library.documents.tree import TreeNode
-from cni.library.lint import known
 from cni.library.resources.models import (
     FIXES,
     OTHER_PLUGIN,
@@ -190,7 +189,7 @@ def _unknown(scope: Scope, keys: Keys, given: dict[str, Any], names: set[str]) -
     folded = {name.lower() for name in names}
     for key in given:
         if key.lower() not in folded:
-            scope.warn((*keys, key), f'there is no key "{key}"', known.remedy(key, names), at_key=True)
+            scope.warn((*keys, key), f'there is no key "{key}"', correction(key, names), at_key=True)
 
 
 def _period(scope: Scope, given: Any) -> float:
