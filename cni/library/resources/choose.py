@@ -8,8 +8,8 @@ from typing import Any
 
 from cni.library.inventory.devices import Port, VerbsDevice
 from cni.library.inventory.functions import Function
-from cni.library.resources import unchosen
-from cni.library.resources.models import VFIO, Exclusive, ExclusiveSelectors, Selectors, Shared, spans
+from cni.library.resources import selection
+from cni.library.resources.models import VFIO, Exclusive, ExclusiveSelectors, Shared
 
 _ADDRESSES = 2  # of a pod's link: its own and the link-local one of IPv6
 _EXCLUSIVE = (
@@ -100,7 +100,7 @@ def resources(configured: Iterable[Shared | Exclusive], host: Host) -> list[Reso
         earlier = set(taken)
         made = _shared(one, chosen[one.name], given) if isinstance(one, Shared) else exclusive(one, host, taken)
         if not made.offers and not made.withheld:
-            made = replace(made, unchosen=unchosen.reason(one, host.functions, earlier, host.below))
+            made = replace(made, unchosen=selection.reason(one, host.functions, earlier, host.below))
         found.append(made)
     return found
 
@@ -123,7 +123,7 @@ class _Candidate:
 
 def _candidates(resource: Shared, host: Host) -> list[_Candidate]:
     names = set(resource.selectors.ifNames)
-    nics = [f for f in host.functions if f.verbs and _is_shared(f, resource)]
+    nics = [f for f in host.functions if f.verbs and selection.matches(f, resource.selectors)]
     return [_candidate(nic, _ports(nic, names, host), resource, host) for nic in nics]
 
 
@@ -199,15 +199,6 @@ def spread(total: int, bounds: Sequence[int]) -> list[int]:
     return counts
 
 
-def _is_shared(function: Function, resource: Shared) -> bool:
-    selectors = resource.selectors
-    return (
-        _is_chosen(function, selectors)
-        and (not selectors.deviceIDs or function.product in selectors.deviceIDs)
-        and (not selectors.ifNames or not {*function.netdevs}.isdisjoint(selectors.ifNames))
-    )
-
-
 def _ports(nic: Function, names: set[str], host: Host) -> list[Port]:
     """The NIC's ports; of one with several those whose netdevs are named, if any is."""
     ports = [port for name in nic.verbs if name in host.devices for port in host.devices[name].ports]
@@ -231,7 +222,7 @@ def exclusive(resource: Exclusive, host: Host, taken: set[str]) -> Resource:
     for selectors in resource.selectors:
         for function in host.functions:
             free = not function.has_virtual_functions and function.id not in taken
-            if not free or not _is_exclusive(function, selectors):
+            if not free or not (function.is_on_pci and selection.matches(function, selectors)):
                 continue
             needed = next((host.busy[name] for name in function.netdevs if name in host.busy), "")
             if needed:
@@ -240,28 +231,6 @@ def exclusive(resource: Exclusive, host: Host, taken: set[str]) -> Resource:
             taken.add(function.id)
             offers.append(_exclusive(function, selectors, resource, host))
     return Resource(resource.name, tuple(offers), is_exclusive=True, withheld=withheld)
-
-
-def _is_exclusive(function: Function, selectors: ExclusiveSelectors) -> bool:
-    return (
-        function.is_on_pci
-        and _is_chosen(function, selectors)
-        and (not selectors.devices or function.product in selectors.devices)
-        and (not selectors.pciAddresses or function.id in selectors.pciAddresses)
-        and (not selectors.pfNames or _is_of(selectors.pfNames, function.physical_netdevs, function.index))
-        and (not selectors.rootDevices or _is_of(selectors.rootDevices, (function.physical,), function.index))
-        and (not selectors.isRdma or function.has_rdma)
-    )
-
-
-def _is_of(ranged: Sequence[str], names: Collection[str], index: int) -> bool:
-    """Whether the VF `index` of the physical function with these `names` is in "NAME#0-3,7"; NAME alone is all of it."""
-    folded = {name.lower() for name in names}
-    for item in ranged:
-        name, parts = spans(item)
-        if name.lower() in folded:
-            return not parts or any(first <= index <= last for first, last in parts)
-    return False
 
 
 def _exclusive(function: Function, selectors: ExclusiveSelectors, resource: Exclusive, host: Host) -> Offer:
@@ -299,14 +268,6 @@ def _exclusive(function: Function, selectors: ExclusiveSelectors, resource: Excl
 
 
 # --- both ---
-
-
-def _is_chosen(function: Function, selectors: Selectors) -> bool:
-    return (
-        (not selectors.vendors or function.vendor in selectors.vendors)
-        and (not selectors.drivers or function.driver in selectors.drivers)
-        and (not selectors.linkTypes or function.link_type in selectors.linkTypes)
-    )
 
 
 def _rdma_nodes(function: Function, umad: bool, host: Host) -> tuple[DeviceNode, ...]:

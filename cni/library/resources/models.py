@@ -61,7 +61,7 @@ POLICY_FIXES = {
 VFIO = "vfio-pci"
 MOST_VFS = 65535  # TotalVFs of PCI Express has 16 bits
 OPERATOR_PREFIX = "openshift.io"  # of the resources of sriov-network-operator, unless it was changed there
-_RANGED = ("pfNames", "rootDevices")
+RANGED = ("pfNames", "rootDevices")
 _LABEL = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?"
 _PREFIX = re.compile(rf"{_LABEL}(\.{_LABEL})*")
 _NAME = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
@@ -245,7 +245,7 @@ class VfPolicy(_Model):
             return None
         every = f"#0-{self.numVfs - 1}"  # of a card that has no VF yet, the card itself is not to be offered
         ranged = {
-            key: [text if "#" in text else text + every for text in getattr(self.nicSelector, key)] for key in _RANGED
+            key: [text if "#" in text else text + every for text in getattr(self.nicSelector, key)] for key in RANGED
         }
         selectors = ExclusiveSelectors(
             drivers=[VFIO] if self.deviceType == VFIO else [],

@@ -1,11 +1,11 @@
-"""Why a resource of the configuration chooses no NIC and no function: each selector with what the node has. Pure."""
+"""Which functions a selector matches, and why a resource chooses none: each selector with what the node has. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 from cni.library.inventory.functions import Function
-from cni.library.resources.models import Exclusive, ExclusiveSelectors, Selectors, Shared, spans
+from cni.library.resources.models import RANGED, Exclusive, ExclusiveSelectors, Selectors, Shared, spans
 
 NOTHING = "no NIC or function is chosen"
 _MOST = 8  # values of a node that are named
@@ -20,6 +20,27 @@ _VALUES: dict[str, Callable[[Function], Collection[str]]] = {  # what a selector
     "pfNames": lambda function: function.physical_netdevs,
     "rootDevices": lambda function: [function.physical],
 }
+
+
+def matches(function: Function, selectors: Selectors) -> bool:
+    """Whether each selector that is given has a value of the function."""
+    for key, values in _VALUES.items():
+        wanted = getattr(selectors, key, None)
+        if wanted and key in RANGED and not _is_of(wanted, values(function), function.index):
+            return False
+        if wanted and key not in RANGED and set(wanted).isdisjoint(values(function)):
+            return False
+    return function.has_rdma or not getattr(selectors, "isRdma", False)
+
+
+def _is_of(ranged: Sequence[str], names: Collection[str], index: int) -> bool:
+    """Whether the VF `index` of the physical function with these `names` is in "NAME#0-3,7"; NAME alone is all of it."""
+    folded = {name.lower() for name in names}
+    for item in ranged:
+        name, parts = spans(item)
+        if name.lower() in folded:
+            return not parts or any(first <= index <= last for first, last in parts)
+    return False
 
 
 def reason(
