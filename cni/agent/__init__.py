@@ -4,8 +4,7 @@ agent            the agent put together, as tasks; it also retries pending relea
 loop             the one loop that runs the tasks
 nodefiles        kubeconfig, token, flat file, node name
 collector        one pass over all leases: it frees the dead ones and restores lost ones
-grace            which leases are dead, and since when                                        pure
-cluster_stores   the stores in the cluster, as the collector reads them, and how a lost lease is put back
+cluster_stores   the stores in the cluster, as the collector reads them, since when leases are dead, and how a lost one is put back
 election         the agent that frees the leases of no node
 events           reports
 

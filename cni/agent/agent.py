@@ -23,7 +23,7 @@ from cni.library.installation.options import DEFAULT, folder_of, state_of
 from cni.library.inventory import counters
 from cni.library.service.endpoint import TEXT, HttpEndpoint
 from cni.library.service.log import AgentLog
-from cni.library.service.metrics import CONTENT_TYPE, Metrics
+from cni.library.service.metrics import Metrics
 from cni.shared.kernel import files, sandbox
 from cni.shared.kernel.node import host_name
 from cni.shared.records import UNENDED, Records
@@ -358,7 +358,7 @@ class Agent:
         self.metrics.healthy.set(not self.health.faults())
         self.metrics.leader.set(self.election.is_elected())
         self.metrics.errors.replace(counters.samples(self._below("/sys")))
-        return 200, CONTENT_TYPE, self.metrics.render()
+        return self.metrics.page()
 
 
 def run(options: argparse.Namespace) -> int:

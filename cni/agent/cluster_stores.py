@@ -12,7 +12,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from cni.agent import events
-from cni.agent.grace import GraceTracker
 from cni.agent.loop import SECONDS
 from cni.library.audit import in_use
 from cni.library.audit.cluster import Cluster, PoolReading
@@ -64,6 +63,20 @@ class Usage:
     def count(self, value: int, node: str) -> None:
         self.used[node] += 1
         self.inside += any(low <= value <= high for low, high in self._spans)
+
+
+class GraceTracker:
+    """Leases that each reading since the first has found dead, and its time; in memory alone, so a new agent begins again."""
+
+    def __init__(self) -> None:
+        self.leases: dict[Key, Lease] = {}
+        self._first: dict[Key, float] = {}
+
+    def saw(self, dead: Mapping[Key, Lease], now: float, grace: float) -> list[Key]:
+        """Those of `dead` that the first reading found at least `grace` seconds ago."""
+        self.leases = dict(dead)
+        self._first = {key: self._first.get(key, now) for key in dead}
+        return [key for key, first in self._first.items() if now - first >= grace]
 
 
 class ClusterSource(ABC):

@@ -14,14 +14,13 @@ from dataclasses import dataclass
 from time import monotonic, time, time_ns
 
 from cni.agent import events
-from cni.agent.cluster_stores import AddressSource, ClusterSource, PoolSource
+from cni.agent.cluster_stores import AddressSource, ClusterSource, GraceTracker, PoolSource
 from cni.agent.election import Election
 from cni.agent.events import Teller
-from cni.agent.grace import GraceTracker, find_dead
 from cni.library.audit import silence
 from cni.library.audit.cluster import Cluster, by_name, read_all
 from cni.library.audit.free import Changed
-from cni.library.audit.lease_rules import near_limit
+from cni.library.audit.lease_rules import find_dead, near_limit
 from cni.library.audit.lost import blocker
 from cni.library.audit.model import IpamBlock, Key, Name, Node, Pod
 from cni.library.service.log import AgentLog

@@ -47,17 +47,21 @@ def kubeconfig(server: str, token: str, authority: bytes, namespace: str) -> byt
     cluster = {"server": server}
     if authority:
         cluster["certificate-authority-data"] = base64.b64encode(authority).decode()
-    context = {"cluster": "local", "user": "whereabouts", "namespace": namespace}
-    document = {
+    document = _config(cluster, "whereabouts", {"token": token}, namespace, "whereabouts-context")
+    document["extensions"] = [{"name": "railcni", "extension": {"note": _OWN_WORDS}}]
+    return json.dumps(document, indent=2).encode()
+
+
+def _config(cluster: dict[str, str], user: str, access: dict[str, str], namespace: str, context: str) -> dict[str, Any]:
+    """A kubeconfig with one cluster, one user and one context."""
+    return {
         "apiVersion": "v1",
         "kind": "Config",
-        "extensions": [{"name": "railcni", "extension": {"note": _OWN_WORDS}}],
         "clusters": [{"name": "local", "cluster": cluster}],
-        "users": [{"name": "whereabouts", "user": {"token": token}}],
-        "contexts": [{"name": "whereabouts-context", "context": context}],
-        "current-context": "whereabouts-context",
+        "users": [{"name": user, "user": access}],
+        "contexts": [{"name": context, "context": {"cluster": "local", "user": user, "namespace": namespace}}],
+        "current-context": context,
     }
-    return json.dumps(document, indent=2).encode()
 
 
 def is_own(data: bytes) -> bool:
@@ -70,15 +74,7 @@ def own_kubeconfig(server: str, folder: str, namespace: str) -> bytes:
     cluster = {"server": server}
     if os.path.exists(f"{folder}/ca.crt"):
         cluster["certificate-authority"] = f"{folder}/ca.crt"
-    document = {
-        "apiVersion": "v1",
-        "kind": "Config",
-        "clusters": [{"name": "local", "cluster": cluster}],
-        "users": [{"name": "agent", "user": {"tokenFile": f"{folder}/token"}}],
-        "contexts": [{"name": "agent", "context": {"cluster": "local", "user": "agent", "namespace": namespace}}],
-        "current-context": "agent",
-    }
-    return json.dumps(document).encode()
+    return json.dumps(_config(cluster, "agent", {"tokenFile": f"{folder}/token"}, namespace, "agent")).encode()
 
 
 def flat_file(present: bytes | None, folder: str, datastore: str, choose: Callable[[str], str]) -> bytes:

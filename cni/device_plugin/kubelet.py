@@ -11,7 +11,7 @@ import grpc
 import grpc.aio
 
 from cni.library.kubelet import device_plugin_v1beta1_pb2 as api
-from cni.library.kubelet import pods, services
+from cni.library.kubelet import services
 from cni.shared.spec.errors import TryAgainLater
 
 VERSION = "v1beta1"
@@ -77,7 +77,7 @@ class Kubelet:
 
         kubelet counts no device as healthy once its plugin's stream has ended.
         """
-        known = await pods.allocatable(self.pods)
+        known = await services.allocatable(self.pods)
         return None if known is None else frozenset(known.get(resource, ()))
 
 

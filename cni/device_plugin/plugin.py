@@ -17,7 +17,7 @@ from cni.library.resources.containers import CDI_FOLDER, INFO_FOLDER, info_name,
 from cni.library.resources.watch import Watch
 from cni.library.service.endpoint import TEXT
 from cni.library.service.log import AgentLog
-from cni.library.service.metrics import CONTENT_TYPE, Counter, Family
+from cni.library.service.metrics import Counter, Family, page
 from cni.library.service.program import serve
 from cni.library.vfs.apply import apply
 from cni.shared.kernel import rdma_sysfs
@@ -157,8 +157,7 @@ class Plugin:
         for device, port in ((d, p) for d in rdma_sysfs.devices(sys) for p in rdma_sysfs.ports(d, sys)):
             entries.set(sum(1 for _ in rdma_sysfs.gid_values(device, port, sys)), device, str(port))
             size.set(rdma_sysfs.gid_table_size(device, port, sys), device, str(port))
-        families = (devices, served, conflict, registered, allocated, entries, size)
-        return 200, CONTENT_TYPE, "".join(f"{line}\n" for family in families for line in family.lines())
+        return page(devices, served, conflict, registered, allocated, entries, size)
 
 
 def run(options: argparse.Namespace) -> int:

@@ -17,13 +17,13 @@ from cni.dra.kubelet import Endpoint
 from cni.dra.publish import Publisher
 from cni.dra.slices import DRIVER, Device
 from cni.dra.status import Statuses
-from cni.library.kubelet import pods
+from cni.library.kubelet import services
 from cni.library.resources.choose import Resource
 from cni.library.resources.node import read_topology
 from cni.library.resources.watch import Watch
 from cni.library.service.endpoint import TEXT
 from cni.library.service.log import AgentLog
-from cni.library.service.metrics import CONTENT_TYPE, Counter, Family
+from cni.library.service.metrics import Counter, Family, page
 from cni.library.service.program import serve
 from cni.shared.kernel.node import host_name
 from cni.shared.records import STATE
@@ -103,7 +103,7 @@ class Driver:
         elif monotonic() < self._others_due:
             return
         self._others_due = monotonic() + _OTHERS_SECONDS
-        served = await pods.allocatable(self._pods) or {}
+        served = await services.allocatable(self._pods) or {}
         others = {one.name: len(served[one.name]) for one in self._found if served.get(one.name)}
         if found is None and others.keys() == self._others.keys():
             return
@@ -244,8 +244,7 @@ class Driver:
         published.set(not self._unpublished)
         registered.set(not self._endpoint.fault)
         prepared.set(self._endpoint.prepared)
-        families = (devices, claims, published, registered, conflict, prepared)
-        return 200, CONTENT_TYPE, "".join(f"{line}\n" for family in families for line in family.lines())
+        return page(devices, claims, published, registered, conflict, prepared)
 
 
 def run(options: argparse.Namespace) -> int:

@@ -9,13 +9,12 @@ from typing import Any
 
 import pytest
 
-from cni.agent import collector, grace
-from cni.agent.cluster_stores import ClusterSource
+from cni.agent import collector
+from cni.agent.cluster_stores import ClusterSource, GraceTracker
 from cni.agent.collector import Collector
 from cni.agent.election import Election
-from cni.agent.grace import GraceTracker
 from cni.agent.nodefiles import Tokens
-from cni.library.audit import lost
+from cni.library.audit import lease_rules, lost
 from cni.library.audit.model import Node, Pod
 from cni.library.audit.silence import SilenceWatch
 from cni.library.service.log import AgentLog
@@ -63,11 +62,11 @@ def test_another_container_at_the_address_is_another_sighting() -> None:
 
 
 def test_a_lease_is_dead_by_its_pod_alone() -> None:
-    assert grace.find_dead([LEASE], {})
-    assert grace.find_dead([LEASE], pod("Succeeded"))
-    assert grace.find_dead([LEASE], pod(uid="u2"))
-    assert not grace.find_dead([LEASE], pod())
-    assert not grace.find_dead([LEASE], pod("Pending", "u2"))
+    assert lease_rules.find_dead([LEASE], {})
+    assert lease_rules.find_dead([LEASE], pod("Succeeded"))
+    assert lease_rules.find_dead([LEASE], pod(uid="u2"))
+    assert not lease_rules.find_dead([LEASE], pod())
+    assert not lease_rules.find_dead([LEASE], pod("Pending", "u2"))
 
 
 @pytest.mark.parametrize(

@@ -8,16 +8,18 @@ and on a node that is not ready a pod may run on after its object is gone: none 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 
 from cni.library.audit import findings as kinds
 from cni.library.audit import lost
 from cni.library.audit.findings import KEEP, LOOK, RECLAIM, RESTORE, Finding, about
-from cni.library.audit.model import Address, IpamBlock, Pod, PodInterface, Snapshot
+from cni.library.audit.model import Address, IpamBlock, Key, Name, Pod, PodInterface, Snapshot
 from ipam.leases import Lease
 from ipam.ranges import format_address, range_of
 from ipam.stores.apiserver.resources import OF_STORES
 from ipam.stores.ippool.objects import REMEDY, WARN_PERCENT, IPPool, Reservation, percent
+
+_DEAD = (kinds.LEASE_WITHOUT_POD, kinds.LEASE_OF_ENDED_POD, kinds.LEASE_OF_ANOTHER_UID)
 
 
 def find(snapshot: Snapshot) -> list[Finding]:
@@ -280,6 +282,17 @@ class AuditRules:
         if interface.network in self._all.nads or not self._held[address]:
             return None
         return ("nad", interface.network)
+
+
+def find_dead(leases: Collection[Lease], pods: Mapping[Name, Pod]) -> dict[Key, str]:
+    """The dead ones of `leases` that the agent frees, each with the reason; `pods` hold those of their names that exist.
+
+    Of the findings only those that the pod's object decides: the pod is gone, is another of the same name, or has ended. A
+    network-status alone decides nothing here: Multus writes it after the ADD.
+    """
+    rules = AuditRules(Snapshot("", leases, pods=pods))
+    found = ((one.identity, rules.lease(one)) for one in leases)
+    return {key: f.message for key, f in found if f and f.action == RECLAIM and f.kind in _DEAD}
 
 
 def pools(states: Iterable[IPPool]) -> Iterator[Finding]:

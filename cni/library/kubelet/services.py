@@ -1,13 +1,22 @@
-"""gRPC services at a client's channel and at a server, by the descriptors in the generated modules of messages."""
+"""gRPC services at a client's channel and at a server, by the descriptors in the generated modules of messages; and what kubelet
+has of device plugins, by its pod resources."""
 
 from __future__ import annotations
 
+import os
 from types import SimpleNamespace
 from typing import Any
 
 import grpc
+import grpc.aio
 from google.protobuf.descriptor import ServiceDescriptor
 from google.protobuf.message_factory import GetMessageClass
+
+from cni.library.kubelet import pod_resources_v1_pb2 as resources
+
+_LISTER = resources.DESCRIPTOR.services_by_name["PodResourcesLister"]
+_SECONDS = 5.0  # for an answer
+_MOST_BYTES = 64 << 20  # kubelet lists the devices of all plugins in one message
 
 
 def client(service: ServiceDescriptor, channel: Any) -> Any:
@@ -37,3 +46,20 @@ def serve(service: ServiceDescriptor, server: Any, servicer: object, name: str =
                 response_serializer=GetMessageClass(method.output_type).SerializeToString,
             )
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(name or service.full_name, handlers),))
+
+
+async def allocatable(socket: str) -> dict[str, list[str]] | None:
+    """The healthy devices of each resource; None when nobody answers at `socket`."""
+    if not os.path.exists(socket):
+        return None
+    options = [("grpc.max_receive_message_length", _MOST_BYTES)]
+    async with grpc.aio.insecure_channel(f"unix:{socket}", options=options) as channel:
+        stub = client(_LISTER, channel)
+        try:
+            answer = await stub.GetAllocatableResources(resources.AllocatableResourcesRequest(), timeout=_SECONDS)
+        except grpc.aio.AioRpcError:
+            return None
+    found: dict[str, list[str]] = {}
+    for devices in answer.devices:
+        found.setdefault(devices.resource_name, []).extend(devices.device_ids)
+    return found

@@ -117,10 +117,14 @@ class Metrics:
         self.conflicts = Counter("railcni_api_conflicts_total", "Changes that others forestalled.", "resource")
         self.failures = Counter("railcni_api_failures_total", "Requests that failed.", "verb", "resource")
 
-    def render(self) -> str:
-        """The text that a scrape gets."""
-        families = [value for value in vars(self).values() if isinstance(value, Family)]
-        return "".join(f"{line}\n" for family in families for line in family.lines())
+    def page(self) -> tuple[int, str, str]:
+        """What a scrape gets."""
+        return page(*(value for value in vars(self).values() if isinstance(value, Family)))
+
+
+def page(*families: Family) -> tuple[int, str, str]:
+    """The page /metrics: status, content type and text."""
+    return 200, CONTENT_TYPE, "".join(f"{line}\n" for family in families for line in family.lines())
 
 
 def _labels(names: Sequence[str], values: Sequence[str]) -> str:
