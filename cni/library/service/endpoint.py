@@ -15,7 +15,7 @@ from cni import VERSION
 from cni.shared.spec.errors import IoFailure
 
 _CLIENT_SECONDS = 5.0  # for a whole request and its answer
-_MOST_CLIENTS, _MOST_OF_A_PEER = 64, 16
+_MOST_CLIENTS = 64
 _PROBES = ("/healthz", "/readyz")
 _MOST_OTHERS = 4  # pages beside the probes that are made at once
 
@@ -55,20 +55,16 @@ class _Server(ThreadingHTTPServer):
         self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
         self.others = threading.BoundedSemaphore(_MOST_OTHERS)
         self._lock = threading.Lock()
-        self._clients: dict[socket.socket, tuple[str, float]] = {}  # the oldest first: peer, begin
+        self._clients: dict[socket.socket, float] = {}  # the oldest first, with its begin
         super().__init__(address, _Handler)
 
     def process_request(self, request: Any, client_address: Any) -> None:
         if threading.active_count() > 2 * _MOST_CLIENTS:  # of those sent away, some still make a page
             return super().shutdown_request(request)
-        peer = client_address[0]
         with self._lock:
-            of_peer = [client for client, (other, _) in self._clients.items() if other == peer]
-            if len(of_peer) >= _MOST_OF_A_PEER:
-                self._send_away(of_peer[0])
-            elif len(self._clients) >= _MOST_CLIENTS:
+            if len(self._clients) >= _MOST_CLIENTS:
                 self._send_away(next(iter(self._clients)))
-            self._clients[request] = peer, time.monotonic()
+            self._clients[request] = time.monotonic()
         return super().process_request(request, client_address)
 
     def shutdown_request(self, request: Any) -> None:
@@ -80,7 +76,7 @@ class _Server(ThreadingHTTPServer):
         """Close connections whose time is over. serve_forever calls this twice a second, and after each connection."""
         latest = time.monotonic() - _CLIENT_SECONDS
         with self._lock:
-            for client in [client for client, (_, begin) in self._clients.items() if begin <= latest]:
+            for client in [client for client, begin in self._clients.items() if begin <= latest]:
                 self._send_away(client)
 
     def _send_away(self, client: socket.socket) -> None:
