@@ -143,7 +143,7 @@ def told(*documents: Any) -> list[tuple[str, str, str]]:
         ),
         (
             (resource("NicClusterPolicy", NVIDIA, rdmaSharedDevicePlugin={"config": '{"configList": [{"resourceName": "a", "rdmaHcaMax": 9, "devices": ["x"]},]}'}),),
-            [("error", "", "not JSON: ")],
+            [("error", "spec.rdmaSharedDevicePlugin.config", "not JSON: ")],
         ),
         (
             (resource("NicClusterPolicy", NVIDIA, rdmaSharedDevicePlugin={"config": '{"configList": [{"resourceName": "a", "devices": ["x"]}]}'}),),

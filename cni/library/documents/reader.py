@@ -11,13 +11,13 @@ import re
 import stat
 import sys
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 import yaml
 
 from cni.library.documents import jsontext
 from cni.library.documents.diagnostic import ERROR, Diagnostic
+from cni.library.documents.refusals import name_of
 from cni.library.documents.scope import Scope
 from cni.library.documents.text import Keys, Text
 from cni.library.documents.tree import DocumentTooLarge, TreeNode, compose, of_yaml
@@ -111,22 +111,21 @@ def objects(scope: Scope) -> Iterator[Scope]:
         yield scope
 
 
-def of_json(text: Text, findings: list[Diagnostic], network: str = "") -> Scope | None:
+def of_json(text: Text, findings: list[Diagnostic], network: str = "", prefix: Keys = ()) -> Scope | None:
     """Read the JSON document `text`; return None, with a finding, when it is not JSON."""
+    scope = Scope(text, TreeNode(0, 0), findings, network, prefix)
     try:
-        return Scope(text, jsontext.parse(text.text), findings, network)
+        return scope.inside(jsontext.parse(text.text))
     except jsontext.SyntaxFault as fault:
-        Scope(text, TreeNode(0, 0), findings, network).span(
-            ERROR, fault.start, fault.end, "", f"not JSON: {fault}", fault.fix
-        )
+        scope.span(ERROR, fault.start, fault.end, name_of(prefix), f"not JSON: {fault}", fault.fix)
         return None
 
 
-def json_inside(scope: Scope, keys: Keys) -> Scope | None:
+def json_inside(scope: Scope, keys: Keys, is_list: bool = False) -> Scope | None:
     """The JSON document in the string at `keys`, whose findings are those of `scope` with places in the file; None, with a
-    finding, when it is not JSON."""
-    inner = of_json(string(scope, scope.root.walk(keys)[1]), scope.findings, scope.network)
-    return replace(inner, prefix=keys) if inner else None
+    finding, when it is not JSON. `is_list`: the string has the members of a list, without its brackets."""
+    text = string(scope, scope.root.walk(keys)[1])
+    return of_json(text.bracketed() if is_list else text, scope.findings, scope.network, keys)
 
 
 def string(scope: Scope, node: TreeNode) -> Text:

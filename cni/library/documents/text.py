@@ -34,6 +34,10 @@ class Text:
         """The text from `start` to `end`."""
         return Text(self.path, self.text[start:end], self._whole, self._places[start : end + 1])
 
+    def bracketed(self) -> Text:
+        """The text between brackets, which stand at its ends."""
+        return Text(self.path, f"[{self.text}]", self._whole, [self._places[0], *self._places, self._places[-1]])
+
     def inner(self, value: str, start: int, end: int) -> Text:
         """The `value` of the string that is written from `start` to `end`."""
         places = [self._places[place] for place in _align(value, self.text, start, end)]

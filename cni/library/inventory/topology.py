@@ -197,8 +197,7 @@ def uplinks(proc: str = "/proc/self", sys: str = "/sys") -> dict[str, str]:
         for name in pending:
             if name not in found:
                 found[name] = uplink.said(name, carrier, carries)
-                folder = f"{sys}/class/net/{name}"
-                pending += [one.removeprefix("lower_") for one in names_in(folder) if one.startswith("lower_")]
+                pending += beside(name, "lower_", sys)
     return found
 
 
@@ -223,6 +222,12 @@ def _shown_ways(proc: str, sys: str) -> Iterator[tuple[str, str]]:
         if ways:
             best = min(ways, key=lambda route: (-route.network.prefixlen, route.priority))
             yield best.index, f"carries the route to the {kind} server {server}"
+
+
+def beside(netdev: str, direction: str, sys: str) -> list[str]:
+    """The links right below the netdev ("lower_"), as a bond's ports, or on top of it ("upper_"), as macvlans and VLANs."""
+    names = names_in(f"{sys}/class/net/{netdev}")
+    return sorted(name.removeprefix(direction) for name in names if name.startswith(direction))
 
 
 def administrative_states(root: str = "/sys") -> dict[str, bool]:

@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
-from cni.library.documents import jsontext, reader
+from cni.library.documents import reader
 from cni.library.documents.diagnostic import ERROR, Diagnostic
 from cni.library.documents.networks import RESOURCE_NAME
 from cni.library.documents.refusals import correction, near, shown
@@ -178,25 +178,20 @@ def _spec(scope: Scope, kind: str, document: dict[str, Any]) -> _Spec | None:
 def _objects(scope: Scope, spec: _Spec, key: str) -> list[Any]:
     """The JSON objects in the text of a key; of metaPlugins there are several, without brackets around them. Faults are
     noted."""
-    text, several = getattr(spec, key, ""), key == "metaPlugins"
+    text, is_list = getattr(spec, key, ""), key == "metaPlugins"
     if not text:
         return []
-    if several and text.lstrip().startswith("["):
+    if is_list and text.lstrip().startswith("["):
         scope.error(("spec", key), "the operator puts the brackets around it", "write the plugins without [ and ]")
         return []
-    opening, closing = ("[", "]") if several else ("", "")
-    try:
-        root = jsontext.parse(opening + text + closing)
-    except jsontext.SyntaxFault as fault:
-        _, node, _ = scope.root.walk(("spec", key))
-        inner = Scope(reader.string(scope, node), node, scope.findings, scope.network)
-        start, end = (min(max(0, at - len(opening)), len(text)) for at in (fault.start, fault.end))
-        inner.span(ERROR, start, end, f"spec.{key}", f"not JSON: {fault}", fault.fix)
+    inner = reader.json_inside(scope, ("spec", key), is_list)
+    if inner is None:
         return []
-    found = root.data if several else [root.data]
+    root = inner.root.data
+    found = root if is_list else [root]
     if not all(isinstance(one, dict) for one in found):
-        wanted = "objects" if several else "an object"
-        scope.error(("spec", key), f"{shown(root.data)}: want {wanted}", "write {...}")
+        wanted = "objects" if is_list else "an object"
+        scope.error(("spec", key), f"{shown(root)}: want {wanted}", "write {...}")
     return list(found)
 
 

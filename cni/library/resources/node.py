@@ -9,7 +9,7 @@ from cni.library.documents import reader
 from cni.library.documents.diagnostic import Diagnostic
 from cni.library.inventory import devices as inventory
 from cni.library.inventory import functions, topology
-from cni.library.inventory.topology import Topology, text, uplinks
+from cni.library.inventory.topology import Topology, beside, text, uplinks
 from cni.library.resources import config
 from cni.library.resources.choose import Host
 from cni.library.resources.config import Config
@@ -51,7 +51,7 @@ def read_host(root: str = "", before: Host | None = None) -> Host:
         devices={device.name: device for device in inventory.read(root=sys)},
         busy=_needed(root),
         is_exclusive=text(f"{sys}/module/ib_core/parameters/netns_mode") == "N",
-        below=_below(f"{sys}/class/net"),
+        below={name: lower for name in names_in(f"{sys}/class/net") if (lower := beside(name, "lower_", sys))},
         paths=paths | {path for path in _NODES if os.path.exists(root + path)},
     )
 
@@ -59,15 +59,6 @@ def read_host(root: str = "", before: Host | None = None) -> Host:
 def read_topology(host: Host, root: str = "") -> Topology:
     """The GPUs of the node, and the functions of `host` by their PCI addresses."""
     return topology.read([(f.id, f.id) for f in host.functions if f.is_on_pci], f"{root}/sys")
-
-
-def _below(folder: str) -> dict[str, list[str]]:
-    """The links below each netdev that is on top of others, as a bond's ports."""
-    found = {}
-    for name in names_in(folder):
-        if lower := [one.removeprefix("lower_") for one in names_in(f"{folder}/{name}") if one.startswith("lower_")]:
-            found[name] = sorted(lower)
-    return found
 
 
 def _needed(root: str) -> dict[str, str]:

@@ -16,7 +16,7 @@ from typing import Any
 from cni.library.inventory import attachments as recorded
 from cni.library.inventory import functions
 from cni.library.inventory.functions import Function
-from cni.library.inventory.topology import administrative_states, text, uplinks
+from cni.library.inventory.topology import administrative_states, beside, text, uplinks
 from cni.library.vfs import macs
 from cni.library.vfs.plan import Card, NodeCards
 from cni.shared.kernel import sysfs
@@ -74,7 +74,7 @@ def _uses(vfs: Sequence[Function], root: str, kubelet: str) -> Mapping[str, str]
         holding = [f"process {holders[path]}" for path in nodes if path in holders]
         if nodes and not holding and not all_asked:
             holding = ["a process perhaps, since open files cannot be read here without CAP_SYS_PTRACE"]
-        above = [f"{link} of the host" for netdev in vf.netdevs for link in _above(netdev, sys)]
+        above = [f"{link} of the host" for netdev in vf.netdevs for link in beside(netdev, "upper_", sys)]
         needed = [busy[netdev] for netdev in vf.netdevs if netdev in busy]
         away = ["a network namespace"] if not vf.netdevs and sysfs.has_netdev("pci", vf.id, sys) else []
         known = [held[vf.id]] if vf.id in held else [given[vf.id]] if vf.id in given else []
@@ -123,8 +123,3 @@ def _holders(proc: str) -> tuple[dict[str, str], bool]:
         except OSError:  # the process has gone
             continue
     return found, is_whole
-
-
-def _above(netdev: str, sys: str) -> list[str]:
-    """The links of the host on top of a netdev: macvlans, VLANs, a bond or a bridge."""
-    return sorted(name[len("upper_") :] for name in names_in(f"{sys}/class/net/{netdev}") if name.startswith("upper_"))
