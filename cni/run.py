@@ -80,7 +80,7 @@ def _call(plugin: str, call: Request) -> Result | None:
 
         return whereabouts.call(call, log)
     if plugin == "rdma":
-        from cni.plugins.rdma import plugin as rdma  # VERSION needs no other module
+        from cni.plugins import rdma  # VERSION needs no other module
 
         return rdma.call(call, log)
     from cni import verbs  # VERSION needs no other module

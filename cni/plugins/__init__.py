@@ -14,7 +14,7 @@ EXECUTABLES = (*LINK_PLUGINS, "rdma", "whereabouts")  # each also with the prefi
 def named(name: str) -> LinkPlugin:
     """The link plugin `name`; only its module is loaded."""
     if name == "macvlan":
-        from cni.plugins.macvlan import plugin as macvlan  # a call has one link plugin
+        from cni.plugins import macvlan  # a call has one link plugin
 
         return macvlan
     if name == "sriov":

@@ -35,7 +35,7 @@ PHASES = {
         "cni.shared.spec.result:parse",
         "cni.shared.spec.result:Result.document",
         "cni.shared.config:fill",
-        "cni.plugins.macvlan.plugin:read",
+        "cni.plugins.macvlan:read",
         "cni.plugins.host_device.plugin:read",
         "ipam.plugin:configured",
     ),

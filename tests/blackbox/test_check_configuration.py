@@ -15,9 +15,8 @@ from typing import Any
 import pytest
 
 from cni.features import verbs_device as extra_rdma
+from cni.plugins import macvlan, rdma
 from cni.plugins.host_device import plugin as host_device
-from cni.plugins.macvlan import plugin as macvlan
-from cni.plugins.rdma import plugin as rdma
 from cni.plugins.sriov import plugin as sriov
 from cni.plugins.sriov import vf as sriov_vf
 from cni.shared import rail

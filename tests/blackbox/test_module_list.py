@@ -49,11 +49,11 @@ OF_RESTORE = ("cni.shared.kernel.addresses",)  # a device gets its addresses bac
 FEATURES = ("cni.features",)  # the networks here ask for none
 
 UNLOADED_BY_PLUGIN = {
-    "macvlan": (*FEATURES, *DEVICES, "cni.plugins.sriov", "cni.plugins.rdma.plugin"),
-    "host-device": (*FEATURES, "cni.plugins.macvlan", "cni.plugins.sriov", "cni.plugins.rdma.plugin"),
+    "macvlan": (*FEATURES, *DEVICES, "cni.plugins.sriov", "cni.plugins.rdma"),
+    "host-device": (*FEATURES, "cni.plugins.macvlan", "cni.plugins.sriov", "cni.plugins.rdma"),
     "whereabouts": (
         *FEATURES, *LINKS, *DEVICES, *NETLINK_OF_ADD, "cni.verbs.delegate", "cni.plugins.macvlan",
-        "cni.plugins.sriov", "cni.plugins.rdma.plugin", "cni.shared.kernel.sandbox",
+        "cni.plugins.sriov", "cni.plugins.rdma", "cni.shared.kernel.sandbox",
     ),
 }  # fmt: skip
 UNLOADED_BY_VERB = {
@@ -105,7 +105,7 @@ def test_a_delete_where_there_is_nothing_loads_no_module_that_costs_a_pod_time(n
     assert (
         of(
             found,
-            ("cni.plugins.rdma.plugin",)
+            ("cni.plugins.rdma",)
             if plugin == "sriov"
             else ("cni.plugins.host_device", "cni.plugins.sriov", "cni.verbs", "cni.verbs.delegate"),
         )

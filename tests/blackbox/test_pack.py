@@ -33,7 +33,7 @@ def test_the_pack_holds_the_plugins_and_nothing_of_the_command() -> None:
     assert {
         "cni",
         "cni.run",
-        "cni.plugins.macvlan.plugin",
+        "cni.plugins.macvlan",
         "cni.plugins.host_device.plugin",
         "ipam.stores.file",
     } <= set(index)

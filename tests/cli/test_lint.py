@@ -19,9 +19,8 @@ from cni.cli.main import main
 from cni.library import lint as linter
 from cni.library.documents import jsontext
 from cni.library.lint import Diagnostic, lint, lint_text
+from cni.plugins import macvlan
 from cni.plugins.host_device import plugin as host_device
-from cni.plugins.macvlan import planning
-from cni.plugins.macvlan import plugin as macvlan
 from cni.shared.config import Key, integer
 from ipam import keys
 from tests.cli.test_conf import CONF, CONFLISTS, NADS
@@ -275,8 +274,7 @@ def test_every_key_of_the_ipam_tables_is_checked_by_its_own_reader(key: Key) -> 
 def test_a_key_that_is_added_to_a_table_is_known_to_the_lint(monkeypatch: pytest.MonkeyPatch) -> None:
     document = {**GOOD, "queues": "many"}
     assert told(of(document)) == [("warning", "queues", '"queues"', "remove it")]
-    for module in (macvlan, planning):
-        monkeypatch.setattr(module, "KEYS", (*module.KEYS, Key("queues", integer(1, 8), 1, "", "mtu")))
+    monkeypatch.setattr(macvlan, "KEYS", (*macvlan.KEYS, Key("queues", integer(1, 8), 1, "", "mtu")))
     assert told(of(document)) == [("error", "queues", '"many"', "write an integer from 1 to 8")]
 
 

@@ -20,10 +20,8 @@ from cni.features import routing
 from cni.features import verbs_device as rdma_key
 from cni.library.lint import known
 from cni.library.lint.addresses import Assumed
-from cni.plugins import LINK_PLUGINS
+from cni.plugins import LINK_PLUGINS, macvlan, rdma
 from cni.plugins.host_device import plugin as host_device
-from cni.plugins.macvlan import plugin as macvlan
-from cni.plugins.rdma import plugin as rdma
 from cni.plugins.sriov import plugin as sriov
 from cni.shared.config import Fault, Key, fill
 from cni.shared.spec.request import Request

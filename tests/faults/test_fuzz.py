@@ -19,9 +19,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from cni.features import verbs_device
+from cni.plugins import macvlan
+from cni.plugins import rdma as chained
 from cni.plugins.host_device import plugin as host_device
-from cni.plugins.macvlan import plugin as macvlan
-from cni.plugins.rdma import plugin as chained
 from cni.plugins.sriov import plugin as sriov
 from cni.shared import policy, rail
 from cni.shared.log import Log

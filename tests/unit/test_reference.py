@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from cni import features, plugins
-from cni.plugins.rdma import plugin as rdma
+from cni.plugins import rdma
 from cni.shared import policy, rail
 from cni.shared.config import Key
 from ipam import keys

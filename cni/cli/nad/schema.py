@@ -13,8 +13,7 @@ from typing import Any
 
 from cni import features, plugins
 from cni.library.lint import known
-from cni.plugins import LINK_PLUGINS
-from cni.plugins.rdma import plugin as rdma
+from cni.plugins import LINK_PLUGINS, rdma
 from cni.plugins.sriov import plugin as sriov
 from cni.shared import config, rail
 from cni.shared.config import Key

@@ -13,8 +13,7 @@ from cni.library.documents.scope import Scope
 from cni.library.documents.text import Keys
 from cni.library.lint import addresses, known
 from cni.library.lint.table import note_faults, proposal, unknown_keys
-from cni.plugins import LINK_PLUGINS
-from cni.plugins.rdma import plugin as rdma
+from cni.plugins import LINK_PLUGINS, rdma
 from cni.shared import rail
 from cni.shared.config import Fault, fill, integer
 from cni.shared.kernel import rdma_sysfs as rdma_devices

@@ -10,14 +10,33 @@ import errno
 import os
 from typing import TYPE_CHECKING
 
-from cni.plugins.base import DeviceClaim, keep_log
-from cni.plugins.macvlan import planning
-from cni.plugins.macvlan.planning import STANDS_FOR_ITS_LOWER, MacvlanConfig, MacvlanFacts, MacvlanPlan
+from cni.plugins.base import KEYS_OF_EACH, DeviceClaim, LinkConfig, RecordedPlan, differs, keep_log
 from cni.shared import policy
-from cni.shared.config import fill
+from cni.shared.config import (
+    Fault,
+    Key,
+    boolean,
+    fill,
+    hardware_address,
+    integer,
+    netdev,
+    one_of,
+    optional,
+    string,
+    take,
+)
 from cni.shared.kernel import node
+from cni.shared.kernel.links import ARPHRD_ETHER, ARPHRD_INFINIBAND, LEAST_MTU
 from cni.shared.kernel.netlink import KernelError
-from cni.shared.spec.errors import KernelRefused, LimitedConnectivity, Lingers, NotAvailable
+from cni.shared.records import digest
+from cni.shared.spec.errors import (
+    InvalidConfig,
+    InvalidEnvironment,
+    KernelRefused,
+    LimitedConnectivity,
+    Lingers,
+    NotAvailable,
+)
 
 if TYPE_CHECKING:
     from cni.plugins.base import Named
@@ -30,16 +49,114 @@ if TYPE_CHECKING:
 NAME = "macvlan"
 SHARES_NETDEV = True
 ONLY_OURS = ""
-KEYS = planning.KEYS
+MODES = ("bridge", "private", "vepa", "passthru")
+STANDS_FOR_ITS_LOWER = ("macvlan", "macvtap")  # as a master: netif_is_macvlan, macvlan_common_newlink
+
+MOST_QUEUED = 1 << 16
+"""The largest `bcqueuelen` of a new link. The kernel takes any, and one queue is of all macvlans of a master: the node's memory."""
+
+KEYS = (
+    Key(
+        "master", optional(netdev), "", "netdev below the link; default: that of `deviceID`, else of the default route"
+    ),
+    Key(
+        "deviceID",
+        optional(string),
+        "",
+        "device of a resource, as Multus passes it: its netdev is the default `master`. runtimeConfig.deviceID comes first",
+        "device_id",
+    ),
+    Key("mode", optional(one_of(*MODES), "bridge"), "bridge", "how links of the same master communicate"),
+    Key("mtu", integer(0, 65535), 0, "MTU of the link in bytes, at most the master's; 0: the master's"),
+    Key(
+        "mac",
+        optional(hardware_address),
+        "",
+        "MAC address; default: one derived from the attachment. In mode passthru the link has the master's",
+    ),
+    Key("linkInContainer", boolean, False, "look for the master in the sandbox", "link_in_container"),
+    Key(
+        "bcqueuelen",
+        integer(0, 2**32 - 1),
+        0,
+        f"broadcast queue of the master, in packets, {MOST_QUEUED} at most; 0: the kernel's default",
+    ),
+    *KEYS_OF_EACH,
+)
+
+
+class MacvlanConfig(LinkConfig):
+    """The checked keys of KEYS. `mac` comes from runtimeConfig, else from CNI_ARGS, else from the configuration."""
+
+    master: str
+    device_id: str
+    mode: str
+    mtu: int
+    mac: str
+    link_in_container: bool
+    bcqueuelen: int
+    ignored_mac = ""
+
+
+class MacvlanPlan(RecordedPlan):
+    """The link to make. `name` is its final name, `temporary` the name under which it is made.
+
+    `over` is the index of the configured master, `lower` that of the device on which the kernel puts the link. If the master
+    is a macvlan or macvtap, this is another device, perhaps in another namespace. `apply` reads `lower` from the link, so
+    that the record has the kernel's choice.
+    """
+
+    name: str
+    temporary: str
+    master: str
+    over: int
+    lower: int
+    inSandbox: bool
+    mode: str
+    mtu: int
+    mac: str
+    macIsDerived: bool
+    bcqueuelen: int
+    pci = ""  # a macvlan has no PCI function of its own
+
+
 direct_log = keep_log
-read = planning.read
-plan = planning.plan
 load = MacvlanPlan
+
+
+def read(request: Request, faults: list[Fault]) -> MacvlanConfig:
+    """The checked configuration; all its faults go to `faults`."""
+    config = MacvlanConfig()
+    fill(config, KEYS, request.config, faults)
+    if request.command == "ADD" and config.bcqueuelen > MOST_QUEUED:  # an earlier version has made longer ones
+        faults.append(Fault("bcqueuelen", config.bcqueuelen, f"want {MOST_QUEUED} at most"))
+    given = ("CNI_ARGS MAC", request.args.get("MAC")), ("runtimeConfig.mac", request.of_runtime("mac"))
+    take(config, "mac", hardware_address, faults, given)
+    take(config, "device_id", string, faults, (("runtimeConfig.deviceID", request.of_runtime("deviceID")),))
+    if config.mode == "passthru":
+        config.ignored_mac, config.mac = config.mac, ""  # the kernel gives the master's, macvlan_common_newlink
+    return config
 
 
 def claim(config: MacvlanConfig, request: Request, host: Rtnl, records: Records, named: Named) -> DeviceClaim:
     """Claim no device, since a master is shared."""
     return DeviceClaim()
+
+
+class MacvlanFacts:
+    """The result of `survey`: the master, the names of the netdevs of its namespace, and a link that already has the ifname.
+
+    `reason` says why the node needs the master, which mode passthru would take from it; "" when it does not.
+    """
+
+    def __init__(
+        self, master: Link | None, names: list[str], taken: Link | None, boot_id: str, reason: str = ""
+    ) -> None:
+        self.master = master
+        self.names = names
+        self.taken = taken
+        self.boot_id = boot_id
+        self.reason = reason
 
 
 def survey(
@@ -88,6 +205,14 @@ def _refused(device: Link, mode: str, host: Rtnl, log: Log | None) -> str:
     return reason
 
 
+def _refusal(mode: str, master: Link, reason: str) -> str:
+    """The refusal of a master that the node needs, or that is another sandbox's, with the reason."""
+    what, instead = f'master "{master.name}" is refused', "use another master"
+    if mode == "passthru":
+        what, instead = f'mode passthru is refused on master "{master.name}"', "use mode bridge, another master"
+    return f"{what}: {reason}: {instead}, or {policy.current().way_out()}"
+
+
 def _of_host(master: Link, in_sandbox: bool, host: Rtnl, inside: Rtnl) -> Link | None:
     """The netdev of the host that carries a macvlan of `master`; None when that netdev is in the sandbox, or elsewhere."""
     stands = master.kind in STANDS_FOR_ITS_LOWER
@@ -121,6 +246,88 @@ def _find_master(config: MacvlanConfig, where: Rtnl) -> Link | None:
     return where.link(index=index) if index else None
 
 
+def plan(config: MacvlanConfig, request: Request, facts: MacvlanFacts) -> MacvlanPlan:
+    """The link to make on the master in `facts`, or the error that says why it cannot be made."""
+    master = facts.master
+    where = "in the sandbox" if config.link_in_container else "on the host"
+    if master is None:
+        if not config.master and config.device_id and not config.link_in_container:
+            raise InvalidConfig(
+                f'deviceID "{config.device_id}" is no device with a netdev on the host: name the netdev in the key `master`'
+            )
+        if not config.master:
+            raise InvalidConfig(
+                f"no `master` is given and there is no default route {where}: name the netdev in the key `master`"
+            )
+        raise InvalidConfig(
+            f'master "{config.master}" does not exist {where}: name an existing netdev',
+            f"netdevs {where}: {' '.join(facts.names)}",
+        )
+    if master.arphrd == ARPHRD_INFINIBAND:
+        raise InvalidConfig(
+            f'master "{master.name}" is an InfiniBand link, and macvlan needs Ethernet: use the plugin ipoib or host-device for it'
+        )
+    if master.kind in ("ipvlan", "ipvtap"):  # IFF_NO_RX_HANDLER (drivers/net/ipvlan/ipvlan_main.c)
+        raise InvalidConfig(
+            f'master "{master.name}" is an {master.kind}, and the kernel allows no macvlan on it, or on the netdev below it: name a'
+            " netdev without ipvlans"
+        )
+    if master.arphrd != ARPHRD_ETHER:
+        raise InvalidConfig(
+            f'master "{master.name}" is not an Ethernet link (ARPHRD {master.arphrd}), and macvlan needs one: name another netdev'
+        )
+    if facts.reason:
+        raise InvalidConfig(_refusal(config.mode, master, facts.reason))
+    if config.mtu > master.mtu:
+        raise InvalidConfig(
+            f'mtu {config.mtu} is above {master.mtu}, the MTU of master "{master.name}": lower the key `mtu`, or raise the'
+            f" master's (ip link set {master.name} mtu {config.mtu})"
+        )
+    least = max(LEAST_MTU, master.min_mtu)  # a VLAN names 0, and macvlan_common_newlink gives a macvlan ETH_MIN_MTU
+    if 0 < config.mtu < least:
+        raise InvalidConfig(f"mtu {config.mtu} is below {least}, the minimum of a macvlan")
+    if facts.taken is not None:
+        kind = facts.taken.kind or "physical"
+        raise InvalidEnvironment(
+            f'CNI_IFNAME "{request.attachment.ifname}" exists already in the sandbox {request.netns} (a {kind} link that this'
+            " attachment did not make): choose another ifname, or remove that link"
+        )
+    return _planned_on(config, request, master, _derived_mac(request, facts.boot_id))
+
+
+def _planned_on(config: MacvlanConfig, request: Request, master: Link, derived: str) -> MacvlanPlan:
+    """The plan of a macvlan over `master`; `derived` is the MAC that the attachment gets without one of its own."""
+    passthru = config.mode == "passthru"
+    return MacvlanPlan(
+        {
+            "name": request.attachment.ifname,
+            "temporary": _temporary_name(request),
+            "master": master.name,
+            "over": master.index,
+            "lower": master.lower_index if master.kind in STANDS_FOR_ITS_LOWER else master.index,
+            "inSandbox": config.link_in_container,
+            "mode": config.mode,
+            "mtu": config.mtu or master.mtu,
+            "mtuIsAsked": config.mtu > 0,
+            "mac": config.mac or ("" if passthru else derived),
+            "macIsDerived": not (passthru or config.mac) and derived != "",
+            "bcqueuelen": config.bcqueuelen,
+        }
+    )
+
+
+def _temporary_name(request: Request) -> str:
+    """The name under which the link is made: derived from the attachment, so that a later call recognises its own link."""
+    return "mv" + digest(request.attachment, "temporary", 6).hex()
+
+
+def _derived_mac(request: Request, boot_id: str) -> str:
+    """A locally administered unicast MAC: the same for a retried ADD, different for every other attachment of any node."""
+    octets = bytearray(digest(request.attachment, "mac" + boot_id, 6))
+    octets[0] = octets[0] & 0xFC | 0x02
+    return ":".join(f"{o:02x}" for o in octets)
+
+
 def adopt(request: Request, host: Rtnl, inside: Rtnl | None) -> MacvlanPlan | None:
     """The plan of a link that Go's plugin made: a macvlan of that name on the master that is configured now.
 
@@ -132,13 +339,30 @@ def adopt(request: Request, host: Rtnl, inside: Rtnl | None) -> MacvlanPlan | No
     config = MacvlanConfig()
     fill(config, KEYS, request.config, [])  # a DEL goes on with a configuration that an ADD would refuse
     if request.command == "CHECK":
-        from cni.plugins.macvlan import check  # only an attachment without a record needs it
-
-        return check.as_it_is(link, config.link_in_container, host, inside)
+        return _as_it_is(link, config.link_in_container, host, inside)
     master = _find_master(config, inside if config.link_in_container else host)
     if master is None:
         return None
-    return planning.planned_on(config, request, master, "")
+    return _planned_on(config, request, master, "")
+
+
+def _as_it_is(link: Link, in_sandbox: bool, host: Rtnl, inside: Rtnl) -> MacvlanPlan:
+    """The plan that matches the link."""
+    return MacvlanPlan(
+        {
+            "name": link.name,
+            "temporary": "",
+            "master": _lower_name(link, host, inside),
+            "over": link.lower_index,
+            "lower": link.lower_index,
+            "inSandbox": in_sandbox,
+            "mode": link.macvlan_mode,
+            "mtu": link.mtu,
+            "mac": link.mac,
+            "macIsDerived": False,
+            "bcqueuelen": link.bcqueuelen,
+        }
+    )
 
 
 def apply(planned: MacvlanPlan, host: Rtnl, inside: Rtnl, sandbox: Namespace) -> Link:
@@ -281,19 +505,59 @@ def without_link(planned: MacvlanPlan) -> None:
 
 
 def differences(planned: MacvlanPlan, config: MacvlanConfig, link: Link | None, host: Rtnl, inside: Rtnl) -> list[str]:
-    """The differences of the link from the plan and from the configuration."""
-    from cni.plugins.macvlan import check  # only CHECK needs it
+    """The differences of the link from the plan and from the configuration. The default `master` is not compared: it may change."""
+    if link is None:
+        return []
+    if link.kind != "macvlan":
+        return [f'"{link.name}" is a {link.kind or "physical"} link, not a macvlan']
+    found = _master(planned, config, link, host, inside)
+    found += differs("mode", link.macvlan_mode, planned.mode, config.mode)
+    shown, was, configured = (n or None for n in (link.bcqueuelen, planned.bcqueuelen, config.bcqueuelen))
+    found += differs("bcqueuelen", shown, was, configured)
+    lower = _lower(link, host, inside)
+    if lower and link.mtu == lower.mtu < planned.mtu:  # macvlan_device_event, drivers/net/macvlan.c
+        found.append(f"master {lower.name} has been given the MTU {lower.mtu}, was {planned.mtu}, and so has the link")
+    return found
 
-    return check.differences(planned, config, link, host, inside) if link else []
+
+def _master(planned: MacvlanPlan, config: MacvlanConfig, link: Link, host: Rtnl, inside: Rtnl) -> list[str]:
+    is_as_made = link.lower_index == planned.lower and planned.over != planned.lower
+    now = planned.master if is_as_made else _lower_name(link, host, inside)
+    if link.lower_index != planned.lower:
+        return [f"master is {now}, was {planned.master} (index {planned.lower})"]
+    if config.link_in_container != planned.inSandbox:
+        made, wanted = (
+            "in the sandbox" if is_inside else "on the host"
+            for is_inside in (planned.inSandbox, config.link_in_container)
+        )
+        return [f"master is {now} {made}, configured is one {wanted} (linkInContainer)"]
+    if not config.master:
+        return []
+    where, place = (inside, "in the sandbox") if config.link_in_container else (host, "on the host")
+    master = where.link(name=config.master)
+    if master is None:
+        return [f"master is {now}, configured is {config.master}, which does not exist {place}"]
+    stands = master.kind in STANDS_FOR_ITS_LOWER
+    if link.lower_index != (master.lower_index if stands else master.index) or (
+        config.link_in_container and link.lower_netnsid != (master.lower_netnsid if stands else None)
+    ):
+        return [f"master is {now}, configured is {config.master}"]
+    return []
+
+
+def _lower_name(link: Link, host: Rtnl, inside: Rtnl) -> str:
+    """The device below the link: its name, if that is known."""
+    lower = _lower(link, host, inside)
+    return lower.name if lower else f"index {link.lower_index}"
+
+
+def _lower(link: Link, host: Rtnl, inside: Rtnl) -> Link | None:
+    return (inside if link.lower_netnsid is None else host).link(index=link.lower_index)
 
 
 def carrier(planned: MacvlanPlan) -> tuple[str, bool]:
     """The master."""
     return planned.master, planned.inSandbox
-
-
-def _down(master: Link) -> str:
-    return f'master "{master.name}" is down: ip link set {master.name} up'
 
 
 def status(config: MacvlanConfig, host: Rtnl, log: Log) -> Link | None:
@@ -310,9 +574,13 @@ def status(config: MacvlanConfig, host: Rtnl, log: Log) -> Link | None:
         _permit(device)
         reason = _refused(device, config.mode, host, None)
         if reason:
-            raise NotAvailable(planning.refusal(config.mode, master, reason))
+            raise NotAvailable(_refusal(config.mode, master, reason))
     if not master.up:
         raise LimitedConnectivity(_down(master))
     if not master.carrier:
         raise LimitedConnectivity(f'master "{master.name}" has no carrier: check its cable and switch port')
     return master
+
+
+def _down(master: Link) -> str:
+    return f'master "{master.name}" is down: ip link set {master.name} up'
