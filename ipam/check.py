@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from cni.shared.spec.versions import at_least
+from cni.shared.spec.request import at_least
 from ipam.ranges import format_address, host_of, parse_address, parse_cidr
 
 if TYPE_CHECKING:

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING
 
 from cni.shared.config import MOST_MEMBERS, Fault, refuse
 from cni.shared.spec.errors import InvalidConfig
-from cni.shared.spec.request import member
-from cni.shared.spec.versions import at_least
+from cni.shared.spec.request import at_least, member
 from ipam import flatfile
 from ipam.entries import RangeEntry, attempt, read_addresses, read_own_range, read_ranges, read_routes
 from ipam.keys import ACCEPTED_KEYS, DATASTORES, IPAM_KEYS, MOST_STORE_SECONDS, RANGE_KEYS

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from cni.shared import rail
 from cni.shared.config import Fault, Key, mapping
-from cni.shared.kernel import ip_rules, ipconfig, routes, sysctl
+from cni.shared.kernel import files, ip_rules, ipconfig, routes
 from cni.shared.kernel.netlink import KernelError
 from cni.shared.rail import KEYS as KEYS
 from cni.shared.rail import Rail
@@ -66,7 +66,7 @@ def before_up(document: dict[str, Any], link: Link, sandbox: Sandbox) -> None:
     """The link must not answer for others' addresses, from the first packet on."""
     for name, value in SYSCTLS:
         try:
-            sysctl.write(f"{_ROOT}/{link.name}/{name}", value)
+            files.write_sysctl(f"{_ROOT}/{link.name}/{name}", value)
         except OSError as fault:
             raise KernelRefused(
                 f"{name} of {link.name} cannot be set to {value}: {fault.strerror}; /proc/sys must be writable, or set"
@@ -135,7 +135,7 @@ def differences(document: dict[str, Any], link: Link, expected: Result, sandbox:
     with sandbox.namespace.entered():
         for name, wanted in SYSCTLS:
             try:
-                value = sysctl.read(f"{_ROOT}/{link.name}/{name}")
+                value = files.read_sysctl(f"{_ROOT}/{link.name}/{name}")
             except OSError as fault:
                 value = os.strerror(fault.errno or 0)
             if value != wanted:

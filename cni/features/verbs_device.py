@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from cni.features import deviceinfo, gids
 from cni.shared.config import Fault, Key, boolean, fill, integer
-from cni.shared.kernel import rdma_netlink, rdma_sysfs, sysctl
+from cni.shared.kernel import files, rdma_netlink, rdma_sysfs
 from cni.shared.spec.errors import (
     InvalidConfig,
     KernelRefused,
@@ -160,7 +160,7 @@ def before_up(document: dict[str, Any], link: Link, sandbox: Sandbox) -> None:
     if document["ipv6LinkLocal"]:
         return
     try:
-        sysctl.write(f"net/ipv6/conf/{link.name}/addr_gen_mode", "1")  # IN6_ADDR_GEN_MODE_NONE, if_link.h
+        files.write_sysctl(f"net/ipv6/conf/{link.name}/addr_gen_mode", "1")  # IN6_ADDR_GEN_MODE_NONE, if_link.h
     except FileNotFoundError:
         pass  # no IPv6 in this kernel: no such address either
     except OSError as fault:

@@ -14,7 +14,6 @@ from cni.shared.kernel import sandbox as sandboxes
 from cni.shared.kernel.links import Rtnl
 from cni.shared.kernel.netlink import KernelError
 from cni.shared.records import Records
-from cni.shared.spec import versions
 from cni.shared.spec.errors import (
     AddressInUse,
     CniError,
@@ -24,7 +23,7 @@ from cni.shared.spec.errors import (
     KernelRefused,
     report,
 )
-from cni.shared.spec.request import member
+from cni.shared.spec.request import at_least, member
 from cni.shared.spec.result import IPV6_LEAST_MTU, Interface, Result, parse
 from cni.verbs import delegate
 from cni.verbs.detach import CLEARING_SECONDS, PART, Release, config_of, detach
@@ -82,7 +81,7 @@ def _read(plugin: LinkPlugin, request: Request, log: Log) -> tuple[Any, dict[str
         log.warning(text)
     if member(request.config, "ipam") and not delegate.ipam_type(request.config):
         log.warning('`ipam` has no `type`, and the link gets no addresses: want "type": "whereabouts" in it')
-    if not delegate.ipam_type(request.config) and not versions.at_least(request.cni_version, "0.3.0"):
+    if not delegate.ipam_type(request.config) and not at_least(request.cni_version, "0.3.0"):
         raise IncompatibleVersion(
             f"cniVersion {request.cni_version} cannot describe an attachment without addresses: use cniVersion 0.3.0 or newer,"
             " or give the network an ipam block"
@@ -125,7 +124,7 @@ def _earlier(request: Request) -> Result | None:
     this attachment is then theirs, and not the rest of a killed ADD.
     """
     document = member(request.config, "prevResult")
-    if document is None or not versions.at_least(request.cni_version, "0.3.0"):
+    if document is None or not at_least(request.cni_version, "0.3.0"):
         return None
     earlier = parse(document)
     name = request.attachment.ifname

@@ -61,7 +61,12 @@ PHASES = {
         "cni.shared.kernel.routes:*",
     ),
     "delegated plugin": ("cni.verbs.delegate:_execute",),
-    "kernel": ("cni.shared.kernel.netns:_setns", "cni.shared.kernel.netns:_open", "cni.shared.kernel.sysctl:*"),
+    "kernel": (
+        "cni.shared.kernel.netns:_setns",
+        "cni.shared.kernel.netns:_open",
+        "cni.shared.kernel.files:read_sysctl",
+        "cni.shared.kernel.files:write_sysctl",
+    ),
 }
 
 

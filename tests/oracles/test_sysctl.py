@@ -1,4 +1,4 @@
-"""cni/shared/kernel/sysctl.py: kernel parameters of the namespace that the thread is in."""
+"""cni/shared/kernel/files.py: kernel parameters of the namespace that the thread is in."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from cni.shared.kernel import sysctl
+from cni.shared.kernel import files
 from tests.view import View
 
 
@@ -16,19 +16,22 @@ def test_a_parameter_is_read_and_written_in_the_namespace_of_the_thread(namespac
         view.add_veth("net1.100", "wire")  # a name with a dot is no further level
     name = "net/ipv4/conf/net1.100/arp_notify"
     with pod.entered():
-        assert sysctl.read(name) == "0"
-        sysctl.write(name, "1")
-        assert sysctl.read(name) == "1"
+        assert files.read_sysctl(name) == "0"
+        files.write_sysctl(name, "1")
+        assert files.read_sysctl(name) == "1"
     assert (pod.sysctl(name), other.sysctl(name)) == ("1", "0")
 
 
 def test_a_parameter_that_is_not_there_is_an_error(namespaces: Callable[[], View]) -> None:
     with namespaces().entered():
-        for call in (lambda: sysctl.read("net/ipv4/conf/net9/arp_notify"), lambda: sysctl.write("net/none", "1")):
+        for call in (
+            lambda: files.read_sysctl("net/ipv4/conf/net9/arp_notify"),
+            lambda: files.write_sysctl("net/none", "1"),
+        ):
             with pytest.raises(FileNotFoundError):
                 call()
 
 
 def test_a_value_that_the_kernel_does_not_take_is_an_error(namespaces: Callable[[], View]) -> None:
     with namespaces().entered(), pytest.raises(OSError, match="Invalid argument"):
-        sysctl.write("net/ipv4/conf/lo/arp_notify", "many")
+        files.write_sysctl("net/ipv4/conf/lo/arp_notify", "many")

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from cni.shared.spec import result
 from cni.shared.spec.errors import DecodingFailure, IncompatibleVersion
+from cni.shared.spec.request import SUPPORTED
 from cni.shared.spec.result import Interface, IPConfig, Result, Route
-from cni.shared.spec.versions import SUPPORTED
 
 
 def full() -> Result:

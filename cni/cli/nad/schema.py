@@ -17,7 +17,7 @@ from cni.plugins import LINK_PLUGINS, rdma
 from cni.plugins.sriov import plugin as sriov
 from cni.shared import config, rail
 from cni.shared.config import Key
-from cni.shared.spec.versions import SUPPORTED
+from cni.shared.spec.request import SUPPORTED
 from ipam import keys
 
 Rule = dict[str, Any]

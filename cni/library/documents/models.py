@@ -21,8 +21,7 @@ from pydantic import (
     model_validator,
 )
 
-from cni.shared.spec.request import is_identifier, member
-from cni.shared.spec.versions import SUPPORTED
+from cni.shared.spec.request import SUPPORTED, is_identifier, member
 
 
 def _identifier(text: str) -> str:

@@ -13,8 +13,7 @@ from cni.library.documents.text import Keys
 from cni.library.lint import known, plugin
 from cni.library.lint.plugin import Surroundings
 from cni.library.lint.table import executable
-from cni.shared.spec.request import member
-from cni.shared.spec.versions import SUPPORTED
+from cni.shared.spec.request import SUPPORTED, member
 
 LIST, SINGLE = (".conflist",), (".conf", ".json")
 _NEWEST_COMMON = "1.0.0"  # every runtime and plugin in use speaks it

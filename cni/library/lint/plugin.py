@@ -18,9 +18,8 @@ from cni.shared import rail
 from cni.shared.config import Fault, fill, integer
 from cni.shared.kernel import rdma_sysfs as rdma_devices
 from cni.shared.rail import Rail
-from cni.shared.spec.request import Request, member
+from cni.shared.spec.request import NEWEST, SUPPORTED, Request, member
 from cni.shared.spec.result import IPV6_LEAST_MTU
-from cni.shared.spec.versions import NEWEST, SUPPORTED
 
 if TYPE_CHECKING:
     from ipam.source import Files

@@ -16,9 +16,8 @@ from cni.library.documents.networks import ChainStep, Network
 from cni.library.runtime.cache import Cache, CachedResult, Parameters
 from cni.library.runtime.executables import Executables, PluginFailed, StepsFailed
 from cni.shared.spec import result as results
-from cni.shared.spec import versions
 from cni.shared.spec.errors import CniError, DecodingFailure, IncompatibleVersion, InvalidConfig
-from cni.shared.spec.versions import at_least
+from cni.shared.spec.request import NEWEST, SUPPORTED, VERBS_SINCE, at_least
 
 
 class Runtime:
@@ -82,7 +81,7 @@ class Runtime:
             with _noted(faults):
                 self.delete(network, entry.parameters)
         version = self._version(network)
-        asked = at_least(version, versions.VERBS_SINCE["GC"])
+        asked = at_least(version, VERBS_SINCE["GC"])
         if asked:
             attachments = [{"containerID": p.container_id, "ifname": p.ifname} for p in valid]
             # the second key is the first's name in a draft of the spec; libcni sends both
@@ -125,7 +124,7 @@ class Runtime:
         """Ask the executable of `plugin` for its spec versions; 0.1.0 if it does not know VERSION."""
         dummy = Parameters("", "dummy", "dummy")  # plugins of before 0.2.0 want them even here
         try:
-            answer = self._run("VERSION", plugin, {"cniVersion": versions.NEWEST}, dummy)
+            answer = self._run("VERSION", plugin, {"cniVersion": NEWEST}, dummy)
         except PluginFailed as fault:
             if fault.msg == "unknown CNI_COMMAND: VERSION":
                 return ["0.1.0"]
@@ -151,11 +150,11 @@ class Runtime:
 
     def _version_with(self, verb: str, version: str, plugins: Sequence[str]) -> str:
         """`version` when it has `verb`, otherwise the newest with it that all `plugins` speak."""
-        since = versions.VERBS_SINCE[verb]
+        since = VERBS_SINCE[verb]
         if at_least(version, since):
             return version
         spoken = {plugin: self.plugin_versions(plugin) for plugin in plugins}
-        for newer in reversed(versions.SUPPORTED):
+        for newer in reversed(SUPPORTED):
             if at_least(newer, since) and all(newer in s for s in spoken.values()):
                 return newer
         newest = ", ".join(f"{plugin} speaks {(s or ['none'])[-1]}" for plugin, s in spoken.items())

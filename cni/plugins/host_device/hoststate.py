@@ -20,8 +20,7 @@ from socket import AF_INET, AF_INET6
 from typing import TYPE_CHECKING
 
 from cni.plugins.host_device import devices
-from cni.shared.kernel import addresses, raw_state, routes, sysctl
-from cni.shared.kernel.files import names_in
+from cni.shared.kernel import addresses, files, raw_state, routes
 from cni.shared.kernel.netlink import KernelError, number_of
 from cni.shared.records import Records
 from cni.shared.spec.errors import TryAgainLater
@@ -152,7 +151,7 @@ def _unlisted(link: str, inet6: bytes) -> dict[str, str]:
     for path, default in UNLISTED.items():
         if path != _STABLE or has_secret:
             try:
-                value = sysctl.read(path.format(link))
+                value = files.read_sysctl(path.format(link))
             except OSError:
                 continue  # this kernel does not have it
             if value != default:
@@ -185,7 +184,7 @@ def _listed(texts: list[str]) -> str:
 def _software_verbs(name: str) -> list[str]:
     """The soft-RoCE or soft-iWARP devices on the netdev `name`, which end with its move (rxe_notify and siw_netdev_event
     at NETDEV_UNREGISTER, drivers/infiniband/sw)."""
-    if not names_in("/sys/class/infiniband"):
+    if not files.names_in("/sys/class/infiniband"):
         return []
     from cni.shared.kernel import rdma_sysfs  # most hosts have no such device
 

@@ -1,4 +1,4 @@
-"""Small files: written whole, and read only if no other user can have written them.
+"""Small files: written whole, and read only if no other user can have written them; kernel parameters.
 
 A file is written under a temporary name in its own directory and then renamed, so a reader sees the old content or the
 new content, never a part. The temporary name is derived from the name of the file: the next writer overwrites the
@@ -15,6 +15,7 @@ import os
 from errno import ELOOP
 
 _CHUNK = 1 << 16
+_SYSCTLS = "/proc/sys/"
 _FILE_TYPE, _REGULAR, _DIRECTORY, _OTHERS_WRITE = 0o170000, 0o100000, 0o040000, 0o022
 
 
@@ -71,6 +72,24 @@ def read_whole(path: str) -> bytes:
         while part := os.read(fd, _CHUNK):
             parts.append(part)
         return b"".join(parts)
+    finally:
+        os.close(fd)
+
+
+def read_sysctl(name: str) -> str:
+    """The value of a kernel parameter by its path below /proc/sys, "net/ipv4/conf/net1/arp_notify", without the end of its line.
+
+    A parameter below "net" is that of the network namespace which the calling thread is in. FileNotFoundError for a
+    parameter, or a link in its name, that is not there.
+    """
+    return read_whole(_SYSCTLS + name).decode().rstrip("\n")
+
+
+def write_sysctl(name: str, value: str) -> None:
+    """Give a kernel parameter, named as for `read_sysctl`, a value."""
+    fd = os.open(_SYSCTLS + name, os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        os.write(fd, value.encode())
     finally:
         os.close(fd)
 

@@ -17,7 +17,7 @@ import time
 from socket import inet_ntop
 from typing import TYPE_CHECKING
 
-from cni.shared.kernel import addresses, routes, sysctl
+from cni.shared.kernel import addresses, files, routes
 from cni.shared.kernel.netlink import KernelError, address_of
 from cni.shared.spec.errors import AddressInUse, InvalidConfig, KernelRefused
 from cni.shared.spec.result import MOST_SCOPE
@@ -94,8 +94,8 @@ def _announce(name: str, has_ipv6: bool) -> None:
         return
     for link in ("lo", name):  # some runtimes give the sandbox with IPv6 switched off
         try:
-            if sysctl.read(f"net/ipv6/conf/{link}/disable_ipv6") != "0":
-                sysctl.write(f"net/ipv6/conf/{link}/disable_ipv6", "0")
+            if files.read_sysctl(f"net/ipv6/conf/{link}/disable_ipv6") != "0":
+                files.write_sysctl(f"net/ipv6/conf/{link}/disable_ipv6", "0")
         except OSError as fault:
             raise KernelRefused(
                 f"IPv6 cannot be enabled on {link} in the sandbox: {fault.strerror}; use IPv4 alone, or a kernel with IPv6 and a writable /proc/sys"
@@ -107,7 +107,7 @@ def _announce(name: str, has_ipv6: bool) -> None:
 def _try(name: str) -> None:
     """Switch the parameter on, if the kernel has it and /proc/sys is writable; the attachment works without it."""
     try:
-        sysctl.write(name, "1")
+        files.write_sysctl(name, "1")
     except OSError:
         pass
 

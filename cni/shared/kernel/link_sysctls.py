@@ -10,7 +10,7 @@ from __future__ import annotations
 from struct import Struct
 from typing import TYPE_CHECKING
 
-from cni.shared.kernel import sysctl
+from cni.shared.kernel import files
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -72,16 +72,16 @@ def due(
     for path, value in more.items():
         path = path.format(link)
         if not _holds(path, value):
-            yield path, sysctl.write, path, value
+            yield path, files.write_sysctl, path, value
     for family, names in (("ipv6", IPV6), ("ipv4", IPV4)):
         for name, value in _different(names, *wanted[family]):
             path = f"net/{family}/conf/{link}/{name}"
-            yield f"{path} = {value}", sysctl.write, path, value
+            yield f"{path} = {value}", files.write_sysctl, path, value
 
 
 def _holds(path: str, value: str) -> bool:
     try:
-        return sysctl.read(path) == value
+        return files.read_sysctl(path) == value
     except OSError:
         return False  # a secret that is not set cannot be read
 

@@ -14,13 +14,22 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from cni.shared.spec import codec, versions
-from cni.shared.spec.errors import DecodingFailure, InvalidConfig, InvalidEnvironment
+from cni.shared.spec import codec
+from cni.shared.spec.errors import DecodingFailure, IncompatibleVersion, InvalidConfig, InvalidEnvironment
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import Any
 
+SUPPORTED = ("0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0")
+NEWEST = SUPPORTED[-1]
+VERBS_SINCE = {
+    "ADD": "0.1.0",
+    "DEL": "0.1.0",
+    "CHECK": "0.4.0",
+    "GC": "1.1.0",
+    "STATUS": "1.1.0",
+}  # the verbs, each with the oldest version that has it (SPEC.md, section 2)
 _ALNUM = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789")
 _IDENTIFIER = _ALNUM | frozenset("_.-")
 _ATTACHMENT_VERBS = ("ADD", "CHECK", "DEL")
@@ -107,17 +116,35 @@ def parse(environ: Mapping[str, str], stdin: bytes) -> Request:
         raise InvalidEnvironment(f"{command} needs {', '.join(missing)} in the environment")
     config = _decode(stdin)
     _check_network_name(member(config, "name"))
-    if command not in versions.VERBS_SINCE:
+    if command not in VERBS_SINCE:
         raise InvalidEnvironment(
-            f'CNI_COMMAND "{command[:40]}" is unknown: use one of {", ".join(versions.VERBS_SINCE)}, VERSION'
+            f'CNI_COMMAND "{command[:40]}" is unknown: use one of {", ".join(VERBS_SINCE)}, VERSION'
         )
     version = member(config, "cniVersion")
     if version is not None and not isinstance(version, str):
-        raise DecodingFailure(
-            f'cniVersion {codec.shown(version)} is not a string: write one such as "{versions.NEWEST}"'
-        )
-    versions.require(version or "0.1.0", command)
+        raise DecodingFailure(f'cniVersion {codec.shown(version)} is not a string: write one such as "{NEWEST}"')
+    _require(version or "0.1.0", command)
     return Request(environ, stdin, config, _parse_args(environ.get("CNI_ARGS", "")))
+
+
+def at_least(version: str, floor: str) -> bool:
+    """Whether the supported `version` is `floor` or newer."""
+    return SUPPORTED.index(version) >= SUPPORTED.index(floor)
+
+
+def _require(version: str, verb: str) -> None:
+    """Refuse a version that is unknown, or in which `verb` does not exist (code 1)."""
+    if version not in SUPPORTED:
+        raise IncompatibleVersion(
+            f'cniVersion "{version[:40]}" is not supported: use one of {", ".join(SUPPORTED)}',
+            f"cniVersion of the network configuration: {version[:200]!r}",
+        )
+    since = VERBS_SINCE[verb]
+    if not at_least(version, since):
+        raise IncompatibleVersion(
+            f"{verb} does not exist in cniVersion {version}: it needs {since} or newer",
+            f"cniVersion of the network configuration: {version}",
+        )
 
 
 def version_of(stdin: bytes) -> str:
@@ -125,9 +152,9 @@ def version_of(stdin: bytes) -> str:
     try:
         config = codec.loads_foreign(stdin)
     except ValueError:
-        return versions.NEWEST
+        return NEWEST
     version = member(config, "cniVersion") if isinstance(config, dict) else None
-    return version if version in versions.SUPPORTED else versions.NEWEST
+    return version if version in SUPPORTED else NEWEST
 
 
 def member(document: Mapping[str, Any], key: str) -> Any:

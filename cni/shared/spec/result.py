@@ -17,7 +17,7 @@ from socket import AF_INET, AF_INET6, inet_pton
 from typing import TYPE_CHECKING
 
 from cni.shared.spec.errors import DecodingFailure, IncompatibleVersion
-from cni.shared.spec.versions import NEWEST, SUPPORTED, at_least
+from cni.shared.spec.request import NEWEST, SUPPORTED, at_least
 
 if TYPE_CHECKING:
     from typing import Any
