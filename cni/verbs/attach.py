@@ -79,9 +79,10 @@ def _read(plugin: LinkPlugin, request: Request, log: Log) -> tuple[Any, dict[str
     names = (*(key.name for key in plugin.KEYS), *OF_RUNTIMES, *OF_FEATURES)
     for text in misspelt(request.config, names):
         log.warning(text)
-    if member(request.config, "ipam") and not delegate.ipam_type(request.config):
+    has_addresses = delegate.ipam_type(request.config) != ""
+    if member(request.config, "ipam") and not has_addresses:
         log.warning('`ipam` has no `type`, and the link gets no addresses: want "type": "whereabouts" in it')
-    if not delegate.ipam_type(request.config) and not at_least(request.cni_version, "0.3.0"):
+    if not has_addresses and not at_least(request.cni_version, "0.3.0"):
         raise IncompatibleVersion(
             f"cniVersion {request.cni_version} cannot describe an attachment without addresses: use cniVersion 0.3.0 or newer,"
             " or give the network an ipam block"
@@ -168,6 +169,7 @@ class _Attempt:
         self._records = records
         self._log = log
         self.host = host
+        self._ipam = delegate.ipam_type(request.config)
         self.is_foreign = delegate.is_foreign(request)
         self._planned: Any = None
         self._features: Features | None = None
@@ -186,8 +188,7 @@ class _Attempt:
             release = Release(former, self._request, self._log)
             until = time.monotonic() + CLEARING_SECONDS
             report(detach(former, self._request, self.host, self._log, until, release))
-            kind = delegate.ipam_type(self._request.config)
-            if delegate.ipam_type(config_of(former)) != kind or self.is_foreign:
+            if delegate.ipam_type(config_of(former)) != self._ipam or self.is_foreign:
                 release.finish()
 
     def plan(self, asked: dict[str, Any], device: DeviceClaim) -> None:
@@ -218,7 +219,7 @@ class _Attempt:
         }
         if self._features:
             self._record["extras"] = self._features.documents
-        if self.is_foreign and delegate.ipam_type(self._request.config) not in delegate.FORGETFUL:
+        if self.is_foreign and self._ipam not in delegate.FORGETFUL:
             self._record["foreign"] = True  # that plugin's DEL needs the record (cni.shared.records)
         self._write()
 
@@ -227,7 +228,7 @@ class _Attempt:
 
     def claim(self) -> None:
         """Get the addresses from the IPAM plugin, when the network has one."""
-        if delegate.ipam_type(self._request.config):
+        if self._ipam:
             self._claimed = True  # a failed call may have claimed some
             try:
                 self._addresses = delegate.add(self._request, self._log)

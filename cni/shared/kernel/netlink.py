@@ -76,20 +76,21 @@ def pack_message(kind: int, flags: int, sequence: int, body: bytes) -> bytes:
 def unpack_messages(data: bytes) -> Iterator[Message]:
     """The messages in `data`; ValueError when one is cut off."""
     start = 0
-    while start < len(data):
-        if len(data) - start < _HEADER.size:
+    end = len(data)
+    while start < end:
+        if end - start < _HEADER.size:
             raise ValueError("netlink message cut off in its header")
         length, kind, flags, sequence, _port = _HEADER.unpack_from(data, start)
-        if not _HEADER.size <= length <= len(data) - start:
-            raise ValueError(f"netlink message of {length} bytes in {len(data) - start}")
+        if not _HEADER.size <= length <= end - start:
+            raise ValueError(f"netlink message of {length} bytes in {end - start}")
         yield Message(kind, flags, sequence, data[start + _HEADER.size : start + length])
-        start += _aligned(length)
+        start += (length + 3) & ~3
 
 
 def attribute(kind: int, payload: bytes) -> bytes:
     """One attribute, padded. For nested ones `payload` is attributes, and `kind` has NESTED."""
     length = _ATTRIBUTE.size + len(payload)
-    return _ATTRIBUTE.pack(length, kind) + payload + bytes(_aligned(length) - length)
+    return _ATTRIBUTE.pack(length, kind) + payload + bytes(-length & 3)
 
 
 def number(kind: int, value: int) -> bytes:
@@ -139,10 +140,6 @@ def address_of(text: str) -> tuple[int, bytes]:
         return family, socket.inet_pton(family, text)
     except (OSError, ValueError):  # ValueError: a zero byte
         raise ValueError(f'"{text}" is no address') from None
-
-
-def _aligned(length: int) -> int:
-    return (length + 3) & ~3
 
 
 class Socket:
@@ -284,6 +281,6 @@ def _raise_refusal(message: Message) -> None:
         start = _INT.size
         if message.kind == _ERROR:  # here the request stands before the attributes
             echoed: int = _HEADER.unpack_from(message.body, start)[0]
-            start += _aligned(echoed)
+            start += (echoed + 3) & ~3
         text = text_of(dict(unpack_attributes(message.body, start)).get(_EXT_ACK_MESSAGE, b""))
     raise KernelError(-code, text)
