@@ -51,9 +51,12 @@ def route(host: View, name: str, beside: str) -> None:
 
 
 def quieten(view: View, link: str = "default") -> None:
-    """Let IPv6 do nothing by itself some seconds after a link has come up: all cases shall meet the same."""
-    for name in ("accept_dad", "router_solicitations"):
-        view.set_sysctl(f"net/ipv6/conf/{link}/{name}", 0)
+    """Let IPv6 do nothing by itself some seconds after a link has come up: all cases shall meet the same.
+
+    The kernel takes the larger value of `accept_dad` of the link and of all links.
+    """
+    for where, name in ((link, "accept_dad"), ("all", "accept_dad"), (link, "router_solicitations")):
+        view.set_sysctl(f"net/ipv6/conf/{where}/{name}", 0)
 
 
 def identify(view: View, name: str, mac: str) -> None:

@@ -121,6 +121,7 @@ class Scene:
             for name in (DEVICE, *DEVICES.values()):
                 self.make_device(name)
         self.next = Attachment("next", "next", self.node.pod("next"), DEVICE)
+        devices.quieten(self.next.sandbox.view)
         self.bystander: Attachment | None = None
         if (
             self._first or self.node.is_warm
@@ -167,6 +168,7 @@ class Scene:
             (directory / name).chmod(0o600)
         self.drop_sandbox()
         self.victim = Attachment("victim-1", "victim", self.node.pod("victim"), DEVICE)
+        devices.quieten(self.victim.sandbox.view)
         return self.victim
 
     def _clear(self, pod: Pod) -> None:
