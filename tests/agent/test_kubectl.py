@@ -31,7 +31,7 @@ from tests.callers import KUBECTL
 from tests.command import LOCKS
 from tests.docs import cluster as docs
 from tests.docs.kubelet import creating, status_of
-from tests.node import BIN, until
+from tests.node import BIN, railcni, until
 
 pytestmark = [
     pytest.mark.skipif(tools.kubectl_version() < (1, 31), reason="needs kubectl 1.31 or newer: `.ci/helm` gets it"),
@@ -62,6 +62,7 @@ class Nodes:
         self.made: Document = {}
         self.roots: dict[str, str] = {}
         self.answers: list[str] | None = None  # what an `exec` runs instead
+        self.is_over = threading.Event()
         threading.Thread(target=self._look, daemon=True).start()
 
     def log(self, namespace: str, pod: str, container: str) -> bytes:
@@ -79,7 +80,7 @@ class Nodes:
 
     def _look(self) -> None:
         known: set[str] = set()
-        while True:
+        while not self.is_over.wait(0.02):
             for pod in self.pods():
                 if pod["metadata"]["uid"] not in known:
                     known.add(pod["metadata"]["uid"])
@@ -87,7 +88,6 @@ class Nodes:
                     threading.Thread(target=self._serve, args=(pod,), daemon=True).start()
                 elif "deletionTimestamp" in pod["metadata"]:
                     self.server.drop("pods", "railcni", pod["metadata"]["name"])
-            time.sleep(0.02)
 
     def _serve(self, pod: Document) -> None:
         pod = json.loads(json.dumps(pod))
@@ -191,8 +191,15 @@ class Cluster:
         return [tools.find("kubectl"), "railcni", *argv]
 
     def __call__(self, *argv: str) -> tuple[int, str, str]:
+        """What `bin/kubectl-railcni` runs with these arguments."""
+        return self._of(railcni("cluster", *argv, env={**self.environ, "RAILCNI_NAME": "kubectl railcni"}))
+
+    def by_kubectl(self, *argv: str) -> tuple[int, str, str]:
         """`kubectl railcni` with these arguments."""
-        done = subprocess.run(self.argv(*argv), env=self.environ, capture_output=True, text=True)
+        return self._of(subprocess.run(self.argv(*argv), env=self.environ, capture_output=True, text=True))
+
+    @staticmethod
+    def _of(done: subprocess.CompletedProcess[str]) -> tuple[int, str, str]:
         assert "Traceback" not in done.stderr + done.stdout
         return done.returncode, done.stdout, done.stderr
 
@@ -216,6 +223,7 @@ def rig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rig]:
     found = Rig(server, tmp_path)
     yield found
     found.close()
+    server.kubelet.is_over.set()
     server.close()
 
 
@@ -239,7 +247,7 @@ def cluster(rig: Rig, installed: Path, tmp_path: Path) -> Cluster:
 
 
 def test_status_tells_of_each_node_what_its_agent_finds_or_why_there_is_none(cluster: Cluster) -> None:
-    code, told, _ = cluster("status", "--output=json")
+    code, told, _ = cluster.by_kubectl("status", "--output=json")
     assert code == 1
     found = {one["node"]: one for one in json.loads(told)}
     assert list(found) == ["n1", "n2", "n3"]
@@ -247,9 +255,9 @@ def test_status_tells_of_each_node_what_its_agent_finds_or_why_there_is_none(clu
     assert found["n1"]["version"]
     assert found["n2"]["faults"] == ["install: ImagePullBackOff: no such image"]
     assert found["n3"]["faults"] == ["no agent has this node"]
-    code, told, said = cluster("--context=admin", "status")
+    code, told, said = cluster.by_kubectl("--context=admin", "status")
     assert (code, 'context "admin" does not exist' in said) == (1, True)
-    code, told, _ = cluster("--context=whereabouts-context", "status")
+    code, told, _ = cluster.by_kubectl("--context=whereabouts-context", "status")
     assert (code, "ImagePullBackOff" in told, "whole" in told) == (1, True, True)
 
 

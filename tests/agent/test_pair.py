@@ -11,7 +11,6 @@ import os
 import signal
 import subprocess
 import threading
-import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -60,6 +59,7 @@ class Kubelets:
         self.made: dict[str, Document] = {}
         self.lock = threading.Lock()
         self.roots: dict[str, str] = {}
+        self.is_over = threading.Event()
         threading.Thread(target=self._look, daemon=True).start()
 
     def inside(self, namespace: str, name: str, container: str, argv: list[str]) -> list[str]:
@@ -74,7 +74,7 @@ class Kubelets:
         return [p for p in self.server.found("pods") if p["metadata"]["name"].startswith("railcni-test-")]
 
     def _look(self) -> None:
-        while True:
+        while not self.is_over.wait(0.02):
             for pod in self.pods():
                 name = pod["metadata"]["name"]
                 if "deletionTimestamp" in pod["metadata"]:
@@ -86,7 +86,6 @@ class Kubelets:
                 elif name not in self.made:
                     self.made[name] = pod
                     self._serve(pod)
-            time.sleep(0.02)
 
     def _serve(self, pod: Document) -> None:
         metadata, number = pod["metadata"], int(pod["metadata"]["name"][-1])
@@ -153,6 +152,7 @@ def nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
     nad = {"metadata": {"name": "net", "namespace": "railcni"}, "spec": {"config": json.dumps(config)}}
     server.keep("network-attachment-definitions", "railcni", nad)
     yield found
+    server.kubelet.is_over.set()
     for name in server.kubelet.made:
         subprocess.run(["ip", "netns", "delete", name], capture_output=True)
     server.rig.close()
