@@ -167,17 +167,17 @@ class View:
     def set(self, name: str, **changes: Any) -> None:
         """Change the link `name`: mtu, state="up", address, ifname, ifalias, net_ns_fd."""
         with self.rtnl() as ipr:
-            ipr.link("set", index=self._index(ipr, name), **changes)
+            ipr.link("set", index=self._index(name), **changes)
 
     def add_veth(self, name: str, peer: str, **changes: Any) -> None:
         with self.rtnl() as ipr:
             ipr.link("add", ifname=name, kind="veth", peer={"ifname": peer, **changes}, **changes)
             for end in (name, peer):
-                ipr.link("set", index=self._index(ipr, end), state="up")
+                ipr.link("set", index=self._index(end), state="up")
 
     def delete(self, name: str) -> None:
         with self.rtnl() as ipr:
-            ipr.link("del", index=self._index(ipr, name))
+            ipr.link("del", index=self._index(name))
 
     def add_address(self, name: str, text: str) -> None:
         self._address("add", name, text)
@@ -189,22 +189,22 @@ class View:
         address, _, length = text.partition("/")
         with self.rtnl() as ipr:
             extra = {"flags": _IFA_F_NODAD} if verb == "add" and ":" in address else {}
-            ipr.addr(verb, index=self._index(ipr, name), address=address, prefixlen=int(length), **extra)
+            ipr.addr(verb, index=self._index(name), address=address, prefixlen=int(length), **extra)
 
     def add_route(self, name: str, dst: str, **more: Any) -> None:
         with self.rtnl() as ipr:
-            ipr.route("add", dst=dst, oif=self._index(ipr, name), **more)
+            ipr.route("add", dst=dst, oif=self._index(name), **more)
 
     def delete_route(self, name: str, dst: str) -> None:
         with self.rtnl() as ipr:
-            ipr.route("del", dst=dst, oif=self._index(ipr, name))
+            ipr.route("del", dst=dst, oif=self._index(name))
 
-    @staticmethod
-    def _index(ipr: IPRoute, name: str) -> int:
-        found = ipr.link_lookup(ifname=name)
-        if not found:
-            raise KeyError(name)
-        return int(found[0])
+    def _index(self, name: str) -> int:
+        with entered(self.path):
+            try:
+                return socket.if_nametoindex(name)
+            except OSError:
+                raise KeyError(name) from None
 
 
 def _link(m: Any, addresses: list[tuple[int, Address]], routes: list[tuple[int | None, Route]]) -> Link:
