@@ -11,6 +11,8 @@ from tests.blackbox.test_host_device import bus
 from tests.fabric import Fabric
 from tests.node import GO_PLUGINS, STATE, Node, until
 
+pytestmark = pytest.mark.forked
+
 
 def test_rails_answer_and_send_for_themselves_alone_and_leave_nothing(node: Node) -> None:
     rails = Fabric(node, 2)

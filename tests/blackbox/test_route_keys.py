@@ -12,6 +12,8 @@ from tests.blackbox.test_foreign_ipam import network as foreign_network
 from tests.blackbox.test_macvlan import network
 from tests.node import Node
 
+pytestmark = pytest.mark.forked
+
 ADDRESSES = [
     {"address": "192.168.111.7/24", "gateway": "192.168.111.254"},
     {"address": "fd00:111::7/64", "gateway": "fd00:111::ff"},

@@ -27,6 +27,8 @@ from tests.faults.inject import Command, Injector, unavailable
 from tests.node import GO_PLUGINS, ROOT, STATE, Node, Pod, until
 from tests.view import View
 
+pytestmark = pytest.mark.forked
+
 PLUGINS = ("macvlan", "host-device")
 WAITING = (
     "macvlan",
