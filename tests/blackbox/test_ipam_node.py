@@ -64,7 +64,12 @@ def test_a_lease_whose_namespace_has_no_path_ends_only_where_the_nodes_processes
     if caller == "the node" and os.readlink("/proc/self/ns/pid") != "pid:[4026531836]":
         pytest.skip("wants the first PID namespace: run it outside of containers")
     before, sees = _CALLERS[caller]
-    lease = {"pool": "10.9.0.0/24", "address": "10.9.0.1", "attachment": ["rail", "c1", "net1"], "pod": ["team", "gone", "u"]}
+    lease = {
+        "pool": "10.9.0.0/24",
+        "address": "10.9.0.1",
+        "attachment": ["rail", "c1", "net1"],
+        "pod": ["team", "gone", "u"],
+    }
     lease |= {"node": "n1", "boot": node.boot_id(), "netns": "/dev/null", "sequence": 1}
     command = [*before, ROOT / "bin/railcni", "ipam", "in-use", "--state-dir", tmp_path]
     done = subprocess.run(command, input=json.dumps([lease]), capture_output=True, text=True, check=True)
