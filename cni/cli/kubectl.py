@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -20,6 +21,7 @@ from cni.shared.kernel import files
 from cni.shared.spec.errors import InvalidConfig, IoFailure
 
 SECONDS = 60.0  # for the answer of one node
+_LOGGED = re.compile(r"[IWEF]\d{4} [\d:.]+ +\d+ \S+\] ")  # a line of kubectl's log beside its error (k8s.io/klog)
 
 
 @dataclass(frozen=True)
@@ -81,7 +83,10 @@ def run(
     argv = ["kubectl", *(f"--{name}={value}" for name, value in access.items() if value), *arguments]
     environ = {**os.environ, "KUBERC": "off", "KUBECTL_KUBERC": "false"}  # else defaults such as delete --interactive
     how: dict[str, Any] = {"env": environ, "start_new_session": arguments[0] in ("create", "delete")}
-    return subprocess.run(argv, input=given, capture_output=True, text=True, timeout=timeout, **how)
+    done = subprocess.run(argv, input=given, capture_output=True, text=True, timeout=timeout, **how)
+    lines = done.stderr.splitlines(keepends=True)
+    done.stderr = "".join(line for line in lines if not _LOGGED.match(line)) or done.stderr
+    return done
 
 
 def read(options: argparse.Namespace, *arguments: str) -> Any:
@@ -99,8 +104,10 @@ def said(options: argparse.Namespace, *arguments: str, given: str = "") -> str:
 
 
 def why(stderr: str) -> str:
-    """The last line, which is the error, and what to do about a right that is missing."""
+    """The last line, which is the error, and what to do about a right or a user that is missing."""
     last = (stderr.strip().splitlines() or ["it said nothing"])[-1]
+    if last == "error: EOF":  # it asked for a name and a password
+        return "the context names no user: see `kubectl config view --minify`"
     remedy = ": have this right granted to you, or run the command of `railcni` on the node"
     return last + remedy * ("(Forbidden)" in last)
 

@@ -559,6 +559,29 @@ def test_no_agents_and_no_kubectl_are_told(cluster: Cluster) -> None:
     assert "kubectl is not on PATH" in alone.stderr
 
 
+LOG = 'E1128 04:25:00.123456   21 memcache.go:265] "Unhandled Error" err="dial tcp"\n'
+SAID = {  # what kubectl writes on stderr -> what the user is told
+    f"{LOG}{LOG}error: no route\n": "failed: error: no route\n",
+    LOG: f"failed: {LOG}",
+    "error: EOF\n": "the context names no user: see `kubectl config view --minify`\n",
+    "": "failed: it said nothing\n",
+}
+
+
+@pytest.mark.parametrize("stderr", SAID)
+def test_of_what_kubectl_writes_the_error_is_told_without_its_log(stderr: str, tmp_path: Path) -> None:
+    (tmp_path / "said").write_text(stderr)
+    (tmp_path / "kubectl").write_text(f"#!/bin/sh\nread -r line\ncat {tmp_path}/said >&2\nexit 1\n")
+    (tmp_path / "kubectl").chmod(0o755)
+    environ = {"PATH": f"{tmp_path}:/usr/bin:/bin", "HOME": str(tmp_path)}
+    done = subprocess.run([BIN / "kubectl-railcni", "status"], env=environ, capture_output=True, text=True)
+    assert (done.returncode, done.stderr.endswith(SAID[stderr]), done.stderr.count("E1128")) == (
+        1,
+        True,
+        stderr == LOG,
+    ), done.stderr
+
+
 def test_leases_are_those_of_both_stores_of_the_cluster(rig: Rig, cluster: Cluster) -> None:
     rig.allocate(a1=("c1", "team/old"))
     assert [one["pod"] for one in json.loads(cluster("ipam", "leases", "--output=json")[1])] == ["team/old"]
