@@ -15,6 +15,7 @@ from lightkube import codecs
 
 from cni import VERSION
 from cni.cli import main as command
+from cni.library.installation.layout import PLAIN
 from tests.node import ROOT
 from tests.tools import needs, run
 
@@ -407,6 +408,16 @@ def test_a_value_has_its_effect(name: str) -> None:
 
 
 @needs_helm
+def test_a_list_in_replace_takes_these_plain_names_alone() -> None:
+    listed = SCHEMA["properties"]["replace"]["items"]["enum"]
+    assert listed == list(PLAIN)
+    for values, names in ((["macvlan"], ("macvlan",)), (listed, PLAIN), (True, None)):
+        argv = pod_of(render(values={"replace": values}))["initContainers"][0]["args"]
+        options = command._parser(argv[:1]).parse_args(argv)
+        assert (options.replace, options.plugins) == (True, names)
+
+
+@needs_helm
 @pytest.mark.parametrize(
     ("namespace", "kept", "lines"),
     [
@@ -451,6 +462,8 @@ REFUSED: dict[str, tuple[Document, str]] = {
         "/cniConf/confDir",
     ),
     "a store that is not in the cluster": ({"store": "etcd"}, "/store"),
+    "a plain name that is none of the plugins'": ({"replace": ["macvlan", "macvlna"]}, "/replace/1"),
+    "no plain name": ({"replace": []}, "/replace"),
     "an invalid port": ({"metrics.port": 0}, "/metrics/port"),
     "a namespace that cannot be": ({"metrics.networkPolicyFrom": "a: b"}, "/metrics/networkPolicyFrom"),
     "a digest of another kind": ({"image.digest": "md5:1"}, "/image/digest"),
