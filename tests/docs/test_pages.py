@@ -395,6 +395,16 @@ def test_the_figures_of_the_landing_page_are_those_of_the_code_and_of_the_measur
     assert f"installs {packages} Python packages" in text
 
 
+def test_the_page_of_rdma_has_a_row_for_each_check_of_doctor() -> None:
+    from cni.cli.doctor.report import CHECKS, POD_CHECKS
+
+    tables = re.findall(r"\| check \|.*\n((?:\|.*\n)+)", (ROOT / "docs/rdma.md").read_text())
+    of_node, of_pod = (re.findall("`([^`]+)`", " ".join(re.findall(r"(?m)^\|([^|]+)", rows))) for rows in tables)
+    assert set(of_node) == {check.name for check in CHECKS}
+    skipped = {"node"}  # it lists what is not looked at
+    assert set(of_pod) == {check.name for check in POD_CHECKS if not check.of_pod} - skipped
+
+
 def test_the_landing_page_fits_160_lines_and_shows_what_the_example_has() -> None:
     text = (ROOT / "README.md").read_text()
     assert len(text.splitlines()) <= 160
