@@ -14,6 +14,7 @@ import secrets
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -23,6 +24,7 @@ from cni import VERSION
 from cni.cli import ipam, kubectl, pair
 from cni.cli.ipam import reclaim
 from cni.cli.terminal import common, output, subcommand
+from cni.dra.slices import DRIVER
 from cni.library.audit import in_use, lost, silence
 from cni.library.audit.model import Key
 from cni.shared.spec.errors import InvalidConfig, IoFailure
@@ -92,6 +94,9 @@ def _status(options: argparse.Namespace) -> int:
     found = _ask_all(options, agents)
     found += [_faulty(name, "no agent has this node") for name in sorted(nodes - agents.keys())]
     found += [_faulty(name, lost.AGENT_LIVES.format(name)) for name in sorted(_deleted(options, nodes) - agents.keys())]
+    claims = _claims(options)
+    for one in found:
+        one["claims"] = claims[one["node"]]
     output.show(options.output, found, lambda: _print(found))
     return int(not all(one["healthy"] for one in found))
 
@@ -112,6 +117,18 @@ def _deleted(options: argparse.Namespace, nodes: set[str]) -> set[str]:
         return set(silence.nodes_of(kubectl.read(options, "get", *where)["items"])) - nodes
     except IoFailure:
         return set()
+
+
+def _claims(options: argparse.Namespace) -> Counter[str]:
+    """The number of ResourceClaims that have devices of `railcni dra`, by node; none where this user may not read them."""
+    try:
+        claims = kubectl.read(options, "get", "resourceclaims.resource.k8s.io", "--all-namespaces")["items"]
+    except IoFailure:
+        return Counter()  # or the server is older than 1.34
+    given = [((claim.get("status") or {}).get("allocation") or {}).get("devices") or {} for claim in claims]
+    return Counter(
+        node for one in given for node in {d["pool"] for d in one.get("results") or () if d["driver"] == DRIVER}
+    )
 
 
 def _ask(options: argparse.Namespace, agent: kubectl.NodeAgent) -> dict[str, Any]:
@@ -143,14 +160,17 @@ def _answer(
 
 def _print(found: Sequence[dict[str, Any]]) -> None:
     rows = []
+    has_claims = any(one.get("claims") for one in found)
     for one in found:
         attached = one.get("attachments") or {}
         said = list(one["faults"])
         if gone := attached.get("gone"):
             said.append(f"{output.counted(gone, 'attachment')} without a namespace: `railcni ipam flush` on the node")
         health = output.styled("whole") if one["healthy"] else output.styled("faulty", "bold red")
-        rows.append((one["node"], one["version"] or "", health, attached.get("live"), "\n".join(said)))
-    output.print_table(("node", "version", "health", "attachments", "what is wrong"), rows)
+        claims = [one.get("claims")] if has_claims else []
+        rows.append((one["node"], one["version"] or "", health, attached.get("live"), *claims, "\n".join(said)))
+    heads = ("node", "version", "health", "attachments", *(["claims"] if has_claims else []), "what is wrong")
+    output.print_table(heads, rows)
 
 
 # --- doctor ---

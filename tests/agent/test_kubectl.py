@@ -142,7 +142,7 @@ class Server(docs.Cluster):
         return 403, docs.Refusal(403, "Forbidden", message).document
 
     def _is_forbidden(self, method: str, target: str) -> tuple[str, str] | None:
-        found = re.search(r"/(pods|nodes|leases)(?:/[^/?]+)?(/log|/exec)?(?:\?|$)", target)
+        found = re.search(r"/(pods|nodes|leases|resourceclaims)(?:/[^/?]+)?(/log|/exec)?(?:\?|$)", target)
         if not found:
             return None
         verb = {"POST": "create", "GET": "create" if found[2] == "/exec" else "get", "DELETE": "delete"}.get(method, "")
@@ -259,6 +259,26 @@ def test_status_tells_of_each_node_what_its_agent_finds_or_why_there_is_none(clu
     assert (code, 'context "admin" does not exist' in said) == (1, True)
     code, told, _ = cluster.by_kubectl("--context=whereabouts-context", "status")
     assert (code, "ImagePullBackOff" in told, "whole" in told) == (1, True, True)
+
+
+def test_status_counts_the_claims_whose_devices_are_of_a_node(cluster: Cluster) -> None:
+    assert "CLAIMS" not in cluster("status")[1]
+    for name, *results in (
+        ("two", ("railcni.io", "n1"), ("railcni.io", "n1")),
+        ("gpu", ("gpu.example.com", "n1"), ("railcni.io", "n1")),
+        ("other", ("gpu.example.com", "n1")),
+        ("faulty", ("railcni.io", "n2")),
+        ("waits",),
+    ):
+        given = [{"driver": driver, "pool": pool, "device": "d", "request": "r"} for driver, pool in results]
+        status = {"allocation": {"devices": {"results": given}}} if given else {}
+        cluster.server.keep(
+            "resourceclaims", "team", {"metadata": {"name": name, "namespace": "team"}, "status": status}
+        )
+    assert [one["claims"] for one in json.loads(cluster("status", "--output=json")[1])] == [2, 1, 0]
+    assert "CLAIMS" in cluster("status")[1]
+    cluster.server.forbidden.add(("get", "resourceclaims"))
+    assert "CLAIMS" not in cluster("status")[1]
 
 
 def test_a_deleted_node_whose_agent_has_a_lease_is_told(cluster: Cluster) -> None:

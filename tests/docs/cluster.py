@@ -60,6 +60,7 @@ RESOURCES = {
     "controllerrevisions": Kind("apps", "v1", "ControllerRevision"),
     "cronjobs": Kind("batch", "v1", "CronJob"),
     "leases": Kind("coordination.k8s.io", "v1", "Lease"),
+    "resourceclaims": Kind("resource.k8s.io", "v1", "ResourceClaim"),
     "clusterroles": Kind("rbac.authorization.k8s.io", "v1", "ClusterRole", False),
     "clusterrolebindings": Kind("rbac.authorization.k8s.io", "v1", "ClusterRoleBinding", False),
     "validatingadmissionpolicies": Kind("admissionregistration.k8s.io", "v1", "ValidatingAdmissionPolicy", False),
