@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -14,7 +13,6 @@ import pytest
 
 from cni.cli.ipam import reclaim as ipam_reclaim
 from cni.library.audit import snapshot
-from cni.shared.kernel import node
 from cni.shared.records import Records
 from cni.shared.spec.request import Attachment
 from ipam.leases import Owner, Want
@@ -45,36 +43,6 @@ held = Records().locked(Attachment(*attachment), part)
 print("held", flush=True)
 time.sleep(60)
 """
-
-
-# Where the command runs that looks for a namespace without a path, and whether it sees the processes of the node.
-_OWN_PIDS = ["unshare", "--pid", "--fork", "--mount-proc"]
-_POD_BESIDE = ["sh", "-c", 'unshare --pid --fork sleep 60 & "$@"', "sh"]
-_CALLERS = {
-    "the node": ([], True),
-    "a container of the node": (_OWN_PIDS, False),
-    "a node that is a container, with one of its own": ([*_OWN_PIDS, *_POD_BESIDE], True),
-}
-
-
-@pytest.mark.parametrize("caller", _CALLERS)
-def test_a_lease_whose_namespace_has_no_path_ends_only_where_the_nodes_processes_are_seen(
-    caller: str, tmp_path: Path
-) -> None:
-    if caller == "the node" and os.readlink("/proc/self/ns/pid") != "pid:[4026531836]":
-        pytest.skip("wants the first PID namespace: run it outside of containers")
-    before, sees = _CALLERS[caller]
-    lease = {
-        "pool": "10.9.0.0/24",
-        "address": "10.9.0.1",
-        "attachment": ["rail", "c1", "net1"],
-        "pod": ["team", "gone", "u"],
-    }
-    lease |= {"node": "n1", "boot": node.boot_id(), "netns": "/dev/null", "sequence": 1}
-    command = [*before, ROOT / "bin/railcni", "ipam", "in-use", "--state-dir", tmp_path]
-    done = subprocess.run(command, input=json.dumps([lease]), capture_output=True, text=True, check=True)
-    ((state, why),) = json.loads(done.stdout)
-    assert (state, "outside of containers" in why) == (("ended", False) if sees else ("unknown", True))
 
 
 class Site:

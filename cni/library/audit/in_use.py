@@ -82,10 +82,10 @@ def may_be(lease: Lease, users: Sequence[Attachment], records: Records, below: C
     if lease.boot_id and lease.boot_id != node.boot_id():
         return False  # the kernel has lost the links of that boot
     named = any(_tells(below(path)) for path in names)
-    if not named and not (os.path.isdir(below("/proc/1")) and netns_users.sees_node()):
+    if not named and not os.path.isdir(below("/proc/1")):
         raise OSError(
             f"its namespace ({lease.netns or 'without a path'}) cannot be looked at from this container, which sees no processes"
-            " of the host: the lease stays. DEL and GC free it, and `railcni ipam reclaim` on the node, outside of containers"
+            " of the host: the lease stays. DEL and GC free it, and `railcni ipam reclaim` on the node"
         )
     links = [link for user in users if (link := records.read(user, LINK)) and link.get("sandbox")]
     if not links:

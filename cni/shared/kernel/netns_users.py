@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
 
 _DETACHED = "/"  # what a link says whose descriptor was opened by a path that is no longer mounted
-_FIRST_PIDS = f"pid:[{0xEFFFFFFC}]"  # PROC_PID_INIT_INO (include/linux/proc_ns.h)
 _FIRST_INODE = 0xF0000000  # of namespaces: PROC_DYNAMIC_FIRST (fs/proc/generic.c)
 
 
@@ -40,16 +39,6 @@ def of(inode: int | None) -> Iterator[str]:
                 yield link
     for process in _of_other_mounts(processes):
         yield from (f"/proc/{process}/root{path}" for name, path in _mounts(process) if name.startswith(wanted))
-
-
-def sees_node() -> bool:
-    """Whether the processes of this node are seen from here.
-
-    They are in the kernel's first PID namespace, and in one that has others below it: a node that is a container itself
-    (kind). In any other container /proc has the container's own processes alone.
-    """
-    own = target_of("/proc/self/ns/pid")
-    return own == _FIRST_PIDS or any(target_of(f"/proc/{one}/ns/pid") not in ("", own) for one in _processes())
 
 
 def mounted() -> dict[int, set[str]]:
