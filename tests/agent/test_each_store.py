@@ -9,7 +9,7 @@ import time
 import pytest
 
 from cni.cli.ipam import reclaim as ipam_reclaim
-from cni.library.audit import snapshot
+from cni.library.audit import in_use, snapshot
 from ipam.leases import Lease, Want
 from ipam.stores.addresslease import objects as addresses
 from ipam.stores.ippool.objects import entry_of
@@ -431,6 +431,18 @@ def test_reclaim_on_the_node_of_a_lease_frees_nothing_whose_namespace_is_there(
     rig.hold(kind, 2, owner("c2", "team/gone", netns=GONE))
     assert len(audited(ipam)) == 2
     assert reclaimed(ipam) == [("skipped", "10.0.0.1"), ("freed", "10.0.0.2")]
+
+
+def test_reclaim_in_a_container_that_sees_no_sandbox_keeps_the_lease_and_names_the_commands(
+    rig: Rig, kind: str, ipam: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(in_use, "_sees_the_node", lambda below: False)
+    rig.hold(kind, 2, owner("c2", "team/gone", netns="/proc/4711/ns/net"))
+    assert audited(ipam) == [("lease-without-pod", "reclaim", "10.0.0.2")]
+    assert reclaimed(ipam, code=1) == [("kept", "10.0.0.2")]
+    text = str(run("reclaim", *ipam[:2], "--from-report", ipam[3], "--grace", "0", code=1))
+    assert "outside of containers" in text and "`kubectl railcni ipam reclaim`" in text
+    assert reclaimed(ipam, "--force") == [("freed", "10.0.0.2")]
 
 
 def test_the_namespace_that_is_named_is_the_one_that_is_read_and_freed_in(rig: Rig, kind: str, ipam: list[str]) -> None:

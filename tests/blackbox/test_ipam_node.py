@@ -19,7 +19,7 @@ from ipam.leases import Owner, Want
 from ipam.stores.file import FileStore
 from tests.blackbox.command import run
 from tests.fabric import Fabric
-from tests.node import ROOT, STATE, Node, Pod, until
+from tests.node import COMMAND, ROOT, STATE, Node, Pod, until
 
 CONFIG = {
     "cniVersion": "1.0.0",
@@ -170,6 +170,55 @@ def test_a_lease_whose_caller_named_no_namespace_is_not_called_dead(site: Site) 
     config = {**CONFIG, "name": "dra"}
     site.node.cni("whereabouts", "ADD", config, container_id="claim", netns="/dev/null").succeeded()
     assert site.audit() == []
+
+
+# What runs `railcni`: the commands that make its place, and the answers for a sandbox that is there and one that is gone.
+_PROC = "mount -t proc proc /proc"
+_NO_NAMES = "mount -t tmpfs none /run"
+_STALE = "umount -l {there}"  # as where /run/netns was mounted before the sandbox was made: a file without the mount
+_SANDBOX = (
+    "mkfifo /run/up; unshare --pid --fork --kill-child nsenter --net={there} sh -c 'echo >/run/up; exec sleep 60' >/dev/null &"
+    " read up </run/up"
+)
+_HOST, _POD = "unshare --mount --propagation=private", "unshare --mount --propagation=private --pid --fork --kill-child"
+CALLERS = {
+    "the host": (_HOST, ":", "used", "ended"),
+    "a pod with hostPID": (_HOST, _NO_NAMES, "used", "ended"),
+    "a pod with hostPID and an old /run/netns": (_HOST, _STALE, "used", "ended"),
+    "a pod with hostPID that is not privileged": (
+        f"setpriv --bounding-set=-sys_ptrace {_HOST}",
+        _NO_NAMES,
+        "unknown",
+        "unknown",
+    ),
+    "a node that is a container": (_POD, f"{_PROC}; {_SANDBOX}; {_NO_NAMES}", "used", "ended"),
+    "a pod": (_POD, f"{_PROC}; {_NO_NAMES}", "unknown", "unknown"),
+    "a pod with /run/netns": (_POD.replace("private", "slave"), _PROC, "used", "ended"),
+    "a pod with an old /run/netns": (_POD, f"{_PROC}; {_STALE}", "unknown", "ended"),
+}
+
+
+@pytest.mark.parametrize("caller", CALLERS)
+def test_only_a_caller_that_sees_the_nodes_sandboxes_says_that_an_address_is_not_in_use(
+    site: Site, caller: str
+) -> None:
+    there, gone = site.pods
+    process = site.node.start(["sleep", "60"], pod=there)
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    given = [
+        {"pool": "10.0.0.0-24", "address": f"10.0.0.{number}", "attachment": ["rail", f"sandbox-{pod.name}", "net1"]}
+        | {"pod": ["team", pod.name, ""], "node": "n", "boot": boot, "netns": pod.path, "sequence": 1}
+        for number, pod in enumerate(site.pods, 1)
+    ]
+    site.node.delete_pod(gone)
+    assert until(lambda: len(site.audit()) == 2)  # the kernel clears the links out of the namespace a moment later
+    place, before, *answers = CALLERS[caller]
+    script = f'set -e; {before.format(there=there.path)}; exec "$@"'
+    words = [*place.split(), "sh", "-c", script, "sh", *COMMAND, "ipam", "in-use"]
+    done = site.node.run(words, stdin=json.dumps(given).encode())
+    assert (done.returncode, [state for state, _ in json.loads(done.stdout)]) == (0, answers), done
+    process.kill()
+    process.communicate()
 
 
 def test_a_namespace_that_comes_right_before_the_change_keeps_its_lease(

@@ -25,7 +25,7 @@ from cni.cli.terminal import common, output, subcommand
 from cni.library.audit import in_use, lost, snapshot, store_rules
 from cni.library.audit.cluster import Cluster
 from cni.library.audit.findings import LEASE_OF_ENDED_POD, RECLAIM, Finding
-from cni.library.audit.free import Changed, Freeing
+from cni.library.audit.free import Changed, Freeing, Kept
 from cni.library.audit.in_use import ENDED, UNKNOWN, USED
 from cni.library.audit.lease_rules import AuditRules
 from cni.library.audit.model import OUT_OF_SERVICE, Key, Snapshot
@@ -133,10 +133,6 @@ def _reclaim(made: Report, choices: list[Choice], options: argparse.Namespace) -
         yield _one(finding, finding.key() in again, store, options)
 
 
-class Kept(Changed):
-    """Nobody knows whether the address is in use; the text names the way out."""
-
-
 class _Found:
     """A chosen store with its snapshot `seen`. Raises InvalidConfig if the pods could not be read."""
 
@@ -192,9 +188,10 @@ class _Found:
             )
             return
         lease = self._leases[finding.of_address()]
+        is_ended = bool(options.ask or options.force or finding.kind == LEASE_OF_ENDED_POD)
         try:
             self._freeing.free_lease(
-                lease, lambda now: self._check(finding, now), self._cooldown(lease), options.dry_run
+                lease, lambda now: self._check(finding, now), self._cooldown(lease), options.dry_run, is_ended
             )
         except Changed:  # an attachment with a record loses all its leases with the first
             if lease.attachment not in self._freed or self._freeing.store.holder(lease):

@@ -26,6 +26,10 @@ class Changed(Exception):
     """It must not be freed, or not any more; the text is the reason."""
 
 
+class Kept(Changed):
+    """Nobody knows whether the address is in use; the text names the way out."""
+
+
 @dataclass(frozen=True)
 class Freeing:
     """Frees leases of `store`, and reservations of `cluster`, None where there is none.
@@ -41,10 +45,13 @@ class Freeing:
     below: Callable[[str], str] = str
     seconds: float = 0
 
-    def free_lease(self, lease: Lease, check: Check, cooldown: int = 0, dry_run: bool = False) -> None:
+    def free_lease(
+        self, lease: Lease, check: Check, cooldown: int = 0, dry_run: bool = False, is_ended: bool = False
+    ) -> None:
         """Free the lease, unless `check` of it as it stands now, or anything here, raises Changed. CniError.
 
-        For `cooldown` seconds its address is given to no other pod, where its record does not say for how many.
+        For `cooldown` seconds its address is given to no other pod, where its record does not say for how many. `is_ended`:
+        the caller knows that it is not in use, should this process see too little of the node to tell.
         """
         lease = in_use.recorded(lease, self.records)
         if not self.is_here(lease):
@@ -57,7 +64,7 @@ class Freeing:
             own = record and stores.same(record["store"], self.store.record()) and not record["pending"]
             if record and not (own and record["sequence"] == lease.sequence):
                 raise Changed("its record tells of another lease or store, or of a release that is pending")
-            self._refuse_used(lease, users)
+            self._refuse_used(lease, users, is_ended)
             if record is None:
                 self._release(lease, check, cooldown, dry_run)
                 return
@@ -76,11 +83,13 @@ class Freeing:
             bool(is_of_machine) or self.records.read(in_use.recorded(lease, self.records).attachment, PART) is not None
         )
 
-    def _refuse_used(self, lease: Lease, users: list[Attachment]) -> None:
+    def _refuse_used(self, lease: Lease, users: list[Attachment], is_ended: bool) -> None:
         try:
             used = in_use.may_be(lease, users, self.records, self.below)
         except OSError as fault:
-            raise Changed(f"it is not known whether it is in use: {fault}") from None
+            if is_ended:
+                return
+            raise Kept(f"it is not known whether it is in use: {fault}") from None
         if used:
             raise Changed("it is in use on this node, or may be")
 

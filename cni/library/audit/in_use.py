@@ -14,6 +14,7 @@ from typing import Any
 
 from cni import plugins
 from cni.shared.kernel import addresses, netns, netns_users, node, sandbox
+from cni.shared.kernel.files import names_in, target_of
 from cni.shared.kernel.links import Rtnl
 from cni.shared.records import LINK, UNENDED, Records
 from cni.shared.spec.request import Attachment
@@ -22,6 +23,8 @@ from ipam.group import rails
 from ipam.leases import Lease
 from ipam.records import PART
 
+_RIGHTS = 1 << 19 | 1 << 21  # CAP_SYS_PTRACE and CAP_SYS_ADMIN (linux/capability.h)
+_OF_HOST = "pid:[4026531836]"  # the PID namespace of the boot: PROC_PID_INIT_INO (linux/proc_ns.h)
 ENDED, USED, UNKNOWN = "ended", "used", "unknown"  # the use of an address, as a node's agent answers `railcni cluster`
 
 
@@ -76,16 +79,17 @@ def may_be(lease: Lease, users: Sequence[Attachment], records: Records, below: C
     `below` finds a path of the host where it is mounted here. In a container, processes and links of the host are not
     seen, and of mounts those alone that are passed on to it.
     """
-    names = netns.names(lease.netns)
+    names, sees_all = netns.names(lease.netns), _sees_the_node(below)
     if any(netns.exists(below(path)) for path in names):
         return True
     if lease.boot_id and lease.boot_id != node.boot_id():
         return False  # the kernel has lost the links of that boot
-    named = any(_tells(below(path)) for path in names)
-    if not named and not os.path.isdir(below("/proc/1")):
+    named = any(_tells(below(path), sees_all) for path in names)
+    if not named and not sees_all:
         raise OSError(
             f"its namespace ({lease.netns or 'without a path'}) cannot be looked at from this container, which sees no processes"
-            " of the host: the lease stays. DEL and GC free it, and `railcni ipam reclaim` on the node"
+            " of the node: the lease stays. DEL and GC free it, and `railcni ipam reclaim` on the node, outside of containers,"
+            " or `kubectl railcni ipam reclaim`, which asks the node's agent"
         )
     links = [link for user in users if (link := records.read(user, LINK)) and link.get("sandbox")]
     if not links:
@@ -93,9 +97,46 @@ def may_be(lease: Lease, users: Sequence[Attachment], records: Records, below: C
     return any(_is_in_use(link) for link in links if link.get("bootID") == node.boot_id())
 
 
-def _tells(path: str) -> bool:
-    """Whether the absence of a namespace at `path` tells that it is gone: its folder is there, and not /dev/null or the like."""
-    return os.path.isdir(os.path.dirname(path)) and (os.path.isfile(path) or not os.path.lexists(path))
+def _sees_the_node(below: Callable[[str], str]) -> bool:
+    """Whether this process sees the processes of the node's sandboxes, if there are any, and may look at them.
+
+    A process of the host sees the PID namespace of the boot, and so does one in a container with hostPID. A node that is itself
+    a container, as kind's, has a PID namespace of its own, and sees those of its sandboxes. Other containers see theirs alone.
+    """
+    if below("/proc") != "/proc" or not _may_look():
+        return False
+    seen = {target_of(f"/proc/{name}/ns/pid") for name in names_in("/proc") if name.isdigit()} - {""}
+    return _OF_HOST in seen or len(seen) > 1
+
+
+def _may_look() -> bool:
+    """Whether this process may look at any other, and enter its network namespace (capabilities(7))."""
+    with open("/proc/self/status", "rb") as lines:
+        held = next(int(line.split()[1], 16) for line in lines if line.startswith(b"CapEff:"))
+    return held & _RIGHTS == _RIGHTS
+
+
+def _tells(path: str, sees_all: bool) -> bool:
+    """Whether the absence of a namespace at `path` tells that it is gone: its folder is there, and not /dev/null or the like.
+
+    A file without a mount tells it only where mounts of the node are seen: by its processes, or because they are passed on.
+    """
+    if not os.path.isdir(os.path.dirname(path)):
+        return False
+    return not os.path.lexists(path) or (os.path.isfile(path) and (sees_all or _is_passed_on(path)))
+
+
+def _is_passed_on(path: str) -> bool:
+    """Whether mounts that the node makes in the folder of `path` come here too (mount_namespaces(7)); OSError."""
+    folder, point, is_passed_on = os.path.realpath(os.path.dirname(path)) + "/", "", False
+    with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as lines:
+        for line in lines:
+            fields = line.split()  # proc(5): ID, parent, device, root, mount point, options, optional fields, "-"
+            here = fields[4].rstrip("/") + "/"
+            if folder.startswith(here) and len(here) >= len(point):
+                point = here
+                is_passed_on = any(one.startswith(("shared:", "master:")) for one in fields[6 : fields.index("-")])
+    return is_passed_on
 
 
 def _is_in_use(link: dict[str, Any]) -> bool:
