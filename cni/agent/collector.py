@@ -20,7 +20,7 @@ from cni.agent.events import Teller
 from cni.library.audit import silence
 from cni.library.audit.cluster import Cluster, by_name, read_all
 from cni.library.audit.free import Changed
-from cni.library.audit.lease_rules import find_dead, near_limit
+from cni.library.audit.lease_rules import find_dead
 from cni.library.audit.lost import blocker
 from cni.library.audit.model import IpamBlock, Key, Name, Node, Pod
 from cni.library.service.log import AgentLog
@@ -248,9 +248,6 @@ class Collector:
         self.metrics.pool_size.replace({(p.name,): float(p.size) for p in usage if p.size})
         self.metrics.pool_limit.set(LIMIT)
         for pool in usage:
-            count = pool.used.total()
-            if warning := near_limit(pool.name, pool.object_bytes, count):
-                self._teller.once(pool.name, events.NEAR_LIMIT, warning)
             if pool.size and pool.inside >= pool.size:
                 message = f"pool {pool.name} is exhausted: all its {pool.size} addresses are leased"
                 self._teller.once(pool.name, events.EXHAUSTED, message)

@@ -14,7 +14,7 @@ from ipam.stores.apiserver.faults import Conflict, NoNamespace, Terminating, Und
 
 RECLAIMED, CONTENDED = "AddressReclaimed", "AddressContended"
 RESTORED, LEASE_RESTORED = "ReservationRestored", "LeaseRestored"
-NEAR_LIMIT, EXHAUSTED, UNREADABLE, WAITING = "PoolNearsLimit", "PoolExhausted", "PoolUnreadable", "ReclaimWaits"
+EXHAUSTED, UNREADABLE, WAITING = "PoolExhausted", "PoolUnreadable", "ReclaimWaits"
 OUTDATED = "DefinitionOutdated"
 NODES_NAMESPACE = "default"  # where Events of objects without a namespace are
 _REPEAT_SECONDS = 3600.0

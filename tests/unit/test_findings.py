@@ -11,7 +11,7 @@ from cni.library.audit import findings as kinds
 from cni.library.audit.findings import KEEP, LOOK, RECLAIM, RESTORE, Finding
 from cni.library.audit.lease_rules import find
 from cni.library.audit.model import Snapshot, nad_name, parse_networks, parse_node, parse_pod, parse_pool
-from ipam.stores.ippool.objects import LIMIT, Reservation
+from ipam.stores.ippool.objects import Reservation
 
 STATUS = "k8s.v1.cni.cncf.io/network-status"
 NAD = "team/rdma-net"
@@ -242,14 +242,6 @@ def test_a_network_with_a_name_keeps_it_beside_a_sliced_one_without() -> None:
     networks = [nad(range="10.0.0.0/16", node_slice_size="/26"), nad("blue", network_name="blue")]
     blue = [pool(1, name="blue-192.168.111.0-24")]
     assert found(blue, [reservation(1, "blue")], [pod(1, IP(1), network="team/blue")], nads=networks) == []
-
-
-def test_a_pool_that_nears_the_size_that_the_server_takes_is_told_before_it_breaks() -> None:
-    large = pool(1)
-    large["metadata"]["annotations"] = {"filler": "x" * (LIMIT * 8 // 10)}
-    finding = one(found([large], [reservation(1)], [pod(1, IP(1))]))
-    assert finding.kind == kinds.POOL_NEARS_LIMIT
-    assert "80 % of what the API server takes" in finding.message
 
 
 def test_keys_that_are_no_offsets_are_told() -> None:

@@ -17,7 +17,7 @@ from cni.library.audit.model import Address, IpamBlock, Key, Name, Pod, PodInter
 from ipam.leases import Lease
 from ipam.ranges import format_address, range_of
 from ipam.stores.apiserver.resources import OF_STORES
-from ipam.stores.ippool.objects import REMEDY, WARN_PERCENT, IPPool, Reservation, percent
+from ipam.stores.ippool.objects import IPPool, Reservation
 
 _DEAD = (kinds.LEASE_WITHOUT_POD, kinds.LEASE_OF_ENDED_POD, kinds.LEASE_OF_ANOTHER_UID)
 
@@ -298,20 +298,9 @@ def find_dead(leases: Collection[Lease], pods: Mapping[Name, Pod]) -> dict[Key, 
 def pools(states: Iterable[IPPool]) -> Iterator[Finding]:
     """What is to be said of pools as objects."""
     for state in states:
-        if message := near_limit(state.name, state.size, len(state.leases)):
-            yield Finding(kinds.POOL_NEARS_LIMIT, LOOK, message, pool=state.name)
         for key in state.stray:
             message = f"pool {state.name} has an allocation under the key {key!r}, which stands for no address of it"
             yield Finding(kinds.UNREADABLE, LOOK, message, pool=state.name)
-
-
-def near_limit(name: str, size: int, leases: int) -> str:
-    """What is to be said of a pool's object of `size` bytes that the API server will not take much longer; "" for nothing."""
-    share = percent(size)
-    if share < WARN_PERCENT:
-        return ""
-    told = f"pool {name} is an object of {size >> 10} KiB with {leases} leases"
-    return f"{told}, {share} % of what the API server takes. {REMEDY}"
 
 
 def _holds(state: IPPool, address: Address) -> bool:

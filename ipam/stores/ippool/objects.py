@@ -8,8 +8,7 @@ The schema has no place for a lease's network, node, boot, netns, uid and sequen
 them, and without a reservation the node's record alone. Two annotations of the pool, JSON objects with the oldest member
 first, remember freed addresses: the last address of a pod's interface, and the end of each cooldown.
 
-An IPPool is one object, and so one value of etcd, which takes requests of 1.5 MiB (--max-request-bytes). The command and
-the agent warn by `percent` of the size of its JSON.
+An IPPool is one object, and so one value of etcd, which takes requests of 1.5 MiB (--max-request-bytes).
 """
 
 from __future__ import annotations
@@ -36,8 +35,7 @@ FORMER, COOLING = "railcni.io/former", "railcni.io/cooling"
 MEMORY = 64 << 10  # characters of each: a server takes 256 KiB of annotations
 OFFSETS = 1 << 63
 LIMIT = 1536 << 10  # bytes
-WARN_PERCENT = 80
-REMEDY = "Split the range, give networks a network_name each, use node_slice_size (a pool a node), or the etcd store"
+CROWDED = LIMIT * 8 // 10  # bytes, from which on an object remembers no freed addresses
 RESERVE = 24 << 10  # bytes that are left to other writers
 IN_ADDRESSES = (
     'its addresses are in AddressLeases, and so not in IPPools: want "datastore": "addresslease" (flat file or NAD), or move all ranges by `railcni ipam'
@@ -47,11 +45,6 @@ _UNTRACKED = {"op": "add", "path": "/metadata/managedFields", "value": [{}]}
 """Drop the managed fields: a patch of 1,000 leases takes the server 31 ms in place of 81, one of 5,000 330 in place of 950,
 and the object is a third smaller (v1.36). No tool uses server-side apply on pools."""
 _LABEL_SIGNS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_."
-
-
-def percent(size: int) -> int:
-    """The share of an object's limit that `size` bytes are, in per cent, rounded down."""
-    return 100 * size // LIMIT
 
 
 def growth(entries: Iterable[dict[str, Any]]) -> int:
@@ -139,7 +132,7 @@ class IPPool:
         self.version: str = metadata.get("resourceVersion") or ""
         self.annotations: dict[str, str] = metadata.get("annotations") or {}
         self.size = size
-        if "managedFields" in metadata and percent(size) >= WARN_PERCENT // 2:
+        if "managedFields" in metadata and size >= CROWDED // 2:
             notes = codec.dumps(metadata["managedFields"])
             self.size -= len(notes) - notes.count(": ") - notes.count(", ")  # the server writes no blanks
         self._spec: dict[str, Any] = document.get("spec") or {}

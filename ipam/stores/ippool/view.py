@@ -191,7 +191,7 @@ class View:
     ) -> None:
         """Put `changes` into a pool as it was read. Conflict, Open; CniError for a full one.
 
-        Unless it is nearly full, the pool remembers the addresses `cooled` and the pods of the leases `released`.
+        Unless it is crowded, the pool remembers the addresses `cooled` and the pods of the leases `released`.
         """
         pool = self.pool(name)
         if pool is None:
@@ -202,7 +202,7 @@ class View:
         if added and pool.size + grown > objects.LIMIT - objects.RESERVE:
             raise self._full(name, pool)
         annotations: dict[str, str] = {}
-        if objects.percent(pool.size) < objects.WARN_PERCENT:
+        if pool.size < objects.CROWDED:
             annotations = pool.remembering(released) | pool.cooled(cooled, self.cooldown, int(time.time()))
         operations = pool.patch(changes, annotations)
         try:
@@ -220,7 +220,8 @@ class View:
     def _full(self, name: str, pool: IPPool) -> TryAgainLater:
         return TryAgainLater(
             f"pool {name} is full: its {len(pool.entries)} leases make an object of {pool.size >> 10} KiB, and an API server"
-            f" takes {objects.LIMIT >> 10}. {objects.REMEDY}",
+            f" takes {objects.LIMIT >> 10}. Split the range, give networks a network_name each, use node_slice_size (a pool a"
+            " node), or the etcd store",
             f"{self.api}; `railcni ipam leases` shows who holds addresses",
         )
 
