@@ -74,7 +74,8 @@ class FileStore(Store):
 
     def find(self, attachment: Attachment) -> list[Lease]:
         network, container_id, ifname = attachment.key()
-        return self._leases(schema.FIND, container_id, ifname, network)
+        with self.session():
+            return self._leases(schema.FIND, container_id, ifname, network)
 
     def survey(self, owner: Owner, windows: Sequence[Window], new: bool) -> Survey:
         (namespace, name, _), ifname = owner.pod, owner.attachment.ifname
@@ -87,7 +88,9 @@ class FileStore(Store):
 
     def holder(self, want: Want) -> Lease | None:
         key = bitmap.address_key(want.family, want.value)
-        found = self._leases(schema.FIND_ADDRESS, want.pool, key) or self._leases(schema.FIND_RESERVED, want.scope, key)
+        with self.session():
+            found = self._leases(schema.FIND_ADDRESS, want.pool, key)
+            found = found or self._leases(schema.FIND_RESERVED, want.scope, key)
         return found[0] if found else None
 
     def occupied(self, pool: str, scope: str | None, family: int, low: int, high: int) -> int:
@@ -160,11 +163,14 @@ class FileStore(Store):
 
     def leases(self, pool: str, after: Lease | None = None, limit: int = 1000, node: str = "") -> list[Lease]:
         start = bitmap.address_key(after.family, after.value) if after else b""
-        return self._leases(schema.PAGE, pool, start, node, limit)
+        with self.session():
+            return self._leases(schema.PAGE, pool, start, node, limit)
 
     def pools(self) -> list[Pool]:
         found: dict[str, Pool] = {}
-        for name, number, row in self._rows(schema.POOLS, schema.POOL):
+        with self.session():
+            rows = self._rows(schema.POOLS, schema.POOL)
+        for name, number, row in rows:
             pool = found.setdefault(name, Pool(name, 4 if len(number) == 3 else 6, 0))
             pool.used += bitmap.decode(row).bit_count()
         return list(found.values())
@@ -215,8 +221,8 @@ class FileStore(Store):
                     self._rows(schema.COOL, kind, space, key, until, *lease.pod[:2], lease.ifname)
 
     def _rows(self, sql: str, *values: Any) -> list[Any]:
-        with self.session():
-            return self._database.run(sql, *values) if self._database else []
+        """The rows of a statement in the open session; none without a file."""
+        return self._database.run(sql, *values) if self._database else []
 
     def _leases(self, sql: str, *values: Any) -> list[Lease]:
         return [_lease(row) for row in self._rows(sql, *values)]
