@@ -7,7 +7,7 @@ An attempt is made in one session of the store. Its rules, in order:
 2. *Preference.* An address that the pod has just had, or that its annotation names, is proposed if it is free.
 3. *Place.* Otherwise the search begins at the lowest address of the range and takes the first free one: pods then have
    addresses that people expect, and a store reads few blocks. But calls at once would all propose that address, so a lost
-   claim moves the search to another place of the range, which differs by node and attachment (allocator.search_start).
+   claim moves the search to another place of the range, which differs by node and attachment (search.search_start).
    Where a store keeps pools as one object (`spreads` is false), all claims of a pool exclude one another: another place
    does not help, and the call waits instead.
 4. *Full blocks.* Where a store has `places`, a read costs more than a failed claim. There the search leaves the lowest block

@@ -140,7 +140,7 @@ class Store:
     __slots__ = ("_depth", "cooldown", "is_claimed_here")
 
     kind = ""
-    window = 4096  # addresses of one step of a search: a power of two, at most the allocator's WINDOW
+    window = 4096  # addresses of one step of a search: a power of two, at most WINDOW of ipam.search
     spreads = True  # whether claims of different addresses of a pool succeed at once
     places = 0  # places of a pool that a search tries before it reads on from a full window
 

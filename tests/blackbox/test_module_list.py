@@ -58,10 +58,10 @@ UNLOADED_BY_PLUGIN = {
 }  # fmt: skip
 UNLOADED_BY_VERB = {
     "ADD": ("cni.verbs.check", "cni.verbs.gc", "cni.verbs.status", "cni.verbs.unended", "ipam.check"),
-    "CHECK": ("cni.verbs.attach", "cni.verbs.gc", "cni.verbs.status", "cni.verbs.unended", "ipam.acquire", "ipam.search", "ipam.allocator"),
+    "CHECK": ("cni.verbs.attach", "cni.verbs.gc", "cni.verbs.status", "cni.verbs.unended", "ipam.acquire", "ipam.search"),
     "DEL": (
         *NETLINK_OF_ADD, "cni.verbs.attach", "cni.verbs.check", "cni.verbs.gc", "cni.verbs.status", "cni.verbs.unended",
-        "ipam.acquire", "ipam.search", "ipam.allocator", "ipam.check",
+        "ipam.acquire", "ipam.search", "ipam.check",
     ),
 }  # fmt: skip
 

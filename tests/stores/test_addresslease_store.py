@@ -184,7 +184,7 @@ def test_an_add_and_a_del_among_20000_leases_list_nothing(
     place: Place, monkeypatch: pytest.MonkeyPatch, overlap: bool
 ) -> None:
     monkeypatch.setattr("ipam.stores.addresslease._FORGETS", 0)
-    monkeypatch.setattr(search.allocator, "search_start", lambda *arguments: TEN + 30_000)  # not where all is taken
+    monkeypatch.setattr(search, "search_start", lambda *arguments: TEN + 30_000)  # not where all is taken
     fill(place, 20_000, scope="" if overlap else None)
     for verb in ("ADD", "DEL"):  # the first ADD lists once, for the IPPool
         place.call(verb, "first", "first", range=WIDE, enable_overlapping_ranges=overlap)
@@ -248,7 +248,7 @@ def test_an_add_that_finds_two_places_taken_lists_names_and_gives_what_is_free(
 ) -> None:
     place.add("first", range="10.1.0.0/24")  # the node's first call reads its records back
     fill(place, 300)
-    monkeypatch.setattr(search.allocator, "search_start", lambda *arguments: TEN + 5)
+    monkeypatch.setattr(search, "search_start", lambda *arguments: TEN + 5)
     asked(place.server)
     assert place.add("c1", "a", range=WIDE) == "10.0.1.45"
     lists = [request for request in asked(place.server) if request == f"GET {ADDRESSES}"]

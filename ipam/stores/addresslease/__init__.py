@@ -6,7 +6,7 @@ with a test of the resourceVersion. Leases share nothing, so the store needs no 
 A list, whatever its selector, costs the server some microseconds for each object of the namespace. So a first ADD or a DEL
 lists as little as it can. This node's records tell of the leases of a pod's former sandbox. The search lists the names of the
 pool's first block of 256 until the last address of the block is held. Then it tries two places unseen, which differ by node
-and attachment (ipam.allocator.search_start); after a lost claim it tries one of the first block before them. Then it lists
+and attachment (ipam.search.search_start); after a lost claim it tries one of the first block before them. Then it lists
 blocks at further places, and last the pool. Only a consistent list shows that a pool is exhausted.
 
 The object of a freed address stays until the end of its cooldown, and the next claim takes it over. A separate object, named

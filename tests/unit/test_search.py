@@ -1,11 +1,11 @@
-"""The allocator: which address comes next, and how little it reads to know."""
+"""The search in one range: which address comes next, and how little it reads to know."""
 
 from __future__ import annotations
 
 from collections.abc import Collection
 
-from ipam.allocator import SPREAD, WINDOW, propose, search, search_start, window_from
 from ipam.ranges import Range, format_address, parse_address, parse_cidr, parse_span
+from ipam.search import SPREAD, WINDOW, propose, search, search_start, window_from
 
 
 def a_range(cidr: str, *exclude: str) -> Range:

@@ -1,12 +1,12 @@
-"""Laws of the allocator, against a search through every address one by one."""
+"""Laws of the search in one range, against a search through every address one by one."""
 
 from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ipam.allocator import SPREAD, WINDOW, search, search_start
 from ipam.ranges import Range, parse_cidr
+from ipam.search import SPREAD, WINDOW, search, search_start
 
 BASE = 0x0A000000  # 10.0.0.0
 
