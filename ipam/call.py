@@ -12,7 +12,7 @@ from cni.shared.spec import codec
 from cni.shared.spec.errors import CniError, InvalidConfig, TryAgainLater
 from cni.shared.spec.request import member
 from ipam import config as configuration
-from ipam import holders, memory, own, stores
+from ipam import memory, own, stores
 from ipam import records as ipam_records
 from ipam.leases import Owner, Want
 from ipam.ranges import BITS, Range, host_of, parse_cidr
@@ -237,7 +237,7 @@ class _Draft:
             self._records.write(owner.attachment, PART, new)
             self.record = new
             if stores.is_shared(self._store_ref):
-                holders.note(self._records, owner.attachment, wants)
+                memory.note_holder(self._records, owner.attachment, wants)
 
 
 class _Proposals:

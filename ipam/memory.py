@@ -1,4 +1,4 @@
-"""What this node remembers for a while of addresses: those to prefer and those to avoid at the next ADD.
+"""What this node knows of addresses beside its records: those to prefer and to avoid at the next ADD, and their holders.
 
 Kubelet calls DEL for a pod's old sandbox before the ADD for its new one, so no lease tells the new one what the pod had. And
 when another host answers for an address, the ADD fails and releases it, so no lease keeps the next ADD from the same address.
@@ -6,6 +6,10 @@ when another host answers for an address, the ADD fails and releases it, so no l
 The file `remembered` beside the node's records has SLOTS slots. The hash of an entry's key is the number of its slot, so a
 later entry replaces an earlier one of the same slot, and no lock and no cleaning are needed. All of it is a preference: an entry
 that is lost, damaged or cannot be written changes no lease and fails no call.
+
+The folder `held` beside it is an index of the records by address, for the search of an ADD: a link per address, whose target
+names the attachment. Its record has the last word, so a link that is left or lost changes no lease. A folder that is missing is
+made from the records.
 """
 
 from __future__ import annotations
@@ -18,14 +22,17 @@ from typing import TYPE_CHECKING
 from cni.shared.kernel import files
 from cni.shared.spec import codec
 from cni.shared.spec.errors import CniError
+from cni.shared.spec.request import Attachment
+from ipam import records as ipam_records
 from ipam.ranges import parse_address
+from ipam.records import PART
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any
 
     from cni.shared.records import Records
-    from ipam.leases import Lease, Owner
+    from ipam.leases import Lease, Owner, Want
 
 FILES = ("remembered", "lock")  # entries are written to the first, and read from the second too, where they were before
 SLOTS, SLOT = 4096, 512  # the number of slots, and the bytes of each
@@ -136,3 +143,56 @@ def _write(records: Records, key: bytes, entry: dict[str, Any], seconds: int) ->
 
 def _offset(key: bytes) -> int:
     return (SLOTS - 1 if key == _COMPLETE else int.from_bytes(key[:8], "big") % (SLOTS - 1)) * SLOT
+
+
+# --- the index of holders ---
+
+
+def note_holder(records: Records, attachment: Attachment, wants: Sequence[Want]) -> None:
+    """Let the index say that `attachment` holds the addresses of `wants`."""
+    target = codec.dumps(list(attachment.key()))
+    for want in wants:
+        path = _link(records, want)
+        try:
+            _make_folder(records)
+            forget_holder(records, [want])
+            os.symlink(target, path)
+        except OSError as fault:
+            records.log.debug(f"{want.text} is not in the index of held addresses: {fault}")
+
+
+def forget_holder(records: Records, wants: Sequence[Want]) -> None:
+    """Remove the addresses of `wants` from the index."""
+    for want in wants:
+        try:
+            os.unlink(_link(records, want))
+        except OSError:
+            pass  # it is in none
+
+
+def holder(records: Records, want: Want) -> Attachment | None:
+    """The attachment that holds the address of `want` by the index; None for none."""
+    try:
+        _make_folder(records)
+        return Attachment(*codec.loads(os.readlink(_link(records, want)).encode()))
+    except (OSError, ValueError, TypeError):
+        return None
+
+
+def _link(records: Records, want: Want) -> str:
+    space = f"pool {want.pool}" if want.scope is None else f"scope {want.scope}"
+    return f"{records.directory}/held/{_key(space, want.text).hex()}"
+
+
+def _make_folder(records: Records) -> None:
+    """Make the index of the present records, if there is none."""
+    try:
+        os.stat(records.directory + "/held")
+        return
+    except FileNotFoundError:
+        files.make_private_directory(records.directory + "/held")
+    for attachment, _, record in records.all(PART):
+        try:
+            note_holder(records, attachment, ipam_records.leases(attachment, record))
+        except ValueError:
+            pass  # the next verb that reads the record says so

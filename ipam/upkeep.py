@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from cni.shared.kernel import netns, node
 from cni.shared.records import GROUP, LINK, Began
 from cni.shared.spec.errors import CniError, InvalidConfig
-from ipam import holders, memory, stores
+from ipam import memory, stores
 from ipam import records as ipam_records
 from ipam.leases import Owner, owner_from_json, want_from_json
 from ipam.records import PART
@@ -101,7 +101,7 @@ def release(
         raise
     if held:
         memory.released(records, held)
-        holders.forget(records, held)
+        memory.forget_holder(records, held)
         records.log.info(f"released {_texts(held)}")
     records.remove(attachment, PART)
 
@@ -278,7 +278,7 @@ def refill(store: AddressLeaseStore, owner: Owner, records: Records, cooldown: i
         if (is_callers or held) and records.read(attachment, PART) is None:
             new = ipam_records.document(stores.recorded(store.record()), leases, leases[0].owner, cooldown)
             records.write(attachment, PART, {**new, "bootID": leases[0].boot_id})
-            holders.note(records, attachment, leases)
+            memory.note_holder(records, attachment, leases)
             made += leases
             found = found or is_callers
         if held:
@@ -292,7 +292,7 @@ def refill(store: AddressLeaseStore, owner: Owner, records: Records, cooldown: i
 
 def is_held_here(want: Want, owner: Owner, records: Records) -> bool:
     """Whether another living attachment of this node has the address of `want` by its record, though the store lost it."""
-    attachment = holders.holder(records, want)
+    attachment = memory.holder(records, want)
     record = records.read(attachment, PART) if attachment and attachment != owner.attachment else None
     if not attachment or not record or record["pending"] is True or record["bootID"] != owner.boot_id:
         return False

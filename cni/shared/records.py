@@ -7,7 +7,7 @@ On disk, under STATE (mode 0700):
     remembered                                   ipam.memory's
     pending                                      there when a record is pending whose store is out of reach
     unended                                      there when a DEL could not end an attachment, whose record says so
-    held/                                        ipam.holders'
+    held/                                        ipam.memory's
     attachments/NETWORK:CONTAINERID:IFNAME:PART  a record, JSON; PART is "link" (the plugin's own) or "ipam"
 
 The separator cannot occur in any of the names (cni.shared.spec.request). A key that would exceed the longest file name is
