@@ -24,7 +24,7 @@ _STANDING = (
     "unended",
 )  # files that stay and say nothing by being there
 _RAILS = "rails of "
-_LEAF_BITS = 12  # a row of the table `bitmap` stands for so many bits of an address (ipam/stores/file/bitmap.py)
+_LEAF_BITS = 12  # a row of the table `bitmap` stands for so many bits of an address (ipam/stores/file/schema.py)
 _POOL, _SCOPE = 0, 2  # kinds of rows there; those of odd kinds summarise full rows
 
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from cni.shared.spec.request import Attachment
 from ipam.leases import COOLDOWN, Lease, Owner, Pool, Want, given_up, returns
 from ipam.stores.base import CREATE, FORMER, Claimed, Store, Survey, Taken, Unknown
-from ipam.stores.file import bitmap, schema
+from ipam.stores.file import schema
 from ipam.stores.file.database import WAIT_SECONDS, DiskFull, OutcomeUnknown, open_database
 
 if TYPE_CHECKING:
@@ -83,11 +83,11 @@ class FileStore(Store):
             pods = self._leases(schema.FIND_POD, name, namespace, ifname) if name else []
             former = []
             if returns(owner.pod) and self._rows(schema.EXISTS, "former"):
-                former = [bitmap.address(key) for (key,) in self._rows(schema.FIND_FORMER, namespace, name, ifname)]
+                former = [schema.address(key) for (key,) in self._rows(schema.FIND_FORMER, namespace, name, ifname)]
             return Survey(self.find(owner.attachment), pods, former)
 
     def holder(self, want: Want) -> Lease | None:
-        key = bitmap.address_key(want.family, want.value)
+        key = schema.address_key(want.family, want.value)
         with self.session():
             found = self._leases(schema.FIND_ADDRESS, want.pool, key)
             found = found or self._leases(schema.FIND_RESERVED, want.scope, key)
@@ -98,21 +98,21 @@ class FileStore(Store):
         with self.session():
             at = low
             while at <= high:
-                number, index = bitmap.leaf(family, at)
+                number, index = schema.leaf_of(family, at)
                 bits |= self._either(0, pool, scope, number) >> index << at - low
-                at += bitmap.SIZE - index
+                at += schema.ROW_BITS - index
         return bits & (1 << high - low + 1) - 1
 
     def next_open(self, pool: str, scope: str | None, family: int, value: int, high: int) -> int:
         at = value
         with self.session():
             while at <= high:
-                number, index = bitmap.summary(family, at)
-                found = bitmap.lowest_clear(self._either(schema.SUMMARY, pool, scope, number), index)
+                number, index = schema.summary_of(family, at)
+                found = schema.lowest_clear(self._either(schema.SUMMARY, pool, scope, number), index)
                 if found == index:
                     return at
-                at = (at >> bitmap.SHIFT) - index + found << bitmap.SHIFT
-                if found < bitmap.SIZE:
+                at = (at >> schema.SHIFT) - index + found << schema.SHIFT
+                if found < schema.ROW_BITS:
                     break
         return min(at, high + 1)
 
@@ -162,7 +162,7 @@ class FileStore(Store):
         return len(gone)
 
     def leases(self, pool: str, after: Lease | None = None, limit: int = 1000, node: str = "") -> list[Lease]:
-        start = bitmap.address_key(after.family, after.value) if after else b""
+        start = schema.address_key(after.family, after.value) if after else b""
         with self.session():
             return self._leases(schema.PAGE, pool, start, node, limit)
 
@@ -172,7 +172,7 @@ class FileStore(Store):
             rows = self._rows(schema.POOLS, schema.POOL)
         for name, number, row in rows:
             pool = found.setdefault(name, Pool(name, 4 if len(number) == 3 else 6, 0))
-            pool.used += bitmap.decode(row).bit_count()
+            pool.used += schema.bits_of(row).bit_count()
         return list(found.values())
 
     def cooling(self, pool: str, scope: str | None, family: int, low: int, high: int, owner: Owner) -> Collection[int]:
@@ -182,10 +182,10 @@ class FileStore(Store):
             if not self._rows(schema.EXISTS, "cooling"):
                 return ()
             now = int(time.time())
-            what = (bitmap.address_key(family, low), bitmap.address_key(family, high), now + 1, now + COOLDOWN + 1)
+            what = (schema.address_key(family, low), schema.address_key(family, high), now + 1, now + COOLDOWN + 1)
             for kind, space in ((schema.POOL, pool), (schema.SCOPE, scope)):
                 rows = self._rows(schema.FIND_COOLING, kind, space, *what, name, namespace, owner.attachment.ifname)
-                found |= {bitmap.address(key) for (key,) in rows}
+                found |= {schema.address(key) for (key,) in rows}
         return {value for of, value in found if of == family}
 
     def _fill(self, database: Database) -> None:
@@ -204,7 +204,7 @@ class FileStore(Store):
         if leases:
             self._rows(schema.FORMER)
         for lease in leases:
-            key = bitmap.address_key(lease.family, lease.value)
+            key = schema.address_key(lease.family, lease.value)
             self._rows(schema.REMEMBER, *lease.pod[:2], lease.ifname, lease.pool, key)
             self._rows(schema.FORGET, FORMER)
 
@@ -214,7 +214,7 @@ class FileStore(Store):
         self._rows(schema.COOLING_UNTIL)
         self._rows(schema.COOLED, now)
         for lease in leases:
-            key = bitmap.address_key(lease.family, lease.value)
+            key = schema.address_key(lease.family, lease.value)
             until = now + self.cooldown + 1  # the second that has begun does not count
             for kind, space in ((schema.POOL, lease.pool), (schema.SCOPE, lease.scope)):
                 if space is not None:
@@ -230,13 +230,13 @@ class FileStore(Store):
     def _insert(self, lease: Lease) -> bool:
         """Add a lease and its bits; False, without a change, when one of them is set."""
         family, value = lease.family, lease.value
-        number, index = bitmap.leaf(family, value)
+        number, index = schema.leaf_of(family, value)
         if self._either(0, lease.pool, lease.scope, number) >> index & 1:
             return False
         self._mark(schema.POOL, lease.pool, family, value, True)
         if lease.scope is not None:
             self._mark(schema.SCOPE, lease.scope, family, value, True)
-        key = bitmap.address_key(family, value)
+        key = schema.address_key(family, value)
         attachment = (lease.network, lease.container_id, lease.ifname)
         claim = (lease.node, lease.boot_id, lease.netns, lease.sequence)
         self._rows(schema.INSERT, lease.pool, key, lease.scope, *attachment, *lease.pod, *claim)
@@ -244,7 +244,7 @@ class FileStore(Store):
 
     def _delete(self, lease: Lease) -> bool:
         """Remove a lease that is still as it is here, and its bits; whether it existed."""
-        key = bitmap.address_key(lease.family, lease.value)
+        key = schema.address_key(lease.family, lease.value)
         found = self._rows(
             schema.MATCH, lease.pool, key, lease.container_id, lease.ifname, lease.network, lease.sequence
         )
@@ -259,16 +259,16 @@ class FileStore(Store):
 
     def _mark(self, kind: int, space: str, family: int, value: int, leased: bool) -> None:
         """Set or clear the bit of an address, and its leaf's in the summary when the leaf becomes full or was full."""
-        number, index = bitmap.leaf(family, value)
+        number, index = schema.leaf_of(family, value)
         before, after = self._change_bit(kind, space, number, index, leased)
-        if bitmap.FULL in (before, after) and before != after:
-            self._change_bit(kind + schema.SUMMARY, space, *bitmap.summary(family, value), after == bitmap.FULL)
+        if schema.FULL_ROW in (before, after) and before != after:
+            self._change_bit(kind + schema.SUMMARY, space, *schema.summary_of(family, value), after == schema.FULL_ROW)
 
     def _change_bit(self, kind: int, space: str, number: bytes, index: int, on: bool) -> tuple[int, int]:
-        before = bitmap.decode(b"".join(row for (row,) in self._rows(schema.BITS, kind, space, number)))
+        before = schema.bits_of(b"".join(row for (row,) in self._rows(schema.BITS, kind, space, number)))
         after = before | 1 << index if on else before & ~(1 << index)
         if after:
-            self._rows(schema.WRITE_BITS, kind, space, number, bitmap.encode(after))
+            self._rows(schema.WRITE_BITS, kind, space, number, schema.row_of(after))
         elif before:
             self._rows(schema.CLEAR_BITS, kind, space, number)
         return before, after
@@ -279,12 +279,12 @@ class FileStore(Store):
         for (row,) in self._rows(
             schema.BITS_OF_TWO, schema.POOL + level, pool, number, schema.SCOPE + level, scope, number
         ):
-            bits |= bitmap.decode(row)
+            bits |= schema.bits_of(row)
         return bits
 
 
 def _lease(row: Any) -> Lease:
     pool, key, scope, network, container_id, ifname, namespace, pod, uid, node, boot_id, netns, sequence = row
-    family, value = bitmap.address(key)
+    family, value = schema.address(key)
     owner = Owner(Attachment(network, container_id, ifname), (namespace, pod, uid), node, boot_id, netns, sequence)
     return Lease(Want(pool, family, value, scope), owner)
