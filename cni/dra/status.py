@@ -15,10 +15,11 @@ from cni.dra.claims import Record
 from cni.dra.slices import DRIVER
 from cni.library.inventory import attachments
 from cni.shared.records import LINK
-from cni.shared.spec.errors import TryAgainLater
+from cni.shared.spec.errors import CniError, TryAgainLater
 from ipam.stores.apiserver import Api
 from ipam.stores.apiserver.faults import Conflict, Gone
 from ipam.stores.apiserver.resources import CLAIMS, replacement
+from ipam.stores.base import Unreachable
 
 _MOST_ADDRESSES = 16  # that a status may have
 _SETTLED = 1_000_000_000  # ns: a file system's clock has ticked since, so a later change changes the time of the folder
@@ -33,17 +34,26 @@ class Statuses:
         self._told: dict[str, list[Record]] = {}
 
     def tell(self, claims: Collection[Record]) -> None:
-        """Write the status of each prepared claim for which the records have changed. CniError."""
+        """Write the status of each prepared claim for which the records have changed. CniError, after all others, of the first
+        that the server refuses: a claim is its author's, and must not keep the others' from being written."""
         changed, now = attachments.changed(self._state), time.time_ns()
         if self._seen == (seen := (changed, [claim["uid"] for claim in claims])):
             return
         self._seen = None
         found, runs = attachments.completed(self._state) if claims else ([], False)
         self._told = {claim["uid"]: self._told.get(claim["uid"], []) for claim in claims}
+        fault: CniError | None = None
         for claim in claims:
             if (devices := _devices(claim, found)) != self._told[claim["uid"]]:
-                self._write(claim, devices)
-                self._told[claim["uid"]] = devices
+                try:
+                    self._write(claim, devices)
+                    self._told[claim["uid"]] = devices
+                except Unreachable:
+                    raise
+                except CniError as error:
+                    fault = fault or error
+        if fault:
+            raise fault
         if not runs and now - changed > _SETTLED:
             self._seen = seen
 

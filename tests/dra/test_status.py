@@ -180,3 +180,13 @@ def test_a_claim_that_is_gone_or_another_one_is_left_alone(scene: Scene) -> None
     del scene.api.core.objects["resourceclaims", "team", "c"]
     scene.attach(addresses=())
     scene.statuses.tell([scene.claim])
+
+
+def test_a_claim_that_the_server_refuses_keeps_no_other_from_being_told(scene: Scene) -> None:
+    uid = scene.api.core.add_claim("team", "d", result("vf"))
+    refused = {"uid": uid, "namespace": "team", "name": "d", "pods": ["u2"], "devices": scene.claim["devices"][1:]}
+    scene.attach(pod="u2", link=MOVED, addresses=("192.168.111.2/24",) * 2)
+    scene.attach()
+    with pytest.raises(CniError, match="resourceclaims/d"):
+        scene.statuses.tell([refused, scene.claim])
+    assert scene.status["devices"][1]["networkData"] == DATA
