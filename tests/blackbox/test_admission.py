@@ -20,6 +20,7 @@ import pytest
 import yaml
 
 from cni.agent.nodefiles import Tokens
+from cni.dra import slices
 from cni.shared.spec.errors import CniError
 from cni.shared.spec.request import Attachment
 from ipam.leases import Lease, Owner, Want
@@ -27,6 +28,7 @@ from ipam.ranges import parse_address
 from ipam.stores.addresslease import AddressLeaseStore, objects
 from ipam.stores.apiserver import Api
 from ipam.stores.apiserver.faults import Conflict
+from ipam.stores.apiserver.resources import EVERYWHERE, NODE_SLICES
 from ipam.stores.base import Claimed
 from tests.node import ROOT
 from tests.tools import needs
@@ -36,7 +38,7 @@ pytestmark = [
     pytest.mark.skipif(not KUBECONFIG, reason="needs RAILCNI_TEST_KUBECONFIG, an administrator's of a real cluster"),
     needs("kubectl", "it applies the manifests"),
 ]
-FILES = ("rbac", "serviceaccount", "agent-rbac", "admission")
+FILES = ("rbac", "serviceaccount", "agent-rbac", "admission", "dra/rbac")
 POOL = "10.0.0.0-24"
 ADDRESSES = "addressleases"
 
@@ -111,19 +113,19 @@ class Site:
         path.write_text(yaml.safe_dump(document))
         return str(path)
 
-    def agent(self, node: str) -> Api:
+    def agent(self, node: str, account: str = "railcni") -> Api:
         """The API server as the agent on `node` reaches it, with the token that kubelet requests for its pod."""
-        name = f"agent-{node}"
+        name = f"{account}-{node}"
         spec = {
             "nodeName": self.node(node),
-            "serviceAccountName": "railcni",
+            "serviceAccountName": account,
             "automountServiceAccountToken": False,
             "containers": [{"name": "agent", "image": "none.invalid/none"}],
         }
         metadata = {"name": name, "namespace": self.agents}
         kubectl("apply", "-f", "-", given=[{"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}])
         bound = ("--bound-object-kind=Pod", f"--bound-object-name={name}")
-        return Api(self.kubeconfig(kubectl("create", "token", "railcni", "-n", self.agents, *bound)), 10)
+        return Api(self.kubeconfig(kubectl("create", "token", account, "-n", self.agents, *bound)), 10)
 
     def plugin(self, node: str) -> str:
         """The kubeconfig of the plugins on `node`, with the token that the agent requests."""
@@ -400,3 +402,21 @@ def test_an_agent_writes_events_in_its_own_name_alone(site: Site) -> None:
     agent = site.agent("n1")
     assert refusal(lambda: agent.create("events", event(site, "n1"), "default")) == ""
     assert "in its own name alone" in refusal(lambda: agent.create("events", event(site, "n2"), "default"))
+
+
+@pytest.mark.parametrize(
+    ("node", "pool", "said"),
+    [("n1", "n1", ""), ("n2", "n2", "changes no ResourceSlice"), ("n1", "n2", "changes no pool")],
+)
+def test_a_drivers_token_publishes_no_slice_of_another_node_or_pool(
+    site: Site, node: str, pool: str, said: str
+) -> None:
+    of_pool = {"name": site.node(pool), "generation": 1, "resourceSliceCount": 1}
+    spec = {"driver": slices.DRIVER, "nodeName": site.node(node), "pool": of_pool, "devices": []}
+    document = slices.document(0, spec)
+    driver = site.agent("n1", "railcni-dra")
+    try:
+        found = refusal(lambda: driver.create(NODE_SLICES, document, EVERYWHERE))
+    finally:
+        kubectl("delete", "resourceslice", document["metadata"]["name"], "--ignore-not-found")
+    assert said in found and bool(said) == bool(found)
