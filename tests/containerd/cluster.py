@@ -91,10 +91,11 @@ class Cluster:
         *networks: str,
         devices: Mapping[str, int] | None = None,
         claim: str = "",
+        template: str = "",
         scheduler: bool = False,
     ) -> Pod:
-        """Make a pod's object with these networks beside the first, whose container asks for devices and has the claim; the pod
-        to run. With `scheduler` that binds it to the node."""
+        """Make a pod's object with these networks beside the first, whose container asks for devices and has the claim, or one of
+        the template; the pod to run. With `scheduler` that binds it to the node."""
         limits = {resource: str(number) for resource, number in (devices or {}).items()}
         container: dict[str, Any] = {
             "name": "main",
@@ -112,8 +113,9 @@ class Cluster:
         if scheduler:
             spec |= {"nodeSelector": {"kubernetes.io/hostname": spec.pop("nodeName")}}
             spec |= {"tolerations": [{"operator": "Exists"}]}
-        if claim:
-            spec |= {"resourceClaims": [{"name": "claim", "resourceClaimName": claim}]}
+        if claim or template:
+            source = {"resourceClaimName": claim} if claim else {"resourceClaimTemplateName": template}
+            spec |= {"resourceClaims": [{"name": "claim", **source}]}
             container["resources"] |= {"claims": [{"name": "claim"}]}
         document = {"metadata": {"name": name, "annotations": {NETWORKS: ",".join(networks)}}, "spec": spec}
         made = self.client.create(PodObject.from_dict(copy.deepcopy(document)))

@@ -3,31 +3,35 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import grpc
 import yaml
 from lightkube.core.exceptions import ApiError
 from lightkube.resources.core_v1 import Namespace
-from lightkube.resources.resource_v1 import DeviceClass, ResourceClaim, ResourceSlice
+from lightkube.resources.resource_v1 import DeviceClass, ResourceClaim, ResourceClaimTemplate, ResourceSlice
 
 from cni.dra.slices import label as label_of
 from cni.library.kubelet import dra_v1_pb2 as api
 from cni.library.kubelet import plugin_registration_v1_pb2 as registration
 from cni.library.kubelet import services
+from tests.blackbox.test_host_device import bus
 from tests.containerd.cluster import Cluster
 from tests.containerd.kubelet import Kubelet
-from tests.containerd.runtime import SECONDS, Runtime, conflist
+from tests.containerd.runtime import MULTUS, SECONDS, Runtime, conflist, multus
 from tests.device_plugin.scene import Scene
 from tests.dra.kubelet import PLUGIN, REGISTRATION
 from tests.node import Node, railcni, until
 
 FOLDER = "/var/lib/kubelet"
 GPU = "gpu.example.com"
+RAILS = 8 if MULTUS else 0  # NICs of a resource of their own, by Multus
+FIRST = 10  # the number of the first of them: ens10f0
 
 
 class Driver(Scene):
@@ -71,7 +75,7 @@ class Gpus:
 
 @dataclass
 class World:
-    """The node, its kubelet, the driver; `nics` are the names of its two devices, `classes` those of the DeviceClasses."""
+    """The node, its kubelet, the driver; `nics` are the names of its devices, `classes` those of the DeviceClasses."""
 
     cluster: Cluster
     runtime: Runtime
@@ -81,10 +85,17 @@ class World:
     nics: list[str]
     classes: dict[str, str]
 
-    def on(self, netdev: str) -> dict[str, Any]:
+    def on(self, netdev: str, kind: str = "nic") -> dict[str, Any]:
         """A request for the NIC of the netdev."""
         expression = f'device.attributes["railcni.io"].ifName == "{netdev}"'
-        return {"deviceClassName": self.classes["nic"], "selectors": [{"cel": {"expression": expression}}]}
+        return {"deviceClassName": self.classes[kind], "selectors": [{"cel": {"expression": expression}}]}
+
+    def rails(self, name: str, order: Sequence[int]) -> None:
+        """Make a ResourceClaimTemplate for the NICs of these rails."""
+        netdevs = [f"ens{FIRST + rail}f0" for rail in order]
+        requests = [{"name": f"r{n}", "exactly": self.on(netdev, "rail")} for n, netdev in enumerate(netdevs)]
+        template = {"metadata": {"name": name}, "spec": {"spec": {"devices": {"requests": requests}}}}
+        self.cluster.client.create(ResourceClaimTemplate.from_dict(template))
 
     def claim(self, name: str, requests: Mapping[str, Mapping[str, Any]], same: str = "") -> None:
         """Make a ResourceClaim; `same` is an attribute whose value all its devices have in common."""
@@ -153,30 +164,49 @@ class World:
 
 @contextmanager
 def running() -> Iterator[World]:
-    """The world with two NICs that pods share, below PCIe roots of their own."""
+    """The world with two NICs that pods share, below PCIe roots of their own; with Multus eight more, which are rails."""
     with Node(is_warm=False) as node:
         node.master("ens2f0", mtu=9000)
+        for number in range(FIRST, FIRST + RAILS):
+            node.master(f"ens{number}f0", mtu=9000)
+            bus(node, "pci", f"0000:{0x30 + number:02x}:00.0", f"ens{number}f0")
         node.remember()
         # The driver sees what a container of the DaemonSet sees: kubelet's folders at their places.
         inside = ["nsenter", f"--target={node.holder}", "--mount", "--net", "--", "setpriv", "--pdeathsig=KILL"]
-        with Cluster(node) as cluster, Driver(cluster, inside) as driver, Runtime(node, conflist()) as runtime:
+        with (
+            Cluster(node) as cluster,
+            Driver(cluster, inside) as driver,
+            Runtime(
+                node,
+                multus(conflist(), kubeconfig=cluster.kubeconfig) if MULTUS else conflist(),
+                more={"multus": Path(MULTUS)} if MULTUS else {},
+            ) as runtime,
+        ):
             assert isinstance(driver, Driver)
             (driver.root / "var/run/cdi").mkdir(parents=True)
             runtime.enter(["mkdir", "/run/cdi"])
             runtime.enter(["mount", "--bind", str(driver.root / "var/run/cdi"), "/run/cdi"])
-            runtime.enter(["mknod", "-m", "666", "/dev/infiniband/uverbs1", "c", "1", "5"])
-            addresses = [driver.machine.nic(number) for number in range(2)]
+            rails = range(FIRST, FIRST + RAILS)
+            for number in (1, *rails):
+                runtime.enter(["mknod", "-m", "666", f"/dev/infiniband/uverbs{number}", "c", "1", "5"])
+            addresses = [driver.machine.nic(number) for number in (0, 1, *rails)]
             resource = f"rdma/{cluster.namespace}"
-            driver.configure({"configList": [driver.share("ens0f0", "ens1f0", name=cluster.namespace)]})
+            shares = [driver.share("ens0f0", "ens1f0", name=cluster.namespace)]
+            if rails:
+                shares.append(driver.share(*(f"ens{n}f0" for n in rails), name=f"{cluster.namespace}-rail"))
+            driver.configure({"configList": shares})
             made = railcni("dra", "classes", f"--config={driver.config}", env=os.environ)
-            (nic,) = yaml.safe_load_all(made.stdout)
+            nic, *more = yaml.safe_load_all(made.stdout)
             selectors = [{"cel": {"expression": f'device.driver == "{GPU}"'}}]
             gpu = {"metadata": {"name": f"gpu-{cluster.namespace}"}, "spec": {"selectors": selectors}}
             label = {"metadata": {"labels": {"resource.kubernetes.io/admin-access": "true"}}}
             cluster.client.patch(Namespace, cluster.namespace, label)
-            nics = [label_of(f"{resource}-{address}") for address in addresses]
+            nics = [label_of(f"{resource}-{address}") for address in addresses[:2]]
+            nics += [label_of(f"{resource}-rail-{address}") for address in addresses[2:]]
             classes = {"nic": nic["metadata"]["name"], "gpu": gpu["metadata"]["name"]}
-            for document in (nic, gpu):
+            if more:
+                classes["rail"] = more[0]["metadata"]["name"]
+            for document in (nic, gpu, *more):
                 cluster.client.create(DeviceClass.from_dict(document), field_manager=GPU)
             with Kubelet(runtime, cluster) as kubelet, ThreadPoolExecutor() as threads:
                 world = World(cluster, runtime, kubelet, driver, resource, nics, classes)

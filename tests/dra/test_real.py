@@ -1,6 +1,6 @@
 """Claims of a real API server, scheduler and kubelet with a real containerd: RAILCNI_TEST_KUBECONFIG names an administrator's
 kubeconfig of a cluster that has scheduler and controller manager, RAILCNI_TEST_KUBELET an executable of kubelet; Kubernetes
-1.36 is the first that has all that is used here. Multus is not needed.
+1.36 is the first that has all that is used here. With RAILCNI_TEST_MULTUS, a Multus that reads claims, pods have networks too.
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ from collections.abc import Iterator
 import pytest
 
 from tests.containerd import runtime as runtimes
+from tests.containerd.runtime import SECONDS
 from tests.device_plugin.test_restarts import report
-from tests.dra.real import World, running
+from tests.dra.real import FIRST, RAILS, World, running
 from tests.node import until
 
 pytestmark = [pytest.mark.containerd, pytest.mark.timeout(900)]
@@ -67,6 +68,34 @@ def test_a_claim_that_looks_on_takes_nothing_away(world: World) -> None:
     world.pod("watches")
     assert world.runs("watches")
     world.end("watches")
+
+
+@pytest.mark.skipif(
+    not RAILS, reason="RAILCNI_TEST_MULTUS is to name an executable of Multus that reads ResourceClaims"
+)
+def test_one_network_gives_a_pod_the_subnets_of_its_eight_rails_and_one_index(world: World) -> None:
+    netdevs = [f"ens{FIRST + rail}f0" for rail in range(RAILS)]
+    ranges = [f"10.20.{rail}.0/24" for rail in range(RAILS)]
+    key = {"group": "gpu", "addressing": "same-index", "nics": netdevs, "ranges": ranges}
+    ipam = {"type": "whereabouts", "datastore": "file"}
+    network = {"cniVersion": "1.0.0", "name": "rail", "type": "macvlan", "mtu": 9000, "rail": key, "ipam": ipam}
+    world.cluster.network(network, f"{world.resource}-rail")
+    node = world.runtime.node
+    masters = [node.host.link(netdev).index for netdev in netdevs]
+    order = random.Random(1).sample(range(RAILS), RAILS)
+    for index, name in enumerate(("first", "second"), 1):
+        world.rails(name, order)
+        pod = world.cluster.pod(name, *["rail"] * RAILS, template=name, scheduler=True)
+        container = world.runs(name)
+        status = world.cluster.status(pod)
+        status.pop("eth0")
+        assert sorted(status.values()) == [[f"10.20.{rail}.{index}"] for rail in range(RAILS)]
+        for link, (address,) in status.items():
+            lower = world.runtime.run_in(container, "cat", f"/sys/class/net/{link}/iflink")
+            assert int(lower) == masters[int(address.split(".")[2])], (link, address)
+        print(name, status)
+    world.end("first", "second")
+    assert node.leftovers(settle=SECONDS) == []
 
 
 def killed(world: World, dice: random.Random, count: int) -> str:
