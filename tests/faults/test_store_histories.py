@@ -43,12 +43,14 @@ def slow(method, resource, number):
         time.sleep(0.1 if resource == "ippools" else 0.03)
 
 server.faults = slow
+server.lag()
 threading.Event().wait()
 """
 
 
 class SlowServer(Server):
-    """An API server that takes its time for a change, so that processes wait for it, and are killed in the midst of one."""
+    """An API server that takes its time for a change, so that processes wait for it, and are killed in the midst of one. Its
+    watch cache stays empty."""
 
     def __init__(self, churn: Churn) -> None:
         self.node = churn.node

@@ -166,7 +166,8 @@ class RecordingStore(KubernetesStore):
 
 
 class ApiKind:
-    """Stores in an API server, each in a namespace of its own. Of an `unwell` one each third change falls ill."""
+    """Stores in an API server, each in a namespace of its own. Of an `unwell` one each third change falls ill, and the
+    watch cache stays empty."""
 
     name = ""
     examples = 8
@@ -189,6 +190,8 @@ class ApiKind:
             self._port = self._server.port
             if self.unwell:
                 self._port = Unwell(self._server.port, False, in_turn(3)).__enter__().port
+        if self.unwell:
+            self._server.lag()
         directory = Path(tempfile.mkdtemp(prefix="railcni-kubeconfig-"))
         well = Path(self._server.kubeconfig(directory, f"railcni-{os.getpid()}-{next(self._namespaces)}"))
         path = directory / "unwell.kubeconfig"
@@ -253,7 +256,7 @@ class RecordingLeaseStore(AddressLeaseStore):
 
 
 class AddressLeaseKind(ApiKind):
-    """Stores with an object for each address. Of an `unwell` server the watch cache stays empty, too."""
+    """Stores with an object for each address."""
 
     name = "addresslease"
     leaf = 256
@@ -263,8 +266,6 @@ class AddressLeaseKind(ApiKind):
 
     def make(self) -> tuple[Callable[[], Store], Callable[[], None]]:
         directory, kubeconfig, _ = self.kubeconfig()
-        if self.unwell and self._server:
-            self._server.lag()
         records: dict[tuple[str, Attachment], Lease] = {}
         opened: list[AddressLeaseStore] = []
 

@@ -191,11 +191,12 @@ def storm(place: Place, held: Path, worker: int) -> None:
 
 @pytest.mark.parametrize("place", ["file", *ILL_STORES], indirect=True)
 def test_a_storm_over_an_ill_server_gives_no_address_twice_and_leaves_nothing(place: Place, tmp_path: Path) -> None:
-    """With fewer addresses than workers, so that each ADD meets others."""
+    """With fewer addresses than workers, so that each ADD meets others. An API server's watch cache stays empty."""
     block = {"range": "10.0.0.0/29", "exclude": ["10.0.0.5/32", "10.0.0.6/32"], "store_timeout": 30}
     place.block |= block
     store_ref = read_store(place)
     (held := tmp_path / "held").mkdir()
+    place.server.lag()
     with ill(place, in_turn(3)) if place.shared else nullcontext():
         fork = multiprocessing.get_context("fork")
         workers = [fork.Process(target=storm, args=(place, held, worker), daemon=True) for worker in range(WORKERS)]
