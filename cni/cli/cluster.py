@@ -203,7 +203,7 @@ def _doctor(options: argparse.Namespace) -> int:
     if code not in (0, 1):
         last = (log.strip().splitlines() or [f"it ended with code {code}"])[-1]
         raise IoFailure(f"doctor did not run on node {node}: {last}. `kubectl railcni status` shows the node's version")
-    output.show(options.output, told, lambda: sys.stdout.write(log))
+    output.show(options.output, told, lambda: sys.stdout.write(output.plain(log)))
     return code
 
 

@@ -303,6 +303,8 @@ def test_attachments_without_a_namespace_are_told_with_the_command_that_ends_the
     told = {"version": "1", "healthy": True, "faults": [], "attachments": {"live": 2, "gone": 3, "pending": 0}}
     cluster.nodes.answers = ["echo", json.dumps(told)]
     assert "3 attachments without a namespace: `railcni ipam flush`" in " ".join(cluster("status")[1].split())
+    cluster.nodes.answers = ["echo", json.dumps({**told, "faults": ["a \x1b[2J node"]})]  # which an attacker has
+    assert ("a ?[2J node" in (shown := cluster("status")[1]), "\x1b" in shown) == (True, False)
     cluster.nodes.answers = ["echo", json.dumps({**told, "attachments": None})]  # which the agent cannot read
     assert "without a namespace" not in cluster("status")[1]
 
@@ -585,6 +587,7 @@ SAID = {  # what kubectl writes on stderr -> what the user is told
     LOG: f"failed: {LOG}",
     "error: EOF\n": "the context names no user: see `kubectl config view --minify`\n",
     "": "failed: it said nothing\n",
+    "error: a node says \x1b]0;owned\x07\n": "failed: error: a node says ?]0;owned?\n",
 }
 
 

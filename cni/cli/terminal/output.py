@@ -54,6 +54,11 @@ def styled(text: str, style: str = "") -> Text:
     return Text(text, style=style)
 
 
+def plain(text: str) -> str:
+    """`text` of others, such as a node's, without characters that drive a terminal."""
+    return "".join(c if c.isprintable() or c in "\n\t" else "?" for c in text)
+
+
 def print_table(
     columns: Sequence[str],
     rows: Iterable[Sequence[object]],
@@ -72,7 +77,7 @@ def print_table(
 
     out = console(stream)
     heads = [Text(column.upper()) for column in columns]
-    cells = [[c if isinstance(c, Text) else Text("" if c is None else str(c)) for c in row] for row in rows]
+    cells = [[c if isinstance(c, Text) else Text("" if c is None else plain(str(c))) for c in row] for row in rows]
     widths = [max(cell.cell_len for cell in column) for column in zip(heads, *cells, strict=True)]
     if not out.is_terminal or Form.is_wide:
         for row in [heads, *cells] if Form.headers else cells:
@@ -174,8 +179,8 @@ def show(form: str, document: Any, print_it: Callable[[], object]) -> None:
 def print_fault(title: str, details: str = "") -> None:
     """A failure on stderr: the title in red where colours are shown, the details indented below it."""
     out = console(sys.stderr)
-    out.print(styled(title, "bold red"))
-    for line in details.splitlines():
+    out.print(styled(plain(title), "bold red"))
+    for line in plain(details).splitlines():
         out.print("  " + line)
 
 
