@@ -314,7 +314,7 @@ def test_pools_are_measured_and_told_of_when_they_are_full(rig: Rig) -> None:
     assert 'ipam_ippool_size{ippool="10.1.0.0-16"} 65534' in text
     assert agent.metric("railcni_ippool_object_bytes") > 1 << 20
     agent.passes(4)
-    assert len(rig.events()) == 1, "what lasts is told again after an hour"
+    assert len(rig.events()) == 1, "the Event of a state that lasts is repeated after an hour"
 
 
 def test_no_collect_frees_nothing(rig: Rig) -> None:

@@ -582,7 +582,7 @@ def test_no_agents_and_no_kubectl_are_told(cluster: Cluster) -> None:
 
 
 LOG = 'E1128 04:25:00.123456   21 memcache.go:265] "Unhandled Error" err="dial tcp"\n'
-SAID = {  # what kubectl writes on stderr -> what the user is told
+SAID = {  # the stderr of kubectl, and the end of our message
     f"{LOG}{LOG}error: no route\n": "failed: error: no route\n",
     LOG: f"failed: {LOG}",
     "error: EOF\n": "the context names no user: see `kubectl config view --minify`\n",

@@ -23,6 +23,7 @@ from cni.cli import main as command
 from cni.library.installation import change, content, layout
 from cni.library.installation.change import Folder
 from cni.library.installation.layout import BUNDLE, NAMES, PLAIN, PREFIXED
+from cni.shared.kernel import netns_users
 from cni.shared.records import Records
 from cni.shared.spec.errors import CniError, IoFailure, TryAgainLater
 from cni.shared.spec.request import Attachment
@@ -65,7 +66,7 @@ def bundles(tmp_path_factory: pytest.TempPathFactory) -> tuple[content.Content, 
 @pytest.fixture(autouse=True)
 def seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """What these tests start can be seen, also when they run in a container with PIDs of its own."""
-    monkeypatch.setattr(change, "sees_all", lambda: True)
+    monkeypatch.setattr(netns_users, "sees_node", lambda: True)
 
 
 @pytest.fixture
@@ -205,7 +206,7 @@ def test_a_version_that_something_still_runs_from_is_not_removed(
 def test_where_processes_cannot_be_seen_an_old_version_stays_for_an_hour(
     plugins: Path, tmp_path: Path, bundles: tuple[content.Content, content.Content], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(change, "sees_all", lambda: False)  # as in a container with PIDs of its own
+    monkeypatch.setattr(netns_users, "sees_node", lambda: False)  # as in a container with PIDs of its own
     install(plugins, bundles[0])
     install(plugins, bundles[1])
     three = make_bundle(tmp_path / "three", "C")

@@ -20,8 +20,8 @@ import yaml
 
 from cni.cli import ipam as ipam_command
 from cni.cli.ipam import migrate as ipam_migrate
-from cni.library.installation import change
 from cni.shared import policy
+from cni.shared.kernel import netns_users
 from cni.shared.spec.errors import CniError
 from ipam.stores.ippool import locks
 from tests.agent.rig import Rig
@@ -134,7 +134,7 @@ class Site:
 @pytest.fixture
 def site(tmp_path: Path, free_paths: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
     monkeypatch.setattr(locks, "DIRECTORY", str(tmp_path / "run"))
-    monkeypatch.setattr(change, "sees_all", lambda: True)
+    monkeypatch.setattr(netns_users, "sees_node", lambda: True)
     api = kubernetes_proxy.start()
     api.core.add_node("n1")
     api.core.add_node("n2")

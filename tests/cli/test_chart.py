@@ -462,7 +462,7 @@ REFUSED: dict[str, tuple[Document, str]] = {
         "/cniConf/confDir",
     ),
     "a store that is not in the cluster": ({"store": "etcd"}, "/store"),
-    "a plain name that is none of the plugins'": ({"replace": ["macvlan", "macvlna"]}, "/replace/1"),
+    "a name that no plugin has": ({"replace": ["macvlan", "macvlna"]}, "/replace/1"),
     "no plain name": ({"replace": []}, "/replace"),
     "an invalid port": ({"metrics.port": 0}, "/metrics/port"),
     "a namespace that cannot be": ({"metrics.networkPolicyFrom": "a: b"}, "/metrics/networkPolicyFrom"),

@@ -14,7 +14,6 @@ from typing import Any
 
 from cni import plugins
 from cni.shared.kernel import addresses, netns, netns_users, node, sandbox
-from cni.shared.kernel.files import names_in, target_of
 from cni.shared.kernel.links import Rtnl
 from cni.shared.records import LINK, UNENDED, Records
 from cni.shared.spec.request import Attachment
@@ -24,7 +23,6 @@ from ipam.leases import Lease
 from ipam.records import PART
 
 _RIGHTS = 1 << 19 | 1 << 21  # CAP_SYS_PTRACE and CAP_SYS_ADMIN (linux/capability.h)
-_OF_HOST = "pid:[4026531836]"  # the PID namespace of the boot: PROC_PID_INIT_INO (linux/proc_ns.h)
 ENDED, USED, UNKNOWN = "ended", "used", "unknown"  # the use of an address, as a node's agent answers `railcni cluster`
 
 
@@ -79,11 +77,12 @@ def may_be(lease: Lease, users: Sequence[Attachment], records: Records, below: C
     `below` finds a path of the host where it is mounted here. In a container, processes and links of the host are not
     seen, and of mounts those alone that are passed on to it.
     """
-    names, sees_all = netns.names(lease.netns), _sees_the_node(below)
+    names = netns.names(lease.netns)
     if any(netns.exists(below(path)) for path in names):
         return True
     if lease.boot_id and lease.boot_id != node.boot_id():
         return False  # the kernel has lost the links of that boot
+    sees_all = _sees_the_node(below)
     named = any(_tells(below(path), sees_all) for path in names)
     if not named and not sees_all:
         raise OSError(
@@ -98,15 +97,8 @@ def may_be(lease: Lease, users: Sequence[Attachment], records: Records, below: C
 
 
 def _sees_the_node(below: Callable[[str], str]) -> bool:
-    """Whether this process sees the processes of the node's sandboxes, if there are any, and may look at them.
-
-    A process of the host sees the PID namespace of the boot, and so does one in a container with hostPID. A node that is itself
-    a container, as kind's, has a PID namespace of its own, and sees those of its sandboxes. Other containers see theirs alone.
-    """
-    if below("/proc") != "/proc" or not _may_look():
-        return False
-    seen = {target_of(f"/proc/{name}/ns/pid") for name in names_in("/proc") if name.isdigit()} - {""}
-    return _OF_HOST in seen or len(seen) > 1
+    """Whether this process sees the processes of the node's sandboxes, if there are any, and may look at them."""
+    return below("/proc") == "/proc" and _may_look() and netns_users.sees_node()
 
 
 def _may_look() -> bool:

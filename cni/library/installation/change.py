@@ -19,12 +19,11 @@ from typing import NamedTuple
 from cni.library.installation import content, files, layout
 from cni.library.installation.health import fault_of
 from cni.library.installation.layout import BUNDLE, COMMAND, CURRENT, NAMES, PREFIXED, REPLACED, Installation
-from cni.shared.kernel import locks
+from cni.shared.kernel import locks, netns_users
 from cni.shared.kernel.files import target_of
 from cni.shared.spec.errors import CniError, InvalidConfig, IoFailure, TryAgainLater
 
 CALLS_END_SECONDS = 60.0
-_HOST_PID_NAMESPACE = 0xEFFFFFFC  # PROC_PID_INIT_INO (linux/proc_ns.h)
 _LONGEST_CALL = 3600.0  # seconds: a runtime gives a plugin some minutes
 _REMEDIES = {
     errno.ENOSPC: "free space there; nothing has changed for the runtime",
@@ -271,17 +270,9 @@ def _end(folder: Folder) -> Step:
 # processes are not seen; then the time since the last switch decides.
 
 
-def sees_all() -> bool:
-    """Whether the host's processes can be seen from here."""
-    try:
-        return os.stat("/proc/self/ns/pid").st_ino == _HOST_PID_NAMESPACE
-    except OSError:
-        return False
-
-
 def is_unused(folder: str, version: str) -> bool:
     """Whether nothing runs any more from an old version in the plugin folder `folder`."""
-    if sees_all():
+    if netns_users.sees_node():
         return not users_of(f"{folder}/{BUNDLE}/{version}")
     try:  # `current` was made when this version went out of use, or later
         switched = os.lstat(f"{folder}/{BUNDLE}/{CURRENT}").st_mtime

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 
 _DETACHED = "/"  # what a link says whose descriptor was opened by a path that is no longer mounted
+_FIRST_PIDS = f"pid:[{0xEFFFFFFC}]"  # PROC_PID_INIT_INO (include/linux/proc_ns.h)
 _FIRST_INODE = 0xF0000000  # of namespaces: PROC_DYNAMIC_FIRST (fs/proc/generic.c)
 
 
@@ -39,6 +40,16 @@ def of(inode: int | None) -> Iterator[str]:
                 yield link
     for process in _of_other_mounts(processes):
         yield from (f"/proc/{process}/root{path}" for name, path in _mounts(process) if name.startswith(wanted))
+
+
+def sees_node() -> bool:
+    """Whether this process sees the processes of the node.
+
+    A process of the host is in the PID namespace of the boot, and so is one in a container with hostPID. A node that is itself a
+    container, as kind's, has a PID namespace of its own, and sees those of its sandboxes. Other containers see theirs alone.
+    """
+    own = target_of("/proc/self/ns/pid")
+    return own == _FIRST_PIDS or any(target_of(f"/proc/{one}/ns/pid") not in ("", own) for one in _processes())
 
 
 def mounted() -> dict[int, set[str]]:
