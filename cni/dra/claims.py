@@ -26,11 +26,13 @@ Record = dict[str, Any]
 
 
 class Claims:
-    """The records are in `folder`; runtime and Multus read below `root`. `is_gone` says of a record whether its claim has no
-    devices any more."""
+    """The records are in `folder`; runtime and Multus read below `root`. `holder` says of a record what keeps its devices, "" for
+    nothing."""
 
-    def __init__(self, folder: str, root: str, is_gone: Callable[[Record], bool] = lambda record: False) -> None:
-        self._is_gone = is_gone
+    def __init__(
+        self, folder: str, root: str, holder: Callable[[Record], str] = lambda record: "its pods may run"
+    ) -> None:
+        self._holder = holder
         self._folder = folder
         self._cdi = f"{root}{containers.CDI_FOLDER}"
         self._info = f"{root}{containers.INFO_FOLDER}"
@@ -68,22 +70,29 @@ class Claims:
             if former := self._read(claim["uid"]):
                 self._remove(former)  # it was allocated anew
             containers.write(self._folder, f"{claim['uid']}.json", record, durable=True)
+        else:
+            self.add_pods(record, claim.get("pods", ()))
         self._make(record)
         return record
 
-    def _free(self, record: Record, exclusive: Collection[str]) -> None:
-        """Unprepare the claims that have an `exclusive` device of the record and are gone, as after a forced deletion.
+    def add_pods(self, record: Record, pods: Collection[str]) -> None:
+        """Remember these UIDs of pods that have the claim, beside the former ones. OSError."""
+        if new := [uid for uid in pods if uid not in record.get("pods", ())]:
+            record["pods"] = [*record.get("pods", ()), *new]
+            containers.write(self._folder, f"{record['uid']}.json", record, durable=True)
 
-        TryAgainLater for one that is not gone: two containers would have the device.
+    def _free(self, record: Record, exclusive: Collection[str]) -> None:
+        """Unprepare the claims that have an `exclusive` device of the record and are gone with their pods.
+
+        TryAgainLater for one that has a holder: two containers would have the device.
         """
         wanted = _held(record).intersection(exclusive)
         for other in self.records():
             if other["uid"] == record["uid"] or not (held := wanted & _held(other)):
                 continue
-            if not self._is_gone(other):
+            if holder := self._holder(other):
                 raise TryAgainLater(
-                    f"{', '.join(sorted(held))} is still prepared for ResourceClaim {other['namespace']}/{other['name']}:"
-                    " kubelet ends that when the claim's pods have ended"
+                    f"{', '.join(sorted(held))} is still prepared for ResourceClaim {other['namespace']}/{other['name']}: {holder}"
                 )
             self.unprepare(other["uid"])
 

@@ -6,7 +6,8 @@ import argparse
 import asyncio
 import math
 import os
-from collections.abc import Sequence
+import re
+from collections.abc import Collection, Sequence
 from contextlib import closing
 from time import monotonic
 from typing import Any
@@ -17,6 +18,7 @@ from cni.dra.kubelet import Endpoint
 from cni.dra.publish import Publisher
 from cni.dra.slices import DRIVER, Device
 from cni.dra.status import Statuses
+from cni.library.inventory import attachments
 from cni.library.kubelet import services
 from cni.library.resources.choose import Resource
 from cni.library.resources.node import read_topology
@@ -26,7 +28,7 @@ from cni.library.service.log import AgentLog
 from cni.library.service.metrics import Counter, Family, page
 from cni.library.service.program import serve
 from cni.shared.kernel.node import host_name
-from cni.shared.records import STATE
+from cni.shared.records import LINK, STATE
 from cni.shared.spec.errors import CniError, InvalidConfig
 from ipam.stores.apiserver import Api
 from ipam.stores.apiserver.faults import Gone
@@ -38,6 +40,8 @@ _OTHERS_SECONDS = 5.0  # between two looks at what device plugins serve
 # kubelet that could not delete them at its start does so when the API server answers again, after the driver has written them.
 _FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 60.0
 _SECONDS = 10.0  # for a request to it: kubelet waits 45 for a preparation
+_POD_GROUP = re.compile(r"(?:^|-)pod([^.]+)(?:\.slice)?$")  # of kubelet, as named by its cgroup driver
+_KUBELETS = "kubelet ends that when the claim's pods have ended"
 _UNMADE = (
     "the configuration asks for virtual functions, which this program does not make: `railcni vfs apply` makes them"
 )
@@ -54,7 +58,7 @@ class Driver:
         self._node = options.node or host_name()
         self._watch = Watch(options.config, self._root, log)
         self._endpoint = Endpoint(options.kubelet_root, log, self._prepare, self._unprepare, self._registered)
-        self._claims = Claims(os.path.join(self._endpoint.own, "claims"), self._root, self._is_gone)
+        self._claims = Claims(os.path.join(self._endpoint.own, "claims"), self._root, self._holder)
         self._publisher = Publisher(options.kubeconfig, self._node)
         self._statuses = Statuses(options.kubeconfig, _SECONDS, f"{self._root}{STATE}")
         self._statuses_due, self._untold = 0.0, ""
@@ -62,6 +66,7 @@ class Driver:
         self._others: dict[str, int] = {}  # resources of device plugins, with the number of their devices
         self._devices: dict[str, Device] = {}
         self._records: dict[str, Record] = {}
+        self._asked: set[str] = set()  # the claims that this kubelet has had prepared, and will end
         self._publish_due = math.inf  # the first look comes first: without a device all slices would be deleted
         self._others_due = 0.0
         self._fault = ""
@@ -145,8 +150,8 @@ class Driver:
                 self._compares_claims = False  # first: a registration meanwhile wants another comparison
                 async with self._endpoint.turn:
                     await asyncio.to_thread(self._compare_claims)
-        except CniError as error:
-            is_changed, fault, self._compares_claims = False, error.msg, True
+        except (CniError, OSError) as error:
+            is_changed, fault, self._compares_claims = False, str(error), True
         if is_changed or bool(fault) != bool(self._unpublished):
             self._pause = _FIRST_PAUSE
         self._unpublished = fault
@@ -167,6 +172,7 @@ class Driver:
     def _registered(self) -> None:
         """kubelet may have deleted the slices, and forgotten claims, while it or this driver was away."""
         self._publish_due, self._pause, self._compares_claims = 0.0, _FIRST_PAUSE, True
+        self._asked = set()
 
     # --- claims; in a thread, one at a time ---
 
@@ -182,13 +188,14 @@ class Driver:
                     f"{where}: {DRIVER} takes no parameters: remove them from the claim or its DeviceClass"
                 )
         results = [r for r in allocation.get("results") or () if (r["driver"], r["pool"]) == (DRIVER, self._node)]
-        users = [one["uid"] for one in status.get("reservedFor") or () if one["resource"] == "pods"]
-        record = self._claims.prepare(asked | {"pods": users}, results, self._devices)
+        record = self._claims.prepare(asked | {"pods": _pods(status)}, results, self._devices)
+        self._asked.add(asked["uid"])
         self._records = {one["uid"]: one for one in self._claims.records()}
         return record
 
     def _unprepare(self, uid: str) -> None:
         self._claims.unprepare(uid)
+        self._asked.discard(uid)
         self._records = {other: record for other, record in self._records.items() if other != uid}
 
     def _status(self, claim: Record) -> dict[str, Any] | None:
@@ -202,13 +209,27 @@ class Driver:
         is_allocated = isinstance((status.get("allocation") or {}).get("devices"), dict)
         return status if is_allocated and found["metadata"]["uid"] == claim["uid"] else None
 
-    def _is_gone(self, claim: Record) -> bool:
-        return self._status(claim) is None
+    def _holder(self, claim: Record) -> str:
+        """What keeps the devices of a prepared claim; "" when nothing does. CniError, OSError.
+
+        A claim that is gone tells nothing of its pods: whoever removes its finalizers can delete it while they run. kubelet ends
+        what it has had prepared. What an earlier kubelet had, it may have forgotten: then the pods' control groups decide.
+        """
+        if claim["uid"] in self._asked:
+            return _KUBELETS
+        if (status := self._status(claim)) is not None:
+            self._claims.add_pods(claim, _pods(status))
+            return _KUBELETS
+        functions = {one["function"] for one in claim["devices"] if not one["admin"]}
+        recorded = attachments.found(directory=f"{self._root}{STATE}")
+        links = [one["records"][LINK] for one in recorded if attachments.device_of(one) in functions]
+        runs = ", ".join(_running(self._root, {*claim.get("pods", ()), *(link["pod"][2] for link in links)}))
+        return f"the claim is gone, but pod {runs} still runs on this node: delete the pod" if runs else ""
 
     def _compare_claims(self) -> None:
         """Remove what is left of claims that are gone, which a kubelet that lost its memory does not do. CniError."""
         for uid, record in self._records.items():
-            if self._is_gone(record):
+            if not self._holder(record):
                 self._unprepare(uid)
                 self._log.say(
                     "info", "removed: the claim is gone", claim=f"{record['namespace']}/{record['name']}", uid=uid
@@ -245,6 +266,20 @@ class Driver:
         registered.set(not self._endpoint.fault)
         prepared.set(self._endpoint.prepared)
         return page(devices, claims, published, registered, conflict, prepared)
+
+
+def _pods(status: dict[str, Any]) -> list[str]:
+    """The UIDs of the pods for which a claim is reserved."""
+    return [one["uid"] for one in status.get("reservedFor") or () if one["resource"] == "pods"]
+
+
+def _running(root: str, pods: Collection[str]) -> list[str]:
+    """Those of these UIDs that have a control group on the node: kubelet makes it before it prepares claims, and removes it after the
+    pod has ended. systemd's have "_" for "-"."""
+    wanted = {uid.replace("-", "_"): uid for uid in pods}
+    names = (name for _, folders, _ in os.walk(f"{root}/sys/fs/cgroup") for name in folders)
+    found = (_POD_GROUP.search(name) for name in names)
+    return sorted({wanted[uid] for one in found if one and (uid := one[1].replace("-", "_")) in wanted})
 
 
 def run(options: argparse.Namespace) -> int:

@@ -106,7 +106,7 @@ def test_a_claim_that_is_allocated_anew_gets_its_new_device(scene: DraScene) -> 
     assert [name for name in scene.left() if name.startswith("intel")] == ["intel.com-vf-0000:31:00.2-device.json"]
 
 
-def test_a_function_goes_to_a_second_claim_only_when_the_first_is_gone(scene: DraScene) -> None:
+def test_a_function_goes_to_a_second_claim_only_when_kubelet_has_unprepared_the_first(scene: DraScene) -> None:
     first, second = claim(scene, result(VF), name="first"), claim(scene, result(VF), name="second")
     scene.dra.prepare(first)
     with pytest.raises(Refused, match=f"{VF} is still prepared for ResourceClaim team/first"):
@@ -116,11 +116,55 @@ def test_a_function_goes_to_a_second_claim_only_when_the_first_is_gone(scene: Dr
     scene.dra.unprepare(watches)
     assert scene.left() == before
     scene.dra.prepare(watches)
-    del scene.api.core.objects["resourceclaims", "team", "first"]  # by force
+    del scene.api.core.objects["resourceclaims", "team", "first"]  # its finalizer was removed
+    with pytest.raises(Refused, match=f"{VF} is still prepared for ResourceClaim team/first"):
+        scene.dra.prepare(second)
+    scene.dra.unprepare(first)
     scene.dra.prepare(second)
     left = scene.left()
     scene.dra.unprepare(first)
     assert scene.left() == left
+
+
+POD = "b2a3c1d0-0000-4000-8000-000000000001"
+GROUPS = (
+    "kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod{_}.slice",
+    "memory/kubepods/besteffort/pod{-}",
+)
+
+
+@pytest.mark.parametrize("known", ["when it was prepared", "when the driver started", "by its link"])
+@pytest.mark.parametrize("group", GROUPS, ids=["systemd", "cgroupfs"])
+def test_a_function_of_a_claim_that_is_gone_and_forgotten_is_its_pods_as_long_as_that_runs(
+    scene: DraScene, group: str, known: str
+) -> None:
+    first, second = claim(scene, result(VF), name="first"), claim(scene, result(VF), name="second")
+    status = scene.api.core.objects["resourceclaims", "team", "first"]["status"]
+    users = {"reservedFor": [{"resource": "pods", "name": "pod-1", "uid": POD}]}
+    status |= users if known == "when it was prepared" else {}
+    scene.dra.prepare(first)
+    runs = scene.root / "sys/fs/cgroup" / group.format_map({"_": POD.replace("-", "_"), "-": POD})
+    runs.mkdir(parents=True)
+    records, attachment = Records(f"{scene.root}/var/lib/cni/railcni"), Attachment("vf-net", "c1", "net1")
+    if known == "when the driver started":
+        status |= users
+        scene.end_plugin()
+        scene.start_plugin()
+        assert scene.until(lambda: scene.record(first[0])["pods"] == [POD]), scene.lines
+    elif known == "by its link":
+        link = {"created": 1, "config": "{}", "link": {"pci": "0000:31:00.1"}}
+        records.write(attachment, "link", {"netns": "", "pod": ["team", "pod-1", POD], **link})
+    (scene.dra.folder / "dra_manager_state").unlink()
+    del scene.api.core.objects["resourceclaims", "team", "first"]
+    before = len(scene.dra.registered)
+    scene.dra.restart()
+    assert scene.dra.until(lambda: len(scene.dra.registered) > before)
+    with pytest.raises(Refused, match=f"team/first: the claim is gone, but pod {POD} still runs on this node"):
+        scene.dra.prepare(second)
+    runs.rmdir()
+    scene.dra.prepare(second)
+    records.remove(attachment, "link")
+    assert not any(first[0] in name for name in scene.left())
 
 
 @pytest.mark.parametrize(
