@@ -138,12 +138,12 @@ PODS = 10
 
 
 @pytest.mark.parametrize("way", [pytest.param("containerd"), pytest.param("thin Multus", marks=by_multus)])
-def test_once_workers_are_there_the_calls_of_ten_pods_with_four_networks_are_warm(
+def test_once_workers_are_there_nine_of_ten_calls_of_ten_pods_with_four_networks_are_warm(
     way: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """In containerd's default configuration, with the variables of its unit. The pods come up and go down at once.
 
-    On a loaded machine a call may wait in vain for a busy worker; that time decides nothing here.
+    On a loaded machine a call may wait in vain for a busy worker: the tenth.
     """
     with Node(is_warm=True) as node:
         node.master("ens2f0", mtu=9000)
@@ -164,7 +164,7 @@ def test_once_workers_are_there_the_calls_of_ten_pods_with_four_networks_are_war
                 print(f"\n{way}: {served} of {served + len(cold)} calls warm; cold calls: {described(cold)}")
             assert runtime.remains() == []
         assert served + len(cold) >= (2 * PODS - 1) * len(RAILS)
-        assert served > 0 and set(cold) <= {"b", "s"}
+        assert len(cold) <= (served + len(cold)) / 10 and set(cold) <= {"b", "s"}
 
 
 @pytest.mark.parametrize(
