@@ -772,10 +772,10 @@ def test_a_call_whose_worker_is_killed_is_served_cold(node: Node, pod: Pod, who:
     with in_the_middle(node, pod) as (call, worker):
         supervisor = state_of(node).supervisor
         former = set(workers_of(node))
-        node.path("/run/others/waits").unlink()
         os.kill(worker if who == "worker" else supervisor, signal.SIGKILL)
+        assert until(lambda: warm.cold(node).endswith("e"))
+        node.path("/run/others/waits").unlink()  # not before: the worker would end the call, if it is killed late
         assert reply_of(call).succeeded()["ips"][0]["address"] == "10.9.0.7/24"
-        assert warm.cold(node).endswith("e")
     assert "net1" in pod.view.names()
     if who == "worker":
         assert until(lambda: "signal 9 in macvlan ADD c1" in state_of(node).fault)
