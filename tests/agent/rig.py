@@ -30,6 +30,7 @@ POOLS, RESERVATIONS, POOL = "ippools", "overlappingrangeipreservations", "10.0.0
 TEN = 10 << 24
 GRACE = 0.15
 GONE = "/run/netns/no-such-namespace"
+IFNAME = "of-rig"  # no namespace of the machine has such a link: without a record, all are looked into for the address
 
 
 class Agent:
@@ -137,7 +138,7 @@ class Rig:
         """Have the pool hold what is named `a1`: offset 1 for the container and pod, or for an entry as it stands."""
         allocations = {}
         for key, value in owners.items():
-            entry = {"id": value[0], "podref": value[1], "ifname": "net1"} if isinstance(value, tuple) else value
+            entry = {"id": value[0], "podref": value[1], "ifname": IFNAME} if isinstance(value, tuple) else value
             allocations[key[1:]] = entry
         self.server.put(POOLS, "kube-system", POOL, {"range": "10.0.0.0/24", "allocations": allocations})
 
@@ -145,7 +146,7 @@ class Rig:
         """A reservation as ours, of `owner`, or as Go's, of a pod alone."""
         name = name or f"10.0.0.{offset}"
         if owner is None:
-            spec = {"podref": pod, "ifname": "net1"}
+            spec = {"podref": pod, "ifname": IFNAME}
             self.server.put(RESERVATIONS, "kube-system", name, spec)
             return
         document = reservation(Lease(Want(POOL, 4, TEN + offset, ""), owner))
@@ -232,10 +233,10 @@ class Rig:
 
 def owner(container: str, pod: str, node: str = "n1", uid: str = "", netns: str = GONE, boot: str = "") -> Owner:
     namespace, _, name = pod.partition("/")
-    attachment = Attachment("rdma-net", container, "net1")
+    attachment = Attachment("rdma-net", container, IFNAME)
     return Owner(attachment, (namespace, name, uid), node, boot or boot_id(), netns, 1_700_000_000_000_000_000)
 
 
 def status_of(address: str) -> str:
     """A network-status that shows the address."""
-    return json.dumps([{"name": "team/rdma-net", "interface": "net1", "ips": [address]}])
+    return json.dumps([{"name": "team/rdma-net", "interface": IFNAME, "ips": [address]}])

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.agent.rig import GONE, GRACE, POOL, POOLS, RESERVATIONS, Rig, owner, status_of
+from tests.agent.rig import GONE, GRACE, IFNAME, POOL, POOLS, RESERVATIONS, Rig, owner, status_of
 from tests.node import until
 from tests.stores import kubernetes_api, kubernetes_proxy
 
@@ -31,7 +31,7 @@ def test_a_lease_whose_pod_is_gone_is_freed_and_told_of(rig: Rig) -> None:
     (event,) = rig.server.core.named("events")
     assert event["involvedObject"]["uid"] == "u2"
     assert "10.0.0.2 of pod team/gone: its pod does not exist: freed in pool 10.0.0.0-24" in event["message"]
-    assert "address=10.0.0.2 pool=10.0.0.0-24 pod=team/gone uid=u2 container=c2 ifname=net1 node=n1" in agent.log
+    assert f"address=10.0.0.2 pool=10.0.0.0-24 pod=team/gone uid=u2 container=c2 ifname={IFNAME} node=n1" in agent.log
     assert agent.metric("ipam_allocations_gc_reclamations") == 1
     agent.passes(1)
     assert agent.metric("ipam_allocations_gc_candidates") is None
@@ -111,7 +111,7 @@ def test_a_static_pod_has_another_uid_on_its_node(rig: Rig) -> None:
 
 def test_what_names_no_pod_or_belongs_to_an_ipam_claim_is_never_freed(rig: Rig) -> None:
     """whereabouts #112: entries without a pod."""
-    claimed = {"id": "c1", "podref": "team/vm", "ifname": "net1", "ipamclaimref": "team/claim"}
+    claimed = {"id": "c1", "podref": "team/vm", "ifname": IFNAME, "ipamclaimref": "team/claim"}
     rig.allocate(a1=claimed, a2=("c2", ""), a3=("c3", "team/gone"))
     rig.reserve(1, owner("c1", "team/vm"))
     rig.reserve(3, owner("c3", "team/gone"))
@@ -201,7 +201,7 @@ def test_a_lost_reservation_is_restored(rig: Rig) -> None:
     rig.record("n1", 1, whose)
     agent = rig.agent("n1")
     assert until(lambda: rig.reservations() == ["10.0.0.1"], 20), agent.log
-    assert rig.server.spec(RESERVATIONS, "10.0.0.1") == {"containerid": "c1", "podref": "team/live", "ifname": "net1"}
+    assert rig.server.spec(RESERVATIONS, "10.0.0.1") == {"containerid": "c1", "podref": "team/live", "ifname": IFNAME}
     assert until(lambda: ("ReservationRestored", "Pod live") in [e[:2] for e in rig.events()]), rig.events()
     assert agent.metric("railcni_reservations_restored_total") == 1
     assert agent.metric("railcni_addresses_contended_total") == 0
@@ -209,7 +209,7 @@ def test_a_lost_reservation_is_restored(rig: Rig) -> None:
     rig.reserve(1, pod="other/pod")
     assert agent.says("10.0.0.1 of pool 10.0.0.0-24 is held by other/pod too"), agent.log
     assert agent.metric("railcni_addresses_contended_total") == 1
-    assert rig.server.spec(RESERVATIONS, "10.0.0.1") == {"podref": "other/pod", "ifname": "net1"}
+    assert rig.server.spec(RESERVATIONS, "10.0.0.1") == {"podref": "other/pod", "ifname": IFNAME}
 
 
 @pytest.mark.parametrize("scope", [None, ""])
@@ -231,7 +231,7 @@ def test_what_the_records_hold_is_put_back_where_the_pool_has_lost_it(
     told = {(reason, about) for reason, about, _ in rig.events()}
     assert ("LeaseRestored", "Pod live") in told
     entries = rig.server.spec(POOLS, POOL)["allocations"]
-    assert entries["1"] == {"id": "c1", "podref": "team/live", "ifname": "net1"}
+    assert entries["1"] == {"id": "c1", "podref": "team/live", "ifname": IFNAME}
     if not is_deleted:
         assert entries["2"]["id"] == "c9"
         assert agent.says("10.0.0.2 of pool 10.0.0.0-24 is held by team/other too"), agent.log
@@ -300,9 +300,9 @@ def test_pods_are_read_of_this_node_alone_and_in_pages(rig: Rig) -> None:
 
 
 def test_pools_are_measured_and_told_of_when_they_are_full(rig: Rig) -> None:
-    entries = {str(n): {"id": "c" * 64, "podref": "team/live", "ifname": "net1"} for n in range(1, 255)}
+    entries = {str(n): {"id": "c" * 64, "podref": "team/live", "ifname": IFNAME} for n in range(1, 255)}
     rig.server.put(POOLS, "kube-system", POOL, {"range": "10.0.0.0/24", "allocations": entries})
-    many = {str(n): {"id": "c" * 200, "podref": "team/live", "ifname": "net1"} for n in range(1, 5200)}
+    many = {str(n): {"id": "c" * 200, "podref": "team/live", "ifname": IFNAME} for n in range(1, 5200)}
     rig.server.put(POOLS, "kube-system", "10.1.0.0-16", {"range": "10.1.0.0/16", "allocations": many})
     rig.server.add_pod("team", "live", node="n2")
     agent = rig.agent("n1")
