@@ -285,7 +285,7 @@ def test_the_archive_is_a_file_and_the_form_of_the_summary_is_chosen_as_everywhe
 
 # Files of a node that a part reads; a container has empty ones, links to /dev/null, or none.
 OF_HOST = (
-    *("/proc/modules", "/proc/cmdline", "/proc/net/route", "/proc/net/ipv6_route", "/proc/1/mountinfo"),
+    *("/dev/kmsg", "/proc/modules", "/proc/cmdline", "/proc/net/route", "/proc/net/ipv6_route", "/proc/1/mountinfo"),
     *("/proc/sys/kernel/random/boot_id", "/etc/machine-id", "/etc/os-release", "/etc/hostname", "/etc/resolv.conf"),
     *("/sys/class/dmi/id/product_uuid", "/sys/class/net", "/sys/class/infiniband", "/sys/bus/pci/devices"),
 )
