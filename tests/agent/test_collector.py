@@ -1,4 +1,7 @@
-"""The collector of `railcni agent`: what it frees, what it leaves, and what it says of it."""
+"""The collector of `railcni agent`: what it frees, what it leaves, and what it says of it, where that is of one store alone.
+
+What it does over each store alike is the matter of test_each_store.py.
+"""
 
 from __future__ import annotations
 
@@ -8,33 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.agent.rig import GONE, GRACE, IFNAME, POOL, POOLS, RESERVATIONS, Rig, owner, status_of
+from tests.agent.rig import GRACE, IFNAME, POOL, POOLS, RESERVATIONS, Rig, owner, status_of
 from tests.node import until
 from tests.stores import kubernetes_api, kubernetes_proxy
 
-HERE = "/proc/self/ns/net"
-
 # --- leases that are dead ---
-
-
-def test_a_lease_whose_pod_is_gone_is_freed_and_told_of(rig: Rig) -> None:
-    """whereabouts #484: "Clean up stale IP"."""
-    rig.server.add_pod("team", "live", node="n1")
-    rig.allocate(a1=("c1", "team/live"), a2=("c2", "team/gone"))
-    rig.reserve(1, owner("c1", "team/live"))
-    rig.reserve(2, owner("c2", "team/gone", uid="u2"))
-    agent = rig.agent("n1")
-    assert until(lambda: rig.offsets() == ["1"], 20), agent.log
-    assert until(lambda: rig.reservations() == ["10.0.0.1"]), agent.log
-    assert until(lambda: bool(rig.events())), agent.log
-    assert [(reason, about) for reason, about, _ in rig.events()] == [("AddressReclaimed", "Pod gone")]
-    (event,) = rig.server.core.named("events")
-    assert event["involvedObject"]["uid"] == "u2"
-    assert "10.0.0.2 of pod team/gone: its pod does not exist: freed in pool 10.0.0.0-24" in event["message"]
-    assert f"address=10.0.0.2 pool=10.0.0.0-24 pod=team/gone uid=u2 container=c2 ifname={IFNAME} node=n1" in agent.log
-    assert agent.metric("ipam_allocations_gc_reclamations") == 1
-    agent.passes(1)
-    assert agent.metric("ipam_allocations_gc_candidates") is None
 
 
 def test_the_locks_of_pools_lie_in_the_tests_own_folder(rig: Rig, tmp_path: Path) -> None:
@@ -75,11 +56,8 @@ def test_only_after_a_grace_is_it_freed_and_a_new_agent_begins_anew(rig: Rig) ->
     assert rig.offsets() == ["2"]
 
 
-@pytest.mark.parametrize("leased", [True, False])
-def test_a_reservation_that_an_add_takes_over_at_the_last_moment_stays(rig: Rig, leased: bool) -> None:
+def test_a_reservation_without_a_lease_that_an_add_takes_over_at_the_last_moment_stays(rig: Rig) -> None:
     """The ADD changes it in place, so its UID stays."""
-    if leased:
-        rig.allocate(a2=("c2", "team/gone"))
     rig.reserve(2, owner("c2", "team/gone"))
     taken = threading.Event()
 
@@ -159,42 +137,6 @@ def test_when_the_pods_cannot_be_told_nothing_is_freed(rig: Rig) -> None:
 # --- this node's records ---
 
 
-def test_a_recorded_lease_is_freed_with_its_record_once_its_namespace_is_gone(rig: Rig) -> None:
-    live = rig.server.add_pod("team", "live", node="n1")
-    rig.allocate(a1=("c1", "team/live"), a2=("c2", "team/gone"), a3=("c3", "team/gone"))
-    for offset, container, pod, netns in (
-        (1, "c1", "live", ""),
-        (2, "c2", "gone", "/proc/self/ns/net"),
-        (3, "c3", "gone", ""),
-    ):
-        whose = owner(container, f"team/{pod}", uid=live if pod == "live" else "", netns=netns or "/run/netns/none")
-        rig.record("n1", offset, whose)
-        rig.reserve(offset, whose)
-    namespace = rig.host("n1") / "proc/self/ns/net"
-    namespace.parent.mkdir(parents=True)
-    namespace.touch()
-    agent = rig.agent_on_the_host("n1")
-    assert until(lambda: rig.offsets() == ["1", "2"], 20), agent.log
-    agent.passes()
-    assert rig.offsets() == ["1", "2"]
-    assert rig.reservations() == ["10.0.0.1", "10.0.0.2"]
-    assert sorted(a.container_id for a, _, _ in rig.records("n1").all()) == ["c1", "c2"]
-
-
-def test_a_namespace_of_a_process_that_the_agents_container_does_not_see_is_not_taken_for_gone(rig: Rig) -> None:
-    """cri-dockerd names a namespace /proc/PID/ns/net."""
-    for offset, netns in ((1, "/proc/4711/ns/net"), (2, GONE)):
-        whose = owner(f"c{offset}", "team/gone", netns=netns)
-        rig.record("n1", offset, whose)
-        rig.reserve(offset, whose)
-    rig.allocate(a1=("c1", "team/gone"), a2=("c2", "team/gone"))
-    agent = rig.agent("n1")
-    assert until(lambda: rig.offsets() == ["1"], 20), agent.log
-    assert agent.says("cannot be looked at from this container"), agent.log
-    agent.passes(2)
-    assert rig.offsets() == ["1"]
-
-
 def test_a_lost_reservation_is_restored(rig: Rig) -> None:
     whose = owner("c1", "team/live", uid=rig.server.add_pod("team", "live", node="n1"))
     rig.allocate(a1=("c1", "team/live"))
@@ -210,34 +152,6 @@ def test_a_lost_reservation_is_restored(rig: Rig) -> None:
     assert agent.says("10.0.0.1 of pool 10.0.0.0-24 is held by other/pod too"), agent.log
     assert agent.metric("railcni_addresses_contended_total") == 1
     assert rig.server.spec(RESERVATIONS, "10.0.0.1") == {"podref": "other/pod", "ifname": IFNAME}
-
-
-@pytest.mark.parametrize("scope", [None, ""])
-@pytest.mark.parametrize("is_deleted", [True, False])
-def test_what_the_records_hold_is_put_back_where_the_pool_has_lost_it(
-    rig: Rig, scope: str | None, is_deleted: bool
-) -> None:
-    """The cluster was restored from an old backup, or somebody has deleted the pool: others get the addresses again."""
-    live = rig.server.add_pod("team", "live", node="n1")
-    rig.server.add_pod("team", "other", node="n2")
-    for offset, netns in ((1, HERE), (2, HERE), (3, GONE)):
-        rig.record("n1", offset, owner(f"c{offset}", "team/live", uid=live, netns=netns), scope=scope)
-    if not is_deleted:
-        rig.allocate(a2=("c9", "team/other"), a7=("c7", "team/other"))
-    agent = rig.agent_on_the_host("n1")
-    agent.passes(2)
-    there = ["1", "2"] if is_deleted else ["1", "2", "7"]
-    assert until(lambda: rig.offsets() == there, 20), agent.log
-    told = {(reason, about) for reason, about, _ in rig.events()}
-    assert ("LeaseRestored", "Pod live") in told
-    entries = rig.server.spec(POOLS, POOL)["allocations"]
-    assert entries["1"] == {"id": "c1", "podref": "team/live", "ifname": IFNAME}
-    if not is_deleted:
-        assert entries["2"]["id"] == "c9"
-        assert agent.says("10.0.0.2 of pool 10.0.0.0-24 is held by team/other too"), agent.log
-    assert rig.server.spec(POOLS, POOL)["range"] == "10.0.0.0/24"
-    held_by_us = ["10.0.0.1", "10.0.0.2"] if is_deleted else ["10.0.0.1"]
-    assert until(lambda: rig.reservations() == ([] if scope is None else held_by_us)), rig.reservations()
 
 
 # --- what no node looks after ---

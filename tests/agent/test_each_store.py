@@ -24,6 +24,7 @@ pytestmark = pytest.mark.parametrize("kind", KINDS)
 
 
 def test_a_lease_whose_pod_is_gone_is_freed_and_told_of(rig: Rig, kind: str) -> None:
+    """whereabouts #484: "Clean up stale IP"."""
     rig.server.add_pod("team", "live", node="n1")
     rig.hold(kind, 1, owner("c1", "team/live"))
     rig.hold(kind, 2, owner("c2", "team/gone", uid="u2"))
@@ -31,10 +32,15 @@ def test_a_lease_whose_pod_is_gone_is_freed_and_told_of(rig: Rig, kind: str) -> 
     assert until(lambda: rig.held(kind) == [1], 20), agent.log
     assert until(lambda: bool(rig.events())), agent.log
     assert [(reason, about) for reason, about, _ in rig.events()] == [("AddressReclaimed", "Pod gone")]
+    (event,) = rig.server.core.named("events")
+    assert event["involvedObject"]["uid"] == "u2"
+    assert "10.0.0.2 of pod team/gone: its pod does not exist: freed in pool 10.0.0.0-24" in event["message"]
+    assert kind == "addresslease" or rig.reservations() == ["10.0.0.1"]
     assert f"address=10.0.0.2 pool=10.0.0.0-24 pod=team/gone uid=u2 container=c2 ifname={IFNAME} node=n1" in agent.log
     assert agent.metric("ipam_allocations_gc_reclamations") == 1
     agent.passes(1)
     assert rig.held(kind) == [1]
+    assert agent.metric("ipam_allocations_gc_candidates") is None
 
 
 def test_an_address_that_is_freed_cools_down_as_the_flat_file_says(rig: Rig, kind: str) -> None:
@@ -178,6 +184,11 @@ def test_what_the_records_hold_is_put_back_where_the_store_has_lost_it(rig: Rig,
     assert until(lambda: ("LeaseRestored", "Pod live") in [e[:2] for e in rig.events()]), rig.events()
     agent.passes()
     assert rig.held(kind) == [1, 2]
+    if kind == "kubernetes":
+        spec = rig.server.spec(POOLS, POOL)
+        assert (spec["range"], spec["allocations"]["2"]["id"]) == ("10.0.0.0/24", "c9")
+        assert spec["allocations"]["1"] == {"id": "c1", "podref": "team/live", "ifname": IFNAME}
+        assert rig.reservations() == ([] if scope is None else ["10.0.0.1", "10.0.0.2"])
 
 
 @pytest.mark.parametrize("closed", [True, False])
