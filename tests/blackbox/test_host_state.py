@@ -463,7 +463,7 @@ SHOWN_BY = {  # by scenes of tests/hosts, by those above, or by tests
     "further unicast addresses of the link (bridge fdb)": ["another-unicast-address", "an entry of bridge fdb"],
     "the node's own traffic: the default route in use, the way to the API server, the node's address; also by a link on top": [
         "default-route",
-        "test_the_link_of_the_default_route_is_refused",
+        "default-route-ipv6",
     ],
 }
 

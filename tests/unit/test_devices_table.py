@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.blackbox import test_host_device, test_host_state
+from tests.blackbox import test_host_state
 from tests.hosts import table
 from tests.hosts.scenes import SCENES
 
@@ -15,5 +15,5 @@ def test_each_row_has_a_fate_and_a_scene_or_a_test_that_shows_it() -> None:
     scenes = {**SCENES, **test_host_state.KEPT, **test_host_state.TIED, **test_host_state.LOST}
     for name, shown_by in test_host_state.SHOWN_BY.items():
         for each in shown_by:
-            known = each in scenes or hasattr(test_host_state, each) or hasattr(test_host_device, each)
+            known = each in scenes or hasattr(test_host_state, each)
             assert known or each.startswith("none: "), (name, each)

@@ -54,6 +54,12 @@ def test_the_mtu_is_the_masters_unless_a_smaller_one_is_asked_for() -> None:
     assert planned(request({"mtu": 0})).mtu == 9000
     assert planned(request({"mtu": 1500})).mtu == 1500
     assert planned(request({"mtu": 9000})).mtu == 9000
+    assert planned(request({"mtu": 68})).mtu == 68
+
+
+@pytest.mark.parametrize("unset", [{}, {"mode": ""}])
+def test_the_mode_is_bridge_unless_said_otherwise(unset: dict[str, Any]) -> None:
+    assert planned(request(unset)).mode == "bridge"
 
 
 def test_an_mtu_above_the_masters_is_refused_with_both_numbers() -> None:
@@ -74,6 +80,40 @@ def test_runtime_config_wins_over_cni_args_and_these_over_the_key() -> None:
     assert planned(request(key, "MAC=02:00:00:00:00:02")).mac == "02:00:00:00:00:02"
     both = {**key, "runtimeConfig": {"mac": "02-00-00-00-00-03"}}
     assert planned(request(both, "MAC=02:00:00:00:00:02")).mac == "02:00:00:00:00:03"
+
+
+PLACES = ("mac", "CNI_ARGS MAC", "runtimeConfig.mac")
+
+
+def with_mac(place: str, mac: str) -> Request:
+    """A request that has the MAC in one of PLACES."""
+    config: dict[str, Any] = {"mac": {"mac": mac}, "runtimeConfig.mac": {"runtimeConfig": {"mac": mac}}}.get(place, {})
+    return request(config, f"MAC={mac}" if place.startswith("CNI_ARGS") else "")
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("mac", ["02:00:00:AA:BB:CC", "02-00-00-aa-bb-cc", "0200.00aa.bbCC"])
+def test_a_mac_may_be_written_in_each_form_that_go_reads(mac: str, place: str) -> None:
+    assert planned(with_mac(place, mac)).mac == "02:00:00:aa:bb:cc"
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize(
+    "mac",
+    [
+        "zz",
+        "02:00:00:00:00",
+        "01:00:5e:00:00:01",
+        "ff:ff:ff:ff:ff:ff",
+        "00:00:00:00:00:00",
+        "0100.5e00.0001",
+        "0200.0.1",
+    ],
+)
+def test_a_bad_mac_is_refused_with_the_place_it_came_from(mac: str, place: str) -> None:
+    with pytest.raises(InvalidConfig) as caught:
+        read(with_mac(place, mac))
+    assert place in caught.value.msg and mac in caught.value.msg
 
 
 def test_a_derived_mac_is_local_unicast_repeats_for_a_retry_and_differs_for_another() -> None:
@@ -155,10 +195,11 @@ def test_passthru_takes_the_masters_mac() -> None:
         ({"mtu": -1}, "", ["mtu -1", "integer"]),
         ({"mtu": "9000"}, "", ['mtu "9000"', "integer"]),
         ({"mtu": True}, "", ["mtu true", "integer"]),
+        ({"mtu": 1.5}, "", ["mtu 1.5", "integer"]),
+        ({"mtu": 70_000}, "", ["mtu 70000", "integer"]),
         ({"mac": "01:00:00:00:00:01"}, "", ["mac", "multicast"]),
         ({"mac": "02:00:00:00:00"}, "", ["mac", "02:00:00:00:00:01"]),
         ({"mac": "00:00:00:00:00:00"}, "", ["mac", "zeros"]),
-        ({}, "MAC=nonsense", ["CNI_ARGS MAC", "nonsense"]),
         ({"runtimeConfig": {"mac": 7}}, "", ["runtimeConfig.mac", "7"]),
         ({"ipam": "host-local"}, "", ["ipam", "object"]),
         ({"ipam": {"type": 5}}, "", ["ipam", "string", "type"]),
