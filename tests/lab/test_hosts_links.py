@@ -25,12 +25,11 @@ _free = masters.test_a_default_route_that_carries_nothing_of_the_nodes_is_no_hin
 _chain = chains.test_a_chain_attaches_checks_and_detaches
 
 CASES: list[Case] = [
-    *((_removes, {"kind": kind, "mac": None}) for kind in KINDS),
-    (_removes, {"kind": "bond", "mac": "02:00:00:00:77:01"}),
+    *((_removes, {"kind": kind}) for kind in KINDS),
     *((_keeps, {"kind": kind, "in_sandbox": False}) for kind in KINDS),
     *((_ipvlan, {"kind": kind}) for kind in ("ipvlan", "ipvtap")),
-    *((_carries, {"plugin": p, "scene": scene}) for p in ("macvlan", "host-device", "sriov") for scene in CARRIED),
-    *((_free, {"plugin": p, "scene": "of a vrf"}) for p in ("macvlan", "host-device")),
+    *((_carries, {"scene": scene}) for scene in CARRIED),
+    (_free, {"scene": "of a vrf"}),
     *((_chain, {"chain": c, "plugin": p, "version": "1.0.0"}) for p in ("macvlan", "host-device") for c in CHAINS),
 ]
 
