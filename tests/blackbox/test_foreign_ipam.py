@@ -135,6 +135,7 @@ def test_the_link_is_up_without_addresses_while_the_ipam_plugin_gives_and_takes_
     link = pod.view.link("net1")
     assert (link.up, link.texts, link.gateway("10.99.0.0/16")) == (True, ["10.5.0.7/24", "fd00:5::7/64"], "10.5.0.1")
     assert [(a["address"], a["interface"]) for a in result["ips"]] == [("10.5.0.7/24", 0), ("fd00:5::7/64", 0)]
+    assert (result["ips"][0]["gateway"], result["routes"]) == ("10.5.0.1", [{"dst": "10.99.0.0/16"}])
     assert result["interfaces"][0]["mac"] == link.mac
     call(node, "DEL", network(plugin), pod).succeeded()
     assert ipam.calls == ["ADD up", "DEL up"]
@@ -145,8 +146,10 @@ def test_the_link_is_up_without_addresses_while_the_ipam_plugin_gives_and_takes_
 def test_an_add_that_fails_takes_its_link_with_it_after_the_ipam_plugins_delete(
     node: Node, pod: Pod, ipam: Ipam, plugin: str
 ) -> None:
-    ipam.fails("ADD", 11, "no address today")
-    call(node, "ADD", network(plugin), pod).refused(11, "no address today")
+    ipam.fails("ADD", 11, "no address today", "and why")
+    reply = call(node, "ADD", network(plugin), pod)
+    reply.refused(11, "no address today")
+    assert "and why" in reply.document["details"]
     assert ipam.calls == ["ADD up", "DEL up"]
     assert node.leftovers() == []
 
@@ -447,7 +450,7 @@ def test_an_add_whose_ipam_plugin_fails_and_then_cannot_give_back_is_given_back_
 @needs_go
 @one_link
 @pytest.mark.parametrize("ipam", [HOST_LOCAL, STATIC], ids=["host-local", "static"])
-@pytest.mark.parametrize("version", ["0.3.1", "0.4.0", "1.0.0"])
+@pytest.mark.parametrize("version", ["0.1.0", "0.2.0", "0.3.1", "0.4.0", "1.0.0"])
 def test_gos_address_plugins_serve_each_verb(
     node: Node, pod: Pod, plugin: str, ipam: dict[str, Any], version: str
 ) -> None:
