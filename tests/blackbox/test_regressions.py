@@ -5,16 +5,16 @@ Each test is a row of tests/REGRESSIONS.md and names the upstream issue; rows th
 
 from __future__ import annotations
 
-import resource
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
-from pathlib import Path
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
 
-from tests.node import GO_PLUGINS, STATE, Node, Pod, Reply, until
+from tests.node import GO_PLUGINS, STATE, Node, Pod, Reply
 from tests.view import Link, View
+
+pytestmark = pytest.mark.forked
 
 RANGE = {"range": "192.168.111.0/24"}
 HOST_LOCAL = {"type": "host-local", "subnet": "192.168.111.0/24"}
@@ -263,83 +263,6 @@ def test_a_delete_that_failed_is_completed_though_its_configuration_is_gone(node
     assert as_it_was(node.host.link("ens9")) == before
 
 
-def thrown_back(node: Node, pod: Pod) -> None:
-    """The sandbox dies, and its device comes back under the pod's name, as the kernel does with a physical one."""
-    with node.host.entered(), Path("/proc/thread-self/ns/net").open() as host:
-        pod.view.set("net1", net_ns_fd=host.fileno())
-    node.delete_pod(pod)
-
-
-def test_a_device_that_came_back_under_a_pods_name_is_its_own_again_after_the_next_pod(node: Node, pod: Pod) -> None:
-    """foundation-model-stack/multi-nic-cni #278: a pod is deleted by force, and its device is net1-0 from then on."""
-    config = network("host-device", device=None, hwaddr="02:00:00:00:09:09")
-    before = as_it_was(node.host.link("ens9"))
-    call(node, "ADD", config, pod).succeeded()
-    thrown_back(node, pod)
-    second = node.pod("pod2")
-    call(node, "ADD", config, second, "c2").succeeded()
-    call(node, "DEL", config, pod.path, "c1").succeeded()  # late
-    call(node, "DEL", config, second, "c2").succeeded()
-    assert node.leftovers() == []
-    assert as_it_was(node.host.link("ens9")) == before
-
-
-@contextmanager
-def kept_by_a_process(node: Node, pod: Pod) -> Iterator[View]:
-    """The pod's namespace without its path: a process is still in it."""
-    process = node.start(["sleep", "60"], pod=pod)
-    mine = Path("/proc/self/ns/net").readlink()
-    assert until(lambda: Path(f"/proc/{process.pid}/ns/net").readlink() != mine)
-    assert until(lambda: Path(f"/proc/{process.pid}/comm").read_text() == "sleep\n")
-    node.delete_pod(pod)
-    try:
-        yield View(f"/proc/{process.pid}/ns/net")
-    finally:
-        process.kill()
-        process.wait()
-
-
-@contextmanager
-def kept_by_a_mount(node: Node, pod: Pod) -> Iterator[View]:
-    """The pod's namespace without its path: it is mounted elsewhere, too."""
-    node.path("/run/elsewhere").touch()
-    node.run(["mount", "--bind", pod.path, "/run/elsewhere"]).check_returncode()
-    node.delete_pod(pod)
-    yield View(f"{node.root}/run/elsewhere")
-
-
-Keeper = Callable[[Node, Pod], AbstractContextManager[View]]
-each_keeper = pytest.mark.parametrize(
-    "kept",
-    [
-        kept_by_a_process,
-        kept_by_a_mount,
-    ],
-)
-
-
-@each_keeper
-def test_a_device_in_a_namespace_without_a_path_comes_back(node: Node, pod: Pod, kept: Keeper) -> None:
-    """k8snetworkplumbingwg/multus-cni #1134: the device is stuck in the namespace of a pod that was deleted."""
-    before = as_it_was(node.host.link("ens9"))
-    call(node, "ADD", network("host-device"), pod).succeeded()
-    with kept(node, pod):
-        call(node, "DEL", network("host-device"), pod.path).succeeded()
-        assert as_it_was(node.host.link("ens9")) == before
-
-
-@each_plugin
-@each_keeper
-def test_an_address_is_not_given_on_while_a_namespace_without_a_path_answers_to_it(
-    node: Node, pod: Pod, plugin: str, kept: Keeper
-) -> None:
-    """containernetworking/plugins #666, #274: the address is free, and a link that DEL did not reach still answers."""
-    call(node, "ADD", network(plugin), pod).succeeded()
-    with kept(node, pod) as view:
-        call(node, "DEL", network(plugin), pod.path)
-        assert still_answering(node, view) == []
-
-
 # --- whose address it is ---
 
 
@@ -352,27 +275,6 @@ def test_a_restarted_sandbox_gets_its_address_out_of_a_full_pool(node: Node) -> 
         assert given(node, full, f"new-{i}", args=pod_args(f"pod-{i}")) == pods[i]
         freed(node, full, f"old-{i}", args=pod_args(f"pod-{i}"))
     assert len(node.leases()) == 3
-
-
-def test_a_pod_with_one_network_twice_has_two_addresses(node: Node) -> None:
-    """k8snetworkplumbingwg/whereabouts #446, #503: a pod alone is not who holds an address, nor is its container."""
-    args = pod_args("pod-a", "uid-1")
-    both = [given(node, RANGE, "old", args=args, ifname=name) for name in ("net1", "net2")]
-    assert both == [["192.168.111.1/24"], ["192.168.111.2/24"]]
-    assert [given(node, RANGE, "new", args=args, ifname=name) for name in ("net1", "net2")] == both
-    freed(node, RANGE, "new", args=args, ifname="net1")
-    assert node.leases() == ["192.168.111.2"]
-
-
-def test_of_two_pods_with_one_name_only_the_dead_ones_address_is_collected(node: Node) -> None:
-    """k8snetworkplumbingwg/whereabouts #176: the reconciler went by the pod's name, and freed the living one's."""
-    given(node, RANGE, "dead", args=pod_args("db-0", "uid-1"))
-    assert given(node, RANGE, "living", args=pod_args("db-0", "uid-2")) == ["192.168.111.2/24"]
-    listed = [{"containerID": "living", "ifname": "net1"}]
-    ipam(node, "GC", RANGE, "", **{"cni.dev/valid-attachments": listed}).succeeded()
-    assert node.leases() == ["192.168.111.2"]
-    freed(node, RANGE, "dead", args=pod_args("db-0", "uid-1"))  # late
-    assert node.leases() == ["192.168.111.2"]
 
 
 def test_a_late_delete_after_a_crash_frees_nothing_that_was_given_on(node: Node) -> None:
@@ -406,41 +308,3 @@ def test_a_delete_visits_every_range_although_the_first_was_changed(node: Node) 
     given(node, {"ipRanges": [{"range": "10.1.0.0/24"}, {"range": "fd00:1::/64"}, {"range": "10.2.0.0/24"}]})
     freed(node, {"ipRanges": [{"range": "10.99.0.0/24"}, {"range": "fd00:1::/64"}]})
     assert node.leftovers() == []
-
-
-# --- ranges ---
-
-
-def test_a_range_high_up_in_an_ipv6_subnet_is_given_freed_and_given_again(node: Node) -> None:
-    """k8snetworkplumbingwg/whereabouts #83: offsets of 2^63 and more became negative."""
-    block = {"range": "caa5::0/64", "range_start": "caa5:0:0:0:caa5::0", "range_end": "caa5:0:0:0:caa5::10"}
-    expected = [[f"caa5::caa5:0:0:{i:x}/64"] for i in range(17)]
-    assert [given(node, block, f"c{i}") for i in range(17)] == expected
-    ipam(node, "ADD", block, "too-many").refused(11, "caa5---64")
-    freed(node, block, "c16")
-    assert given(node, block, "again") == expected[16]
-
-
-EXCLUDES: list[tuple[dict[str, Any], str]] = [
-    ({"range": "caa5::0/112", "exclude": ["caa5::0/113"]}, "caa5::8000/112"),
-    ({"range": "f002:f003:f004:0baa::/64", "exclude": ["f002:f003:f004:0baa::/100"]}, "f002:f003:f004:baa::1000:0/64"),
-    ({"range": "10.0.0.0/8", "exclude": ["10.0.0.0/9", "10.128.0.0/10"]}, "10.192.0.0/8"),
-    ({"range": "10.0.0.0/24", "exclude": ["10.0.0.0/27"], "node_slice_size": "/26"}, "10.0.0.32/24"),
-]
-
-
-@pytest.mark.parametrize(("block", "expected"), EXCLUDES, ids=["IPv6", "IPv6 /100", "/9", "with node_slice_size"])
-def test_what_is_excluded_is_never_given_however_much_it_is(node: Node, block: dict[str, Any], expected: str) -> None:
-    """k8snetworkplumbingwg/whereabouts #71: IPv6 is not excluded; #278: large excludes time out; #666: node slices."""
-    before = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime  # how busy the machine is decides nothing
-    assert given(node, block) == [expected]
-    assert resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime - before < 1
-
-
-def test_two_families_are_given_while_overlaps_are_looked_for(node: Node) -> None:
-    """k8snetworkplumbingwg/whereabouts #507: since 0.8.0 such pods do not start."""
-    block = {"ipRanges": [{"range": "16.0.0.0/24"}, {"range": "4000::16.0.0.0/120"}]}
-    for i, container in enumerate(("c1", "c2"), 1):
-        assert given(node, block, container) == [f"16.0.0.{i}/24", f"4000::1000:{i}/120"]
-    freed(node, block)
-    assert given(node, block, "c3") == ["16.0.0.1/24", "4000::1000:1/120"]

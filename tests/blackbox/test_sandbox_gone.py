@@ -57,7 +57,28 @@ def make_device(node: Node) -> None:
 
 
 @contextmanager
-def descriptor(pod: Pod) -> Iterator[View]:
+def process(node: Node, pod: Pod) -> Iterator[View]:
+    """A process that is in the pod's namespace."""
+    keeper = subprocess.Popen(["nsenter", f"--net={pod.view.path}", "sleep", "600"])
+    own = os.readlink("/proc/self/ns/net")
+    try:
+        assert until(lambda: os.readlink(f"/proc/{keeper.pid}/ns/net") != own)
+        yield View(f"/proc/{keeper.pid}/ns/net")
+    finally:
+        keeper.kill()
+        keeper.wait()
+
+
+@contextmanager
+def mount(node: Node, pod: Pod) -> Iterator[View]:
+    """The pod's namespace is mounted elsewhere, too."""
+    node.path("/run/elsewhere").touch()
+    node.run(["mount", "--bind", pod.path, "/run/elsewhere"]).check_returncode()
+    yield View(f"{node.root}/run/elsewhere")
+
+
+@contextmanager
+def descriptor(node: Node, pod: Pod) -> Iterator[View]:
     """A process outside the pod's namespace that has a descriptor of it; the view by which the test sees it."""
     with pod.view.entered():
         fd = os.open("/proc/thread-self/ns/net", os.O_RDONLY)  # not by its path: that would pin the mount
@@ -71,7 +92,7 @@ def descriptor(pod: Pod) -> Iterator[View]:
 
 
 @contextmanager
-def opened_by_path(pod: Pod) -> Iterator[View]:
+def opened_by_path(node: Node, pod: Pod) -> Iterator[View]:
     """As runtimes and Multus do. Once the path is unmounted, the link of the descriptor says "/"."""
     script = "exec 3< $0; echo there; exec sleep 600"
     keeper = subprocess.Popen(["sh", "-ec", script, pod.view.path], stdout=subprocess.PIPE)
@@ -102,7 +123,7 @@ sys.stdin.read()
 
 
 @contextmanager
-def thread(pod: Pod) -> Iterator[View]:
+def thread(node: Node, pod: Pod) -> Iterator[View]:
     """A process outside the pod's namespace of which one thread is in it; the view by which the test sees it."""
     keeper = subprocess.Popen(
         [sys.executable, "-c", _THREAD, pod.view.path], stdin=subprocess.PIPE, stdout=subprocess.PIPE
@@ -119,7 +140,7 @@ def thread(pod: Pod) -> Iterator[View]:
 
 
 @contextmanager
-def hidden(pod: Pod) -> Iterator[None]:
+def hidden(node: Node, pod: Pod) -> Iterator[None]:
     """The pod's namespace lives on by a socket alone."""
     with pod.view.entered():
         keeper = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
@@ -134,17 +155,18 @@ def restored(node: Node, plugin: str) -> None:
         make_device(node)
 
 
-# --- kept by an open descriptor, as by thick Multus ---
+# --- kept by what is in it, by a mount, or by an open descriptor, as by thick Multus ---
 
 
 @pytest.mark.parametrize("plugin", PLUGINS)
-@pytest.mark.parametrize("keeper", [descriptor, opened_by_path, thread], ids=lambda f: f.__name__)
-def test_a_delete_ends_an_attachment_whose_namespace_is_kept_by_a_process_outside_of_it_alone(
+@pytest.mark.parametrize("keeper", [process, mount, descriptor, opened_by_path, thread], ids=lambda f: f.__name__)
+def test_a_delete_ends_an_attachment_whose_namespace_is_kept_without_its_path(
     node: Node, pod: Pod, plugin: str, keeper: Any
 ) -> None:
+    """As the device or address of a deleted pod: multus #1134; containernetworking/plugins #666, #274."""
     before = as_it_was(node)
     node.cni(plugin, "ADD", network(plugin), netns=pod).succeeded()
-    with keeper(pod) as inside:
+    with keeper(node, pod) as inside:
         node.delete_pod(pod)
         assert inside.names() == ["net1"]
         node.cni(plugin, "DEL", network(plugin), netns=pod.path).succeeded()
@@ -156,7 +178,7 @@ def test_a_container_is_attached_anew_while_its_former_namespace_is_kept_by_an_o
     node: Node, pod: Pod, plugin: str
 ) -> None:
     node.cni(plugin, "ADD", network(plugin), netns=pod).succeeded()
-    with descriptor(pod) as inside:
+    with descriptor(node, pod) as inside:
         node.delete_pod(pod)
         again = node.pod("pod2")
         assert node.cni(plugin, "ADD", network(plugin), netns=again).succeeded()["ips"][0]["address"]
@@ -171,7 +193,7 @@ def test_gc_ends_an_attachment_whose_namespace_is_kept_by_an_open_descriptor_alo
 ) -> None:
     before = as_it_was(node)
     node.cni(plugin, "ADD", network(plugin), netns=pod).succeeded()
-    with descriptor(pod) as inside:
+    with descriptor(node, pod) as inside:
         node.delete_pod(pod)
         node.cni(plugin, "GC", network(plugin) | {"cni.dev/valid-attachments": []}).succeeded()
         assert (inside.names(), node.leftovers(), as_it_was(node)) == ([], [], before)
@@ -204,7 +226,7 @@ def test_an_address_stays_reserved_while_a_namespace_lives_that_cannot_be_found(
     node: Node, pod: Pod, plugin: str
 ) -> None:
     node.cni(plugin, "ADD", network(plugin), netns=pod).succeeded()
-    with hidden(pod):
+    with hidden(node, pod):
         node.delete_pod(pod)
         what = "ens2f0" if plugin == "macvlan" else "ens9"
         node.cni(plugin, "DEL", network(plugin), netns=pod.path).refused(11, what, "cannot be found", "repeat the DEL")
@@ -251,7 +273,7 @@ def test_an_end_that_a_delete_could_not_bring_is_brought_by_a_later_call(
     node: Node, pod: Pod, plugin: str, later: Any
 ) -> None:
     node.cni(plugin, "ADD", network(plugin), netns=pod).succeeded()
-    with hidden(pod):
+    with hidden(node, pod):
         node.delete_pod(pod)
         node.cni(plugin, "DEL", network(plugin), netns=pod.path).refused(11, "repeat the DEL")
         assert node.railcni("ipam", "flush").stdout.endswith(b" 1 left\n")
@@ -271,7 +293,7 @@ def test_an_attachment_that_could_not_be_ended_costs_other_calls_no_waiting(node
     """The call that looks for it asks once: it holds no other up for the time that a DEL waits."""
     config = network("macvlan")
     node.cni("macvlan", "ADD", config, netns=pod).succeeded()
-    with hidden(pod):
+    with hidden(node, pod):
         node.delete_pod(pod)
         node.cni("macvlan", "DEL", config, netns=pod.path).refused(11)
         os.utime(node.path(UNENDED), (0, 0))
@@ -311,7 +333,7 @@ def test_an_audit_calls_no_lease_dead_that_a_delete_would_not_free(
     node: Node, pod: Pod, plugin: str, keeper: Any
 ) -> None:
     node.cni(plugin, "ADD", network(plugin), netns=pod).succeeded()
-    with keeper(pod):
+    with keeper(node, pod):
         node.delete_pod(pod)
         assert dead(node) == []
     assert plugin == "macvlan" or until(lambda: "ens9-peer" not in node.host.names())
