@@ -15,6 +15,8 @@ from tests.blackbox.test_host_device import PCI, bus
 from tests.each import ATTACHING, each_and
 from tests.node import BIN, GO_PLUGINS, STATE, Node, Pod, Reply
 
+pytestmark = pytest.mark.forked
+
 POLICY = "/etc/cni/net.d/whereabouts.d/railcni.json"
 FLAT = "/etc/cni/net.d/whereabouts.d/whereabouts.conf"
 SHADOW = "/etc/hostile/shadow"

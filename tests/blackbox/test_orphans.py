@@ -12,6 +12,8 @@ from cni.shared.records import Records
 from cni.shared.spec.request import Attachment
 from tests.node import STATE, Node, Pod, until
 
+pytestmark = pytest.mark.forked
+
 IPAM = {"type": "whereabouts", "datastore": "file", "range": "192.168.8.0/24"}
 BASE: dict[str, Any] = {"cniVersion": "1.0.0", "name": "rail", "ipam": IPAM}
 MACVLAN = {**BASE, "type": "macvlan", "master": "ens2f0"}

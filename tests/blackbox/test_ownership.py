@@ -14,6 +14,8 @@ from tests.faults.inject import begin
 from tests.node import GO_PLUGINS, STATE, Node, Pod, until
 
 L2 = {"cniVersion": "1.0.0", "name": "rdma", "type": "macvlan", "master": "ens2f0"}
+pytestmark = pytest.mark.forked
+
 WITH_HOST_LOCAL = {**L2, "ipam": {"type": "host-local", "subnet": "10.1.0.0/24"}}
 
 needs_go = pytest.mark.skipif(

@@ -16,6 +16,8 @@ from tests.blackbox.test_host_device import LEASES, PCI, as_it_was, bus
 from tests.node import STATE, Node, Pod
 from tests.unit.test_formats import make_newer
 
+pytestmark = pytest.mark.forked
+
 CACHE = "/var/lib/cni/sriov"
 MAC = "02:00:00:00:00:aa"
 
