@@ -1,4 +1,7 @@
-"""cni/shared/kernel/links.py on a real kernel, with pyroute2 as the second opinion."""
+"""cni/shared/kernel/links.py on a real kernel, with pyroute2 as the second opinion.
+
+That links are made and changed as asked for is shown by the tests of the plugins; here is what these do not come by.
+"""
 
 from __future__ import annotations
 
@@ -46,28 +49,6 @@ def macvlan(host: View, pod: View, socket: Rtnl, name: str = "net1", **changes: 
         os.close(fd)
 
 
-@pytest.mark.parametrize("mode", ["bridge", "private", "vepa", "passthru"])
-def test_a_macvlan_is_made_in_the_pod_over_a_master_of_the_host(host: View, pod: View, rtnl: Open, mode: str) -> None:
-    macvlan(host, pod, rtnl(host), mode=mode, mtu=4000)
-    seen = pod.link("net1")
-    assert (seen.kind, seen.mode, seen.mtu, seen.up) == ("macvlan", mode, 4000, False)
-    assert seen.lower == host.link("ens2f0").index
-    assert "net1" not in host.names()
-
-
-def test_a_macvlan_without_an_mtu_or_mac_gets_those_the_kernel_chooses(host: View, pod: View, rtnl: Open) -> None:
-    macvlan(host, pod, rtnl(host))
-    link = found(rtnl(pod), "net1")
-    assert link.mtu == 9000
-    assert int(link.mac[:2], 16) & 3 == 2  # locally administered, unicast
-
-
-def test_a_macvlan_gets_the_mac_and_queue_length_asked_for(host: View, pod: View, rtnl: Open) -> None:
-    macvlan(host, pod, rtnl(host), mac="02:00:5e:10:00:07", bcqueuelen=4321)
-    link = found(rtnl(pod), "net1")
-    assert (link.mac, link.bcqueuelen) == ("02:00:5e:10:00:07", 4321)
-
-
 def test_a_link_is_read_as_pyroute2_reads_it(host: View, pod: View, rtnl: Open) -> None:
     socket = rtnl(host)
     macvlan(host, pod, socket)
@@ -113,44 +94,6 @@ def test_alternative_names_come_and_go(host: View, rtnl: Open) -> None:
     with pytest.raises(KernelError) as refused:
         socket.remove_altname(index, "rail0")
     assert refused.value.errno == errno.ENOENT
-
-
-def test_all_links_are_listed(host: View, rtnl: Open) -> None:
-    assert sorted(link.name for link in rtnl(host).links()) == ["ens2f0", "lo", "wire"]
-
-
-def test_one_message_changes_what_it_names_and_nothing_else(host: View, rtnl: Open) -> None:
-    socket = rtnl(host)
-    before = host.link("wire")
-    socket.change_link(before.index, mtu=1400)
-    after = host.link("wire")
-    assert after.mtu == 1400
-    assert (after.name, after.mac, after.up, after.alias) == (before.name, before.mac, True, "")
-    socket.change_link(before.index, name="wire2", mac="02:00:00:00:00:09", alias="the wire", up=False)
-    after = host.link("wire2")
-    assert (after.index, after.mtu, after.mac, after.up, after.alias) == (
-        before.index,
-        1400,
-        "02:00:00:00:00:09",
-        False,
-        "the wire",
-    )
-    socket.change_link(before.index, alias="")
-    assert host.link("wire2").alias == ""
-    socket.change_link(before.index, up=True)
-    assert host.link("wire2").up
-
-
-def test_one_message_moves_a_link_renames_it_and_sets_it_up(host: View, pod: View, rtnl: Open) -> None:
-    index = host.link("ens2f0").index
-    fd = os.open(pod.path, os.O_RDONLY)
-    try:
-        rtnl(host).change_link(index, name="net1", mtu=4000, alias="ens2f0", up=True, netns_fd=fd)
-    finally:
-        os.close(fd)
-    assert host.names() == ["wire"]
-    seen = pod.link("net1")
-    assert (seen.mtu, seen.alias, seen.up) == (4000, "ens2f0", True)
 
 
 def test_a_move_to_a_taken_name_ends_with_the_link_moved_under_its_old_name(host: View, pod: View, rtnl: Open) -> None:
@@ -210,62 +153,3 @@ def test_the_id_of_a_namespace_is_that_which_its_links_show(host: View, pod: Vie
     finally:
         for fd in fds:
             os.close(fd)
-
-
-def test_an_enslaved_link_names_its_bridge(host: View, rtnl: Open) -> None:
-    with host.rtnl() as ipr:
-        ipr.link("add", ifname="br0", kind="bridge")
-    host.set("ens2f0", master=host.link("br0").index)
-    link = found(rtnl(host), "ens2f0")
-    assert link.master_index == host.link("br0").index
-    assert found(rtnl(host), "br0").kind == "bridge"
-
-
-def test_a_link_without_a_carrier_is_up_and_has_none(host: View, rtnl: Open) -> None:
-    host.set("wire", state="down")
-    link = found(rtnl(host), "ens2f0")
-    assert (link.up, link.carrier) == (True, False)
-
-
-@pytest.mark.parametrize(
-    ("number", "prepare", "changes"),
-    [
-        (errno.EBUSY, "enslave", {}),
-        (errno.EINVAL, "macvlan", {"mode": "passthru"}),
-        (errno.EINVAL, "passthru", {}),
-        (errno.EINVAL, "", {"mtu": 9001}),
-        (errno.EEXIST, "taken", {}),
-        (errno.EADDRNOTAVAIL, "", {"mac": "01:00:5e:00:00:01"}),
-    ],
-)
-def test_the_kernel_refuses_a_macvlan_and_makes_none(
-    host: View, pod: View, rtnl: Open, number: int, prepare: str, changes: dict[str, Any]
-) -> None:
-    socket = rtnl(host)
-    if prepare == "enslave":
-        with host.rtnl() as ipr:
-            ipr.link("add", ifname="br0", kind="bridge")
-        host.set("ens2f0", master=host.link("br0").index)
-    elif prepare:
-        macvlan(
-            host,
-            pod,
-            socket,
-            name="net1" if prepare == "taken" else "net0",
-            mode="passthru" if prepare == "passthru" else "bridge",
-        )
-    before = pod.names()
-    with pytest.raises(KernelError) as refused:
-        macvlan(host, pod, socket, **changes)
-    assert refused.value.errno == number
-    assert pod.names() == before
-
-
-def test_a_mac_that_another_macvlan_has_is_refused_when_the_link_is_set_up(host: View, pod: View, rtnl: Open) -> None:
-    macvlan(host, pod, rtnl(host), name="net1", mac="02:00:00:00:00:01")
-    macvlan(host, pod, rtnl(host), name="net2", mac="02:00:00:00:00:01")
-    socket = rtnl(pod)
-    socket.change_link(found(socket, "net1").index, up=True)
-    with pytest.raises(KernelError) as refused:
-        socket.change_link(found(socket, "net2").index, up=True)
-    assert refused.value.errno == errno.EADDRINUSE
