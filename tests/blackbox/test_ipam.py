@@ -186,14 +186,6 @@ def test_an_exhausted_pool_is_named_with_size_and_use_and_the_way_to_look(node: 
 # --- whose a lease is ---
 
 
-def test_the_same_attachment_gets_the_same_addresses(node: Node) -> None:
-    config = network({"range": "10.1.0.0/24", "ipRanges": [{"range": "fd00:1::/64"}]})
-    first = add(node, config)
-    add(node, config, "c2")
-    assert add(node, config) == first
-    assert len(node.leases()) == 4
-
-
 def test_a_restarted_sandbox_gets_the_addresses_and_a_late_delete_frees_nothing(node: Node) -> None:
     config, args = network(RANGE), pod_args("pod-a")
     assert add(node, config, "old", args=args) == ["192.168.111.1/24"]
@@ -202,13 +194,6 @@ def test_a_restarted_sandbox_gets_the_addresses_and_a_late_delete_frees_nothing(
     assert node.leases() == ["192.168.111.1"]
     delete(node, config, "new", args=args)
     assert node.leftovers() == []
-
-
-def test_a_sandbox_that_says_its_uid_takes_over_from_one_that_did_not(node: Node) -> None:
-    config = network(RANGE)
-    add(node, config, "old", args=pod_args("pod-a"))
-    assert add(node, config, "new", args=pod_args("pod-a", "uid-1")) == ["192.168.111.1/24"]
-    assert add(node, config, "newer", args=pod_args("pod-a", "uid-1")) == ["192.168.111.1/24"]
 
 
 def test_two_known_uids_are_two_pods(node: Node) -> None:
@@ -229,11 +214,6 @@ def test_another_ifname_or_pod_takes_nothing_over(node: Node) -> None:
     assert both == [["192.168.111.1/24"], ["192.168.111.2/24"]]
     assert [add(node, config, "new", args=args, ifname=name) for name in ("net1", "net2")] == both
     assert add(node, config, "c3", args=pod_args("pod-b")) == ["192.168.111.3/24"]
-
-
-def test_attachments_without_a_pod_never_share(node: Node) -> None:
-    config = network(RANGE)
-    assert [add(node, config, f"c{i}") for i in (1, 2)] == [["192.168.111.1/24"], ["192.168.111.2/24"]]
 
 
 def test_no_address_is_given_twice_to_fifty_processes_at_once(node: Node) -> None:
@@ -297,19 +277,6 @@ def ask(node: Node, ipam: dict[str, Any], container: str, way: str, *ips: str) -
 
 
 @each_way
-@pytest.mark.parametrize("form", ["192.168.111.77", "192.168.111.77/24"])
-def test_a_requested_address_is_given_and_reserved(node: Node, way: str, form: str) -> None:
-    reply = ask(node, RANGE, "c1", way, form)
-    assert reply.succeeded()["ips"] == [{"address": "192.168.111.77/24"}]
-    assert node.leases() == ["192.168.111.77"]
-    reply = ask(node, RANGE, "c2", way, form)
-    reply.refused(11, "192.168.111.77", "c1", "net1")
-    assert node.leases() == ["192.168.111.77"]
-    delete(node, network(RANGE))
-    assert node.leftovers() == []
-
-
-@each_way
 def test_requests_of_both_families_replace_what_the_ranges_would_give(node: Node, way: str) -> None:
     ipam = {"ipRanges": [RANGE, {"range": "fd00:1::/64"}]}
     assert ask(node, ipam, "c1", way, "fd00:1::77", "192.168.111.7").addresses == [
@@ -317,18 +284,6 @@ def test_requests_of_both_families_replace_what_the_ranges_would_give(node: Node
         "fd00:1::77/64",
     ]
     assert node.leases() == ["192.168.111.7", "fd00:1::77"]
-
-
-@each_way
-def test_a_request_outside_of_all_ranges_is_leased_where_the_network_allows_it(node: Node, way: str) -> None:
-    ask(node, RANGE, "c1", way, "10.7.0.7/16").refused(7, "10.7.0.7", "allow_outside_ranges")
-    allowing = {**RANGE, "allow_outside_ranges": True}
-    ask(node, allowing, "c1", way, "10.7.0.7").refused(7, "10.7.0.7", "address/length")
-    assert node.leases() == []
-    assert ask(node, allowing, "c1", way, "10.7.0.7/16").addresses == ["192.168.111.1/24", "10.7.0.7/16"]
-    assert sorted(node.leases()) == ["10.7.0.7", "192.168.111.1"]
-    delete(node, network(RANGE))  # the request and the key are gone
-    assert node.leftovers() == []
 
 
 # --- the node's policy ---
@@ -397,20 +352,6 @@ def test_the_nodes_policy_covers_requests_outside_of_the_ranges_and_all_rails(no
 # --- overlapping ranges ---
 
 
-def test_ranges_that_overlap_give_no_address_twice(node: Node) -> None:
-    narrow, wide = network({"range": "10.0.0.0/24"}), network({"range": "10.0.0.0/16"}) | {"name": "wide"}
-    assert add(node, narrow, "c1") == ["10.0.0.1/24"]
-    assert add(node, wide, "c2") == ["10.0.0.2/16"]
-    assert add(node, narrow, "c3") == ["10.0.0.3/24"]
-    delete(node, narrow, "c1")
-    assert add(node, wide, "c4") == ["10.0.0.1/16"]
-
-
-def test_a_requested_address_is_taken_also_when_another_range_gave_it(node: Node) -> None:
-    add(node, network({"range": "10.0.0.0/24"}), "holder")
-    ask(node, {"range": "10.0.0.0/16"}, "c2", "CNI_ARGS", "10.0.0.1").refused(11, "10.0.0.1", "holder")
-
-
 @pytest.mark.parametrize("apart", [{"enable_overlapping_ranges": False}, {"network_name": "blue"}], ids=str)
 def test_ranges_may_be_kept_apart(node: Node, apart: dict[str, Any]) -> None:
     assert add(node, network({"range": "10.0.0.0/24"}), "c1") == ["10.0.0.1/24"]
@@ -424,15 +365,6 @@ def test_one_range_under_two_network_names_is_two_pools(node: Node) -> None:
 
 
 # --- DEL, CHECK, GC ---
-
-
-def test_a_delete_can_be_repeated_and_need_not_have_been_added(node: Node) -> None:
-    config = network(RANGE)
-    delete(node, config)
-    add(node, config)
-    for _ in range(2):
-        delete(node, config)
-        assert node.leftovers() == []
 
 
 @pytest.mark.parametrize(
@@ -462,36 +394,6 @@ def test_live_leases_survive_a_change_of_their_range(node: Node) -> None:
     assert add(node, old, "c3") == ["192.168.111.2/24"]
     delete(node, new)
     assert node.leases() == ["192.168.111.2", "192.168.111.100"]
-
-
-def test_an_add_with_another_store_gives_up_the_lease_in_the_former_one(node: Node) -> None:
-    add(node, network({**RANGE, "dataDir": "/var/lib/cni/railcni/stores/former"}))
-    add(node, network({**RANGE, "dataDir": "/var/lib/cni/railcni/stores/latter"}))
-    assert (node.leases("/var/lib/cni/railcni/stores/former"), node.leases("/var/lib/cni/railcni/stores/latter")) == (
-        [],
-        ["192.168.111.1"],
-    )
-    delete(node, network(RANGE))
-    assert node.leases("/var/lib/cni/railcni/stores/latter") == []
-
-
-def test_check_knows_the_lease(node: Node) -> None:
-    config = network(RANGE)
-    result = call(node, "ADD", config).succeeded()
-    checked = {**config, "prevResult": result}
-    assert call(node, "CHECK", checked).succeeded() is None
-    wrong = {**result, "ips": [{"address": "192.168.111.9/24"}]}
-    call(node, "CHECK", {**config, "prevResult": wrong}).refused(100, "192.168.111.1")
-    call(node, "CHECK", checked, container_id="c2").refused(100, "192.168.111.1")
-    delete(node, config)
-    call(node, "CHECK", checked).refused(100, "192.168.111.1")
-
-
-def test_check_lets_a_link_plugins_own_addresses_pass(node: Node) -> None:
-    """In a chain prevResult may hold what other plugins added."""
-    config = network({**RANGE, "addresses": [{"address": "10.9.0.5/24"}]})
-    result = call(node, "ADD", config).succeeded()
-    assert call(node, "CHECK", {**config, "prevResult": result}).succeeded() is None
 
 
 def valid(*containers: str) -> dict[str, Any]:

@@ -417,15 +417,6 @@ def test_two_ranges_cost_twice_as_much_and_no_more(cluster: Cluster) -> None:
     assert cluster.server.names(RESERVATIONS) == ["10.0.0.1", "10.1.0.1"]
 
 
-def test_a_delete_frees_nothing_that_has_become_another_s(cluster: Cluster) -> None:
-    cluster.call("ADD", pod="a")
-    taken = {"1": {"id": "other", "podref": "ns/a", "ifname": "net1"}}
-    cluster.server.put(POOLS, "kube-system", POOL, {"range": "10.0.0.0/24", "allocations": taken})
-    cluster.call("DEL", pod="a")
-    assert cluster.allocations() == taken
-    assert cluster.recorded() == {}
-
-
 def test_without_overlapping_ranges_nothing_is_reserved(cluster: Cluster) -> None:
     block = {"enable_overlapping_ranges": False}
     cluster.call("ADD", "first", block)
@@ -538,15 +529,6 @@ def test_a_lost_reservation_is_made_again_by_a_retry(cluster: Cluster) -> None:
     cluster.server.remove(RESERVATIONS, "10.0.0.1")
     assert cluster.call("ADD") == ["10.0.0.1/24"]
     assert cluster.server.names(RESERVATIONS) == ["10.0.0.1"]
-
-
-def test_a_range_that_was_taken_out_of_the_configuration_is_freed_too(cluster: Cluster) -> None:
-    cluster.call("ADD")
-    cluster.call("DEL", ipam={"range": "10.7.0.0/24"})
-    assert cluster.allocations() == {}
-    cluster.call("ADD")
-    assert cluster.call("ADD", ipam={"range": "10.7.0.0/24"}) == ["10.7.0.1/24"]
-    assert cluster.allocations() == {}
 
 
 # --- conflicts and lost replies ---

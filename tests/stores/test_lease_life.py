@@ -554,8 +554,7 @@ WAYS: dict[str, Callable[[str], dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("victim_first", [True, False], ids=["victim-first", "attacker-first"])
-@pytest.mark.parametrize("length", [16, 24, 32])
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(("way", "length"), zip(WAYS, (16, 24, 32), strict=True))
 def test_no_request_outside_of_its_networks_ranges_takes_another_pods_address(
     place: Place, way: str, length: int, victim_first: bool
 ) -> None:
