@@ -1,4 +1,7 @@
-"""The executables with their leases in etcd: a real member in the node's own network namespace."""
+"""The executables with their leases in etcd: a real member in the node's own network namespace.
+
+What holds over every store is the matter of tests/stores/test_lease_life.py and test_contract.py.
+"""
 
 from __future__ import annotations
 
@@ -121,34 +124,6 @@ def test_an_attachment_lives_with_its_lease_in_etcd(node: Node, pod: Pod, member
     node.cni(plugin, "CHECK", config | {"prevResult": result}, netns=pod, args=args).refused(100)
 
 
-def test_a_restarted_sandbox_keeps_its_address_and_the_late_delete_frees_nothing(
-    node: Node, pod: Pod, member: Etcd
-) -> None:
-    args = "K8S_POD_NAMESPACE=team;K8S_POD_NAME=web-0;K8S_POD_UID=u1"
-    first = node.cni("whereabouts", "ADD", network(), container_id="old", netns=pod, args=args).addresses
-    assert node.cni("whereabouts", "ADD", network(), container_id="new", netns=pod, args=args).addresses == first
-    node.cni("whereabouts", "DEL", network(), container_id="old", netns=pod, args=args).succeeded()
-    assert member.leases() == {"192.168.111.1": "new"}
-
-
-def test_gc_frees_the_leases_of_this_node_alone(node: Node, pod: Pod, member: Etcd) -> None:
-    for container, name in (("lost", ""), ("elsewhere", "node-2")):
-        more = {"NODENAME": name} if name else {}
-        node.cni("whereabouts", "ADD", network(), container_id=container, netns=pod, more=more).succeeded()
-    for path in node.path(f"{STATE}/attachments").iterdir():
-        path.unlink()  # another node has its own records, and those of this one are damaged
-    node.cni("whereabouts", "GC", network() | {"cni.dev/valid-attachments": []}).succeeded()
-    assert list(member.leases().values()) == ["elsewhere"]
-
-
-def test_a_full_pool_is_code_11_and_status_50(node: Node, pod: Pod, member: Etcd) -> None:
-    config = network({"range": "192.168.111.0/31"})
-    for i in range(2):
-        node.cni("whereabouts", "ADD", config, container_id=f"c{i}", netns=pod).succeeded()
-    node.cni("whereabouts", "ADD", config, container_id="late", netns=pod).refused(11, "192.168.111.0", "exhausted")
-    node.cni("whereabouts", "STATUS", config).refused(50, "exhausted")
-
-
 def test_without_etcd_a_delete_succeeds_and_its_release_is_made_up_for(node: Node, pod: Pod, member: Etcd) -> None:
     config = network()
     for i in range(3):
@@ -176,19 +151,6 @@ def test_without_etcd_a_delete_succeeds_and_its_release_is_made_up_for(node: Nod
     assert member.leases() == {"192.168.111.3": "c2"}
     node.cni("macvlan", "DEL", config, container_id="c2", ifname="net2", netns=pod).succeeded()
     assert (node.leftovers(), member.leases()) == ([], {})
-
-
-def test_a_delete_without_etcd_and_without_a_record_is_made_up_for_by_gc(node: Node, pod: Pod, member: Etcd) -> None:
-    node.cni("whereabouts", "ADD", network(), netns=pod).succeeded()
-    for path in node.path(f"{STATE}/attachments").iterdir():
-        path.unlink()
-    member.stop()
-    node.cni("whereabouts", "DEL", network(), netns=pod).succeeded()
-    assert pending(node) == []  # an ADD writes its record before it claims
-    node.cni("whereabouts", "GC", network() | {"cni.dev/valid-attachments": []}).refused(11, "127.0.0.1:2379")
-    member.start()
-    node.cni("whereabouts", "GC", network() | {"cni.dev/valid-attachments": []}).succeeded()
-    assert (pending(node), member.leases()) == ([], {})
 
 
 def test_a_password_is_in_no_record_and_no_message(node: Node, pod: Pod, member: Etcd) -> None:
@@ -223,23 +185,23 @@ HOSTS: list[tuple[list[str], str, str, int]] = [  # storeHosts, the flat file's 
 ]
 
 
-@pytest.mark.parametrize(("allowed", "flat", "own", "code"), HOSTS)
 def test_a_network_learns_nothing_of_the_ports_of_hosts_that_the_node_does_not_allow(
-    node: Node, pod: Pod, member: Etcd, allowed: list[str], flat: str, own: str, code: int
+    node: Node, pod: Pod, member: Etcd
 ) -> None:
-    node.path(FLAT).write_text(json.dumps({"etcd_host": flat}))
-    node.path(POLICY).write_text(json.dumps({"storeHosts": allowed}))
-    config = network({"etcd_host": own} if own else {})
-    for verb in ("ADD", "STATUS"):
-        reply = node.cni("whereabouts", verb, config, netns=pod)
-        if code == 7:
-            reply.refused(7, "etcd_host", "storeHosts", POLICY)
-            assert "refused" not in json.dumps(reply.document)
-        elif code == 11:
-            reply.refused(50 if verb == "STATUS" else 11, "Connection refused")
-        else:
-            reply.succeeded()
-    node.cni("whereabouts", "DEL", config, netns=pod).succeeded()
+    for allowed, flat, own, code in HOSTS:
+        node.path(FLAT).write_text(json.dumps({"etcd_host": flat}))
+        node.path(POLICY).write_text(json.dumps({"storeHosts": allowed}))
+        config = network({"etcd_host": own} if own else {})
+        for verb in ("ADD", "STATUS"):
+            reply = node.cni("whereabouts", verb, config, netns=pod)
+            if code == 7:
+                reply.refused(7, "etcd_host", "storeHosts", POLICY)
+                assert "refused" not in json.dumps(reply.document)
+            elif code == 11:
+                reply.refused(50 if verb == "STATUS" else 11, "Connection refused")
+            else:
+                reply.succeeded()
+        node.cni("whereabouts", "DEL", config, netns=pod).succeeded()
 
 
 WRONG: list[tuple[dict[str, Any], list[str]]] = [
