@@ -1,9 +1,9 @@
 """What runtimes that nobody here wrote send to a plugin, recorded, and sent again to ours.
 
 Each file in fixtures/peers is a scenario of the runtime named in it. It has the CNI variables and the configurations
-that its calls share, and the calls in order, each with the variables and members of stdin that it alone had. Of what
-was recorded, these differ from run to run and are replaced: CNI_PATH, and in prevResult the MAC address of a link that
-is there.
+that its calls share, and the calls in order, each with the variables and members of stdin that it alone had; a prevResult
+of several calls stands in `results` under a name. Of what was recorded, these differ from run to run and are replaced:
+CNI_PATH, and in prevResult the MAC address of a link that is there.
 """
 
 from __future__ import annotations
@@ -42,6 +42,8 @@ class Replay:
             environ["CNI_NETNS"] = netns
         if verb != "VERSION":
             environ["CNI_PATH"] = f"{self._node.executables}:{GO_PLUGINS}"
+        if isinstance(stdin.get("prevResult"), str):
+            stdin["prevResult"] = copy.deepcopy(self._scenario["results"][stdin["prevResult"]])
         for interface in (stdin.get("prevResult") or {}).get("interfaces", []):
             interface["mac"] = self._mac(interface) or interface["mac"]
         plugin = self._scenario.get("plugin") or stdin["type"]

@@ -191,30 +191,6 @@ def test_all_missing_variables_stand_in_one_message(site: Node, plugin: str, ver
     reply.refused(4, verb, *NEEDED[verb])
 
 
-@each_and("verb, variable", [(v, name) for v in VERBS for name in sorted(NEEDED[v])])
-def test_each_variable_that_a_verb_needs_is_asked_for(site: Node, plugin: str, verb: str, variable: str) -> None:
-    environ = environment(verb, **{variable: None})
-    status, out, _ = call(site, plugin, environ, json.dumps(configuration(plugin)).encode())
-    answer = json.loads(out)
-    assert (status, answer["code"]) == (1, 4)
-    assert variable in answer["msg"]
-    assert not any(other in answer["msg"] for other in NEEDED[verb] - {variable})
-
-
-@each_plugin
-def test_a_malformed_container_id_is_refused_first(site: Node, plugin: str) -> None:
-    for verb in ATTACHMENT_VERBS:
-        reply = site.cni(plugin, verb, b"no JSON", container_id="../../etc", ifname=None, path=[])
-        reply.refused(4, "CNI_CONTAINERID", "malformed")
-
-
-@each_plugin
-def test_a_malformed_ifname_is_refused_first(site: Node, plugin: str) -> None:
-    for verb in ATTACHMENT_VERBS:
-        reply = site.cni(plugin, verb, b"no JSON", container_id=None, ifname="sixteen-bytes-in", path=[])
-        reply.refused(4, "CNI_IFNAME")
-
-
 @each_and("good", ["0", "C1.2_3-4", "f" * 64], plugins=ATTACHING)
 def test_a_well_formed_container_id_is_taken(node: Node, pod: Pod, plugin: str, good: str) -> None:
     assert node.cni(plugin, "ADD", configuration(plugin), netns=pod, container_id=good).status == 0
@@ -247,13 +223,6 @@ def test_a_very_long_container_id_works_or_is_refused(node: Node, pod: Pod, plug
 def test_an_unknown_command_is_refused_after_the_name_of_the_network(site: Node, plugin: str, verb: str) -> None:
     site.cni(plugin, verb, {"cniVersion": "1.1.0"}).refused(7, "name")
     site.cni(plugin, verb, configuration(plugin, "9.9.9")).refused(4, "CNI_COMMAND", "ADD", "STATUS")
-
-
-@each_plugin
-def test_args_that_are_not_pairs_are_refused(site: Node, plugin: str) -> None:
-    site.cni(plugin, "ADD", configuration(plugin), netns=site.pods["pod1"], args="IgnoreUnknown").refused(
-        4, "CNI_ARGS", "IgnoreUnknown"
-    )
 
 
 # --- stdin: codes 6 and 7 ---
@@ -296,13 +265,6 @@ def test_stdin_that_is_not_json_is_refused_with_line_and_column(
 def test_stdin_that_is_no_configuration_is_refused(site: Node, plugin: str, stdin: bytes) -> None:
     for verb in VERBS:
         site.cni(plugin, verb, stdin, netns="/run/netns/none").refused(6)
-
-
-@each_and("name", [None, "a/b"], ids=repr)
-def test_a_missing_or_malformed_network_name_is_refused(site: Node, plugin: str, name: str | None) -> None:
-    for verb in VERBS:
-        config = configuration(plugin, "9.9.9", name=name)
-        site.cni(plugin, verb, config, netns="/run/netns/none").refused(7, "name")
 
 
 @each_attaching
@@ -361,13 +323,6 @@ def test_unknown_keys_are_ignored_at_every_level(node: Node, pod: Pod, plugin: s
 def test_an_unknown_version_is_refused_with_those_that_are_known(site: Node, plugin: str) -> None:
     for verb in VERBS:
         site.cni(plugin, verb, configuration(plugin, "1.2.0"), netns=site.pods["pod1"]).refused(1, "1.2.0", *VERSIONS)
-
-
-@each_and("verb, version, since", [("CHECK", "0.3.1", "0.4.0"), ("GC", "1.0.0", "1.1.0"), ("STATUS", "1.0.0", "1.1.0")])
-def test_a_verb_that_the_version_does_not_have_is_refused(
-    site: Node, plugin: str, verb: str, version: str, since: str
-) -> None:
-    site.cni(plugin, verb, configuration(plugin, version), netns=site.pods["pod1"]).refused(1, verb, version, since)
 
 
 @each_and("version", VERSIONS[::-1], plugins=ATTACHING)
@@ -432,13 +387,6 @@ def test_an_error_goes_to_stdout_in_the_version_asked(site: Node, plugin: str, v
     reply.refused(7, *words)
     assert reply.document["cniVersion"] == version
     assert set(reply.document) <= {"cniVersion", "code", "msg", "details"}
-
-
-@each_plugin
-def test_an_error_before_the_version_is_known_has_a_version_too(site: Node, plugin: str) -> None:
-    for config in (b"nonsense", configuration(plugin, "9.9.9")):
-        reply = site.cni(plugin, "ADD", config, netns="/run/netns/none")
-        assert reply.document["cniVersion"] in VERSIONS
 
 
 @each_plugin
