@@ -223,52 +223,6 @@ def test_the_mtu_of_a_function_that_a_userspace_driver_holds_is_in_the_result_or
 # --- ADD: what is refused ---
 
 
-def test_a_configuration_that_names_no_device_is_refused_with_the_ways_to_name_one(node: Node, pod: Pod) -> None:
-    refused(node, pod, network(device=None), 7, "device", "hwaddr", "kernelpath", "pciBusID", "deviceID")
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"device": "ens77"},
-        {"hwaddr": "02:00:00:00:77:77"},
-        {"kernelpath": "/sys/devices/nowhere"},
-        {"pciBusID": "0000:77:00.0"},
-        {"runtimeConfig": {"deviceID": "0000:77:00.0"}},
-    ],
-    ids=lambda wrong: next(iter(wrong)),
-)
-def test_a_device_that_does_not_exist_is_named(node: Node, pod: Pod, wrong: dict[str, Any]) -> None:
-    (value,) = wrong.values()
-    value = value["deviceID"] if isinstance(value, dict) else value
-    refused(node, pod, network(device=None) | wrong, 7, value)
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"hwaddr": "zz"},
-        {"kernelpath": "/etc"},
-        {"kernelpath": "/sys/devices/../../etc"},
-        {"pciBusID": "../../net"},
-        {"device": 7},
-        {"runtimeConfig": {"deviceID": 7}},
-    ],
-    ids=lambda wrong: "-".join(map(str, next(iter(wrong.items())))),
-)
-def test_a_selector_that_cannot_be_is_refused(node: Node, pod: Pod, wrong: dict[str, Any]) -> None:
-    refused(node, pod, network(device=None) | wrong, 7, next(iter(wrong)))
-
-
-def test_a_device_that_another_attachment_holds_is_refused_with_the_holders_name(node: Node, pod: Pod) -> None:
-    other = node.pod("pod2")
-    add(node, other, network(), container_id="holder", ifname="net7")
-    node.remember()
-    reply = node.cni("host-device", "ADD", network(), netns=pod)
-    reply.refused(11, "ens9", "holder", "net7", "pf-net")
-    assert node.leftovers() == []
-
-
 @pytest.mark.parametrize("selector", [*SELECTORS, "kernelpath"])
 def test_a_device_that_is_away_is_in_use_by_whatever_it_is_selected(node: Node, pod: Pod, selector: str) -> None:
     path = f"/sys/devices/ours/{PCI}"
@@ -291,12 +245,6 @@ def test_a_device_that_is_away_is_in_use_by_whatever_it_is_selected(node: Node, 
     node.cni("host-device", "STATUS", config).succeeded()
     for another in ({"device": "ens77"}, {"kernelpath": "/sys/devices/ours/none"}, {"pciBusID": "0000:77:00.0"}):
         node.cni("host-device", "ADD", network(**{"device": None} | another), netns=pod).refused(7, "names no netdev")
-
-
-def test_an_ifname_that_is_taken_in_the_pod_is_refused(node: Node, pod: Pod) -> None:
-    pod.view.add_veth("net1", "other")
-    node.remember()
-    refused(node, pod, network(), 4, "net1", pod.path)
 
 
 @pytest.mark.parametrize("name", ["br0", "lo"])  # the pod has a lo of its own, which is the same but for its namespace

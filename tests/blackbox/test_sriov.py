@@ -71,18 +71,6 @@ def test_a_vf_without_a_visible_pf_goes_into_the_pod_and_comes_back(node: Node, 
         assert (node.leftovers(), as_it_was(node)) == ([], before)
 
 
-def test_keys_that_only_a_pf_can_set_are_named_where_there_is_none(node: Node, pod: Pod) -> None:
-    config = network(vlan=100, vlanQoS=3, spoofchk="off", trust="on", link_state="auto", min_tx_rate=1, max_tx_rate=2)
-    names = ("vlan, vlanQoS, min_tx_rate, max_tx_rate, spoofchk, trust, link_state", PCI, "virtual machine")
-    refused(node, pod, config, 7, *names)
-
-
-def test_what_is_wrong_with_the_configuration_is_told_at_once(node: Node, pod: Pod) -> None:
-    config = network(vlan=5000, spoofchk="maybe", mac="01:00:00:00:00:00")
-    refused(node, pod, config, 7, "3 faults", "vlan 5000", "spoofchk", "mac")
-    delete(node, pod, config)
-
-
 def test_what_is_no_vf_of_the_node_is_refused_by_its_address(node: Node, pod: Pod) -> None:
     refused(node, pod, network(deviceID=None), 7, "no VF", "resourceName", "deviceID")
     refused(node, pod, network(deviceID="0000:ff:1f.7"), 7, "0000:ff:1f.7", "no PCI device")

@@ -135,39 +135,6 @@ def test_the_path_may_have_any_characters(tmp_path: Path) -> None:
     assert offsets(store) == [1]
 
 
-def test_a_symbolic_link_is_not_followed(directory: Path, tmp_path: Path) -> None:
-    directory.mkdir()
-    (directory / "leases.db").symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(IoFailure, match="symbolic link"):
-        claim(FileStore(str(directory)), 1)
-    assert not (tmp_path / "elsewhere").exists()
-
-
-def test_a_fifo_is_refused_without_waiting(directory: Path) -> None:
-    directory.mkdir()
-    os.mkfifo(directory / "leases.db", 0o600)
-    with pytest.raises(IoFailure, match="not a regular file"):
-        claim(FileStore(str(directory)), 1)
-
-
-@pytest.mark.parametrize("change", [lambda p: p.chmod(0o666), lambda p: os.chown(p, 65534, 0)], ids=["mode", "owner"])
-def test_a_file_that_others_can_write_is_refused(directory: Path, change: Callable[[Path], None]) -> None:
-    if os.geteuid() != 0:
-        pytest.skip("needs root to give a file away: run the tests with sudo")
-    claim(FileStore(str(directory)), 1)
-    change(directory / "leases.db")
-    with pytest.raises(IoFailure, match=f"{directory}/leases.db: .*others can write it.*chmod"):
-        FileStore(str(directory)).pools()
-
-
-def test_a_directory_that_others_can_write_is_refused(directory: Path) -> None:
-    directory.mkdir()
-    directory.chmod(0o777)
-    with pytest.raises(IoFailure, match="others can write it.*chmod"):
-        claim(FileStore(str(directory)), 1)
-    assert list(directory.iterdir()) == []
-
-
 def test_a_database_of_another_program_is_left_alone(directory: Path) -> None:
     directory.mkdir()
     connection = sqlite3.connect(directory / "leases.db")

@@ -147,15 +147,6 @@ def test_a_lease_that_the_changed_range_still_gives_is_kept(host: Host) -> None:
     assert host.add("c1", {"range": "10.0.0.0/24", "exclude": ["10.0.0.128/25"]}) == ["10.0.0.1/24"]
 
 
-def test_a_range_taken_out_gives_its_address_back_at_the_retry(host: Host) -> None:
-    second = {"ipRanges": [{"range": "fd00::/64"}]}
-    assert host.add(ipam=second) == ["10.0.0.1/24", "fd00::1/64"]
-    assert host.add() == ["10.0.0.1/24"]
-    assert host.leased() == {"10.0.0.1": "c1"}
-    assert host.add(ipam=second) == ["10.0.0.1/24", "fd00::1/64"]
-    host.agree()
-
-
 def test_an_exhausted_second_range_leaves_a_retried_attachment_what_it_had(host: Host) -> None:
     second = {"ipRanges": [{"range": "10.9.0.0/30"}]}
     host.add("c1")
@@ -203,16 +194,6 @@ def test_a_requested_address_that_the_pods_former_sandbox_has_moves_to_it(host: 
     assert host.add("old", args=ask) == ["10.0.0.77/24"]
     assert host.add("new", args=ask) == ["10.0.0.77/24"]
     assert host.leased() == {"10.0.0.77": "new"}
-
-
-def test_a_refused_request_names_the_holder_and_leaves_nothing(host: Host) -> None:
-    host.add("holder", args="K8S_POD_NAMESPACE=ns;K8S_POD_NAME=a;IP=10.0.0.77")
-    before = host.recorded()
-    with pytest.raises(TryAgainLater) as caught:
-        host.add("late", args="IP=10.0.0.77")
-    assert caught.value.code == 11
-    assert all(word in caught.value.msg[:250] for word in ("10.0.0.77", POOL, "pod ns/a", "holder", "net1"))
-    assert host.recorded() == before
 
 
 def test_a_refused_request_of_an_attachment_that_has_an_address_leaves_its_record_as_it_was(host: Host) -> None:
