@@ -1,4 +1,4 @@
-"""The claims that are prepared on this node: a record of each, and the CDI specification that the runtime reads.
+"""Prepares the claims of this node's pods: writes what cni/library/resources/claims.py reads.
 
 A record is written, durably, before anything else is made, and removed after all else is gone; so whatever kills the driver,
 the next call for the claim, or the next start, finds what there is. An answer comes from the record, so that kubelet gets the
@@ -7,22 +7,19 @@ same one again although a device has vanished since.
 
 from __future__ import annotations
 
-import json
+import os
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from cni.dra.slices import DRIVER, Device
-from cni.library.resources import containers
+from cni.dra.slices import Device
+from cni.library.resources import claims, containers
+from cni.library.resources.claims import DRIVER, PREFIX, Record, cdi_name, specification
 from cni.shared.kernel import files
 from cni.shared.spec.errors import InvalidConfig, TryAgainLater
 
-_KIND = f"{DRIVER}/claim"
-_PREFIX = f"dra.{DRIVER}-"  # of the files; the device plugin removes those that begin with its own
 _UID = re.compile(r"[A-Za-z0-9][-A-Za-z0-9]{0,62}")
-
-Record = dict[str, Any]
 
 
 class Claims:
@@ -34,13 +31,12 @@ class Claims:
     ) -> None:
         self._holder = holder
         self._folder = folder
-        self._cdi = f"{root}{containers.CDI_FOLDER}"
+        self._root = root
         self._info = f"{root}{containers.INFO_FOLDER}"
 
     def records(self) -> list[Record]:
         """All records; OSError."""
-        names = sorted(name for name in files.names_in(self._folder) if name.endswith(".json") and name[0] != ".")
-        return [record for name in names if (record := self._read(name.removesuffix(".json")))]
+        return claims.records(self._folder)
 
     def prepare(self, claim: Record, results: Sequence[Mapping[str, Any]], devices: Mapping[str, Device]) -> Record:
         """The record of a claim, made unless it is there: `claim` has uid, namespace and name, `results` what was allocated.
@@ -57,7 +53,7 @@ class Claims:
             }
             for result in results
         ]
-        record = self._read(_checked(claim["uid"]))
+        record = claims.read(self._folder, _checked(claim["uid"]))
         if not wanted:
             raise InvalidConfig(
                 f"ResourceClaim {claim['namespace']}/{claim['name']} has no device of {DRIVER} on this node"
@@ -67,7 +63,7 @@ class Claims:
             self._free(record, {name for name, device in devices.items() if device.resource.is_exclusive})
             for one in record["devices"]:
                 one["variables"] = _variables(one, record, devices)
-            if former := self._read(claim["uid"]):
+            if former := claims.read(self._folder, claim["uid"]):
                 self._remove(former)  # it was allocated anew
             containers.write(self._folder, f"{claim['uid']}.json", record, durable=True)
         else:
@@ -98,8 +94,8 @@ class Claims:
 
     def unprepare(self, uid: str) -> bool:
         """Remove all that there is of a claim; whether there was anything. OSError."""
-        record = self._read(_checked(uid))
-        Path(self._cdi, _cdi_name(uid)).unlink(missing_ok=True)  # without a record a kill has left it
+        record = claims.read(self._folder, _checked(uid))
+        Path(specification(uid, self._root)).unlink(missing_ok=True)  # without a record a kill has left it
         if record:
             self._remove(record)
         Path(self._folder, f"{uid}.json").unlink(missing_ok=True)
@@ -110,32 +106,24 @@ class Claims:
         records = self.records()
         for record in records:
             self._make(record)
-        wanted = {_cdi_name(record["uid"]) for record in records}
-        for name in files.names_in(self._cdi):
-            if name.startswith(_PREFIX) and name not in wanted:
-                Path(self._cdi, name).unlink(missing_ok=True)
+        wanted = {specification(record["uid"], self._root) for record in records}
+        folder = f"{self._root}{containers.CDI_FOLDER}"
+        for path in (f"{folder}/{name}" for name in files.names_in(folder) if name.startswith(PREFIX)):
+            if path not in wanted:
+                Path(path).unlink(missing_ok=True)
         return records
-
-    def _read(self, uid: str) -> Record | None:
-        try:
-            found = json.loads(files.read_whole(f"{self._folder}/{uid}.json"))
-        except FileNotFoundError:
-            return None
-        except ValueError:  # a power loss tore it, so no answer was given from it
-            return None
-        return found if isinstance(found, dict) else None
 
     def _make(self, record: Record) -> None:
         for one in record["devices"]:
             if one["file"]:
                 containers.write(self._info, containers.info_name(one["resource"], one["function"]), one["file"])
         parts = [(cdi_name(record, n), one["nodes"], one["variables"]) for n, one in enumerate(record["devices"])]
-        document = containers.cdi_document(_KIND, parts)
+        document = containers.cdi_document(claims.KIND, parts)
         if document["devices"]:
-            containers.write(self._cdi, _cdi_name(record["uid"]), document)
+            containers.write(*os.path.split(specification(record["uid"], self._root)), document)
 
     def _remove(self, record: Record) -> None:
-        Path(self._cdi, _cdi_name(record["uid"])).unlink(missing_ok=True)
+        Path(specification(record["uid"], self._root)).unlink(missing_ok=True)
         others = [other for other in self.records() if other["uid"] != record["uid"]]
         used = {(one["resource"], one["function"]) for other in others for one in other["devices"]}
         for one in record["devices"]:
@@ -146,21 +134,6 @@ class Claims:
 def _held(record: Record) -> set[str]:
     """The devices that the claim has, apart from those that it only looks at."""
     return {one["device"] for one in record["devices"] if not one["admin"]}
-
-
-def cdi_ids(record: Record, number: int) -> list[str]:
-    """The CDI devices of the claim's device `number`."""
-    one = record["devices"][number]
-    return [f"{_KIND}={cdi_name(record, number)}"] if one["nodes"] or one["variables"] else []
-
-
-def cdi_name(record: Record, number: int) -> str:
-    """The name of the claim's device `number` in its specification."""
-    return f"{record['uid']}-{number}"
-
-
-def _cdi_name(uid: str) -> str:
-    return f"{_PREFIX}{uid}.json"
 
 
 def _checked(uid: str) -> str:

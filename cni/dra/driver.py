@@ -13,14 +13,15 @@ from time import monotonic
 from typing import Any
 
 from cni.dra import slices
-from cni.dra.claims import Claims, Record
+from cni.dra.claims import Claims
 from cni.dra.kubelet import Endpoint
 from cni.dra.publish import Publisher
-from cni.dra.slices import DRIVER, Device
+from cni.dra.slices import Device
 from cni.dra.status import Statuses
 from cni.library.inventory import attachments
 from cni.library.kubelet import services
 from cni.library.resources.choose import Resource
+from cni.library.resources.claims import DRIVER, Record, records_folder
 from cni.library.resources.node import read_topology
 from cni.library.resources.watch import Watch
 from cni.library.service.endpoint import TEXT
@@ -58,7 +59,7 @@ class Driver:
         self._node = options.node or host_name()
         self._watch = Watch(options.config, self._root, log)
         self._endpoint = Endpoint(options.kubelet_root, log, self._prepare, self._unprepare, self._registered)
-        self._claims = Claims(os.path.join(self._endpoint.own, "claims"), self._root, self._holder)
+        self._claims = Claims(records_folder(options.kubelet_root), self._root, self._holder)
         self._publisher = Publisher(options.kubeconfig, self._node)
         self._statuses = Statuses(options.kubeconfig, _SECONDS, f"{self._root}{STATE}")
         self._statuses_due, self._untold = 0.0, ""

@@ -13,12 +13,11 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from cni.dra.claims import Record, cdi_ids
-from cni.dra.slices import DRIVER
 from cni.library.kubelet import dra_health_v1_pb2 as health
 from cni.library.kubelet import dra_v1_pb2 as api
 from cni.library.kubelet import plugin_registration_v1_pb2 as registration
 from cni.library.kubelet import services
+from cni.library.resources.claims import DRIVER, Record, cdi_ids, own_folder
 from cni.library.service.log import AgentLog
 from cni.shared.spec.errors import CniError
 
@@ -43,7 +42,7 @@ class Endpoint:
     def __init__(
         self, folder: str, log: AgentLog, prepare: Prepare, unprepare: Unprepare, registered: Callable[[], object]
     ) -> None:
-        self.own = os.path.join(folder, "plugins", DRIVER)
+        self.own = own_folder(folder)
         self._socket = os.path.join(self.own, "dra.sock")
         self._registry = os.path.join(folder, "plugins_registry", f"{DRIVER}-reg.sock")
         self._log = log

@@ -14,7 +14,8 @@ from contextlib import closing
 from typing import Any
 
 from cni.dra import slices
-from cni.dra.slices import DRIVER, Device
+from cni.dra.slices import Device
+from cni.library.resources.claims import DRIVER
 from cni.library.resources.models import label
 from cni.shared.spec.errors import InvalidConfig, TryAgainLater
 from ipam.stores.apiserver import Api

@@ -19,10 +19,10 @@ from cni.library.inventory.devices import Port
 from cni.library.inventory.functions import ETHER, Function
 from cni.library.inventory.topology import NEAREST_FIRST, SYS, Topology
 from cni.library.resources.choose import Host, Offer, Resource
+from cni.library.resources.claims import DRIVER
 from cni.library.resources.models import Exclusive, Shared, label
 from cni.shared.kernel.rdma_sysfs import ROCE_V2
 
-DRIVER = "railcni.io"
 API = "resource.k8s.io/v1"
 RESOURCE_NAME, DEVICE_ID = "k8s.cni.cncf.io/resourceName", "k8s.cni.cncf.io/deviceID"  # Multus reads these two
 MOST_DEVICES = 128  # of a slice

@@ -11,9 +11,8 @@ from collections.abc import Collection
 from contextlib import closing
 from typing import Any
 
-from cni.dra.claims import Record
-from cni.dra.slices import DRIVER
 from cni.library.inventory import attachments
+from cni.library.resources.claims import DRIVER, Record
 from cni.shared.records import LINK
 from cni.shared.spec.errors import CniError, TryAgainLater
 from ipam.stores.apiserver import Api

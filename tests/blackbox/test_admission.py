@@ -21,6 +21,7 @@ import yaml
 
 from cni.agent.nodefiles import Tokens
 from cni.dra import slices
+from cni.library.resources.claims import DRIVER
 from cni.shared.spec.errors import CniError
 from cni.shared.spec.request import Attachment
 from ipam.leases import Lease, Owner, Want
@@ -412,7 +413,7 @@ def test_a_drivers_token_publishes_no_slice_of_another_node_or_pool(
     site: Site, node: str, pool: str, said: str
 ) -> None:
     of_pool = {"name": site.node(pool), "generation": 1, "resourceSliceCount": 1}
-    spec = {"driver": slices.DRIVER, "nodeName": site.node(node), "pool": of_pool, "devices": []}
+    spec = {"driver": DRIVER, "nodeName": site.node(node), "pool": of_pool, "devices": []}
     document = slices.document(0, spec)
     driver = site.agent("n1", "railcni-dra")
     try:

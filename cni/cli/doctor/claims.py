@@ -13,11 +13,10 @@ from typing import Any
 
 from cni.cli.doctor.finding import ADVICE, FAULT, Observation, advice, broken, note, ok
 from cni.cli.doctor.pods import AttachedLink
-from cni.dra.claims import Claims, Record, cdi_ids
-from cni.dra.slices import DRIVER
 from cni.library.inventory.devices import Port
 from cni.library.inventory.functions import ETHER, Function
 from cni.library.inventory.sandboxes import NamespaceView
+from cni.library.resources.claims import DRIVER, Record, cdi_ids, records, records_folder, specification
 from cni.library.resources.containers import CDI_FOLDER
 from cni.shared.kernel.files import read_whole
 
@@ -39,17 +38,16 @@ def read(kubelet: str, root: str = "") -> list[PodClaim]:
         entries = _entries(json.loads(read_whole(f"{kubelet}/dra_manager_state")))
     except FileNotFoundError:
         entries = []
-    records = {one["uid"]: one for one in Claims(f"{kubelet}/plugins/{DRIVER}/claims", root).records()}
+    prepared = {one["uid"]: one for one in records(records_folder(kubelet))}
     found = []
     for entry in entries:
-        record = records.pop(entry["ClaimUID"], None)
+        record = prepared.pop(entry["ClaimUID"], None)
         if record is not None or DRIVER in (entry.get("DriverState") or {}):
             name = f"{entry['Namespace']}/{entry['ClaimName']}"
             has_nodes = record is not None and any(cdi_ids(record, n) for n in range(len(record["devices"])))
-            path = f"{root}{CDI_FOLDER}/dra.{DRIVER}-{entry['ClaimUID']}.json"
-            is_specified = not has_nodes or os.path.exists(path)
+            is_specified = not has_nodes or os.path.exists(specification(entry["ClaimUID"], root))
             found.append(PodClaim(name, tuple(entry.get("PodUIDs") or ()), record, is_specified))
-    return found + [PodClaim(f"{one['namespace']}/{one['name']}", (), one) for one in records.values()]
+    return found + [PodClaim(f"{one['namespace']}/{one['name']}", (), one) for one in prepared.values()]
 
 
 def _entries(document: Any) -> list[dict[str, Any]]:
