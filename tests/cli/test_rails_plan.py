@@ -14,6 +14,7 @@ import yaml
 
 from cni.cli.main import main
 from cni.cli.rails import plan, render
+from cni.library.lint import lint_text
 from cni.library.resources import config as device_plugin_config
 from cni.shared import rail
 from cni.shared.spec.errors import InvalidConfig
@@ -99,6 +100,46 @@ def test_the_device_plugins_take_the_resources_and_ours_has_a_config_map_of_its_
     assert {resource.name for resource in read.resources} == set(asked)
 
 
+@pytest.mark.parametrize(
+    ("changes", "selectors", "nics"),
+    [
+        ({}, {"ifNames": ["eth_r0", "eth_r1"]}, ["eth_r0", "eth_r1"]),
+        ({"type": "host-device"}, {"pfNames": ["eth_r0", "eth_r1"], "isRdma": True}, ["eth_r0", "eth_r1"]),
+        (
+            {"type": "sriov", "numVfs": 8, "master": None, "pci": ["0000:18:00.0", "0000:3b:00.0"]},
+            {"rootDevices": ["0000:18:00.0#0-7", "0000:3b:00.0#0-7"], "isRdma": True},
+            ["0000:18:00.0", "0000:3b:00.0"],
+        ),
+    ],
+)
+def test_one_network_and_one_resource_are_all_rails(
+    changes: dict[str, Any], selectors: dict[str, Any], nics: list[str]
+) -> None:
+    both = {"group": "gpu_a", "gateway": 254, "exclude": [20], "base": 5, "mtu": 9000, "shared": 50}
+    both["subnet"] = ["192.168.{rail}.0/24", "fd00:{rail:x}::/64"]
+    objects = render.objects(*rails(**both, **changes, oneNetwork=True), True)
+    config_map, nad, pod = objects
+    (offered,) = device_plugin_config.read([("config.json", config_map["data"]["config.json"])]).resources
+    assert offered.name == "rdma/gpu_a"
+    (entry,) = next(v for k, v in json.loads(config_map["data"]["config.json"]).items() if k.endswith("List"))
+    assert entry["selectors"] == selectors and entry.get("rdmaHcaMax", 100) == 100
+    assert nad["metadata"]["annotations"] == {"k8s.v1.cni.cncf.io/resourceName": "rdma/gpu_a"}
+    assert pod["metadata"]["annotations"] == {"k8s.v1.cni.cncf.io/networks": "default/gpu-a@rail0, default/gpu-a@rail1"}
+    assert pod["spec"]["containers"][0]["resources"]["limits"] == {"rdma/gpu_a": 2}
+    found = json.loads(nad["spec"]["config"])
+    assert found["rail"]["nics"] == nics
+    for one, alone in zip(rail.each(found), map(json.loads, configs(*rails(**both, **changes))), strict=True):
+        first, second = one["ipam"].pop("ipRanges")
+        own = {"type": "railcni-whereabouts", "ipRanges": [second], **first, **one["ipam"]}
+        assert rail.read(one, []) and own == alone["ipam"]
+    printed = "---\n".join(yaml.safe_dump(one) for one in objects)
+    assert [finding.sentence for finding in lint_text(printed, "rails.yaml")] == []
+
+
+def configs(wanted: plan.Rails, made: list[plan.PlannedRail]) -> list[str]:
+    return [render.nad(wanted, made, one)["spec"]["config"] for one in made]
+
+
 def test_a_pairing_takes_the_nics_of_the_node_in_their_order() -> None:
     wanted, made = rails(master=None, pairing="gpu")
     assert [network(wanted, made, index)["master"] for index in (0, 1)] == ["ens2f0", "ens3f0"]
@@ -174,6 +215,10 @@ def test_what_is_printed_is_what_is_meant(tmp_path: Path, capsys: pytest.Capture
     assert code == 0 and "default/rails-rail-1@rail1" in text and "7001" in text
     assert run(str(tmp_path / "none"))[0] == 1
     assert run(str(file), "-o", "xml")[0] == 2
+    file.write_text(yaml.safe_dump({**GOOD, "oneNetwork": True}))
+    code, text = run(str(file))
+    assert code == 1 and "oneNetwork" in text and "want --devices railcni" in text
+    assert text.count("\n") == 1 and run(str(file), "--devices", "railcni")[0] == 0
 
 
 @pytest.mark.parametrize(
@@ -195,6 +240,7 @@ def test_what_is_printed_is_what_is_meant(tmp_path: Path, capsys: pytest.Capture
         ("count: 3\nsubnet: 192.168.{rail}.0/24\npci: ['0000:18:00.0']\ntype: sriov\n", ["pci: has 1 addresses, and count is 3"]),
         ("count: 1\nsubnet: 192.168.{rail}.0/24\nmaster: e\ntype: sriov\n", ["4:7: type: sriov needs the number of VFs of each NIC: want numVfs"]),
         ("count: 1\nsubnet: 192.168.{rail}.0/24\nmaster: e\nnumVfs: 8\n", ["4:9: numVfs: a macvlan takes no VFs"]),
+        ("count: 1\nsubnet: 192.168.{rail}.0/24\nmaster: e\noneNetwork: true\naddressing: plain\n", ["4:13: oneNetwork: needs one index on all rails: want addressing same-index"]),
         ("count: 1\nsubnet: 192.168.{rail}.0/24\npci: ['0000:18:00.0']\n", ["a macvlan needs the netdev's name"]),
         ("count: [\n", ["rails.yaml:2:1: not YAML"]),
         ("", ["rails.yaml: want the keys count, subnet, and"]),

@@ -13,11 +13,11 @@ from cni.library.documents import reader
 from cni.library.inventory import devices as inventory
 from cni.library.inventory import sandboxes, topology
 from cni.shared.kernel import sysfs
-from cni.shared.spec.errors import CniError
+from cni.shared.spec.errors import CniError, InvalidConfig
 
 _FILE = """
 keys of the file: count, subnet; group, namespace, type (macvlan, host-device, sriov), one of master, pci and pairing (gpu, numa),
-mtu, base, exclude, gateway, routing, tableBase, addressing, resourcePrefix, shared, numVfs, image; docs/rails.md has an example
+mtu, base, exclude, gateway, routing, tableBase, addressing, oneNetwork, resourcePrefix, shared, numVfs, image; docs/rails.md has an example
 """
 
 _LEAST = ("numa", "pci", "distance", "verbs device", "interface")
@@ -54,6 +54,11 @@ def _render(options: argparse.Namespace) -> int:
         output.print_table(render.COLUMNS, render.rows(wanted, rails))
         print(f"annotation k8s.v1.cni.cncf.io/networks: {render.annotation(wanted, rails)}")
         return 0
+    if wanted.oneNetwork and options.devices != "railcni":
+        raise InvalidConfig(
+            "oneNetwork needs a device plugin that tells the NIC of each device, and gives a pod devices of all NICs:"
+            " want --devices railcni"
+        )
     objects = render.objects(wanted, rails, options.devices == "railcni")
     output.print_objects(objects, options.output)
     return 0

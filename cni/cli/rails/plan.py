@@ -85,6 +85,7 @@ class Rails(BaseModel):
     routing: bool = True  # a routing table, source rules and ARP settings for each rail
     tableBase: Annotated[int, Field(ge=256, le=1 << 30)] = TABLE_BASE  # the number of rail 0's routing table
     addressing: Literal["same-index", "plain"] = "same-index"  # same-index: a pod has one index on all rails
+    oneNetwork: bool = False  # one network and one resource for all rails: the NICs that a pod is given decide
     resourcePrefix: Template = "rdma"  # the prefix of the resource names: rdma/rails_rail_0
     shared: Annotated[int, Field(ge=1)] = 1000  # how many pods share a NIC, for macvlan
     numVfs: Annotated[int, Field(ge=0, le=MOST_VFS)] = 0  # how many VFs a NIC has, for sriov
@@ -108,6 +109,8 @@ class Rails(BaseModel):
             yield ("pci",), f"has {len(self.pci)} addresses, and count is {self.count}"
         elif self.master and self.count > 1 and filled(self.master, 0) == filled(self.master, 1):
             yield ("master",), f'"{self.master}" is the same netdev for every rail: want {_RAIL} in it'
+        elif self.oneNetwork and self.addressing == "plain":
+            yield ("oneNetwork",), "needs one index on all rails: want addressing same-index"
         elif self.pci and self.type == "macvlan":
             yield ("pci",), "a macvlan needs the netdev's name: want master, or pairing on a node that has the NICs"
 
@@ -146,7 +149,8 @@ class Nic:
 
 @dataclass(frozen=True)
 class PlannedRail:
-    """One rail of the plan. `ranges` are members of `rail.ranges`, `resource` the name of its resource without the prefix."""
+    """One rail of the plan. `ranges` are members of `rail.ranges`, `name` that of its network, `resource` that of its resource
+    without the prefix; with `oneNetwork` all rails have both in common."""
 
     index: int
     name: str
@@ -182,20 +186,26 @@ def rails_of(plan: Rails, nics: list[Nic]) -> list[PlannedRail]:
     found = []
     for rail in range(plan.count):
         subnets = tuple(ipaddress.ip_network(filled(text, rail)) for text in plan.subnet)
-        name = f"{plan.group}-rail-{rail}".lower().replace("_", "-")  # a name of Kubernetes
-        ranges = tuple(_range(plan, subnet) for subnet in subnets)
+        name = plan.group if plan.oneNetwork else f"{plan.group}-rail-{rail}"
+        name = name.lower().replace("_", "-")  # a name of Kubernetes
+        ranges = tuple(_range(plan, subnet, subnet == subnets[0]) for subnet in subnets)
         resource = name.replace("-", "_").replace(".", "_")  # the device plugins take no other character
         found.append(PlannedRail(rail, name, chosen[rail], subnets, ranges, resource))
     return found
 
 
-def _range(plan: Rails, subnet: Subnet) -> dict[str, Any]:
+def _range(plan: Rails, subnet: Subnet, is_first: bool) -> dict[str, Any]:
+    """The range of a rail in one of its subnets; one network for all rails has no other place for their gateways."""
     found: dict[str, Any] = {"range": str(subnet)}
     if plan.base > 1:
         found["range_start"] = str(subnet[plan.base])
-    held_back = sorted({*plan.exclude, *([plan.gateway] if plan.gateway else [])})
+    held_back = {*plan.exclude}
+    if plan.gateway and plan.oneNetwork and is_first:
+        found["gateway"] = str(subnet[plan.gateway])
+    elif plan.gateway:
+        held_back.add(plan.gateway)
     if held_back:
-        found["exclude"] = [str(subnet[index]) for index in held_back if index < subnet.num_addresses]
+        found["exclude"] = [str(subnet[index]) for index in sorted(held_back) if index < subnet.num_addresses]
     return found
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,13 +18,14 @@ _OURS = ("railcni-device-plugin", "railcni")  # name and namespace, as conf/kube
 
 def objects(plan: Rails, rails: Sequence[PlannedRail], ours: bool = False) -> list[dict[str, Any]]:
     """All objects, in the order in which they are to be applied. `ours`: for `railcni device-plugin`."""
-    return [resources(plan, rails, ours), *(nad(plan, rails, rail) for rail in rails), pod(plan, rails)]
+    nads = [nad(plan, rails, rail) for rail in (rails[:1] if plan.oneNetwork else rails)]
+    return [resources(plan, rails, ours), *nads, pod(plan, rails)]
 
 
 def nad(plan: Rails, rails: Sequence[PlannedRail], rail: PlannedRail) -> dict[str, Any]:
-    """The NetworkAttachmentDefinition of one rail."""
+    """The NetworkAttachmentDefinition of one rail, or with `oneNetwork` of all."""
     metadata: dict[str, Any] = {"name": rail.name, "namespace": plan.namespace}
-    if plan.type != "macvlan":  # a shared NIC gives no device to the network
+    if plan.type != "macvlan" or plan.oneNetwork:  # else a shared NIC gives no device to the network
         metadata["annotations"] = {RESOURCE_NAME: f"{plan.resourcePrefix}/{rail.resource}"}
     spec = {"config": json.dumps(network(plan, rails, rail), indent=2) + "\n"}
     return {"apiVersion": _NAD, "kind": "NetworkAttachmentDefinition", "metadata": metadata, "spec": spec}
@@ -31,11 +33,12 @@ def nad(plan: Rails, rails: Sequence[PlannedRail], rail: PlannedRail) -> dict[st
 
 def network(plan: Rails, rails: Sequence[PlannedRail], rail: PlannedRail) -> dict[str, Any]:
     found: dict[str, Any] = {"cniVersion": "1.0.0", "name": rail.name, "type": f"railcni-{plan.type}"}
-    if plan.type == "macvlan":
+    if plan.type == "macvlan" and not plan.oneNetwork:
         found["master"] = rail.nic.netdev
     if plan.mtu:
         found["mtu"] = plan.mtu
-    key: dict[str, Any] = {"index": rail.index, "group": plan.group}
+    key: dict[str, Any] = {"group": plan.group}
+    key |= {"nics": [one.nic.netdev or one.nic.pci for one in rails]} if plan.oneNetwork else {"index": rail.index}
     if not plan.routing:
         key["routing"] = False
     elif plan.tableBase != TABLE_BASE:
@@ -43,6 +46,8 @@ def network(plan: Rails, rails: Sequence[PlannedRail], rail: PlannedRail) -> dic
     if plan.addressing == "same-index":
         short = [[part["range"] if set(part) == {"range"} else part for part in other.ranges] for other in rails]
         key |= {"addressing": plan.addressing, "ranges": [ranges if ranges[1:] else ranges[0] for ranges in short]}
+    if plan.oneNetwork:
+        return {**found, "rail": key, "ipam": {"type": "railcni-whereabouts"}}
     first, *others = rail.ranges
     ipam: dict[str, Any] = {"type": "railcni-whereabouts", **first}
     if others:
@@ -55,9 +60,11 @@ def network(plan: Rails, rails: Sequence[PlannedRail], rail: PlannedRail) -> dic
 def resources(plan: Rails, rails: Sequence[PlannedRail], ours: bool = False) -> dict[str, Any]:
     """The ConfigMap of the device plugin that offers the NICs: shared ones, or functions of SR-IOV. The content is the same
     for `railcni device-plugin`, which also makes the VFs."""
-    shared = {"rdmaHcaMax": plan.shared} if plan.type == "macvlan" else {}
-    names = [{"resourcePrefix": plan.resourcePrefix, "resourceName": rail.resource} for rail in rails]
-    listed = [{**name, **shared, "selectors": _selectors(plan, rail)} for name, rail in zip(names, rails, strict=True)]
+    listed = []
+    for nics in [rails] if plan.oneNetwork else [[rail] for rail in rails]:
+        names = {"resourcePrefix": plan.resourcePrefix, "resourceName": nics[0].resource}
+        shared = {"rdmaHcaMax": plan.shared * len(nics)} if plan.type == "macvlan" else {}
+        listed.append({**names, **shared, "selectors": _selectors(plan, nics)})
     content: dict[str, Any] = {"resourceList": listed}
     name = "sriovdp-config"
     if plan.type == "macvlan":
@@ -69,14 +76,15 @@ def resources(plan: Rails, rails: Sequence[PlannedRail], ours: bool = False) -> 
     return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name, "namespace": namespace}, "data": data}
 
 
-def _selectors(plan: Rails, rail: PlannedRail) -> dict[str, Any]:
+def _selectors(plan: Rails, rails: Sequence[PlannedRail]) -> dict[str, Any]:
     """The range after a PF's name leaves the PF itself out, which has no VF yet."""
+    netdevs = [rail.nic.netdev for rail in rails]
     if plan.type == "macvlan":
-        return {"ifNames": [rail.nic.netdev]}
+        return {"ifNames": netdevs}
     vfs = f"#0-{plan.numVfs - 1}" if plan.type == "sriov" else ""
-    if rail.nic.netdev:
-        return {"pfNames": [rail.nic.netdev + vfs], "isRdma": True}
-    return {"rootDevices" if vfs else "pciAddresses": [rail.nic.pci + vfs], "isRdma": True}
+    if all(netdevs):
+        return {"pfNames": [name + vfs for name in netdevs], "isRdma": True}
+    return {"rootDevices" if vfs else "pciAddresses": [rail.nic.pci + vfs for rail in rails], "isRdma": True}
 
 
 def _policy(plan: Rails, rails: Sequence[PlannedRail]) -> dict[str, Any]:
@@ -94,7 +102,7 @@ def annotation(plan: Rails, rails: Sequence[PlannedRail]) -> str:
 
 def pod(plan: Rails, rails: Sequence[PlannedRail]) -> dict[str, Any]:
     """A pod that has all rails, to try them with."""
-    amounts = {f"{plan.resourcePrefix}/{rail.resource}": 1 for rail in rails}
+    amounts = Counter(f"{plan.resourcePrefix}/{rail.resource}" for rail in rails)
     metadata = {
         "name": f"{plan.group}-test".lower().replace("_", "-"),
         "namespace": plan.namespace,
@@ -105,7 +113,7 @@ def pod(plan: Rails, rails: Sequence[PlannedRail]) -> dict[str, Any]:
         "image": plan.image,
         "command": ["sleep", "infinity"],
         "securityContext": {"capabilities": {"add": ["IPC_LOCK"]}},
-        "resources": {"requests": amounts, "limits": amounts},
+        "resources": {"requests": dict(amounts), "limits": dict(amounts)},
     }
     spec = {"restartPolicy": "Never", "containers": [container]}
     return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
