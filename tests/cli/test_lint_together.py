@@ -63,6 +63,7 @@ def claiming(name: str, *classes: str, template: bool = True) -> list[dict[str, 
     return [claim, {**one, "spec": {**one["spec"], "resourceClaims": [{"name": "nic", key: name}]}}]
 
 
+VFS = {"resourceName": "vf", "resourcePrefix": "example.com", "selectors": {"isRdma": True}}
 HCA = {"configList": [{"resourceName": "hca", "rdmaHcaMax": 9, "devices": ["ens2f0"]}]}
 SRIOV, NVIDIA, NV_IPAM = "sriovnetwork.openshift.io/v1", "mellanox.com/v1alpha1", "nv-ipam.nvidia.com/v1alpha1"
 CHAIN = {"cniVersion": "1.0.0", "name": "a", "plugins": [{"type": "macvlan", "master": "ens2f0"}, {"type": "rdma"}]}
@@ -282,19 +283,56 @@ def test_a_folder_without_networks_is_a_fault_and_files_are_read_together(tmp_pa
     assert "overlaps" in finding.message
 
 
+OF_HCA = {"selectors": [{"cel": {"expression": 'device.attributes["k8s.cni.cncf.io"].resourceName == "rdma/hca"'}}]}
+NEEDS = "the network a needs a device of rdma/hca, and the pod"
+
+
 @pytest.mark.parametrize(
-    ("classes", "message"),
+    ("classes", "more", "message"),
     [
-        (["rdma-hca"], ""),
-        (["gpu.nvidia.com", "rdma-hca"], ""),
-        (["gpu.nvidia.com"], ""),  # of other drivers nothing is known
-        (["rdma-hcb"], "the network a needs a device of rdma/hca, and the pod claims rdma-hcb"),
-        (["rdma-hcb", "gpu.nvidia.com"], "the network a needs a device of rdma/hca, and the pod claims rdma-hcb"),
+        (["rdma-hca"], [], ""),
+        (["gpu.nvidia.com", "rdma-hca"], [], ""),
+        (["gpu.nvidia.com"], [], ""),  # of other drivers nothing is known
+        (["rdma-hcb"], [], f"{NEEDS} claims rdma-hcb"),
+        (["rdma-hcb", "gpu.nvidia.com"], [], f"{NEEDS} claims rdma-hcb"),
+        (
+            ["nics"],
+            [resource("DeviceClass", "resource.k8s.io/v1", "nics", extendedResourceName="rdma/hca")],
+            "",
+        ),
+        (["nics"], [resource("DeviceClass", "resource.k8s.io/v1", "nics", **OF_HCA)], ""),
+        (
+            ["nics"],
+            [resource("DeviceClass", "resource.k8s.io/v1", "nics", extendedResourceName="intel.com/vf")],
+            f"{NEEDS} claims nics (intel.com/vf)",
+        ),
+        (["example-com-vf"], [config_map({"resourceList": [VFS]})], f"{NEEDS} claims example-com-vf"),
     ],
 )
-@pytest.mark.parametrize("template", [True, False])
 def test_a_claim_of_another_resource_than_the_networks_is_found(
-    classes: list[str], message: str, template: bool
+    classes: list[str], more: list[dict[str, Any]], message: str
 ) -> None:
-    findings = told(asking(nad("a"), "rdma/hca"), *claiming("it", *classes, template=template))
+    findings = told(asking(nad("a"), "rdma/hca"), *more, *claiming("it", *classes))
     assert [text for _, _, text in findings] == ([message] if message else [])
+
+
+@pytest.mark.parametrize(
+    ("classes", "words"),
+    [
+        (["rdma-hca"], " names its claim by resourceClaimName, which Multus does not read"),
+        (["rdma-hcb"], " claims rdma-hcb"),
+    ],
+)
+def test_a_claim_that_no_template_has_made_is_found(classes: list[str], words: str) -> None:
+    findings = told(asking(nad("a"), "rdma/hca"), *claiming("it", *classes, template=False))
+    assert [text for _, _, text in findings] == [NEEDS + words]
+
+
+def test_a_request_that_selects_another_resource_of_its_class_is_found() -> None:
+    claim, pod = claiming("it", "nics")
+    request = claim["spec"]["spec"]["devices"]["requests"][0]["firstAvailable"][0]
+    request |= json.loads(json.dumps(OF_HCA).replace("hca", "hcb"))
+    (found,) = told(asking(nad("a"), "rdma/hca"), claim, pod)
+    assert found[2] == f"{NEEDS} claims nics (rdma/hcb)"
+    request |= OF_HCA
+    assert told(asking(nad("a"), "rdma/hca"), claim, pod) == []

@@ -56,7 +56,8 @@ class PodNetworks:
 class Surroundings:
     """The surroundings of a plugin. `versions` are those of the network; `resource` the NAD's resource, of a `nad`; `uses`
     are the ranges of all networks so far, `nads` the files of all NADs by namespace and name. `offers` are the resources of the
-    device plugins' configurations so far, `wants` those that are asked for, `resources` those of NADs by namespace and name; `classes` are the DeviceClasses that claims ask for."""
+    device plugins' configurations so far, `wants` those that are asked for, `resources` those of NADs by namespace and name;
+    `requests` are DeviceClass and selected resource of the requests of claims, `classes` the resources of DeviceClasses."""
 
     name: str = ""
     versions: Sequence[str] = ()
@@ -69,7 +70,8 @@ class Surroundings:
     wants: list[ResourceWant] = field(default_factory=list)
     resources: dict[tuple[str, str], str] = field(default_factory=dict)
     pods: list[PodNetworks] = field(default_factory=list)
-    classes: dict[Claim, set[str]] = field(default_factory=dict)
+    requests: dict[Claim, set[tuple[str, str]]] = field(default_factory=dict)
+    classes: dict[str, str] = field(default_factory=dict)
 
     @property
     def version(self) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,7 +17,9 @@ from cni.library.resources import config
 from cni.library.resources.models import label
 
 _PODS: tuple[Keys, ...] = (("spec",), ("spec", "template", "spec"), ("spec", "jobTemplate", "spec", "template", "spec"))
-_CLAIMS: dict[str, Keys] = {"ResourceClaim": (), "ResourceClaimTemplate": ("spec",)}
+_TEMPLATE = "ResourceClaimTemplate"  # Multus reads the claims that are made from one, and no others
+_CLAIMS: dict[str, Keys] = {"ResourceClaim": (), _TEMPLATE: ("spec",)}
+_RESOURCE = re.compile(r'"k8s\.cni\.cncf\.io"\]\.resourceName\s*==\s*"([^"]+)"')  # in a selector of devices
 _CONTAINERS = ("initContainers", "containers")
 
 
@@ -28,8 +31,8 @@ def examine(scope: Scope, around: Surroundings) -> None:
 
 
 def examine_object(scope: Scope, around: Surroundings) -> bool:
-    """Examine a ConfigMap, whose texts may be such configurations, and note what a pod, a template of pods, or a claim asks for;
-    return whether it has a configuration."""
+    """Examine a ConfigMap, whose texts may be such configurations, and note what a pod, a template of pods, or a claim asks for,
+    and of which resource a DeviceClass is; return whether it has a configuration."""
     document = scope.root.data
     if not isinstance(document, dict):
         return False
@@ -44,10 +47,15 @@ def examine_object(scope: Scope, around: Surroundings) -> bool:
             if inner := reader.json_inside(scope, ("data", key)):
                 examine(inner, around)
         return bool(of_plugins)
+    name = str((metadata if isinstance(metadata, dict) else {}).get("name") or "")
     if (kind := str(document.get("kind"))) in _CLAIMS:
         requests = _value(scope, (*_CLAIMS[kind], "spec", "devices", "requests"))
-        name = str((metadata if isinstance(metadata, dict) else {}).get("name") or "")
-        around.classes[kind, namespace, name] = set(_classes(requests))
+        around.requests[kind, namespace, name] = set(_requests(requests))
+        return False
+    if kind == "DeviceClass":
+        spec = _value(scope, ("spec",))
+        of = spec.get("extendedResourceName") or _selected(spec) if isinstance(spec, dict) else ""
+        around.classes.update({name: str(of)} if of else {})
         return False
     for keys in _PODS:
         asked = list(_asked(scope, keys))
@@ -88,11 +96,19 @@ def _claims(listed: Any, namespace: str) -> list[Claim]:
     return [(kinds[key], namespace, str(one[key])) for one in _objects(listed) for key in kinds if one.get(key)]
 
 
-def _classes(requests: Any) -> Iterator[str]:
-    """The DeviceClasses of the requests of a claim, with their alternatives."""
-    for request in _objects(requests):
+def _requests(listed: Any) -> Iterator[tuple[str, str]]:
+    """The DeviceClass of each request of a claim, and of its alternatives, and the resource that it selects."""
+    for request in _objects(listed):
         for one in _objects([request.get("exactly"), *_objects(request.get("firstAvailable"))]):
-            yield str(one.get("deviceClassName"))
+            yield str(one.get("deviceClassName")), _selected(one)
+
+
+def _selected(chooser: dict[str, Any]) -> str:
+    """The resource that the selectors of a request or a DeviceClass name; "" for none."""
+    expressions = [
+        str(one["cel"].get("expression")) for one in _objects(chooser.get("selectors")) if _objects([one.get("cel")])
+    ]
+    return next((found[1] for text in expressions if (found := _RESOURCE.search(text))), "")
 
 
 def _names(text: str, namespace: str) -> list[tuple[str, str]]:
@@ -108,28 +124,11 @@ def _names(text: str, namespace: str) -> list[tuple[str, str]]:
 
 
 def compare(around: Surroundings) -> None:
-    """Warn of resources that nobody offers, although a configuration has others of their domain; and of networks of pods that
-    ask for other resources of the network's domain alone, also by claims. A pod that asks for none may get it by an admission
-    webhook."""
+    """Warn of resources that no configuration offers, although one has others of their domain; and of networks whose pods ask
+    for other resources."""
+    classes = {label(name): name for name in (*around.offers, *around.resources.values())} | around.classes
     for pod in around.pods:
-        classes = set().union(*(around.classes.get(claim, set()) for claim in pod.claims))
-        for network in pod.networks:
-            resource = around.resources.get(network, "")
-            domain = resource.partition("/")[0]
-            others = sorted(name for name in pod.resources if resource and name.startswith(f"{domain}/"))
-            of_domain = sorted(name for name in classes if resource and name.startswith(f"{label(domain)}-"))
-            if resource in others or (resource and label(resource) in classes):
-                continue
-            if of_domain:
-                message = (
-                    f"the network {network[1]} needs a device of {resource}, and the pod claims {', '.join(of_domain)}"
-                )
-                pod.scope.warn(pod.keys, message, f"add a request with deviceClassName {label(resource)} to its claim")
-            elif others:
-                message = (
-                    f"the network {network[1]} needs a device of {resource}, and the pod asks for {', '.join(others)}"
-                )
-                pod.scope.warn(pod.keys, message, f"add {resource}: 1 to the limits of a container")
+        _compare(pod, around, classes)
     domains = {name.partition("/")[0] for name in around.offers}
     for want in around.wants:
         if want.resource not in around.offers and want.resource.partition("/")[0] in domains:
@@ -137,3 +136,37 @@ def compare(around: Surroundings) -> None:
             message = f"no configuration of a device plugin here offers {want.resource}, but {', '.join(same[:5])}"
             fix = f"write {near(want.resource, same) or same[0]}, or have {want.resource} offered"
             want.scope.warn(want.keys, message, fix, at_key=want.at_key)
+
+
+def _compare(pod: PodNetworks, around: Surroundings, classes: dict[str, str]) -> None:
+    """Warn of networks of the pod if it asks for other resources of their domain alone, or claims devices that none of its
+    networks needs. A pod that asks for none may get it by an admission webhook."""
+    asked = {
+        claim: {(name, of or classes.get(name, "")) for name, of in around.requests.get(claim, ())}
+        for claim in pod.claims
+    }
+    needed = {around.resources.get(network) for network in pod.networks}
+    for network in pod.networks:
+        resource = around.resources.get(network, "")
+        givers = {kind for (kind, *_), requests in asked.items() if resource in {of for _, of in requests}}
+        if not resource or resource in pod.resources or _TEMPLATE in givers:
+            continue
+        domain = resource.partition("/")[0]
+        claimed = sorted(
+            name if not of or name == label(of) else f"{name} ({of})"
+            for name, of in set().union(*asked.values())
+            if (of and (of not in needed or of.startswith(f"{domain}/")))
+            or (not of and name.startswith(f"{label(domain)}-"))
+        )
+        others = sorted(name for name in pod.resources if name.startswith(f"{domain}/"))
+        what = f"the network {network[1]} needs a device of {resource}, and the pod"
+        if givers:
+            message = f"{what} names its claim by resourceClaimName, which Multus does not read"
+            fix = f"make a {_TEMPLATE} of the claim, and name it by resourceClaimTemplateName"
+            pod.scope.warn(pod.keys, message, fix)
+        elif claimed:
+            fix = f"add a request with deviceClassName {label(resource)} to its claim"
+            pod.scope.warn(pod.keys, f"{what} claims {', '.join(claimed)}", fix)
+        elif others:
+            fix = f"add {resource}: 1 to the limits of a container"
+            pod.scope.warn(pod.keys, f"{what} asks for {', '.join(others)}", fix)
