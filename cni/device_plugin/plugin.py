@@ -18,7 +18,7 @@ from cni.library.resources.watch import Watch
 from cni.library.service.endpoint import TEXT
 from cni.library.service.log import AgentLog
 from cni.library.service.metrics import Counter, Family, page
-from cni.library.service.program import serve
+from cni.library.service.program import pause, serve
 from cni.library.vfs.apply import apply
 from cni.shared.kernel import rdma_sysfs
 from cni.shared.spec.errors import CniError
@@ -57,10 +57,7 @@ class Plugin:
                         self._log.state("look", f"{fault.filename}: {fault.strerror}")
                     look_due = monotonic() + _LOOK_SECONDS
                 await asyncio.gather(*(self._attend(endpoint) for endpoint in self._endpoints.values()))
-                try:
-                    await asyncio.wait_for(ended.wait(), _TICK)
-                except TimeoutError:
-                    pass
+                await pause(ended, _TICK)
         finally:
             await asyncio.gather(*(endpoint.close() for endpoint in self._endpoints.values()))
 
@@ -78,8 +75,8 @@ class Plugin:
             self._log.say("error", reason)
 
     async def _look(self) -> None:
-        if (found := self._watch.look()) is not None:
-            await self._offer(found)
+        if self._watch.look():
+            await self._offer(self._watch.resources)
 
     async def _offer(self, found: Sequence[Resource]) -> None:
         if self._options.cdi:
@@ -94,7 +91,6 @@ class Plugin:
                 self._endpoints[resource.name] = endpoint
             else:
                 endpoint.update(resource)
-            self._watch.say(resource)
 
     def _allocated(self, resource: Resource, offers: Sequence[Offer]) -> None:
         """Write what Multus reads of each device before it calls the network's plugins; OSError."""
@@ -130,12 +126,9 @@ class Plugin:
                 faults.append(f"another device plugin serves {name}")
             elif not endpoint.is_served:
                 faults.append(f"kubelet does not listen to {name}{self._kubelet.fault()}")
-            if endpoint.resource.unchosen:
-                faults.append(f"{name}: {endpoint.resource.unchosen}")
         if faults:
             return 503, TEXT, "\n".join(faults)
-        limits = [f"{name}: {e.resource.limit}" for name, e in self._endpoints.items() if e.resource.limit]
-        return 200, TEXT, "\n".join(["ok", *limits])
+        return 200, TEXT, "\n".join(["ok", *self._watch.limits])
 
     def metrics(self) -> tuple[int, str, str]:
         devices = Family("railcni_device_plugin_devices", "Devices by their health.", "resource", "health")

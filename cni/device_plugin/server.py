@@ -117,11 +117,10 @@ class ResourceServer:
         self._server = grpc.aio.server()
         services.serve(_SERVICE, self._server, self)
         try:
-            self._server.add_insecure_port(f"unix:{self._path}")
-            await self._server.start()
-        except RuntimeError as fault:
+            await services.listen(self._server, self._path)
+        except OSError as fault:
             self._server = None
-            why = self._kubelet.fault() or f": {fault}"
+            why = self._kubelet.fault() or f": {fault.strerror}"
             raise TryAgainLater(f"cannot listen at {self._path}{why}") from None
 
     async def _register(self) -> None:

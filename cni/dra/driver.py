@@ -17,23 +17,20 @@ from cni.dra.claims import Claims
 from cni.dra.kubelet import Endpoint
 from cni.dra.publish import Publisher
 from cni.dra.slices import Device
-from cni.dra.status import Statuses
+from cni.dra.status import Statuses, read_claim
 from cni.library.inventory import attachments
 from cni.library.kubelet import services
-from cni.library.resources.choose import Resource
 from cni.library.resources.claims import DRIVER, Record, records_folder
 from cni.library.resources.node import read_topology
 from cni.library.resources.watch import Watch
 from cni.library.service.endpoint import TEXT
 from cni.library.service.log import AgentLog
 from cni.library.service.metrics import Counter, Family, page
-from cni.library.service.program import serve
+from cni.library.service.program import pause, serve
 from cni.shared.kernel.node import host_name
 from cni.shared.records import LINK, STATE
 from cni.shared.spec.errors import CniError, InvalidConfig
 from ipam.stores.apiserver import Api
-from ipam.stores.apiserver.faults import Gone
-from ipam.stores.apiserver.resources import CLAIMS
 
 _TICK = 0.5  # seconds between two looks at the configuration, the devices and the sockets
 _OTHERS_SECONDS = 5.0  # between two looks at what device plugins serve
@@ -63,7 +60,6 @@ class Driver:
         self._publisher = Publisher(options.kubeconfig, self._node)
         self._statuses = Statuses(options.kubeconfig, _SECONDS, f"{self._root}{STATE}")
         self._statuses_due, self._untold = 0.0, ""
-        self._found: list[Resource] = []
         self._others: dict[str, int] = {}  # resources of device plugins, with the number of their devices
         self._devices: dict[str, Device] = {}
         self._records: dict[str, Record] = {}
@@ -93,31 +89,25 @@ class Driver:
                     await self._publish()
                 if monotonic() >= self._statuses_due:
                     await self._tell_claims()
-                try:
-                    await asyncio.wait_for(ended.wait(), _TICK)
-                except TimeoutError:
-                    pass
+                await pause(ended, _TICK)
         finally:
             await self._endpoint.close()
 
     async def _look(self) -> None:
         """Offer what there is now; a resource that a device plugin serves is left to it."""
-        if (found := self._watch.look()) is not None:
-            self._found = found
-            for resource in found:
-                self._watch.say(resource)
-        elif monotonic() < self._others_due:
+        is_new = self._watch.look()
+        if not is_new and monotonic() < self._others_due:
             return
         self._others_due = monotonic() + _OTHERS_SECONDS
-        served = await services.allocatable(self._pods) or {}
-        others = {one.name: len(served[one.name]) for one in self._found if served.get(one.name)}
-        if found is None and others.keys() == self._others.keys():
+        served, found = await services.allocatable(self._pods) or {}, self._watch.resources
+        others = {one.name: len(served[one.name]) for one in found if served.get(one.name)}
+        if not is_new and others.keys() == self._others.keys():
             return
         self._others = others
-        for resource in self._found:
+        for resource in found:
             self._log.state(f"{resource.name} served", self._refusal(resource.name), resource=resource.name)
         host = self._watch.host
-        ours = [resource for resource in self._found if resource.name not in others]
+        ours = [resource for resource in found if resource.name not in others]
         devices = slices.devices(ours, host, read_topology(host, self._root))
         self._devices = {device.name: device for device in devices}
         self._publish_due = 0.0
@@ -202,13 +192,9 @@ class Driver:
     def _status(self, claim: Record) -> dict[str, Any] | None:
         """The status of the claim; None when it is gone, or has no device. CniError."""
         with closing(Api(self._kubeconfig, _SECONDS)) as api:
-            try:
-                found, _ = api.get(CLAIMS, claim["name"], namespace=claim["namespace"])
-            except Gone:
-                return None
-        status = found.get("status") or {}
-        is_allocated = isinstance((status.get("allocation") or {}).get("devices"), dict)
-        return status if is_allocated and found["metadata"]["uid"] == claim["uid"] else None
+            found = read_claim(api, claim)
+        status = (found or {}).get("status") or {}
+        return status if isinstance((status.get("allocation") or {}).get("devices"), dict) else None
 
     def _holder(self, claim: Record) -> str:
         """What keeps the devices of a prepared claim; "" when nothing does. CniError, OSError.
@@ -242,12 +228,11 @@ class Driver:
         """503 with what is wrong; 200 with what is missing."""
         faults = [*self._watch.faults, *filter(None, [self._fault, self._endpoint.fault, self._unpublished])]
         faults += [self._refusal(name) for name in self._others]
-        faults += [f"{one.name}: {one.unchosen}" for one in self._found if one.unchosen]
         if faults:
             return 503, TEXT, "\n".join(faults)
-        limits = [f"{one.name}: {one.limit}" for one in self._found if one.limit]
         policies = _UNMADE if self._watch.config.policies else ""
-        return 200, TEXT, "\n".join(["ok", *limits, *self._publisher.lacks, *filter(None, [self._untold, policies])])
+        lacks = [*self._watch.limits, *self._publisher.lacks, *filter(None, [self._untold, policies])]
+        return 200, TEXT, "\n".join(["ok", *lacks])
 
     def metrics(self) -> tuple[int, str, str]:
         devices = Family("railcni_dra_devices", "Devices by their health.", "resource", "health")
@@ -256,7 +241,7 @@ class Driver:
         registered = Family("railcni_dra_registered", "1 while kubelet has the driver.")
         conflict = Family("railcni_dra_conflict", "1 while a device plugin serves it.", "resource")
         prepared = Counter("railcni_dra_prepared_total", "Claims that kubelet was answered.")
-        for resource in self._found:
+        for resource in self._watch.resources:
             own: Sequence[Device] = [one for one in self._devices.values() if one.resource.name == resource.name]
             unhealthy = sum(bool(one.offer.fault) for one in own)
             devices.set(len(own) - unhealthy, resource.name, "healthy")

@@ -19,15 +19,14 @@ from cni.library.kubelet import plugin_registration_v1_pb2 as registration
 from cni.library.kubelet import services
 from cni.library.resources.claims import DRIVER, Record, cdi_ids, own_folder
 from cni.library.service.log import AgentLog
+from cni.library.service.program import pause
 from cni.shared.spec.errors import CniError
 
 _REGISTRATION = registration.DESCRIPTOR.services_by_name["Registration"]
 _PLUGIN = api.DESCRIPTOR.services_by_name["DRAPlugin"]
 _HEALTH = health.DESCRIPTOR.services_by_name["DRAResourceHealth"]
 _HEALTH_VERSIONS = ("v1", "v1alpha1")  # their messages are the same
-_AGAIN_SECONDS = (
-    20.0  # between two lists of health: kubelet takes a device for unknown when it has heard nothing of it for 30
-)
+_AGAIN_SECONDS = 20.0  # between two lists of health: after 30 without one kubelet takes a device for unknown
 _LONGEST_MESSAGE = 1024
 
 State = tuple[str, str, str]  # pool, device, why it is not healthy
@@ -66,23 +65,13 @@ class Endpoint:
                 2, "kubelet makes it: start kubelet, or name its folder with --kubelet-root", folder
             )
         os.makedirs(self.own, mode=0o750, exist_ok=True)
-        plugin = grpc.aio.server()
+        plugin, registrar = self._servers = [grpc.aio.server(), grpc.aio.server()]
         services.serve(_PLUGIN, plugin, self)
         for version in _HEALTH_VERSIONS:
             services.serve(_HEALTH, plugin, self, f"{version}.{_HEALTH.name}")
-        await self._listen(plugin, self._socket)  # first: kubelet calls it as soon as it has seen the other one
-        registrar = grpc.aio.server()
         services.serve(_REGISTRATION, registrar, self)
-        await self._listen(registrar, self._registry)
-
-    async def _listen(self, server: grpc.aio.Server, path: str) -> None:
-        Path(path).unlink(missing_ok=True)  # of a process that was killed
-        try:
-            server.add_insecure_port(f"unix:{path}")
-        except RuntimeError as fault:
-            raise OSError(0, str(fault), path) from None
-        await server.start()
-        self._servers.append(server)
+        await services.listen(plugin, self._socket)  # first: kubelet calls it as soon as it has seen the other one
+        await services.listen(registrar, self._registry)
 
     async def close(self) -> None:
         """Listen no more; kubelet deletes the node's slices when no driver comes back in half a minute."""
@@ -166,7 +155,4 @@ class Endpoint:
                     message=fault[:_LONGEST_MESSAGE],
                 )
             yield answer
-            try:
-                await asyncio.wait_for(changed.wait(), _AGAIN_SECONDS)
-            except TimeoutError:
-                pass
+            await pause(changed, _AGAIN_SECONDS)

@@ -59,17 +59,29 @@ class Statuses:
     def _write(self, claim: Record, devices: list[Record]) -> None:
         """Have these devices of this driver in the claim's status; those of other drivers stay."""
         with closing(Api(self._kubeconfig, self._seconds)) as api:
+            if (found := read_claim(api, claim)) is None:
+                return
+            present = (found.get("status") or {}).get("devices") or []
+            wanted = [one for one in present if one["driver"] != DRIVER] + devices
+            if wanted == present:
+                return
+            version = found["metadata"]["resourceVersion"]
+            change = replacement(claim["uid"], version, {"/status/devices": wanted})
             try:
-                found, _ = api.get(CLAIMS, claim["name"], namespace=claim["namespace"])
-                metadata, present = found["metadata"], (found.get("status") or {}).get("devices") or []
-                wanted = [one for one in present if one["driver"] != DRIVER] + devices
-                if metadata["uid"] == claim["uid"] and wanted != present:
-                    change = replacement(claim["uid"], metadata["resourceVersion"], {"/status/devices": wanted})
-                    api.patch(f"{CLAIMS}/{claim['name']}", "status", change, claim["namespace"])
+                api.patch(f"{CLAIMS}/{claim['name']}", "status", change, claim["namespace"])
             except Gone:
                 pass
             except Conflict:
                 raise TryAgainLater(f"ResourceClaim {claim['namespace']}/{claim['name']} changes meanwhile") from None
+
+
+def read_claim(api: Api, claim: Record) -> dict[str, Any] | None:
+    """The claim at the API server; None when it is gone, or is another one by now. CniError."""
+    try:
+        found, _ = api.get(CLAIMS, claim["name"], namespace=claim["namespace"])
+    except Gone:
+        return None
+    return found if found["metadata"]["uid"] == claim["uid"] else None
 
 
 def _devices(claim: Record, found: Collection[dict[str, Any]]) -> list[Record]:

@@ -4,6 +4,7 @@ has of device plugins, by its pod resources."""
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -46,6 +47,16 @@ def serve(service: ServiceDescriptor, server: Any, servicer: object, name: str =
                 response_serializer=GetMessageClass(method.output_type).SerializeToString,
             )
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(name or service.full_name, handlers),))
+
+
+async def listen(server: grpc.aio.Server, path: str) -> None:
+    """Start the server at the socket `path`; OSError when it cannot listen there."""
+    Path(path).unlink(missing_ok=True)  # of a process that was killed
+    try:
+        server.add_insecure_port(f"unix:{path}")
+        await server.start()
+    except RuntimeError as fault:
+        raise OSError(0, str(fault), path) from None
 
 
 async def allocatable(socket: str) -> dict[str, list[str]] | None:

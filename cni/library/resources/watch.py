@@ -24,6 +24,7 @@ class Watch:
         self._root = root
         self._log = log
         self.host = Host()
+        self.resources: list[Resource] = []
         self._host_state: tuple[object, ...] = ()
         self._config_state = config_state(paths)
         self.config = read_config(paths)
@@ -34,26 +35,35 @@ class Watch:
 
     @property
     def faults(self) -> list[str]:
-        """What is wrong with the configuration, a sentence each."""
-        return [finding.sentence for finding in self.config.findings if finding.severity == ERROR]
+        """What is wrong with the configuration, and the resources that choose nothing, a sentence each."""
+        faults = [finding.sentence for finding in self.config.findings if finding.severity == ERROR]
+        return faults + [f"{one.name}: {one.unchosen}" for one in self.resources if one.unchosen]
 
-    def look(self) -> list[Resource] | None:
-        """The resources, if the configuration, a device or a port has changed, or it is time; else None."""
+    @property
+    def limits(self) -> list[str]:
+        """The resources with fewer devices than the configuration asks for, each with the reason."""
+        return [f"{one.name}: {one.limit}" for one in self.resources if one.limit]
+
+    def look(self) -> bool:
+        """Read the resources anew, if the configuration, a device or a port has changed, or it is time, and log what they lack;
+        return whether they were read."""
         state = config_state(self._paths)
         if state != self._config_state:
             self._config_state, self._due = state, 0.0
             self._read(read_config(self._paths))
         state = host_state(self.host, self._root)
         if state == self._host_state and monotonic() < self._due:
-            return None
+            return False
         self.host = read_host(self._root, self.host)
         period = self.config.period or math.inf
         self._due = monotonic() + (period if state == self._host_state else min(period, _SETTLE_SECONDS))
         self._host_state = state
-        return resources(self.config.resources, self.host)
+        self.resources = resources(self.config.resources, self.host)
+        for resource in self.resources:
+            self._say(resource)
+        return True
 
-    def say(self, resource: Resource) -> None:
-        """Log what the resource lacks, once."""
+    def _say(self, resource: Resource) -> None:
         withheld = "; ".join(f"{name} is {reason}" for name, reason in resource.withheld.items())
         self._log.state(f"{resource.name} withheld", withheld, resource=resource.name)
         faults = "; ".join(offer.fault for offer in resource.offers if offer.fault)

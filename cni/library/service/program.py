@@ -28,3 +28,11 @@ async def serve(
         http.close()
     log.say("info", "ended by a signal")
     return 0
+
+
+async def pause(event: asyncio.Event, seconds: float) -> None:
+    """Wait until the event is set, `seconds` at most."""
+    try:
+        await asyncio.wait_for(event.wait(), seconds)
+    except TimeoutError:
+        pass
