@@ -175,6 +175,7 @@ def test_a_lease_whose_caller_named_no_namespace_is_not_called_dead(site: Site) 
 # What runs `railcni`: the commands that make its place, and the answers for a sandbox that is there and one that is gone.
 _PROC = "mount -t proc proc /proc"
 _NO_NAMES = "mount -t tmpfs none /run"
+_PASSED = "mount --rbind /run/netns /run/netns"  # as a volume of the host's folder
 _STALE = "umount -l {there}"  # as where /run/netns was mounted before the sandbox was made: a file without the mount
 _SANDBOX = (
     "mkfifo /run/up; unshare --pid --fork --kill-child nsenter --net={there} sh -c 'echo >/run/up; exec sleep 60' >/dev/null &"
@@ -193,8 +194,9 @@ CALLERS = {
     ),
     "a node that is a container": (_POD, f"{_PROC}; {_SANDBOX}; {_NO_NAMES}", "used", "ended"),
     "a pod": (_POD, f"{_PROC}; {_NO_NAMES}", "unknown", "unknown"),
-    "a pod with /run/netns": (_POD.replace("private", "slave"), _PROC, "used", "ended"),
-    "a pod with an old /run/netns": (_POD, f"{_PROC}; {_STALE}", "unknown", "ended"),
+    "a pod with a /run/netns of its own": (_POD, f"{_PROC}; {_NO_NAMES}; mkdir -p /run/netns", "unknown", "unknown"),
+    "a pod with /run/netns": (_POD.replace("private", "slave"), f"{_PROC}; {_PASSED}", "used", "ended"),
+    "a pod with an old /run/netns": (_POD, f"{_PROC}; {_STALE}; {_PASSED}", "unknown", "ended"),
 }
 
 

@@ -83,7 +83,7 @@ def may_be(lease: Lease, users: Sequence[Attachment], records: Records, below: C
     if lease.boot_id and lease.boot_id != node.boot_id():
         return False  # the kernel has lost the links of that boot
     sees_all = _sees_the_node(below)
-    named = any(_tells(below(path), sees_all) for path in names)
+    named = any(_tells(below(path), sees_all, below(path) != path) for path in names)
     if not named and not sees_all:
         raise OSError(
             f"its namespace ({lease.netns or 'without a path'}) cannot be looked at from this container, which sees no processes"
@@ -108,27 +108,37 @@ def _may_look() -> bool:
     return held & _RIGHTS == _RIGHTS
 
 
-def _tells(path: str, sees_all: bool) -> bool:
+def _tells(path: str, sees_all: bool, is_chosen: bool) -> bool:
     """Whether the absence of a namespace at `path` tells that it is gone: its folder is there, and not /dev/null or the like.
 
-    A file without a mount tells it only where mounts of the node are seen: by its processes, or because they are passed on.
+    In a container the folder must be a mount (unless the caller has said where the host's is: `is_chosen`), since an image may have
+    one of its own. A file without a mount tells it only where mounts of the node are seen: by its processes, or because they are
+    passed on.
     """
-    if not os.path.isdir(os.path.dirname(path)):
+    folder = os.path.dirname(path)
+    if not os.path.isdir(folder):
         return False
-    return not os.path.lexists(path) or (os.path.isfile(path) and (sees_all or _is_passed_on(path)))
+    is_mount, is_passed_on = (True, True) if sees_all else _mount_of(folder)
+    if not os.path.lexists(path):
+        return is_mount or is_passed_on or is_chosen
+    return os.path.isfile(path) and is_passed_on
 
 
-def _is_passed_on(path: str) -> bool:
-    """Whether mounts that the node makes in the folder of `path` come here too (mount_namespaces(7)); OSError."""
-    folder, point, is_passed_on = os.path.realpath(os.path.dirname(path)) + "/", "", False
-    with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as lines:
+def _mount_of(folder: str) -> tuple[bool, bool]:
+    """Whether `folder` is a mount, and whether mounts that the node makes in it come here too (mount_namespaces(7)); OSError."""
+    opened = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        with open(f"/proc/self/fdinfo/{opened}", "rb") as lines:
+            number = next(line.split()[1] for line in lines if line.startswith(b"mnt_id:"))
+    finally:
+        os.close(opened)
+    with open("/proc/self/mountinfo", "rb") as lines:
         for line in lines:
             fields = line.split()  # proc(5): ID, parent, device, root, mount point, options, optional fields, "-"
-            here = fields[4].rstrip("/") + "/"
-            if folder.startswith(here) and len(here) >= len(point):
-                point = here
-                is_passed_on = any(one.startswith(("shared:", "master:")) for one in fields[6 : fields.index("-")])
-    return is_passed_on
+            if fields[0] == number:
+                is_passed_on = any(one.startswith((b"shared:", b"master:")) for one in fields[6 : fields.index(b"-")])
+                return fields[4] == os.fsencode(os.path.realpath(folder)), is_passed_on
+    return False, False
 
 
 def _is_in_use(link: dict[str, Any]) -> bool:
