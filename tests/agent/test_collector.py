@@ -195,6 +195,15 @@ def test_a_reservation_without_a_lease_goes_when_its_pod_is_gone(rig: Rig) -> No
     assert agent.metric("railcni_reservations_removed_total") == 1
 
 
+def test_a_reservation_without_a_lease_stays_while_its_address_may_be_in_use(rig: Rig) -> None:
+    """The pool's entry was lost, and the node's name was another when the pod got its address."""
+    rig.reserve(8, owner("c8", "team/gone", node="deleted", netns=HERE))
+    rig.reserve(9, owner("c9", "team/gone", node="deleted"))
+    agent = rig.agent_on_the_host("n1")
+    assert until(lambda: rig.reservations() == ["10.0.0.8"], 20), agent.log
+    assert agent.says("10.0.0.8 is not freed: it is in use on this node, or may be"), agent.log
+
+
 def test_pods_are_read_of_this_node_alone_and_in_pages(rig: Rig) -> None:
     """whereabouts #386: every node reads all pods, and runs out of memory."""
     rig.server.core.page = 2

@@ -183,8 +183,12 @@ class _Found:
                 )
         if not finding.pool:
             (reserved,) = (r for r in self._seen.reserved or () if r.name == finding.reservation[0])
+            is_ended = bool(options.ask or options.force)
             self._freeing.delete_reservation(
-                reserved, lambda now: _agree(finding, self._rules_for(now.lease).reservation(now)), options.dry_run
+                reserved,
+                lambda now: _agree(finding, self._rules_for(now.lease).reservation(now)),
+                options.dry_run,
+                is_ended,
             )
             return
         lease = self._leases[finding.of_address()]

@@ -128,12 +128,28 @@ class Freeing:
         return True
 
     def delete_reservation(
-        self, reserved: Reservation, check: Callable[[Reservation], object], dry_run: bool = False
+        self,
+        reserved: Reservation,
+        check: Callable[[Reservation], object],
+        dry_run: bool = False,
+        is_ended: bool = False,
     ) -> None:
-        """Delete a reservation whose address no pool holds, unless `check` of it as it stands now raises Changed. CniError.
+        """Delete a reservation whose address no pool holds, unless `check` of it as it stands now, or anything here, raises Changed.
+        CniError. `is_ended` is as for `free_lease`.
 
         An ADD that takes the address over changes it in place, so its UID alone would not do.
         """
+        lease = in_use.recorded(reserved.lease, self.records)
+        if not self.is_here(lease):
+            self._delete_reservation(reserved, check, dry_run)
+            return
+        with in_use.excluded(self.records, lease.attachment) as users:
+            if users is None:
+                raise Changed("an operation on its attachment is under way")
+            self._refuse_used(lease, users, is_ended)
+            self._delete_reservation(reserved, check, dry_run)
+
+    def _delete_reservation(self, reserved: Reservation, check: Callable[[Reservation], object], dry_run: bool) -> None:
         then = reserved.lease
         now = self.cluster.reservation(then) if self.cluster else None
         if now is None or not self.cluster:
