@@ -20,8 +20,8 @@ NODE = "node-1"
 class DraScene(Scene):
     """`kubelet` has the device plugins, `dra` the drivers; use it in a `with`."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, real: bool = False) -> None:
+        super().__init__(real=real)
         self.api = ApiServer()
         self.api.core.add_node(NODE)
         self.dra = Kubelet(self.folder / "kl", self.wipe)

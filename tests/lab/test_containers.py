@@ -1,5 +1,7 @@
 """RDMA between two containers of a real containerd: the device nodes are what `railcni device-plugin` has answered to
-Allocate, and eth0 is a macvlan of ours, by whose GIDs ib_write_bw goes.
+Allocate, or what `railcni dra` has prepared for a claim, and eth0 is a macvlan of ours, by whose GIDs ib_write_bw goes.
+
+Debian's containerd (1.6) does not read CDI files, so the test gives it the device nodes that the file of a claim names.
 
 containerd gives each sandbox one network, eth0; net1 beside it would need Multus. The programs and libraries are mounted
 from the guest. Before Linux 7.2 soft-RoCE needs traffic.turned_round, as in the walk-through.
@@ -14,9 +16,12 @@ from typing import Any
 
 import pytest
 
+from cni.library.kubelet import device_plugin_v1beta1_pb2 as api
 from tests.containerd import runtime as runtimes
 from tests.containerd.runtime import Pod, Runtime, conflist
 from tests.device_plugin.scene import SHARED, Scene
+from tests.dra.kubelet import edits, result
+from tests.dra.scene import DraScene
 from tests.lab import traffic
 from tests.lab.machine import Machine, command, gids
 from tests.lab.test_device_plugin import nodes, started
@@ -48,11 +53,29 @@ def runtime(machine: Machine) -> Iterator[Runtime]:
 
 
 def allocated() -> list[Any]:
-    """What two containers get of the soft-RoCE device."""
+    """What two containers get of the soft-RoCE device by the device plugin."""
     with Scene(real=True) as scene:
         started(scene, {"configList": [scene.share("ens2f0")]})
         assert scene.kubelet.until(lambda: scene.kubelet.allocatable(SHARED), runtimes.SECONDS), scene.lines
         return [scene.kubelet.allocate(f"default/{name}/main", SHARED) for name in ("one", "two")]
+
+
+def claimed() -> list[Any]:
+    """What two containers get by a claim of each, whose allocation shares the soft-RoCE device."""
+    with DraScene(real=True) as scene:
+        scene.configure({"configList": [scene.share("ens2f0")]})
+        scene.dra.start()
+        scene.start_plugin()
+        assert scene.is_up() and scene.until(scene.published), scene.lines
+        (device,) = scene.published()
+        given = []
+        for name in ("one", "two"):
+            uid = scene.api.core.add_claim("default", name, result(device, share=f"share-{name}"))
+            (devices,) = scene.dra.prepare((uid, "default", name))
+            paths = edits(scene.cdi, [one for device in devices for one in device.cdi_device_ids])["nodes"]
+            nodes = [api.DeviceSpec(container_path=path, host_path=path, permissions="rw") for path in paths]
+            given.append(api.ContainerAllocateResponse(devices=nodes))
+        return given
 
 
 def between(runtime: Runtime, server: tuple[str, Sequence[str]], client: tuple[str, Sequence[str]]) -> str:
@@ -69,11 +92,12 @@ def between(runtime: Runtime, server: tuple[str, Sequence[str]], client: tuple[s
     return said
 
 
-def test_ib_write_bw_between_two_containers_with_the_devices_that_Allocate_has_answered(
-    runtime: Runtime, say: Callable[[str], None]
+@pytest.mark.parametrize("given_by", [allocated, claimed])
+def test_ib_write_bw_between_two_containers_with_the_devices_that_kubelet_was_given(
+    runtime: Runtime, say: Callable[[str], None], given_by: Callable[[], list[Any]]
 ) -> None:
     before = gids()
-    given = allocated()
+    given = given_by()
     assert [nodes(one) for one in given] == [["/dev/infiniband/uverbs0", "/dev/infiniband/rdma_cm"]] * 2
     pods = [Pod("one"), Pod("two")]
     for pod in pods:
