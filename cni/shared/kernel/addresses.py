@@ -44,7 +44,7 @@ class Address:
 
     def __init__(self, body: bytes) -> None:
         family, length, self.flags, self.scope, self.index = IFADDR.unpack_from(body)
-        found = dict(unpack_attributes(body, IFADDR.size))
+        found = unpack_attributes(body, IFADDR.size)
         self.body = body
         self.local = local = found.get(_LOCAL) or found[_ADDRESS]
         peer = found.get(_ADDRESS, local)
@@ -103,8 +103,9 @@ def add(
     bring an address back as it was read.
     """
     family, local, length = _parse(text)
-    far = address_of(peer)[1] if peer else local
-    body = IFADDR.pack(family, length, 0, scope, index) + attribute(_LOCAL, local) + attribute(_ADDRESS, far)
+    body = IFADDR.pack(family, length, 0, scope, index) + attribute(_LOCAL, local)
+    if peer:
+        body += attribute(_ADDRESS, address_of(peer)[1])
     if broadcast and family == AF_INET and length < 31:
         highest = int.from_bytes(local, "big") | (0xFFFFFFFF >> length)
         body += attribute(_BROADCAST, highest.to_bytes(4, "big"))

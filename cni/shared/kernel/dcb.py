@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 
-from cni.shared.kernel.netlink import KernelError, Socket, string, unpack_attributes
+from cni.shared.kernel.netlink import KernelError, Socket, string, unpack_attributes, unpack_list
 
 _GETDCB = 78  # RTM_GETDCB
 _HEADER = b"\0\x15\0\0"  # struct dcbmsg: AF_UNSPEC, DCB_CMD_IEEE_GET, padding
@@ -38,11 +38,11 @@ def read(socket: Socket, name: str) -> Dcb | None:
 
 def parse(body: bytes) -> Dcb:
     """The answer to DCB_CMD_IEEE_GET; ValueError when it is cut off."""
-    told = dict(unpack_attributes(dict(unpack_attributes(body, len(_HEADER))).get(_IEEE, b"")))
+    told = unpack_attributes(unpack_attributes(body, len(_HEADER)).get(_IEEE, b""))
     pfc = None
     if len(told.get(_PFC, b"")) > 1:  # struct ieee_pfc: capabilities, enabled priorities as bits, ...
         enabled = told[_PFC][1]
         pfc = tuple(n for n in range(8) if enabled >> n & 1)
-    entries = unpack_attributes(told.get(_APP_TABLE, b""))
+    entries = unpack_list(told.get(_APP_TABLE, b""))
     apps = [app for kind, app in entries if kind == _APP and len(app) >= 4 and app[0] == _SELECTOR_DSCP]
     return Dcb(pfc, {int.from_bytes(app[2:4], sys.byteorder): app[1] for app in apps})

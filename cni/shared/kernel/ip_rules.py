@@ -43,7 +43,7 @@ class Rule:
 
     def __init__(self, body: bytes) -> None:
         family, target, length, tos, table, _, _, action, flags = _HEADER.unpack_from(body)
-        found = dict(unpack_attributes(body, _HEADER.size))
+        found = unpack_attributes(body, _HEADER.size)
         self.is_ipv6 = family == AF_INET6
         self.table = number_of(found[_TABLE]) if _TABLE in found else table
         self.priority = number_of(found.get(_PRIORITY, b""))

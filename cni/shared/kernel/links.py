@@ -25,6 +25,7 @@ from cni.shared.kernel.netlink import (
     string,
     text_of,
     unpack_attributes,
+    unpack_list,
 )
 
 if TYPE_CHECKING:
@@ -56,6 +57,24 @@ _MODE_NAMES = {mode: name for name, mode in MACVLAN_MODES.items()}
 ARPHRD_ETHER, ARPHRD_INFINIBAND = 1, 32
 
 
+def _hardware_address(payload: bytes) -> str:
+    return payload.hex(":")
+
+
+def _altnames(payload: bytes) -> list[str]:
+    return [text_of(name) for kind, name in unpack_list(payload) if kind == _ALT_IFNAME]
+
+
+_MEMBERS = {
+    _ADDRESS: ("mac", _hardware_address), _IFNAME: ("name", text_of), _MTU: ("mtu", number_of),
+    _LOWER: ("lower_index", number_of), _LOWER_NETNSID: ("lower_netnsid", signed_of), _MASTER: ("master_index", number_of),
+    _MIN_MTU: ("min_mtu", number_of), _MAX_MTU: ("max_mtu", number_of), _PERM_ADDRESS: ("permanent_mac", _hardware_address),
+    _ALIAS: ("alias", text_of), _PROP_LIST: ("altnames", _altnames), _PARENT_DEVICE: ("parent_device", text_of),
+    _PARENT_BUS: ("parent_bus", text_of),
+}  # fmt: skip
+"""The attributes of a link with the name and the reader of each."""
+
+
 class Link:
     """A network device as the kernel describes it.
 
@@ -69,35 +88,39 @@ class Link:
     does ("pci", "0000:3b:00.0"; "virtio", "virtio0"). `body` is the message.
     """
 
+    name = mac = permanent_mac = kind = alias = parent_bus = parent_device = macvlan_mode = ""
+    mtu = min_mtu = max_mtu = master_index = lower_index = bcqueuelen = 0
+    lower_netnsid: int | None = None
+    lowers: tuple[int, ...] = ()
+
     def __init__(self, body: bytes) -> None:
         self.body = body
         _family, self.arphrd, self.index, flags, _mask = IFINFO.unpack_from(body)
         self.up = bool(flags & _IFF_UP)
         self.carrier = bool(flags & _IFF_LOWER_UP)
-        found = dict(unpack_attributes(body, IFINFO.size))
-        get = found.get
-        self.name = text_of(get(_IFNAME, b""))
-        self.mac = get(_ADDRESS, b"").hex(":")
-        self.permanent_mac = get(_PERM_ADDRESS, b"").hex(":")
-        self.mtu = number_of(get(_MTU, b""))
-        self.min_mtu = number_of(get(_MIN_MTU, b""))
-        self.max_mtu = number_of(get(_MAX_MTU, b""))
-        self.master_index = number_of(get(_MASTER, b""))
-        self.lower_index = number_of(get(_LOWER, b""))
-        self.lower_netnsid = signed_of(found[_LOWER_NETNSID]) if _LOWER_NETNSID in found else None
-        self.alias = text_of(get(_ALIAS, b""))
-        self.altnames = [text_of(name) for kind, name in unpack_attributes(get(_PROP_LIST, b"")) if kind == _ALT_IFNAME]
-        self.parent_bus = text_of(get(_PARENT_BUS, b""))
-        self.parent_device = text_of(get(_PARENT_DEVICE, b""))
-        info = dict(unpack_attributes(get(_LINKINFO, b"")))
-        self.kind = text_of(info.get(_INFO_KIND, b""))
-        own = _LOWERS.get(self.kind, ())
-        data = dict(unpack_attributes(info.get(_INFO_DATA, b""))) if own or self.kind == "macvlan" else {}
-        below = (number_of(data.get(kind, b"")) for kind in own) if own else (self.lower_index,)
-        self.lowers = () if self.kind == "veth" else tuple(index for index in below if index)
-        is_macvlan = self.kind == "macvlan"
-        self.macvlan_mode = _MODE_NAMES.get(number_of(data.get(_MACVLAN_MODE, b"")), "") if is_macvlan else ""
-        self.bcqueuelen = number_of(data.get(_MACVLAN_BC_QUEUE_LEN, b"")) if is_macvlan else 0
+        self.altnames: list[str] = []
+        found = unpack_attributes(body, IFINFO.size)
+        for kind, payload in found.items():
+            if kind in _MEMBERS:
+                name, read = _MEMBERS[kind]
+                self.__dict__[name] = read(payload)
+        if self.lower_index:
+            self.lowers = (self.lower_index,)
+        if _LINKINFO in found:
+            self._read_info(unpack_attributes(found[_LINKINFO]))
+
+    def _read_info(self, info: dict[int, bytes]) -> None:
+        """Read the kind of a software link, and the attributes of that kind."""
+        self.kind = kind = text_of(info.get(_INFO_KIND, b""))
+        if kind == "veth":
+            self.lowers = ()
+        elif kind == "macvlan":
+            data = unpack_attributes(info.get(_INFO_DATA, b""))
+            self.macvlan_mode = _MODE_NAMES.get(number_of(data.get(_MACVLAN_MODE, b"")), "")
+            self.bcqueuelen = number_of(data.get(_MACVLAN_BC_QUEUE_LEN, b""))
+        elif kind in _LOWERS:
+            data = unpack_attributes(info.get(_INFO_DATA, b""))
+            self.lowers = tuple(filter(None, (number_of(data.get(lower, b"")) for lower in _LOWERS[kind])))
 
 
 class Rtnl(Socket):
@@ -112,7 +135,7 @@ class Rtnl(Socket):
                 return None
             query += string(_IFNAME if length <= _IFNAME_BYTES else _ALT_IFNAME, name)
         try:
-            return Link(self.request(GETLINK, ifinfo(index) + query)[0])
+            return Link(self.get(GETLINK, ifinfo(index) + query))
         except KernelError as fault:
             if fault.errno == ENODEV:
                 return None
@@ -224,7 +247,7 @@ class Rtnl(Socket):
         found = []
         for body in bodies:
             _, at, _, flags, _ = NDMSG.unpack_from(body)
-            entry = dict(unpack_attributes(body, NDMSG.size))
+            entry = unpack_attributes(body, NDMSG.size)
             if (
                 at == index
                 and flags & _NEIGH_SELF
@@ -254,7 +277,7 @@ class Rtnl(Socket):
             known = [self._id_of(each) for each in (self, but) if each]
         except OSError:
             return []
-        ids = [signed_of(dict(unpack_attributes(body, 4))[_NSID]) for body in bodies]
+        ids = [signed_of(unpack_attributes(body, 4)[_NSID]) for body in bodies]
         return [nsid for nsid in ids if nsid not in known]
 
     def _id_of(self, other: Rtnl) -> int | None:
@@ -273,8 +296,8 @@ class Rtnl(Socket):
 
     def netns_id(self, netns_fd: int) -> int | None:
         """The id by which this namespace knows the namespace `netns_fd` (`link-netnsid` of ip-link); None for none."""
-        replies = self.request(_GETNSID, b"\0\0\0\0" + number(_NSID_FD, netns_fd))
-        found = signed_of(dict(unpack_attributes(replies[0], 4))[_NSID])
+        reply = self.get(_GETNSID, b"\0\0\0\0" + number(_NSID_FD, netns_fd))
+        found = signed_of(unpack_attributes(reply, 4)[_NSID])
         return None if found < 0 else found
 
 

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import Self
 
+    Message = tuple[int, int, int, bytes]  # type, flags, sequence number, body
+
 # struct nlmsghdr flags
 REQUEST, ACK, _ECHO = 0x1, 0x4, 0x8
 DUMP = 0x300  # NLM_F_ROOT | NLM_F_MATCH
@@ -33,6 +35,7 @@ _TYPE_MASK = 0x3FFF  # without NLA_F_NESTED and NLA_F_NET_BYTEORDER
 _HEADER = Struct("=IHHII")
 _ATTRIBUTE = Struct("=HH")
 _INT = Struct("=i")
+_SUCCESS = bytes(_INT.size)  # the code of an acknowledgement
 _COOKIE = Struct("=Q")
 _UNSIGNED = Struct("=I")
 _TIMEVAL = Struct("@ll")
@@ -58,23 +61,13 @@ class KernelError(OSError):
         return f"{self.strerror} ({self.text})" if self.text else str(self.strerror)
 
 
-class Message:
-    """A message as received: its type, flags, sequence number and body."""
-
-    def __init__(self, kind: int, flags: int, sequence: int, body: bytes) -> None:
-        self.kind = kind
-        self.flags = flags
-        self.sequence = sequence
-        self.body = body
-
-
 def pack_message(kind: int, flags: int, sequence: int, body: bytes) -> bytes:
     """The message of type `kind` with `body`; the kernel fills in the port."""
     return _HEADER.pack(_HEADER.size + len(body), kind, flags, sequence, 0) + body
 
 
 def unpack_messages(data: bytes) -> Iterator[Message]:
-    """The messages in `data`; ValueError when one is cut off."""
+    """The messages in `data`, each as (type, flags, sequence number, body); ValueError when one is cut off."""
     start = 0
     end = len(data)
     while start < end:
@@ -83,7 +76,7 @@ def unpack_messages(data: bytes) -> Iterator[Message]:
         length, kind, flags, sequence, _port = _HEADER.unpack_from(data, start)
         if not _HEADER.size <= length <= end - start:
             raise ValueError(f"netlink message of {length} bytes in {end - start}")
-        yield Message(kind, flags, sequence, data[start + _HEADER.size : start + length])
+        yield kind, flags, sequence, data[start + _HEADER.size : start + length]
         start += (length + 3) & ~3
 
 
@@ -103,17 +96,30 @@ def string(kind: int, value: str) -> bytes:
     return attribute(kind, value.encode("utf-8", "surrogateescape") + b"\0")
 
 
-def unpack_attributes(data: bytes, start: int = 0) -> list[tuple[int, bytes]]:
-    """The attributes in `data` from `start` as (type without flags, payload); ValueError when one is cut off."""
-    found = []
-    unpack = _ATTRIBUTE.unpack_from  # most of what a plugin runs is this loop
+def unpack_attributes(data: bytes, start: int = 0) -> dict[int, bytes]:
+    """The payloads of the attributes in `data` from `start`, by type without flags; ValueError when one is cut off.
+
+    `start` is even. Of several attributes of one type the last counts: `unpack_list` has all.
+    """
+    found = {}
     end = len(data)
+    words = memoryview(data[: end & ~1]).cast("H")  # most of what a plugin runs is this loop
     while end - start >= 4:
-        length, kind = unpack(data, start)
+        length, kind = words[start // 2], words[start // 2 + 1]
         if not 4 <= length <= end - start:
             raise ValueError(f"netlink attribute of {length} bytes in {end - start}")
-        found.append((kind & _TYPE_MASK, data[start + 4 : start + length]))
+        found[kind & _TYPE_MASK] = data[start + 4 : start + length]
         start += (length + 3) & ~3
+    return found
+
+
+def unpack_list(data: bytes) -> list[tuple[int, bytes]]:
+    """The attributes in `data` in their order, as (type without flags, payload); ValueError when one is cut off."""
+    found: list[tuple[int, bytes]] = []
+    while data:
+        end = max((number_of(data[:2]) + 3) & ~3, _ATTRIBUTE.size)
+        found += unpack_attributes(data[:end]).items()
+        data = data[end:]
     return found
 
 
@@ -186,6 +192,10 @@ class Socket:
         """Send one request and return the bodies of its replies; KernelError when the kernel refuses."""
         return self._exchange(kind, flags | ACK, body)
 
+    def get(self, kind: int, body: bytes) -> bytes:
+        """Send a request for one object and return the body of the reply; KernelError when the kernel refuses."""
+        return self._exchange(kind, 0, body)[0]
+
     def request_and_leave(self, kind: int, body: bytes) -> None:
         """Send one request and return when the kernel says that it did it, also when sendto(2) itself lasts longer.
 
@@ -218,9 +228,8 @@ class Socket:
                         continue
                     raise KernelError(fault.errno or 0) from None
                 for reply in unpack_messages(data):
-                    if reply.sequence == self._sequence:
-                        if reply.kind == _ERROR:
-                            _raise_refusal(reply)
+                    if reply[2] == self._sequence:
+                        _raise_refusal(reply)
                         return
         finally:
             self._wait_at_most(0)
@@ -257,30 +266,34 @@ class Socket:
                 interrupted = True  # the kernel was short of memory for a part of the list, and goes on
                 continue
             for message in unpack_messages(data):
-                if message.sequence != self._sequence:
+                kind, its_flags, sequence, reply = message
+                if sequence != self._sequence:
                     continue  # the rest of an exchange that failed half-way
-                interrupted = interrupted or bool(message.flags & _DUMP_INTERRUPTED)
-                if message.kind not in (_ERROR, _DONE):
-                    replies.append(message.body)
-                    continue
-                _raise_refusal(message)
+                interrupted = interrupted or bool(its_flags & _DUMP_INTERRUPTED)
+                if kind not in (_ERROR, _DONE):
+                    replies.append(reply)
+                    if flags & (ACK | DUMP):
+                        continue
+                elif reply[: _INT.size] != _SUCCESS:
+                    _raise_refusal(message)
                 if interrupted:
                     raise KernelError(EINTR, "the list changed while it was read")
                 return replies
 
 
 def _raise_refusal(message: Message) -> None:
-    """KernelError when `message`, an acknowledgement or the end of a dump, reports a failure."""
-    if len(message.body) < _INT.size:
+    """KernelError when `message` reports a failure, as an acknowledgement or the end of a dump may."""
+    kind, flags, _, body = message
+    if kind not in (_ERROR, _DONE) or len(body) < _INT.size:
         return
-    code = signed_of(message.body[: _INT.size])
+    code = signed_of(body[: _INT.size])
     if code >= 0:
         return
     text = ""
-    if message.flags & _ACK_HAS_ATTRIBUTES:
+    if flags & _ACK_HAS_ATTRIBUTES:
         start = _INT.size
-        if message.kind == _ERROR:  # here the request stands before the attributes
-            echoed: int = _HEADER.unpack_from(message.body, start)[0]
+        if kind == _ERROR:  # here the request stands before the attributes
+            echoed: int = _HEADER.unpack_from(body, start)[0]
             start += (echoed + 3) & ~3
-        text = text_of(dict(unpack_attributes(message.body, start)).get(_EXT_ACK_MESSAGE, b""))
+        text = text_of(unpack_attributes(body, start).get(_EXT_ACK_MESSAGE, b""))
     raise KernelError(-code, text)

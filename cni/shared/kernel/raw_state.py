@@ -89,10 +89,10 @@ class Raw:
 
     def __init__(self, body: bytes) -> None:
         self.flags = IFINFO.unpack_from(body)[3]
-        self.attributes = dict(unpack_attributes(body, IFINFO.size))
-        families = dict(unpack_attributes(self.attributes.get(_AF_SPEC, b"")))
-        inet6 = dict(unpack_attributes(families.get(AF_INET6, b"")))
-        self.inet = dict(unpack_attributes(families.get(AF_INET, b""))).get(_INET_CONF, b"")
+        self.attributes = unpack_attributes(body, IFINFO.size)
+        families = unpack_attributes(self.attributes.get(_AF_SPEC, b""))
+        inet6 = unpack_attributes(families.get(AF_INET6, b""))
+        self.inet = unpack_attributes(families.get(AF_INET, b"")).get(_INET_CONF, b"")
         self.inet6 = inet6.get(_INET6_CONF, b"")
         self.token = inet6.get(_INET6_TOKEN, b"").strip(b"\0") and inet6[_INET6_TOKEN]
 
@@ -121,7 +121,7 @@ def address_again(address: Address, index: int, elapsed: int, flags: int) -> byt
     expired."""
     family, length, _, scope, _ = IFADDR.unpack_from(address.body)
     again = IFADDR.pack(family, length, 0, scope, index)
-    for kind, payload in unpack_attributes(address.body, IFADDR.size):
+    for kind, payload in unpack_attributes(address.body, IFADDR.size).items():
         if kind in _ADDRESS_KEPT:
             again += attribute(kind, payload)
         elif kind == CACHEINFO:
@@ -211,17 +211,17 @@ def of_body(body: bytes) -> dict[str, Any] | None:
     """The route in an RTM_NEWROUTE body; None for one that is not kept."""
     family, length, source, tos, table, protocol, scope, kind, flags = RTMSG.unpack_from(body)
     found = unpack_attributes(body, RTMSG.size)
-    get = dict(found).get
-    if flags & _CLONED or protocol == RA_PROTOCOL or _NH_ID in dict(found):
+    get = found.get
+    if flags & _CLONED or protocol == RA_PROTOCOL or _NH_ID in found:
         return None
     if protocol == KERNEL_PROTOCOL and (number_of(get(_TABLE, b"")) or table) == LOCAL_TABLE:
         return None
     common = RTMSG.pack(family, length, source, tos, table, protocol, scope, kind, 0)
     common += b"".join(
-        attribute(k | (NESTED if k in _NESTED_ONES else 0), v) for k, v in sorted(found) if k in _OF_ROUTE
+        attribute(k | (NESTED if k in _NESTED_ONES else 0), v) for k, v in sorted(found.items()) if k in _OF_ROUTE
     )
-    if _MULTIPATH in dict(found):
-        hops = next_hops(get(_MULTIPATH, b""))
+    if _MULTIPATH in found:
+        hops = next_hops(found[_MULTIPATH])
         legs = [[flags & _ONLINK, weight, index, _of_leg(own)] for flags, weight, index, own in hops]
     else:
         legs = [[flags & _ONLINK, 1, number_of(get(_OIF, b"")), _of_leg(found)]]
@@ -233,14 +233,14 @@ def of_body(body: bytes) -> dict[str, Any] | None:
     return route
 
 
-def _of_leg(found: list[tuple[int, bytes]]) -> str:
-    kept = (attribute(k | (NESTED if k in _NESTED_ONES else 0), v) for k, v in sorted(found) if k in _OF_LEG)
+def _of_leg(found: dict[int, bytes]) -> str:
+    kept = (attribute(k | (NESTED if k in _NESTED_ONES else 0), v) for k, v in sorted(found.items()) if k in _OF_LEG)
     return b"".join(kept).hex()
 
 
 def attributes_of(route: dict[str, Any]) -> dict[int, bytes]:
     """The attributes that all legs of the route share."""
-    return dict(unpack_attributes(bytes.fromhex(route["common"]), RTMSG.size))
+    return unpack_attributes(bytes.fromhex(route["common"]), RTMSG.size)
 
 
 def destination_of(route: dict[str, Any]) -> tuple[int, bytes]:
@@ -329,7 +329,7 @@ def neighbours(rtnl: Socket, index: int) -> list[str]:
             family, at, state, of_entry, kind = NDMSG.unpack_from(body)
             if at == index and family in (AF_INET, AF_INET6) and (of_entry & _PROXY or state & _PERMANENT):
                 again = NDMSG.pack(family, 0, state, of_entry, kind)
-                kept = (attribute(k, v) for k, v in unpack_attributes(body, NDMSG.size) if k in _NEIGHBOUR_KEPT)
+                kept = (attribute(k, v) for k, v in unpack_attributes(body, NDMSG.size).items() if k in _NEIGHBOUR_KEPT)
                 found.append((again + b"".join(kept)).hex())
     return found
 
@@ -338,13 +338,13 @@ def families_with_neighbour_parameters(rtnl: Socket, index: int) -> list[int]:
     """The families whose neighbour table has parameters of the link that are not the defaults."""
     found = []
     mark = number(_PARAMETERS_INDEX, index)
-    defaults: dict[int, list[tuple[int, bytes]]] = {}
+    defaults: dict[int, dict[int, bytes]] = {}
     for body in rtnl.dump(_GETNEIGHTBL, _NDTMSG.pack(0)):
         family = body[0]
         if family in defaults and mark not in body:
             continue
-        nested = dict(unpack_attributes(body, _NDTMSG.size)).get(_PARAMETERS, b"")
-        settings = [item for item in unpack_attributes(nested) if item[0] not in _NOT_SETTINGS]
+        nested = unpack_attributes(body, _NDTMSG.size).get(_PARAMETERS, b"")
+        settings = {k: v for k, v in unpack_attributes(nested).items() if k not in _NOT_SETTINGS}
         if family not in defaults:  # a table's own come first (neightbl_dump_info)
             defaults[family] = settings
         elif nested.startswith(mark) and settings != defaults[family]:
@@ -362,7 +362,7 @@ def neighbour_again(text: str, index: int) -> bytes:
 def neighbour_text(text: str) -> str:
     """The address of the neighbour."""
     body = bytes.fromhex(text)
-    return inet_ntop(body[0], dict(unpack_attributes(body, NDMSG.size))[1])
+    return inet_ntop(body[0], unpack_attributes(body, NDMSG.size)[1])
 
 
 # --- traffic control ---

@@ -27,7 +27,7 @@ class RdmaDevice:
     """A verbs device: its `index` and `name`."""
 
     def __init__(self, body: bytes) -> None:
-        found = dict(unpack_attributes(body))
+        found = unpack_attributes(body)
         self.index = number_of(found.get(_DEVICE_INDEX, b""))
         self.name = text_of(found.get(_DEVICE_NAME, b""))
 
@@ -36,7 +36,7 @@ class PortNetdev:
     """A port `number` of a `device`, and the index of its netdev, 0 unless that is in the socket's namespace."""
 
     def __init__(self, body: bytes) -> None:
-        found = dict(unpack_attributes(body))
+        found = unpack_attributes(body)
         self.device = text_of(found.get(_DEVICE_NAME, b""))
         self.number = number_of(found.get(_PORT_INDEX, b""))
         self.ndev_index = number_of(found.get(_NDEV_INDEX, b""))
@@ -57,7 +57,7 @@ class Rdma(Socket):
     def netns_mode(self) -> str:
         """SHARED: every namespace sees all verbs devices; EXCLUSIVE: each is in one. Kernels before 5.2 share."""
         for body in self.request(_SYS_GET, b""):
-            mode = dict(unpack_attributes(body)).get(_NETNS_MODE)
+            mode = unpack_attributes(body).get(_NETNS_MODE)
             if mode is not None:
                 return SHARED if number_of(mode) else EXCLUSIVE
         return SHARED

@@ -63,12 +63,12 @@ class KernelRoute:
     def __init__(self, body: bytes, index: int, flags: int, hop: dict[int, bytes]) -> None:
         self.body = body
         family, length, _, _, table, self.protocol, self.scope, self.kind, _ = RTMSG.unpack_from(body)
-        found = dict(unpack_attributes(body, RTMSG.size))
+        found = unpack_attributes(body, RTMSG.size)
         self.dst = f"{inet_ntop(family, found.get(_DST) or bytes(_ADDRESS_BYTES[family]))}/{length}"
         self.table = number_of(found[_TABLE]) if _TABLE in found else table
         self.priority = number_of(found.get(_PRIORITY, b""))
         self.source = inet_ntop(family, found[_PREFSRC]) if _PREFSRC in found else ""
-        metrics = dict(unpack_attributes(found.get(_METRICS, b"")))
+        metrics = unpack_attributes(found.get(_METRICS, b""))
         self.mtu = number_of(metrics.get(_METRIC_MTU, b""))
         self.advmss = number_of(metrics.get(_METRIC_ADVMSS, b""))
         self.index = index
@@ -109,7 +109,7 @@ def way_to(rtnl: Socket, address: str, source: str = "") -> tuple[int, str]:
     if own:
         body += attribute(_SRC, own)
     try:
-        found = dict(unpack_attributes(rtnl.request(_GETROUTE, body)[0], RTMSG.size))
+        found = unpack_attributes(rtnl.get(_GETROUTE, body), RTMSG.size)
     except KernelError:  # it has none, such as ENETUNREACH, or one that discards
         return 0, ""
     return number_of(found.get(_OIF, b"")), inet_ntop(family, found[_PREFSRC]) if _PREFSRC in found else ""
@@ -175,13 +175,13 @@ def nexthops_of(rtnl: Socket, index: int) -> list[int]:
         if fault.errno == EOPNOTSUPP:
             return []
         raise
-    found = [dict(unpack_attributes(body, _NHMSG.size)) for body in bodies]
+    found = [unpack_attributes(body, _NHMSG.size) for body in bodies]
     return [number_of(each[_NHA_ID]) for each in found if _NHA_OIF in each]
 
 
 def _links_by_id(rtnl: Socket, body: bytes) -> list[int]:
     """The links of a route that names a nexthop object alone, as all do with the sysctl nexthop_compat_mode 0."""
-    identity = dict(unpack_attributes(body, RTMSG.size)).get(_NH_ID)
+    identity = unpack_attributes(body, RTMSG.size).get(_NH_ID)
     if identity is None:
         return []
     try:
@@ -194,8 +194,8 @@ def _links_by_id(rtnl: Socket, body: bytes) -> list[int]:
 
 def _links_of_nexthop(rtnl: Socket, identity: int) -> list[int]:
     """The indices of the links that the nexthop object or group uses; none for one that discards. KernelError."""
-    body = rtnl.request(_GETNEXTHOP, _NHMSG.pack(0, 0, 0, 0) + number(_NHA_ID, identity))[0]
-    found = dict(unpack_attributes(body, _NHMSG.size))
+    body = rtnl.get(_GETNEXTHOP, _NHMSG.pack(0, 0, 0, 0) + number(_NHA_ID, identity))
+    found = unpack_attributes(body, _NHMSG.size)
     if _NHA_OIF in found:
         return [number_of(found[_NHA_OIF])]
     members = found.get(_NHA_GROUP, b"")
@@ -264,15 +264,15 @@ def _unpack(body: bytes) -> Iterator[KernelRoute]:
     flags = RTMSG.unpack_from(body)[8]
     if flags & _CLONED:  # an exception that the kernel learned, such as a path's MTU
         return
-    found = dict(unpack_attributes(body, RTMSG.size))
+    found = unpack_attributes(body, RTMSG.size)
     if _MULTIPATH not in found:
         yield KernelRoute(body, number_of(found.get(_OIF, b"")), flags, found)
         return
     for hop_flags, _, index, own in next_hops(found[_MULTIPATH]):
-        yield KernelRoute(body, index, hop_flags, dict(own))
+        yield KernelRoute(body, index, hop_flags, own)
 
 
-def next_hops(hops: bytes) -> Iterator[tuple[int, int, int, list[tuple[int, bytes]]]]:
+def next_hops(hops: bytes) -> Iterator[tuple[int, int, int, dict[int, bytes]]]:
     """Flags, weight, index of the link and attributes of each of `hops`, the payload of RTA_MULTIPATH."""
     start = 0
     while start + NEXTHOP.size <= len(hops):

@@ -19,7 +19,7 @@ from struct import Struct
 from typing import TYPE_CHECKING
 
 from cni.shared.kernel.links import GETLINK, NEWLINK, Rtnl, ifinfo
-from cni.shared.kernel.netlink import NESTED, KernelError, attribute, unpack_attributes
+from cni.shared.kernel.netlink import NESTED, KernelError, attribute, unpack_attributes, unpack_list
 
 if TYPE_CHECKING:
     from typing import Any
@@ -52,10 +52,10 @@ _STATES = ("auto", "enable", "disable")
 
 def read(host: Rtnl, pf_index: int, vf: int) -> dict[str, Any] | None:
     """The state of the VF number `vf` of the PF; None when it has none of that number. KernelError."""
-    body = host.request(GETLINK, ifinfo(pf_index) + _WITH_VFS)[0]
-    listed = dict(unpack_attributes(body, len(ifinfo(0)))).get(_VFINFO_LIST, b"")
-    for kind, payload in unpack_attributes(listed):
-        found = dict(unpack_attributes(payload))
+    body = host.get(GETLINK, ifinfo(pf_index) + _WITH_VFS)
+    listed = unpack_attributes(body, len(ifinfo(0))).get(_VFINFO_LIST, b"")
+    for kind, payload in unpack_list(listed):
+        found = unpack_attributes(payload)
         if kind == _VF_INFO and _MAC in found and _MAC_BYTES.unpack_from(found[_MAC])[0] == vf:
             return _state(found)
     return None
@@ -64,7 +64,7 @@ def read(host: Rtnl, pf_index: int, vf: int) -> dict[str, Any] | None:
 def _state(found: dict[int, bytes]) -> dict[str, Any]:
     _, octets = _MAC_BYTES.unpack_from(found[_MAC])
     state = {"mac": octets[:6].hex(":"), "vlan": 0, "vlanQoS": 0, "vlanProto": "802.1q"}
-    tags = dict(unpack_attributes(found.get(_VLAN_LIST, b"")))
+    tags = unpack_attributes(found.get(_VLAN_LIST, b""))
     if _VLAN_INFO in tags:
         _, state["vlan"], state["vlanQoS"], protocol = _TAG.unpack_from(tags[_VLAN_INFO])
         state["vlanProto"] = _PROTOCOL_NAMES.get(protocol, "802.1q")
