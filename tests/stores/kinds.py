@@ -51,8 +51,23 @@ class FileKind:
         return lambda: FileStore(directory), lambda: shutil.rmtree(directory)
 
 
+class PatientEtcdStore(EtcdStore):
+    """An etcd store of an unwell member: a claim that was left open is made again, as ipam.acquire does."""
+
+    def claim(self, wants: Sequence[Want], owner: Owner, instead_of: Sequence[Lease] = ()) -> Any:
+        while isinstance(answer := super().claim(wants, owner, instead_of), Unknown):
+            owner.sequence += 1
+        return answer
+
+    def release(self, leases: Sequence[Lease]) -> int:
+        """A second request finds nothing, when the reply to the first was lost."""
+        there = sum(lease.key() in [held.key() for held in self.find(lease.attachment)] for lease in _distinct(leases))
+        super().release(leases)
+        return there
+
+
 class EtcdKind:
-    """etcd stores, each under a prefix of its own in one real etcd."""
+    """etcd stores, each under a prefix of its own in one real etcd. Before an `unwell` one each third change falls ill."""
 
     name = "etcd"
     leaf = 64
@@ -62,22 +77,30 @@ class EtcdKind:
     remembers_beside = True
     _prefixes = itertools.count()
 
+    def __init__(self, unwell: bool = False) -> None:
+        self.unwell = unwell
+        self.name += ", unwell" if unwell else ""
+
     def unusable(self) -> str:
         return etcd.unusable()
 
     def make(self, whole: bool = True) -> tuple[Callable[[], Store], Callable[[], None]]:
         """`whole`: in the end all keys must belong together."""
         cluster = etcd.shared(etcd.LARGE)
-        store_ref = description(cluster.endpoints, prefix=f"/railcni-{os.getpid()}-{next(self._prefixes)}")
+        unwell = Unwell(cluster.members[0].port, True, in_turn(3)).__enter__() if self.unwell else None
+        endpoints = [f"http://127.0.0.1:{unwell.port}"] if unwell else cluster.endpoints
+        store_ref = description(endpoints, prefix=f"/railcni-{os.getpid()}-{next(self._prefixes)}")
         opened: list[EtcdStore] = []
 
         def reopen() -> EtcdStore:
-            opened.append(EtcdStore(store_ref, seconds=20))
+            opened.append((PatientEtcdStore if unwell else EtcdStore)(store_ref, seconds=20))
             return opened[-1]
 
         def remove() -> None:
             for store in opened:
                 store.close()
+            if unwell:
+                unwell.__exit__()
             assert not whole or etcd_dump.faults(etcd_dump.dump(cluster.endpoints[0], store_ref["prefix"])) == []
 
         return reopen, remove
@@ -108,6 +131,10 @@ class AnyNames(Api):
         """An empty pool that holds any address."""
         cidr = "0.0.0.0/0" if want.family == 4 else f"{ipaddress.IPv6Address(want.value >> 62 << 62)}/66"
         self.create(POOLS, new_pool(encoded(POOLS, want.pool), cidr, {}))
+
+
+def _distinct(leases: Sequence[Lease]) -> list[Lease]:
+    return list({lease.key(): lease for lease in leases}.values())
 
 
 def encoded(resource: str, name: str) -> str:
@@ -147,7 +174,7 @@ class RecordingStore(KubernetesStore):
 
     def release(self, leases: Sequence[Lease]) -> int:
         """Made again after an outcome that an unwell server leaves open, as the next call of a node does."""
-        there = sum(self._is_there(lease) for lease in {lease.key(): lease for lease in leases}.values())
+        there = sum(self._is_there(lease) for lease in _distinct(leases))
         try:
             return super().release(leases)
         except Open:
@@ -173,6 +200,7 @@ class ApiKind:
     examples = 8
     _namespaces = itertools.count()
     _server: ApiServer | None = None
+    _before: Unwell
 
     def __init__(self, unwell: bool = False) -> None:
         self.unwell = unwell
@@ -189,8 +217,10 @@ class ApiKind:
             atexit.register(self._server.close)
             self._port = self._server.port
             if self.unwell:
-                self._port = Unwell(self._server.port, False, in_turn(3)).__enter__().port
+                self._before = Unwell(self._server.port, False, in_turn(3)).__enter__()
+                self._port = self._before.port
         if self.unwell:
+            self._before.choose = in_turn(3)  # so that a run of the state machine can be repeated
             self._server.lag()
         directory = Path(tempfile.mkdtemp(prefix="railcni-kubeconfig-"))
         well = Path(self._server.kubeconfig(directory, f"railcni-{os.getpid()}-{next(self._namespaces)}"))
@@ -312,6 +342,7 @@ Kind = FileKind | EtcdKind | KubernetesKind | AddressLeaseKind
 KINDS: list[Kind] = [
     FileKind(),
     EtcdKind(),
+    EtcdKind(unwell=True),
     KubernetesKind(),
     KubernetesKind(unwell=True),
     AddressLeaseKind(),
@@ -331,7 +362,8 @@ def owner(
     netns: str = "/run/netns/x",
     machine: str = "",
 ) -> Owner:
-    return Owner(Attachment(network, container, ifname), pod, node, boot_id, netns, sequence, machine)
+    """With room between sequences: a claim that is made again has a later one."""
+    return Owner(Attachment(network, container, ifname), pod, node, boot_id, netns, sequence * 101, machine)
 
 
 def want(value: int, pool: str = "pool", *, family: int = 4, scope: str | None = "") -> Want:

@@ -163,6 +163,7 @@ class StoreMachine(RuleBasedStateMachine):
             return multiple()
         assert isinstance(answer, Claimed)
         assert [lease.value for lease in answer.leases] == [want.value for want in wanted]
+        self.model |= {lease.place: lease for lease in answer.leases}
         for want in wanted:
             self.memory.pop(object_of(want), None)
         if cooldown:

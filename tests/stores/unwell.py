@@ -27,7 +27,7 @@ def _gateway(code: int, number: int, message: str) -> Answer:
 
 _PROXY = (503, "text/plain", "upstream connect error or disconnect/reset before headers")
 _LEADER = "etcdserver: leader changed"
-LOST, LOST_AFTER, CUT, SLOW = "lost", "lost after", "cut", "slow"
+LOST, LOST_AFTER, LATE, CUT, SLOW = "lost", "lost after", "late", "cut", "slow"
 ILL: dict[str, tuple[Answer | str, Answer | str]] = {
     # what an API server does to a change, and what etcd's gateway does, by the texts of real ones (k8s.io/apimachinery/pkg/
     # api/errors, k8s.io/apiserver, go.etcd.io/etcd/api/v3rpc/rpctypes)
@@ -55,10 +55,12 @@ ILL: dict[str, tuple[Answer | str, Answer | str]] = {
     ),
     LOST: (LOST, LOST),  # the connection is closed before the server gets the request
     LOST_AFTER: (LOST_AFTER, LOST_AFTER),  # … when the server has served it, instead of the reply
+    LATE: (LATE, LATE),  # … before the server gets it, which then serves it after some of the next changes
     CUT: (CUT, CUT),  # … after half of the reply
     SLOW: (SLOW, SLOW),
 }
 _SLOW_SECONDS = 0.05
+_BETWEEN = 27, 9, 3, 1  # changes that are served before a late one, in turn
 _HURRY = 20.0
 
 
@@ -66,30 +68,40 @@ class Unwell:
     """`with Unwell(port, is_etcd) as unwell`: a server at `unwell.port` that passes requests on to 127.0.0.1:`port`.
 
     `choose` is asked for each change by its method, its path and the name of a new object, and names an illness of ILL, or "" for none.
+    In the end all late requests have been served.
     """
 
     def __init__(self, port: int, is_etcd: bool, choose: Callable[[str], str]) -> None:
         self.choose = choose
         self.met: list[str] = []
+        self._port = port
+        self._late: list[tuple[int, Any]] = []  # the number of changes to be served before a request, and the request
+        self._between = itertools.cycle(_BETWEEN)
+        self._lock = threading.Lock()
         outer = self
 
         class Handler(http_server.Handler):
             def answer(self) -> None:
-                body = self.body()
+                request = self.command, self.path, self.body(), dict(self.headers)
                 illness = ""
-                if _changes(is_etcd, self.command, self.path, body):
+                is_change = _changes(is_etcd, *request[:3])
+                if is_change:
                     is_new = self.command == "POST" and not is_etcd
-                    name = json.loads(body)["metadata"]["name"] if is_new else ""
+                    name = json.loads(request[2])["metadata"]["name"] if is_new else ""
                     illness = outer.choose(f"{self.command} {self.path} {name}")
                 if illness:
                     outer.met.append(illness)
                 does = ILL[illness][is_etcd] if illness else ""
                 if does == SLOW:
                     time.sleep(_SLOW_SECONDS)
-                if does == LOST:
+                if does == LATE:
+                    outer._late.append((next(outer._between), request))
+                if does in (LOST, LATE):
                     self.close_connection = True
                     return
-                status, kind, said = does if isinstance(does, tuple) else self._passed_on(body)
+                status, kind, said = does if isinstance(does, tuple) else outer._pass_on(*request)
+                if is_change:
+                    outer._catch_up()
                 data = said.encode()
                 self.close_connection = does in (LOST_AFTER, CUT)
                 if does == LOST_AFTER:
@@ -100,15 +112,6 @@ class Unwell:
                 self.end_headers()
                 self.wfile.write(data[: len(data) // 2] if does == CUT else data)
 
-            def _passed_on(self, body: bytes) -> Answer:
-                server = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
-                try:
-                    server.request(self.command, self.path, body, dict(self.headers))
-                    reply = server.getresponse()
-                    return reply.status, reply.headers.get("Content-Type", ""), reply.read().decode()
-                finally:
-                    server.close()
-
         self._server = http_server.Server(Handler)
         self.port: int = self._server.server_port
 
@@ -118,6 +121,25 @@ class Unwell:
 
     def __exit__(self, *_: object) -> None:
         self._server.close()
+        self._catch_up(max(_BETWEEN))
+
+    def _pass_on(self, method: str, path: str, body: bytes, headers: dict[str, str]) -> Answer:
+        server = http.client.HTTPConnection("127.0.0.1", self._port, timeout=60)
+        try:
+            server.request(method, path, body, headers)
+            reply = server.getresponse()
+            return reply.status, reply.headers.get("Content-Type", ""), reply.read().decode()
+        finally:
+            server.close()
+
+    def _catch_up(self, changes: int = 1) -> None:
+        """Serve the late requests that are due now that so many changes have been served."""
+        with self._lock:
+            late = [(left - changes, request) for left, request in self._late]
+            self._late = [kept for kept in late if kept[0] > 0]
+        for left, request in late:
+            if left <= 0:
+                self._pass_on(*request)
 
 
 class Hurry:
