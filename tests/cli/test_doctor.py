@@ -155,6 +155,18 @@ def test_a_module_that_is_built_in_is_known_by_what_it_makes(tmp_path: Path) -> 
     assert levels(modules.check(modules.read(str(tmp_path)))) == [OK, OK, OK]
 
 
+@pytest.mark.parametrize("built_in", [False, True])
+def test_the_second_port_of_a_bond_needs_no_verbs_device_of_its_own(tmp_path: Path, built_in: bool) -> None:
+    machines.bond(tmp_path)
+    for name in () if built_in else ("ib_core", "mlx5_ib"):
+        (tmp_path / "module" / name).mkdir(parents=True)
+    found = [f for f in modules.check(modules.read(str(tmp_path))) if ":" in f.subject]
+    assert [(f.level, f.found) for f in found] == [
+        (OK, "mlx5_core, with a verbs device"),
+        (OK, "mlx5_core, in a bond with the verbs device mlx5_bond_0"),
+    ]
+
+
 def test_a_nic_without_its_verbs_driver_or_without_a_driver_is_named(tmp_path: Path) -> None:
     machine = Machine(tmp_path)
     machine.function("pci0000:3a/0000:3a:00.0/0000:3b:00.0", MELLANOX, ETHERNET, driver="mlx5_core")

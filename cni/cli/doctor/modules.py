@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from cni.cli.doctor.finding import ADVICE, FAULT, Observation, broken, note, ok
 from cni.library.inventory import functions
 from cni.library.inventory.functions import Function
-from cni.library.inventory.topology import text
+from cni.library.inventory.topology import beside, text
 from cni.shared.kernel import rdma_sysfs
 from cni.shared.kernel.files import names_in
 
@@ -40,10 +40,12 @@ _MELLANOX = "15b3"
 
 @dataclass(frozen=True)
 class Modules:
-    """`loaded` are the modules of _NEEDED and _COMPANIONS that are there; `functions` the network functions on PCI."""
+    """`loaded` are the modules of _NEEDED and _COMPANIONS that are there; `functions` the network functions on PCI; `bonded`
+    the verbs device of a bond (LAG) by the functions that have none of their own for it."""
 
     loaded: frozenset[str]
     functions: tuple[Function, ...]
+    bonded: Mapping[str, str] = field(default_factory=dict)
 
 
 def read(root: str = "/sys") -> Modules:
@@ -53,7 +55,19 @@ def read(root: str = "/sys") -> Modules:
         if os.path.isdir(f"{root}/module/{name}"):
             loaded.add(name)
     physical = [f for f in functions.read(root) if not f.is_virtual and not f.is_software]
-    return Modules(frozenset(loaded), tuple(physical))
+    with_verbs = [f for f in physical if f.verbs]
+    loaded.update(_COMPANIONS[f.driver] for f in with_verbs if f.driver in _COMPANIONS)  # also one that is built in
+    bonded = {
+        one.id: other.verbs[0]
+        for one in physical
+        for other in with_verbs
+        if not one.verbs and one.driver == other.driver and _uppers(one, root) & _uppers(other, root)
+    }
+    return Modules(frozenset(loaded), tuple(physical), bonded)
+
+
+def _uppers(function: Function, root: str) -> set[str]:
+    return {upper for netdev in function.netdevs for upper in beside(netdev, "upper_", root)}
 
 
 def check(modules: Modules) -> Iterator[Observation]:
@@ -67,6 +81,8 @@ def check(modules: Modules) -> Iterator[Observation]:
         companion = _COMPANIONS.get(function.driver, "")
         if function.verbs:
             yield ok(function.id, f"{function.driver}, with a verbs device")
+        elif function.id in modules.bonded:
+            yield ok(function.id, f"{function.driver}, in a bond with the verbs device {modules.bonded[function.id]}")
         elif function.vendor == _MELLANOX and not function.driver:
             yield broken(function.id, "an NVIDIA NIC without a driver", "mlx5_core", "modprobe mlx5_core; see dmesg")
         elif companion and companion not in modules.loaded:
