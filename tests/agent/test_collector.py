@@ -15,6 +15,8 @@ from tests.agent.rig import GRACE, IFNAME, POOL, POOLS, RESERVATIONS, Rig, owner
 from tests.node import until
 from tests.stores import kubernetes_api, kubernetes_proxy
 
+HERE = "/proc/self/ns/net"
+
 # --- leases that are dead ---
 
 
