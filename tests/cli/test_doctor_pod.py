@@ -198,9 +198,12 @@ FAULTS: dict[str, tuple[Callable[[Scene, pytest.MonkeyPatch], object], str, str]
     "the NIC's verbs driver is not loaded": (
         lambda s, _: [
             shutil.rmtree(s.sys.root / "module/mlx5_ib"),
-            (s.sys.root / "class/infiniband/mlx5_0").unlink(),
-            shutil.rmtree((s.sys.root / f"bus/pci/devices/{NIC}").resolve() / "infiniband"),
-            shutil.rmtree((s.sys.root / f"bus/pci/devices/{NIC}").resolve() / "infiniband_verbs"),
+            *((s.sys.root / f"class/infiniband/mlx5_{n}").unlink() for n in (0, 1)),
+            *(
+                shutil.rmtree((s.sys.root / f"bus/pci/devices/{nic}").resolve() / folder)
+                for nic in (NIC, OTHER)
+                for folder in ("infiniband", "infiniband_verbs")
+            ),
         ],
         "modules",
         "mlx5_core without mlx5_ib",
