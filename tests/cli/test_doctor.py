@@ -202,6 +202,26 @@ def test_checks_that_were_skipped_are_told_with_the_reason_on_demand(
     assert ", 13 skipped" in told
 
 
+def test_what_is_the_same_of_eight_nics_is_said_once(
+    node: Callable[[Callable[[Path], Machine]], NodeFacts], capsys: pytest.CaptureFixture[str]
+) -> None:
+    facts = node(machines.hgx)
+    found = report.examine(facts)
+    command._print(found, verbose=False)
+    told = capsys.readouterr().out
+    assert len(re.findall("^unknown .*rp_filter cannot be read$", told, re.M)) == 1
+    assert f"{', '.join(f'ens{n}f0np0' for n in range(8))}: PFC unknown" in told
+    assert f"{sum(f.level == UNKNOWN for f in found.findings)} unknown" in told
+
+
+def test_the_settings_of_a_bond_are_those_of_its_ports(node: Callable[[Callable[[Path], Machine]], NodeFacts]) -> None:
+    facts = node(machines.bond)
+    trust = Path(facts.places.sys, "class/net/ens2f1np1/qos/trust")
+    trust.parent.mkdir()
+    trust.write_text("pcp\n")
+    assert {name: told.trust for name, told in facts.congestion.items()} == {"ens2f0np0": "", "ens2f1np1": "pcp"}
+
+
 def test_device_nodes_that_are_missing_or_something_else_are_named(tmp_path: Path) -> None:
     for name, number in (("infiniband_verbs/uverbs0", "231:192"), ("infiniband_verbs/uverbs1", "231:193")):
         (tmp_path / "class" / name).mkdir(parents=True)

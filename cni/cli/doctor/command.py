@@ -7,6 +7,8 @@ import ipaddress
 import os
 import re
 import sys
+from collections.abc import Iterable
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from cni.cli.doctor.finding import ADVICE, FAULT, MEANINGS, NOTE, OK, SKIPPED, UNKNOWN, Observation
@@ -83,10 +85,11 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _print(found: DoctorReport, verbose: bool) -> None:
+    findings = _folded(found.findings)
     verbose = verbose or bool(found.facts.pod)
-    told = [f for f in found.findings if f.remedy]
+    told = [f for f in findings if f.remedy]
     hidden = () if verbose else (OK, SKIPPED)
-    rows = [_row(f) for f in found.findings if not f.remedy and f.level not in hidden]
+    rows = [_row(f) for f in findings if not f.remedy and f.level not in hidden]
     if rows:
         output.print_table(("level", "check", "found"), rows)
     out = output.console()
@@ -104,6 +107,16 @@ def _print(found: DoctorReport, verbose: bool) -> None:
     summary = ", ".join(f"{levels.count(level)} {level}" for level in dict.fromkeys([OK, *levels]))
     verdict = "healthy" if found.is_healthy else "not healthy"
     out.print(f"\n{verdict}: {summary}")
+
+
+def _folded(findings: Iterable[Observation]) -> list[Observation]:
+    """The findings in their order; those that differ by the subject alone, as of eight NICs, are one with all subjects."""
+    groups: dict[object, list[Observation]] = {}
+    for one in findings:
+        texts = (text.replace(one.subject, "") for text in (one.found, one.healthy, one.remedy))
+        key = id(one) if one.level == OK else (one.level, one.check, *texts)
+        groups.setdefault(key, []).append(one)
+    return [replace(same[0], subject=", ".join(one.subject for one in same)) for same in groups.values()]
 
 
 def _row(finding: Observation) -> tuple[object, ...]:

@@ -15,9 +15,8 @@ from dataclasses import dataclass, field
 
 from cni.cli.doctor.finding import Observation, advice, ok, unknown
 from cni.library.inventory.devices import Port
-from cni.library.inventory.topology import text
+from cni.library.inventory.topology import beside, text
 from cni.shared.kernel import dcb
-from cni.shared.kernel.files import names_in
 from cni.shared.kernel.links import Rtnl
 
 _PRIORITIES = range(8)
@@ -59,7 +58,11 @@ def read(port: Port, driver: str, root: str = "/sys", live: bool = True) -> Cong
     trust = text(f"{here}/qos/trust")
     if not trust and told is not None:
         trust = "dscp" if told.dscp else "pcp" if driver == "mlx5_core" else ""
-    above = [name.removeprefix("upper_") for name in names_in(here) if name.startswith("upper_")]
+    uppers = beside(port.netdev, "upper_", root)
+    above = [
+        *uppers,
+        *(name for upper in uppers for name in beside(upper, "upper_", root)),
+    ]  # a bond, and what is on it
     return Congestion(
         pfc=told.pfc if told else None,
         trust=trust,

@@ -243,12 +243,17 @@ class NodeFacts:
 
     @cached_property
     def congestion(self) -> dict[str, Congestion]:
-        """What each RoCE netdev of this namespace does about congestion."""
+        """What each RoCE netdev of this namespace does about congestion; of a bond its ports, which have the settings."""
         active = self.active_netdevs
         ports = [
             (p, d.driver) for d in self.devices for p in d.ports if p.netdev in active and p.is_active and p.is_roce
         ]
-        return {p.netdev: congestion.read(p, driver, self.places.sys, self.places.live) for p, driver in ports}
+        sys = self.places.sys
+        return {
+            name: congestion.read(replace(port, netdev=name), driver, sys, self.places.live)
+            for port, driver in ports
+            for name in topology.beside(port.netdev, "lower_", sys) or [port.netdev]
+        }
 
     @cached_property
     def functions(self) -> list[pcie.PcieFunction]:
