@@ -1,13 +1,16 @@
 """The pictures of screens in docs/screens: what commands really print, drawn by rich at two widths, light and dark.
 
-`python -m tests.docs.screens` draws them again, as root. The node is that of tests/cli/test_doctor_pod.py, with three faults.
+`python -m tests.docs.screens` draws them again, as root. `doctor` shows a
+node of the lab, as its sysfs was recorded, with one fault; the other commands show that of tests/cli/test_doctor_pod.py.
 """
 
 from __future__ import annotations
 
 import io
+import json
 import os
 import re
+import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
@@ -28,6 +31,7 @@ from cni.cli.main import main
 from cni.cli.terminal import output
 from cni.library.inventory import devices as inventory
 from cni.library.inventory import sandboxes
+from tests import recorded
 from tests.cli.test_doctor_pod import Scene, in_container
 from tests.view import View
 
@@ -67,9 +71,16 @@ def _namespace() -> int:
 
 
 def _doctor(scene: Scene) -> None:
-    scene.put("class/net/ens2f0/mtu", "1500")
-    (scene.devices / "uverbs0").unlink()
-    usual = mock.patch.multiple(setup, memlock_of=lambda _: 8 << 20, may_lock=lambda _: False, user_of=lambda _: 0)
+    shutil.rmtree(scene.sys.root)
+    recorded.lay("lab-roce", scene.sys.root)
+    scene.put("class/infiniband_verbs/uverbs0/ibdev", "mlx5_0")  # which the record lacks
+    for node in ("class/infiniband_verbs/uverbs0", "class/misc/rdma_cm"):
+        scene.put(f"{node}/dev", "1:3")  # the nodes of the scene are those of /dev/null
+    offered = {"Data": {"RegisteredDevices": {"rdma/hca_a": ["mlx5_0-0"]}}}
+    (scene.folder / "kubelet/device-plugins/kubelet_internal_checkpoint").write_text(json.dumps(offered))
+    for node in ("uverbs0", "uverbs1"):
+        (scene.devices / node).unlink()
+    usual = mock.patch.multiple(setup, memlock_of=lambda _: -1, may_lock=lambda _: False, user_of=lambda _: 0)
     with usual, in_container(scene), scene.host.entered():
         found = report.examine(NodeFacts(scene.places(), "default/pod-1"))
         named = [_as_on_a_node(scene, finding) for finding in found.findings]
