@@ -242,6 +242,7 @@ def test_what_is_printed_is_what_is_meant(tmp_path: Path, capsys: pytest.Capture
         ("count: 1\nsubnet: 192.168.{rail}.0/24\nmaster: e\nnumVfs: 8\n", ["4:9: numVfs: a macvlan takes no VFs"]),
         ("count: 1\nsubnet: 192.168.{rail}.0/24\nmaster: e\noneNetwork: true\naddressing: plain\n", ["4:13: oneNetwork: needs one index on all rails: want addressing same-index"]),
         ("count: 1\nsubnet: 192.168.{rail}.0/24\npci: ['0000:18:00.0']\n", ["a macvlan needs the netdev's name"]),
+        ("count: 2\nsubnet: 192.168.{rail}.0/24\nmaster: e{rail}\nresourcePrefix: rdma{rail}\n", ['4:17: resourcePrefix: "rdma{rail}": want a domain in small letters']),
         ("count: [\n", ["rails.yaml:2:1: not YAML"]),
         ("", ["rails.yaml: want the keys count, subnet, and"]),
         ("- 1\n", ["rails.yaml: want the keys count, subnet, and"]),

@@ -16,7 +16,7 @@ from cni.library.documents.models import Identifier, Namespace
 from cni.library.documents.text import Keys
 from cni.library.inventory import devices as inventory
 from cni.library.inventory import topology
-from cni.library.resources.models import MOST_VFS
+from cni.library.resources.models import MOST_VFS, prefix
 from cni.shared.rail import MOST_RAILS, TABLE_BASE
 from cni.shared.spec.errors import InvalidConfig
 
@@ -86,7 +86,9 @@ class Rails(BaseModel):
     tableBase: Annotated[int, Field(ge=256, le=1 << 30)] = TABLE_BASE  # the number of rail 0's routing table
     addressing: Literal["same-index", "plain"] = "same-index"  # same-index: a pod has one index on all rails
     oneNetwork: bool = False  # one network and one resource for all rails: the NICs that a pod is given decide
-    resourcePrefix: Template = "rdma"  # the prefix of the resource names: rdma/rails_rail_0
+    resourcePrefix: Annotated[str, AfterValidator(prefix)] = (
+        "rdma"  # the prefix of the resource names: rdma/rails_rail_0
+    )
     shared: Annotated[int, Field(ge=1)] = 1000  # how many pods share a NIC, for macvlan
     numVfs: Annotated[int, Field(ge=0, le=MOST_VFS)] = 0  # how many VFs a NIC has, for sriov
     image: str = "busybox:1.36"  # the test pod's image

@@ -75,7 +75,8 @@ def _name(text: str) -> str:
     return text
 
 
-def _prefix(text: str) -> str:
+def prefix(text: str) -> str:
+    """`text` as the domain of a resource's name; ValueError."""
     if not _PREFIX.fullmatch(text) or len(text) > 253:
         raise ValueError("want a domain in small letters")
     if "kubernetes.io" in text or text.startswith("requests."):
@@ -151,7 +152,7 @@ class ExclusiveSelectors(Selectors):
 
 class _Resource(_Model):
     resourceName: Annotated[str, AfterValidator(_name)]
-    resourcePrefix: Annotated[str, AfterValidator(_prefix)]
+    resourcePrefix: Annotated[str, AfterValidator(prefix)]
     umad: bool = False
     """whether containers get umadN and issmN too, for subnet managers and diagnostics; a key of this project"""
 
@@ -164,7 +165,7 @@ class _Resource(_Model):
 class Shared(_Resource):
     """Devices that many containers use at once. The last two keys are this project's."""
 
-    resourcePrefix: Annotated[str, AfterValidator(_prefix)] = "rdma"
+    resourcePrefix: Annotated[str, AfterValidator(prefix)] = "rdma"
     rdmaHcaMax: Annotated[int, Field(ge=0, le=MOST_DEVICES)]
     devices: Texts = []
     selectors: SharedSelectors = SharedSelectors()
@@ -185,7 +186,7 @@ class Shared(_Resource):
 class Exclusive(_Resource):
     """Functions that one container has at a time. Of several selectors the first that matches counts."""
 
-    resourcePrefix: Annotated[str, AfterValidator(_prefix)] = "intel.com"
+    resourcePrefix: Annotated[str, AfterValidator(prefix)] = "intel.com"
     deviceType: Literal["netDevice"] = "netDevice"
     excludeTopology: bool = False
     selectors: Annotated[list[ExclusiveSelectors], BeforeValidator(_listed), Field(min_length=1)]
