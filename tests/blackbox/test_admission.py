@@ -346,26 +346,57 @@ def test_an_agents_token_for_the_plugins_is_short_and_of_its_own_node(
     assert said in found and bool(said) == bool(found)
 
 
+STORE = {"data": {"datastore": "addresslease"}}
+
+
 @pytest.mark.parametrize(
-    ("resource", "name", "said"),
+    ("resource", "name", "document", "said"),
     [
-        ("leases", "railcni-agent", ""),
-        ("leases", "node-n1", ""),
-        ("leases", "node-n2", "may not write leases"),
-        ("leases", "n1", "may not write leases"),
-        ("leases", "kube-scheduler", "may not write leases"),
-        ("configmaps", "railcni-datastore", ""),
-        ("configmaps", "coredns", "may not write configmaps"),
+        ("leases", "railcni-agent", {}, ""),
+        ("leases", "node-n1", {}, ""),
+        ("leases", "node-n2", {}, "may not write leases"),
+        ("leases", "n1", {}, "may not write leases"),
+        ("leases", "kube-scheduler", {}, "may not write leases"),
+        ("configmaps", "coredns", STORE, "may not write configmaps"),
+        ("configmaps", "railcni-datastore", {}, "has one key, datastore"),
+        ("configmaps", "railcni-datastore", {"data": {"datastore": "etcd"}}, "has one key, datastore"),
+        ("configmaps", "railcni-datastore", {"data": {**STORE["data"], "x": "y"}}, "has one key, datastore"),
+        ("configmaps", "railcni-datastore", {**STORE, "binaryData": {"x": "eQ=="}}, "has one key, datastore"),
+        ("configmaps", "railcni-datastore", STORE, ""),
     ],
 )
 def test_an_agent_writes_only_the_lease_and_the_configmap_of_its_names(
-    site: Site, resource: str, name: str, said: str
+    site: Site, resource: str, name: str, document: dict[str, Any], said: str
 ) -> None:
     name = re.sub("n[12]$", lambda node: site.node(node[0]), name)
     agent = site.agent("n1")
     namespace = site.electing if resource == "leases" else site.leases
-    found = refusal(lambda: agent.create(resource, {"metadata": {"name": name}}, namespace))
+    found = refusal(lambda: agent.create(resource, {"metadata": {"name": name}, **document}, namespace))
     assert said in found and bool(said) == bool(found)
+
+
+@pytest.mark.parametrize("change", ["patched", "deleted", "made again"])
+def test_the_store_that_an_agent_has_chosen_is_changed_by_no_agent(site: Site, change: str) -> None:
+    metadata = {"name": "railcni-datastore", "namespace": site.leases}
+    kubectl("apply", "-f", "-", given=[{"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, **STORE}])
+    agent = site.agent("n2")
+    found, _ = agent.get("configmaps", metadata["name"], namespace=site.leases)
+    other = {"metadata": {"name": metadata["name"]}, "data": {"datastore": "kubernetes"}}
+    changes: dict[str, Callable[[], Any]] = {
+        "patched": lambda: agent.patch(
+            "configmaps",
+            metadata["name"],
+            [{"op": "add", "path": "/data/datastore", "value": "kubernetes"}],
+            site.leases,
+        ),
+        "deleted": lambda: agent.delete(
+            "configmaps", metadata["name"], found["metadata"]["uid"], namespace=site.leases
+        ),
+        "made again": lambda: agent.create("configmaps", other, site.leases),
+    }
+    with pytest.raises((CniError, Conflict)):
+        changes[change]()
+    assert agent.get("configmaps", metadata["name"], namespace=site.leases)[0] == found
 
 
 @pytest.mark.parametrize(
