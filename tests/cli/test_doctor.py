@@ -736,18 +736,23 @@ class Bindings(http_server.Handler):
         self.reply(status, body)
 
 
+NODES, DRA = setup.POLICIES["admission.yaml"], setup.POLICIES["dra/rbac.yaml"]
+
+
 @pytest.mark.parametrize(
-    ("names", "status", "said"),
+    ("names", "has_dra", "status", "said"),
     [
-        (setup.POLICIES, 0, [(OK, f"{len(setup.POLICIES)} bindings")]),
-        (setup.POLICIES[2:], 0, [(ADVICE, "missing: railcni-addressleases, railcni-abandoned")]),
-        ((), 404, [(ADVICE, "missing: the server knows no such policies")]),
-        ((), 403, []),
+        (NODES, False, 0, [(OK, f"{len(NODES)} bindings")]),
+        (NODES[2:], False, 0, [(ADVICE, "missing: railcni-addressleases, railcni-abandoned")]),
+        (NODES + DRA, True, 0, [(OK, f"{len(NODES + DRA)} bindings")]),
+        (NODES, True, 0, [(ADVICE, "missing: railcni-dra, railcni-dra-claims")]),
+        ((), True, 404, [(ADVICE, "missing: the server knows no such policies")]),
+        ((), True, 403, []),
     ],
-    ids=["all", "some", "an old server", "no right"],
+    ids=["all", "some", "all with the DRA driver's", "without the DRA driver's", "an old server", "no right"],
 )
 def test_missing_admission_policies_are_advice_where_they_may_be_read(
-    tmp_path: Path, names: Collection[str], status: int, said: list[tuple[str, str]]
+    tmp_path: Path, names: Collection[str], has_dra: bool, status: int, said: list[tuple[str, str]]
 ) -> None:
     handler = type("Handler", (Bindings,), {"names": names, "status": status})
     with http_server.Server(handler) as server:
@@ -760,18 +765,19 @@ def test_missing_admission_policies_are_advice_where_they_may_be_read(
         (tmp_path / "kubeconfig").write_text(json.dumps(config))
         flat = {"datastore": "addresslease", "kubernetes": {"kubeconfig": str(tmp_path / "kubeconfig")}}
         (tmp_path / "whereabouts.conf").write_text(json.dumps(flat))
-        found = list(setup.check_admission(str(tmp_path / "whereabouts.conf")))
+        found = list(setup.check_admission(has_dra, str(tmp_path / "whereabouts.conf")))
     assert [(f.level, f.found) for f in found] == said
 
 
 def test_the_policies_that_doctor_asks_for_are_those_that_are_installed() -> None:
-    documents = list(yaml.safe_load_all((ROOT / "conf/kubernetes/admission.yaml").read_text()))
-    bound = [d["metadata"]["name"] for d in documents if d["kind"].endswith("Binding")]
-    assert sorted(bound) == sorted(setup.POLICIES)
-    assert bound == [d["metadata"]["name"] for d in documents if not d["kind"].endswith("Binding")]
+    for file, names in setup.POLICIES.items():
+        documents = list(yaml.safe_load_all((ROOT / "conf/kubernetes" / file).read_text()))
+        kinds = ("ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding")
+        for kind in kinds:
+            assert [d["metadata"]["name"] for d in documents if d["kind"] == kind] == list(names)
     rights = yaml.safe_load_all((ROOT / "conf/kubernetes/rbac.yaml").read_text())
     (rule,) = (r for d in rights for r in d.get("rules", ()) if r["resources"] == [BINDINGS])
-    assert rule["resourceNames"] == list(setup.POLICIES)
+    assert rule["resourceNames"] == [name for names in setup.POLICIES.values() for name in names]
 
 
 def test_where_no_flat_file_is_installed_no_store_is_asked() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -14,6 +15,7 @@ from cni.cli.doctor.finding import FAULT, SKIPPED, UNKNOWN, Check, Observation, 
 from cni.library.inventory import devices, functions, topology
 from cni.library.inventory.sandboxes import REMEDY, is_denied
 from cni.library.inventory.topology import administrative_states
+from cni.library.resources.claims import own_folder
 from cni.shared.kernel.rdma_netlink import EXCLUSIVE
 from cni.shared.spec.errors import CniError
 
@@ -52,7 +54,7 @@ def _guids(f: NodeFacts) -> Iterator[Observation]:
 
 def _store(f: NodeFacts) -> Iterator[Observation]:
     yield from setup.check_store(*setup.reach())
-    yield from setup.check_admission()
+    yield from setup.check_admission(os.path.isdir(own_folder(f.places.kubelet)))
     yield from setup.check_pending(f.places.state)
 
 

@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 
-from cni.cli.doctor.finding import ADVICE, FAULT, OK, Observation, advice, broken, note, ok, unknown
+from cni.cli.doctor.finding import ADVICE, FAULT, Observation, advice, broken, note, ok, unknown
 from cni.library import lint
 from cni.library.audit import store as stores
 from cni.library.documents import networks
@@ -44,14 +44,17 @@ _LIMIT = (
 )
 _IPC_LOCK = 14  # include/uapi/linux/capability.h
 _ALL_USERS = 4294967295  # in uid_map of the host's user namespace
-POLICIES = (
-    "railcni-addressleases",
-    "railcni-abandoned",
-    "railcni-tokens",
-    "railcni-names",
-    "railcni-lost-nodes",
-    "railcni-events",
-)
+POLICIES = {  # bindings of admission policies, by the file below conf/kubernetes that has them
+    "admission.yaml": (
+        "railcni-addressleases",
+        "railcni-abandoned",
+        "railcni-tokens",
+        "railcni-names",
+        "railcni-lost-nodes",
+        "railcni-events",
+    ),
+    "dra/rbac.yaml": ("railcni-dra", "railcni-dra-claims"),
+}
 
 
 @dataclass(frozen=True)
@@ -197,9 +200,11 @@ def check_store(store: str, seconds: float, fault: str) -> Iterator[Observation]
         yield ok(f"store: {store}", f"answered in {seconds * 1000:.0f} ms")
 
 
-def check_admission(config: str = "") -> Iterator[Observation]:
-    """Find missing bindings of admission policies in the flat file's cluster. No finding if this user may not read them."""
-    missing = []
+def check_admission(has_dra: bool, config: str = "") -> Iterator[Observation]:
+    """Find missing bindings of admission policies in the flat file's cluster, also those of the DRA driver where the node `has_dra`.
+    No finding if this user may not read them."""
+    wanted = {file: names for file, names in POLICIES.items() if has_dra or not file.startswith("dra/")}
+    missing: dict[str, str] = {}  # each with its file
     try:
         if not config and not any(os.path.exists(path) for path in flatfile.PATHS):
             return
@@ -207,20 +212,23 @@ def check_admission(config: str = "") -> Iterator[Observation]:
         if choice.kind not in IN_CLUSTER:
             return
         with closing(Api(choice.kubeconfig, _PLUGIN_SECONDS)) as api:
-            for name in POLICIES:
-                try:
-                    api.get(BINDINGS, name, namespace=EVERYWHERE)
-                except Gone:
-                    missing.append(name)
+            for file, names in wanted.items():
+                for name in names:
+                    try:
+                        api.get(BINDINGS, name, namespace=EVERYWHERE)
+                    except Gone:
+                        missing[name] = file
     except Undefined:
-        missing = ["the server knows no such policies"]
+        missing = {"the server knows no such policies": "admission.yaml"}
     except CniError:
         return  # it may not be read, or the check of the store says what is wrong
-    found = f"missing: {', '.join(missing)}" if missing else f"{len(POLICIES)} bindings"
-    remedy = "apply conf/kubernetes/admission.yaml on servers from 1.31 on; docs/security.md says what holds without it"
-    healthy = "a node's tokens change the node's own leases alone"
-    level = ADVICE if missing else OK
-    yield Observation(level, "admission policies", found, *((healthy, remedy) if missing else ()))
+    if not missing:
+        yield ok("admission policies", f"{sum(map(len, wanted.values()))} bindings")
+        return
+    files = " and ".join(f"conf/kubernetes/{file}" for file in dict.fromkeys(missing.values()))
+    remedy = f"apply {files} on servers from 1.31 on; docs/security.md says what holds without it"
+    healthy = "a node's tokens change what is the node's own alone"
+    yield advice("admission policies", f"missing: {', '.join(missing)}", healthy, remedy)
 
 
 def check_pending(state: str) -> Iterator[Observation]:
