@@ -5,6 +5,7 @@ from __future__ import annotations
 import fnmatch
 import json
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -51,6 +52,17 @@ def test_nothing_but_a_star_is_special(pattern: str) -> None:
     assert matches(pattern, pattern)
     assert not matches(pattern, "a")
     assert not matches(pattern, "ens2f0")
+
+
+MIGRATION = (Path(__file__).resolve().parents[2] / "docs/migration.md").read_text()
+FORMER = re.findall(r"\| `(\{.*\})`", MIGRATION.partition("# From railcni 0.1.0")[2].partition("\n# ")[0])
+
+
+@pytest.mark.parametrize("line", FORMER)
+def test_each_line_that_restores_a_former_default_is_a_policy_that_says_something_else(line: str) -> None:
+    (name,) = json.loads(line)
+    attribute = re.sub("[A-Z]", lambda sign: f"_{sign[0].lower()}", name)
+    assert getattr(Policy(json.loads(line)), attribute) != getattr(Policy({}), attribute)
 
 
 def test_without_a_file_every_device_is_permitted_and_paths_are_confined() -> None:
