@@ -1,5 +1,5 @@
-"""What calls the plugins really: the variables, the CNI_ARGS and the order of the calls of each caller, recorded or read where
-its `source` says. Tests that stand for a caller take them from here, and those with the real one compare them.
+"""What calls the plugins really: the variables, the CNI_ARGS and the order of the calls of each caller, recorded or from
+source, as `source` says. Tests that stand for a caller take them from here, and those with the real one compare them.
 
 Recorded means: a shell script in the place of the plugin wrote down its environment and stdin, and ran the plugin.
 Variables that only say which run of the caller it was have a value of their own here.
@@ -72,15 +72,15 @@ CONTAINERD = Caller(
     unit=NOTIFY,
 )
 KUBELET = Caller(
-    "read: kubernetes/kubernetes, pkg/kubelet/kuberuntime/kuberuntime_manager.go, SyncPod: it calls no plugin, but the runtime,"
-    " here the containerd above. A sandbox that has died is ended before the pod's next one is made",
+    "recorded: kubelet of Kubernetes 1.36.2, which calls no plugin, but the containerd above. A sandbox that has died is ended"
+    " before the pod's next one is made, and removed later, often several times",
     CONTAINERD.environ,
     CONTAINERD.args,
     (ADD, DEL, *CONTAINERD.order),
     unit=NOTIFY,
 )
 THIN_MULTUS = Caller(
-    "recorded: Multus 95a0932 (after 4.3.0), the executable `multus`, called by the containerd above",
+    "recorded: Multus 4.3.0, the executable `multus`, called by the containerd above",
     _CONTAINERD,
     f"IgnoreUnknown=true;{_OF_POD};K8S_POD_UID={{uid}};IgnoreUnknown=1;{_OF_MULTUS}",
     (ADD, DEL),
@@ -88,8 +88,8 @@ THIN_MULTUS = Caller(
     unit=NOTIFY,
 )
 THICK_MULTUS = Caller(
-    "read: Multus 95a0932, deployments/multus-daemonset-thick.yml, images/Dockerfile.thick, pkg/server/exec_chroot.go; "
-    "kubelet's variables of the service `kubernetes`",
+    "recorded: Multus 4.3.0, `multus-daemon` in a pod like that of deployments/multus-daemonset-thick.yml, by the kubelet above;"
+    " PATH is that of its image, debian:stable-slim",
     {
         "PATH": _SYSTEM_PATH,
         "HOSTNAME": "node-1",
@@ -104,13 +104,14 @@ THICK_MULTUS = Caller(
         "KUBERNETES_PORT_443_TCP_PORT": "443",
         "KUBERNETES_PORT_443_TCP_ADDR": "10.96.0.1",
     },
-    THIN_MULTUS.args,
+    f"IgnoreUnknown=true;{_OF_POD}",
     (ADD, DEL),
     "net1",
     is_in_pod=True,
 )
 CRI_O = Caller(
-    "read: cri-o 33dbcc1, contrib/systemd/crio.service; systemd.exec(5) and sd_watchdog_enabled(3) of 252",
+    "from source, as Debian has no package of it: cri-o 33dbcc1, contrib/systemd/crio.service; systemd.exec(5) and"
+    " sd_watchdog_enabled(3) of 252",
     NOTIFY | {"GOTRACEBACK": "crash", "WATCHDOG_USEC": "60000000", "WATCHDOG_PID": "612"},
     f"IgnoreUnknown=1;{_OF_POD}",
     (ADD, CHECK, DEL),
@@ -140,7 +141,7 @@ CALLERS = {
 
 # It calls no CNI plugin, but `kubectl-railcni`.
 KUBECTL = Caller(
-    "read: kubernetes/kubernetes 8d31df5, staging/src/k8s.io/kubectl/pkg/cmd/cmd.go: kubectl becomes the plugin, which"
+    "recorded: kubectl 1.32.4, from a shell; as in kubernetes/kubernetes 8d31df5 it becomes the plugin, which"
     " gets kubectl's own environment and the arguments after its name; a flag before the name is refused",
     {
         "PATH": "/usr/local/bin:/usr/bin:/bin",
@@ -152,16 +153,3 @@ KUBECTL = Caller(
     "",
     (),
 )
-
-# In place of a plugin: writes each call below the directory, and runs the plugin.
-RECORDER = """#!/bin/sh
-umask 077; mkdir -p {directory}
-call={directory}/$(date +%s%N)-$$
-cat /proc/$$/environ > $call.environ
-exec {plugin}
-"""
-
-
-def variables_of(environ: bytes) -> dict[str, str]:
-    """The variables of a recorded call."""
-    return dict(entry.split("=", 1) for entry in environ.decode().split("\0") if entry)

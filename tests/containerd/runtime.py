@@ -344,6 +344,16 @@ class Runtime:
         items = self.stub.ListPodSandbox(cri.ListPodSandboxRequest(), timeout=SECONDS).items
         return {item.id: item.state == cri.SANDBOX_READY for item in items}
 
+    def pid_of(self, sandbox: str) -> int:
+        """The sandbox's first process, as this process sees it."""
+        folder = Path(f"/proc/{self._init}/root/run/containerd/io.containerd.runtime.v2.task/k8s.io/{sandbox}")
+        inside = (folder / "init.pid").read_text()
+        every = [pid for shim in children(self._init) for pid in children(shim)]
+        status = {pid: Path(f"/proc/{pid}/status").read_text() for pid in every}
+        return next(
+            pid for pid, text in status.items() if f"\t{inside}\t" in text.split("NSpid:")[1].split("\n")[0] + "\t"
+        )
+
     def remains(self) -> list[str]:
         """What is left of pods: ours, as `leftovers` says, and containerd's: sandboxes, containers, tasks, namespaces,
         control groups, processes."""

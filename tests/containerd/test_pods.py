@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 import time
 from collections.abc import Iterator, Sequence
@@ -12,13 +13,14 @@ import pytest
 
 from cni.cli.warm import described
 from tests import warm
-from tests.callers import CONTAINERD, RECORDER, THIN_MULTUS, Caller, variables_of
+from tests.callers import CONTAINERD, THIN_MULTUS, Caller
+from tests.containerd import calls
 from tests.containerd import cluster as clusters
 from tests.containerd import runtime as runtimes
 from tests.containerd.cluster import Cluster
 from tests.containerd.runtime import MULTUS, Pod, Runtime, conflist, multus
 from tests.device_plugin.scene import SHARED, Scene
-from tests.node import BIN, Node
+from tests.node import Node
 
 pytestmark = [pytest.mark.containerd, pytest.mark.timeout(600)]
 if reason := runtimes.missing():
@@ -173,23 +175,14 @@ def test_once_workers_are_there_nine_of_ten_calls_of_ten_pods_with_four_networks
 def test_the_variables_arguments_and_order_of_real_calls_are_those_of_the_table(caller: Caller) -> None:
     with Node(is_warm=False) as node:
         node.master("ens2f0", mtu=9000)
-        folder = node.path("/run/recorder")
-        folder.mkdir()
-        recorder = folder / "macvlan"
-        recorder.write_text(RECORDER.format(directory="/run/recorder", plugin=BIN / "macvlan"))
-        recorder.chmod(0o755)
-        more = {"macvlan": Path("/run/recorder/macvlan")} | ({"multus": Path(MULTUS)} if MULTUS else {})
+        more = {"macvlan": calls.recorder(node, "macvlan")} | ({"multus": Path(MULTUS)} if MULTUS else {})
         with Runtime(node, conflist() if caller is CONTAINERD else multus(conflist()), more=more) as runtime:
             pod = Pod("one")
             runtime.run_pod(pod)
             runtime.end_pod(pod.id)
-            calls = [variables_of(path.read_bytes()) for path in sorted(folder.glob("*.environ"))]
-    assert [(call["CNI_COMMAND"], bool(call["CNI_NETNS"])) for call in calls] == [step[:2] for step in caller.order]
-    wanted = caller.args_of("one", pod.id, uid=pod.config.metadata.uid).split(";")
-    for call in calls:
-        assert sorted(call["CNI_ARGS"].split(";")) == sorted(wanted)
-        others = {name: value for name, value in call.items() if not name.startswith("CNI_")}
-        assert others | {"PATH": others["PATH"].removesuffix(":/opt/nri/bin")} == caller.environ
+            found = calls.recorded(node)
+        of_first = dataclasses.replace(caller, ifname="eth0")
+        assert calls.differing(found, of_first, pod="one", uid=pod.config.metadata.uid) == []
 
 
 @by_multus
