@@ -115,7 +115,8 @@ def test_status_and_doctor_of_a_node_and_of_a_pod(world: World) -> None:
     (found,) = (one for one in world.railcni("status") if one["node"] == world.cluster.node)
     assert (found["healthy"], found["attachments"]) == (True, {"live": 1, "gone": 0, "pending": 0})
     for place in (world.cluster.node, f"{world.cluster.namespace}/train"):
-        assert world.railcni("doctor", place)["node"] == world.cluster.node
+        report = world.railcni("doctor", place)
+        assert report["node"] == world.cluster.node and "dra_manager_state" not in str(report)  # it is read
     gone = lambda: "railcni-doctor" not in world.kubectl("get", "pods", "--namespace=railcni").stdout  # noqa: E731
     assert world.kubelet.becomes(gone)
 

@@ -88,7 +88,7 @@ class Scene:
     def claim(self, function: str = NIC, prepared: bool = True, pod: str = "u1", **device: object) -> None:
         """A claim team/c of the pod, as kubelet and `railcni dra` remember it."""
         entry = {"ClaimUID": "c1", "ClaimName": "c", "Namespace": "team", "PodUIDs": {pod: {}}}
-        data = json.dumps({"Entries": [entry | {"DriverState": {"railcni.io": {"Devices": None}}}]})
+        data = json.dumps({"ClaimInfoStateList": [entry | {"DriverState": {"railcni.io": {"Devices": None}}}]})
         (self.folder / "kubelet/dra_manager_state").write_text(json.dumps({"Data": data, "Checksum": 1}))
         own, cdi = self.folder / "kubelet/plugins/railcni.io/claims", self.folder / "host/var/run/cdi"
         for folder in (own, cdi):
@@ -309,6 +309,14 @@ def test_a_claim_whose_pod_is_gone_is_named_on_its_node(lost: str, scene: Scene)
     count = (NOTE, "ResourceClaims", f"1 prepared, {int(bool(lost))} of them without a pod")
     gone = (ADVICE, "ResourceClaim team/c", "prepared, and its pods are gone")
     assert found == [count, *([gone] if lost else [])]
+
+
+def test_a_kubelet_that_has_had_no_claim_has_none(scene: Scene) -> None:
+    """Its file, as kubelet 1.36.2 wrote it."""
+    about = {"kind": "DRACheckpoint", "apiVersion": "checkpoint.dra.kubelet.k8s.io/v1", "ClaimInfoStateList": None}
+    state = {"Data": json.dumps(about, separators=(",", ":")), "Checksum": 4010664294}
+    (scene.folder / "kubelet/dra_manager_state").write_text(json.dumps(state))
+    assert claims.read(scene.places().kubelet) == []
 
 
 def test_a_memory_of_kubelet_that_cannot_be_read_is_unknown(scene: Scene) -> None:

@@ -52,7 +52,7 @@ def read(kubelet: str, root: str = "") -> list[PodClaim]:
 
 def _entries(document: Any) -> list[dict[str, Any]]:
     try:
-        entries: list[dict[str, Any]] = json.loads(document["Data"])["Entries"] or []
+        entries: list[dict[str, Any]] = json.loads(document["Data"])["ClaimInfoStateList"] or []
         return [entry for entry in entries if entry["ClaimUID"] and entry["Namespace"] and entry["ClaimName"]]
     except (KeyError, TypeError):
         raise ValueError("dra_manager_state is not as kubelet from 1.34 on writes it") from None
