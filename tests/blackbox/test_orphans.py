@@ -49,8 +49,16 @@ def agent(node: Node) -> None:
     assert until(is_done, 20), records(node)
 
 
-@pytest.mark.parametrize("call", [flush, agent])
-def test_what_no_del_came_for_is_ended_by_the_command_and_the_agent(node: Node, call: Callable[[Node], None]) -> None:
+def gc(node: Node) -> None:
+    """The next call of the network that tells which attachments the runtime still has."""
+    listed = [{"containerID": "kept", "ifname": "net1"}]
+    node.cni("macvlan", "GC", {**MACVLAN, "cniVersion": "1.1.0", "cni.dev/valid-attachments": listed}).succeeded()
+
+
+@pytest.mark.parametrize("call", [flush, agent, gc])
+def test_what_no_del_came_for_is_ended_by_the_command_the_agent_and_the_networks_gc(
+    node: Node, call: Callable[[Node], None]
+) -> None:
     node.master()
     attached(node, MACVLAN, "kept")
     for pod in [attached(node, MACVLAN, f"c{i}") for i in range(12)]:
@@ -58,6 +66,26 @@ def test_what_no_del_came_for_is_ended_by_the_command_and_the_agent(node: Node, 
     call(node)
     assert records(node) == of("kept")
     assert len(node.leases()) == 1
+
+
+def test_an_add_leaves_to_them_what_no_del_came_for_and_the_pods_next_sandbox_has_its_address(node: Node) -> None:
+    """Kubelet repeats a DEL that failed, so a call cannot tell that none will come."""
+    node.master()
+    of_pod = "IgnoreUnknown=1;K8S_POD_NAMESPACE=default;K8S_POD_NAME={0};K8S_POD_UID={0}"
+    for name in ("one", "two"):
+        pod = node.pod(name)
+        node.cni("macvlan", "ADD", MACVLAN, container_id=name, netns=pod, args=of_pod.format(name)).succeeded()
+    node.delete_pod(pod)
+    again = [("c3", "three"), ("c4", "two")]
+    had = [
+        node.cni("macvlan", "ADD", MACVLAN, container_id=c, netns=node.pod(c), args=of_pod.format(n)).succeeded()
+        for c, n in again
+    ]
+    assert [one["ips"][0]["address"] for one in had] == ["192.168.8.3/24", "192.168.8.2/24"]
+    assert "rail:two:net1:link" in records(node)
+    flush(node)
+    assert records(node) == of("c3", "c4", "one")
+    assert node.leases() == ["192.168.8.1", "192.168.8.2", "192.168.8.3"]
 
 
 def test_a_device_whose_sandbox_has_gone_without_a_del_comes_back(node: Node) -> None:
