@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 from cni import VERSION
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from cni.shared.spec.errors import CniError
     from cni.shared.spec.request import Request
     from cni.shared.spec.result import Result
@@ -31,7 +33,7 @@ def main(plugin: str) -> int:
         about = f"CNI plugin {plugin} of railcni {VERSION}; CNI spec 0.1.0 to 1.1.0. A container runtime runs it with CNI_COMMAND set; people use `railcni`.\n"
         _write(2, about.encode())
         return 0
-    reply, status = serve(plugin)
+    reply, status = serve(plugin, os.environb)
     try:
         _write(1, reply)
     except OSError as fault:  # the exit code reports the failure, and the runtime's DEL then clears the ADD
@@ -42,39 +44,38 @@ def main(plugin: str) -> int:
     return status
 
 
-def serve(plugin: str, stdin: bytes | None = None) -> tuple[bytes, int]:
-    """(stdout, exit status) of a call with the environment os.environb; `stdin` is read unless it is given."""
-    from cni.shared.spec import codec, request  # VERSION needs no other module
+def serve(plugin: str, environ: Mapping[bytes, bytes], stdin: bytes | None = None) -> tuple[bytes, int]:
+    """(stdout, exit status) of a call with this environment; `stdin` is read unless it is given."""
+    from cni.shared.spec.codec import MOST_BYTES, dumps  # VERSION needs no other module
     from cni.shared.spec.errors import CniError  # VERSION needs no other module
+    from cni.shared.spec.request import parse, version_of  # VERSION needs no other module
 
     try:
-        environ = {_text(k): _text(v) for k, v in os.environb.items()}
         if stdin is None:
-            stdin = _stdin(codec.MOST_BYTES + 1)  # one byte above the limit is enough to refuse it
-        call = request.parse(environ, stdin)
+            stdin = _stdin(MOST_BYTES + 1)  # one byte above the limit is enough to refuse it
+        call = parse({_text(name): _text(value) for name, value in environ.items()}, stdin)
         result = _call(plugin, call)
-        return (codec.dumps(result.document(call.cni_version)).encode() + b"\n" if result else b""), 0
+        return (dumps(result.document(call.cni_version)).encode() + b"\n" if result else b""), 0
     except CniError as fault:
         failure = fault
     except Exception as fault:  # a fault of ours: the details name the lines, and nothing of the input
         failure = _unforeseen(fault)
-    return codec.dumps(failure.document(request.version_of(stdin or b""))).encode() + b"\n", 1
+    return dumps(failure.document(version_of(stdin or b""))).encode() + b"\n", 1
 
 
 def _call(plugin: str, call: Request) -> Result | None:
     from cni.shared.log import Log  # VERSION needs no other module
-    from cni.shared.spec import request  # VERSION needs no other module
 
-    _, name, _ = call.pod
-    pod = f" pod {call.pod[0]}/{name}" if name else ""
+    namespace, name, _ = call.pod
+    pod = f" pod {namespace}/{name}" if name else ""
     attachment = call.attachment
     log = Log(
         f"{plugin} {call.command} {attachment.container_id} {attachment.ifname}{pod} network {attachment.network}"
     )
-    if request.member(call.config, "rail") is not None:
-        from cni.shared import allocated  # most networks are no rail
+    if call.member("rail") is not None:
+        from cni.shared.allocated import complete  # most networks are no rail
 
-        allocated.complete(call, log)
+        complete(call, log)
     if plugin == "whereabouts":
         from cni.plugins import whereabouts  # VERSION needs no other module
 

@@ -10,7 +10,6 @@ from cni.shared.config import refuse
 from cni.shared.kernel import node
 from cni.shared.spec import codec
 from cni.shared.spec.errors import CniError, InvalidConfig, TryAgainLater
-from cni.shared.spec.request import member
 from ipam import config as configuration
 from ipam import memory, own, stores
 from ipam import records as ipam_records
@@ -87,7 +86,7 @@ def permit(config: IpamConfig, group: Group | None) -> None:
 
 def is_of_group(request: Request) -> bool:
     """Whether the network is a rail whose group gives a pod one index on all rails (rail.addressing: same-index)."""
-    if member(request.config, "rail") is None:
+    if request.member("rail") is None:
         return False
     from cni.shared import rail as rails_key  # most networks are no rail
 

@@ -88,6 +88,8 @@ class IpamConfig:
 
         The first of these that exists: that of CNI_ARGS in its subnet, `own`, the key `gateway` if it has the same family.
         """
+        if not (self.gateways or self.gateway):
+            return own
         subnet = Range(*parse_cidr(address))
         for family, value in self.gateways:
             if family == subnet.family and subnet.contains(value):
@@ -109,7 +111,7 @@ def read(request: Request, files: Files = flatfile) -> IpamConfig:
 
 def examine(request: Request, files: Files, faults: list[Fault]) -> IpamConfig:
     """Like `read`, but the faults go to `faults`; without faults the configuration is valid."""
-    block = member(request.config, "ipam")
+    block = request.member("ipam")
     if not isinstance(block, dict):
         fault = "has no `ipam`" if block is None else "has an `ipam` that is no JSON object"
         raise InvalidConfig(
@@ -233,7 +235,7 @@ def _has_fixed_ranges(request: Request, config: IpamConfig) -> bool:
     """Whether the store, or a group of rails, gives an attachment addresses of the network's ranges only."""
     if config.node_slice_size:
         return True
-    if member(request.config, "rail") is None:
+    if request.member("rail") is None:
         return False
     from cni.shared.rail import asks_for_same_index  # most networks are no rail
 
@@ -289,7 +291,7 @@ def _address_or_cidr(text: str) -> Requested:
 
 def _check_whole(request: Request, config: IpamConfig, source: Source, faults: list[Fault]) -> None:
     if not config.ranges and not config.addresses and not config.requested:
-        keys = list(member(request.config, "ipam"))  # without values: one may be a password
+        keys = list(request.member("ipam"))  # without values: one may be a password
         faults.append(Fault("ipam", keys, "gives no address: want range, ipRanges or addresses"))
     families = {rng.family for rng in config.ranges}
     if config.gateway and families and _family(config.gateway) not in families:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from cni.shared.records import STATE, Began, Records
 from cni.shared.spec import result
 from cni.shared.spec.errors import AttachmentDiffers, CniError, InvalidConfig, NotAvailable, UnsupportedField, report
-from cni.shared.spec.request import Attachment, member
+from cni.shared.spec.request import Attachment
 from cni.shared.spec.result import IPConfig, Result
 from ipam import config as configuration
 from ipam import flatfile, own, rules, stores, upkeep
@@ -204,7 +204,7 @@ def check(request: Request, records: Records) -> None:
     from ipam import check as comparison  # only CHECK needs it
 
     config, group = configured_rail(request, records.log)
-    previous = member(request.config, "prevResult")
+    previous = request.member("prevResult")
     if previous is None:
         raise InvalidConfig("CHECK needs the key prevResult: the result of the ADD, which the runtime passes on")
     expected = result.parse(previous)

@@ -78,7 +78,7 @@ class Source:
         names = (*SPELLED.values(), *NESTED)
         self.notes += misspelt(self._block, names, "ipam.") + misspelt(self._flat, names, f"{self.path}: ")
         self._brings: list[str] = []
-        if any(name in self._flat for name in ETCD) and self._block.get("datastore") in (None, "", "etcd"):
+        if self._flat.keys() & ETCD.keys() and self._block.get("datastore") in (None, "", "etcd"):
             self._brings = [name for name in ETCD if self.names(name) and self._block[name] != self._of_flat_file(name)]
         self.borrowed += self._left_out()
         is_apart = bool(self.borrowed) and not is_new
@@ -104,7 +104,7 @@ class Source:
         for key in table:
             if key.name not in ROOTS or key.name == "configuration_path":
                 continue
-            value = getattr(target, key.attribute)
+            value = vars(target)[key.attribute]
             if value == key.default:
                 continue
             if key.name == "log_file":
@@ -191,9 +191,11 @@ class Source:
 
     def _left_out(self) -> list[Fault]:
         """The fault of a block with another etcd that does not say all that the flat file says of its own."""
+        if not self._brings:
+            return []
         known = [name for name in ETCD if name == "etcd_host" or not _is_left_out(self._flat.get(name))]
         missing = ", ".join(name for name in known if name not in self._block)
-        if not (self._brings and missing):
+        if not missing:
             return []
         name = self._brings[0]
         none = "" if missing == "etcd_host" else ' ("" for none)'

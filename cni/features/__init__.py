@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 
 from cni.shared.config import OF_FEATURES
 from cni.shared.spec.errors import CniError, IoFailure
-from cni.shared.spec.request import member
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -95,7 +94,7 @@ def read(request: Request, faults: list[Fault]) -> dict[str, Any]:
     """The checked configuration of each feature that `request` asks for; its faults go to `faults`."""
     asked = {}
     for name in NAMES:
-        value = member(request.config, name)
+        value = request.member(name)
         if value is None and name not in UNASKED:
             continue
         config = named(name).read(value, request, faults)

@@ -325,7 +325,7 @@ def _derived_mac(request: Request, boot_id: str) -> str:
     """A locally administered unicast MAC: the same for a retried ADD, different for every other attachment of any node."""
     octets = bytearray(digest(request.attachment, "mac" + boot_id, 6))
     octets[0] = octets[0] & 0xFC | 0x02
-    return ":".join(f"{o:02x}" for o in octets)
+    return octets.hex(":")
 
 
 def adopt(request: Request, host: Rtnl, inside: Rtnl | None) -> MacvlanPlan | None:

@@ -107,7 +107,7 @@ class Passed(result.Result):
 
 def call(request: Request, log: Log) -> result.Result | None:
     """Serve `request`; the result of an ADD, None for every other verb."""
-    arguments = member(request.config, "args")
+    arguments = request.member("args")
     of_cni = member(arguments, "cni") if isinstance(arguments, dict) else None
     if isinstance(of_cni, dict) and member(of_cni, "debug") is True:
         log.level = "debug"
@@ -152,7 +152,7 @@ def add(request: Request, records: Records, log: Log) -> Passed:
 
 
 def _previous(request: Request) -> Passed:
-    document = member(request.config, "prevResult")
+    document = request.member("prevResult")
     if document is None:
         raise InvalidConfig(
             "there is no prevResult: rdma moves the verbs device of what a plugin before it attached; put it after sriov"

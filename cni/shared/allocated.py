@@ -29,7 +29,7 @@ _REMEDY = (
 
 def complete(request: Request, log: Log) -> None:
     """Complete the configuration with what follows from its rail; InvalidConfig when an ADD has a device of another one."""
-    document = member(request.config, "rail")
+    document = request.member("rail")
     if not isinstance(document, dict):
         return
     index, nics = member(document, "index"), member(document, "nics")
@@ -44,7 +44,7 @@ def complete(request: Request, log: Log) -> None:
             index = 0  # for the network as a whole: a pod has an index on all rails or on none
     config = rail.completed(request.config, index)
     if config != request.config:
-        request.config, request.stdin = config, codec.dumps(config).encode()
+        request.configure(config, codec.dumps(config).encode())
 
 
 def _allocated(request: Request, nics: list[Any], index: Any) -> int:
@@ -62,10 +62,8 @@ def _allocated(request: Request, nics: list[Any], index: Any) -> int:
             f'deviceID "{device}" is on the NIC of rail {found} ({nics[found]}), and rail.index is {index}: {_REMEDY}, or leave'
             " rail.index out"
         )
-    fixed = [
-        key for key in ("master", "linkInContainer", "device", "hwaddr", "kernelpath") if member(request.config, key)
-    ]
-    block = member(request.config, "ipam")
+    fixed = [key for key in ("master", "linkInContainer", "device", "hwaddr", "kernelpath") if request.member(key)]
+    block = request.member("ipam")
     fixed += [f"ipam.{key}" for key in ("range", "ipRanges") if isinstance(block, dict) and member(block, key)]
     if index is None and fixed:
         raise InvalidConfig(f"{fixed[0]} is of one rail, and with rail.nics the network is all rails: remove it")
@@ -73,7 +71,7 @@ def _allocated(request: Request, nics: list[Any], index: Any) -> int:
 
 
 def _device(request: Request) -> str:
-    device = request.of_runtime("deviceID") or member(request.config, "deviceID")
+    device = request.of_runtime("deviceID") or request.member("deviceID")
     return device if isinstance(device, str) else ""
 
 

@@ -53,6 +53,7 @@ class Key:
         self.name = name
         self.read = read
         self.default = default
+        self.folded = name.lower()
         self.doc = doc
         self.attribute = attribute or name
         self.roots = roots
@@ -78,7 +79,7 @@ def fill(
     folded = fold(document)
     values = {key.attribute: key.default for key in table}
     for key in table:
-        value = document[key.name] if key.name in document else folded.get(key.name.lower())
+        value = document[key.name] if key.name in document else folded.get(key.folded)
         if value is None:
             continue
         try:
@@ -148,7 +149,7 @@ def string(value: Any) -> str:
 def netdev(value: Any) -> str:
     """The name of a netdev, or an alternative one (include/uapi/linux/if.h: ALTIFNAMSIZ)."""
     name = string(value)
-    if len(name.encode()) > _NETDEV_BYTES or any(c == "/" or c.isspace() for c in name):
+    if len(name.encode()) > _NETDEV_BYTES or "/" in name or name.split() != [name]:
         raise ValueError("want the name of a netdev, such as ens2f0")
     return name
 

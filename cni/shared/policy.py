@@ -210,10 +210,10 @@ class Policy:
 
 def matches(pattern: str, name: str) -> bool:
     """Whether `name` is `pattern`, in which each "*" stands for any characters."""
+    if pattern in ("*", name):
+        return True
     first, *rest = pattern.split("*")
-    if not rest:
-        return name == first
-    if not name.startswith(first) or len(name) < len(pattern) - len(rest):
+    if not rest or not name.startswith(first) or len(name) < len(pattern) - len(rest):
         return False
     *middle, last = rest
     at, end = len(first), len(name) - len(last)

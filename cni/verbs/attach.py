@@ -23,10 +23,10 @@ from cni.shared.spec.errors import (
     KernelRefused,
     report,
 )
-from cni.shared.spec.request import at_least, member
+from cni.shared.spec.request import at_least
 from cni.shared.spec.result import IPV6_LEAST_MTU, Interface, Result, parse
 from cni.verbs import delegate
-from cni.verbs.detach import CLEARING_SECONDS, PART, Release, config_of, detach
+from cni.verbs.detach import CLEARING_SECONDS, PART, Release, detach
 
 if TYPE_CHECKING:
     from typing import Any
@@ -76,11 +76,11 @@ def _read(plugin: LinkPlugin, request: Request, log: Log) -> tuple[Any, dict[str
     config = plugin.read(request, faults)
     asked = _features(request, faults, log)
     delegate.refuse(faults, request)
-    names = (*(key.name for key in plugin.KEYS), *OF_RUNTIMES, *OF_FEATURES)
+    names = [*[key.name for key in plugin.KEYS], *OF_RUNTIMES, *OF_FEATURES]
     for text in misspelt(request.config, names):
         log.warning(text)
-    has_addresses = delegate.ipam_type(request.config) != ""
-    if member(request.config, "ipam") and not has_addresses:
+    has_addresses = request.ipam_type != ""
+    if request.member("ipam") and not has_addresses:
         log.warning('`ipam` has no `type`, and the link gets no addresses: want "type": "whereabouts" in it')
     if not has_addresses and not at_least(request.cni_version, "0.3.0"):
         raise IncompatibleVersion(
@@ -92,19 +92,19 @@ def _read(plugin: LinkPlugin, request: Request, log: Log) -> tuple[Any, dict[str
 
 def _features(request: Request, faults: list[Fault], log: Log) -> dict[str, Any]:
     """The features that the configuration asks for. Most ask for none, and load no module for them."""
-    rdma = member(request.config, "rdma")
-    if (rdma is False or (rdma is None and not _has_rdma())) and member(request.config, "rail") is None:
+    rdma = request.member("rdma")
+    if (rdma is False or (rdma is None and not _has_rdma())) and request.member("rail") is None:
         return {}
     from cni import features  # most networks have none
 
     asked = features.read(request, faults)
     for name in asked:
-        members = member(request.config, name)
+        members = request.member(name)
         names = [key.name for key in features.named(name).KEYS]
         for text in misspelt(members if isinstance(members, dict) else {}, names, f"{name}."):
             log.warning(text)
     rail = asked.get("rail")
-    if rail and rail.is_same_index and (not delegate.ipam_type(request.config) or delegate.is_foreign(request)):
+    if rail and rail.is_same_index and (not request.ipam_type or delegate.is_foreign(request)):
         wanted = "needs the IPAM plugin whereabouts of this suite: want it as ipam.type, in CNI_PATH before any other"
         faults.append(Fault("rail.addressing", rail.addressing, wanted))
     return asked
@@ -124,7 +124,7 @@ def _earlier(request: Request) -> Result | None:
     InvalidEnvironment when one of them has made this plugin's interface (SPEC.md, section 4, ADD): a record or link of
     this attachment is then theirs, and not the rest of a killed ADD.
     """
-    document = member(request.config, "prevResult")
+    document = request.member("prevResult")
     if document is None or not at_least(request.cni_version, "0.3.0"):
         return None
     earlier = parse(document)
@@ -169,7 +169,7 @@ class _Attempt:
         self._records = records
         self._log = log
         self.host = host
-        self._ipam = delegate.ipam_type(request.config)
+        self._ipam = request.ipam_type
         self.is_foreign = delegate.is_foreign(request)
         self._planned: Any = None
         self._features: Features | None = None
@@ -188,7 +188,7 @@ class _Attempt:
             release = Release(former, self._request, self._log)
             until = time.monotonic() + CLEARING_SECONDS
             report(detach(former, self._request, self.host, self._log, until, release))
-            if delegate.ipam_type(config_of(former)) != self._ipam or self.is_foreign:
+            if release.ipam_type != self._ipam or self.is_foreign:
                 release.finish()
 
     def plan(self, asked: dict[str, Any], device: DeviceClaim) -> None:

@@ -11,7 +11,6 @@ from cni.shared.kernel.links import Rtnl
 from cni.shared.records import Records
 from cni.shared.spec import result
 from cni.shared.spec.errors import AttachmentDiffers, InvalidConfig
-from cni.shared.spec.request import member
 from cni.shared.spec.result import Result
 from cni.verbs import delegate
 from cni.verbs.detach import PART
@@ -37,7 +36,7 @@ def check(plugin: LinkPlugin, request: Request, log: Log) -> None:
     config = plugin.read(request, faults)
     asked = _features(request, faults)
     delegate.refuse(faults, request)
-    previous = member(request.config, "prevResult")
+    previous = request.member("prevResult")
     if previous is None:
         raise InvalidConfig("CHECK needs the key prevResult: the result of the ADD, which the runtime passes on")
     expected = result.parse(previous)
@@ -70,7 +69,7 @@ def check(plugin: LinkPlugin, request: Request, log: Log) -> None:
 
 def _features(request: Request, faults: list[Fault]) -> dict[str, Any]:
     """The features that the configuration asks for. Without features none of their modules is loaded."""
-    if member(request.config, "rail") is None and member(request.config, "rdma") is None:
+    if request.member("rail") is None and request.member("rdma") is None:
         return {}
     from cni import features  # most networks have none
 

@@ -23,7 +23,6 @@ from cni.shared.spec.request import Request, member
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from typing import Any
 
     from cni.shared.config import Fault
     from cni.shared.log import Log
@@ -34,16 +33,9 @@ _OURS = ("bin/whereabouts", "plain/whereabouts")  # the second after `railcni in
 FORGETFUL = frozenset(("static", "dhcp"))  # IPAM plugins that keep no addresses beyond a boot
 
 
-def ipam_type(config: dict[str, Any]) -> str:
-    """The `ipam.type` of a configuration; "" without one, for a link without addresses."""
-    ipam = member(config, "ipam")
-    kind = member(ipam, "type") if isinstance(ipam, dict) else None
-    return kind if isinstance(kind, str) else ""
-
-
 def add(request: Request, log: Log) -> Result:
     """The addresses that the IPAM plugin gives. A plugin that fails may have claimed some: the caller calls `delete`."""
-    kind = ipam_type(request.config)
+    kind = request.ipam_type
     addresses = _call(kind, request, log)
     assert addresses is not None  # noqa: S101  # ADD always has a result
     if not addresses.ips:
@@ -55,7 +47,7 @@ def add(request: Request, log: Log) -> Result:
 
 def delete(request: Request, log: Log) -> None:
     """Release the addresses; it may be repeated, as every DEL."""
-    kind = ipam_type(request.config)
+    kind = request.ipam_type
     if _is_name(kind):  # with an invalid ipam.type no ADD has called a plugin
         _call(kind, with_command(request, "DEL"), log)
 
@@ -66,7 +58,7 @@ def forward(request: Request, log: Log) -> None:
     GC and STATUS exist since version 1.1.0. An IPAM plugin that does not support the version is not called. For GC this is
     harmless, since attachments are released one by one. STATUS raises NotAvailable, since each ADD would fail.
     """
-    kind = ipam_type(request.config)
+    kind = request.ipam_type
     if not kind:
         return
     if request.command != "CHECK" and is_foreign(request):
@@ -84,7 +76,7 @@ def is_foreign(request: Request) -> bool:
 
     Only ours returns the addresses of the first ADD for a repeated one; host-local, for example, refuses it.
     """
-    kind = ipam_type(request.config)
+    kind = request.ipam_type
     try:
         return kind != "" and not _is_ours(_find(kind, request.path))
     except (CniError, OSError):  # the call of the plugin will fail with the same error
@@ -96,7 +88,7 @@ def refuse(faults: Sequence[Fault], request: Request) -> None:
     if not faults:  # the IPAM plugin reads its block when it is called
         return
     every: list[Fault | CniError] = [*faults]
-    kind = ipam_type(request.config)
+    kind = request.ipam_type
     try:
         if kind and _is_ours(_find(kind, request.path)):
             every += whereabouts.faults(request)

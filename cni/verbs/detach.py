@@ -51,7 +51,7 @@ def delete(plugin: LinkPlugin, request: Request, log: Log) -> None:
                 faults = _untold(faults, log)
         else:
             faults, gone = _end_unrecorded(plugin, request, host, records, log)
-        kind = delegate.ipam_type(request.config)
+        kind = request.ipam_type
         if faults and kind and not gone:
             faults[0].msg += f"; its addresses stay reserved with {kind} until the link is gone: repeat the DEL"
         report(faults)
@@ -246,9 +246,10 @@ class Release:
 
     def __init__(self, record: dict[str, Any] | None, request: Request, log: Log) -> None:
         former = config_of(record) if record else {}
-        if record and any(member(former, key) != member(request.config, key) for key in ("ipam", "rail")):
+        if record and any(member(former, key) != request.member(key) for key in ("ipam", "rail")):
             request = delegate.with_config(request, record["config"].encode())
         self._request = request
+        self.ipam_type = request.ipam_type
         self._log = log
         self._fault: CniError | None = None
         self.is_made = False
@@ -292,7 +293,7 @@ class Release:
         An attachment without record and link (`was_attached` is False) has nothing from a foreign plugin: its ADD failed,
         and a DEL would always fail. So the error is only logged.
         """
-        if not self.is_made and delegate.ipam_type(self._request.config):
+        if not self.is_made and self.ipam_type:
             self._make()
         if not self._fault:
             return

@@ -10,7 +10,7 @@ from cni.shared.records import UNENDED, Began, Records
 from cni.shared.spec import codec
 from cni.shared.spec.errors import CniError, report
 from cni.shared.spec.gc import NOTHING_LISTED, VALID_ATTACHMENTS, valid_attachments
-from cni.shared.spec.request import Attachment, Request, member
+from cni.shared.spec.request import Attachment, Request
 from cni.verbs import delegate
 from cni.verbs.detach import CLEARING_SECONDS, PART, end, for_attachment
 
@@ -64,7 +64,7 @@ def _also_valid(request: Request, keep: list[Attachment]) -> Request:
     if not keep:
         return request
     listed = [
-        *(member(request.config, VALID_ATTACHMENTS) or ()),
+        *(request.member(VALID_ATTACHMENTS) or ()),
         *({"containerID": a.container_id, "ifname": a.ifname} for a in keep),
     ]
     return delegate.with_config(request, codec.dumps({**request.config, VALID_ATTACHMENTS: listed}).encode())

@@ -14,7 +14,6 @@ from cni.plugins import whereabouts
 from cni.shared.kernel import netns, sandbox
 from cni.shared.kernel.links import Rtnl
 from cni.shared.records import UNENDED
-from cni.verbs import delegate
 from cni.verbs.detach import PART, end, for_attachment, remind_of_others
 
 if TYPE_CHECKING:
@@ -76,7 +75,7 @@ def forget(records: Records, below: Callable[[str], str]) -> None:
         if not is_plain or not netns.has_lost_path(record["netns"], below):
             continue
         own = for_attachment(attachment, record, {"CNI_PATH": ""})
-        if record.get("foreign") or delegate.ipam_type(own.config).removeprefix("railcni-") not in ("", "whereabouts"):
+        if record.get("foreign") or own.ipam_type.removeprefix("railcni-") not in ("", "whereabouts"):
             continue
         held = records.try_locked(attachment, PART)
         if held:

@@ -149,7 +149,7 @@ class Worker:
         policy.forget()
         node.forget()
         os.dup2(stderr, 2)
-        reply, status = run.serve(call.plugin, os.pread(stdin, os.fstat(stdin).st_size, 0))
+        reply, status = run.serve(call.plugin, call.environ, os.pread(stdin, os.fstat(stdin).st_size, 0))
         whereabouts.end_call()
         os.dup2(self._null, 2)
         os.chdir("/")

@@ -27,12 +27,13 @@ from cni import run
 from cni.plugins import whereabouts
 
 whereabouts.keep_open()
+environ = dict(os.environb)
 
 
 def add(first):
     for number in range(first, first + 40):
-        os.environb[b"CNI_CONTAINERID"] = os.environb[b"CNI_IFNAME"] = b"c%d" % number
-        reply, status = run.serve("macvlan", sys.argv[2].encode())
+        environ[b"CNI_CONTAINERID"] = environ[b"CNI_IFNAME"] = b"c%d" % number
+        reply, status = run.serve("macvlan", environ, sys.argv[2].encode())
         assert status == 0, reply
         whereabouts.end_call()
 

@@ -15,7 +15,6 @@ from cni.shared.config import Fault, Key, fill, hardware_address, integer, netde
 from cni.shared.kernel import sysfs
 from cni.shared.records import Records
 from cni.shared.spec.errors import InvalidConfig, NotAvailable, TryAgainLater
-from cni.shared.spec.request import member
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -83,9 +82,9 @@ def read(request: Request, faults: list[Fault]) -> HostDeviceConfig:
     if not isinstance(config.device_id, str):
         faults.append(Fault("runtimeConfig.deviceID", config.device_id, "want a PCI address or auxiliary device name"))
         config.device_id = ""
-    if member(request.config, "useInterfaceNetwork"):
+    if request.member("useInterfaceNetwork"):
         wanted = "is a key of Go's host-device alone: remove it, and give the pod's addresses and routes in `ipam`"
-        faults.append(Fault("useInterfaceNetwork", member(request.config, "useInterfaceNetwork"), wanted))
+        faults.append(Fault("useInterfaceNetwork", request.member("useInterfaceNetwork"), wanted))
     if config.kernelpath and (not config.kernelpath.startswith("/sys/devices/") or "/.." in config.kernelpath):
         faults.append(Fault("kernelpath", config.kernelpath, "want an absolute path under /sys/devices/ without .."))
     for key, value in (("pciBusID", config.pci), ("runtimeConfig.deviceID", config.device_id)):

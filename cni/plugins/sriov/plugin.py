@@ -19,7 +19,6 @@ from cni.shared.config import Fault, Key, fill, hardware_address, integer, one_o
 from cni.shared.kernel import sysfs, vfs
 from cni.shared.records import Records
 from cni.shared.spec.errors import InvalidConfig, NotAvailable, Unrestored
-from cni.shared.spec.request import member
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -137,11 +136,11 @@ def _contradictions(config: SriovConfig) -> list[Fault]:
 
 def direct_log(request: Request, log: Log) -> None:
     """Give `log` the file and level of the network, if they are valid; a file that the node's policy does not allow is not written."""
-    level = member(request.config, "logLevel")
+    level = request.member("logLevel")
     level = "verbose" if level == "info" else level
     if level in levels.LEVELS:
         log.level = level
-    path = member(request.config, "logFile")
+    path = request.member("logFile")
     if path and isinstance(path, str):
         try:
             log.path = policy.current().confine("logRoots", path)

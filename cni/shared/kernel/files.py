@@ -150,7 +150,7 @@ def is_regular(status: os.stat_result) -> bool:
 def check_private(status: os.stat_result) -> None:
     """Raise NotPrivate when users other than root and this one can write the file or directory that has this `status`."""
     mode = status.st_mode
-    if status.st_uid in (0, os.geteuid()) and not mode & _OTHERS_WRITE:
+    if (not status.st_uid or status.st_uid == os.geteuid()) and not mode & _OTHERS_WRITE:
         return
     wanted = "700" if mode & _FILE_TYPE == _DIRECTORY else "600"
     raise NotPrivate(

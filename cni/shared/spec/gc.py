@@ -22,7 +22,7 @@ def valid_attachments(request: Request) -> set[Attachment] | None:
     A list of null means none, as an empty one does: runtimes written in Go send it for a network without attachments.
     InvalidConfig when it is anything else than a list.
     """
-    listed = member(request.config, VALID_ATTACHMENTS)
+    listed = request.member(VALID_ATTACHMENTS)
     if listed is None:
         return set() if any(key.lower() == VALID_ATTACHMENTS for key in request.config) else None
     if not isinstance(listed, list):

@@ -40,6 +40,7 @@ _NEEDED = {
     "GC": ("CNI_PATH",),
     "STATUS": ("CNI_PATH",),
 }
+_OF_NO_LINK = frozenset("/:\0")  # characters; white space too is in no name of a link
 IFNAME_BYTES = 15  # IFNAMSIZ less its final zero, include/uapi/linux/if.h
 
 
@@ -70,39 +71,44 @@ class Request:
 
     `command` is the verb; `config` the parsed stdin, with its keys as they were written, and `stdin` its bytes, for
     a delegated plugin; `cni_version` the version to answer in; `args` CNI_ARGS as a dictionary; `environ` the whole
-    environment. `attachment` has empty members in GC and STATUS, which are about a network.
+    environment. `pod` is (namespace, name, uid) by CNI_ARGS, "" for what the runtime did not say; `ipam_type` the
+    `ipam.type`, "" for a link without addresses. `attachment` has empty members in GC and STATUS, which are about a network.
     """
 
     def __init__(self, environ: Mapping[str, str], stdin: bytes, config: dict[str, Any], args: dict[str, str]) -> None:
         self.command = environ["CNI_COMMAND"]
         self.environ = environ
-        self.stdin = stdin
-        self.config = config
         self.args = args
+        self.pod = args.get("K8S_POD_NAMESPACE", ""), args.get("K8S_POD_NAME", ""), args.get("K8S_POD_UID", "")
+        self.configure(config, stdin)
         self.netns = environ.get("CNI_NETNS", "")
         self.path = [p for p in environ.get("CNI_PATH", "").split(":") if p]
-        self.cni_version = member(config, "cniVersion") or "0.1.0"
+        self.cni_version = self.member("cniVersion") or "0.1.0"
         self.attachment = Attachment(
-            member(config, "name"), environ.get("CNI_CONTAINERID", ""), environ.get("CNI_IFNAME", "")
+            self.member("name"), environ.get("CNI_CONTAINERID", ""), environ.get("CNI_IFNAME", "")
         )
+
+    def configure(self, config: dict[str, Any], stdin: bytes) -> None:
+        """Let `config`, of which `stdin` are the bytes, be the configuration."""
+        self.config = config
+        self.stdin = stdin
+        self._folded = fold(config)
+        ipam = self.member("ipam")
+        kind = member(ipam, "type") if isinstance(ipam, dict) else None
+        self.ipam_type = kind if isinstance(kind, str) else ""
+
+    def member(self, key: str) -> Any:
+        """The member `key` of the configuration, as the function `member` finds it."""
+        return self.config[key] if key in self.config else self._folded.get(key.lower())
 
     @property
     def netns_override(self) -> bool:
         """Whether the caller allows CNI_NETNS to be the plugin's own namespace."""
         return self.environ.get("CNI_NETNS_OVERRIDE", "").lower() in ("1", "true")
 
-    @property
-    def pod(self) -> tuple[str, str, str]:
-        """(namespace, name, uid) of the pod from CNI_ARGS; "" for what the runtime did not say."""
-        return (
-            self.args.get("K8S_POD_NAMESPACE", ""),
-            self.args.get("K8S_POD_NAME", ""),
-            self.args.get("K8S_POD_UID", ""),
-        )
-
     def of_runtime(self, capability: str) -> Any:
         """The value of `capability` in runtimeConfig; None without one."""
-        given = member(self.config, "runtimeConfig")
+        given = self.member("runtimeConfig")
         return member(given, capability) if isinstance(given, dict) else None
 
 
@@ -128,8 +134,8 @@ def parse(environ: Mapping[str, str], stdin: bytes) -> Request:
 
 
 def at_least(version: str, floor: str) -> bool:
-    """Whether the supported `version` is `floor` or newer."""
-    return SUPPORTED.index(version) >= SUPPORTED.index(floor)
+    """Whether the supported `version` is `floor` or newer. As texts, the versions of SUPPORTED are in their order."""
+    return version >= floor
 
 
 def _require(version: str, verb: str) -> None:
@@ -173,10 +179,7 @@ def member(document: Mapping[str, Any], key: str) -> Any:
 
 def fold(document: Mapping[str, Any]) -> dict[str, Any]:
     """The members of `document` by their names in lower case; of names that differ in case alone the first one counts."""
-    folded: dict[str, Any] = {}
-    for name, value in document.items():
-        folded.setdefault(name.lower(), value)
-    return folded
+    return {name.lower(): value for name, value in reversed([*document.items()])}
 
 
 def _check_identity(environ: Mapping[str, str], command: str) -> None:
@@ -206,7 +209,7 @@ def ifname_fault(name: str, command: str = "ADD") -> str:
         return f"is longer than {IFNAME_BYTES} bytes: want a shorter one, such as net1"
     if name in (".", ".."):
         return "cannot name a link: want another, such as net1"
-    if any(c in "/:" or c.isspace() or c == "\0" for c in name) or ("%" in name and command != "DEL"):
+    if not _OF_NO_LINK.isdisjoint(name) or name.split() != [name] or ("%" in name and command != "DEL"):
         return "has a character that no link may have, / : % or white space: want another, such as net1"
     if name in ("all", "default") and command != "DEL":
         return "means all links in /proc/sys/net: want another, such as net1"

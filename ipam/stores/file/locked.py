@@ -142,8 +142,6 @@ def remote_type(fd: int) -> str:
 
 def find_remote(mount_id: bytes, mountinfo: bytes) -> str:
     """As `remote_type`, for the mount with this number in a text of the form that proc_pid_mountinfo(5) describes."""
-    for line in mountinfo.split(b"\n"):
-        if line.startswith(mount_id + b" "):
-            kind = line.partition(b" - ")[2].partition(b" ")[0].decode("utf-8", "replace")
-            return kind if kind.partition(".")[0] in _REMOTE else ""
-    return ""
+    line = (b"\n" + mountinfo).partition(b"\n" + mount_id + b" ")[2].partition(b"\n")[0]
+    kind = line.partition(b" - ")[2].partition(b" ")[0].decode("utf-8", "replace")
+    return kind if kind.partition(".")[0] in _REMOTE else ""
