@@ -54,23 +54,23 @@ def found_in_use(addresses: Iterable[str], records: Records) -> None:
 
 def keep_open() -> None:
     """Keep the lease file and the connections to stores open after each call from now on, for the next call."""
-    from ipam.stores import http  # a network without addresses loads no IPAM
+    from ipam.stores import base  # a network without addresses loads no IPAM
     from ipam.stores.file import database  # a network without addresses loads no IPAM
 
-    database.kept, http.kept = {}, {}
+    database.kept, base.connections = {}, {}
 
 
 def open_files() -> int:
     """How many descriptors `keep_open` has kept: a lease file has two, for its lock and for SQLite."""
-    from ipam.stores import http  # a network without addresses loads no IPAM
+    from ipam.stores import base  # a network without addresses loads no IPAM
     from ipam.stores.file import database  # a network without addresses loads no IPAM
 
-    return 2 * len(database.kept or ()) + len(http.kept or ())
+    return 2 * len(database.kept or ()) + len(base.connections or ())
 
 
 def end_call() -> None:
     """Close the connections to stores that were opened for the call that ends."""
-    from ipam.stores import http  # a network without addresses loads no IPAM
+    from ipam.stores import base  # a network without addresses loads no IPAM
 
-    while http.at_end:
-        http.at_end.pop()()
+    while base.at_end:
+        base.at_end.pop()()

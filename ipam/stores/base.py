@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from cni.shared.spec.errors import CniError
     from cni.shared.spec.request import Attachment
     from ipam.leases import Lease, Owner, Pool, Want
-    from ipam.stores.http import Client
+    from ipam.stores.http import Client, Connection
 
     Window = tuple[str, str | None, int, int, int]  # pool, scope, family, low, high
 
@@ -31,6 +31,12 @@ READ, CHANGE, CREATE = range(3)  # what a store is opened for; where there is no
 SHARED_SECONDS = 2.0  # how long a request to a store that nodes share may take, unless it is for an ADD
 _SECOND_PAUSE = 0.005  # seconds, after a first of none
 FORMER = 10_000  # how many former addresses a store remembers; the oldest are forgotten
+
+
+connections: dict[Any, Connection] | None = None
+"""The open connections of a warm worker, by the keys for their use; None in a process that serves one call."""
+at_end: list[Callable[[], None]] = []
+"""A warm worker calls these functions when a call is over: each keeps or closes a connection."""
 
 
 class Unreachable(TryAgainLater):

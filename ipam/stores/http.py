@@ -17,6 +17,7 @@ from time import monotonic
 from typing import TYPE_CHECKING
 
 from cni import VERSION
+from ipam.stores import base
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -93,12 +94,6 @@ def tls_context(authority: str, certificate: str, key: str) -> Any:
                 " together, the key without a pass phrase"
             ) from None
     return context
-
-
-kept: dict[Any, Connection] | None = None
-"""The open connections of a warm worker, by the keys for their use; None in a process that serves one call."""
-at_end: list[Callable[[], None]] = []
-"""A warm worker calls these functions when a call is over: each keeps or closes a connection."""
 
 
 class _Incoming(io.RawIOBase):
@@ -341,13 +336,13 @@ class Client:
         connection, self._connection = self._connection, None
         if connection is None:
             return
-        if kept is None or self._kept_as is None or not connection.reused or connection.closed:
+        if base.connections is None or self._kept_as is None or not connection.reused or connection.closed:
             connection.close()
             return
-        while len(kept) >= _MOST_KEPT:
-            kept.pop(next(iter(kept))).close()
+        while len(base.connections) >= _MOST_KEPT:
+            base.connections.pop(next(iter(base.connections))).close()
         connection.used = monotonic()
-        kept[self._kept_as] = connection
+        base.connections[self._kept_as] = connection
 
     def drop(self) -> None:
         """Close the connection for good."""
@@ -361,13 +356,13 @@ class Client:
         """
         if self._connection is None or self._connection.closed:
             self._connection = None
-            if kept is not None:
+            if base.connections is not None:
                 try:
                     self._kept_as = key()
                 except (OSError, ValueError):
                     self._kept_as = None
-                at_end.append(self.close)
-                found = kept.pop(self._kept_as, None)
+                base.at_end.append(self.close)
+                found = base.connections.pop(self._kept_as, None)
                 if found and found.is_silent() and monotonic() - found.used < _KEPT_SECONDS:
                     self._connection = found
                 elif found:

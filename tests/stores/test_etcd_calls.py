@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from cni.shared.spec.errors import CniError, InvalidConfig, TryAgainLater
-from ipam.stores import http
+from ipam.stores import base
 from ipam.stores.base import Open, Unreachable
 from ipam.stores.etcd import client
 from ipam.stores.etcd.client import EtcdClient, endpoint
@@ -277,8 +277,8 @@ def test_what_is_no_token_is_sent_in_no_header(tmp_path: Path, monkeypatch: pyte
 
 @pytest.fixture
 def kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http, "kept", {})
-    monkeypatch.setattr(http, "at_end", [])
+    monkeypatch.setattr(base, "connections", {})
+    monkeypatch.setattr(base, "at_end", [])
 
 
 def test_a_kept_connection_that_the_server_has_ended_is_not_used(kept: None) -> None:

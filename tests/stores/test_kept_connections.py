@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from ipam.stores import http
+from ipam.stores import base, http
 from ipam.stores.apiserver import Api
 from tests.stores.kubernetes_api import ApiServer
 
@@ -33,7 +33,7 @@ def dialled(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         found.append(places[0][1])
         return real(places, seconds)
 
-    monkeypatch.setattr(http, "kept", {})
+    monkeypatch.setattr(base, "connections", {})
     monkeypatch.setattr(http, "dial", dial)
     return found
 
@@ -44,8 +44,8 @@ def call(kubeconfig: str, *, is_closed: bool = False) -> None:
     api.list_all(POOLS)
     if is_closed:
         api.close()
-    while http.at_end:
-        http.at_end.pop()()
+    while base.at_end:
+        base.at_end.pop()()
 
 
 @pytest.mark.parametrize("is_closed", [False, True])
@@ -61,7 +61,7 @@ def test_calls_one_after_another_have_one_connection(
 def test_what_a_cold_call_has_opened_ends_with_it(
     server: ApiServer, dialled: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(http, "kept", None)
+    monkeypatch.setattr(base, "connections", None)
     kubeconfig = server.kubeconfig(tmp_path)
     for _ in range(2):
         call(kubeconfig)
@@ -73,11 +73,11 @@ def test_a_connection_that_the_server_has_closed_is_made_anew(
 ) -> None:
     kubeconfig = server.kubeconfig(tmp_path)
     call(kubeconfig)
-    (connection,) = (http.kept or {}).values()
+    (connection,) = (base.connections or {}).values()
     connection._socket.shutdown(0)  # as when the server has closed it: its end is there to be read
     call(kubeconfig)
     assert dialled == [server.port] * 2
-    assert len(http.kept or {}) == 1
+    assert len(base.connections or {}) == 1
 
 
 def test_one_that_was_idle_for_long_is_not_trusted(
@@ -96,7 +96,7 @@ def test_another_kubeconfig_has_another_connection(dialled: list[int], tmp_path:
         for server in servers * 2:
             call(server.kubeconfig(tmp_path))
         assert dialled == [server.port for server in servers * 2]  # more than are kept: the oldest goes
-        assert len(http.kept or {}) == http._MOST_KEPT
+        assert len(base.connections or {}) == http._MOST_KEPT
         call(servers[-1].kubeconfig(tmp_path))
         assert len(dialled) == 2 * len(servers)
     finally:
@@ -137,4 +137,4 @@ def test_a_connection_that_is_lost_in_a_request_is_not_kept(
     server.faults = lambda method, resource, number: "drop after" if number == 2 else None
     call(kubeconfig)
     assert dialled == [server.port] * 2
-    assert not any(connection.closed for connection in (http.kept or {}).values())
+    assert not any(connection.closed for connection in (base.connections or {}).values())
