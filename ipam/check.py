@@ -1,4 +1,4 @@
-"""CHECK's comparison of addresses and routes with the configuration of the call: pure.
+"""CHECK of the IPAM plugin: the store, prevResult and the configuration of the call are compared.
 
 A key that the configuration does not have is not compared.
 """
@@ -7,13 +7,22 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from cni.shared.spec import result
+from cni.shared.spec.errors import AttachmentDiffers, InvalidConfig
 from cni.shared.spec.request import at_least
+from ipam import rules, stores
+from ipam.call import configured_rail, reached
 from ipam.ranges import format_address, host_of, parse_address, parse_cidr
+from ipam.records import PART
+from ipam.stores.base import READ, SHARED_SECONDS
+from ipam.upkeep import read_record, recorder
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
     from typing import Any
 
+    from cni.shared.records import Records
+    from cni.shared.spec.request import Attachment, Request
     from cni.shared.spec.result import Result
     from ipam.config import IpamConfig
     from ipam.leases import Lease
@@ -22,6 +31,73 @@ if TYPE_CHECKING:
 
 
 _OF_ROUTES = ("gw", "table", "priority", "mtu", "advmss", "scope")
+
+
+def check(request: Request, records: Records) -> None:
+    """Compare the store with prevResult, and prevResult with the configuration; AttachmentDiffers names all differences."""
+    config, group = configured_rail(request, records.log)
+    previous = request.member("prevResult")
+    if previous is None:
+        raise InvalidConfig("CHECK needs the key prevResult: the result of the ADD, which the runtime passes on")
+    expected = result.parse(previous)
+    given = {host_of(a.address): a.address for a in expected.ips}
+    if group:
+        from ipam.group import rails  # most networks are no rail
+
+        found = rails.differences(group, request.attachment, config, given, records)
+    else:
+        found = unlike(config, expected, request.cni_version)
+        static = {host_of(a.address) for a in config.addresses}
+        of_ranges = {key: text for key, text in given.items() if key not in static}
+        ranges = list(config.ranges)  # whole, before they are a node's slices
+        with records.locked(request.attachment, PART):
+            found += _lease_differences(request.attachment, config, of_ranges, ranges, records)
+    if found:
+        raise AttachmentDiffers(
+            f"the addresses of {request.attachment.ifname} of container {request.attachment.container_id} are not as ADD left"
+            f" them (detach and attach it again): {'; '.join(found)}"
+        )
+
+
+def _lease_differences(
+    attachment: Attachment,
+    config: IpamConfig,
+    given: dict[tuple[int, int], str],
+    ranges: Sequence[Range],
+    records: Records,
+) -> list[str]:
+    """The differences of the leases of `attachment` from the addresses `given` in its ranges, and from `ranges`."""
+    record = read_record(attachment, records)
+    if config.borrowed and not record:
+        raise InvalidConfig(config.borrowed)
+    store_ref = reached(record["store"], config) if record else stores.ref_of(config)
+    config.kubeconfig = store_ref.get("kubeconfig", config.kubeconfig)
+    stores.locate(config, attachment.network, False)
+    wanted = rules.needs(config)
+    if not wanted and not record:
+        return []
+    known = recorder(attachment.network, records, attachment.container_id)
+    store = stores.open_store(store_ref, READ, known, min(SHARED_SECONDS, config.store_timeout))
+    found = []
+    with store.session():
+        static = {host_of(a.address) for a in config.addresses}
+        held = {lease.address: lease for lease in store.find(attachment) if lease.address not in static}
+        for (family, value), text in given.items():
+            need = next((n for n in wanted if n.rng.family == family and n.rng.contains(value)), None)
+            if need and (family, value) not in held:
+                holder = store.holder(need.want(value))
+                found.append(f"{text} is leased to {holder.holder()}" if holder else f"{text} is not leased")
+    found += [f"{format_address(*key)} is not in prevResult" for key in held if key not in given]
+    if wanted:
+        requested = [(family, value) for family, value, _ in config.requested]
+        found += outside({key: given[key] for key in held if key in given}, ranges, requested)
+        found += elsewhere([held[key] for key in held if key in given], wanted)
+    if record and not stores.same(record["store"], stores.ref_of(config)):
+        names = (name_of(store) for store in (record["store"], stores.ref_of(config)))
+        found.append("datastore is {}, configured is {}".format(*names))
+    if wanted and not held and not found:
+        found.append(f"it holds no lease of pool {wanted[0].pool}")
+    return found
 
 
 def unlike(config: IpamConfig, expected: Result, version: str) -> list[str]:

@@ -13,17 +13,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from cni.shared.records import STATE, Began, Records
-from cni.shared.spec import result
-from cni.shared.spec.errors import AttachmentDiffers, CniError, InvalidConfig, NotAvailable, UnsupportedField, report
+from cni.shared.spec.errors import CniError, InvalidConfig, NotAvailable, UnsupportedField, report
 from cni.shared.spec.request import Attachment
 from cni.shared.spec.result import IPConfig, Result
 from ipam import config as configuration
 from ipam import flatfile, own, rules, stores, upkeep
 from ipam.call import claim, configured, configured_rail, is_of_group, owner_of, permit, reached, ref_of
-from ipam.ranges import format_address, host_of
+from ipam.ranges import format_address
 from ipam.records import PART
-from ipam.stores.base import CREATE, READ, SHARED_SECONDS
-from ipam.upkeep import flush_reminded, free_earlier_boots, is_pending, read_record, recorder, release, restorer
+from ipam.stores.base import CREATE, SHARED_SECONDS
+from ipam.upkeep import flush_reminded, free_earlier_boots, is_pending, read_record, release, restorer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -34,14 +33,17 @@ if TYPE_CHECKING:
     from cni.shared.spec.request import Request
     from ipam.config import IpamConfig
     from ipam.group.indexes import Group
-    from ipam.ranges import Range
     from ipam.rules import Choice, Need
 
 
 def call(request: Request, log: Log, state: str = STATE) -> Result | None:
     """Serve `request`; the result of an ADD, None for every other verb. The records are under the directory `state`."""
     verbs: dict[str, Callable[[Request, Records], Result | None]]
-    verbs = {"ADD": add, "DEL": delete, "CHECK": check, "GC": gc, "STATUS": status}
+    verbs = {"ADD": add, "DEL": delete, "GC": gc, "STATUS": status}
+    if request.command == "CHECK":
+        from ipam.check import check  # only CHECK needs it
+
+        verbs["CHECK"] = check
     try:
         return verbs[request.command](request, Records(state, log))
     except CniError as fault:
@@ -197,77 +199,6 @@ def _pools_of_go(request: Request, log: Log) -> dict[str, Any] | None:
     if config.borrowed or config.datastore != "kubernetes" or any(fault.key.endswith("kubeconfig") for fault in faults):
         return None  # the node's policy may not allow this kubeconfig
     return {"kind": "kubernetes", "kubeconfig": config.kubeconfig}
-
-
-def check(request: Request, records: Records) -> None:
-    """Compare the store with prevResult, and prevResult with the configuration; AttachmentDiffers names all differences."""
-    from ipam import check as comparison  # only CHECK needs it
-
-    config, group = configured_rail(request, records.log)
-    previous = request.member("prevResult")
-    if previous is None:
-        raise InvalidConfig("CHECK needs the key prevResult: the result of the ADD, which the runtime passes on")
-    expected = result.parse(previous)
-    given = {host_of(a.address): a.address for a in expected.ips}
-    if group:
-        from ipam.group import rails  # most networks are no rail
-
-        found = rails.differences(group, request.attachment, config, given, records)
-    else:
-        found = comparison.unlike(config, expected, request.cni_version)
-        static = {host_of(a.address) for a in config.addresses}
-        of_ranges = {key: text for key, text in given.items() if key not in static}
-        ranges = list(config.ranges)  # whole, before they are a node's slices
-        with records.locked(request.attachment, PART):
-            found += _lease_differences(request.attachment, config, of_ranges, ranges, records)
-    if found:
-        raise AttachmentDiffers(
-            f"the addresses of {request.attachment.ifname} of container {request.attachment.container_id} are not as ADD left"
-            f" them (detach and attach it again): {'; '.join(found)}"
-        )
-
-
-def _lease_differences(
-    attachment: Attachment,
-    config: IpamConfig,
-    given: dict[tuple[int, int], str],
-    ranges: Sequence[Range],
-    records: Records,
-) -> list[str]:
-    """The differences of the leases of `attachment` from the addresses `given` in its ranges, and from `ranges`."""
-    record = read_record(attachment, records)
-    if config.borrowed and not record:
-        raise InvalidConfig(config.borrowed)
-    store_ref = reached(record["store"], config) if record else stores.ref_of(config)
-    config.kubeconfig = store_ref.get("kubeconfig", config.kubeconfig)
-    stores.locate(config, attachment.network, False)
-    wanted = rules.needs(config)
-    if not wanted and not record:
-        return []
-    known = recorder(attachment.network, records, attachment.container_id)
-    store = stores.open_store(store_ref, READ, known, min(SHARED_SECONDS, config.store_timeout))
-    found = []
-    with store.session():
-        static = {host_of(a.address) for a in config.addresses}
-        held = {lease.address: lease for lease in store.find(attachment) if lease.address not in static}
-        for (family, value), text in given.items():
-            need = next((n for n in wanted if n.rng.family == family and n.rng.contains(value)), None)
-            if need and (family, value) not in held:
-                holder = store.holder(need.want(value))
-                found.append(f"{text} is leased to {holder.holder()}" if holder else f"{text} is not leased")
-    found += [f"{format_address(*key)} is not in prevResult" for key in held if key not in given]
-    from ipam import check as comparison  # only CHECK needs it
-
-    if wanted:
-        requested = [(family, value) for family, value, _ in config.requested]
-        found += comparison.outside({key: given[key] for key in held if key in given}, ranges, requested)
-        found += comparison.elsewhere([held[key] for key in held if key in given], wanted)
-    if record and not stores.same(record["store"], stores.ref_of(config)):
-        names = (comparison.name_of(store) for store in (record["store"], stores.ref_of(config)))
-        found.append("datastore is {}, configured is {}".format(*names))
-    if wanted and not held and not found:
-        found.append(f"it holds no lease of pool {wanted[0].pool}")
-    return found
 
 
 def gc(request: Request, records: Records) -> None:
