@@ -6,7 +6,7 @@ import time
 from typing import TYPE_CHECKING
 
 from cni.shared import policy
-from cni.shared.config import refuse
+from cni.shared.config import asks_for_same_index, refuse
 from cni.shared.kernel import node
 from cni.shared.spec import codec
 from cni.shared.spec.errors import CniError, InvalidConfig, TryAgainLater
@@ -86,11 +86,7 @@ def permit(config: IpamConfig, group: Group | None) -> None:
 
 def is_of_group(request: Request) -> bool:
     """Whether the network is a rail whose group gives a pod one index on all rails (rail.addressing: same-index)."""
-    if request.member("rail") is None:
-        return False
-    from cni.shared import rail as rails_key  # most networks are no rail
-
-    return rails_key.asks_for_same_index(request.config)
+    return asks_for_same_index(request.config)
 
 
 def ref_of(config: IpamConfig, group: Group | None) -> dict[str, Any]:

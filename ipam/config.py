@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from cni.shared.config import MOST_MEMBERS, Fault, refuse
+from cni.shared.config import MOST_MEMBERS, Fault, asks_for_same_index, refuse
 from cni.shared.spec.errors import InvalidConfig
 from cni.shared.spec.request import at_least, member
 from ipam import flatfile
@@ -233,13 +233,7 @@ def _requested(request: Request, config: IpamConfig, faults: list[Fault]) -> tup
 
 def _has_fixed_ranges(request: Request, config: IpamConfig) -> bool:
     """Whether the store, or a group of rails, gives an attachment addresses of the network's ranges only."""
-    if config.node_slice_size:
-        return True
-    if request.member("rail") is None:
-        return False
-    from cni.shared.rail import asks_for_same_index  # most networks are no rail
-
-    return asks_for_same_index(request.config)
+    return bool(config.node_slice_size) or asks_for_same_index(request.config)
 
 
 def _way_out(request: Request, config: IpamConfig) -> str:

@@ -11,6 +11,7 @@ import os
 import socket
 from typing import TYPE_CHECKING
 
+from cni.shared.config import asks_for_same_index
 from cni.shared.spec.request import member
 from ipam.ranges import format_address, host_of
 
@@ -50,11 +51,8 @@ def _wire(network: dict[str, Any]) -> list[str] | None:
     """The names of the links that share the wire; None for all links."""
     if member(network, "linkInContainer") is True:
         return []
-    if member(network, "rail") is not None:
-        from cni.shared.rail import asks_for_same_index  # most networks are no rail
-
-        if asks_for_same_index(network):
-            return None
+    if asks_for_same_index(network):
+        return None
     name = member(network, "master") or member(network, "bridge")
     if isinstance(name, str) and name:
         return [name]

@@ -109,15 +109,13 @@ def _leave_store(attachment: Attachment, record: dict[str, Any], records: Record
 
 def may_hold(request: Request, records: Records) -> bool:
     """Whether a failed ADD may have left addresses: its record is written before the claim."""
-    holder = request.attachment
+    holder: Attachment | None = request.attachment
     try:
         if is_of_group(request):
-            from cni.shared.rail import group_of  # most networks are no rail
             from ipam.group import rails  # most networks are no rail
 
-            name = group_of(request.config)
-            holder = rails.attachment_of(name, holder.container_id)
-        return records.read(holder, PART) is not None
+            holder = rails.holder_of(request)
+        return holder is not None and records.read(holder, PART) is not None
     except CniError:
         return True
 
@@ -129,13 +127,12 @@ def delete(request: Request, records: Records) -> None:
     """
     holder, read = request.attachment, read_record
     if is_of_group(request):
-        from cni.shared.rail import group_of  # most networks are no rail
         from ipam.group import rails  # most networks are no rail
 
-        name = group_of(request.config)
-        if not name:
+        found = rails.holder_of(request)
+        if not found:
             return  # an ADD with this configuration claims no address
-        holder, read = rails.attachment_of(name, holder.container_id), rails.read
+        holder, read = found, rails.read
     with records.locked(holder, PART):
         record = read(holder, records)
         store_ref = record["store"] if record else None

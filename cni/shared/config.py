@@ -34,6 +34,9 @@ OF_RUNTIMES = (
 OF_FEATURES = ("rail", "rdma")  # of every link plugin; `cni.features` reads them, and most calls do not load it
 
 
+PLAIN = "plain"  # the default of rail.addressing
+
+
 class Key:
     """One key of a configuration: its name, the reader that checks its value, the attribute it fills, its default.
 
@@ -210,6 +213,12 @@ def dns_settings(value: Any) -> dict[str, Any]:
         except ValueError as fault:
             raise ValueError(f"{fault} as its `{name}`") from None
     return settings
+
+
+def asks_for_same_index(config: dict[str, Any]) -> bool:
+    """Whether the network `config`, which may be faulty, has another `addressing` than its default: an index for all rails."""
+    document = member(config, "rail")
+    return isinstance(document, dict) and member(document, "addressing") not in (None, PLAIN)
 
 
 def list_of(read: Callable[[Any], Any], most: int = MOST_MEMBERS) -> Callable[[Any], list[Any]]:

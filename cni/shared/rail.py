@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from cni.shared.config import Fault, Key, boolean, fill, integer, list_of, mapping, one_of, string
+from cni.shared.config import PLAIN, Fault, Key, boolean, fill, integer, list_of, mapping, one_of, string
 from cni.shared.spec.request import is_identifier, member
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
     from typing import Any
 
-PLAIN, SAME_INDEX = "plain", "same-index"
+SAME_INDEX = "same-index"
 MOST_RAILS = 32
 TABLE_BASE = 7000
 
@@ -185,12 +185,6 @@ def _without_gateway(part: dict[str, Any], index: int, gateways: dict[int, Any])
     gateways.setdefault(index, gateway)
     kept = {name: value for name, value in part.items() if name.lower() not in ("gateway", "exclude")}
     return {**kept, "exclude": [*given, gateway]}
-
-
-def asks_for_same_index(config: dict[str, Any]) -> bool:
-    """Whether the network `config`, which may be faulty, has another `addressing` than its default: an index for all rails."""
-    document = member(config, "rail")
-    return isinstance(document, dict) and member(document, "addressing") not in (None, PLAIN)
 
 
 def group_of(config: dict[str, Any]) -> str:

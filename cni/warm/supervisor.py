@@ -16,6 +16,7 @@ import os
 import resource
 import select
 import signal
+import ssl
 import time
 from socket import AF_UNIX, SHUT_RDWR, SOCK_SEQPACKET, socket
 from typing import TYPE_CHECKING
@@ -50,8 +51,6 @@ def main(identity: str, lock: int, pack: str, modules: Iterable[str]) -> NoRetur
     if _raise_limits() and prctl(_PR_GET_SECCOMP, None) <= 0:  # a seccomp filter cannot be removed
         for module in modules:
             __import__(module)
-        import ssl  # workers get it by the fork
-
         ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # initializes OpenSSL here, and not for 5 ms in each worker
         Supervisor(identity, lock, pack, prctl).run()
     os._exit(0)

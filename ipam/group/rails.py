@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from cni.shared.config import Fault
     from cni.shared.log import Log
     from cni.shared.records import Began, Records
+    from cni.shared.spec.request import Request
     from ipam.config import IpamConfig
     from ipam.group.indexes import Group
     from ipam.leases import Lease
@@ -60,6 +61,12 @@ if TYPE_CHECKING:
 def attachment_of(group: str, container_id: str) -> Attachment:
     """The attachment in the leases of a container in a group: it has no link, and the rails share it."""
     return Attachment(f"{GROUP}{group}", container_id, f"rails of {group}")
+
+
+def holder_of(request: Request) -> Attachment | None:
+    """The attachment in the leases of the group that `request` names; None when it names none."""
+    name = rails_key.group_of(request.config)
+    return attachment_of(name, request.attachment.container_id) if name else None
 
 
 def read(attachment: Attachment, records: Records) -> dict[str, Any] | None:
