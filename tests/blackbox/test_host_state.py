@@ -58,9 +58,8 @@ def unchanged(node: Node, *kinds: str) -> Iterator[Callable[[], None]]:
 def pod(node: Node) -> Pod:
     """A node with two NICs, data0 (02:…:0a) and eth1, and their other ends on another host."""
     wire = node.outside("fabric")
-    sh(
-        node, "echo 0 > /proc/sys/net/ipv6/conf/default/dad_transmits"
-    )  # an address is tentative for a second or two else
+    for key in ("accept_dad", "router_solicitations"):  # an address is tentative for a second or two else
+        node.host.set_sysctl(f"net/ipv6/conf/default/{key}", 0)
     for number, name in enumerate(("data0", "eth1")):
         with node.host.rtnl() as ipr, open(wire.path) as fabric:
             peer = {"ifname": f"peer{number}", "net_ns_fd": fabric.fileno()}
@@ -94,46 +93,40 @@ EQUAL = """
     ip route append 10.40.0.0/16 nexthop via 10.9.0.1 dev data0 nexthop via 10.8.0.1 dev eth1
     ip route add 10.41.0.0/16 nexthop via 10.9.0.1 dev data0 nexthop via 10.8.0.1 dev eth1
     ip route append 10.41.0.0/16 via 10.8.0.77 dev eth1"""
-ATTRIBUTES = """
-    ip address add 10.9.0.2/24 dev data0; ip address add fd00:9::2/64 dev data0 nodad
-    ip route add 10.30.0.0/16 via 10.9.0.1 rtt 100 congctl reno features ecn hoplimit 9 realm 5
-    ip route add 10.33.0.0/16 dev data0 table 1234 proto 77 metric 9 src 10.9.0.2
-    ip -6 route add fd00:31::/64 via fd00:9::1 table 1234 proto 77"""
-
 KEPT = {  # which no scene of tests/hosts has
-    "attributes of routes": ATTRIBUTES,
-    "a chain of gateways in the worst order": """
-        ip address add 10.9.0.2/24 dev data0
+    "routes": """
+        ip address add 10.9.0.2/24 dev data0; ip address add fd00:9::2/64 dev data0 nodad
+        ip route add 10.30.0.0/16 via 10.9.0.1 rtt 100 congctl reno features ecn hoplimit 9 realm 5
+        ip route add 10.33.0.0/16 dev data0 table 1234 proto 77 metric 9 src 10.9.0.2
+        ip -6 route add fd00:31::/64 via fd00:9::1 table 1234 proto 77
+        : a chain of gateways in the worst order
         ip route add 10.8.0.1 via 10.9.0.1 metric 7
         ip route add 10.7.0.0/16 via 10.9.0.7 onlink dev data0
         ip route add 10.7.0.0/24 dev data0 scope link
         ip route add 10.6.0.0/16 via 10.7.0.1
-        ip route add default via 10.7.0.1 table 77""",
-    "prefix routes that an administrator has removed": """
-        ip address add 10.5.0.1/24 dev data0
-        ip route del 10.5.0.0/24 dev data0
-        ip address add fd00:5::1/64 dev data0 nodad
-        ip -6 route del fd00:5::/64 dev data0""",
+        ip route add default via 10.7.0.1 table 77
+        : prefix routes that an administrator has removed
+        ip address add 10.5.0.1/24 dev data0; ip route del 10.5.0.0/24 dev data0
+        ip address add fd00:5::1/64 dev data0 nodad; ip -6 route del fd00:5::/64 dev data0""",
     "routes of equal priority": EQUAL,
     "routes of the other NIC with a source address of this one": """
         ip address add 10.9.0.2/24 dev data0; ip address add 10.8.0.2/24 dev eth1
         ip route add 10.60.0.0/16 via 10.8.0.1 dev eth1 src 10.9.0.2
         ip address add fd00:9::2/64 dev data0 nodad; ip address add fd00:8::2/64 dev eth1 nodad
         ip -6 route add fd00:60::/64 via fd00:8::1 dev eth1 src fd00:9::2""",
-    "flags, sizes and the broadcast address of the link": """
+    "flags, sizes, the broadcast address and parameters of the link": """
         ip link set data0 promisc on; ip link set data0 allmulticast on; ip link set data0 multicast off
         ip link set data0 dynamic on; ip link set data0 gso_max_size 30000 gso_max_segs 77 gro_max_size 40000
         ip link set data0 txqueuelen 77; ip link set data0 group 5 alias 'rail 0'
-        ip link set data0 broadcast ff:ff:ff:ff:ff:00""",
+        ip link set data0 broadcast ff:ff:ff:ff:ff:00
+        cd /proc/sys/net/ipv4/conf/data0; echo 1 > arp_filter; echo 1 > accept_local; echo 7 > medium_id
+        cd /proc/sys/net/ipv6/conf/data0; echo 7 > router_solicitation_interval; echo 99 > ra_defrtr_metric
+        for p in regen_min_advance ra_honor_pio_life; do test ! -e $p || echo 1 > $p; done""",
     "MTU and link mode of a device that is down": "ip link set data0 down; ip link set data0 mtu 4200 mode dormant",
     "stable addresses of a secret": """
         sysctl -q -w net.ipv6.conf.data0.stable_secret=2001:db8::1234; ip link set data0 down; ip link set data0 up""",
     "stable addresses of a random secret": """
         ip link set data0 addrgenmode random; ip link set data0 down; ip link set data0 up""",
-    "parameters that differ from those of the matrix": """
-        cd /proc/sys/net/ipv4/conf/data0; echo 1 > arp_filter; echo 1 > accept_local; echo 7 > medium_id
-        cd /proc/sys/net/ipv6/conf/data0; echo 7 > router_solicitation_interval; echo 99 > ra_defrtr_metric
-        for p in regen_min_advance ra_honor_pio_life; do test ! -e $p || echo 1 > $p; done""",
 }  # fmt: skip
 
 
@@ -414,16 +407,16 @@ SHOWN_BY = {  # by scenes of tests/hosts, by those above, or by tests
     ],
     "transmit queue length, group, broadcast address of the link, link mode, protodown": [
         "group-queue-and-mtu",
-        "flags, sizes and the broadcast address of the link",
+        "flags, sizes, the broadcast address and parameters of the link",
         "MTU and link mode of a device that is down",
     ],
-    "largest GSO and GRO packets and segments": ["flags, sizes and the broadcast address of the link"],
+    "largest GSO and GRO packets and segments": ["flags, sizes, the broadcast address and parameters of the link"],
     "promiscuous, all multicast, no ARP and the other flags that can be set": [
-        "flags, sizes and the broadcast address of the link"
+        "flags, sizes, the broadcast address and parameters of the link"
     ],
     "IPv4 and IPv6 addresses": ["custom-broadcast", "ipv6-address-flags", "dhcp-lease"],
     "temporary IPv6 addresses (privacy extensions)": ["none: needs a router on the wire"],
-    "routes of all tables": ["routes-with-attributes", "attributes of routes", "ecmp-over-two-nics"],
+    "routes of all tables": ["routes-with-attributes", "routes", "ecmp-over-two-nics"],
     "next hops of these routes through other devices": [
         "test_the_legs_of_another_nic_carry_on_while_the_device_is_away"
     ],
