@@ -510,10 +510,10 @@ LARGE = {
 @pytest.mark.parametrize("case", LARGE)
 def test_as_much_as_is_taken_is_served_within_bounds(node: Node, pod: Pod, case: str) -> None:
     config = json.dumps({**network(), **LARGE[case]}, ensure_ascii=False).encode()
-    for plugin in ("whereabouts",) if case == "addresses" else ("macvlan", "whereabouts"):
-        for verb in ("ADD", "DEL", "GC") if case == "valid" else ("ADD", "DEL"):
-            answer = bounded(node, plugin, config, pod, verb)
-            assert answer is None or "code" not in answer, answer
+    plugin = "whereabouts" if case == "addresses" else "macvlan"  # which reads all that whereabouts does, and more
+    for verb in ("ADD", "DEL", "GC") if case == "valid" else ("ADD", "DEL"):
+        answer = bounded(node, plugin, config, pod, verb)
+        assert answer is None or "code" not in answer, answer
     assert node.leftovers() == []
 
 
