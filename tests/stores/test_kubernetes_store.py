@@ -350,7 +350,7 @@ def test_a_turn_that_does_not_come_delays_a_call_and_does_not_fail_it(
     (lock,) = (cluster.directory / "run").iterdir()
     with lock.open() as file:
         fcntl.flock(file, fcntl.LOCK_EX)
-        cluster.call(verb, "c2" if verb == "ADD" else "c1")
+        cluster.call(verb, "c2" if verb == "ADD" else "c1", seconds=1)
     assert list(cluster.allocations()) == (["1", "2"] if verb == "ADD" else [])
 
 
@@ -925,7 +925,7 @@ def test_a_claim_that_arrives_after_its_delete_is_refused(cluster: Cluster) -> N
 
     cluster.server.faults = lose
     with pytest.raises(Unreachable):
-        cluster.call("ADD")
+        cluster.call("ADD", seconds=1)
     cluster.server.faults = lambda method, resource, number: None
     cluster.call("DEL")
     assert cluster.recorded().keys() == {"first"}
