@@ -242,7 +242,7 @@ def _way_out(request: Request, config: IpamConfig) -> str:
 
 
 def _excess(new: tuple[int, int], requested: Collection[tuple[int, int]], config: IpamConfig) -> str:
-    """The fault of one address more than the network lets an attachment request, beside those `requested`; "" without one."""
+    """The words of the fault if `new` is one address more than an attachment may request; "" if it is not."""
     holding = [r for r in config.ranges if r.family == new[0] and r.contains(new[1])]
     where, most = f"in {holding[0]}" if holding else "outside of the ranges", config.requested_addresses
     others = [(f, v) for f, v in requested if f == new[0] and (f, v) != new]
@@ -315,7 +315,7 @@ def missing_key(config: IpamConfig) -> str:
 
 
 def _choose_store(request: Request, config: IpamConfig, source: Source, faults: list[Fault]) -> None:
-    """Resolve `datastore`. A Kubernetes pod must not get addresses of its node alone, unless the key says so."""
+    """Choose the store. For a Kubernetes pod the file store, of this node alone, must be named in `datastore`."""
     if source.names("etcd_host") and not (source.names("datastore") or source.names("kubernetes.kubeconfig")):
         config.datastore = "etcd"  # the network's choice has precedence over a kubeconfig in the flat file
     chosen, where = config.datastore, source.where("datastore")

@@ -163,7 +163,7 @@ def read_addresses(
 def read_routes(
     documents: Iterable[Mapping[str, Any]], where: Where, notes: list[str], faults: list[Fault]
 ) -> list[Route]:
-    """The routes; mtu, advmss and priority of 0 are not given, as in the spec."""
+    """The valid routes of `documents`; an mtu, advmss or priority of 0 counts as absent, as in the spec."""
     routes: list[Route] = []
     for prefix, route in _filled(documents, where("routes"), lambda: Route(""), ROUTE_KEYS, notes, faults):
         route.mtu, route.advmss, route.priority = route.mtu or None, route.advmss or None, route.priority or None

@@ -13,9 +13,9 @@ record:
     pools, addresses   lists of the same length
     machine    the node's machine ID (cni.shared.kernel.node.machine_id); absent for none
     cooldown   the seconds for which the addresses are given to no other pod when they are freed; absent for none
-    pending    true when a DEL could not release them
+    pending    true when a DEL could not release the addresses
     shared     [pool, address] of each static address whose lease another attachment of the network has; absent for none
-    reason     why it could not; absent before the first failure
+    reason     the reason why the last release failed; absent before the first failure
 """
 
 from __future__ import annotations

@@ -86,7 +86,7 @@ class Need:
         return place.value if is_kept else None
 
     def exhausted(self, free: int, waiting: str) -> Exhausted:
-        """The error when no index is free; `free` addresses are only proposed, and `waiting` tells of cooldowns."""
+        """The error when no index is free. `free` addresses of the range have no lease; `waiting` describes cooldowns."""
         size = self.rng.size()
         return Exhausted(
             f"pool {self.pool} is exhausted: {size - free} of the {size} addresses that range {self.rng} may give are in"

@@ -158,7 +158,7 @@ class SearchPlan:
         return in_use, nodes
 
     def _free(self, choice: Choice, avoid: Collection[int]) -> int | None:
-        """A free index that is not in `avoid`: a preferred one, or the first from this place on; None for none."""
+        """A free index that is not in `avoid`: a preferred one, else the first from the plan's place on; None for none."""
         index = self._preferred_free(choice, avoid)
         if index is not None:
             return index

@@ -142,7 +142,9 @@ def flush_reminded(records: Records, store_ref: dict[str, Any]) -> None:
 
 
 def flush(records: Records, store_ref: dict[str, Any] | None, seconds: float) -> int:
-    """Retry the pending releases for about `seconds`; returns how many are left. Lease free addresses that attachments share.
+    """Retry the pending releases for about `seconds`; return how many are left.
+
+    A shared static address whose lease is gone is leased to an attachment that has it.
 
     `store_ref` is the store of the configuration, with its password, or None. An unreachable store is tried once, and the
     wait for it does not shorten the time for other stores.

@@ -111,7 +111,7 @@ def _nodes(options: argparse.Namespace) -> set[str]:
 
 
 def _deleted(options: argparse.Namespace, nodes: set[str]) -> set[str]:
-    """The nodes whose agents have a Lease and that are none of `nodes`; none where this user may not read Leases."""
+    """The nodes that have an agent's Lease but are not in `nodes`; none where this user may not read Leases."""
     try:
         where = ("leases.coordination.k8s.io", f"--namespace={silence.NAMESPACE}")
         return set(silence.nodes_of(kubectl.read(options, "get", *where)["items"])) - nodes

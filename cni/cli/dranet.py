@@ -130,7 +130,7 @@ class Profiles:
 
 
 def _attachment(request: dict[str, Any]) -> Attachment:
-    """What a request is about; InvalidConfig."""
+    """The attachment that `request` names: profile, claim UID and device name. Raises InvalidConfig."""
     container = _member(request, "claim_uid")
     if not is_identifier(container):
         raise InvalidConfig(f'claim_uid "{container}": want the UID of a ResourceClaim')

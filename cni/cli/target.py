@@ -39,7 +39,7 @@ def _capability_args(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def existing(options: argparse.Namespace, cache: Cache) -> tuple[Network, Parameters, bool]:
-    """The attachment that is meant, with the configuration it was made with; and whether the cache knows it."""
+    """The network and parameters of an attachment that was made, and whether they come from the cache."""
     network, missing = None, None
     try:
         network = networks.find(options.network, options.conf_dir)

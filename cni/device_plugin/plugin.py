@@ -28,7 +28,7 @@ _LOOK_SECONDS = 0.5  # between two looks at the configuration and the devices
 
 
 class Plugin:
-    """What `options` ask for."""
+    """The device plugin of this node: makes the virtual functions, and serves each configured resource to kubelet."""
 
     def __init__(self, options: argparse.Namespace, log: AgentLog) -> None:
         self._options = options

@@ -84,7 +84,7 @@ class ResourceServer:
                 self._send()
 
     async def attend(self) -> None:
-        """Listen and register where that is needed; a step that does not wait for anything but kubelet's answers."""
+        """Listen and register if needed. Called again and again; waits for nothing but the answers of kubelet."""
         identity = self._kubelet.identity()
         if identity != self._seen:
             await self.close()  # no connection of a kubelet that is gone is left

@@ -72,7 +72,7 @@ class Claims:
         return record
 
     def add_pods(self, record: Record, pods: Collection[str]) -> None:
-        """Remember these UIDs of pods that have the claim, beside the former ones. OSError."""
+        """Add the UIDs `pods` to those that the claim's record has, and write the record. Raises OSError."""
         if new := [uid for uid in pods if uid not in record.get("pods", ())]:
             record["pods"] = [*record.get("pods", ()), *new]
             containers.write(self._folder, f"{record['uid']}.json", record, durable=True)

@@ -81,7 +81,7 @@ class Endpoint:
         await asyncio.gather(*(server.stop(None) for server in servers))
 
     def tell(self, states: Iterable[State]) -> None:
-        """Have this health from now on."""
+        """Set the devices' health to `states`, and wake the waiting streams if it has changed."""
         if self._states != (new := tuple(states)):
             self._states = new
             self._changed.set()

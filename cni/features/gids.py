@@ -20,7 +20,7 @@ _POLL_SECONDS = 0.005  # the kernel enters an address from a work queue, usually
 
 
 def find(ports: Ports, addresses: Sequence[str], ifname: str, root: str = "/sys") -> dict[str, Place]:
-    """Where the GID of each address stands that has one of the link `ifname`."""
+    """The place of the RoCE v2 GID of each of `addresses`, in entries of the netdev `ifname`; no GID, no entry."""
     wanted = {rdma_sysfs.gid_of(address): address for address in addresses}
     found: dict[str, Place] = {}
     for device, port in ports:

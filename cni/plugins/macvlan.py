@@ -454,7 +454,7 @@ def present(planned: MacvlanPlan, inside: Rtnl) -> Link | None:
 
 
 def recognises(planned: MacvlanPlan, inside: Rtnl) -> bool:
-    """Whether a link of `inside` is certainly the plan's, by its temporary name or by its MAC."""
+    """Whether a link of `inside` is certainly that of the plan, by its temporary name or by its MAC."""
     return any(
         owns(planned, link) and (link.name == planned.temporary or planned.mac in ("", link.mac))
         for link in inside.links()

@@ -192,11 +192,11 @@ class Policy:
         return any(matches(one, name) for one in getattr(self, key) for name in names if name)
 
     def way_out(self) -> str:
-        """How an administrator lets networks take a device that they may not."""
+        """The remedy for a device that networks may not take, as words for an error message."""
         return f"list it in `uplinks` of {self.path}"
 
     def permit(self, key: str, what: str, names: Sequence[str]) -> None:
-        """InvalidConfig unless one of `names`, of the device that is `what` (in words), matches the list `key`."""
+        """Raises InvalidConfig unless one of the `names` of a device matches the list `key`; `what` describes it."""
         if not self.allows(key, names):
             raise self.refusal(key, what)
 

@@ -185,7 +185,7 @@ class Store:
         """End the outermost session, also after `_begin` has failed."""
 
     def take_locks(self) -> None:
-        """Take the locks that this node's sessions have one after another, which are else taken at the first reading."""
+        """Take the locks by which the sessions of this node queue; without this call the first reading takes them."""
 
     def settle(self, attachment: Attachment, sequence: int) -> None:
         """From now on a claim of `attachment` with this or an older sequence fails, also one that is still on its way to a server."""

@@ -234,7 +234,7 @@ class Connection:
         return reply.status, data
 
     def lost(self, fault: OSError) -> OSError:
-        """The connection is closed: what a `fault` of it is to the caller, Untrusted or Lost."""
+        """Close the connection after `fault`; return the error to raise, Untrusted or Lost."""
         self.close()
         fault = _tls_fault(fault)
         if isinstance(fault, Untrusted):

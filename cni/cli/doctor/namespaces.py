@@ -24,10 +24,10 @@ _STRANGERS = ("192.0.2.1", "198.51.100.1", "203.0.113.1")  # of nobody: RFC 5737
 
 @dataclass(frozen=True)
 class LinkParameters:
-    """The kernel parameters that hold for a link; None: not read.
+    """The kernel parameters in effect for a link; None: not read.
 
-    `answers` is for a link with a strict filter: for each of its IPv4 subnets, and for ELSEWHERE, the link by which answers to
-    peers there leave; "" for none."""
+    `answers` maps each IPv4 subnet of the link, and ELSEWHERE, to the name of the link by which replies to peers there
+    leave ("" for no route). It is empty unless rp_filter is strict."""
 
     rp_filter: int | None = None
     arp_ignore: int | None = None

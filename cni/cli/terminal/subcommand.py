@@ -120,7 +120,7 @@ def option(
 
 
 def typed(read: Callable[[str], T], wanted: str = "") -> Callable[[str], T]:
-    """The type of an option whose value is what `read` makes of the text; its ValueError is refused with what is `wanted`."""
+    """The argparse type that converts a text by `read`. A ValueError becomes a usage error with the text `wanted`."""
 
     def value_of(text: str) -> T:
         try:

@@ -95,7 +95,7 @@ class Cluster:
         return chosen
 
     def move(self, kind: str) -> None:
-        """Let `kind` be the store of the nodes where another is chosen."""
+        """Make `kind` the store of the cluster's nodes if another one is chosen."""
         if self.datastore() not in ("", kind):
             self.api.patch(CONFIGMAPS, CHOICE, [{"op": "add", "path": "/data/datastore", "value": kind}])
 
@@ -201,9 +201,9 @@ class PoolReading:
 
 
 def read_all(read: Callable[[], Iterable[list[T]]], progress: Callable[[str], object] = str, kind: str = "") -> list[T]:
-    """All that the pages of `read` have, from the start again when the snapshot that they are of is gone.
+    """The objects of all pages of `read`. When the server's list expires, reading starts again.
 
-    `progress` is called after each page with the count so far.
+    `progress` is called after each page with a text that has the count so far.
     """
     while True:
         found: list[T] = []

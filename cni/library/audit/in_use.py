@@ -142,7 +142,7 @@ def _mount_of(folder: str) -> tuple[bool, bool]:
 
 
 def _is_in_use(link: dict[str, Any]) -> bool:
-    """Whether the link that the record tells of may be in use although the path of its namespace is gone. OSError."""
+    """Whether the recorded `link` may be in use although the path of its namespace is gone. Raises OSError."""
     if UNENDED in link:
         return True
     there = sandbox.kept(link["sandbox"])

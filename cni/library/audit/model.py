@@ -118,12 +118,12 @@ class IpamBlock:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """What was read of a store and its cluster. None: it was not, or could not be, read, and no rule that needs it speaks.
+    """The content of a store and its cluster at one time. None means not read; rules that need the member are skipped.
 
-    `kind` is the store's; `agents` are the nodes whose agents may live; `nads` are the "namespace/name" of every NAD,
-    with any IPAM. Of a file store `records` are the node's that name it, and `counted` the pools as its own bitmaps count
-    them. `unread` says what could not be read and why.
-    `findings` are faults that the reading itself has met, `counts` how many objects of each kind were read.
+    `kind` is that of the store; `agents` are the nodes whose agents may be alive; `nads` are the "namespace/name" of every
+    NAD, with any IPAM. For a file store, `records` are this node's records that name the store, and `counted` the pools
+    by the counts of its bitmaps. `unread` has a text for each thing that could not be read, with the reason.
+    `findings` are faults that were met during the reading, `counts` the numbers of objects read, by kind.
     """
 
     kind: str

@@ -25,9 +25,9 @@ _PLAIN = ".12345678"
 
 @dataclass(frozen=True)
 class Occupancy:
-    """`size` addresses may be given, `used` are; `outside` are leases of none of them. `cells` are shares from 0 to 1.
+    """The use of a pool: `size` addresses may be given, `used` are leased, `outside` of them beyond the pool's spans.
 
-    `shown` is how many addresses the cells stand for.
+    `cells` are the leased shares, from 0 to 1, of equal parts of the first `shown` addresses.
     """
 
     size: int
@@ -103,7 +103,7 @@ def spans_of(cidr: str, ranges: Iterable[Range] = ()) -> list[Span]:
 
 
 def of(values: Sequence[int], spans: Sequence[Span]) -> Occupancy:
-    """The occupancy by the leased addresses `values`, in order, of `spans`, in order."""
+    """The occupancy of `spans` by the leased addresses `values`; both are sorted."""
     size, places = 0, []  # the leased ones by their place among all addresses of the spans
     for low, high in spans:
         inside = values[bisect_left(values, low) : bisect_right(values, high)]

@@ -111,7 +111,7 @@ def compose(text: str) -> yaml.Node | None:
 
 
 def of_yaml(root: yaml.Node) -> TreeNode:
-    """The tree of a composed YAML document; DocumentTooLarge, or yaml.YAMLError for an invalid value."""
+    """The tree of a composed YAML document. Raises DocumentTooLarge, and yaml.YAMLError for an invalid value."""
     known: dict[int, TreeNode] = {}  # an alias is the node that it names, and is read once
     constructor = yaml.SafeLoader("")
 

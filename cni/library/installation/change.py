@@ -213,7 +213,7 @@ def uninstall(folder: Folder, refuse: _Refuse, end_workers: Callable[[], object]
 
 
 def steps_away(folder: Folder, refuse: _Refuse) -> list[Step]:
-    """The steps of an uninstall now. Raises the same errors as `uninstall`: by the lock, by missing rights, by `refuse`."""
+    """The steps that `uninstall` would carry out now. Raises its errors: of the lock, missing rights and `refuse`."""
     with folder.foreseen():
         found = layout.read(folder.path)
         refuse(found)

@@ -42,7 +42,7 @@ def fingerprint(folder: str, found: Installation) -> tuple[object, ...]:
 
 
 def state_faults(state: str) -> Iterator[str]:
-    """The faults of the state directory; it need not exist, but must be ours to make and to write."""
+    """The faults of the directory `state`. If it is missing, this user must be able to make it; else to write it."""
     above = state
     try:
         files.check_private_directory(state, links=True)

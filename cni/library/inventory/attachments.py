@@ -61,7 +61,7 @@ def completed(directory: str = STATE) -> tuple[list[dict[str, Any]], bool]:
 
 
 def device_of(attachment: dict[str, Any]) -> str:
-    """The PCI address of the attachment's device, or of that to which its link was given; "" for none."""
+    """The PCI address of the recorded device, else the `deviceID` that the configuration gives; "" for none."""
     link = attachment["records"].get(LINK) or {}
     config = _config(attachment)
     given = (config.get("runtimeConfig") or {}).get("deviceID") or config.get("deviceID") or ""

@@ -276,7 +276,7 @@ def _network_name(scope: Scope, keys: Keys, config: ipam_config.IpamConfig) -> N
 
 
 def _overlaps(scope: Scope, keys: Keys, block: Mapping[str, Any], ranges: Sequence[Range]) -> None:
-    """Two ranges of one block that have addresses in common: a pod gets two of the same subnet."""
+    """Warn of ranges of one block whose subnets overlap: a pod would get two addresses of one subnet."""
     places = _places(keys, block)
     for i, second in enumerate(ranges):
         for first in ranges[:i]:

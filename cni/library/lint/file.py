@@ -44,7 +44,7 @@ def lint_text(text: str, path: str, flat: Files | None = None) -> list[Diagnosti
 
 
 def _ended(parts: list[list[Diagnostic]], around: Surroundings) -> list[Diagnostic]:
-    """Add the findings about several networks together, and sort those of each file by their places."""
+    """Compare the networks of all files; return the findings, sorted by line and column within each file."""
     overlaps(around.uses)
     resources.compare(around)
     return [finding for part in parts for finding in sorted(part, key=lambda f: (f.line, f.column))]

@@ -64,9 +64,9 @@ def is_same(remembered: dict[str, Any], link: Link) -> bool:
     by the permanent MAC, the mark (the alias in a sandbox), or the index: a VF's permanent MAC may become the MAC that it
     was given (igbvf_reset, drivers/net/ethernet/intel/igbvf).
 
-    A virtual device has neither. It has a MAC, the mark, and an end outside of the sandbox (`_has_end_outside`). A move
-    keeps the index if it is free: a link with the remembered index needs one of these, any other link two. A tunnel
-    has no MAC: it needs the mark, or its index and its name on the host.
+    A virtual device has neither. It has three signs: its MAC, the mark, and an end outside of the sandbox
+    (`_has_end_outside`). A link with the remembered index must match in one sign, any other link in two, since a move
+    keeps the index if it is free. A tunnel has no MAC: it needs the mark, or its index and its name on the host.
     """
     if link.kind != remembered["kind"]:
         return False

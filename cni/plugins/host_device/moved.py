@@ -180,7 +180,7 @@ def cut_off(selected: str, reason: str) -> str:
 
 
 def refuse_mtu(mtu: int, device: str, least: int = LEAST_MTU, most: int = 0) -> None:
-    """InvalidConfig when `device` cannot have the MTU `mtu` (0: its own); `most` 0 is no bound of the device's."""
+    """Raises InvalidConfig when `mtu` is outside of `least` to `most` bytes (0: 65535); `mtu` 0 keeps the present one."""
     most = most or 65535
     if mtu and not least <= mtu <= most:
         raise InvalidConfig(f"mtu {mtu} is not one that {device} can have: give {least} to {most}")

@@ -228,8 +228,9 @@ def adopt(request: Request, host: Rtnl, inside: Rtnl | None) -> MovePlan | None:
 
 
 def _stands_on_host(link: Link, host: Rtnl) -> bool:
-    """Whether the device that `link` of a sandbox claims to be by its alias is on the host under its name: the pod has made
-    `link`. Another device that got the name meanwhile is virtual, and has another MAC."""
+    """Whether the device that the alias of `link` names is still on the host, so that the pod itself made `link`.
+
+    A host device of that name counts if it is hardware or has the MAC of `link`; any other took the name later."""
     other = host.link(name=link.alias)
     return other is not None and (bool(other.parent_device) or other.mac == link.mac)
 

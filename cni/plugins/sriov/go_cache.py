@@ -105,7 +105,7 @@ def _device(state: dict[str, Any], pci: str) -> dict[str, Any]:
 
 
 def _member(state: dict[str, Any], key: str, kind: type[T]) -> T:
-    """The member of this type, or "" or 0 if it is missing; ValueError for another type."""
+    """The member `key`, or the empty value of `kind` if it is missing. Raises ValueError for another type."""
     value = member(state, key) or kind()
     if not isinstance(value, kind):
         raise ValueError(key)

@@ -79,7 +79,7 @@ OF_PF = ("vlan", "vlanQoS", "vlanProto", "min_tx_rate", "max_tx_rate", "spoofchk
 
 
 class SriovConfig(LinkConfig):
-    """The checked keys of KEYS; those of OF_PF are None or "" if absent. `mac` is the one with precedence."""
+    """The checked values of KEYS; a key of OF_PF is None or "" if absent. `mac` is the MAC of the source that wins."""
 
     pci: str
     vlan: int | None

@@ -96,11 +96,11 @@ def add(
     flags: int = 0,
     metric: int = 0,
 ) -> None:
-    """Give the link `index` the address `text`, permanently; EEXIST when it has that.
+    """Give the link `index` the address `text`, permanently. Raises EEXIST when the link has the address.
 
     `broadcast` sets the broadcast address of the prefix, for IPv4 with a prefix shorter than 31 bits. `nodad` makes an
-    IPv6 address usable at once; without it the kernel first looks for a duplicate (see Address.tentative). The others
-    bring an address back as it was read.
+    IPv6 address usable at once; without it the kernel first looks for a duplicate (see Address.tentative). The other
+    parameters restore an address as it was read.
     """
     family, local, length = _parse(text)
     body = IFADDR.pack(family, length, 0, scope, index) + attribute(_LOCAL, local)

@@ -122,7 +122,8 @@ def mark(path: str, links: bool = False) -> tuple[int, ...]:
 def read_regular(path: str, most: int, flags: int = 0, private: bool = False) -> bytes:
     """The content of the file at `path`, which any user may have put there: the call neither blocks nor reads without end.
 
-    ValueError when it is no regular file or larger than `most` bytes; NotPrivate when it is to be `private` and is not.
+    Raises ValueError when it is no regular file or larger than `most` bytes, and, if `private`, NotPrivate when other
+    users can write it.
     """
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY | flags)
     try:

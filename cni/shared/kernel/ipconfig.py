@@ -34,10 +34,10 @@ CARRIER_SECONDS = 0.2  # as sriov-cni
 
 
 def configure(inside: Rtnl, link: Link, wanted: Result, dad: bool, set_up: Callable[[], None]) -> tuple[str, int]:
-    """Configure `link` (in the namespace of `inside` and of the calling thread); its MAC and MTU afterwards.
+    """Configure `link` (in the namespace of `inside` and of the calling thread); return its MAC and MTU afterwards.
 
-    The link is down before, and `set_up` is called for it; or it is up if its addresses come from a foreign IPAM plugin.
-    `dad`: wait until duplicate detection has passed the IPv6 addresses. KernelRefused.
+    If the link is down, `set_up` is called; the link is up already when a foreign IPAM plugin gave the addresses.
+    `dad`: wait until duplicate detection has passed the IPv6 addresses. Raises KernelRefused.
     """
     has_ipv6 = any(a.family == 6 for a in wanted.ips)
     if wanted.ips:

@@ -64,10 +64,10 @@ def values(names: tuple[str, ...], array: bytes) -> dict[str, str]:
 def due(
     link: str, wanted: dict[str, tuple[bytes, bytes]], more: dict[str, str]
 ) -> Iterator[tuple[str, Callable[[str, str], None], str, str]]:
-    """The writes that are due, as (text, function, path, value), in the namespace of the thread.
+    """The writes that bring the link's sysctls to the wanted values, as (text, function, path, value).
 
-    `wanted`: "ipv4" and "ipv6" -> the wanted array, the present one; `more`: parameters that no array holds, path with {}
-    for the link -> value.
+    The files are those of the thread's namespace. `wanted`: "ipv4" or "ipv6" -> (wanted array, present array); `more`:
+    path, with {} for the link -> value, for the parameters that are in no array.
     """
     for path, value in more.items():
         path = path.format(link)

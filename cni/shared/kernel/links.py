@@ -80,12 +80,12 @@ class Link:
 
     `kind` is the driver of a software link ("macvlan", "veth", "bridge"), "" for hardware. MACs are
     "aa:bb:cc:dd:ee:ff", "" where there is none. `mtu`, `min_mtu` and `max_mtu` are bytes (0: no bound). `up` is what
-    an administrator set, `carrier` what the wire says (False while not up).
-    `master_index` is the bridge or bond that the link is enslaved to. `lower_index` is the link below it (or a veth's
-    peer); when `lower_netnsid` is not None that lies in the namespace with this id. An index of 0 means none. `lowers` are
-    the indices of all links that it is on top of, and the end of which it does not survive; of a veth none.
-    `macvlan_mode` and `bcqueuelen` are of a macvlan. `parent_bus` and `parent_device` name the hardware as /sys/bus
-    does ("pci", "0000:3b:00.0"; "virtio", "virtio0"). `body` is the message.
+    an administrator set, `carrier` the state of the wire (False while not up).
+    `master_index` is the bridge or bond that the link is enslaved to. `lower_index` is the link below this one, or the
+    peer of a veth, in the namespace with the id `lower_netnsid` (None: the same namespace). An index of 0 means none.
+    `lowers` are the indices of all links below; the kernel deletes this link with any of them. A veth has none.
+    `macvlan_mode` and `bcqueuelen` apply to a macvlan. `parent_bus` and `parent_device` name the hardware as /sys/bus
+    does ("pci", "0000:3b:00.0"; "virtio", "virtio0"). `body` is the netlink message.
     """
 
     name = mac = permanent_mac = kind = alias = parent_bus = parent_device = macvlan_mode = ""

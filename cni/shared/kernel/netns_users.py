@@ -66,7 +66,7 @@ def _processes() -> list[str]:
 
 
 def _of_other_mounts(processes: list[str]) -> Iterator[str]:
-    """A process of `processes` for each other mount namespace."""
+    """One of `processes` for each mount namespace except our own."""
     seen = {target_of("/proc/self/ns/mnt")}
     for process in processes:
         mounts = target_of(f"/proc/{process}/ns/mnt")

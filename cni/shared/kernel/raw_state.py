@@ -4,8 +4,8 @@ Attributes are not decoded if their bytes can be sent back unchanged: so members
 encapsulation are kept too. The functions return plain JSON values; bytes are hexadecimal text.
 
 A route is kept as {"common", "legs"} and, where they apply, "expires" (seconds) and "ahead". "common" is its header and
-the attributes that all legs share; a leg is [flags, weight, index of its link, attributes]. "ahead" (IPv4 alone): the
-route preceded one by another link with the same destination, TOS, priority and table.
+the attributes that all legs share; a leg is [flags, weight, index of its link, attributes]. "ahead" (IPv4 alone) is
+true if the kernel had a route by another link with the same destination, TOS, priority and table after this one.
 
 Sources: rtnetlink(7), include/uapi/linux/{if_link,if_addr,rtnetlink,neighbour,pkt_sched}.h; inet_rtm_newaddr
 (net/ipv4/devinet.c), inet6_rtm_newaddr (net/ipv6/addrconf.c), fib_dump_info (net/ipv4/fib_semantics.c), rt6_fill_node

@@ -116,8 +116,8 @@ def netdevs_of_device(device: str, root: str = "/sys") -> list[str]:
 
 
 def names_of_nic(device: str, root: str = "/sys") -> set[str]:
-    """The PCI addresses and netdevs of the NIC that has a device of a resource: of a virtual function or a subfunction also
-    those of the physical function."""
+    """The PCI addresses and netdevs of the allocated `device`; for a virtual function or subfunction, also those of its
+    physical function."""
     from cni.shared.kernel import sysfs  # most calls ask for no device
 
     function = _function(device)

@@ -233,7 +233,7 @@ def _number(entry: Any, key: str) -> int | None:
 
 
 def _index(address: Any, count: int) -> int | None:
-    """The index of an address's interface; a negative one says none, as some plugins do."""
+    """The index of the interface of `address` among `count`; None if absent or negative, as some plugins write it."""
     index = _number(address, "interface")
     if index is None or index < 0:
         return None

@@ -49,7 +49,7 @@ _FORGETS, _FORGOTTEN = 8, 500  # of 256 releases, those that remove old memories
 
 
 class AddressLeaseStore(ObjectStore):
-    """`known` tells the leases of this node's records, those of the network that is attached at least."""
+    """The store of AddressLeases. `known` returns leases of this node's records, at least those of the network."""
 
     __slots__ = ("_entries", "_known", "_lists", "_moves", "_objects", "_recent", "_surveyed")
 
@@ -78,7 +78,7 @@ class AddressLeaseStore(ObjectStore):
         self._lists.clear()
 
     def ready(self, wants: Sequence[Want] = ()) -> None:
-        """Try a new object on the server: its namespace may be missing, its definition too old."""
+        """Find out, by the dry run of an object, whether namespace, rights and CRD suit, and that no IPPool has the wants."""
         sent = objects.memory(
             Lease(Want("railcni-status", 4, 0xC0000201, ""), Owner(_NOBODY, ("status", "status-0", ""))), 1
         )

@@ -62,7 +62,7 @@ class Api(http.Client):
 
     @property
     def access(self) -> Access:
-        """The server and its credentials; InvalidConfig for a kubeconfig that cannot be used."""
+        """The server and its credentials. Raises InvalidConfig if the kubeconfig cannot be used."""
         if self._access is None:
             self._access = kubeconfig.load(self._path) if self._path else kubeconfig.in_cluster(os.environb)
             self._access.namespace = self._namespace or self._access.namespace

@@ -86,7 +86,7 @@ class Keys:
         return found
 
     def read(self, key: bytes, value: bytes) -> Lease:
-        """The lease that `value` holds, at the place that `key` names, which protects it; StateDamaged names any other key."""
+        """The lease in `value`, with pool and address as `key` has them. Raises StateDamaged if they hold no lease."""
         kind, _, rest = key.removeprefix(self.root).partition(b"/")
         *names, place = rest.split(b"/")
         try:
@@ -127,7 +127,7 @@ def last_name(key: bytes) -> str:
 
 
 def unescaped(name: bytes) -> str:
-    """A name of a key as it was written."""
+    """The original name that the escaped part `name` of a key stands for."""
     return _text(name).replace("%2F", "/").replace("%25", "%")
 
 

@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
 
 class PoolClaim:
-    """`wants` for `owner` in place of the leases `instead_of`. Every part of it is undone by `undo`.
+    """A claim of `wants` for `owner`, in place of the leases `instead_of`; `undo` undoes each part of the claim.
 
-    `doubtful` are leases that earlier claims gave up, whose outcome was open: their reservations may be left.
+    `doubtful` are leases of earlier claims with an unknown outcome: their reservations may be left.
     """
 
     __slots__ = ("_doubtful", "_instead_of", "_made", "_moved", "_owner", "_view", "_wants", "_written", "leases")

@@ -48,7 +48,7 @@ _LABEL_SIGNS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_
 
 
 def growth(entries: Iterable[dict[str, Any]]) -> int:
-    """The bytes, at most, by which new allocations let an object grow."""
+    """The most bytes that the new allocations `entries` add to an object."""
     return sum(64 + sum(map(len, entry.values())) for entry in entries)
 
 
@@ -101,7 +101,7 @@ class Allocation:
         return namespace, name
 
     def is_of(self, lease: Lease) -> bool:
-        """Whether it belongs to `lease`. The server drops the ifname by an older definition of IPPool."""
+        """Whether the allocation belongs to `lease`. Any ifname matches "": older CRDs of IPPool drop the member."""
         return self.container_id == lease.container_id and self.ifname in ("", lease.ifname)
 
 
