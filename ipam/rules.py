@@ -81,12 +81,12 @@ class Need:
         return value if family == self.rng.family else None
 
     def kept_index(self, place: Want) -> int | None:
-        """The index to keep for a lease at `place`; None where its pool or its range is another."""
+        """The index to keep for a lease at `place`; None if the place is not in the pool and range of this need."""
         is_kept = place.pool == self.pool and place.family == self.rng.family and self.rng.usable(place.value)
         return place.value if is_kept else None
 
     def exhausted(self, free: int, waiting: str) -> Exhausted:
-        """The error when no index is free. `free` addresses of the range have no lease; `waiting` describes cooldowns."""
+        """The error when no index is free. `free` counts addresses without a lease; `waiting` describes cooldowns."""
         size = self.rng.size()
         return Exhausted(
             f"pool {self.pool} is exhausted: {size - free} of the {size} addresses that range {self.rng} may give are in"

@@ -98,9 +98,9 @@ class SearchPlan:
             self._place += 1
 
     def propose(self, chosen: Sequence[int | None]) -> list[int]:
-        """`chosen`, an address for each need, with free ones in place of None, `preferred` ones if possible; Exhausted.
+        """Return `chosen`, an address for each need, with free ones, if possible `preferred`, in place of None.
 
-        Either all addresses of a choice are chosen, or none.
+        The addresses of one choice are all given in `chosen`, or all None. Raises Exhausted when none is free.
         """
         values: list[int] = []
         proposed: list[tuple[int, int]] = []
@@ -158,7 +158,7 @@ class SearchPlan:
         return in_use, nodes
 
     def _free(self, choice: Choice, avoid: Collection[int]) -> int | None:
-        """A free index that is not in `avoid`: a preferred one, else the first from the plan's place on; None for none."""
+        """A free index that is not in `avoid`: a preferred one, else the first from `_place` on; None for none."""
         index = self._preferred_free(choice, avoid)
         if index is not None:
             return index
@@ -197,7 +197,7 @@ class SearchPlan:
         return any(map(self._store.is_claimed_here, _wants(choice, index)))
 
     def _is_held(self, choice: Choice, index: int) -> bool:
-        """Whether an address of the index has a holder, by the address itself."""
+        """Whether an address of `index` is leased, read address by address rather than from the window."""
         return any(map(self._store.holder, _wants(choice, index)))
 
     def _cooling(self, choice: Choice) -> set[int]:

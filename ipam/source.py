@@ -218,7 +218,7 @@ class Source:
         return ETCD[name] if _is_left_out(value) else value
 
     def _is_of_flat_file(self, name: str, is_apart: bool) -> bool:
-        """Whether the flat file has the value of the key `name`; `is_apart`: the keys of etcd are read each apart."""
+        """Whether the flat file gives the value of `name`; `is_apart`: each key of etcd by itself, not all together."""
         if name in NOT_FROM_FLAT_FILE or _is_left_out(self._flat[name]):
             return False
         is_left_out = _is_left_out(self._block.get(name))

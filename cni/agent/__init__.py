@@ -4,7 +4,7 @@ agent            the agent put together, as tasks; it also retries pending relea
 loop             the one loop that runs the tasks
 nodefiles        kubeconfig, token, flat file, node name
 collector        one pass over all leases: it frees the dead ones and restores lost ones
-cluster_stores   the stores in the cluster, as the collector reads them, since when leases are dead, and how a lost one is put back
+cluster_stores   the stores in the cluster, as the collector reads them: how long leases are dead, lost ones
 election         the agent that frees the leases of no node
 events           reports
 

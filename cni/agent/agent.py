@@ -122,7 +122,7 @@ class Agent:
     # --- the API server ---
 
     def server(self) -> Cluster:
-        """The API server as it is reached now; CniError when it cannot be told how."""
+        """The API server, by the present kubeconfig or service account. Raises CniError without usable credentials."""
         if self._server is None:
             chosen.kubeconfig_of(self._options.kubeconfig)  # a missing one may be made yet
             self._server = Cluster(self._kubeconfig(), seconds=SECONDS)
@@ -317,7 +317,7 @@ class Agent:
         return self._below(self._folder_shown)
 
     def _flat_file(self) -> chosen.Choice | None:
-        """What the flat file names; None when there is none that can be used."""
+        """The store that the flat file names; None without a usable flat file."""
         paths = (f"{self._folder_shown}/{nodefiles.FLAT_FILE}", *flatfile.PATHS)
         found = next((mounted for mounted in map(self._below, paths) if os.path.exists(mounted)), "")
         try:

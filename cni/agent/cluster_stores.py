@@ -80,9 +80,9 @@ class GraceTracker:
 
 
 class ClusterSource(ABC):
-    """A store of the API server. `usage` to `faults` are those of the last `read_abandoned`.
+    """A store of the API server, as the agent reads it. `read_abandoned` sets the attributes `usage` to `faults`.
 
-    `node_records` are this node's; `below` finds a path of the host where it is mounted here.
+    `node_records` are the records of this node; `below` maps a path of the host to its path in this container.
     """
 
     kind = ""

@@ -101,7 +101,7 @@ class Collector:
     # --- this node's ---
 
     def _list(self, source: ClusterSource) -> Steps:
-        """Read this node's records and, at intervals, its leases: before the pods, since a pod is older than its leases."""
+        """Read this node's records and, at intervals, leases: before the pods, which are older than their leases."""
         source.read_records()
         yield
         if monotonic() - source.listed >= _LISTED_GRACES * self.grace or source.has_lost(time_ns() - self.grace * 1e9):
@@ -194,7 +194,7 @@ class Collector:
             self._tidied = monotonic()
 
     def _networks(self, server: Cluster) -> list[IpamBlock]:
-        """The networks of the NADs, whose ranges bound the pools; none if unreadable: pools then count as whole CIDRs."""
+        """The networks of the NADs, whose ranges bound the pools; none if unreadable: pools count as CIDRs then."""
         try:
             return server.networks()[0]
         except CniError as fault:  # such as a right that a former version's role lacks

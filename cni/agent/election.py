@@ -86,7 +86,7 @@ class Election:
         return found["metadata"]["resourceVersion"], found.get("spec") or {}
 
     def _write(self, api: Api, version: str, spec: dict[str, Any]) -> bool:
-        """Let the Lease, as it is in `version` or is to be created when that is "", have `spec`; False when it is not so."""
+        """Write `spec` if the Lease still has `version`; create the Lease if that is "". False after a conflict."""
         try:
             if version:
                 test = {"op": "test", "path": "/metadata/resourceVersion", "value": version}

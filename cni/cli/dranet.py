@@ -247,7 +247,7 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _free_gone(profiles: Profiles, options: argparse.Namespace, log: AgentLog) -> None:
-    """Every grace free what the look before found without a claim too; what cannot be done is logged."""
+    """Every `grace` seconds, free the attachments without a claim in two readings in turn. Failures are logged."""
     gone: set[Attachment] = set()
     while True:
         try:

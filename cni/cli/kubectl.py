@@ -69,7 +69,7 @@ def add_access(parser: argparse.ArgumentParser, default: str = argparse.SUPPRESS
 
 
 def add_agents(parser: argparse.ArgumentParser) -> None:
-    """The option that says where the agents are."""
+    """Add the option for the namespace of the agents."""
     subcommand.option(parser, "--agents-in", "railcni", "where the agents are", "NAMESPACE", type=subcommand.name)
 
 
@@ -104,7 +104,7 @@ def said(options: argparse.Namespace, *arguments: str, given: str = "") -> str:
 
 
 def why(stderr: str) -> str:
-    """The last line, which is the error, and what to do about a right or a user that is missing."""
+    """The error of kubectl, the last line of `stderr`; with the remedy if a right or a user is missing."""
     last = (stderr.strip().splitlines() or ["it said nothing"])[-1]
     if last == "error: EOF":  # it asked for a name and a password
         return "the context names no user: see `kubectl config view --minify`"

@@ -98,7 +98,7 @@ def choice(port: Port, is_v6: bool, network: Network | None) -> int:
 def wrong_index(value: str, ways: Sequence[tuple[str, Port]]) -> str:
     """The reason why the GID index `value` of a variable is wrong for a link of the pod; "" when it suits all links.
 
-    `ways` has the name and the port of each link. A negative number, and "auto" of UCX, leave the choice to the library."""
+    `ways` has (link name, port). A negative number, and "auto" of UCX, leave the choice to the library."""
     if value == "auto":
         return ""
     try:

@@ -172,7 +172,7 @@ def _print(found: Sequence[Observation]) -> None:
 def _manifest(
     options: argparse.Namespace, nad: dict[str, Any], agent: kubectl.NodeAgent, pod: TestedPod, node: str
 ) -> dict[str, Any]:
-    """The pod, on `node` or where the scheduler puts it, and not beside the other one."""
+    """The document of `pod`: on `node`, or by the scheduler on another node than the other pod."""
     metadata = nad["metadata"]
     label = {"app.kubernetes.io/name": "railcni-test", "app.kubernetes.io/instance": pod.name.rpartition("-")[0]}
     container: dict[str, Any] = {
@@ -233,7 +233,7 @@ def _attached(
 
 
 def _events(options: argparse.Namespace, place: Sequence[str]) -> str:
-    """The last thing that scheduler, kubelet or Multus has said about a pod."""
+    """The message of the last event about a pod, from the scheduler, kubelet or Multus."""
     how = (f"--field-selector=involvedObject.name={place[0]}", "--sort-by=.metadata.creationTimestamp")
     events = kubectl.read(options, "get", "events", place[1], *how)["items"]
     return str(events[-1].get("message", "")) if events else ""

@@ -70,7 +70,7 @@ def by_reason(letters: str) -> dict[str, int]:
 
 
 def described(letters: str) -> str:
-    """The cold calls in words; "none" for none."""
+    """The reasons of cold calls, with counts, in words; each letter is a call with this key of REASONS."""
     text = ", ".join(f"{count} because {reason}" for reason, count in by_reason(letters).items()) or "none"
     return f"{text}; the last: {REASONS.get(letters[-1], letters[-1])}" if len(set(letters)) > 1 else text
 

@@ -214,7 +214,7 @@ class Driver:
         return f"the claim is gone, but pod {runs} still runs on this node: delete the pod" if runs else ""
 
     def _compare_claims(self) -> None:
-        """Remove what is left of claims that are gone, which a kubelet that lost its memory does not do. CniError."""
+        """Unprepare claims that no longer exist: a kubelet that lost its state does not ask for it. Raises CniError."""
         for uid, record in self._records.items():
             if not self._holder(record):
                 self._unprepare(uid)

@@ -129,7 +129,7 @@ class Endpoint:
         return answer
 
     async def _called(self, what: str, claim: api.Claim, function: Callable[[], Any]) -> tuple[Any, str]:
-        """What the function gives, and why it gives nothing."""
+        """Call `function` in a thread; return (its result, "") or, after a fault that is logged, (None, the reason)."""
         fields = {"claim": f"{claim.namespace}/{claim.name}", "uid": claim.uid}
         async with self.turn:
             try:

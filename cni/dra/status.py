@@ -1,7 +1,7 @@
 """What the ADDs have given to the pods of prepared claims, as `status.devices` of the claims.
 
-kubelet prepares a claim before the pod has a network, and tells nobody when it has. So the records of attachments are read again
-when their folder has changed, and as long as an ADD still runs: its record is there before its link.
+kubelet prepares a claim before the pod has its network, and does not report when the network is there. So the records
+of attachments are read again when their folder has changed, and while an ADD still runs: its record precedes its link.
 """
 
 from __future__ import annotations

@@ -49,7 +49,7 @@ class Features:
         self.documents = documents
 
     def before_up(self, link: Link, sandbox: Sandbox) -> None:
-        """In the sandbox, before the link has addresses and is up."""
+        """Make the changes that must precede the addresses and the start of the link. Runs in the sandbox."""
         for name, document in self.documents.items():
             named(name).before_up(document, link, sandbox)
 

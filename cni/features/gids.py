@@ -49,7 +49,7 @@ def wait(ports: Ports, addresses: Sequence[str], ifname: str, seconds: float, ro
 
 
 def missing(ports: Ports, address: str, ifname: str, root: str = "/sys") -> str:
-    """That the address has no GID, what there is instead, and what to do: one sentence or two."""
+    """The words of an error, one or two sentences: `address` has no GID, the state of the table, and the remedy."""
     device, port = ports[0]
     where = f"{device} port {port}"
     said = f"address {address} of {ifname} has no RoCE v2 GID on {where}"

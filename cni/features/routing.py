@@ -75,7 +75,7 @@ def before_up(document: dict[str, Any], link: Link, sandbox: Sandbox) -> None:
 
 
 def after_up(document: dict[str, Any], link: Link, result: Result, sandbox: Sandbox, log: Log) -> bool:
-    """The table, then the rules that lead to it."""
+    """Fill the rail's table with routes, then add the rules that lead to the table; `document` stays as it is."""
     table = document["table"]
     for address in result.ips:
         text = address.address.partition("/")[0]

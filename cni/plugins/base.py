@@ -72,7 +72,7 @@ if TYPE_CHECKING:
             """Read the state that the plan depends on, on the host and in the sandbox; this changes nothing."""
 
         def plan(self, config: Any, request: Request, facts: Any) -> Any:
-            """Decide (pure): the plan, or the CniError that says why there is none."""
+            """Make the plan, without I/O. Raises CniError, with the reason, when the attachment cannot be made."""
 
         def load(self, document: dict[str, Any]) -> Any:
             """The plan in a record."""

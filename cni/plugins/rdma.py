@@ -399,6 +399,6 @@ def gc(request: Request, records: Records, log: Log) -> None:
 
 
 def status(request: Request, records: Records, log: Log) -> None:
-    """NotAvailable when no verbs device can be moved."""
+    """Raises NotAvailable when no verbs device can be moved."""
     read(request)
     _exclusive(NotAvailable)

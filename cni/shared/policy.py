@@ -201,7 +201,7 @@ class Policy:
             raise self.refusal(key, what)
 
     def refusal(self, key: str, what: str) -> InvalidConfig:
-        """The error of `what` (in words), which the list `key` does not have."""
+        """The error for a device, described by `what`, that the list `key` does not allow."""
         patterns: Sequence[str] = getattr(self, next(k.attribute for k in KEYS if k.name == key))
         allowed = ", ".join(one or '""' for one in patterns) or "none"
         text = f"{what} is not in {key} ({allowed[:60]}): want one that is, or change {self.path}"

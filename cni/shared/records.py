@@ -125,7 +125,7 @@ class Records:
         return self._locked(_offset("device", "", device, ""), WAIT_SECONDS, busy)
 
     def locked_info_file(self, path: str) -> HeldLock:
-        """Hold the lock of a device-info file; TryAgainLater when another holds it for WAIT_SECONDS."""
+        """Hold the lock of a device-info file. Raises TryAgainLater when another call holds it for WAIT_SECONDS."""
         busy = f"another attachment has been writing {path} for more than {WAIT_SECONDS:g} s: retry"
         return self._locked(_offset("info", "", path, ""), WAIT_SECONDS, busy)
 

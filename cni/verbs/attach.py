@@ -121,8 +121,8 @@ def _has_rdma() -> bool:
 def _earlier(request: Request) -> Result | None:
     """The result of the plugins before this one in a chain (prevResult, since 0.3.0); None for the first.
 
-    InvalidEnvironment when one of them has made this plugin's interface (SPEC.md, section 4, ADD): a record or link of
-    this attachment is then theirs, and not the rest of a killed ADD.
+    Raises InvalidEnvironment when one of them has made the interface that this plugin is to make (SPEC.md, section 4,
+    ADD): a record or link of this attachment is then that plugin's, not the rest of a killed ADD.
     """
     document = request.member("prevResult")
     if document is None or not at_least(request.cni_version, "0.3.0"):

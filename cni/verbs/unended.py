@@ -68,7 +68,7 @@ def finish(records: Records, log: Log, environ: Mapping[str, str], seconds: floa
 def forget(records: Records, below: Callable[[str], str]) -> None:
     """Remove the records of macvlan links that have gone with their sandboxes and hold no address any more.
 
-    For a process in a container, which finds the host's paths `below` another one.
+    `below` maps a path of the host to its path in this container.
     """
     for attachment, _, record in records.all(PART):
         is_plain = record["plugin"] == "macvlan" and not record.get("extras") and UNENDED not in record

@@ -59,7 +59,7 @@ if TYPE_CHECKING:
 
 
 def attachment_of(group: str, container_id: str) -> Attachment:
-    """The attachment in the leases of a container in a group: it has no link, and the rails share it."""
+    """The attachment, without a link, under which the leases of all rails of `group` are kept for a container."""
     return Attachment(f"{GROUP}{group}", container_id, f"rails of {group}")
 
 

@@ -163,7 +163,7 @@ class _Replies(io.BufferedReader):
         return data
 
     def close(self) -> None:
-        """Nothing: `http.client` closes it after each reply, and the next one comes through it too."""
+        """Do nothing: `http.client` closes its file after each reply, and later replies come through the same one."""
 
 
 class Connection:
@@ -350,9 +350,10 @@ class Client:
         self.close()
 
     def kept(self, key: Callable[[], Any]) -> Connection | None:
-        """The connection, or the one that an earlier call has kept under `key`; None when neither serves.
+        """The open connection, else the usable one that an earlier call of this process has kept; None without any.
 
-        `key` reads all that a connection is made with; OSError and ValueError come again when one is made.
+        `key()` identifies such connections: it returns all that one is made with. After its OSError or ValueError none is
+        kept; the fault is raised when a connection is made.
         """
         if self._connection is None or self._connection.closed:
             self._connection = None

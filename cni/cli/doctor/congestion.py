@@ -82,7 +82,7 @@ def _ecn(folder: str) -> tuple[int, ...] | None:
 
 
 def _classes(port: Port, root: str) -> dict[str, int]:
-    """The types of service that are set; 0 is what a packet has anyway."""
+    """The place and value of each type of service that is set; 0 is the default of packets, and does not count."""
     by_cm = text(f"{root}/kernel/config/rdma_cm/{port.device}/ports/{port.number}/default_roce_tos")
     by_driver = _TOS_OF_TC.search(text(f"{root}/class/infiniband/{port.device}/tc/{port.number}/traffic_class"))
     found = {"default_roce_tos": by_cm, "traffic_class": by_driver[1] if by_driver else ""}
@@ -122,7 +122,7 @@ def _faults(netdev: str, told: Congestion) -> Iterator[tuple[str, str, str]]:
 
 
 def _missed(netdev: str, told: Congestion, pfc: tuple[int, ...]) -> Iterator[tuple[str, str, str]]:
-    """RoCE whose packets do not get a lossless priority."""
+    """The settings that give RoCE packets a lossy priority, as (reason, wanted, remedy)."""
     lossless = ", ".join(map(str, pfc))
     if told.trust == "pcp" and 0 not in pfc and (told.classes or not told.has_vlan):
         marked = "".join(f", {place} {tos}," for place, tos in told.classes.items())

@@ -71,7 +71,7 @@ def _uppers(function: Function, root: str) -> set[str]:
 
 
 def check(modules: Modules) -> Iterator[Observation]:
-    """Modules that are missing, and NICs whose driver or whose verbs driver is."""
+    """Check the needed kernel modules, and that each RDMA NIC has its driver and its verbs driver."""
     for name, _, why in _NEEDED if "ib_core" in modules.loaded else ():  # else `check_devices` says it
         if name in modules.loaded:
             yield ok(name, "loaded")

@@ -60,9 +60,10 @@ class PodNeed:
 
 @dataclass(frozen=True)
 class PodProcess:
-    """A process in a pod: its device nodes of RDMA, and what it may lock; None: this user may not see it. `may_lock`: it has
-    the capability to lock more; `user` is its user's number. `gpus`: whether it has device nodes of NVIDIA's GPUs.
-    `indexes` are the variables of its environment that name a GID index, with their values."""
+    """A process in a pod: its RDMA device nodes, and `memlock`, the limit of memory that it may lock, in bytes.
+
+    None means that this user may not see a value. `gpus`: the process has device nodes of NVIDIA's GPUs. `indexes` are
+    (name, value) of environment variables with a GID index. `may_lock`: it has the capability to exceed `memlock`."""
 
     pid: int
     nodes: tuple[str, ...] | None

@@ -141,7 +141,7 @@ class DoctorReport:
 
 
 def examine(facts: NodeFacts) -> DoctorReport:
-    """Make all checks of the node, or of the pod that `facts` names; CniError when that pod is not found."""
+    """Make all checks of the node, or of the pod that `facts` names. Raises CniError when that pod is not found."""
     if facts.pod:
         _ = facts.chosen  # a pod that is not there is no finding: it was asked for wrongly
     return DoctorReport(facts, run(POD_CHECKS if facts.pod else CHECKS, facts))

@@ -59,8 +59,8 @@ POLICIES = {  # bindings of admission policies, by the file below conf/kubernete
 
 @dataclass(frozen=True)
 class NetworkFile:
-    """A file of net.d: its networks' names, the types of their plugins, their masters and devices; and what
-    `railcni nad lint` finds in it."""
+    """A file of net.d: the names of its networks, the types of their plugins, their masters and devices, and the
+    findings of `railcni nad lint`."""
 
     path: str
     names: tuple[str, ...] = ()

@@ -94,7 +94,7 @@ def rule_of(read: Callable[[Any], Any]) -> Rule:
 
 
 def table(name: str, members: Iterable[Key], definitions: dict[str, Rule], about: str = "") -> Rule:
-    """The rule of a table of keys; those of an inner object, and those with a dot, are in `definitions`."""
+    """The JSON Schema of the keys `members`. Adds those of inner objects and of keys with a dot to `definitions`."""
     members = list(members)
     properties: dict[str, Rule] = {}
     for key in members:

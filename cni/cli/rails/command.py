@@ -89,7 +89,7 @@ def _show(options: argparse.Namespace) -> int:
 
 
 def _nics(rails: Sequence[attached.AttachedRail]) -> list[dict[str, Any]]:
-    """A NIC each: those with verbs devices and those that carry rails, the latter in the order of their rails."""
+    """The NICs that carry rails, in the order of the rails, then the other NICs with verbs devices, as JSON objects."""
     devices = [d for d in inventory.read() if not d.is_virtual_function]
     known = {p.netdev: d for d in devices for p in d.ports if p.netdev}
     carriers = [a.carrier for a in sorted(rails, key=lambda a: a.key) if a.carrier]

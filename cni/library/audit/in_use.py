@@ -109,11 +109,11 @@ def _may_look() -> bool:
 
 
 def _tells(path: str, sees_all: bool, is_chosen: bool) -> bool:
-    """Whether the absence of a namespace at `path` tells that it is gone: its folder is there, and not /dev/null or the like.
+    """Whether a missing namespace at `path` proves its end. The folder of `path` must exist, and be a directory.
 
-    In a container the folder must be a mount (unless the caller has said where the host's is: `is_chosen`), since an image may have
-    one of its own. A file without a mount tells it only where mounts of the node are seen: by its processes, or because they are
-    passed on.
+    In a container the folder must be a mount, since the image may have one of that name, or be named by the user
+    (`is_chosen`). A plain file at `path` proves the end only where the node's mounts are visible: by the processes of
+    the node (`sees_all`), or by mount propagation.
     """
     folder = os.path.dirname(path)
     if not os.path.isdir(folder):
@@ -125,7 +125,7 @@ def _tells(path: str, sees_all: bool, is_chosen: bool) -> bool:
 
 
 def _mount_of(folder: str) -> tuple[bool, bool]:
-    """Whether `folder` is a mount, and whether mounts that the node makes in it come here too (mount_namespaces(7)); OSError."""
+    """Whether `folder` is a mount, and whether the node's mounts in it propagate here. Raises OSError."""
     opened = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         with open(f"/proc/self/fdinfo/{opened}", "rb") as lines:

@@ -2,7 +2,7 @@
 
 A Lease is named `node-` and its node, in a namespace that only has these and the election's, whose name begins
 otherwise. An agent renews its own once a minute: in a cluster of 500 nodes this makes 8 small requests a second. A Lease
-belongs to no Node object: it is to outlive that. The elected agent deletes the Lease of a node that is gone for good.
+has no Node as its owner, since it must outlive the Node. The elected agent deletes the Lease of a node gone for good.
 """
 
 from __future__ import annotations
@@ -63,11 +63,11 @@ def delete(api: Api, metadata: dict[str, Any]) -> bool:
 
 
 class SilenceWatch:
-    """The agents whose Leases change. A Lease tells nothing by its own time: clocks differ.
+    """Tells silent agents from live ones by whether their Leases change; times in a Lease do not count: clocks differ.
 
-    An agent is silent when its Lease has stayed the same for the grace, and for as long as the Lease promises (10 minutes
-    at most). So for a command that reads once each agent with a Lease may live. After a pause between two readings all
-    begins again: then perhaps no agent could renew its Lease.
+    An agent is silent when its Lease has not changed for `grace` seconds and its leaseDurationSeconds (600 at most).
+    So after a single reading no agent counts as silent. After a long pause between two readings, counting begins again:
+    perhaps no agent could renew its Lease meanwhile.
     """
 
     _LONGEST = 600.0

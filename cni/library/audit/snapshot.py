@@ -101,7 +101,7 @@ def _elsewhere(cluster: Cluster) -> list[Finding]:
 
 
 def _findings(snapshots: Sequence[Snapshot]) -> list[Finding]:
-    """The findings of each store; a fault of a pod's addresses once, and only where no store is right."""
+    """The findings of all stores. A fault of a pod's address counts once, and not if one store has its lease."""
     given = {(lease.text, lease.pod_ref) for snapshot in snapshots for lease in snapshot.leases}
     found: dict[tuple[object, ...], Finding] = {}
     for snapshot in snapshots:

@@ -86,7 +86,7 @@ def kubeconfig_of(path: str) -> str:
 
 
 def readable(path: str, named: str) -> str:
-    """`path` made absolute; InvalidConfig for the argument `named` when the file cannot be read."""
+    """Make `path` absolute. Raises InvalidConfig, with the argument `named`, when the file cannot be read."""
     if not os.access(path, os.R_OK):
         why = "there is no such file" if is_missing(path) else "it cannot be read"
         raise InvalidConfig(f"{named}: {why}")

@@ -102,7 +102,7 @@ class _Bounded(yaml.SafeLoader):
 
 
 def compose(text: str) -> yaml.Node | None:
-    """The YAML document `text`, None for an empty one; yaml.YAMLError, DocumentTooLarge."""
+    """The YAML document `text`, None for an empty one. Raises yaml.YAMLError and DocumentTooLarge."""
     loader = _Bounded(text)
     try:
         return loader.get_single_node()

@@ -15,8 +15,8 @@ from cni.shared.kernel.files import names_in
 
 @dataclass(frozen=True)
 class Gid:
-    """An entry of a GID table: `kind` "RoCE v2", `ndev` its netdev's name where that lies, `owner` the pod or namespace
-    that has the address on a link of that name, "" for this namespace or when nobody is seen to have it."""
+    """An entry of a GID table: `kind` "RoCE v2", `ndev` the name of its netdev in the netdev's namespace, `owner` the
+    pod or namespace that has the address on a link of that name, "" for this namespace or an unknown one."""
 
     index: int
     value: str

@@ -52,9 +52,9 @@ class PciDevice:
 
 @dataclass(frozen=True)
 class Topology:
-    """The GPUs of a node, in order of address as nvidia-smi numbers them, and its NICs by the name of verbs device.
+    """The GPUs of a node, in order of address as nvidia-smi numbers them, and its NICs as (verbs device, function).
 
-    `one_node` says that the machine has a single NUMA node, so that one which nobody names is that one.
+    `one_node`: the machine has a single NUMA node, so every function of an unknown NUMA node is on this one.
     """
 
     gpus: tuple[PciDevice, ...]
@@ -76,7 +76,7 @@ class Topology:
 
 
 def distance(one: PciDevice, other: PciDevice, one_node: bool = False) -> str:
-    """How far two PCI functions are from one another. `one_node`: an unknown NUMA node is the only one."""
+    """The distance of two PCI functions. `one_node`: the machine has a single NUMA node, also of functions without."""
     if one.address == other.address:
         return SELF
     common = 0

@@ -53,7 +53,7 @@ class Assumed:
 
 
 class Named(Assumed):
-    """The flat file at `path`."""
+    """A flat file for the checks: the file at `path`, which the user named, in place of the node's."""
 
     def __init__(self, path: str) -> None:
         super().__init__()

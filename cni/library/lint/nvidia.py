@@ -210,7 +210,7 @@ def _nad(name: str, spec: _Spec, namespace: str, prefix: str) -> dict[str, Any]:
 
 
 def _config(scope: Scope, name: str, spec: _Spec) -> dict[str, Any]:
-    """The network of the NAD; with meta plugins a list."""
+    """The configuration of the NAD that the operator makes of `spec`; with metaPlugins a conflist."""
     ipam, capabilities, chained = (_objects(scope, spec, key) for key in ("ipam", "capabilities", "metaPlugins"))
     plugin: dict[str, Any]
     if isinstance(spec, SriovNetwork):

@@ -146,8 +146,9 @@ def _candidate(nic: Function, ports: list[Port], resource: Shared, host: Host) -
 
 
 def _divided(candidates: Sequence[_Candidate]) -> dict[tuple[str, str], int]:
-    """How many devices of each NIC a resource can have at most, by (resource, NIC). Resources that want little of a NIC
-    get that, and the others the rest of its GIDs evenly."""
+    """The most devices that a resource can make of a NIC, by (resource, NIC).
+
+    Resources that want less than an even share of a NIC's GIDs get what they want; the others share the rest evenly."""
     given = {(c.resource, c.offer.name): c.wants for c in candidates}
     by_nic: dict[str, list[_Candidate]] = {}
     for candidate in candidates:

@@ -35,7 +35,7 @@ def records(folder: str) -> list[Record]:
 
 
 def read(folder: str, uid: str) -> Record | None:
-    """The record of the claim `uid`; None without one. OSError."""
+    """The record of the claim `uid`; None without one. Raises OSError."""
     try:
         found = json.loads(files.read_whole(f"{folder}/{uid}.json"))
     except FileNotFoundError:

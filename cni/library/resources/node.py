@@ -62,7 +62,7 @@ def read_topology(host: Host, root: str = "") -> Topology:
 
 
 def _needed(root: str) -> dict[str, str]:
-    """The netdevs that the node needs, each with the reason; without those that its policy lets networks take, if it is seen."""
+    """The netdevs that the node needs, each with the reason, except those in `uplinks` of a readable policy."""
     found = uplinks(f"{root}/proc/1", f"{root}/sys")
     if not found:
         return found

@@ -34,7 +34,7 @@ def matches(function: Function, selectors: Selectors) -> bool:
 
 
 def _is_of(ranged: Sequence[str], names: Collection[str], index: int) -> bool:
-    """Whether the VF `index` of the physical function with these `names` is in "NAME#0-3,7"; NAME alone is all of it."""
+    """Whether the VF `index` of the PF `names` is in a list of "NAME#0-3,7"; NAME alone selects all VFs."""
     folded = {name.lower() for name in names}
     for item in ranged:
         name, parts = spans(item)
@@ -49,8 +49,9 @@ def reason(
     taken: Collection[str],
     below: Mapping[str, Sequence[str]],
 ) -> str:
-    """The sentence for a log. `taken` are functions of earlier resources; `below` has the links below a netdev, of a bond its
-    ports."""
+    """A sentence for the log: the reason why `resource` has no devices.
+
+    `taken` are the functions of earlier resources; `below` maps a netdev to the links below it, a bond to its ports."""
     if isinstance(resource, Shared):
         found = [_selector(resource.selectors, [f for f in functions if f.verbs], functions, taken, below)]
     else:
@@ -90,7 +91,7 @@ def _selector(
 def _instead(
     wanted: Sequence[str], there: Sequence[str], functions: Sequence[Function], below: Mapping[str, Sequence[str]]
 ) -> str:
-    """What there is in place of the wanted values."""
+    """The words for what the node has in place of the values `wanted`: among `there`, the most similar ones."""
     names = [spans(text)[0] for text in wanted]
     for name in names:
         if ports := below.get(name):

@@ -118,7 +118,7 @@ class Metrics:
         self.failures = Counter("railcni_api_failures_total", "Requests that failed.", "verb", "resource")
 
     def page(self) -> tuple[int, str, str]:
-        """What a scrape gets."""
+        """The answer to a scrape: status, content type and text."""
         return page(*(value for value in vars(self).values() if isinstance(value, Family)))
 
 

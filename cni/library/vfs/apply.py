@@ -103,7 +103,7 @@ def _load(module: str) -> None:
 
 
 def _number(card: str, now: str, then: str) -> None:
-    """Make the VFs, with no driver."""
+    """Change the number of VFs from `now` to `then`, by way of 0 as the kernel demands; no driver binds to new VFs."""
     if now != "0":
         _write(f"{card}/sriov_numvfs", "0")
     if then != "0":

@@ -27,7 +27,7 @@ def read(card: Function, numbers: Iterable[int], root: str) -> tuple[str, dict[i
 
 
 def write(card: Function, number: int, mac: str, root: str) -> None:
-    """Give the VF the MAC; OSError, IoFailure."""
+    """Give the VF `number` of `card` the MAC. Raises OSError and IoFailure."""
     with _links(root) as host:
         link = _of(card, host) if host else None
         if host is None or link is None:

@@ -158,7 +158,7 @@ def _return_device(attachment: Attachment, record: dict[str, Any], host: Rtnl, r
 
 
 def refuse_unfit(selected: str, device: Link, facts: MoveFacts, mtu: int, request: Request) -> None:
-    """Raise why `device` cannot go to the sandbox of `request` (pure).
+    """Raises a CniError when `device` cannot go to the sandbox of `request` (pure).
 
     `selected` is the key and value that name it, `mtu` the MTU that is wanted (0: its own).
     """
@@ -180,7 +180,7 @@ def cut_off(selected: str, reason: str) -> str:
 
 
 def refuse_mtu(mtu: int, device: str, least: int = LEAST_MTU, most: int = 0) -> None:
-    """Raises InvalidConfig when `mtu` is outside of `least` to `most` bytes (0: 65535); `mtu` 0 keeps the present one."""
+    """Raises InvalidConfig when `mtu` is outside of `least` to `most` bytes (0: 65535); `mtu` 0: no change."""
     most = most or 65535
     if mtu and not least <= mtu <= most:
         raise InvalidConfig(f"mtu {mtu} is not one that {device} can have: give {least} to {most}")

@@ -159,8 +159,8 @@ class SriovFacts(moved.MoveFacts):
 class SriovPlan(devices.MovePlan):
     """The move, and the settings `wanted` from the PF. DEL restores the `keys` of `former`, the former state of the VF.
 
-    `mac` is the MAC to set, or ""; `told` has the MAC and MTU for the result if there is no netdev. `cache`: the files of
-    Go's plugin for this attachment, and its sandbox there.
+    `mac` is the MAC to set, or ""; `told` has the MAC and MTU for the result if there is no netdev. For an attachment
+    that Go's plugin made, `cache` has its files in the cache of that plugin, and `sandbox` its sandbox.
     """
 
     wanted: dict[str, Any]
@@ -229,7 +229,7 @@ def _holder(pci: str, request: Request, host: Rtnl, records: Records, named: Nam
 
 
 def plan(config: SriovConfig, request: Request, facts: SriovFacts) -> SriovPlan:
-    """The settings and the move; the CniError says why they cannot be made."""
+    """Plan the settings and the move. Raises CniError, with the reason, when they cannot be made."""
     selected = f'deviceID "{config.pci}"'
     _refuse_unfit(config, selected, facts)
     function, device = facts.function, facts.device

@@ -73,7 +73,7 @@ def unconditional(rtnl: Socket) -> tuple[list[Rule], list[Rule]]:
 
 
 def add(rtnl: Socket, source: str, table: int, priority: int) -> None:
-    """Look up packets from the address `source` in `table`; EEXIST when this very rule is there."""
+    """Add a rule: packets from the address `source` are looked up in `table`. Raises EEXIST when the rule exists."""
     rtnl.request(_NEWRULE, _body(source, table, priority), CREATE | EXCLUSIVE)
 
 

@@ -237,7 +237,7 @@ class Rtnl(Socket):
         return _octets(mac) in self.received(index)
 
     def received(self, index: int) -> list[bytes]:
-        """The addresses, in addition to its own, for which the link `index` receives frames; none where no kernel shows them."""
+        """The MACs beside its own whose frames the link `index` receives; none if the kernel does not list them."""
         try:
             bodies = self.dump(GETNEIGH, NDMSG.pack(_AF_BRIDGE, index, 0, 0, 0))
         except KernelError as fault:
@@ -262,7 +262,7 @@ class Rtnl(Socket):
         self.request(_NEWLINKPROP, ifinfo(index) + _altname(name), CREATE | EXCLUSIVE | APPEND)
 
     def remove_altname(self, index: int, name: str) -> None:
-        """Take the alternative name `name` from the link `index`; ENOENT when it has no such name."""
+        """Take the alternative name `name` from the link `index`. Raises ENOENT when it has no such name."""
         self.request(_DELLINKPROP, ifinfo(index) + _altname(name))
 
     def ids_of_others(self, but: Rtnl | None = None) -> list[int]:

@@ -105,7 +105,7 @@ def same(a: Namespace, b: Namespace) -> bool:
 def at(path: str) -> Namespace | None:
     """The network namespace that `path` names, opened once; None when there is none.
 
-    OSError when that cannot be told, as without permission.
+    Raises OSError when the path cannot be examined, as without permission.
     """
     try:
         return _open(path)

@@ -260,7 +260,7 @@ def key_of(route: dict[str, Any]) -> tuple[Any, ...]:
 
 
 def identity_of(route: dict[str, Any]) -> tuple[str, str]:
-    """What is equal in two readings of one route."""
+    """The identity of a route: the parts that stay equal in every reading of one route."""
     return route["common"], str(route["legs"])
 
 

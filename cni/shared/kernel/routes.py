@@ -101,8 +101,10 @@ def of_bodies(bodies: Iterable[bytes], index: int) -> list[KernelRoute]:
 
 
 def way_to(rtnl: Socket, address: str, source: str = "") -> tuple[int, str]:
-    """The index of the link by which the kernel sends a packet without mark from `source` to `address`, LOOPBACK if that is
-    in this namespace, and the source that it gives a packet without one, as `ip route get`; 0 and "" when it has no route."""
+    """The route of a packet without mark from `source` to `address`, as `ip route get` shows it: (link index, source).
+
+    The index is LOOPBACK for an address of this namespace. The source is the one that the kernel chooses for a packet
+    without; (0, "") without a route."""
     family, octets = address_of(address)
     own = address_of(source)[1] if source else b""
     body = RTMSG.pack(family, 8 * len(octets), 8 * len(own), 0, 0, 0, 0, 0, 0) + attribute(_DST, octets)

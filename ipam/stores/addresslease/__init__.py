@@ -78,7 +78,7 @@ class AddressLeaseStore(ObjectStore):
         self._lists.clear()
 
     def ready(self, wants: Sequence[Want] = ()) -> None:
-        """Find out, by the dry run of an object, whether namespace, rights and CRD suit, and that no IPPool has the wants."""
+        """Check namespace, rights and CRD by a dry run, and that no other namespace has an IPPool of a want."""
         sent = objects.memory(
             Lease(Want("railcni-status", 4, 0xC0000201, ""), Owner(_NOBODY, ("status", "status-0", ""))), 1
         )

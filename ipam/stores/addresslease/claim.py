@@ -7,8 +7,9 @@ object names the attachment.
 The name makes an address unique in its scope, or in its pool for a lease without a scope. A range is in one store: the first
 claim of a pool makes the IPPool of its name, with a range that no program gives addresses from, and each claim reads it after
 its create. So of a claim here and one of IPPools, or a migration, at least one sees the other. An annotation of the IPPool
-tells which names the pool's objects have. If both, a claim looks for a lease under the other one, as of the resourceVersion of
-its own object or later. Source: Kubernetes API Concepts, "Resource versions": a get with one is not older.
+tells which of the two kinds of names the pool's objects have. If both, a claim also looks for a lease under the other
+name, as of the resourceVersion of its own object or later. Source: Kubernetes API Concepts, "Resource versions": a get
+with one is not older.
 """
 
 from __future__ import annotations
@@ -37,7 +38,8 @@ NAMES = "railcni.io/names"  # of an IPPool: the kinds of names that its AddressL
 
 
 class Claim:
-    """One attempt. `known` answers the object of a lease as this session has read it, `is_mixed` as the function below."""
+    """One attempt to claim `wants`. `known` returns the object of a lease as this session has read it; `is_mixed` tells
+    whether objects of its pool may have both names, as the function below."""
 
     __slots__ = (
         "_cooldown",
@@ -127,7 +129,7 @@ class Claim:
             self._made.pop()
 
     def taken(self) -> list[Want]:
-        """All wants and leases that the claim fails by; nothing for a single want, which `make` has found."""
+        """All wants and leases that make the claim fail; empty for a claim of one address, of which `make` tells."""
         if len(self._wants) == 1 and not self._instead_of:
             return []
         return conflicts(self._instead_of, self._wants, self._is_there, self._is_held)

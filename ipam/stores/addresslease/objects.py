@@ -172,7 +172,7 @@ class Entry:
         return found if isinstance(found, dict) else {}
 
     def is_of(self, lease: Lease) -> bool:
-        """Whether this lease, and no other, holds it."""
+        """Whether `lease` itself, not another claim of its address, holds the object."""
         return self.held and self.lease.key() == lease.key()
 
     def cools(self, now: float) -> bool:

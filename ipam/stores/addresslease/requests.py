@@ -76,7 +76,7 @@ class Objects:
         return _twice(create)
 
     def replace(self, entry: Entry, new: dict[str, Any]) -> Entry:
-        """`entry` with the labels and the spec of `new`; Conflict when it is no longer as it was read."""
+        """Give `entry` the labels and the spec of `new`. Raises Conflict when the object has changed meanwhile."""
 
         def patch(again: bool) -> Entry:
             try:
@@ -121,8 +121,9 @@ class Objects:
         return bool(self.change(entry, lease, free))
 
     def change(self, entry: Entry | None, lease: Lease, make: Callable[[Entry], T]) -> T | None:
-        """The answer of `make` for the object of `lease`, read again after each change by others; None when it is no longer
-        of `lease`. Open when others change it for too long."""
+        """Call `make` with the object of `lease`, again after each change by others; return its result.
+
+        None when the object no longer belongs to `lease`. Raises Open when others change it for too long."""
         attempts = Pauses(min(time.monotonic() + self.api.seconds, self.api.deadline))
         while entry and entry.is_of(lease):
             try:

@@ -134,7 +134,7 @@ class Api(http.Client):
         return self._object(self._call("POST", resource, "", _UNWARNED, body, namespace, accept))
 
     def try_create(self, resource: str, document: dict[str, Any]) -> dict[str, Any]:
-        """As `create`, but the server keeps nothing: {} for a name in use. CniError when it would refuse the object."""
+        """As `create`, but as a dry run; {} for a name in use. Raises CniError when the server refuses the object."""
         try:
             return self._object(self._call("POST", resource, "", "dryRun=All", codec.dumps(document).encode()))
         except Conflict:

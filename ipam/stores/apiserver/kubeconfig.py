@@ -68,7 +68,7 @@ class Access(http.ServerAddress):
         self._token = self._token_file = ""
 
     def token(self, deadline: float) -> str:
-        """The current bearer token, "" for none; CniError when none is known before `deadline` (monotonic)."""
+        """The current bearer token, "" for none. Raises CniError when none is known before `deadline` (monotonic)."""
         if self._token_file:
             try:
                 return files.read_regular(self._token_file, _MOST_BYTES).decode("ascii").strip()

@@ -52,7 +52,7 @@ RIGHTS = {
 
 
 def path_of(resource: str) -> str:
-    """The path of a resource's group and version; a subresource has its resource's."""
+    """The path of the group and version of a resource, or of the resource of a subresource ("pods/status")."""
     return _PATHS.get(resource.partition("/")[0]) or f"apis/{GROUP}/{VERSION}"
 
 

@@ -52,7 +52,7 @@ class ObjectStore(ServedStore):
 
 
 def refuse_elsewhere(api: Api, pool: str) -> None:
-    """InvalidConfig when another namespace has an IPPool of this name, as far as the credentials show it."""
+    """Raises InvalidConfig when another namespace has an IPPool of this name, as far as the credentials show it."""
     try:
         pages = api.pages(POOLS, fields=f"metadata.name={pool}", namespace=EVERYWHERE, brief=True)
         found = {item["metadata"]["namespace"] for page in pages for item in page}

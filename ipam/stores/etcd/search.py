@@ -63,7 +63,7 @@ class Search:
         return bits
 
     def next_open(self, window: Window) -> int:
-        """As Store.next_open: by the leases of the pool, else by the addresses that are reserved in the scope."""
+        """As Store.next_open: behind windows that are full by the pool's leases, or by the scope's reservations."""
         pool, scope, family, value, high = window
         for kind, space in self._keys.places(Want(pool, family, value, scope)):
             at = self._behind_full(kind, space, family, value, high)

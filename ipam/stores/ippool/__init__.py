@@ -118,9 +118,9 @@ class KubernetesStore(ObjectStore):
             return Survey(self.find(owner.attachment), pods, self._former(owner.pod, ifname))
 
     def _strange(self, leases: Sequence[Lease], pod: tuple[str, str, str]) -> list[Lease]:
-        """Those of `leases`, all without a uid, that may be of another pod of the same name, on the wire still.
+        """The leases, of `leases` without a uid, that another pod of the same name may still use.
 
-        A reservation that is older than the living pod was made for a former one. Without a reservation neither the time nor
+        A reservation older than the living pod was made for a former one. Without a reservation neither the time nor
         the node of a lease is known.
         """
         strange = [lease for lease in leases if lease.scope is None]

@@ -181,7 +181,7 @@ class IPPool:
         return lease
 
     def read_leases(self, scope: str | None, reservation_of: Callable[[str], Reservation | None]) -> None:
-        """Set `scope` and `leases`; `reservation_of` the name of a reservation answers the reservation, if there is one."""
+        """Set `scope` and `leases`. `reservation_of` returns the reservation of a name, None if there is none."""
         self.scope, self.leases = scope, []
         for _, entry in sorted(self.entries.items()):
             lease = self.lease(entry, scope)

@@ -161,7 +161,7 @@ class View:
         return entry is not None and entry.is_of(lease) and not self.is_superseded(lease)
 
     def is_superseded(self, lease: Lease) -> bool:
-        """Whether a record tells that the attachment of `lease` has claimed the address again. Pools tell no claims apart."""
+        """Whether the records have another claim of the address by the attachment of `lease`; pools do not show it."""
         known = self.known_leases().get(lease.place)
         return known is not None and known.attachment == lease.attachment and known.key() != lease.key()
 
@@ -226,7 +226,7 @@ class View:
         )
 
     def create(self, name: str, family: int, changes: Changes) -> None:
-        """Make a pool for `changes`, empty: no test makes a late creation fail, so it must claim nothing. Conflict, Open."""
+        """Make an empty pool for `changes`: a late creation cannot be made to fail. Raises Conflict and Open."""
         try:
             cidr = range_of(name, family, next(iter(changes)))
         except ValueError:
