@@ -245,7 +245,7 @@ class _Proposals:
         self._locks: dict[tuple[str, str], HeldLock] = {}
 
     def is_of_another(self, want: Want) -> bool:
-        """Lock the address of `want`, and return False; True if another call has the lock, since it proposes the address."""
+        """Lock the address of `want`, and return False; True if another call, which proposes it, has the lock."""
         place = want.pool, want.text
         if place not in self._locks:
             lock = self._records.try_locked_address(*place)

@@ -138,9 +138,9 @@ def unlike(config: IpamConfig, expected: Result, version: str) -> list[str]:
 def outside(
     held: Mapping[tuple[int, int], str], ranges: Sequence[Range], requested: Collection[tuple[int, int]]
 ) -> list[str]:
-    """The leased addresses (family, value), with their texts, that the configured `ranges` would not give as they are.
+    """The differences of the leased addresses `held` from the configured `ranges`: excluded, or another prefix length.
 
-    An address in none of them is of a range that the configuration no longer has, and is not compared.
+    `held` maps (family, value) to the text. An address in none of the ranges belongs to a former range: no difference.
     """
     found = []
     for key, text in held.items():

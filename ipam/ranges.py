@@ -218,7 +218,7 @@ def range_of(pool: str, family: int, value: int) -> str:
 
 
 def network_name_of(pool: str, family: int, value: int) -> str:
-    """The network_name before the range in the name of a pool that contains the address; ValueError."""
+    """The network_name in the name of a pool that contains the address. Raises ValueError for another name."""
     return pool.removesuffix(object_name(range_of(pool, family, value))).removesuffix("-")
 
 

@@ -6,9 +6,9 @@ a `name` and an `ipam` block, as its own example for Go's whereabouts has them. 
 claim is the container, and the device gives the interface's name, by the rules of that example, so that either can release what
 the other has given. The API is site/content/docs/contributing/webhook-providers.md there.
 
-DRANET asks for a release once, whatever comes of it. So the leases of ResourceClaims that are gone are freed here: of this
-node's records those are looked at whose network is a profile, whose container is a UID and which name no pod. Kubernetes
-keeps the object of a claim while a pod uses it; a lease is freed when two looks, a grace apart, find no claim of that UID.
+DRANET asks for a release once, and does not repeat a failed one. So the leases of deleted ResourceClaims are freed
+here: those of this node's records with a profile as network, a UID as container, and no pod. Kubernetes keeps the
+object of a claim while a pod uses it; a lease is freed when two readings, a grace apart, find no claim of that UID.
 """
 
 from __future__ import annotations

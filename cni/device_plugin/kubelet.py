@@ -22,8 +22,8 @@ _SETTLED = (grpc.ChannelConnectivity.READY, grpc.ChannelConnectivity.TRANSIENT_F
 
 @dataclass(frozen=True)
 class Kubelet:
-    """kubelet by its sockets: `folder` has that of the registration and those of the plugins, `pods` is the path of that of
-    the pod resources."""
+    """kubelet by its sockets: `folder` has those of the registration and of the plugins; `pods` is the path of that
+    of the pod resources API."""
 
     folder: str
     pods: str

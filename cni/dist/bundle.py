@@ -109,8 +109,9 @@ def _add(top: Path, target: str, content: bytes, executable: bool = False) -> No
 
 
 def compile_launcher(loader: str) -> tuple[bytes, list[Path]]:
-    """launcher.c, compiled for a bundle whose loader is called so, by the C compiler CC (default: musl-gcc if there is one);
-    and the libraries that are linked into it."""
+    """Compile launcher.c for a bundle with the loader `loader`; return the executable and the linked libraries.
+
+    The C compiler is CC (default: musl-gcc if there is one)."""
     compiler = shlex.split(os.environ.get("CC") or shutil.which("musl-gcc") or "cc")
     if not shutil.which(compiler[0]):
         raise CannotBuild(
@@ -147,11 +148,11 @@ def compile_modules(top: Path) -> None:
 
 
 def _run(*arguments: str) -> bytes:
-    """What a fresh interpreter prints.
+    """Run a fresh interpreter with `arguments`; return its output.
 
-    What marshal writes depends on which objects happen to be shared in the process that writes (bpo-34093), and the
-    order of a set on the seed of string hashes: for the same bytes each time the process has a fixed seed and nothing
-    more to do, and compiles everything in the order of the paths.
+    The output of marshal depends on the objects that are shared in its process (bpo-34093), and the order of a set on
+    the seed of string hashes. So that the bytes are always the same, the process has a fixed seed and no other task,
+    and compiles everything in the order of the paths.
     """
     done = subprocess.run([str(PYTHON), "-BSs", *arguments], env={"PYTHONHASHSEED": "0"}, capture_output=True)
     if done.returncode:

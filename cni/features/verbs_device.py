@@ -68,7 +68,7 @@ KEYS: Sequence[Key] = (
 
 
 class VerbsConfig:
-    """The keys of KEYS, checked; `info` is runtimeConfig.CNIDeviceInfoFile as it came, None when it did not."""
+    """The checked values of KEYS; `info` is runtimeConfig.CNIDeviceInfoFile, unchecked, None if absent."""
 
     info: Any
     required: bool

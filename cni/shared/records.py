@@ -225,7 +225,7 @@ class Records:
             pass  # GC goes by the records
 
     def is_reminded(self, seconds: float, what: str = PENDING) -> bool:
-        """Whether there is a reminder that is at least so old, or has a time to come."""
+        """Whether there is a reminder at least `seconds` old. One with a time in the future counts as old."""
         try:
             age = time.time() - os.stat(f"{self.directory}/{what}", follow_symlinks=False).st_mtime
         except OSError:

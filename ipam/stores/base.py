@@ -86,9 +86,10 @@ class Pauses:
 class Survey:
     """A store's answer before an address is chosen.
 
-    `own`: the leases of the attachment. `pods`: those of the pod's (namespace, name) and ifname, whatever the uid, at least as
-    far as this node's records tell of them: a sandbox is made again on its node. `former`: the former addresses, (family,
-    value), of a pod that `returns`, for this ifname. `near_full`: a free address is sooner found elsewhere than in `windows`.
+    `own`: the leases of the attachment. `pods`: the leases of the pod's (namespace, name) and ifname, whatever the uid,
+    at least those in this node's records, since a sandbox is made again on its node. `former`: the former addresses,
+    (family, value), of a pod that `returns`, for this ifname. `near_full`: a free address is sooner found elsewhere than
+    in `windows`.
     """
 
     __slots__ = ("former", "near_full", "own", "pods")

@@ -352,8 +352,8 @@ class Client:
     def kept(self, key: Callable[[], Any]) -> Connection | None:
         """The open connection, else the usable one that an earlier call of this process has kept; None without any.
 
-        `key()` identifies such connections: it returns all that one is made with. After its OSError or ValueError none is
-        kept; the fault is raised when a connection is made.
+        `key()` identifies such connections: it returns all that one is made with. After its OSError or ValueError none
+        is kept; the fault is raised when a connection is made.
         """
         if self._connection is None or self._connection.closed:
             self._connection = None

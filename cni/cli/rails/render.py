@@ -96,7 +96,7 @@ def _policy(plan: Rails, rails: Sequence[PlannedRail]) -> dict[str, Any]:
 
 
 def annotation(plan: Rails, rails: Sequence[PlannedRail]) -> str:
-    """What a pod's annotation k8s.v1.cni.cncf.io/networks says to have all rails, as rail0, rail1, ..."""
+    """The value of a pod's annotation k8s.v1.cni.cncf.io/networks that gives it all rails, as rail0, rail1, ..."""
     return ", ".join(f"{plan.namespace}/{rail.name}@rail{rail.index}" for rail in rails)
 
 

@@ -296,7 +296,7 @@ def find_dead(leases: Collection[Lease], pods: Mapping[Name, Pod]) -> dict[Key, 
 
 
 def pools(states: Iterable[IPPool]) -> Iterator[Finding]:
-    """What is to be said of pools as objects."""
+    """Find the allocations of IPPools whose keys stand for no address of the pool."""
     for state in states:
         for key in state.stray:
             message = f"pool {state.name} has an allocation under the key {key!r}, which stands for no address of it"

@@ -121,8 +121,8 @@ class Snapshot:
     """The content of a store and its cluster at one time. None means not read; rules that need the member are skipped.
 
     `kind` is that of the store; `agents` are the nodes with agents that may be alive; `nads` are the names of all NADs,
-    "namespace/name", with any IPAM. For a file store, `records` are this node's records that name the store, and `counted` the pools
-    by the counts of its bitmaps. `unread` has a text for each thing that could not be read, with the reason.
+    "namespace/name", with any IPAM. For a file store, `records` are this node's records that name it, and `counted` the
+    pools by the counts of its bitmaps. `unread` has a text for each thing that could not be read, with the reason.
     `findings` are faults that were met during the reading, `counts` the numbers of objects read, by kind.
     """
 

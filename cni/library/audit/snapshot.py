@@ -143,7 +143,7 @@ def _content(choice: Choice, progress: Progress) -> Snapshot:
 
 
 def _of_store(choice: Choice, progress: Progress, pool: str = "") -> Snapshot:
-    """What a store holds that keeps each lease whole."""
+    """The content of a store other than that of IPPools: each of its leases is complete in itself."""
     store = choice.open(READ)
     with store.session():  # the pages of one reading belong together
         found = []

@@ -21,7 +21,7 @@ SECONDS = 30.0  # for one request
 
 
 class Choice:
-    """A store that is chosen. `store_ref` is ipam.stores.ref_of's, `kubeconfig` the cluster's, "" for none.
+    """A chosen store. `store_ref` is its reference by ipam.stores.ref_of, `kubeconfig` the cluster's, "" for none.
 
     `cooldown`: the flat file's, in seconds.
     """

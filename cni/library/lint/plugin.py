@@ -42,8 +42,8 @@ Claim = tuple[str, str, str]  # kind, namespace and name of a ResourceClaim or i
 
 @dataclass(frozen=True)
 class PodNetworks:
-    """The networks, namespace and name, of a pod whose containers ask for `resources`, and which has `claims`; at `keys` of
-    `scope`."""
+    """The networks, (namespace, name), of a pod with the `resources` of its containers and its `claims`; `keys` is the
+    place of the pod's networks in the file of `scope`."""
 
     scope: Scope
     keys: Keys

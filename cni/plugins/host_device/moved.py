@@ -300,8 +300,8 @@ def lingers(planned: MovePlan, host: Rtnl) -> bool:
 
 
 def _refuse_missing(planned: MovePlan, host: Rtnl, inside: Rtnl | None) -> None:
-    """Lingers, unless the device certainly no longer exists, or another attachment has it. The device is neither in its
-    sandbox `inside` nor on the host.
+    """Raises Lingers unless the device certainly no longer exists, or another attachment has it. The device is neither
+    in its sandbox `inside` nor on the host.
 
     A hardware device exists as long as its directory in sysfs has the subdirectory `net`: the driver keeps it while the
     device has a netdev in any network namespace (cleanup_glue_dir, drivers/base/core.c). A virtual device is destroyed with

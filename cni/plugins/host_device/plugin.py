@@ -161,7 +161,7 @@ def _pci_address(config: HostDeviceConfig) -> str:
 
 
 def _is_meant(config: HostDeviceConfig) -> Callable[[dict[str, Any]], bool]:
-    """Whether the `link` of a record is the device that is selected, while the device is not on the host."""
+    """A test of the `link` of a record: whether `config` selects that device, which is not on the host."""
     return lambda recorded: _selects(config, recorded, None, unknown=False)
 
 

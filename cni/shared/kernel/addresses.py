@@ -58,7 +58,7 @@ class Address:
 
     @property
     def permanent(self) -> bool:
-        """Whether an administrator or plugin gave it, for ever: neither SLAAC nor a lease with an end."""
+        """Whether the address is permanent, set by an administrator or plugin: not by SLAAC, and without an end."""
         return bool(self.flags & PERMANENT)
 
     @property

@@ -21,10 +21,10 @@ _REMOTE = frozenset(
 
 
 def open_locked(path: str, use: int, seconds: float, kept: int = -1) -> int:
-    """A descriptor of the file at `path`, locked; -1 for a missing file unless `use` is CREATE. It is `kept`, an earlier
-    descriptor, if that is still of the file; else `kept` is closed.
+    """A descriptor of the file at `path`, locked; -1 for a missing file unless `use` is CREATE.
 
-    TryAgainLater when others keep it locked for `seconds`; InvalidConfig for a network file system; IoFailure; OSError.
+    `kept`, an earlier descriptor, is used if the path still names its file, else closed. Raises TryAgainLater when
+    others keep the file locked for `seconds`, InvalidConfig for a network file system, IoFailure and OSError.
     """
     deadline = monotonic() + seconds
     while True:
