@@ -279,7 +279,7 @@ class Agent:
     def end_orphans(self) -> Iterator[None]:
         """End the attachments whose sandboxes have gone without a DEL.
 
-        In a container only what nothing on the host depends on: `railcni ipam flush` on the host ends the others.
+        An agent in a container ends those without an effect on the host; `railcni ipam flush` there ends the others.
         """
         yield
         if self._options.root == "/":

@@ -94,7 +94,7 @@ class Profiles:
         return {}
 
     def has(self, name: str) -> bool:
-        """Whether there is a profile of this name, in order."""
+        """Whether there is a valid profile of this name."""
         try:
             return bool(self._profile(name))
         except CniError:

@@ -33,8 +33,8 @@ class Kubelet:
         return os.path.join(self.folder, "kubelet.sock")
 
     def identity(self) -> tuple[int, ...]:
-        """What is another after each start of kubelet; () while it does not listen. A file system may give the number of
-        an inode again at once, so the time counts too."""
+        """A value that differs after each start of kubelet; () while kubelet does not listen. A file system may give
+        the number of an inode again at once, so the time counts too."""
         try:
             status = os.stat(self.socket)
         except OSError:

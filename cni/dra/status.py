@@ -85,7 +85,7 @@ def read_claim(api: Api, claim: Record) -> dict[str, Any] | None:
 
 
 def _devices(claim: Record, found: Collection[dict[str, Any]]) -> list[Record]:
-    """The entries of the claim's devices that its pod has; of a device that it has twice in the order of the links."""
+    """The entries of the claim's devices that its pod has attached. A share of a device takes the next link on it."""
     links = [one for one in found if LINK in one["records"]]
     own = [one for one in links if one["records"][LINK]["pod"][2] in claim.get("pods", ())]
     entries = []

@@ -88,8 +88,8 @@ class Survey:
 
     `own`: the leases of the attachment. `pods`: the leases of the pod's (namespace, name) and ifname, whatever the uid,
     at least those in this node's records, since a sandbox is made again on its node. `former`: the former addresses,
-    (family, value), of a pod that `returns`, for this ifname. `near_full`: a free address is sooner found elsewhere than
-    in `windows`.
+    (family, value), of a pod that `returns`, for this ifname. `near_full`: a free address is sooner found elsewhere
+    than in `windows`.
     """
 
     __slots__ = ("former", "near_full", "own", "pods")

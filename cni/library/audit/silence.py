@@ -41,7 +41,7 @@ def nodes_of(leases: Iterable[dict[str, Any]]) -> dict[str, dict[str, Any]]:
 
 
 def renew(api: Api, node: str, seconds: float) -> None:
-    """Renew the Lease of `node`'s agent for `seconds`: one request, two for the first one. CniError."""
+    """Renew the Lease of `node`'s agent for `seconds`: one request, two for the first one. Raises CniError."""
     spec = {"holderIdentity": node, "leaseDurationSeconds": max(1, round(seconds)), "renewTime": stamp()}
     name = _PREFIX + node
     try:

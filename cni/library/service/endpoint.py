@@ -122,7 +122,7 @@ class _Handler(BaseHTTPRequestHandler):
     do_HEAD = do_GET
 
     def log_message(self, format: str, *arguments: object) -> None:
-        """The log is for what the agent does."""
+        """Log no requests: the log is for the actions of the agent."""
 
 
 def _shown(host: str, port: int) -> str:

@@ -157,7 +157,7 @@ def recognises(planned: MovePlan, inside: Rtnl) -> bool:
 
 
 def among(planned: MovePlan, rtnl: Rtnl, away: bool = False) -> Link | None:
-    """The device among the links of `rtnl`, which are those of a sandbox if it is `away`. Usually it has kept its index."""
+    """Find the device among the links of `rtnl`, first at its former index. `away`: `rtnl` is that of a sandbox."""
     former = planned.device
     same = rtnl.link(index=former["index"])
     found = known_again(former, [same], away=away) if same else None

@@ -195,7 +195,7 @@ class Entry:
         return {"metadata": {"labels": {**self.labels, STATE: state}}, "spec": spec}
 
     def replacement(self, new: dict[str, Any]) -> list[dict[str, Any]]:
-        """The JSON patch from it to `new`, which fails when it has changed since it was read."""
+        """The JSON patch that gives the object labels and spec of `new`; it fails if the object has changed since."""
         own = (NODE, POOL, SPACE, BLOCK, STATE, ATTACHMENT, POD, ABANDONED)
         of_others = {key: value for key, value in self.labels.items() if key not in own}
         members = {"/metadata/labels": of_others | new["metadata"]["labels"], "/spec": new["spec"]}

@@ -70,7 +70,7 @@ def within(inner: Op) -> Op:
 
 
 def _packed(ops: list[Op]) -> list[Op]:
-    """`ops`, most of many in inner transactions: etcd limits the operations along one path, not their total.
+    """Move all but the first of many `ops` into inner transactions: etcd limits those along one path, not all.
 
     The first stays outside: etcd's quota does not count inner ones (server/etcdserver, costTxn).
     """

@@ -239,7 +239,7 @@ class View:
         self.read_pools[name] = IPPool(self.api.create(POOLS, document), 0)
 
     def refuse_others(self, name: str) -> None:
-        """InvalidConfig for a missing pool that another namespace has, or whose AddressLeases are held: somebody deleted it, say."""
+        """Raises InvalidConfig when another namespace has the pool, or AddressLeases of it are held."""
         refuse_elsewhere(self.api, name)
         try:
             for page in self.api.pages(ADDRESSES, f"{ADDRESS_POOL}={label(name)}", brief=True):
