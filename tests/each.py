@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from cni.plugins import EXECUTABLES
+from cni.link.plugins import EXECUTABLES
 
 PLUGINS = EXECUTABLES
 ATTACHING = tuple(

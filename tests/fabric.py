@@ -15,7 +15,7 @@ from typing import Any
 
 from pyroute2 import IPRoute
 
-from cni.library.runtime import icmp
+from cni.node.runtime import icmp
 from tests.node import Node, Pod, Reply, until
 from tests.view import View
 

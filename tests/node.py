@@ -29,7 +29,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cni.plugins import EXECUTABLES
+from cni.link.plugins import EXECUTABLES
 from cni.warm import places
 from tests import command, recorder, warm
 from tests.namespaces import Namespaces, mount, unshare, up

@@ -11,7 +11,7 @@ import os
 import pkgutil
 from importlib import import_module
 
-PACKAGES = ("cni.cli", "cni.features", "cni.shared.kernel", "cni.plugins", "cni.shared.spec", "ipam")
+PACKAGES = ("cni.cli", "cni.link.features", "cni.shared.kernel", "cni.link.plugins", "cni.shared.spec", "ipam")
 
 
 class AnotherUser:

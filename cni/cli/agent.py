@@ -4,7 +4,7 @@ On each node it writes kubeconfig and flat file, makes releases that a DEL could
 gone, and answers probes and Prometheus. No plugin asks it: without it every plugin works the same, until the token in
 the kubeconfig has expired.
 
-The map of its modules is in cni/agent/__init__.py.
+The map of its modules is in cni/cluster/agent/__init__.py.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import argparse
 import os
 
 from cni.cli.terminal import common, subcommand
-from cni.library.inventory.places import read_pod
+from cni.node.inventory.places import read_pod
 from ipam import stores
 from ipam.stores.apiserver.kubeconfig import NAMESPACE, SERVICE_ACCOUNT
 
@@ -68,6 +68,6 @@ def _run(options: argparse.Namespace) -> int:
     files = ("--service-account", "--plugin-account", "--api-server", "--datastore")
     options.only(not options.kubeconfig, "without --kubeconfig", *files)
     options.only(not options.once, "without --once", "--listen", "--every")
-    from cni.agent import agent  # with all that serves the agent alone
+    from cni.cluster.agent import agent  # with all that serves the agent alone
 
     return agent.run(options)

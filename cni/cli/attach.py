@@ -24,13 +24,13 @@ from typing import Any
 
 from cni.cli import install, target
 from cni.cli.terminal import common, output, subcommand
-from cni.library.documents import networks
-from cni.library.documents.networks import Network
-from cni.library.inventory import attachments as recorded
-from cni.library.inventory.places import NAMED_NAMESPACES, NET_DIRECTORY, is_alive
-from cni.library.runtime.cache import DIRECTORY, Cache, Parameters
-from cni.library.runtime.calls import Runtime
-from cni.library.runtime.executables import Executables, PluginFailed, StepsFailed
+from cni.documents import NET_DIRECTORY, networks
+from cni.documents.networks import Network
+from cni.node.inventory import attachments as recorded
+from cni.node.inventory.places import NAMED_NAMESPACES, is_alive
+from cni.node.runtime.cache import DIRECTORY, Cache, Parameters
+from cni.node.runtime.calls import Runtime
+from cni.node.runtime.executables import Executables, PluginFailed, StepsFailed
 from cni.shared.kernel import netns as namespaces
 from cni.shared.kernel.links import Link, Rtnl
 from cni.shared.spec import result as results

@@ -6,8 +6,8 @@ import argparse
 from typing import Any
 
 from cni.cli.terminal import common, output, subcommand
-from cni.library.inventory.attachments import found
-from cni.library.inventory.places import is_of_pod
+from cni.node.inventory.attachments import found
+from cni.node.inventory.places import is_of_pod
 from cni.shared.records import STATE
 
 

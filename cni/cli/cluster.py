@@ -24,9 +24,9 @@ from cni import VERSION
 from cni.cli import ipam, kubectl, pair
 from cni.cli.ipam import reclaim
 from cni.cli.terminal import common, output, subcommand
-from cni.library.audit import in_use, lost, silence
-from cni.library.audit.model import Key
-from cni.library.resources.claims import DRIVER
+from cni.cluster.audit import in_use, lost, silence
+from cni.cluster.audit.model import Key
+from cni.resources.claims import DRIVER
 from cni.shared.spec.errors import InvalidConfig, IoFailure
 from ipam.leases import Lease
 

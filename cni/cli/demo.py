@@ -21,13 +21,13 @@ from cni.cli import target
 from cni.cli.attach import ROOT
 from cni.cli.doctor.finding import Observation, broken, ok
 from cni.cli.doctor.pods import ping
-from cni.library.audit import snapshot
-from cni.library.audit.store import Choice
-from cni.library.documents import networks
-from cni.library.inventory import attachments as recorded
-from cni.library.runtime.cache import Cache, Parameters
-from cni.library.runtime.calls import Runtime
-from cni.library.runtime.executables import Executables
+from cni.cluster.audit import snapshot
+from cni.cluster.audit.store import Choice
+from cni.documents import networks
+from cni.node.inventory import attachments as recorded
+from cni.node.runtime.cache import Cache, Parameters
+from cni.node.runtime.calls import Runtime
+from cni.node.runtime.executables import Executables
 from cni.shared.kernel.netns import open_namespace
 from cni.shared.records import STATE
 from cni.shared.spec.errors import CniError, IoFailure

@@ -1,7 +1,7 @@
 """railcni device-plugin: offers the node's RDMA NICs and virtual functions to pods, by kubelet's device plugin API.
 
-The program is cni/device_plugin, which alone needs the packages grpcio and protobuf; its configuration is read by
-cni/library/resources. With --show it prints what would be offered, without kubelet and gRPC.
+The program is cni/resources/device_plugin, which alone needs the packages grpcio and protobuf; its configuration is read by
+cni/resources. With --show it prints what would be offered, without kubelet and gRPC.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING, Any
 
 from cni.cli.nad import command as nad
 from cni.cli.terminal import common, output, subcommand
-from cni.library.lint import ERROR
-from cni.library.resources.choose import resources
-from cni.library.resources.node import read_config, read_host
+from cni.lint import ERROR
+from cni.resources.choose import resources
+from cni.resources.node import read_config, read_host
 from cni.shared.spec.errors import InvalidConfig
 
 if TYPE_CHECKING:
-    from cni.library.resources.choose import Resource
-    from cni.library.resources.config import Config
+    from cni.resources.choose import Resource
+    from cni.resources.config import Config
 
 CONFIG = "/etc/railcni/device-plugin.json"
 FOLDER = "/var/lib/kubelet/device-plugins"
@@ -57,7 +57,7 @@ def _run(options: argparse.Namespace) -> int:
     options.config = options.config or [CONFIG]
     if options.show:
         return _show(options)
-    return serve("cni.device_plugin.plugin", options)
+    return serve("cni.resources.device_plugin.plugin", options)
 
 
 def serve(program: str, options: argparse.Namespace) -> int:

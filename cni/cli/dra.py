@@ -1,6 +1,6 @@
 """railcni dra: offers the node's RDMA NICs and virtual functions as devices of Kubernetes' Dynamic Resource Allocation (DRA).
 
-The driver is cni/dra. Its configuration is that of `railcni device-plugin`, and is read by cni/library/resources.
+The driver is cni/resources/dra. Its configuration is that of `railcni device-plugin`, and is read by cni/resources.
 """
 
 from __future__ import annotations
@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING
 
 from cni.cli.device_plugin import CONFIG, read, serve
 from cni.cli.terminal import common, output, subcommand
-from cni.dra import slices
-from cni.dra.slices import device_class
-from cni.library.audit.store import kubeconfig_of
-from cni.library.resources.choose import resources
-from cni.library.resources.node import read_host, read_topology
+from cni.cluster.audit.store import kubeconfig_of
+from cni.resources.choose import resources
+from cni.resources.dra import slices
+from cni.resources.dra.slices import device_class
+from cni.resources.node import read_host, read_topology
 from cni.shared.kernel.node import host_name
 
 if TYPE_CHECKING:
-    from cni.dra.slices import Device
-    from cni.library.resources.choose import Resource
+    from cni.resources.choose import Resource
+    from cni.resources.dra.slices import Device
 
 KUBELET = "/var/lib/kubelet"
 LISTEN = "127.0.0.1:9110"
@@ -61,7 +61,7 @@ def _node(parser: subcommand.Parser) -> None:
 
 def _run(options: argparse.Namespace) -> int:
     options.kubeconfig, options.config = kubeconfig_of(options.kubeconfig), options.config or [CONFIG]
-    return serve("cni.dra.driver", options)
+    return serve("cni.resources.dra.driver", options)
 
 
 def _show(options: argparse.Namespace) -> int:

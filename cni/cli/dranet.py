@@ -29,15 +29,15 @@ from http.server import BaseHTTPRequestHandler
 from socketserver import ThreadingMixIn, UnixStreamServer
 from typing import Any
 
-from cni.agent.loop import Ended, end_on_signals
 from cni.cli import attach
 from cni.cli.terminal import common, subcommand
-from cni.library.audit.cluster import read_all
-from cni.library.audit.store import kubeconfig_of, of_flat_file
-from cni.library.inventory.places import NET_DIRECTORY
-from cni.library.runtime.cache import Parameters
-from cni.library.runtime.executables import Executables
-from cni.library.service.log import AgentLog
+from cni.cluster.agent.loop import Ended, end_on_signals
+from cni.cluster.audit.cluster import read_all
+from cni.cluster.audit.store import kubeconfig_of, of_flat_file
+from cni.documents import NET_DIRECTORY
+from cni.node.runtime.cache import Parameters
+from cni.node.runtime.executables import Executables
+from cni.node.service.log import AgentLog
 from cni.shared.records import STATE, Records
 from cni.shared.spec.errors import CniError, InvalidConfig, IoFailure
 from cni.shared.spec.request import Attachment, ifname_fault, is_identifier

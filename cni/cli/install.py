@@ -1,7 +1,7 @@
 """railcni install, uninstall: put this railcni into the plugin folder of the node's container runtime, or remove it; and the
 installation in `railcni status`.
 
-The package cni/library/installation describes what is laid out there, and why a call during an install finds a whole version.
+The package cni/node/installation describes what is laid out there, and why a call during an install finds a whole version.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from dataclasses import asdict
 from functools import partial
 from typing import Any
 
-from cni import plugins
 from cni.cli import warm
 from cni.cli.terminal import common, output, subcommand
-from cni.library.installation import change, content, health, layout
-from cni.library.installation.change import CommandLink, Folder, Step
-from cni.library.installation.files import below
-from cni.library.installation.layout import BUNDLE, COMMANDS, NAMES, PLAIN, PREFIXED, REPLACED, Installation
-from cni.library.installation.options import folder_of, state_of
-from cni.library.inventory import attachments as recorded
-from cni.library.inventory.places import require_directory
+from cni.link import plugins
+from cni.node.installation import change, content, health, layout
+from cni.node.installation.change import CommandLink, Folder, Step
+from cni.node.installation.files import below
+from cni.node.installation.layout import BUNDLE, COMMANDS, NAMES, PLAIN, PREFIXED, REPLACED, Installation
+from cni.node.installation.options import folder_of, state_of
+from cni.node.inventory import attachments as recorded
+from cni.node.inventory.places import require_directory
 from cni.shared.kernel import node
 from cni.shared.kernel.netns import has_lost_path
 from cni.shared.spec.errors import CniError, IoFailure, TryAgainLater

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from cni.cli.terminal import common, output, subcommand
-from cni.library.audit.store import kubeconfig_of
+from cni.cluster.audit.store import kubeconfig_of
 from cni.shared.kernel import files
 from cni.shared.spec.errors import InvalidConfig, IoFailure
 

@@ -17,7 +17,7 @@ from typing import Any, TextIO, cast
 
 from cni import VERSION
 from cni.cli.terminal import output, subcommand
-from cni.library.runtime.executables import PluginFailed, StepsFailed
+from cni.node.runtime.executables import PluginFailed, StepsFailed
 from cni.shared.spec.errors import CniError
 
 # The commands in groups, as --help lists them, with the module below cni.cli that has each. Only that of the command given

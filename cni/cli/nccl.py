@@ -13,8 +13,8 @@ import ipaddress
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from cni.library.inventory.devices import Gid, Port, VerbsDevice
-from cni.library.inventory.sandboxes import NamespaceView, SandboxInterface
+from cni.node.inventory.devices import Gid, Port, VerbsDevice
+from cni.node.inventory.sandboxes import NamespaceView, SandboxInterface
 from cni.shared.kernel import rdma_sysfs
 from cni.shared.spec.errors import CniError
 

@@ -24,8 +24,8 @@ from cni.cli.doctor import pods as links
 from cni.cli.doctor.finding import FAULT, OK, SKIPPED, Observation, broken, ok
 from cni.cli.ipam import options as stores
 from cni.cli.terminal import common, output, subcommand
-from cni.library.audit import model, snapshot
-from cni.library.documents.networks import NETWORKS, RESOURCE_NAME
+from cni.cluster.audit import model, snapshot
+from cni.documents.networks import NETWORKS, RESOURCE_NAME
 from cni.shared.spec.errors import CniError, InvalidConfig, IoFailure
 from cni.shared.spec.request import member
 from ipam.ranges import parse_address

@@ -10,9 +10,9 @@ from typing import Any
 
 from cni.cli import nccl
 from cni.cli.terminal import output, subcommand
-from cni.library.inventory import devices as inventory
-from cni.library.inventory import sandboxes
-from cni.library.inventory.devices import Gid, Port, VerbsDevice
+from cni.node.inventory import devices as inventory
+from cni.node.inventory import sandboxes
+from cni.node.inventory.devices import Gid, Port, VerbsDevice
 from cni.shared.kernel import rdma_sysfs
 
 _ABOUT = "show verbs devices with their netdevs, ports, PCI functions and GIDs, and the pod of each GID"

@@ -10,11 +10,11 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from cni.library.documents import networks
-from cni.library.documents.networks import Network
-from cni.library.inventory import attachments as recorded
-from cni.library.inventory.places import is_alive, is_of_pod, namespace_path
-from cni.library.runtime.cache import Cache, CachedResult, Parameters
+from cni.documents import networks
+from cni.documents.networks import Network
+from cni.node.inventory import attachments as recorded
+from cni.node.inventory.places import is_alive, is_of_pod, namespace_path
+from cni.node.runtime.cache import Cache, CachedResult, Parameters
 from cni.shared.spec.errors import CniError, InvalidConfig
 from cni.shared.spec.request import is_identifier
 

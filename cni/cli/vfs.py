@@ -8,9 +8,9 @@ from typing import Any
 
 from cni.cli.device_plugin import CONFIG, FOLDER, read
 from cni.cli.terminal import common, output, subcommand
-from cni.library.vfs import cards
-from cni.library.vfs.apply import apply
-from cni.library.vfs.plan import NodeCards, VfStep, plan
+from cni.resources.vfs import cards
+from cni.resources.vfs.apply import apply
+from cni.resources.vfs.plan import NodeCards, VfStep, plan
 
 _SHOWN = ("card", "netdev", "VF", "function", "driver", "netdev of the VF", "RDMA", "in use by")
 _PLANNED = ("of", "what", "now", "then")

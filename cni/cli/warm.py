@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from cni.cli.terminal import common, output, subcommand
-from cni.library.installation.files import below
+from cni.node.installation.files import below
 from cni.shared.kernel import locks
 from cni.shared.kernel.files import names_in, read_regular
 from cni.shared.spec.errors import IoFailure, TryAgainLater

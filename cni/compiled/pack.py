@@ -22,14 +22,15 @@ ROOT = os.path.abspath(__file__).rpartition("/cni/")[0]
 HEAD = 12288  # bytes, of which a launcher reads the whole
 DIGEST = 32  # hexadecimal digits at their end, by which the executables know their warm workers (cni/warm)
 NOT_OF_PLUGINS = (
-    "cni.agent",
     "cni.cli",
-    "cni.device_plugin",
-    "cni.dist",
-    "cni.dra",
-    "cni.library",
+    "cni.cluster",
     "cni.compiled.pack",
     "cni.compiled.packed",
+    "cni.dist",
+    "cni.documents",
+    "cni.lint",
+    "cni.node",
+    "cni.resources",
 )
 
 

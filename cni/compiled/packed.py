@@ -57,7 +57,7 @@ def main(plugin):  # type: ignore[no-untyped-def]
         supervisor.main(arguments[0], int(arguments[1]), f"{root}/bin/modules.{sys.implementation.cache_tag}", index)
     for name in [name for name in os.environb if name.startswith(b"!D_")]:
         os.environb[b"L" + name[1:]] = os.environb.pop(name)  # the launcher hid it from the loader
-    from cni import run  # one of the three
+    from cni.link import run  # one of the three
 
     status = run.main(plugin)
     if arguments and status == 0:

@@ -22,7 +22,7 @@ from pathlib import Path
 from cni import VERSION
 from cni.dist import contents, elf
 from cni.dist.contents import EPOCH, LIBRARY, PROJECT, PYTHON, CannotBuild
-from cni.plugins import EXECUTABLES
+from cni.link.plugins import EXECUTABLES
 
 NAME = f"railcni-{VERSION}-linux-{platform.machine()}"  # of the bundle, and of its directory
 _LAUNCHER = PROJECT / "cni/warm/launcher.c"

@@ -31,7 +31,7 @@ OF_RUNTIMES = (
     "ipam",
 )  # fmt: skip
 """Keys of every plugin (SPEC.md, section 1, and CONVENTIONS.md): the runtime reads or writes them."""
-OF_FEATURES = ("rail", "rdma")  # of every link plugin; `cni.features` reads them, and most calls do not load it
+OF_FEATURES = ("rail", "rdma")  # of every link plugin; `cni.link.features` reads them, and most calls do not load it
 
 
 PLAIN = "plain"  # the default of rail.addressing

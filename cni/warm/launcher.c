@@ -55,13 +55,13 @@
 #error "needs the kernel's headers of Linux 5.8 or newer"
 #endif
 
-#define VERSION_REPLY /* as in cni/run.py */ \
+#define VERSION_REPLY /* as in cni/link/run.py */ \
 	"{\"cniVersion\": \"1.1.0\", \"supportedVersions\": [\"0.1.0\", \"0.2.0\", \"0.3.0\", \"0.3.1\", \"0.4.0\", " \
 	"\"1.0.0\", \"1.1.0\"]}\n"
 
 enum {
 	DIGEST_AT = 12288 - 32, DIGEST_SIZE = 32, /* where the pack has its digest: cni/compiled/pack.py */
-	MOST_STDIN = (8 << 20) + 1,              /* as cni/run.py reads: one byte more than is taken */
+	MOST_STDIN = (8 << 20) + 1,              /* as cni/link/run.py reads: one byte more than is taken */
 	HELLO_MS = 1000,                         /* none comes when the workers are busy or stopped */
 	REPLY_MS = 300000,                       /* kubelet itself gives up after 240 s */
 	MOST_REPLY = 1 << 20,

@@ -27,8 +27,8 @@ from socket import (
 from struct import Struct
 from typing import TYPE_CHECKING
 
-from cni import run
-from cni.plugins import whereabouts
+from cni.link import run
+from cni.link.plugins import whereabouts
 from cni.shared import log, policy
 from cni.shared.kernel import node
 from cni.shared.spec import codec

@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from cni.agent import nodefiles
 from cni.cli import main as command
-from cni.library.inventory.counters import ERRORS
+from cni.cluster.agent import nodefiles
+from cni.node.inventory.counters import ERRORS
 from cni.shared.spec.errors import InvalidConfig
 from cni.shared.spec.request import Attachment
 from ipam.leases import Lease, Owner, Want

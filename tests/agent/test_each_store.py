@@ -9,7 +9,7 @@ import time
 import pytest
 
 from cni.cli.ipam import reclaim as ipam_reclaim
-from cni.library.audit import in_use, snapshot
+from cni.cluster.audit import in_use, snapshot
 from ipam.leases import Lease, Want
 from ipam.stores.addresslease import objects as addresses
 from ipam.stores.ippool.objects import entry_of

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from cni.library.service.endpoint import TEXT, HttpEndpoint
+from cni.node.service.endpoint import TEXT, HttpEndpoint
 
 pytestmark = pytest.mark.timeout(60)
 

@@ -23,8 +23,8 @@ _CALLS = """
 import cProfile, json, os, pstats, sys
 
 sys.path.insert(0, sys.argv[1])
-from cni import run
-from cni.plugins import whereabouts
+from cni.link import run
+from cni.link.plugins import whereabouts
 
 whereabouts.keep_open()
 environ = dict(os.environb)

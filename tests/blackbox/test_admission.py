@@ -19,9 +19,9 @@ from typing import Any
 import pytest
 import yaml
 
-from cni.agent.nodefiles import Tokens
-from cni.dra import slices
-from cni.library.resources.claims import DRIVER
+from cni.cluster.agent.nodefiles import Tokens
+from cni.resources.claims import DRIVER
+from cni.resources.dra import slices
 from cni.shared.spec.errors import CniError
 from cni.shared.spec.request import Attachment
 from ipam.leases import Lease, Owner, Want

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from cni.agent.agent import Health
-from cni.library.installation import change
-from cni.library.installation.change import Folder
+from cni.cluster.agent.agent import Health
+from cni.node.installation import change
+from cni.node.installation.change import Folder
 from tests.blackbox.test_install import COMMAND, make_bundle
 
 

@@ -14,11 +14,11 @@ from typing import Any
 
 import pytest
 
-from cni.features import verbs_device as extra_rdma
-from cni.plugins import macvlan, rdma
-from cni.plugins.host_device import plugin as host_device
-from cni.plugins.sriov import plugin as sriov
-from cni.plugins.sriov import vf as sriov_vf
+from cni.link.features import verbs_device as extra_rdma
+from cni.link.plugins import macvlan, rdma
+from cni.link.plugins.host_device import plugin as host_device
+from cni.link.plugins.sriov import plugin as sriov
+from cni.link.plugins.sriov import vf as sriov_vf
 from cni.shared import rail
 from cni.shared.config import Fault
 from cni.shared.kernel import sysfs

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from cni.library.runtime.cache import Cache
+from cni.node.runtime.cache import Cache
 from cni.shared.spec.errors import IoFailure
 from tests.blackbox.command import run
 from tests.node import COMMAND, ROOT, STATE, Node, Pod

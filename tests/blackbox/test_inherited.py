@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from cni.plugins import LINK_PLUGINS
+from cni.link.plugins import LINK_PLUGINS
 from tests.node import CHROOT, Node
 
 # Another's IPAM plugin: it answers ADD, and fails as its file `fails` says.

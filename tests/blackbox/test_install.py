@@ -20,9 +20,9 @@ import pytest
 
 from cni.cli import install as install_command
 from cni.cli import main as command
-from cni.library.installation import change, content, layout
-from cni.library.installation.change import Folder
-from cni.library.installation.layout import BUNDLE, NAMES, PLAIN, PREFIXED
+from cni.node.installation import change, content, layout
+from cni.node.installation.change import Folder
+from cni.node.installation.layout import BUNDLE, NAMES, PLAIN, PREFIXED
 from cni.shared.kernel import netns_users
 from cni.shared.records import Records
 from cni.shared.spec.errors import CniError, IoFailure, TryAgainLater

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from cni.cli.ipam import reclaim as ipam_reclaim
-from cni.library.audit import snapshot
+from cni.cluster.audit import snapshot
 from cni.shared.records import Records
 from cni.shared.spec.request import Attachment
 from ipam.leases import Owner, Want

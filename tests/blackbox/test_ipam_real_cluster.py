@@ -21,8 +21,8 @@ from lightkube.resources.core_v1 import Namespace, Pod, ServiceAccount, ServiceA
 from lightkube.resources.rbac_authorization_v1 import ClusterRole, ClusterRoleBinding
 
 from cni.cli.ipam import migrate as ipam_migrate
-from cni.library.audit import cluster as clusters
-from cni.library.audit.cluster import Cluster
+from cni.cluster.audit import cluster as clusters
+from cni.cluster.audit.cluster import Cluster
 from ipam.stores.ippool import locks
 from tests.attachment_definitions import Nad, define
 from tests.blackbox.command import run

@@ -17,7 +17,7 @@ import pytest
 from tests.node import Node, Pod
 
 # Modules that a bare interpreter has not loaded, before a call imports anything: VERSION needs no more.
-START = {"cni", "cni.run", "gc", "importlib", "importlib._bootstrap", "importlib._bootstrap_external", "importlib.machinery", "warnings"}  # fmt: skip
+START = {"cni", "cni.link", "cni.link.run", "gc", "importlib", "importlib._bootstrap", "importlib._bootstrap_external", "importlib.machinery", "warnings"}  # fmt: skip
 
 # Modules that cost a call some milliseconds, or that load others. Stores on a server need some, and name them.
 COSTLY = {
@@ -38,29 +38,29 @@ LINKS = (
     "ctypes",
     "cni.shared.kernel.links",
     "cni.shared.kernel.netlink",
-    "cni.verbs",
-    "cni.verbs.attach",
-    "cni.verbs.detach",
+    "cni.link.verbs",
+    "cni.link.verbs.attach",
+    "cni.link.verbs.detach",
 )
-DEVICES = ("cni.shared.kernel.sysfs", "cni.plugins.host_device")
+DEVICES = ("cni.shared.kernel.sysfs", "cni.link.plugins.host_device")
 NETLINK_OF_ADD = ("cni.shared.kernel.addresses", "cni.shared.kernel.ipconfig")
-RESTORE = ("cni.plugins.host_device.restore", "cni.shared.kernel.link_sysctls")
+RESTORE = ("cni.link.plugins.host_device.restore", "cni.shared.kernel.link_sysctls")
 OF_RESTORE = ("cni.shared.kernel.addresses",)  # a device gets its addresses back
-FEATURES = ("cni.features",)  # the networks here ask for none
+FEATURES = ("cni.link.features",)  # the networks here ask for none
 
 UNLOADED_BY_PLUGIN = {
-    "macvlan": (*FEATURES, *DEVICES, "cni.plugins.sriov", "cni.plugins.rdma"),
-    "host-device": (*FEATURES, "cni.plugins.macvlan", "cni.plugins.sriov", "cni.plugins.rdma"),
+    "macvlan": (*FEATURES, *DEVICES, "cni.link.plugins.sriov", "cni.link.plugins.rdma"),
+    "host-device": (*FEATURES, "cni.link.plugins.macvlan", "cni.link.plugins.sriov", "cni.link.plugins.rdma"),
     "whereabouts": (
-        *FEATURES, *LINKS, *DEVICES, *NETLINK_OF_ADD, "cni.verbs.delegate", "cni.plugins.macvlan",
-        "cni.plugins.sriov", "cni.plugins.rdma", "cni.shared.kernel.sandbox",
+        *FEATURES, *LINKS, *DEVICES, *NETLINK_OF_ADD, "cni.link.verbs.delegate", "cni.link.plugins.macvlan",
+        "cni.link.plugins.sriov", "cni.link.plugins.rdma", "cni.shared.kernel.sandbox",
     ),
 }  # fmt: skip
 UNLOADED_BY_VERB = {
-    "ADD": ("cni.verbs.check", "cni.verbs.gc", "cni.verbs.status", "cni.verbs.unended", "ipam.check"),
-    "CHECK": ("cni.verbs.attach", "cni.verbs.gc", "cni.verbs.status", "cni.verbs.unended", "ipam.acquire", "ipam.search"),
+    "ADD": ("cni.link.verbs.check", "cni.link.verbs.gc", "cni.link.verbs.status", "cni.link.verbs.unended", "ipam.check"),
+    "CHECK": ("cni.link.verbs.attach", "cni.link.verbs.gc", "cni.link.verbs.status", "cni.link.verbs.unended", "ipam.acquire", "ipam.search"),
     "DEL": (
-        *NETLINK_OF_ADD, "cni.verbs.attach", "cni.verbs.check", "cni.verbs.gc", "cni.verbs.status", "cni.verbs.unended",
+        *NETLINK_OF_ADD, "cni.link.verbs.attach", "cni.link.verbs.check", "cni.link.verbs.gc", "cni.link.verbs.status", "cni.link.verbs.unended",
         "ipam.acquire", "ipam.search", "ipam.check",
     ),
 }  # fmt: skip
@@ -101,13 +101,18 @@ def test_a_delete_where_there_is_nothing_loads_no_module_that_costs_a_pod_time(n
     assert set(loaded(node, node.executables / plugin, "VERSION", config, pod)) == START
     found = loaded(node, node.executables / plugin, "DEL", config, pod)
     assert costly(found) == []
-    assert of(found, (*FEATURES, *NETLINK_OF_ADD, *RESTORE, "cni.plugins.macvlan", "ipam")) == []
+    assert of(found, (*FEATURES, *NETLINK_OF_ADD, *RESTORE, "cni.link.plugins.macvlan", "ipam")) == []
     assert (
         of(
             found,
-            ("cni.plugins.rdma",)
+            ("cni.link.plugins.rdma",)
             if plugin == "sriov"
-            else ("cni.plugins.host_device", "cni.plugins.sriov", "cni.verbs", "cni.verbs.delegate"),
+            else (
+                "cni.link.plugins.host_device",
+                "cni.link.plugins.sriov",
+                "cni.link.verbs",
+                "cni.link.verbs.delegate",
+            ),
         )
         == []
     )

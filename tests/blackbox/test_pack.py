@@ -32,9 +32,9 @@ def test_the_pack_holds_the_plugins_and_nothing_of_the_command() -> None:
     index = read(pack.pack(str(ROOT)))
     assert {
         "cni",
-        "cni.run",
-        "cni.plugins.macvlan",
-        "cni.plugins.host_device.plugin",
+        "cni.link.run",
+        "cni.link.plugins.macvlan",
+        "cni.link.plugins.host_device.plugin",
         "ipam.stores.file",
     } <= set(index)
     assert not [name for name in index if name.startswith(("cni.cli", "cni.compiled.pack."))]

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from cni.plugins import LINK_PLUGINS
+from cni.link.plugins import LINK_PLUGINS
 from tests import node as nodes
 from tests.blackbox.test_host_device import PCI, bus
 from tests.each import ATTACHING, each_and, each_attaching, each_plugin

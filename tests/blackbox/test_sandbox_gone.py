@@ -412,7 +412,7 @@ def test_no_delete_succeeds_before_the_device_of_a_dying_namespace_is_home(node:
 
 
 def test_a_netdev_of_another_namespace_is_told_by_the_directory_that_hides_it(node: Node) -> None:
-    """What cni.plugins.host_device.moved goes by when a device is missing: the host's NIC, as it is seen from a namespace of this machine."""
+    """What cni.link.plugins.host_device.moved goes by when a device is missing: the host's NIC, as it is seen from a namespace of this machine."""
     found = [Path(path) for path in glob.glob("/sys/bus/*/devices/*/net") if os.listdir(path)]
     if not found:
         pytest.skip("needs a machine whose network namespace has a netdev of a bus: run the tests on the host")

@@ -20,10 +20,10 @@ from typing import Any
 
 import pytest
 
-from cni import run
 from cni.cli import warm as command
-from cni.library.installation import change, content
-from cni.library.installation.change import Folder
+from cni.link import run
+from cni.node.installation import change, content
+from cni.node.installation.change import Folder
 from cni.warm import places
 from tests import callers, warm
 from tests import node as nodes

@@ -9,16 +9,16 @@ from typing import Any
 
 import pytest
 
-from cni.agent import collector
-from cni.agent.cluster_stores import ClusterSource, GraceTracker
-from cni.agent.collector import Collector
-from cni.agent.election import Election
-from cni.agent.nodefiles import Tokens
-from cni.library.audit import lease_rules, lost
-from cni.library.audit.model import Node, Pod
-from cni.library.audit.silence import SilenceWatch
-from cni.library.service.log import AgentLog
-from cni.library.service.metrics import Counter, Histogram, Metrics
+from cni.cluster.agent import collector
+from cni.cluster.agent.cluster_stores import ClusterSource, GraceTracker
+from cni.cluster.agent.collector import Collector
+from cni.cluster.agent.election import Election
+from cni.cluster.agent.nodefiles import Tokens
+from cni.cluster.audit import lease_rules, lost
+from cni.cluster.audit.model import Node, Pod
+from cni.cluster.audit.silence import SilenceWatch
+from cni.node.service.log import AgentLog
+from cni.node.service.metrics import Counter, Histogram, Metrics
 from cni.shared.records import Records
 from cni.shared.spec.errors import InvalidConfig
 from cni.shared.spec.request import Attachment

@@ -15,9 +15,9 @@ import pytest
 from cni.cli.doctor import report
 from cni.cli.doctor.facts import NodeFacts, NodePlaces
 from cni.cli.doctor.finding import ADVICE, FAULT
-from cni.library.resources import config
-from cni.library.resources.choose import resources
-from cni.library.resources.node import read_host
+from cni.resources import config
+from cni.resources.choose import resources
+from cni.resources.node import read_host
 from tests.device_plugin.scene import Machine
 
 ADDRESS = "0000:30:00.0"

@@ -15,7 +15,7 @@ from lightkube import codecs
 
 from cni import VERSION
 from cni.cli import main as command
-from cni.library.installation.layout import PLAIN
+from cni.node.installation.layout import PLAIN
 from tests.node import ROOT
 from tests.tools import needs, run
 

@@ -13,16 +13,16 @@ from typing import Any
 import pytest
 import yaml
 
-from cni import plugins
 from cni.cli.main import main
 from cni.cli.rails import plan as rails_plan
 from cni.cli.rails import render
-from cni.library.documents import networks
-from cni.library.documents.networks import NETWORKS as NETWORKS_ANNOTATION
-from cni.library.documents.networks import RESOURCE_NAME, Network
-from cni.library.installation.layout import PLAIN
-from cni.library.lint import lint
-from cni.plugins.host_device import plugin as host_device
+from cni.documents import networks
+from cni.documents.networks import NETWORKS as NETWORKS_ANNOTATION
+from cni.documents.networks import RESOURCE_NAME, Network
+from cni.link import plugins
+from cni.link.plugins.host_device import plugin as host_device
+from cni.lint import lint
+from cni.node.installation.layout import PLAIN
 from cni.shared import rail
 from cni.shared.config import Fault
 from cni.shared.spec.errors import CniError

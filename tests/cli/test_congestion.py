@@ -12,8 +12,8 @@ import pytest
 from cni.cli.doctor import congestion
 from cni.cli.doctor.congestion import Congestion
 from cni.cli.doctor.finding import ADVICE, OK, UNKNOWN
-from cni.library.inventory import devices as inventory
-from cni.library.inventory.devices import Port
+from cni.node.inventory import devices as inventory
+from cni.node.inventory.devices import Port
 from cni.shared.kernel import dcb
 from cni.shared.kernel.netlink import attribute
 from tests import machines

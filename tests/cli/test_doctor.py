@@ -34,9 +34,9 @@ from cni.cli.doctor.namespaces import check_parameters as namespaces_check
 from cni.cli.doctor.namespaces import read as namespaces_read
 from cni.cli.doctor.pcie import PcieFunction, PcieLink
 from cni.cli.main import main
-from cni.library.inventory import topology
-from cni.library.inventory.devices import Gid, Port
-from cni.library.inventory.sandboxes import NamespaceView, SandboxInterface
+from cni.node.inventory import topology
+from cni.node.inventory.devices import Gid, Port
+from cni.node.inventory.sandboxes import NamespaceView, SandboxInterface
 from cni.shared.records import Records
 from cni.shared.spec.request import Attachment
 from ipam import flatfile

@@ -10,9 +10,9 @@ import pytest
 from cni.cli.doctor import ports
 from cni.cli.doctor.facts import NodeFacts, NodePlaces
 from cni.cli.doctor.finding import ADVICE, FAULT, OK
-from cni.library.inventory import devices as inventory
-from cni.library.inventory import functions
-from cni.library.inventory.counters import ERRORS, ErrorCounter
+from cni.node.inventory import devices as inventory
+from cni.node.inventory import functions
+from cni.node.inventory.counters import ERRORS, ErrorCounter
 from tests.sysfs import Tree
 
 CARD = {"vendor": "0x15b3", "device": "0x1021", "class": "0x020000"}

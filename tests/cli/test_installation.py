@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from cni.library.installation.files import below
-from cni.library.installation.options import plugin_folder
+from cni.node.installation.files import below
+from cni.node.installation.options import plugin_folder
 from cni.shared.spec.errors import InvalidConfig
 
 # --- which folder ---

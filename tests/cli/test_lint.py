@@ -15,12 +15,12 @@ import yaml
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from cni import lint as linter
 from cni.cli.main import main
-from cni.library import lint as linter
-from cni.library.documents import jsontext
-from cni.library.lint import Diagnostic, lint, lint_text
-from cni.plugins import macvlan
-from cni.plugins.host_device import plugin as host_device
+from cni.documents import jsontext
+from cni.link.plugins import macvlan
+from cni.link.plugins.host_device import plugin as host_device
+from cni.lint import Diagnostic, lint, lint_text
 from cni.shared.config import Key, integer
 from ipam import keys
 from tests.cli.test_conf import CONF, CONFLISTS, NADS

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import yaml
 
-from cni.library.documents.networks import NETWORKS, RESOURCE_NAME
-from cni.library.lint import lint, lint_text
+from cni.documents.networks import NETWORKS, RESOURCE_NAME
+from cni.lint import lint, lint_text
 
 
 def nad(name: str, namespace: str = "default", config: Any = None, **plugin: Any) -> dict[str, Any]:

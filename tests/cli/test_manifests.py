@@ -16,7 +16,7 @@ import yaml
 
 from cni import VERSION
 from cni.cli import main as command
-from cni.library.resources.containers import CDI_FOLDER, INFO_FOLDER
+from cni.resources.containers import CDI_FOLDER, INFO_FOLDER
 from cni.shared.records import STATE
 from tests.cli.test_conf import CONF, MANIFESTS, RBAC
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from cni.library.service.metrics import Family, Metrics
+from cni.node.service.metrics import Family, Metrics
 from tests.cli.test_chart import kustomized, needs_kubectl
 from tests.node import ROOT
 from tests.tools import needs, run
@@ -100,7 +100,7 @@ def told() -> set[str]:
     names = {
         f"{family.name}{end}" for family in families for end in ("", "_bucket" if family.kind == "histogram" else "")
     }
-    source = (ROOT / "cni/device_plugin/plugin.py").read_text()
+    source = (ROOT / "cni/resources/device_plugin/plugin.py").read_text()
     return names | set(re.findall(r'(?:Family|Counter)\("(railcni_\w+)"', source))
 
 

@@ -10,9 +10,9 @@ import pytest
 from cni.cli import nccl
 from cni.cli.doctor import pods
 from cni.cli.doctor.finding import FAULT
-from cni.library.inventory import devices as inventory
-from cni.library.inventory.devices import Gid, Port
-from cni.library.inventory.sandboxes import NamespaceView, SandboxInterface
+from cni.node.inventory import devices as inventory
+from cni.node.inventory.devices import Gid, Port
+from cni.node.inventory.sandboxes import NamespaceView, SandboxInterface
 from cni.shared.spec.errors import CniError
 from tests import machines
 

@@ -12,8 +12,8 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cni.library.documents import networks
-from cni.library.documents.networks import Network
+from cni.documents import networks
+from cni.documents.networks import Network
 from cni.shared.spec.errors import CniError
 
 MACVLAN = {"cniVersion": "1.0.0", "name": "rdma", "type": "macvlan", "master": "ens2f0"}

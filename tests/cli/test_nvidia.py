@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from cni.cli.main import main
-from cni.library.lint import Diagnostic, lint_text, nvidia
+from cni.lint import Diagnostic, lint_text, nvidia
 from tests.cli.test_conf import CONF
 
 WHEREABOUTS = {"type": "whereabouts", "range": "192.168.2.225/28", "exclude": ["192.168.2.229/30", "192.168.2.236/32"]}

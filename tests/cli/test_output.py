@@ -12,7 +12,7 @@ import pytest
 
 from cni.cli.main import _print
 from cni.cli.terminal.output import Form, print_data, print_table, write_file
-from cni.library.runtime.executables import PluginFailed
+from cni.node.runtime.executables import PluginFailed
 from cni.shared.spec.errors import IoFailure
 
 ADDRESS, TIME = "192.168.111.100", "2026-01-02T03:04:05Z"

@@ -14,8 +14,8 @@ import yaml
 
 from cni.cli.main import main
 from cni.cli.rails import plan, render
-from cni.library.lint import lint_text
-from cni.library.resources import config as device_plugin_config
+from cni.lint import lint_text
+from cni.resources import config as device_plugin_config
 from cni.shared import rail
 from cni.shared.spec.errors import InvalidConfig
 

@@ -11,10 +11,10 @@ import pytest
 
 from cni.cli import rdma as views
 from cni.cli.main import main
-from cni.library.inventory import devices as inventory
-from cni.library.inventory import sandboxes
-from cni.library.inventory.sandboxes import NamespaceView, SandboxInterface
-from cni.library.runtime.cache import Cache, CachedResult, Parameters
+from cni.node.inventory import devices as inventory
+from cni.node.inventory import sandboxes
+from cni.node.inventory.sandboxes import NamespaceView, SandboxInterface
+from cni.node.runtime.cache import Cache, CachedResult, Parameters
 from cni.shared.kernel.links import Rtnl
 from cni.shared.spec.errors import InvalidConfig
 from tests import machines

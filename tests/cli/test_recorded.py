@@ -15,8 +15,8 @@ from cni.cli import rdma as views
 from cni.cli.doctor import modules, pcie, report
 from cni.cli.doctor.facts import NodeFacts, NodePlaces
 from cni.cli.doctor.finding import ADVICE, OK
-from cni.library.inventory import devices as inventory
-from cni.library.inventory import topology
+from cni.node.inventory import devices as inventory
+from cni.node.inventory import topology
 from cni.shared.kernel import rdma_sysfs, sysfs
 from tests import machines, recorded
 from tests.sysfs import Tree

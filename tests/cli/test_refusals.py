@@ -7,7 +7,7 @@ from datetime import date
 import pytest
 import yaml
 
-from cni.library.documents.refusals import shown
+from cni.documents.refusals import shown
 
 
 @pytest.mark.parametrize(

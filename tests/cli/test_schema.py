@@ -13,16 +13,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cni import features, plugins
 from cni.cli.main import main
 from cni.cli.nad import schema
-from cni.features import routing
-from cni.features import verbs_device as rdma_key
-from cni.library.lint import known
-from cni.library.lint.addresses import Assumed
-from cni.plugins import LINK_PLUGINS, macvlan, rdma
-from cni.plugins.host_device import plugin as host_device
-from cni.plugins.sriov import plugin as sriov
+from cni.link import features, plugins
+from cni.link.features import routing
+from cni.link.features import verbs_device as rdma_key
+from cni.link.plugins import LINK_PLUGINS, macvlan, rdma
+from cni.link.plugins.host_device import plugin as host_device
+from cni.link.plugins.sriov import plugin as sriov
+from cni.lint import known
+from cni.lint.addresses import Assumed
 from cni.shared.config import Fault, Key, fill
 from cni.shared.spec.request import Request
 from ipam import config as ipam_config

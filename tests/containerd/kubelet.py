@@ -24,7 +24,7 @@ import grpc
 from lightkube.resources.core_v1 import Node as NodeObject
 
 from cni.cli.device_plugin import FOLDER, PODS
-from cni.library.kubelet import pod_resources_v1_pb2 as api
+from cni.resources.kubelet import pod_resources_v1_pb2 as api
 from tests.containerd.api import pod_resources_v1_pb2 as listed
 from tests.containerd.cluster import Cluster
 from tests.containerd.runtime import SECONDS, SOCKET, TOP, Runtime, children

@@ -21,7 +21,7 @@ os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 
 import grpc
 
-from cni.library.kubelet import services
+from cni.resources.kubelet import services
 from tests.callers import CONTAINERD
 from tests.containerd import image
 from tests.containerd.api import cri_v1_pb2 as cri

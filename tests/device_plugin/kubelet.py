@@ -23,9 +23,9 @@ os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 
 import grpc
 
-from cni.library.kubelet import device_plugin_v1beta1_pb2 as api
-from cni.library.kubelet import pod_resources_v1_pb2 as pods
-from cni.library.kubelet import services
+from cni.resources.kubelet import device_plugin_v1beta1_pb2 as api
+from cni.resources.kubelet import pod_resources_v1_pb2 as pods
+from cni.resources.kubelet import services
 from tests.containerd.api import pod_resources_v1_pb2 as listed
 
 SECONDS = 60.0  # for anything to come true, on however slow a machine

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cni.device_plugin import answers
-from cni.library.resources.choose import Offer, Resource
-from cni.library.resources.containers import info_name
+from cni.resources.choose import Offer, Resource
+from cni.resources.containers import info_name
+from cni.resources.device_plugin import answers
 
 UVERBS = [(f"/dev/infiniband/uverbs{n}", f"/dev/infiniband/uverbs{n}") for n in range(2)]
 CM = ("/dev/infiniband/rdma_cm", "/dev/infiniband/rdma_cm")

@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cni.library.resources import config
-from cni.library.resources.choose import Host, Offer, Resource, resources, spread
-from cni.library.resources.node import read_host
+from cni.resources import config
+from cni.resources.choose import Host, Offer, Resource, resources, spread
+from cni.resources.node import read_host
 from tests.device_plugin.scene import Machine
 from tests.node import ROOT
 
@@ -96,9 +96,7 @@ exec "$@"
 
 def test_in_the_nodes_own_network_namespace_the_kernel_is_asked_as_the_plugins_ask_it() -> None:
     """`railcni vfs` on the node, and the device plugin with the node's network."""
-    code = (
-        "from cni.library.inventory import topology; print(topology.uplinks('/proc/self'), topology.uplinks('/proc/1'))"
-    )
+    code = "from cni.node.inventory import topology; print(topology.uplinks('/proc/self'), topology.uplinks('/proc/1'))"
     command = ["unshare", "--net", "sh", "-c", IN_THE_NODES_NAMESPACE, "sh", sys.executable, "-c", code]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert '"ens0f0" carries the route 10.88.0.0/16 via 10.77.0.254 of a routing daemon' in done.stdout, done.stderr

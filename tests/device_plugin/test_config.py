@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from cni.library.documents.diagnostic import ERROR
-from cni.library.resources.config import PERIOD, Config, read
-from cni.library.resources.models import (
+from cni.documents.diagnostic import ERROR
+from cni.resources.config import PERIOD, Config, read
+from cni.resources.models import (
     Exclusive,
     ExclusiveSelectors,
     NicSelector,

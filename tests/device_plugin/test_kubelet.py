@@ -321,7 +321,7 @@ def test_with_cdi_there_is_a_specification_for_each_resource_and_it_outlives_the
 
 
 def test_a_stale_socket_is_removed_and_one_where_somebody_listens_stays(tmp_path: Path) -> None:
-    from cni.device_plugin.server import remove_stale
+    from cni.resources.device_plugin.server import remove_stale
 
     here = Path(os.path.relpath(tmp_path))
     with socket.socket(socket.AF_UNIX) as dead, socket.socket(socket.AF_UNIX) as living:

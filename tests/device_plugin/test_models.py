@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 import yaml
 
-from cni.library.documents import networks
-from cni.library.lint import lint_text
-from cni.library.resources import config
-from cni.library.resources.choose import Offer, resources
-from cni.library.resources.node import read_host
+from cni.documents import networks
+from cni.lint import lint_text
+from cni.resources import config
+from cni.resources.choose import Offer, resources
+from cni.resources.node import read_host
 from tests.device_plugin.scene import Machine
 from tests.device_plugin.test_overlay import needs_kubectl
 from tests.node import ROOT

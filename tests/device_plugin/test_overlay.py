@@ -13,7 +13,7 @@ import yaml
 from cni import VERSION
 from cni.cli import main as command
 from cni.cli.device_plugin import FOLDER, PODS
-from cni.library.resources import config
+from cni.resources import config
 from tests.node import ROOT
 
 HERE = ROOT / "conf/kubernetes/device-plugin"

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from cni.library.resources import config
-from cni.library.resources.choose import resources
-from cni.library.resources.node import read_host
+from cni.resources import config
+from cni.resources.choose import resources
+from cni.resources.node import read_host
 from tests.device_plugin.scene import Machine
 
 

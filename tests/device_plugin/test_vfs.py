@@ -16,10 +16,10 @@ from typing import Any
 
 import pytest
 
-from cni.library.resources.config import Config, read
-from cni.library.vfs import cards, macs
-from cni.library.vfs.apply import apply
-from cni.library.vfs.plan import VfPlan, VfStep, plan
+from cni.resources.config import Config, read
+from cni.resources.vfs import cards, macs
+from cni.resources.vfs.apply import apply
+from cni.resources.vfs.plan import VfPlan, VfStep, plan
 from cni.shared.kernel.netlink import KernelError
 from cni.shared.kernel.vfs import NO_MAC
 from tests.device_plugin.scene import Machine

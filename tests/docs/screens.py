@@ -29,8 +29,8 @@ from cni.cli.doctor.facts import NodeFacts
 from cni.cli.doctor.finding import Observation
 from cni.cli.main import main
 from cni.cli.terminal import output
-from cni.library.inventory import devices as inventory
-from cni.library.inventory import sandboxes
+from cni.node.inventory import devices as inventory
+from cni.node.inventory import sandboxes
 from tests import recorded
 from tests.cli.test_doctor_pod import Scene, in_container
 from tests.view import View

@@ -93,7 +93,7 @@ def test_each_block_of_commands_is_run_or_says_why_not(page: Path) -> None:
         assert block.mark == "not run" or block.what.split()[0] in KINDS, block.what
 
 
-PLUGINS = ("cni/plugins", "cni/features", "cni/shared", "cni/verbs", "ipam")
+PLUGINS = ("cni/link/plugins", "cni/link/features", "cni/shared", "cni/link/verbs", "ipam")
 # What others than railcni say, by where it is said.
 SAID_BY_OTHERS = {
     'failed to find plugin "railcni-macvlan"': "libcni, pkg/invoke/find.go",

@@ -18,10 +18,10 @@ os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 
 import grpc
 
-from cni.library.kubelet import dra_health_v1_pb2 as health
-from cni.library.kubelet import dra_v1_pb2 as api
-from cni.library.kubelet import plugin_registration_v1_pb2 as registration
-from cni.library.kubelet import services
+from cni.resources.kubelet import dra_health_v1_pb2 as health
+from cni.resources.kubelet import dra_v1_pb2 as api
+from cni.resources.kubelet import plugin_registration_v1_pb2 as registration
+from cni.resources.kubelet import services
 from tests.device_plugin.kubelet import SECONDS
 
 REGISTRATION = registration.DESCRIPTOR.services_by_name["Registration"]

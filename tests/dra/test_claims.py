@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from cni.dra.claims import Claims
-from cni.dra.kubelet import Endpoint
-from cni.dra.slices import Device
-from cni.library.resources import containers
-from cni.library.resources.choose import Offer, Resource
-from cni.library.service.log import AgentLog
+from cni.node.service.log import AgentLog
+from cni.resources import containers
+from cni.resources.choose import Offer, Resource
+from cni.resources.dra.claims import Claims
+from cni.resources.dra.kubelet import Endpoint
+from cni.resources.dra.slices import Device
 from tests.dra.kubelet import result
 
 CLAIM = {"uid": "u-1", "namespace": "team", "name": "c"}

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from cni.dra import slices
-from cni.dra.publish import Publisher
-from cni.dra.slices import Device
-from cni.library.resources.choose import Offer, Resource
-from cni.library.resources.models import Shared
+from cni.resources.choose import Offer, Resource
+from cni.resources.dra import slices
+from cni.resources.dra.publish import Publisher
+from cni.resources.dra.slices import Device
+from cni.resources.models import Shared
 from cni.shared.spec.errors import CniError
 from tests.stores.kubernetes_api import ApiServer
 

@@ -12,11 +12,11 @@ import pytest
 import yaml
 
 from cni.cli.main import main
-from cni.dra import slices
-from cni.dra.slices import DEVICE_ID, RESOURCE_NAME, Device
-from cni.library.resources import config
-from cni.library.resources.choose import resources
-from cni.library.resources.node import read_host, read_topology
+from cni.resources import config
+from cni.resources.choose import resources
+from cni.resources.dra import slices
+from cni.resources.dra.slices import DEVICE_ID, RESOURCE_NAME, Device
+from cni.resources.node import read_host, read_topology
 from tests.device_plugin.scene import Machine
 
 SHARED = "rdma-a-0000-30-00-0"

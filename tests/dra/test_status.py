@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from cni.dra.status import Statuses
+from cni.resources.dra.status import Statuses
 from cni.shared.records import Records
 from cni.shared.spec.errors import CniError
 from cni.shared.spec.request import Attachment

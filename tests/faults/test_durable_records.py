@@ -37,7 +37,7 @@ UNSYNCED = {
     ),
     "a new directory": Edit("cni/shared/kernel/files.py", r"sync_directory\(parent or \"/\"\)", "pass"),
     "the reminder": Edit("cni/shared/records.py", r"files\.sync_directory\(self\.directory\)", "pass"),
-    "a record of another's addresses": Edit("cni/verbs/attach.py", r"self\._record\[\"foreign\"\] = True", "pass"),
+    "a record of another's addresses": Edit("cni/link/verbs/attach.py", r"self\._record\[\"foreign\"\] = True", "pass"),
 }
 
 

@@ -18,11 +18,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from cni.features import verbs_device
-from cni.plugins import macvlan
-from cni.plugins import rdma as chained
-from cni.plugins.host_device import plugin as host_device
-from cni.plugins.sriov import plugin as sriov
+from cni.link.features import verbs_device
+from cni.link.plugins import macvlan
+from cni.link.plugins import rdma as chained
+from cni.link.plugins.host_device import plugin as host_device
+from cni.link.plugins.sriov import plugin as sriov
 from cni.shared import policy, rail
 from cni.shared.log import Log
 from cni.shared.records import Records

@@ -23,7 +23,7 @@ SECONDS = 6.0
 SELDOM = 0.25  # seconds
 ANSWERED_BEFORE_GONE: Sequence[Edit] = [  # a process that stays behind removes the link while DEL is answered
     Edit(
-        "cni/verbs/detach.py",
+        "cni/link/verbs/detach.py",
         r"( {16})_remove\(plugin, planned, host, sandbox\.rtnl, log, until\)\n {4}except Unrestored",
         r"\1p = __import__('os')\n"
         r"\1if p.fork():\n\1    return faults\n"
@@ -37,7 +37,7 @@ PLANTED: dict[str, Sequence[Edit]] = {
     "DEL is answered before the link is gone": ANSWERED_BEFORE_GONE,
     "DEL releases before the link is gone": [  # the pause makes it likely that a kill falls in between
         Edit(
-            "cni/verbs/detach.py",
+            "cni/link/verbs/detach.py",
             r"( {4}faults: .* = \[\]\n {4}gone = True\n)",
             r"\1    release.finish()\n    __import__('time').sleep(0.05)\n",
         )
@@ -47,11 +47,11 @@ PLANTED: dict[str, Sequence[Edit]] = {
         Edit("ipam/stores/file/schema.py", "INSERT INTO lease", "INSERT OR REPLACE INTO lease"),
     ],
     "ADD does not lock its attachment": [
-        Edit("cni/verbs/attach.py", r", records\.locked\(request\.attachment, PART\)(?=, Rtnl)", "")
+        Edit("cni/link/verbs/attach.py", r", records\.locked\(request\.attachment, PART\)(?=, Rtnl)", "")
     ],
     "GC does not heed locks": [
         Edit(
-            "cni/verbs/gc.py",
+            "cni/link/verbs/gc.py",
             r"records\.try_locked\(attachment, PART\)",
             'records.try_locked(Attachment("", attachment.container_id, ""), PART)',
         )

@@ -24,14 +24,14 @@ UNREPAIRED = {
     "a part of a record": Edit("cni/shared/records.py", r"if _is_part\(data\)", "if False"),
 }
 _WRITTEN_LATE = Edit(
-    "cni/verbs/attach.py",
+    "cni/link/verbs/attach.py",
     r" {8}self\._write\(\)\n(\n {4}def _write(?:.*\n)*? {8}if )self\._record\[\"link\"\] != .*:",
     r"        pass\n\1True:",
 )
 # what a kill must show, in which operation, and what is said of it
 MISORDERED = {
     "addresses released before the link is gone": (
-        Edit("cni/verbs/detach.py", r"( {4}faults: .* = \[\]\n {4}gone = True\n)", r"\1    release.finish()\n"),
+        Edit("cni/link/verbs/detach.py", r"( {4}faults: .* = \[\]\n {4}gone = True\n)", r"\1    release.finish()\n"),
         "macvlan-del",
         "on the wire and not leased",
     ),
@@ -47,7 +47,7 @@ MISORDERED = {
         "has no record",
     ),
 }
-UNLOCKED = Edit("cni/verbs/attach.py", r", records\.locked\(request\.attachment, PART\)(?=, Rtnl)", "")
+UNLOCKED = Edit("cni/link/verbs/attach.py", r", records\.locked\(request\.attachment, PART\)(?=, Rtnl)", "")
 _RELEASED_EARLY, _, _ON_WIRE = MISORDERED["addresses released before the link is gone"]
 _CLAIMED_EARLY, _, _UNRECORDED = MISORDERED["the lease's record written after the claim"]
 MISORDERED |= {
@@ -131,7 +131,11 @@ UNCLEARED = {
         "/attachments",
     ),
     "a device that a retried ADD does not give back": (
-        Edit("cni/verbs/attach.py", r"\n {12}report\(detach\(former, self\._request, .*\)\)\n", "\n            pass\n"),
+        Edit(
+            "cni/link/verbs/attach.py",
+            r"\n {12}report\(detach\(former, self\._request, .*\)\)\n",
+            "\n            pass\n",
+        ),
         "host-device-add",
         "sendto(",
     ),

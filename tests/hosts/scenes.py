@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from cni.plugins import LINK_PLUGINS
+from cni.link.plugins import LINK_PLUGINS
 
 DEVICE, OTHER = "ens2f0", "ens3f0"
 MODES = ("bridge", "private", "vepa", "passthru")

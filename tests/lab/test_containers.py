@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from cni.library.kubelet import device_plugin_v1beta1_pb2 as api
+from cni.resources.kubelet import device_plugin_v1beta1_pb2 as api
 from tests.containerd import runtime as runtimes
 from tests.containerd.runtime import Pod, Runtime, conflist
 from tests.device_plugin.scene import SHARED, Scene

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from cni.library.resources.config import read
-from cni.library.vfs import cards
-from cni.library.vfs.apply import apply
+from cni.resources.config import read
+from cni.resources.vfs import cards
+from cni.resources.vfs.apply import apply
 from tests.device_plugin.scene import Scene
 from tests.lab import networks, pci
 from tests.lab.machine import Machine, command

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from cni.plugins.host_device import hoststate
+from cni.link.plugins.host_device import hoststate
 from cni.shared.kernel import link_sysctls, raw_state
 from cni.shared.kernel.links import Rtnl
 from tests.view import View

@@ -1,4 +1,4 @@
-"""cni/library/audit/cluster.py: a cluster as the command reads it, and what it does when a server is busy."""
+"""cni/cluster/audit/cluster.py: a cluster as the command reads it, and what it does when a server is busy."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from cni.library.audit import cluster as clusters
-from cni.library.audit.cluster import Cluster, read_all
+from cni.cluster.audit import cluster as clusters
+from cni.cluster.audit.cluster import Cluster, read_all
 from cni.shared.spec.errors import CniError, InvalidConfig, TryAgainLater
 from ipam.stores import apiserver
 from ipam.stores.apiserver import kubeconfig

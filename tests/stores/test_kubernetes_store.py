@@ -20,7 +20,7 @@ import pytest
 import yaml
 
 from cni import VERSION as RAILCNI
-from cni.library.audit import cluster as clusters
+from cni.cluster.audit import cluster as clusters
 from cni.shared.log import Log
 from cni.shared.records import Records
 from cni.shared.spec import request as requests

@@ -6,7 +6,7 @@ import subprocess
 
 import pytest
 
-from cni.library.audit import store_rules
+from cni.cluster.audit import store_rules
 from cni.shared.spec import codec
 from cni.shared.spec.errors import StateDamaged
 from cni.shared.spec.request import Attachment

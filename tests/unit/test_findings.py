@@ -1,4 +1,4 @@
-"""cni/library/audit/lease_rules.py: what is found between pools, reservations and pods, and what is never called dead."""
+"""cni/cluster/audit/lease_rules.py: what is found between pools, reservations and pods, and what is never called dead."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from cni.library.audit import findings as kinds
-from cni.library.audit.findings import KEEP, LOOK, RECLAIM, RESTORE, Finding
-from cni.library.audit.lease_rules import find
-from cni.library.audit.model import Snapshot, nad_name, parse_networks, parse_node, parse_pod, parse_pool
+from cni.cluster.audit import findings as kinds
+from cni.cluster.audit.findings import KEEP, LOOK, RECLAIM, RESTORE, Finding
+from cni.cluster.audit.lease_rules import find
+from cni.cluster.audit.model import Snapshot, nad_name, parse_networks, parse_node, parse_pod, parse_pool
 from ipam.stores.ippool.objects import Reservation
 
 STATUS = "k8s.v1.cni.cncf.io/network-status"

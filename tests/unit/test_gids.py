@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from cni.features import deviceinfo, gids, verbs_device
+from cni.link.features import deviceinfo, gids, verbs_device
 from cni.shared import policy
 from cni.shared.config import Fault
 from cni.shared.log import Log

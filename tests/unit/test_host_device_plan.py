@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cni.plugins.host_device import devices
-from cni.plugins.host_device import plugin as host_device
+from cni.link.plugins.host_device import devices
+from cni.link.plugins.host_device import plugin as host_device
 from cni.shared.config import Fault, refuse
 from cni.shared.kernel.links import Link, ifinfo
 from cni.shared.spec import codec

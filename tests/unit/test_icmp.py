@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cni.library.runtime import icmp
+from cni.node.runtime import icmp
 
 
 @given(st.binary(max_size=64))

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from cni.plugins import macvlan
+from cni.link.plugins import macvlan
 from cni.shared import policy
 from cni.shared.config import Fault, refuse
 from cni.shared.kernel.links import Link, ifinfo

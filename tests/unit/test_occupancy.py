@@ -1,10 +1,10 @@
-"""cni/library/audit/occupancy.py: how full a pool is, and where."""
+"""cni/cluster/audit/occupancy.py: how full a pool is, and where."""
 
 from __future__ import annotations
 
-from cni.library.audit import occupancy
-from cni.library.audit.model import Snapshot
-from cni.library.audit.occupancy import spans_of
+from cni.cluster.audit import occupancy
+from cni.cluster.audit.model import Snapshot
+from cni.cluster.audit.occupancy import spans_of
 from cni.shared.spec.request import Attachment
 from ipam.leases import Lease, Owner, Want
 from ipam.ranges import Range, parse_address

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from cni.plugins import rdma as plugin
-from cni.plugins import uplink
+from cni.link.plugins import rdma as plugin
+from cni.link.plugins import uplink
 from cni.shared import policy
 from cni.shared.kernel import rdma_sysfs, routes
 from cni.shared.kernel import sandbox as sandboxes

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from cni import features, plugins
-from cni.plugins import rdma
+from cni.link import features, plugins
+from cni.link.plugins import rdma
 from cni.shared import policy, rail
 from cni.shared.config import Key
 from ipam import keys

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from cni.plugins.host_device import devices
-from cni.plugins.sriov import plugin as sriov
-from cni.plugins.sriov import vf as sriov_vf
+from cni.link.plugins.host_device import devices
+from cni.link.plugins.sriov import plugin as sriov
+from cni.link.plugins.sriov import vf as sriov_vf
 from cni.shared.config import Fault
 from cni.shared.kernel import sysfs
 from cni.shared.kernel.links import Link

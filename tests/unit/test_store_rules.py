@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cni.library.audit import store_rules
+from cni.cluster.audit import store_rules
 from ipam.stores.etcd.keys import Keys
 
 KEYS = Keys("/railcni")

@@ -1,11 +1,11 @@
-"""cni.library.inventory.topology: distances between GPUs and NICs, from the PCI paths in sysfs."""
+"""cni.node.inventory.topology: distances between GPUs and NICs, from the PCI paths in sysfs."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from cni.library.inventory import topology
-from cni.library.inventory.topology import PciDevice
+from cni.node.inventory import topology
+from cni.node.inventory.topology import PciDevice
 from tests.machines import ASPEED, COMPUTE, ETHERNET, MELLANOX, NVIDIA, VGA, Machine
 
 SWITCH = "pci0000:15/0000:15:01.0/0000:16:00.0"  # a root port, and the upstream port of a switch below it

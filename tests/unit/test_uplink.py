@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from cni.plugins import uplink
+from cni.link.plugins import uplink
 from cni.shared.kernel.links import Link, ifinfo
 from cni.shared.kernel.routes import BOOT_PROTOCOL, MAIN_TABLE, RA_PROTOCOL, KernelRoute
 

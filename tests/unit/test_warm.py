@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cni import run
+from cni.link import run
 from cni.warm import places, protocol, worker
 from cni.warm.board import BUSY, FREE, IDLE, Board
 from tests.node import ROOT

@@ -13,11 +13,11 @@ from typing import Any
 
 from cni.cli.doctor.finding import ADVICE, FAULT, Observation, advice, broken, note, ok
 from cni.cli.doctor.pods import AttachedLink
-from cni.library.inventory.devices import Port
-from cni.library.inventory.functions import ETHER, Function
-from cni.library.inventory.sandboxes import NamespaceView
-from cni.library.resources.claims import DRIVER, Record, cdi_ids, records, records_folder, specification
-from cni.library.resources.containers import CDI_FOLDER
+from cni.node.inventory.devices import Port
+from cni.node.inventory.functions import ETHER, Function
+from cni.node.inventory.sandboxes import NamespaceView
+from cni.resources.claims import DRIVER, Record, cdi_ids, records, records_folder, specification
+from cni.resources.containers import CDI_FOLDER
 from cni.shared.kernel.files import read_whole
 
 

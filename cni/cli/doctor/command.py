@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING
 
 from cni.cli.doctor.finding import ADVICE, FAULT, MEANINGS, NOTE, OK, SKIPPED, UNKNOWN, Observation
 from cni.cli.terminal import common, output, subcommand
-from cni.library.inventory import topology
-from cni.library.inventory.places import NET_DIRECTORY, namespace_path
+from cni.documents import NET_DIRECTORY
+from cni.node.inventory import topology
+from cni.node.inventory.places import namespace_path
 from cni.shared.spec.errors import CniError
 
 if TYPE_CHECKING:

@@ -14,8 +14,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from cni.cli.doctor.finding import Observation, advice, ok, unknown
-from cni.library.inventory.devices import Port
-from cni.library.inventory.topology import beside, text
+from cni.node.inventory.devices import Port
+from cni.node.inventory.topology import beside, text
 from cni.shared.kernel import dcb
 from cni.shared.kernel.links import Rtnl
 

@@ -14,14 +14,14 @@ from cni.cli.doctor import claims, congestion, modules, namespaces, pcie, pods, 
 from cni.cli.doctor.congestion import Congestion
 from cni.cli.doctor.namespaces import LinkParameters
 from cni.cli.doctor.ports import PortCounts
-from cni.library.installation.options import DEFAULT, candidates
-from cni.library.inventory import attachments as recorded
-from cni.library.inventory import counters, functions, sandboxes, topology
-from cni.library.inventory import devices as inventory
-from cni.library.inventory.devices import Port
-from cni.library.inventory.places import NET_DIRECTORY
-from cni.library.inventory.sandboxes import NamespaceView, SandboxInterface
-from cni.library.runtime.cache import DIRECTORY
+from cni.documents import NET_DIRECTORY
+from cni.node.installation.options import DEFAULT, candidates
+from cni.node.inventory import attachments as recorded
+from cni.node.inventory import counters, functions, sandboxes, topology
+from cni.node.inventory import devices as inventory
+from cni.node.inventory.devices import Port
+from cni.node.inventory.sandboxes import NamespaceView, SandboxInterface
+from cni.node.runtime.cache import DIRECTORY
 from cni.shared.kernel import rdma_sysfs
 from cni.shared.kernel.files import read_whole
 from cni.shared.records import GROUP, STATE

@@ -12,9 +12,9 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from cni.cli.doctor.finding import ADVICE, FAULT, Observation, broken, note, ok
-from cni.library.inventory import functions
-from cni.library.inventory.functions import Function
-from cni.library.inventory.topology import beside, text
+from cni.node.inventory import functions
+from cni.node.inventory.functions import Function
+from cni.node.inventory.topology import beside, text
 from cni.shared.kernel import rdma_sysfs
 from cni.shared.kernel.files import names_in
 

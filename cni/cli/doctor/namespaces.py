@@ -12,7 +12,7 @@ from contextlib import closing
 from dataclasses import dataclass, field
 
 from cni.cli.doctor.finding import Observation, advice, broken, note, ok, unknown
-from cni.library.inventory.topology import text
+from cni.node.inventory.topology import text
 from cni.shared.kernel import rdma_netlink, routes
 from cni.shared.kernel.links import Rtnl
 

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from cni.cli.doctor.finding import Observation, advice, broken, ok, unknown
-from cni.library.inventory.topology import PIX, PXB, Topology, device, is_address, text
+from cni.node.inventory.topology import PIX, PXB, Topology, device, is_address, text
 
 _FIRST, _FIRST_EXTENDED = 0x34, 0x100
 _EXPRESS, _ACS = 0x10, 0x0D

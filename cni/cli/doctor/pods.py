@@ -15,11 +15,11 @@ from cni.cli import nccl
 from cni.cli.doctor import namespaces, setup
 from cni.cli.doctor.finding import FAULT, NOTE, OK, SKIPPED, Observation, advice, broken, note, ok, unknown
 from cni.cli.doctor.namespaces import LinkParameters
-from cni.library.inventory.devices import Port
-from cni.library.inventory.functions import Function
-from cni.library.inventory.sandboxes import NamespaceView, SandboxInterface
-from cni.library.inventory.topology import text
-from cni.library.runtime import icmp
+from cni.node.inventory.devices import Port
+from cni.node.inventory.functions import Function
+from cni.node.inventory.sandboxes import NamespaceView, SandboxInterface
+from cni.node.inventory.topology import text
+from cni.node.runtime import icmp
 from cni.shared.kernel import netns, rdma_sysfs
 from cni.shared.spec.errors import CniError
 

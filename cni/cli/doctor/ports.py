@@ -1,5 +1,5 @@
 """Ports of verbs devices: their state, MTU and GID tables; their errors since they began or during a watch; and NICs that are
-behind their siblings. Pure, but for `read_guids`: cni.library.inventory reads them.
+behind their siblings. Pure, but for `read_guids`: cni.node.inventory reads them.
 
 A counter that grows while traffic runs is a fault of cable, switch or congestion; what it says since the boot may be long over.
 """
@@ -10,10 +10,10 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from cni.cli.doctor.finding import Observation, advice, broken, note, ok, unknown
-from cni.library.inventory.counters import CABLE, Counts
-from cni.library.inventory.devices import Port, VerbsDevice
-from cni.library.inventory.functions import Function
-from cni.library.inventory.topology import text
+from cni.node.inventory.counters import CABLE, Counts
+from cni.node.inventory.devices import Port, VerbsDevice
+from cni.node.inventory.functions import Function
+from cni.node.inventory.topology import text
 from cni.shared.kernel import rdma_sysfs
 
 NEARLY_FULL = 0.8  # of a GID table: the plugins warn from here on too

@@ -12,10 +12,10 @@ from cni.cli import rdma
 from cni.cli.doctor import claims, congestion, modules, namespaces, pcie, pods, ports, setup
 from cni.cli.doctor.facts import NodeFacts
 from cni.cli.doctor.finding import FAULT, SKIPPED, UNKNOWN, Check, Observation, unknown
-from cni.library.inventory import devices, functions, topology
-from cni.library.inventory.sandboxes import REMEDY, is_denied
-from cni.library.inventory.topology import administrative_states
-from cni.library.resources.claims import own_folder
+from cni.node.inventory import devices, functions, topology
+from cni.node.inventory.sandboxes import REMEDY, is_denied
+from cni.node.inventory.topology import administrative_states
+from cni.resources.claims import own_folder
 from cni.shared.kernel.rdma_netlink import EXCLUSIVE
 from cni.shared.spec.errors import CniError
 

@@ -14,15 +14,15 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 
+from cni import lint
 from cni.cli.doctor.finding import ADVICE, FAULT, Observation, advice, broken, note, ok, unknown
-from cni.library import lint
-from cni.library.audit import store as stores
-from cni.library.documents import networks
-from cni.library.documents.reader import JSON
-from cni.library.installation import layout
-from cni.library.installation.layout import NAMES
-from cni.library.inventory import attachments as recorded
-from cni.library.inventory.topology import text
+from cni.cluster.audit import store as stores
+from cni.documents import networks
+from cni.documents.reader import JSON
+from cni.node.installation import layout
+from cni.node.installation.layout import NAMES
+from cni.node.inventory import attachments as recorded
+from cni.node.inventory.topology import text
 from cni.shared import policy
 from cni.shared.spec.errors import CniError
 from ipam import flatfile

@@ -12,18 +12,18 @@ from cni.cli import attachments
 from cni.cli.ipam import audit, migrate, reclaim
 from cni.cli.ipam import options as stores
 from cni.cli.terminal import common, output, subcommand
-from cni.library.audit import occupancy
-from cni.library.audit.cluster import Cluster
-from cni.library.audit.model import Snapshot
-from cni.library.audit.occupancy import PoolUse
-from cni.library.audit.snapshot import given_part, read
-from cni.library.audit.store import Choice
-from cni.library.inventory import attachments as recorded
-from cni.library.inventory.places import is_of_pod, read_pod
+from cni.cluster.audit import occupancy
+from cni.cluster.audit.cluster import Cluster
+from cni.cluster.audit.model import Snapshot
+from cni.cluster.audit.occupancy import PoolUse
+from cni.cluster.audit.snapshot import given_part, read
+from cni.cluster.audit.store import Choice
+from cni.link.verbs import unended
+from cni.node.inventory import attachments as recorded
+from cni.node.inventory.places import is_of_pod, read_pod
 from cni.shared.log import Log
 from cni.shared.records import STATE, UNENDED, Records
 from cni.shared.spec.request import Attachment
-from cni.verbs import unended
 from ipam import memory, upkeep
 from ipam.leases import Lease, Want
 from ipam.ranges import format_address, object_name, parse_address, parse_cidr

@@ -17,10 +17,10 @@ from typing import Any
 
 from cni.cli.ipam import options as stores
 from cni.cli.terminal import common, output, subcommand
-from cni.library.audit import snapshot
-from cni.library.audit.findings import KEEP, LOOK, RECLAIM, RELEASE_PENDING, Finding
-from cni.library.audit.store import Choice
-from cni.library.inventory import attachments as recorded
+from cni.cluster.audit import snapshot
+from cni.cluster.audit.findings import KEEP, LOOK, RECLAIM, RELEASE_PENDING, Finding
+from cni.cluster.audit.store import Choice
+from cni.node.inventory import attachments as recorded
 from cni.shared.spec.errors import CniError, InvalidConfig, IoFailure
 
 PAUSE = 0.3  # seconds between the readings

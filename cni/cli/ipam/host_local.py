@@ -10,7 +10,7 @@ import os
 from collections.abc import Sequence
 from contextlib import suppress
 
-from cni.library.runtime.cache import Cache, worded
+from cni.node.runtime.cache import Cache, worded
 from cni.shared.kernel import node
 from cni.shared.kernel.files import read_whole
 from cni.shared.spec.errors import InvalidConfig

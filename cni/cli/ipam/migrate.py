@@ -18,11 +18,11 @@ from cni.cli.ipam import host_local
 from cni.cli.ipam import options as stores
 from cni.cli.ipam.move import Pools
 from cni.cli.terminal import common, output, subcommand
-from cni.library.audit import snapshot
-from cni.library.audit.model import Snapshot
-from cni.library.audit.store import Choice
-from cni.library.inventory.places import require_directory
-from cni.library.runtime.cache import DIRECTORY, Cache
+from cni.cluster.audit import snapshot
+from cni.cluster.audit.model import Snapshot
+from cni.cluster.audit.store import Choice
+from cni.node.inventory.places import require_directory
+from cni.node.runtime.cache import DIRECTORY, Cache
 from cni.shared.kernel.node import host_name
 from cni.shared.log import Log
 from cni.shared.records import STATE, Records

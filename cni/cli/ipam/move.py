@@ -12,9 +12,9 @@ from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
 
-from cni.library.audit.cluster import Cluster
-from cni.library.audit.model import Snapshot
-from cni.library.audit.store import Choice
+from cni.cluster.audit.cluster import Cluster
+from cni.cluster.audit.model import Snapshot
+from cni.cluster.audit.store import Choice
 from cni.shared.spec.errors import InvalidConfig, TryAgainLater
 from ipam.leases import Lease
 from ipam.ranges import parse_cidr, range_of

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from cni.cli.terminal import common, output, subcommand
-from cni.library.audit.store import SECONDS, Choice, NoFiles, kubeconfig_of, of_flat_file, readable
+from cni.cluster.audit.store import SECONDS, Choice, NoFiles, kubeconfig_of, of_flat_file, readable
 from cni.shared.records import STATE
 from cni.shared.spec.errors import InvalidConfig
 from ipam import stores

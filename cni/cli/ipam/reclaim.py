@@ -22,17 +22,17 @@ from typing import Any
 from cni.cli.ipam import options as stores
 from cni.cli.ipam.audit import Report, load, seen_twice
 from cni.cli.terminal import common, output, subcommand
-from cni.library.audit import in_use, lost, snapshot, store_rules
-from cni.library.audit.cluster import Cluster
-from cni.library.audit.findings import LEASE_OF_ENDED_POD, RECLAIM, Finding
-from cni.library.audit.free import Changed, Freeing, Kept
-from cni.library.audit.in_use import ENDED, UNKNOWN, USED
-from cni.library.audit.lease_rules import AuditRules
-from cni.library.audit.model import OUT_OF_SERVICE, Key, Snapshot
-from cni.library.audit.snapshot import record_of
-from cni.library.audit.store import Choice
-from cni.library.installation.files import below
-from cni.library.installation.options import state_of
+from cni.cluster.audit import in_use, lost, snapshot, store_rules
+from cni.cluster.audit.cluster import Cluster
+from cni.cluster.audit.findings import LEASE_OF_ENDED_POD, RECLAIM, Finding
+from cni.cluster.audit.free import Changed, Freeing, Kept
+from cni.cluster.audit.in_use import ENDED, UNKNOWN, USED
+from cni.cluster.audit.lease_rules import AuditRules
+from cni.cluster.audit.model import OUT_OF_SERVICE, Key, Snapshot
+from cni.cluster.audit.snapshot import record_of
+from cni.cluster.audit.store import Choice
+from cni.node.installation.files import below
+from cni.node.installation.options import state_of
 from cni.shared.log import Log
 from cni.shared.records import STATE, Records
 from cni.shared.spec.errors import CniError, InvalidConfig

@@ -8,16 +8,17 @@ from typing import IO, TYPE_CHECKING
 
 from cni.cli.nad import schema
 from cni.cli.terminal import common, output, subcommand
-from cni.library.documents.diagnostic import WIDTH
-from cni.library.installation.layout import PLAIN
-from cni.library.inventory.places import NET_DIRECTORY, is_missing
-from cni.library.lint import ERROR, Named, lint, nvidia
+from cni.documents import NET_DIRECTORY
+from cni.documents.diagnostic import WIDTH
+from cni.lint import ERROR, Named, lint, nvidia
+from cni.node.installation.layout import PLAIN
+from cni.node.inventory.places import is_missing
 from cni.shared.spec.errors import InvalidConfig
 
 _MARGIN = 4 + len("12345 | ……")  # beside the text of a line
 
 if TYPE_CHECKING:
-    from cni.library.lint import Diagnostic
+    from cni.lint import Diagnostic
 
 
 def register(commands: subcommand.Commands) -> None:

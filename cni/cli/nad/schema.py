@@ -11,10 +11,10 @@ import inspect
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from cni import features, plugins
-from cni.library.lint import known
-from cni.plugins import LINK_PLUGINS, rdma
-from cni.plugins.sriov import plugin as sriov
+from cni.link import features, plugins
+from cni.link.plugins import LINK_PLUGINS, rdma
+from cni.link.plugins.sriov import plugin as sriov
+from cni.lint import known
 from cni.shared import config, rail
 from cni.shared.config import Key
 from cni.shared.spec.request import SUPPORTED

@@ -9,10 +9,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from cni import plugins
-from cni.features import gids, routing
-from cni.library.inventory.sandboxes import NamespaceView, find, inode_of
-from cni.library.runtime import icmp
+from cni.link import plugins
+from cni.link.features import gids, routing
+from cni.link.verbs.detach import PART, config_of
+from cni.node.inventory.sandboxes import NamespaceView, find, inode_of
+from cni.node.runtime import icmp
 from cni.shared.config import Fault
 from cni.shared.kernel import addresses, netns, rdma_sysfs
 from cni.shared.kernel.sandbox import Sandbox as Opened
@@ -22,7 +23,6 @@ from cni.shared.records import STATE, Records
 from cni.shared.spec.errors import InvalidConfig
 from cni.shared.spec.request import member
 from cni.shared.spec.result import Interface, IPConfig, Result
-from cni.verbs.detach import PART, config_of
 
 Interfaces = ipaddress.IPv4Interface | ipaddress.IPv6Interface
 Subnet = ipaddress.IPv4Network | ipaddress.IPv6Network

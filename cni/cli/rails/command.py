@@ -9,9 +9,9 @@ from typing import Any
 
 from cni.cli.rails import attached, plan, render
 from cni.cli.terminal import common, output, subcommand
-from cni.library.documents import reader
-from cni.library.inventory import devices as inventory
-from cni.library.inventory import sandboxes, topology
+from cni.documents import reader
+from cni.node.inventory import devices as inventory
+from cni.node.inventory import sandboxes, topology
 from cni.shared.kernel import sysfs
 from cni.shared.spec.errors import CniError, InvalidConfig
 

@@ -10,13 +10,13 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
-from cni.library.documents import reader
-from cni.library.documents.diagnostic import Diagnostic, refusal
-from cni.library.documents.models import Identifier, Namespace
-from cni.library.documents.text import Keys
-from cni.library.inventory import devices as inventory
-from cni.library.inventory import topology
-from cni.library.resources.models import MOST_VFS, prefix
+from cni.documents import reader
+from cni.documents.diagnostic import Diagnostic, refusal
+from cni.documents.models import Identifier, Namespace
+from cni.documents.text import Keys
+from cni.node.inventory import devices as inventory
+from cni.node.inventory import topology
+from cni.resources.models import MOST_VFS, prefix
 from cni.shared.rail import MOST_RAILS, TABLE_BASE
 from cni.shared.spec.errors import InvalidConfig
 

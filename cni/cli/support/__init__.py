@@ -30,10 +30,10 @@ from cni.cli.doctor import report
 from cni.cli.doctor.facts import NodeFacts, NodePlaces
 from cni.cli.support import secrets
 from cni.cli.terminal import common, output, subcommand
-from cni.library.audit import snapshot, store
-from cni.library.inventory import attachments as recorded
-from cni.library.inventory.places import NET_DIRECTORY
-from cni.library.runtime.cache import DIRECTORY
+from cni.cluster.audit import snapshot, store
+from cni.documents import NET_DIRECTORY
+from cni.node.inventory import attachments as recorded
+from cni.node.runtime.cache import DIRECTORY
 from cni.shared.kernel.node import host_name
 from cni.shared.records import STATE
 from cni.shared.spec.errors import CniError, IoFailure

@@ -64,7 +64,7 @@ def add(parser: argparse._ActionsContainer, name: str, note: str = "", default: 
 
 
 def installation(parser: argparse._ActionsContainer) -> None:
-    """The options that say which installation is meant (cni.library.installation.options)."""
+    """The options that say which installation is meant (cni.node.installation.options)."""
     add(parser, "plugin-dir", "default: the one that containerd or CRI-O is configured for", "", made=True)
     add(parser, "root", "all paths are below it", "/")
     add(parser, "state-dir", "", STATE, made=True)

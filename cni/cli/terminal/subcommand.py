@@ -9,7 +9,7 @@ import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from cni.library.inventory.places import read_pod, require_directory
+from cni.node.inventory.places import read_pod, require_directory
 from cni.shared.spec.request import ifname_fault, is_identifier
 
 if TYPE_CHECKING:

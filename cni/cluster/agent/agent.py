@@ -1,0 +1,405 @@
+"""The agent: its tasks, made from its options."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import time
+import uuid
+from collections.abc import Iterator
+from typing import Any
+
+from cni import VERSION
+from cni.cluster.agent import loop, nodefiles
+from cni.cluster.agent.collector import Collector
+from cni.cluster.agent.election import Election
+from cni.cluster.agent.loop import SECONDS, Ended, Task
+from cni.cluster.audit import silence
+from cni.cluster.audit import store as chosen
+from cni.cluster.audit.cluster import CHOICE, Cluster
+from cni.link.verbs import unended
+from cni.node.installation import health, layout
+from cni.node.installation.files import below
+from cni.node.installation.options import DEFAULT, folder_of, state_of
+from cni.node.inventory import counters
+from cni.node.service.endpoint import TEXT, HttpEndpoint
+from cni.node.service.log import AgentLog
+from cni.node.service.metrics import Metrics
+from cni.shared.kernel import files, sandbox
+from cni.shared.kernel.node import host_name
+from cni.shared.records import UNENDED, Records
+from cni.shared.spec.errors import CniError, InvalidConfig, TryAgainLater
+from ipam import flatfile, stores, upkeep
+from ipam.stores.apiserver import Api
+from ipam.stores.apiserver.faults import Conflict, Gone, Unauthorized
+from ipam.stores.apiserver.kubeconfig import service_url
+from ipam.stores.apiserver.resources import POOLS
+
+_OWN_FOLDER = os.path.join(os.path.abspath(__file__).rpartition("/cni/")[0], "bin")
+_FLUSH_SECONDS = 2.0  # for the releases that are made in one step
+_FLUSH_EVERY, _FLUSH_LONGEST = 10.0, 300.0
+_REFRESH_EVERY = 1.0  # a token rotates hours before it expires, but an authority may be replaced at once
+_RESIGN_SECONDS = 0.4
+
+
+class Health:
+    """The health of the installation that `options` mean, for a kubelet's probes.
+
+    It is found again at each question; the plugins are executed only when one of their files has changed since, so that a
+    probe costs some system calls.
+    """
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        self._options = options
+        self._known_good: tuple[object, ...] = ()  # the fingerprint of plugins that were seen to run
+
+    def faults(self) -> list[str]:
+        """What is wrong now; [] when nothing is."""
+        try:
+            folder, state = folder_of(self._options), state_of(self._options)
+            facts = layout.read(folder.path)
+            fingerprint = health.fingerprint(folder.path, facts)
+            if fingerprint == self._known_good:
+                return list(health.state_faults(state))
+            found = health.faults(folder.path, folder.shown, facts, state)
+        except CniError as fault:
+            return [fault.msg]
+        except OSError as fault:
+            return [f"{fault.filename or 'the working directory'}: {fault.strerror}"]
+        self._known_good = () if found else fingerprint
+        return found
+
+
+class Agent:
+    """What the tasks share. `options` are those of the command."""
+
+    def __init__(self, options: argparse.Namespace, log: AgentLog) -> None:
+        self._options = options
+        self._log = log
+        self.metrics = Metrics()
+        Api.observe = staticmethod(self._observe)
+        self.health = Health(options)
+        self.node = options.node or host_name()
+        self._folder_shown = os.path.join(os.path.abspath(options.conf_dir), nodefiles.FOLDER)
+        self._server: Cluster | None = None
+        self._state = state_of(options)
+        self._records = Records(self._state, log)
+        self._tokens = nodefiles.Tokens(options.plugin_account or "", self.node)
+        self._has_account = False
+        self._has_written = False
+        self._authority = b""
+        self.election = Election(f"{self.node}_{uuid.uuid4()}", options.lease_seconds)
+        self.collector = Collector(
+            self.server,
+            self._records,
+            self._below,
+            self._cooldown,
+            self.node,
+            self.election,
+            options.grace,
+            self.metrics,
+            log,
+        )
+        self._flushed = False
+        self._compared = ""
+
+    def tasks(self) -> list[Task]:
+        """In the order in which they are needed."""
+        options = self._options
+        tasks = [Task("files", _REFRESH_EVERY, self.refresh)] if not options.kubeconfig else []
+        if tasks and options.plugin_account:
+            tasks.append(Task("plugins' token", options.every or options.grace / 2, self.probe_token))
+        tasks.append(Task("flush", _FLUSH_EVERY, self.flush, _FLUSH_LONGEST))
+        tasks.append(Task("orphans", options.every or options.grace / 2, self.end_orphans))
+        if not options.once:
+            tasks.append(Task("Lease of this node", 2 * options.lease_seconds, self.renew_lease))
+        if not options.no_collect:
+            self.metrics.last.set(time.time())  # without a sample an alert would never notice that no pass succeeds
+            tasks.append(Task("election", options.lease_seconds / 3, self.elect))
+            tasks.append(Task("collector", options.every or options.grace / 2, self.collector.steps))
+        return tasks
+
+    # --- the API server ---
+
+    def server(self) -> Cluster:
+        """The API server, by the present kubeconfig or service account. Raises CniError without usable credentials."""
+        if self._server is None:
+            chosen.kubeconfig_of(self._options.kubeconfig)  # a missing one may be made yet
+            self._server = Cluster(self._kubeconfig(), seconds=SECONDS)
+        return self._server
+
+    def _kubeconfig(self) -> str:
+        if self._options.kubeconfig:
+            return str(self._options.kubeconfig)
+        own, written = f"{self._state}/{nodefiles.OWN}", f"{self._folder()}/{nodefiles.KUBECONFIG}"
+        if self._has_account:
+            return own
+        if os.path.exists(written):
+            return written
+        raise InvalidConfig(
+            f"there is no access to an API server: no token in {self._options.service_account}, and no {written}; name a"
+            " kubeconfig with --kubeconfig"
+        )
+
+    def _datastore(self, wanted: str) -> str:
+        """The store of the cluster's nodes; the first agent chooses the one that has leases, else `wanted`."""
+        cluster = self.server()
+        if not (chosen := cluster.datastore()):
+            used = cluster.used()
+            chosen = cluster.choose(used[0] if len(used) == 1 else wanted)
+        return chosen
+
+    def _compare_datastore(self, named: str) -> None:
+        """Say once that the flat file names another store than the cluster's, which is `named` if none is chosen yet."""
+        if named not in stores.IN_CLUSTER or named == self._compared:
+            return
+        chosen = self.server().choose(named)
+        self._compared = named
+        if chosen != named:
+            self._log.say(
+                "warning",
+                f'this file names the store "{named}", but the cluster\'s nodes use "{chosen}" (ConfigMap {CHOICE}): write'
+                f' "datastore": "{chosen}" here, or move the leases by `railcni ipam migrate`',
+                file=f"{self._folder_shown}/{nodefiles.FLAT_FILE}",
+            )
+
+    def _observe(self, verb: str, resource: str, seconds: float, fault: BaseException | None) -> None:
+        """Count a request of this process to an API server."""
+        place = resource.split("/")
+        kind = f"{place[0]}/{place[-1]}" if len(place) > 1 else resource
+        self.metrics.durations.observe(seconds, verb, kind)
+        if isinstance(fault, Conflict):
+            self.metrics.conflicts.add(1, kind)
+        elif isinstance(fault, CniError):
+            self.metrics.failures.add(1, verb, kind)
+
+    def resign(self) -> None:
+        """Give up the election, if that can be done at once."""
+        if self._server and self.election.is_elected():
+            try:
+                self.election.resign(Api(self._server.path, _RESIGN_SECONDS))
+            except CniError:
+                pass  # it runs out by itself
+
+    # --- tasks ---
+
+    def refresh(self) -> Iterator[None]:
+        """Write kubeconfig, flat file and node name where they are not as they should be."""
+        folder, options = self._folder(), self._options
+        server = options.api_server or service_url(os.environb)
+        token = nodefiles.service_account_token(options.service_account)
+        if not token:
+            return
+        if not server:
+            raise InvalidConfig(
+                "KUBERNETES_SERVICE_HOST is not set, so the API server's address is not known: name it with --api-server"
+            )
+        authority = nodefiles.read(f"{options.service_account}/ca.crt") or b""
+        self._use(server, authority)
+        token = self._tokens.current(token, lambda: self.server().api)
+        why = self._tokens.unbound
+        self._log.state("token's node", why and f"the plugins' token is not bound to Node {self.node}: {why}")
+        self._put_kubeconfig(folder, nodefiles.kubeconfig(server, token, authority, options.namespace))
+        if options.node:
+            self._put(folder, nodefiles.NODE_NAME, options.node.encode())
+        yield
+        present = nodefiles.read(f"{folder}/{nodefiles.FLAT_FILE}")
+        data = nodefiles.flat_file(present, self._folder_shown, options.datastore, self._datastore)
+        self._put(folder, nodefiles.FLAT_FILE, data)
+        shown = f"{self._folder_shown}/{nodefiles.FLAT_FILE}"
+        if shown not in flatfile.PATHS:
+            places = " or ".join(flatfile.PATHS[:2])
+            self._log.state(
+                "flat file's folder", f"no plugin looks there, but for {places}: see --conf-dir", file=shown
+            )
+        self._compare_datastore(nodefiles.datastore(data))
+
+    def probe_token(self) -> Iterator[None]:
+        """Have a new token written when the server refuses that of the plugins, long before it would be renewed."""
+        if not self._has_written:
+            return
+        yield
+        api = Api(f"{self._folder()}/{nodefiles.KUBECONFIG}", SECONDS)
+        try:
+            api.get(POOLS, "railcni-status")
+        except Gone:
+            pass
+        except Unauthorized as fault:
+            self._tokens.forget()
+            account = self._options.plugin_account
+            self._log.say("warning", f"the token of {account} is refused; another is requested: {fault.msg}")
+        except CniError:
+            pass  # the other tasks say what is wrong with the server; only the token matters here
+        finally:
+            api.close()
+
+    def _use(self, server: str, authority: bytes) -> None:
+        """Reach the API server by the service account's files from now on; again, if one of them has changed."""
+        files.make_private_directory(self._state)
+        data = nodefiles.own_kubeconfig(server, self._options.service_account, self._options.namespace)
+        changed = nodefiles.put(self._state, nodefiles.OWN, data)
+        if changed or not self._has_account or authority != self._authority:
+            self._has_account, self._authority = True, authority
+            if self._server:
+                self._server.close()
+                self._server = None
+
+    def _put_kubeconfig(self, folder: str, data: bytes) -> None:
+        found = nodefiles.read(f"{folder}/{nodefiles.KUBECONFIG}") if self._has_written else None
+        if found is not None and not nodefiles.is_own(found):
+            self._log.say(
+                "warning",
+                "another program also writes this file, and its token is overwritten: remove whereabouts' DaemonSet, or end this agent",
+                file=f"{self._folder_shown}/{nodefiles.KUBECONFIG}",
+            )
+        self._put(folder, nodefiles.KUBECONFIG, data)
+        self._has_written = True
+
+    def _put(self, folder: str, name: str, data: bytes) -> None:
+        if nodefiles.put(folder, name, data):
+            self.metrics.written.add(1, name)
+            self._log.say("info", "written", file=f"{self._folder_shown}/{name}")
+
+    def flush(self) -> Iterator[None]:
+        """Retry the releases and the attachments that a DEL could not end; TryAgainLater when some are left.
+
+        A process in a container cannot end an attachment: it sees neither the host's links nor what keeps a namespace.
+        """
+        unended_too = self._options.root == "/" and self._records.is_reminded(0, UNENDED)
+        if not self._flushed or self._records.is_reminded(0) or unended_too:
+            left = upkeep.flush(self._records, self._store(), _FLUSH_SECONDS)
+            if self._options.root == "/":
+                left += unended.finish(self._records, self._log, {}, _FLUSH_SECONDS)
+            self.metrics.pending.set(left)
+            self._flushed = not left
+            yield
+            if left:
+                raise TryAgainLater(f"{left} releases of this node are still to be made")
+
+    def end_orphans(self) -> Iterator[None]:
+        """End the attachments whose sandboxes have gone without a DEL.
+
+        An agent in a container ends those without an effect on the host; `railcni ipam flush` there ends the others.
+        """
+        yield
+        if self._options.root == "/":
+            environ = {"CNI_PATH": ":".join((self._options.plugin_dir or DEFAULT, _OWN_FOLDER))}
+            unended.finish(self._records, self._log, environ, _FLUSH_SECONDS, sandbox.SETTLED)
+        else:
+            unended.forget(self._records, self._below)
+
+    def renew_lease(self) -> Iterator[None]:
+        """Renew the Lease that tells the other agents that this one lives."""
+        if self._has_account or not self._options.no_collect:
+            silence.renew(self.server().api, self.node, 6 * self._options.lease_seconds)
+        yield
+
+    def elect(self) -> Iterator[None]:
+        """Renew the election, or read which agent is elected."""
+        former = self.election.is_elected()
+        try:
+            yield
+            self.election.renew(self.server().api)
+        finally:
+            elected = self.election.is_elected()
+            if elected != former:
+                now = "elected" if elected else "no longer elected"
+                self._log.say(
+                    "info", f"{now} to free the leases of nodes without an agent", holder=self.election.holder
+                )
+
+    # --- paths ---
+
+    def _below(self, path: str) -> str:
+        return below(self._options.root, path) if self._options.root != "/" else path
+
+    def _folder(self) -> str:
+        return self._below(self._folder_shown)
+
+    def _flat_file(self) -> chosen.Choice | None:
+        """The store that the flat file names; None without a usable flat file."""
+        paths = (f"{self._folder_shown}/{nodefiles.FLAT_FILE}", *flatfile.PATHS)
+        found = next((mounted for mounted in map(self._below, paths) if os.path.exists(mounted)), "")
+        try:
+            return chosen.of_flat_file(found) if found else None
+        except CniError as fault:
+            self._log.state("flat file", fault.msg)
+            return None
+
+    def _cooldown(self) -> int:
+        choice = self._flat_file()
+        return choice.cooldown if choice else 0
+
+    def _store(self) -> dict[str, Any] | None:
+        """The store of the flat file, as it is reached from here; None when there is none that nodes share."""
+        choice = self._flat_file()
+        if choice is None or not choice.is_shared:
+            return None
+        store_ref = choice.store_ref
+        for key in stores.FILES:
+            if store_ref.get(key):
+                store_ref[key] = self._below(store_ref[key])
+        if store_ref["kind"] in stores.IN_CLUSTER:
+            if store_ref["kind"] == "kubernetes":
+                store_ref["pools"] = []  # those that the record names
+            if self._has_account or self._options.kubeconfig:
+                store_ref["kubeconfig"] = self._kubeconfig()
+        return store_ref
+
+    # --- pages ---
+
+    def health_page(self) -> tuple[int, str, str]:
+        """The page /healthz: status, content type and text."""
+        faults = self.health.faults()
+        return 503 if faults else 200, TEXT, "\n".join(faults) or "ok"
+
+    def metrics_page(self) -> tuple[int, str, str]:
+        """The page /metrics: status, content type and text."""
+        self.metrics.healthy.set(not self.health.faults())
+        self.metrics.leader.set(self.election.is_elected())
+        self.metrics.errors.replace(counters.samples(self._below("/sys")))
+        return self.metrics.page()
+
+
+def run(options: argparse.Namespace) -> int:
+    """Run the agent until a signal ends it, or --once until all is done; the exit code."""
+    log = AgentLog()
+    loop.end_on_signals()
+    agent = Agent(options, log)
+    try:
+        return _once(agent, options, log) if options.once else _serve(agent, options, log)
+    except Ended:
+        agent.resign()
+        log.say("info", "ended by a signal")
+        return 0
+
+
+def _serve(agent: Agent, options: argparse.Namespace, log: AgentLog) -> int:
+    pages = {"/healthz": agent.health_page, "/readyz": agent.health_page, "/metrics": agent.metrics_page}
+    endpoint = HttpEndpoint(options.listen, pages)
+    try:
+        log.say("info", "railcni agent serves", version=VERSION, node=agent.node, url=f"{endpoint.url}/healthz")
+        _say_health(agent, log)
+        loop.run(agent.tasks(), log)
+    finally:
+        endpoint.close()
+
+
+def _say_health(agent: Agent, log: AgentLog) -> None:
+    faults = agent.health.faults()
+    log.say("warning" if faults else "info", "; ".join(faults) or "the installation is whole")
+
+
+def _once(agent: Agent, options: argparse.Namespace, log: AgentLog) -> int:
+    """Each task once; the collector a second time after the grace, if it has seen anything dead."""
+    _say_health(agent, log)
+    well = True
+    for task in agent.tasks():
+        well = loop.run_once(task, log) and well
+    if agent.collector.suspects:
+        time.sleep(options.grace)
+        for task in agent.tasks():
+            if task.name in ("election", "collector"):
+                well = loop.run_once(task, log) and well
+    agent.resign()
+    return 0 if well else 1

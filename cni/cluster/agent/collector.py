@@ -1,0 +1,315 @@
+"""The collector: frees leases whose pods are gone, and puts back what a store has lost of living ones.
+
+Each agent compares its node's records, and the objects with its node's name, with the node's pods. The elected agent also
+reads all leases, and keeps those whose node is unknown, gone or out of service.
+
+A lease is freed when two readings, a grace apart, and a last request for its pod by name and UID find the pod dead.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Generator, Iterator
+from dataclasses import dataclass
+from time import monotonic, time, time_ns
+
+from cni.cluster.agent import events
+from cni.cluster.agent.cluster_stores import AddressSource, ClusterSource, GraceTracker, PoolSource
+from cni.cluster.agent.election import Election
+from cni.cluster.agent.events import Teller
+from cni.cluster.audit import silence
+from cni.cluster.audit.cluster import Cluster, by_name, read_all
+from cni.cluster.audit.free import Changed
+from cni.cluster.audit.lease_rules import find_dead
+from cni.cluster.audit.lost import blocker
+from cni.cluster.audit.model import IpamBlock, Key, Name, Node, Pod
+from cni.node.service.log import AgentLog
+from cni.node.service.metrics import Metrics
+from cni.shared.records import Records
+from cni.shared.spec.errors import CniError
+from cni.shared.spec.request import Attachment
+from ipam.leases import Lease
+from ipam.stores.addresslease import objects as addresses
+from ipam.stores.ippool.objects import LIMIT, Reservation
+
+Steps = Generator[None, None, None]
+_LISTED_GRACES = 10  # between two lists of a node's objects: for each the server reads those of all nodes
+
+
+@dataclass
+class Collector:
+    """The collector of `node`'s agent. `server` gives the API server; CniError.
+
+    `below` finds a path of the host where it is mounted here; `cooldown` gives the seconds of a freed address's cooldown.
+    """
+
+    server: Callable[[], Cluster]
+    records: Records
+    below: Callable[[str], str]
+    cooldown: Callable[[], int]
+    node: str
+    election: Election
+    grace: float
+    metrics: Metrics
+    log: AgentLog
+
+    def __post_init__(self) -> None:
+        self._teller = Teller(self.server, self.node, self.log)
+        self._connected: Cluster | None = None
+        self._agents = silence.SilenceWatch(self.grace)
+        self._lost = silence.SilenceWatch(_LISTED_GRACES * self.grace)
+        self._sources: list[ClusterSource] = [
+            kind(self.records, self.log, self.below) for kind in (PoolSource, AddressSource)
+        ]
+        self._all_read_at = self._tidied = float("-inf")
+
+    @property
+    def suspects(self) -> list[Lease]:
+        """The leases, and those that reservations tell of, that were seen dead and are not freed."""
+        trackers = [tracker for source in self._sources for tracker in (source.dead, source.abandoned_dead)]
+        return [lease for tracker in trackers for lease in tracker.leases.values()]
+
+    def steps(self) -> Iterator[None]:
+        """One pass, a request or two at each step."""
+        try:
+            server = self._connect()
+            for source in self._sources:
+                yield from self._list(source)
+            pods = by_name(read_all(lambda: server.pods(self.node)))
+            yield
+            for source in self._sources:
+                yield from self._free_or_restore(source, pods)
+            if not self.election.is_elected():
+                self._forget_all()
+            elif monotonic() - self._all_read_at >= self.grace:
+                yield from self._free_abandoned(server)
+                self._all_read_at = monotonic()
+        except Exception:
+            self.metrics.passes.add(1, "failed")
+            raise
+        self.metrics.passes.add(1, "done")
+        self.metrics.last.set(time())
+
+    def _connect(self) -> Cluster:
+        server = self.server()
+        if server is not self._connected:
+            self._connected = server
+            for source in self._sources:
+                source.connect(server)
+        return server
+
+    # --- this node's ---
+
+    def _list(self, source: ClusterSource) -> Steps:
+        """Read this node's records and, at intervals, leases: before the pods, which are older than their leases."""
+        source.read_records()
+        yield
+        if monotonic() - source.listed >= _LISTED_GRACES * self.grace or source.has_lost(time_ns() - self.grace * 1e9):
+            if fault := source.fault():
+                self._teller.once(fault, events.OUTDATED, fault)
+            now, at = monotonic(), time_ns()
+            source.marked = {lease.identity: lease for lease in source.of_node(self.node)}
+            source.intact, source.listed, source.listed_at = set(), now, at
+            yield
+
+    def _free_or_restore(self, source: ClusterSource, pods: dict[Name, Pod]) -> Steps:
+        """Free the dead leases of this node, and restore lost ones."""
+        leases = {**source.marked, **source.records}
+        dead = find_dead(list(leases.values()), pods)
+        for key in [key for key in dead if key not in source.records]:
+            if not source.is_there(leases[key]):  # a DEL has been there since it was listed
+                del source.marked[key], dead[key]
+            yield
+        freed: set[Attachment] = set()
+        for key in self._due(source.dead, {key: leases[key] for key in dead}, dead):
+            lease = leases[key]
+            if lease.attachment not in freed and not self._free(source, lease, self._check):
+                continue
+            if key in source.records:  # then all that the attachment has went at once
+                freed.add(lease.attachment)
+            source.marked.pop(key, None)  # the next list tells what became of it
+            self._report_freed(source.dead, lease, dead[key])
+            yield
+        others = [other for other in self._sources if other is not source]
+        for key, lease in source.records.items():
+            if key in source.intact or key in dead or lease.pod_name not in pods or lease.sequence > source.listed_at:
+                continue
+            if source.is_intact(lease, key in source.marked) or self._restore(source, others, lease):
+                source.intact.add(key)
+            yield
+
+    def _restore(self, source: ClusterSource, others: list[ClusterSource], lease: Lease) -> bool:
+        """Restore the lost objects of the lease; False when the collector must retry."""
+        settled, reason, message = source.restore(lease, others)
+        if reason == events.CONTENDED:
+            self.metrics.contended.add(1)
+            self._teller.once(f"{lease.pool}/{lease.text}", reason, f"pod {lease.pod_ref}: {message}")
+        elif reason:
+            self.metrics.restored.add(1)
+            self.log.say("warning", message, pool=lease.pool, pod=lease.pod_ref, container=lease.container_id)
+            self._teller.about_pod(lease.pod, reason, message, "Warning")
+        return settled
+
+    def _check(self, lease: Lease, abandoned_by: str = "") -> None:
+        """Changed unless the pod of the lease is dead still, and the node `abandoned_by` is gone or out of service."""
+        pod = self.server().pod(*lease.pod_name)
+        if lease.identity not in find_dead([lease], {lease.pod_name: pod} if pod else {}):
+            raise Changed("it is in use, or has changed")
+        if abandoned_by and not (pod and pod.is_over and not lease.node):
+            node = self.server().node(abandoned_by)
+            if node and not node.out_of_service:
+                raise Changed(f"node {node.name} is there again")
+            if not node and abandoned_by in self._agents.alive(self.server()):
+                raise Changed(f"the agent of node {abandoned_by} has renewed its Lease")
+
+    # --- all, for the elected one ---
+
+    def _free_abandoned(self, server: Cluster) -> Steps:
+        """Free the dead ones of the leases that no node's agent frees."""
+        nodes = server.nodes()
+        yield
+        networks = self._networks(server)
+        yield
+        for source in self._sources:
+            for _ in source.read_abandoned(nodes, networks):
+                yield
+            for fault in source.faults:
+                self._teller.once(fault, events.UNREADABLE, fault)
+        self._measure()
+        pods: dict[Name, Pod] = {}
+        leases = [lease for source in self._sources for lease in source.abandoned.values()]
+        names, addresses = {lease.pod_name for lease in leases}, {lease.address for lease in leases}
+        for page in server.pods() if leases else ():
+            found = by_name(page).items()
+            pods.update((n, pod) for n, pod in found if n in names or not addresses.isdisjoint(pod.addresses()))
+            yield
+        alive = self._agents.alive(server) if leases else set()
+        yield
+        for source in self._sources:
+            yield from self._free_abandoned_of(source, nodes, pods, alive)
+        if monotonic() - self._tidied >= _LISTED_GRACES * self.grace:
+            for source in self._sources:
+                source.store.forget()
+            self._delete_leases(server, nodes)
+            self._tidied = monotonic()
+
+    def _networks(self, server: Cluster) -> list[IpamBlock]:
+        """The networks of the NADs, whose ranges bound the pools; none if unreadable: pools count as CIDRs then."""
+        try:
+            return server.networks()[0]
+        except CniError as fault:  # such as a right that a former version's role lacks
+            self.log.state("networks", f"pools count as large as their names say: {fault.msg}")
+            return []
+
+    def _delete_leases(self, server: Cluster, nodes: dict[str, Node]) -> None:
+        """Delete the Lease of each deleted node whose agent is silent and that no lease is of any more."""
+        named = {name for one in self._sources for name in (*one.named, *one.seen_on.values())}
+        try:
+            for node, metadata in self._lost.silent(server).items():
+                is_gone = node not in nodes and named.isdisjoint((node, addresses.label(node)))
+                if is_gone and silence.delete(server.api, metadata):
+                    self.log.say("info", f"node {node} is gone for good: its agent's Lease is deleted")
+        except CniError as fault:  # such as a right that a former version's role lacks
+            self.log.say("warning", f"Leases of agents that are gone stay: {fault.msg}")
+
+    def _free_abandoned_of(
+        self, source: ClusterSource, nodes: dict[str, Node], pods: dict[Name, Pod], alive: set[str]
+    ) -> Steps:
+        source.remember_nodes(pods)
+        leases = source.abandoned
+        dead = find_dead(list(leases.values()), pods)
+        named = {name for one in self._sources for name in one.named}
+        waiting = {}
+        for key in dead:
+            pod = pods.get(leases[key].pod_name)
+            waiting[key] = blocker(leases[key], nodes, source.seen_on.get(key), bool(pod and pod.is_over), named, alive)
+        for key in source.waiting.saw({key: leases[key] for key in dead if waiting[key]}, monotonic(), self.grace):
+            self._teller.once(waiting[key], events.WAITING, f"{dead[key]}, but {waiting[key]}")
+        free = {key: leases[key] for key in dead if not waiting[key]}
+        for key in self._due(source.abandoned_dead, free, dead):
+            if not self.election.is_elected():
+                return
+            lease, reserved = leases[key], source.unleased.get(key)
+            node = lease.node or source.seen_on.get(key, "")
+
+            def check(now: Lease, node: str = node, source: ClusterSource = source) -> None:
+                self._check(now, abandoned_by=node)
+                source.abandon(now)
+
+            if self._free(source, lease, check, reserved):
+                self._report_freed(source.abandoned_dead, lease, dead[key], bool(reserved))
+            yield
+
+    def _measure(self) -> None:
+        usage = [pool for source in self._sources for pool in source.usage.values()]
+        used = Counter({(pool.name, node): count for pool in usage for node, count in pool.used.items()})
+        self.metrics.in_use.replace({key: float(count) for key, count in used.items()})
+        self.metrics.pool_bytes.replace({(p.name,): float(p.object_bytes) for p in usage if p.object_bytes})
+        self.metrics.pool_size.replace({(p.name,): float(p.size) for p in usage if p.size})
+        self.metrics.pool_limit.set(LIMIT)
+        for pool in usage:
+            if pool.size and pool.inside >= pool.size:
+                message = f"pool {pool.name} is exhausted: all its {pool.size} addresses are leased"
+                self._teller.once(pool.name, events.EXHAUSTED, message)
+
+    def _forget_all(self) -> None:
+        self._all_read_at = float("-inf")
+        for source in self._sources:
+            source.forget()
+        self._count()
+        for family in (self.metrics.in_use, self.metrics.pool_size, self.metrics.pool_bytes):
+            family.replace({})
+
+    # --- what came of it ---
+
+    def _due(self, tracker: GraceTracker, found: dict[Key, Lease], why: dict[Key, str]) -> list[Key]:
+        """The keys of `found` that were also dead a grace ago; the new ones are logged."""
+        for key in found.keys() - tracker.leases.keys():
+            self.log.say(
+                "info", f"{why[key]}: it is freed if this is still so in {self.grace:g} s", **_fields(found[key])
+            )
+        due = tracker.saw(found, monotonic(), self.grace)
+        self._count()
+        return due
+
+    def _count(self) -> None:
+        found = Counter((lease.pool, lease.node) for lease in self.suspects)
+        self.metrics.candidates.replace({key: float(count) for key, count in found.items()})
+
+    def _free(
+        self, source: ClusterSource, lease: Lease, check: Callable[[Lease], object], reserved: Reservation | None = None
+    ) -> bool:
+        """Free the lease, or delete the reservation that no lease goes with; whether it was done. CniError."""
+        try:
+            if reserved:
+                source.freeing.delete_reservation(reserved, lambda now: check(now.lease))
+            else:
+                source.freeing.free_lease(lease, check, self.cooldown())
+        except Changed as fault:
+            self.log.say("info", f"{lease.text} is not freed: {fault}", **_fields(lease))
+            return False
+        return True
+
+    def _report_freed(self, tracker: GraceTracker, lease: Lease, why: str, is_reservation: bool = False) -> None:
+        tracker.leases.pop(lease.identity, None)
+        self._count()
+        if is_reservation:
+            self.metrics.removed.add(1)
+            message = f"{why}: its reservation, which no pool had a lease for, was removed"
+        else:
+            self.metrics.reclaimed.add(1, lease.pool, lease.node)
+            message = f"{why}: freed in pool {lease.pool}"
+        self.log.say("warning", message, **_fields(lease))
+        self._teller.about_pod(lease.pod, events.RECLAIMED, message)
+
+
+def _fields(lease: Lease) -> dict[str, str]:
+    return {
+        "address": lease.text,
+        "pool": lease.pool,
+        "pod": lease.pod_ref,
+        "uid": lease.pod[2],
+        "container": lease.container_id,
+        "ifname": lease.ifname,
+        "node": lease.node,
+    }

@@ -1,0 +1,90 @@
+"""The agent's one loop: tasks that are due, a step of each at a time.
+
+A task is a generator whose steps make a request or two, so that no task delays another for longer than that. A signal ends
+any step.
+"""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable, Iterator
+from time import monotonic
+from typing import NoReturn
+
+from cni.node.service.log import AgentLog
+from cni.shared.spec.errors import CniError
+
+SECONDS = 3.0  # for a request to the API server: the agent does one thing at a time
+
+Steps = Callable[[], Iterator[object]]
+
+
+class Ended(BaseException):
+    """A signal requested the end. It interrupts the running task; the next run clears the rest of that task."""
+
+
+def _end(number: int, frame: object) -> NoReturn:
+    for known in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(known, signal.SIG_IGN)  # one is enough
+    raise Ended
+
+
+def end_on_signals() -> None:
+    """From now on SIGTERM and SIGINT raise Ended."""
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, _end)
+
+
+class Task:
+    """`begin` every `every` seconds. A failed one is begun again after a second, doubled up to `longest` seconds."""
+
+    def __init__(self, name: str, every: float, begin: Steps, longest: float = 0.0) -> None:
+        self.name = name
+        self.every = every
+        self.due = 0.0  # monotonic
+        self.failed = False
+        self._begin = begin
+        self._retry = self._pause = min(1.0, every)
+        self._longest = longest or every
+        self.steps: Iterator[object] | None = None
+
+    def advance(self, log: AgentLog) -> bool:
+        """Take a step; whether that was the last."""
+        if self.steps is None:
+            self.steps = self._begin()
+        try:
+            next(self.steps)
+            return False
+        except StopIteration:
+            self.failed, self._pause, self.due = False, self._retry, monotonic() + self.every
+            log.state(self.name, "")
+        except CniError as fault:
+            self._fail(log, fault.msg)
+        except Exception as fault:  # one task's fault ends no other
+            self._fail(log, f"a fault of railcni itself: {type(fault).__name__}: {fault}")
+        self.steps = None
+        return True
+
+    def _fail(self, log: AgentLog, text: str) -> None:
+        self.failed, self.due = True, monotonic() + self._pause
+        self._pause = min(2 * self._pause, self._longest)
+        log.state(self.name, text, task=self.name)
+
+
+def run(tasks: list[Task], log: AgentLog) -> NoReturn:
+    """Go on until Ended."""
+    while True:
+        now = monotonic()
+        ready = [task for task in tasks if task.steps is not None or task.due <= now]
+        for task in ready:
+            task.advance(log)
+        if not ready:
+            time.sleep(max(0.0, min(task.due for task in tasks) - monotonic()))
+
+
+def run_once(task: Task, log: AgentLog) -> bool:
+    """Do a task from its beginning to its end; whether it was done well."""
+    while not task.advance(log):
+        pass
+    return not task.failed

@@ -1,0 +1,220 @@
+"""A Kubernetes cluster as the command and the agent see it, by the client of the stores (ipam.stores.apiserver).
+
+Lists are read in pages: none is in memory as a whole unless the caller keeps it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, TypeVar
+
+from cni.cluster.audit import model
+from cni.cluster.audit.model import IpamBlock, Name, Node, Pod
+from cni.shared.spec.errors import InvalidConfig
+from ipam.leases import Lease
+from ipam.stores import IN_CLUSTER
+from ipam.stores.addresslease import objects as addresses
+from ipam.stores.apiserver import Api
+from ipam.stores.apiserver.faults import Conflict, Expired, Gone, Undefined
+from ipam.stores.apiserver.resources import (
+    ADDRESSES,
+    CONFIGMAPS,
+    EVERYWHERE,
+    PODS,
+    POOLS,
+    RESERVATIONS,
+    SLICES,
+)
+from ipam.stores.ippool.objects import IPPool, Reservation, is_closed, reservation_name
+
+T = TypeVar("T")
+
+SECONDS = 30.0  # for one request, with all its attempts
+NADS, NODES = "network-attachment-definitions", "nodes"
+_DEFINED = (POOLS, RESERVATIONS, SLICES, ADDRESSES, NADS)  # by a CustomResourceDefinition, which may be absent
+CHOICE = "railcni-datastore"  # the ConfigMap that names the store of the cluster's nodes
+_PAGE = 250  # objects of some KiB in one reply
+_POOLS = 4  # in one reply: an IPPool may have 1.5 MiB, and ten times that in memory
+
+
+class Cluster:
+    """The cluster of the kubeconfig at `path`, "" for this pod's service account. CniErrors name the faults.
+
+    `namespace` has the leases; "" is that of the current context, else kube-system. `api` is the client.
+    """
+
+    def __init__(self, path: str = "", namespace: str = "", seconds: float = SECONDS) -> None:
+        self.path = path
+        self.api = Api(path, seconds, namespace)
+
+    def close(self) -> None:
+        """Close the connection."""
+        self.api.close()
+
+    def pages(self, resource: str, parse: Callable[[dict[str, Any]], T], **choice: Any) -> Iterator[list[T]]:
+        """The objects of `resource`, a page at a time, each as `parse` reads it; none where the resource is not defined.
+
+        `choice` is that of Api.pages. Expired in between when the reader is too slow (`read_all` begins again).
+        """
+        try:
+            for page in self.api.pages(resource, **{"size": _PAGE, **choice}):
+                yield [parse(document) for document in page]
+        except Undefined:
+            if resource not in _DEFINED:
+                raise
+
+    def _one(self, resource: str, parse: Callable[[dict[str, Any]], T], name: str, namespace: str = "") -> T | None:
+        try:
+            return parse(self.api.get(resource, name, namespace=namespace)[0]) if name else None
+        except Gone:
+            return None
+        except Undefined:
+            if resource not in _DEFINED:
+                raise
+            return None
+
+    # --- the store of the nodes ---
+
+    def datastore(self) -> str:
+        """The store that the cluster's nodes use, "" before the first agent has chosen it. InvalidConfig."""
+        found = self._one(CONFIGMAPS, lambda document: (document.get("data") or {}).get("datastore", ""), CHOICE)
+        if found is not None and found not in IN_CLUSTER:
+            raise InvalidConfig(
+                f'data.datastore of ConfigMap {self.api.access.namespace}/{CHOICE} is "{found}": want {" or ".join(IN_CLUSTER)},'
+                " the store of the cluster's leases"
+            )
+        return found or ""
+
+    def choose(self, kind: str) -> str:
+        """Let `kind` be the store of the nodes, unless another is chosen already; the chosen one."""
+        while not (chosen := self.datastore()):
+            try:
+                self.api.create(CONFIGMAPS, {"metadata": {"name": CHOICE}, "data": {"datastore": kind}})
+            except Conflict:
+                pass  # another agent was first
+        return chosen
+
+    def move(self, kind: str) -> None:
+        """Make `kind` the store of the cluster's nodes if another one is chosen."""
+        if self.datastore() not in ("", kind):
+            self.api.patch(CONFIGMAPS, CHOICE, [{"op": "add", "path": "/data/datastore", "value": kind}])
+
+    def used(self) -> list[str]:
+        """The stores of the cluster that hold leases; an IPPool counts without leases, too, if it may give addresses."""
+        pools = self.pages(POOLS, is_closed, size=_POOLS)
+        held = addresses.selector({addresses.STATE: addresses.HELD})
+        found = {
+            "kubernetes": any(not closed for page in pools for closed in page),
+            "addresslease": any(self.pages(ADDRESSES, str, labels=held, brief=True, size=1)),
+        }
+        return [kind for kind, is_used in found.items() if is_used]
+
+    # --- pods, nodes, networks ---
+
+    def pods(self, node: str = "") -> Iterator[list[Pod]]:
+        """The pods of all namespaces, or of one node."""
+        return self.pages(PODS, model.parse_pod, namespace=EVERYWHERE, fields=f"spec.nodeName={node}" if node else "")
+
+    def pod(self, namespace: str, name: str) -> Pod | None:
+        """A pod as it is now; None when there is none."""
+        return self._one(PODS, model.parse_pod, name, namespace) if namespace else None
+
+    def nodes(self) -> dict[str, Node]:
+        return {node.name: node for node in read_all(lambda: self.pages(NODES, model.parse_node, namespace=EVERYWHERE))}
+
+    def node(self, name: str) -> Node | None:
+        """A node as it is now; None when there is none."""
+        return self._one(NODES, model.parse_node, name, EVERYWHERE)
+
+    def networks(self) -> tuple[list[IpamBlock], set[str]]:
+        """The networks of all NADs that whereabouts serves, and "namespace/name" of every NAD."""
+        found = read_all(
+            lambda: self.pages(NADS, lambda nad: (model.nad_name(nad), model.parse_networks(nad)), namespace=EVERYWHERE)
+        )
+        return [network for _, networks in found for network in networks], {name for name, _ in found}
+
+    # --- whereabouts' objects ---
+
+    def pool(self, name: str) -> IPPool | None:
+        """An IPPool as it stands now; None when there is none, ValueError for one that gives no addresses."""
+        return self._one(POOLS, lambda document: IPPool(document, 0), name)
+
+    def reservation(self, lease: Lease) -> Reservation | None:
+        """The reservation of the address of `lease`, for any owner; None when there is none."""
+        scope = lease.scope
+        if scope is None:
+            return None
+        return self._one(RESERVATIONS, lambda found: Reservation(found, (scope,)), reservation_name(lease))
+
+
+class PoolReading:
+    """The IPPools of `cluster` with the reservations that go with them, read once, page by page.
+
+    `networks` tell which names a reservation's may begin with, and which pools are of node slices.
+    """
+
+    def __init__(self, cluster: Cluster, networks: list[IpamBlock] | None = None) -> None:
+        self._cluster = cluster
+        self._networks = networks or []
+        self._scopes = {"", *(n.network_name for n in self._networks)}
+        self._reserved: dict[str, Reservation] = {}
+        self._leased: set[str] = set()  # the names of reservations whose addresses pools hold
+        self.faults: list[str] = []  # the faults of pools that cannot be read
+
+    def read(self) -> Iterator[list[IPPool]]:
+        """The pools; the first pages, while reservations are read, have none. A second call reads all again."""
+        self._reserved, self._leased, self.faults = {}, set(), []
+        for page in self._cluster.pages(RESERVATIONS, Reservation):
+            self._reserved.update((one.name, one) for one in page)
+            yield []
+        for documents in self._cluster.pages(POOLS, dict, size=_POOLS):
+            while documents:
+                state = self._parsed(documents.pop())
+                yield [state] if state else []
+
+    def _parsed(self, document: dict[str, Any]) -> IPPool | None:
+        if is_closed(document):
+            return None
+        try:
+            state = model.parse_pool(document, self._reservation, self._networks)
+        except ValueError as fault:
+            self.faults.append(f"spec.range of IPPool {(document.get('metadata') or {}).get('name')}: {fault}")
+            return None
+        self._scopes.add(state.scope or "")
+        return state
+
+    def _reservation(self, name: str) -> Reservation | None:
+        found = self._reserved.get(name)
+        if found:
+            self._leased.add(found.name)
+        return found
+
+    def reserved(self) -> list[Reservation]:
+        """All reservations, when the pools are read."""
+        for one in self._reserved.values():
+            one.place(self._scopes)
+        return list(self._reserved.values())
+
+    def unleased(self) -> list[Reservation]:
+        """The reservations whose addresses no pool holds, when the pools are read."""
+        return [one for one in self.reserved() if one.name not in self._leased]
+
+
+def read_all(read: Callable[[], Iterable[list[T]]], progress: Callable[[str], object] = str, kind: str = "") -> list[T]:
+    """The objects of all pages of `read`. When the server's list expires, reading starts again.
+
+    `progress` is called after each page with a text that has the count so far.
+    """
+    while True:
+        found: list[T] = []
+        try:
+            for page in read():
+                found += page
+                progress(f"{len(found)} {kind} read")
+            return found
+        except Expired:
+            continue
+
+
+def by_name(pods: Iterable[Pod]) -> dict[Name, Pod]:
+    return {(pod.namespace, pod.name): pod for pod in pods}

@@ -1,0 +1,311 @@
+"""What is wrong with leases and reservations, beside live pods, and with the addresses that these show. Pure.
+
+A lease is called dead only when nobody can be using its address: its pod is gone, or is over, or is another of the same
+name, and no other pod shows the address. A pod that is pending may be about to use it, an IPAMClaim outlives its pod,
+and on a node that is not ready a pod may run on after its object is gone: none of these is ever to be reclaimed.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping
+
+from cni.cluster.audit import findings as kinds
+from cni.cluster.audit import lost
+from cni.cluster.audit.findings import KEEP, LOOK, RECLAIM, RESTORE, Finding, about
+from cni.cluster.audit.model import Address, IpamBlock, Key, Name, Pod, PodInterface, Snapshot
+from ipam.leases import Lease
+from ipam.ranges import format_address, range_of
+from ipam.stores.apiserver.resources import OF_STORES
+from ipam.stores.ippool.objects import IPPool, Reservation
+
+_DEAD = (kinds.LEASE_WITHOUT_POD, kinds.LEASE_OF_ENDED_POD, kinds.LEASE_OF_ANOTHER_UID)
+
+
+def find(snapshot: Snapshot) -> list[Finding]:
+    """All findings, those of one pool together and in the order of their addresses."""
+    rules = AuditRules(snapshot)
+    found = [
+        *rules.leases(),
+        *rules.given_twice(),
+        *filter(None, map(rules.reservation, snapshot.reserved or ())),
+        *rules.without_lease(),
+        *rules.duplicates(),
+        *pools(snapshot.pools),
+    ]
+    return sorted(found, key=lambda f: (f.pool, len(f.address), f.address, f.kind, f.pod))
+
+
+def in_both(one: Snapshot, other: Snapshot) -> Iterator[Finding]:
+    """Addresses that both stores of a cluster have given where they must be unique."""
+    unreserved = {pool for n in one.networks if not n.overlap for pool in n.pools()}
+    held: dict[Address, list[Lease]] = defaultdict(list)
+    for lease in one.leases:
+        held[lease.address].append(lease)
+    for lease in other.leases:
+        for same in held[lease.address]:
+            reserved = lease.scope is not None and not {lease.pool, same.pool} & unreserved
+            if lease.pool == same.pool or (reserved and lease.scope == same.scope):
+                stores = " and to ".join(
+                    f"{x.user()} in {OF_STORES[s.kind][1]}" for s, x in ((one, same), (other, lease))
+                )
+                delete = (
+                    ""
+                    if lease.attachment.container_id == same.attachment.container_id
+                    else "delete one of the pods, and "
+                )
+                why = f"it is leased to {stores}: {delete}let `railcni ipam migrate` bring the range into one store"
+                yield about(lease, kinds.DUPLICATE_LEASE, LOOK, why)
+
+
+class AuditRules:
+    """The rules for one lease, one reservation, or all of a snapshot."""
+
+    def __init__(self, snapshot: Snapshot) -> None:
+        self._all = snapshot
+        self._users: dict[Address, list[tuple[Pod, PodInterface]]] = defaultdict(list)  # the live pods that show it
+        for pod in (snapshot.pods or {}).values():
+            for interface in () if pod.is_over else pod.interfaces or ():
+                for address in interface.addresses:
+                    self._users[address].append((pod, interface))
+        self._held: dict[Address, list[Lease]] = defaultdict(list)
+        for lease in snapshot.leases:
+            self._held[lease.address].append(lease)
+        self._own: dict[str, list[IpamBlock]] = defaultdict(list)  # by the names of their NADs
+        for network in snapshot.networks:
+            self._own[network.name].append(network)
+        self._reserved = {r.key: r for r in snapshot.reserved or () if r.address}
+        self._unreserved = {pool for n in snapshot.networks if not n.overlap for pool in n.pools()}
+
+    # --- leases ---
+
+    def leases(self) -> Iterator[Finding]:
+        for lease in self._all.leases:
+            finding = self.lease(lease)
+            if finding:
+                yield finding
+            if finding is None or finding.action != RECLAIM:
+                yield from self._reservation_of(lease)
+
+    def lease(self, lease: Lease) -> Finding | None:
+        """What is to be said of a lease and its pod; None when it is as it should be, or cannot be told."""
+        if lease.claimed:
+            return self._of(lease, kinds.LEASE_CLAIMED, KEEP, "belongs to an IPAMClaim, which outlives the pod")
+        pods = self._all.pods
+        if pods is None:
+            return None
+        if not lease.pod[1]:
+            why = "names no pod, so who uses it cannot be told here: look on its node"
+            return self._of(lease, kinds.LEASE_WITHOUT_OWNER, LOOK, why)
+        pod = pods.get(lease.pod_name)
+        if pod is None:
+            return self._dead(lease, kinds.LEASE_WITHOUT_POD, "its pod does not exist")
+        if lease.address in pod.addresses() and not pod.is_over:
+            return None
+        if pod.is_pending:
+            return self._of(lease, kinds.LEASE_PENDING, KEEP, "its pod is pending, and may be about to use it")
+        if lease.pod[2] and not pod.has_uid(lease.pod[2]):
+            why = f"it was given to the pod with the UID {lease.pod[2]}; the one of that name now is another"
+            if pod.interfaces is None and not pod.is_over:
+                return self._of(lease, kinds.LEASE_OF_ANOTHER_UID, LOOK, f"{why}, and does not show what it uses")
+            return self._dead(lease, kinds.LEASE_OF_ANOTHER_UID, why)
+        if pod.is_over:
+            return self._dead(lease, kinds.LEASE_OF_ENDED_POD, f"its pod has ended ({pod.phase})")
+        same = [i for i in pod.interfaces or () if i.ifname == lease.ifname and lease.ifname]
+        if not same:
+            return None  # no network-status, or an interface that Multus knows nothing of
+        others = [format_address(*a) for i in same for a in i.addresses if a[0] == lease.family]
+        if others and not pod.terminating:
+            return self._dead(lease, kinds.LEASE_UNUSED, f"its pod has {', '.join(others)} on {lease.ifname} instead")
+        return None
+
+    def _dead(self, lease: Lease, kind: str, why: str) -> Finding:
+        """A finding that the lease can be freed, or that its address may still be in use."""
+        users = [str(pod) for pod, interface in self._users[lease.address] if self._draws(interface, lease)]
+        if users:
+            return self._of(lease, kind, LOOK, f"{why}, but pod {users[0]} uses the address")
+        nodes = self._all.nodes
+        node = (nodes or {}).get(lease.node)
+        if nodes is not None and node is None and lease.node in (self._all.agents or ()):
+            return self._of(lease, kind, LOOK, f"{why}, but {lost.AGENT_LIVES.format(lease.node)}")
+        if node and node.may_run_on:
+            return self._of(lease, kind, LOOK, f"{why}, but node {node.name} is not ready: it may still run there")
+        return self._of(lease, kind, RECLAIM, why)
+
+    def _of(self, lease: Lease, kind: str, action: str, why: str) -> Finding:
+        reserved = self._reserved.get((lease.scope, lease.address)) if lease.scope is not None else None
+        own = (reserved.name, reserved.uid) if reserved and reserved.is_of(lease) else ("", "")
+        return about(lease, kind, action, why, reservation=own)
+
+    def given_twice(self) -> Iterator[Finding]:
+        """Addresses that several pools have given where they must be unique."""
+        for leases in self._held.values():
+            reserving = [h for h in leases if h.scope is not None and h.pool not in self._unreserved]
+            for scope in {h.scope for h in reserving}:
+                same = [h for h in reserving if h.scope == scope]
+                if len(same) > 1:
+                    where = " and ".join(f"{h.pool} to {h.user()}" for h in same)
+                    yield self._of(same[0], kinds.DUPLICATE_LEASE, LOOK, f"it is given out by {where}")
+
+    # --- reservations ---
+
+    def _reservation_of(self, lease: Lease) -> Iterator[Finding]:
+        if self._all.reserved is None or lease.scope is None or lease.pool in self._unreserved:
+            return
+        reserved = self._reserved.get((lease.scope, lease.address))
+        if reserved is None:
+            why = "its overlap reservation is lost: a pool that overlaps could give the address again"
+            yield self._of(lease, kinds.LOST_RESERVATION, RESTORE, why)
+        elif not reserved.is_of(lease):
+            others = [h for h in self._held[lease.address] if h.scope == lease.scope and reserved.is_of(h)]
+            other = reserved.lease.pod_ref or reserved.lease.container_id
+            if other and not others:
+                yield self._of(lease, kinds.FOREIGN_RESERVATION, LOOK, f"its overlap reservation says {other}")
+
+    def reservation(self, reserved: Reservation) -> Finding | None:
+        """What is to be said of a reservation that goes with no lease."""
+        if reserved.address is None:
+            return self._about(reserved, kinds.UNREADABLE, LOOK, "its name holds no address")
+        if any(h.scope == reserved.lease.scope for h in self._held[reserved.address]):
+            return None
+        lease, pods = reserved.lease, self._all.pods
+        pod, node = (pods or {}).get(lease.pod_name), (self._all.nodes or {}).get(lease.node)
+        used = self._users_in(lease.scope or "", reserved.address)
+        silent = pod is not None and not pod.is_over and pod.interfaces is None
+        action, why = LOOK, ", and whether it is in use cannot be told"
+        if pods is None:
+            why = ""
+        elif pod and pod.is_pending:
+            action, why = KEEP, ", its pod is pending"
+        elif used:
+            why = f", and pod {used[0]} uses it"
+        elif lease.pod[1] and not silent and not (node and node.may_run_on):
+            action, why = RECLAIM, ", and its pod does not use it"
+        return self._about(reserved, kinds.RESERVATION_WITHOUT_LEASE, action, f"no pool holds its address{why}")
+
+    def _about(self, reserved: Reservation, kind: str, action: str, why: str) -> Finding:
+        return about(
+            reserved.lease,
+            kind,
+            action,
+            "",
+            message=f"reservation {reserved.name}: {why}",
+            pool="",
+            address=format_address(*reserved.address) if reserved.address else "",
+            network="",
+            reservation=(reserved.name, reserved.uid),
+        )
+
+    # --- addresses of pods ---
+
+    def _users_in(self, scope: str, address: Address) -> list[str]:
+        """The live pods that show an address on a network that reserves it in `scope`, or may."""
+        found = []
+        for pod, interface in self._users[address]:
+            networks = [n for n in self._own[interface.network] if n.holds(address)]
+            if not networks or networks[0].network_name == scope:
+                found.append(str(pod))
+        return found
+
+    def without_lease(self) -> Iterator[Finding]:
+        """Pods whose network-status shows an address that this store has not given them."""
+        for address, users in self._users.items():
+            for pod, interface in users:
+                finding = self._without_lease(pod, interface, address)
+                if finding:
+                    yield finding
+
+    def _without_lease(self, pod: Pod, interface: PodInterface, address: Address) -> Finding | None:
+        networks = [n for n in self._own[interface.network] if n.holds(address)]
+        if interface.network in self._all.nads and not networks:
+            return None  # a static address, or another IPAM
+        if networks and all(n.datastore not in ("", self._all.kind) for n in networks):
+            return None
+        found = [h for h in self._held[address] if self._draws(interface, h)]
+        if any(self._is_of(h, pod, interface) for h in found):
+            return None
+        if not networks and not found and not any(_holds(p, address) for p in self._all.pools):
+            return None
+        holder = (
+            f"the store says it is that of {found[0].user()}" if found else "no pool holds it: it may be given again"
+        )
+        text = format_address(*address)
+        return Finding(
+            kind=kinds.POD_WITHOUT_LEASE,
+            action=LOOK,
+            message=f"{text} is in use by pod {pod} ({interface.ifname}, {interface.network}), and {holder}",
+            pool=found[0].pool if found else next(iter(n.pools()[0] for n in networks if n.pools()), ""),
+            address=text,
+            network=networks[0].cni_name if networks else "",
+            ifname=interface.ifname,
+            pod=str(pod),
+            pod_uid=pod.uid,
+            node=pod.node,
+        )
+
+    @staticmethod
+    def _is_of(lease: Lease, pod: Pod, interface: PodInterface) -> bool:
+        if not lease.pod[1]:
+            return lease.ifname == interface.ifname  # the container cannot be told from here
+        return lease.pod_name == (pod.namespace, pod.name)
+
+    def _draws(self, interface: PodInterface, lease: Lease) -> bool:
+        """Whether the network of the interface may take addresses from the pool of `lease`."""
+        if interface.network not in self._all.nads:
+            return True
+        networks = [n for n in self._own[interface.network] if n.holds(lease.address)]
+        return any(
+            lease.pool in n.pools() or (n.sliced and f"{lease.pool}-".startswith(f"{n.network_name}-".lstrip("-")))
+            for n in networks
+        )
+
+    def duplicates(self) -> Iterator[Finding]:
+        """Addresses that several pods show where they must be unique."""
+        for address, users in self._users.items():
+            spaces: dict[object, dict[str, Pod]] = defaultdict(dict)
+            for pod, interface in users:
+                spaces[self._space(interface, address)][str(pod)] = pod
+            for space, pods in spaces.items():
+                if len(pods) < 2 or space is None:
+                    continue
+                text, first = format_address(*address), next(iter(pods.values()))
+                where = ", ".join(f"{pod} (node {pod.node})" for pod in pods.values())
+                message = f"{text} is in use by {len(pods)} pods at once: {where}; delete all but one of them"
+                yield Finding(kinds.DUPLICATE_ADDRESS, LOOK, message, address=text, pod=str(first), node=first.node)
+
+    def _space(self, interface: PodInterface, address: Address) -> object:
+        """In which an address is to be unique; None when it comes from elsewhere."""
+        networks = [n for n in self._own[interface.network] if n.holds(address)]
+        if networks:
+            network = networks[0]
+            return ("scope", network.network_name) if network.overlap else ("pools", *network.pools())
+        if interface.network in self._all.nads or not self._held[address]:
+            return None
+        return ("nad", interface.network)
+
+
+def find_dead(leases: Collection[Lease], pods: Mapping[Name, Pod]) -> dict[Key, str]:
+    """The dead ones of `leases` that the agent frees, each with the reason; `pods` hold those of their names that exist.
+
+    Of the findings only those that the pod's object decides: the pod is gone, is another of the same name, or has ended. A
+    network-status alone decides nothing here: Multus writes it after the ADD.
+    """
+    rules = AuditRules(Snapshot("", leases, pods=pods))
+    found = ((one.identity, rules.lease(one)) for one in leases)
+    return {key: f.message for key, f in found if f and f.action == RECLAIM and f.kind in _DEAD}
+
+
+def pools(states: Iterable[IPPool]) -> Iterator[Finding]:
+    """Find the allocations of IPPools whose keys stand for no address of the pool."""
+    for state in states:
+        for key in state.stray:
+            message = f"pool {state.name} has an allocation under the key {key!r}, which stands for no address of it"
+            yield Finding(kinds.UNREADABLE, LOOK, message, pool=state.name)
+
+
+def _holds(state: IPPool, address: Address) -> bool:
+    """Whether the range in the pool's name has the address."""
+    try:
+        return bool(range_of(state.name, *address))
+    except ValueError:
+        return False

@@ -1,0 +1,263 @@
+"""What a cluster and its stores hold, as plain values that rules judge; and the objects of the API as these values. Pure.
+
+A lease is that of the stores, ipam.leases.Lease. What a store does not tell is "" or 0.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+from cni.cluster.audit.findings import Finding
+from cni.cluster.audit.store import NoFiles
+from cni.shared import rail
+from cni.shared.config import Fault
+from cni.shared.spec.request import Attachment, member
+from ipam.config import IpamConfig
+from ipam.entries import RangeEntry, read_own_range, read_ranges
+from ipam.keys import IPAM_KEYS, RANGE_KEYS
+from ipam.leases import Lease, Pool
+from ipam.ranges import Range, host_of
+from ipam.source import Source
+from ipam.stores.ippool.objects import IPPool, Reservation
+
+Address = tuple[int, int]  # family and value
+Name = tuple[str, str]  # namespace and name
+Key = tuple[str, Address, str, str, Name]
+
+STATUS_ANNOTATIONS = ("k8s.v1.cni.cncf.io/network-status", "k8s.v1.cni.cncf.io/networks-status")
+STATIC_ANNOTATION = "kubernetes.io/config.mirror"
+OUT_OF_SERVICE = "node.kubernetes.io/out-of-service"
+_PLUGINS = ("whereabouts", "railcni-whereabouts")
+
+
+@dataclass(frozen=True)
+class PodInterface:
+    """An interface that Multus says a pod has; `network` is "namespace/name" of its NAD."""
+
+    network: str
+    ifname: str
+    addresses: tuple[Address, ...]
+
+
+@dataclass(frozen=True)
+class Pod:
+    """A pod. `interfaces` is None when it has no network-status yet, or none at all.
+
+    The kubelet gives a static pod another UID, and passes that one to the plugins: `static_uid`.
+    """
+
+    namespace: str
+    name: str
+    uid: str
+    node: str
+    phase: str
+    interfaces: tuple[PodInterface, ...] | None
+    terminating: bool = False
+    static_uid: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.namespace}/{self.name}"
+
+    def has_uid(self, uid: str) -> bool:
+        """Whether `uid` is a UID of the pod: that of the API, or the kubelet's of a static pod."""
+        return uid in (self.uid, self.static_uid)
+
+    @property
+    def is_pending(self) -> bool:
+        """Whether its containers have not started yet."""
+        return self.phase == "Pending"
+
+    @property
+    def is_over(self) -> bool:
+        """Whether all its containers have ended for good; kubelet takes its sandbox down soon after."""
+        return self.phase in ("Succeeded", "Failed")
+
+    def addresses(self) -> list[Address]:
+        return [address for interface in self.interfaces or () for address in interface.addresses]
+
+
+@dataclass(frozen=True)
+class Node:
+    """A node of the cluster. A pod that is gone from a node that is not ready may run there still."""
+
+    name: str
+    ready: bool
+    out_of_service: bool
+
+    @property
+    def may_run_on(self) -> bool:
+        """Whether a pod that was deleted may still run there, since nobody has seen it end."""
+        return not self.ready and not self.out_of_service
+
+
+@dataclass(frozen=True)
+class IpamBlock:
+    """What one ipam block of a NAD says: `name` is "namespace/name" of the NAD, `cni_name` that of its network."""
+
+    name: str
+    cni_name: str
+    network_name: str
+    ranges: tuple[Range, ...]
+    overlap: bool
+    sliced: bool
+    datastore: str  # "" when the NAD leaves it to the flat file
+    cooldown: int = 0  # seconds
+
+    def holds(self, address: Address) -> bool:
+        """Whether one of its ranges has the address."""
+        return any(rng.family == address[0] and rng.contains(address[1]) for rng in self.ranges)
+
+    def pools(self) -> list[str]:
+        """The names of its pools; a network with node slices also has a pool for each node."""
+        return [rng.pool_name(self.network_name) for rng in self.ranges]
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """The content of a store and its cluster at one time. None means not read; rules that need the member are skipped.
+
+    `kind` is that of the store; `agents` are the nodes with agents that may be alive; `nads` are the names of all NADs,
+    "namespace/name", with any IPAM. For a file store, `records` are this node's records that name it, and `counted` the
+    pools by the counts of its bitmaps. `unread` has a text for each thing that could not be read, with the reason.
+    `findings` are faults that were met during the reading, `counts` the numbers of objects read, by kind.
+    """
+
+    kind: str
+    leases: Collection[Lease]
+    pools: Sequence[IPPool] = ()
+    reserved: Collection[Reservation] | None = None
+    pods: Mapping[Name, Pod] | None = None
+    nodes: Mapping[str, Node] | None = None
+    agents: Collection[str] | None = None
+    networks: Sequence[IpamBlock] = ()
+    nads: Collection[str] = ()
+    records: Sequence[tuple[Attachment, Mapping[str, Any]]] | None = None
+    counted: Collection[Pool] = ()
+    unread: Sequence[str] = ()
+    findings: Sequence[Finding] = ()
+    counts: Mapping[str, int] = field(default_factory=dict)
+
+
+# --- from objects of the API ---
+
+
+def parse_pod(document: Mapping[str, Any]) -> Pod:
+    """A Pod of the API."""
+    metadata, status = document.get("metadata") or {}, document.get("status") or {}
+    annotations = metadata.get("annotations") or {}
+    told = next((annotations[key] for key in STATUS_ANNOTATIONS if annotations.get(key)), None)
+    return Pod(
+        namespace=metadata.get("namespace") or "",
+        name=metadata.get("name") or "",
+        uid=metadata.get("uid") or "",
+        node=(document.get("spec") or {}).get("nodeName") or "",
+        phase=status.get("phase") or "",
+        interfaces=_interfaces(told) if told else None,
+        terminating=bool(metadata.get("deletionTimestamp")),
+        static_uid=annotations.get(STATIC_ANNOTATION) or "",
+    )
+
+
+def parse_node(document: Mapping[str, Any]) -> Node:
+    """A Node of the API."""
+    conditions = (document.get("status") or {}).get("conditions") or []
+    taints = (document.get("spec") or {}).get("taints") or []
+    return Node(
+        name=(document.get("metadata") or {}).get("name") or "",
+        ready=any(c.get("type") == "Ready" and c.get("status") == "True" for c in conditions),
+        out_of_service=any(t.get("key") == OUT_OF_SERVICE for t in taints),
+    )
+
+
+def parse_networks(document: Mapping[str, Any]) -> list[IpamBlock]:
+    """The networks of a NetworkAttachmentDefinition that whereabouts serves; those that cannot be read are left out."""
+    metadata = document.get("metadata") or {}
+    try:
+        config = json.loads((document.get("spec") or {}).get("config") or "{}")
+    except ValueError:
+        return []
+    if not isinstance(config, dict):
+        return []
+    plugins = config.get("plugins") or [config]
+    cni_name = str(member(config, "name") or metadata.get("name") or "")
+    parts = [part for plugin in plugins if isinstance(plugin, dict) for part in rail.each(plugin)]
+    found = (_network(nad_name(document), cni_name, member(part, "ipam")) for part in parts)
+    return [network for network in found if network]
+
+
+def nad_name(document: Mapping[str, Any]) -> str:
+    """ "namespace/name" of an object, as network-status has it."""
+    metadata = document.get("metadata") or {}
+    return f"{metadata.get('namespace') or ''}/{metadata.get('name') or ''}"
+
+
+def _network(name: str, cni_name: str, block: Any) -> IpamBlock | None:
+    if not isinstance(block, dict) or member(block, "type") not in _PLUGINS:
+        return None
+    faults: list[Fault] = []
+    block = {key: value for key, value in block.items() if key.lower() != "configuration_path"}
+    source, keys, own = Source(block, NoFiles, faults), IpamConfig(), RangeEntry()
+    source.fill(keys, IPAM_KEYS, faults)
+    source.fill(own, RANGE_KEYS, faults)
+    ranges = read_own_range(own, source.where, (), [], faults)
+    ranges += read_ranges(keys.ip_ranges, source.where("ipRanges"), (), [], faults)
+    if faults:
+        return None
+    return IpamBlock(
+        name,
+        cni_name,
+        keys.network_name,
+        tuple(ranges),
+        keys.overlap,
+        bool(keys.node_slice_size),
+        keys.datastore or ("etcd" if source.names("etcd_host") and not source.names("kubernetes.kubeconfig") else ""),
+        keys.cooldown_seconds,
+    )
+
+
+def parse_pool(
+    document: Mapping[str, Any],
+    reservation_of: Callable[[str], Reservation | None],
+    networks: Collection[IpamBlock] = (),
+) -> IPPool:
+    """An IPPool of the API with its leases; ValueError when spec.range is no CIDR.
+
+    `networks` tell which pools are of node slices: their names hold a node's name too.
+    """
+    pool = IPPool(dict(document), len(json.dumps(document, separators=(",", ":"))))
+    pool.read_leases(_scope(pool, networks), reservation_of)
+    return pool
+
+
+def _scope(pool: IPPool, networks: Collection[IpamBlock]) -> str | None:
+    found = pool.named_scope()
+    if any(found == n.network_name for n in networks):
+        return found
+    sliced = {n.network_name for n in networks if n.sliced}
+    for name in sorted(sliced, key=len, reverse=True):
+        if found and (found.startswith(f"{name}-") or not name):
+            return name
+    return found
+
+
+def _interfaces(text: str) -> tuple[PodInterface, ...] | None:
+    try:
+        listed = json.loads(text)
+    except ValueError:
+        return None
+    if not isinstance(listed, list):
+        return None
+    found = []
+    for entry in listed:
+        if not isinstance(entry, dict) or entry.get("default"):
+            continue
+        addresses = []
+        for ip in entry.get("ips") or []:
+            with suppress(ValueError):
+                addresses.append(host_of(str(ip)))
+        found.append(PodInterface(str(entry.get("name") or ""), str(entry.get("interface") or ""), tuple(addresses)))
+    return tuple(found)

@@ -1,0 +1,127 @@
+"""How full a pool is, and where. Pure.
+
+A strip shows the addresses that may be given, from the lowest on, in cells of equal size. Of a range of more than 2^16
+addresses it shows only the beginning, as far as leases reach: the lowest free address is given, so nothing is behind.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from cni.cluster.audit.model import IpamBlock, Snapshot
+from ipam.ranges import BITS, Range, merge, parse_cidr, range_of
+
+Span = tuple[int, int]  # the first and the last address
+
+CELLS = 32
+_MOST_SHOWN = 1 << 16  # addresses that are shown to the last
+_BLOCKS = "·▁▂▃▄▅▆▇█"
+_PLAIN = ".12345678"
+
+
+@dataclass(frozen=True)
+class Occupancy:
+    """The use of a pool: `size` addresses may be given, `used` are leased, `outside` of them beyond the pool's spans.
+
+    `cells` are the leased shares, from 0 to 1, of equal parts of the first `shown` addresses.
+    """
+
+    size: int
+    used: int
+    outside: int
+    cells: tuple[float, ...]
+    shown: int
+
+    @property
+    def free(self) -> int:
+        """The number of addresses that may still be given."""
+        return max(0, self.size - self.used + self.outside)
+
+    @property
+    def percent(self) -> float:
+        """The share of the addresses that are leased."""
+        return 100 * (self.used - self.outside) / self.size if self.size else 0.0
+
+    def drawn(self, encoding: str) -> str:
+        """The cells as text, in ASCII where the terminal takes no more: "." is empty, 8 is full."""
+        signs = _BLOCKS if _takes(encoding) else _PLAIN
+        return "".join(signs[max(1, int(8 * share)) if share else 0] for share in self.cells)
+
+
+@dataclass(frozen=True)
+class PoolUse:
+    """A pool and how full it is; `occupancy` is None where its name tells no range."""
+
+    name: str
+    family: int
+    used: int
+    occupancy: Occupancy | None
+
+
+def pools(snapshot: Snapshot) -> list[PoolUse]:
+    values: dict[tuple[str, int], list[int]] = defaultdict(list)
+    for lease in snapshot.leases:
+        values[lease.pool, lease.family].append(lease.value)
+    objects = {state.name: state for state in snapshot.pools}
+    ranges = ranges_by_pool(snapshot.networks)
+    for state in snapshot.pools:
+        values.setdefault((state.name, state.family), [])
+    found = []
+    for (name, family), leased in sorted(values.items()):
+        first = leased[0] if leased else objects[name].first
+        full = _occupancy(ranges.get(name, ()), name, family, first, sorted(leased))
+        if leased or full:
+            found.append(PoolUse(name, family, len(leased), full))
+    return found
+
+
+def _occupancy(ranges: Iterable[Range], name: str, family: int, first: int, leased: list[int]) -> Occupancy | None:
+    try:
+        cidr = range_of(name, family, first)
+    except ValueError:
+        return None
+    return of(leased, spans_of(cidr, ranges))
+
+
+def ranges_by_pool(networks: Iterable[IpamBlock]) -> dict[str, list[Range]]:
+    """The ranges of `networks` by the name of their pool."""
+    found: dict[str, list[Range]] = defaultdict(list)
+    for network in networks:
+        for one in network.ranges:
+            found[one.pool_name(network.network_name)].append(one)
+    return found
+
+
+def spans_of(cidr: str, ranges: Iterable[Range] = ()) -> list[Span]:
+    """The addresses of a pool that may be given: what the networks' `ranges` say, else all of its CIDR."""
+    own = list(ranges) or [Range(*parse_cidr(cidr))]
+    return merge((span for rng in own for span in rng.spans()), 0, 1 << BITS[6])
+
+
+def of(values: Sequence[int], spans: Sequence[Span]) -> Occupancy:
+    """The occupancy of `spans` by the leased addresses `values`; both are sorted."""
+    size, places = 0, []  # the leased ones by their place among all addresses of the spans
+    for low, high in spans:
+        inside = values[bisect_left(values, low) : bisect_right(values, high)]
+        places += [size + value - low for value in inside]
+        size += high - low + 1
+    shown = size
+    if size > _MOST_SHOWN:
+        reach = places[-1] + 1 if places else 1
+        shown = min(size, max(256, 1 << (reach - 1).bit_length()))
+    count = min(CELLS, shown)
+    ends = [i * shown // count for i in range(count + 1)]
+    cells = [(bisect_left(places, end) - bisect_left(places, first)) / (end - first) for first, end in pairwise(ends)]
+    return Occupancy(size, len(values), len(values) - len(places), tuple(cells), shown)
+
+
+def _takes(encoding: str) -> bool:
+    try:
+        _BLOCKS.encode(encoding or "ascii")
+    except (UnicodeError, LookupError):
+        return False
+    return True

@@ -1,0 +1,116 @@
+"""The store that is meant: the node's own files, a cluster's objects, or what a flat file names."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from cni.node.inventory.places import is_missing
+from cni.shared.config import Fault, refuse
+from cni.shared.spec.errors import InvalidConfig
+from ipam import config as configuration
+from ipam import flatfile, stores
+from ipam.config import IpamConfig
+from ipam.keys import IPAM_KEYS
+from ipam.source import Source
+from ipam.stores.apiserver import Api
+from ipam.stores.apiserver.resources import OF_STORES
+from ipam.stores.base import Store
+
+SECONDS = 30.0  # for one request
+
+
+class Choice:
+    """A chosen store. `store_ref` is its reference by ipam.stores.ref_of, `kubeconfig` the cluster's, "" for none.
+
+    `cooldown`: the flat file's, in seconds.
+    """
+
+    def __init__(self, store_ref: dict[str, Any], kubeconfig: str = "", namespace: str = "", cooldown: int = 0) -> None:
+        self.store_ref = {**store_ref, "namespace": namespace} if namespace else store_ref
+        self.kubeconfig = kubeconfig
+        self.namespace = namespace
+        self.cooldown = cooldown
+
+    @property
+    def kind(self) -> str:
+        return str(self.store_ref["kind"])
+
+    @property
+    def is_shared(self) -> bool:
+        return stores.is_shared(self.store_ref)
+
+    def open(self, use: int) -> Store:
+        return stores.open_store(self.store_ref, use)
+
+    def identity(self) -> dict[str, Any]:
+        """What tells this store from others, in a report, with no secret in it."""
+        if self.kind not in stores.IN_CLUSTER:
+            return {k: v for k, v in stores.recorded(self.store_ref).items() if v}
+        access = Api(self.kubeconfig, SECONDS, self.namespace).access
+        return {"kind": self.kind, "server": str(access), "namespace": access.namespace}
+
+    def __str__(self) -> str:
+        """For messages."""
+        if not self.is_shared:
+            path = str(self.store_ref["path"])
+            return f"{path}, which is not there: --kubeconfig FILE names a cluster" if is_missing(path) else path
+        if self.kind == "etcd":
+            return f"etcd at {', '.join(self.store_ref['endpoints'])}, prefix {self.store_ref['prefix']}"
+        known = self.identity()
+        where = f"namespace {known['namespace']} of {known['server']}"
+        return f"{OF_STORES[self.kind][1]} in {where}"
+
+
+def of_flat_file(config: str = "") -> Choice:
+    """The store of a flat file, "" for the installed one. A pod without one has its cluster's."""
+    faults: list[Fault] = []
+    source = Source({"configuration_path": config}, _Files, faults)
+    if config and source.path != config:
+        faults.append(Fault("--flat-file", config, "there is no such file"))
+    named = IpamConfig()
+    named.ranges = []  # all pools are meant
+    source.fill(named, IPAM_KEYS, faults)
+    refuse(faults)
+    if not source.path and "KUBERNETES_SERVICE_HOST" in os.environ:
+        return Choice({"kind": "kubernetes", "kubeconfig": ""})
+    named.datastore = configuration.datastore(named)
+    if missing := configuration.missing_key(named):
+        refuse([Fault(source.where(missing), None, f"want it, for datastore {named.datastore}")])
+    return Choice(stores.ref_of(named), named.kubeconfig, "", named.cooldown_seconds)
+
+
+def kubeconfig_of(path: str) -> str:
+    """The absolute path that the option --kubeconfig names; "" when it is not given. InvalidConfig names the option."""
+    return readable(path, f'--kubeconfig "{path}"') if path else ""
+
+
+def readable(path: str, named: str) -> str:
+    """Make `path` absolute. Raises InvalidConfig, with the argument `named`, when the file cannot be read."""
+    if not os.access(path, os.R_OK):
+        why = "there is no such file" if is_missing(path) else "it cannot be read"
+        raise InvalidConfig(f"{named}: {why}")
+    return os.path.abspath(path)
+
+
+class _Files:
+    """Whoever runs the command may read what they may read: the policy is for networks."""
+
+    load = staticmethod(flatfile.load)
+    host_name = staticmethod(flatfile.host_name)
+
+    @staticmethod
+    def follow(path: str, roots: str = "", /) -> str:
+        return path
+
+    @staticmethod
+    def allow_host(host: str, /) -> None:
+        pass
+
+
+class NoFiles(_Files):
+    """Without any flat file, as for the NADs of other nodes."""
+
+    @staticmethod
+    def load(path: str, /) -> bytes | None:
+        return None

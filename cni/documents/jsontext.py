@@ -1,0 +1,110 @@
+"""JSON with the place of each value. Python's json judges the syntax; the first fault is reported with a remedy."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from typing import Any
+
+from cni.documents.tree import MOST_DEPTH, MOST_NODES, Member, TreeNode
+
+_TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|[{}\[\]]|[^\s{}\[\],:"]+')  # of a text that is JSON, without : and ,
+_REMEDIES = (  # a part of Python's message, what stands at the fault, and the remedy
+    ("Unterminated", "", 'write " where it ends'),
+    ("control character", "", "write it as an escape, such as \\t or \\n"),
+    ("escape", "", "write \\\\ for a backslash"),
+    ("", r"//|#|/\*", "remove the comment: JSON has none"),
+    ("','", r"(?<=0)\d", "remove the zero before the number"),
+    ("','", r"[}\]]|\Z", "write , after this, or close the bracket that is open"),
+    ("','", "[;=]", "write , for the character after this"),
+    ("','", "", "write , after this"),
+    ("':'", "", "write : here"),
+    ("Extra data", "", "remove it"),
+    ("trailing comma", "", "remove this comma"),
+    ("", r"\Z", "write what is missing here, and close each bracket"),
+    ("", "['\u2018\u2019\u201c\u201d]", 'write " for this quotation mark'),
+    ("", "[,}\\]]", "remove the comma before this, or write what is missing here"),
+    ("", "(?i:true|false|null|none)", "write true, false or null"),
+    ("", r"[^\W\d]", "write it between double quotes"),
+    ("", "", "write a JSON value or key in its place"),
+)
+
+
+class SyntaxFault(ValueError):
+    """The first fault of the syntax, from `start` to `end` of the text; `fix` is the remedy."""
+
+    def __init__(self, start: int, end: int, message: str, fix: str) -> None:
+        super().__init__(message)
+        self.start, self.end, self.fix = start, end, fix
+
+
+def parse(text: str) -> TreeNode:
+    """Read the value of `text`. Raises SyntaxFault when the text is not JSON."""
+    try:
+        json.loads(text, parse_int=str)  # a number that is too long is found below, with its place
+    except json.JSONDecodeError as fault:
+        raise _refusal(text, fault) from None
+    except RecursionError:
+        raise _too_large(0) from None
+    document: list[TreeNode] = []
+    within: list[tuple[TreeNode, list[Any]]] = [(TreeNode(0, 0), document)]  # the open objects and lists, their parts
+    key: tuple[str, int, int] | None = None
+    nodes = 0
+    for token in _TOKEN.finditer(text):
+        start, end = token.span()
+        parent, parts = within[-1]
+        if token.group() in "}]":
+            within.pop()[0].end = end
+        elif parent.members is not None and key is None:
+            key = (_scalar(token), start, end)
+        else:
+            nodes += 1
+            if nodes > MOST_NODES or len(within) > MOST_DEPTH:
+                raise _too_large(start)
+            inner: list[Any] = []
+            if token.group() == "{":
+                node = TreeNode(start, end, members=inner)
+            elif token.group() == "[":
+                node = TreeNode(start, end, items=inner)
+            else:
+                node = TreeNode(start, end, _scalar(token))
+            parts.append(Member(*key, node) if key else node)
+            key = None
+            if token.group() in "{[":
+                within.append((node, inner))
+    return document[0]
+
+
+def _scalar(token: re.Match[str]) -> Any:
+    try:
+        value = json.loads(token.group())
+    except ValueError:  # of more digits than Python converts
+        value = math.inf
+    if isinstance(value, float) and not math.isfinite(value):
+        raise SyntaxFault(*token.span(), f"{token.group()[:20]} is no number, or too large", "write a smaller number")
+    if isinstance(value, str) and any("\ud800" <= character <= "\udfff" for character in value):
+        raise SyntaxFault(*token.span(), "has half of a surrogate pair (\\ud800 to \\udfff)", "remove it")
+    return value
+
+
+def _refusal(text: str, fault: json.JSONDecodeError) -> SyntaxFault:
+    if not text.strip():
+        return SyntaxFault(
+            0, 0, "is empty: want a JSON object", 'write {"cniVersion": "1.0.0", "name": ..., "type": ...}'
+        )
+    at = fault.pos
+    fix = next(fix for part, ahead, fix in _REMEDIES if part in fault.msg and re.compile(ahead).match(text, at))
+    if "','" in fault.msg and " after this" in fix:
+        start = len(text[:at].rstrip()) - 1  # the end of the value that lacks the comma
+        end = start + 1
+    else:
+        start = min(at, len(text) - 1)
+        end = start + max(1, len(re.findall(r"^\w*", text[start:])[0]))
+    return SyntaxFault(start, end, fault.msg[0].lower() + fault.msg[1:].removesuffix(" at"), fix)
+
+
+def _too_large(at: int) -> SyntaxFault:
+    return SyntaxFault(
+        at, at, f"it has more than {MOST_DEPTH} levels, or more than {MOST_NODES} values", "make it smaller"
+    )

@@ -1,0 +1,237 @@
+"""Diagnostic and reading a network: a conflist, a single configuration or a NetworkAttachmentDefinition.
+
+By name it is looked for in the net.d directory as libcni looks (conflists first, then single configurations, each in
+the order of their file names), and last in the NADs there. By path any of the three is read, under any name.
+A NAD is read as Multus reads it. All faults of a file are reported at once, each with its place.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from cni.documents import NET_DIRECTORY, reader
+from cni.documents.diagnostic import Diagnostic, refusal
+from cni.documents.models import Configuration, NetworkAttachmentDefinition, PluginModel
+from cni.documents.scope import Scope
+from cni.documents.text import Keys, Text
+from cni.shared.spec.errors import CniError, InvalidConfig, IoFailure
+from cni.shared.spec.request import member
+
+RESOURCE_NAME = "k8s.v1.cni.cncf.io/resourceName"  # the annotation by which Multus looks for a device
+NETWORKS = "k8s.v1.cni.cncf.io/networks"  # the annotation by which Multus attaches a pod
+_EXTENSIONS = ((".conflist",), (".conf", ".json"), (".yaml", ".yml"))  # in the order in which they are searched
+_SUGGESTED = 10
+
+
+@dataclass(frozen=True)
+class ChainStep:
+    """One plugin of a network: the part that the runtime reads, and the JSON object as it was written."""
+
+    plugin: PluginModel
+    document: dict[str, Any]
+
+    @property
+    def type(self) -> str:
+        """The name of the plugin."""
+        return self.plugin.type
+
+
+@dataclass(frozen=True)
+class Network:
+    """A network that can be attached. `versions` are the spec versions it may be used with, oldest first; `document`
+    is its conflist, which libcni keeps beside a result; `nad` is "namespace/name" of the NAD it came from, or ""."""
+
+    name: str
+    versions: tuple[str, ...]
+    steps: tuple[ChainStep, ...]
+    document: dict[str, Any] = field(repr=False)
+    path: str
+    disable_check: bool = False
+    disable_gc: bool = False
+    nad: str = ""
+    resource_name: str = ""
+
+    def with_device(self, device: str) -> Network:
+        """This network with the device's id in every plugin, as Multus passes on an allocated device; itself for ""."""
+        if not device:
+            return self
+        keys = {"deviceID": device, "pciBusID": device}
+        steps = tuple(ChainStep(s.plugin, {**s.document, **keys}) for s in self.steps)
+        return replace(self, steps=steps, document={**self.document, "plugins": [s.document for s in steps]})
+
+
+def find(reference: str, directory: str = NET_DIRECTORY) -> Network:
+    """The network that a person means: a path, a path#NAME where the file holds several, or a name in `directory`."""
+    path, _, name = reference.partition("#")
+    if "/" in path or name:
+        return _choose(read(path, directory), name, path)
+    return _search(reference, directory)
+
+
+def from_document(document: dict[str, Any], path: str) -> Network:
+    """The network of a conflist that a runtime has kept as JSON; InvalidConfig with its faults."""
+    faults: list[Diagnostic] = []
+    scope = reader.of_json(Text(path, json.dumps(document)), faults)
+    network = _network(scope) if scope else None
+    if network is None:
+        raise refusal(path, faults)
+    return network
+
+
+def _choose(networks: list[Network], name: str, path: str) -> Network:
+    chosen = [n for n in networks if not name or name in (n.name, n.nad, n.nad.rpartition("/")[2])]
+    if len(chosen) == 1:
+        return chosen[0]
+    names = ", ".join(sorted(n.nad or n.name for n in networks)) or "none"
+    if not chosen:
+        raise InvalidConfig(f"{path} holds no network {name}: there is {names}")
+    raise InvalidConfig(f"{path} holds several networks: write {path}#NAME with one of {names}")
+
+
+def _search(name: str, directory: str) -> Network:
+    """The network `name` in `directory`. A broken file is passed over, and reported when nothing is found."""
+    seen: list[str] = []
+    broken: list[CniError] = []
+    for networks in _in(directory, _EXTENSIONS, broken):
+        for network in networks:
+            if name in (network.name, network.nad, network.nad.rpartition("/")[2]):
+                return network
+            seen.append(network.name)
+    remedy = f"there is {', '.join(seen[:_SUGGESTED])}" if seen else "no network is defined there"
+    if os.path.exists(name):
+        remedy += f'; for the file write "./{name}"'
+    elif os.path.splitext(name)[1] in sum(_EXTENSIONS, ()):
+        remedy += ", and there is no file of that name here"
+    if broken:
+        remedy += f"; {len(broken)} file(s) there cannot be read"
+    raise InvalidConfig(
+        f"no network {name} in {directory}: {remedy}", "\n".join(f"{b.msg}\n{b.details}".strip() for b in broken)
+    )
+
+
+def _in(directory: str, kinds: Iterable[tuple[str, ...]], broken: list[CniError]) -> Iterator[list[Network]]:
+    """The networks of each file of `directory`; the fault of a file that cannot be read goes to `broken`."""
+    for path in (path for extensions in kinds for path in files(directory, extensions)):
+        try:
+            yield read(path, directory)
+        except CniError as fault:
+            broken.append(fault)
+
+
+def files(directory: str, extensions: tuple[str, ...]) -> list[str]:
+    """The files of `directory` with one of these extensions, in order; IoFailure when it cannot be listed."""
+    try:
+        names = sorted(os.listdir(directory))
+    except FileNotFoundError:
+        return []
+    except OSError as fault:
+        raise IoFailure(f"{directory} cannot be listed: {fault.strerror}") from None
+    paths = [os.path.join(directory, n) for n in names if os.path.splitext(n)[1] in extensions]
+    return [p for p in paths if not os.path.isdir(p)]
+
+
+def read(path: str, directory: str = NET_DIRECTORY) -> list[Network]:
+    """Every network in the file `path`; InvalidConfig with all its faults, IoFailure when it cannot be read."""
+    faults: list[Diagnostic] = []
+    found: list[Network | None] = []
+    for is_json, document in reader.documents(path, reader.require_text(path), faults):
+        for scope in reader.objects(document):
+            content = scope.root.data
+            if isinstance(content, dict) and content.get("kind") == "NetworkAttachmentDefinition":
+                found.append(_attachment_definition(scope, directory))
+            elif is_json and isinstance(content, dict) and "apiVersion" not in content:
+                found.append(_network(scope))
+    networks = [network for network in found if network]
+    if not networks and not faults:
+        raise InvalidConfig(f"{path}: holds neither a CNI network (JSON) nor a NetworkAttachmentDefinition")
+    if faults:
+        raise refusal(path, faults)
+    return networks
+
+
+def _attachment_definition(scope: Scope, directory: str) -> Network | None:
+    nad: NetworkAttachmentDefinition | None = scope.model(NetworkAttachmentDefinition, scope.root.data)
+    if nad is None:
+        return None
+    scope.network = nad.metadata.name
+    if nad.spec.config.strip():
+        _, node, _ = scope.root.walk(("spec", "config"))
+        inner = reader.of_json(reader.string(scope, node), scope.findings, nad.metadata.name)
+        network = _network(inner, nad.metadata.name) if inner else None
+    else:
+        network = _named(scope, nad.metadata.name, directory)
+    if network is None:
+        return None
+    full = f"{nad.metadata.namespace}/{nad.metadata.name}" if nad.metadata.namespace else nad.metadata.name
+    return replace(network, nad=full, resource_name=(nad.metadata.annotations or {}).get(RESOURCE_NAME, ""))
+
+
+def _named(scope: Scope, name: str, directory: str) -> Network | None:
+    """The network of a NAD without a config: a conflist or configuration of its name in net.d."""
+    for first, *_ in _in(directory, _EXTENSIONS[:2], []):
+        if first.name == name:
+            return first
+    scope.error(("spec", "config"), f"is empty, and {directory} has no network of the name {name}")
+    return None
+
+
+def _network(scope: Scope, nad: str = "") -> Network | None:
+    """The network of a conflist, or of a single configuration, which becomes a list of one as in libcni. Multus gives one
+    without a name that of its `nad`."""
+    document, known = scope.root.data, len(scope.findings)
+    if not isinstance(document, dict):
+        scope.error((), "want a JSON object")
+        return None
+    if nad and not document.get("name"):
+        document["name"] = nad
+    single = "plugins" not in document and member(document, "type") is not None
+    steps = _steps(scope, [((), document)]) if single else []
+    if single:
+        names = {"name": member(document, "name"), "cniVersion": member(document, "cniVersion")}
+        document = {**{k: v for k, v in names.items() if v is not None}, "plugins": [document]}
+    listed = document.get("plugins")
+    inline = listed if isinstance(listed, list) else []
+    outer = document | ({"plugins": [{"type": "any"}] * len(inline)} if inline else {})
+    configuration: Configuration | None = scope.model(Configuration, outer)
+    if not single:
+        steps = _steps(scope, [(("plugins", i), entry) for i, entry in enumerate(inline)])
+    if configuration is None:
+        return None
+    if not single and not nad and not configuration.loadOnlyInlinedPlugins:
+        steps += _more_steps(os.path.join(os.path.dirname(scope.text.path), configuration.name), scope.findings)
+    if not steps and len(scope.findings) == known:
+        scope.error((), "has no plugins: want a list `plugins`, or `type` for a single plugin")
+    if len(scope.findings) > known:
+        return None
+    return Network(
+        name=configuration.name,
+        versions=configuration.versions,
+        steps=tuple(steps),
+        document=document,
+        path=scope.text.path,
+        disable_check=configuration.disableCheck,
+        disable_gc=configuration.disableGC,
+    )
+
+
+def _steps(scope: Scope, entries: list[tuple[Keys, Any]]) -> list[ChainStep]:
+    plugins = [(scope.model(PluginModel, entry, keys), entry) for keys, entry in entries]
+    return [ChainStep(plugin, entry) for plugin, entry in plugins if plugin is not None]
+
+
+def _more_steps(folder: str, faults: list[Diagnostic]) -> list[ChainStep]:
+    """The plugins that libcni 1.3 appends: one a file, from the directory of the network's name beside its file."""
+    steps = []
+    for path in files(folder, (".conf",)):
+        try:
+            scope = reader.of_json(Text(path, reader.read_text(path)), faults)
+        except OSError as fault:
+            faults.append(reader.unreadable(path, fault))
+            continue
+        if scope is not None:
+            steps += _steps(scope, [((), scope.root.data)])
+    return steps

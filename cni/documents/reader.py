@@ -1,0 +1,185 @@
+"""Reads files that hold networks: text becomes documents, JSON or YAML, each a tree with places.
+
+The lint, the commands that attach, `rails` and `nad render` all read by it. The faults of the syntax are findings: a
+broken document hides no other one.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import yaml
+
+from cni.documents import jsontext
+from cni.documents.diagnostic import ERROR, Diagnostic
+from cni.documents.refusals import name_of
+from cni.documents.scope import Scope
+from cni.documents.text import Keys, Text
+from cni.documents.tree import DocumentTooLarge, TreeNode, compose, of_yaml
+from cni.shared.spec.codec import MOST_BYTES
+from cni.shared.spec.errors import InvalidConfig, IoFailure
+
+STDIN = "-"
+JSON = (".conflist", ".conf", ".json")  # those that libcni reads in a net.d
+YAML = (".yaml", ".yml")
+_DOCUMENT = re.compile(r"^(?=---(?:\s|$))", re.MULTILINE)
+
+
+class Unreadable(OSError):
+    """A file that is not the text of a network; the `strerror` says why, `fix` is the remedy."""
+
+    def __init__(self, reason: str, fix: str) -> None:
+        super().__init__(0, reason)
+        self.fix = fix
+
+
+def read_text(path: str) -> str:
+    """The text of the file `path`, "-" for stdin. OSError; Unreadable when it is no text, or too large."""
+    data = sys.stdin.buffer.read(MOST_BYTES + 1) if path == STDIN else _read(path)
+    if len(data) > MOST_BYTES:
+        raise Unreadable(f"is larger than {MOST_BYTES >> 20} MiB, which no plugin reads", "make it smaller")
+    try:
+        return data.decode("utf-8").removeprefix("\ufeff").replace("\r\n", "\n")
+    except UnicodeDecodeError as fault:
+        line = data.count(b"\n", 0, fault.start) + 1
+        raise Unreadable(f"is not UTF-8 text: byte {fault.start}, in line {line}", "save it as UTF-8") from None
+
+
+def _read(path: str) -> bytes:
+    if not stat.S_ISREG(os.stat(path).st_mode) and not path.startswith("/dev/fd/"):  # a FIFO may never end
+        raise OSError(0, "it is no regular file; for a pipe write -")
+    with open(path, "rb") as file:
+        return file.read(MOST_BYTES + 1)
+
+
+def require_text(path: str) -> str:
+    """As `read_text`, with the errors of commands: InvalidConfig, IoFailure."""
+    try:
+        return read_text(path)
+    except Unreadable as fault:
+        raise InvalidConfig(f"{shown_path(path)} {fault.strerror}: {fault.fix}") from None
+    except OSError as fault:
+        raise IoFailure(f"{shown_path(path)} cannot be read: {fault.strerror}") from None
+
+
+def shown_path(path: str) -> str:
+    """The name of the file `path` in messages."""
+    return "<stdin>" if path == STDIN else path
+
+
+def unreadable(path: str, fault: OSError) -> Diagnostic:
+    """The finding for a file that `read_text` refused."""
+    reason = str(fault.strerror or fault)
+    if isinstance(fault, Unreadable):
+        return about(path, reason, fault.fix)
+    return about(path, f"cannot be read: {reason}", "name a file that can")
+
+
+def about(path: str, message: str, fix: str, severity: str = ERROR) -> Diagnostic:
+    """A finding about a file as a whole."""
+    return Diagnostic(path, 0, 0, 0, severity, "", message, fix)
+
+
+def documents(path: str, text: str, findings: list[Diagnostic]) -> Iterator[tuple[bool, Scope]]:
+    """The documents in `text`, that of the file `path`; whether each is JSON. The faults of the syntax go to `findings`."""
+    whole = Text(path, text)
+    if _is_json(path, text):
+        if scope := of_json(whole, findings):
+            yield True, scope
+        return
+    starts = [0, *(m.start() for m in _DOCUMENT.finditer(text) if m.start())]
+    for start, end in zip(starts, [*starts[1:], len(text)], strict=True):
+        lines = (line.strip() for line in text[start:end].splitlines())
+        is_empty = all(not line or line.startswith(("#", "%", "---", "...")) for line in lines)
+        if not is_empty and (scope := _of_yaml(whole.part(start, end), findings)):
+            yield False, scope
+
+
+def objects(scope: Scope) -> Iterator[Scope]:
+    """The document, or the members of a List of Kubernetes."""
+    document = scope.root.data
+    if isinstance(document, dict) and str(document.get("kind")).endswith("List"):
+        items = scope.root.member("items")
+        for item in items.node.items or [] if items else []:
+            yield from objects(scope.inside(item))
+    else:
+        yield scope
+
+
+def of_json(text: Text, findings: list[Diagnostic], network: str = "", prefix: Keys = ()) -> Scope | None:
+    """Read the JSON document `text`; return None, with a finding, when it is not JSON."""
+    scope = Scope(text, TreeNode(0, 0), findings, network, prefix)
+    try:
+        return scope.inside(jsontext.parse(text.text))
+    except jsontext.SyntaxFault as fault:
+        scope.span(ERROR, fault.start, fault.end, name_of(prefix), f"not JSON: {fault}", fault.fix)
+        return None
+
+
+def json_inside(scope: Scope, keys: Keys, is_list: bool = False) -> Scope | None:
+    """The JSON document in the string at `keys`, whose findings are those of `scope` with places in the file; None, with a
+    finding, when it is not JSON. `is_list`: the string has the members of a list, without its brackets."""
+    text = string(scope, scope.root.walk(keys)[1])
+    return of_json(text.bracketed() if is_list else text, scope.findings, scope.network, keys)
+
+
+def string(scope: Scope, node: TreeNode) -> Text:
+    """The text inside the string `node`, with places in the file."""
+    if node.scalar is None:  # of a JSON file
+        return scope.text.inner(node.value, node.start + 1, node.end)
+    return scope.text.scalar(node.scalar)
+
+
+def duplicates(scope: Scope) -> None:
+    """Note each key that an object has twice."""
+    for node in scope.root.objects():
+        names: set[str] = set()
+        for member in node.members or []:
+            if member.name in names:
+                message = f'the key "{member.name}" is there twice, and of two the last one counts'
+                scope.span(ERROR, member.start, member.end, member.name, message, "remove one")
+            names.add(member.name)
+
+
+def _is_json(path: str, text: str) -> bool:
+    extension, begin = os.path.splitext(path)[1], text.lstrip()[:1]
+    if begin == "{":
+        return not (extension in YAML and _as_yaml(text) is not None)
+    return extension in JSON and (begin == "[" or not isinstance(_as_yaml(text), yaml.MappingNode))
+
+
+def _as_yaml(text: str) -> Any:
+    try:
+        return compose(text)
+    except (yaml.YAMLError, ValueError, RecursionError):
+        return None
+
+
+def _of_yaml(text: Text, findings: list[Diagnostic]) -> Scope | None:
+    scope = Scope(text, TreeNode(0, 0), findings)
+    try:
+        composed = compose(text.text)
+        return None if composed is None else scope.inside(of_yaml(composed))
+    except yaml.MarkedYAMLError as fault:
+        mark = fault.problem_mark or fault.context_mark
+        at = mark.index if mark else 0
+        fix = _yaml_fix(text.text, at, str(fault.problem))
+        scope.span(ERROR, at, at + 1, "", f"not YAML: {fault.problem or fault}", fix)
+    except yaml.reader.ReaderError as fault:
+        scope.span(ERROR, fault.position, fault.position + 1, "", f"not YAML: {fault.reason}", "remove this character")
+    except (yaml.YAMLError, DocumentTooLarge, ValueError, RecursionError) as fault:
+        findings.append(about(text.path, f"not YAML: {fault}", "make it simpler"))
+    return None
+
+
+def _yaml_fix(text: str, at: int, problem: str) -> str:
+    if text[at : at + 1] == "\t":
+        return "indent with spaces: YAML takes no tabs"
+    if "mapping values are not allowed" in problem:
+        return "check the indentation, and put text with a colon between quotes"
+    return "check the quotes and the indentation before it"

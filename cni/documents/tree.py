@@ -1,0 +1,143 @@
+"""The values of a document and their places, the same for JSON and for YAML."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import yaml
+
+from cni.documents.text import Keys
+
+MOST_DEPTH = 100
+MOST_NODES = 100_000
+
+
+class DocumentTooLarge(ValueError):
+    """More nesting, or more values, than a network can have."""
+
+
+@dataclass
+class Member:
+    """A key of an object, from `start` to `end` of the text, and its value."""
+
+    name: str
+    start: int
+    end: int
+    node: TreeNode
+
+
+@dataclass
+class TreeNode:
+    """A value that stands from `start` to `end` of the text: an object with `members`, a list with `items`, or `value`."""
+
+    start: int
+    end: int
+    value: Any = None
+    members: list[Member] | None = None
+    items: list[TreeNode] | None = None
+    scalar: yaml.ScalarNode | None = None  # the source of a value in YAML
+    _data: Any = field(default=None, repr=False)
+
+    @property
+    def data(self) -> Any:
+        """The value as Python's json would read it: of a key that is there twice the last one counts."""
+        if self._data is None and self.members is not None:
+            self._data = {m.name: m.node.data for m in self.members}
+        elif self._data is None and self.items is not None:
+            self._data = [item.data for item in self.items]
+        return self.value if self._data is None else self._data
+
+    def member(self, name: str) -> Member | None:
+        """The member `name`: to the letter, otherwise without regard to case; None when it is missing."""
+        members = self.members or []
+        exact = [m for m in members if m.name == name]
+        folded = [m for m in members if m.name.lower() == name.lower()]
+        return exact[-1] if exact else folded[0] if folded else None
+
+    def walk(self, keys: Keys) -> tuple[Member | None, TreeNode, int]:
+        """Follow `keys` as far as they exist; return the last member (None in a list), its node, and how many keys exist."""
+        found: Member | None = None
+        node, depth = self, 0
+        for key in keys:
+            if isinstance(key, int):
+                if node.items is None or key >= len(node.items):
+                    break
+                found, node = None, node.items[key]
+            else:
+                inner = node.member(key)
+                if inner is None:
+                    break
+                found, node = inner, inner.node
+            depth += 1
+        return found, node, depth
+
+    def objects(self) -> Iterator[TreeNode]:
+        """This node and all objects and lists inside it, each once."""
+        seen: set[int] = set()
+        pending = [self]
+        while pending:
+            node = pending.pop()
+            if id(node) in seen or (node.members is None and node.items is None):
+                continue
+            seen.add(id(node))
+            yield node
+            pending += [m.node for m in node.members or []] + (node.items or [])
+
+
+class _Bounded(yaml.SafeLoader):
+    """A loader that refuses deep nesting before it costs much time."""
+
+    depth = 0
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        self.depth += 1
+        if self.depth > MOST_DEPTH:
+            raise DocumentTooLarge(f"it has more than {MOST_DEPTH} levels")
+        try:
+            return super().compose_node(parent, index)
+        finally:
+            self.depth -= 1
+
+
+def compose(text: str) -> yaml.Node | None:
+    """The YAML document `text`, None for an empty one. Raises yaml.YAMLError and DocumentTooLarge."""
+    loader = _Bounded(text)
+    try:
+        return loader.get_single_node()
+    finally:
+        loader.dispose()
+
+
+def of_yaml(root: yaml.Node) -> TreeNode:
+    """The tree of a composed YAML document. Raises DocumentTooLarge, and yaml.YAMLError for an invalid value."""
+    known: dict[int, TreeNode] = {}  # an alias is the node that it names, and is read once
+    constructor = yaml.SafeLoader("")
+
+    def convert(node: yaml.Node, depth: int) -> TreeNode:
+        if depth > MOST_DEPTH or len(known) > MOST_NODES:
+            raise DocumentTooLarge("it is nested too deeply, or has too many values")
+        if id(node) in known:
+            return known[id(node)]
+        made = TreeNode(node.start_mark.index, node.end_mark.index)
+        if isinstance(node, yaml.MappingNode):
+            constructor.flatten_mapping(node)  # "<<", a merge
+            made.members = [
+                Member(
+                    str(k.value) if isinstance(k, yaml.ScalarNode) else "?",
+                    k.start_mark.index,
+                    k.end_mark.index,
+                    convert(v, depth + 1),
+                )
+                for k, v in node.value
+            ]
+        elif isinstance(node, yaml.SequenceNode):
+            made.items = [convert(v, depth + 1) for v in node.value]
+        else:
+            made.value = constructor.construct_object(node)
+            made.scalar = node if isinstance(node, yaml.ScalarNode) else None
+        known[id(node)] = made
+        return made
+
+    return convert(root, 0)

@@ -1,0 +1,1 @@
+"""Attachments: the dispatcher, the verbs, the plugins, the features."""

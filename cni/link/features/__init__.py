@@ -1,0 +1,119 @@
+"""The features that an attachment may have beside its link, each with a key in the network configuration.
+
+    rail    a routing table of its own, and ARP settings                         routing.py
+    rdma    the verbs device of its netdev, and the GIDs of its addresses        verbs_device.py
+
+A module is loaded only for an attachment that asks for the feature, or that has it in its record. `Feature` in base.py
+lists the functions of a module. The plan of each feature stands in the attachment's record, as `extras`, before the first
+side effect, so that a DEL undoes it whatever has become of the configuration.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from cni.shared.config import OF_FEATURES
+from cni.shared.spec.errors import CniError, IoFailure
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import Any
+
+    from cni.link.features.base import Feature, Place
+    from cni.shared.config import Fault
+    from cni.shared.kernel.links import Link
+    from cni.shared.kernel.sandbox import Sandbox
+    from cni.shared.log import Log
+    from cni.shared.spec.request import Request
+    from cni.shared.spec.result import Result
+
+NAMES = OF_FEATURES
+UNASKED = ("rdma",)  # these may be had without their key
+
+
+def named(name: str) -> Feature:
+    """The feature `name`; only its module is loaded."""
+    if name == "rail":
+        from cni.link.features import routing  # most networks have at most one feature
+
+        return routing
+    from cni.link.features import verbs_device  # most networks have at most one feature
+
+    return verbs_device
+
+
+class Features:
+    """The features of one attachment, each with its plan, in the order in which they are applied."""
+
+    def __init__(self, documents: Mapping[str, dict[str, Any]]) -> None:
+        self.documents = documents
+
+    def before_up(self, link: Link, sandbox: Sandbox) -> None:
+        """Make the changes that must precede the addresses and the start of the link. Runs in the sandbox."""
+        for name, document in self.documents.items():
+            named(name).before_up(document, link, sandbox)
+
+    def after_up(self, link: Link, result: Result, sandbox: Sandbox, log: Log) -> bool:
+        """In the sandbox, when the link is up and has its addresses and routes; `result` may be added to.
+
+        True when this changed the plan, so that the record must be written again.
+        """
+        changed = False
+        for name, document in self.documents.items():
+            changed = named(name).after_up(document, link, result, sandbox, log) or changed
+        return changed
+
+    def remove(self, sandbox: Sandbox | None, log: Log) -> list[CniError]:
+        """Undo all, the last first, also when the sandbox is gone (`sandbox` is None); why some could not be undone."""
+        faults: list[CniError] = []
+        for name, document in reversed(list(self.documents.items())):
+            try:
+                named(name).remove(document, sandbox, log)
+            except CniError as fault:
+                faults.append(fault)
+            except OSError as fault:
+                faults.append(
+                    IoFailure(f"`{name}` of the attachment cannot be undone: {fault.strerror}; repeat the DEL")
+                )
+        return faults
+
+    def differences(self, link: Link, expected: Result, sandbox: Sandbox) -> list[str]:
+        """The differences from the state in which ADD left them."""
+        found = []
+        for name, document in self.documents.items():
+            found += named(name).differences(document, link, expected, sandbox)
+        return found
+
+
+def unlike(documents: Mapping[str, dict[str, Any]], asked: Mapping[str, Any]) -> list[str]:
+    """The differences between the configurations `asked` and the plans (`documents`)."""
+    return [text for name, config in asked.items() for text in named(name).unlike(documents.get(name), config)]
+
+
+def read(request: Request, faults: list[Fault]) -> dict[str, Any]:
+    """The checked configuration of each feature that `request` asks for; its faults go to `faults`."""
+    asked = {}
+    for name in NAMES:
+        value = request.member(name)
+        if value is None and name not in UNASKED:
+            continue
+        config = named(name).read(value, request, faults)
+        if config is not None:
+            asked[name] = config
+    return asked
+
+
+def plan(asked: Mapping[str, Any], request: Request, place: Place) -> Features | None:
+    """The plans, None for none; the CniError of the first feature that cannot be had. Nothing is changed yet."""
+    documents = {}
+    for name, config in asked.items():
+        document = named(name).plan(config, request, place)
+        if document is not None:
+            documents[name] = document
+    return Features(documents) if documents else None
+
+
+def status(asked: Mapping[str, Any], is_shared: bool, netdev: Link | None) -> None:
+    """Raise why an ADD could not have a feature now; `netdev` is the one on the host that ADDs would use, if it is known."""
+    for name, config in asked.items():
+        named(name).status(config, is_shared, netdev)

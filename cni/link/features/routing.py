@@ -1,0 +1,175 @@
+"""The key `rail`: routing that keeps each of several NICs in a sandbox to itself.
+
+With an interface per subnet, Linux answers ARP for any of its addresses on all of them, and sends a reply by whatever
+link its main table says. A NIC that is to carry RDMA must not: its peers would learn another's MAC. So a rail gets
+
+    arp_ignore 1, arp_announce 2, rp_filter 2     on the interface, before it comes up (ip-sysctl.rst)
+    table TABLE                                   its subnets, the attachment's routes, and a default route by the gateway
+    from ADDRESS lookup TABLE                     a rule for each of its addresses, priority 7000
+
+The table's routes go with the link; rules do not, and are removed by the table's number, which is the rail's own in its
+sandbox: two groups there need a `tableBase` each.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from typing import TYPE_CHECKING
+
+from cni.shared import rail
+from cni.shared.config import Fault, Key, mapping
+from cni.shared.kernel import files, ip_rules, ipconfig, routes
+from cni.shared.kernel.netlink import KernelError
+from cni.shared.rail import KEYS as KEYS
+from cni.shared.rail import Rail
+from cni.shared.spec.errors import InvalidConfig, KernelRefused
+from cni.shared.spec.result import Route
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from typing import Any
+
+    from cni.link.features.base import Place
+    from cni.shared.kernel.links import Link
+    from cni.shared.kernel.sandbox import Sandbox
+    from cni.shared.log import Log
+    from cni.shared.spec.request import Request
+    from cni.shared.spec.result import Result
+
+KEY = Key("rail", mapping, None, "which rail of a group of NICs the network is; an object")
+PRIORITY = 7000  # of the rules: before the main table's, 32766
+SYSCTLS = (("arp_ignore", "1"), ("arp_announce", "2"), ("rp_filter", "2"))
+_ROOT = "net/ipv4/conf"
+
+Entry = tuple[str, str]  # destination, gateway
+
+
+def read(value: Any, request: Request, faults: list[Fault]) -> Rail | None:
+    """The checked key; None without it."""
+    return rail.read(request.config, faults) if value is not None else None
+
+
+def plan(config: Rail, request: Request, place: Place) -> dict[str, Any] | None:
+    """The table, which must be free in the sandbox; None when the rail wants no routing of ours."""
+    if not config.routing:
+        return None
+    if any(rule.table == config.table for rule in ip_rules.list_of(place.sandbox.rtnl)):
+        raise InvalidConfig(
+            f"rail {config.index} of group {config.group}: routing table {config.table} is already in use in the sandbox, perhaps by"
+            f" rail {config.index} of another group: give each group its own rail.tableBase"
+        )
+    return {"group": config.group, "index": config.index, "table": config.table}
+
+
+def before_up(document: dict[str, Any], link: Link, sandbox: Sandbox) -> None:
+    """The link must not answer for others' addresses, from the first packet on."""
+    for name, value in SYSCTLS:
+        try:
+            files.write_sysctl(f"{_ROOT}/{link.name}/{name}", value)
+        except OSError as fault:
+            raise KernelRefused(
+                f"{name} of {link.name} cannot be set to {value}: {fault.strerror}; /proc/sys must be writable, or set"
+                " rail.routing to false"
+            ) from None
+
+
+def after_up(document: dict[str, Any], link: Link, result: Result, sandbox: Sandbox, log: Log) -> bool:
+    """Fill the rail's table with routes, then add the rules that lead to the table; `document` stays as it is."""
+    table = document["table"]
+    for address in result.ips:
+        text = address.address.partition("/")[0]
+        route = Route(ipconfig.subnet(address.address), table=table)
+        ipconfig.add_route(sandbox.rtnl, link, route, "", text)
+    for route in result.routes:
+        if route.table is None:
+            gw = route.gw or ipconfig.gateway(route.family, result.ips)
+            again = Route(route.dst, gw, route.mtu, route.advmss, route.priority, table, route.scope)
+            ipconfig.add_route(sandbox.rtnl, link, again, gw)
+    for dst, gw in _defaults(result):
+        ipconfig.add_route(sandbox.rtnl, link, Route(dst, table=table), gw)
+    for address in result.ips:
+        source = address.address.partition("/")[0]
+        try:
+            ip_rules.add(sandbox.rtnl, source, table, PRIORITY)
+        except KernelError as fault:
+            if fault.errno != errno.EEXIST:
+                raise KernelRefused(
+                    f"the rule that leads packets from {source} to table {table} cannot be set: {fault.strerror}; the kernel needs"
+                    " CONFIG_IP_MULTIPLE_TABLES and its IPv6 counterpart, or set rail.routing to false",
+                    str(fault),
+                ) from None
+    return False
+
+
+def _defaults(result: Result) -> Iterator[Entry]:
+    """A default route by the gateway of each family that has one, unless the attachment's routes have it."""
+    for family, dst in ((4, "0.0.0.0/0"), (6, "::/0")):
+        gw = ipconfig.gateway(family, result.ips)
+        if gw and not any(route.family == family and route.dst.endswith("/0") for route in result.routes):
+            yield dst, gw
+
+
+def remove(document: dict[str, Any], sandbox: Sandbox | None, log: Log) -> None:
+    """Remove the rules; what else there was goes with the link."""
+    if sandbox is None:
+        return
+    table = document["table"]
+    for rule in ip_rules.list_of(sandbox.rtnl):
+        if rule.table != table or rule.priority != PRIORITY or not rule.source:
+            continue
+        try:
+            ip_rules.remove(sandbox.rtnl, rule.source, table, PRIORITY)
+        except KernelError as fault:
+            if fault.errno not in (errno.ENOENT, errno.ESRCH):
+                raise KernelRefused(
+                    f"the rule for {rule.source} (table {table}) cannot be removed: {fault.strerror}; repeat the DEL",
+                    str(fault),
+                ) from None
+
+
+def differences(document: dict[str, Any], link: Link, expected: Result, sandbox: Sandbox) -> list[str]:
+    """ARP settings, rules and routes that are not as ADD left them."""
+    table = document["table"]
+    found = []
+    with sandbox.namespace.entered():
+        for name, wanted in SYSCTLS:
+            try:
+                value = files.read_sysctl(f"{_ROOT}/{link.name}/{name}")
+            except OSError as fault:
+                value = os.strerror(fault.errno or 0)
+            if value != wanted:
+                found.append(f"{name} of {link.name} is {value}, was {wanted}")
+    there_now = {rule.source.partition("/")[0] for rule in ip_rules.list_of(sandbox.rtnl) if rule.table == table}
+    held = {(r.dst, r.gw) for r in routes.list_of(sandbox.rtnl, link.index) if r.table == table}
+    for address in expected.ips:
+        source = ipconfig.canonical(address.address).partition("/")[0]
+        if source not in there_now:
+            found.append(f"the rule from {source} to table {table} is gone")
+        if (ipconfig.subnet(address.address), "") not in held:
+            found.append(f"table {table} has no route to {ipconfig.subnet(address.address)} by {link.name}")
+    for dst, gw in _defaults(expected):
+        if (dst, gw) not in held:
+            found.append(f"table {table} has no default route by {gw}")
+    for route in expected.routes:
+        if route.table is None and ipconfig.subnet(route.dst) not in {dst for dst, _ in held}:
+            found.append(f"table {table} has no route to {route.dst} by {link.name}")
+    return found
+
+
+def unlike(document: dict[str, Any] | None, config: Rail) -> list[str]:
+    """How the rail that was planned differs from the configured one."""
+    if document is None:
+        return [f"rail has no routing table, configured is {config.table}"] if config.routing else []
+    if not config.routing:
+        return [f"rail has the routing table {document['table']}, configured is none (rail.routing)"]
+    pairs = {"index": config.index, "group": config.group, "table": config.table}
+    return [
+        f"rail.{key} is {document[key]}, configured is {value}"
+        for key, value in pairs.items()
+        if document[key] != value
+    ]
+
+
+def status(config: Rail, is_shared: bool, netdev: Link | None) -> None:
+    """Nothing more than the link is needed."""

@@ -1,0 +1,278 @@
+"""The key `rdma`: the verbs device of the netdev that carries an attachment, and a GID for each of its addresses.
+
+RDMA over Ethernet works for a pod when the kernel has put its addresses into the GID table of the port below, each as
+a RoCE v2 entry with the pod's link. The kernel does that by itself, some time after an address is set, when the table
+has room; nothing tells the pod, or the runtime, when it does not. So an ADD waits for the entries and says what it found.
+
+Sources: drivers/infiniband/core/roce_gid_mgmt.c and cache.c for what enters the table; the Device Information
+Specification of the Network Plumbing Working Group, version 1.1.0, for the file.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from cni.link.features import deviceinfo, gids
+from cni.shared.config import Fault, Key, boolean, fill, integer
+from cni.shared.kernel import files, rdma_netlink, rdma_sysfs
+from cni.shared.spec.errors import (
+    InvalidConfig,
+    KernelRefused,
+    LimitedConnectivity,
+    NotAvailable,
+    TryAgainLater,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import Any
+
+    from cni.link.features.base import Place
+    from cni.shared.kernel.links import Link
+    from cni.shared.kernel.sandbox import Sandbox
+    from cni.shared.log import Log
+    from cni.shared.spec.request import Request
+    from cni.shared.spec.result import Result
+
+    Ports = Sequence[tuple[str, int]]
+
+MOST_SECONDS = 60
+WARN_PERCENT = 80
+
+
+def switch(value: Any) -> Any:
+    """A value of the key `rdma`: a boolean, "auto" or an object."""
+    if isinstance(value, bool | dict) or value == "auto":
+        return value
+    raise ValueError('want true, false, "auto", or an object')
+
+
+KEY = Key(
+    "rdma",
+    switch,
+    "auto",
+    "auto: when the netdev has a verbs device, wait for the GIDs of the addresses; true: as with `required`; false: do not look; or an object",
+)
+
+KEYS: Sequence[Key] = (
+    Key("required", boolean, False, "an ADD fails without a verbs device, or when an address has no GID in time"),
+    Key("waitSeconds", integer(0, MOST_SECONDS), 2, "how long an ADD waits for the GIDs, in seconds", "wait_seconds"),
+    Key(
+        "ipv6LinkLocal",
+        boolean,
+        True,
+        "false: the link gets no fe80 address of the kernel's, which would take two more GIDs of the port",
+        "link_local",
+    ),
+)
+
+
+class VerbsConfig:
+    """The checked values of KEYS; `info` is runtimeConfig.CNIDeviceInfoFile, unchecked, None if absent."""
+
+    info: Any
+    required: bool
+    wait_seconds: int
+    link_local: bool
+
+
+def read(value: Any, request: Request, faults: list[Fault]) -> VerbsConfig | None:
+    """The checked configuration; None when the key is false, or has a value that is none."""
+    config = VerbsConfig()
+    try:
+        chosen = KEY.default if value is None else KEY.read(value)
+    except ValueError as fault:
+        faults.append(Fault(KEY.name, value, str(fault)))
+        return None
+    if chosen is False:
+        return None
+    fill(config, KEYS, chosen if isinstance(chosen, dict) else {}, faults, f"{KEY.name}.")
+    if chosen is True:
+        config.required = True
+    config.info = request.of_runtime(deviceinfo.CAPABILITY)
+    return config
+
+
+def plan(config: VerbsConfig, request: Request, place: Place) -> dict[str, Any] | None:
+    """The ports below the netdev, and what to do about them; None when there are none and none is required."""
+    ports = _ports(place)
+    if not ports:
+        if config.required:
+            raise InvalidConfig(*_without_device(place.netdev))
+        return None
+    roce = [port for port in ports if rdma_sysfs.is_roce(*port)]  # a device that has gone by then does not tell
+    if place.is_shared:
+        unusable = _unusable_by_others(place.netdev, ports)
+        if unusable and config.required:
+            raise InvalidConfig(f"`rdma` is required, and {unusable}")
+        if unusable:
+            place.log.warning(unusable)
+            roce = []  # nothing to wait for
+    info, whose = deviceinfo.claim(config.info, [device for device, _ in ports], request, place.log)
+    return {
+        "ports": [list(port) for port in ports],
+        "roce": [list(port) for port in roce],
+        "netdev": place.netdev,
+        "required": config.required,
+        "waitSeconds": config.wait_seconds,
+        "ipv6LinkLocal": config.link_local,
+        "info": info,
+        "whose": whose,
+        "missing": [],
+    }
+
+
+def _ports(place: Place) -> Ports:
+    if not place.netdev:
+        return []
+    if not place.in_sandbox:
+        return rdma_sysfs.ports_of_netdev(place.netdev)
+    with place.sandbox.namespace.entered():  # by netlink, since sysfs shows the host's netdevs
+        return rdma_netlink.ports_of_netdev(place.netdev, place.sandbox.rtnl)
+
+
+def _without_device(netdev: str) -> tuple[str, str]:
+    """What to say when there is no verbs device: message and details."""
+    known = [
+        f"{d} port {p} ({rdma_sysfs.netdev_of(d, p) or 'no netdev'})"
+        for d in rdma_sysfs.devices()
+        for p in rdma_sysfs.ports(d)
+    ]
+    what = f'netdev "{netdev}" has no verbs device' if netdev else "the device has no netdev, and no verbs device"
+    return (
+        f"`rdma` is required, and {what}: name a netdev of an RDMA NIC, or load its driver (mlx5_ib; rdma_rxe for soft-RoCE)",
+        f"verbs devices of the node: {', '.join(known) or 'none'}",
+    )
+
+
+def _unusable_by_others(netdev: str, ports: Ports) -> str:
+    """Why pods beside the host cannot open the verbs device of a netdev that they share, or ""."""
+    if rdma_netlink.netns_mode() != rdma_netlink.EXCLUSIVE:
+        return ""
+    return (
+        f'RDMA is in exclusive netns mode: verbs device {ports[0][0]} of master "{netdev}" is the host\'s alone, and no'
+        " macvlan's pod can open it. Use host-device or sriov, or the shared mode (module option ib_core netns_mode=1)"
+    )
+
+
+def before_up(document: dict[str, Any], link: Link, sandbox: Sandbox) -> None:
+    """Let the kernel make no link-local address, when none is wanted."""
+    if document["ipv6LinkLocal"]:
+        return
+    try:
+        files.write_sysctl(f"net/ipv6/conf/{link.name}/addr_gen_mode", "1")  # IN6_ADDR_GEN_MODE_NONE, if_link.h
+    except FileNotFoundError:
+        pass  # no IPv6 in this kernel: no such address either
+    except OSError as fault:
+        raise KernelRefused(
+            f"rdma.ipv6LinkLocal false cannot be applied to {link.name}: {fault.strerror}; is /proc/sys writable here?"
+        ) from None
+
+
+def after_up(document: dict[str, Any], link: Link, result: Result, sandbox: Sandbox, log: Log) -> bool:
+    """Wait for the GIDs, log the faults, and write the device-info file; returns whether `document` changed."""
+    ports, roce = document["ports"], document["roce"]
+    interface = result.interfaces[0]
+    found: dict[str, gids.Place] = {}
+    if roce:
+        addresses = [a.address.partition("/")[0] for a in result.ips]
+        found = gids.wait(roce, addresses, link.name, document["waitSeconds"])
+        document["missing"] = [a for a in addresses if a not in found]
+        for address in document["missing"]:
+            text = gids.missing(roce, address, link.name)
+            if document["required"]:
+                raise TryAgainLater(text, f"`rdma` is required, and {document['waitSeconds']} s have passed")
+            log.warning(text)
+        for text in remarks(roce, document["netdev"], interface.name, interface.mtu):
+            log.warning(text)
+    device, port, _ = next(iter(found.values()), (*ports[0], 0))
+    interface.pci_id = interface.pci_id or rdma_sysfs.pci_of(device)
+    if document["info"]:
+        indexes = {address: index for address, (_, _, index) in found.items()}
+        deviceinfo.write(document["info"], deviceinfo.described(device, port, indexes), document["whose"], log)
+    return bool(document["missing"])
+
+
+def remarks(ports: Ports, netdev: str, ifname: str, mtu: int, root: str = "/sys") -> list[str]:
+    """What of an attachment works, and not as it could, or not for long."""
+    found = []
+    size = rdma_sysfs.roce_mtu(mtu)
+    if size < rdma_sysfs.WHOLE_ROCE_MTU:
+        found.append(
+            f"MTU {mtu} of {ifname} makes a RoCE MTU of {size}, and {rdma_sysfs.WHOLE_ROCE_MTU} needs {rdma_sysfs.MTU_FOR_WHOLE_ROCE} or more:"
+            f" raise the MTU of {netdev} and the key `mtu`, and on switches"
+        )
+    for device, port in ports:
+        used, room = gids.use(device, port, root)
+        if room and 100 * used >= WARN_PERCENT * room:
+            found.append(
+                f"the GID table of {device} port {port} ({netdev}) has {used} of {room} entries in use: when it is full,"
+                " addresses of further pods get no GID. rdma.ipv6LinkLocal false saves those of fe80 addresses"
+            )
+    return found
+
+
+def remove(document: dict[str, Any], sandbox: Sandbox | None, log: Log) -> None:
+    """Remove the device-info file; the kernel takes the GIDs out by itself."""
+    if document["info"]:
+        devices = [device for device, _ in document["ports"]]
+        deviceinfo.remove(document["info"], document.get("whose"), devices, log)
+
+
+def differences(document: dict[str, Any], link: Link, expected: Result, sandbox: Sandbox) -> list[str]:
+    """The addresses that had a GID, and have none now."""
+    ports, roce = document["ports"], document["roce"]
+    known = rdma_sysfs.devices()
+    gone = [device for device, _ in ports if device not in known]
+    if gone:
+        return [] if _has_device(gone[0], sandbox) else [f"verbs device {gone[0]} is gone"]
+    if not roce:
+        return []
+    addresses = [a.address.partition("/")[0] for a in expected.ips]
+    wanted = [a for a in addresses if a not in document["missing"]]
+    found = gids.find(roce, wanted, link.name)
+    return [gids.missing(roce, address, link.name) for address in wanted if address not in found]
+
+
+def unlike(document: dict[str, Any] | None, config: VerbsConfig) -> list[str]:
+    """The differences of the plan from the configuration; without a verbs device only when one is required."""
+    if document is None:
+        return ["rdma has no verbs device, configured is that one is required"] if config.required else []
+    was = document["ipv6LinkLocal"]
+    if was == config.link_local:
+        return []
+    return [f"rdma.ipv6LinkLocal is {str(was).lower()}, configured is {str(config.link_local).lower()}"]
+
+
+def _has_device(name: str, sandbox: Sandbox) -> bool:
+    """Whether the verbs device was moved into the sandbox, where sysfs of the host does not show it."""
+    with sandbox.namespace.entered():
+        return rdma_netlink.has_device(name)
+
+
+def status(config: VerbsConfig, is_shared: bool, netdev: Link | None) -> None:
+    """NotAvailable without a verbs device that pods can use; LimitedConnectivity when its port does not work."""
+    if netdev is None:
+        return
+    ports = rdma_sysfs.ports_of_netdev(netdev.name)
+    if not ports and config.required:
+        raise NotAvailable(*_without_device(netdev.name))
+    if ports and config.required and is_shared:
+        unusable = _unusable_by_others(netdev.name, ports)
+        if unusable:
+            raise NotAvailable(f"`rdma` is required, and {unusable}")
+    fault = port_fault(ports, netdev.name) if netdev.up else ""  # a device that waits for its pod is down
+    if fault:
+        raise LimitedConnectivity(fault)
+
+
+def port_fault(ports: Ports, netdev: str, root: str = "/sys") -> str:
+    """Which of the ports does not work, and what to look at; "" when all do."""
+    for device, number in ports:
+        port = rdma_sysfs.PortState(device, number, root)
+        if port.state and port.state != rdma_sysfs.ACTIVE:
+            return (
+                f'port {number} of verbs device {device} (netdev "{netdev}") is {port.state}, {port.physical_state}: see its'
+                " cable and switch port, and `rdma link`"
+            )
+    return ""

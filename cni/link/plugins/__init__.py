@@ -1,0 +1,28 @@
+"""A folder for each link plugin: its configuration, its plan (pure), and how it applies, checks and removes the plan."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from cni.link.plugins.base import LinkPlugin
+
+LINK_PLUGINS = ("macvlan", "host-device", "sriov")
+EXECUTABLES = (*LINK_PLUGINS, "rdma", "whereabouts")  # each also with the prefix "railcni-"
+
+
+def named(name: str) -> LinkPlugin:
+    """The link plugin `name`; only its module is loaded."""
+    if name == "macvlan":
+        from cni.link.plugins import macvlan  # a call has one link plugin
+
+        return macvlan
+    if name == "sriov":
+        from cni.link.plugins.sriov import plugin as sriov  # a call has one link plugin
+
+        return sriov
+    if name == "host-device":
+        from cni.link.plugins.host_device import plugin as host_device  # a call has one link plugin
+
+        return host_device
+    raise LookupError(f"no link plugin {name}")

@@ -1,0 +1,193 @@
+"""The contract of a link plugin: the functions of its module, which `cni.link.verbs` calls.
+
+A module implements `LinkPlugin` by its functions. After the contract comes the code that the plugins share.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from cni.shared.config import Key, boolean, dns_settings, ipam_block
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from typing import Any, Protocol
+
+    from cni.shared.config import Fault
+    from cni.shared.kernel.links import Link, Rtnl
+    from cni.shared.kernel.netlink import KernelError
+    from cni.shared.kernel.netns import Namespace
+    from cni.shared.log import Log
+    from cni.shared.records import HeldLock, Records
+    from cni.shared.spec.request import Attachment, Request
+
+    class Plan(Protocol):
+        """The decision of an ADD, complete before its first side effect."""
+
+        @property
+        def name(self) -> str:
+            """The link's name in the sandbox."""
+
+        @property
+        def mtu(self) -> int:
+            """The MTU in bytes; 0 when there is no link, and none is configured."""
+
+        @property
+        def pci(self) -> str:
+            """The PCI address for the result; "" for none."""
+
+        def document(self) -> dict[str, Any]:
+            """The plan as the record keeps it; `load` reads it back."""
+
+    class LinkPlugin(Protocol):
+        """The steps that differ from plugin to plugin. Config, Facts and Plan are the plugin's own classes.
+
+        `host` and `inside` are route sockets: on the host, and in the sandbox.
+        """
+
+        NAME: str
+        SHARES_NETDEV: bool  # the netdev stays on the host, and attachments share it
+        ONLY_OURS: str  # why another suite's plugin cannot end its attachments even without a sandbox; "": it can
+
+        @property
+        def KEYS(self) -> Sequence[Key]:
+            """The configuration keys: docs/reference.md, `railcni nad lint` and the JSON Schema are made from this table."""
+
+        def direct_log(self, request: Request, log: Log) -> None:
+            """Give `log` the file and level of the network."""
+
+        def read(self, request: Request, faults: list[Fault]) -> Any:
+            """The checked configuration, with the attributes `dns` and `dad`. All its faults go to `faults`."""
+
+        def claim(self, config: Any, request: Request, host: Rtnl, records: Records, named: Named) -> DeviceClaim:
+            """Claim the device of the configuration, or name the attachment that has it.
+
+            This changes the host and the records: a device whose sandbox ended without a DEL is restored. A plugin without
+            a device claims nothing. `named` finds the plugin of another attachment.
+            """
+
+        def survey(
+            self, config: Any, request: Request, host: Rtnl, inside: Rtnl, claimed: DeviceClaim, log: Log
+        ) -> Any:
+            """Read the state that the plan depends on, on the host and in the sandbox; this changes nothing."""
+
+        def plan(self, config: Any, request: Request, facts: Any) -> Any:
+            """Make the plan, without I/O. Raises CniError, with the reason, when the attachment cannot be made."""
+
+        def load(self, document: dict[str, Any]) -> Any:
+            """The plan in a record."""
+
+        def adopt(self, request: Request, host: Rtnl, inside: Rtnl | None) -> Any:
+            """The plan of an attachment without a record (Go's plugin made it), as far as its link shows; None without one.
+
+            `inside` is None when the sandbox is gone.
+            """
+
+        def apply(self, planned: Any, host: Rtnl, inside: Rtnl, sandbox: Namespace) -> Link | None:
+            """Bring the link into the sandbox, named and down; None for a device without a link (DPDK)."""
+
+        def refused_up(self, planned: Any, fault: KernelError) -> str:
+            """The message that the kernel did not set the link up."""
+
+        def remove(self, planned: Any, host: Rtnl, inside: Rtnl | None, log: Log) -> None:
+            """Undo `apply`, also after a partial failure; this may be repeated. `inside` is None when the sandbox is gone.
+
+            Lingers while the link or device is in neither place, which only the kernel or a person can change.
+            """
+
+        def recognises(self, planned: Any, inside: Rtnl) -> bool:
+            """Whether `inside` certainly has the plan's link: some kernels do not distinguish a namespace from a later one."""
+
+        def lingers(self, planned: Any, host: Rtnl) -> bool:
+            """Whether the plan's link is in use in a sandbox that cannot be found, as far as the host's namespace shows."""
+
+        def present(self, planned: Any, inside: Rtnl) -> Link | None:
+            """The link in the sandbox, under any name; None when the sandbox does not have it."""
+
+        def without_link(self, planned: Any) -> tuple[str, int] | None:
+            """The MAC and MTU of a device without a link in the sandbox (DPDK), "" and 0 if unknown; None for other plans."""
+
+        def differences(self, planned: Any, config: Any, link: Link | None, host: Rtnl, inside: Rtnl) -> list[str]:
+            """The differences of the link, or of the device without one, from the plan and from `config`.
+
+            `config` is the checked configuration of this call; a key that it does not have is not compared. Addresses,
+            routes, MAC and MTU are compared in `cni.link.verbs.check`.
+            """
+
+        def carrier(self, planned: Any) -> tuple[str, bool]:
+            """The name of the netdev that carries the link's traffic, "" for none; and whether it is in the sandbox."""
+
+        def status(self, config: Any, host: Rtnl, log: Log) -> Link | None:
+            """Raise NotAvailable or LimitedConnectivity when an ADD could not be served now.
+
+            Otherwise return the netdev of the host that an ADD would use; None when it is away, or only the ADD decides.
+            """
+
+    Named = Callable[[str], LinkPlugin]
+
+
+KEYS_OF_EACH = (  # the last keys of each link plugin
+    Key("dad", boolean, False, "wait for duplicate address detection of IPv6 addresses"),
+    Key("ipam", ipam_block, {}, "the IPAM plugin's configuration; absent or {}: no addresses"),
+    Key("dns", dns_settings, {}, "DNS settings for the result; default: the IPAM plugin's"),
+)
+
+
+class LinkConfig:
+    """The values of KEYS_OF_EACH."""
+
+    dad: bool
+    ipam: dict[str, Any]
+    dns: dict[str, Any]
+
+
+class RecordedPlan:
+    """A plan whose attributes are the members of its document in the record."""
+
+    def __init__(self, document: dict[str, Any]) -> None:
+        self.__dict__.update(document)
+
+    def document(self) -> dict[str, Any]:
+        """The plan as the record keeps it."""
+        return dict(self.__dict__)
+
+
+class DeviceClaim:
+    """An ADD's claim of a device: a `with` block from before the plan until the record is written.
+
+    `holder` is the attachment that has the device, or the path of a sandbox that Go's plugin attached; None: it is free.
+    `links` are those of the host, as far as the plugin has read them. `lock` keeps other ADDs from claiming the device.
+    """
+
+    def __init__(self, lock: HeldLock | None = None) -> None:
+        self.holder: Attachment | str | None = None
+        self.links: Sequence[Link] = ()
+        self._lock = lock
+
+    def __enter__(self) -> DeviceClaim:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._lock:
+            self._lock.release()
+
+
+def keep_log(request: Request, log: Log) -> None:
+    """The `direct_log` of a plugin without keys for its log."""
+
+
+_UNKNOWN = (None, "")
+
+
+def differs(key: str, now: Any, was: Any, configured: Any = None) -> list[str]:
+    """At most one sentence about `key`.
+
+    None and "" are not compared: in `now` the kernel does not show the key, in `was` ADD left the key to the kernel, and
+    in `configured` the configuration does not have the key.
+    """
+    if now in _UNKNOWN:
+        return []
+    words = "" if was in (*_UNKNOWN, now) else f", was {was}"
+    if configured not in (*_UNKNOWN, now) and (not words or configured != was):
+        words += f", configured is {configured}"
+    return [f"{key} is {now}{words}"] if words else []

@@ -1,0 +1,164 @@
+"""A device of the host: how a selector finds it, how it is recognised in another namespace, and the plan of its move.
+
+The identity of a device in the record:
+
+    name, index, kind, mac, permanentMac, bus, parent   of the link itself
+    lower                                               the index of the link below it, or of a veth's peer; 0 for none
+
+cni.link.plugins.host_device.hoststate has its state on the host.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from cni.link.plugins.base import RecordedPlan
+from cni.shared.kernel import node, sysfs
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from typing import Any
+
+    from cni.shared.kernel.links import Link, Rtnl
+    from cni.shared.records import Records
+    from cni.shared.spec.request import Attachment
+
+PART = "link"  # of the attachment records
+RETURNED = "returned"
+REFUSED = "refused"  # an ADD could not fully restore the device: the next ADD takes it as it is
+
+
+def find(links: Sequence[Link], name: str, mac: str, kernelpath: str, pci: str, device_id: str) -> Link | None:
+    """The link that the first selector given names, in upstream's order of precedence; None when it names none."""
+    if name:
+        wanted = [name]
+    elif mac:
+        return next((link for link in links if mac in (link.mac, link.permanent_mac)), None)
+    elif kernelpath:
+        wanted = sysfs.netdevs_of_path(kernelpath)
+    elif pci:
+        wanted = sysfs.netdevs_of_pci(pci)
+    else:
+        wanted = sysfs.netdevs_of_auxiliary(device_id) if device_id else []
+    return next((link for link in links if link.name in wanted or set(link.altnames) & set(wanted)), None)
+
+
+def identity_of(link: Link) -> dict[str, Any]:
+    """What `is_same` compares."""
+    return {
+        "name": link.name,
+        "index": link.index,
+        "kind": link.kind,
+        "mac": link.mac,
+        "permanentMac": link.permanent_mac,
+        "bus": link.parent_bus,
+        "parent": link.parent_device,
+        "lower": link.lower_index,
+    }
+
+
+def is_same(remembered: dict[str, Any], link: Link) -> bool:
+    """Whether `link` can be the remembered device.
+
+    Hardware is compared by its parent device, otherwise by its permanent MAC. Netdevs of the same parent are distinguished
+    by the permanent MAC, the mark (the alias in a sandbox), or the index: a VF's permanent MAC may become the MAC that it
+    was given (igbvf_reset, drivers/net/ethernet/intel/igbvf).
+
+    A virtual device has neither. It has three signs: its MAC, the mark, and an end outside of the sandbox
+    (`_has_end_outside`). A link with the remembered index must match in one sign, any other link in two, since a move
+    keeps the index if it is free. A tunnel has no MAC: it needs the mark, or its index and its name on the host.
+    """
+    if link.kind != remembered["kind"]:
+        return False
+    bears_mark: bool = link.alias == remembered["name"]
+    has_index = link.index == remembered["index"]
+    if remembered["parent"]:
+        same_mac = not remembered["permanentMac"] or link.permanent_mac == remembered["permanentMac"]
+        same_port = same_mac or bears_mark or has_index
+        return (link.parent_bus, link.parent_device) == (remembered["bus"], remembered["parent"]) and same_port
+    if remembered["permanentMac"]:
+        return bool(link.permanent_mac == remembered["permanentMac"])
+    if _is_bare(remembered):
+        return bears_mark or bool(has_index and link.name == remembered["name"])
+    signs: int = (link.mac == remembered["mac"]) + bears_mark + _has_end_outside(remembered, link)
+    return signs >= (1 if has_index else 2)
+
+
+def signs_of(link: Link) -> tuple[str, ...]:
+    """Strings of hardware: each record of a device that `is_same` as `link` contains one. Other records are not parsed, which
+    saves time."""
+    return (link.parent_device, link.permanent_mac, link.mac, link.alias, link.name) if link.parent_device else ()
+
+
+def known_again(remembered: dict[str, Any], links: Sequence[Link], away: bool = False) -> Link | None:
+    """The remembered device among `links`, which are those of a sandbox if it is `away`. The link with its index is first."""
+    for link in sorted(links, key=lambda link: link.index != remembered["index"]):
+        if is_same(remembered, link) and not (away and stands_on_its_own(remembered, link)):
+            return link
+    return None
+
+
+def stands_on_its_own(remembered: dict[str, Any], link: Link) -> bool:
+    """Whether the link below `link`, or its peer, is in the namespace of `link`, while that of the device was on the host.
+    Also if neither MAC nor mark distinguishes `link` from a link of every namespace, such as `lo` or tunl0.
+
+    A pod can give a link of its own any index, MAC and alias, but no other end outside of its namespace.
+    """
+    is_any = _is_bare(remembered) and link.alias != remembered["name"]
+    return is_any or bool(remembered.get("lower") and link.lower_index and link.lower_netnsid is None)
+
+
+def _is_bare(remembered: dict[str, Any]) -> bool:
+    """Whether the device has neither a MAC nor hardware, as a tunnel."""
+    return not (remembered["parent"] or remembered["permanentMac"] or remembered["mac"].strip("0:"))
+
+
+def _has_end_outside(remembered: dict[str, Any], link: Link) -> bool:
+    lower = remembered.get("lower")
+    return bool(lower and link.lower_index == lower and link.lower_netnsid is not None)
+
+
+class MovePlan(RecordedPlan):
+    """The move. `device` is the state to restore ({} for a function that a userspace driver holds).
+
+    `returned`: a later ADD has restored the device because the sandbox was gone; the attachment has lost the device.
+    """
+
+    name: str
+    mtu: int
+    pci: str
+    device: dict[str, Any]
+    restoresState: bool
+    returned: bool
+
+    def __init__(self, document: dict[str, Any]) -> None:
+        super().__init__({RETURNED: False, **document})
+
+
+def recorded(own: Attachment | None, records: Records, *texts: str) -> Iterator[tuple[Attachment, dict[str, Any]]]:
+    """The attachments other than `own`, with their records, that have a device or have not fully restored it. With `texts`,
+    only those whose record contains one of these strings."""
+    boot = node.boot_id()
+    for attachment, _, record in records.all(PART, *texts):
+        link = record["link"]
+        if link.get("device") is None or link.get(RETURNED) or attachment == own or record["bootID"] != boot:
+            continue
+        yield attachment, record
+
+
+def present(planned: MovePlan, inside: Rtnl) -> Link | None:
+    """The device in the sandbox, under any name; None when the sandbox does not have it, or another attachment does."""
+    return among(planned, inside, away=True) if planned.device and not planned.returned else None
+
+
+def recognises(planned: MovePlan, inside: Rtnl) -> bool:
+    """Whether the device is among the links of `inside`."""
+    return present(planned, inside) is not None
+
+
+def among(planned: MovePlan, rtnl: Rtnl, away: bool = False) -> Link | None:
+    """Find the device among the links of `rtnl`, first at its former index. `away`: `rtnl` is that of a sandbox."""
+    former = planned.device
+    same = rtnl.link(index=former["index"])
+    found = known_again(former, [same], away=away) if same else None
+    return found or known_again(former, rtnl.links(), away=away)

@@ -1,0 +1,446 @@
+"""The move of a device from the host into a sandbox, and back to the host in its former state.
+
+The record has the former state of the device before the device is changed. A hardware device is recognised by its PCI
+path or permanent MAC, never only by its name. A virtual device, which has neither, is recognised by kind and alias. In
+the sandbox the alias is the name on the host. Go's host-device uses the same mark, so each can restore the other's device.
+
+Sources: net/core/dev.c (__dev_change_net_namespace: a move closes the device and drops its addresses and routes;
+default_device_exit_net: a dying namespace returns a physical device to the initial one under the name that it had in
+the pod, and destroys a virtual one).
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from typing import TYPE_CHECKING
+
+from cni.link.plugins.host_device import devices
+from cni.link.plugins.host_device.devices import PART, REFUSED, RETURNED, MovePlan, among, recorded
+from cni.shared import policy
+from cni.shared.kernel import sandbox as sandboxes
+from cni.shared.kernel import sysfs
+from cni.shared.kernel.links import LEAST_MTU
+from cni.shared.kernel.netlink import KernelError
+from cni.shared.log import Log
+from cni.shared.records import Records
+from cni.shared.spec.errors import (
+    InvalidConfig,
+    InvalidEnvironment,
+    KernelRefused,
+    Lingers,
+    NotAvailable,
+    TryAgainLater,
+    Unrestored,
+)
+from cni.shared.spec.request import Request
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from typing import Any
+
+    from cni.link.plugins.base import Named
+    from cni.shared.kernel.links import Link, Rtnl
+    from cni.shared.kernel.netns import Namespace
+    from cni.shared.spec.request import Attachment
+
+USERSPACE_DRIVERS = ("vfio-pci", "uio_pci_generic", "igb_uio")
+
+
+class MoveFacts:
+    """The result of a survey: the device and its state, the `driver` of a PCI function, and the `holder` of the device: an
+    attachment, or the path of a sandbox; None or "" when it is free.
+
+    `reason` is why the node needs the device, `tied` why another link does, `taken` a link of the sandbox that has the
+    ifname.
+    """
+
+    def __init__(self) -> None:
+        self.device: Link | None = None
+        self.driver = ""
+        self.holder: Attachment | str | None = None
+        self.reason = ""
+        self.state: dict[str, Any] = {}
+        self.taken: Link | None = None
+        self.tied = ""
+
+    def look(self, device: Link, links: Sequence[Link], host: Rtnl, log: Log, advertised: bool = True) -> None:
+        """Read the state of the device, and why it cannot be moved; `advertised` as for `uplink.needed`."""
+        from cni.link.plugins import uplink  # only an ADD needs these
+        from cni.link.plugins.host_device import hoststate  # only an ADD needs it
+        from cni.shared.kernel import routes  # only an ADD needs it
+
+        bodies = routes.all_bodies(host)
+        self.reason = uplink.needed(device, links, host, bodies, advertised)
+        self.state, self.tied = hoststate.look(device, links, bodies, host, log)
+
+
+def permit(device: Link | None, pci: str) -> None:
+    """InvalidConfig when the node does not allow networks the device."""
+    parent = device.parent_device if device and device.parent_bus == "pci" else ""
+    names = [name for name in (device.name if device else "", pci or parent) if name]
+    policy.current().permit("devices", f'device "{" ".join(names)}"', names)
+
+
+def available(
+    device: Link, pci: str, selected: str, links: Sequence[Link], host: Rtnl, advertised: bool = True
+) -> Link:
+    """The `device`, which `selected` names. NotAvailable when the node needs it, InvalidConfig when the node does not allow
+    networks the device; `advertised` as for `uplink.needed`."""
+    permit(device, pci)
+    from cni.link.plugins import uplink  # a DEL does not need it
+
+    reason = uplink.needed(device, links, host, advertised=advertised)
+    if reason:
+        raise NotAvailable(cut_off(selected, reason))
+    return device
+
+
+def holders(
+    own: Attachment | None, device: Link | None, is_meant: Callable[[dict[str, Any]], bool], records: Records
+) -> Iterator[tuple[Attachment, dict[str, Any]]]:
+    """The attachments other than `own` that have the device, with their records.
+
+    While it is not on the host (`device` is None), `is_meant` recognises it by the member `link` of a record.
+    IoFailure when a record of a newer format speaks of the device.
+    """
+    for attachment, record in recorded(own, records, *(devices.signs_of(device) if device else ())):
+        link = record["link"]
+        former = link["device"]
+        if device:
+            if former and devices.known_again(former, [device]):
+                yield attachment, record
+        elif is_meant(link):
+            yield attachment, record
+    if device:
+        records.refuse_newer(device.parent_device, device.mac)
+
+
+def holder_of(
+    found: Iterable[tuple[Attachment, dict[str, Any]]], request: Request, host: Rtnl, records: Records, named: Named
+) -> tuple[Attachment | None, bool]:
+    """The first of the attachments `found` that keeps the device, and whether another has given it back. An attachment gives
+    it back if its sandbox ended without a DEL."""
+    is_back = False
+    for attachment, record in found:
+        held = records.try_locked(attachment, PART)
+        if held is None:
+            return attachment, is_back
+        with held:
+            if sandboxes.of_record(record, request):
+                return attachment, is_back
+            try:  # the kernel brought the device back as it was in that sandbox
+                _return_device(attachment, record, host, records, named)
+            except Lingers:
+                return attachment, is_back
+        is_back = True
+    return None, is_back
+
+
+def _return_device(attachment: Attachment, record: dict[str, Any], host: Rtnl, records: Records, named: Named) -> None:
+    """Return the device of an attachment to the host, as its DEL would, and note this in the record.
+
+    The caller holds the lock of the attachment, whose sandbox ended without a DEL. The DEL may come later, when another
+    attachment has the device; because of the note, it does not touch the device (sriov-cni #219). Unrestored, once for
+    each record, after a refusal that may be transient.
+    """
+    plugin = named(record["plugin"])
+    log = records.log or Log(str(attachment))
+    try:
+        plugin.remove(plugin.load(record["link"]), host, None, log)
+    except Unrestored as fault:
+        if record["link"].get(REFUSED):
+            log.warning(f"{fault}; it is not tried again")
+        else:
+            records.write(attachment, PART, {**record, "link": {**record["link"], REFUSED: True}})
+            raise
+    records.write(attachment, PART, {**record, "link": {**record["link"], RETURNED: True}})
+
+
+def refuse_unfit(selected: str, device: Link, facts: MoveFacts, mtu: int, request: Request) -> None:
+    """Raises a CniError when `device` cannot go to the sandbox of `request` (pure).
+
+    `selected` is the key and value that name it, `mtu` the MTU that is wanted (0: its own).
+    """
+    if facts.reason:
+        raise InvalidConfig(cut_off(selected, facts.reason))
+    if facts.tied:
+        raise InvalidConfig(f"{selected} is refused: {facts.tied}")
+    if facts.taken is not None:
+        raise InvalidEnvironment(
+            f'CNI_IFNAME "{request.attachment.ifname}" exists already in the sandbox {request.netns}: choose another ifname, or remove that link'
+        )
+    refuse_mtu(mtu, f'device "{device.name}"', device.min_mtu, device.max_mtu)
+
+
+def cut_off(selected: str, reason: str) -> str:
+    """The refusal of a device that no network may take, with the reason."""
+    way_out = policy.current().way_out()
+    return f"{selected} is refused: {reason}, and no network may take it: select another device, or {way_out}"
+
+
+def refuse_mtu(mtu: int, device: str, least: int = LEAST_MTU, most: int = 0) -> None:
+    """Raises InvalidConfig when `mtu` is outside of `least` to `most` bytes (0: 65535); `mtu` 0: no change."""
+    most = most or 65535
+    if mtu and not least <= mtu <= most:
+        raise InvalidConfig(f"mtu {mtu} is not one that {device} can have: give {least} to {most}")
+
+
+def held_by(selected: str, holder: Attachment | str) -> TryAgainLater:
+    """The refusal of a device that another attachment has; also for a device on the host that is not yet restored.
+
+    A `holder` of type str is the path of a sandbox that Go's sriov-cni has attached.
+    """
+    if isinstance(holder, str):
+        return TryAgainLater(f"{selected} is in use by Go's sriov-cni in sandbox {holder}: wait for its DEL")
+    return TryAgainLater(
+        f"{selected} is in use by container {holder.container_id} as {holder.ifname} (network"
+        f" {holder.network}): wait until that is deleted, or select another device"
+    )
+
+
+def move_in(planned: MovePlan, host: Rtnl, inside: Rtnl, sandbox: Namespace) -> Link | None:
+    """Move, name and mark the device in one message; None when there is no netdev to move."""
+    if not planned.device:
+        return None
+    device = planned.device
+    mtu = planned.mtu if planned.mtu != device["mtu"] else 0
+    try:
+        if planned.name in device["altnames"]:  # a link cannot have one name twice
+            host.remove_altname(device["index"], planned.name)
+        with_names_free(
+            host,
+            inside,
+            device["index"],
+            lambda: host.change_link(
+                device["index"], netns_fd=sandbox.fd, name=planned.name, alias=device["name"], mtu=mtu
+            ),
+        )
+    except KernelError as fault:
+        refusal = _refused_move(planned, fault)
+        if fault.errno == errno.ENODEV:
+            planned.device = {}  # another attachment has it: there is nothing to bring back
+        raise refusal from None
+    link = inside.link(name=planned.name)
+    if link is None:
+        raise KernelRefused(
+            f'device "{device["name"]}" vanished as it was moved: was the sandbox or the device removed?'
+        )
+    saved = device.get("kernel")
+    if saved and any(len(route["legs"]) > 1 for route in saved["routes"]):
+        from cni.link.plugins.host_device import restore  # most devices have no such route
+
+        restore.keep_others(saved, device["index"], host)
+    return link
+
+
+def _refused_move(planned: MovePlan, fault: KernelError) -> KernelRefused | TryAgainLater:
+    name = planned.device["name"]
+    if fault.errno == errno.ENODEV:
+        return TryAgainLater(
+            f'device "{name}" is gone from the host: another attachment may have taken it; retry', str(fault)
+        )
+    if fault.errno == errno.EEXIST:
+        return KernelRefused(
+            f'a name of device "{name}" is taken in the sandbox: remove the link or alternative name there', str(fault)
+        )
+    if fault.errno == errno.EINVAL:
+        return KernelRefused(
+            f'device "{name}" cannot change its network namespace (its driver marks it as local): select another device',
+            str(fault),
+        )
+    return KernelRefused(f'the kernel refused to move device "{name}": {fault.strerror}', str(fault))
+
+
+def refused_up(planned: MovePlan, fault: KernelError) -> str:
+    """Why the kernel did not set the device up."""
+    return f'device "{planned.device["name"]}" cannot be set up in the sandbox: {fault.strerror}; see the kernel log for its driver'
+
+
+def remove(planned: MovePlan, host: Rtnl, inside: Rtnl | None, log: Log) -> None:
+    """Bring the device back to the host and restore its state; a repeated call continues the first."""
+    device = move_out(planned, host, inside, log)
+    if device:
+        from cni.link.plugins.host_device import restore  # an ADD that succeeds restores nothing
+
+        restore.restore(planned, device, host, log)
+
+
+def move_out(planned: MovePlan, host: Rtnl, inside: Rtnl | None, log: Log) -> Link | None:
+    """Move the device back to the host, if it is not there yet; None when it no longer exists, or had no netdev to move.
+
+    Lingers while the device is in a namespace other than these two.
+    """
+    if not planned.device or planned.returned:
+        return None
+    moved = among(planned, inside, away=True) if inside else None
+    if moved and inside:
+        _move_back(planned, moved, host, inside)
+    device, former = among(planned, host), planned.device
+    if device and not moved and device.index != former["index"] and device.alias != former["name"]:
+        log.warning(f'device "{former["name"]}" has vanished: "{device.name}", which has its MAC, keeps its own state')
+        return None
+    if device is None:
+        _refuse_missing(planned, host, inside)
+        log.warning(
+            f'device "{planned.device["name"]}" is neither in the sandbox nor on the host: it vanished, or another attachment has it'
+        )
+    elif inside and (cookie := inside.namespace_cookie()) and cookie == host.namespace_cookie():
+        from cni.shared.kernel import addresses  # an ADD does not need it
+
+        addresses.clear(host, device.index)  # CNI_NETNS_OVERRIDE: no move has dropped them
+    return device
+
+
+def lingers(planned: MovePlan, host: Rtnl) -> bool:
+    """Whether the device is in a network namespace that the host has an id for, and may still answer to its addresses."""
+    if not planned.device or planned.returned:
+        return False
+    return _in_namespace_of(planned, host) and not _is_of_another(planned)
+
+
+def _refuse_missing(planned: MovePlan, host: Rtnl, inside: Rtnl | None) -> None:
+    """Raises Lingers unless the device certainly no longer exists, or another attachment has it. The device is neither
+    in its sandbox `inside` nor on the host.
+
+    A hardware device exists as long as its directory in sysfs has the subdirectory `net`: the driver keeps it while the
+    device has a netdev in any network namespace (cleanup_glue_dir, drivers/base/core.c). A virtual device is destroyed with
+    its namespace. Until then the host can list it there: the kernel gave the host's namespace an id for that namespace when
+    the device was moved (peernet2id_alloc in __dev_change_net_namespace, net/core/dev.c, since Linux 4.15).
+
+    A driver that is bound again, or a VF that is made again, has a new netdev, its successor: the device has vanished.
+    """
+    former = planned.device
+    bus, parent = ("pci", planned.pci) if planned.pci else (former["bus"], former["parent"])
+    if parent:
+        successors = [name for name in sysfs.netdevs_of(bus, parent) if host.link(name=name)]
+        exists = sysfs.has_netdev(bus, parent) and not (successors and _is_only(former["name"] in successors, parent))
+    else:
+        exists = _in_namespace_of(planned, host, inside) or (inside is not None and _in_namespace_of(planned, inside))
+    if exists and not _is_of_another(planned):
+        where = (
+            "in a network namespace that cannot be found" if inside is None else "in a namespace that the pod has made"
+        )
+        raise Lingers(
+            f'device "{former["name"]}" is not back on the host: it is on its way, or {where}; end the process that holds that namespace,'
+            " and repeat the DEL"
+        )
+
+
+def _is_only(has_name: bool, parent: str) -> bool:
+    """Whether another netdev of the device `parent` shows that the former one is gone: it has the name (`has_name`), or is that
+    of a VF, which has one. Other functions may have a netdev for each of several ports."""
+    return has_name or sysfs.physical_function_of(parent) != ""
+
+
+def _is_of_another(planned: MovePlan) -> bool:
+    """Whether the device, or its successor, is in the sandbox of another attachment: several concurrent ADDs may each have
+    written a record.
+
+    The caller has searched the sandbox of `planned` itself, or that sandbox cannot be found.
+    """
+    former, own = planned.device, (planned.pci, planned.device["parent"])
+    for _, record in devices.recorded(None, Records()):
+        other = MovePlan(record["link"])
+        succeeds = (
+            any(own)
+            and (other.pci, other.device.get("parent")) == own
+            and other.device["index"] != former["index"]
+            and _is_only(other.device["name"] == former["name"], planned.pci or former["parent"])
+        )
+        there = sandboxes.of_record(record, Request({"CNI_COMMAND": "DEL"}, b"", {}, {}))
+        if there:
+            with there:
+                if devices.recognises(planned, there.rtnl) or (succeeds and devices.recognises(other, there.rtnl)):
+                    return True
+    return False
+
+
+def _in_namespace_of(planned: MovePlan, rtnl: Rtnl, but: Rtnl | None = None) -> bool:
+    """Whether the device is in a namespace that the namespace of `rtnl` has an id for; that of `but` is not searched."""
+    return any(_is_of(planned, link) for nsid in rtnl.ids_of_others(but) for link in rtnl.links_of(nsid))
+
+
+def _is_of(planned: MovePlan, link: Link) -> bool:
+    """Whether `link` is the device: by its mark and index, or by MAC and name. A later device may have the same mark, but a
+    link that the pod has made has no peer outside of the pod."""
+    former = planned.device
+    is_marked = link.alias == former["name"] and link.index == former["index"]
+    is_named = link.mac == former["mac"] and link.name in (planned.name, former["name"])
+    return link.kind == former["kind"] and (is_marked or is_named) and not devices.stands_on_its_own(former, link)
+
+
+def _move_back(planned: MovePlan, link: Link, host: Rtnl, inside: Rtnl) -> None:
+    name, index = planned.device["name"], planned.device["index"]
+    if index == link.index or host.link(index=index):
+        index = 0  # the kernel keeps or chooses it
+    if host.link(name=name):
+        name = "dev%d"  # the name that the kernel gives in this case (default_device_exit_net); `restore.restore` reports it
+    else:
+        _name_again(link, name, inside)
+    home = host.namespace()  # the thread may still be in the sandbox, after a failure to leave it
+    try:
+        with_names_free(
+            inside,
+            host,
+            link.index,
+            lambda: inside.change_link(link.index, netns_fd=home, name=name, new_index=index),
+        )
+    except KernelError as fault:
+        raise KernelRefused(
+            f'device "{planned.device["name"]}" cannot be moved back to the host: {fault.strerror}; repeat the DEL',
+            str(fault),
+        ) from None
+    finally:
+        os.close(home)
+
+
+def _name_again(link: Link, name: str, inside: Rtnl) -> None:
+    """Rename the device before it reaches the host, where udev and others would act on the pod's name.
+
+    If another link of the sandbox has the name, the move itself renames the device.
+    """
+    if link.name == name:
+        return
+    try:
+        inside.change_link(link.index, up=False)  # before Linux 6.2 a link that is up keeps its name
+        if name in link.altnames:
+            inside.remove_altname(link.index, name)
+        inside.change_link(link.index, name=name)
+    except KernelError:
+        pass
+
+
+def with_names_free(here: Rtnl, there: Rtnl, index: int, move: Callable[[], None]) -> None:
+    """Call `move`, which moves the link `index` from `here` to `there`; KernelError.
+
+    A move fails when a name of the link is taken `there`. Then the link loses the taken alternative names, and the move is
+    repeated. The record keeps these names, and the DEL restores those that are free.
+    """
+    try:
+        move()
+    except KernelError as fault:
+        link = here.link(index=index) if fault.errno == errno.EEXIST else None
+        taken = [name for name in link.altnames if there.link(name=name)] if link else []
+        if not taken:
+            raise
+        for name in taken:
+            here.remove_altname(index, name)
+        move()
+
+
+def without_link(planned: MovePlan) -> tuple[str, int] | None:
+    """The MTU that is configured for a function that a userspace driver holds; its MAC is not known."""
+    return None if planned.device else ("", planned.mtu)
+
+
+def differences(planned: MovePlan, link: Link | None) -> list[str]:
+    """The differences of the device from the plan."""
+    if link and planned.device and not devices.is_same(planned.device, link):
+        return [f'"{link.name}" is not the device "{planned.device["name"]}" of the host']
+    return []
+
+
+def carrier(planned: MovePlan) -> tuple[str, bool]:
+    """The device itself, while it is on the host."""
+    return planned.device.get("name", ""), False

@@ -1,0 +1,284 @@
+"""host-device: it moves a device of the host into the sandbox, and restores it later (cni.link.plugins.host_device.moved).
+
+Source: plugins/main/host-device of containernetworking/plugins for keys and results.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from cni.link.plugins.base import KEYS_OF_EACH, DeviceClaim, LinkConfig, keep_log
+from cni.link.plugins.host_device import devices, moved
+from cni.link.plugins.host_device.devices import MovePlan
+from cni.link.plugins.host_device.moved import USERSPACE_DRIVERS
+from cni.shared.config import Fault, Key, fill, hardware_address, integer, netdev, optional, string
+from cni.shared.kernel import sysfs
+from cni.shared.records import Records
+from cni.shared.spec.errors import InvalidConfig, NotAvailable, TryAgainLater
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from typing import Any
+
+    from cni.link.plugins.base import Named
+    from cni.shared.kernel.links import Link, Rtnl
+    from cni.shared.log import Log
+    from cni.shared.spec.request import Request
+
+NAME = "host-device"
+SHARES_NETDEV = False
+ONLY_OURS = "the device would come back without its MTU, MAC, addresses and routes"
+
+KEYS = (
+    Key("device", optional(netdev), "", "name of the device, such as ens2f0"),
+    Key("hwaddr", optional(hardware_address), "", "MAC address of the device"),
+    Key("kernelpath", optional(string), "", "the device's directory under /sys/devices"),
+    Key("pciBusID", optional(string), "", "PCI address of the device, such as 0000:3b:00.0", "pci"),
+    Key(
+        "mtu",
+        integer(0, 65535),
+        0,
+        "MTU in the sandbox in bytes; 0: the device's. For a device without a netdev (DPDK) it is only in the result",
+    ),
+    *KEYS_OF_EACH,
+)
+
+
+class HostDeviceConfig(LinkConfig):
+    """The keys of KEYS, checked, and `device_id`: runtimeConfig.deviceID, a PCI address or auxiliary device."""
+
+    device: str
+    hwaddr: str
+    kernelpath: str
+    pci: str
+    device_id: str
+    mtu: int
+
+    def selected(self) -> str:
+        """The selector with the highest precedence, as key and value; "" when the configuration has none."""
+        for key, value in (
+            ("device", self.device),
+            ("hwaddr", self.hwaddr),
+            ("kernelpath", self.kernelpath),
+            ("runtimeConfig.deviceID", self.device_id),
+            ("pciBusID", self.pci),
+        ):
+            if value:
+                return f'{key} "{value}"'
+        return ""
+
+
+class HostDeviceFacts(moved.MoveFacts):
+    """The facts of a move, and the names of the host's netdevs."""
+
+    names: Sequence[str] = ()
+
+
+def read(request: Request, faults: list[Fault]) -> HostDeviceConfig:
+    """The checked configuration; all its faults go to `faults`."""
+    config = HostDeviceConfig()
+    fill(config, KEYS, request.config, faults)
+    config.device_id = request.of_runtime("deviceID") or ""
+    if not isinstance(config.device_id, str):
+        faults.append(Fault("runtimeConfig.deviceID", config.device_id, "want a PCI address or auxiliary device name"))
+        config.device_id = ""
+    if request.member("useInterfaceNetwork"):
+        wanted = "is a key of Go's host-device alone: remove it, and give the pod's addresses and routes in `ipam`"
+        faults.append(Fault("useInterfaceNetwork", request.member("useInterfaceNetwork"), wanted))
+    if config.kernelpath and (not config.kernelpath.startswith("/sys/devices/") or "/.." in config.kernelpath):
+        faults.append(Fault("kernelpath", config.kernelpath, "want an absolute path under /sys/devices/ without .."))
+    for key, value in (("pciBusID", config.pci), ("runtimeConfig.deviceID", config.device_id)):
+        if "/" in value:
+            faults.append(Fault(key, value, "want the name of one device, without /"))
+    return config
+
+
+direct_log = keep_log
+load = MovePlan
+apply = moved.move_in
+refused_up = moved.refused_up
+remove = moved.remove
+present = devices.present
+recognises = devices.recognises
+lingers = moved.lingers
+without_link = moved.without_link
+carrier = moved.carrier
+
+
+def claim(config: HostDeviceConfig, request: Request, host: Rtnl, records: Records, named: Named) -> DeviceClaim:
+    """Find the attachment that has the device. If its sandbox ended without a DEL, the device is restored first.
+
+    There is no lock: the kernel lets only one of several concurrent ADDs move the device.
+    """
+    claimed = DeviceClaim()
+    claimed.links = host.links()
+    pci = _pci_address(config)
+    if pci and sysfs.driver_of_pci(pci) in USERSPACE_DRIVERS:
+        return claimed
+    device = _found(config, pci, claimed.links)
+    found = moved.holders(request.attachment, device, _is_meant(config), records)
+    claimed.holder, is_back = moved.holder_of(found, request, host, records, named)
+    if is_back:
+        claimed.links = host.links()
+    return claimed
+
+
+def survey(
+    config: HostDeviceConfig, request: Request, host: Rtnl, inside: Rtnl, claimed: DeviceClaim, log: Log
+) -> HostDeviceFacts:
+    """Find the device and read its state."""
+    facts = HostDeviceFacts()
+    links = claimed.links
+    facts.names = [link.name for link in links]
+    facts.taken = inside.link(name=request.attachment.ifname)
+    facts.holder = claimed.holder
+    pci = _pci_address(config)
+    if pci:
+        facts.driver = sysfs.driver_of_pci(pci)
+        if facts.driver in USERSPACE_DRIVERS:
+            moved.permit(None, pci)
+            return facts
+    facts.device = _found(config, pci, links)
+    if not facts.device and not facts.holder and _found(config, pci, host.links()):
+        raise TryAgainLater(f"{config.selected()} has just come back from another attachment: retry")
+    if facts.device:
+        moved.permit(facts.device, pci)
+        facts.look(facts.device, links, host, log)
+    return facts
+
+
+def _found(config: HostDeviceConfig, pci: str, links: Sequence[Link]) -> Link | None:
+    return devices.find(links, config.device, config.hwaddr, config.kernelpath, pci, config.device_id)
+
+
+def _pci_address(config: HostDeviceConfig) -> str:
+    """deviceID if it names a PCI function, otherwise pciBusID; "" when another selector, such as `device`, decides."""
+    if config.device or config.hwaddr or config.kernelpath:
+        return ""
+    if config.device_id:
+        return config.device_id if sysfs.is_pci(config.device_id) else ""
+    return config.pci
+
+
+def _is_meant(config: HostDeviceConfig) -> Callable[[dict[str, Any]], bool]:
+    """A test of the `link` of a record: whether `config` selects that device, which is not on the host."""
+    return lambda recorded: _selects(config, recorded, None, unknown=False)
+
+
+def plan(config: HostDeviceConfig, request: Request, facts: HostDeviceFacts) -> MovePlan:
+    """The move; the CniError says why it cannot be made."""
+    selected = config.selected()
+    if not selected:
+        raise InvalidConfig(
+            "no device is selected: give one of the keys `device`, `hwaddr`, `kernelpath`, `pciBusID`, or let the runtime"
+            " pass runtimeConfig.deviceID (capability deviceID, or the NAD's annotation k8s.v1.cni.cncf.io/resourceName)"
+        )
+    pci = _pci_address(config)
+    if facts.driver in USERSPACE_DRIVERS:
+        moved.refuse_mtu(config.mtu, selected)
+        name = request.attachment.ifname
+        return MovePlan({"name": name, "mtu": config.mtu, "pci": pci, "device": {}, "restoresState": False})
+    device = facts.device
+    if facts.holder:
+        raise moved.held_by(selected, facts.holder)
+    if device is None:
+        raise _absent(selected, facts)
+    moved.refuse_unfit(selected, device, facts, config.mtu, request)
+    return MovePlan(
+        {
+            "name": request.attachment.ifname,
+            "mtu": config.mtu or device.mtu,
+            "mtuIsAsked": config.mtu > 0,
+            "pci": pci or (device.parent_device if device.parent_bus == "pci" else ""),
+            "device": facts.state,
+            "restoresState": True,
+        }
+    )
+
+
+def _absent(selected: str, facts: HostDeviceFacts) -> InvalidConfig:
+    driver = f" (its driver is {facts.driver})" if facts.driver else ""
+    return InvalidConfig(
+        f"{selected} names no netdev of the host{driver}: correct the key, or load the device's network driver",
+        f"netdevs of the host: {' '.join(facts.names)}",
+    )
+
+
+def adopt(request: Request, host: Rtnl, inside: Rtnl | None) -> MovePlan | None:
+    """The plan of a device that Go's plugin moved: its alias is its name on the host; the rest of its state is unknown.
+
+    Any link can have an alias. So a DEL adopts none that the configuration does not select; a CHECK names the difference.
+    """
+    if inside is None:
+        return None
+    link = inside.link(name=request.attachment.ifname)
+    if link is None or not link.alias or link.name != request.attachment.ifname:
+        return None
+    state = devices.identity_of(link)
+    state["name"] = link.alias
+    pci = link.parent_device if link.parent_bus == "pci" else ""
+    planned = MovePlan({"name": link.name, "mtu": 0, "pci": pci, "device": state, "restoresState": False})
+    config = read(request, [])  # a DEL goes on with a configuration that an ADD would refuse
+    if devices.stands_on_its_own(state, link) or _stands_on_host(link, host):
+        return None
+    if request.command != "CHECK" and config.selected():
+        is_hardware = not link.kind  # older kernels do not show its parent device
+        return planned if _selects(config, planned.document(), link, unknown=is_hardware) else None
+    return planned
+
+
+def _stands_on_host(link: Link, host: Rtnl) -> bool:
+    """Whether the device that the alias of `link` names is still on the host, so that the pod itself made `link`.
+
+    A host device of that name counts if it is hardware or has the MAC of `link`; any other took the name later."""
+    other = host.link(name=link.alias)
+    return other is not None and (bool(other.parent_device) or other.mac == link.mac)
+
+
+def differences(planned: MovePlan, config: HostDeviceConfig, link: Link | None, host: Rtnl, inside: Rtnl) -> list[str]:
+    """The differences of the device from the plan, and whether the configuration selects another one."""
+    found = moved.differences(planned, link)
+    selected = config.selected()
+    if selected and not _selects(config, planned.document(), link, unknown=True):
+        name = planned.device.get("name") or planned.pci
+        found.append(f'device is "{name}", configured is {selected}')
+    return found
+
+
+def _selects(config: HostDeviceConfig, recorded: dict[str, Any], link: Link | None, unknown: bool) -> bool:
+    """Whether the selector with the highest precedence names the device of a record; `unknown` when nothing shows it."""
+    former = recorded["device"]
+    if config.device:
+        altnames = link.altnames if link else []
+        return config.device in (former.get("name"), *former.get("altnames", ()), *altnames)
+    if config.hwaddr:
+        known = (former.get("mac"), former.get("permanentMac"), link.permanent_mac if link else "")
+        return config.hwaddr in known
+    bus, parent = former.get("bus", ""), former.get("parent", "")
+    pci = config.device_id or config.pci
+    if not config.kernelpath and not sysfs.is_pci_address(pci):
+        return (bus, parent) == ("auxiliary", config.device_id) if bus else unknown
+    path = sysfs.path_of(bus, parent) if parent else ""
+    if config.kernelpath:
+        return f"{path}/".startswith(config.kernelpath.rstrip("/") + "/") if path else unknown
+    address = recorded["pci"] or sysfs.pci_above(path)
+    return address == pci if address else unknown
+
+
+def status(config: HostDeviceConfig, host: Rtnl, log: Log) -> Link | None:
+    """The device; None while another attachment has it; NotAvailable when the configured device does not exist."""
+    if not config.selected() or config.device_id:
+        return None  # the device comes with each request
+    pci = _pci_address(config)
+    if pci and sysfs.driver_of_pci(pci) in USERSPACE_DRIVERS:
+        moved.permit(None, pci)
+        return None
+    links = host.links()
+    device = devices.find(links, config.device, config.hwaddr, config.kernelpath, pci, "")
+    if device:
+        return moved.available(device, pci, config.selected(), links, host)
+    if not any(moved.holders(None, None, _is_meant(config), Records(log=log))):
+        raise NotAvailable(
+            f"{config.selected()} names no netdev of the host: correct the key, or bring the device back"
+        )
+    return None

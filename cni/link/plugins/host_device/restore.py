@@ -1,0 +1,439 @@
+"""Restores a device that is back on the host to the state in its record (cni.link.plugins.host_device.hoststate).
+
+The stages of `Restoration` follow their dependencies: identity, attributes of the link, parameters (disable_ipv6 must be
+off before IPv6 addresses can be added), flags and up, addresses, routes (those without a gateway first), neighbours. Each
+stage compares the device with the record and yields the missing steps, so nothing is written to a device that never
+left. A pass runs all stages and continues after each refusal. `goes_on` decides whether another pass follows:
+
+    a step was refused, another succeeded    another pass: the first may depend on the second
+    a step was refused for a transient cause up to EXTRA more passes, each after a pause, even if no step succeeded
+    PASSES passes                            the end in any case
+
+A refusal of the last pass that `is_transient` (a failed read, or a transient errno) raises Unrestored: the record stays,
+and the next DEL continues. Every other refusal is logged, because a second DEL would meet it again.
+
+Sources: fib_table_insert (net/ipv4/fib_trie.c): an IPv4 route is inserted before the routes of the same key, with
+NLM_F_APPEND after them; fib_sync_down_dev (net/ipv4/fib_semantics.c): the kernel drops a multipath route when the first
+of its devices leaves; inet6_addr_modify (net/ipv6/addrconf.c): the flags of an address can be changed later.
+"""
+
+from __future__ import annotations
+
+import errno
+import time
+from socket import AF_INET
+from typing import TYPE_CHECKING
+
+from cni.shared.kernel import addresses, link_sysctls, raw_state, routes
+from cni.shared.kernel.addresses import DADFAILED, NODAD, TENTATIVE, Address
+from cni.shared.kernel.links import NEWLINK, ifinfo
+from cni.shared.kernel.netlink import APPEND, CREATE, EXCLUSIVE, REPLACE, KernelError, attribute
+from cni.shared.kernel.netns import Namespace
+from cni.shared.spec.errors import KernelRefused, Unrestored
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from typing import Any
+
+    from cni.link.plugins.host_device.devices import MovePlan
+    from cni.shared.kernel.links import Link, Rtnl
+    from cni.shared.log import Log
+
+    Step = tuple[Any, ...]  # what it restores, as text; the function that restores it, and the arguments
+
+PASSES, EXTRA = 16, 3
+TRANSIENT = frozenset((errno.EAGAIN, errno.EBUSY, errno.EINTR, errno.EIO, errno.ENOBUFS, errno.ENOMEM))
+
+_PAUSE_SECONDS = 0.05
+_DETECTION_SECONDS = 3.0  # duplicate address detection takes 1 to 2 s
+_SHOWN = 8
+
+
+class RefusedStep:
+    """The kernel refused to restore the part `what` of the state, or to read it (`is_read`). `is_transient`: a repetition of
+    the step may succeed without any other change."""
+
+    def __init__(self, what: str, fault: OSError, is_read: bool = False) -> None:
+        self.is_transient = is_read or fault.errno in TRANSIENT
+        self.text = f"{what}: {fault if isinstance(fault, KernelError) else fault.strerror}"
+
+
+def goes_on(passes: int, idle: int, refused: list[RefusedStep]) -> bool:
+    """Whether another pass follows (pure). `passes` were run, the last `idle` of them changed nothing, and the last one had
+    the refusals `refused`."""
+    if not refused or passes >= PASSES:
+        return False
+    return idle == 0 or (idle <= EXTRA and any(refusal.is_transient for refusal in refused))
+
+
+def restore(planned: MovePlan, link: Link, host: Rtnl, log: Log) -> None:
+    """Restore the device, which is on the host, to the state in the record; parts that are right are not written.
+
+    Unrestored when a later call can restore more, such as its name, which another link has.
+    """
+    former = planned.device
+    name, other = former["name"], None
+    try:
+        if link.name != name:
+            other = host.link(name=name)
+            if other is not None and other.index == link.index:  # udev may have made the former name an alternative
+                host.remove_altname(link.index, name)
+                other = None
+            if other is None:
+                host.change_link(link.index, up=False)
+                host.change_link(link.index, name=name)
+                link = host.link(index=link.index) or link
+        if not planned.restoresState and link.alias:
+            host.change_link(link.index, alias="")
+    except KernelError as fault:
+        raise KernelRefused(
+            f'device "{name}" is on the host, but cannot get its name: {fault.strerror}; repeat the DEL', str(fault)
+        ) from None
+    if planned.restoresState:
+        _restore_state(former, link, host, log)
+    if other:
+        raise Unrestored(
+            f'device "{name}" is on the host as "{link.name}", and cannot get its name back: {_name_taken(name, other)},'
+            f" then the device (ip link set {link.name} name {name})"
+        )
+
+
+def _name_taken(name: str, other: Link) -> str:
+    """Why a device cannot have its name: the link `other` has it. With the first half of the remedy."""
+    if other.name == name:
+        return f"another link has that name; rename it (ip link set {name} name ...)"
+    return f'link "{other.name}" has it as an alternative name; remove that (ip link property del dev {other.name} altname {name})'
+
+
+def _restore_state(former: dict[str, Any], link: Link, host: Rtnl, log: Log) -> None:
+    """Restore the state `former` of `link`, a device on the host, as far as the kernel allows.
+
+    Unrestored when a second call can restore more; permanent refusals are logged.
+    """
+    try:
+        refused = Restoration(former, link, host).run()
+    except KernelError as fault:
+        refused = [RefusedStep("all of it", fault)]  # the device has left the host again
+    lasting = [refusal for refusal in refused if not refusal.is_transient]
+    passing = [refusal for refusal in refused if refusal.is_transient]
+    if lasting:
+        log.warning(
+            f'device "{former["name"]}" is on the host again, but without this part of its state: {_said(lasting)}'
+        )
+    if passing:
+        raise Unrestored(
+            f'device "{former["name"]}" is on the host again, but not all of its state yet: {_said(passing)}; repeat the DEL'
+        )
+
+
+def _do(call: Callable[..., object], arguments: list[Any]) -> None:
+    """Call, and repeat at once after a transient refusal, because the order of calls is the order of addresses."""
+    try:
+        call(*arguments)
+    except OSError as fault:
+        if fault.errno not in TRANSIENT:
+            raise
+        call(*arguments)
+
+
+def _said(refused: list[RefusedStep]) -> str:
+    texts = list(dict.fromkeys(refusal.text for refusal in refused))
+    return "; ".join(texts[:_SHOWN]) + (f" and {len(texts) - _SHOWN} more" if len(texts) > _SHOWN else "")
+
+
+class Restoration:
+    """The restoration of one device. `saved` is its state as the kernel showed it, None in a record of an older version;
+    `was` is the former index, `index` the present one. `link` and `own` cache the device and its routes: a step that may
+    change them sets them to None, and the next reader reads them again."""
+
+    def __init__(self, former: dict[str, Any], link: Link, host: Rtnl) -> None:
+        self.former = former
+        self.name = link.name
+        self.saved: dict[str, Any] = former.get("kernel")  # type: ignore[assignment]  # None takes other stages
+        self.was = former["index"]
+        self.index = link.index
+        self.link: Link | None = link
+        self.own: list[dict[str, Any]] | None = None
+        self.host = host
+        self.elapsed = max(0, int(time.monotonic()) - self.saved["read"]) if self.saved else 0
+        self.mac_is_the_pfs = False
+        self.came_up = False
+
+    def run(self) -> list[RefusedStep]:
+        """Run passes until `goes_on` ends them; returns the refusals of the last. KernelError ENODEV when the device leaves."""
+        passes = idle = 0
+        end = time.monotonic() + _DETECTION_SECONDS
+        while True:
+            done, refused = self._pass()
+            self.link = self.own = None
+            passes, idle = passes + 1, 0 if done else idle + 1
+            if goes_on(passes, idle, refused):
+                if idle:
+                    time.sleep(_PAUSE_SECONDS)
+            elif not refused or passes >= PASSES or not self._await_detection(end):
+                return refused
+
+    def _pass(self) -> tuple[bool, list[RefusedStep]]:
+        """Run all stages; returns whether a step succeeded, and the refusals."""
+        done = False
+        refused: list[RefusedStep] = []
+        for what, stage in self._stages():
+            try:
+                for text, call, *arguments in stage():
+                    try:
+                        self.link = self.own = None
+                        _do(call, arguments)
+                        done = True
+                    except OSError as fault:
+                        if fault.errno != errno.EEXIST:  # the kernel has restored it already
+                            refused.append(RefusedStep(text, fault))
+            except OSError as fault:
+                if fault.errno == errno.ENODEV:
+                    raise
+                refused.append(RefusedStep(f"the {what} cannot be read", fault, is_read=True))
+        return done, refused
+
+    def _stages(self) -> tuple[tuple[str, Callable[[], Iterator[Step]]], ...]:
+        if not self.saved:
+            return ("link", self._identity), ("state", self._state_of_old), ("alias", self._alias)
+        return (
+            ("link", self._identity),
+            ("link", self._attributes),
+            ("parameters", self._parameters),
+            ("flags", self._flags),
+            ("parameters", self._parameters),  # a device that comes up gets the MTU of IPv6 again
+            ("addresses", self._addresses),
+            ("routes", self._surplus),
+            ("routes", self._routes),
+            ("neighbours", self._neighbours),
+            ("alias", self._alias),
+        )
+
+    def _await_detection(self, end: float) -> bool:
+        """Wait, at most until `end`, for duplicate address detection, during which the kernel refuses the address as the source
+        of a route. Returns whether one was running."""
+        was_examined = False
+        while time.monotonic() < end and self._is_examined():
+            was_examined = True
+            time.sleep(_PAUSE_SECONDS)
+        return was_examined
+
+    def _is_examined(self) -> bool:
+        try:
+            return any(address.tentative for address in addresses.list_of(self.host, self.index))
+        except KernelError:
+            return False
+
+    def _present(self) -> Link:
+        self.link = self.link or self.host.link(index=self.index)
+        if self.link is None:
+            raise KernelError(errno.ENODEV)
+        return self.link
+
+    def _identity(self) -> Iterator[Step]:
+        former, index, change, link = self.former, self.index, self.host.change_link, self._present()
+        if link.mac != former["mac"] and not self.mac_is_the_pfs:
+            yield f"MAC {former['mac']}", self._set_mac, link
+        if link.mtu != former["mtu"]:
+            yield f"MTU {former['mtu']}", change, index, "", former["mtu"]
+        for name in former["altnames"]:
+            if name not in link.altnames:
+                yield f"alternative name {name}", self.host.add_altname, index, name
+        for name in link.altnames if self.saved else ():
+            if name not in former["altnames"]:  # the pod added it, and a device that is away may have this name
+                yield f"removal of alternative name {name}", self.host.remove_altname, index, name
+
+    def _alias(self) -> Iterator[Step]:
+        """The last step: until then the mark shows that the device is the one of the record, if its index is another now."""
+        if self._present().alias != self.former["alias"]:
+            yield "alias", self.host.change_link, self.index, "", 0, "", self.former["alias"]
+
+    def _set_mac(self, link: Link) -> None:
+        """Restore the MAC, unless the driver accepts only the MAC that the PF has set for its VF.
+
+        igb and i40e impose that MAC when the VF is next set up, and refuse any other afterwards.
+        """
+        if link.up:
+            self.host.change_link(self.index, up=False)  # many drivers take a MAC only when down
+        try:
+            self.host.change_link(self.index, mac=self.former["mac"])
+        except KernelError as fault:
+            if link.kind or fault.errno not in (errno.EADDRNOTAVAIL, errno.EPERM):
+                raise
+            self.mac_is_the_pfs = True
+
+    def _now(self) -> raw_state.Raw:
+        return raw_state.Raw(self._present().body)
+
+    def _own_routes(self) -> list[dict[str, Any]]:
+        if self.own is None:
+            self.own = raw_state.routes(self.host, self.index, routes.bodies_of(self.host, self.index))
+        return self.own
+
+    def _attributes(self) -> Iterator[Step]:
+        now = self._now()
+        wanted = {int(kind): bytes.fromhex(value) for kind, value in self.saved["link"].items()}
+        different = [kind for kind, value in wanted.items() if now.attributes.get(kind, value) != value]
+        if set(different) & set(raw_state.SIZES):  # the size of all families sets that of IPv4
+            different = [kind for kind in different if kind not in raw_state.SIZES] + [
+                k for k in raw_state.SIZES if k in wanted
+            ]
+        for kind in different:
+            yield f"link attribute {kind}", *self._change(attribute(kind, wanted[kind]))
+        token = bytes.fromhex(self.saved["token"])
+        if token and token != now.token:
+            yield "token", *self._change(raw_state.token_attributes(token))
+
+    def _change(self, attributes: bytes) -> Step:
+        """The step, without its text, that gives the link these attributes."""
+        return self.host.request, NEWLINK, ifinfo(self.index) + attributes
+
+    def _parameters(self) -> Iterator[Step]:
+        saved, now = self.saved, self._now()
+        inet, inet6 = bytes.fromhex(saved["inet"]), bytes.fromhex(saved["inet6"])
+        if (inet, inet6) != (now.inet, now.inet6) or saved["parameters"]:
+            with Namespace("", self.host.namespace()) as home, home.entered():
+                arrays = {"ipv4": (inet, now.inet), "ipv6": (inet6, now.inet6)}
+                yield from link_sysctls.due(self.name, arrays, saved["parameters"])
+
+    def _flags(self) -> Iterator[Step]:
+        wanted = self.saved["flags"]
+        different = (self._now().flags ^ wanted) & raw_state.SETTABLE_FLAGS
+        self.came_up = self.came_up or bool(different & wanted & 1)
+        if different:
+            body = ifinfo(self.index, wanted & different, different)
+            yield f"flags {wanted:#x}", self.host.request, NEWLINK, body
+
+    def _addresses(self) -> Iterator[Step]:
+        """The missing addresses, in the kernel's order.
+
+        An IPv6 address that is the source of a route must be usable when the route is set. So it is added without
+        duplicate detection, which it passed before the device left, and gets its former flags afterwards.
+        """
+        saved = [Address(bytes.fromhex(text)) for text in self.saved["addresses"]]
+        now = addresses.list_of(self.host, self.index) if saved else []
+        there = {(address.text, address.peer): address.flags for address in now}
+        sources = {raw_state.source_of(route) for route in self.saved["routes"]}
+        for address in saved:
+            flags, held = address.flags, there.get((address.text, address.peer))
+            again = raw_state.address_again(address, self.index, self.elapsed, flags)
+            if again is None:
+                continue  # its lifetime has ended
+            what = f"address {address.text}"
+            untested = flags & (NODAD | TENTATIVE | DADFAILED)
+            is_source = ":" in address.text and address.local in sources and not untested
+            if held is None:
+                usable = flags | NODAD if is_source else flags
+                first = raw_state.address_again(address, self.index, self.elapsed, usable)
+                yield what, self.host.request, raw_state.NEWADDR, first, CREATE | EXCLUSIVE
+            if is_source and (held is None or held & NODAD):
+                yield what, self.host.request, raw_state.NEWADDR, again, REPLACE
+
+    def _surplus(self) -> Iterator[Step]:
+        """Remove the prefix routes that the kernel added when the device came up, and that it did not have before."""
+        if not self.came_up:
+            return
+        wanted = {raw_state.identity_of(route) for route in self._saved_routes()}
+        for route in self._own_routes():
+            if raw_state.protocol_of(route) == routes.KERNEL_PROTOCOL and raw_state.identity_of(route) not in wanted:
+                body = raw_state.route_again(route, route["legs"], 0)
+                what = f"removal of route {raw_state.destination_text(route)}"
+                yield what, self.host.request, raw_state.DELROUTE, body
+
+    def _routes(self) -> Iterator[Step]:
+        """The missing routes: those without a gateway first, then those that preceded others of the same key, in reverse order."""
+        saved = self._saved_routes()
+        if not saved:
+            return
+        there = {raw_state.identity_of(route): route.get("ahead", False) for route in self._own_routes()}
+        missing = [route for route in saved if route.get("ahead", False) > there.get(raw_state.identity_of(route), -1)]
+        if not missing:
+            return
+        present = raw_state.present(self.host)
+        missing = [route for route in missing if _is_due(route, present)]
+        first = [route for route in reversed(missing) if route.get("ahead")]
+        links = {link.index for link in self.host.links()} if any(len(r["legs"]) > 1 for r in missing) else set()
+        for route in sorted([r for r in missing if not r.get("ahead")], key=raw_state.has_gateway) + first:
+            yield f"route {raw_state.destination_text(route)}", self._set_route, route, present, links
+
+    def _saved_routes(self) -> list[dict[str, Any]]:
+        """The saved routes, with the present index of the device."""
+        return [
+            {**route, "legs": [[flags, weight, self.index if at == self.was else at, own] for flags, weight, at, own in route["legs"]]}
+            for route in self.saved["routes"]
+        ]  # fmt: skip
+
+    def _set_route(self, route: dict[str, Any], present: list[dict[str, Any]], links: set[int]) -> None:
+        legs = route["legs"]
+        if len(legs) > 1:
+            legs = [leg for leg in legs if leg[2] in links]
+        body = raw_state.route_again(route, legs, self.elapsed)
+        if body is None:
+            return  # it has expired
+        like = [other for other in present if raw_state.key_of(other) == raw_state.key_of(route)]
+        here = next(
+            (other for other in like if raw_state.identity_of(other) == raw_state.identity_of(route)), None
+        )  # at the wrong place
+        rest = here or next((other for other in like if raw_state.is_part(other, route)), None)
+        flags = CREATE if route.get("ahead") else CREATE | APPEND
+        if rest and not here and len(like) == 1:
+            self.host.request(raw_state.NEWROUTE, body, CREATE | REPLACE)
+        elif rest:  # NLM_F_REPLACE would replace the first route of this key, which belongs to another device
+            self._exchange(raw_state.route_again(rest, rest["legs"], 0), body, flags)
+        elif like and len(legs) > 1 and any(leg[2] != self.index for leg in legs):
+            raise KernelError(errno.ECANCELED, "another route to that destination has been set meanwhile")
+        else:
+            self.host.request(raw_state.NEWROUTE, body, flags)
+
+    def _exchange(self, former: bytes | None, body: bytes, flags: int) -> None:
+        """Replace the route `former` by `body`; restore `former` when the kernel refuses."""
+        if former:
+            self.host.request(raw_state.DELROUTE, former)
+        try:
+            self.host.request(raw_state.NEWROUTE, body, flags)
+        except KernelError:
+            if former:
+                self.host.request(raw_state.NEWROUTE, former, flags)
+            raise
+
+    def _neighbours(self) -> Iterator[Step]:
+        wanted = self.saved["neighbours"]
+        held = set(raw_state.neighbours(self.host, self.index)) if wanted else set()
+        for text in wanted:
+            if text not in held:
+                what, body = f"neighbour {raw_state.neighbour_text(text)}", raw_state.neighbour_again(text, self.index)
+                yield what, self.host.request, raw_state.NEWNEIGH, body, CREATE | REPLACE
+
+    def _state_of_old(self) -> Iterator[Step]:
+        """Up, addresses and routes of a record of an older version, which kept them decoded."""
+        former, link = self.former, self.host.link(index=self.index)
+        if link and link.up != former["up"]:
+            yield "up", self.host.change_link, self.index, "", 0, "", None, former["up"]
+        for a in former["addresses"]:
+            yield f"address {a['text']}", lambda a=a: addresses.add(self.host, self.index, **a)
+        for r in sorted(former["routes"], key=lambda route: route["gw"] != "") if former["up"] else ():
+            yield f"route {r['dst']}", lambda r=r: routes.add(self.host, self.index, **r)
+
+
+def _is_due(route: dict[str, Any], present: list[dict[str, Any]]) -> bool:
+    """Whether the route is missing, or stands after routes of the same key that it preceded."""
+    like = [other for other in present if raw_state.key_of(other) == raw_state.key_of(route)]
+    at = [number for number, other in enumerate(like) if raw_state.identity_of(other) == raw_state.identity_of(route)]
+    if not at:
+        return True
+    own = {leg[2] for leg in route["legs"]}
+    return bool(route.get("ahead")) and any(own.isdisjoint(leg[2] for leg in other["legs"]) for other in like[: at[0]])
+
+
+def keep_others(saved: dict[str, Any], index: int, host: Rtnl) -> None:
+    """Set the IPv4 multipath routes again without the device `index`, which has left: the kernel drops the whole route."""
+    links = {link.index for link in host.links()} - {index}
+    for route in saved["routes"]:
+        legs = [leg for leg in route["legs"] if leg[2] in links]
+        if raw_state.family_of(route) == AF_INET and len(legs) not in (0, len(route["legs"])):
+            body = raw_state.route_again(route, legs, 0)
+            try:
+                if body:
+                    host.request(raw_state.NEWROUTE, body, CREATE if route.get("ahead") else CREATE | APPEND)
+            except KernelError:
+                pass  # the other device is down or has gone as well

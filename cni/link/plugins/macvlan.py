@@ -1,0 +1,586 @@
+"""macvlan: it makes a link with its own MAC on a master, inside the sandbox.
+
+Sources: plugins/main/macvlan of containernetworking/plugins for keys and results; drivers/net/macvlan.c for the
+kernel's refusals.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from typing import TYPE_CHECKING
+
+from cni.link.plugins.base import KEYS_OF_EACH, DeviceClaim, LinkConfig, RecordedPlan, differs, keep_log
+from cni.shared import policy
+from cni.shared.config import (
+    Fault,
+    Key,
+    boolean,
+    fill,
+    hardware_address,
+    integer,
+    netdev,
+    one_of,
+    optional,
+    string,
+    take,
+)
+from cni.shared.kernel import node
+from cni.shared.kernel.links import ARPHRD_ETHER, ARPHRD_INFINIBAND, LEAST_MTU
+from cni.shared.kernel.netlink import KernelError
+from cni.shared.records import digest
+from cni.shared.spec.errors import (
+    InvalidConfig,
+    InvalidEnvironment,
+    KernelRefused,
+    LimitedConnectivity,
+    Lingers,
+    NotAvailable,
+)
+
+if TYPE_CHECKING:
+    from cni.link.plugins.base import Named
+    from cni.shared.kernel.links import Link, Rtnl
+    from cni.shared.kernel.netns import Namespace
+    from cni.shared.log import Log
+    from cni.shared.records import Records
+    from cni.shared.spec.request import Request
+
+NAME = "macvlan"
+SHARES_NETDEV = True
+ONLY_OURS = ""
+MODES = ("bridge", "private", "vepa", "passthru")
+STANDS_FOR_ITS_LOWER = ("macvlan", "macvtap")  # as a master: netif_is_macvlan, macvlan_common_newlink
+
+MOST_QUEUED = 1 << 16
+"""The largest `bcqueuelen` of a new link. The kernel takes any, and one queue is of all macvlans of a master: the node's memory."""
+
+KEYS = (
+    Key(
+        "master", optional(netdev), "", "netdev below the link; default: that of `deviceID`, else of the default route"
+    ),
+    Key(
+        "deviceID",
+        optional(string),
+        "",
+        "device of a resource, as Multus passes it: its netdev is the default `master`. runtimeConfig.deviceID comes first",
+        "device_id",
+    ),
+    Key("mode", optional(one_of(*MODES), "bridge"), "bridge", "how links of the same master communicate"),
+    Key("mtu", integer(0, 65535), 0, "MTU of the link in bytes, at most the master's; 0: the master's"),
+    Key(
+        "mac",
+        optional(hardware_address),
+        "",
+        "MAC address; default: one derived from the attachment. In mode passthru the link has the master's",
+    ),
+    Key("linkInContainer", boolean, False, "look for the master in the sandbox", "link_in_container"),
+    Key(
+        "bcqueuelen",
+        integer(0, 2**32 - 1),
+        0,
+        f"broadcast queue of the master, in packets, {MOST_QUEUED} at most; 0: the kernel's default",
+    ),
+    *KEYS_OF_EACH,
+)
+
+
+class MacvlanConfig(LinkConfig):
+    """The checked keys of KEYS. `mac` comes from runtimeConfig, else from CNI_ARGS, else from the configuration."""
+
+    master: str
+    device_id: str
+    mode: str
+    mtu: int
+    mac: str
+    link_in_container: bool
+    bcqueuelen: int
+    ignored_mac = ""
+
+
+class MacvlanPlan(RecordedPlan):
+    """The link to make. `name` is its final name, `temporary` the name under which it is made.
+
+    `over` is the index of the configured master, `lower` that of the device on which the kernel puts the link. If the master
+    is a macvlan or macvtap, this is another device, perhaps in another namespace. `apply` reads `lower` from the link, so
+    that the record has the kernel's choice.
+    """
+
+    name: str
+    temporary: str
+    master: str
+    over: int
+    lower: int
+    inSandbox: bool
+    mode: str
+    mtu: int
+    mac: str
+    macIsDerived: bool
+    bcqueuelen: int
+    pci = ""  # a macvlan has no PCI function of its own
+
+
+direct_log = keep_log
+load = MacvlanPlan
+
+
+def read(request: Request, faults: list[Fault]) -> MacvlanConfig:
+    """The checked configuration; all its faults go to `faults`."""
+    config = MacvlanConfig()
+    fill(config, KEYS, request.config, faults)
+    if request.command == "ADD" and config.bcqueuelen > MOST_QUEUED:  # an earlier version has made longer ones
+        faults.append(Fault("bcqueuelen", config.bcqueuelen, f"want {MOST_QUEUED} at most"))
+    given = ("CNI_ARGS MAC", request.args.get("MAC")), ("runtimeConfig.mac", request.of_runtime("mac"))
+    take(config, "mac", hardware_address, faults, given)
+    take(config, "device_id", string, faults, (("runtimeConfig.deviceID", request.of_runtime("deviceID")),))
+    if config.mode == "passthru":
+        config.ignored_mac, config.mac = config.mac, ""  # the kernel gives the master's, macvlan_common_newlink
+    return config
+
+
+def claim(config: MacvlanConfig, request: Request, host: Rtnl, records: Records, named: Named) -> DeviceClaim:
+    """Claim no device, since a master is shared."""
+    return DeviceClaim()
+
+
+class MacvlanFacts:
+    """The result of `survey`: the master, the names of the netdevs of its namespace, and a link that already has the ifname.
+
+    `reason` says why the node needs the master, which mode passthru would take from it; "" when it does not.
+    """
+
+    def __init__(
+        self, master: Link | None, names: list[str], taken: Link | None, boot_id: str, reason: str = ""
+    ) -> None:
+        self.master = master
+        self.names = names
+        self.taken = taken
+        self.boot_id = boot_id
+        self.reason = reason
+
+
+def survey(
+    config: MacvlanConfig, request: Request, host: Rtnl, inside: Rtnl, claimed: DeviceClaim, log: Log
+) -> MacvlanFacts:
+    """Read the master, on the host or in the sandbox, and the link with the ifname in the sandbox."""
+    where = inside if config.link_in_container else host
+    master = _find_master(config, where)
+    reason = ""
+    if master and config.ignored_mac:
+        log.warning(
+            f"mac {config.ignored_mac} is not set: in mode passthru the link has the MAC {master.mac} of its master; remove the"
+            " MAC, or use mode bridge"
+        )
+    if master:
+        if not master.up:
+            log.warning(_down(master))
+        device = _of_host(master, config.link_in_container, host, inside)
+        if device:
+            _permit(device)
+            reason = _refused(device, config.mode, host, log)
+    names = [] if master else [link.name for link in where.links()]
+    return MacvlanFacts(master, names, inside.link(name=request.attachment.ifname), node.boot_id(), reason)
+
+
+def _refused(device: Link, mode: str, host: Rtnl, log: Log | None) -> str:
+    """Why no network may have a link of `mode` on the netdev `device`, or "". The log names the addresses that the node loses.
+
+    In mode passthru the kernel hands all frames of the netdev to the link (macvlan_handle_frame, drivers/net/macvlan.c), and
+    gives the netdev each MAC that the link gets.
+    """
+    if mode != "passthru" and device.lower_netnsid is None:  # it is one end of no pair
+        return ""
+    from cni.link.plugins import uplink  # only an ADD needs it
+
+    if mode != "passthru":
+        return uplink.others(device, host)
+    from cni.shared.kernel import addresses  # only mode passthru needs it
+
+    reason = uplink.needed(device, host.links(), host)
+    held = [a.text for a in addresses.list_of(host, device.index) if a.scope != addresses.LINK_SCOPE]
+    if held and log and not reason:
+        log.warning(
+            f'mode passthru: the node cannot use its addresses {", ".join(held)} on "{device.name}" until the attachment ends'
+        )
+    return reason
+
+
+def _refusal(mode: str, master: Link, reason: str) -> str:
+    """The refusal of a master that the node needs, or that is another sandbox's, with the reason."""
+    what, instead = f'master "{master.name}" is refused', "use another master"
+    if mode == "passthru":
+        what, instead = f'mode passthru is refused on master "{master.name}"', "use mode bridge, another master"
+    return f"{what}: {reason}: {instead}, or {policy.current().way_out()}"
+
+
+def _of_host(master: Link, in_sandbox: bool, host: Rtnl, inside: Rtnl) -> Link | None:
+    """The netdev of the host that carries a macvlan of `master`; None when that netdev is in the sandbox, or elsewhere."""
+    stands = master.kind in STANDS_FOR_ITS_LOWER
+    if not in_sandbox:
+        return host.link(index=master.lower_index) if stands and master.lower_netnsid is None else master
+    if not stands or master.lower_netnsid is None:
+        return None
+    home = host.namespace()
+    try:
+        return host.link(index=master.lower_index) if inside.netns_id(home) == master.lower_netnsid else None
+    finally:
+        os.close(home)
+
+
+def _permit(device: Link) -> None:
+    """Raise InvalidConfig when the node's policy does not allow the device on which the link would be made."""
+    policy.current().permit("masters", f'master "{device.name}"', (device.name,))
+
+
+def _find_master(config: MacvlanConfig, where: Rtnl) -> Link | None:
+    if config.master:
+        return where.link(name=config.master)
+    if config.device_id and not config.link_in_container:  # the device is one of the host
+        from cni.shared.kernel import rdma_sysfs  # most networks name their master
+
+        names = rdma_sysfs.netdevs_of_device(config.device_id)
+        return where.link(name=names[0]) if names else None
+    from cni.shared.kernel import routes  # most networks name their master
+
+    index = routes.default_route_link(where)
+    return where.link(index=index) if index else None
+
+
+def plan(config: MacvlanConfig, request: Request, facts: MacvlanFacts) -> MacvlanPlan:
+    """The link to make on the master in `facts`, or the error that says why it cannot be made."""
+    master = facts.master
+    where = "in the sandbox" if config.link_in_container else "on the host"
+    if master is None:
+        if not config.master and config.device_id and not config.link_in_container:
+            raise InvalidConfig(
+                f'deviceID "{config.device_id}" is no device with a netdev on the host: name the netdev in the key `master`'
+            )
+        if not config.master:
+            raise InvalidConfig(
+                f"no `master` is given and there is no default route {where}: name the netdev in the key `master`"
+            )
+        raise InvalidConfig(
+            f'master "{config.master}" does not exist {where}: name an existing netdev',
+            f"netdevs {where}: {' '.join(facts.names)}",
+        )
+    if master.arphrd == ARPHRD_INFINIBAND:
+        raise InvalidConfig(
+            f'master "{master.name}" is an InfiniBand link, and macvlan needs Ethernet: use the plugin ipoib or host-device for it'
+        )
+    if master.kind in ("ipvlan", "ipvtap"):  # IFF_NO_RX_HANDLER (drivers/net/ipvlan/ipvlan_main.c)
+        raise InvalidConfig(
+            f'master "{master.name}" is an {master.kind}, and the kernel allows no macvlan on it, or on the netdev below it: name a'
+            " netdev without ipvlans"
+        )
+    if master.arphrd != ARPHRD_ETHER:
+        raise InvalidConfig(
+            f'master "{master.name}" is not an Ethernet link (ARPHRD {master.arphrd}), and macvlan needs one: name another netdev'
+        )
+    if facts.reason:
+        raise InvalidConfig(_refusal(config.mode, master, facts.reason))
+    if config.mtu > master.mtu:
+        raise InvalidConfig(
+            f'mtu {config.mtu} is above {master.mtu}, the MTU of master "{master.name}": lower the key `mtu`, or raise the'
+            f" master's (ip link set {master.name} mtu {config.mtu})"
+        )
+    least = max(LEAST_MTU, master.min_mtu)  # a VLAN names 0, and macvlan_common_newlink gives a macvlan ETH_MIN_MTU
+    if 0 < config.mtu < least:
+        raise InvalidConfig(f"mtu {config.mtu} is below {least}, the minimum of a macvlan")
+    if facts.taken is not None:
+        kind = facts.taken.kind or "physical"
+        raise InvalidEnvironment(
+            f'CNI_IFNAME "{request.attachment.ifname}" exists already in the sandbox {request.netns} (a {kind} link that this'
+            " attachment did not make): choose another ifname, or remove that link"
+        )
+    return _planned_on(config, request, master, _derived_mac(request, facts.boot_id))
+
+
+def _planned_on(config: MacvlanConfig, request: Request, master: Link, derived: str) -> MacvlanPlan:
+    """The plan of a macvlan over `master`; `derived` is the MAC that the attachment gets without one of its own."""
+    passthru = config.mode == "passthru"
+    return MacvlanPlan(
+        {
+            "name": request.attachment.ifname,
+            "temporary": _temporary_name(request),
+            "master": master.name,
+            "over": master.index,
+            "lower": master.lower_index if master.kind in STANDS_FOR_ITS_LOWER else master.index,
+            "inSandbox": config.link_in_container,
+            "mode": config.mode,
+            "mtu": config.mtu or master.mtu,
+            "mtuIsAsked": config.mtu > 0,
+            "mac": config.mac or ("" if passthru else derived),
+            "macIsDerived": not (passthru or config.mac) and derived != "",
+            "bcqueuelen": config.bcqueuelen,
+        }
+    )
+
+
+def _temporary_name(request: Request) -> str:
+    """The name under which the link is made: derived from the attachment, so that a later call recognises its own link."""
+    return "mv" + digest(request.attachment, "temporary", 6).hex()
+
+
+def _derived_mac(request: Request, boot_id: str) -> str:
+    """A locally administered unicast MAC: the same for a retried ADD, different for every other attachment of any node."""
+    octets = bytearray(digest(request.attachment, "mac" + boot_id, 6))
+    octets[0] = octets[0] & 0xFC | 0x02
+    return octets.hex(":")
+
+
+def adopt(request: Request, host: Rtnl, inside: Rtnl | None) -> MacvlanPlan | None:
+    """The plan of a link that Go's plugin made: a macvlan of that name on the master that is configured now.
+
+    For CHECK it describes the link as it is: without a record only the configuration is compared.
+    """
+    link = inside.link(name=request.attachment.ifname) if inside else None
+    if inside is None or link is None:
+        return None
+    config = MacvlanConfig()
+    fill(config, KEYS, request.config, [])  # a DEL goes on with a configuration that an ADD would refuse
+    if request.command == "CHECK":
+        return _as_it_is(link, config.link_in_container, host, inside)
+    master = _find_master(config, inside if config.link_in_container else host)
+    if master is None:
+        return None
+    return _planned_on(config, request, master, "")
+
+
+def _as_it_is(link: Link, in_sandbox: bool, host: Rtnl, inside: Rtnl) -> MacvlanPlan:
+    """The plan that matches the link."""
+    return MacvlanPlan(
+        {
+            "name": link.name,
+            "temporary": "",
+            "master": _lower_name(link, host, inside),
+            "over": link.lower_index,
+            "lower": link.lower_index,
+            "inSandbox": in_sandbox,
+            "mode": link.macvlan_mode,
+            "mtu": link.mtu,
+            "mac": link.mac,
+            "macIsDerived": False,
+            "bcqueuelen": link.bcqueuelen,
+        }
+    )
+
+
+def apply(planned: MacvlanPlan, host: Rtnl, inside: Rtnl, sandbox: Namespace) -> Link:
+    """Make the link in the sandbox, with its name and down; KernelRefused says why the kernel did not make it.
+
+    `planned.lower` is set to the kernel's value. If this differs from the plan, the policy is checked again.
+    """
+    maker = inside if planned.inSandbox else host
+    try:
+        maker.add_macvlan(
+            planned.temporary,
+            planned.over,
+            planned.mode,
+            mtu=planned.mtu,
+            mac=planned.mac,
+            bcqueuelen=planned.bcqueuelen,
+            netns_fd=sandbox.fd,
+        )
+    except KernelError as fault:
+        raise KernelRefused(_refused_making(planned, fault), str(fault)) from None
+    link = inside.link(name=planned.temporary)
+    if link is None:
+        raise KernelRefused(
+            f"the macvlan on {planned.master} vanished as soon as it was made: was the sandbox or the master removed?"
+        )
+    if link.lower_index != planned.lower:  # the master was replaced meanwhile, or is of a kind that is unknown here
+        planned.lower = link.lower_index
+        device = _of_host(link, True, host, inside)
+        if device:
+            _permit(device)
+    try:
+        inside.change_link(link.index, name=planned.name)
+    except KernelError as fault:
+        raise KernelRefused(f'the link cannot be named "{planned.name}": {fault.strerror}', str(fault)) from None
+    link.name = planned.name
+    return link
+
+
+def _refused_making(planned: MacvlanPlan, fault: KernelError) -> str:
+    """Why the kernel did not make the link (macvlan_common_newlink)."""
+    master = planned.master
+    if fault.errno == errno.EBUSY:
+        return f'master "{master}" belongs to a bridge, bond or other upper device: use another netdev, or remove it from that device'
+    if fault.errno == errno.EINVAL and planned.mode == "passthru":
+        return f'mode passthru needs master "{master}" for itself, and it has another macvlan: use mode bridge, or another master'
+    if fault.errno == errno.EINVAL:
+        return f'master "{master}" cannot carry this macvlan: has it a macvlan of mode passthru, or is it no Ethernet link?'
+    if fault.errno == errno.EADDRINUSE:
+        return _mac_in_use(planned)
+    if fault.errno == errno.EEXIST:  # before Linux 6.14 also when the host has it
+        return f'a link has the temporary name "{planned.temporary}" already, in the sandbox or on the host: remove it'
+    if fault.errno in (errno.ENODEV, errno.ENXIO):
+        return f'master "{master}" vanished meanwhile: retry when it is back'
+    if fault.errno == errno.EADDRNOTAVAIL:
+        return f"the MAC address {planned.mac} is not valid for a link: give a unicast address in the key `mac`"
+    if fault.errno == errno.EPERM:
+        return "the kernel does not permit making links here: run as root, with CAP_NET_ADMIN on the host's and the sandbox's namespace"
+    return f'the kernel refused a macvlan on master "{master}": {fault.strerror}'
+
+
+def refused_up(planned: MacvlanPlan, fault: KernelError) -> str:
+    """Why the kernel did not set the link up (macvlan_open)."""
+    if fault.errno == errno.EADDRINUSE:
+        return _mac_in_use(planned)
+    return f'the link "{planned.name}" cannot be set up: {fault.strerror}'
+
+
+def _mac_in_use(planned: MacvlanPlan) -> str:
+    return f'the MAC address {planned.mac} is in use on master "{planned.master}" already: give each attachment its own (runtimeConfig.mac, CNI_ARGS MAC, key `mac`)'
+
+
+def owns(planned: MacvlanPlan, link: Link) -> bool:
+    """Whether this plan made `link`, even if its name, MAC or MTU was changed since.
+
+    A MAC alone identifies the link only if it is derived: another attachment may have the same configured MAC. A killed
+    ADD may have recorded another `lower` than the link has; then name and MAC identify the link.
+    """
+    if link.kind != "macvlan":
+        return False
+    named, has_mac = link.name == planned.name, link.mac == planned.mac
+    if link.name == planned.temporary or (has_mac and (named or planned.macIsDerived)):
+        return True
+    return named and link.lower_index == planned.lower
+
+
+def present(planned: MacvlanPlan, inside: Rtnl) -> Link | None:
+    """The link in the sandbox, under any name."""
+    return next((link for link in inside.links() if owns(planned, link)), None)
+
+
+def recognises(planned: MacvlanPlan, inside: Rtnl) -> bool:
+    """Whether a link of `inside` is certainly that of the plan, by its temporary name or by its MAC."""
+    return any(
+        owns(planned, link) and (link.name == planned.temporary or planned.mac in ("", link.mac))
+        for link in inside.links()
+    )
+
+
+def remove(planned: MacvlanPlan, host: Rtnl, inside: Rtnl | None, log: Log) -> None:
+    """Remove the plan's link from the sandbox, under any name; a missing link is no error.
+
+    Lingers while the link is up elsewhere: the kernel has not yet removed it with its sandbox, or the pod has moved it
+    into another namespace.
+    """
+    removed = False
+    others = []
+    for link in inside.links() if inside else ():
+        if owns(planned, link):
+            try:
+                inside.delete_link(link.index)  # type: ignore[union-attr]  # it has links
+            except KernelError as fault:
+                raise KernelRefused(
+                    f'the link "{link.name}" cannot be removed: {fault.strerror}; retry', str(fault)
+                ) from None
+            removed = removed or link.mac == planned.mac
+        elif link.name == planned.name:
+            others.append(link)
+    if not removed and lingers(planned, host):
+        raise Lingers(
+            f'the link "{planned.name}" ({planned.mac}) on {planned.master} is still up in a network namespace that cannot be'
+            " found: end the process that holds that namespace, and repeat the DEL"
+        )
+    for link in others:
+        log.warning(
+            f'link "{link.name}" is a {link.kind or "physical"} link that this attachment did not make: left alone'
+        )
+
+
+def lingers(planned: MacvlanPlan, host: Rtnl) -> bool:
+    """Whether the link is up in some namespace, and answers for its addresses, as its master shows.
+
+    With a master in the sandbox, the link may also be on a netdev of the host; otherwise no netdev of the host has its MAC.
+    A MAC that is not derived proves nothing: another attachment may have it by now.
+    """
+    return planned.macIsDerived and host.receives(planned.lower, planned.mac)
+
+
+def without_link(planned: MacvlanPlan) -> None:
+    """A macvlan always is a link."""
+
+
+def differences(planned: MacvlanPlan, config: MacvlanConfig, link: Link | None, host: Rtnl, inside: Rtnl) -> list[str]:
+    """The differences of the link from the plan and from the configuration. The default `master` is not compared: it may change."""
+    if link is None:
+        return []
+    if link.kind != "macvlan":
+        return [f'"{link.name}" is a {link.kind or "physical"} link, not a macvlan']
+    found = _master(planned, config, link, host, inside)
+    found += differs("mode", link.macvlan_mode, planned.mode, config.mode)
+    shown, was, configured = (n or None for n in (link.bcqueuelen, planned.bcqueuelen, config.bcqueuelen))
+    found += differs("bcqueuelen", shown, was, configured)
+    lower = _lower(link, host, inside)
+    if lower and link.mtu == lower.mtu < planned.mtu:  # macvlan_device_event, drivers/net/macvlan.c
+        found.append(f"master {lower.name} has been given the MTU {lower.mtu}, was {planned.mtu}, and so has the link")
+    return found
+
+
+def _master(planned: MacvlanPlan, config: MacvlanConfig, link: Link, host: Rtnl, inside: Rtnl) -> list[str]:
+    is_as_made = link.lower_index == planned.lower and planned.over != planned.lower
+    now = planned.master if is_as_made else _lower_name(link, host, inside)
+    if link.lower_index != planned.lower:
+        return [f"master is {now}, was {planned.master} (index {planned.lower})"]
+    if config.link_in_container != planned.inSandbox:
+        made, wanted = (
+            "in the sandbox" if is_inside else "on the host"
+            for is_inside in (planned.inSandbox, config.link_in_container)
+        )
+        return [f"master is {now} {made}, configured is one {wanted} (linkInContainer)"]
+    if not config.master:
+        return []
+    where, place = (inside, "in the sandbox") if config.link_in_container else (host, "on the host")
+    master = where.link(name=config.master)
+    if master is None:
+        return [f"master is {now}, configured is {config.master}, which does not exist {place}"]
+    stands = master.kind in STANDS_FOR_ITS_LOWER
+    if link.lower_index != (master.lower_index if stands else master.index) or (
+        config.link_in_container and link.lower_netnsid != (master.lower_netnsid if stands else None)
+    ):
+        return [f"master is {now}, configured is {config.master}"]
+    return []
+
+
+def _lower_name(link: Link, host: Rtnl, inside: Rtnl) -> str:
+    """The device below the link: its name, if that is known."""
+    lower = _lower(link, host, inside)
+    return lower.name if lower else f"index {link.lower_index}"
+
+
+def _lower(link: Link, host: Rtnl, inside: Rtnl) -> Link | None:
+    return (inside if link.lower_netnsid is None else host).link(index=link.lower_index)
+
+
+def carrier(planned: MacvlanPlan) -> tuple[str, bool]:
+    """The master."""
+    return planned.master, planned.inSandbox
+
+
+def status(config: MacvlanConfig, host: Rtnl, log: Log) -> Link | None:
+    """The master; NotAvailable without one, LimitedConnectivity when it is down or has no carrier."""
+    if config.link_in_container:
+        return None  # each sandbox has its own
+    master = _find_master(config, host)
+    if master is None and not config.master:
+        raise NotAvailable("there is no default route to take the master from: name the netdev in the key `master`")
+    if master is None:
+        raise NotAvailable(f'master "{config.master}" does not exist: bring it back, or correct the key `master`')
+    device = _of_host(master, False, host, host)
+    if device:
+        _permit(device)
+        reason = _refused(device, config.mode, host, None)
+        if reason:
+            raise NotAvailable(_refusal(config.mode, master, reason))
+    if not master.up:
+        raise LimitedConnectivity(_down(master))
+    if not master.carrier:
+        raise LimitedConnectivity(f'master "{master.name}" has no carrier: check its cable and switch port')
+    return master
+
+
+def _down(master: Link) -> str:
+    return f'master "{master.name}" is down: ip link set {master.name} up'

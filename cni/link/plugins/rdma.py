@@ -1,0 +1,404 @@
+"""rdma: in a chain after sriov or host-device, it also moves the verbs device of the netdev into the sandbox.
+
+A DEL brings the verbs device back before the netdev, because a chain is undone from its end.
+
+Only in RDMA's exclusive netns mode does a verbs device belong to one namespace. When a namespace ends, the kernel moves
+its verbs devices back (rdma_dev_exit_net, drivers/infiniband/core/device.c). This plugin keeps its own record and lock
+of an attachment, since the link plugin of the chain may be of another suite.
+
+Go's rdma-cni ends its attachments by this file on the node (pkg/cache and pkg/types):
+
+    /var/lib/cni/rdma/NETWORK-CONTAINERID-IFNAME    JSON: containerRdmaDevName, the verbs device's name in the sandbox;
+                                                    sandboxRdmaDevName, the same on the host; deviceID, version
+
+Sources: k8snetworkplumbingwg/rdma-cni for keys and the cache that is read; rdma-system(8) for the modes.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from errno import ENODEV, EOPNOTSUPP, EPROTONOSUPPORT
+from typing import TYPE_CHECKING
+
+from cni.shared import policy
+from cni.shared.config import OF_RUNTIMES, Key, fill, misspelt, optional, refuse, string, take
+from cni.shared.kernel import files, netns, node, sysfs
+from cni.shared.kernel import sandbox as sandboxes
+from cni.shared.kernel.links import Rtnl
+from cni.shared.kernel.netlink import KernelError
+from cni.shared.kernel.rdma_netlink import EXCLUSIVE, Rdma, RdmaDevice
+from cni.shared.records import Began, Records
+from cni.shared.spec import codec, result
+from cni.shared.spec.errors import (
+    AttachmentDiffers,
+    CniError,
+    InvalidConfig,
+    IoFailure,
+    KernelRefused,
+    NotAvailable,
+    TryAgainLater,
+    report,
+)
+from cni.shared.spec.request import member
+
+if TYPE_CHECKING:
+    from typing import Any
+
+    from cni.shared.config import Fault
+    from cni.shared.kernel.sandbox import Sandbox
+    from cni.shared.log import Log
+    from cni.shared.spec.request import Request
+
+PART = "rdma"  # of the attachment records
+_GO_CACHE = "/var/lib/cni/rdma"
+_MOST_BYTES = 1 << 20
+_SHARED = (
+    "RDMA's netns mode is shared: all sandboxes see all verbs devices, and none can be moved. Run `rdma system set netns"
+    " exclusive` while there is no other network namespace, or boot with `options ib_core netns_mode=0` in"
+    " /etc/modprobe.d; or take `rdma` out of the chain"
+)
+_NO_RDMA = "this kernel has no RDMA: load ib_core and the NIC's RDMA driver, or take `rdma` out of the chain"
+
+
+def device_name(value: Any) -> str:
+    """A reader: the name of a device."""
+    if "/" in string(value):
+        raise ValueError("want the name of one device, without /")
+    return str(value)
+
+
+KEYS = (
+    Key(
+        "deviceID",
+        optional(device_name),
+        "",
+        "PCI address or auxiliary device that the verbs device belongs to; default: that of the netdev",
+        "device_id",
+    ),
+    Key(
+        "verbsDevice",
+        optional(device_name),
+        "",
+        "name of the verbs device, for one that belongs to neither (soft-RoCE), or for one of several",
+        "verbs_device",
+    ),
+)
+
+
+class RdmaConfig:
+    """The checked keys of KEYS. `device_id` is runtimeConfig.deviceID, otherwise the configuration's."""
+
+    device_id: str
+    verbs_device: str
+
+
+class Passed(result.Result):
+    """The result of the previous plugin, which is returned unchanged."""
+
+    def __init__(self, document: dict[str, Any]) -> None:
+        parsed = result.parse(document)
+        super().__init__(parsed.interfaces, parsed.ips, parsed.routes, parsed.dns)
+        self._document = document
+
+    def document(self, version: str) -> dict[str, Any]:
+        return {"cniVersion": version, **self._document}
+
+
+def call(request: Request, log: Log) -> result.Result | None:
+    """Serve `request`; the result of an ADD, None for every other verb."""
+    arguments = request.member("args")
+    of_cni = member(arguments, "cni") if isinstance(arguments, dict) else None
+    if isinstance(of_cni, dict) and member(of_cni, "debug") is True:
+        log.level = "debug"
+    records = Records(log=log)
+    if request.command == "ADD":
+        return add(request, records, log)
+    {"DEL": delete, "CHECK": check, "GC": gc, "STATUS": status}[request.command](request, records, log)
+    return None
+
+
+def read(request: Request) -> RdmaConfig:
+    """The checked configuration; InvalidConfig with all faults."""
+    config = RdmaConfig()
+    faults: list[Fault] = []
+    fill(config, KEYS, request.config, faults)
+    take(config, "device_id", device_name, faults, (("runtimeConfig.deviceID", request.of_runtime("deviceID")),))
+    refuse(faults)
+    return config
+
+
+def add(request: Request, records: Records, log: Log) -> Passed:
+    """Move the verbs device into the sandbox; after a failure it is on the host again."""
+    config = read(request)
+    for text in misspelt(request.config, (*(key.name for key in KEYS), *OF_RUNTIMES)):
+        log.warning(text)
+    passed = _previous(request)
+    with sandboxes.opened(request) as sandbox, records.locked(request.attachment, PART):
+        host = _exclusive(KernelRefused)
+        former = records.read(request.attachment, PART)
+        if former:
+            _give_back(former, request, log)
+        device, parent = _find(config, passed, request, sandbox, host, records)
+        _permit(device.name, parent, sandbox)
+        records.write(request.attachment, PART, _record(device, parent, request, sandbox))
+        try:
+            host.move(device.index, sandbox.namespace.fd)
+        except KernelError as fault:
+            records.remove(request.attachment, PART)
+            raise _refused(device.name, fault, "to the sandbox") from None
+        log.debug(f"verbs device {device.name} is in sandbox {request.netns}")
+    return passed
+
+
+def _previous(request: Request) -> Passed:
+    document = request.member("prevResult")
+    if document is None:
+        raise InvalidConfig(
+            "there is no prevResult: rdma moves the verbs device of what a plugin before it attached; put it after sriov"
+            " or host-device in the list `plugins`"
+        )
+    return Passed(document)
+
+
+def _exclusive(kind: type[CniError]) -> Rdma:
+    """RDMA netlink of this namespace; an error of `kind` when the mode is shared, or the kernel has no RDMA."""
+    try:
+        rdma = Rdma()
+        mode = rdma.netns_mode()
+    except OSError as fault:
+        raise kind(_NO_RDMA, str(fault)) from None
+    if mode != EXCLUSIVE:
+        raise kind(_SHARED)
+    return rdma
+
+
+def _find(
+    config: RdmaConfig, passed: Passed, request: Request, sandbox: Sandbox, host: Rdma, records: Records
+) -> tuple[RdmaDevice, str]:
+    """The verbs device to move, and the device that it belongs to ("" when it was named itself)."""
+    name, parent = config.verbs_device, ""
+    if not name:
+        parent = config.device_id or _parent(passed, request, sandbox)
+        names = sysfs.verbs_devices_of(parent)
+        if len(names) > 1:
+            raise InvalidConfig(
+                f"deviceID {parent} has the verbs devices {', '.join(names)}: name one in the key `verbsDevice`"
+            )
+        name = names[0] if names else ""
+    device = host.device(name) if name else None
+    if device:
+        return device, parent
+    what = f"verbs device {name}" if config.verbs_device else f"the verbs device of {parent}"
+    for attachment, _, record in records.all(PART):
+        is_meant = record["parent"] == parent if parent else record["device"] == name
+        if is_meant and attachment != request.attachment and record["bootID"] == node.boot_id():
+            raise TryAgainLater(
+                f"{what} is in use by container {attachment.container_id} as {attachment.ifname} (network"
+                f" {attachment.network}): wait until that is deleted"
+            )
+    raise InvalidConfig(
+        f"{what} is not on the host: load its RDMA driver, correct the key, or take `rdma` out of the chain",
+        f"verbs devices of the host: {' '.join(d.name for d in host.devices())}",
+    )
+
+
+def _permit(device: str, parent: str, sandbox: Sandbox) -> None:
+    """InvalidConfig when the node does not allow networks the verbs device, or its netdev on the host carries the node's own traffic.
+
+    Where the netdev is in the sandbox already, the plugin that moved it has asked.
+    """
+    from cni.link.plugins import uplink  # only an ADD needs these
+    from cni.link.plugins.host_device import moved  # only an ADD needs it
+    from cni.shared.kernel import rdma_sysfs  # only an ADD needs it
+
+    hardware = rdma_sysfs.pci_of(device) or parent
+    if hardware and any(link.parent_device == hardware for link in sandbox.rtnl.links()):
+        return
+    below = "" if hardware else rdma_sysfs.netdev_of(device, 1)  # soft-RoCE
+    with Rtnl() as host:
+        links = host.links()
+        netdevs = [link for link in links if (link.parent_device == hardware if hardware else link.name == below)]
+        names = [name for name in (device, hardware, *(link.name for link in netdevs)) if name]
+        policy.current().permit("devices", f'verbs device "{" ".join(names)}"', names)
+        for netdev in netdevs:
+            reason = uplink.needed(netdev, links, host)
+            if reason:
+                raise InvalidConfig(moved.cut_off(f'verbs device "{device}"', reason))
+
+
+def _parent(passed: Passed, request: Request, sandbox: Sandbox) -> str:
+    """The device that the netdev of the attachment belongs to, "0000:3b:00.2"; InvalidConfig when nothing shows it."""
+    name = request.attachment.ifname
+    for interface in passed.interfaces:
+        if interface.name == name and interface.sandbox and interface.pci_id:
+            return interface.pci_id
+    link = sandbox.rtnl.link(name=name)
+    if link and link.parent_device:
+        return link.parent_device
+    what = "belongs to no device (a macvlan, or another software link)" if link else "is not in the sandbox"
+    raise InvalidConfig(
+        f'"{name}" {what}, so its verbs device is unknown: put rdma after sriov or host-device, or give the key'
+        " `deviceID` or `verbsDevice`"
+    )
+
+
+def _record(device: RdmaDevice, parent: str, request: Request, sandbox: Sandbox) -> dict[str, Any]:
+    return {
+        "netns": request.netns,
+        "sandbox": sandbox.identity(),
+        "pod": list(request.pod),
+        "created": time.time_ns(),
+        "device": device.name,
+        "index": device.index,
+        "parent": parent,
+    }
+
+
+def _refused(name: str, fault: KernelError, where: str) -> KernelRefused | TryAgainLater:
+    if fault.errno == ENODEV:
+        return TryAgainLater(f"verbs device {name} has vanished meanwhile: retry when it is back", str(fault))
+    if fault.errno == EOPNOTSUPP:
+        words = "its driver cannot change the network namespace, as soft-RoCE's: use another device"
+    else:
+        words = f"{fault.strerror}"
+    return KernelRefused(f"verbs device {name} cannot be moved {where}: {words}", str(fault))
+
+
+def delete(request: Request, records: Records, log: Log) -> None:
+    """Bring the verbs device back. DEL may be repeated, and works when the sandbox or the device is gone."""
+    with records.locked(request.attachment, PART):
+        record = records.read(request.attachment, PART)
+        if record:
+            _give_back(record, request, log)
+            records.remove(request.attachment, PART)
+        else:
+            _give_back_unrecorded(request, log)
+
+
+def _give_back(record: dict[str, Any], request: Request, log: Log) -> None:
+    """Bring the verbs device of `record` back to the host, under its name."""
+    if record["bootID"] != node.boot_id():
+        return
+    sandbox = sandboxes.of_record(record, request)
+    if sandbox:
+        with sandbox:
+            _bring_back(record["device"], record["index"], sandbox, log)
+
+
+def _bring_back(name: str, index: int, sandbox: Sandbox, log: Log) -> None:
+    """Move the verbs device with this index, or for index 0 with this name, out of the sandbox, if the sandbox has it."""
+    with netns.own() as home, sandbox.namespace.entered():
+        try:
+            inside = Rdma()
+            if inside.netns_mode() != EXCLUSIVE:
+                return
+        except OSError as fault:
+            if fault.errno != EPROTONOSUPPORT:
+                raise
+            return  # RDMA has been unloaded, and all verbs devices with it
+        device = next((d for d in inside.devices() if (d.index == index if index else d.name == name)), None)
+        if device is None:
+            log.debug(f"verbs device {name} is not in the sandbox any more")
+            return
+        try:
+            if device.name != name:
+                inside.rename(device.index, name)
+            inside.move(device.index, home.fd)
+        except KernelError as fault:
+            raise _refused(device.name, fault, "back to the host; repeat the DEL") from None
+
+
+def _give_back_unrecorded(request: Request, log: Log) -> None:
+    """Bring back the verbs device that Go's rdma-cni has moved, by the cache that it left."""
+    path = f"{_GO_CACHE}/{'-'.join(request.attachment.key())}"
+    name = _cached_name(path)
+    if not name:
+        return
+    sandbox = sandboxes.at(request.netns, request)
+    if sandbox:
+        with sandbox:
+            _bring_back(name, 0, sandbox, log)
+    try:
+        os.unlink(path)
+    except FileNotFoundError:
+        pass
+    except OSError as fault:
+        raise IoFailure(f"{path} cannot be removed: {fault.strerror}; run as root") from None
+
+
+def _cached_name(path: str) -> str:
+    """The name of the verbs device that Go's plugin has moved, "" without its file `path`; IoFailure when that cannot be read."""
+    try:
+        document = codec.loads_foreign(files.read_regular(path, _MOST_BYTES, os.O_NOFOLLOW, private=True))
+        name = member(document, "containerRdmaDevName") if isinstance(document, dict) else None
+        if not isinstance(name, str) or not name:
+            raise ValueError("it has no containerRdmaDevName")
+    except FileNotFoundError:
+        return ""
+    except (OSError, ValueError) as fault:
+        raise IoFailure(
+            f"{path}, in which Go's rdma-cni describes this attachment, cannot be read: {fault}; repair it, or remove it"
+            " when the verbs device is on the host"
+        ) from None
+    return name
+
+
+def check(request: Request, records: Records, log: Log) -> None:
+    """AttachmentDiffers when the verbs device is not in the sandbox, or the configuration names another one."""
+    config = read(request)
+    _previous(request)
+    with sandboxes.opened(request) as sandbox:
+        _exclusive(AttachmentDiffers)
+        record = records.read(request.attachment, PART)
+        if record is None:
+            return  # Go's plugin has attached it, or there is nothing to compare with
+        for key, has, configured in (
+            ("verbsDevice", record["device"], config.verbs_device),
+            ("deviceID", record["parent"], "" if config.verbs_device else config.device_id),
+        ):
+            if has and configured and has != configured:
+                raise AttachmentDiffers(
+                    f"{key} of container {request.attachment.container_id} is {has}, configured is {configured}: detach and"
+                    " attach it again"
+                )
+        with sandbox.namespace.entered():
+            inside = Rdma()
+        if not any((d.index, d.name) == (record["index"], record["device"]) for d in inside.devices()):
+            raise AttachmentDiffers(
+                f"verbs device {record['device']} of container {request.attachment.container_id} is not in the sandbox under"
+                " that name: detach and attach it again"
+            )
+
+
+def gc(request: Request, records: Records, log: Log) -> None:
+    """Bring back the verbs devices of attachments that the runtime no longer knows; the first fault is raised at the end."""
+    from cni.shared.spec.gc import NOTHING_LISTED, valid_attachments  # only GC needs it
+
+    began = Began()
+    valid = valid_attachments(request)
+    if valid is None:
+        log.warning(NOTHING_LISTED)
+        return
+    faults: list[CniError] = []
+    for attachment, _ in records.of_network(request.attachment.network, PART):
+        held = None if attachment in valid else records.try_locked(attachment, PART)
+        if held is None:
+            continue
+        with held:
+            record = records.read(attachment, PART)
+            if record is None or not began.is_after(record["created"]):
+                continue
+            try:
+                _give_back(record, request, log)
+                records.remove(attachment, PART)
+            except CniError as fault:
+                faults.append(fault)
+    records.sweep(request.attachment.network)
+    report(faults)
+
+
+def status(request: Request, records: Records, log: Log) -> None:
+    """Raises NotAvailable when no verbs device can be moved."""
+    read(request)
+    _exclusive(NotAvailable)

@@ -1,0 +1,137 @@
+"""The dispatcher of all executables: the only place that makes a reply or chooses an exit code.
+
+VERSION is answered before anything is imported. Every failure becomes the error object of the spec on stdout and exit code
+1; success is exit code 0, with a result on stdout after ADD alone.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from cni import VERSION
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from cni.shared.spec.errors import CniError
+    from cni.shared.spec.request import Request
+    from cni.shared.spec.result import Result
+
+_VERSION_REPLY = (
+    b'{"cniVersion": "1.1.0", "supportedVersions": ["0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"]}\n'
+)
+
+
+def main(plugin: str) -> int:
+    """Serve one call of the executable `plugin`; returns the exit status."""
+    command = os.environb.get(b"CNI_COMMAND")
+    if command == b"VERSION":
+        _write(1, _VERSION_REPLY)
+        return 0
+    if not command:
+        about = f"CNI plugin {plugin} of railcni {VERSION}; CNI spec 0.1.0 to 1.1.0. A container runtime runs it with CNI_COMMAND set; people use `railcni`.\n"
+        _write(2, about.encode())
+        return 0
+    reply, status = serve(plugin, os.environb)
+    try:
+        _write(1, reply)
+    except OSError as fault:  # the exit code reports the failure, and the runtime's DEL then clears the ADD
+        from cni.shared import log  # VERSION needs no other module
+
+        log.tell(f"plugin {plugin} of railcni: the reply cannot be written to stdout: {fault.strerror}\n".encode())
+        status = 1
+    return status
+
+
+def serve(plugin: str, environ: Mapping[bytes, bytes], stdin: bytes | None = None) -> tuple[bytes, int]:
+    """(stdout, exit status) of a call with this environment; `stdin` is read unless it is given."""
+    from cni.shared.spec.codec import MOST_BYTES, dumps  # VERSION needs no other module
+    from cni.shared.spec.errors import CniError  # VERSION needs no other module
+    from cni.shared.spec.request import parse, version_of  # VERSION needs no other module
+
+    try:
+        if stdin is None:
+            stdin = _stdin(MOST_BYTES + 1)  # one byte above the limit is enough to refuse it
+        call = parse({_text(name): _text(value) for name, value in environ.items()}, stdin)
+        result = _call(plugin, call)
+        return (dumps(result.document(call.cni_version)).encode() + b"\n" if result else b""), 0
+    except CniError as fault:
+        failure = fault
+    except Exception as fault:  # a fault of ours: the details name the lines, and nothing of the input
+        failure = _unforeseen(fault)
+    return dumps(failure.document(version_of(stdin or b""))).encode() + b"\n", 1
+
+
+def _call(plugin: str, call: Request) -> Result | None:
+    from cni.shared.log import Log  # VERSION needs no other module
+
+    namespace, name, _ = call.pod
+    pod = f" pod {namespace}/{name}" if name else ""
+    attachment = call.attachment
+    log = Log(
+        f"{plugin} {call.command} {attachment.container_id} {attachment.ifname}{pod} network {attachment.network}"
+    )
+    if call.member("rail") is not None:
+        from cni.shared.allocated import complete  # most networks are no rail
+
+        complete(call, log)
+    if plugin == "whereabouts":
+        from cni.link.plugins import whereabouts  # VERSION needs no other module
+
+        return whereabouts.call(call, log)
+    if plugin == "rdma":
+        from cni.link.plugins import rdma  # VERSION needs no other module
+
+        return rdma.call(call, log)
+    from cni.link import verbs  # VERSION needs no other module
+
+    return verbs.call(plugin, call, log)
+
+
+def _unforeseen(fault: Exception) -> CniError:
+    from cni.shared.spec.errors import Internal, IoFailure  # VERSION needs no other module
+
+    if isinstance(fault, OSError):
+        failed = f"{fault.filename} cannot be used" if fault.filename else "a request to the kernel failed"
+        return IoFailure(
+            f"{failed}: {fault.strerror or fault}; retry, and see the kernel's log if it stays so", _trace(fault)
+        )
+    if isinstance(fault, MemoryError):
+        return IoFailure("out of memory: give the plugin more, or a smaller configuration")
+    return Internal(f"fault in railcni {VERSION}: {type(fault).__name__}: {fault}; please report it", _trace(fault))
+
+
+def _trace(fault: BaseException) -> str:
+    frames = []
+    trace = fault.__traceback__
+    while trace:
+        frames.append(f"{trace.tb_frame.f_code.co_filename.rpartition('/')[2]}:{trace.tb_lineno}")
+        trace = trace.tb_next
+    return "at " + " < ".join(reversed(frames))
+
+
+def _text(raw: bytes) -> str:
+    return raw.decode("utf-8", "surrogateescape")
+
+
+def _stdin(most: int) -> bytes:
+    """What is on stdin up to its end, at most the first `most` bytes."""
+    parts = []
+    try:
+        while most and (part := os.read(0, min(most, 1 << 16))):
+            parts.append(part)
+            most -= len(part)
+    except OSError as fault:
+        from cni.shared.spec.errors import IoFailure  # VERSION needs no other module
+
+        raise IoFailure(
+            f"stdin cannot be read ({fault.strerror}), such as one that is closed or a directory: give the network configuration"
+            " in a file or by a pipe"
+        ) from None
+    return b"".join(parts)
+
+
+def _write(fd: int, data: bytes) -> None:
+    while data:
+        data = data[os.write(fd, data) :]

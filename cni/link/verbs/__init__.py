@@ -1,0 +1,70 @@
+"""The verbs of the link plugins. The steps are the same for all of them, in this order:
+
+    ADD   lock; clear the rest of a killed ADD; claim the device; plan; write the record; claim the addresses; make the
+          link; configure it. A failure undoes the steps that were made
+    DEL   lock; remove the link from the sandbox; release the addresses; remove the record. Every step is tried, but the
+          addresses stay leased while the link cannot be removed, since it may still answer for them
+    GC    a DEL for each record of this network that the runtime does not list and that no operation has locked
+
+A foreign IPAM plugin is called while the link is up: between "make" and "configure", and before the link is removed.
+The next ADD, DEL or GC of any network on the node ends what a DEL could not end (cni.link.verbs.unended).
+
+Each call loads only the modules that its verb needs.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from cni.link import plugins
+from cni.shared.records import UNENDED, Records
+from cni.shared.spec.errors import CniError
+
+if TYPE_CHECKING:
+    from cni.shared.log import Log
+    from cni.shared.spec.request import Request
+    from cni.shared.spec.result import Result
+
+_PAUSE, _SECONDS = 10.0, 1.0  # seconds between two attempts on the node; approximate seconds of an attempt
+
+
+def call(name: str, request: Request, log: Log) -> Result | None:
+    """Serve `request` with the link plugin `name`; the result of an ADD, None for every other verb."""
+    plugin = plugins.named(name)
+    plugin.direct_log(request, log)
+    if request.command in ("ADD", "DEL", "GC"):
+        _finish_others(request, log)
+    if request.command == "ADD":
+        from cni.link.verbs import attach  # each verb loads its own
+
+        return attach.add(plugin, request, log)
+    if request.command == "DEL":
+        from cni.link.verbs import detach  # each verb loads its own
+
+        detach.delete(plugin, request, log)
+    elif request.command == "CHECK":
+        from cni.link.verbs import check  # each verb loads its own
+
+        check.check(plugin, request, log)
+    elif request.command == "GC":
+        from cni.link.verbs import gc  # each verb loads its own
+
+        gc.gc(request, log)
+    else:
+        from cni.link.verbs import status  # each verb loads its own
+
+        status.status(plugin, request, log)
+    return None
+
+
+def _finish_others(request: Request, log: Log) -> None:
+    """End the attachments that former DELs could not end, if an attempt is due."""
+    records = Records(log=log)
+    if not records.is_reminded(_PAUSE, UNENDED):
+        return
+    from cni.link.verbs import unended  # each verb loads its own
+
+    try:
+        unended.finish(records, log, request.environ, _SECONDS)
+    except (CniError, OSError) as fault:  # if this call has the same fault, its verb raises an error
+        log.warning(f"attachments that a DEL could not end stay for now: {fault}")

@@ -1,0 +1,326 @@
+"""ADD of a link plugin: it makes the whole attachment, or nothing. First it clears what a killed ADD left."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import TYPE_CHECKING
+
+from cni.link import plugins
+from cni.link.plugins import whereabouts
+from cni.link.verbs import delegate
+from cni.link.verbs.detach import CLEARING_SECONDS, PART, Release, detach
+from cni.shared.config import OF_FEATURES, OF_RUNTIMES, Fault, misspelt
+from cni.shared.kernel import ipconfig
+from cni.shared.kernel import sandbox as sandboxes
+from cni.shared.kernel.links import Rtnl
+from cni.shared.kernel.netlink import KernelError
+from cni.shared.records import Records
+from cni.shared.spec.errors import (
+    AddressInUse,
+    CniError,
+    IncompatibleVersion,
+    InvalidConfig,
+    InvalidEnvironment,
+    KernelRefused,
+    report,
+)
+from cni.shared.spec.request import at_least
+from cni.shared.spec.result import IPV6_LEAST_MTU, Interface, Result, parse
+
+if TYPE_CHECKING:
+    from typing import Any
+
+    from cni.link.features import Features
+    from cni.link.plugins.base import DeviceClaim, LinkPlugin
+    from cni.shared.kernel.links import Link
+    from cni.shared.kernel.sandbox import Sandbox
+    from cni.shared.log import Log
+    from cni.shared.spec.request import Request
+
+_VERBS_DEVICES = "/sys/class/infiniband"  # the directory exists when the kernel has RDMA
+
+
+def add(plugin: LinkPlugin, request: Request, log: Log) -> Result:
+    """Make the attachment; a failure at any step undoes the steps before it."""
+    config, asked = _read(plugin, request, log)
+    earlier = _earlier(request)
+    records = Records(log=log)
+    with sandboxes.opened(request) as sandbox, records.locked(request.attachment, PART), Rtnl() as host:
+        attempt = _Attempt(plugin, config, request, sandbox, host, records, log)
+        attempt.clear_predecessor()
+        with plugin.claim(config, request, host, records, plugins.named) as device:
+            attempt.plan(asked, device)
+            attempt.write_record()
+        try:
+            if attempt.is_foreign:
+                attempt.make_link()
+                attempt.set_up()
+                attempt.claim()
+            else:
+                attempt.claim()
+                attempt.make_link()
+            result = attempt.configure()
+        except BaseException as fault:
+            attempt.undo(fault)
+            if isinstance(fault, AddressInUse) and not attempt.is_foreign:
+                whereabouts.found_in_use(fault.addresses, records)
+            raise
+    return _appended(earlier, result) if earlier else result
+
+
+def _read(plugin: LinkPlugin, request: Request, log: Log) -> tuple[Any, dict[str, Any]]:
+    """The checked configurations of the link and of the features beside it; InvalidConfig with all faults of both, and with
+    those of our IPAM plugin's."""
+    faults: list[Fault] = []
+    config = plugin.read(request, faults)
+    asked = _features(request, faults, log)
+    delegate.refuse(faults, request)
+    names = [*[key.name for key in plugin.KEYS], *OF_RUNTIMES, *OF_FEATURES]
+    for text in misspelt(request.config, names):
+        log.warning(text)
+    has_addresses = request.ipam_type != ""
+    if request.member("ipam") and not has_addresses:
+        log.warning('`ipam` has no `type`, and the link gets no addresses: want "type": "whereabouts" in it')
+    if not has_addresses and not at_least(request.cni_version, "0.3.0"):
+        raise IncompatibleVersion(
+            f"cniVersion {request.cni_version} cannot describe an attachment without addresses: use cniVersion 0.3.0 or newer,"
+            " or give the network an ipam block"
+        )
+    return config, asked
+
+
+def _features(request: Request, faults: list[Fault], log: Log) -> dict[str, Any]:
+    """The features that the configuration asks for. Most ask for none, and load no module for them."""
+    rdma = request.member("rdma")
+    if (rdma is False or (rdma is None and not _has_rdma())) and request.member("rail") is None:
+        return {}
+    from cni.link import features  # most networks have none
+
+    asked = features.read(request, faults)
+    for name in asked:
+        members = request.member(name)
+        names = [key.name for key in features.named(name).KEYS]
+        for text in misspelt(members if isinstance(members, dict) else {}, names, f"{name}."):
+            log.warning(text)
+    rail = asked.get("rail")
+    if rail and rail.is_same_index and (not request.ipam_type or delegate.is_foreign(request)):
+        wanted = "needs the IPAM plugin whereabouts of this suite: want it as ipam.type, in CNI_PATH before any other"
+        faults.append(Fault("rail.addressing", rail.addressing, wanted))
+    return asked
+
+
+def _has_rdma() -> bool:
+    try:
+        os.stat(_VERBS_DEVICES)
+    except OSError:
+        return False
+    return True
+
+
+def _earlier(request: Request) -> Result | None:
+    """The result of the plugins before this one in a chain (prevResult, since 0.3.0); None for the first.
+
+    Raises InvalidEnvironment when one of them has made the interface that this plugin is to make (SPEC.md, section 4,
+    ADD): a record or link of this attachment is then that plugin's, not the rest of a killed ADD.
+    """
+    document = request.member("prevResult")
+    if document is None or not at_least(request.cni_version, "0.3.0"):
+        return None
+    earlier = parse(document)
+    name = request.attachment.ifname
+    if any(made.name == name and made.sandbox == request.netns for made in earlier.interfaces):
+        raise InvalidEnvironment(
+            f'CNI_IFNAME "{name}" exists already in the sandbox {request.netns}: an earlier plugin of the chain made it. Only'
+            " one plugin of a list `plugins` can make the interface: give each a network of its own"
+        )
+    return earlier
+
+
+def _appended(earlier: Result, own: Result) -> Result:
+    """The result of the whole chain (SPEC.md, section 5, Success); Go's macvlan drops the part of the earlier plugins."""
+    for address in own.ips:
+        address.interface = len(earlier.interfaces)
+    interfaces = earlier.interfaces + own.interfaces
+    return Result(interfaces, earlier.ips + own.ips, earlier.routes + own.routes, own.dns or earlier.dns)
+
+
+class _Attempt:
+    """One ADD, from its plan to its result. `add` calls the methods roughly in this order, `undo` after a failure.
+
+    `is_foreign`: another suite's IPAM plugin is called when the link is up, since dhcp uses the link. Ours is called before
+    the link is made, so that an ADD without a free address makes no link.
+    """
+
+    def __init__(
+        self,
+        plugin: LinkPlugin,
+        config: Any,
+        request: Request,
+        sandbox: Sandbox,
+        host: Rtnl,
+        records: Records,
+        log: Log,
+    ) -> None:
+        self._plugin = plugin
+        self._config = config
+        self._request = request
+        self._sandbox = sandbox
+        self._records = records
+        self._log = log
+        self.host = host
+        self._ipam = request.ipam_type
+        self.is_foreign = delegate.is_foreign(request)
+        self._planned: Any = None
+        self._features: Features | None = None
+        self._record: dict[str, Any] = {}
+        self._addresses = Result()
+        self._link: Link | None = None
+        self._claimed = self._applied = False
+
+    def clear_predecessor(self) -> None:
+        """Detach what an earlier ADD of this attachment left: it was killed, or its result did not reach the runtime.
+
+        The addresses stay leased if our IPAM plugin will give them again.
+        """
+        former = self._records.read(self._request.attachment, PART)
+        if former:
+            release = Release(former, self._request, self._log)
+            until = time.monotonic() + CLEARING_SECONDS
+            report(detach(former, self._request, self.host, self._log, until, release))
+            if release.ipam_type != self._ipam or self.is_foreign:
+                release.finish()
+
+    def plan(self, asked: dict[str, Any], device: DeviceClaim) -> None:
+        """Decide on the link and on the features `asked`; the `device` is claimed until the record is written."""
+        plugin = self._plugin
+        facts = plugin.survey(self._config, self._request, self.host, self._sandbox.rtnl, device, self._log)
+        self._planned = plugin.plan(self._config, self._request, facts)
+        if asked:
+            from cni.link import features  # most networks have none
+            from cni.link.features.base import Place  # most networks have none
+
+            netdev, in_sandbox = plugin.carrier(self._planned)
+            place = Place(
+                netdev, plugin.SHARES_NETDEV, in_sandbox, self._planned.mtu, self.host, self._sandbox, self._log
+            )
+            self._features = features.plan(asked, self._request, place)
+
+    def write_record(self) -> None:
+        """Write the record, by which a DEL finds everything that this ADD may make from now on."""
+        self._record = {
+            "plugin": self._plugin.NAME,
+            "netns": self._request.netns,
+            "sandbox": self._sandbox.identity(),
+            "pod": list(self._request.pod),
+            "created": time.time_ns(),
+            "config": self._request.stdin.decode(),
+            "link": self._planned.document(),
+        }
+        if self._features:
+            self._record["extras"] = self._features.documents
+        if self.is_foreign and self._ipam not in delegate.FORGETFUL:
+            self._record["foreign"] = True  # that plugin's DEL needs the record (cni.shared.records)
+        self._write()
+
+    def _write(self) -> None:
+        self._records.write(self._request.attachment, PART, self._record)
+
+    def claim(self) -> None:
+        """Get the addresses from the IPAM plugin, when the network has one."""
+        if self._ipam:
+            self._claimed = True  # a failed call may have claimed some
+            try:
+                self._addresses = delegate.add(self._request, self._log)
+            except CniError:
+                self._claimed = self.is_foreign or whereabouts.may_hold(self._request, self._records)
+                raise
+            self._refuse_ipv6_on_a_small_mtu()
+
+    def _refuse_ipv6_on_a_small_mtu(self) -> None:
+        """Refuse with a clear message: the kernel would only say EINVAL. An MTU of 0 in a plan is unknown."""
+        mtu = self._planned.mtu
+        for address in self._addresses.ips:
+            if address.family == 6 and 0 < mtu < IPV6_LEAST_MTU:
+                raise InvalidConfig(
+                    f"mtu {mtu} is too small for the IPv6 address {address.address}: IPv6 needs {IPV6_LEAST_MTU} or more (RFC 8200)"
+                )
+
+    def make_link(self) -> None:
+        """Bring the link into the sandbox."""
+        self._applied = True
+        self._link = self._plugin.apply(self._planned, self.host, self._sandbox.rtnl, self._sandbox.namespace)
+        if self._record["link"] != self._planned.document():  # the kernel decides a part of the link's state
+            self._record["link"] = self._planned.document()
+            self._write()
+
+    def set_up(self) -> None:
+        """Set the link up without addresses, for a foreign IPAM plugin that uses the link (dhcp)."""
+        link = self._link
+        if link is None:
+            return
+        with self._sandbox.namespace.entered():
+            if self._features:
+                self._features.before_up(link, self._sandbox)
+            self._set_up(link)
+        link.up = True
+
+    def _set_up(self, link: Link) -> None:
+        try:
+            self._sandbox.rtnl.change_link(link.index, up=True)
+        except KernelError as fault:
+            raise KernelRefused(self._plugin.refused_up(self._planned, fault), str(fault)) from None
+
+    def configure(self) -> Result:
+        """Give the link its addresses, routes and features, and set it up; the result of the ADD."""
+        outside = self._plugin.without_link(self._planned) or ("", 0)
+        interface = Interface(self._planned.name, *outside, self._request.netns, self._planned.pci)
+        addresses = self._addresses
+        for address in addresses.ips:
+            address.interface = 0
+        result = Result([interface], addresses.ips, addresses.routes, self._config.dns or addresses.dns)
+        if self._link is None:  # a device without a link (DPDK)
+            return result
+        sandbox, link, features = self._sandbox, self._link, self._features
+        with sandbox.namespace.entered():
+            if features and not link.up:
+                features.before_up(link, sandbox)
+            interface.mac, interface.mtu = ipconfig.configure(
+                sandbox.rtnl, link, addresses, self._config.dad, lambda: self._set_up(link)
+            )
+            changed = features.after_up(link, result, sandbox, self._log) if features else False
+        if changed:
+            self._write()
+        return result
+
+    def undo(self, fault: BaseException) -> None:
+        """Undo only the steps that were completed before `fault`.
+
+        If a step cannot be undone, the record stays for the next DEL, and the details of `fault` name the step.
+        """
+        sandbox = self._sandbox
+        left = self._features.remove(sandbox, self._log) if self._features else []
+        release = Release(None, self._request, self._log)
+        try:
+            if self._claimed:
+                release.by_link(self._plugin, self._planned, sandbox)
+            if self._applied:
+                self._plugin.remove(self._planned, self.host, sandbox.rtnl, self._log)
+            if self._claimed:
+                _release(release, fault, left)
+            if not left:
+                self._records.remove(self._request.attachment, PART)
+        except CniError as second:
+            left.append(second)
+        if left and isinstance(fault, CniError):
+            undone = "; ".join(second.msg for second in left)
+            fault.details = f"{fault.details}\nnot undone yet, DEL or GC will: {undone}".lstrip()
+
+
+def _release(release: Release, fault: BaseException, left: list[CniError]) -> None:
+    """Release the claimed addresses. If an IPAM plugin's DEL fails with the error of its ADD, it has given none."""
+    try:
+        release.finish()
+    except CniError as second:
+        if str(second) != str(fault):
+            left.append(second)

@@ -1,0 +1,122 @@
+"""CHECK of a link plugin: the attachment compared with its plan, with prevResult and with the configuration."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from cni.link.plugins.base import differs
+from cni.link.verbs import delegate
+from cni.link.verbs.detach import PART
+from cni.shared.kernel import ipconfig, routes
+from cni.shared.kernel import sandbox as sandboxes
+from cni.shared.kernel.links import Rtnl
+from cni.shared.records import Records
+from cni.shared.spec import result
+from cni.shared.spec.errors import AttachmentDiffers, InvalidConfig
+from cni.shared.spec.result import Result
+
+if TYPE_CHECKING:
+    from typing import Any
+
+    from cni.link.plugins.base import LinkPlugin
+    from cni.shared.config import Fault
+    from cni.shared.kernel.sandbox import Sandbox
+    from cni.shared.log import Log
+    from cni.shared.spec.request import Request
+    from cni.shared.spec.result import Interface, Route
+
+
+def check(plugin: LinkPlugin, request: Request, log: Log) -> None:
+    """Compare the attachment with its plan, with prevResult and with the configuration of the call.
+
+    AttachmentDiffers names all differences. A key that the configuration does not have is not compared. Exceptions are
+    macvlan's `mode` and `linkInContainer`, since users rely on their defaults.
+    """
+    faults: list[Fault] = []
+    config = plugin.read(request, faults)
+    asked = _features(request, faults)
+    delegate.refuse(faults, request)
+    previous = request.member("prevResult")
+    if previous is None:
+        raise InvalidConfig("CHECK needs the key prevResult: the result of the ADD, which the runtime passes on")
+    expected = result.parse(previous)
+    delegate.forward(request, log)
+    with sandboxes.opened(request) as sandbox, Rtnl() as host:
+        name = request.attachment.ifname
+        known = [i for i in expected.interfaces if i.name == name and i.sandbox == request.netns]
+        if not known:
+            raise InvalidConfig(
+                f'prevResult has no interface "{name}" in sandbox {request.netns}: pass on the result of this attachment\'s ADD'
+            )
+        record = Records(log=log).read(request.attachment, PART) or {}
+        if record and record["plugin"] != plugin.NAME:
+            raise AttachmentDiffers(
+                f"attachment {name} of container {request.attachment.container_id} was made by plugin {record['plugin']}, and"
+                f" its network is one of {plugin.NAME} by now: detach and attach it again"
+            )
+        planned = plugin.load(record["link"]) if record else plugin.adopt(request, host, sandbox.rtnl)
+        found = _differences(plugin, planned, config, record, host, sandbox, known[0], expected)
+        if asked:
+            from cni.link import features  # most networks have none
+
+            found += features.unlike(record.get("extras", {}), asked)
+    if found:
+        raise AttachmentDiffers(
+            f"attachment {name} of container {request.attachment.container_id} is not as ADD left it (detach and attach it"
+            f" again): {'; '.join(found)}"
+        )
+
+
+def _features(request: Request, faults: list[Fault]) -> dict[str, Any]:
+    """The features that the configuration asks for. Without features none of their modules is loaded."""
+    if request.member("rail") is None and request.member("rdma") is None:
+        return {}
+    from cni.link import features  # most networks have none
+
+    return features.read(request, faults)
+
+
+def _differences(
+    plugin: LinkPlugin,
+    planned: Any,
+    config: Any,
+    record: dict[str, Any],
+    host: Rtnl,
+    sandbox: Sandbox,
+    known: Interface,
+    expected: Result,
+) -> list[str]:
+    inside = sandbox.rtnl
+    link = inside.link(name=known.name)
+    if link is None:
+        if planned and (has := plugin.without_link(planned)):
+            found = plugin.differences(planned, config, None, host, inside)
+            return found + differs("mtu", has[1] or None, known.mtu or None, config.mtu or None)
+        return [f'there is no link "{known.name}" in the sandbox'] if known.mac or planned else []
+    found = plugin.differences(planned, config, link, host, inside) if planned else []
+    found += differs("mac", link.mac, known.mac, getattr(config, "mac", ""))
+    former = record.get("link", {})
+    if config.mtu or former.get("mtuIsAsked"):  # otherwise the chain may set it, as Go's `tuning` does
+        found += differs("mtu", link.mtu, known.mtu or former.get("mtu") or None, config.mtu or None)
+    if not link.up:
+        found.append("link is down")
+    others = [i.name for i in expected.interfaces if i.sandbox == known.sandbox and i is not known]
+    here = [
+        a for a in expected.ips if (not others if a.interface is None else expected.interfaces[a.interface] is known)
+    ]
+    wanted_here = Result([known], here, _without(expected.routes, others, inside))
+    found += ipconfig.differences(inside, link, wanted_here)
+    if "extras" in record:
+        from cni.link import features  # most networks have none
+
+        found += features.Features(record["extras"]).differences(link, wanted_here, sandbox)
+    return found
+
+
+def _without(expected: list[Route], others: list[str], inside: Rtnl) -> list[Route]:
+    """The routes `expected` without those of the links `others`, which other plugins of the chain made."""
+    if not others:
+        return expected
+    links = [link for link in inside.links() if link.name in others]
+    elsewhere = {route.dst for link in links for route in routes.list_of(inside, link.index)}
+    return [route for route in expected if ipconfig.canonical(route.dst) not in elsewhere]

@@ -1,0 +1,210 @@
+"""The call of the IPAM plugin: in this process if it is ours, otherwise by exec, with the same outcome.
+
+The file that CNI_PATH finds decides. If it is this suite's own file (the same device and inode, also by a
+link), a call in this process saves the start of an interpreter. Any other file is run as the spec demands: with the same
+parameters, the same bytes on stdin, and our stderr (SPEC.md, section 4). It gets the variables that a plugin needs
+(cni.shared.kernel.children), not the runtime's own.
+
+Our plugin claims addresses before the link is made, and releases them when the link is gone. A foreign one is called while
+the link is up (attach.py, detach.py), since it may need the link: dhcp reaches its server through it.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import cni
+from cni.link.plugins import EXECUTABLES, whereabouts
+from cni.shared import config
+from cni.shared.spec import codec
+from cni.shared.spec.errors import CniError, DelegateFailed, IncompatibleVersion, InvalidConfig, NotAvailable
+from cni.shared.spec.request import Request, member
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from cni.shared.config import Fault
+    from cni.shared.log import Log
+    from cni.shared.spec.result import Result
+
+_OURS = ("bin/whereabouts", "plain/whereabouts")  # the second after `railcni install --replace`
+
+FORGETFUL = frozenset(("static", "dhcp"))  # IPAM plugins that keep no addresses beyond a boot
+
+
+def add(request: Request, log: Log) -> Result:
+    """The addresses that the IPAM plugin gives. A plugin that fails may have claimed some: the caller calls `delete`."""
+    kind = request.ipam_type
+    addresses = _call(kind, request, log)
+    assert addresses is not None  # noqa: S101  # ADD always has a result
+    if not addresses.ips:
+        raise DelegateFailed(
+            f'the IPAM plugin "{kind}" answered ADD without an address: see its configuration, key `ipam`'
+        )
+    return addresses
+
+
+def delete(request: Request, log: Log) -> None:
+    """Release the addresses; it may be repeated, as every DEL."""
+    kind = request.ipam_type
+    if _is_name(kind):  # with an invalid ipam.type no ADD has called a plugin
+        _call(kind, with_command(request, "DEL"), log)
+
+
+def forward(request: Request, log: Log) -> None:
+    """CHECK, GC or STATUS of the IPAM plugin, if the network has one.
+
+    GC and STATUS exist since version 1.1.0. An IPAM plugin that does not support the version is not called. For GC this is
+    harmless, since attachments are released one by one. STATUS raises NotAvailable, since each ADD would fail.
+    """
+    kind = request.ipam_type
+    if not kind:
+        return
+    if request.command != "CHECK" and is_foreign(request):
+        spoken = _versions(_find(kind, request.path), request)
+        if request.cni_version not in spoken:
+            if spoken and request.command == "STATUS":
+                raise NotAvailable(f"no ADD can be served: {_unspoken(kind, spoken, request)}")
+            log.debug(f"{request.command} is not forwarded: {_unspoken(kind, spoken, request)}")
+            return
+    _call(kind, request, log)
+
+
+def is_foreign(request: Request) -> bool:
+    """Whether the IPAM plugin is not ours; False when the network has none, or it is not found.
+
+    Only ours returns the addresses of the first ADD for a repeated one; host-local, for example, refuses it.
+    """
+    kind = request.ipam_type
+    try:
+        return kind != "" and not _is_ours(_find(kind, request.path))
+    except (CniError, OSError):  # the call of the plugin will fail with the same error
+        return False
+
+
+def refuse(faults: Sequence[Fault], request: Request) -> None:
+    """Raise InvalidConfig with all `faults` of the caller, when there are any, and then also with those of the `ipam` block."""
+    if not faults:  # the IPAM plugin reads its block when it is called
+        return
+    every: list[Fault | CniError] = [*faults]
+    kind = request.ipam_type
+    try:
+        if kind and _is_ours(_find(kind, request.path)):
+            every += whereabouts.faults(request)
+    except CniError as fault:
+        every.append(fault)
+    config.refuse(every)
+
+
+def with_command(request: Request, command: str) -> Request:
+    """The same request for another verb."""
+    return Request({**request.environ, "CNI_COMMAND": command}, request.stdin, request.config, request.args)
+
+
+def with_config(request: Request, stdin: bytes) -> Request:
+    """The same request with another configuration."""
+    return Request(request.environ, stdin, codec.loads(stdin), request.args)
+
+
+def _call(kind: str, request: Request, log: Log) -> Result | None:
+    path = _find(kind, request.path)
+    if _is_ours(path):
+        try:
+            return whereabouts.call(request, log)
+        except CniError as fault:
+            fault.msg = f"{kind}: {fault.msg}"  # the same text as after an exec
+            raise
+    return _answer(kind, path, request, *_execute(kind, path, request))
+
+
+def _is_name(kind: str) -> bool:
+    own = kind.removeprefix("railcni-")
+    would_wait = own in EXECUTABLES and own != "whereabouts"  # for the lock that this call holds
+    return not ("/" in kind or "\0" in kind or kind in (".", "..") or would_wait)
+
+
+def _find(kind: str, directories: list[str]) -> str:
+    if not _is_name(kind):
+        raise InvalidConfig(f'ipam.type "{kind[:60]}" must be the name of an IPAM plugin in CNI_PATH, without "/"')
+    for directory in directories:
+        path = f"{directory}/{kind}"
+        try:
+            if os.stat(path).st_mode & 0o170000 == 0o100000:
+                return path
+        except OSError:
+            continue
+    searched = ":".join(directories)[:120]
+    msg = f'ipam.type "{kind[:60]}" is in none of the directories of CNI_PATH ({searched}): install that plugin there'
+    raise DelegateFailed(msg, code=InvalidConfig.code)
+
+
+def _is_ours(path: str) -> bool:
+    found = os.stat(path)
+    home = cni.__path__[0].rpartition("/")[0]
+    for name in _OURS:
+        try:
+            own = os.stat(f"{home}/{name}")
+        except OSError:
+            continue
+        if (own.st_dev, own.st_ino) == (found.st_dev, found.st_ino):
+            return True
+    return False
+
+
+def _execute(kind: str, path: str, request: Request) -> tuple[bytes, int]:
+    """Run the plugin: its stdout and its exit code, negative for a signal."""
+    from cni.shared.kernel import children  # usually the IPAM plugin is ours
+
+    environ = {
+        k.encode("utf-8", "surrogateescape"): v.encode("utf-8", "surrogateescape") for k, v in request.environ.items()
+    }
+    try:
+        return children.run([path], children.environment(environ), request.stdin)
+    except OSError as fault:
+        raise DelegateFailed(
+            f'the IPAM plugin "{kind}" cannot be run: {path}: {fault.strerror}; install it again'
+        ) from None
+
+
+def _versions(path: str, request: Request) -> list[str]:
+    """The versions that the plugin at `path` supports (SPEC.md, section 4, VERSION); [] when its answer lists none."""
+    asked = Request(with_command(request, "VERSION").environ, b'{"cniVersion":"1.0.0"}', {}, {})
+    try:
+        reply = codec.loads(_execute("", path, asked)[0])
+    except (CniError, ValueError):
+        return []
+    found = member(reply, "supportedVersions") if isinstance(reply, dict) else None
+    return [version for version in found if isinstance(version, str)] if isinstance(found, list) else []
+
+
+def _unspoken(kind: str, versions: list[str], request: Request) -> str:
+    """The message that the IPAM plugin does not support the network's version, with the remedy."""
+    spoken = (
+        f", but {', '.join(versions)[:80]}: set the network's cniVersion to one of these"
+        if versions
+        else ": use an older one"
+    )
+    return f'the IPAM plugin "{kind[:60]}" does not speak cniVersion {request.cni_version}{spoken}, or install a newer {kind[:60]}'
+
+
+def _answer(kind: str, path: str, request: Request, stdout: bytes, status: int) -> Result | None:
+    if status == 0 and request.command != "ADD":
+        return None
+    try:
+        document = codec.loads(stdout)
+    except ValueError as fault:
+        end = f"exit code {status}" if status >= 0 else f"signal {-status}"
+        msg = f'the IPAM plugin "{kind}" ended with {end} and no JSON on stdout ({fault}): run {path} by hand, or see its log'
+        raise DelegateFailed(msg, stdout[:500].decode("utf-8", "replace")) from None
+    code, text = (member(document, key) if isinstance(document, dict) else None for key in ("code", "msg"))
+    if status == 0 and code is None:
+        from cni.shared.spec import result  # only ADD has one
+
+        return result.parse(document, f'the answer of the IPAM plugin "{kind}"', has_interfaces=False)
+    if type(code) is not int or code < 1 or not isinstance(text, str) or not text:  # JSON's true is an int of Python
+        msg = f'the IPAM plugin "{kind}" failed without an error code and message: run {path} by hand, or see its log'
+        raise DelegateFailed(msg, stdout[:500].decode("utf-8", "replace"))
+    if code == IncompatibleVersion.code:
+        raise DelegateFailed(_unspoken(kind, _versions(path, request), request), f"{kind}: {text}", code)
+    raise DelegateFailed(f"{kind}: {text}", str(member(document, "details") or ""), code)

@@ -1,0 +1,308 @@
+"""DEL of a link plugin, and GC of one attachment: the link is removed from the sandbox, then its addresses are released.
+
+A foreign IPAM plugin is called while the link is up but has no addresses any more, since dhcp needs the link. If a DEL
+cannot end its attachment, it notes this in the record: the runtime may not call again, and cni.link.verbs.unended ends the
+attachment later.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from cni.link import plugins
+from cni.link.verbs import delegate
+from cni.shared.kernel import node
+from cni.shared.kernel import sandbox as sandboxes
+from cni.shared.kernel.links import Rtnl
+from cni.shared.kernel.netlink import KernelError
+from cni.shared.records import UNENDED, Records
+from cni.shared.spec import codec
+from cni.shared.spec.errors import CniError, DelegateFailed, Lingers, TryAgainLater, Unrestored, report
+from cni.shared.spec.request import Request, member
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import Any
+
+    from cni.link.plugins.base import LinkPlugin
+    from cni.shared.kernel.sandbox import Sandbox
+    from cni.shared.log import Log
+    from cni.shared.spec.request import Attachment
+
+PART = "link"
+CLEARING_SECONDS = 2.0  # measured: the kernel needs up to 0.07 s to clear 150 sandboxes that end at once
+
+
+def delete(plugin: LinkPlugin, request: Request, log: Log) -> None:
+    """End the attachment. DEL may be repeated, and works when the sandbox, the device or the configuration has changed or gone."""
+    records = Records(log=log)
+    with records.locked(request.attachment, PART), Rtnl() as host:
+        record = records.read(request.attachment, PART)
+        faults: list[CniError] = []
+        gone = False
+        if record:
+            try:
+                faults, gone = end(record, request, host, records, log, time.monotonic() + CLEARING_SECONDS)
+            finally:
+                if faults or not gone:
+                    _mark(record, request, records)
+            if gone and UNENDED in record:
+                faults = _untold(faults, log)
+        else:
+            faults, gone = _end_unrecorded(plugin, request, host, records, log)
+        kind = request.ipam_type
+        if faults and kind and not gone:
+            faults[0].msg += f"; its addresses stay reserved with {kind} until the link is gone: repeat the DEL"
+        report(faults)
+
+
+def end(
+    record: dict[str, Any], request: Request, host: Rtnl, records: Records, log: Log, until: float
+) -> tuple[list[CniError], bool]:
+    """End the attachment of `record`; the caller holds its lock. Returns the errors, and whether the IPAM plugin's DEL was made.
+
+    That DEL is made when the link is gone, or for a foreign plugin earlier; the record is removed last. `until` is as for
+    `detach`.
+    """
+    release = Release(record, request, log)
+    faults: list[CniError] = []
+    gone = True
+    try:
+        faults += detach(record, request, host, log, until, release)
+    except CniError as fault:
+        faults.append(fault)
+        gone = False
+    try:
+        if gone or release.is_made:
+            release.finish()
+        if not faults:
+            records.remove(request.attachment, PART)
+            if UNENDED in record:
+                remind_of_others(records)
+    except CniError as fault:
+        faults.append(fault)
+    return faults, gone or release.is_made
+
+
+def _untold(faults: list[CniError], log: Log) -> list[CniError]:
+    """The `faults` of a repeated DEL without those of a foreign IPAM plugin, which would make every DEL fail and keep the
+    pod from ending. The record stays, and cni.link.verbs.unended calls the IPAM plugin again."""
+    for fault in faults:
+        if isinstance(fault, DelegateFailed):
+            log.warning(f"{fault}; that plugin is called again later")
+    return [fault for fault in faults if not isinstance(fault, DelegateFailed)]
+
+
+def remind_of_others(records: Records) -> None:
+    """Keep the reminder only if another attachment needs it. A call that marks an attachment meanwhile sets it again."""
+    records.remind(False, UNENDED)
+    if any(UNENDED in record for _, _, record in records.all(PART)):
+        records.remind(True, UNENDED)
+
+
+def _end_unrecorded(
+    plugin: LinkPlugin, request: Request, host: Rtnl, records: Records, log: Log
+) -> tuple[list[CniError], bool]:
+    """`end` for an attachment that another implementation of the plugin has made, or that never existed."""
+    release = Release(None, request, log)
+    faults: list[CniError] = []
+    try:
+        found = detach_unrecorded(plugin, request, host, records, log, release)
+    except Unrestored as fault:  # the link is gone from the sandbox
+        found = True
+        faults.append(fault)
+    except CniError as fault:
+        return [fault], release.is_made
+    try:
+        release.finish(found)
+        records.remove(request.attachment, PART)
+    except CniError as fault:
+        faults.append(fault)
+    return faults, True
+
+
+def _mark(record: dict[str, Any], request: Request, records: Records) -> None:
+    """Write into the record that a DEL could not end the attachment, with the CNI_PATH of that DEL."""
+    path = ":".join(request.path)
+    try:
+        if record.get(UNENDED) != path:
+            records.write(request.attachment, PART, {**record, UNENDED: path})
+    except CniError:
+        return  # GC and the next DEL go by the record as it is
+    records.remind(True, UNENDED)
+
+
+def for_attachment(attachment: Attachment, record: dict[str, Any], environ: Mapping[str, str]) -> Request:
+    """The DEL that a runtime would send for `attachment`; `environ` is that of another call, with the CNI_PATH to use."""
+    own = {
+        "CNI_COMMAND": "DEL",
+        "CNI_CONTAINERID": attachment.container_id,
+        "CNI_IFNAME": attachment.ifname,
+        "CNI_NETNS": record["netns"],
+        "CNI_ARGS": "",
+    }
+    return Request({**environ, **own}, record["config"].encode(), config_of(record), {})
+
+
+def detach(
+    record: dict[str, Any], request: Request, host: Rtnl, log: Log, until: float, release: Release
+) -> list[CniError]:
+    """Remove the link of `record` from its sandbox, by the plugin that made it, and the features of the attachment.
+
+    When this returns, the link is gone. The list has the errors of features, and of a device that lacks a part of its
+    state. While the kernel still clears a dead sandbox, this waits, at most `until` (time.monotonic). The caller
+    finishes `release`.
+    """
+    plugin = plugins.named(record["plugin"])
+    planned = plugin.load(record["link"])
+    if record["bootID"] != node.boot_id():
+        return _remove_extras(record, None, log)  # the links of that boot went with it
+    sandbox = sandboxes.of_record(record, request)
+    if sandbox and not sandboxes.is_certain(record["sandbox"]) and not plugin.recognises(planned, sandbox.rtnl):
+        sandbox.close()  # a later namespace has the same inode
+        sandbox = None
+    faults: list[CniError] = []
+    try:
+        if sandbox is None:
+            faults += _remove_extras(record, None, log)
+            _remove_unseen(plugin, planned, host, log, until, release)
+        else:
+            with sandbox:
+                faults += _remove_extras(record, sandbox, log)
+                release.by_link(plugin, planned, sandbox)
+                _remove(plugin, planned, host, sandbox.rtnl, log, until)
+    except Unrestored as fault:  # the link is gone from the sandbox
+        if UNENDED in record:  # an earlier DEL could not restore it either
+            log.warning(f"{fault}; it is not tried again")
+        else:
+            faults.append(fault)
+    return faults
+
+
+def _remove_unseen(plugin: LinkPlugin, planned: Any, host: Rtnl, log: Log, until: float, release: Release) -> None:
+    """Remove the link of a sandbox that is gone, or cannot be found."""
+    try:
+        _remove(plugin, planned, host, None, log, until)
+    except Unrestored:
+        raise
+    except TryAgainLater:
+        if not release.in_advance():
+            raise
+        _remove(plugin, planned, host, None, log, until and until + CLEARING_SECONDS)
+
+
+def _remove(plugin: LinkPlugin, planned: Any, host: Rtnl, inside: Rtnl | None, log: Log, until: float) -> None:
+    while True:
+        try:
+            return plugin.remove(planned, host, inside, log)
+        except Lingers:
+            if time.monotonic() >= until:
+                raise
+        time.sleep(0.005)
+
+
+def _remove_extras(record: dict[str, Any], sandbox: Sandbox | None, log: Log) -> list[CniError]:
+    documents = record.get("extras")
+    if not documents:
+        return []
+    from cni.link import features  # most attachments have none
+
+    return features.Features(documents).remove(sandbox, log)
+
+
+def detach_unrecorded(
+    plugin: LinkPlugin, request: Request, host: Rtnl, records: Records, log: Log, release: Release
+) -> bool:
+    """Detach the link of another implementation of the plugin; whether there was one. A link in our records does not count."""
+    sandbox = sandboxes.at(request.netns, request)
+    if sandbox is None:
+        planned = plugin.adopt(request, host, None)
+        if planned:
+            plugin.remove(planned, host, None, log)
+        return planned is not None
+    with sandbox:
+        planned = plugin.adopt(request, host, sandbox.rtnl)
+        if planned is None or _is_recorded(planned.name, sandbox.identity(), records):
+            return False
+        release.by_link(plugin, planned, sandbox)
+        plugin.remove(planned, host, sandbox.rtnl, log)
+    return True
+
+
+def _is_recorded(name: str, identity: dict[str, int], records: Records) -> bool:
+    if any(record["sandbox"] == identity and record["link"]["name"] == name for _, _, record in records.all(PART)):
+        return True
+    return any(
+        attachment.ifname == name for attachment, _, _ in records.newer(PART)
+    )  # a newer format may describe the sandbox differently
+
+
+class Release:
+    """The DEL of an attachment's IPAM plugin, made once, with the configuration of the ADD that claimed its addresses.
+
+    `by_link` makes it for a foreign plugin while the link exists; otherwise `finish` makes it when the link is gone.
+    """
+
+    def __init__(self, record: dict[str, Any] | None, request: Request, log: Log) -> None:
+        former = config_of(record) if record else {}
+        if record and any(member(former, key) != request.member(key) for key in ("ipam", "rail")):
+            request = delegate.with_config(request, record["config"].encode())
+        self._request = request
+        self.ipam_type = request.ipam_type
+        self._log = log
+        self._fault: CniError | None = None
+        self.is_made = False
+
+    def by_link(self, plugin: LinkPlugin, planned: Any, sandbox: Sandbox) -> None:
+        """Remove the addresses from the link and release them, if the IPAM plugin is foreign and the link exists."""
+        if not delegate.is_foreign(self._request):
+            return
+        from cni.shared.kernel import addresses  # for a foreign IPAM plugin alone
+
+        try:
+            link = plugin.present(planned, sandbox.rtnl)
+            if link is None:
+                return
+            addresses.clear(sandbox.rtnl, link.index)
+        except KernelError as fault:
+            self._log.warning(f"the addresses of {planned.name} are released when the link is gone: {fault}")
+            return
+        self._make()
+
+    def in_advance(self) -> bool:
+        """Make the DEL of a foreign plugin before the link is gone: dhcp's daemon keeps the sandbox open until this DEL.
+
+        False when the DEL was made already, or the plugin is ours.
+        """
+        if self.is_made or not delegate.is_foreign(self._request):
+            return False
+        self._make()
+        return True
+
+    def _make(self) -> None:
+        self.is_made = True
+        try:
+            delegate.delete(self._request, self._log)
+        except CniError as fault:
+            self._fault = fault
+
+    def finish(self, was_attached: bool = True) -> None:
+        """Make the DEL, unless it was made; raise the CniError with which it failed.
+
+        An attachment without record and link (`was_attached` is False) has nothing from a foreign plugin: its ADD failed,
+        and a DEL would always fail. So the error is only logged.
+        """
+        if not self.is_made and self.ipam_type:
+            self._make()
+        if not self._fault:
+            return
+        if was_attached or not isinstance(self._fault, DelegateFailed):
+            raise self._fault
+        self._log.warning(self._fault.msg)
+
+
+def config_of(record: dict[str, Any]) -> dict[str, Any]:
+    """The configuration of the ADD that wrote `record`."""
+    config: dict[str, Any] = codec.loads(record["config"].encode())
+    return config

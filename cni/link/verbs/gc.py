@@ -1,0 +1,70 @@
+"""GC of a link plugin: it ends every attachment of the network that the runtime no longer lists, like a DEL."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from cni.link.verbs import delegate
+from cni.link.verbs.detach import CLEARING_SECONDS, PART, end, for_attachment
+from cni.shared.kernel.links import Rtnl
+from cni.shared.records import UNENDED, Began, Records
+from cni.shared.spec import codec
+from cni.shared.spec.errors import CniError, report
+from cni.shared.spec.gc import NOTHING_LISTED, VALID_ATTACHMENTS, valid_attachments
+from cni.shared.spec.request import Attachment, Request
+
+if TYPE_CHECKING:
+    from cni.shared.log import Log
+
+
+def gc(request: Request, log: Log) -> None:
+    """End the attachments that the runtime does not list, and those that a DEL could not end; then call the IPAM plugin's GC.
+
+    An attachment that was made after this call began stays, since the runtime's list cannot have it.
+    """
+    began = Began()
+    valid = valid_attachments(request)
+    if valid is None:
+        log.warning(NOTHING_LISTED)
+        return
+    records = Records(log=log)
+    until = time.monotonic() + CLEARING_SECONDS
+    faults: list[CniError] = []
+    keep: list[Attachment] = []
+    with Rtnl() as host:
+        for attachment, listed in records.of_network(request.attachment.network, PART):
+            if attachment in valid and UNENDED not in listed:
+                continue
+            held = records.try_locked(attachment, PART)
+            if held is None:  # an ADD or DEL of the attachment is under way
+                keep.append(attachment)
+                continue
+            with held:
+                record = records.read(attachment, PART)
+                if record is None:
+                    continue
+                if not began.is_after(record["created"]) or (attachment in valid and UNENDED not in record):
+                    keep.append(attachment)
+                    continue
+                own = for_attachment(attachment, record, request.environ)
+                left, gone = end(record, own, host, records, log, until)
+                faults += left
+                if not gone:
+                    keep.append(attachment)
+    records.sweep(request.attachment.network)
+    try:
+        delegate.forward(_also_valid(request, keep), log)
+    except CniError as fault:
+        faults.append(fault)
+    report(faults)
+
+
+def _also_valid(request: Request, keep: list[Attachment]) -> Request:
+    if not keep:
+        return request
+    listed = [
+        *(request.member(VALID_ATTACHMENTS) or ()),
+        *({"containerID": a.container_id, "ifname": a.ifname} for a in keep),
+    ]
+    return delegate.with_config(request, codec.dumps({**request.config, VALID_ATTACHMENTS: listed}).encode())

@@ -1,0 +1,288 @@
+"""The rules for the `ipam` block of a plugin."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from cni.documents.refusals import keys_of
+from cni.documents.scope import Scope
+from cni.documents.text import Keys
+from cni.link.plugins import LINK_PLUGINS
+from cni.lint import known
+from cni.lint.table import executable, fix_of, message_of, reader_of, remedy, unknown_keys
+from cni.shared import rail as rails_key
+from cni.shared.config import Fault
+from cni.shared.spec import codec
+from cni.shared.spec.errors import CniError
+from cni.shared.spec.request import Request, member
+from ipam import config as ipam_config
+from ipam import flatfile, own
+from ipam.entries import read_ranges
+from ipam.group import indexes
+from ipam.keys import BLOCK_KEYS, MEMBERS
+from ipam.ranges import Range, format_address, parse_address, parse_cidr
+from ipam.stores import IN_CLUSTER
+
+if TYPE_CHECKING:
+    from ipam.source import Files
+
+
+class Assumed:
+    """A flat file as clusters have it, assumed where none is given: it names the stores, so that a NAD need not."""
+
+    _TEXT = codec.dumps(
+        {"kubernetes": {"kubeconfig": "/etc/cni/net.d/whereabouts.d/whereabouts.kubeconfig"}, "etcd_host": "localhost"}
+    )
+
+    def load(self, path: str, /) -> bytes | None:
+        return self._TEXT.encode() if path == flatfile.PATHS[0] else None
+
+    follow = staticmethod(flatfile.follow)
+
+    def __init__(self) -> None:
+        self.hosts: list[str] = []
+
+    def allow_host(self, host: str, /) -> None:
+        self.hosts.append(host)  # each node's own policy decides
+
+    def host_name(self) -> str:
+        return "node"
+
+
+class Named(Assumed):
+    """A flat file for the checks: the file at `path`, which the user named, in place of the node's."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__()
+        self.path = path
+
+    def load(self, path: str, /) -> bytes | None:
+        return flatfile.load(self.path) if path == flatfile.PATHS[0] else None
+
+
+def has_ipv6(document: Mapping[str, Any]) -> bool:
+    """Whether the plugin's block of whereabouts has a range or address of IPv6."""
+    block = member(document, "ipam")
+    if not isinstance(block, dict):
+        return False
+    listed = [m for name in ("ipRanges", "addresses") for m in member(block, name) or [] if isinstance(m, dict)]
+    texts = [member(block, "range"), *(member(m, name) for m in listed for name in ("range", "address"))]
+    return any(isinstance(text, str) and ":" in text for text in texts)
+
+
+@dataclass(frozen=True)
+class Use:
+    """The range `text` of a network or of another's pool, from `low` to `high`, which `keys` of `scope` has. `master` is ""
+    where no netdev is named; `guarded`: an address is given once among overlapping ranges of one `network_name`. `given` is
+    the range, without the addresses `kept_back` that the network has for gateways, next hops and all its pods."""
+
+    owner: str
+    text: str
+    family: int
+    low: int
+    high: int
+    scope: Scope
+    keys: Keys
+    network_name: str = ""
+    guarded: bool = False
+    master: str = ""
+    given: Range | None = None
+    kept_back: Sequence[tuple[int, int]] = ()
+
+
+def overlaps(uses: Sequence[Use]) -> None:
+    """Warn of ranges of several networks that have addresses in common, unless they are one pool or on wires apart."""
+    for i, second in enumerate(uses):
+        for first in uses[:i]:
+            same_names = first.network_name == second.network_name
+            is_one = same_names and first.guarded and second.guarded and first.text == second.text
+            is_apart = first.family != second.family or first.low > second.high or second.low > first.high
+            if first.owner == second.owner or is_apart:
+                continue
+            if not (first.master and second.master and first.master != second.master):
+                _kept_back(first, second)
+                _kept_back(second, first)
+            if is_one and first.master and second.master and first.master != second.master:
+                message = (
+                    f"{first.owner} has {first.text} too, on the master {first.master}: a pod with both has two links in one subnet,"
+                    f" and answers ARP for each address on both"
+                )
+                fix = "give each master a range of its own, unless no pod and no node has both"
+                second.scope.warn(second.keys, message, fix)
+                break
+            if is_one:
+                continue
+            about = f"{second.text} overlaps with {first.text} of {first.owner}"
+            if same_names and first.guarded and second.guarded:
+                message = f"{about}: pods of one subnet get another prefix length than those of the other"
+            elif first.master and second.master and first.master != second.master:
+                continue  # wires apart, and set apart on purpose
+            else:
+                message = f"{about}, and nothing keeps both from giving the same address"
+            second.scope.warn(second.keys, message, "write the same range in both, or ranges apart from one another")
+            break
+
+
+def _kept_back(keeping: Use, giving: Use) -> None:
+    """Warn when a range gives an address that another network on these addresses keeps back."""
+    for family, value in keeping.kept_back:
+        if giving.given and family == giving.family and giving.given.usable(value):
+            text = format_address(family, value)
+            message = f"{giving.text} gives {text} to a pod, and {keeping.owner} has it as a gateway, next hop or static address"
+            giving.scope.warn(giving.keys, message, f'write "exclude": ["{text}"] here too')
+
+
+def examine(
+    scope: Scope, keys: Keys, document: Mapping[str, Any], request: Request, flat: Files, uses: list[Use]
+) -> None:
+    """Note the faults in the `ipam` block of the plugin `document` at `keys`; add its ranges to `uses`."""
+    block = member(document, "ipam")
+    at = (*keys, "ipam")
+    if not isinstance(block, dict):
+        if block is not None and known.own(str(member(document, "type"))) not in LINK_PLUGINS:
+            scope.error(at, "ipam is no JSON object", 'write {"type": "whereabouts", "range": "192.168.2.0/24"}')
+        return
+    kind = member(block, "type")
+    if kind is None or kind == "":
+        if block:
+            scope.error(at, "ipam has no type: no addresses are given", f'add "type": "{known.OWN_IPAM}"')
+        return
+    if not isinstance(kind, str):
+        return  # the plugin's own reader has said so, or will
+    if kind in known.PLUGINS - known.IPAMS:
+        scope.error((*at, "type"), f"{kind} is no IPAM plugin", f'write "{known.OWN_IPAM}"')
+    else:
+        executable(scope, (*at, "type"), kind, known.IPAMS, "IPAM plugin")
+    if known.own(kind) == known.OWN_IPAM:
+        config = _whereabouts(scope, at, block, request, flat)
+        if config is not None:
+            owner, wire = f"the network {scope.network}", str(member(document, "master") or "")
+            for place, one in zip(_places(at, block), config.ranges, strict=False):
+                span = str(one), one.family, one.network, one.top
+                uses.append(
+                    Use(owner, *span, scope, place, config.network_name, config.overlap, wire, one, config.kept_back)
+                )
+
+
+def _places(keys: Keys, block: Mapping[str, Any]) -> list[Keys]:
+    """The places of the block's ranges, in their order."""
+    own: list[Keys] = [(*keys, "range")] if member(block, "range") else []
+    return [*own, *((*keys, "ipRanges", i, "range") for i in range(len(member(block, "ipRanges") or [])))]
+
+
+def _whereabouts(
+    scope: Scope, keys: Keys, block: dict[str, Any], request: Request, flat: Files
+) -> ipam_config.IpamConfig | None:
+    """The block's configuration; None when it has faults, which are noted."""
+    unknown_keys(scope, keys, block, BLOCK_KEYS, "whereabouts")
+    for name, table in MEMBERS.items():
+        listed = member(block, name)
+        for i, entry in enumerate(listed if isinstance(listed, list) else []):
+            if isinstance(entry, dict):
+                unknown_keys(scope, (*keys, name, i), entry, table, f"a member of {name}")
+    faults: list[Fault] = []
+    hosts = flat.hosts if isinstance(flat, Assumed) else []
+    hosts.clear()
+    try:
+        config = ipam_config.examine(request, flat, faults)
+    except CniError as refusal:
+        scope.error(keys, _told(refusal.msg, flat))
+        return None
+    for fault in faults:
+        inside = keys_of(fault.key.removeprefix("ipam.")) if fault.key.startswith("ipam.") else ()
+        at = keys[:-1] if fault.key == "cniVersion" else (*keys, *inside)
+        message = message_of(fault) if inside or at == keys[:-1] else str(fault)  # no key of the block
+        scope.error(at, _told(message, flat), fix_of(fault, reader_of(inside, BLOCK_KEYS, MEMBERS)))
+    for note in config.notes:
+        name = note.split(" ", 1)[0]
+        if name.startswith("ipam."):
+            scope.warn((*keys[:-1], *keys_of(name)), note.partition(" ")[2], "correct it, or remove it", at_key=True)
+    if not faults:
+        for host in hosts:
+            message = f'nodes refuse the store at "{host}" unless their policy has that host in `storeHosts`'
+            scope.warn((*keys, "etcd_host"), message, "add it there, or leave the store to the flat file")
+        _gateways(scope, keys, config)
+        _own(scope, keys, config)
+        _network_name(scope, keys, config)
+        _overlaps(scope, keys, block, config.ranges)
+        _rails(scope, keys[:-1], request, config)
+    return None if faults else config
+
+
+def _told(text: str, flat: Files) -> str:
+    """Replace the path of the installed flat file in `text` by that of the given one."""
+    return text.replace(flatfile.PATHS[0], flat.path) if isinstance(flat, Named) else text
+
+
+def _rails(scope: Scope, keys: Keys, request: Request, config: ipam_config.IpamConfig) -> None:
+    """Check the ranges of all rails, which the IPAM plugin reads if a pod has one index on them."""
+    unread: list[Fault] = []  # the link plugin's to tell
+    rail = rails_key.read(request.config, unread)
+    if rail is None or unread or not rail.is_same_index:
+        return
+    faults: list[Fault] = []
+    indexes.needs_of(rail, config, faults)
+    for fault in faults:
+        scope.error((*keys, *keys_of(fault.key)), message_of(fault), remedy(fault.wanted))
+    given = read_ranges(rail.ranges[rail.index], "", (), [], [])
+    for i, route in enumerate(config.routes):
+        family, value = parse_address(route.gw) if route.gw else (0, 0)
+        if any(r.family == family and r.usable(value) for r in given):
+            message = f"the networks of the other rails give the index of {route.gw}, since they read only rail.ranges"
+            fix = f"exclude it in rail.ranges[{rail.index}] in every network of the group"
+            scope.warn((*keys, "ipam", "routes", i, "gw"), message, fix)
+
+
+def _gateways(scope: Scope, keys: Keys, config: ipam_config.IpamConfig) -> None:
+    """Warn of gateways that no pod reaches, since they are in none of its subnets."""
+    subnets = [*config.ranges, *(Range(*parse_cidr(a.address)) for a in config.addresses)]
+    of_routes = [(("routes", i, "gw"), route.gw) for i, route in enumerate(config.routes)]
+    for place, text in [(("gateway",), config.gateway), *of_routes]:
+        if not text or text.startswith("fe80:"):
+            continue
+        family, value = parse_address(text)
+        same = [r for r in subnets if r.family == family]
+        if same and not any(r.contains(value) for r in same):
+            inside = format_address(same[0].family, same[0].network + 1)
+            message = f"gateway {text} is in none of the ranges: no pod reaches it"
+            scope.warn((*keys, *place), message, f"write an address of {same[0]}, such as {inside}")
+
+
+def _own(scope: Scope, keys: Keys, config: ipam_config.IpamConfig) -> None:
+    """Warn of this machine's own addresses on the master: it gives them to no pod, but other nodes do."""
+    master = member(config.network, "master")
+    if not isinstance(master, str) or not master or member(config.network, "linkInContainer") is True:
+        return
+    try:
+        held = own.of_wire([master])
+    except OSError:
+        return
+    for family, value in sorted(held):
+        if any(r.family == family and r.usable(value) for r in config.ranges):
+            text = format_address(family, value)
+            message = f"this machine has {text} on {master}, and other nodes give it to a pod"
+            scope.warn((*keys[:-1], "master"), message, f'write "exclude": ["{text}"] beside the range')
+
+
+def _network_name(scope: Scope, keys: Keys, config: ipam_config.IpamConfig) -> None:
+    name = config.network_name
+    if name and config.datastore in IN_CLUSTER and not re.fullmatch("[a-z0-9]([a-z0-9.-]*[a-z0-9])?", name):
+        better = re.sub("[^a-z0-9]+", "-", name.lower()).strip("-") or "blue"
+        message = f'network_name "{name}" stands before the names of objects in Kubernetes, which take fewer characters'
+        scope.error((*keys, "network_name"), message, f"write lowercase letters, digits, - and ., such as {better}")
+
+
+def _overlaps(scope: Scope, keys: Keys, block: Mapping[str, Any], ranges: Sequence[Range]) -> None:
+    """Warn of ranges of one block whose subnets overlap: a pod would get two addresses of one subnet."""
+    places = _places(keys, block)
+    for i, second in enumerate(ranges):
+        for first in ranges[:i]:
+            if first.family == second.family and first.network <= second.top and second.network <= first.top:
+                message = (
+                    f"{second} overlaps with the range {first} of this network: a pod gets two addresses of one subnet"
+                )
+                scope.warn(places[i] if i < len(places) else keys, message, "write ranges apart from one another")
+                break

@@ -1,0 +1,153 @@
+"""Files and directories: the networks that they hold, and the findings about each."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from cni.documents import networks, reader
+from cni.documents.diagnostic import WARNING, Diagnostic
+from cni.documents.reader import JSON, STDIN, YAML, about
+from cni.documents.scope import Scope
+from cni.documents.text import Text
+from cni.lint import manifest, network, operators, resources
+from cni.lint.addresses import Assumed, overlaps
+from cni.lint.plugin import Surroundings
+from cni.resources import config
+from cni.shared.spec.errors import IoFailure
+
+if TYPE_CHECKING:
+    from ipam.source import Files
+
+
+def lint(paths: Iterable[str], flat: Files | None = None) -> list[Diagnostic]:
+    """The findings about `paths`: files, directories such as /etc/cni/net.d, or "-" for stdin; in their order.
+
+    `flat` reads the flat file of the node that is meant (ipam.flatfile for this one); without it one is assumed that
+    names a store, as clusters have it. A file that cannot be read is a finding too.
+    """
+    around = Surroundings(flat=flat or Assumed())
+    parts: list[list[Diagnostic]] = []
+    for path in paths:
+        if path != STDIN and os.path.isdir(path):
+            parts += _directory(path, around)
+        else:
+            parts.append(_File(path, around).findings)
+    return _ended(parts, around)
+
+
+def lint_text(text: str, path: str, flat: Files | None = None) -> list[Diagnostic]:
+    """The findings about `text`, which is that of the file `path`."""
+    around = Surroundings(flat=flat or Assumed())
+    return _ended([_File(path, around, text=text).findings], around)
+
+
+def _ended(parts: list[list[Diagnostic]], around: Surroundings) -> list[Diagnostic]:
+    """Compare the networks of all files; return the findings, sorted by line and column within each file."""
+    overlaps(around.uses)
+    resources.compare(around)
+    return [finding for part in parts for finding in sorted(part, key=lambda f: (f.line, f.column))]
+
+
+class _File:
+    """The file `path`, its findings, the number of networks, and the name of the one that a runtime reads there.
+
+    `inside` a directory, files of other kinds are passed over.
+    """
+
+    def __init__(self, path: str, around: Surroundings, text: str | None = None, inside: bool = False) -> None:
+        self.findings: list[Diagnostic] = []
+        self.name = ""
+        self._path = reader.shown_path(path)
+        self._extension = os.path.splitext(path)[1]
+        self._around = around
+        self.count = 0
+        try:
+            text = reader.read_text(path) if text is None else text
+        except OSError as fault:
+            self.findings.append(reader.unreadable(self._path, fault))
+            return
+        for is_json, scope in reader.documents(self._path, text, self.findings):
+            reader.duplicates(scope)
+            self.count += self._examine(is_json, scope)
+        if not self.count and not self.findings and not inside:
+            message = "there is no network here: neither a CNI configuration nor a NetworkAttachmentDefinition"
+            self.findings.append(about(self._path, message, "name another file"))
+
+    def _examine(self, is_json: bool, scope: Scope) -> int:
+        """Examine one document; return the number of networks in it."""
+        document, around = scope.root.data, self._around
+        if isinstance(document, dict) and ("apiVersion" in document or ("kind" in document and not is_json)):
+            count = 0
+            for one in reader.objects(scope):
+                if manifest.is_nad(one.root.data):
+                    manifest.examine(one, around)
+                    count += 1
+                else:
+                    count += operators.examine(one, around) or resources.examine_object(one, around)
+            return count
+        if config.is_own(document):
+            resources.examine(scope, around)
+            return 1
+        if is_json:
+            appended = _appended(scope.text.path, document)
+            for path in appended:
+                self._appended(path, document)
+            name = document.get("name") if isinstance(document, dict) else None
+            self.name = name if isinstance(name, str) and self._extension in JSON else ""
+            network.examine(scope, around, self._extension, len(appended))
+            return 1
+        if not isinstance(document, dict) or not _is_network(document):
+            return 0
+        if self._extension in JSON:
+            scope.error((), "this is YAML, and a runtime reads JSON alone", "write it as JSON")
+        else:
+            scope.warn((), "this is YAML: a runtime reads JSON, or a NetworkAttachmentDefinition", "write it as JSON")
+        network.examine(scope, around, self._extension if self._extension in JSON else "")
+        return 1
+
+    def _appended(self, path: str, outer: dict[str, Any]) -> None:
+        """Examine a file with one plugin of the network `outer`."""
+        try:
+            text = Text(path, reader.read_text(path))
+        except OSError as fault:
+            self.findings.append(reader.unreadable(path, fault))
+            return
+        scope = reader.of_json(text, self.findings, str(outer.get("name")))
+        if scope is not None and isinstance(scope.root.data, dict):
+            reader.duplicates(scope)
+            network.examine_plugin(scope, outer, self._around)
+
+
+def _is_network(document: dict[str, Any]) -> bool:
+    return "plugins" in document or ("type" in document and ("cniVersion" in document or "name" in document))
+
+
+def _appended(path: str, document: Any) -> list[str]:
+    """The files with further plugins: libcni 1.3 appends them from the directory that has the network's name."""
+    name = document.get("name") if isinstance(document, dict) else None
+    if not isinstance(name, str) or "/" in name or not name or document.get("loadOnlyInlinedPlugins"):
+        return []
+    return [] if "type" in document else networks.files(os.path.join(os.path.dirname(path), name), (".conf",))
+
+
+def _directory(path: str, around: Surroundings) -> list[list[Diagnostic]]:
+    try:  # as libcni searches
+        files = networks.files(path, JSON[:1]) + networks.files(path, (*JSON[1:], *YAML))
+    except IoFailure as fault:
+        return [[about(path, fault.msg.removeprefix(f"{path} "), "run it as root, or name another directory")]]
+    parts: list[list[Diagnostic]] = []
+    count = 0
+    seen: dict[str, str] = {}
+    for one in files:
+        name = os.path.basename(one)
+        file = _File(one, around, inside=True)
+        count += file.count
+        parts.append(file.findings)
+        if file.name and seen.setdefault(file.name, name) != name:
+            message = f"the network {file.name} is in {seen[file.name]} too, which libcni finds first"
+            parts.append([about(one, message, "give one of them another name, or remove it", WARNING)])
+    if not count and not any(parts):
+        parts.append([about(path, "there is no network in this folder", "name the folder or the files that have them")])
+    return parts

@@ -1,0 +1,197 @@
+"""The rules for a network: a conflist, or a single configuration, and the chain of its plugins."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from cni.documents.models import Configuration, PluginModel
+from cni.documents.refusals import near, shown
+from cni.documents.scope import Scope
+from cni.documents.text import Keys
+from cni.lint import known, plugin
+from cni.lint.plugin import Surroundings
+from cni.lint.table import executable
+from cni.shared.spec.request import SUPPORTED, member
+
+LIST, SINGLE = (".conflist",), (".conf", ".json")
+_NEWEST_COMMON = "1.0.0"  # every runtime and plugin in use speaks it
+
+
+def examine(scope: Scope, around: Surroundings, extension: str = "", appended: int = 0) -> None:
+    """Note the faults of the network in `scope`.
+
+    By a file's `extension` libcni decides how to read it; `appended` plugins come from the directory of its name.
+    """
+    document = scope.root.data
+    if not isinstance(document, dict):
+        scope.error((), f"want a JSON object, not {shown(document)}")
+        return
+    scope.network = scope.network or str(document.get("name") or member(document, "name") or "")
+    if "plugins" in document or member(document, "type") is None:
+        _list(scope, document, around, extension, appended)
+    else:
+        _single(scope, document, around, extension)
+
+
+def _single(scope: Scope, document: dict[str, Any], around: Surroundings, extension: str) -> None:
+    if extension in LIST:
+        message = "libcni needs a list `plugins` in a .conflist: it does not find this network"
+        scope.error((), message, 'write {"name": ..., "cniVersion": ..., "plugins": [...]}, or call the file .conf')
+    name, version = member(document, "name"), member(document, "cniVersion")
+    outer = {"name": name, "cniVersion": "" if version is None else version, "plugins": [{"type": "any"}]}
+    model = _configuration(scope, {k: v for k, v in outer.items() if v not in (None, "")}, around)
+    _versions(scope, document)
+    _plugin(scope, (), document, _inside(around, document, model), alone=True)
+
+
+def _list(scope: Scope, document: dict[str, Any], around: Surroundings, extension: str, appended: int) -> None:
+    if extension in SINGLE and "plugins" in document:
+        message = "libcni takes a .conf or .json for a single plugin: it does not find this network"
+        scope.error((), message, "call the file .conflist")
+    known_keys = {name.lower(): name for name in known.OF_LISTS}
+    for name in document:
+        if name in known.OF_LISTS:
+            continue
+        if same := known_keys.get(name.lower()):
+            scope.error(
+                (name,), f'"{name}" is not read: the keys of a list match to the letter', f'write "{same}"', at_key=True
+            )
+        elif meant := near(name, known.OF_LISTS):
+            scope.error((name,), f'a network has no key "{name}": it is ignored', f'write "{meant}"', at_key=True)
+        elif "plugins" in document:
+            message = f'a list has no key "{name}": it is ignored'
+            scope.warn((name,), message, "move it into one of the plugins, or remove it", at_key=True)
+    model = _configuration(scope, document, around)
+    _versions(scope, document)
+    listed = document.get("plugins")
+    misspelled = any(near(n, ("plugins", "type")) for n in document if n not in known.OF_LISTS)
+    inside = _inside(around, document, model)
+    if listed is None and not appended and not misspelled:
+        block = member(document, "ipam")
+        if extension in SINGLE and isinstance(block, dict) and member(block, "type"):
+            message = "there is no plugin, neither `type` nor `plugins`: only DRANET's webhook reads it, as a profile"
+            scope.warn((), message, 'add "type": "macvlan" if it is to be a network, or leave it as it is')
+            plugin.examine(scope, (), document, inside)
+        else:
+            fix = 'add "type": "macvlan" for a single plugin, or a list "plugins"'
+            scope.error((), "there is no plugin: neither `type` nor `plugins`", fix)
+    for i, entry in enumerate(listed if isinstance(listed, list) else []):
+        if isinstance(entry, dict):
+            _plugin(scope, ("plugins", i), entry, inside)
+    _chain(scope, listed if isinstance(listed, list) else [])
+
+
+def _inside(around: Surroundings, document: dict[str, Any], model: Configuration | None) -> Surroundings:
+    named = [member(document, "cniVersion"), *(v for v in _strings(document.get("cniVersions")))]
+    versions = model.versions if model else tuple(v for v in SUPPORTED if v in named)
+    name = member(document, "name")
+    given = name if isinstance(name, str) and name else around.name
+    return replace(around, name=given, versions=versions)
+
+
+def _configuration(scope: Scope, document: dict[str, Any], around: Surroundings) -> Configuration | None:
+    """Check the keys that a runtime reads itself. The plugins are examined one by one."""
+    outer = {k: v for k, v in document.items() if k != "plugins"}
+    listed = document.get("plugins")
+    if listed is not None and not isinstance(listed, list):
+        scope.error(("plugins",), f"{shown(listed)}: want a list", "write [...]")
+    elif listed == []:
+        scope.error(("plugins",), "is empty: the network attaches nothing", 'add {"type": "macvlan", ...}')
+    elif listed is None and document.get("loadOnlyInlinedPlugins") is True:
+        scope.error(("loadOnlyInlinedPlugins",), "there is no list `plugins`, and no other file may have it", "add it")
+        outer.pop("loadOnlyInlinedPlugins")
+    if around.nad and not outer.get("name"):
+        outer["name"] = around.name or "unnamed"  # Multus gives it the NAD's
+    fixes = {
+        "name": "write letters, digits, _ . -, the first a letter or digit",
+        "cniVersion": f'write "{_version_like(document)}"',
+    }
+    found: Configuration | None = scope.model(Configuration, outer, fixes=fixes)
+    return found
+
+
+def _version_like(document: dict[str, Any]) -> str:
+    """The version that was most likely meant."""
+    written = str(member(document, "cniVersion") or "")
+    begun = [v for v in SUPPORTED if written and v.startswith(written.removeprefix("v"))]
+    return begun[-1] if begun else near(written, SUPPORTED) or _NEWEST_COMMON
+
+
+def _versions(scope: Scope, document: dict[str, Any]) -> None:
+    if member(document, "cniVersion") in (None, "") and not document.get("cniVersions"):
+        message = "no cniVersion is named: it counts as 0.1.0, which has no interfaces in results, no CHECK, and one address a family"
+        scope.warn(("cniVersion",), message, f'add "cniVersion": "{_NEWEST_COMMON}"')
+    for i, version in enumerate(_strings(document.get("cniVersions"))):
+        if version not in SUPPORTED:
+            scope.warn(("cniVersions", i), f"{shown(version)} is not known", f"write one of {', '.join(SUPPORTED)}")
+
+
+def _strings(value: Any) -> Sequence[str]:
+    return [v for v in value if isinstance(v, str)] if isinstance(value, list) else []
+
+
+def _plugin(scope: Scope, keys: Keys, document: dict[str, Any], around: Surroundings, alone: bool = False) -> None:
+    kind = member(document, "type")
+    if kind is None and (meant := next((n for n in document if near(n, ("type",))), "")):
+        scope.error((*keys, meant), f'a plugin has no key "{meant}"', 'write "type"', at_key=True)
+    else:
+        scope.model(PluginModel, document, keys, {"type": f"write {_type_like(kind)}"})
+    if isinstance(kind, str) and kind and "/" not in kind:
+        _type(scope, keys, kind)
+    if not alone:
+        for name in ("name", "cniVersion"):
+            own, outer = member(document, name), member(scope.root.data, name)
+            if own is not None and outer is not None and own != outer:
+                message = f"{shown(own)} of a plugin has no effect: the runtime writes the list's, {shown(outer)}"
+                scope.warn((*keys, name), message, "remove it", at_key=True)
+    if member(document, "prevResult") is not None:
+        scope.warn((*keys, "prevResult"), "is written by the runtime", "remove it", at_key=True)
+    plugin.examine(scope, keys, document, around)
+
+
+def _type_like(kind: Any) -> str:
+    if isinstance(kind, str) and "/" in kind:
+        return f'"{kind.rstrip("/").rpartition("/")[2]}", without a directory'
+    return "the name of an executable"
+
+
+def _type(scope: Scope, keys: Keys, kind: str) -> None:
+    at = (*keys, "type")
+    if known.own(kind) == known.OWN_IPAM or (kind in known.IPAMS and kind not in known.LINKS):
+        message = f"{kind} gives addresses alone: it makes no interface"
+        scope.error(at, message, f'write "ipam": {{"type": "{kind}", ...}} inside a plugin such as macvlan')
+    else:
+        executable(scope, at, kind, known.PLUGINS, "plugin")
+
+
+def _chain(scope: Scope, listed: list[Any]) -> None:
+    kinds = [member(entry, "type") if isinstance(entry, dict) else None for entry in listed]
+    makers: list[str] = []
+    for i, kind in enumerate(kinds):
+        if not isinstance(kind, str):
+            continue
+        at = ("plugins", i, "type")
+        if kind in known.CHAINED and not makers and all(isinstance(k, str) and k in known.CHAINED for k in kinds[:i]):
+            later = next((k for k in kinds[i:] if isinstance(k, str) and k in known.LINKS), "")
+            fix = f"put it after {later}" if later else 'put a plugin such as {"type": "macvlan", ...} before it'
+            if kind != "loopback" or len(kinds) > 1:
+                scope.error(at, f"{kind} changes the interface of a plugin before it, and there is no such plugin", fix)
+        names_device = isinstance(listed[i], dict) and (
+            member(listed[i], "verbsDevice") or member(listed[i], "deviceID")
+        )
+        is_chained = known.own(kind) == known.OWN_CHAINED and not names_device
+        if is_chained and (sharing := [m for m in makers if m in known.SHARING]):
+            message = f"{kind} moves the verbs device of a whole NIC or VF, and {sharing[0]} makes a link beside it: its ADD fails"
+            scope.error(at, message, "remove it: links share the verbs device; or take host-device or sriov before it")
+        if kind in known.LINKS:
+            if makers:
+                message = f"{kind} makes a second interface, of the same name as that of {makers[0]}: its ADD fails"
+                scope.error(at, message, "write a network for each, and name both in the pod's annotation")
+            makers.append(kind)
+
+
+def examine_plugin(scope: Scope, outer: dict[str, Any], around: Surroundings) -> None:
+    """Note the faults of a plugin that has a file of its own, beside the conflist `outer`."""
+    _plugin(scope, (), scope.root.data, _inside(around, outer, None), alone=True)

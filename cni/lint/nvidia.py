@@ -1,0 +1,243 @@
+"""The networks of NVIDIA's Network Operator (mellanox.com/v1alpha1) and of the SR-IOV Network Operator, rendered to the
+NADs that they make of them: the same keys and values, in the layout of this command, and without the operators' own
+bookkeeping (labels, revision, owner).
+
+Sources: Mellanox/network-operator: manifests/state-{macvlan,hostdevice,ipoib}-network, pkg/state, api/v1alpha1;
+k8snetworkplumbingwg/sriov-network-operator: bindata/manifests/cni-config/sriov, api/v1.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+
+from cni.documents import reader
+from cni.documents.diagnostic import ERROR, Diagnostic
+from cni.documents.networks import RESOURCE_NAME
+from cni.documents.refusals import correction, near, shown
+from cni.documents.scope import Scope
+
+VERSION = "mellanox.com/v1alpha1"
+_RESOURCE_PREFIX = "nvidia.com/"
+SRIOV_PREFIX = "openshift.io"  # RESOURCE_PREFIX of the SR-IOV Network Operator; NVIDIA's chart sets nvidia.com
+_RESOURCE = re.compile(r"([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9]")
+_MOST = (1 << 63) - 1
+
+
+def _resource(text: str) -> str:
+    if not _RESOURCE.fullmatch(text.removeprefix(_RESOURCE_PREFIX)):
+        raise ValueError("want letters, digits, - _ . with a letter or digit first and last, such as hostdev")
+    return text
+
+
+class _Spec(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    networkNamespace: str = ""
+    ipam: str = ""
+
+
+class MacvlanNetwork(_Spec):
+    """The spec of a MacvlanNetwork; `mtu` in bytes, 0 for the master's."""
+
+    master: str = ""
+    mode: Literal["", "bridge", "private", "vepa", "passthru"] = ""
+    mtu: Annotated[int, Field(ge=0, le=_MOST)] = 0
+    metaPlugins: str = ""
+
+
+class HostDeviceNetwork(_Spec):
+    """The spec of a HostDeviceNetwork; `resourceName` with or without the prefix nvidia.com/."""
+
+    resourceName: Annotated[str, AfterValidator(_resource)]
+    metaPlugins: str = ""
+
+
+class IPoIBNetwork(_Spec):
+    """The spec of an IPoIBNetwork."""
+
+    master: str = ""
+
+
+class SriovNetwork(_Spec):
+    """The spec of a SriovNetwork; rates in Mbit/s, -1 for those that are not given."""
+
+    resourceName: Annotated[str, AfterValidator(_resource)]
+    capabilities: str = ""
+    vlan: Annotated[int, Field(ge=0, le=4096)] = 0
+    vlanQoS: Annotated[int, Field(ge=0, le=7)] = 0
+    vlanProto: Literal["", "802.1q", "802.1Q", "802.1ad", "802.1AD"] = ""
+    spoofChk: Literal["", "on", "off"] = ""
+    trust: Literal["", "on", "off"] = ""
+    linkState: Literal["", "auto", "enable", "disable"] = ""
+    minTxRate: Annotated[int, Field(ge=-1)] = -1
+    maxTxRate: Annotated[int, Field(ge=-1)] = -1
+    logLevel: Literal["", "panic", "error", "warning", "info", "debug"] = ""
+    logFile: str = ""
+    metaPlugins: str = ""
+
+
+KINDS: dict[str, type[_Spec]] = {
+    "MacvlanNetwork": MacvlanNetwork,
+    "HostDeviceNetwork": HostDeviceNetwork,
+    "IPoIBNetwork": IPoIBNetwork,
+    "SriovNetwork": SriovNetwork,
+}
+VERSIONS = {"SriovNetwork": "sriovnetwork.openshift.io/v1"}
+
+
+def is_network(document: Any) -> bool:
+    """Whether a Kubernetes object is one of these networks, or was meant to be one."""
+    if not isinstance(document, dict):
+        return False
+    kind, group = str(document.get("kind")), str(document.get("apiVersion", "")).partition("/")[0]
+    if kind in KINDS or group != VERSION.partition("/")[0]:
+        return kind in KINDS
+    return near(kind, KINDS) != ""
+
+
+def render_files(paths: Iterable[str], prefix: str = SRIOV_PREFIX) -> tuple[list[dict[str, Any]], list[Diagnostic]]:
+    """The NADs of the networks in the files `paths`, "-" for stdin; objects of other kinds are passed over."""
+    nads: list[dict[str, Any]] = []
+    findings: list[Diagnostic] = []
+    for path in paths:
+        shown_path, before = reader.shown_path(path), len(findings)
+        try:
+            text = reader.read_text(path)
+        except OSError as fault:
+            findings.append(reader.unreadable(shown_path, fault))
+            continue
+        found = 0
+        for _, document in reader.documents(shown_path, text, findings):
+            for scope in reader.objects(document):
+                if is_network(scope.root.data):
+                    found += 1
+                    reader.duplicates(scope)
+                    nads += filter(None, [render(scope, prefix)])
+        if not found and len(findings) == before:
+            findings.append(reader.about(shown_path, f"there is none of {', '.join(KINDS)}", "name another file"))
+    return nads, findings
+
+
+def render(scope: Scope, prefix: str = SRIOV_PREFIX) -> dict[str, Any] | None:
+    """The NAD of the network in `scope`; None when it has faults, which are noted. `prefix`: of a SriovNetwork's resource."""
+    document, findings = scope.root.data, scope.findings
+    before = len(findings)
+    metadata = document.get("metadata")
+    name = metadata.get("name") if isinstance(metadata, dict) else None
+    if not isinstance(name, str) or not name:
+        scope.error(("metadata", "name"), f"{shown(name)}: want a name", 'write "name": ... below metadata')
+        return None
+    scope.network = name
+    kind = near(str(document.get("kind")), KINDS)
+    for key, wanted in (("kind", kind), ("apiVersion", VERSIONS.get(kind, VERSION))):
+        if document.get(key) != wanted:
+            scope.error((key,), f"{shown(document.get(key))}: want {wanted}", f"write {wanted}")
+    spec = _spec(scope, kind, document)
+    if spec is None:
+        return None
+    config = _config(scope, name, spec)
+    if any(f.severity == ERROR for f in findings[before:]):
+        return None
+    nad = _nad(name, spec, str(metadata.get("namespace") or "default"), prefix)
+    nad["spec"] = {"config": json.dumps(config, indent=2) + "\n"}
+    return nad
+
+
+def _spec(scope: Scope, kind: str, document: dict[str, Any]) -> _Spec | None:
+    model = KINDS[kind]
+    written = document.get("spec") or {}
+    if not isinstance(written, dict):
+        scope.error(("spec",), f"{shown(written)}: want an object", "write its keys below spec:")
+        return None
+    before = len(scope.findings)
+    for key in written:
+        if key not in model.model_fields:
+            message = f'a {kind} has no key "{key}": Kubernetes drops it'
+            scope.error(("spec", key), message, correction(key, model.model_fields), at_key=True)
+    given = {k: v for k, v in written.items() if k in model.model_fields and v is not None}
+    if given.get("mode") == "":
+        scope.error(("spec", "mode"), '"": want one of bridge, private, vepa, passthru', "remove it, or write bridge")
+    fixes = {
+        "ipam": "write ipam: | and the JSON below it",
+        "mtu": "write a number, such as 9000",
+        "mode": "write bridge",
+        "resourceName": "write hostdev",
+    }
+    spec: _Spec | None = scope.model(model, given, ("spec",), fixes)
+    if kind == "HostDeviceNetwork" and spec is not None and not spec.networkNamespace:
+        message = "the operator has no default for it here, and Kubernetes takes no NAD without a namespace"
+        scope.error(("spec", "networkNamespace"), message, "add networkNamespace: default")
+    return spec if len(scope.findings) == before else None
+
+
+def _objects(scope: Scope, spec: _Spec, key: str) -> list[Any]:
+    """The JSON objects in the text of a key; of metaPlugins there are several, without brackets around them. Faults are
+    noted."""
+    text, is_list = getattr(spec, key, ""), key == "metaPlugins"
+    if not text:
+        return []
+    if is_list and text.lstrip().startswith("["):
+        scope.error(("spec", key), "the operator puts the brackets around it", "write the plugins without [ and ]")
+        return []
+    inner = reader.json_inside(scope, ("spec", key), is_list)
+    if inner is None:
+        return []
+    root = inner.root.data
+    found = root if is_list else [root]
+    if not all(isinstance(one, dict) for one in found):
+        wanted = "objects" if is_list else "an object"
+        scope.error(("spec", key), f"{shown(root)}: want {wanted}", "write {...}")
+    return list(found)
+
+
+# --- the NAD ---
+
+
+def _nad(name: str, spec: _Spec, namespace: str, prefix: str) -> dict[str, Any]:
+    of_own = namespace if isinstance(spec, SriovNetwork) else "default"
+    metadata: dict[str, Any] = {"name": name, "namespace": spec.networkNamespace or of_own}
+    if isinstance(spec, SriovNetwork):
+        metadata["annotations"] = {RESOURCE_NAME: f"{prefix}/{spec.resourceName}"}
+    if isinstance(spec, HostDeviceNetwork):
+        resource = _RESOURCE_PREFIX + spec.resourceName.removeprefix(_RESOURCE_PREFIX)
+        metadata["annotations"] = {RESOURCE_NAME: resource}
+    return {"apiVersion": "k8s.cni.cncf.io/v1", "kind": "NetworkAttachmentDefinition", "metadata": metadata}
+
+
+def _config(scope: Scope, name: str, spec: _Spec) -> dict[str, Any]:
+    """The configuration of the NAD that the operator makes of `spec`; with metaPlugins a conflist."""
+    ipam, capabilities, chained = (_objects(scope, spec, key) for key in ("ipam", "capabilities", "metaPlugins"))
+    plugin: dict[str, Any]
+    if isinstance(spec, SriovNetwork):
+        plugin = _sriov(spec, *capabilities)
+    elif isinstance(spec, MacvlanNetwork):
+        given = {"master": spec.master, "mode": spec.mode, "mtu": spec.mtu}
+        plugin = {"type": "macvlan", **{key: value for key, value in given.items() if value}}
+    elif isinstance(spec, IPoIBNetwork):
+        plugin = {"type": "ipoib", "master": spec.master}
+    else:
+        plugin = {"type": "host-device"}
+    plugin["ipam"] = ipam[0] if ipam else {}
+    head = {"cniVersion": "1.0.0" if isinstance(spec, SriovNetwork) else "0.3.1", "name": name}
+    return {**head, "plugins": [plugin, *chained]} if chained else {**head, **plugin}
+
+
+def _sriov(spec: SriovNetwork, capabilities: Any = None) -> dict[str, Any]:
+    given = {
+        "spoofchk": spec.spoofChk,
+        "trust": spec.trust,
+        "vlanQoS": spec.vlanQoS or None,
+        "vlanProto": spec.vlanProto,
+        "min_tx_rate": spec.minTxRate if spec.minTxRate >= 0 else None,
+        "max_tx_rate": spec.maxTxRate if spec.maxTxRate >= 0 else None,
+        "capabilities": capabilities,
+        "link_state": spec.linkState,
+        "logLevel": spec.logLevel,
+        "logFile": spec.logFile,
+    }
+    return {"type": "sriov", "vlan": spec.vlan, **{k: v for k, v in given.items() if v not in (None, "")}}

@@ -1,0 +1,205 @@
+"""The rules for one plugin of a network: the tables of keys and the checks are those of the plugin itself."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from cni.documents.networks import RESOURCE_NAME
+from cni.documents.refusals import shown
+from cni.documents.scope import Scope
+from cni.documents.text import Keys
+from cni.link import features, plugins
+from cni.link.plugins import LINK_PLUGINS, rdma
+from cni.lint import addresses, known
+from cni.lint.table import note_faults, proposal, unknown_keys
+from cni.shared import rail
+from cni.shared.config import Fault, fill, integer
+from cni.shared.kernel import rdma_sysfs as rdma_devices
+from cni.shared.rail import Rail
+from cni.shared.spec.request import NEWEST, SUPPORTED, Request, member
+from cni.shared.spec.result import IPV6_LEAST_MTU
+
+if TYPE_CHECKING:
+    from ipam.source import Files
+
+SWITCH_MOST = 9216  # the jumbo frames that Ethernet switches commonly carry, in bytes
+
+
+@dataclass(frozen=True)
+class ResourceWant:
+    """The `resource` of a device plugin, "rdma/hca", for which a network or a container asks at `keys` of `scope`."""
+
+    resource: str
+    scope: Scope
+    keys: Keys
+    at_key: bool = False
+
+
+Claim = tuple[str, str, str]  # kind, namespace and name of a ResourceClaim or its template
+
+
+@dataclass(frozen=True)
+class PodNetworks:
+    """The networks, (namespace, name), of a pod with the `resources` of its containers and its `claims`; `keys` is the
+    place of the pod's networks in the file of `scope`."""
+
+    scope: Scope
+    keys: Keys
+    networks: Sequence[tuple[str, str]]
+    resources: set[str]
+    claims: Sequence[Claim] = ()
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """The surroundings of a plugin. `versions` are those of the network; `resource` the NAD's resource, of a `nad`; `uses`
+    are the ranges of all networks so far, `nads` the files of all NADs by namespace and name. `offers` are the resources of the
+    device plugins' configurations so far, `wants` those that are asked for, `resources` those of NADs by namespace and name;
+    `requests` are DeviceClass and selected resource of the requests of claims, `classes` the resources of DeviceClasses."""
+
+    name: str = ""
+    versions: Sequence[str] = ()
+    nad: bool = False
+    resource: str = ""
+    flat: Files = field(default_factory=addresses.Assumed)
+    uses: list[addresses.Use] = field(default_factory=list)
+    nads: dict[tuple[str, str], str] = field(default_factory=dict)
+    offers: set[str] = field(default_factory=set)
+    wants: list[ResourceWant] = field(default_factory=list)
+    resources: dict[tuple[str, str], str] = field(default_factory=dict)
+    pods: list[PodNetworks] = field(default_factory=list)
+    requests: dict[Claim, set[tuple[str, str]]] = field(default_factory=dict)
+    classes: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def version(self) -> str:
+        """The version in which a runtime will call the plugin."""
+        usable = [v for v in SUPPORTED if v in self.versions]
+        return usable[-1] if usable else NEWEST
+
+
+def examine(scope: Scope, keys: Keys, document: Mapping[str, Any], around: Surroundings) -> None:
+    """Note the faults of the plugin `document`, which stands at `keys`."""
+    kind = member(document, "type")
+    own = known.own(kind) if isinstance(kind, str) else ""
+    rails = member(document, "rail")
+    if isinstance(rails, dict):
+        document = _of_a_rail(scope, keys, document, rails, around)
+    request = Request({"CNI_COMMAND": "ADD"}, b"", _as_called(document, around), {})
+    if own in LINK_PLUGINS:
+        module = plugins.named(own)
+        table = (*module.KEYS, *(features.named(name).KEY for name in features.NAMES))
+        nested = {name: features.named(name).KEYS for name in features.NAMES}
+        unknown_keys(scope, keys, document, table, f"the plugin {own}", own)
+        for name, members in nested.items():
+            value = member(document, name)
+            if isinstance(value, dict):
+                unknown_keys(scope, (*keys, name), value, members, name)
+        faults: list[Fault] = []
+        config = module.read(request, faults)
+        asked = features.read(request, faults)
+        note_faults(scope, keys, faults, table, nested)
+        _same_index(scope, keys, document, asked.get("rail"))
+        if not faults:
+            _mtu(scope, keys, document, getattr(config, "mtu", 0))
+        names = {key.name for key in module.KEYS}
+        is_of_device = around.resource or (isinstance(rails, dict) and member(rails, "nics"))
+        if "master" in names and not member(document, "master") and not is_of_device:
+            message = "no master is named: the link goes on that of the default route, which is seldom the RDMA netdev"
+            scope.warn((*keys, "master"), message, 'add "master": "ens2f0", the name of the RDMA netdev')
+        if not module.SHARES_NETDEV:
+            _device(scope, keys, document, around, "device" in names)
+    elif own == known.OWN_CHAINED:
+        unknown_keys(scope, keys, document, rdma.KEYS, f"the plugin {own}", own)
+        faults = []
+        fill(rdma.RdmaConfig(), rdma.KEYS, document, faults)
+        note_faults(scope, keys, faults, rdma.KEYS, {})
+    else:
+        _foreign_mtu(scope, keys, document)
+    addresses.examine(scope, keys, document, request, around.flat, around.uses)
+
+
+def _as_called(document: Mapping[str, Any], around: Surroundings) -> dict[str, Any]:
+    """The configuration as the runtime hands it to the plugin; with a device when the NAD has a resource."""
+    given = {"deviceID": "0000:00:00.0", "pciBusID": "0000:00:00.0"} if around.resource else {}
+    version = around.version
+    return {
+        **{k: v for k, v in given.items() if k not in document},
+        **document,
+        "name": around.name,
+        "cniVersion": version,
+    }
+
+
+def _of_a_rail(
+    scope: Scope, keys: Keys, document: Mapping[str, Any], rails: Mapping[str, Any], around: Surroundings
+) -> Mapping[str, Any]:
+    """The network as it is for one rail; of a network for all rails, rail 0 stands for each, as their ranges are all checked."""
+    index, block = member(rails, "index"), member(document, "ipam")
+    if not member(rails, "nics"):
+        return rail.completed(dict(document), index)
+    if around.nad and not around.resource:
+        message = f"rail.nics need an allocated device, and the NAD has no annotation {RESOURCE_NAME}"
+        scope.error((*keys, "rail", "nics"), message, f"add the annotation {RESOURCE_NAME}: DOMAIN/RESOURCE")
+    for name in ("range", "ipRanges") if index is None and isinstance(block, dict) else ():
+        if member(block, name) is not None:
+            message = "is one rail's, and with rail.nics the network is all rails: each has its range in rail.ranges"
+            scope.error((*keys, "ipam", name), message, "remove it", at_key=True)
+    if index is None and isinstance(member(document, "master"), str) and member(document, "master"):
+        message = "is one rail's NIC, and with rail.nics the link goes on the allocated one"
+        scope.error((*keys, "master"), message, "remove it", at_key=True)
+    return rail.completed(dict(document), 0 if index is None else index)
+
+
+def _same_index(scope: Scope, keys: Keys, document: Mapping[str, Any], asked: Rail | None) -> None:
+    """Check that rails with one index have our IPAM plugin: no other one gives the same index."""
+    block = member(document, "ipam")
+    kind = member(block, "type") if isinstance(block, dict) else None
+    if asked and asked.is_same_index and known.own(str(kind)) != known.OWN_IPAM:
+        message = f'"{asked.addressing}" needs the IPAM plugin {known.OWN_IPAM}'
+        scope.error((*keys, "rail", "addressing"), message, f'write "{known.OWN_IPAM}" as ipam.type, or "plain" here')
+
+
+def _mtu(scope: Scope, keys: Keys, document: Mapping[str, Any], mtu: int) -> None:
+    if not mtu:
+        return
+    at = (*keys, "mtu")
+    roce, largest = rdma_devices.roce_mtu(mtu), rdma_devices.WHOLE_ROCE_MTU
+    if roce < largest:
+        message = f"RoCE makes {roce or 'nothing'} of {mtu}: for its {largest} it needs {rdma_devices.MTU_FOR_WHOLE_ROCE} or more"
+        scope.warn(at, message, "write 9000, where the fabric carries it")
+    elif mtu > SWITCH_MOST:
+        message = f"{mtu} is more than the {SWITCH_MOST} that switches carry, and RoCE uses {largest} of it"
+        scope.warn(at, message, "write 9000")
+    if mtu < IPV6_LEAST_MTU and addresses.has_ipv6(document):
+        scope.error(at, f"{mtu} is too small for IPv6, which needs {IPV6_LEAST_MTU}", f"write {IPV6_LEAST_MTU} or more")
+
+
+def _foreign_mtu(scope: Scope, keys: Keys, document: Mapping[str, Any]) -> None:
+    mtu = member(document, "mtu")
+    if mtu is not None and (isinstance(mtu, bool) or not isinstance(mtu, int)):
+        scope.error((*keys, "mtu"), f"{shown(mtu)}: want an integer", proposal(integer(0, 65535), mtu))
+
+
+def _device(scope: Scope, keys: Keys, document: Mapping[str, Any], around: Surroundings, by_name: bool) -> None:
+    """Check that the configuration chooses a device: by its own keys (`by_name`: also by the device's name), or by the resource
+    of a NAD."""
+    selectors = [n for n in ("device", "hwaddr", "kernelpath", "pciBusID", "deviceID") if member(document, n)]
+    capabilities = member(document, "capabilities")
+    capable = isinstance(capabilities, dict) and member(capabilities, "deviceID")
+    if not selectors and not around.resource and not (capable and not around.nad):
+        one = '"device": "ens2f0"' if by_name else '"deviceID"'
+        if around.nad:
+            message = f"no device is named, and the NAD has no annotation {RESOURCE_NAME}"
+            fix = f"add the annotation {RESOURCE_NAME}: DOMAIN/RESOURCE, or {one} here"
+        else:
+            message, fix = "no device is named", f"add {one}"
+        scope.error(keys, message, fix)
+    taken = [n for n in selectors if n in ("device", "hwaddr", "kernelpath")]
+    if around.resource and taken and by_name:
+        message = (
+            f"{taken[0]} takes precedence over the device that {around.resource} allocates: every pod gets this one"
+        )
+        scope.warn((*keys, taken[0]), message, f'remove "{taken[0]}", or the annotation')

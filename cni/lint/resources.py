@@ -1,0 +1,172 @@
+"""The rules for resources of device plugins: their configurations, and what networks and containers ask for."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from cni.documents import reader
+from cni.documents.networks import NETWORKS
+from cni.documents.refusals import near
+from cni.documents.scope import Scope
+from cni.documents.text import Keys
+from cni.lint.plugin import Claim, PodNetworks, ResourceWant, Surroundings
+from cni.resources import config
+from cni.resources.models import label
+
+_PODS: tuple[Keys, ...] = (("spec",), ("spec", "template", "spec"), ("spec", "jobTemplate", "spec", "template", "spec"))
+_TEMPLATE = "ResourceClaimTemplate"  # Multus reads the claims that are made from one, and no others
+_CLAIMS: dict[str, Keys] = {"ResourceClaim": (), _TEMPLATE: ("spec",)}
+_RESOURCE = re.compile(r'"k8s\.cni\.cncf\.io"\]\.resourceName\s*==\s*"([^"]+)"')  # in a selector of devices
+_CONTAINERS = ("initContainers", "containers")
+
+
+def examine(scope: Scope, around: Surroundings) -> None:
+    """Note the faults of a device plugin's configuration; add its resources to `around`."""
+    found = config.Config(findings=scope.findings)
+    config.read_document(scope, found)
+    around.offers.update(resource.name for resource in found.resources)
+
+
+def examine_object(scope: Scope, around: Surroundings) -> bool:
+    """Examine a ConfigMap, whose texts may be such configurations, and note what a pod, a template of pods, or a claim asks for,
+    and of which resource a DeviceClass is; return whether it has a configuration."""
+    document = scope.root.data
+    if not isinstance(document, dict):
+        return False
+    scope.network = ""
+    metadata = document.get("metadata")
+    namespace = str((metadata if isinstance(metadata, dict) else {}).get("namespace") or "default")
+    if document.get("kind") == "ConfigMap":
+        data = document.get("data")
+        texts = {k: v for k, v in (data if isinstance(data, dict) else {}).items() if isinstance(v, str)}
+        of_plugins = [key for key, text in texts.items() if any(f'"{name}"' in text for name in config.LISTS)]
+        for key in of_plugins:
+            if inner := reader.json_inside(scope, ("data", key)):
+                examine(inner, around)
+        return bool(of_plugins)
+    name = str((metadata if isinstance(metadata, dict) else {}).get("name") or "")
+    if (kind := str(document.get("kind"))) in _CLAIMS:
+        requests = _value(scope, (*_CLAIMS[kind], "spec", "devices", "requests"))
+        around.requests[kind, namespace, name] = set(_requests(requests))
+        return False
+    if kind == "DeviceClass":
+        spec = _value(scope, ("spec",))
+        of = spec.get("extendedResourceName") or _selected(spec) if isinstance(spec, dict) else ""
+        around.classes.update({name: str(of)} if of else {})
+        return False
+    for keys in _PODS:
+        asked = list(_asked(scope, keys))
+        around.wants.extend(asked)
+        claims = _claims(_value(scope, (*keys, "resourceClaims")), namespace)
+        at = (*keys[:-1], "metadata", "annotations", NETWORKS)
+        _, node, depth = scope.root.walk(at)
+        if (asked or claims) and depth == len(at) and isinstance(node.data, str):
+            names, resources = _names(node.data, namespace), {want.resource for want in asked}
+            around.pods.append(PodNetworks(scope, at, names, resources, claims))
+    return False
+
+
+def _asked(scope: Scope, keys: Keys) -> Iterator[ResourceWant]:
+    """The limits of the containers of the pod whose spec is at `keys`, if there is one."""
+    _, pod, depth = scope.root.walk(keys)
+    for name in _CONTAINERS if depth == len(keys) else ():
+        found = pod.member(name)
+        for number in range(len(found.node.items or ())) if found else ():
+            place = (*keys, name, number, "resources", "limits")
+            _, limits, reached = scope.root.walk(place)
+            for one in limits.members or [] if reached == len(place) else []:
+                yield ResourceWant(one.name, scope, (*place, one.name), at_key=True)
+
+
+def _value(scope: Scope, keys: Keys) -> Any:
+    _, node, depth = scope.root.walk(keys)
+    return node.data if depth == len(keys) else None
+
+
+def _objects(value: Any) -> list[dict[str, Any]]:
+    return [one for one in value if isinstance(one, dict)] if isinstance(value, list) else []
+
+
+def _claims(listed: Any, namespace: str) -> list[Claim]:
+    """The claims of a pod, by its `resourceClaims`."""
+    kinds = {"resourceClaimTemplateName": "ResourceClaimTemplate", "resourceClaimName": "ResourceClaim"}
+    return [(kinds[key], namespace, str(one[key])) for one in _objects(listed) for key in kinds if one.get(key)]
+
+
+def _requests(listed: Any) -> Iterator[tuple[str, str]]:
+    """The DeviceClass of each request of a claim, and of its alternatives, and the resource that it selects."""
+    for request in _objects(listed):
+        for one in _objects([request.get("exactly"), *_objects(request.get("firstAvailable"))]):
+            yield str(one.get("deviceClassName")), _selected(one)
+
+
+def _selected(chooser: dict[str, Any]) -> str:
+    """The resource that the selectors of a request or a DeviceClass name; "" for none."""
+    expressions = [
+        str(one["cel"].get("expression")) for one in _objects(chooser.get("selectors")) if _objects([one.get("cel")])
+    ]
+    return next((found[1] for text in expressions if (found := _RESOURCE.search(text))), "")
+
+
+def _names(text: str, namespace: str) -> list[tuple[str, str]]:
+    """Namespace and name of each network in a pod's annotation: JSON, or "NAMESPACE/NAME@IFNAME, ..."."""
+    try:
+        listed = json.loads(text) if text.lstrip().startswith("[") else []
+        return [(str(one.get("namespace") or namespace), str(one["name"])) for one in listed] or [
+            (before or namespace, name)
+            for before, _, name in (one.strip().partition("@")[0].rpartition("/") for one in text.split(","))
+        ]
+    except (ValueError, LookupError, TypeError, AttributeError):
+        return []  # Multus refuses it
+
+
+def compare(around: Surroundings) -> None:
+    """Warn of resources that no configuration offers, although one has others of their domain; and of networks whose pods ask
+    for other resources."""
+    classes = {label(name): name for name in (*around.offers, *around.resources.values())} | around.classes
+    for pod in around.pods:
+        _compare(pod, around, classes)
+    domains = {name.partition("/")[0] for name in around.offers}
+    for want in around.wants:
+        if want.resource not in around.offers and want.resource.partition("/")[0] in domains:
+            same = sorted(name for name in around.offers if name.partition("/")[0] == want.resource.partition("/")[0])
+            message = f"no configuration of a device plugin here offers {want.resource}, but {', '.join(same[:5])}"
+            fix = f"write {near(want.resource, same) or same[0]}, or have {want.resource} offered"
+            want.scope.warn(want.keys, message, fix, at_key=want.at_key)
+
+
+def _compare(pod: PodNetworks, around: Surroundings, classes: dict[str, str]) -> None:
+    """Warn of networks of the pod if it asks for other resources of their domain alone, or claims devices that none of its
+    networks needs. A pod that asks for none may get it by an admission webhook."""
+    asked = {
+        claim: {(name, of or classes.get(name, "")) for name, of in around.requests.get(claim, ())}
+        for claim in pod.claims
+    }
+    needed = {around.resources.get(network) for network in pod.networks}
+    for network in pod.networks:
+        resource = around.resources.get(network, "")
+        givers = {kind for (kind, *_), requests in asked.items() if resource in {of for _, of in requests}}
+        if not resource or resource in pod.resources or _TEMPLATE in givers:
+            continue
+        domain = resource.partition("/")[0]
+        claimed = sorted(
+            name if not of or name == label(of) else f"{name} ({of})"
+            for name, of in set().union(*asked.values())
+            if (of and (of not in needed or of.startswith(f"{domain}/")))
+            or (not of and name.startswith(f"{label(domain)}-"))
+        )
+        others = sorted(name for name in pod.resources if name.startswith(f"{domain}/"))
+        what = f"the network {network[1]} needs a device of {resource}, and the pod"
+        if givers:
+            message = f"{what} names its claim by resourceClaimName, which Multus does not read"
+            fix = f"make a {_TEMPLATE} of the claim, and name it by resourceClaimTemplateName"
+            pod.scope.warn(pod.keys, message, fix)
+        elif claimed:
+            fix = f"add a request with deviceClassName {label(resource)} to its claim"
+            pod.scope.warn(pod.keys, f"{what} claims {', '.join(claimed)}", fix)
+        elif others:
+            fix = f"add {resource}: 1 to the limits of a container"
+            pod.scope.warn(pod.keys, f"{what} asks for {', '.join(others)}", fix)

@@ -1,0 +1,129 @@
+"""Keys and plugins that a network names, compared with those that exist: unknown ones, and the likely intention."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any
+
+from cni.documents.refusals import correction, keys_of, name_of, shown
+from cni.documents.scope import Scope
+from cni.documents.text import Keys
+from cni.link import plugins
+from cni.link.plugins import LINK_PLUGINS
+from cni.lint import known
+from cni.shared.config import OF_RUNTIMES, Fault, Key, slip
+from ipam import keys as tables
+
+Nested = Mapping[str, Sequence[Key]]
+"""The tables of the objects that some keys take."""
+
+
+def note_faults(scope: Scope, keys: Keys, faults: Sequence[Fault], table: Sequence[Key], nested: Nested) -> None:
+    """Note the `faults` of a reader, at the keys that they name; `nested` are the tables of inner objects and lists."""
+    for fault in faults:
+        parts = keys_of(fault.key)
+        scope.error((*keys, *parts), message_of(fault), fix_of(fault, reader_of(parts, table, nested)))
+
+
+def reader_of(parts: Keys, table: Sequence[Key], nested: Nested) -> Any:
+    """The reader of the key `parts`, such as ("ipRanges", 0, "exclude"); None when no table has it."""
+    inner = {name.lower(): members for name, members in nested.items()}.get(str(parts[0]).lower()) if parts else None
+    rest = parts[2:] if len(parts) > 2 and isinstance(parts[1], int) else parts[1:]
+    for members, keys in ((inner or (), rest), (table, parts)):
+        if found := next((key.read for key in members if key.name.lower() == name_of(keys).lower()), None):
+            return found
+    return None
+
+
+def fix_of(fault: Fault, read: Any) -> str:
+    """The remedy for a fault: a value that was most likely meant, or the kind of value that is taken."""
+    return (read and proposal(read, fault.value)) or remedy(fault.wanted)
+
+
+def message_of(fault: Fault) -> str:
+    """A fault without its key, which a diagnostic has separately."""
+    return f"{shown(fault.value)}: {fault.wanted}" if fault.value is not None else fault.wanted
+
+
+def remedy(wanted: str) -> str:
+    """The remedy in a fault's "want ..."."""
+    _, found, what = wanted.rpartition("want ")
+    return f"write {what}" if found else ""
+
+
+def proposal(read: Any, value: Any) -> str:
+    """The value that was most likely meant by `value`: one like it that the reader takes; "" when there is no such value."""
+    for candidate in (value, *_like(value)):
+        try:
+            read(candidate)
+        except (ValueError, TypeError):
+            continue
+        return f"write {json.dumps(candidate)}" if candidate is not value else ""
+    try:
+        read(value)
+    except ValueError as fault:
+        _, listed, choices = str(fault).partition("want one of ")
+        return correction(value, choices.split(", "), "") if listed and isinstance(value, str) else ""
+    return ""
+
+
+def _like(value: Any) -> Iterable[Any]:
+    if isinstance(value, str):
+        text = value.strip()
+        if text.lower() in ("true", "false"):
+            yield text.lower() == "true"
+        if text.removeprefix("-").isascii() and text.removeprefix("-").isdigit() and len(text) < 20:
+            yield int(text)
+        yield from (text, text.lower(), text.replace("_", "-").lower())
+        yield [text]
+    elif isinstance(value, float) and value.is_integer():
+        yield int(value)
+    elif isinstance(value, int):
+        yield str(value)
+        if value in (0, 1):
+            yield bool(value)
+    elif isinstance(value, list) and len(value) == 1:
+        yield value[0]
+
+
+def unknown_keys(
+    scope: Scope, keys: Keys, document: Mapping[str, Any], table: Iterable[Key], whose: str, kind: str = ""
+) -> None:
+    """Warn of each key of `document` that is not read, or is spelled differently from its documentation."""
+    names = [key.name for key in table]
+    tops = {n.partition(".")[0] for n in names} | ({*OF_RUNTIMES, *known.OF_MULTUS} if kind else set())
+    for name, value in document.items():
+        at = (*keys, name)
+        nested = [n.partition(".")[2] for n in names if "." in n and n.partition(".")[0].lower() == name.lower()]
+        if name in tops:
+            pass
+        elif same := next((n for n in sorted(tops) if n.lower() == name.lower()), ""):
+            scope.warn(at, f'"{name}" is read as "{same}"', f'write "{same}"', at_key=True)
+        else:
+            message = f'{whose} has no key "{name}": it is ignored'
+            scope.warn(at, message, correction(name, sorted(tops), _elsewhere(name, kind)), at_key=True)
+        if nested and isinstance(value, dict):
+            for inner in value:
+                if inner.lower() not in {n.lower() for n in nested}:
+                    message = f'{whose} has no key "{name_of((name, inner))}": it is ignored'
+                    scope.warn((*at, inner), message, correction(inner, nested), at_key=True)
+
+
+def executable(scope: Scope, at: Keys, name: str, names: Collection[str], what: str) -> None:
+    """Note a `name` that is not among `names`: an error where one of our own executables was meant, otherwise a warning, since
+    the executable may be of another project (macvlan2, vxlan)."""
+    if name not in names:
+        own = () if name[-1:].isdigit() else [n for n in sorted(names) if known.own(n)]
+        fix = correction(name, sorted(names), "check that the runtime's plugin folder has it")
+        note = scope.error if name.lower() in own or slip(name, own) else scope.warn
+        note(at, f"no {what} of the name {name} is known", fix)
+
+
+def _elsewhere(name: str, kind: str) -> str:
+    """The place where the key `name` belongs, which the plugin does not have."""
+    if kind and name.lower() in {k.name.lower() for k in (*tables.RANGE_KEYS, *tables.IPAM_KEYS)}:
+        return f'move "{name}" into "ipam"'
+    if not kind and any(name.lower() == k.name.lower() for own in LINK_PLUGINS for k in plugins.named(own).KEYS):
+        return f'move "{name}" out of "ipam", to the plugin'
+    return "remove it"

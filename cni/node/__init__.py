@@ -1,0 +1,1 @@
+"""This node: its devices and attachments, the installation, calls of plugins, services."""

@@ -1,0 +1,338 @@
+"""Install and uninstall in a plugin folder, as lists of steps: `--dry-run` prints the list that is otherwise carried out.
+
+The order of the steps makes them safe: a process that is killed between two of them, or within one, leaves a folder in
+which every name leads to a whole version, and the same command, repeated, finishes the work.
+"""
+
+from __future__ import annotations
+
+import errno
+import glob
+import itertools
+import os
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext, suppress
+from functools import partial
+from typing import NamedTuple
+
+from cni.node.installation import content, files, layout
+from cni.node.installation.health import fault_of
+from cni.node.installation.layout import BUNDLE, COMMAND, CURRENT, NAMES, PREFIXED, REPLACED, Installation
+from cni.shared.kernel import locks, netns_users
+from cni.shared.kernel.files import target_of
+from cni.shared.spec.errors import CniError, InvalidConfig, IoFailure, TryAgainLater
+
+CALLS_END_SECONDS = 60.0
+_LONGEST_CALL = 3600.0  # seconds: a runtime gives a plugin some minutes
+_REMEDIES = {
+    errno.ENOSPC: "free space there; nothing has changed for the runtime",
+    errno.EDQUOT: "free space there; nothing has changed for the runtime",
+    errno.EROFS: "it is mounted read-only: mount it writable, or name another plugin folder of the runtime with --to",
+    errno.EACCES: "run as root",
+    errno.EPERM: "run as root, and check that no file there is immutable (lsattr)",
+    errno.ENOENT: "something was removed from it in the meantime: run the command again",
+}
+_Say = Callable[[str], object]
+_Refuse = Callable[[Installation], None]
+
+
+class Step(NamedTuple):
+    """A durable change, or a check before one: its description and the function that does it."""
+
+    text: str
+    act: Callable[[], object]
+
+
+class Folder:
+    """The plugin folder at the real path `path`, which messages call `shown`."""
+
+    def __init__(self, path: str, shown: str) -> None:
+        self.path = path
+        self.shown = shown
+        self.bundle = f"{path}/{BUNDLE}"
+
+    def carry_out(self, steps: Iterable[Step], say: _Say = str) -> None:
+        """Carry out `steps`; `say` gets the text of each before. IoFailure names the step that failed."""
+        for step in steps:
+            say(step.text)
+            try:
+                step.act()
+            except OSError as fault:
+                raise self._refused(step.text, fault) from None
+
+    def put(self, text: str, path: str, make: Callable[[str], object]) -> Step:
+        """The step to put there, in one rename, the file that `make` creates at a temporary path."""
+        return Step(text, partial(files.put, path, f"{self.bundle}/{layout.TEMPORARY}file", make))
+
+    def link(self, text: str, path: str, target: str) -> Step:
+        """The step to make `path` a link to `target`, in place of any file there."""
+        return self.put(text, path, partial(os.symlink, target))
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Hold the lock of this folder's installers. The bundle folder is made for it, and removed in the end if it has nothing
+        else.
+
+        Raises TryAgainLater if another installer holds the lock, IoFailure if it cannot be made.
+        """
+        path, lock = f"{self.bundle}/{layout.LOCK}", -1
+        while lock < 0:
+            try:
+                os.makedirs(self.bundle, 0o755, exist_ok=True)
+                lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            except OSError as fault:
+                with suppress(OSError):
+                    os.rmdir(self.bundle)  # unless the lock of another installer is in it
+                raise self._refused("make the lock of the installers", fault) from None
+            if not locks.try_lock_file(lock):
+                os.close(lock)
+                raise TryAgainLater(
+                    f"another railcni install or uninstall is at work in {self.shown}: wait until it has ended",
+                    f"{self.shown}/{BUNDLE}/{layout.LOCK} is locked; `lslocks` names the process",
+                )
+            if not os.fstat(lock).st_nlink:  # the uninstall that held it has removed it: lock a new file
+                os.close(lock)
+                lock = -1
+        try:
+            yield
+        finally:
+            self._drop_empty_bundle()
+            os.close(lock)
+
+    def _drop_empty_bundle(self) -> None:
+        with suppress(OSError):
+            if os.listdir(self.bundle) == [layout.LOCK]:
+                os.unlink(f"{self.bundle}/{layout.LOCK}")
+            os.rmdir(self.bundle)
+            files.sync(self.path)
+
+    @contextmanager
+    def foreseen(self) -> Iterator[None]:
+        """Hold the lock for a dry run, if its folder exists. Raises IoFailure if the folder is missing and could not be made."""
+        if not os.path.isdir(self.bundle) and not os.access(self.path, os.W_OK, effective_ids=True):
+            code = errno.EROFS if os.statvfs(self.path).f_flag & os.ST_RDONLY else errno.EACCES
+            raise self._refused("make the lock of the installers", OSError(code, os.strerror(code)))
+        with self.locked() if os.path.isdir(self.bundle) else nullcontext():
+            yield
+
+    def _refused(self, action: str, fault: OSError) -> IoFailure:
+        remedy = _REMEDIES.get(fault.errno or 0, "look for errors of its disk in the kernel's log")
+        return IoFailure(
+            f"plugin folder {self.shown}: cannot {action}: {fault.strerror or fault}; {remedy}", str(fault)
+        )
+
+
+# --- install ---
+
+
+def install(folder: Folder, wanted: content.Content, replace: Sequence[str] = (), say: _Say = str) -> list[Step]:
+    """Install `wanted`, or finish an interrupted install of it; the steps that were carried out. `replace`: the plain
+    names to take.
+
+    InvalidConfig, TryAgainLater, IoFailure: the version in use is as it was.
+    """
+    with folder.locked():
+        steps = steps_to(folder, wanted, replace)
+        folder.carry_out(steps, say)
+        return steps
+
+
+def steps_to(folder: Folder, wanted: content.Content, replace: Sequence[str] = ()) -> list[Step]:
+    """The steps of an install of `wanted` now; InvalidConfig when another file has a prefixed name."""
+    found, bundle = layout.read(folder.path), folder.bundle
+    if taken := [name for name in PREFIXED if name in found.foreign]:
+        raise InvalidConfig(
+            f"{', '.join(taken)} in the plugin folder {'is' if len(taken) == 1 else 'are'} not railcni's: move it away, then"
+            " install again"
+        )
+    # A damaged version is not mended, since calls may run from it: a second copy gets a number.
+    numbered = (f"{wanted.version}.{number}".removesuffix(".0") for number in itertools.count())
+    current_first = sorted(found.versions, key=lambda name: name != found.current)
+    whole = (v for v in current_first if v.startswith(wanted.version) and content.is_whole(f"{bundle}/{v}"))
+    version = next(whole, "") or next(name for name in numbered if name not in found.versions)
+    before = found.previous if version == found.current else found.current
+    steps = [_removal(f"remove {n}, which an interrupted installer left", f"{bundle}/{n}") for n in found.unfinished]
+    if version not in found.versions:
+        make = partial(files.make_tree, entries=wanted.entries)
+        steps.append(folder.put(f"copy version {version}", f"{bundle}/{version}", make))
+    if version != found.current:
+        steps.append(Step(f"run the plugins of version {version}", partial(_try, folder, version)))
+        if before:
+            steps.append(folder.link(f"remember {before} as the version before", f"{bundle}/{layout.PREVIOUS}", before))
+        steps.append(folder.link(f"switch to version {version}", f"{bundle}/{CURRENT}", version))
+    steps += _take(folder, found, (*PREFIXED, *replace))
+    old = [v for v in found.versions if v not in (version, before) and is_unused(folder.path, v)]
+    return steps + [_removal(f"remove version {v}", f"{bundle}/{v}") for v in old]
+
+
+def _removal(text: str, path: str) -> Step:
+    return Step(text, partial(files.remove, path))
+
+
+def _take(folder: Folder, found: Installation, names: Iterable[str]) -> Iterator[Step]:
+    """Make links of ours with these names; files that had them are kept."""
+    for name in names:
+        path, kept = f"{folder.path}/{name}", f"{folder.bundle}/{REPLACED}/{name}"
+        if name in found.foreign:
+            keep = f"keep the {name} that is there, to be put back by uninstall"
+            yield folder.put(keep, kept, partial(files.make_second, path))
+        if name not in found.ours:
+            yield folder.link(f"link {name}", path, layout.target(name))
+
+
+def _try(folder: Folder, version: str) -> None:
+    for name in NAMES:
+        if fault := fault_of(f"{folder.path}/{layout.target(name, version)}", name.removeprefix("railcni-")):
+            raise IoFailure(
+                f"version {version} does not run on this host, and is not used: {fault}",
+                f"it stays in {folder.shown}/{BUNDLE}/{version}; the next install removes or mends it",
+            )
+
+
+# --- uninstall ---
+
+
+def uninstall(folder: Folder, refuse: _Refuse, end_workers: Callable[[], object] = lambda: None) -> Installation:
+    """Remove the installation; returns its former content. `refuse` raises when it must stay, and is called twice: a
+    call that began while the names were there may attach a pod after the first time."""
+    with folder.locked():
+        before = layout.read(folder.path)
+        refuse(before)
+        folder.carry_out(_release(folder, before))
+        try:
+            end_workers()
+            _wait_for_calls(folder, before)
+            refuse(before)
+        except (CniError, KeyboardInterrupt):
+            if before.current:
+                folder.carry_out(_take(folder, layout.read(folder.path), sorted(before.ours)))
+            raise
+        folder.carry_out([_end(folder)])
+        return before
+
+
+def steps_away(folder: Folder, refuse: _Refuse) -> list[Step]:
+    """The steps that `uninstall` would carry out now. Raises its errors: of the lock, missing rights and `refuse`."""
+    with folder.foreseen():
+        found = layout.read(folder.path)
+        refuse(found)
+        users = _users(folder, found)
+        wait = [Step(f"wait up to {CALLS_END_SECONDS:g} s for {users}", lambda: None)] if users else []
+        return [*_release(folder, found), *wait, _end(folder)]
+
+
+def _release(folder: Folder, found: Installation) -> Iterator[Step]:
+    """The first half: our links go, and the files that were kept come back."""
+    for name in reversed(NAMES):
+        path, kept = f"{folder.path}/{name}", f"{folder.bundle}/{REPLACED}/{name}"
+        if name in found.ours and name in found.kept:
+            yield Step(f"put back the {name} that was there before", partial(os.rename, kept, path))
+        elif name in found.ours:
+            yield _removal(f"remove the link {name}", path)
+        elif name in found.kept:
+            yield _removal(f"drop the {name} that was kept: another has been installed in its place since", kept)
+
+
+def _users(folder: Folder, found: Installation) -> str:
+    """The processes that run from a version, without this command, which may run from one itself."""
+    own = (os.getpid(), os.getppid())
+    users = [(pid, v) for v in found.versions for pid in users_of(f"{folder.bundle}/{v}", own)]
+    return ", ".join(f"process {pid}, which runs from version {version}" for pid, version in users)
+
+
+def _wait_for_calls(folder: Folder, before: Installation) -> None:
+    deadline = time.monotonic() + CALLS_END_SECONDS
+    while users := _users(folder, before):
+        if time.monotonic() > deadline:
+            raise TryAgainLater(
+                f"railcni stays in {folder.shown} because of {users}: end it, or wait until it has ended"
+            )
+        time.sleep(0.1)
+
+
+def _end(folder: Folder) -> Step:
+    """The second half, when nothing runs from the versions any more. `Folder.locked` removes what is left."""
+
+    def remove() -> None:
+        files.sync(folder.path)  # the names that came back are on the disk before the versions go
+        for name in (CURRENT, *sorted({*os.listdir(folder.bundle)} - {layout.LOCK})):
+            files.remove(f"{folder.bundle}/{name}")
+
+    return Step(f"remove {BUNDLE} with all versions", remove)
+
+
+# --- the processes that run from a version: it stays until they have ended ---
+#
+# A process is recognised by its executable, or by an open file: a bundle's process executes the bundle's dynamic loader, a
+# checkout's keeps its modules open (bin/launcher.in). Both are compared by device and inode, for a process in a
+# container has other paths. In a PID namespace of our own, where an installer's container usually runs, the host's
+# processes are not seen; then the time since the last switch decides.
+
+
+def is_unused(folder: str, version: str) -> bool:
+    """Whether nothing runs any more from an old version in the plugin folder `folder`."""
+    if netns_users.sees_node():
+        return not users_of(f"{folder}/{BUNDLE}/{version}")
+    try:  # `current` was made when this version went out of use, or later
+        switched = os.lstat(f"{folder}/{BUNDLE}/{CURRENT}").st_mtime
+    except OSError:
+        return False
+    return time.time() - switched > _LONGEST_CALL
+
+
+def users_of(directory: str, without: Collection[int] = ()) -> list[int]:
+    """The processes that run from `directory`, except those in `without`. One that has just ended may be missed."""
+    paths = (os.path.join(folder, name) for folder, _, names in os.walk(directory) for name in names)
+    files = {_identity(os.lstat(path)) for path in paths}
+    processes = (int(name) for name in os.listdir("/proc") if name.isdigit())
+    return [pid for pid in processes if pid not in without and not files.isdisjoint(_opened(pid))]
+
+
+def _opened(pid: int) -> Iterator[tuple[int, int]]:
+    for path in (f"/proc/{pid}/exe", *glob.iglob(f"/proc/{pid}/fd/*")):
+        try:
+            yield _identity(os.stat(path))
+        except OSError:  # the process has ended or closed it, or is another user's
+            continue
+
+
+def _identity(status: os.stat_result) -> tuple[int, int]:
+    return status.st_dev, status.st_ino
+
+
+# --- the link by which an administrator finds the command ---
+
+
+class CommandLink:
+    """The link railcni in `directory` of the host below `root`. Without `wanted`: whichever this installation has made.
+
+    It leads to the command of the version in use, or to that of the checkout, whose libraries are not installed. A file of
+    another's is left alone. A node without the folder, such as one that a container installs on, goes without.
+    """
+
+    def __init__(self, folder: Folder, root: str, directory: str, wanted: content.Content | None = None) -> None:
+        self._shown = f"{os.path.abspath(directory)}/{COMMAND}"
+        self._directory = files.below(root, os.path.abspath(directory))
+        self._path = f"{self._directory}/{COMMAND}"
+        self._installed = f"{folder.shown}/{BUNDLE}/{CURRENT}/{layout.PROGRAMS}/{COMMAND}"
+        own = f"{wanted.top}/{layout.PROGRAMS}/{COMMAND}" if wanted and wanted.interpreter else ""
+        self._target = own or self._installed
+
+    def __str__(self) -> str:
+        return self._shown if target_of(self._path) == self._target else self._target
+
+    def made(self) -> Iterator[Step]:
+        """The step to make it, unless it is there, has no place, or another's file has the name."""
+        leads_to = target_of(self._path)
+        is_free = not os.path.lexists(self._path) or leads_to.endswith(f"/{layout.PROGRAMS}/{COMMAND}")
+        if leads_to != self._target and is_free and os.access(self._directory, os.W_OK):
+            make = partial(os.symlink, self._target)
+            put = partial(files.put, self._path, f"{self._directory}/.{COMMAND}.new", make)
+            yield Step(f"link {self._shown} to {self._target}", put)
+
+    def removed(self) -> Iterator[Step]:
+        """The step to remove it, where it leads into this installation or to a checkout."""
+        leads_to = target_of(self._path)
+        if leads_to and (leads_to == self._installed or os.path.isfile(f"{os.path.dirname(leads_to)}/command.in")):
+            yield _removal(f"remove the link {self._shown}", self._path)

@@ -1,0 +1,126 @@
+"""The content of a version: the bundle in which this command runs, or the plugins of a checkout.
+
+A bundle is a directory with `VERSION` and `bin/`, which needs nothing of the host; all of it is installed. A checkout is
+for hosts with a Python: the plugins are installed as `make` has written them, with the one file of their modules; they name
+their interpreter by its absolute path. The command itself stays in the checkout: it needs more packages.
+
+The plugins are in a version twice: in bin/, and for their plain names as copies in plain/. An installer of the Go
+plugins that runs `cp -f whereabouts /opt/cni/bin`, as whereabouts' own does at every start, writes through our link:
+that is meant to change `whereabouts`, and must not change `railcni-whereabouts`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from typing import Literal, NamedTuple
+
+from cni import VERSION
+from cni.node.installation.layout import COPIES, PLAIN, PROGRAMS, SCRIPTS
+from cni.shared.kernel.files import read_whole
+from cni.shared.spec.errors import IoFailure
+
+VERSION_FILE = "VERSION"
+_TEMPLATE = "bin/launcher.in"  # a checkout has it
+_DIGEST_BYTES = 6
+
+
+class VersionEntry(NamedTuple):
+    """A directory, or a file or link with its content (of a link: its target); `path` is relative."""
+
+    path: str
+    kind: Literal["directory", "file", "program", "link"]
+    read: Callable[[], bytes] = bytes
+
+
+class Content(NamedTuple):
+    """The content of a version, with every directory before its content. `top` is the directory it comes from."""
+
+    top: str
+    release: str
+    entries: tuple[VersionEntry, ...]
+    interpreter: str = ""  # a checkout's; a bundle has its own
+
+    @property
+    def version(self) -> str:
+        """The name of its directory: the release and a digest of its content."""
+        return f"{self.release}-{digest(self.entries)}"
+
+
+def here() -> Content:
+    """The content of the bundle or checkout that has this file. Raises IoFailure if neither has it."""
+    folder = os.path.dirname(os.path.realpath(__file__))
+    while folder != "/":
+        if os.path.isfile(f"{folder}/{VERSION_FILE}") and os.path.isfile(f"{folder}/{PROGRAMS}/{PLAIN[0]}"):
+            return bundle(folder)
+        if os.path.isfile(f"{folder}/{_TEMPLATE}"):
+            return checkout(folder)
+        folder = os.path.dirname(folder)
+    raise IoFailure(f"{__file__} lies neither in a bundle nor in a checkout of railcni: run the command of one")
+
+
+def bundle(top: str) -> Content:
+    """The bundle in the directory `top`."""
+    release = read_whole(f"{top}/{VERSION_FILE}").decode().split()[0]
+    own = [entry for entry in tree(top) if entry.path.partition("/")[0] != COPIES]  # an installed version has them
+    return Content(top, release, (*own, *_copies(top)))
+
+
+def checkout(top: str) -> Content:
+    """The plugins of the checkout in the directory `top`. Raises IoFailure if `make` has not written them."""
+    try:
+        interpreter = read_whole(f"{top}/{SCRIPTS}/{PLAIN[0]}").decode().partition(" ")[0].removeprefix("#!")
+    except FileNotFoundError:
+        raise IoFailure(f"the checkout {top} has no plugins yet: run `make` there first") from None
+    entries = [VersionEntry(VERSION_FILE, "file", f"{VERSION}\n".encode)]
+    for directory in (PROGRAMS, SCRIPTS):
+        entries.append(VersionEntry(directory, "directory"))
+        for entry in tree(f"{top}/{directory}"):
+            if entry.path in PLAIN or entry.path.startswith("modules."):
+                entries.append(entry._replace(path=f"{directory}/{entry.path}"))
+    return Content(top, VERSION, (*entries, *_copies(top)), interpreter)
+
+
+def _copies(top: str) -> list[VersionEntry]:
+    """The programs once more, for the plain names."""
+    programs = {name: partial(read_whole, f"{top}/{PROGRAMS}/{name}") for name in PLAIN}
+    files = [VersionEntry(f"{COPIES}/{name}", "program", read) for name, read in programs.items()]
+    return [VersionEntry(COPIES, "directory"), *files]
+
+
+def tree(top: str) -> Iterator[VersionEntry]:
+    """The content of a directory, in the order of the names."""
+    for folder, folders, files in os.walk(top):
+        folders.sort()
+        for name in sorted([*folders, *files]):
+            full = f"{folder}/{name}"
+            path, mode = os.path.relpath(full, top), os.lstat(full).st_mode
+            if stat.S_ISLNK(mode):
+                yield VersionEntry(path, "link", partial(os.readlink, os.fsencode(full)))
+            elif stat.S_ISDIR(mode):
+                yield VersionEntry(path, "directory")
+            elif stat.S_ISREG(mode):
+                yield VersionEntry(path, "program" if mode & 0o100 else "file", partial(read_whole, full))
+            else:
+                raise IoFailure(f"{full} is neither a file, a directory nor a link: remove it from the bundle")
+
+
+def digest(entries: Iterable[VersionEntry]) -> str:
+    """A hash of paths, kinds and contents, in hexadecimal digits."""
+    whole = hashlib.blake2b(digest_size=_DIGEST_BYTES)
+    for entry in sorted(entries):
+        content = hashlib.blake2b(entry.read()).hexdigest()
+        whole.update(f"{entry.kind}\0{entry.path}\0{content}\n".encode("utf-8", "surrogateescape"))
+    return whole.hexdigest()
+
+
+def is_whole(directory: str) -> bool:
+    """Whether the content of an installed version matches the digest in its name."""
+    wanted = os.path.basename(directory).rpartition("-")[2].partition(".")[0]
+    try:
+        return digest(tree(directory)) == wanted
+    except (OSError, IoFailure):
+        return False

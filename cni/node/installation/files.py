@@ -1,0 +1,99 @@
+"""Paths below a root, and durable changes of a directory: when a function returns, its change is on the disk. OSError
+passes through."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Iterable
+
+from cni.node.installation.content import VersionEntry
+from cni.shared.kernel import paths
+from cni.shared.spec.errors import InvalidConfig
+
+
+def below(root: str, path: str) -> str:
+    """The real path of `path`, an absolute one, below `root`, as a host would read it whose file system is mounted there:
+    symbolic links lead to places below `root`, too.
+
+    A part that does not exist is taken as written. InvalidConfig when the links form a loop.
+    """
+    root = os.path.realpath(root).rstrip("/")
+    try:
+        return root + paths.resolve(path, root, strict=False)
+    except OSError:
+        raise InvalidConfig(f"{path} leads through more than {paths.MOST_LINKS} symbolic links: mend them") from None
+
+
+def put(path: str, temporary: str, make: Callable[[str], object]) -> None:
+    """Let `make` create a file, link or directory at `temporary`, and rename it to `path`, in place of a file there.
+
+    Both are on one file system.
+    """
+    remove(temporary)
+    os.makedirs(os.path.dirname(path), 0o755, exist_ok=True)
+    try:
+        make(temporary)
+        os.rename(temporary, path)
+    finally:  # a full disk is not left full; and rename(2) does nothing when both are names of one file
+        remove(temporary)
+    for folder in {os.path.dirname(path), os.path.dirname(temporary)}:
+        sync(folder)
+
+
+def make_tree(top: str, entries: Iterable[VersionEntry]) -> None:
+    os.mkdir(top)
+    os.chmod(top, 0o755)  # noqa: S103  # everybody may read what root installs
+    paths = [_write(top, entry) for entry in entries]
+    for path in (top, *paths):  # after all are written, so that the disk can write them in one go
+        if not os.path.islink(path):
+            sync(path)
+
+
+def _write(top: str, entry: VersionEntry) -> str:
+    path = os.path.join(top, entry.path)
+    if entry.kind == "link":
+        os.symlink(entry.read(), path)
+        return path
+    if entry.kind == "directory":
+        os.mkdir(path)
+    else:
+        with open(path, "xb") as file:
+            file.write(entry.read())
+    os.chmod(path, 0o644 if entry.kind == "file" else 0o755)
+    return path
+
+
+def make_second(path: str, second: str) -> None:
+    """Give the file at `path` the second name `second`.
+
+    It becomes a copy where the kernel refuses a link: root without capabilities may not link another user's file
+    (fs.protected_hardlinks), and some file systems have no links.
+    """
+    try:
+        os.link(path, second, follow_symlinks=False)
+    except PermissionError:
+        shutil.copy2(path, second, follow_symlinks=False)
+        if not os.path.islink(second):
+            sync(second)
+
+
+def remove(path: str) -> None:
+    """Remove a file, a link, or a directory with its content, if it exists."""
+    try:
+        if os.path.isdir(path) and not os.path.islink(path):
+            shutil.rmtree(path)
+        else:
+            os.unlink(path)
+    except FileNotFoundError:
+        return
+    sync(os.path.dirname(path))
+
+
+def sync(path: str) -> None:
+    """Make the content of a file, or the names in a directory, durable."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

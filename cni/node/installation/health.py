@@ -1,0 +1,73 @@
+"""Whether an installation is whole: every name leads to a plugin of ours that runs, and the state can be kept."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterator
+
+from cni.node.installation.layout import BUNDLE, CURRENT, PREFIXED, Installation
+from cni.shared.kernel import files
+
+_TRY_SECONDS = 30
+
+
+def faults(folder: str, shown: str, found: Installation, state: str) -> list[str]:
+    """The faults, as sentences. `folder` is the plugin folder's real path, `shown` its name."""
+    return [*_of_names(folder, shown, found), *state_faults(state)]
+
+
+def _of_names(folder: str, shown: str, found: Installation) -> Iterator[str]:
+    if not found.current:
+        there = bool(found.versions or found.ours)
+        fault = f"{BUNDLE}/{CURRENT} leads to no version" if there else "railcni is not installed there"
+        yield f"plugin folder {shown}: {fault}: run `railcni install`"
+        return
+    for name in PREFIXED:
+        if name in found.foreign:
+            yield f"{shown}/{name} is not railcni's: move it away and run `railcni install`"
+        elif name not in found.ours:
+            yield f"{shown}/{name} is missing: run `railcni install`"
+    for name in sorted(found.kept & found.foreign):
+        yield f"{shown}/{name} was replaced by railcni's, and is another's again: run `railcni install --replace`"
+    for name in sorted(found.ours):
+        if fault := fault_of(f"{folder}/{name}", name.removeprefix("railcni-")):
+            yield f"{fault}; run `railcni install`"
+
+
+def fingerprint(folder: str, found: Installation) -> tuple[object, ...]:
+    """A value that differs when a plugin has been changed since: then it has to be run again."""
+    paths = [f"{folder}/{name}" for name in sorted(found.ours)]
+    return found, *((files.mark(path, links=True), os.access(path, os.X_OK)) for path in paths)
+
+
+def state_faults(state: str) -> Iterator[str]:
+    """The faults of the directory `state`. If it is missing, this user must be able to make it; else to write it."""
+    above = state
+    try:
+        files.check_private_directory(state, links=True)
+    except FileNotFoundError:
+        while not os.path.isdir(above) and above != "/":
+            above = os.path.dirname(above)
+    except OSError as fault:
+        yield f"state directory {state}: {fault.strerror}"
+    if not os.access(above, os.W_OK | os.X_OK):
+        yield f"state directory {state} cannot be written: run as root, and check that it is not mounted read-only"
+
+
+def fault_of(path: str, plugin: str) -> str:
+    """Run the executable at `path` without a verb; return why it is not our `plugin`, "" if it is."""
+    try:
+        done = subprocess.run([path], env={}, stdin=subprocess.DEVNULL, capture_output=True, timeout=_TRY_SECONDS)
+    except subprocess.TimeoutExpired:
+        return f"{path} did not answer in {_TRY_SECONDS} s"
+    except PermissionError:
+        return f"{path} cannot be executed: check whether the folder is mounted with noexec"
+    except OSError as fault:
+        return f"{path} cannot be executed: {fault.strerror}"
+    said = (done.stderr or done.stdout).decode("utf-8", "replace")
+    if f"CNI plugin {plugin} of railcni" in said:
+        return ""
+    if done.returncode == 0 and "CNI" in said:
+        return f"{path} is no longer railcni's: another installer has overwritten it ({said.strip()[:60]})"
+    return f"{path} does not answer as railcni's {plugin} (exit code {done.returncode}: {said.strip()[:200]})"

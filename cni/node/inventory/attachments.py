@@ -1,0 +1,121 @@
+"""The attachments that this node's records describe, each with all its parts."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable
+from contextlib import suppress
+from typing import Any
+
+from cni.node.inventory.places import is_alive
+from cni.shared import rail
+from cni.shared.log import Log
+from cni.shared.records import LINK, STATE, Records
+from cni.shared.spec.request import Attachment
+from ipam.check import name_of
+from ipam.group import rails
+
+
+def found(network: str = "", directory: str = STATE) -> list[dict[str, Any]]:
+    """The attachments, each with its parts: what its link plugin and its IPAM plugin have recorded."""
+    attachments: dict[tuple[str, str, str], dict[str, Any]] = {}
+    for attachment, part, record in Records(directory, Log("railcni")).all():
+        if network in ("", attachment.network):
+            entry = attachments.setdefault(attachment.key(), {})
+            entry[part] = record
+    return [
+        {"network": key[0], "containerID": key[1], "ifname": key[2], **_summary(parts), "records": parts}
+        for key, parts in sorted(attachments.items())
+    ]
+
+
+def pending(network: str = "", directory: str = STATE) -> list[dict[str, Any]]:
+    """The attachments whose addresses this node still has to release; CniError."""
+    return [a for a in found(network, directory) if a["pending"]]
+
+
+def named(attachment: dict[str, Any]) -> str:
+    """The attachment and its addresses, for people."""
+    addresses = ", ".join(map(str, attachment["addresses"])) or "no address"
+    return f"{attachment['network']} {attachment['ifname']} of container {attachment['containerID']} ({addresses})"
+
+
+def changed(directory: str = STATE) -> int:
+    """When an attachment was recorded or forgotten last, in ns since 1970; 0 when none ever was."""
+    try:
+        return os.stat(f"{directory}/attachments").st_mtime_ns
+    except FileNotFoundError:
+        return 0
+
+
+def completed(directory: str = STATE) -> tuple[list[dict[str, Any]], bool]:
+    """The attachments that no call is making or ending now, and the groups; whether there are others."""
+    records, ended, every = Records(directory), [], found(directory=directory)
+    for one in every:
+        held = records.try_locked(Attachment(one["network"], one["containerID"], one["ifname"]), LINK)
+        if held:
+            held.release()
+            ended.append(one)
+    return ended, len(ended) < len(every)
+
+
+def device_of(attachment: dict[str, Any]) -> str:
+    """The PCI address of the recorded device, else the `deviceID` that the configuration gives; "" for none."""
+    link = attachment["records"].get(LINK) or {}
+    config = _config(attachment)
+    given = (config.get("runtimeConfig") or {}).get("deviceID") or config.get("deviceID") or ""
+    return str(link.get("link", {}).get("pci") or given)
+
+
+def network_data(attachment: dict[str, Any], every: Iterable[dict[str, Any]]) -> dict[str, Any]:
+    """What the ADD gave, as the NetworkDeviceData of a ResourceClaim. `every` has the groups of rails."""
+    link = attachment["records"][LINK]["link"]
+    mac = link.get("mac") or (link.get("device") or {}).get("mac")
+    known = {"interfaceName": attachment["ifname"], "hardwareAddress": mac, "ips": attachment["addresses"]}
+    for group in every:
+        if group["containerID"] == attachment["containerID"] and not known["ips"]:
+            known["ips"] = _of_rail(attachment, group)
+    return {key: value for key, value in known.items() if value}
+
+
+def _of_rail(attachment: dict[str, Any], group: dict[str, Any]) -> list[str]:
+    """The addresses of the attachment among those of its group of rails, which are in the order of rail.ranges."""
+    names = [attachment["network"], attachment["ifname"]]
+    index = next((entry[2] for entry in rails.listed(group["records"].get("ipam")) if entry[:2] == names), None)
+    with suppress(KeyError, TypeError, ValueError):
+        counts = [len(rail.ranges(value)) for value in _config(attachment)["rail"]["ranges"]]
+        if index is not None and sum(counts) == len(group["addresses"]):
+            return list(group["addresses"][sum(counts[:index]) : sum(counts[: index + 1])])
+    return []
+
+
+def _config(attachment: dict[str, Any]) -> dict[str, Any]:
+    """The configuration that the link plugin was called with."""
+    try:
+        config = json.loads((attachment["records"].get(LINK) or {}).get("config") or "{}")
+    except ValueError:
+        return {}
+    return config if isinstance(config, dict) else {}
+
+
+def _pending(record: dict[str, Any]) -> str:
+    """Where a release is pending and why; "" when none is."""
+    if record.get("pending") is not True:
+        return ""
+    store = record.get("store")
+    place = name_of(store) if isinstance(store, dict) else "an unknown store"
+    return f"{place}: {record.get('reason') or 'its DEL has not ended'}"
+
+
+def _summary(parts: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    netns = next((str(p["netns"]) for p in parts.values() if p.get("netns")), "")
+    waits = _pending(parts.get("ipam", {}))
+    namespace, name, *_ = next((p["pod"] for p in parts.values() if p.get("pod")), ("", ""))
+    return {
+        "pod": f"{namespace}/{name}" if name else "",
+        "addresses": parts.get("ipam", {}).get("addresses", []),
+        "netns": netns,
+        "alive": is_alive(netns) and (not waits or "link" in parts),
+        "pending": waits,
+    }

@@ -1,0 +1,63 @@
+"""The counters of errors of RDMA ports: doctor judges them, and the agent reports them to Prometheus.
+
+Sources: Documentation/ABI/stable/sysfs-class-infiniband of the kernel, "counters"; NVIDIA's "Understanding mlx5 Linux Counters"
+for hw_counters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from cni.node.inventory.topology import text
+from cni.shared.kernel import rdma_sysfs
+
+CABLE = "see cable and transceiver (ethtool -m), and the switch port's counters"
+_LOSS = "see PFC and ECN here and on the switches: packets are lost on the way"
+
+
+@dataclass(frozen=True)
+class ErrorCounter:
+    """A counter below the port's folder: what it counts, from how many on since the start it is worth a word, the remedy."""
+
+    place: str
+    meaning: str
+    many: int
+    remedy: str
+
+    @property
+    def name(self) -> str:
+        """ "link_downed"."""
+        return self.place.rpartition("/")[2]
+
+
+ERRORS = (
+    ErrorCounter("counters/link_downed", "times that the link went down", 10, CABLE),
+    ErrorCounter("counters/symbol_error", "symbol errors", 1000, CABLE),
+    ErrorCounter("counters/local_link_integrity_errors", "errors of the local link", 10, CABLE),
+    ErrorCounter("counters/port_rcv_errors", "packets received with an error", 1000, CABLE),
+    ErrorCounter("hw_counters/rx_icrc_encapsulated", "RoCE packets with a wrong checksum", 100, CABLE),
+    ErrorCounter("hw_counters/out_of_sequence", "packets out of sequence", 10_000, _LOSS),
+    ErrorCounter("hw_counters/packet_seq_err", "negative acknowledgements of a sequence error", 10_000, _LOSS),
+    ErrorCounter("hw_counters/local_ack_timeout_err", "acknowledgements that did not come in time", 1000, _LOSS),
+    ErrorCounter("hw_counters/roce_adp_retrans", "adaptive retransmissions of RoCE", 1000, _LOSS),
+)
+Counts = Mapping[ErrorCounter, int]
+"""The value of each counter that a port has."""
+
+
+def read(device: str, port: int, root: str = "/sys") -> Counts:
+    """The counters of one port."""
+    here = f"{root}{rdma_sysfs.CLASS}/{device}/ports/{port}"
+    values = {counter: text(f"{here}/{counter.place}") for counter in ERRORS}
+    return {counter: int(value) for counter, value in values.items() if value.isdigit()}
+
+
+def samples(root: str = "/sys") -> dict[tuple[str, ...], float]:
+    """The values of all ports, by device, port and the counter's name."""
+    return {
+        (device, str(port), counter.name): value
+        for device in rdma_sysfs.devices(root)
+        for port in rdma_sysfs.ports(device, root)
+        for counter, value in read(device, port, root).items()
+    }

@@ -1,0 +1,135 @@
+"""The verbs devices of a node as plain values: what each belongs to, its ports, and whose their GIDs are."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from cni.node.inventory import topology
+from cni.node.inventory.sandboxes import NamespaceView
+from cni.node.inventory.topology import text
+from cni.shared.kernel import rdma_sysfs
+from cni.shared.kernel.files import names_in
+
+
+@dataclass(frozen=True)
+class Gid:
+    """An entry of a GID table: `kind` "RoCE v2", `ndev` the name of its netdev in the netdev's namespace, `owner` the
+    pod or namespace that has the address on a link of that name, "" for this namespace or an unknown one."""
+
+    index: int
+    value: str
+    kind: str
+    address: str
+    ndev: str
+    owner: str = ""
+
+
+@dataclass(frozen=True)
+class Port:
+    """A port of a verbs device. `mtu` is its netdev's in bytes, `roce_mtu` what RDMA makes of it; None: not seen from
+    here, or no RoCE. `carrier` is None where the netdev is not seen. `room` is the size of its GID table. `links` are its
+    netdev and the links above it, as far as this namespace has them: an entry with another name is a pod's."""
+
+    device: str
+    number: int
+    netdev: str
+    state: str
+    physical_state: str
+    link_layer: str
+    is_roce: bool
+    rate: str
+    carrier: bool | None
+    mtu: int | None
+    roce_mtu: int | None
+    room: int
+    gids: tuple[Gid, ...]
+    links: frozenset[str] = frozenset()
+
+    def __str__(self) -> str:
+        return f"{self.device} port {self.number}"
+
+    @property
+    def is_active(self) -> bool:
+        """Whether the port can carry traffic."""
+        return self.state == rdma_sysfs.ACTIVE
+
+
+@dataclass(frozen=True)
+class VerbsDevice:
+    """A verbs device; `pci` and `driver` are "" of a software one, `numa_node` -1 where nobody says."""
+
+    name: str
+    pci: str
+    numa_node: int
+    driver: str
+    firmware: str
+    is_virtual_function: bool
+    ports: tuple[Port, ...]
+
+
+def read(sandboxes: Sequence[NamespaceView] = (), root: str = "/sys") -> list[VerbsDevice]:
+    # of several namespaces the first, which is this one itself
+    links = {(i.name, a): (s.owner, i.mtu) for s in reversed(sandboxes) for i in s.interfaces for a in i.addresses}
+    above: dict[tuple[str, int], set[str]] = {}
+    for netdev in names_in(f"{root}/class/net"):
+        for port in rdma_sysfs.ports_of_netdev(netdev, root):
+            above.setdefault(port, set()).add(netdev)
+    return [_device(name, links, above, root) for name in rdma_sysfs.devices(root)]
+
+
+def ports(devices: Iterable[VerbsDevice]) -> list[Port]:
+    """All ports of the devices."""
+    return [port for device in devices for port in device.ports]
+
+
+_Links = dict[tuple[str, str], tuple[str, int]]
+"""The owner and the MTU of the link that has (name, address)."""
+_Above = Mapping[tuple[str, int], Collection[str]]
+"""The netdevs of this namespace whose traffic passes the port (device, number)."""
+
+
+def _device(name: str, links: _Links, above: _Above, root: str) -> VerbsDevice:
+    address = rdma_sysfs.pci_of(name, root)
+    function = topology.device(address, root) if address else topology.PciDevice("", ())
+    return VerbsDevice(
+        name=name,
+        pci=address,
+        numa_node=function.numa_node,
+        driver=function.driver,
+        firmware=text(f"{root}{rdma_sysfs.CLASS}/{name}/fw_ver"),
+        is_virtual_function=function.is_virtual_function,
+        ports=tuple(_port(name, number, links, above, root) for number in rdma_sysfs.ports(name, root)),
+    )
+
+
+def _port(device: str, number: int, links: _Links, above: _Above, root: str) -> Port:
+    read = rdma_sysfs.PortState(device, number, root)
+    gids = tuple(
+        Gid(g.index, g.value, g.kind, g.address, g.ndev, links.get((g.ndev, g.address), ("", 0))[0])
+        for g in rdma_sysfs.gids(device, number, root)
+    )
+    netdev = rdma_sysfs.netdev_of(device, number, root)
+    seen = f"{root}/class/net/{netdev}"
+    mtu = text(f"{seen}/mtu") if netdev else ""
+    is_here = mtu.isdigit()
+    of_pod = [links[g.ndev, g.address][1] for g in gids if g.ndev == netdev and (g.ndev, g.address) in links]
+    size = int(mtu) if is_here else next(iter(of_pod), None)  # a device that was moved into a pod
+    is_roce = rdma_sysfs.is_roce(device, number, root)
+    return Port(
+        device=device,
+        number=number,
+        netdev=netdev,
+        state=read.state,
+        physical_state=read.physical_state,
+        link_layer=read.link_layer,
+        is_roce=is_roce,
+        rate=read.rate,
+        carrier=text(f"{seen}/carrier") == "1" if is_here or os.path.isdir(seen) else None,
+        mtu=size,
+        roce_mtu=rdma_sysfs.roce_mtu(size) if is_roce and size is not None else None,
+        room=rdma_sysfs.gid_table_size(device, number, root),
+        gids=gids,
+        links=frozenset(above.get((device, number), ())),
+    )

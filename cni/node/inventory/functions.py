@@ -1,0 +1,183 @@
+"""The network functions of a node on PCI and its software verbs devices, as plain values: their names, what they can be
+chosen by, and their device nodes.
+
+A function that was moved into a pod shows its netdevs and, in RDMA's exclusive mode, its verbs devices no more; the
+directories of both stay, and so do the character devices' (drivers/base/core.c, class_dir_create_and_add).
+Sources: Documentation/ABI/testing/sysfs-bus-pci, Documentation/ABI/stable/sysfs-class-infiniband and
+Documentation/driver-api/vfio.rst of the kernel.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from cni.node.inventory import topology
+from cni.node.inventory.topology import text
+from cni.shared.kernel import rdma_sysfs, sysfs
+from cni.shared.kernel.files import names_in
+
+ETHER, INFINIBAND = "ether", "infiniband"  # as iproute2 calls them
+_LINK_TYPES = {"1": ETHER, "32": INFINIBAND}  # include/uapi/linux/if_arp.h
+_OF_LAYERS = {rdma_sysfs.ETHERNET: ETHER, rdma_sysfs.INFINIBAND: INFINIBAND}
+_NETWORK = 0x02  # class of PCI functions
+_NODES = {"uverbs": "infiniband_verbs", "umad": "infiniband_mad", "issm": "infiniband_mad"}
+
+
+@dataclass(frozen=True)
+class Function:
+    """A network function; `id` is its PCI address, the name of a subfunction ("mlx5_core.sf.4", on the auxiliary bus), or that
+    of a software verbs device (rxe, siw).
+
+    `vendor` and `product` are four hexadecimal digits. `physical` is the PCI address of the physical function, its own
+    unless it is a VF, with the VF's `index` there, else -1. `nodes` are names in /dev/infiniband, "uverbs0", in order.
+    `iommu_group` is the node of a function that vfio-pci holds, "42", and "noiommu-42" without an IOMMU.
+    """
+
+    id: str
+    vendor: str = ""
+    product: str = ""
+    driver: str = ""
+    numa_node: int = -1
+    netdevs: tuple[str, ...] = ()
+    link_type: str = ""
+    physical: str = ""
+    physical_netdevs: tuple[str, ...] = ()
+    index: int = -1
+    has_virtual_functions: bool = False
+    has_rdma: bool = False
+    verbs: tuple[str, ...] = ()
+    nodes: tuple[str, ...] = ()
+    iommu_group: str = ""
+
+    @property
+    def is_virtual(self) -> bool:
+        """Whether it is a virtual function (VF)."""
+        return self.index >= 0
+
+    @property
+    def is_on_pci(self) -> bool:
+        """Whether it has a PCI address, by which Multus and the plugins know it."""
+        return topology.is_address(self.id)
+
+    @property
+    def is_software(self) -> bool:
+        """Whether it is a verbs device without hardware (rxe, siw)."""
+        return not self.vendor
+
+
+def read(root: str = "/sys", before: Sequence[Function] = ()) -> list[Function]:
+    """All functions of the class "network" that `root` shows, in order of address, then subfunctions and software verbs
+    devices.
+
+    `before` is a former answer: a function whose netdevs are in a pod now has the names that they had.
+    """
+    nodes = _nodes(root)
+    former = {function.id: function for function in before}
+    found = []
+    for address in sorted(filter(topology.is_address, names_in(f"{root}/bus/pci/devices"))):
+        device = topology.device(address, root)
+        if device.kind >> 8 != _NETWORK:
+            continue
+        now = _function(device, nodes, root)
+        old = former.get(address)
+        if old and not now.netdevs and sysfs.has_netdev("pci", address, root):
+            physical = old.netdevs if not now.is_virtual else now.physical_netdevs
+            link_type = now.link_type or old.link_type
+            now = replace(now, netdevs=old.netdevs, physical_netdevs=physical, link_type=link_type)
+        found.append(now)
+    for name in rdma_sysfs.devices(root):
+        if not rdma_sysfs.pci_of(name, root):
+            found.append(_subfunction(name, nodes, root) or _software(name, nodes, root))
+    return found
+
+
+def _function(device: topology.PciDevice, nodes: dict[str, list[str]], root: str) -> Function:
+    address = device.address
+    folder = f"{root}/bus/pci/devices/{address}"
+    netdevs = tuple(sysfs.netdevs_of_pci(address, root))
+    verbs = tuple(sysfs.verbs_devices_of(address, root))
+    physical, index = sysfs.function_of(address, root) or (address, -1)
+    physical_netdevs = netdevs if index < 0 else tuple(sysfs.netdevs_of_pci(physical, root))
+    return Function(
+        id=address,
+        vendor=text(f"{folder}/vendor").removeprefix("0x"),
+        product=text(f"{folder}/device").removeprefix("0x"),
+        driver=device.driver,
+        numa_node=device.numa_node,
+        netdevs=netdevs,
+        link_type=_link_type(verbs, (*netdevs, *physical_netdevs), root),
+        physical=physical,
+        physical_netdevs=physical_netdevs,
+        index=index,
+        has_virtual_functions=text(f"{folder}/sriov_numvfs") not in ("", "0"),
+        has_rdma=os.path.isdir(f"{folder}/infiniband"),
+        verbs=verbs,
+        nodes=tuple(node for key in verbs or (address,) for node in nodes.get(key, ())),
+        iommu_group=_iommu_group(folder),
+    )
+
+
+def _subfunction(name: str, nodes: dict[str, list[str]], root: str) -> Function | None:
+    """The part of a NIC that the verbs device is of; None when it has no hardware."""
+    place = os.path.realpath(f"{root}{rdma_sysfs.CLASS}/{name}/device")
+    owner = sysfs.pci_above(place) if os.path.isdir(place) else ""
+    if not owner:
+        return None
+    netdevs = tuple(sorted(names_in(f"{place}/net")))
+    return replace(
+        _function(topology.device(owner, root), nodes, root),
+        id=os.path.basename(place),
+        netdevs=netdevs,
+        link_type=_link_type((name,), netdevs, root),
+        has_virtual_functions=False,
+        verbs=(name,),
+        nodes=tuple(nodes.get(name, ())),
+    )
+
+
+def _software(name: str, nodes: dict[str, list[str]], root: str) -> Function:
+    netdevs = tuple(filter(None, (rdma_sysfs.netdev_of(name, port, root) for port in rdma_sysfs.ports(name, root))))
+    below = [sysfs.pci_above(sysfs.pci_path_of_netdev(netdev, root)) for netdev in netdevs]
+    numa = [topology.device(address, root).numa_node for address in below if address]
+    return Function(
+        id=name,
+        driver="siw" if text(f"{root}{rdma_sysfs.CLASS}/{name}/node_type").endswith("RNIC") else "rdma_rxe",
+        numa_node=numa[0] if numa else -1,
+        netdevs=netdevs,
+        link_type=_link_type((name,), netdevs, root),
+        has_rdma=True,
+        verbs=(name,),
+        nodes=tuple(nodes.get(name, ())),
+    )
+
+
+def _link_type(verbs: tuple[str, ...], netdevs: tuple[str, ...], root: str) -> str:
+    """That of the first netdev that is seen, or of the verbs device."""
+    for netdev in netdevs:
+        if kind := _LINK_TYPES.get(text(f"{root}/class/net/{netdev}/type")):
+            return kind
+    layers = [
+        rdma_sysfs.PortState(name, port, root).link_layer for name in verbs for port in rdma_sysfs.ports(name, root)
+    ]
+    return _OF_LAYERS.get(layers[0], "") if layers else ""
+
+
+def _nodes(root: str) -> dict[str, list[str]]:
+    """The device nodes by verbs device, and by the PCI address of a function whose verbs devices are hidden."""
+    found: dict[str, list[str]] = {}
+    for kind, folder in _NODES.items():
+        names = [name for name in names_in(f"{root}/class/{folder}") if name.removeprefix(kind).isdigit()]
+        for name in sorted(names, key=lambda n: int(n.removeprefix(kind))):
+            here = f"{root}/class/{folder}/{name}"
+            for owner in {text(f"{here}/ibdev"), os.path.basename(os.path.realpath(f"{here}/device"))}:
+                found.setdefault(owner, []).append(name)
+    return found
+
+
+def _iommu_group(folder: str) -> str:
+    if not os.path.islink(f"{folder}/iommu_group"):
+        return ""
+    number = os.path.basename(os.path.realpath(f"{folder}/iommu_group"))
+    return f"noiommu-{number}" if text(f"{folder}/iommu_group/name") == "vfio-noiommu" else number

@@ -1,0 +1,237 @@
+"""Which NIC is near which GPU: the PCI tree of a node, as sysfs shows it, and distances in it.
+
+A device's place is its path in sysfs, "pci0000:3a/0000:3a:00.0/0000:3b:00.0/...": the host bridge, then every PCI
+bridge down to the device (Documentation/ABI/testing/sysfs-bus-pci). Distances have the names that `nvidia-smi topo -m`
+and NCCL give them. `read` does the I/O; the rest is pure.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from ipaddress import ip_address, ip_network
+from socket import AF_INET6, inet_ntoa, inet_ntop
+
+from cni.link.plugins import uplink
+from cni.shared.kernel import routes, sysfs
+from cni.shared.kernel.files import names_in
+from cni.shared.kernel.links import Rtnl
+
+SELF, PIX, PXB, PHB, NODE, SYS = "X", "PIX", "PXB", "PHB", "NODE", "SYS"
+NEAREST_FIRST = (SELF, PIX, PXB, PHB, NODE, SYS)
+
+is_address = sysfs.is_pci_address
+_NVIDIA, _AMD = 0x10DE, 0x1002
+_VGA, _COMPUTE = 0x0300, (0x0302, 0x0380, 0x1200)  # include/linux/pci_ids.h; a BMC's console is VGA too
+_UNKNOWN_NODE = -1
+_SHORT = {4: 1, 6: 4}  # lengths of prefixes that replace a default route, by the version of IP
+_RTF_REJECT, _RTF_ADDRCONF = 0x200, 0x40000  # include/uapi/linux/route.h and ipv6_route.h
+
+
+@dataclass(frozen=True)
+class PciDevice:
+    """A PCI function. `above` are its host bridge and bridges, from the top; `numa_node` is -1 where nobody says."""
+
+    address: str
+    above: tuple[str, ...]
+    numa_node: int = _UNKNOWN_NODE
+    vendor: int = 0
+    kind: int = 0  # class and subclass, 0x0302
+    driver: str = ""
+    is_virtual_function: bool = False
+
+    @property
+    def is_gpu(self) -> bool:
+        """Whether it is a GPU."""
+        if self.is_virtual_function:
+            return False
+        return self.kind in _COMPUTE or (self.kind == _VGA and self.vendor in (_NVIDIA, _AMD))
+
+
+@dataclass(frozen=True)
+class Topology:
+    """The GPUs of a node, in order of address as nvidia-smi numbers them, and its NICs as (verbs device, function).
+
+    `one_node`: the machine has a single NUMA node, so every function of an unknown NUMA node is on this one.
+    """
+
+    gpus: tuple[PciDevice, ...]
+    nics: tuple[tuple[str, PciDevice], ...]
+    one_node: bool = True
+
+    def matrix(self) -> list[list[str]]:
+        """A row a GPU, a column a NIC."""
+        return [[self.distance(gpu, nic) for _, nic in self.nics] for gpu in self.gpus]
+
+    def distance(self, one: PciDevice, other: PciDevice) -> str:
+        """The distance of two functions, as `distance` words it."""
+        return distance(one, other, self.one_node)
+
+    def nearest(self, gpu: PciDevice) -> list[str]:
+        """The names of the NICs that are as near to `gpu` as any."""
+        ranked = [(NEAREST_FIRST.index(self.distance(gpu, nic)), name) for name, nic in self.nics]
+        return [name for rank, name in ranked if rank == min(ranked)[0]]
+
+
+def distance(one: PciDevice, other: PciDevice, one_node: bool = False) -> str:
+    """The distance of two PCI functions. `one_node`: the machine has a single NUMA node, also of functions without."""
+    if one.address == other.address:
+        return SELF
+    common = 0
+    for ours, theirs in zip(one.above, other.above, strict=False):
+        if ours != theirs:
+            break
+        common += 1
+    # The host bridge is the first. Of a switch they share the upstream port: each has a downstream port of its own.
+    if common >= 2:
+        apart = max(len(one.above), len(other.above)) - common
+        return PIX if apart <= 1 else PXB
+    if common == 1:
+        return PHB
+    if one_node or (one.numa_node == other.numa_node and one.numa_node != _UNKNOWN_NODE):
+        return NODE
+    return SYS
+
+
+def read(nics: Iterable[tuple[str, str]], root: str = "/sys") -> Topology:
+    """The GPUs of the machine, and `nics`: names with their PCI addresses; those that have none are left out."""
+    folder = f"{root}/bus/pci/devices"
+    devices = [device(address, root) for address in names_in(folder) if is_address(address)]
+    gpus = [d for d in devices if d.is_gpu]
+    gpus.sort(key=lambda d: [int(part, 16) for part in re.split("[:.]", d.address)])
+    one_node = text(f"{root}/devices/system/node/online") in ("", "0")  # "0-1" for two
+    known = {d.address: d for d in devices}
+    return Topology(tuple(gpus), tuple((name, known[address]) for name, address in nics if address in known), one_node)
+
+
+def device(address: str, root: str = "/sys") -> PciDevice:
+    """The PCI function with this address; what sysfs does not tell of it is left at its default."""
+    folder = f"{root}/bus/pci/devices/{address}"
+    parts = os.path.realpath(folder).split("/")
+    first = next((i for i, part in enumerate(parts) if part.startswith("pci") and ":" in part), len(parts) - 1)
+    numa = text(f"{folder}/numa_node")
+    return PciDevice(
+        address=address,
+        above=tuple(parts[first:-1]),
+        numa_node=int(numa) if numa.lstrip("-").isdigit() else _UNKNOWN_NODE,
+        vendor=_hex(text(f"{folder}/vendor")),
+        kind=_hex(text(f"{folder}/class")) >> 8,
+        driver=sysfs.driver_of_pci(address, root),
+        is_virtual_function=sysfs.physical_function_of(address, root) != "",
+    )
+
+
+def text(path: str) -> str:
+    """What a file of sysfs says, without the end of its line; "" when it is not there or does not answer."""
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            return file.read().strip()
+    except OSError:
+        return ""
+
+
+def table(topology: Topology) -> tuple[Sequence[str], list[Sequence[str]]]:
+    """The matrix with its heads: a row a GPU."""
+    columns = ("gpu", "pci", "numa", *(name for name, _ in topology.nics))
+    rows: list[Sequence[str]] = []
+    for number, (gpu, distances) in enumerate(zip(topology.gpus, topology.matrix(), strict=True)):
+        numa = str(gpu.numa_node) if gpu.numa_node != _UNKNOWN_NODE else ""
+        rows.append((f"GPU{number}", gpu.address, numa, *distances))
+    return columns, rows
+
+
+def _hex(digits: str) -> int:
+    try:
+        return int(digits, 16)
+    except ValueError:
+        return 0
+
+
+class _ProcRoute:
+    """A route as files of /proc show it, with the attributes of `routes.KernelRoute` that `uplink.in_use` compares."""
+
+    def __init__(self, link: str, dst: str, gw: str, priority: int, is_advertised: bool = False) -> None:
+        self.index, self.dst, self.gw, self.priority = link, dst, gw, priority
+        self.table = routes.MAIN_TABLE  # of IPv6 routes the file does not tell the table
+        self.protocol = routes.RA_PROTOCOL if is_advertised else routes.BOOT_PROTOCOL
+        self.body = self
+        self.network = ip_network(dst)
+
+    @property
+    def is_default(self) -> bool:
+        """Whether it is a default route, or has a prefix that replaces one."""
+        return self.network.prefixlen <= _SHORT[self.network.version]
+
+
+def _routes(proc: str) -> Iterator[_ProcRoute]:
+    """proc(5): /proc/net/route, which has the main table and the first next hop; net/ipv6/route.c, ipv6_route_native_seq_show."""
+    for line in text(f"{proc}/net/route").splitlines()[1:]:
+        fields = line.split()
+        if len(fields) > 7 and not int(fields[3], 16) & _RTF_REJECT:
+            target, gateway, mask = (inet_ntoa(bytes.fromhex(fields[at])[::-1]) for at in (1, 2, 7))
+            yield _ProcRoute(fields[0], str(ip_network(f"{target}/{mask}")), gateway, int(fields[6]))
+    for line in text(f"{proc}/net/ipv6_route").splitlines():
+        fields = line.split()
+        if len(fields) == 10 and fields[9] != "lo":
+            target, gateway = (inet_ntop(AF_INET6, bytes.fromhex(fields[at])) for at in (0, 4))
+            is_advertised = bool(int(fields[8], 16) & _RTF_ADDRCONF)
+            dst = f"{target}/{int(fields[1], 16)}"
+            yield _ProcRoute(fields[9], dst, gateway, int(fields[5], 16), is_advertised)
+
+
+def uplinks(proc: str = "/proc/self", sys: str = "/sys") -> dict[str, str]:
+    """The links that carry the node's own traffic, and those below them, each with the reason.
+
+    `proc` is the directory of a process in the node's network namespace. If this process is there too, it asks the kernel, as
+    the plugins do. Otherwise /proc and sysfs show it the default routes in use and the ways to the node's storage.
+    """
+    if _is_own_namespace(proc):
+        with Rtnl() as host:
+            links, ways = host.links(), uplink.ways(host, routes.all_bodies(host))
+        return {link.name: reason for link in links if (reason := uplink.carried(link, links, ways))}
+    found: dict[str, str] = {}
+    for carrier, carries in _shown_ways(proc, sys):
+        pending = [carrier]
+        for name in pending:
+            if name not in found:
+                found[name] = uplink.said(name, carrier, carries)
+                pending += beside(name, "lower_", sys)
+    return found
+
+
+def _is_own_namespace(proc: str) -> bool:
+    try:
+        return os.path.samefile(f"{proc}/ns/net", "/proc/thread-self/ns/net")
+    except OSError:  # it is not there, or the kernel tells it only to a process that may trace that one
+        return False
+
+
+def _shown_ways(proc: str, sys: str) -> Iterator[tuple[str, str]]:
+    """Links by name, and what files of /proc and sysfs show that each carries."""
+    every = list(_routes(proc))
+    for route in uplink.in_use([route for route in every if route.is_default]):  # type: ignore[misc]
+        yield str(route.index), uplink.text_of(route)
+    for server, kind in sorted(set(uplink.storage_servers(f"{proc}/net", f"{sys}/class"))):
+        try:
+            address = ip_address(server)
+        except ValueError:
+            continue  # a name, or an address of Fibre Channel
+        ways = [route for route in every if address in route.network]
+        if ways:
+            best = min(ways, key=lambda route: (-route.network.prefixlen, route.priority))
+            yield best.index, f"carries the route to the {kind} server {server}"
+
+
+def beside(netdev: str, direction: str, sys: str) -> list[str]:
+    """The links right below the netdev ("lower_"), as a bond's ports, or on top of it ("upper_"), as macvlans and VLANs."""
+    names = names_in(f"{sys}/class/net/{netdev}")
+    return sorted(name.removeprefix(direction) for name in names if name.startswith(direction))
+
+
+def administrative_states(root: str = "/sys") -> dict[str, bool]:
+    """Whether each netdev that sysfs shows is set up (IFF_UP, in `flags`)."""
+    folder = f"{root}/class/net"
+    flags = {name: text(f"{folder}/{name}/flags") for name in names_in(folder)}
+    return {name: bool(int(value, 16) & 1) for name, value in flags.items() if value.startswith("0x")}

@@ -1,0 +1,207 @@
+"""A container runtime for networks: it runs their plugins in order, and keeps the results.
+
+This is libcni's behaviour (libcni/api.go, SPEC.md section 3), so that a plugin cannot tell the difference. It differs
+for a person at a prompt: DEL and GC take every step before they report; VERSION is asked before an ADD; and a
+network whose version is too old for CHECK or STATUS is asked in a newer one that its plugins speak.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from cni.documents.networks import ChainStep, Network
+from cni.node.runtime.cache import Cache, CachedResult, Parameters
+from cni.node.runtime.executables import Executables, PluginFailed, StepsFailed
+from cni.shared.spec import result as results
+from cni.shared.spec.errors import CniError, DecodingFailure, IncompatibleVersion, InvalidConfig
+from cni.shared.spec.request import NEWEST, SUPPORTED, VERBS_SINCE, at_least
+
+
+class Runtime:
+    """Runs the plugins of networks, and keeps their results in `cache`."""
+
+    def __init__(self, executables: Executables, cache: Cache) -> None:
+        self._run = executables.run
+        self.cache = cache
+
+    # --- verbs ---
+
+    def add(self, network: Network, parameters: Parameters, version: str) -> dict[str, Any]:
+        """ADD along the chain in `version`; the result of its last plugin, which is also kept in the cache."""
+        result: dict[str, Any] | None = None
+        for step in network.steps:
+            config = _request(network, step, version, parameters, result)
+            result = _result(self._run("ADD", step.type, config, parameters), step.type, version)
+        self.cache.write(CachedResult(network.name, parameters, json.dumps(network.document).encode(), result))
+        return result or {}
+
+    def delete(self, network: Network, parameters: Parameters) -> None:
+        """DEL along the chain in reverse, every step even when others fail; then the cache forgets the attachment,
+        unless a step failed."""
+        version = self._version(network)
+        previous = None
+        if at_least(version, "0.4.0"):
+            try:
+                previous = self.cached_result(network, parameters, version)
+            except CniError:  # a DEL works without it
+                pass
+        faults: list[CniError] = []
+        for step in reversed(network.steps):
+            with _noted(faults):
+                self._run("DEL", step.type, _request(network, step, version, parameters, previous), parameters)
+        _report(faults)
+        self.cache.remove(network.name, parameters)
+
+    def check(self, network: Network, parameters: Parameters) -> None:
+        """CHECK along the chain, against the result of the ADD; nothing where the network has disableCheck."""
+        if network.disable_check:
+            return
+        version = self._version_with("CHECK", self._version(network), [step.type for step in network.steps])
+        previous = self.cached_result(network, parameters, version)
+        if previous is None:
+            raise InvalidConfig(
+                f"{network.name} is not attached as {parameters.ifname}: {self.cache.directory}/results has no result "
+                f"of container {parameters.container_id}"
+            )
+        for step in network.steps:
+            self._run("CHECK", step.type, _request(network, step, version, parameters, previous), parameters)
+
+    def gc(self, network: Network, valid: Sequence[Parameters], stale: Sequence[CachedResult]) -> bool:
+        """GC: DEL for each stale attachment, then, from 1.1.0 on, GC with the valid ones; whether plugins were asked.
+
+        Nothing is done where the network has disableGC.
+        """
+        if network.disable_gc:
+            return False
+        faults: list[CniError] = []
+        for entry in stale:
+            with _noted(faults):
+                self.delete(network, entry.parameters)
+        version = self._version(network)
+        asked = at_least(version, VERBS_SINCE["GC"])
+        if asked:
+            attachments = [{"containerID": p.container_id, "ifname": p.ifname} for p in valid]
+            # the second key is the first's name in a draft of the spec; libcni sends both
+            more = {"cni.dev/valid-attachments": attachments, "cni.dev/attachments": attachments}
+            for step in network.steps:
+                with _noted(faults):
+                    self._run("GC", step.type, {**_config(network, step, version), **more})
+        _report(faults)
+        return asked
+
+    def status(self, network: Network) -> list[tuple[ChainStep, CniError | None]]:
+        """Each plugin with its answer to STATUS: None when it is ready. One that knows no STATUS gives code 1."""
+        answers: list[tuple[ChainStep, CniError | None]] = []
+        for step in network.steps:
+            faults: list[CniError] = []
+            with _noted(faults):
+                version = self._version_with("STATUS", self._version(network), [step.type])
+                self._run("STATUS", step.type, _config(network, step, version))
+            answers.append((step, faults[0] if faults else None))
+        return answers
+
+    # --- versions and results ---
+
+    def negotiate(self, network: Network) -> str:
+        """The newest version that the network allows and all its plugins speak; IncompatibleVersion names the plugins that do not.
+
+        SPEC.md, "Version considerations".
+        """
+        spoken = {step.type: self.plugin_versions(step.type) for step in network.steps}
+        common = [v for v in network.versions if all(v in s for s in spoken.values())]
+        if common:
+            return common[-1]
+        lacking = [f"{t} speaks {', '.join(s) or 'none'}" for t, s in spoken.items() if not {*network.versions} & {*s}]
+        raise IncompatibleVersion(
+            f"network {network.name} needs cniVersion {' or '.join(network.versions)}: "
+            f"{'; '.join(lacking) or 'its plugins have none of them in common'}"
+        )
+
+    def plugin_versions(self, plugin: str) -> list[str]:
+        """Ask the executable of `plugin` for its spec versions; 0.1.0 if it does not know VERSION."""
+        dummy = Parameters("", "dummy", "dummy")  # plugins of before 0.2.0 want them even here
+        try:
+            answer = self._run("VERSION", plugin, {"cniVersion": NEWEST}, dummy)
+        except PluginFailed as fault:
+            if fault.msg == "unknown CNI_COMMAND: VERSION":
+                return ["0.1.0"]
+            raise
+        spoken = answer.get("supportedVersions") if isinstance(answer, dict) else None
+        return [str(v) for v in spoken] if isinstance(spoken, list) else ["0.1.0"]
+
+    def cached_result(self, network: Network, parameters: Parameters, version: str) -> dict[str, Any] | None:
+        """The cached result of the attachment, as `version` writes it; None when the cache has none."""
+        entry = self.cache.read(network.name, parameters)
+        if entry is None or entry.result is None:
+            return None
+        return results.parse(entry.result, "the cached result").document(version)
+
+    def _version(self, network: Network) -> str:
+        """The version for verbs after an ADD: negotiated again where the network allows several."""
+        if len(network.versions) > 1:
+            try:
+                return self.negotiate(network)
+            except CniError:  # the step itself will report the fault of its plugin
+                pass
+        return network.versions[-1]
+
+    def _version_with(self, verb: str, version: str, plugins: Sequence[str]) -> str:
+        """`version` when it has `verb`, otherwise the newest with it that all `plugins` speak."""
+        since = VERBS_SINCE[verb]
+        if at_least(version, since):
+            return version
+        spoken = {plugin: self.plugin_versions(plugin) for plugin in plugins}
+        for newer in reversed(SUPPORTED):
+            if at_least(newer, since) and all(newer in s for s in spoken.values()):
+                return newer
+        newest = ", ".join(f"{plugin} speaks {(s or ['none'])[-1]}" for plugin, s in spoken.items())
+        raise IncompatibleVersion(f"{verb} needs cniVersion {since} or newer: {newest} at most")
+
+
+def _config(network: Network, step: ChainStep, version: str) -> dict[str, Any]:
+    return {**step.document, "name": network.name, "cniVersion": version}
+
+
+def _request(
+    network: Network, step: ChainStep, version: str, parameters: Parameters, previous: dict[str, Any] | None
+) -> dict[str, Any]:
+    """The configuration that the plugin gets on stdin (SPEC.md, "Deriving request configuration")."""
+    config = _config(network, step, version)
+    if previous is not None:
+        config["prevResult"] = previous
+    wanted = [c for c, supported in step.plugin.capabilities.items() if supported]
+    given = {c: parameters.capability_args[c] for c in wanted if c in parameters.capability_args}
+    if given:
+        config["runtimeConfig"] = given
+    return config
+
+
+def _result(answer: Any, plugin: str, version: str) -> dict[str, Any]:
+    """Check the plugin's result. Without a version it has the requested one (containernetworking/cni 895)."""
+    if not isinstance(answer, dict):
+        raise DecodingFailure(f"{plugin} ADD answered no result, but {json.dumps(answer)[:60]}")
+    if not answer.get("cniVersion"):
+        answer["cniVersion"] = version
+    results.parse(answer, f"the answer of {plugin}")
+    return answer
+
+
+@contextmanager
+def _noted(faults: list[CniError]) -> Iterator[None]:
+    """Add an error of the block to `faults`, and go on."""
+    try:
+        yield
+    except StepsFailed as several:
+        faults += several.faults
+    except CniError as fault:
+        faults.append(fault)
+
+
+def _report(faults: Sequence[CniError]) -> None:
+    if len(faults) == 1:
+        raise faults[0]
+    if faults:
+        raise StepsFailed(faults)

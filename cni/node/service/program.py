@@ -1,0 +1,38 @@
+"""A program that serves until it is ended by a signal."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Awaitable, Callable
+
+from cni import VERSION
+from cni.node.service.endpoint import TEXT, HttpEndpoint, Page
+from cni.node.service.log import AgentLog
+
+
+async def serve(
+    name: str, listen: tuple[str, int], pages: dict[str, Page], run: Callable[[asyncio.Event], Awaitable[None]]
+) -> int:
+    """Run `run` until SIGTERM or SIGINT sets its event, with `pages` and /healthz; the exit code."""
+    log = AgentLog()
+    ended = asyncio.Event()
+    events = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        events.add_signal_handler(number, ended.set)
+    http = HttpEndpoint(listen, {"/healthz": lambda: (200, TEXT, "ok"), **pages})
+    try:
+        log.say("info", f"railcni {name} serves", version=VERSION, url=f"{http.url}/readyz")
+        await run(ended)
+    finally:
+        http.close()
+    log.say("info", "ended by a signal")
+    return 0
+
+
+async def pause(event: asyncio.Event, seconds: float) -> None:
+    """Wait until the event is set, `seconds` at most."""
+    try:
+        await asyncio.wait_for(event.wait(), seconds)
+    except TimeoutError:
+        pass

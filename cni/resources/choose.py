@@ -1,0 +1,294 @@
+"""Which functions a resource has, how many devices it offers, and what a container gets with each. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from cni.node.inventory.devices import Port, VerbsDevice
+from cni.node.inventory.functions import Function
+from cni.resources import selection
+from cni.resources.models import VFIO, Exclusive, ExclusiveSelectors, Shared
+
+_ADDRESSES = 2  # of a pod's link: its own and the link-local one of IPv6
+_EXCLUSIVE = (
+    "RDMA is in the exclusive netns mode, in which a container sees no shared device: `rdma system set netns shared` while no"
+    " other network namespace exists, or `options ib_core netns_mode=1` in /etc/modprobe.d and a reboot"
+)
+_VERSION = "1.1.0"  # of the Device Information Specification
+
+DeviceNode = tuple[str, str]  # its path in the container, and on the host
+_CM: DeviceNode = ("/dev/infiniband/rdma_cm", "/dev/infiniband/rdma_cm")
+_VHOST: tuple[DeviceNode, ...] = (("/dev/vhost-net", "/dev/vhost-net"), ("/dev/net/tun", "/dev/net/tun"))
+
+
+@dataclass(frozen=True)
+class Host:
+    """What there is on the node: `devices` are verbs devices by name, `busy` the netdevs that carry the node's own traffic,
+    with the reason, `paths` the device nodes that exist, such as "/dev/infiniband/uverbs0". `is_exclusive` is RDMA's netns
+    mode: whether a namespace sees only the verbs devices that were moved into it. `below` has the links below each netdev
+    that is on top of others."""
+
+    functions: Sequence[Function] = ()
+    devices: Mapping[str, VerbsDevice] = field(default_factory=dict)
+    busy: Mapping[str, str] = field(default_factory=dict)
+    is_exclusive: bool = False
+    below: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    paths: Collection[str] = ()
+
+
+@dataclass(frozen=True)
+class Offer:
+    """Devices, one for each of `ids`, that give a container the same: those of a NIC, or one function.
+
+    `name` is the PCI address, or the name of a software verbs device; `group` the NIC, whose functions are used in turn.
+    `fault` says why the devices are not healthy, "" when they are; `gids` how many GIDs are kept free for each. `info` and `file` are the contents of the variable
+    PCIDEVICE_…_INFO and of the device-info file, for an exclusive function.
+    """
+
+    name: str
+    ids: tuple[str, ...]
+    nodes: tuple[DeviceNode, ...] = ()
+    numa_nodes: tuple[int, ...] = ()
+    fault: str = ""
+    group: str = ""
+    gids: int = 0
+    info: Mapping[str, Any] = field(default_factory=dict)
+    file: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Resource:
+    """The offers that kubelet knows under `name`. `limit` says why there are fewer devices than the configuration asks
+    for, "" when there are as many; `unchosen` why there is no offer, "" when there is one or the node needs them all."""
+
+    name: str
+    offers: tuple[Offer, ...] = ()
+    is_exclusive: bool = False
+    limit: str = ""
+    unchosen: str = ""
+    withheld: Mapping[str, str] = field(
+        default_factory=dict
+    )  # functions that are chosen and that the node needs, with the reason
+
+    @property
+    def ids(self) -> frozenset[str]:
+        """The names of its devices."""
+        return frozenset(one for offer in self.offers for one in offer.ids)
+
+    @property
+    def healthy_ids(self) -> frozenset[str]:
+        """The names of the devices that can be had."""
+        return frozenset(one for offer in self.offers if not offer.fault for one in offer.ids)
+
+    @property
+    def healthy(self) -> int:
+        """How many of its devices can be had."""
+        return sum(len(offer.ids) for offer in self.offers if not offer.fault)
+
+
+def resources(configured: Iterable[Shared | Exclusive], host: Host) -> list[Resource]:
+    """All resources as they are now. A function that several exclusive ones choose is the first one's; the GIDs of a NIC
+    that several shared ones choose are divided among them."""
+    taken: set[str] = set()
+    configured = list(configured)
+    chosen = {one.name: _candidates(one, host) for one in configured if isinstance(one, Shared)}
+    given = _divided([nic for nics in chosen.values() for nic in nics])
+    found = []
+    for one in configured:
+        earlier = set(taken)
+        made = _shared(one, chosen[one.name], given) if isinstance(one, Shared) else exclusive(one, host, taken)
+        if not made.offers and not made.withheld:
+            made = replace(made, unchosen=selection.reason(one, host.functions, earlier, host.below))
+        found.append(made)
+    return found
+
+
+# --- shared by many containers ---
+
+
+@dataclass(frozen=True)
+class _Candidate:
+    """A NIC that a shared resource chooses: its offer without devices; how many devices the resource `wants` of it at most;
+    the GIDs that a device needs, of the `free` entries of `room` in its ports' tables. `cost` 0: it needs none."""
+
+    resource: str
+    offer: Offer
+    wants: int
+    cost: int
+    free: int
+    room: int
+
+
+def _candidates(resource: Shared, host: Host) -> list[_Candidate]:
+    names = set(resource.selectors.ifNames)
+    nics = [f for f in host.functions if f.verbs and selection.matches(f, resource.selectors)]
+    return [_candidate(nic, _ports(nic, names, host), resource, host) for nic in nics]
+
+
+def _candidate(nic: Function, ports: list[Port], resource: Shared, host: Host) -> _Candidate:
+    """An address of a pod becomes a GID of each kind that a port has, RoCE v1 and v2, or v2 alone."""
+    nodes = _rdma_nodes(nic, resource.umad, host)
+    down = ", ".join(f"{port} is {port.state} ({port.physical_state})" for port in ports) or "it has no port"
+    fault = _fault(nic, nodes, host) or ("" if any(port.is_active for port in ports) else down)
+    if host.is_exclusive and not fault:
+        fault = _EXCLUSIVE
+    offer = Offer(nic.id, (), nodes, _numa(nic), fault, nic.id)
+    if resource.gidsPerDevice == 0 or not ports or not all(port.is_roce and port.room for port in ports):
+        return _Candidate(resource.name, offer, resource.rdmaHcaMax, 0, 0, 0)
+    cost = resource.gidsPerDevice or _ADDRESSES * max(len({gid.kind for gid in port.gids}) or 1 for port in ports)
+    # the host's own entries: a device uses one port, so what is left over on each is of no use
+    free = [port.room - sum(not gid.ndev or gid.ndev in port.links for gid in port.gids) for port in ports]
+    room = sum(port.room for port in ports)
+    offer = replace(offer, gids=cost)
+    return _Candidate(resource.name, offer, resource.rdmaHcaMax, cost, sum(n - n % cost for n in free), room)
+
+
+def _divided(candidates: Sequence[_Candidate]) -> dict[tuple[str, str], int]:
+    """The most devices that a resource can make of a NIC, by (resource, NIC).
+
+    Resources that want less than an even share of a NIC's GIDs get what they want; the others share the rest evenly."""
+    given = {(c.resource, c.offer.name): c.wants for c in candidates}
+    by_nic: dict[str, list[_Candidate]] = {}
+    for candidate in candidates:
+        if candidate.cost:
+            by_nic.setdefault(candidate.offer.name, []).append(candidate)
+    for rivals in by_nic.values():
+        wanted = [min(c.wants * c.cost, c.free) for c in rivals]
+        for candidate, gids in zip(rivals, spread(min(c.free for c in rivals), wanted), strict=True):
+            given[candidate.resource, candidate.offer.name] = gids // candidate.cost
+    return given
+
+
+def _shared(resource: Shared, nics: Sequence[_Candidate], given: Mapping[tuple[str, str], int]) -> Resource:
+    """The devices of the NICs that are chosen: as many in all as rdmaHcaMax says, evenly, as far as GIDs are free."""
+    bounds = [given[nic.resource, nic.offer.name] for nic in nics]
+    offers = [nic.offer for nic in nics]
+    if resource.allNics and nics:
+        offers, bounds = [_together(offers)], [min(bounds)]
+    counts = spread(resource.rdmaHcaMax, bounds)
+    made = [
+        replace(offer, ids=tuple(f"{offer.name}-{n}" for n in range(count)))
+        for offer, count in zip(offers, counts, strict=True)
+    ]
+    return Resource(resource.name, tuple(made), limit=_limit(resource, nics, sum(counts)))
+
+
+def _limit(resource: Shared, nics: Sequence[_Candidate], count: int) -> str:
+    """Why there are fewer devices than rdmaHcaMax."""
+    bound = [nic for nic in nics if nic.cost]
+    if count == resource.rdmaHcaMax or not bound:
+        return ""
+    tables = "the GID table has" if len(bound) == 1 else f"the GID tables of {len(bound)} NICs have"
+    rooms, costs = _span([nic.room for nic in bound]), _span([nic.cost for nic in bound])
+    return f"{count} of {resource.rdmaHcaMax}: {tables} {rooms} entries, {costs} a device"
+
+
+def _span(numbers: Sequence[int]) -> str:
+    low, high = min(numbers), max(numbers)
+    return str(low) if low == high else f"{low} to {high}"
+
+
+def spread(total: int, bounds: Sequence[int]) -> list[int]:
+    """How many of `total` come to each place, as evenly as their bounds allow."""
+    counts = [0] * len(bounds)
+    left = total
+    for done, place in enumerate(sorted(range(len(bounds)), key=bounds.__getitem__)):  # the narrow ones first
+        counts[place] = min(bounds[place], left // (len(bounds) - done))
+        left -= counts[place]
+    return counts
+
+
+def _ports(nic: Function, names: set[str], host: Host) -> list[Port]:
+    """The NIC's ports; of one with several those whose netdevs are named, if any is."""
+    ports = [port for name in nic.verbs if name in host.devices for port in host.devices[name].ports]
+    return [port for port in ports if port.netdev in names] or ports
+
+
+def _together(offers: Sequence[Offer]) -> Offer:
+    """One offer with the nodes of all NICs; healthy while one of them is."""
+    well = [offer for offer in offers if not offer.fault]
+    nodes = tuple(dict.fromkeys(node for offer in well or offers for node in offer.nodes))
+    numa = tuple(sorted({number for offer in offers for number in offer.numa_nodes}))
+    return Offer("all", (), nodes, numa, "" if well else offers[0].fault, "all")
+
+
+# --- one container at a time ---
+
+
+def exclusive(resource: Exclusive, host: Host, taken: set[str]) -> Resource:
+    """The functions that are chosen and not `taken` yet; those that the node needs and those that have VFs are left out."""
+    offers, withheld = [], {}
+    for selectors in resource.selectors:
+        for function in host.functions:
+            free = not function.has_virtual_functions and function.id not in taken
+            if not free or not (function.is_on_pci and selection.matches(function, selectors)):
+                continue
+            needed = next((host.busy[name] for name in function.netdevs if name in host.busy), "")
+            if needed:
+                withheld[function.id] = f"not offered, since the node needs it: {needed}"
+                continue
+            taken.add(function.id)
+            offers.append(_exclusive(function, selectors, resource, host))
+    return Resource(resource.name, tuple(offers), is_exclusive=True, withheld=withheld)
+
+
+def _exclusive(function: Function, selectors: ExclusiveSelectors, resource: Exclusive, host: Host) -> Offer:
+    nodes: tuple[DeviceNode, ...] = ()
+    info: dict[str, Any] = {"generic": {"deviceID": function.id}}
+    pci = {"pci-address": function.id}
+    if function.is_virtual:
+        pci["pf-pci-address"] = function.physical
+    if function.driver == VFIO:
+        inside = f"/dev/vfio/{function.iommu_group.removeprefix('noiommu-')}"
+        nodes += (("/dev/vfio/vfio", "/dev/vfio/vfio"), (inside, f"/dev/vfio/{function.iommu_group}"))
+        info["vfio"] = {"mount": "/dev/vfio/vfio", "dev-mount": inside}
+    if selectors.isRdma:
+        own = _rdma_nodes(function, resource.umad, host)
+        nodes += own
+        info["rdma"] = {path.rpartition("/")[2].rstrip("0123456789"): path for path, _ in own}
+        if function.verbs:
+            info["rdma"]["rdma_dev"] = function.verbs[0]
+            pci["rdma-device"] = ",".join(function.verbs)
+    if selectors.needVhostNet and all(path in host.paths for path, _ in _VHOST):
+        nodes += _VHOST
+        info["vhost"] = {"net-mount": _VHOST[0][0], "tun-mount": _VHOST[1][0]}
+    if resource.additionalInfo:
+        info["extra"] = {**resource.additionalInfo.get("*", {}), **resource.additionalInfo.get(function.id, {})}
+    return Offer(
+        name=function.id,
+        ids=(function.id,),
+        nodes=nodes,
+        numa_nodes=() if resource.excludeTopology else _numa(function),
+        fault=_fault(function, nodes, host),
+        group=function.physical,
+        info=info,
+        file={"type": "pci", "version": _VERSION, "pci": pci},
+    )
+
+
+# --- both ---
+
+
+def _rdma_nodes(function: Function, umad: bool, host: Host) -> tuple[DeviceNode, ...]:
+    """uverbsN, with `umad` umadN and issmN, and rdma_cm where the node has it: InfiniBand does without."""
+    names = [name for name in function.nodes if umad or name.startswith("uverbs")]
+    paths = [f"/dev/infiniband/{name}" for name in names]
+    return (*((path, path) for path in paths), *([_CM] if _CM[1] in host.paths else []))
+
+
+def _fault(function: Function, nodes: Sequence[DeviceNode], host: Host) -> str:
+    """Why a container could not use the function, but for its port's state."""
+    if not function.driver:
+        return f"{function.id} has no driver"
+    if function.driver == VFIO and not function.iommu_group:
+        return f"{function.id} is in no IOMMU group: switch the IOMMU on, or allow vfio without one"
+    if function.has_rdma and function.driver != VFIO and not any(n.startswith("uverbs") for n in function.nodes):
+        return f"{function.id} has no uverbs device: modprobe ib_uverbs"
+    missing = [path for _, path in nodes if path not in host.paths]
+    return f"{', '.join(missing)}: there is no such device node: udevadm trigger" if missing else ""
+
+
+def _numa(function: Function) -> tuple[int, ...]:
+    return (function.numa_node,) if function.numa_node >= 0 else ()

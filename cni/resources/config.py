@@ -1,0 +1,202 @@
+"""The configuration: the files of the RDMA shared device plugin (`configList`) and of the SR-IOV device plugin
+(`resourceList`) as they are, and the virtual functions that cards are to have (`virtualFunctions`, or objects of
+sriov-network-operator); a file may have all of it. As in Go's encoding/json, keys match without regard to case, null is
+absent, and a key that is unknown changes nothing, but for a warning here.
+
+A member that is wrong is left out, and the others count. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from cni.documents import reader
+from cni.documents.diagnostic import ERROR, Diagnostic
+from cni.documents.refusals import correction, shown
+from cni.documents.scope import Scope
+from cni.documents.text import Keys, Text
+from cni.documents.tree import TreeNode
+from cni.resources.models import (
+    FIXES,
+    OTHER_PLUGIN,
+    POLICY_FIXES,
+    Exclusive,
+    ExclusiveSelectors,
+    NicSelector,
+    Shared,
+    SharedSelectors,
+    VfPolicy,
+)
+
+PERIOD = 60.0  # seconds
+_MODELS: dict[str, type[Shared | Exclusive]] = {"configList": Shared, "resourceList": Exclusive}
+_POLICIES = "virtualFunctions"
+_KIND = "SriovNetworkNodePolicy"
+_CONFIG_MAP = "ConfigMap"
+LISTS = (*_MODELS, _POLICIES)
+_ABOVE = {"periodicUpdateInterval", *LISTS}
+_UNSERVED = {"acpiIndexes", "ddpProfiles", "pKeys", "vdpaType", "auxTypes"}  # selectors of the SR-IOV device plugin
+_UNMADE = {"netFilter", "vdpaType", "bridge"}  # of sriov-network-operator
+_UNASKED = {"nodeSelector"}
+
+
+@dataclass
+class Config:
+    """`period` is in seconds between two looks at the devices, 0 for one look; `findings` what is wrong or unknown;
+    `policies` are in the order in which they count.
+
+    Not `is_whole`: a file could not be read at all, so that nothing can be said of its resources.
+    """
+
+    resources: list[Shared | Exclusive] = field(default_factory=list)
+    policies: list[VfPolicy] = field(default_factory=list)
+    period: float = PERIOD
+    findings: list[Diagnostic] = field(default_factory=list)
+    is_whole: bool = True
+
+
+def read(files: Iterable[tuple[str, str]]) -> Config:
+    """What the files, (path, text), say together."""
+    config = Config()
+    left = list(files)
+    while left:
+        path, text = left.pop(0)
+        before = len(config.findings)
+        if not text.strip():
+            scope = Scope(Text(path, text), TreeNode(0, 0), config.findings)
+            scope.error((), "the file is empty", 'write {"configList": [...]}')
+            config.is_whole = False
+            continue
+        scopes = [part for _, scope in reader.documents(path, text, config.findings) for part in reader.objects(scope)]
+        if len(config.findings) > before:
+            config.is_whole = False
+            continue
+        for scope in scopes or [Scope(Text(path, text), TreeNode(0, 0), config.findings)]:
+            root = scope.root.data
+            if isinstance(root, dict) and root.get("kind") == _CONFIG_MAP and isinstance(root.get("data"), dict):
+                left += [(f"{path}, {key}", str(inner)) for key, inner in root["data"].items()]
+            else:
+                read_document(scope, config)
+    config.policies.sort(key=lambda policy: policy.priority)
+    return config
+
+
+def is_own(document: Any) -> bool:
+    """Whether a document is a configuration of a device plugin."""
+    return isinstance(document, dict) and any(str(key).lower() in map(str.lower, LISTS) for key in document)
+
+
+def read_document(scope: Scope, config: Config) -> None:
+    """Add what one document says to `config`, whose findings are those of `scope`."""
+    root = scope.root
+    if isinstance(root.data, dict) and root.data.get("kind") == _KIND:
+        _policy(scope, ("spec",), root.data.get("spec"), config)
+        return
+    if not isinstance(root.data, dict) or not any(map(root.member, LISTS)):
+        message = f"want an object with {', '.join(_MODELS)} or {_POLICIES}, or a {_KIND}"
+        scope.error((), message, 'write {"configList": [...]}')
+        config.is_whole = False
+        return
+    _unknown(scope, (), root.data, _ABOVE)
+    if "periodicUpdateInterval" in root.data:
+        config.period = _period(scope, root.data["periodicUpdateInterval"])
+    for key, model in _MODELS.items():
+        for number, given in _members(scope, key):
+            _resource(scope, (key, number), given, model, config)
+    for number, given in _members(scope, _POLICIES):
+        _policy(scope, (_POLICIES, number), given, config)
+
+
+def _members(scope: Scope, key: str) -> list[tuple[int, Any]]:
+    """The members of the list `key` with their numbers."""
+    member = scope.root.member(key)
+    if member is None:
+        return []
+    if member.node.items is None:
+        scope.error((key,), f"{shown(member.node.data)}: want a list", f'write "{key}": [...]')
+    elif not member.node.items:
+        scope.warn((key,), f"{key} is empty: nothing is offered by it", "add a member, or remove the key")
+    return [(number, node.data) for number, node in enumerate(member.node.items or [])]
+
+
+def _policy(scope: Scope, keys: Keys, given: Any, config: Config) -> None:
+    before = len(config.findings)
+    selector = given.get("nicSelector") if isinstance(given, dict) else None
+    known_keys = ((given, keys, VfPolicy), (selector, (*keys, "nicSelector"), NicSelector))
+    for part, within, model in known_keys:
+        if isinstance(part, dict):
+            for key in sorted(_UNMADE & {k for k, v in part.items() if v}):
+                scope.error(
+                    (*within, key),
+                    f"{key}: this is not made here",
+                    "leave this policy to sriov-network-operator",
+                    at_key=True,
+                )
+            _unknown(scope, within, part, {*model.model_fields, *_UNMADE, *_UNASKED})
+    policy: VfPolicy | None = scope.model(VfPolicy, given, keys, POLICY_FIXES)
+    if policy is None or any(f.severity == ERROR for f in config.findings[before:]):
+        return
+    if given.get("nodeSelector"):
+        scope.warn(
+            (*keys, "nodeSelector"),
+            "labels of nodes are not read here",
+            "give the file to these nodes alone",
+            at_key=True,
+        )
+    config.policies.append(policy)
+    if policy.resourceName and not policy.chosen:
+        fix = "add pfNames or rootDevices, or a resource to resourceList"
+        scope.warn((*keys, "resourceName"), "without names of cards no resource is offered by it", fix)
+    elif resource := policy.resource:
+        of_policies = (one for one in config.resources if isinstance(one, Exclusive) and one.name == resource.name)
+        if same := next(of_policies, None):
+            same.selectors += resource.selectors
+        else:
+            config.resources.append(resource)
+
+
+def _resource(scope: Scope, keys: Keys, given: Any, model: type[Shared | Exclusive], config: Config) -> None:
+    before = len(config.findings)
+    for selectors, within in _selectors(given, model):
+        for key in sorted(_UNSERVED & {key for key, value in selectors.items() if value}):
+            message = f"{key}: this device plugin cannot choose by it"
+            scope.error((*keys, *within, key), message, OTHER_PLUGIN, at_key=True)
+        fields = SharedSelectors if model is Shared else ExclusiveSelectors
+        _unknown(scope, (*keys, *within), selectors, {*fields.model_fields, *_UNSERVED})
+    if isinstance(given, dict):
+        _unknown(scope, keys, given, set(model.model_fields))
+    resource = scope.model(model, given, keys, FIXES)
+    if resource is None or any(f.severity == ERROR for f in config.findings[before:]):
+        return
+    if resource.name in {other.name for other in config.resources}:
+        message = f"{resource.name} is there already: the first one counts"
+        scope.error((*keys, "resourceName"), message, "give it another name")
+        return
+    config.resources.append(resource)
+
+
+def _selectors(given: Any, model: type[Shared | Exclusive]) -> list[tuple[dict[str, Any], Keys]]:
+    """The objects of a resource's selectors, with their keys."""
+    written = given.get("selectors") if isinstance(given, dict) else None
+    if isinstance(written, list) and model is Exclusive:
+        return [(one, ("selectors", i)) for i, one in enumerate(written) if isinstance(one, dict)]
+    return [(written, ("selectors",))] if isinstance(written, dict) else []
+
+
+def _unknown(scope: Scope, keys: Keys, given: dict[str, Any], names: set[str]) -> None:
+    folded = {name.lower() for name in names}
+    for key in given:
+        if key.lower() not in folded:
+            scope.warn((*keys, key), f'there is no key "{key}"', correction(key, names), at_key=True)
+
+
+def _period(scope: Scope, given: Any) -> float:
+    if given is None:
+        return PERIOD
+    if isinstance(given, bool) or not isinstance(given, int) or given < 0:
+        message = f"{shown(given)}: want seconds, 0 or more; {PERIOD:g} are used"
+        scope.error(("periodicUpdateInterval",), message, 'write "periodicUpdateInterval": 60')
+        return PERIOD
+    return float(given)

@@ -1,0 +1,61 @@
+"""What a container gets with the offers that it was given, in whichever way it asked: variables, a CDI specification, and the
+files from which Multus reads of the devices. The device plugin and the DRA driver share it.
+
+Sources: SPEC.md of the Container Device Interface; the variables PCIDEVICE_… of the SR-IOV device plugin; the Device Information
+Specification of the Network Plumbing Working Group, 1.1.0.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from cni.resources.choose import DeviceNode, Offer, Resource
+from cni.shared.kernel import files
+
+CDI_FOLDER = "/var/run/cdi"
+INFO_FOLDER = "/var/run/k8s.cni.cncf.io/devinfo/dp"
+PERMISSIONS = "rw"
+_CDI_VERSION = "0.5.0"  # the first with names that begin with a digit, and host paths
+
+
+def variables(resource: Resource, offers: Sequence[Offer]) -> dict[str, str]:
+    """The variables that name the functions `offers` of an exclusive resource; none of a shared one."""
+    if not resource.is_exclusive:
+        return {}
+    variable = "PCIDEVICE_" + resource.name.replace("/", "_").replace(".", "_").upper()
+    info = json.dumps({offer.name: offer.info for offer in offers})
+    return {variable: ",".join(offer.name for offer in offers), f"{variable}_INFO": info}
+
+
+def cdi_document(kind: str, devices: Iterable[tuple[str, Sequence[DeviceNode], Mapping[str, str]]]) -> dict[str, Any]:
+    """The CDI specification of `devices`: name, device nodes, variables. A device without both is left out: CDI takes none."""
+    return {
+        "cdiVersion": _CDI_VERSION,
+        "kind": kind,
+        "devices": [
+            {"name": name, "containerEdits": _edits(nodes, environment)}
+            for name, nodes, environment in devices
+            if nodes or environment
+        ],
+    }
+
+
+def _edits(nodes: Sequence[DeviceNode], environment: Mapping[str, str]) -> dict[str, Any]:
+    own = [{"path": inside, "hostPath": path, "permissions": PERMISSIONS} for inside, path in nodes]
+    return ({"deviceNodes": own} if own else {}) | (
+        {"env": [f"{name}={value}" for name, value in environment.items()]} if environment else {}
+    )
+
+
+def info_name(resource: str, device: str) -> str:
+    """The name of a device's device-info file, in INFO_FOLDER."""
+    return f"{resource}-{device}-device.json".replace("/", "-")
+
+
+def write(folder: str, name: str, document: object, durable: bool = False) -> None:
+    """Make the file `name` hold the document, whole or as it was before; OSError."""
+    os.makedirs(folder, exist_ok=True)
+    files.write_whole(folder, name, json.dumps(document).encode(), durable, mode=0o644)

@@ -1,0 +1,87 @@
+"""kubelet, as a device plugin calls it: registration, and which devices kubelet has of a resource already."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import tempfile
+from dataclasses import dataclass
+
+import grpc
+import grpc.aio
+
+from cni.resources.kubelet import device_plugin_v1beta1_pb2 as api
+from cni.resources.kubelet import services
+from cni.shared.spec.errors import TryAgainLater
+
+VERSION = "v1beta1"
+_REGISTRATION = api.DESCRIPTOR.services_by_name["Registration"]
+_SECONDS = 5.0  # for an answer
+_SETTLED = (grpc.ChannelConnectivity.READY, grpc.ChannelConnectivity.TRANSIENT_FAILURE)
+
+
+@dataclass(frozen=True)
+class Kubelet:
+    """kubelet by its sockets: `folder` has those of the registration and of the plugins; `pods` is the path of that
+    of the pod resources API."""
+
+    folder: str
+    pods: str
+
+    @property
+    def socket(self) -> str:
+        return os.path.join(self.folder, "kubelet.sock")
+
+    def identity(self) -> tuple[int, ...]:
+        """A value that differs after each start of kubelet; () while kubelet does not listen. A file system may give
+        the number of an inode again at once, so the time counts too."""
+        try:
+            status = os.stat(self.socket)
+        except OSError:
+            return ()
+        return status.st_dev, status.st_ino, status.st_ctime_ns
+
+    def fault(self) -> str:
+        """Why no plugin can be served in `folder`, with the remedy, after a colon; "" for no reason that is seen."""
+        if not os.path.isdir(self.folder):
+            return f": there is no {self.folder}, which kubelet makes: start kubelet, or name its folder with --kubelet-dir"
+        try:
+            with tempfile.TemporaryFile(dir=self.folder):
+                return ""
+        except OSError as fault:
+            return f": {self.folder}: {fault.strerror}: mount it writable"
+
+    async def register(self, endpoint: str, resource: str) -> None:
+        """Register the socket named `endpoint` for the resource; TryAgainLater with what kubelet answers.
+
+        kubelet calls the plugin's GetDevicePluginOptions before it answers, and waits 10 s for a socket that is not there.
+        A start of kubelet removes all sockets before it listens, so the socket is looked for once there is a connection.
+        """
+        options = api.DevicePluginOptions(get_preferred_allocation_available=True)
+        request = api.RegisterRequest(version=VERSION, endpoint=endpoint, resource_name=resource, options=options)
+        async with grpc.aio.insecure_channel(f"unix:{self.socket}") as channel:
+            try:
+                await asyncio.wait_for(_connected(channel), _SECONDS)
+                if not os.path.exists(os.path.join(self.folder, endpoint)):
+                    raise TryAgainLater(f"kubelet has just started, and has removed the socket of {resource}")
+                await services.client(_REGISTRATION, channel).Register(request, timeout=_SECONDS)
+            except TimeoutError:
+                raise TryAgainLater(f"kubelet does not register {resource}: no answer in {_SECONDS:g} s") from None
+            except grpc.aio.AioRpcError as fault:
+                raise TryAgainLater(
+                    f"kubelet does not register {resource}: {fault.details() or fault.code().name}"
+                ) from None
+
+    async def healthy(self, resource: str) -> frozenset[str] | None:
+        """The healthy devices that kubelet has of the resource, from whatever plugin; None when it does not say.
+
+        kubelet counts no device as healthy once its plugin's stream has ended.
+        """
+        known = await services.allocatable(self.pods)
+        return None if known is None else frozenset(known.get(resource, ()))
+
+
+async def _connected(channel: grpc.aio.Channel) -> None:
+    """Wait until the channel is connected, or has failed to be: a call tells the reason."""
+    while (state := channel.get_state(try_to_connect=True)) not in _SETTLED:
+        await channel.wait_for_state_change(state)

@@ -1,0 +1,160 @@
+"""The device plugin put together: one loop that looks at the configuration, the devices and kubelet."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from time import monotonic
+
+from cni.node.service.endpoint import TEXT
+from cni.node.service.log import AgentLog
+from cni.node.service.metrics import Counter, Family, page
+from cni.node.service.program import pause, serve
+from cni.resources.choose import Offer, Resource
+from cni.resources.containers import CDI_FOLDER, INFO_FOLDER, info_name, write
+from cni.resources.device_plugin import answers, server
+from cni.resources.device_plugin.kubelet import Kubelet
+from cni.resources.device_plugin.server import ResourceServer
+from cni.resources.vfs.apply import apply
+from cni.resources.watch import Watch
+from cni.shared.kernel import rdma_sysfs
+from cni.shared.spec.errors import CniError
+
+_TICK = 0.2  # seconds between two looks at kubelet
+_LOOK_SECONDS = 0.5  # between two looks at the configuration and the devices
+
+
+class Plugin:
+    """The device plugin of this node: makes the virtual functions, and serves each configured resource to kubelet."""
+
+    def __init__(self, options: argparse.Namespace, log: AgentLog) -> None:
+        self._options = options
+        self._log = log
+        self._root = options.root.rstrip("/")
+        self._kubelet = Kubelet(options.kubelet_dir, options.pod_resources)
+        self._endpoints: dict[str, ResourceServer] = {}
+        self._watch = Watch(options.config, self._root, log)
+        self._unmade: list[str] = []  # why there are no VFs that the configuration asks for
+        self._unwritten = ""  # why there is no specification of the devices for --cdi
+
+    async def run(self, ended: asyncio.Event) -> None:
+        """Serve until `ended`."""
+        try:
+            server.remove_stale(self._kubelet.folder)
+        except FileNotFoundError:
+            pass  # kubelet makes it
+        look_due = 0.0
+        await asyncio.to_thread(self._make_vfs)  # first of all: kubelet has no function from here yet that would go
+        try:
+            while not ended.is_set():
+                if monotonic() >= look_due:
+                    try:
+                        await self._look()
+                    except OSError as fault:  # of a device that vanishes meanwhile: the next look is without it
+                        self._log.state("look", f"{fault.filename}: {fault.strerror}")
+                    look_due = monotonic() + _LOOK_SECONDS
+                await asyncio.gather(*(self._attend(endpoint) for endpoint in self._endpoints.values()))
+                await pause(ended, _TICK)
+        finally:
+            await asyncio.gather(*(endpoint.close() for endpoint in self._endpoints.values()))
+
+    async def _attend(self, endpoint: ResourceServer) -> None:
+        try:
+            await endpoint.attend()
+        except (CniError, OSError) as fault:
+            self._log.state(endpoint.resource.name, str(fault), resource=endpoint.resource.name)
+
+    def _make_vfs(self) -> None:
+        if policies := self._watch.config.policies:
+            kubelet = self._options.kubelet_dir
+            self._unmade = apply(policies, self._root, kubelet, lambda s: self._log.say("info", s.sentence))
+        for reason in self._unmade:
+            self._log.say("error", reason)
+
+    async def _look(self) -> None:
+        if self._watch.look():
+            await self._offer(self._watch.resources)
+
+    async def _offer(self, found: Sequence[Resource]) -> None:
+        if self._options.cdi:
+            self._write_cdi(found)
+        for name in self._endpoints.keys() - {resource.name for resource in found}:
+            await self._endpoints.pop(name).close()
+            self._log.say("info", "is not configured any more", resource=name)
+        for resource in found:
+            endpoint = self._endpoints.get(resource.name)
+            if endpoint is None:
+                endpoint = ResourceServer(resource, self._kubelet, self._log, self._allocated, self._options.cdi)
+                self._endpoints[resource.name] = endpoint
+            else:
+                endpoint.update(resource)
+
+    def _allocated(self, resource: Resource, offers: Sequence[Offer]) -> None:
+        """Write what Multus reads of each device before it calls the network's plugins; OSError."""
+        for offer in offers if resource.is_exclusive else ():
+            write(f"{self._root}{INFO_FOLDER}", info_name(resource.name, offer.name), offer.file)
+
+    def _write_cdi(self, found: Sequence[Resource]) -> None:
+        """Have a specification for each resource, and none of one that is gone. Those that are in use stay while the plugin
+        is away: the runtime reads them again when a container is restarted."""
+        folder = f"{self._root}{CDI_FOLDER}"
+        wanted = {f"{server.PREFIX}{answers.plain(r.name)}.json": answers.cdi_document(r) for r in found}
+        wanted = {name: document for name, document in wanted.items() if document["devices"]}
+        self._unwritten = ""
+        try:
+            for name, document in wanted.items():
+                write(folder, name, document)
+            for name in os.listdir(folder):
+                if name.startswith(server.PREFIX) and name not in wanted:
+                    Path(folder, name).unlink(missing_ok=True)
+        except OSError as fault:
+            remedy = f"no container with a device starts; mount {CDI_FOLDER} of the node at {folder}, and writable"
+            self._unwritten = f"{folder}: {fault.strerror}: {remedy}"
+        self._log.state("cdi", self._unwritten)
+
+    # --- health and metrics ---
+
+    def ready(self) -> tuple[int, str, str]:
+        """503 with what is wrong: a resource that kubelet does not have from here or that chooses nothing, a fault of the
+        configuration. 200 names the resources with fewer devices than the configuration asks for."""
+        faults = [*self._watch.faults, *self._unmade, *filter(None, [self._unwritten])]
+        for name, endpoint in self._endpoints.items():
+            if endpoint.conflict:
+                faults.append(f"another device plugin serves {name}")
+            elif not endpoint.is_served:
+                faults.append(f"kubelet does not listen to {name}{self._kubelet.fault()}")
+        if faults:
+            return 503, TEXT, "\n".join(faults)
+        return 200, TEXT, "\n".join(["ok", *self._watch.limits])
+
+    def metrics(self) -> tuple[int, str, str]:
+        devices = Family("railcni_device_plugin_devices", "Devices by their health.", "resource", "health")
+        served = Family("railcni_device_plugin_served", "1 while kubelet listens.", "resource")
+        conflict = Family("railcni_device_plugin_conflict", "1 while another plugin has it.", "resource")
+        registered = Counter("railcni_device_plugin_registrations_total", "Registrations.", "resource")
+        allocated = Counter("railcni_device_plugin_allocations_total", "Containers served.", "resource")
+        for name, endpoint in self._endpoints.items():
+            total = sum(len(offer.ids) for offer in endpoint.resource.offers)
+            devices.set(endpoint.resource.healthy, name, "healthy")
+            devices.set(total - endpoint.resource.healthy, name, "unhealthy")
+            served.set(endpoint.is_served, name)
+            conflict.set(endpoint.conflict, name)
+            registered.set(endpoint.registrations, name)
+            allocated.set(endpoint.allocations, name)
+        entries = Family("railcni_gid_table_entries", "GIDs that a port has.", "device", "port")
+        size = Family("railcni_gid_table_size", "GIDs that a port has room for.", "device", "port")
+        sys = f"{self._root}/sys"
+        for device, port in ((d, p) for d in rdma_sysfs.devices(sys) for p in rdma_sysfs.ports(d, sys)):
+            entries.set(sum(1 for _ in rdma_sysfs.gid_values(device, port, sys)), device, str(port))
+            size.set(rdma_sysfs.gid_table_size(device, port, sys), device, str(port))
+        return page(devices, served, conflict, registered, allocated, entries, size)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Serve until SIGTERM; the exit code."""
+    plugin = Plugin(options, AgentLog())
+    pages = {"/readyz": plugin.ready, "/metrics": plugin.metrics}
+    return asyncio.run(serve("device-plugin", options.listen, pages, plugin.run))

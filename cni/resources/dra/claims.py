@@ -1,0 +1,162 @@
+"""Prepares the claims of this node's pods: writes what cni/resources/claims.py reads.
+
+A record is written, durably, before anything else is made, and removed after all else is gone; so whatever kills the driver,
+the next call for the claim, or the next start, finds what there is. An answer comes from the record, so that kubelet gets the
+same one again although a device has vanished since.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from cni.resources import claims, containers
+from cni.resources.claims import DRIVER, PREFIX, Record, cdi_name, specification
+from cni.resources.dra.slices import Device
+from cni.shared.kernel import files
+from cni.shared.spec.errors import InvalidConfig, TryAgainLater
+
+_UID = re.compile(r"[A-Za-z0-9][-A-Za-z0-9]{0,62}")
+
+
+class Claims:
+    """The records are in `folder`; runtime and Multus read below `root`. `holder` says of a record what keeps its devices, "" for
+    nothing."""
+
+    def __init__(
+        self, folder: str, root: str, holder: Callable[[Record], str] = lambda record: "its pods may run"
+    ) -> None:
+        self._holder = holder
+        self._folder = folder
+        self._root = root
+        self._info = f"{root}{containers.INFO_FOLDER}"
+
+    def records(self) -> list[Record]:
+        """All records; OSError."""
+        return claims.records(self._folder)
+
+    def prepare(self, claim: Record, results: Sequence[Mapping[str, Any]], devices: Mapping[str, Device]) -> Record:
+        """The record of a claim, made unless it is there: `claim` has uid, namespace and name, `results` what was allocated.
+
+        InvalidConfig for a device that is gone, TryAgainLater for one that cannot be used now, OSError.
+        """
+        wanted = [
+            {
+                "request": str(result["request"]).partition("/")[0],  # a container names no alternative of a request
+                "pool": result["pool"],
+                "device": result["device"],
+                "share": result.get("shareID") or "",
+                "admin": bool(result.get("adminAccess")),  # it only looks at a device that others have
+            }
+            for result in results
+        ]
+        record = claims.read(self._folder, _checked(claim["uid"]))
+        if not wanted:
+            raise InvalidConfig(
+                f"ResourceClaim {claim['namespace']}/{claim['name']} has no device of {DRIVER} on this node"
+            )
+        if record is None or [{key: one[key] for key in wanted[0]} for one in record["devices"]] != wanted:
+            record = claim | {"devices": [one | _given(one["device"], devices) for one in wanted]}
+            self._free(record, {name for name, device in devices.items() if device.resource.is_exclusive})
+            for one in record["devices"]:
+                one["variables"] = _variables(one, record, devices)
+            if former := claims.read(self._folder, claim["uid"]):
+                self._remove(former)  # it was allocated anew
+            containers.write(self._folder, f"{claim['uid']}.json", record, durable=True)
+        else:
+            self.add_pods(record, claim.get("pods", ()))
+        self._make(record)
+        return record
+
+    def add_pods(self, record: Record, pods: Collection[str]) -> None:
+        """Add the UIDs `pods` to those that the claim's record has, and write the record. Raises OSError."""
+        if new := [uid for uid in pods if uid not in record.get("pods", ())]:
+            record["pods"] = [*record.get("pods", ()), *new]
+            containers.write(self._folder, f"{record['uid']}.json", record, durable=True)
+
+    def _free(self, record: Record, exclusive: Collection[str]) -> None:
+        """Unprepare the claims that have an `exclusive` device of the record and are gone with their pods.
+
+        TryAgainLater for one that has a holder: two containers would have the device.
+        """
+        wanted = _held(record).intersection(exclusive)
+        for other in self.records():
+            if other["uid"] == record["uid"] or not (held := wanted & _held(other)):
+                continue
+            if holder := self._holder(other):
+                raise TryAgainLater(
+                    f"{', '.join(sorted(held))} is still prepared for ResourceClaim {other['namespace']}/{other['name']}: {holder}"
+                )
+            self.unprepare(other["uid"])
+
+    def unprepare(self, uid: str) -> bool:
+        """Remove all that there is of a claim; whether there was anything. OSError."""
+        record = claims.read(self._folder, _checked(uid))
+        Path(specification(uid, self._root)).unlink(missing_ok=True)  # without a record a kill has left it
+        if record:
+            self._remove(record)
+        Path(self._folder, f"{uid}.json").unlink(missing_ok=True)
+        return record is not None
+
+    def restore(self) -> list[Record]:
+        """Make what is missing of the recorded claims, as after a boot, and remove what belongs to none; the records."""
+        records = self.records()
+        for record in records:
+            self._make(record)
+        wanted = {specification(record["uid"], self._root) for record in records}
+        folder = f"{self._root}{containers.CDI_FOLDER}"
+        for path in (f"{folder}/{name}" for name in files.names_in(folder) if name.startswith(PREFIX)):
+            if path not in wanted:
+                Path(path).unlink(missing_ok=True)
+        return records
+
+    def _make(self, record: Record) -> None:
+        for one in record["devices"]:
+            if one["file"]:
+                containers.write(self._info, containers.info_name(one["resource"], one["function"]), one["file"])
+        parts = [(cdi_name(record, n), one["nodes"], one["variables"]) for n, one in enumerate(record["devices"])]
+        document = containers.cdi_document(claims.KIND, parts)
+        if document["devices"]:
+            containers.write(*os.path.split(specification(record["uid"], self._root)), document)
+
+    def _remove(self, record: Record) -> None:
+        Path(specification(record["uid"], self._root)).unlink(missing_ok=True)
+        others = [other for other in self.records() if other["uid"] != record["uid"]]
+        used = {(one["resource"], one["function"]) for other in others for one in other["devices"]}
+        for one in record["devices"]:
+            if one["file"] and (one["resource"], one["function"]) not in used:
+                Path(self._info, containers.info_name(one["resource"], one["function"])).unlink(missing_ok=True)
+
+
+def _held(record: Record) -> set[str]:
+    """The devices that the claim has, apart from those that it only looks at."""
+    return {one["device"] for one in record["devices"] if not one["admin"]}
+
+
+def _checked(uid: str) -> str:
+    """The UID, which is a part of names of files."""
+    if not _UID.fullmatch(uid):
+        raise InvalidConfig(f'"{uid}" is no UID of a ResourceClaim')
+    return uid
+
+
+def _given(name: str, devices: Mapping[str, Device]) -> Record:
+    """What the record keeps of a device."""
+    device = devices.get(name)
+    if device is None:
+        raise InvalidConfig(f"there is no device {name} any more; there are: {', '.join(devices) or 'none'}")
+    if device.offer.fault:
+        raise TryAgainLater(f"{name} cannot be used: {device.offer.fault}")
+    offer = device.offer
+    return {"resource": device.resource.name, "function": offer.name, "nodes": offer.nodes, "file": dict(offer.file)}
+
+
+def _variables(one: Record, record: Record, devices: Mapping[str, Device]) -> dict[str, str]:
+    """The variables that name all functions that the claim has of the device's resource: of two values a container has one."""
+    of_resource = [
+        devices[other["device"]].offer for other in record["devices"] if other["resource"] == one["resource"]
+    ]
+    return containers.variables(devices[one["device"]].resource, of_resource)

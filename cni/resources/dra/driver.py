@@ -1,0 +1,275 @@
+"""The driver put together: one loop that looks at the configuration, the devices, kubelet and the ResourceSlices."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import math
+import os
+import re
+from collections.abc import Collection, Sequence
+from contextlib import closing
+from time import monotonic
+from typing import Any
+
+from cni.node.inventory import attachments
+from cni.node.service.endpoint import TEXT
+from cni.node.service.log import AgentLog
+from cni.node.service.metrics import Counter, Family, page
+from cni.node.service.program import pause, serve
+from cni.resources.claims import DRIVER, Record, records_folder
+from cni.resources.dra import slices
+from cni.resources.dra.claims import Claims
+from cni.resources.dra.kubelet import Endpoint
+from cni.resources.dra.publish import Publisher
+from cni.resources.dra.slices import Device
+from cni.resources.dra.status import Statuses, read_claim
+from cni.resources.kubelet import services
+from cni.resources.node import read_topology
+from cni.resources.watch import Watch
+from cni.shared.kernel.node import host_name
+from cni.shared.records import LINK, STATE
+from cni.shared.spec.errors import CniError, InvalidConfig
+from ipam.stores.apiserver import Api
+
+_TICK = 0.5  # seconds between two looks at the configuration, the devices and the sockets
+_OTHERS_SECONDS = 5.0  # between two looks at what device plugins serve
+# Seconds to the next comparison of the slices with those of the API server, doubled each time that nothing was to be done: a
+# kubelet that could not delete them at its start does so when the API server answers again, after the driver has written them.
+_FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 60.0
+_SECONDS = 10.0  # for a request to it: kubelet waits 45 for a preparation
+_POD_GROUP = re.compile(r"(?:^|-)pod([^.]+)(?:\.slice)?$")  # of kubelet, as named by its cgroup driver
+_KUBELETS = "kubelet ends that when the claim's pods have ended"
+_UNMADE = (
+    "the configuration asks for virtual functions, which this program does not make: `railcni vfs apply` makes them"
+)
+
+
+class Driver:
+    """What `options` ask for."""
+
+    def __init__(self, options: argparse.Namespace, log: AgentLog) -> None:
+        self._log = log
+        self._root = options.root.rstrip("/")
+        self._kubeconfig = options.kubeconfig
+        self._pods = os.path.join(options.kubelet_root, "pod-resources", "kubelet.sock")
+        self._node = options.node or host_name()
+        self._watch = Watch(options.config, self._root, log)
+        self._endpoint = Endpoint(options.kubelet_root, log, self._prepare, self._unprepare, self._registered)
+        self._claims = Claims(records_folder(options.kubelet_root), self._root, self._holder)
+        self._publisher = Publisher(options.kubeconfig, self._node)
+        self._statuses = Statuses(options.kubeconfig, _SECONDS, f"{self._root}{STATE}")
+        self._statuses_due, self._untold = 0.0, ""
+        self._others: dict[str, int] = {}  # resources of device plugins, with the number of their devices
+        self._devices: dict[str, Device] = {}
+        self._records: dict[str, Record] = {}
+        self._asked: set[str] = set()  # the claims that this kubelet has had prepared, and will end
+        self._publish_due = math.inf  # the first look comes first: without a device all slices would be deleted
+        self._others_due = 0.0
+        self._fault = ""
+        self._pause = _FIRST_PAUSE
+        self._unpublished = "the ResourceSlices are not published yet"
+        self._compares_claims = True
+
+    async def run(self, ended: asyncio.Event) -> None:
+        """Serve until `ended`."""
+        self._log.state("virtual functions", _UNMADE if self._watch.config.policies else "")
+        self._records = {one["uid"]: one for one in await asyncio.to_thread(self._claims.restore)}
+        try:
+            while not ended.is_set():
+                try:
+                    await self._look()
+                    await self._endpoint.attend()
+                    self._fault = ""
+                except OSError as fault:  # also of a device that vanishes meanwhile: the next look is without it
+                    self._fault = f"{fault.filename}: {fault.strerror}"
+                self._log.state("look", self._fault)
+                # Not before: kubelet tries again only after a minute when it has a pod with a claim, and no driver.
+                if monotonic() >= self._publish_due and not self._endpoint.fault:
+                    await self._publish()
+                if monotonic() >= self._statuses_due:
+                    await self._tell_claims()
+                await pause(ended, _TICK)
+        finally:
+            await self._endpoint.close()
+
+    async def _look(self) -> None:
+        """Offer what there is now; a resource that a device plugin serves is left to it."""
+        is_new = self._watch.look()
+        if not is_new and monotonic() < self._others_due:
+            return
+        self._others_due = monotonic() + _OTHERS_SECONDS
+        served, found = await services.allocatable(self._pods) or {}, self._watch.resources
+        others = {one.name: len(served[one.name]) for one in found if served.get(one.name)}
+        if not is_new and others.keys() == self._others.keys():
+            return
+        self._others = others
+        for resource in found:
+            self._log.state(f"{resource.name} served", self._refusal(resource.name), resource=resource.name)
+        host = self._watch.host
+        ours = [resource for resource in found if resource.name not in others]
+        devices = slices.devices(ours, host, read_topology(host, self._root))
+        self._devices = {device.name: device for device in devices}
+        self._publish_due = 0.0
+        self._tell()
+
+    def _refusal(self, name: str) -> str:
+        """Why a resource is not published."""
+        if name not in self._others:
+            return ""
+        return (
+            f"a device plugin serves {name}, with {self._others[name]} devices, so no claim gets it: a NIC or function would be"
+            " given twice. Remove the resource from the device plugin's configuration, or from this one"
+        )
+
+    def _tell(self) -> None:
+        """Tell kubelet the health of the devices, and of those that a claim has though they are gone."""
+        states = {name: device.offer.fault for name, device in self._devices.items()}
+        for record in self._records.values():
+            for one in record["devices"]:
+                states.setdefault(one["device"], f"{one['function']} is gone, or not offered any more")
+        self._endpoint.tell((self._node, name, fault) for name, fault in states.items())
+        gone = [name for name in states if name not in self._devices]
+        self._log.state("gone", f"claims have devices that are gone: {', '.join(gone)}" if gone else "")
+
+    async def _publish(self) -> None:
+        devices, fault = list(self._devices.values()), ""
+        try:
+            if is_changed := await asyncio.to_thread(self._publisher.publish, devices):
+                self._log.say("info", "published", devices=len(devices), generation=self._publisher.generation)
+            if self._compares_claims:
+                self._compares_claims = False  # first: a registration meanwhile wants another comparison
+                async with self._endpoint.turn:
+                    await asyncio.to_thread(self._compare_claims)
+        except (CniError, OSError) as error:
+            is_changed, fault, self._compares_claims = False, str(error), True
+        if is_changed or bool(fault) != bool(self._unpublished):
+            self._pause = _FIRST_PAUSE
+        self._unpublished = fault
+        self._publish_due = monotonic() + self._pause
+        self._pause = min(2 * self._pause, _LONGEST_PAUSE)
+        self._log.state("publish", self._unpublished)
+        self._log.state("lack", "; ".join(self._publisher.lacks))
+
+    async def _tell_claims(self) -> None:
+        try:
+            await asyncio.to_thread(self._statuses.tell, list(self._records.values()))
+            self._untold = ""
+        except (CniError, OSError) as fault:
+            self._statuses_due = monotonic() + _OTHERS_SECONDS
+            self._untold = f"claims do not show what their pods have: {fault}"
+        self._log.state("status", self._untold)
+
+    def _registered(self) -> None:
+        """kubelet may have deleted the slices, and forgotten claims, while it or this driver was away."""
+        self._publish_due, self._pause, self._compares_claims = 0.0, _FIRST_PAUSE, True
+        self._asked = set()
+
+    # --- claims; in a thread, one at a time ---
+
+    def _prepare(self, asked: Record) -> Record:
+        where = f"ResourceClaim {asked['namespace']}/{asked['name']}"
+        status = self._status(asked)
+        if status is None:
+            raise InvalidConfig(f"{where} is gone, is another one by now, or has no device")
+        allocation = status["allocation"]["devices"]
+        for config in allocation.get("config") or ():
+            if (config.get("opaque") or {}).get("driver") == DRIVER:
+                raise InvalidConfig(
+                    f"{where}: {DRIVER} takes no parameters: remove them from the claim or its DeviceClass"
+                )
+        results = [r for r in allocation.get("results") or () if (r["driver"], r["pool"]) == (DRIVER, self._node)]
+        record = self._claims.prepare(asked | {"pods": _pods(status)}, results, self._devices)
+        self._asked.add(asked["uid"])
+        self._records = {one["uid"]: one for one in self._claims.records()}
+        return record
+
+    def _unprepare(self, uid: str) -> None:
+        self._claims.unprepare(uid)
+        self._asked.discard(uid)
+        self._records = {other: record for other, record in self._records.items() if other != uid}
+
+    def _status(self, claim: Record) -> dict[str, Any] | None:
+        """The status of the claim; None when it is gone, or has no device. CniError."""
+        with closing(Api(self._kubeconfig, _SECONDS)) as api:
+            found = read_claim(api, claim)
+        status = (found or {}).get("status") or {}
+        return status if isinstance((status.get("allocation") or {}).get("devices"), dict) else None
+
+    def _holder(self, claim: Record) -> str:
+        """What keeps the devices of a prepared claim; "" when nothing does. CniError, OSError.
+
+        A claim that is gone tells nothing of its pods: whoever removes its finalizers can delete it while they run. kubelet ends
+        what it has had prepared. What an earlier kubelet had, it may have forgotten: then the pods' control groups decide.
+        """
+        if claim["uid"] in self._asked:
+            return _KUBELETS
+        if (status := self._status(claim)) is not None:
+            self._claims.add_pods(claim, _pods(status))
+            return _KUBELETS
+        functions = {one["function"] for one in claim["devices"] if not one["admin"]}
+        recorded = attachments.found(directory=f"{self._root}{STATE}")
+        links = [one["records"][LINK] for one in recorded if attachments.device_of(one) in functions]
+        runs = ", ".join(_running(self._root, {*claim.get("pods", ()), *(link["pod"][2] for link in links)}))
+        return f"the claim is gone, but pod {runs} still runs on this node: delete the pod" if runs else ""
+
+    def _compare_claims(self) -> None:
+        """Unprepare claims that no longer exist: a kubelet that lost its state does not ask for it. Raises CniError."""
+        for uid, record in self._records.items():
+            if not self._holder(record):
+                self._unprepare(uid)
+                self._log.say(
+                    "info", "removed: the claim is gone", claim=f"{record['namespace']}/{record['name']}", uid=uid
+                )
+
+    # --- health and metrics ---
+
+    def ready(self) -> tuple[int, str, str]:
+        """503 with what is wrong; 200 with what is missing."""
+        faults = [*self._watch.faults, *filter(None, [self._fault, self._endpoint.fault, self._unpublished])]
+        faults += [self._refusal(name) for name in self._others]
+        if faults:
+            return 503, TEXT, "\n".join(faults)
+        policies = _UNMADE if self._watch.config.policies else ""
+        lacks = [*self._watch.limits, *self._publisher.lacks, *filter(None, [self._untold, policies])]
+        return 200, TEXT, "\n".join(["ok", *lacks])
+
+    def metrics(self) -> tuple[int, str, str]:
+        devices = Family("railcni_dra_devices", "Devices by their health.", "resource", "health")
+        claims = Family("railcni_dra_claims", "Claims that are prepared on this node.")
+        published = Family("railcni_dra_published", "1 while the ResourceSlices are as they should be.")
+        registered = Family("railcni_dra_registered", "1 while kubelet has the driver.")
+        conflict = Family("railcni_dra_conflict", "1 while a device plugin serves it.", "resource")
+        prepared = Counter("railcni_dra_prepared_total", "Claims that kubelet was answered.")
+        for resource in self._watch.resources:
+            own: Sequence[Device] = [one for one in self._devices.values() if one.resource.name == resource.name]
+            unhealthy = sum(bool(one.offer.fault) for one in own)
+            devices.set(len(own) - unhealthy, resource.name, "healthy")
+            devices.set(unhealthy, resource.name, "unhealthy")
+            conflict.set(resource.name in self._others, resource.name)
+        claims.set(len(self._records))
+        published.set(not self._unpublished)
+        registered.set(not self._endpoint.fault)
+        prepared.set(self._endpoint.prepared)
+        return page(devices, claims, published, registered, conflict, prepared)
+
+
+def _pods(status: dict[str, Any]) -> list[str]:
+    """The UIDs of the pods for which a claim is reserved."""
+    return [one["uid"] for one in status.get("reservedFor") or () if one["resource"] == "pods"]
+
+
+def _running(root: str, pods: Collection[str]) -> list[str]:
+    """Those of these UIDs that have a control group on the node: kubelet makes it before it prepares claims, and removes it after the
+    pod has ended. systemd's have "_" for "-"."""
+    wanted = {uid.replace("-", "_"): uid for uid in pods}
+    names = (name for _, folders, _ in os.walk(f"{root}/sys/fs/cgroup") for name in folders)
+    found = (_POD_GROUP.search(name) for name in names)
+    return sorted({wanted[uid] for one in found if one and (uid := one[1].replace("-", "_")) in wanted})
+
+
+def run(options: argparse.Namespace) -> int:
+    """Serve until SIGTERM; the exit code."""
+    driver = Driver(options, AgentLog())
+    pages = {"/readyz": driver.ready, "/metrics": driver.metrics}
+    return asyncio.run(serve("dra", options.listen, pages, driver.run))

@@ -1,0 +1,158 @@
+"""kubelet, as it calls a DRA driver: the two sockets, the registration, and the services of preparation and health."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import AsyncIterator, Callable, Iterable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from cni.node.service.log import AgentLog
+from cni.node.service.program import pause
+from cni.resources.claims import DRIVER, Record, cdi_ids, own_folder
+from cni.resources.kubelet import dra_health_v1_pb2 as health
+from cni.resources.kubelet import dra_v1_pb2 as api
+from cni.resources.kubelet import plugin_registration_v1_pb2 as registration
+from cni.resources.kubelet import services
+from cni.shared.spec.errors import CniError
+
+_REGISTRATION = registration.DESCRIPTOR.services_by_name["Registration"]
+_PLUGIN = api.DESCRIPTOR.services_by_name["DRAPlugin"]
+_HEALTH = health.DESCRIPTOR.services_by_name["DRAResourceHealth"]
+_HEALTH_VERSIONS = ("v1", "v1alpha1")  # their messages are the same
+_AGAIN_SECONDS = 20.0  # between two lists of health: after 30 without one kubelet takes a device for unknown
+_LONGEST_MESSAGE = 1024
+
+State = tuple[str, str, str]  # pool, device, why it is not healthy
+Prepare = Callable[[Record], Record]  # of a claim with uid, namespace, name
+Unprepare = Callable[[str], object]
+
+
+class Endpoint:
+    """Serves kubelet in `folder`, /var/lib/kubelet. `prepare` and `unprepare` are called in a thread, one at a time; they may
+    raise CniError and OSError. `registered` is called whenever kubelet knows the driver anew."""
+
+    def __init__(
+        self, folder: str, log: AgentLog, prepare: Prepare, unprepare: Unprepare, registered: Callable[[], object]
+    ) -> None:
+        self.own = own_folder(folder)
+        self._socket = os.path.join(self.own, "dra.sock")
+        self._registry = os.path.join(folder, "plugins_registry", f"{DRIVER}-reg.sock")
+        self._log = log
+        self._prepare = prepare
+        self._unprepare = unprepare
+        self._registered = registered
+        self._servers: list[grpc.aio.Server] = []
+        self.turn = asyncio.Lock()  # of the calls that change claims
+        self._states: tuple[State, ...] = ()
+        self._changed = asyncio.Event()
+        self.fault = "kubelet has not registered the driver"
+        self.prepared = 0
+
+    async def attend(self) -> None:
+        """Listen, unless both sockets are there; OSError when that cannot be."""
+        if self._servers and os.path.exists(self._socket) and os.path.exists(self._registry):
+            return
+        await self.close()
+        if not os.path.isdir(folder := os.path.dirname(self._registry)):
+            raise FileNotFoundError(
+                2, "kubelet makes it: start kubelet, or name its folder with --kubelet-root", folder
+            )
+        os.makedirs(self.own, mode=0o750, exist_ok=True)
+        plugin, registrar = self._servers = [grpc.aio.server(), grpc.aio.server()]
+        services.serve(_PLUGIN, plugin, self)
+        for version in _HEALTH_VERSIONS:
+            services.serve(_HEALTH, plugin, self, f"{version}.{_HEALTH.name}")
+        services.serve(_REGISTRATION, registrar, self)
+        await services.listen(plugin, self._socket)  # first: kubelet calls it as soon as it has seen the other one
+        await services.listen(registrar, self._registry)
+
+    async def close(self) -> None:
+        """Listen no more; kubelet deletes the node's slices when no driver comes back in half a minute."""
+        for path in (self._registry, self._socket):
+            Path(path).unlink(missing_ok=True)
+        servers, self._servers = self._servers, []
+        await asyncio.gather(*(server.stop(None) for server in servers))
+
+    def tell(self, states: Iterable[State]) -> None:
+        """Set the devices' health to `states`, and wake the waiting streams if it has changed."""
+        if self._states != (new := tuple(states)):
+            self._states = new
+            self._changed.set()
+            self._changed = asyncio.Event()
+
+    # --- what kubelet calls ---
+
+    async def GetInfo(self, request: Any, context: Any) -> registration.PluginInfo:
+        versions = ["v1.DRAPlugin", *(f"{version}.{_HEALTH.name}" for version in _HEALTH_VERSIONS)]
+        return registration.PluginInfo(
+            type="DRAPlugin", name=DRIVER, endpoint=self._socket, supported_versions=versions
+        )
+
+    async def NotifyRegistrationStatus(self, request: registration.RegistrationStatus, context: Any) -> Any:
+        self.fault = "" if request.plugin_registered else f"kubelet does not register the driver: {request.error}"
+        self._log.state("registration", self.fault)
+        if request.plugin_registered:
+            self._log.say("info", "kubelet has registered the driver", driver=DRIVER)
+            self._registered()
+        return registration.RegistrationStatusResponse()
+
+    async def NodePrepareResources(self, request: api.NodePrepareResourcesRequest, context: Any) -> Any:
+        answer = api.NodePrepareResourcesResponse()
+        for claim in request.claims:
+            one = answer.claims[claim.uid]
+            asked = {"uid": claim.uid, "namespace": claim.namespace, "name": claim.name}
+            record, one.error = await self._called("prepare", claim, partial(self._prepare, asked))
+            for number, device in enumerate(record["devices"] if record else ()):
+                share = {"share_id": device["share"]} if device["share"] else {}
+                one.devices.add(
+                    request_names=[device["request"]],
+                    pool_name=device["pool"],
+                    device_name=device["device"],
+                    cdi_device_ids=cdi_ids(record, number),
+                    **share,
+                )
+            self.prepared += record is not None
+        return answer
+
+    async def NodeUnprepareResources(self, request: api.NodeUnprepareResourcesRequest, context: Any) -> Any:
+        answer = api.NodeUnprepareResourcesResponse()
+        for claim in request.claims:
+            one = answer.claims[claim.uid]
+            _, one.error = await self._called("unprepare", claim, partial(self._unprepare, claim.uid))
+        return answer
+
+    async def _called(self, what: str, claim: api.Claim, function: Callable[[], Any]) -> tuple[Any, str]:
+        """Call `function` in a thread; return (its result, "") or, after a fault that is logged, (None, the reason)."""
+        fields = {"claim": f"{claim.namespace}/{claim.name}", "uid": claim.uid}
+        async with self.turn:
+            try:
+                given = await asyncio.to_thread(function)
+            except CniError as fault:
+                said = fault.msg
+            except OSError as fault:
+                said = f"{fault.filename}: {fault.strerror}"
+            else:
+                self._log.say("info", f"{what}d", **fields)
+                return given, ""
+        self._log.say("warning", f"{what}: {said}", **fields)
+        return None, said
+
+    async def NodeWatchResources(self, request: Any, context: Any) -> AsyncIterator[health.NodeWatchResourcesResponse]:
+        while True:
+            changed, answer, now = self._changed, health.NodeWatchResourcesResponse(), int(time.time())
+            for pool, device, fault in self._states:
+                answer.devices.add(
+                    device=health.DeviceIdentifier(pool_name=pool, device_name=device),
+                    health=health.UNHEALTHY if fault else health.HEALTHY,
+                    last_updated_time=now,
+                    message=fault[:_LONGEST_MESSAGE],
+                )
+            yield answer
+            await pause(changed, _AGAIN_SECONDS)

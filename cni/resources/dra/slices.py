@@ -1,0 +1,170 @@
+"""The ResourceSlices and DeviceClasses of a configuration. Pure.
+
+A NIC that many pods share is a device that allows several allocations; each takes the GIDs of one pod from its capacity. A
+function is a device that one claim has at a time. Names of attributes are those of DRANET (`dra.net`) and dra-driver-sriov where
+these agree, and of either in this driver's own domain where there is one.
+
+Sources: types.go of staging/src/k8s.io/api/resource/v1 in Kubernetes, and its deviceattribute package; pkg/draclient of Multus;
+pkg/apis/attributes.go of DRANET; pkg/consts/consts.go of dra-driver-sriov.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from cni.node.inventory.devices import Port
+from cni.node.inventory.functions import ETHER, Function
+from cni.node.inventory.topology import NEAREST_FIRST, SYS, Topology
+from cni.resources.choose import Host, Offer, Resource
+from cni.resources.claims import DRIVER
+from cni.resources.models import Exclusive, Shared, label
+from cni.shared.kernel.rdma_sysfs import ROCE_V2
+
+API = "resource.k8s.io/v1"
+RESOURCE_NAME, DEVICE_ID = "k8s.cni.cncf.io/resourceName", "k8s.cni.cncf.io/deviceID"  # Multus reads these two
+MOST_DEVICES = 128  # of a slice
+_LONGEST_VALUE = 64  # characters of an attribute
+_LINK_TYPES = {ETHER: "ethernet"}  # as dra-driver-sriov calls it
+_SPEED = re.compile(r"([\d.]+) Gb/sec")
+
+Value = bool | int | str
+
+
+@dataclass(frozen=True)
+class Device:
+    """A device of the node's pool: `document` is what a slice says of it."""
+
+    resource: Resource
+    offer: Offer
+    document: dict[str, Any]
+
+    @property
+    def name(self) -> str:
+        return str(self.document["name"])
+
+
+def devices(resources: Iterable[Resource], host: Host, topology: Topology) -> list[Device]:
+    """The devices of all resources; `topology` has the node's GPUs, and its functions by their PCI addresses."""
+    functions = {function.id: function for function in host.functions}
+    found: dict[str, Device] = {}
+    for resource in resources:
+        for offer in resource.offers:
+            if not offer.ids:
+                continue
+            whole = f"{resource.name}-{offer.name}"
+            name = label(whole)
+            if name in found:  # of a resource whose name differs by a sign that no name of a device may have
+                name = label(whole, unique=True)
+            known = _attributes(resource, offer, functions.get(offer.name), host, topology)
+            attributes = {key: _typed(value) for key, value in known if value != ""}
+            document: dict[str, Any] = {"name": name, "attributes": attributes}
+            if not resource.is_exclusive:
+                document |= {"allowMultipleAllocations": True, "capacity": _capacity(offer)}
+            found[name] = Device(resource, offer, document)
+    return list(found.values())
+
+
+def _capacity(offer: Offer) -> dict[str, Any]:
+    """As many shares as the device plugin has devices: in GIDs, or by number where a pod needs none."""
+    count, each = len(offer.ids), offer.gids or 1
+    share = str(each)
+    valid = {"validRange": {"min": share, "step": share}} if count > 1 else {"validValues": [share]}
+    policy = {"default": share, **valid}
+    return {"gids" if offer.gids else "devices": {"value": str(count * each), "requestPolicy": policy}}
+
+
+def _attributes(
+    resource: Resource, offer: Offer, function: Function | None, host: Host, topology: Topology
+) -> Iterator[tuple[str, Value]]:
+    yield RESOURCE_NAME, resource.name
+    yield DEVICE_ID, offer.name
+    yield "shared", not resource.is_exclusive
+    yield "healthy", not offer.fault
+    if len(offer.numa_nodes) == 1:
+        yield "dra.net/numaNode", offer.numa_nodes[0]
+    if function is None:  # all NICs of the resource together
+        return
+    yield "rdma", function.has_rdma
+    yield "linkType", _LINK_TYPES.get(function.link_type, function.link_type)
+    yield "ifName", function.netdevs[0] if function.netdevs else ""
+    yield "vendor", function.vendor
+    yield "deviceID", function.product
+    yield from _place(function, topology)
+    if function.verbs and function.verbs[0] in host.devices:
+        verbs = host.devices[function.verbs[0]]
+        yield "rdmaDevice", verbs.name
+        yield "firmware", verbs.firmware
+        if verbs.ports:
+            yield from _of_port(verbs.ports[0])
+
+
+def _place(function: Function, topology: Topology) -> Iterator[tuple[str, Value]]:
+    own = next((device for name, device in topology.nics if name == function.id), None)
+    if own is None:
+        return
+    yield "resource.kubernetes.io/pciBusID", function.id
+    yield "resource.kubernetes.io/pcieRoot", own.above[0] if own.above else ""
+    yield "isSriovVf", function.is_virtual
+    if function.is_virtual:
+        yield "vfID", function.index
+        yield "pfPciAddress", function.physical
+        yield "PFName", function.physical_netdevs[0] if function.physical_netdevs else ""
+    distances = {gpu.address: topology.distance(gpu, own) for gpu in topology.gpus}
+    nearest = min(distances.values(), key=NEAREST_FIRST.index, default=SYS)
+    if nearest != SYS:
+        near = [address for address, distance in distances.items() if distance == nearest]
+        yield "gpuDistance", nearest
+        yield "gpus", ",".join(near[: (_LONGEST_VALUE + 1) // (len(near[0]) + 1)])
+
+
+def _of_port(port: Port) -> Iterator[tuple[str, Value]]:
+    kinds = {gid.kind for gid in port.gids}
+    yield "roceV1", bool(kinds - {ROCE_V2}) and port.is_roce
+    yield "roceV2", ROCE_V2 in kinds
+    if port.mtu is not None:
+        yield "mtu", port.mtu
+    if port.roce_mtu is not None:
+        yield "activeMtu", port.roce_mtu
+    if speed := _SPEED.match(port.rate):
+        yield "speedGbps", int(float(speed[1]))
+
+
+def _typed(value: Value) -> dict[str, Value]:
+    """`value` as an attribute: bool is an int in Python, so it is asked first."""
+    if isinstance(value, bool):
+        return {"bool": value}
+    return {"int": value} if isinstance(value, int) else {"string": value[:_LONGEST_VALUE]}
+
+
+def specs(found: Sequence[Device], node: str, generation: int) -> list[dict[str, Any]]:
+    """The `spec` of each slice of the node's pool; none without devices."""
+    parts = [found[at : at + MOST_DEVICES] for at in range(0, len(found), MOST_DEVICES)]
+    pool = {"name": node, "generation": generation, "resourceSliceCount": len(parts)}
+    return [
+        {"driver": DRIVER, "nodeName": node, "pool": pool, "devices": [device.document for device in part]}
+        for part in parts
+    ]
+
+
+def document(number: int, spec: dict[str, Any], owner: dict[str, Any] | None = None) -> dict[str, Any]:
+    """A ResourceSlice, the `number`th of its pool; it ends with its `owner`, the Node."""
+    hint = spec["nodeName"] if len(spec["nodeName"]) <= 200 else label(spec["nodeName"])
+    metadata: dict[str, Any] = {"name": f"{hint}-{DRIVER}-{number}"}
+    if owner:
+        metadata["ownerReferences"] = [owner]
+    return {"apiVersion": API, "kind": "ResourceSlice", "metadata": metadata, "spec": spec}
+
+
+def device_class(resource: Shared | Exclusive) -> dict[str, Any]:
+    """The DeviceClass by which claims ask for the resource, and pods for it under its old name."""
+    domain, _, name = RESOURCE_NAME.partition("/")
+    expression = (
+        f'device.driver == "{DRIVER}" && device.attributes["{domain}"].{name} == "{resource.name}"'
+        f' && device.attributes["{DRIVER}"].healthy'
+    )
+    spec = {"selectors": [{"cel": {"expression": expression}}], "extendedResourceName": resource.name}
+    metadata = {"name": label(resource.name)}
+    return {"apiVersion": API, "kind": "DeviceClass", "metadata": metadata, "spec": spec}

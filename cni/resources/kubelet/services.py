@@ -1,0 +1,76 @@
+"""gRPC services at a client's channel and at a server, by the descriptors in the generated modules of messages; and what kubelet
+has of device plugins, by its pod resources."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import grpc
+import grpc.aio
+from google.protobuf.descriptor import ServiceDescriptor
+from google.protobuf.message_factory import GetMessageClass
+
+from cni.resources.kubelet import pod_resources_v1_pb2 as resources
+
+_LISTER = resources.DESCRIPTOR.services_by_name["PodResourcesLister"]
+_SECONDS = 5.0  # for an answer
+_MOST_BYTES = 64 << 20  # kubelet lists the devices of all plugins in one message
+
+
+def client(service: ServiceDescriptor, channel: Any) -> Any:
+    """An object with a function for each method of `service`, called at `channel`."""
+    calls = {}
+    for method in service.methods:
+        make = channel.unary_stream if method.server_streaming else channel.unary_unary
+        calls[method.name] = make(
+            f"/{service.full_name}/{method.name}",
+            request_serializer=GetMessageClass(method.input_type).SerializeToString,
+            response_deserializer=GetMessageClass(method.output_type).FromString,
+        )
+    return SimpleNamespace(**calls)
+
+
+def serve(service: ServiceDescriptor, server: Any, servicer: object, name: str = "") -> None:
+    """Let `servicer` answer the calls of `service` at `server`, under another `name` if that is given; a method that it lacks
+    is unimplemented for the caller."""
+    handlers = {}
+    for method in service.methods:
+        if answer := getattr(servicer, method.name, None):
+            streams = method.server_streaming
+            make = grpc.unary_stream_rpc_method_handler if streams else grpc.unary_unary_rpc_method_handler
+            handlers[method.name] = make(
+                answer,
+                request_deserializer=GetMessageClass(method.input_type).FromString,
+                response_serializer=GetMessageClass(method.output_type).SerializeToString,
+            )
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(name or service.full_name, handlers),))
+
+
+async def listen(server: grpc.aio.Server, path: str) -> None:
+    """Start the server at the socket `path`; OSError when it cannot listen there."""
+    Path(path).unlink(missing_ok=True)  # of a process that was killed
+    try:
+        server.add_insecure_port(f"unix:{path}")
+        await server.start()
+    except RuntimeError as fault:
+        raise OSError(0, str(fault), path) from None
+
+
+async def allocatable(socket: str) -> dict[str, list[str]] | None:
+    """The healthy devices of each resource; None when nobody answers at `socket`."""
+    if not os.path.exists(socket):
+        return None
+    options = [("grpc.max_receive_message_length", _MOST_BYTES)]
+    async with grpc.aio.insecure_channel(f"unix:{socket}", options=options) as channel:
+        stub = client(_LISTER, channel)
+        try:
+            answer = await stub.GetAllocatableResources(resources.AllocatableResourcesRequest(), timeout=_SECONDS)
+        except grpc.aio.AioRpcError:
+            return None
+    found: dict[str, list[str]] = {}
+    for devices in answer.devices:
+        found.setdefault(devices.resource_name, []).extend(devices.device_ids)
+    return found

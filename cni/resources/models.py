@@ -1,0 +1,278 @@
+"""The models of the configuration's members. The keys and their meaning are those of the two device plugins that came
+before and, for virtual functions, of SriovNetworkNodePolicy.
+
+Sources: README.md of Mellanox/k8s-rdma-shared-dev-plugin and of k8snetworkplumbingwg/sriov-network-device-plugin;
+api/v1/sriovnetworknodepolicy_types.go of k8snetworkplumbingwg/sriov-network-operator.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, model_validator
+
+from cni.documents.models import GoModel
+from cni.node.inventory import topology
+
+MOST_DEVICES = 40_000  # of a resource: kubelet takes messages of 4 MiB
+OTHER_PLUGIN = "leave this resource to the SR-IOV device plugin"
+_LONGEST_NAME = 63  # characters of an object of Kubernetes, and of a device of a ResourceSlice
+_IDS = 'write a list of IDs such as ["15b3"]'
+_SWITCH = "write true or false"
+FIXES = {  # by the last key; that of the list is for a member whose keys do not fit each other
+    "configList": 'write either "devices": ["ens2f0"] or "selectors": {"ifNames": ["ens2f0"]}',
+    "resourceName": "write a name such as hca_shared_devices_a",
+    "resourcePrefix": "write a domain such as rdma or example.com",
+    "rdmaHcaMax": 'write a number such as "rdmaHcaMax": 1000',
+    "pciAddresses": "write addresses such as 0000:3b:00.2, as `railcni rdma` shows them",
+    "pfNames": "write NETDEV, NETDEV#3 or NETDEV#0-3,7",
+    "rootDevices": "write ADDRESS, ADDRESS#3 or ADDRESS#0-3,7",
+    "deviceType": OTHER_PLUGIN,
+    "linkTypes": "write ether or infiniband",
+    "resourceList": 'write objects such as {"resourceName": "vf", "selectors": [{"pfNames": ["ens2f1#0-3"]}]}',
+    "devices": 'write a list: of NICs such as ["ens2f0"] to share, of IDs such as ["101e"] for functions',
+    "selectors": 'write "selectors": {"drivers": ["mlx5_core"]}',
+    "vendors": _IDS,
+    "deviceIDs": _IDS,
+    "drivers": 'write a list of drivers such as ["mlx5_core"]',
+    "ifNames": 'write a list of NICs such as ["ens2f0"]',
+    "gidsPerDevice": 'write a number such as "gidsPerDevice": 4',
+    "additionalInfo": 'write values by name by PCI address: {"*": {"name": "value"}}',
+    **dict.fromkeys(("umad", "allNics", "isRdma", "needVhostNet", "excludeTopology"), _SWITCH),
+}
+POLICY_FIXES = {
+    "numVfs": 'write a number such as "numVfs": 8',
+    "deviceType": "write netdevice or vfio-pci",
+    "mtu": 'write a number such as "mtu": 9000',
+    "priority": "write a number from 0, which counts most, to 99",
+    "nicSelector": 'write "nicSelector": {"pfNames": ["ens2f1#0-3"]}',
+    "pfNames": FIXES["pfNames"],
+    "rootDevices": FIXES["rootDevices"],
+    "linkType": "leave InfiniBand functions, which need GUIDs, to sriov-network-operator",
+    "eSwitchMode": "leave the switchdev mode to sriov-network-operator",
+    "resourceName": FIXES["resourceName"],
+    "virtualFunctions": 'write objects such as {"nicSelector": {"pfNames": ["ens2f1"]}, "numVfs": 8}',
+    "vendor": 'write an ID such as "15b3"',
+    "deviceID": 'write an ID such as "101d"',
+    **dict.fromkeys(("isRdma", "externallyManaged", "excludeTopology", "needVhostNet"), _SWITCH),
+}
+VFIO = "vfio-pci"
+MOST_VFS = 65535  # TotalVFs of PCI Express has 16 bits
+OPERATOR_PREFIX = "openshift.io"  # of the resources of sriov-network-operator, unless it was changed there
+RANGED = ("pfNames", "rootDevices")
+_LABEL = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?"
+_PREFIX = re.compile(rf"{_LABEL}(\.{_LABEL})*")
+_NAME = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
+_RANGE = re.compile(r"[^#]+(#\d+(-\d+)?(,\d+(-\d+)?)*)?")
+_CODE = re.compile(r"[0-9a-f]{4}")
+
+
+def _name(text: str) -> str:
+    if not _NAME.fullmatch(text):
+        raise ValueError("want letters, digits, - _ . with a letter or digit first and last, 63 characters at most")
+    return text
+
+
+def prefix(text: str) -> str:
+    """`text` as the domain of a resource's name; ValueError."""
+    if not _PREFIX.fullmatch(text) or len(text) > 253:
+        raise ValueError("want a domain in small letters")
+    if "kubernetes.io" in text or text.startswith("requests."):
+        raise ValueError("kubelet takes no resource of this prefix")
+    return text
+
+
+def _quoted(value: object) -> object:
+    if isinstance(value, int):
+        raise ValueError("want text in quotes, since YAML reads these digits as a number")
+    return value
+
+
+def _hex(text: str) -> str:
+    folded = text.lower().removeprefix("0x")
+    if not _CODE.fullmatch(folded):
+        raise ValueError("want four hexadecimal digits")
+    return folded
+
+
+def _address(text: str) -> str:
+    if not topology.is_address(text):
+        raise ValueError("want a PCI address")
+    return text.lower()
+
+
+def _ranged(text: str) -> str:
+    if not _RANGE.fullmatch(text):
+        raise ValueError("want a name, or a name with the numbers of VFs after a #")
+    for first, last in spans(text)[1]:
+        if first > last:
+            raise ValueError(f"the range {first}-{last} is empty: want the lower number first")
+    return text
+
+
+def _listed(value: object) -> object:
+    return [] if value is None else value if isinstance(value, list) else [value]
+
+
+Texts = list[str]
+Codes = list[Annotated[str, BeforeValidator(_quoted), AfterValidator(_hex)]]
+Ranged = list[Annotated[str, AfterValidator(_ranged)]]
+LinkTypes = list[Literal["ether", "infiniband"]]
+
+
+class _Model(GoModel, BaseModel):
+    """BaseModel, which GoModel is anyway, tells ruff that the fields' defaults are copied."""
+
+
+class Selectors(_Model):
+    """What devices are chosen by: all lists that are given must match, of each list one member."""
+
+    vendors: Codes = []
+    drivers: Texts = []
+    linkTypes: LinkTypes = []
+
+
+class SharedSelectors(Selectors):
+    deviceIDs: Codes = []
+    ifNames: Texts = []
+
+
+class ExclusiveSelectors(Selectors):
+    """`pfNames` and `rootDevices` may name VFs, "ens2f0#0-3,7"."""
+
+    devices: Codes = []
+    pciAddresses: list[Annotated[str, AfterValidator(_address)]] = []
+    pfNames: Ranged = []
+    rootDevices: Ranged = []
+    isRdma: bool = False
+    needVhostNet: bool = False
+
+
+class _Resource(_Model):
+    resourceName: Annotated[str, AfterValidator(_name)]
+    resourcePrefix: Annotated[str, AfterValidator(prefix)]
+    umad: bool = False
+    """whether containers get umadN and issmN too, for subnet managers and diagnostics; a key of this project"""
+
+    @property
+    def name(self) -> str:
+        """What a pod asks for, "rdma/hca_shared_devices_a"."""
+        return f"{self.resourcePrefix}/{self.resourceName}"
+
+
+class Shared(_Resource):
+    """Devices that many containers use at once. The last two keys are this project's."""
+
+    resourcePrefix: Annotated[str, AfterValidator(prefix)] = "rdma"
+    rdmaHcaMax: Annotated[int, Field(ge=0, le=MOST_DEVICES)]
+    devices: Texts = []
+    selectors: SharedSelectors = SharedSelectors()
+    allNics: bool = False
+    """whether a container gets the nodes of every NIC that is chosen, and not those of one"""
+    gidsPerDevice: Annotated[int, Field(ge=0)] | None = None
+    """GIDs that are kept free for a device; 0: its number has no bound but rdmaHcaMax"""
+
+    @model_validator(mode="after")
+    def _is_chosen_in_one_way(self) -> Shared:
+        if bool(self.devices) == any(getattr(self.selectors, key) for key in SharedSelectors.model_fields):
+            raise ValueError("want one of devices and selectors")
+        if self.devices:
+            self.selectors = SharedSelectors(ifNames=self.devices)
+        return self
+
+
+class Exclusive(_Resource):
+    """Functions that one container has at a time. Of several selectors the first that matches counts."""
+
+    resourcePrefix: Annotated[str, AfterValidator(prefix)] = "intel.com"
+    deviceType: Literal["netDevice"] = "netDevice"
+    excludeTopology: bool = False
+    selectors: Annotated[list[ExclusiveSelectors], BeforeValidator(_listed), Field(min_length=1)]
+    additionalInfo: dict[str, dict[str, Any]] = {}
+
+
+class NicSelector(_Model):
+    """Which physical functions a policy is about: all that are given must match. A range of VFs is after the name."""
+
+    vendor: Annotated[str, AfterValidator(_hex)] = ""
+    deviceID: Annotated[str, AfterValidator(_hex)] = ""
+    pfNames: Ranged = []
+    rootDevices: Ranged = []
+
+    @model_validator(mode="after")
+    def _chooses(self) -> NicSelector:
+        if not any(getattr(self, key) for key in NicSelector.model_fields):
+            raise ValueError("want one of pfNames, rootDevices, vendor and deviceID")
+        return self
+
+
+class VfPolicy(_Model):
+    """How many VFs cards have, and what these are: the spec of a SriovNetworkNodePolicy. Of two policies about one VF the
+    one with the lower `priority` counts, and of two with the same one the first."""
+
+    nicSelector: NicSelector
+    numVfs: Annotated[int, Field(ge=0, le=MOST_VFS)]
+    deviceType: Literal["netdevice", "vfio-pci"] = "netdevice"
+    mtu: Annotated[int, Field(ge=68, le=65535)] | None = None
+    isRdma: bool = False
+    externallyManaged: bool = False
+    priority: Annotated[int, Field(ge=0, le=99)] = 99
+    linkType: Literal["", "eth", "ETH"] = ""
+    eSwitchMode: Literal["", "legacy"] = ""
+    resourceName: Annotated[str, AfterValidator(_name)] | None = None
+    excludeTopology: bool = False
+    needVhostNet: bool = False
+
+    @model_validator(mode="after")
+    def _can_be(self) -> VfPolicy:
+        if self.isRdma and self.deviceType == VFIO:
+            raise ValueError("a function has either RDMA or the driver vfio-pci: want isRdma or deviceType")
+        for _, spans in self.chosen:
+            if self.numVfs and any(last >= self.numVfs for _, last in spans):
+                raise ValueError(f"nicSelector names a VF that numVfs {self.numVfs} does not make")
+        return self
+
+    @property
+    def chosen(self) -> list[tuple[str, list[tuple[int, int]]]]:
+        """The names of `pfNames` and `rootDevices`, each with the spans of VFs after it, [] for all."""
+        return [spans(text) for text in (*self.nicSelector.pfNames, *self.nicSelector.rootDevices)]
+
+    @property
+    def resource(self) -> Exclusive | None:
+        """The resource that sriov-network-operator has the VFs offered by; None without a name, or without VFs."""
+        if not self.resourceName or not self.numVfs:
+            return None
+        every = f"#0-{self.numVfs - 1}"  # of a card that has no VF yet, the card itself is not to be offered
+        ranged = {
+            key: [text if "#" in text else text + every for text in getattr(self.nicSelector, key)] for key in RANGED
+        }
+        selectors = ExclusiveSelectors(
+            drivers=[VFIO] if self.deviceType == VFIO else [],
+            isRdma=self.isRdma,
+            needVhostNet=self.needVhostNet,
+            **ranged,
+        )
+        return Exclusive(
+            resourceName=self.resourceName,
+            resourcePrefix=OPERATOR_PREFIX,
+            selectors=[selectors],
+            excludeTopology=self.excludeTopology,
+        )
+
+
+def spans(ranged: str) -> tuple[str, list[tuple[int, int]]]:
+    """The name of "NAME#0-3,7", and the first and last number of each part; none for "NAME" alone."""
+    name, _, numbers = ranged.partition("#")
+    parts = [part.partition("-") for part in numbers.split(",") if part]
+    return name, [(int(first), int(last or first)) for first, _, last in parts]
+
+
+def label(text: str, unique: bool = False) -> str:
+    """`text` as a name that Kubernetes takes; with a hash where it is too long, or is to be `unique`."""
+    plain = re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
+    if len(plain) <= _LONGEST_NAME and not unique:
+        return plain
+    digest = hashlib.sha256(text.encode()).hexdigest()[:8]
+    return f"{plain[: _LONGEST_NAME - 9].strip('-')}-{digest}"

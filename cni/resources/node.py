@@ -1,0 +1,91 @@
+"""What the device plugin reads of a node: its configuration files, its devices, and what tells that one of them changed."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+from cni.documents import reader
+from cni.documents.diagnostic import Diagnostic
+from cni.node.inventory import devices as inventory
+from cni.node.inventory import functions, topology
+from cni.node.inventory.topology import Topology, beside, text, uplinks
+from cni.resources import config
+from cni.resources.choose import Host
+from cni.resources.config import Config
+from cni.shared import policy
+from cni.shared.kernel import rdma_sysfs
+from cni.shared.kernel.files import mark, names_in
+from cni.shared.spec.errors import InvalidConfig
+
+_FOLDERS = ("infiniband", "vfio")  # of device nodes
+_NODES = ("/dev/vhost-net", "/dev/net/tun")
+
+
+def read_config(paths: Sequence[str]) -> Config:
+    """What the files say together; one that cannot be read is a finding."""
+    contents: list[tuple[str, str]] = []
+    faults: list[Diagnostic] = []
+    for path in paths:
+        try:
+            contents.append((path, reader.read_text(path)))
+        except OSError as fault:
+            faults.append(reader.unreadable(path, fault))
+    read = config.read(contents)
+    read.findings += faults
+    read.is_whole = read.is_whole and not faults
+    return read
+
+
+def config_state(paths: Sequence[str]) -> tuple[object, ...]:
+    """What is another after a change of one of the files; a link of a ConfigMap leads to them."""
+    return tuple(mark(path, links=True) for path in paths)
+
+
+def read_host(root: str = "", before: Host | None = None) -> Host:
+    """The node whose sys, dev and proc are below `root`; `before` is a former answer."""
+    sys = f"{root}/sys"
+    paths = {f"/dev/{folder}/{name}" for folder in _FOLDERS for name in names_in(f"{root}/dev/{folder}")}
+    return Host(
+        functions=functions.read(sys, before.functions if before else ()),
+        devices={device.name: device for device in inventory.read(root=sys)},
+        busy=_needed(root),
+        is_exclusive=text(f"{sys}/module/ib_core/parameters/netns_mode") == "N",
+        below={name: lower for name in names_in(f"{sys}/class/net") if (lower := beside(name, "lower_", sys))},
+        paths=paths | {path for path in _NODES if os.path.exists(root + path)},
+    )
+
+
+def read_topology(host: Host, root: str = "") -> Topology:
+    """The GPUs of the node, and the functions of `host` by their PCI addresses."""
+    return topology.read([(f.id, f.id) for f in host.functions if f.is_on_pci], f"{root}/sys")
+
+
+def _needed(root: str) -> dict[str, str]:
+    """The netdevs that the node needs, each with the reason, except those in `uplinks` of a readable policy."""
+    found = uplinks(f"{root}/proc/1", f"{root}/sys")
+    if not found:
+        return found
+    try:
+        allowed = policy.load(root)
+    except InvalidConfig:  # the plugins refuse each ADD with it
+        return found
+    return {
+        name: reason
+        for name, reason in found.items()
+        if not allowed.allows(
+            "uplinks", (name, os.path.basename(os.path.realpath(f"{root}/sys/class/net/{name}/device")))
+        )
+    }
+
+
+def host_state(host: Host, root: str = "") -> tuple[object, ...]:
+    """What is another when a device, a device node or the state of a port of `host` is. It is asked each second, and each
+    port asks the NIC, so virtual functions are left out: the state of theirs does not count where they are exclusive."""
+    sys = f"{root}/sys"
+    folders = (f"{sys}/class/infiniband", f"{sys}/bus/pci/devices", *(f"{root}/dev/{name}" for name in _FOLDERS))
+    names = [name for function in host.functions if not function.is_virtual for name in function.verbs]
+    states = [
+        f"{sys}{rdma_sysfs.CLASS}/{name}/ports/{port}/state" for name in names for port in rdma_sysfs.ports(name, sys)
+    ]
+    return (*(tuple(sorted(names_in(folder))) for folder in folders), *map(text, states))

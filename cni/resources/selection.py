@@ -1,0 +1,118 @@
+"""Which functions a selector matches, and why a resource chooses none: each selector with what the node has. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+
+from cni.node.inventory.functions import Function
+from cni.resources.models import RANGED, Exclusive, ExclusiveSelectors, Selectors, Shared, spans
+
+NOTHING = "no NIC or function is chosen"
+_MOST = 8  # values of a node that are named
+_VALUES: dict[str, Callable[[Function], Collection[str]]] = {  # what a selector compares
+    "vendors": lambda function: [function.vendor],
+    "drivers": lambda function: [function.driver],
+    "linkTypes": lambda function: [function.link_type],
+    "deviceIDs": lambda function: [function.product],
+    "devices": lambda function: [function.product],
+    "ifNames": lambda function: function.netdevs,
+    "pciAddresses": lambda function: [function.id],
+    "pfNames": lambda function: function.physical_netdevs,
+    "rootDevices": lambda function: [function.physical],
+}
+
+
+def matches(function: Function, selectors: Selectors) -> bool:
+    """Whether each selector that is given has a value of the function."""
+    for key, values in _VALUES.items():
+        wanted = getattr(selectors, key, None)
+        if wanted and key in RANGED and not _is_of(wanted, values(function), function.index):
+            return False
+        if wanted and key not in RANGED and set(wanted).isdisjoint(values(function)):
+            return False
+    return function.has_rdma or not getattr(selectors, "isRdma", False)
+
+
+def _is_of(ranged: Sequence[str], names: Collection[str], index: int) -> bool:
+    """Whether the VF `index` of the PF `names` is in a list of "NAME#0-3,7"; NAME alone selects all VFs."""
+    folded = {name.lower() for name in names}
+    for item in ranged:
+        name, parts = spans(item)
+        if name.lower() in folded:
+            return not parts or any(first <= index <= last for first, last in parts)
+    return False
+
+
+def reason(
+    resource: Shared | Exclusive,
+    functions: Sequence[Function],
+    taken: Collection[str],
+    below: Mapping[str, Sequence[str]],
+) -> str:
+    """A sentence for the log: the reason why `resource` has no devices.
+
+    `taken` are the functions of earlier resources; `below` maps a netdev to the links below it, a bond to its ports."""
+    if isinstance(resource, Shared):
+        found = [_selector(resource.selectors, [f for f in functions if f.verbs], functions, taken, below)]
+    else:
+        on_pci = [function for function in functions if function.is_on_pci]
+        found = [_selector(one, on_pci, functions, taken, below) for one in resource.selectors]
+    return f"{NOTHING}: {'; '.join(dict.fromkeys(found))}"
+
+
+def _selector(
+    selectors: Selectors,
+    candidates: Sequence[Function],
+    functions: Sequence[Function],
+    taken: Collection[str],
+    below: Mapping[str, Sequence[str]],
+) -> str:
+    if not candidates:
+        return "the node has no such device" if functions else "the node has no network function and no verbs device"
+    given = {key: wanted for key in _VALUES if (wanted := getattr(selectors, key, None))}
+    faults = []
+    for key, wanted in given.items():
+        names = {spans(text)[0].lower() for text in wanted}
+        there = sorted({value for one in candidates for value in _VALUES[key](one) if value})
+        if names.isdisjoint(value.lower() for value in there):
+            faults.append(f"{key} {', '.join(wanted)}: {_instead(wanted, there, functions, below)}")
+        elif numbers := _missing_numbers(wanted, candidates, _VALUES[key]):
+            faults.append(f"{key} {', '.join(wanted)}: {numbers}")
+    if faults:
+        return "; ".join(faults)
+    if isinstance(selectors, ExclusiveSelectors):
+        if selectors.isRdma and not any(function.has_rdma for function in candidates):
+            return "isRdma: no function has a verbs device"
+        if held := sorted(taken):
+            return f"earlier resources have {', '.join(held[:_MOST])}"
+    return f"no function matches all of {', '.join(given) or 'the selectors'}, or its VFs are in use instead of it"
+
+
+def _instead(
+    wanted: Sequence[str], there: Sequence[str], functions: Sequence[Function], below: Mapping[str, Sequence[str]]
+) -> str:
+    """The words for what the node has in place of the values `wanted`: among `there`, the most similar ones."""
+    names = [spans(text)[0] for text in wanted]
+    for name in names:
+        if ports := below.get(name):
+            return f"{name} is a link on top of {', '.join(ports)}: name these"
+        if any(name in function.netdevs for function in functions):
+            return f"{name} has no verbs device"
+    near = [value for value in there if any(value.startswith(name) or name.startswith(value) for name in names)]
+    shown = near or there
+    more = f" and {len(shown) - _MOST} more" if len(shown) > _MOST else ""
+    verb = "is" if len(shown) == 1 else "are"
+    return f"there {verb} {', '.join(shown[:_MOST])}{more}" if shown else "the node has none"
+
+
+def _missing_numbers(
+    wanted: Sequence[str], candidates: Sequence[Function], values: Callable[[Function], Collection[str]]
+) -> str:
+    """Of physical functions that are there: that they have none of the wanted VFs."""
+    for text in wanted:
+        name, parts = spans(text)
+        indexes = [f.index for f in candidates if f.index >= 0 and name in values(f)]
+        if parts and not any(first <= index <= last for first, last in parts for index in indexes):
+            itself = f"no VF; without the range {name} itself is offered, such as a VF in a virtual machine"
+            return f"{name} has {f'the VFs 0 to {max(indexes)}' if indexes else itself}"
+    return ""

@@ -1,0 +1,166 @@
+"""The steps of a plan, done by sysfs.
+
+A VF that is made is bound by nobody at first (sriov_drivers_autoprobe is 0 meanwhile), so that no driver has it before its
+own. Sources: Documentation/ABI/testing/sysfs-bus-pci, Documentation/ABI/testing/sysfs-class-net of the kernel.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext, suppress
+
+from cni.node.inventory.functions import Function
+from cni.node.inventory.topology import text
+from cni.resources.models import VfPolicy
+from cni.resources.vfs import cards, macs
+from cni.resources.vfs.plan import DRIVER, KERNELS_CHOICE, MAC, MODULE, MTU, NUMBER, REBIND, VfStep, plan
+from cni.shared.kernel import sysfs
+from cni.shared.spec.errors import CniError, IoFailure
+
+_RENAMES = 10  # udev renames a netdev that was just made
+_PAUSE = 0.2  # seconds
+_UP = 1  # IFF_UP
+_REMEDIES = {
+    errno.EROFS: "sysfs is mounted read-only: run it on the host, or give the container a writable /sys",
+    errno.EACCES: "run it as root",
+    errno.EPERM: "it needs root with CAP_NET_ADMIN",
+    errno.ENOENT: "the driver of the card does not offer this",
+    errno.ENOMEM: "the firmware of the machine has left no room for so many VFs: pci=realloc helps, or fewer VFs",
+    errno.EBUSY: "something holds the functions: see `railcni vfs show`",
+}
+
+
+def apply(policies: Sequence[VfPolicy], root: str, kubelet: str, done: Callable[[VfStep], object]) -> list[str]:
+    """Make the VFs; `done` is called after each step. What was refused or failed, with its reason.
+
+    A card is left after its first failure, unless this is a MAC; the others are gone on with.
+    """
+    node = cards.read(root, kubelet)
+    functions = {card.function.id: card.function for card in node.cards}
+    planned = plan(policies, node)
+    failed: dict[str, str] = {}
+    without_mac: dict[str, str] = {}
+    for step in planned.steps:
+        if step.card in failed or (step.what in (MAC, REBIND) and step.card in without_mac):
+            continue
+        try:
+            if step.what == MAC:
+                _give_mac(functions[step.card], step, root)
+            else:
+                _do(step, root)
+        except CniError as fault:
+            (without_mac if step.what == MAC else failed)[step.card] = fault.msg
+        else:
+            done(step)
+    return [*planned.refused, *without_mac.values(), *failed.values()]
+
+
+def _give_mac(card: Function, step: VfStep, root: str) -> None:
+    try:
+        macs.write(card, step.vf, step.then, root)
+    except OSError as fault:
+        remedy = _REMEDIES.get(fault.errno or 0, "the VFs of this card have MACs that their drivers choose")
+        raise IoFailure(f"{step.place}: the card's driver refuses an administrative MAC: {fault}: {remedy}") from None
+
+
+def _do(step: VfStep, root: str = "") -> None:
+    """Do the step on the node whose sys is below `root`; IoFailure with the kernel's reason and a remedy."""
+    sys = f"{root}/sys"
+    card = f"{sys}/bus/pci/devices/{step.card}"
+    address = os.path.basename(os.path.realpath(f"{card}/virtfn{step.vf}")) if step.vf >= 0 else step.card
+    try:
+        if step.what == MODULE:
+            _load(step.then)
+        elif step.what == NUMBER:
+            _number(card, step.now, step.then)
+        elif step.what in (DRIVER, REBIND):
+            _bind(sys, address, step)
+        else:
+            _set(sys, address, step)
+    except OSError as fault:
+        remedy = _REMEDIES.get(fault.errno or 0, "see `dmesg`")
+        refused = f"the kernel refuses {fault.filename}: {fault.strerror}"
+        raise IoFailure(f"{step.place}: {step.what} {step.then}: {refused}: {remedy}") from None
+
+
+def _load(module: str) -> None:
+    try:
+        done = subprocess.run(["modprobe", module], capture_output=True, text=True, timeout=120)
+    except FileNotFoundError:
+        raise IoFailure(
+            f"the kernel module {module} is missing, and so is modprobe here: load it on the host"
+        ) from None
+    except subprocess.TimeoutExpired:
+        raise IoFailure(f"modprobe {module} did not end in 120 s") from None
+    if done.returncode:
+        raise IoFailure(
+            f"modprobe {module}: {done.stderr.strip() or done.returncode}: install the module, or load it on the host"
+        )
+
+
+def _number(card: str, now: str, then: str) -> None:
+    """Change the number of VFs from `now` to `then`, by way of 0 as the kernel demands; no driver binds to new VFs."""
+    if now != "0":
+        _write(f"{card}/sriov_numvfs", "0")
+    if then != "0":
+        with _autoprobe(card, "0"):
+            _write(f"{card}/sriov_numvfs", then)
+
+
+def _bind(sys: str, address: str, step: VfStep) -> None:
+    """Give the function to the driver; a function without one of its own is asked of all drivers."""
+    device = f"{sys}/bus/pci/devices/{address}"
+    own = "" if step.then == KERNELS_CHOICE else step.then
+    if os.path.islink(f"{device}/driver"):
+        _write(f"{device}/driver/unbind", address)
+    _write(f"{device}/driver_override", own or "\n")
+    # without an override the kernel may let no driver have a VF
+    with nullcontext() if own else _autoprobe(f"{device}/physfn", "1"):
+        _write(f"{sys}/bus/pci/drivers_probe", address)
+    if not sysfs.driver_of_pci(address, sys):
+        wanted = own or f"its own ({text(f'{device}/modalias')})"
+        raise IoFailure(f"{step.place} {address}: no driver took it: load the module of {wanted}")
+
+
+@contextmanager
+def _autoprobe(card: str, wanted: str) -> Iterator[None]:
+    """Whether drivers take the card's VFs by themselves, "1" or "0", is as `wanted`, and afterwards as it was."""
+    path = f"{card}/sriov_drivers_autoprobe"
+    before = text(path)
+    if before in ("", wanted):
+        yield
+        return
+    _write(path, wanted)
+    try:
+        yield
+    finally:
+        _write(path, before)
+
+
+def _set(sys: str, address: str, step: VfStep) -> None:
+    """Give the function's netdev its MTU, or set it up, whatever it is called by then."""
+    name = "mtu" if step.what == MTU else "flags"
+    for _ in range(_RENAMES):
+        for netdev in sysfs.netdevs_of_pci(address, sys)[:1]:
+            path = f"{sys}/class/net/{netdev}/{name}"
+            with suppress(FileNotFoundError):
+                _write(path, step.then if step.what == MTU else hex(int(text(path) or "0", 16) | _UP))
+                return
+        time.sleep(_PAUSE)
+    raise IoFailure(f"{step.place} {address}: it has no netdev whose {name} could be set: see `dmesg`")
+
+
+def _write(path: str, value: str) -> None:
+    """Write to a file of sysfs; OSError, whose `filename` says what was refused."""
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)  # never makes a file
+        try:
+            os.write(descriptor, value.encode())
+        finally:
+            os.close(descriptor)
+    except OSError as fault:
+        raise OSError(fault.errno, fault.strerror, f"{value.strip() or 'nothing'} to {path}") from None

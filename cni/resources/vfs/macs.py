@@ -1,0 +1,57 @@
+"""Administrative MACs of virtual functions, which the netdev of their card has and sets.
+
+mlx5 derives a VF's node GUID, without which RDMA CM does not find it, from this MAC (mlx5_eswitch_set_vport_mac of the kernel's
+drivers/net/ethernet/mellanox/mlx5/core/eswitch.c). A VF's driver reads both when it is bound.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, nullcontext
+
+from cni.node.inventory.functions import Function
+from cni.shared.kernel import netns, vfs
+from cni.shared.kernel.links import Link, Rtnl
+from cni.shared.spec.errors import IoFailure
+
+
+def read(card: Function, numbers: Iterable[int], root: str) -> tuple[str, dict[int, str]]:
+    """The card's permanent MAC, and the administrative one of each of its VFs that has an answer; "" and {} where they are not
+    seen. OSError when the node's namespace may not be entered."""
+    with _links(root) as host:
+        link = _of(card, host) if host else None
+        if host is None or link is None:
+            return "", {}
+        states = {number: vfs.read(host, link.index, number) for number in numbers}
+        return link.permanent_mac or link.mac, {number: state["mac"] for number, state in states.items() if state}
+
+
+def write(card: Function, number: int, mac: str, root: str) -> None:
+    """Give the VF `number` of `card` the MAC. Raises OSError and IoFailure."""
+    with _links(root) as host:
+        link = _of(card, host) if host else None
+        if host is None or link is None:
+            raise IoFailure(
+                f"{card.id}: the card has no netdev in the node's network namespace: see `railcni vfs show`"
+            )
+        vfs.write(host, link.index, number, ("mac",), {"mac": mac})
+
+
+def _of(card: Function, host: Rtnl) -> Link | None:
+    """The card's netdev, if it is Ethernet: IPoIB knows no such MAC."""
+    links = (host.link(netdev) for netdev in card.netdevs[:1] if card.link_type == "ether")
+    return next(links, None)
+
+
+@contextmanager
+def _links(root: str) -> Iterator[Rtnl | None]:
+    """The links of the network namespace of the node whose proc is below `root`, this process' own without `root`; None when that
+    namespace is not there, as below a copied tree. OSError when it may not be entered."""
+    node = netns.at(f"{root}/proc/1/ns/net") if root else netns.own()
+    if node is None:
+        yield None
+        return
+    with node, netns.own() as own, nullcontext() if netns.same(node, own) else node.entered():
+        host = Rtnl()
+    with host:
+        yield host

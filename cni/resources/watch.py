@@ -1,0 +1,86 @@
+"""Looks at the configuration and the devices of a node, for a program that offers them as long as it runs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from time import monotonic
+
+from cni.documents.diagnostic import ERROR
+from cni.node.service.log import AgentLog
+from cni.resources.choose import Host, Resource, resources
+from cni.resources.config import Config
+from cni.resources.node import config_state, host_state, read_config, read_host
+from cni.shared.spec.errors import InvalidConfig
+
+_SETTLE_SECONDS = 3.0  # after a change until a second look: the GIDs of a port come some time after its state
+
+
+class Watch:
+    """The configuration in `paths` and the node below `root`. InvalidConfig when a file cannot be read at the start."""
+
+    def __init__(self, paths: Sequence[str], root: str, log: AgentLog) -> None:
+        self._paths = paths
+        self._root = root
+        self._log = log
+        self.host = Host()
+        self.resources: list[Resource] = []
+        self._host_state: tuple[object, ...] = ()
+        self._config_state = config_state(paths)
+        self.config = read_config(paths)
+        self._due = 0.0  # of the next look at everything
+        if not self.config.is_whole:
+            raise InvalidConfig(self.faults[0], "\n".join(self.faults[1:]))
+        self._read(self.config)
+
+    @property
+    def faults(self) -> list[str]:
+        """What is wrong with the configuration, and the resources that choose nothing, a sentence each."""
+        faults = [finding.sentence for finding in self.config.findings if finding.severity == ERROR]
+        return faults + [f"{one.name}: {one.unchosen}" for one in self.resources if one.unchosen]
+
+    @property
+    def limits(self) -> list[str]:
+        """The resources with fewer devices than the configuration asks for, each with the reason."""
+        return [f"{one.name}: {one.limit}" for one in self.resources if one.limit]
+
+    def look(self) -> bool:
+        """Read the resources anew, if the configuration, a device or a port has changed, or it is time, and log what they lack;
+        return whether they were read."""
+        state = config_state(self._paths)
+        if state != self._config_state:
+            self._config_state, self._due = state, 0.0
+            self._read(read_config(self._paths))
+        state = host_state(self.host, self._root)
+        if state == self._host_state and monotonic() < self._due:
+            return False
+        self.host = read_host(self._root, self.host)
+        period = self.config.period or math.inf
+        self._due = monotonic() + (period if state == self._host_state else min(period, _SETTLE_SECONDS))
+        self._host_state = state
+        self.resources = resources(self.config.resources, self.host)
+        for resource in self.resources:
+            self._say(resource)
+        return True
+
+    def _say(self, resource: Resource) -> None:
+        withheld = "; ".join(f"{name} is {reason}" for name, reason in resource.withheld.items())
+        self._log.state(f"{resource.name} withheld", withheld, resource=resource.name)
+        faults = "; ".join(offer.fault for offer in resource.offers if offer.fault)
+        self._log.state(f"{resource.name} devices", faults or resource.unchosen, resource=resource.name)
+        self._log.state(f"{resource.name} limit", resource.limit, resource=resource.name)
+
+    def _read(self, config: Config) -> None:
+        """Go by this configuration, unless it could not be read; say what is wrong with it."""
+        for finding in config.findings:
+            level = "error" if finding.severity == ERROR else "warning"
+            self._log.say(level, finding.message, place=finding.place, key=finding.key, fix=finding.fix)
+        if config.is_whole:
+            if config.policies != self.config.policies:
+                remedy = "restart the device plugin, or run `railcni vfs apply`, to make them"
+                self._log.say("warning", f"the configuration asks for other virtual functions: {remedy}")
+            self.config = config
+            self._log.say("info", "the configuration was read", resources=len(config.resources))
+        else:
+            self.config.findings = config.findings
+            self._log.say("error", "the configuration cannot be read: the former one stays in use")
