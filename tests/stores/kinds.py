@@ -362,8 +362,12 @@ def owner(
     netns: str = "/run/netns/x",
     machine: str = "",
 ) -> Owner:
-    """With room between sequences: a claim that is made again has a later one."""
-    return Owner(Attachment(network, container, ifname), pod, node, boot_id, netns, sequence * 101, machine)
+    return Owner(Attachment(network, container, ifname), pod, node, boot_id, netns, sequence, machine)
+
+
+def spaced(container: str = "c1", sequence: int = 1, **more: Any) -> Owner:
+    """An owner with room before the next sequence, for a store whose claims are made again with a later one."""
+    return owner(container, sequence * 101, **more)
 
 
 def want(value: int, pool: str = "pool", *, family: int = 4, scope: str | None = "") -> Want:

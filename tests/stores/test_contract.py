@@ -10,7 +10,8 @@ from ipam import upkeep
 from ipam.leases import Lease, Owner, Want
 from ipam.stores.base import Claimed, Store, Taken
 from tests.node import until
-from tests.stores.kinds import owner, want
+from tests.stores.kinds import spaced as owner
+from tests.stores.kinds import want
 
 TEN = 10 << 24  # 10.0.0.0
 FD = 0xFD << 120  # fd00::

@@ -28,7 +28,8 @@ from ipam import upkeep
 from ipam.leases import Lease, Owner, Want
 from ipam.stores import base
 from ipam.stores.base import Claimed, Taken
-from tests.stores.kinds import KINDS, Kind, owner
+from tests.stores.kinds import KINDS, Kind
+from tests.stores.kinds import spaced as owner
 from tests.stores.unwell import Hurry
 
 LEAF = 4096
