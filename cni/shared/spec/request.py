@@ -209,7 +209,7 @@ def ifname_fault(name: str, command: str = "ADD") -> str:
         return f"is longer than {IFNAME_BYTES} bytes: want a shorter one, such as net1"
     if name in (".", ".."):
         return "cannot name a link: want another, such as net1"
-    if not _OF_NO_LINK.isdisjoint(name) or name.split() != [name] or ("%" in name and command != "DEL"):
+    if not _OF_NO_LINK.isdisjoint(name) or (name and name.split() != [name]) or ("%" in name and command != "DEL"):
         return "has a character that no link may have, / : % or white space: want another, such as net1"
     if name in ("all", "default") and command != "DEL":
         return "means all links in /proc/sys/net: want another, such as net1"
