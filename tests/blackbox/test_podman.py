@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from tests import callers
+from tests.containerd import calls
 from tests.node import GO_PLUGINS, ROOT, Node
 
 BUSYBOX = Path("/bin/busybox")
@@ -161,22 +162,18 @@ def test_a_container_restarts_on_its_network(wired: Node, podman: Podman) -> Non
 
 
 def test_the_variables_arguments_and_order_of_its_calls_are_those_of_the_table(wired: Node) -> None:
-    folder = wired.path("/run/recorder")
-    folder.mkdir()
-    plugin = folder / "railcni-macvlan"
-    plugin.write_text(callers.RECORDER.format(directory="/run/recorder", plugin=wired.executables / "macvlan"))
-    plugin.chmod(0o755)
+    recorder = wired.path(str(calls.recorder(wired, "macvlan")))
+    recorder.rename(recorder.with_name("railcni-macvlan"))
     podman = Podman(wired, [Path("/run/recorder"), wired.executables, GO_PLUGINS])
     podman.import_busybox()
     podman.network("whereabouts")
     podman.start("one")
     podman("rm", "--all", "--force", "--time", "0")
-    calls = [callers.variables_of(path.read_bytes()) for path in sorted(folder.glob("*.environ"))]
-    calls = [call for call in calls if call["CNI_COMMAND"] != "VERSION"]
+    found = [call for call in calls.recorded(wired) if call["CNI_COMMAND"] != "VERSION"]
     wanted = callers.PODMAN.order
-    assert [(call["CNI_COMMAND"], bool(call["CNI_NETNS"])) for call in calls] == [step[:2] for step in wanted]
-    assert {call["CNI_ARGS"] for call in calls} == {callers.PODMAN.args_of("one", "")}
+    assert [(call["CNI_COMMAND"], bool(call["CNI_NETNS"])) for call in found] == [step[:2] for step in wanted]
+    assert {call["CNI_ARGS"] for call in found} == {callers.PODMAN.args_of("one", "")}
     ours = ("CNI_", "CONTAINERS_", "_CONTAINERS_", "_OCI_", "HOME")
-    added, removed = ({n: v for n, v in call.items() if not n.startswith(ours)} for call in calls)
+    added, removed = ({n: v for n, v in call.items() if not n.startswith(ours)} for call in found)
     assert added | {"HOME": "/root"} == callers.PODMAN.environ
     assert removed.items() <= added.items()  # of `podman rm`, or of the cleanup that conmon starts, with few variables

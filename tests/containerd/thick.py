@@ -22,7 +22,7 @@ from tests.containerd.kubelet import Kubelet
 from tests.containerd.runtime import MULTUS, TOP, Runtime
 from tests.node import BIN, GO_PLUGINS, Node
 
-DAEMON, SHIM = Path(MULTUS).with_name("multus-daemon"), Path(MULTUS).with_name("multus-shim")
+DAEMON, SHIM = (Path(MULTUS).parent / name for name in ("multus-daemon", "multus-shim"))
 _PATH = (
     "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"  # of its image, Debian's, which also has the users
 )
