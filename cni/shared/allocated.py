@@ -1,7 +1,8 @@
-"""The rail of a network with `rail.nics`: that of the NIC which was allocated to the pod.
+"""The rail of a network with `rail.nics`: the rail whose NIC was allocated to the pod.
 
-The request gets the configuration of this one rail before anything else reads it, and the record of the attachment keeps it. So
-all else works as for a network with `rail.index`. After the ADD the rail is that of the record, since the device may be gone.
+Before any other code reads the configuration of a request, it is replaced by that of this rail, and the record of the
+attachment keeps the latter. So all other code works as for a network with `rail.index`. After the ADD the rail is read
+from the record, since the device may be gone.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ _REMEDY = (
 
 
 def complete(request: Request, log: Log) -> None:
-    """Complete the configuration with what follows from its rail; InvalidConfig when an ADD has a device of another one."""
+    """Replace the configuration by that of its rail. Raises InvalidConfig when an ADD has no device of that rail."""
     document = request.member("rail")
     if not isinstance(document, dict):
         return
@@ -80,11 +81,11 @@ def _names(request: Request) -> set[str]:
 
 
 def _recorded(request: Request, log: Log) -> Any:
-    """The rail of the attachment by its record; None without one."""
+    """The number of the rail in the attachment's record; None when there is no such record."""
     try:
         record = Records(log=log).read(request.attachment, LINK)
         config = codec.loads(record["config"].encode()) if record else {}
-    except CniError:  # the verb itself tells of it
+    except CniError:  # the verb itself reports the error
         return None
     of_record = member(config, "rail")
     return member(of_record, "index") if isinstance(of_record, dict) else None

@@ -1,9 +1,8 @@
-"""Checks a network configuration by a table of its keys, and fills an object with the values.
+"""Check a network configuration by a table of its keys, and fill an object with the values.
 
 A plugin declares its keys as a table of `Key`. `fill` reads them from a JSON object into the attributes of a plain
-object, and collects all faults, so that an author sees them at once.
-Keys match without regard to case, unknown keys are ignored, null is absent: as Go's encoding/json, which wrote the
-configurations in use.
+object, and collects all faults, so that an author sees all of them at once. Keys match without regard to case, unknown
+keys are ignored, and null means absent. Go's encoding/json does the same, and existing configurations rely on it.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
 
 
 _MOST_CHARACTERS = 4095  # the longest path, PATH_MAX less its final zero
-MOST_MEMBERS = 1000  # of a list: some are compared with one another
+MOST_MEMBERS = 1000  # of a list: some checks compare each pair of members
 _MOST_FAULTS = 100
 _NETDEV_BYTES = 127
 
@@ -30,18 +29,19 @@ OF_RUNTIMES = (
     "type", "name", "cniVersion", "cniVersions", "capabilities", "runtimeConfig", "args", "prevResult", "dns",
     "ipam",
 )  # fmt: skip
-"""Keys of every plugin (SPEC.md, section 1, and CONVENTIONS.md): the runtime reads or writes them."""
-OF_FEATURES = ("rail", "rdma")  # of every link plugin; `cni.link.features` reads them, and most calls do not load it
+"""The keys of every plugin that the runtime reads or writes (SPEC.md, section 1, and CONVENTIONS.md)."""
+OF_FEATURES = ("rail", "rdma")  # keys of every link plugin; here, since most calls do not load `cni.link.features`
 
 
 PLAIN = "plain"  # the default of rail.addressing
 
 
 class Key:
-    """One key of a configuration: its name, the reader that checks its value, the attribute it fills, its default.
+    """A key of a configuration: its name, its default, its description `doc`, and the attribute that `fill` sets.
 
-    `read` takes the JSON value and returns what the attribute gets, or raises ValueError that says what is wanted.
-    `roots` is the key of the node's policy (cni.shared.policy) below whose roots networks may name a path.
+    `read`, the reader, checks the JSON value and returns the value of the attribute. It raises ValueError with the
+    wanted form. `roots`, of a key that is a path, is the key of the node's policy (cni.shared.policy) with the allowed
+    roots.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class Key:
 
 
 class Fault:
-    """A key with a wrong value, the text that says what is wanted, and more for the details of the error."""
+    """A key with a wrong value. `wanted` says which value is right; `details` goes into the details of the error."""
 
     def __init__(self, key: str, value: object, wanted: str, details: str = "") -> None:
         self.key = key
@@ -78,7 +78,7 @@ class Fault:
 def fill(
     target: object, table: Sequence[Key], document: Mapping[str, Any], faults: list[Fault], prefix: str = ""
 ) -> None:
-    """Set the attribute of every key in `table` on `target` from `document`; a bad value goes to `faults`."""
+    """Set the attribute of each key in `table` on `target`, by `document` or the default; append to `faults`."""
     folded = fold(document)
     values = {key.attribute: key.default for key in table}
     for key in table:
@@ -95,7 +95,8 @@ def fill(
 def take(
     target: object, attribute: str, read: Callable[[Any], Any], faults: list[Fault], given: Sequence[tuple[str, Any]]
 ) -> None:
-    """Set the attribute that `fill` has set to each value of `given` that is there, by the name of its place; the last counts."""
+    """Set `attribute`, which `fill` has set, to each nonempty value of `given`, pairs of (name of the place, value):
+    the last counts. Append wrong values to `faults`."""
     for place, value in given:
         if value:
             try:
@@ -105,7 +106,7 @@ def take(
 
 
 def misspelt(document: Mapping[str, Any], names: Collection[str], prefix: str = "") -> list[str]:
-    """The warnings of the keys of `document` that are none of `names`, and differ from one by a slip of the pen."""
+    """A warning for each key of `document` that is none of `names`, but is a misspelling (`slip`) of one."""
     other = document.keys() - names
     if not other:
         return []
@@ -115,7 +116,7 @@ def misspelt(document: Mapping[str, Any], names: Collection[str], prefix: str = 
 
 
 def slip(word: str, names: Iterable[str]) -> str:
-    """The one of `names` from which `word` differs by one letter, or by two that are swapped; or "". Case does not count."""
+    """The first of `names` that differs from `word` by one letter or two swapped ones, regardless of case; or ""."""
     for name in names:
         ours, theirs = word.lower(), name.lower()
         while ours and theirs and ours[0] == theirs[0]:
@@ -128,7 +129,7 @@ def slip(word: str, names: Iterable[str]) -> str:
 
 
 def refuse(faults: Sequence[Fault | CniError]) -> None:
-    """Raise InvalidConfig with all `faults`, when there are any; of a great many with the first."""
+    """Raise InvalidConfig with the texts of `faults`, at most the first 100. Do nothing when there are none."""
     if not faults:
         return
     texts = [str(f) for f in faults[:_MOST_FAULTS]]
@@ -141,7 +142,7 @@ def refuse(faults: Sequence[Fault | CniError]) -> None:
 
 
 def string(value: Any) -> str:
-    """A reader of strings."""
+    """Check that `value` is a string, and return it."""
     if not isinstance(value, str):
         raise ValueError("want a string")
     if len(value) > _MOST_CHARACTERS or "\0" in value:
@@ -150,7 +151,7 @@ def string(value: Any) -> str:
 
 
 def netdev(value: Any) -> str:
-    """The name of a netdev, or an alternative one (include/uapi/linux/if.h: ALTIFNAMSIZ)."""
+    """Check that `value` can be the name or alternative name of a netdev (ALTIFNAMSIZ, linux/if.h), and return it."""
     name = string(value)
     if len(name.encode()) > _NETDEV_BYTES or "/" in name or name.split() != [name]:
         raise ValueError("want the name of a netdev, such as ens2f0")
@@ -158,7 +159,7 @@ def netdev(value: Any) -> str:
 
 
 def boolean(value: Any) -> bool:
-    """A reader of booleans."""
+    """Check that `value` is a boolean, and return it."""
     if not isinstance(value, bool):
         raise ValueError("want true or false")
     return value
@@ -187,14 +188,14 @@ def one_of(*choices: str) -> Callable[[Any], str]:
 
 
 def mapping(value: Any) -> dict[str, Any]:
-    """A reader of objects."""
+    """Check that `value` is a JSON object, and return it."""
     if not isinstance(value, dict):
         raise ValueError("want a JSON object")
     return value
 
 
 def ipam_block(value: Any) -> dict[str, Any]:
-    """The configuration of an IPAM plugin, which its `type` names; without one there are no addresses."""
+    """Check the object `ipam`, and return it. `type` names the IPAM plugin; without it there are no addresses."""
     block = mapping(value)
     kind = member(block, "type")
     if kind is not None and not isinstance(kind, str):
@@ -203,7 +204,7 @@ def ipam_block(value: Any) -> dict[str, Any]:
 
 
 def dns_settings(value: Any) -> dict[str, Any]:
-    """The dictionary `dns` of the spec, which goes into the result: a runtime refuses one whose members have other types."""
+    """Check the object `dns`, and return it. It is for the result, where a runtime refuses members of other types."""
     settings = mapping(value)
     for name, read in (("domain", string), *((name, list_of(string)) for name in ("nameservers", "search", "options"))):
         found = member(settings, name)
@@ -216,7 +217,7 @@ def dns_settings(value: Any) -> dict[str, Any]:
 
 
 def asks_for_same_index(config: dict[str, Any]) -> bool:
-    """Whether the network `config`, which may be faulty, has another `addressing` than its default: an index for all rails."""
+    """Whether `rail.addressing` in `config` is not the default PLAIN, so that a pod has one index on all rails."""
     document = member(config, "rail")
     return isinstance(document, dict) and member(document, "addressing") not in (None, PLAIN)
 
@@ -235,7 +236,7 @@ def list_of(read: Callable[[Any], Any], most: int = MOST_MEMBERS) -> Callable[[A
 
 
 def hardware_address(value: Any) -> str:
-    """A unicast Ethernet address, as "aa:bb:cc:dd:ee:ff"; "aa-bb-cc-dd-ee-ff" and "aabb.ccdd.eeff" are read too, as by Go."""
+    """A unicast MAC as "aa:bb:cc:dd:ee:ff"; `value` may also be "aa-bb-cc-dd-ee-ff" or "aabb.ccdd.eeff", as in Go."""
     text = string(value)
     words = text.split(".")
     if len(words) == 3 and all(len(word) == 4 for word in words):
@@ -256,7 +257,7 @@ def _is_hex(text: str) -> bool:
 
 
 def optional(read: Callable[[Any], Any], empty: Any = "") -> Callable[[Any], Any]:
-    """A reader that takes "" for absent, as Go does, and leaves the rest to `read`."""
+    """A reader that returns `empty` for "", which Go takes as absent, and otherwise calls `read`."""
 
     def read_unless_empty(value: Any) -> Any:
         return empty if value == "" else read(value)

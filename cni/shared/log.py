@@ -1,4 +1,4 @@
-"""Log lines, to stderr and to the file that the configuration names; each names the attachment.
+"""Write log lines, each with its attachment, to stderr and to the file that the configuration names.
 
 Runtimes often discard the stderr of a plugin, so a fact that a user must know is never in the log alone. The names of
 networks and pods are untrusted: characters that cannot be printed become "?", so that a message stays one line.
@@ -11,14 +11,14 @@ import sys
 import time
 
 _FILE_TYPE, _REGULAR = 0o170000, 0o100000
-ROOT = "/var/log/railcni"  # where a network may name a log file, unless the policy says more; made when it is missing
+ROOT = "/var/log/railcni"  # the policy's default directory for log files of networks; made when it is missing
 how = "cold"  # or "warm", in a worker (cni.warm)
 LEVELS = ("debug", "verbose", "warning", "error", "panic")  # whereabouts' names; its default is "warning" here
 
 
 def tell(line: bytes) -> None:
-    """Write to stderr, where perhaps nobody listens. Not through a buffer: it would keep what cannot be written, and a warm
-    worker would show it to its next caller."""
+    """Write `line` to stderr, and ignore a failure. There is no buffer: it would keep a line that cannot be written,
+    and a warm worker would write that line to its next caller."""
     try:
         os.write(sys.stderr.fileno(), line)
     except (OSError, AttributeError):
@@ -26,10 +26,10 @@ def tell(line: bytes) -> None:
 
 
 class Log:
-    """The log of a call. `context` stands in every line; lines below `level` are not written.
+    """The log of a call. Each line contains `context`; lines below `level` are not written.
 
-    `path` is a file's, without symbolic links (cni.shared.kernel.paths.resolve), or "". `hidden` are texts that the error of this
-    call must not show, unlike the log, which is the node's.
+    `path` is that of the log file, without symbolic links (cni.shared.kernel.paths.resolve), or "". `hidden` are texts
+    that the log may show, since it is the node's, but the error of this call must not.
     """
 
     def __init__(self, context: str = "", level: str = "warning", path: str = "") -> None:

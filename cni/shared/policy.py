@@ -1,8 +1,8 @@
-"""The policy of this node for networks: its administrator's file railcni.json, or the defaults.
+"""The policy of this node for networks: the administrator's file railcni.json, or the defaults.
 
-The author of a NAD is not trusted with the files and devices of the node. So the paths in the configuration of a network
-are confined to roots, and its masters and devices to lists. The administrator writes the flat file, so its paths are not
-confined.
+The author of a NAD must not reach every file and device of the node. So the policy limits the paths in the
+configuration of a network to roots, and its masters and devices to lists. Paths in the flat file have no limits, since
+the administrator writes that file.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ PATHS = (
     "/host/etc/cni/net.d/whereabouts.d/railcni.json",
     "/host/etc/kubernetes/cni/net.d/whereabouts.d/railcni.json",
 )
-"""Beside the flat file (ipam.flatfile.PATHS); the first that exists counts."""
+"""The places of railcni.json, beside the flat file (ipam.flatfile.PATHS); the first file that exists counts."""
 
 _USUAL_PATH = PATHS[1]
 DATA_ROOTS = ("/var/lib/cni/railcni/stores",)
@@ -34,24 +34,24 @@ _MOST_BYTES = 1 << 20
 
 
 def root(value: Any) -> str:
-    """A reader: an absolute path, below which paths are allowed."""
+    """Check an absolute path, below which networks may name paths, and return it."""
     if not string(value).startswith("/"):
         raise ValueError("want absolute paths")
     return str(value)
 
 
 def pattern(value: Any) -> str:
-    """A reader: a pattern of names."""
+    """Check a pattern of names, and return it."""
     if not string(value):
         raise ValueError('want names, "*" stands for any characters')
     return str(value)
 
 
-WARM = {"idleSeconds": (600, 3600), "workers": (14, 256)}  # the default, and the most
+WARM = {"idleSeconds": (600, 3600), "workers": (14, 256)}  # (default, maximum)
 
 
 def warm(value: Any) -> tuple[int, int]:
-    """A reader: idle seconds and the largest number of workers."""
+    """Check the key `warm`, and return (idle seconds, largest number of workers)."""
     block = mapping(value)
     if not block.keys() <= WARM.keys():
         raise ValueError(f"want no other keys than {', '.join(WARM)}")
@@ -147,7 +147,7 @@ KEYS = (
 
 
 class Policy:
-    """The keys of KEYS, checked; `path` is the file of these keys, or the one to write."""
+    """The checked values of KEYS. `path` is the file that has them, or the place for one when there is none."""
 
     config_roots: Sequence[str]
     data_dirs: int
@@ -163,7 +163,7 @@ class Policy:
     warm: tuple[int, int]  # idle seconds, most workers
 
     def __init__(self, document: dict[str, Any], path: str = _USUAL_PATH) -> None:
-        """InvalidConfig when a key is wrong, or unknown: a permission that is misspelt must not go unseen."""
+        """Check `document`. Raises InvalidConfig for a wrong key, and for an unknown one: it may be misspelt."""
         self.path = path
         faults: list[Fault] = []
         fill(self, KEYS, document, faults, f"{path}: ")
@@ -175,7 +175,7 @@ class Policy:
         refuse(faults)
 
     def confine(self, key: str, value: str) -> str:
-        """Where the path `value` leads, when the roots of `key` (dataRoots, ...) allow it; else ValueError says why."""
+        """The path `value`, links resolved. Raises ValueError when it is below no root in `key` (dataRoots, …)."""
         roots: Sequence[str] = getattr(self, next(k.attribute for k in KEYS if k.name == key))
         try:
             resolved = paths.resolve(value)
@@ -188,15 +188,15 @@ class Policy:
         raise ValueError(f"{leads} not in {key} ({named}): want a path there, or change {self.path}")
 
     def allows(self, key: str, names: Sequence[str]) -> bool:
-        """Whether one of `names` matches the list `key`."""
+        """Whether one of `names` matches a pattern in the list `key`."""
         return any(matches(one, name) for one in getattr(self, key) for name in names if name)
 
     def way_out(self) -> str:
-        """The remedy for a device that networks may not take, as words for an error message."""
+        """The remedy, for an error message, when networks may not take a device."""
         return f"list it in `uplinks` of {self.path}"
 
     def permit(self, key: str, what: str, names: Sequence[str]) -> None:
-        """Raises InvalidConfig unless one of the `names` of a device matches the list `key`; `what` describes it."""
+        """Raise InvalidConfig unless one of a device's `names` matches the list `key`; `what` describes the device."""
         if not self.allows(key, names):
             raise self.refusal(key, what)
 
@@ -229,7 +229,7 @@ _current: Policy | None = None
 
 
 def current() -> Policy:
-    """The policy of this node, read once in a call. InvalidConfig when it cannot be read."""
+    """The policy of this node, read once per call. Raises InvalidConfig when the file cannot be used."""
     global _current
     if _current is None:
         _current = load()
@@ -237,13 +237,13 @@ def current() -> Policy:
 
 
 def forget() -> None:
-    """Another call begins in this process."""
+    """Drop the policy, because this process begins another call."""
     global _current
     _current = None
 
 
 def load(root: str = "") -> Policy:
-    """The policy of the node whose files are below `root`; InvalidConfig when it cannot be read."""
+    """The policy of the node whose files are below `root`. Raises InvalidConfig when its file cannot be used."""
     for path in PATHS:
         try:
             return read(root + path)
@@ -253,7 +253,7 @@ def load(root: str = "") -> Policy:
 
 
 def read(path: str) -> Policy:
-    """The policy in the file at `path`; InvalidConfig when it cannot be used, FileNotFoundError when there is none."""
+    """The policy in the file at `path`. Raises InvalidConfig for an unusable file, FileNotFoundError for none."""
     try:
         document = codec.loads(files.read_regular(path, _MOST_BYTES, private=True))
     except (FileNotFoundError, NotADirectoryError):

@@ -1,6 +1,6 @@
-"""The key `rail` of a network: which rail of a group of NICs it is, one subnet each, and what follows from that.
+"""The key `rail` of a network: its number among the rails of a group, each a NIC with a subnet, and its settings.
 
-Read by the link plugins, for the routing of a rail, and by the IPAM plugin, for its address: pure.
+The link plugins use the key for routing, the IPAM plugin for addresses. The module does no I/O.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ TABLE_BASE = 7000
 
 
 def group(value: Any) -> str:
-    """The name of a group, which stands in the names of records."""
+    """Check the name of a group, which becomes a part of names of records, and return it."""
     if not is_identifier(string(value)) or len(value) > 63:
         raise ValueError('want at most 63 letters, digits, ".", "_" and "-", such as gpu')
     return str(value)
 
 
 def ranges(value: Any) -> list[dict[str, Any]]:
-    """The ranges of one rail: a string or an object as in `ipam.ipRanges`, or a list of these."""
+    """The ranges of one rail, as objects. `value` is a CIDR or an object as in `ipam.ipRanges`, or a list of these."""
     found = value if isinstance(value, list) else [value]
     if not found or len(found) > MOST_RAILS:
         raise ValueError("has a rail without a range, or with too many")
@@ -82,7 +82,7 @@ KEYS: Sequence[Key] = (
 
 
 class Rail:
-    """The keys of KEYS, checked."""
+    """The checked values of KEYS."""
 
     index: int
     group: str
@@ -99,12 +99,12 @@ class Rail:
 
     @property
     def is_same_index(self) -> bool:
-        """Whether a pod is to have the same host number on all rails of the group."""
+        """Whether a pod gets the same host number on all rails of the group."""
         return self.addressing == SAME_INDEX
 
 
 def read(config: dict[str, Any], faults: list[Fault]) -> Rail | None:
-    """The key `rail` of the network `config`, checked; None when the key is absent, or has faults."""
+    """The checked key `rail` of the network `config`; None when it is absent or wrong, with the reasons in `faults`."""
     document = member(config, "rail")
     if document is None:
         return None
@@ -140,14 +140,14 @@ def read(config: dict[str, Any], faults: list[Fault]) -> Rail | None:
 
 
 def of_names(nics: Sequence[Any], names: Collection[str]) -> int | None:
-    """The rail of the device whose NIC has these `names`; None for a NIC of no rail."""
+    """The number of the rail whose NIC is one of `names`; None when `nics` has none of these names."""
     return next((index for index, nic in enumerate(nics) if nic in names), None)
 
 
 def completed(config: dict[str, Any], index: Any) -> dict[str, Any]:
-    """The network `config` as that of the rail `index`, with the range and the gateway that rail.ranges have for it.
+    """The network `config` for the rail `index`, with the ranges and the gateway that rail.ranges has for this rail.
 
-    A gateway becomes an address that its range does not give. What is faulty stays as it is: `read` tells of it.
+    Each gateway is excluded from its range. A faulty `config` is returned unchanged: `read` reports the faults.
     """
     document, block = member(config, "rail"), member(config, "ipam")
     written = member(document, "ranges")
@@ -169,7 +169,7 @@ def completed(config: dict[str, Any], index: Any) -> dict[str, Any]:
 
 
 def each(config: dict[str, Any]) -> list[dict[str, Any]]:
-    """The network `config` for each of its rails: with `nics` they are all of the group's, otherwise it is one, or none."""
+    """The network `config` completed for each of its rails: all of the group with `nics`, otherwise one at most."""
     document = member(config, "rail")
     if not isinstance(document, dict):
         return [config]
@@ -188,7 +188,7 @@ def _without_gateway(part: dict[str, Any], index: int, gateways: dict[int, Any])
 
 
 def group_of(config: dict[str, Any]) -> str:
-    """The name of the network's group; "" when the key is absent or faulty."""
+    """The name of the group in the key `rail` of `config`; "" when it is absent or wrong."""
     document = member(config, "rail")
     try:
         return group(member(document, "group") if isinstance(document, dict) else None)

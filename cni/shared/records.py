@@ -4,10 +4,10 @@ On disk, under STATE (mode 0700):
 
     lock                                         one file; a byte of it per lock (OFD byte-range locks): of an attachment
                                                  and part, a device, a device-info file, an address
-    remembered                                   ipam.memory's
-    pending                                      there when a record is pending whose store is out of reach
-    unended                                      there when a DEL could not end an attachment, whose record says so
-    held/                                        ipam.memory's
+    remembered                                   released addresses (ipam.memory)
+    pending                                      exists when a release is pending because its store is out of reach
+    unended                                      exists when a DEL could not end an attachment, whose record says so
+    held/                                        the index of records by address (ipam.memory)
     attachments/NETWORK:CONTAINERID:IFNAME:PART  a record, JSON; PART is "link" (the plugin's own) or "ipam"
 
 The separator cannot occur in any of the names (cni.shared.spec.request). A key that would exceed the longest file name is
@@ -17,11 +17,11 @@ When `write` returns, a record of something that outlives this boot is on the di
 leave a part, which counts as no record (docs/durability.md).
 The parts have locks of their own because our link plugin may exec our IPAM plugin.
 
-Records decide which links and leases are deleted, moved and released. So a record is trusted only if no user but root can
-have written it, and if its checksum, the last member, is right. Every later format keeps the number of the format, the
-checksum and the members network, containerID and ifname, so that an older version can tell a newer record from a damaged
-one, and leave it. `read` refuses a record of a newer format, and listings pass it by: one attachment of a newer railcni
-does not hinder the others.
+Records decide which links and leases are deleted, moved and released. So a record is trusted only if no user but root
+can have written it, and if its checksum, the last member, is right. Every later format keeps the number of the format,
+the checksum and the members network, containerID and ifname, so that an older version can tell a newer record from a
+damaged one, and leave it. `read` refuses a record of a newer format, and listings skip it, so that an attachment of a
+newer railcni does not hinder the others.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ if TYPE_CHECKING:
 STATE = "/var/lib/cni/railcni"
 FORMAT = 1
 WAIT_SECONDS = 60.0  # a DEL waits so long for an ADD that still runs; kubelet itself gives up after 240
-GROUP = "@"  # what the "network" of a record begins with that belongs to a container in a group of rails; none of a CNI network can
-_CLOCK_STEP = 1_000_000_000  # ns by which two clocks may differ that are read one after the other on a busy machine
+GROUP = "@"  # begins the "network" in a record of a container in a group of rails; no name of a CNI network begins so
+_CLOCK_STEP = 1_000_000_000  # ns: more than a busy machine needs to read two clocks in succession
 LINK = "link"  # the part of an attachment that a link plugin of this suite records
 PENDING, UNENDED = "pending", "unended"  # reminders; a record has a member of the same name
-_RECORD_BYTES = 64 << 20  # far above what the largest configuration makes of a record
+_RECORD_BYTES = 64 << 20  # far above the size of a record with the largest configuration
 _SEAL = b', "checksum": "%s"}'
 _SEAL_BYTES = len(_SEAL) - len("%s") + 32
 _SECTOR = 512  # bytes that a disk writes whole or not at all
@@ -59,9 +59,9 @@ _NAME_BYTES = 200  # NAME_MAX is 255; the temporary name of a durable write is a
 class Began:
     """The moment at which a GC began, by the wall clock and by the monotonic one.
 
-    Records hold wall-clock times, so that a record of an earlier boot compares too. A wall clock that was set back since
-    an ADD leaves a record whose time is still to come: this attachment is older than the GC all the same, since nothing
-    can have been made after this moment and later than now.
+    Records hold wall-clock times, which can be compared across boots. If the wall clock was set back after an ADD, the
+    time in its record is in the future. Such an attachment is older than the GC too: the time of an attachment that is
+    made during the GC is between the start of the GC and now.
     """
 
     def __init__(self) -> None:
@@ -69,10 +69,11 @@ class Began:
         self._steady = time.monotonic_ns()
 
     def is_after(self, created: int) -> bool:
-        """Whether an attachment of the time `created` (ns since 1970) is older than the GC, so that the list must have it.
+        """Whether an attachment made at `created` (ns since 1970) is older than the GC, so that the runtime's list
+        covers it.
 
-        False for every attachment when the wall clock was set while the GC ran, since times say nothing then: the next GC
-        ends those that are left.
+        False for every attachment when the wall clock was set during the GC, since its times cannot be compared. The
+        next GC then ends the attachments that this one leaves.
         """
         now = time.time_ns()
         is_set = abs((now - self._wall) - (time.monotonic_ns() - self._steady)) > _CLOCK_STEP
@@ -109,7 +110,7 @@ class Records:
         self._newer: dict[str, dict[str, Any]] = {}  # the records of a newer format that a listing has read
 
     def locked(self, attachment: Attachment, part: str, seconds: float = WAIT_SECONDS) -> HeldLock:
-        """Hold the lock of one part of `attachment`; TryAgainLater when another holds it for `seconds`."""
+        """Take the lock of a `part` of `attachment`. Raises TryAgainLater when another call holds it for `seconds`."""
         busy = (
             f"another operation on {attachment.ifname} of container {attachment.container_id} (network"
             f" {attachment.network}) has been running for more than {seconds:g} s: retry when it has ended"
@@ -117,28 +118,29 @@ class Records:
         return self._locked(_offset(part, *attachment.key()), seconds, busy)
 
     def locked_device(self, device: str) -> HeldLock:
-        """Hold the lock of a device of the host, a PCI address; TryAgainLater when another holds it for WAIT_SECONDS.
+        """Take the lock of a host's device by its PCI address. Raises TryAgainLater when it stays locked for
+        WAIT_SECONDS.
 
-        An ADD holds it from its search for the holder of the device until its own record names the device.
+        An ADD holds this lock while it looks for another holder of the device, until its own record names the device.
         """
         busy = f"another attachment has been taking device {device} for more than {WAIT_SECONDS:g} s: retry"
         return self._locked(_offset("device", "", device, ""), WAIT_SECONDS, busy)
 
     def locked_info_file(self, path: str) -> HeldLock:
-        """Hold the lock of a device-info file. Raises TryAgainLater when another call holds it for WAIT_SECONDS."""
+        """Take the lock of a device-info file. Raises TryAgainLater when another call holds it for WAIT_SECONDS."""
         busy = f"another attachment has been writing {path} for more than {WAIT_SECONDS:g} s: retry"
         return self._locked(_offset("info", "", path, ""), WAIT_SECONDS, busy)
 
     def try_locked(self, attachment: Attachment, part: str) -> HeldLock | None:
-        """The lock when it is free now, else None."""
+        """The lock of a `part` of `attachment`, if it is free now; else None."""
         return self._try_locked(_offset(part, *attachment.key()))
 
     def try_locked_address(self, pool: str, address: str) -> HeldLock | None:
-        """The lock of an address that a call is about to claim, when it is free now, else None."""
+        """The lock of an `address` in `pool`, which a call is about to claim, if it is free now; else None."""
         return self._try_locked(_offset("address", pool, address, ""))
 
     def open_file(self, name: str) -> int:
-        """A descriptor of a file of the directory, which is made if it is missing; the caller closes the descriptor."""
+        """A descriptor, for the caller to close, of the directory's file `name`. Both are made if they are missing."""
         self._examine()
         path = f"{self.directory}/{name}"
         try:
@@ -172,9 +174,9 @@ class Records:
         return None
 
     def read(self, attachment: Attachment, part: str) -> dict[str, Any] | None:
-        """The record, or None when there is none. A damaged one is renamed, with a line in the log.
+        """The record of a `part` of `attachment`, or None. A damaged record is renamed, with a line in the log.
 
-        IoFailure for a record of a newer format: no step may be decided by its content, or without it.
+        Raises IoFailure for a record of a newer format: no step may rely on its content, and none may ignore it.
         """
         name = _name(attachment, part)
         document = self._load(name)
@@ -183,7 +185,7 @@ class Records:
         return document
 
     def write(self, attachment: Attachment, part: str, document: dict[str, Any]) -> None:
-        """Write the record. It survives a crash of the process, and one of the machine if the things that it names do."""
+        """Write the record. It survives a crash of the process, and a power loss if things that it names do."""
         document = {
             "format": FORMAT,
             "network": attachment.network,
@@ -200,7 +202,7 @@ class Records:
             raise self._refused("write", "attachments", fault) from None
 
     def remove(self, attachment: Attachment, part: str) -> None:
-        """Remove the record; there need not be one."""
+        """Remove the record, if there is one."""
         self._examine()
         try:
             files.remove(self._folder, _name(attachment, part))
@@ -208,9 +210,9 @@ class Records:
             raise self._refused("remove a record from", "attachments", fault) from None
 
     def remind(self, on: bool, what: str = PENDING, due: bool = False) -> None:
-        """Set or remove the reminder of records that are `what`: PENDING or UNENDED. Failing to set it is no error.
+        """Set or remove the reminder that some records are `what`: PENDING or UNENDED. A failure is ignored.
 
-        `due`: the next call retries them without a pause.
+        `due`: the next call retries these records without a pause.
         """
         path = f"{self.directory}/{what}"
         try:
@@ -225,7 +227,7 @@ class Records:
             pass  # GC goes by the records
 
     def is_reminded(self, seconds: float, what: str = PENDING) -> bool:
-        """Whether there is a reminder at least `seconds` old. One with a time in the future counts as old."""
+        """Whether there is a reminder `what` that is `seconds` old or older. A time in the future counts as old."""
         try:
             age = time.time() - os.stat(f"{self.directory}/{what}", follow_symlinks=False).st_mtime
         except OSError:
@@ -233,7 +235,7 @@ class Records:
         return not 0 <= age < seconds
 
     def sweep(self, network: str) -> None:
-        """Remove the temporary files of killed writers of `network`'s records; a running writer holds the lock of its record."""
+        """Remove temporary files of killed writers, of `network`'s records and of groups'. Running writers hold locks."""
         for name in self._names(hidden=True):
             key = name.removeprefix(".").removesuffix(".tmp")
             names = key.split(":")
@@ -253,16 +255,16 @@ class Records:
             raise self._refused("remove", f"attachments/{name}", fault) from None
 
     def of_network(self, network: str, part: str, *texts: str) -> list[tuple[Attachment, dict[str, Any]]]:
-        """Every record of one part that belongs to `network`; with `texts` those alone that hold one of these strings."""
+        """(attachment, document) of each record of `network` and `part`; with `texts`, only if it has one of them."""
         every = self._every(network + ":", part, texts=texts)
         return [(a, d) for a, _, d in every if a.network == network]
 
     def of_groups(self, part: str) -> list[tuple[Attachment, dict[str, Any]]]:
-        """Every record of one part that belongs to a container in a group of rails, and to no network."""
+        """(attachment, document) of each record of `part` for a container in a group of rails, instead of a network."""
         return [(a, d) for a, _, d in self._every(GROUP, part) if a.network.startswith(GROUP)]
 
     def of_container(self, container_id: str, part: str) -> list[tuple[Attachment, dict[str, Any]]] | None:
-        """Every record of one part that belongs to a container; None when one of them cannot be read, or was damaged."""
+        """(attachment, document) of each record of the container and `part`; None if one is newer or was damaged."""
         within = f":{container_id}:"
         found = [(a, d) for a, _, d in self._every("", part, within) if a.container_id == container_id]
         if any(a.container_id == container_id for a, _, _ in self.newer(part)):
@@ -271,14 +273,14 @@ class Records:
         return None if damaged else found
 
     def all(self, part: str = "", *texts: str) -> list[tuple[Attachment, str, dict[str, Any]]]:
-        """Every record of the node, or those of one part: (attachment, part, document); with `texts` as `of_network`."""
+        """(attachment, part, document) of each record of the node, or of one `part`; `texts` as for `of_network`."""
         return self._every("", part, texts=texts)
 
     def refuse_newer(self, *devices: str) -> None:
-        """IoFailure when a record that a listing has passed by names one of `devices`: PCI or MAC addresses.
+        """Raise IoFailure when a record that a listing skipped as newer names one of `devices`, PCI or MAC addresses.
 
-        A function that a userspace driver holds stays on the host, as does a device whose sandbox has died: only the record
-        shows that it is in use. A newer format may name its members differently, but it has the address in full.
+        A device that a userspace driver holds is on the host, and so is a device whose sandbox has died: only the
+        record shows that the device is in use. A newer format may have other members, but contains the address in full.
         """
         for name, document in self._newer.items():
             text = codec.dumps(document)
@@ -286,9 +288,9 @@ class Records:
                 raise _newer_format(f"{self._folder}/{name}", document)
 
     def newer(self, part: str = "") -> list[tuple[Attachment, str, dict[str, Any]]]:
-        """The records of newer formats that listings have passed by so far, as `all` answers.
+        """(attachment, part, document) of each record of a newer format that listings have skipped so far.
 
-        Of their members only those that name the attachment are certain.
+        Only the members that name the attachment have a known meaning.
         """
         parts = [(name.rpartition(":")[2], document) for name, document in self._newer.items()]
         return [(a, p, d) for p, d in parts if part in ("", p) and (a := _attachment(d))]
@@ -326,7 +328,7 @@ class Records:
             raise self._refused("list", "attachments", fault) from None
 
     def _load(self, name: str, texts: Sequence[bytes] = ()) -> dict[str, Any] | None:
-        """The record of this name; with `texts`, None for one that holds none of them, for most of the time is its parsing."""
+        """The record in the file `name`, or None. One without any of `texts` counts as none, which saves parsing."""
         self._examine()
         path = f"{self._folder}/{name}"
         try:
@@ -361,7 +363,7 @@ class Records:
         return None
 
     def _examine(self) -> None:
-        """Refuse directories that other users can write. Once is enough: otherwise they cannot replace the directories either."""
+        """Refuse directories that other users can write. One check is enough: they cannot replace private ones."""
         if self._examined:
             return
         for what, path in (("", self.directory), ("attachments", self._folder)):
@@ -389,7 +391,7 @@ class Records:
 
 
 def digest(attachment: Attachment, salt: str, size: int) -> bytes:
-    """`size` bytes that depend on the attachment and `salt` alone."""
+    """A digest of `attachment` and `salt`, of `size` bytes."""
     return _hash(size, salt, *attachment.key())
 
 
@@ -398,7 +400,7 @@ def _hash(size: int, *texts: str) -> bytes:
 
 
 def _offset(*texts: str) -> int:
-    """The byte of a lock. An older or newer railcni that runs beside this one, as during an upgrade, locks the same byte."""
+    """The offset of the lock for `texts`. All versions agree on it: during an upgrade, two run side by side."""
     return int.from_bytes(_hash(8, *texts), "big") >> 2  # an off_t is signed, and the range ends at offset + 1
 
 
@@ -410,13 +412,13 @@ def _name(attachment: Attachment, part: str) -> str:
 
 
 def _sealed(document: dict[str, Any]) -> bytes:
-    """The bytes of the record: JSON, whose last member is the checksum of the bytes before it."""
+    """The bytes of a record: JSON, whose last member is the checksum of the bytes before it."""
     data = codec.dumps(document)[:-1].encode()
     return data + _SEAL % hashlib.blake2b(data, digest_size=16).hexdigest().encode()
 
 
 def _unsealed(data: bytes) -> dict[str, Any]:
-    """The record in `data`; ValueError with the reason when it is damaged."""
+    """The record in `data`. Raises ValueError with the reason when the record is damaged."""
     content = data[:-_SEAL_BYTES]
     if data != content + _SEAL % hashlib.blake2b(content, digest_size=16).hexdigest().encode():
         raise ValueError("its checksum is wrong: it is not as it was written")
@@ -426,15 +428,15 @@ def _unsealed(data: bytes) -> dict[str, Any]:
 
 
 def _is_part(data: bytes) -> bool:
-    """Whether `data` is the part of a record that a power loss left: some of its sectors are missing, or zeros."""
+    """Whether `data` is a fragment of a record after a power loss: some sectors are missing, or hold zeros."""
     return not data or b"\0" in data or (len(data) % _SECTOR == 0 and not data.endswith(b'"}'))
 
 
 def _outlives_boot(document: dict[str, Any]) -> bool:
-    """Whether the record must survive a power loss, because the things that it names do.
+    """Whether the record must survive a power loss, because it names things that do.
 
-    Leases in a store that nodes share do, and the addresses of a foreign IPAM plugin; a link, or a lease in a file of this
-    node, does not.
+    Leases in a store that nodes share survive, and so do the addresses of a foreign IPAM plugin. A link, or a lease in
+    a file of this node, does not.
     """
     store = document.get("store")
     return document.get("foreign") is True or (isinstance(store, dict) and store.get("kind") != "file")
@@ -446,7 +448,7 @@ def _is_newer(document: dict[str, Any]) -> bool:
 
 
 def _newer_format(path: str, document: dict[str, Any]) -> IoFailure:
-    """The refusal of a record of a newer version: its content cannot be guessed, and only it identifies the attachment."""
+    """The error for a record of a newer version: its content is unknown, and nothing else describes the attachment."""
     return IoFailure(
         f"record {path} has format {document['format']}, and this railcni knows {FORMAT}: a newer railcni has made that"
         " attachment; install that version again, at least until its pod is gone"

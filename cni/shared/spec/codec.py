@@ -1,8 +1,8 @@
-"""JSON to and from Python objects, as a standard without NaN and Infinity.
+"""Convert JSON to Python objects and back, by the standard: without NaN and Infinity.
 
-What is decoded may be hostile. Nesting is bounded, so that whatever was decoded can also be encoded and compared;
-`loads_foreign` bounds size and number of values too, and `loads_reply` the number of values in what is bounded already, so
-that time and memory are bounded.
+The text may be hostile. A limit on nesting ensures that each decoded value can be encoded and compared. To bound time
+and memory, `loads_foreign` also limits size and number of values. `loads_reply` limits the number of values alone,
+since the size of a reply is limited already.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class TooMuch(ValueError):
-    """JSON, but more of it than is read: the text says of what, and how much would be read."""
+    """JSON that exceeds a limit of this module; the message names the limit."""
 
 
 def _no_constant(name: str) -> None:
@@ -41,13 +41,13 @@ _encode_unicode = json.JSONEncoder(check_circular=False, allow_nan=False, ensure
 _DEPTH = 100  # lists and objects within one another
 MOST_BYTES = 8 << 20  # Kubernetes takes no object of more than 1.5 MiB
 _VALUES = 100_000  # an empty list takes 30 times the memory of its text
-_VALUES_OF_REPLY = 4_000_000  # with the most that ipam.stores.http reads, some 500 MiB
+_VALUES_OF_REPLY = 4_000_000  # in the largest reply that ipam.stores.http reads, they take some 500 MiB
 _TOO_DEEP = f"it is nested too deeply, more than {_DEPTH} levels"
-_DIGITS = 4300  # of an integer: what Python converts in bounded time (sys.int_info)
+_DIGITS = 4300  # of an integer: Python's own limit, for bounded time (sys.int_info)
 
 
 def loads_foreign(data: bytes) -> Any:
-    """As `loads`, for a text that anybody may have written: TooMuch also for one that is long or has many values."""
+    """The value of the untrusted JSON text `data`. Unlike `loads`, limits size and number of values (TooMuch)."""
     if len(data) > MOST_BYTES:
         raise TooMuch(f"it is larger than {MOST_BYTES >> 20} MiB")
     value = _loads_bounded(data, _VALUES)
@@ -60,7 +60,7 @@ def loads_foreign(data: bytes) -> Any:
 
 
 def loads_reply(data: bytes) -> Any:
-    """As `loads`, for what a server says: TooMuch also for a text that has many values."""
+    """The value of the JSON text `data` from a server. Unlike `loads`, limits the number of values (TooMuch)."""
     return _loads_bounded(data, _VALUES_OF_REPLY)
 
 
@@ -71,7 +71,7 @@ def _loads_bounded(data: bytes, most: int) -> Any:
 
 
 def loads(data: bytes) -> Any:
-    """The value that the UTF-8 JSON text `data` stands for; ValueError names the line and column of a fault."""
+    """The value of the UTF-8 JSON text `data`. Raises ValueError with line and column of a syntax error."""
     text = data.decode("utf-8")  # UnicodeDecodeError is a ValueError
     try:
         value = _decode(text)

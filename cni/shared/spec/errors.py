@@ -1,7 +1,7 @@
 """The errors: every failure that a caller sees is one of these classes.
 
 Codes up to 99 are the spec's (SPEC.md, section 5, "Error"); from 100 on they are railcni's own.
-The first 250 characters of `msg` must hold cause and remedy: runtimes wrap and cut the rest.
+The first 250 characters of `msg` must hold cause and remedy: runtimes wrap the message and cut off its end.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class CniError(Exception):
             self.code = code
 
     def document(self, cni_version: str) -> dict[str, object]:
-        """The error object of the spec, for `cni_version`."""
+        """The error object of the spec, for a reply in `cni_version`."""
         reply: dict[str, object] = {"cniVersion": cni_version, "code": self.code, "msg": self.msg}
         details = self.further()
         if details:
@@ -33,12 +33,12 @@ class CniError(Exception):
         return reply
 
     def further(self) -> str:
-        """The lines of the details that the message does not have."""
+        """The lines of `details` that `msg` does not contain."""
         return "\n".join(line for line in self.details.splitlines() if line.strip() not in self.msg)
 
 
 class IncompatibleVersion(CniError):
-    """The cniVersion is unknown, or it does not have the verb."""
+    """The cniVersion is unknown, or does not have the verb of the call."""
 
     code = 1
 
@@ -68,7 +68,7 @@ class DecodingFailure(CniError):
 
 
 class InvalidConfig(CniError):
-    """The network configuration is wrong; the message has all its faults."""
+    """The network configuration is wrong. The message lists all its faults."""
 
     code = 7
 
@@ -86,11 +86,11 @@ class TryAgainLater(CniError):
 
 
 class Lingers(TryAgainLater):
-    """A link or device is still in its sandbox, which is dead or cannot be found: the kernel clears it some time later."""
+    """A link or device is still in a sandbox that is dead or cannot be found. The kernel clears this sandbox later."""
 
 
 class Unrestored(TryAgainLater):
-    """A device is on the host again without a part of its state, which a second DEL may restore."""
+    """A device is back on the host, but lacks a part of its former state, which a repeated DEL may restore."""
 
 
 class NotAvailable(CniError):
@@ -100,7 +100,7 @@ class NotAvailable(CniError):
 
 
 class LimitedConnectivity(CniError):
-    """STATUS: no ADD can succeed, and attachments may be cut off."""
+    """STATUS: no ADD can succeed, and existing attachments may have no connectivity."""
 
     code = 51
 
@@ -124,7 +124,7 @@ class AddressInUse(KernelRefused):
 
 
 class DelegateFailed(CniError):
-    """A delegated plugin failed, with its own code if it gave one, or was not found."""
+    """A delegated plugin was not found, or failed; `code` is the plugin's own error code if it gave one."""
 
     code = 102
 
@@ -142,7 +142,7 @@ class Internal(CniError):
 
 
 def report(faults: list[CniError]) -> None:
-    """Raise the first of `faults`, when there are any, with the messages of the others in its details."""
+    """Raise the first of `faults`, with the messages of the others in its details; do nothing when there are none."""
     if not faults:
         return
     first = faults[0]

@@ -1,4 +1,4 @@
-"""The list of GC: the attachments that the runtime still knows (SPEC.md, section 2, "GC")."""
+"""The runtime's list of valid attachments in a GC call (SPEC.md, section 2, "GC")."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ NOTHING_LISTED = (
 
 
 def valid_attachments(request: Request) -> set[Attachment] | None:
-    """The attachments that GC must keep; None when the key is absent: then nothing may be collected.
+    """The attachments that GC must keep. None when the key is absent, so that nothing may be collected.
 
-    A list of null means none, as an empty one does: runtimes written in Go send it for a network without attachments.
-    InvalidConfig when it is anything else than a list.
+    The value null means an empty list: runtimes written in Go send null for a network without attachments.
+    Raises InvalidConfig when the value is no list of attachments.
     """
     listed = request.member(VALID_ATTACHMENTS)
     if listed is None:

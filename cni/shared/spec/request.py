@@ -1,4 +1,4 @@
-"""From the environment and stdin to a Request: the protocol's checks, in the order of its codes.
+"""Parse environment and stdin into a Request, with the protocol's checks in this order (right: the error code).
 
     1. CNI_CONTAINERID and CNI_IFNAME are well formed                    4
     2. no variable that the verb needs is missing; all in one message    4
@@ -7,7 +7,7 @@
     5. CNI_COMMAND is a known verb                                       4
     6. cniVersion is known, and the verb exists in it                    1
 
-Sources: SPEC.md sections 1 and 2; the dispatcher of pkg/skel in containernetworking/cni, whose order this is.
+Sources: SPEC.md sections 1 and 2; the order is that of the dispatcher in pkg/skel of containernetworking/cni.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ _NEEDED = {
     "GC": ("CNI_PATH",),
     "STATUS": ("CNI_PATH",),
 }
-_OF_NO_LINK = frozenset("/:\0")  # characters; white space too is in no name of a link
+_OF_NO_LINK = frozenset("/:\0")  # characters that no link's name has; white space, too, is in none
 IFNAME_BYTES = 15  # IFNAMSIZ less its final zero, include/uapi/linux/if.h
 
 
 class Attachment:
-    """What one ADD makes and one DEL removes: (network name, containerID, ifname)."""
+    """The identity of an attachment, which an ADD makes and a DEL removes: network name, containerID and ifname."""
 
     def __init__(self, network: str, container_id: str, ifname: str) -> None:
         self.network = network
@@ -53,7 +53,7 @@ class Attachment:
         self.ifname = ifname
 
     def key(self) -> tuple[str, str, str]:
-        """Network, container ID and ifname, as they stand in names and keys."""
+        """(network name, containerID, ifname), for names of records and for keys."""
         return (self.network, self.container_id, self.ifname)
 
     def __eq__(self, other: object) -> bool:
@@ -69,10 +69,10 @@ class Attachment:
 class Request:
     """One call of a plugin.
 
-    `command` is the verb; `config` the parsed stdin, with its keys as they were written, and `stdin` its bytes, for
-    a delegated plugin; `cni_version` the version to answer in; `args` CNI_ARGS as a dictionary; `environ` the whole
-    environment. `pod` is (namespace, name, uid) by CNI_ARGS, "" for what the runtime did not say; `ipam_type` the
-    `ipam.type`, "" for a link without addresses. `attachment` has empty members in GC and STATUS, which are about a network.
+    `command` is the verb, `config` the parsed stdin with its keys as written, and `stdin` its bytes, for a delegated
+    plugin. `cni_version` is the version of the reply, `args` CNI_ARGS as a dictionary, `environ` the whole environment.
+    `pod` is (namespace, name, uid) by CNI_ARGS, with "" for a missing part. `ipam_type` is `ipam.type`, "" for a link
+    without addresses. `attachment` has an empty containerID and ifname in GC and STATUS, which concern a network.
     """
 
     def __init__(self, environ: Mapping[str, str], stdin: bytes, config: dict[str, Any], args: dict[str, str]) -> None:
@@ -89,7 +89,7 @@ class Request:
         )
 
     def configure(self, config: dict[str, Any], stdin: bytes) -> None:
-        """Let `config`, of which `stdin` are the bytes, be the configuration."""
+        """Replace the configuration by `config`, whose JSON text is `stdin`."""
         self.config = config
         self.stdin = stdin
         self._folded = fold(config)
@@ -98,7 +98,7 @@ class Request:
         self.ipam_type = kind if isinstance(kind, str) else ""
 
     def member(self, key: str) -> Any:
-        """The member `key` of the configuration, as the function `member` finds it."""
+        """The value of `key` in the configuration, found as by the function `member`; None when absent."""
         return self.config[key] if key in self.config else self._folded.get(key.lower())
 
     @property
@@ -107,13 +107,13 @@ class Request:
         return self.environ.get("CNI_NETNS_OVERRIDE", "").lower() in ("1", "true")
 
     def of_runtime(self, capability: str) -> Any:
-        """The value of `capability` in runtimeConfig; None without one."""
+        """The value of `capability` in runtimeConfig; None when absent."""
         given = self.member("runtimeConfig")
         return member(given, capability) if isinstance(given, dict) else None
 
 
 def parse(environ: Mapping[str, str], stdin: bytes) -> Request:
-    """The request that `environ` and `stdin` make; a CniError names the first rule that they break."""
+    """The request in `environ` and `stdin`. Raises a CniError for the first check that fails."""
     command = environ.get("CNI_COMMAND", "")
     if command in _ATTACHMENT_VERBS:
         _check_identity(environ, command)
@@ -134,12 +134,12 @@ def parse(environ: Mapping[str, str], stdin: bytes) -> Request:
 
 
 def at_least(version: str, floor: str) -> bool:
-    """Whether the supported `version` is `floor` or newer. As texts, the versions of SUPPORTED are in their order."""
+    """Whether `version`, one of SUPPORTED, is `floor` or newer. Strings suffice: SUPPORTED is in alphabetical order."""
     return version >= floor
 
 
 def _require(version: str, verb: str) -> None:
-    """Refuse a version that is unknown, or in which `verb` does not exist (code 1)."""
+    """Raise IncompatibleVersion when `version` is unknown or does not have `verb`."""
     if version not in SUPPORTED:
         raise IncompatibleVersion(
             f'cniVersion "{version[:40]}" is not supported: use one of {", ".join(SUPPORTED)}',
@@ -154,7 +154,7 @@ def _require(version: str, verb: str) -> None:
 
 
 def version_of(stdin: bytes) -> str:
-    """The cniVersion to answer an error in, as far as `stdin` tells; the newest when it does not."""
+    """The cniVersion for an error reply: the one in `stdin` if it is supported, else the newest."""
     try:
         config = codec.loads_foreign(stdin)
     except ValueError:
@@ -164,9 +164,9 @@ def version_of(stdin: bytes) -> str:
 
 
 def member(document: Mapping[str, Any], key: str) -> Any:
-    """`document[key]`, the key matched without regard to case when it is not there to the letter; None when absent.
+    """The value of `key` in `document`; without an exact match, of the first key that differs only in case; else None.
 
-    encoding/json in Go matches so, and configurations in use rely on it.
+    Go's encoding/json matches keys in this way, and existing configurations rely on it.
     """
     if key in document:
         return document[key]
@@ -178,7 +178,7 @@ def member(document: Mapping[str, Any], key: str) -> Any:
 
 
 def fold(document: Mapping[str, Any]) -> dict[str, Any]:
-    """The members of `document` by their names in lower case; of names that differ in case alone the first one counts."""
+    """`document` with its keys in lower case. Of keys that differ only in case, the first counts."""
     return {name.lower(): value for name, value in reversed([*document.items()])}
 
 
@@ -200,10 +200,11 @@ def is_identifier(text: str) -> bool:
 
 
 def ifname_fault(name: str, command: str = "ADD") -> str:
-    """What keeps `name` from being the name of a link, or "" (dev_valid_name, net/core/dev.c).
+    """The reason why `name` cannot be the name of a link, or "" (dev_valid_name, net/core/dev.c).
 
-    The kernel takes a name with % for a pattern, "net%d", and gives the link another (__dev_alloc_name); two names stand
-    for all links in /proc/sys (sysctl_dev_name_is_allowed). Runtimes pass these, and a DEL must end what no ADD could begin.
+    The kernel takes a name with % for a pattern, "net%d", and gives the link another name (__dev_alloc_name). "all" and
+    "default" stand for all links in /proc/sys (sysctl_dev_name_is_allowed). Runtimes may pass such names, so DEL
+    accepts them: it must succeed even if the ADD was refused.
     """
     if len(name.encode("utf-8", "surrogateescape")) > IFNAME_BYTES:
         return f"is longer than {IFNAME_BYTES} bytes: want a shorter one, such as net1"
@@ -244,7 +245,7 @@ def _decode(stdin: bytes) -> dict[str, Any]:
 
 
 def _parse_args(text: str) -> dict[str, str]:
-    """CNI_ARGS, "K=V;K2=V2", as a dictionary; InvalidEnvironment when a part has no `=`."""
+    """CNI_ARGS, "K=V;K2=V2", as a dictionary. Raises InvalidEnvironment for a part without `=`."""
     args: dict[str, str] = {}
     for part in text.split(";"):
         if not part.strip():

@@ -1,7 +1,7 @@
 """The result of an ADD, and its form in every version of the spec.
 
-One form in memory, that of 1.1.0; `document` writes it as an older version wants it and `parse`
-reads any of them. What an older version cannot say is left out:
+In memory a result has the form of 1.1.0. `document` converts it to any version, `parse` reads any version. Members that
+an older version does not have are left out:
 
     1.1.0          interfaces (mtu, socketPath, pciID), ips, routes (mtu, advmss, priority, table, scope), dns
     1.0.0          without mtu, socketPath and pciID; routes keep dst and gw
@@ -27,7 +27,7 @@ _SINCE_1_1 = ("mtu", "socketPath", "pciID")  # members of an interface
 
 
 class Interface:
-    """A link that the attachment made or moved; `mtu` in bytes; `sandbox` "" for a link of the host."""
+    """A link that the attachment made or moved: `mtu` in bytes (0: absent), `sandbox` "" for a link on the host."""
 
     def __init__(
         self, name: str, mac: str = "", mtu: int = 0, sandbox: str = "", pci_id: str = "", socket_path: str = ""
@@ -41,7 +41,7 @@ class Interface:
 
 
 class IPConfig:
-    """An address "a.b.c.d/len" or "x::y/len", its gateway ("" for none) and the index of its interface."""
+    """An address "a.b.c.d/len" or "x::y/len", its gateway ("": none) and the index of its interface (None: absent)."""
 
     def __init__(self, address: str, gateway: str = "", interface: int | None = None) -> None:
         self.address = address
@@ -50,7 +50,7 @@ class IPConfig:
 
     @property
     def family(self) -> int:
-        """4 or 6."""
+        """The IP version, 4 or 6."""
         return 6 if ":" in self.address else 4
 
 
@@ -58,7 +58,7 @@ MOST_SCOPE = 254  # of a route; 255 is RT_SCOPE_NOWHERE
 
 
 class Route:
-    """A route to `dst` (CIDR) by `gw` ("" for the gateway of the address); the rest as in spec 1.1.0, None for unset."""
+    """A route to `dst` (CIDR) by `gw` ("": the address's gateway). The others are as in spec 1.1.0 (None: absent)."""
 
     def __init__(
         self,
@@ -80,12 +80,12 @@ class Route:
 
     @property
     def family(self) -> int:
-        """4 or 6."""
+        """The IP version, 4 or 6."""
         return 6 if ":" in self.dst else 4
 
 
 class Result:
-    """What an ADD answers. `dns` is the spec's dictionary as it came; {} for none."""
+    """The result of an ADD. `dns` is the spec's dictionary, unchanged; {} for none."""
 
     def __init__(
         self,
@@ -100,7 +100,7 @@ class Result:
         self.dns = dns or {}
 
     def document(self, version: str) -> dict[str, Any]:
-        """The JSON object of this result in `version`; IncompatibleVersion when that cannot hold it."""
+        """The JSON object of this result in `version`. Raises IncompatibleVersion when `version` cannot express it."""
         if not at_least(version, "0.3.0"):
             return self._document_by_family(version)
         reply: dict[str, Any] = {"cniVersion": version}
@@ -136,9 +136,9 @@ class Result:
 
 
 def parse(document: Any, what: str = "prevResult", has_interfaces: bool = True) -> Result:
-    """The result in `document`, which may be of any version; DecodingFailure says what of it is no result.
+    """The result in `document`, of any version. Raises DecodingFailure, in which `what` names the document.
 
-    Without `has_interfaces`, as from an IPAM plugin, the caller's link is the only one (SPEC.md, section 5).
+    Without `has_interfaces`, as for the result of an IPAM plugin, interfaces are ignored (SPEC.md, section 5).
     """
     if not isinstance(document, dict):
         raise DecodingFailure(f"{what} is not a JSON object")
@@ -191,7 +191,7 @@ def _parse_route(r: Any) -> Route:
 
 
 def _cidr(entry: Any, key: str) -> str:
-    """The "address/length" that is `entry[key]`."""
+    """The string `entry[key]`. Raises TypeError unless it is "address/length"."""
     text = _text(entry, key)
     address, _, length = text.partition("/")
     family = _family(address)
@@ -208,7 +208,7 @@ def _address_or_none(entry: Any, key: str) -> str:
 
 
 def _family(address: str) -> int:
-    """The number of bits of an address, 0 when it is none."""
+    """The number of bits of an IP address, 32 or 128; 0 when `address` is none."""
     try:
         return 8 * len(inet_pton(AF_INET6 if ":" in address else AF_INET, address))
     except (OSError, ValueError):  # ValueError: a zero byte
@@ -216,7 +216,7 @@ def _family(address: str) -> int:
 
 
 def _text(entry: Any, key: str, default: str | None = None) -> str:
-    """The string `entry[key]`; without a default it must be there."""
+    """The string `entry[key]`, or the default when it is absent. Raises TypeError for other values."""
     value = entry.get(key)
     if value is None and default is not None:
         return default
@@ -233,7 +233,7 @@ def _number(entry: Any, key: str) -> int | None:
 
 
 def _index(address: Any, count: int) -> int | None:
-    """The index of the interface of `address` among `count`; None if absent or negative, as some plugins write it."""
+    """The index, below `count`, of the interface of `address`; None if absent or negative, as some plugins write it."""
     index = _number(address, "interface")
     if index is None or index < 0:
         return None
