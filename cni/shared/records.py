@@ -235,7 +235,7 @@ class Records:
         return not 0 <= age < seconds
 
     def sweep(self, network: str) -> None:
-        """Remove temporary files of killed writers, of `network`'s records and of groups'. Running writers hold locks."""
+        """Remove temporary files of killed writers, for `network` and for groups. Running writers hold locks."""
         for name in self._names(hidden=True):
             key = name.removeprefix(".").removesuffix(".tmp")
             names = key.split(":")

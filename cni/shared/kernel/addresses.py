@@ -1,7 +1,7 @@
-"""IP addresses of links: read, added, removed. Sources: rtnetlink(7), include/uapi/linux/if_addr.h.
+"""Read, add and remove IP addresses of links. Sources: rtnetlink(7), include/uapi/linux/if_addr.h.
 
-Addresses are text with their prefix length, "192.0.2.1/24" or "2001:db8::1/64". KernelError for every refusal,
-ValueError for a text that is no address.
+Addresses are text with their prefix length, "192.0.2.1/24" or "2001:db8::1/64". The functions raise KernelError when
+the kernel refuses a request, and ValueError for a text that is no address.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ LINK_SCOPE = 253
 class Address:
     """An address of the link `index`, as the kernel holds it.
 
-    `text` is "address/length"; `peer` the other end of a point-to-point address, "" for an ordinary one; `broadcast`
-    "" for none; `label` of IPv4 alone; `scope` a number of rtnetlink(7), 0 for global. `flags` are IFA_F_*, with
-    the properties below for some. `metric` is that of its route, 0 for the kernel's default. `local` are the bytes of the
-    address, `body` is the message.
+    `text` is "address/length"; `peer` the other end of a point-to-point address, "" for an ordinary one; `broadcast` ""
+    for none; `label` of IPv4 alone; `scope` a number of rtnetlink(7), 0 for global. `flags` are IFA_F_*, some of which
+    the properties below test. `metric` is that of the prefix route, 0 for the kernel's default. `local` has the bytes
+    of the address, `body` is the netlink message.
     """
 
     def __init__(self, body: bytes) -> None:
@@ -58,7 +58,7 @@ class Address:
 
     @property
     def permanent(self) -> bool:
-        """Whether the address is permanent, set by an administrator or plugin: not by SLAAC, and without an end."""
+        """Whether the address has no end of validity: an administrator or a plugin has set it, and not SLAAC."""
         return bool(self.flags & PERMANENT)
 
     @property
@@ -68,7 +68,7 @@ class Address:
 
     @property
     def duplicate(self) -> bool:
-        """Whether duplicate address detection found another who has the address."""
+        """Whether duplicate address detection found another host with the address."""
         return bool(self.flags & DADFAILED)
 
 
@@ -80,7 +80,7 @@ def list_of(rtnl: Socket, index: int) -> list[Address]:
 
 
 def all_of(rtnl: Socket, index: int = 0) -> list[Address]:
-    """The addresses of all links; those of the link `index` are among them."""
+    """The addresses of the link `index` and perhaps of others (kernels before 4.20); of all links for index 0."""
     return [Address(body) for body in rtnl.dump(_GETADDR, IFADDR.pack(0, 0, 0, 0, index))]
 
 
@@ -121,13 +121,13 @@ def add(
 
 
 def remove(rtnl: Socket, index: int, text: str) -> None:
-    """Take the address `text` from the link `index`; EADDRNOTAVAIL when it does not have it."""
+    """Remove the address `text` from the link `index`. Raises EADDRNOTAVAIL when the link does not have the address."""
     family, local, length = _parse(text)
     rtnl.request(_DELADDR, IFADDR.pack(family, length, 0, 0, index) + attribute(_LOCAL, local))
 
 
 def clear(rtnl: Socket, index: int) -> None:
-    """Take all addresses from the link `index` but the link-local ones."""
+    """Remove all addresses except link-local ones from the link `index`."""
     for address in list_of(rtnl, index):
         if address.scope == LINK_SCOPE:
             continue
@@ -139,7 +139,7 @@ def clear(rtnl: Socket, index: int) -> None:
 
 
 def _parse(text: str) -> tuple[int, bytes, int]:
-    """Family, bytes and prefix length of "address/length"; ValueError when it is none."""
+    """(family, bytes, prefix length) of `text`, "address/length". Raises ValueError for any other text."""
     address, _, length = text.partition("/")
     try:
         return *address_of(address), int(length)

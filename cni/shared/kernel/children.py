@@ -1,4 +1,4 @@
-"""Child processes: a program is run with bytes on its stdin, and its stdout is read."""
+"""Run a program as a child process, with bytes on its stdin, and read its stdout."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _NAMES = (
     b"HOME",  # for its own files, such as the cache of a cloud's command
     b"TZ",  # for the times in its log
     b"NODENAME",  # this node, for Go's whereabouts
-    *(b"HTTP_PROXY", b"HTTPS_PROXY", b"NO_PROXY"),  # for servers that it reaches only so; in small letters too
+    *(b"HTTP_PROXY", b"HTTPS_PROXY", b"NO_PROXY"),  # for servers behind a proxy; in lower case too
 )
 _BEGINNINGS = (
     b"CNI_",  # the parameters of the call
@@ -30,7 +30,7 @@ _BEGINNINGS = (
 
 
 def environment(variables: Mapping[bytes, bytes]) -> dict[bytes, bytes]:
-    """What a program gets of a runtime's `variables`, which may hold secrets; all of them when no runtime calls."""
+    """The part of a runtime's `variables`, which may hold secrets, for a program; all if no runtime made this call."""
     if b"CNI_COMMAND" not in variables:
         return dict(variables)
     return {k: v for k, v in variables.items() if k.upper() in _NAMES or k.startswith(_BEGINNINGS)}
@@ -39,10 +39,12 @@ def environment(variables: Mapping[bytes, bytes]) -> dict[bytes, bytes]:
 def run(
     argv: list[str], environ: Mapping[bytes, bytes], stdin: bytes = b"", deadline: float | None = None
 ) -> tuple[bytes, int]:
-    """(stdout, the exit code, negative for a signal) of a program that is found as execvp(3) does; its stderr is ours.
+    """(stdout, exit code) of the program `argv`, found as by execvp(3). The code is negative for a signal; stderr is
+    ours.
 
-    At the `deadline` (time.monotonic), or when it has written a MiB, it is killed with its process group: TimeoutError.
-    OSError when it cannot be run.
+    At the `deadline` (time.monotonic), or after more than a MiB of output, the program is killed with its process
+    group, and TimeoutError is raised. Without a deadline, time and output have no limit. Raises OSError when the
+    program cannot be run.
     """
     held = os.memfd_create("stdin", os.MFD_CLOEXEC)  # a pipe could fill while the program writes its answer
     while stdin:
@@ -77,7 +79,7 @@ def run(
 
 
 def _read(fd: int, deadline: float | None) -> bytes:
-    """All bytes of `fd` up to its end; TimeoutError."""
+    """All bytes of `fd` up to its end. Raises TimeoutError at the deadline, or when they exceed a limit."""
     poll = select.poll()
     poll.register(fd, select.POLLIN)
     output = b""
@@ -93,11 +95,12 @@ def _read(fd: int, deadline: float | None) -> bytes:
 
 
 def _keep_status() -> None:
-    """Let waitpid(2) answer with the exit status of the children that this process starts from now on.
+    """Ensure that waitpid(2) returns the exit status of the children that this process starts from now on.
 
-    A caller that ignores SIGCHLD hands that down through exec. The kernel then drops each child's status, and waitpid
-    fails with ECHILD once the last child has ended (wait(2), notes). In another thread than the main one Python changes
-    no signals: nothing happens there, since such a thread belongs to a program that has set its own.
+    If the caller ignores SIGCHLD, this process inherits that through exec. The kernel then drops the status of each
+    child, and waitpid fails with ECHILD after the last child has ended (wait(2), notes). Python sets signals in the
+    main thread alone. In other threads nothing changes, since they belong to programs with signal settings of their
+    own.
     """
     try:
         if signal.getsignal(signal.SIGCHLD) == signal.SIG_IGN:

@@ -1,7 +1,7 @@
-"""Data Center Bridging of a link: priority flow control and trust, as far as its driver shows them.
+"""Read the Data Center Bridging settings of a link, priority flow control and trust, if its driver shows them.
 
-Numbers are those of include/uapi/linux/dcbnl.h; the kernel answers in net/dcb/dcbnl.c, without a privilege. A driver
-that has no operations for it refuses with EOPNOTSUPP, as does a kernel without CONFIG_DCB.
+Numbers are those of include/uapi/linux/dcbnl.h. The request needs no privilege (net/dcb/dcbnl.c). It fails with
+EOPNOTSUPP if the driver has no DCB operations or the kernel no CONFIG_DCB.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ _SELECTOR_DSCP = 5
 
 
 class Dcb:
-    """`pfc` are the priorities, 0 to 7, whose frames are lossless; None: the driver does not say. `dscp` has the priority of
-    each DSCP that is mapped to one: mlx5 makes entries for all 64 when it trusts in DSCP (en_dcbnl.c)."""
+    """DCB settings. `pfc` has the lossless priorities, 0 to 7; None if the driver does not show them. `dscp` maps each
+    DSCP that has one to its priority: mlx5 has entries for all 64 in trust mode DSCP (en_dcbnl.c)."""
 
     def __init__(self, pfc: tuple[int, ...] | None, dscp: dict[int, int]) -> None:
         self.pfc = pfc
@@ -28,7 +28,7 @@ class Dcb:
 
 
 def read(socket: Socket, name: str) -> Dcb | None:
-    """The settings that the driver of the link `name` shows; None when it shows none. `socket` is a route socket."""
+    """The settings that the driver of the link `name` shows, or None. `socket` is an rtnetlink socket."""
     try:
         replies = socket.request(_GETDCB, _HEADER + string(_IFNAME, name))
     except KernelError:
@@ -37,7 +37,7 @@ def read(socket: Socket, name: str) -> Dcb | None:
 
 
 def parse(body: bytes) -> Dcb:
-    """The answer to DCB_CMD_IEEE_GET; ValueError when it is cut off."""
+    """The settings in `body`, the reply to DCB_CMD_IEEE_GET. Raises ValueError for a truncated reply."""
     told = unpack_attributes(unpack_attributes(body, len(_HEADER)).get(_IEEE, b""))
     pfc = None
     if len(told.get(_PFC, b"")) > 1:  # struct ieee_pfc: capabilities, enabled priorities as bits, ...

@@ -1,10 +1,10 @@
-"""Small files: written whole, and read only if no other user can have written them; kernel parameters.
+"""Write small files whole, read files only if no other user can have written them, and access kernel parameters.
 
 A file is written under a temporary name in its own directory and then renamed, so a reader sees the old content or the
-new content, never a part. The temporary name is derived from the name of the file: the next writer overwrites the
-temporary file of a killed one, and the removal of the file removes it. Two processes must not write one name at the same
-time. A power loss may undo or tear a write that is not durable (docs/durability.md). OSError passes through every
-function; the caller knows the purpose of the file and words the error.
+new content, never a part. The temporary name is derived from the name of the file: the next writer replaces the
+temporary file of a killed writer, and the removal of the file removes both. Two processes must not write one name at
+the same time. A power loss may undo or tear a write that is not durable (docs/durability.md). The functions do not
+catch OSError: the caller knows the purpose of the file and words the error.
 
 NotPrivate is raised for a file that users other than root and this one can write.
 """
@@ -24,9 +24,9 @@ class NotPrivate(PermissionError):
 
 
 def write_whole(directory: str, name: str, data: bytes, durable: bool = False, mode: int = 0o600) -> None:
-    """Write `data` to the file `name` in `directory`, a new one of this `mode`; a former file is replaced.
+    """Write `data` to a new file with `mode`, which replaces any former file `name` in `directory`.
 
-    `durable`: on return both content and name are on the disk. POSIX promises this for two fsyncs, and not for fewer.
+    `durable`: on return, content and name are on the disk. POSIX promises this only after an fsync of each.
     """
     temporary = f"{directory}/{temporary_of(name)}"
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -51,7 +51,7 @@ def write_whole(directory: str, name: str, data: bytes, durable: bool = False, m
 
 
 def write_whole_below(directory: str, name: str, data: bytes, durable: bool = False) -> None:
-    """As write_whole; a missing directory is made (mode 0700)."""
+    """Write a file as `write_whole` does, and first make a missing directory (mode 0700)."""
     try:
         write_whole(directory, name, data, durable)
     except FileNotFoundError:
@@ -60,7 +60,7 @@ def write_whole_below(directory: str, name: str, data: bytes, durable: bool = Fa
 
 
 def temporary_of(name: str) -> str:
-    """The name under which the file `name` is written."""
+    """The temporary name of the file `name` while it is written."""
     return f".{name}.tmp"
 
 
@@ -77,16 +77,16 @@ def read_whole(path: str) -> bytes:
 
 
 def read_sysctl(name: str) -> str:
-    """The value of a kernel parameter by its path below /proc/sys, "net/ipv4/conf/net1/arp_notify", without the end of its line.
+    """The value, without newline, of the kernel parameter at `name` below /proc/sys: "net/ipv4/conf/net1/arp_notify".
 
-    A parameter below "net" is that of the network namespace which the calling thread is in. FileNotFoundError for a
-    parameter, or a link in its name, that is not there.
+    Parameters below "net" are those of the calling thread's network namespace. Raises FileNotFoundError when the
+    parameter, or the link in its name, does not exist.
     """
     return read_whole(_SYSCTLS + name).decode().rstrip("\n")
 
 
 def write_sysctl(name: str, value: str) -> None:
-    """Give a kernel parameter, named as for `read_sysctl`, a value."""
+    """Set the kernel parameter `name`, as for `read_sysctl`, to `value`."""
     fd = os.open(_SYSCTLS + name, os.O_WRONLY | os.O_CLOEXEC)
     try:
         os.write(fd, value.encode())
@@ -95,7 +95,7 @@ def write_sysctl(name: str, value: str) -> None:
 
 
 def target_of(link: str) -> str:
-    """Where the symbolic link leads; "" when it cannot be read, or has gone meanwhile."""
+    """The target of the symbolic link; "" when the link cannot be read."""
     try:
         return os.readlink(link)
     except OSError:
@@ -103,7 +103,7 @@ def target_of(link: str) -> str:
 
 
 def names_in(directory: str) -> list[str]:
-    """The names in a directory; none when it cannot be read, or has gone meanwhile."""
+    """The names in the directory; [] when it cannot be read."""
     try:
         return os.listdir(directory)
     except OSError:
@@ -111,7 +111,7 @@ def names_in(directory: str) -> list[str]:
 
 
 def mark(path: str, links: bool = False) -> tuple[int, ...]:
-    """What differs when another file is at `path`, or its content is another; () for none. `links` are followed if so."""
+    """A value that changes with the file at `path` or its content; () for no file. `links`: follow a symbolic link."""
     try:
         status = os.stat(path, follow_symlinks=links)
     except OSError:
@@ -120,10 +120,10 @@ def mark(path: str, links: bool = False) -> tuple[int, ...]:
 
 
 def read_regular(path: str, most: int, flags: int = 0, private: bool = False) -> bytes:
-    """The content of the file at `path`, which any user may have put there: the call neither blocks nor reads without end.
+    """The content of a file from an untrusted user, of at most `most` bytes. The call does not block; `flags` are O_*.
 
-    Raises ValueError when it is no regular file or larger than `most` bytes, and, if `private`, NotPrivate when other
-    users can write it.
+    Raises ValueError when the file is not regular or too large, and, if `private`, NotPrivate when other users can
+    write the file.
     """
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY | flags)
     try:
@@ -149,7 +149,7 @@ def is_regular(status: os.stat_result) -> bool:
 
 
 def check_private(status: os.stat_result) -> None:
-    """Raise NotPrivate when users other than root and this one can write the file or directory that has this `status`."""
+    """Raise NotPrivate when users other than root and this one can write the file or directory with this `status`."""
     mode = status.st_mode
     if (not status.st_uid or status.st_uid == os.geteuid()) and not mode & _OTHERS_WRITE:
         return
@@ -171,7 +171,7 @@ def check_private_file(status: os.stat_result) -> None:
 def check_private_directory(path: str, links: bool = False) -> None:
     """Raise NotPrivate unless `path` is a directory that other users cannot write.
 
-    With `links` it may be a symbolic link to one. FileNotFoundError when there is nothing.
+    With `links` it may be a symbolic link to a directory. Raises FileNotFoundError when nothing is there.
     """
     status = os.stat(path, follow_symlinks=links)
     if status.st_mode & _FILE_TYPE != _DIRECTORY:
@@ -180,7 +180,7 @@ def check_private_directory(path: str, links: bool = False) -> None:
 
 
 def remove(directory: str, name: str) -> bool:
-    """Remove the file `name` from `directory`, and the temporary file of a killed writer; False when there was no such file."""
+    """Remove the file `name` and the temporary file of a killed writer; returns whether the file `name` existed."""
     _unlink(f"{directory}/{temporary_of(name)}")
     return _unlink(f"{directory}/{name}")
 
@@ -210,8 +210,10 @@ def make_private_directory(path: str, has_parent: bool = False) -> None:
 
 
 def take_directory(path: str) -> None:
-    """Make the directory `path` as make_private_directory does. If it belongs to root or this user and others can write it,
-    set mode 0700: a tmpfs that is mounted there without a mode has 1777. NotPrivate if it is a link, or another user's.
+    """Make the directory `path` as make_private_directory does, and let no other user write it.
+
+    If others can write it, set mode 0700: a tmpfs has mode 1777 by default. Raises NotPrivate for a symbolic link or a
+    directory of another user.
     """
     make_private_directory(path)
     try:
@@ -230,9 +232,10 @@ def take_directory(path: str) -> None:
 
 
 def open_private(directory: str, name: str) -> int:
-    """A descriptor, for reading and writing, of the file `name` in `directory`, which take_directory has taken.
+    """A descriptor, for reading and writing, of the file `name` in `directory`, which `take_directory` has made
+    private.
 
-    A file that other users put there under that name, while they could, is removed.
+    A file `name` that other users could write, or a symbolic link, is first removed.
     """
     path = f"{directory}/{name}"
     try:
@@ -247,7 +250,7 @@ def open_private(directory: str, name: str) -> int:
 def open_checked(path: str) -> int:
     """A descriptor, for reading and writing, of the file at `path`, which is made (mode 0600) if it is missing.
 
-    NotPrivate when other users can write the file.
+    Raises NotPrivate when other users can write the file.
     """
     flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
     fd = os.open(path, flags, 0o600)
@@ -260,7 +263,7 @@ def open_checked(path: str) -> int:
 
 
 def sync_directory(path: str) -> None:
-    """Make the names in the directory `path` durable."""
+    """Write the names in the directory `path` to the disk."""
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(fd)

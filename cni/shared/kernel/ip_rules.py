@@ -1,7 +1,8 @@
-"""Rules that choose a routing table by the source address: read, added, removed.
+"""Read, add and remove routing policy rules that choose a table by the source address.
 
-Sources: rtnetlink(7), ip-rule(8), include/uapi/linux/fib_rules.h. A rule belongs to a network namespace, not to a link: it
-stays when the link goes. KernelError for every refusal, ValueError for a text that is no address.
+Sources: rtnetlink(7), ip-rule(8), include/uapi/linux/fib_rules.h. A rule belongs to a network namespace, not to a link:
+it stays when the link goes. The functions raise KernelError when the kernel refuses a request, and ValueError for a
+text that is no address.
 """
 
 from __future__ import annotations
@@ -35,10 +36,10 @@ _NONE = 0xFFFFFFFF
 
 
 class Rule:
-    """`source` is "address/length" or "" for any; `table` and `priority` are numbers, of which the lowest comes first.
+    """A rule. `source` is "address/length" or "" for any; the rule with the lowest `priority` comes first.
 
-    `is_unconditional` when the rule leads any packet of the node that has neither source nor mark to the table, as the rules
-    `from all` and `not from all fwmark N` do; `suppresses_defaults` when it ignores the default routes of the table.
+    `is_unconditional`: the rule applies to each packet of the node that has neither source nor mark, like the rules
+    `from all` and `not from all fwmark N`. `suppresses_defaults`: the rule ignores the default routes of its `table`.
     """
 
     def __init__(self, body: bytes) -> None:
@@ -55,7 +56,7 @@ class Rule:
 
 
 def list_of(rtnl: Socket) -> list[Rule]:
-    """The rules of the namespace, IPv4 first; those of a family that the kernel does not have are none."""
+    """The rules of the namespace, IPv4 first; [] when the kernel has no rules."""
     try:
         bodies = rtnl.dump(_GETRULE, _packed(AF_UNSPEC, 0))
     except KernelError as fault:
@@ -66,19 +67,19 @@ def list_of(rtnl: Socket) -> list[Rule]:
 
 
 def unconditional(rtnl: Socket) -> tuple[list[Rule], list[Rule]]:
-    """The rules of IPv4 and of IPv6 that lead a packet without source and mark to a table, in their order."""
+    """(IPv4 rules, IPv6 rules) that are unconditional, each in order of priority."""
     found = [rule for rule in list_of(rtnl) if rule.is_unconditional]
     found.sort(key=lambda rule: rule.priority)
     return [rule for rule in found if not rule.is_ipv6], [rule for rule in found if rule.is_ipv6]
 
 
 def add(rtnl: Socket, source: str, table: int, priority: int) -> None:
-    """Add a rule: packets from the address `source` are looked up in `table`. Raises EEXIST when the rule exists."""
+    """Add a rule that routes packets from the address `source` by `table`. Raises EEXIST when the rule exists."""
     rtnl.request(_NEWRULE, _body(source, table, priority), CREATE | EXCLUSIVE)
 
 
 def remove(rtnl: Socket, source: str, table: int, priority: int) -> None:
-    """Remove that rule; ENOENT when it is not there."""
+    """Remove the rule that `add` makes of these values. Raises ENOENT when there is none."""
     rtnl.request(_DELRULE, _body(source, table, priority))
 
 

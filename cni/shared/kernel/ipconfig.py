@@ -1,13 +1,11 @@
-"""Configures a link as the result of an attachment says: addresses, up, routes, and announcements to its neighbours.
+"""Configure a link by the result of an ADD: set its addresses and routes, set it up, and announce its addresses.
 
-The steps are those of pkg/ipam of containernetworking/plugins, in the sandbox and in this order: sysctls, addresses, up,
-routes.
-arp_notify makes the kernel announce the IPv4 addresses as the link comes up (inetdev_event, net/ipv4/devinet.c). An
-IPv6 address that skips duplicate detection is not announced then; setting the link's own MAC once more makes the
-kernel do it (NETDEV_CHANGEADDR in ndisc_netdev_event, net/ipv6/ndisc.c), which saves a raw socket and its 12 ms.
-The MAC is set again for hardware that gets its
-carrier only after it is up, and for both families if the link is up before it has addresses (NETDEV_CHANGEADDR in
-inetdev_event).
+The steps are those of pkg/ipam of containernetworking/plugins, in the sandbox and in this order: sysctls, addresses,
+up, routes. With arp_notify the kernel announces the IPv4 addresses when the link comes up (inetdev_event,
+net/ipv4/devinet.c). It does not announce an IPv6 address that skips duplicate detection. To make it do so, this module
+sets the link's MAC to its present value (NETDEV_CHANGEADDR in ndisc_netdev_event, net/ipv6/ndisc.c), which saves a raw
+socket and 12 ms. This step is also needed for hardware that gets its carrier only after it is up, and, for both
+families, if the link is up before it has addresses (NETDEV_CHANGEADDR in inetdev_event).
 """
 
 from __future__ import annotations
@@ -34,10 +32,10 @@ CARRIER_SECONDS = 0.2  # as sriov-cni
 
 
 def configure(inside: Rtnl, link: Link, wanted: Result, dad: bool, set_up: Callable[[], None]) -> tuple[str, int]:
-    """Configure `link` (in the namespace of `inside` and of the calling thread); return its MAC and MTU afterwards.
+    """Configure `link`, in the namespace of `inside` and of the calling thread; return its new (MAC, MTU).
 
-    If the link is down, `set_up` is called; the link is up already when a foreign IPAM plugin gave the addresses.
-    `dad`: wait until duplicate detection has passed the IPv6 addresses. Raises KernelRefused.
+    `set_up` sets the link up, if it is down: with a foreign IPAM plugin it is up already. `dad`: wait until duplicate
+    detection has finished for the IPv6 addresses. Raises KernelRefused or InvalidConfig when a step fails.
     """
     has_ipv6 = any(a.family == 6 for a in wanted.ips)
     if wanted.ips:
@@ -71,7 +69,7 @@ def configure(inside: Rtnl, link: Link, wanted: Result, dad: bool, set_up: Calla
 
 
 def _await_carrier(inside: Rtnl, link: Link) -> None:
-    """Wait a short time for the carrier of hardware that has just been set up: there may be no cable."""
+    """Wait at most CARRIER_SECONDS for the carrier of hardware that was just set up: it may have no cable."""
     end = time.monotonic() + CARRIER_SECONDS
     while time.monotonic() < end:
         now = inside.link(index=link.index)
@@ -81,7 +79,7 @@ def _await_carrier(inside: Rtnl, link: Link) -> None:
 
 
 def _announce_again(inside: Rtnl, link: Link) -> None:
-    """Let the kernel announce the addresses of the link, by setting its MAC to the present value."""
+    """Make the kernel announce the addresses of the link, by setting its MAC to the present value."""
     try:
         inside.change_link(link.index, mac=link.mac)
     except KernelError:
@@ -105,7 +103,7 @@ def _announce(name: str, has_ipv6: bool) -> None:
 
 
 def _try(name: str) -> None:
-    """Switch the parameter on, if the kernel has it and /proc/sys is writable; the attachment works without it."""
+    """Switch on the sysctl `name`. Ignore a failure, since the attachment works without it."""
     try:
         files.write_sysctl(name, "1")
     except OSError:
@@ -133,7 +131,7 @@ def _await_detection(inside: Rtnl, link: Link) -> None:
 
 
 def add_route(inside: Rtnl, link: Link, route: WantedRoute, gw: str, source: str = "") -> None:
-    """Add the route by the gateway `gw`, with the preferred `source`; no fault when this very route is there."""
+    """Add `route` by the gateway `gw`, with the preferred `source`; do nothing when this very route exists."""
     own = (route.priority, route.table, route.scope, route.mtu, route.advmss)
     try:
         routes.add(inside, link.index, route.dst, gw, *own, source=source)
@@ -156,7 +154,7 @@ def add_route(inside: Rtnl, link: Link, route: WantedRoute, gw: str, source: str
 
 
 def _refuse_numbers(route: WantedRoute, gw: str) -> None:
-    """InvalidConfig for a number that no route can have, or a scope that a route by `gw` cannot have."""
+    """Raise InvalidConfig for a number that no route can have, or a scope that a route by `gw` cannot have."""
     for key, most in _MOST.items():
         value = getattr(route, key)
         if value is not None and not 0 <= value <= most:
@@ -177,7 +175,7 @@ def _route_reason(fault: KernelError) -> str:
 
 
 def _next_hop(route: WantedRoute, ips: list[IPConfig]) -> str:
-    """The gateway of `route`, by default that of an address; "" for none, which 0.0.0.0 says to the kernel."""
+    """The gateway of `route`, by default that of an address. "" for none, and for 0.0.0.0, which means none."""
     gw = canonical(route.gw) or gateway(route.family, ips)
     return "" if gw == "0.0.0.0" else gw
 
@@ -188,7 +186,7 @@ def gateway(family: int, ips: list[IPConfig]) -> str:
 
 
 def differences(inside: Rtnl, link: Link, wanted: Result) -> list[str]:
-    """The addresses and routes of `wanted` that the link lacks."""
+    """A sentence for each address and route of `wanted` that the link lacks."""
     found = []
     present = {a.text for a in addresses.list_of(inside, link.index)}
     for address in wanted.ips:
@@ -227,7 +225,7 @@ _KEPT = {"mtu": 65535 - 15, "advmss": 65535 - 40}  # the kernel keeps no more: i
 
 
 def canonical(text: str) -> str:
-    """An address, or "address/length", in the kernel's form; any other text as it is."""
+    """`text`, an address or "address/length", in the kernel's form; any other text unchanged."""
     address, slash, length = text.partition("/")
     try:
         return inet_ntop(*address_of(address)) + slash + length
@@ -236,7 +234,7 @@ def canonical(text: str) -> str:
 
 
 def subnet(text: str) -> str:
-    """The network that "address/length" is in, in the kernel's form."""
+    """The network of `text`, "address/length", as "network/length" in the kernel's form."""
     address, _, length = text.partition("/")
     family, octets = address_of(address)
     host = 8 * len(octets) - int(length)

@@ -1,8 +1,8 @@
-"""The parameters (sysctls) that a link has of its own, by the arrays in which rtnetlink shows them.
+"""The sysctls of a single link, read from the arrays in which rtnetlink shows them.
 
 Sources: IPV4_DEVCONF_* in include/uapi/linux/ip.h, DEVCONF_* in include/uapi/linux/ipv6.h, which only ever grow;
 devinet_sysctl (net/ipv4/devinet.c), addrconf_sysctl and ipv6_store_devconf (net/ipv6/addrconf.c) for names and units.
-A parameter that a newer kernel has added after these is not compared.
+Parameters that newer kernels append to these are not compared.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _NUMBER = Struct("=i")
 
 
 def values(names: tuple[str, ...], array: bytes) -> dict[str, str]:
-    """Name -> value as the file below /proc/sys has it."""
+    """The values in `array` by name, each in the form of its file below /proc/sys. `names` is IPV4 or IPV6."""
     found = {}
     for name, (number,) in zip(names, _NUMBER.iter_unpack(array), strict=False):
         if name in _SECONDS and number > 0:
@@ -64,10 +64,10 @@ def values(names: tuple[str, ...], array: bytes) -> dict[str, str]:
 def due(
     link: str, wanted: dict[str, tuple[bytes, bytes]], more: dict[str, str]
 ) -> Iterator[tuple[str, Callable[[str, str], None], str, str]]:
-    """The writes that bring the link's sysctls to the wanted values, as (text, function, path, value).
+    """The writes that set the link's sysctls to the wanted values: (description, function, path, value).
 
-    The files are those of the thread's namespace. `wanted`: "ipv4" or "ipv6" -> (wanted array, present array); `more`:
-    path, with {} for the link -> value, for the parameters that are in no array.
+    The files are those of the thread's namespace. `wanted` maps "ipv4" and "ipv6" to (wanted array, present array).
+    `more` maps paths of parameters that are in no array, with {} for the link, to values.
     """
     for path, value in more.items():
         path = path.format(link)

@@ -1,7 +1,7 @@
-"""Links of one network namespace: read, made, changed, moved and removed.
+"""Read, make, change, move and remove the links of one network namespace.
 
-`Rtnl` is bound to the namespace that the thread is in when it is made: make it inside `Namespace.entered()` for a
-pod's, and use it wherever. Numbers are those of include/uapi/linux/if_link.h and rtnetlink.h.
+An `Rtnl` stays bound to the namespace in which the thread makes it. For a pod's namespace, make it inside
+`Namespace.entered()`, and use it anywhere. Numbers are those of include/uapi/linux/if_link.h and rtnetlink.h.
 """
 
 from __future__ import annotations
@@ -124,10 +124,10 @@ class Link:
 
 
 class Rtnl(Socket):
-    """Reads and changes the links of the namespace in which it was made; KernelError for every refusal."""
+    """A socket that reads and changes the links of its namespace. Raises KernelError when the kernel refuses."""
 
     def link(self, name: str = "", index: int = 0) -> Link | None:
-        """The link with this index, or else with this name or alternative name; None when there is none."""
+        """The link `index`, or, for 0, the link with this name or alternative name; None when there is none."""
         query = _SKIP_STATISTICS
         if not index:
             length = len(name.encode("utf-8", "surrogateescape"))
@@ -157,10 +157,10 @@ class Rtnl(Socket):
     ) -> None:
         """Make a macvlan over the link `lower_index` of this namespace, directly in the namespace `netns_fd`.
 
-        `mode` is a key of MACVLAN_MODES; the kernel chooses the values that are 0, "" or -1. Refusals, drivers/net/macvlan.c:
-        EBUSY the lower link has another master, EINVAL passthru beside another macvlan or a lower link that is no
-        Ethernet, EEXIST the name is taken, before kernel 6.14 also when a link of this namespace has it. A MAC in use
-        is refused only when the link is set up (EADDRINUSE).
+        `mode` is a key of MACVLAN_MODES; the kernel chooses the values that are 0, "" or -1. Errors
+        (drivers/net/macvlan.c): EBUSY when the lower link has another master; EINVAL for passthru beside another
+        macvlan, and when the lower link is no Ethernet; EEXIST when the name is taken, before kernel 6.14 also by a
+        link of this namespace. A MAC in use is refused only when the link is set up (EADDRINUSE).
         """
         data = number(_MACVLAN_MODE, MACVLAN_MODES[mode])
         if bcqueuelen:
@@ -189,10 +189,10 @@ class Rtnl(Socket):
         """Change the given attributes of the link `index` in one message; `alias` "" removes the alias.
 
         The kernel works in this order (do_setlink, net/core/rtnetlink.c): move to `netns_fd`, MAC, MTU, name, alias,
-        up; it stops at the first refusal and keeps the changes before it. So a move whose `name` is taken there ends with
-        the link moved, under its old name. A move takes the link down and loses its addresses and routes; it gives the link
-        `new_index` there, which kernels before 5.13 ignore (EBUSY: it is taken), and 0 leaves the index to the kernel.
-        Kernels before 6.2 rename only a link that is down (EBUSY).
+        up. It stops at the first failure and keeps the changes before. So if `name` is taken in the other namespace,
+        the link has moved, under its old name. A move sets the link down and loses its addresses and routes.
+        `new_index` is the index after the move (EBUSY when it is taken); for 0, and before kernel 5.13, the kernel
+        chooses one. Kernels before 6.2 rename only a link that is down (EBUSY).
         """
         flags = mask = 0
         if up is not None:
@@ -213,12 +213,12 @@ class Rtnl(Socket):
         self.request(NEWLINK, body)
 
     def delete_link(self, index: int) -> bool:
-        """Remove the link `index`, and return when it is gone; False when there was none.
+        """Remove the link `index`, and return when it is gone: whether there was one.
 
-        Gone: down, without addresses, off its master and out of the namespace, which is when the kernel sends
-        RTM_DELLINK (unregister_netdevice_many_notify, net/core/dev.c), 1 ms after the request. Then it waits for all
-        processors before it frees the link's memory (rcu_barrier in netdev_run_todo), 10 to 20 ms. What this process
-        has left to do goes on meanwhile: saves 6 ms of a DEL. Before Linux 6.2 it comes after that wait.
+        A link is gone when it is down, without addresses, off its master and out of the namespace. About 1 ms after the
+        request, the kernel then sends RTM_DELLINK (unregister_netdevice_many_notify, net/core/dev.c). For another 10 to
+        20 ms it waits for all processors (rcu_barrier in netdev_run_todo), to free the link's memory. This process goes
+        on meanwhile, which saves 6 ms of a DEL. Kernels before 6.2 send RTM_DELLINK after that wait.
         """
         try:
             self.request_and_leave(_DELLINK, ifinfo(index))
@@ -229,15 +229,15 @@ class Rtnl(Socket):
         return True
 
     def receives(self, index: int, mac: str) -> bool:
-        """Whether a link above the link `index`, in whatever namespace, is up with the address `mac`.
+        """Whether a link above the link `index`, in any namespace, is up with the address `mac`.
 
-        Such a link puts its MAC on the list of addresses that the one below it receives (macvlan_open,
-        drivers/net/macvlan.c), which the kernel shows as forwarding entries (ndo_dflt_fdb_dump, net/core/rtnetlink.c).
+        An upper link adds its MAC to the addresses that the lower link receives (macvlan_open, drivers/net/macvlan.c).
+        The kernel shows these as forwarding entries (ndo_dflt_fdb_dump, net/core/rtnetlink.c).
         """
         return _octets(mac) in self.received(index)
 
     def received(self, index: int) -> list[bytes]:
-        """The MACs beside its own whose frames the link `index` receives; none if the kernel does not list them."""
+        """The MACs, beside its own, whose frames the link `index` receives; [] if the kernel does not list them."""
         try:
             bodies = self.dump(GETNEIGH, NDMSG.pack(_AF_BRIDGE, index, 0, 0, 0))
         except KernelError as fault:
@@ -258,19 +258,18 @@ class Rtnl(Socket):
         return found
 
     def add_altname(self, index: int, name: str) -> None:
-        """Give the link `index` the alternative name `name` (1 to 127 bytes); EEXIST when any link has it."""
+        """Add the alternative name `name` (1 to 127 bytes) to the link `index`. Raises EEXIST when any link has it."""
         self.request(_NEWLINKPROP, ifinfo(index) + _altname(name), CREATE | EXCLUSIVE | APPEND)
 
     def remove_altname(self, index: int, name: str) -> None:
-        """Take the alternative name `name` from the link `index`. Raises ENOENT when it has no such name."""
+        """Remove the alternative name `name` of the link `index`. Raises ENOENT when the link has no such name."""
         self.request(_DELLINKPROP, ifinfo(index) + _altname(name))
 
     def ids_of_others(self, but: Rtnl | None = None) -> list[int]:
-        """The ids that this namespace has for others than itself and that of `but` (`ip netns list-id`); none where the kernel
-        refuses to list them.
+        """The ids of other namespaces in this one (`ip netns list-id`), except that of `but`; [] if the kernel lists
+        none.
 
-        An id lives as long as the namespace that it stands for, and may then stand for another. A namespace may have an id
-        for itself.
+        When a namespace ends, another may get its id. A namespace may also have an id for itself, which is left out.
         """
         try:
             bodies = self.dump(_GETNSID, b"\0\0\0\0")
@@ -288,26 +287,26 @@ class Rtnl(Socket):
             os.close(fd)
 
     def links_of(self, nsid: int) -> list[Link]:
-        """All links of the namespace that this one knows as `nsid`; none when it has ended, or before Linux 4.15."""
+        """All links of the namespace with the id `nsid` in this one; [] when it has ended, or before Linux 4.15."""
         try:
             return [Link(body) for body in self.dump(GETLINK, ifinfo(0) + number(_TARGET_NETNSID, nsid))]
         except KernelError:
             return []
 
     def netns_id(self, netns_fd: int) -> int | None:
-        """The id by which this namespace knows the namespace `netns_fd` (`link-netnsid` of ip-link); None for none."""
+        """The id of the namespace `netns_fd` in this namespace (`link-netnsid` of ip-link); None when it has no id."""
         reply = self.get(_GETNSID, b"\0\0\0\0" + number(_NSID_FD, netns_fd))
         found = signed_of(unpack_attributes(reply, 4)[_NSID])
         return None if found < 0 else found
 
 
 def ifinfo(index: int, flags: int = 0, mask: int = 0) -> bytes:
-    """The header of a message about the link `index`, 0 for none in particular; the IFF_* of `mask` are to be as in `flags`."""
+    """The header of a message about the link `index` (0: no particular one). `mask` has the IFF_* of `flags` to set."""
     return IFINFO.pack(0, 0, index, flags, mask)
 
 
 def with_those_below(index: int, links: Sequence[Link]) -> set[int]:
-    """The link `index` of `links`, and those that are below it in this namespace: lower links, and ports of a bridge or bond."""
+    """The indexes of the link `index` and all links below it in `links`: lower links, ports of bridges and bonds."""
     known = {link.index: link for link in links}
     found: set[int] = set()
     pending = [index]

@@ -1,14 +1,14 @@
-"""Locks between processes, waited for with a bound: the kernel queues the waiters, so none of them polls.
+"""Locks between processes, with a limit on the wait: the kernel queues the waiters, so none of them polls.
 
-Two kinds, both released by the kernel when the last descriptor of the open file closes, hence also when the process
-is killed:
+There are two kinds. The kernel releases both when the last descriptor of the open file closes, hence also when the
+process is killed:
 
-- a byte of a file (open file description lock, fcntl(2)): as many locks as a file has offsets, of one open file;
+- a byte of a file (open file description lock, fcntl(2)): an open file can hold a lock for each offset;
 - a whole file (flock(2)).
 
-The wait is ended by SIGALRM, whose handler, timer and place in the signal mask are put back. So the waiting functions
-work in the main thread alone: elsewhere Python refuses to set a handler, with ValueError. A caller that ran us with
-SIGALRM blocked or ignored changes nothing: both are inherited through exec (signal(7)).
+SIGALRM ends the wait. Then its handler, timer and place in the signal mask are restored. The waiting functions work in
+the main thread alone: elsewhere Python refuses to set a handler, with ValueError. They also work if the caller blocked
+or ignored SIGALRM, which this process inherits through exec (signal(7)).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _RING_AGAIN = 0.05  # seconds: a ring that comes just before the wait begins is 
 
 
 def lock_byte(fd: int, offset: int, seconds: float) -> None:
-    """Lock the byte at `offset` of the file open for writing as `fd`; TimeoutError when not got in `seconds`."""
+    """Lock the byte at `offset` of `fd`, which is open for writing. Raises TimeoutError after `seconds`."""
     if try_lock_byte(fd, offset):
         return
     request = _flock(fcntl.F_WRLCK, offset)
@@ -37,7 +37,7 @@ def lock_byte(fd: int, offset: int, seconds: float) -> None:
 
 
 def try_lock_byte(fd: int, offset: int) -> bool:
-    """Lock the byte at `offset` of `fd` if no other open file holds it; whether it did."""
+    """Lock the byte at `offset` of `fd`, unless another open file holds it; returns whether it is locked now."""
     try:
         fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _flock(fcntl.F_WRLCK, offset))
     except OSError as fault:
@@ -48,18 +48,18 @@ def try_lock_byte(fd: int, offset: int) -> bool:
 
 
 def unlock_byte(fd: int, offset: int) -> None:
-    """Release the byte at `offset` of `fd`."""
+    """Release the lock of the byte at `offset` of `fd`."""
     fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _flock(fcntl.F_UNLCK, offset))
 
 
 def lock_file(fd: int, seconds: float) -> None:
-    """Lock the whole file `fd` against all who do the same; TimeoutError when not got in `seconds`."""
+    """Lock the whole file `fd`, by flock(2). Raises TimeoutError after `seconds`."""
     if not try_lock_file(fd):
         _wait(lambda: fcntl.flock(fd, fcntl.LOCK_EX), lambda: unlock_file(fd), seconds)
 
 
 def try_lock_file(fd: int) -> bool:
-    """Lock the whole file `fd` if nobody holds it; whether it did."""
+    """Lock the whole file `fd`, unless another open file holds the lock; returns whether it is locked now."""
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -77,7 +77,7 @@ def _flock(kind: int, offset: int) -> bytes:
 
 
 def _wait(lock: Callable[[], object], unlock: Callable[[], None], seconds: float) -> None:
-    """Call `lock`, which blocks; after `seconds` give up with TimeoutError, the lock not held."""
+    """Call `lock`, which blocks. After `seconds` raise TimeoutError, with the lock released."""
     if seconds <= 0:
         raise TimeoutError
     rung = False

@@ -1,6 +1,6 @@
-"""rtnetlink: messages, attributes, and one request-reply function.
+"""Netlink: encode and decode messages and attributes, and exchange them with the kernel by a Socket.
 
-The codec is pure. A message is struct nlmsghdr (length, type, flags, sequence, port) and a body; a body is a fixed
+The codec does no I/O. A message is struct nlmsghdr (length, type, flags, sequence, port) and a body. A body is a fixed
 header of its family and then attributes, each struct nlattr (length, type) and a payload, padded to 4 bytes. All
 integers are in host order. Sources: netlink(7), rtnetlink(7), include/uapi/linux/netlink.h and rtnetlink.h.
 """
@@ -51,7 +51,7 @@ _ATTEMPTS = 16  # reads that the kernel says were interrupted
 
 
 class KernelError(OSError):
-    """The kernel refused a request: `errno`, and in `text` its words in the extended acknowledgement, or ""."""
+    """The kernel refused a request with `errno`. `text` is the message of its extended acknowledgement, or ""."""
 
     def __init__(self, number: int, text: str = "") -> None:
         super().__init__(number, os.strerror(number))
@@ -67,7 +67,7 @@ def pack_message(kind: int, flags: int, sequence: int, body: bytes) -> bytes:
 
 
 def unpack_messages(data: bytes) -> Iterator[Message]:
-    """The messages in `data`, each as (type, flags, sequence number, body); ValueError when one is cut off."""
+    """(type, flags, sequence number, body) of each message in `data`. Raises ValueError for a truncated message."""
     start = 0
     end = len(data)
     while start < end:
@@ -81,7 +81,7 @@ def unpack_messages(data: bytes) -> Iterator[Message]:
 
 
 def attribute(kind: int, payload: bytes) -> bytes:
-    """One attribute, padded. For nested ones `payload` is attributes, and `kind` has NESTED."""
+    """The padded attribute of type `kind`. If `kind` has the flag NESTED, `payload` consists of attributes."""
     length = _ATTRIBUTE.size + len(payload)
     return _ATTRIBUTE.pack(length, kind) + payload + bytes(-length & 3)
 
@@ -97,9 +97,10 @@ def string(kind: int, value: str) -> bytes:
 
 
 def unpack_attributes(data: bytes, start: int = 0) -> dict[int, bytes]:
-    """The payloads of the attributes in `data` from `start`, by type without flags; ValueError when one is cut off.
+    """The payloads of the attributes in `data` from `start`, by type without flags.
 
-    `start` is even. Of several attributes of one type the last counts: `unpack_list` has all.
+    `start` is even. Of attributes of one type the last counts; `unpack_list` returns all. Raises ValueError for a
+    truncated attribute.
     """
     found = {}
     end = len(data)
@@ -114,7 +115,7 @@ def unpack_attributes(data: bytes, start: int = 0) -> dict[int, bytes]:
 
 
 def unpack_list(data: bytes) -> list[tuple[int, bytes]]:
-    """The attributes in `data` in their order, as (type without flags, payload); ValueError when one is cut off."""
+    """(type without flags, payload) of each attribute in `data`, in order. Raises ValueError for a truncated one."""
     found: list[tuple[int, bytes]] = []
     while data:
         end = max((number_of(data[:2]) + 3) & ~3, _ATTRIBUTE.size)
@@ -140,7 +141,7 @@ def signed_of(payload: bytes) -> int:
 
 
 def address_of(text: str) -> tuple[int, bytes]:
-    """Family and bytes of an IP address; ValueError when `text` is none."""
+    """(family, bytes) of the IP address `text`. Raises ValueError for any other text."""
     family = socket.AF_INET6 if ":" in text else socket.AF_INET
     try:
         return family, socket.inet_pton(family, text)
@@ -149,9 +150,10 @@ def address_of(text: str) -> tuple[int, bytes]:
 
 
 class Socket:
-    """A socket of the network namespace that the thread is in when it is made; it stays bound to that one.
+    """A netlink socket, which stays bound to the network namespace in which the thread makes it.
 
-    `protocol` is whom it talks to: rtnetlink, unless said otherwise. OSError EPROTONOSUPPORT when the kernel has no such.
+    `protocol` is a NETLINK_* number, by default that of rtnetlink. Raises EPROTONOSUPPORT when the kernel does not have
+    it.
     """
 
     def __init__(self, protocol: int = 0) -> None:
@@ -164,9 +166,9 @@ class Socket:
                 pass  # a kernel before 4.20: refusals have no text, and dumps come whole
 
     def namespace_cookie(self) -> int:
-        """The number of this socket's network namespace, which no other gets in this boot; 0 before Linux 5.14.
+        """The cookie of this socket's network namespace, unique in this boot; 0 before Linux 5.14.
 
-        Unlike it, the inode of a namespace is given to the next one as soon as it is free.
+        The inode of a namespace is not unique: another namespace may get it as soon as it is free.
         """
         try:
             cookie: int = _COOKIE.unpack(self._socket.getsockopt(socket.SOL_SOCKET, _NETNS_COOKIE, _COOKIE.size))[0]
@@ -185,22 +187,22 @@ class Socket:
         self._socket.close()
 
     def namespace(self) -> int:
-        """A descriptor of the network namespace that the socket is bound to, for the caller to close; OSError."""
+        """A descriptor, for the caller to close, of the socket's network namespace. Raises OSError on failure."""
         return ioctl(self._socket.fileno(), _GET_NAMESPACE)
 
     def request(self, kind: int, body: bytes, flags: int = 0) -> list[bytes]:
-        """Send one request and return the bodies of its replies; KernelError when the kernel refuses."""
+        """Send a request and return the bodies of its replies. Raises KernelError when the kernel refuses."""
         return self._exchange(kind, flags | ACK, body)
 
     def get(self, kind: int, body: bytes) -> bytes:
-        """Send a request for one object and return the body of the reply; KernelError when the kernel refuses."""
+        """Send a request for one object and return the body of its reply. Raises KernelError on a refusal."""
         return self._exchange(kind, 0, body)[0]
 
     def request_and_leave(self, kind: int, body: bytes) -> None:
-        """Send one request and return when the kernel says that it did it, also when sendto(2) itself lasts longer.
+        """Send a request and return when the kernel confirms it, even if sendto(2) returns later.
 
-        For an echoed request (NLM_F_ECHO) the kernel answers before it frees the memory. A thread waits for the rest:
-        this process can go on, and ends when both have. KernelError when the kernel refuses.
+        To an echoed request (NLM_F_ECHO) the kernel replies before it frees memory. A thread waits in sendto(2), so
+        this process can go on; it ends when the thread has ended too. Raises KernelError when the kernel refuses.
         """
         from threading import Thread  # a DEL alone needs it
 
@@ -236,13 +238,13 @@ class Socket:
         raise KernelError(unsent[0].errno or 0)
 
     def _wait_at_most(self, seconds: int) -> None:
-        """Let a recv that gets nothing fail with EAGAIN after so long; 0: never."""
+        """Let a recv that gets nothing fail with EAGAIN after `seconds`; 0: never."""
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _TIMEVAL.pack(seconds, 0))
 
     def dump(self, kind: int, body: bytes) -> list[bytes]:
-        """The bodies of all that the kernel lists for a GET request; KernelError when it refuses.
+        """The bodies of all objects that the kernel lists for a GET request. Raises KernelError when it refuses.
 
-        A list that changed while it was read is read again, at most 16 times; then it is KernelError EINTR.
+        A list that changed during a reading is read again. After 16 readings KernelError has EINTR.
         """
         for _ in range(_ATTEMPTS - 1):
             try:
@@ -282,7 +284,7 @@ class Socket:
 
 
 def _raise_refusal(message: Message) -> None:
-    """KernelError when `message` reports a failure, as an acknowledgement or the end of a dump may."""
+    """Raise KernelError when `message`, an acknowledgement or the end of a dump, reports a failure."""
     kind, flags, _, body = message
     if kind not in (_ERROR, _DONE) or len(body) < _INT.size:
         return

@@ -1,7 +1,7 @@
-"""Network namespaces: opened by path, compared, entered and left again.
+"""Open network namespaces by path, compare them, enter and leave them.
 
-A path may lead to any file: nothing is read from it, and a FIFO or a device is not even opened. A file is a network
-namespace if the kernel says so (NS_GET_NSTYPE, ioctl_ns(2)), wherever it lies.
+A path may lead to any file. No file is read, and no FIFO or device is opened. A file is a network namespace if the
+kernel says so (NS_GET_NSTYPE, ioctl_ns(2)), wherever it is.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ _OWN = "/proc/thread-self/ns/net"
 _NS_GET_NSTYPE = 0xB703  # include/uapi/linux/nsfs.h
 _CLONE_NEWNET = 0x40000000
 _searched: list[set[tuple[int, int]]] = []  # the identities that a SearchedOnce has found
-_known: list[Callable[[int, int], None]] = []  # setns, once it was looked for
+_known: list[Callable[[int, int], None]] = []  # setns, after the first call of _setns
 
 
 class Namespace:
-    """An open network namespace. `device` and `inode` identify it; `path` is how it was found."""
+    """An open network namespace, with the descriptor `fd`. `device` and `inode` identify it; `path` led to it."""
 
     def __init__(self, path: str, fd: int) -> None:
         self.path = path
@@ -47,12 +47,12 @@ class Namespace:
         self.close()
 
     def entered(self) -> Entered:
-        """A context manager: inside it the calling thread is in this namespace; OSError when it cannot enter."""
+        """A context, inside which the calling thread is in this namespace. Raises OSError when it cannot enter."""
         return Entered(self)
 
 
 class Entered:
-    """The calling thread in `namespace`, until the context ends."""
+    """A context, inside which the calling thread is in `namespace`."""
 
     def __init__(self, namespace: Namespace) -> None:
         self._namespace = namespace
@@ -74,7 +74,7 @@ class Entered:
 
 
 def open_namespace(path: str) -> Namespace:
-    """The network namespace that `path` names; InvalidNamespace names the kind of file that is there instead."""
+    """The network namespace at `path`. Raises InvalidNamespace with the reason when there is none."""
     try:
         namespace = _open(path)
     except OSError as fault:
@@ -103,9 +103,9 @@ def same(a: Namespace, b: Namespace) -> bool:
 
 
 def at(path: str) -> Namespace | None:
-    """The network namespace that `path` names, opened once; None when there is none.
+    """The network namespace at `path`, opened; None when there is none.
 
-    Raises OSError when the path cannot be examined, as without permission.
+    Raises OSError when the path cannot be examined, for example without permission.
     """
     try:
         return _open(path)
@@ -118,7 +118,7 @@ def at(path: str) -> Namespace | None:
 
 
 def exists(path: str) -> bool:
-    """Whether `path` names a network namespace; OSError as for `at`."""
+    """Whether there is a network namespace at `path`. Raises OSError as `at` does."""
     found = at(path)
     if found:
         found.close()
@@ -126,8 +126,8 @@ def exists(path: str) -> bool:
 
 
 def found_again(device: int, inode: int) -> Namespace | None:
-    """The network namespace with this identity, if it has a user that this process can see (cni.shared.kernel.netns_users); else
-    None."""
+    """The network namespace with this `device` and `inode`, opened; None if this process can see no user of the
+    namespace (cni.shared.kernel.netns_users)."""
     from cni.shared.kernel import netns_users  # a namespace that has its path is not looked for
 
     if _searched and (device, inode) not in _searched[0]:
@@ -140,7 +140,7 @@ def found_again(device: int, inode: int) -> Namespace | None:
 
 
 class SearchedOnce:
-    """A context in which one search for the users of all namespaces serves `found_again`: none gets a first user later."""
+    """A context in which one search serves all calls of `found_again`: a namespace without users gets none later."""
 
     def __enter__(self) -> SearchedOnce:
         _searched.append({(namespace.device, namespace.inode) for namespace in all_kept()})
@@ -151,7 +151,7 @@ class SearchedOnce:
 
 
 def all_kept() -> Iterator[Namespace]:
-    """Each network namespace but our own that has a user; it is open until the next one is requested."""
+    """Each network namespace, except our own, that has a user. It is open until the next one is requested."""
     from cni.shared.kernel import netns_users  # most calls look for no namespace
 
     with own() as ours:
@@ -163,7 +163,7 @@ def all_kept() -> Iterator[Namespace]:
 
 
 def may_be_at(path: str) -> bool:
-    """Whether `path` names a network namespace, or nothing shows that it does not."""
+    """Whether there is a network namespace at `path`, or the path cannot be examined."""
     try:
         return exists(path)
     except OSError:
@@ -171,14 +171,14 @@ def may_be_at(path: str) -> bool:
 
 
 def names(path: str) -> set[str]:
-    """The paths of the namespace that a runtime calls `path`: /var/run is /run, of which a container may have one alone."""
+    """`path` and its form without "/var": /var/run is /run, and a container may have only one of the two."""
     return {path, path.removeprefix("/var")} - {""}
 
 
 def has_lost_path(path: str, below: Callable[[str], str] = str) -> bool:
-    """Whether nothing is at `path`, in a directory that is there; False where this process cannot look.
+    """Whether nothing is at `path`, but its directory exists. False when the path cannot be examined.
 
-    `below` finds a path of the host where it is mounted here.
+    `below` maps a path of the host to its path in this container.
     """
     places = [below(name) for name in names(path)]
     return any(map(_is_lost, places)) and not any(map(os.path.lexists, places))
@@ -195,19 +195,19 @@ def _is_lost(path: str) -> bool:
 
 
 def _opened(paths: Iterable[str], is_wanted: Callable[[tuple[int, int]], bool]) -> Iterator[Namespace]:
-    """The namespaces at `paths` whose device and inode are wanted."""
+    """The namespaces at `paths` whose (device, inode) satisfies `is_wanted`, each opened."""
     for path in paths:
         try:
             status = os.stat(path)
             namespace = _open(path) if is_wanted((status.st_dev, status.st_ino)) else None
         except (OSError, ValueError):
-            continue  # gone meanwhile, or a process that this one may not look at
+            continue  # gone meanwhile, or a process that this one may not examine
         if namespace:
             yield namespace
 
 
 def _open(path: str) -> Namespace:
-    """The namespace at `path`; ValueError names the kind of file that is there instead."""
+    """The namespace at `path`, opened. Raises ValueError with the kind of file for any other file."""
     handle = os.open(path, os.O_PATH | os.O_CLOEXEC)  # opens nothing: no FIFO waits, no device wakes
     try:
         if not files.is_regular(os.fstat(handle)):
@@ -227,7 +227,7 @@ def _open(path: str) -> Namespace:
 
 
 def _setns(fd: int) -> None:
-    """setns(2) of the calling thread into the network namespace `fd`; OSError."""
+    """Move the calling thread into the network namespace `fd` by setns(2). Raises OSError."""
     if not _known:
         _known.append(getattr(os, "setns", None) or _c_setns())  # os has it from Python 3.12 on
     _known[0](fd, _CLONE_NEWNET)

@@ -18,13 +18,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
-_DETACHED = "/"  # what a link says whose descriptor was opened by a path that is no longer mounted
+_DETACHED = "/"  # the target in /proc/PID/fd when the path that opened the descriptor is no longer mounted
 _FIRST_PIDS = f"pid:[{0xEFFFFFFC}]"  # PROC_PID_INIT_INO (include/linux/proc_ns.h)
 _FIRST_INODE = 0xF0000000  # of namespaces: PROC_DYNAMIC_FIRST (fs/proc/generic.c)
 
 
 def of(inode: int | None) -> Iterator[str]:
-    """Paths that may name the network namespace `inode`, None for any; those that are slow to find come last."""
+    """Paths that may lead to the network namespace `inode`, None for any; paths that are slow to find come last."""
     wanted = "net:[" if inode is None else f"net:[{inode}]"
     yield from (path for name, path in _mounts("self") if name.startswith(wanted))
     processes = _processes()
@@ -45,15 +45,16 @@ def of(inode: int | None) -> Iterator[str]:
 def sees_node() -> bool:
     """Whether this process sees the processes of the node.
 
-    A process of the host is in the PID namespace of the boot, and so is one in a container with hostPID. A node that is itself a
-    container, as kind's, has a PID namespace of its own, and sees those of its sandboxes. Other containers see theirs alone.
+    The PID namespace of the boot has the processes of the host and of containers with hostPID. A node that is itself a
+    container, as in kind, has its own PID namespace, and sees the namespaces of its sandboxes. Any other container sees
+    only its own.
     """
     own = target_of("/proc/self/ns/pid")
     return own == _FIRST_PIDS or any(target_of(f"/proc/{one}/ns/pid") not in ("", own) for one in _processes())
 
 
 def mounted() -> dict[int, set[str]]:
-    """The network namespaces that are mounted in any mount namespace: inode -> the last parts of their paths."""
+    """The network namespaces that are mounted in any mount namespace: inode -> last parts of their paths."""
     found: dict[int, set[str]] = {}
     for process in ("self", *_of_other_mounts(_processes())):
         for name, path in _mounts(process):
@@ -76,7 +77,7 @@ def _of_other_mounts(processes: list[str]) -> Iterator[str]:
 
 
 def _mounts(process: str) -> Iterator[tuple[str, str]]:
-    """The name of each network namespace that is mounted for `process`, and where, as it sees the paths."""
+    """(name "net:[INODE]", path as `process` sees it) of each network namespace in the mounts of `process`."""
     try:
         with open(f"/proc/{process}/mountinfo", "rb") as lines:
             for line in lines:
@@ -88,7 +89,7 @@ def _mounts(process: str) -> Iterator[tuple[str, str]]:
 
 
 def _may_be(inode: int | None, info: str) -> bool:
-    """Whether the file of a descriptor may be the namespace `inode`, None for any: by its inode in `info` (Linux 5.14)."""
+    """Whether a descriptor, by its fdinfo file `info`, may be of the namespace `inode`, None for any (Linux 5.14)."""
     try:
         with open(info, "rb") as lines:
             found = next((int(line[4:]) for line in lines if line.startswith(b"ino:")), None)
@@ -98,6 +99,6 @@ def _may_be(inode: int | None, info: str) -> bool:
 
 
 def _those(wanted: str, link: str) -> Iterator[str]:
-    """The path `link`, if it names `wanted`. Only the link is read; the file that it leads to is not touched."""
+    """The path `link`, if its target begins with `wanted`. Only the link is read, and the target is not opened."""
     if target_of(link).startswith(wanted):
         yield link

@@ -1,4 +1,4 @@
-"""Which node this is, which machine, and which of its boots."""
+"""The identity of this node: its name, its machine and its current boot."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _known: list[str] = []
 
 
 def boot_id() -> str:
-    """The random identifier that the kernel drew when it started (random(4)); IoFailure when it cannot be read."""
+    """The random identifier of this boot (random(4)). Raises IoFailure when it cannot be read."""
     try:
         if not _known:
             _known.append(read_whole(_BOOT_ID).decode().strip())
@@ -25,20 +25,21 @@ def boot_id() -> str:
 
 
 def seconds_up() -> float:
-    """The seconds since this boot began (proc_uptime(5)); OSError, ValueError."""
+    """The seconds since the start of this boot (proc_uptime(5)). Raises OSError or ValueError."""
     return float(read_whole(_UPTIME).split()[0])
 
 
 def forget() -> None:
-    """Another call begins in this process."""
+    """Drop the known boot ID, because this process begins another call."""
     _known.clear()
 
 
 def machine_id() -> str:
-    """The identity of this machine among others of the same name, equal in every boot; "" when there is none.
+    """An identifier of this machine that is the same in every boot; "" when there is none. A host name may not be
+    unique.
 
-    It is a digest, because machine-id(5) is confidential. The identity that the firmware or hypervisor gives is included,
-    because machines that are copies of one image have the same machine-id.
+    It is a digest, because machine-id(5) is confidential. It includes the identity from firmware or hypervisor, because
+    copies of one image have the same machine-id.
     """
     found = []
     for path in _MACHINE:
@@ -52,5 +53,5 @@ def machine_id() -> str:
 
 
 def host_name() -> str:
-    """The host name, as uname(2) says it."""
+    """The host name (uname(2))."""
     return os.uname().nodename

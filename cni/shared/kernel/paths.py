@@ -1,7 +1,7 @@
-"""Paths from untrusted configurations: resolved, and opened only where they led when they were checked.
+"""Resolve paths from untrusted configurations, and open a path only at the place that was checked.
 
-`resolve` follows a path, the caller checks the result, and `open_resolved` opens that result. It follows no symbolic link,
-so a link that is put there after the check is refused. OSError passes through.
+`resolve` follows a path, the caller checks the result, and `open_resolved` opens this result. `open_resolved` follows
+no symbolic link, so it refuses a link that somebody made after the check. The functions do not catch OSError.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ MOST_LINKS = 40  # as path_resolution(7)
 
 
 def resolve(path: str, root: str = "", strict: bool = True) -> str:
-    """The absolute `path` without `.`, `..` and symbolic links, as in a file system that begins at `root`; parts that do not
-    exist are taken as written.
+    """The absolute `path` in the file system below `root`, without `.`, `..` and symbolic links.
 
-    OSError ELOOP when it has more than 40 links, and unless `strict` is False, when a part cannot be read.
+    Parts that do not exist are kept as written. Raises OSError ELOOP for more than MOST_LINKS links, and, if `strict`,
+    OSError when a part cannot be read.
     """
     pending = path.split("/")[::-1]
     resolved = ""
@@ -44,7 +44,7 @@ def resolve(path: str, root: str = "", strict: bool = True) -> str:
 
 
 def open_resolved(path: str, flags: int, mode: int = 0) -> int:
-    """Open a path that `resolve` returned; OSError ELOOP or ENOTDIR when a part of it has become a symbolic link."""
+    """Open a path that `resolve` returned. Raises OSError ELOOP or ENOTDIR when a part is a symbolic link now."""
     holder = os.open("/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         *directories, name = path.split("/")[1:]
@@ -58,5 +58,5 @@ def open_resolved(path: str, flags: int, mode: int = 0) -> int:
 
 
 def is_below(path: str, root: str) -> bool:
-    """Whether the resolved `path` is the resolved `root`, or below it."""
+    """Whether the resolved `path` is the resolved `root` or below that root."""
     return path == root or path.startswith(root.rstrip("/") + "/")

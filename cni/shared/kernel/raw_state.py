@@ -1,11 +1,12 @@
-"""The state of a link as rtnetlink shows it, kept in the kernel's own bytes, and the messages that restore it without loss.
+"""Save the state of a link in the bytes of rtnetlink, and make the messages that restore it without loss.
 
-Attributes are not decoded if their bytes can be sent back unchanged: so members that a newer kernel adds to a metric or an
-encapsulation are kept too. The functions return plain JSON values; bytes are hexadecimal text.
+Attributes are not decoded if their bytes can be sent back unchanged. So members that a newer kernel adds to a metric or
+an encapsulation are kept too. Saved state is plain JSON, with bytes as hexadecimal text.
 
-A route is kept as {"common", "legs"} and, where they apply, "expires" (seconds) and "ahead". "common" is its header and
-the attributes that all legs share; a leg is [flags, weight, index of its link, attributes]. "ahead" (IPv4 alone) is
-true if the kernel had a route by another link with the same destination, TOS, priority and table after this one.
+A route is {"common", "legs"} with, if they apply, "expires" (seconds) and "ahead". "common" has the header and the
+attributes that all legs (next hops) share; a leg is [flags, weight, index of its link, attributes]. "ahead" (IPv4
+alone) is true if the kernel had, after this route, one by another link with the same destination, TOS, priority and
+table.
 
 Sources: rtnetlink(7), include/uapi/linux/{if_link,if_addr,rtnetlink,neighbour,pkt_sched}.h; inet_rtm_newaddr
 (net/ipv4/devinet.c), inet6_rtm_newaddr (net/ipv6/addrconf.c), fib_dump_info (net/ipv4/fib_semantics.c), rt6_fill_node
@@ -84,8 +85,8 @@ _ECHO = 0x8  # without it the kernel answers the listeners alone (nlmsg_notify, 
 
 
 class Raw:
-    """A link as one message shows it: `flags` IFF_*, `attributes` by number, `inet` and `inet6` its parameters of IPv4
-    and IPv6 as arrays of 32-bit numbers (b"" without the family), `token` the interface identifier for SLAAC (16 bytes, or b"")."""
+    """A link in an RTM_NEWLINK message: `flags` IFF_*, `attributes` by number, `inet` and `inet6` the arrays of its
+    sysctls (32-bit numbers; b"" without the family), `token` the interface identifier for SLAAC (16 bytes, or b"")."""
 
     def __init__(self, body: bytes) -> None:
         self.flags = IFINFO.unpack_from(body)[3]
@@ -98,7 +99,7 @@ class Raw:
 
 
 def token_attributes(token: bytes) -> bytes:
-    """What gives a link the interface identifier `token` for SLAAC; EINVAL while it takes no router advertisements."""
+    """Attributes that set a link's SLAAC token. Causes EINVAL while the link takes no router advertisements."""
     return attribute(_AF_SPEC | NESTED, attribute(AF_INET6 | NESTED, attribute(_INET6_TOKEN, token)))
 
 
@@ -106,7 +107,7 @@ def token_attributes(token: bytes) -> bytes:
 
 
 def addresses(rtnl: Socket, index: int) -> list[Address]:
-    """The addresses of the link, in an order in which they can be added again.
+    """The addresses of the link, in the order in which they must be added again.
 
     IPv4 keeps the order in which addresses come (__inet_insert_ifa), IPv6 puts a new one first (ipv6_link_dev_addr).
     Temporary addresses (privacy extensions) are left out, because only the kernel can make them.
@@ -117,8 +118,8 @@ def addresses(rtnl: Socket, index: int) -> list[Address]:
 
 
 def address_again(address: Address, index: int, elapsed: int, flags: int) -> bytes | None:
-    """The body that restores the address on the link `index` after `elapsed` seconds, with these IFA_F_*; None when it has
-    expired."""
+    """The RTM_NEWADDR body that restores `address` on the link `index` after `elapsed` seconds, with the IFA_F_*
+    `flags`; None when the address has expired."""
     family, length, _, scope, _ = IFADDR.unpack_from(address.body)
     again = IFADDR.pack(family, length, 0, scope, index)
     for kind, payload in unpack_attributes(address.body, IFADDR.size).items():
@@ -140,7 +141,7 @@ def address_again(address: Address, index: int, elapsed: int, flags: int) -> byt
 
 
 def of_link(bodies: Iterable[bytes], index: int) -> list[bytes]:
-    """The routes of `bodies` by the link `index`, and perhaps some by other links: the test only searches their bytes."""
+    """The `bodies` with routes by the link `index`, and perhaps some others: the test only searches bytes."""
     single, leg, multipath = number(_OIF, index), index.to_bytes(4, byteorder), _MULTIPATH.to_bytes(2, byteorder)
     return [body for body in bodies if single in body or (leg in body and multipath in body)]
 
@@ -148,9 +149,10 @@ def of_link(bodies: Iterable[bytes], index: int) -> list[bytes]:
 def routes(
     rtnl: Socket, index: int, bodies: list[bytes], sources: Iterable[bytes] = (), every: Iterable[bytes] | None = None
 ) -> list[dict[str, Any]]:
-    """The routes of `bodies` by the link `index`, and the IPv4 routes by other links with a source address in `sources`: the
-    kernel removes them with that address (fib_sync_down_addr). Routes of the local table, routes that routers advertise,
-    and routes by nexthop objects are left out. `every`: all routes; None: they are read if needed."""
+    """The routes in `bodies` by the link `index`, and the IPv4 routes by other links with a source address in
+    `sources`, which the kernel removes with that address (fib_sync_down_addr). The kernel's local routes, routes that
+    routers advertise, and routes by nexthop objects are left out. `every`: the bodies of all routes; None: read them if
+    needed."""
     found = [route for route in map(of_body, bodies) if route and any(leg[2] == index for leg in route["legs"])]
     old = [route for route in found if family_of(route) == AF_INET]
     new = found[len(old) :]
@@ -162,7 +164,8 @@ def routes(
 
 
 def _place(own: list[dict[str, Any]], bodies: list[bytes], wanted: list[bytes]) -> None:
-    """Mark the IPv4 routes of `own` that precede routes of the same key by other links; append the routes from `wanted`."""
+    """Mark the IPv4 routes in `own` that are ahead of other links' routes with the same key. Append routes with a
+    source in `wanted`."""
     destinations = {destination_of(route): route for route in own}
     patterns = [attribute(_DST, destination) for _, destination in destinations if destination]
     defaults = any(length == 0 for length, _ in destinations)
@@ -183,21 +186,21 @@ def _place(own: list[dict[str, Any]], bodies: list[bytes], wanted: list[bytes]) 
             continue
         for earlier in before.get(key_of(route), ()):
             earlier["ahead"] = True
-        if is_wanted and protocol_of(route) != KERNEL_PROTOCOL:  # it makes its own again
+        if is_wanted and protocol_of(route) != KERNEL_PROTOCOL:  # the kernel makes its own routes again
             others.append(route)
     own += others
 
 
 def is_part(other: dict[str, Any], route: dict[str, Any]) -> bool:
-    """Whether `other` is the part of the multipath route `route` that remained without a link. A single leg has no weight."""
+    """Whether `other` is the multipath `route` without some legs. Weights are ignored: a single leg has none."""
     legs = [(flags, at, own) for flags, _, at, own in route["legs"]]
     return other["common"] == route["common"] and all((f, at, own) in legs for f, _, at, own in other["legs"])
 
 
 def with_those_away(own: list[dict[str, Any]], away: Iterable[dict[str, Any]]) -> None:
-    """Give the routes `own` the legs and the place that they had beside those of links that have left before.
+    """Complete the routes `own` with the legs and the place that they had before other links left.
 
-    `away` are the routes that were saved of these links. So the devices may come back in any order.
+    `away` are the saved routes of those links. So the devices may come back in any order.
     """
     for saved in away:
         for route in own:
@@ -208,7 +211,7 @@ def with_those_away(own: list[dict[str, Any]], away: Iterable[dict[str, Any]]) -
 
 
 def of_body(body: bytes) -> dict[str, Any] | None:
-    """The route in an RTM_NEWROUTE body; None for one that is not kept."""
+    """The route in an RTM_NEWROUTE body, as the module describes it; None for a route that is not saved."""
     family, length, source, tos, table, protocol, scope, kind, flags = RTMSG.unpack_from(body)
     found = unpack_attributes(body, RTMSG.size)
     get = found.get
@@ -244,12 +247,12 @@ def attributes_of(route: dict[str, Any]) -> dict[int, bytes]:
 
 
 def destination_of(route: dict[str, Any]) -> tuple[int, bytes]:
-    """Prefix length and address of the destination; b"" for a default route."""
+    """(prefix length, address) of the destination; (0, b"") for a default route."""
     return bytes.fromhex(route["common"])[1], attributes_of(route).get(_DST, b"")
 
 
 def key_of(route: dict[str, Any]) -> tuple[Any, ...]:
-    """The key of a route in the kernel's table: family, prefix, TOS, table and priority."""
+    """The values that identify a route's place in the kernel's tables: family, prefix, TOS, table and priority."""
     family, length, source, tos, table, _, _, _, _ = RTMSG.unpack_from(bytes.fromhex(route["common"]))
     found = attributes_of(route)
     return (
@@ -260,7 +263,7 @@ def key_of(route: dict[str, Any]) -> tuple[Any, ...]:
 
 
 def identity_of(route: dict[str, Any]) -> tuple[str, str]:
-    """The identity of a route: the parts that stay equal in every reading of one route."""
+    """(common, legs as text): the parts of a route that are the same in every reading."""
     return route["common"], str(route["legs"])
 
 
@@ -270,7 +273,7 @@ def family_of(route: dict[str, Any]) -> int:
 
 
 def present(rtnl: Socket) -> list[dict[str, Any]]:
-    """All routes of the namespace that are not the kernel's own, as `routes` describes them."""
+    """All routes of the namespace that `of_body` keeps."""
     found = map(of_body, all_bodies(rtnl))
     return [route for route in found if route]
 
@@ -286,7 +289,7 @@ def source_of(route: dict[str, Any]) -> bytes:
 
 
 def destination_text(route: dict[str, Any]) -> str:
-    """ "network/length"."""
+    """The destination as "network/length"."""
     family = family_of(route)
     length, octets = destination_of(route)
     return f"{inet_ntop(family, octets or bytes(4 if family == AF_INET else 16))}/{length}"
@@ -298,7 +301,7 @@ def has_gateway(route: dict[str, Any]) -> bool:
 
 
 def route_again(route: dict[str, Any], legs: Sequence[Sequence[Any]], elapsed: int) -> bytes | None:
-    """The body that sets the route with `legs` after `elapsed` seconds; None when it has expired."""
+    """The RTM_NEWROUTE body that restores `route` with `legs` after `elapsed` seconds; None when it has expired."""
     body = bytes.fromhex(route["common"])
     tail = b""
     if "expires" in route:
@@ -321,7 +324,7 @@ def route_again(route: dict[str, Any], legs: Sequence[Sequence[Any]], elapsed: i
 
 
 def neighbours(rtnl: Socket, index: int) -> list[str]:
-    """The permanent neighbours of the link `index` and the addresses that it answers for (proxies), as bodies to send."""
+    """The permanent neighbours and the proxy entries of the link `index`, as RTM_NEWNEIGH bodies without its index."""
     found = []
     for flags in (0, _PROXY):
         header = NDMSG.pack(0, 0, 0, flags, 0) + number(_NEIGHBOUR_INDEX, index)
@@ -335,7 +338,7 @@ def neighbours(rtnl: Socket, index: int) -> list[str]:
 
 
 def families_with_neighbour_parameters(rtnl: Socket, index: int) -> list[int]:
-    """The families whose neighbour table has parameters of the link that are not the defaults."""
+    """The families (AF_*) in whose neighbour tables the link has parameters other than the defaults."""
     found = []
     mark = number(_PARAMETERS_INDEX, index)
     defaults: dict[int, dict[int, bytes]] = {}
@@ -353,14 +356,14 @@ def families_with_neighbour_parameters(rtnl: Socket, index: int) -> list[int]:
 
 
 def neighbour_again(text: str, index: int) -> bytes:
-    """The body that restores the neighbour on the link `index`."""
+    """The RTM_NEWNEIGH body that restores the entry `text` of `neighbours` on the link `index`."""
     body = bytes.fromhex(text)
     family, _, state, flags, kind = NDMSG.unpack_from(body)
     return NDMSG.pack(family, index, state, flags, kind) + body[NDMSG.size :]
 
 
 def neighbour_text(text: str) -> str:
-    """The address of the neighbour."""
+    """The address in the entry `text` of `neighbours`."""
     body = bytes.fromhex(text)
     return inet_ntop(body[0], unpack_attributes(body, NDMSG.size)[1])
 
@@ -369,7 +372,7 @@ def neighbour_text(text: str) -> str:
 
 
 def has_qdisc(rtnl: Socket, index: int) -> bool:
-    """Whether an administrator has set a qdisc: one that has a handle at the root, or any at the ingress."""
+    """Whether an administrator has set a qdisc on the link: one with a handle at the root, or any at the ingress."""
     for parent in (_ROOT, _INGRESS):
         try:
             bodies = rtnl.request(_GETQDISC, _TCMSG.pack(0, index, 0, parent, 0), _ECHO)

@@ -1,7 +1,7 @@
-"""RDMA netlink: verbs devices as one network namespace has them, the mode of namespaces, and the move between them.
+"""RDMA netlink: list the verbs devices of a network namespace, move them to another, and read the netns mode.
 
-`Rdma` is bound to the namespace that the thread is in when it is made, as `Rtnl` is. Numbers are those of
-include/uapi/rdma/rdma_netlink.h; what the kernel does with them is in drivers/infiniband/core/nldev.c.
+Like an `Rtnl`, an `Rdma` stays bound to the namespace in which the thread makes it. Numbers are those of
+include/uapi/rdma/rdma_netlink.h; the kernel's part is in drivers/infiniband/core/nldev.c.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class RdmaDevice:
 
 
 class PortNetdev:
-    """A port `number` of a `device`, and the index of its netdev, 0 unless that is in the socket's namespace."""
+    """The port `number` of a verbs `device`; `ndev_index` is its netdev's, 0 outside the socket's namespace."""
 
     def __init__(self, body: bytes) -> None:
         found = unpack_attributes(body)
@@ -43,7 +43,7 @@ class PortNetdev:
 
 
 class Rdma(Socket):
-    """Reads and moves verbs devices; OSError EPROTONOSUPPORT when the kernel has no RDMA, KernelError for a refusal."""
+    """A socket for RDMA netlink. Raises EPROTONOSUPPORT when the kernel has no RDMA, KernelError when it refuses."""
 
     def __init__(self) -> None:
         super().__init__(_NETLINK_RDMA)
@@ -55,7 +55,7 @@ class Rdma(Socket):
         self.close()
 
     def netns_mode(self) -> str:
-        """SHARED: every namespace sees all verbs devices; EXCLUSIVE: each is in one. Kernels before 5.2 share."""
+        """SHARED (each namespace sees all verbs devices) or EXCLUSIVE (each device is in one). Before 5.2: SHARED."""
         for body in self.request(_SYS_GET, b""):
             mode = unpack_attributes(body).get(_NETNS_MODE)
             if mode is not None:
@@ -77,20 +77,21 @@ class Rdma(Socket):
     def move(self, device_index: int, netns_fd: int) -> None:
         """Move a verbs device to the namespace `netns_fd`, in exclusive mode.
 
-        The thread must be in the device's namespace: the kernel goes by that, not by the socket's (rdma_dev_change_netns).
+        The thread must be in the device's namespace: the kernel checks the thread, not the socket
+        (rdma_dev_change_netns).
 
-        Refusals: EOPNOTSUPP in shared mode and for drivers that cannot (rxe), ENODEV it is not in this namespace,
-        EPERM without CAP_NET_ADMIN there, EEXIST when that namespace has one of the same name.
+        Errors: EOPNOTSUPP in shared mode and for drivers that cannot move a device (rxe); ENODEV when the device is not
+        in this namespace; EPERM without CAP_NET_ADMIN, and EEXIST with a device of the same name, in the new namespace.
         """
         self.request(_SET, number(_DEVICE_INDEX, device_index) + number(_NETNS_FD, netns_fd))
 
     def rename(self, device_index: int, name: str) -> None:
-        """Give a verbs device another name; EEXIST when any namespace has one of that name."""
+        """Rename a verbs device. Raises EEXIST when a device in any namespace has the name."""
         self.request(_SET, number(_DEVICE_INDEX, device_index) + string(_DEVICE_NAME, name))
 
 
 def netns_mode() -> str:
-    """As `Rdma.netns_mode`; SHARED also when the kernel has no RDMA."""
+    """The mode as `Rdma.netns_mode` returns it; SHARED when the kernel has no RDMA."""
     socket = _opened()
     if socket is None:
         return SHARED
@@ -108,7 +109,7 @@ def has_device(name: str) -> bool:
 
 
 def ports_of_netdev(name: str, rtnl: Rtnl) -> list[tuple[str, int]]:
-    """As `rdma.ports_of_netdev`, for a netdev of the namespace that the thread and `rtnl` are in."""
+    """As `rdma_sysfs.ports_of_netdev`, for a netdev of the namespace that the thread and `rtnl` are in."""
     socket = _opened()
     if socket is None:
         return []

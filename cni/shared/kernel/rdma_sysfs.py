@@ -1,13 +1,12 @@
-"""Verbs devices, their ports and GIDs, as sysfs shows them.
+"""Read verbs devices, their ports and GIDs from sysfs.
 
-`root` is where sysfs is mounted. In RDMA's shared netns mode every mount shows all verbs devices, in exclusive mode
-those of the namespace in which it was mounted. For a device that is not there, or
-has just vanished, the functions return "" or an empty list.
+`root` is the mount point of sysfs. In RDMA's shared netns mode each mount shows all verbs devices, in exclusive mode
+the devices of the namespace in which it was mounted. For a missing device the functions return "" or an empty list.
 
-A GID of RoCE is an address: an IPv4 one mapped into IPv6, ::ffff:a.b.c.d. Which GIDs a port has the kernel decides by
-the addresses of the port's netdev and of the links above it, in whatever namespace (drivers/infiniband/core/
-roce_gid_mgmt.c); the table is one for all, and an entry tells whose it is by the name of its netdev alone.
-Sources: Documentation/ABI/stable/sysfs-class-infiniband of the kernel; include/rdma/ib_addr.h (iboe_get_mtu).
+A GID of RoCE is an IP address, with IPv4 mapped into IPv6 as ::ffff:a.b.c.d. The kernel makes GIDs for the addresses of
+a port's netdev and of the links above it, in any namespace (drivers/infiniband/core/roce_gid_mgmt.c). A port has one
+table for all namespaces, and an entry names its netdev, but not the namespace. Sources:
+Documentation/ABI/stable/sysfs-class-infiniband of the kernel; include/rdma/ib_addr.h (iboe_get_mtu).
 """
 
 from __future__ import annotations
@@ -35,8 +34,8 @@ _DEPTH = 8  # links on top of one another: the kernel allows no more (MAX_NEST_D
 
 
 class PortState:
-    """A port of a verbs device. `state` is "ACTIVE", "DOWN", ..., `physical_state` "LinkUp", "Disabled", ..., `rate` as
-    the kernel words it, "100 Gb/sec (4X EDR)"; each "" when it cannot be read."""
+    """A port of a verbs device. `state` is "ACTIVE", "DOWN", ..., `physical_state` "LinkUp", "Disabled", ..., `rate`
+    the kernel's text, "100 Gb/sec (4X EDR)". Each is "" when it cannot be read."""
 
     def __init__(self, device: str, number: int, root: str = "/sys") -> None:
         here = _port(device, number, root)
@@ -60,17 +59,17 @@ class GidEntry:
 
     @property
     def address(self) -> str:
-        """The IP address that the GID is, as people write it."""
+        """The GID as an IP address in its usual form."""
         return address_of(self.value)
 
 
 def devices(root: str = "/sys") -> list[str]:
-    """The names of all verbs devices that are seen here, in order."""
+    """The names of all verbs devices in this mount of sysfs, sorted."""
     return sorted(names_in(root + CLASS))
 
 
 def ports(device: str, root: str = "/sys") -> list[int]:
-    """The numbers of the device's ports, in order; they begin with 1."""
+    """The numbers of the device's ports, from 1 on, sorted."""
     return sorted(int(n) for n in names_in(f"{root}{CLASS}/{device}/ports") if n.isdigit())
 
 
@@ -81,16 +80,16 @@ def pci_of(device: str, root: str = "/sys") -> str:
 
 
 def is_roce(device: str, port: int, root: str = "/sys") -> bool:
-    """Whether the port does RDMA over Ethernet with GIDs, and not InfiniBand, or iWARP, which needs none."""
+    """Whether the port is a RoCE port. InfiniBand has another link layer, and iWARP uses no GIDs."""
     ethernet = _value(f"{_port(device, port, root)}/link_layer") == ETHERNET
     return ethernet and not _value(f"{root}{CLASS}/{device}/node_type").endswith("RNIC")
 
 
 def netdev_of(device: str, port: int, root: str = "/sys") -> str:
-    """The name of the netdev of a port; "" when it has none, or it cannot be told.
+    """The name of the netdev of a port; "" when the port has none or sysfs does not show it.
 
-    rxe names it; of RoCE it is the netdev of the first GID, which is the port's own and, of ports that form a bond
-    (LAG), the bond; else it is the netdev of the same PCI function that has the port's number.
+    rxe has an attribute for the netdev. For other RoCE ports it is the netdev of the first GID: the port's own, or the
+    bond if ports form a LAG. Otherwise it is the netdev of the same PCI function with the port's number.
     """
     parent = _value(f"{root}{CLASS}/{device}/parent")
     if parent:
@@ -104,8 +103,8 @@ def netdev_of(device: str, port: int, root: str = "/sys") -> str:
 
 
 def netdevs_of_device(device: str, root: str = "/sys") -> list[str]:
-    """The netdevs of a device of a resource: a PCI function, a subfunction or a soft-RoCE device. A device plugin that shares a
-    NIC adds a number, "0000:3b:00.0-7"."""
+    """The netdevs of the allocated `device`: a PCI function, a subfunction or a soft-RoCE device. A device plugin that
+    shares a NIC adds a number, "0000:3b:00.0-7"."""
     from cni.shared.kernel import sysfs  # most calls ask for no device
 
     function = _function(device)
@@ -132,8 +131,8 @@ def _function(device: str) -> str:
 
 
 def ports_of_netdev(name: str, root: str = "/sys") -> list[tuple[str, int]]:
-    """The verbs devices, with their ports, that the traffic of the netdev can pass: its own, or those of the links
-    below it, through VLANs, bonds and macvlans; in order. Only netdevs that this mount of sysfs shows are looked at."""
+    """(verbs device, port) of each port that the traffic of the netdev can use, sorted: the netdev's own ports, and
+    those of the links below it (VLAN, bond, macvlan). Only netdevs in this mount of sysfs are considered."""
     names = [name]
     level = [name]
     for _ in range(_DEPTH):
@@ -151,12 +150,12 @@ def _with_netdevs(devices: list[str], netdevs: set[str], root: str) -> list[tupl
 
 
 def gids(device: str, port: int, root: str = "/sys") -> list[GidEntry]:
-    """The entries of the port's GID table that are in use, in order of their index."""
+    """The entries in use of the port's GID table, in order of their index."""
     return [gid_at(device, port, index, value, root) for index, value in gid_values(device, port, root)]
 
 
 def gid_values(device: str, port: int, root: str = "/sys") -> Iterator[tuple[int, str]]:
-    """Index and value of the entries that are in use, in order, read one after another: a table may have 1024."""
+    """(index, value) of each GID in use, in order. An entry is read when it is requested: a table may have 1024."""
     here = f"{_port(device, port, root)}/gids"
     for index in sorted(int(n) for n in names_in(here)):
         value = _value(f"{here}/{index}")
@@ -165,18 +164,18 @@ def gid_values(device: str, port: int, root: str = "/sys") -> Iterator[tuple[int
 
 
 def gid_at(device: str, port: int, index: int, value: str, root: str = "/sys") -> GidEntry:
-    """The entry at `index`, whose value is known."""
+    """The entry at `index` of the port's GID table, whose `value` was read before."""
     here = f"{_port(device, port, root)}/gid_attrs"
     return GidEntry(index, value, _value(f"{here}/types/{index}"), _value(f"{here}/ndevs/{index}"))
 
 
 def gid_table_size(device: str, port: int, root: str = "/sys") -> int:
-    """How many entries the port's GID table has room for."""
+    """The number of entries, used or free, of the port's GID table."""
     return len(names_in(f"{_port(device, port, root)}/gids"))
 
 
 def gid_of(address: str) -> str:
-    """The GID that an IP address ("192.168.111.7", "fd00::7") becomes, as `GidEntry.value` has it; ValueError."""
+    """The GID of an IP address ("192.168.111.7", "fd00::7") in the form of `GidEntry.value`. Raises ValueError."""
     try:
         if ":" in address:
             octets = inet_pton(AF_INET6, address)
@@ -188,7 +187,7 @@ def gid_of(address: str) -> str:
 
 
 def address_of(gid: str) -> str:
-    """The IP address that a GID is; the text itself when it is no GID."""
+    """The IP address in `gid`; `gid` itself when that is no GID."""
     try:
         octets = bytes.fromhex(gid.replace(":", ""))
         if octets.startswith(bytes(10) + b"\xff\xff"):
@@ -199,7 +198,7 @@ def address_of(gid: str) -> str:
 
 
 def roce_mtu(mtu: int) -> int:
-    """The RoCE MTU of a netdev of `mtu` bytes: the largest of 256 to 4096 that fits with its headers; 0 for none."""
+    """The RoCE MTU for a netdev with `mtu` bytes: the largest, 256 to 4096, that fits with headers; 0 for none."""
     return next((size for size in (4096, 2048, 1024, 512, 256) if mtu >= size + HEADERS), 0)
 
 
@@ -208,18 +207,18 @@ def _port(device: str, number: int, root: str) -> str:
 
 
 def _port_of_netdev(place: str) -> int:
-    """The number of the port that a netdev of a PCI function says it is of; its count begins with 0."""
+    """The number, from 1, of the port of a netdev of a PCI function; dev_port begins with 0."""
     number = _value(f"{place}/dev_port")
     return int(number) + 1 if number.isdigit() else 1
 
 
 def _lower(name: str, root: str) -> list[str]:
-    """The links that the netdev is on top of."""
+    """The names of the links directly below the netdev."""
     return [n[6:] for n in sorted(names_in(f"{root}/class/net/{name}")) if n.startswith("lower_")]
 
 
 def _value(path: str) -> str:
-    """The value of an attribute; sysfs returns it in one read, and EINVAL for an entry that is not in use."""
+    """The value of an attribute, "" on a failure. One read returns all of it; an unused GID entry gives EINVAL."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:

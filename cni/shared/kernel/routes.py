@@ -1,8 +1,7 @@
-"""Routes by links: read, added, removed. Sources: rtnetlink(7), ip-nexthop(8),
-include/uapi/linux/rtnetlink.h and nexthop.h.
+"""Read and add routes. Sources: rtnetlink(7), ip-nexthop(8), include/uapi/linux/rtnetlink.h and nexthop.h.
 
-Destinations are "network/length", with "0.0.0.0/0" and "::/0" for the default routes, gateways "address" or "".
-KernelError for every refusal, ValueError for a text that is no address.
+Destinations are "network/length", with "0.0.0.0/0" and "::/0" for the default routes, gateways "address" or "". The
+functions raise KernelError when the kernel refuses a request, and ValueError for a text that is no address.
 """
 
 from __future__ import annotations
@@ -57,7 +56,7 @@ class KernelRoute:
 
     `mtu` and `advmss` are bytes, 0 for none. `priority` is the metric, of which the lowest wins, IPV6_PRIORITY for an
     IPv6 route without one. `table`, `scope`, `protocol` and `kind` (the type) are numbers of rtnetlink(7).
-    `source` is the preferred source address, `body` the message, which the next hops of a route have in common.
+    `source` is the preferred source address, `body` the message, which all next hops of a route share.
     """
 
     def __init__(self, body: bytes, index: int, flags: int, hop: dict[int, bytes]) -> None:
@@ -81,9 +80,9 @@ class KernelRoute:
 
 
 def list_of(rtnl: Socket, index: int) -> list[KernelRoute]:
-    """The unicast routes by the link `index`, IPv4 first, the kernel's own among them, of all tables.
+    """The unicast routes by the link `index`, IPv4 first, of all tables, including the kernel's own.
 
-    KernelError ENODEV when there is no such link.
+    Raises KernelError ENODEV when there is no such link.
     """
     found = [route for body in bodies_of(rtnl, index) for route in _unpack(body)]
     return [route for route in found if route.index == index and route.kind == UNICAST]
@@ -101,10 +100,10 @@ def of_bodies(bodies: Iterable[bytes], index: int) -> list[KernelRoute]:
 
 
 def way_to(rtnl: Socket, address: str, source: str = "") -> tuple[int, str]:
-    """The route of a packet without mark from `source` to `address`, as `ip route get` shows it: (link index, source).
+    """(link index, source) of a packet without mark from `source` to `address`, as by `ip route get`; (0, "") for no
+    route.
 
-    The index is LOOPBACK for an address of this namespace. The source is the one that the kernel chooses for a packet
-    without; (0, "") without a route."""
+    The index is LOOPBACK for an address of this namespace. Without `source` the kernel chooses the source address."""
     family, octets = address_of(address)
     own = address_of(source)[1] if source else b""
     body = RTMSG.pack(family, 8 * len(octets), 8 * len(own), 0, 0, 0, 0, 0, 0) + attribute(_DST, octets)
@@ -124,8 +123,8 @@ def default_route_link(rtnl: Socket) -> int:
 
 
 def default_route(rtnl: Socket) -> KernelRoute | None:
-    """The main table's default route, IPv4 before IPv6; of those that the kernel prefers alike, a configured one precedes one that a router advertised, and then the link with the
-    lowest index decides."""
+    """The main table's default route with the best metric, IPv4 before IPv6; None when there is none. For equal
+    metrics, a configured route precedes a router's advertised route, and then the link with the lowest index counts."""
     for family in (AF_INET, AF_INET6):
         found = [
             route
@@ -144,16 +143,16 @@ def all_bodies(rtnl: Socket) -> list[bytes]:
 
 
 def of_daemons(bodies: Iterable[bytes]) -> list[KernelRoute]:
-    """Of `bodies` the main table's routes by a gateway that a routing daemon has set, once for each of their next hops."""
+    """The routes in `bodies` that a routing daemon has set, by a gateway in the main table; one for each next hop."""
     found = [route for body in bodies if body[5] in _DAEMONS for route in _unpack(body)]
     return [r for r in found if r.gw and r.index and r.kind == UNICAST and r.table == MAIN_TABLE]
 
 
 def default_routes(rtnl: Socket, bodies: Iterable[bytes]) -> list[KernelRoute]:
-    """Of `bodies` the default routes, once for each of their next hops; those that discard packets are none.
+    """The default routes in `bodies`, one for each next hop, without routes that discard packets.
 
-    With them the prefixes that are used in place of a default route: the halves 0.0.0.0/1 and 128.0.0.0/1, and those of
-    IPv6 up to a length of 4, such as 2000::/3 (OpenVPN's redirect-gateway sets them so: src/openvpn/init.c).
+    Prefixes that replace a default route count too: 0.0.0.0/1 and 128.0.0.0/1, and IPv6 prefixes of at most 4 bits,
+    such as 2000::/3. OpenVPN's redirect-gateway sets such routes (src/openvpn/init.c).
     """
     found = []
     for body in bodies:
@@ -170,7 +169,7 @@ def default_routes(rtnl: Socket, bodies: Iterable[bytes]) -> list[KernelRoute]:
 
 
 def nexthops_of(rtnl: Socket, index: int) -> list[int]:
-    """The ids of the nexthop objects by the link `index`, groups not among them; none before Linux 5.3."""
+    """The ids of the nexthop objects by the link `index`, without groups; [] before Linux 5.3."""
     try:
         bodies = rtnl.dump(_GETNEXTHOP, _NHMSG.pack(0, 0, 0, 0) + number(_NHA_OIF, index))
     except KernelError as fault:
@@ -182,7 +181,7 @@ def nexthops_of(rtnl: Socket, index: int) -> list[int]:
 
 
 def _links_by_id(rtnl: Socket, body: bytes) -> list[int]:
-    """The links of a route that names a nexthop object alone, as all do with the sysctl nexthop_compat_mode 0."""
+    """The indexes of the links of a route that has only a nexthop object, as with the sysctl nexthop_compat_mode 0."""
     identity = unpack_attributes(body, RTMSG.size).get(_NH_ID)
     if identity is None:
         return []
@@ -195,7 +194,7 @@ def _links_by_id(rtnl: Socket, body: bytes) -> list[int]:
 
 
 def _links_of_nexthop(rtnl: Socket, identity: int) -> list[int]:
-    """The indices of the links that the nexthop object or group uses; none for one that discards. KernelError."""
+    """The indexes of the links that a nexthop object or group uses; [] if it discards packets. Raises KernelError."""
     body = rtnl.get(_GETNEXTHOP, _NHMSG.pack(0, 0, 0, 0) + number(_NHA_ID, identity))
     found = unpack_attributes(body, _NHMSG.size)
     if _NHA_OIF in found:
@@ -219,12 +218,12 @@ def add(
     source: str = "",
     protocol: int = BOOT_PROTOCOL,
 ) -> None:
-    """Add a route to `dst` by the link `index`; None leaves a value to the kernel.
+    """Add a route to `dst` by the link `index`. For None the kernel chooses the value.
 
-    `scope` None is link scope without a gateway and universe scope with one, as in ip-route(8). `onlink` takes `gw`
-    for a neighbour though no prefix of the link holds it. EEXIST when this very route is there. One with the same
-    `dst` and priority by another link does not count as that: as with the Go plugins, an IPv4 route then goes before
-    it, and an IPv6 route shares the traffic with it. `dst` with host bits is EINVAL.
+    `scope` None is link scope without a gateway and universe scope with one, as in ip-route(8). `onlink` treats `gw` as
+    a neighbour even if no prefix of the link contains `gw`. Raises EEXIST when this very route exists, and EINVAL when
+    `dst` has host bits. A route by another link with the same `dst` and priority is no error. As with the Go plugins,
+    an IPv4 route then precedes the other, and an IPv6 route shares the traffic.
     """
     network, _, length = dst.partition("/")
     family, destination = address_of(network)
@@ -251,8 +250,8 @@ def add(
 
 
 def dump_routes(rtnl: Socket, family: int, only: bytes = b"") -> list[bytes]:
-    """The kernel's messages of the routes of `family`; none without IPv6. A kernel that is new enough sends those alone that the
-    attributes `only` select."""
+    """The RTM_NEWROUTE bodies of `family`; [] if the kernel lacks the family. Since Linux 4.20 the kernel sends only
+    routes that have the attributes `only`."""
     try:
         return rtnl.dump(_GETROUTE, RTMSG.pack(family, 0, 0, 0, 0, 0, 0, 0, 0) + only)
     except KernelError as fault:
@@ -262,7 +261,7 @@ def dump_routes(rtnl: Socket, family: int, only: bytes = b"") -> list[bytes]:
 
 
 def _unpack(body: bytes) -> Iterator[KernelRoute]:
-    """The route in an RTM_NEWROUTE message, once for each of its next hops."""
+    """The route in an RTM_NEWROUTE body, one for each next hop."""
     flags = RTMSG.unpack_from(body)[8]
     if flags & _CLONED:  # an exception that the kernel learned, such as a path's MTU
         return
@@ -275,7 +274,7 @@ def _unpack(body: bytes) -> Iterator[KernelRoute]:
 
 
 def next_hops(hops: bytes) -> Iterator[tuple[int, int, int, dict[int, bytes]]]:
-    """Flags, weight, index of the link and attributes of each of `hops`, the payload of RTA_MULTIPATH."""
+    """(flags, weight, index of the link, attributes) of each next hop in `hops`, the payload of RTA_MULTIPATH."""
     start = 0
     while start + NEXTHOP.size <= len(hops):
         length, flags, less_one, index = NEXTHOP.unpack_from(hops, start)

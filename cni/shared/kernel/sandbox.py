@@ -1,4 +1,4 @@
-"""The sandbox of an attachment: its network namespace, found again, or known to be gone.
+"""Find the sandbox of an attachment, a network namespace, again, or decide that it is gone.
 
 A path does not identify a namespace: a later sandbox may have the path of an earlier one, and a namespace exists without
 its path as long as a process, a mount or an open descriptor uses it. So the record keeps the identity of the namespace.
@@ -41,9 +41,9 @@ class Sandbox:
         self.namespace.close()
 
     def identity(self) -> dict[str, int]:
-        """What tells this namespace from every other: its cookie, or its inode where the kernel gives no cookie.
+        """The identity of this namespace: its cookie (0 before Linux 5.14), device and inode.
 
-        The inode finds it again; but the next namespace gets it as soon as this one is gone, unlike the cookie.
+        The inode serves to find the namespace. Unlike the cookie, it may go to another namespace when this one is gone.
         """
         return {
             "cookie": self.rtnl.namespace_cookie(),
@@ -53,7 +53,7 @@ class Sandbox:
 
 
 def opened(request: Request) -> Sandbox:
-    """The sandbox that CNI_NETNS names; InvalidNamespace when there is none, or when it is the plugin's own."""
+    """The sandbox in CNI_NETNS. Raises InvalidNamespace when there is none, or only the plugin's own namespace."""
     namespace = netns.open_namespace(request.netns)
     if _is_own(namespace, request):
         namespace.close()
@@ -65,10 +65,13 @@ def opened(request: Request) -> Sandbox:
 
 
 def at(path: str, request: Request) -> Sandbox | None:
-    """The sandbox at `path`, or None when there is none. The plugin's own namespace is never a sandbox."""
+    """The sandbox at `path`; None when there is none, or only the plugin's own namespace.
+
+    Raises TryAgainLater when the path cannot be examined.
+    """
     try:
         namespace = netns.at(path) if path else None
-    except OSError as fault:  # it may be there: what is in it must not be taken for gone
+    except OSError as fault:  # there may be a sandbox: its links must not count as gone
         raise TryAgainLater(f"network namespace {path} cannot be examined: {fault.strerror}; retry") from None
     if namespace is None:
         return None
@@ -79,9 +82,9 @@ def at(path: str, request: Request) -> Sandbox | None:
 
 
 def of_record(record: dict[str, Any], request: Request) -> Sandbox | None:
-    """The sandbox in which the attachment of `record` was made, wherever it is now; None when it is not found.
+    """The sandbox of the attachment in `record`, wherever it is now; None when it is not found.
 
-    Before Linux 5.14 it may be a later one: see `is_certain`.
+    Before Linux 5.14 it may be a later sandbox with the same inode: see `is_certain`.
     """
     for path in dict.fromkeys((record["netns"], request.netns)):
         found = at(path, request)
@@ -105,10 +108,11 @@ def kept(identity: dict[str, int]) -> Sandbox | None:
 
 
 def is_gone(record: dict[str, Any], settled: float = SETTLED) -> bool:
-    """Whether the sandbox of `record` is certainly gone, so that no DEL for it can be expected any more.
+    """Whether the sandbox of `record` is certainly gone, so that no DEL for it can be expected.
 
-    Its path has gone from a directory that is there, and nothing keeps the namespace. After a reboot kubelet calls DEL for
-    the former sandboxes, so one of an earlier boot counts as gone only `settled` seconds after the start of this boot.
+    A sandbox is gone when its path is missing in an existing directory, and the namespace has no user. After a reboot
+    kubelet calls DEL for the former sandboxes. So these count as gone only `settled` seconds after the start of this
+    boot.
     """
     if record["bootID"] != node.boot_id():
         return node.seconds_up() > settled
@@ -121,7 +125,7 @@ def is_gone(record: dict[str, Any], settled: float = SETTLED) -> bool:
 
 
 def is_certain(identity: dict[str, int]) -> bool:
-    """Whether no later namespace can have this `identity`: the kernel gives cookies, which it does from Linux 5.14 on."""
+    """Whether no later namespace can have this `identity`, because it has a cookie (since Linux 5.14)."""
     return identity["cookie"] != 0
 
 

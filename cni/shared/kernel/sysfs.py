@@ -1,9 +1,8 @@
-"""Devices and their netdevs, as sysfs shows them.
+"""Read devices and their netdevs from sysfs.
 
-A mount of sysfs shows the netdevs of the network namespace in which it was mounted, whichever one the reader is in.
-`root` is where it is mounted. The functions return "" or an empty list for a
-missing device; other OSErrors pass through.
-Sources: Documentation/ABI/testing/sysfs-bus-pci, sysfs-class-net of the kernel.
+`root` is the mount point of sysfs. A mount shows the netdevs of the network namespace in which it was mounted, whatever
+the namespace of the reader. The functions return "" or an empty list for a missing device, and do not catch other
+OSErrors. Sources: Documentation/ABI/testing/sysfs-bus-pci, sysfs-class-net of the kernel.
 """
 
 from __future__ import annotations
@@ -19,12 +18,12 @@ def is_pci(device: str, root: str = "/sys") -> bool:
 
 
 def driver_of_pci(address: str, root: str = "/sys") -> str:
-    """The driver that the PCI device is bound to, "mlx5_core" or "vfio-pci"; "" for none."""
+    """The driver of the PCI device, such as "mlx5_core" or "vfio-pci"; "" for none."""
     return _target(f"{root}/bus/pci/devices/{address}/driver").rpartition("/")[2] if _is_name(address) else ""
 
 
 def physical_function_of(address: str, root: str = "/sys") -> str:
-    """The PCI address of the physical function that a virtual one belongs to; "" when it is none."""
+    """The PCI address of the physical function of the VF `address`; "" when `address` is no VF."""
     return _target(f"{root}/bus/pci/devices/{address}/physfn").rpartition("/")[2] if _is_name(address) else ""
 
 
@@ -34,9 +33,9 @@ def is_physical_function(address: str, root: str = "/sys") -> bool:
 
 
 def function_of(address: str, root: str = "/sys") -> tuple[str, int] | None:
-    """The PCI address of the physical function of the VF `address`, and the VF's number there.
+    """(PCI address of the physical function, number of the VF) for the VF `address`.
 
-    None when it is no VF, or one whose physical function is not in this machine, as in a virtual one.
+    None when `address` is no VF, or when this machine, perhaps a virtual one, does not have the physical function.
     """
     physical = physical_function_of(address, root)
     for name in _listed(f"{root}/bus/pci/devices/{physical}") if physical else []:
@@ -47,7 +46,7 @@ def function_of(address: str, root: str = "/sys") -> tuple[str, int] | None:
 
 
 def netdevs_of_pci(address: str, root: str = "/sys") -> list[str]:
-    """The netdevs of a PCI device, in order of name; those of a virtio device lie one level deeper."""
+    """The netdevs of a PCI device, also of a virtio device, in order of name."""
     return netdevs_of("pci", address, root)
 
 
@@ -57,12 +56,12 @@ def netdevs_of_auxiliary(device: str, root: str = "/sys") -> list[str]:
 
 
 def netdevs_of(bus: str, device: str, root: str = "/sys") -> list[str]:
-    """The netdevs of a device of `bus` in the namespace that `root` is of, in order of name."""
+    """The netdevs, sorted by name, that a device of `bus` has in the namespace of the sysfs mount `root`."""
     return _netdevs(f"{root}/bus/{bus}/devices/{device}") if _is_name(device) else []
 
 
 def verbs_devices_of(device: str, root: str = "/sys") -> list[str]:
-    """The verbs devices of a PCI or auxiliary device, in order of name: those of the namespace that `root` is of."""
+    """The verbs devices, sorted by name, of a PCI or auxiliary device in the namespace of the sysfs mount `root`."""
     if not _is_name(device):
         return []
     return sorted(
@@ -73,7 +72,7 @@ def verbs_devices_of(device: str, root: str = "/sys") -> list[str]:
 def has_netdev(bus: str, device: str, root: str = "/sys") -> bool:
     """Whether the device of `bus` has a netdev in any network namespace.
 
-    The directory of a device's netdevs is there for all namespaces; the netdevs of other namespaces are hidden in it.
+    The directory of a device's netdevs exists in each mount of sysfs, but does not show netdevs of other namespaces.
     """
     if not _is_name(device):
         return False
@@ -83,14 +82,14 @@ def has_netdev(bus: str, device: str, root: str = "/sys") -> bool:
 
 
 def netdevs_of_path(path: str, root: str = "/sys") -> list[str]:
-    """The netdevs of the device at `path`, which begins with "/sys/devices/", in order of name."""
+    """The netdevs, sorted by name, of the device at `path`, which begins with "/sys/devices/"."""
     return _netdevs(root + path.removeprefix("/sys"))
 
 
 def pci_path_of_netdev(name: str, root: str = "/sys") -> str:
     """The path "/sys/devices/pci…/ADDRESS" of the PCI device nearest above the netdev; "" when there is none.
 
-    The path ends with the address of the device. It says the slot, so it stays when names and MACs change.
+    The path ends with the PCI address. It identifies the slot, so it stays the same when names and MACs change.
     """
     parts = _absolute(_target(f"{root}/class/net/{name}")).split("/")
     while parts and not is_pci_address(parts[-1]):
@@ -99,12 +98,12 @@ def pci_path_of_netdev(name: str, root: str = "/sys") -> str:
 
 
 def path_of(bus: str, device: str, root: str = "/sys") -> str:
-    """The path "/sys/devices/…" of a device of a bus, "" when it is not there."""
+    """The path "/sys/devices/…" of a device of `bus`; "" when there is no such device."""
     return _absolute(_target(f"{root}/bus/{bus}/devices/{device}")) if _is_name(bus) and _is_name(device) else ""
 
 
 def pci_above(path: str) -> str:
-    """The address of the PCI device nearest above the device at `path`, or of this one itself; "" for none."""
+    """The address of the last PCI device in `path`: the device itself or the nearest one above it; "" for none."""
     return next((part for part in reversed(path.split("/")) if is_pci_address(part)), "")
 
 

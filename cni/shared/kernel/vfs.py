@@ -1,14 +1,14 @@
-"""The settings of virtual functions, which belong to the netdev of their physical function (PF).
+"""Read and write the settings of virtual functions, by the netdev of their physical function (PF).
 
-A state is a dictionary with the settings of a VF, in the words of ip-link(8):
+A state is a dictionary with the settings of a VF, named as in ip-link(8):
 
-    mac           the administrative MAC, "00:00:00:00:00:00" for none; some drivers tell the VF's own instead
+    mac           the administrative MAC, "00:00:00:00:00:00" for none; some drivers show the VF's own MAC instead
     vlan          0 to 4094, 0: none; vlanQoS 0 to 7; vlanProto "802.1q" or "802.1ad"
     min_tx_rate   Mbit/s, 0: no bound; max_tx_rate likewise
-    spoofchk      "on" or "off", "" when the driver does not tell; trust likewise
+    spoofchk      "on" or "off", "" when the driver does not show it; trust likewise
     link_state    "auto", "enable" or "disable"
 
-Which of them can be set is the driver's: EOPNOTSUPP for those that it does not know. Sources: struct ifla_vf_* of
+A driver refuses a setting that it does not support with EOPNOTSUPP. Sources: struct ifla_vf_* of
 include/uapi/linux/if_link.h; do_setvfinfo and rtnl_fill_vfinfo of net/core/rtnetlink.c.
 """
 
@@ -51,7 +51,7 @@ _STATES = ("auto", "enable", "disable")
 
 
 def read(host: Rtnl, pf_index: int, vf: int) -> dict[str, Any] | None:
-    """The state of the VF number `vf` of the PF; None when it has none of that number. KernelError."""
+    """The state of the VF number `vf` of the PF; None when the PF has no such VF. Raises KernelError."""
     body = host.get(GETLINK, ifinfo(pf_index) + _WITH_VFS)
     listed = unpack_attributes(body, len(ifinfo(0))).get(_VFINFO_LIST, b"")
     for kind, payload in unpack_list(listed):
@@ -82,13 +82,13 @@ def _switched(payload: bytes) -> str:
 
 
 def write(host: Rtnl, pf_index: int, vf: int, setting: tuple[str, ...], state: dict[str, Any]) -> None:
-    """Give the VF one of SETTINGS as `state` has it; KernelError when the driver or the device refuses."""
+    """Set one of SETTINGS of the VF to its values in `state`. Raises KernelError when driver or device refuses."""
     info = attribute(_VF_INFO | NESTED, _packed(vf, setting[0], state))
     host.request(NEWLINK, ifinfo(pf_index) + attribute(_VFINFO_LIST | NESTED, info))
 
 
 def _packed(vf: int, first: str, state: dict[str, Any]) -> bytes:
-    """The attribute for the setting whose first key is `first`."""
+    """The attribute that sets the one of SETTINGS whose first key is `first` to its values in `state`."""
     value = state[first]
     if first == "mac":
         return attribute(_MAC, _MAC_BYTES.pack(vf, bytes.fromhex(value.replace(":", ""))))
@@ -105,7 +105,7 @@ def _packed(vf: int, first: str, state: dict[str, Any]) -> bytes:
 
 
 def refusal(setting: tuple[str, ...], fault: KernelError) -> str:
-    """The cause and remedy when a setting is refused."""
+    """The text, with cause and remedy, for `fault`, with which the kernel refused to set `setting`."""
     key = setting[0]
     if fault.errno == EOPNOTSUPP:
         return f"the PF's driver cannot set `{key}`: leave the key out"
