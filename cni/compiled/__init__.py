@@ -1,1 +1,1 @@
-"""The one file of compiled modules that the executables import from: pack.py writes it, packed.py is what a launcher runs first."""
+"""The file of compiled modules from which the executables import: pack.py writes it, a launcher first runs packed.py."""

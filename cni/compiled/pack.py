@@ -2,10 +2,10 @@
 
     python cni/compiled/pack.py
 
-writes bin/modules.TAG for the Python that runs it (TAG: cpython-311 and so on; code is of one version alone). The
-file begins with the marshalled pair (code of cni/compiled/packed.py, index), which ends within its first HEAD bytes, the last
-DIGEST of them a digest of all that is in it; then comes the code of each module. Docstrings, assertions, annotations
-and the imports for these are left out: nothing reads them in a plugin.
+writes bin/modules.TAG for the Python that runs it (TAG: cpython-311 and so on, since code fits one version alone). The
+first HEAD bytes of the file hold the marshalled pair (code of cni/compiled/packed.py, index) and, in their last DIGEST
+bytes, a digest of the whole content. The code of each module follows. Docstrings, assertions, annotations and the
+imports for annotations are left out: nothing reads them in a plugin.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ import sys
 from types import CodeType
 
 ROOT = os.path.abspath(__file__).rpartition("/cni/")[0]
-HEAD = 12288  # bytes, of which a launcher reads the whole
-DIGEST = 32  # hexadecimal digits at their end, by which the executables know their warm workers (cni/warm)
+HEAD = 12288  # bytes, which a launcher reads at once
+DIGEST = 32  # hexadecimal digits at the end of HEAD, by which executables find warm workers of their version (cni/warm)
 NOT_OF_PLUGINS = (
     "cni.cli",
     "cni.cluster",
@@ -35,7 +35,7 @@ NOT_OF_PLUGINS = (
 
 
 def main() -> None:
-    """Write the file, under its name only when it is whole."""
+    """Write the file under a temporary name, and rename it when it is whole."""
     path = f"{ROOT}/bin/modules.{sys.implementation.cache_tag}"
     new = f"{path}.{os.getpid()}"  # two may make it at once
     content = pack(ROOT)
@@ -64,7 +64,7 @@ def pack(root: str) -> bytes:
 
 
 def modules(root: str) -> list[tuple[str, bool, str]]:
-    """(name, whether it is a package, file) of each module that a plugin may import."""
+    """(name, whether the module is a package, path) of each module that a plugin may import, sorted."""
     found = []
     for top in ("cni", "ipam"):
         for directory, _, files in os.walk(f"{root}/{top}"):
@@ -79,7 +79,7 @@ def modules(root: str) -> list[tuple[str, bool, str]]:
 
 
 def compiled(root: str, path: str) -> CodeType:
-    """The code of one file. Tracebacks name it relative to `root`."""
+    """The code of the file at `path`. Tracebacks name the file relative to `root`."""
     with open(path, encoding="utf-8") as file:
         tree = ast.parse(file.read(), path)
     tree.body = [node for node in tree.body if not _is_for_annotations(node)]

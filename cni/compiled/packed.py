@@ -1,13 +1,14 @@
-"""What a launcher runs first: imports from the pack of compiled modules that `make` wrote (cni/compiled/pack.py).
+"""The first code of a launcher: import modules from the pack, the file of compiled modules (cni/compiled/pack.py).
 
-The launcher gives it `root`, the directory of the project, `pack`, the open file, and `index`: for each module whether
-it is a package, and the place and size of its code. Then `main` is there for the launcher to call.
+The launcher defines the globals `root`, the directory of the project, `pack`, the descriptor of the file, and `index`:
+for each module, (whether it is a package, offset and size of its code). The launcher then calls `main`.
 
-A first argument is the identity of the caller (cni/warm/launcher.c), which has found no worker: once the call is served,
-workers are made. With a second, the lock's descriptor, this process is their supervisor.
+Command line arguments: the first is the identity of a caller that found no warm worker (cni/warm/launcher.c). After the
+call, this process then starts a supervisor. With a second argument, the descriptor of the lock, this process is the
+supervisor.
 
-An import from a directory costs 0.1 ms, most of it a dozen system calls; from the pack by the finder below 0.06 ms. Of the
-48 modules of a CHECK that saves 2 ms.
+An import from a directory costs 0.1 ms, mostly for a dozen system calls. An import from the pack costs 0.06 ms, which
+saves 2 ms for the 48 modules of a CHECK.
 """
 
 import gc
@@ -22,7 +23,7 @@ index: dict[str, tuple[bool, int, int]]
 
 
 class Pack:
-    """Finder and loader of the modules in the pack, as importlib has them (PEP 451)."""
+    """The importlib finder and loader of the modules in the pack (PEP 451)."""
 
     @staticmethod
     def find_spec(name, path=None, target=None):  # type: ignore[no-untyped-def]

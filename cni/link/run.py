@@ -1,7 +1,7 @@
 """The dispatcher of all executables: the only place that makes a reply or chooses an exit code.
 
-VERSION is answered before anything is imported. Every failure becomes the error object of the spec on stdout and exit code
-1; success is exit code 0, with a result on stdout after ADD alone.
+VERSION is answered before any other module is imported. Each failure gives the error object of the spec on stdout and
+exit code 1. Success gives exit code 0, and after ADD alone a result on stdout.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _VERSION_REPLY = (
 
 
 def main(plugin: str) -> int:
-    """Serve one call of the executable `plugin`; returns the exit status."""
+    """Serve a call of the executable `plugin`, and return the exit status."""
     command = os.environb.get(b"CNI_COMMAND")
     if command == b"VERSION":
         _write(1, _VERSION_REPLY)
@@ -45,7 +45,7 @@ def main(plugin: str) -> int:
 
 
 def serve(plugin: str, environ: Mapping[bytes, bytes], stdin: bytes | None = None) -> tuple[bytes, int]:
-    """(stdout, exit status) of a call with this environment; `stdin` is read unless it is given."""
+    """(bytes for stdout, exit status) of a call with the environment `environ`. For None, `stdin` is read."""
     from cni.shared.spec.codec import MOST_BYTES, dumps  # VERSION needs no other module
     from cni.shared.spec.errors import CniError  # VERSION needs no other module
     from cni.shared.spec.request import parse, version_of  # VERSION needs no other module
@@ -58,7 +58,7 @@ def serve(plugin: str, environ: Mapping[bytes, bytes], stdin: bytes | None = Non
         return (dumps(result.document(call.cni_version)).encode() + b"\n" if result else b""), 0
     except CniError as fault:
         failure = fault
-    except Exception as fault:  # a fault of ours: the details name the lines, and nothing of the input
+    except Exception as fault:  # a fault of railcni: the details name its lines of code, and no part of the input
         failure = _unforeseen(fault)
     return dumps(failure.document(version_of(stdin or b""))).encode() + b"\n", 1
 
@@ -116,7 +116,7 @@ def _text(raw: bytes) -> str:
 
 
 def _stdin(most: int) -> bytes:
-    """What is on stdin up to its end, at most the first `most` bytes."""
+    """The bytes of stdin up to its end, at most the first `most`. Raises IoFailure when stdin cannot be read."""
     parts = []
     try:
         while most and (part := os.read(0, min(most, 1 << 16))):

@@ -1,6 +1,7 @@
-"""A page of shared memory in which a supervisor and its workers note their state. It is made before they fork.
+"""Shared memory in which a supervisor and its workers note their state. The supervisor makes it before it forks
+workers.
 
-Each number has one writer at a time, so there is no lock: a worker writes its slot, the supervisor the rest.
+Each field has one writer at a time, so there is no lock: a worker writes its slot, the supervisor the rest.
 """
 
 from __future__ import annotations
@@ -8,13 +9,13 @@ from __future__ import annotations
 from mmap import mmap
 from struct import Struct
 
-_SLOT = Struct("=B7xQ104s")  # state, calls served by all workers that had it, the call that is served
+_SLOT = Struct("=B7xQ104s")  # state, calls served by all former and present workers of the slot, current call
 _HEAD = Struct("=Q360s")  # start (seconds since 1970), the last fault
 FREE, IDLE, BUSY = range(3)
 
 
 class Board:
-    """The slots of at most `size` workers."""
+    """The board of a supervisor, with a slot for each of at most `size` workers."""
 
     __slots__ = ("_memory", "size")
 
@@ -29,7 +30,7 @@ class Board:
         _SLOT.pack_into(self._memory, place, state, served + calls, call)
 
     def call(self, slot: int) -> str:
-        """The call that the slot serves, in words; "" for none."""
+        """The current call of the slot's worker, "PLUGIN VERB CONTAINERID"; "" for none."""
         return _text(_SLOT.unpack_from(self._memory, _HEAD.size + slot * _SLOT.size)[2])
 
     def states(self) -> list[int]:
@@ -38,17 +39,17 @@ class Board:
 
     @property
     def calls(self) -> int:
-        """How many calls were served."""
+        """The number of calls that all workers have served."""
         return sum(_SLOT.unpack_from(self._memory, _HEAD.size + n * _SLOT.size)[1] for n in range(self.size))
 
     @property
     def head(self) -> tuple[int, str]:
-        """(the time of the start, the last fault)"""
+        """(start of the supervisor in seconds since 1970, text of the last fault)."""
         began, fault = _HEAD.unpack_from(self._memory)
         return began, _text(fault)
 
     def note(self, began: int = 0, fault: str = "") -> None:
-        """Set the time of the start and the last fault."""
+        """Set the start of the supervisor and the last fault; 0 and "" leave them unchanged."""
         former, last = _HEAD.unpack_from(self._memory)
         _HEAD.pack_into(self._memory, 0, began or former, fault.encode()[:360] or last)
 

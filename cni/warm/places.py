@@ -1,13 +1,13 @@
-"""The sockets of the workers of an installation, in a directory that only root can enter."""
+"""The paths of the sockets and locks of warm workers, in a directory that only root can enter."""
 
 from __future__ import annotations
 
 PARENT = "/run/railcni"
 DIRECTORY = f"{PARENT}/warm"  # also in launcher.c
-COLD = f"{DIRECTORY}/cold"  # a letter for each cold call: launcher.c
+COLD = f"{DIRECTORY}/cold"  # launcher.c appends a letter for each cold call
 SOCKET, LOCK = ".sock", ".lock"
 
 
 def name_of(identity: str) -> str:
-    """The name of the socket and the lock: the pack, the mount and network namespaces and the settings of `identity`."""
+    """The file name, without suffix, of socket and lock: pack, mount and network namespace, settings of `identity`."""
     return "-".join(identity.split("-")[:4])

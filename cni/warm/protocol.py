@@ -8,14 +8,14 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 HELLO = b"h"
-FOR_OTHERS, OTHER_NETNS = b"o", b"p"  # why a worker does not serve a call
+FOR_OTHERS, OTHER_NETNS = b"o", b"p"  # the reasons for which a worker does not serve a call
 MOST_BYTES = 1 << 18  # of a request: more than the kernel's buffers take, unless net.core.wmem_default is raised
-STATUS, STOP = "status", "stop"  # in place of a plugin's name, from the command, whose identity is not compared
-_PIECE = 1 << 16  # bytes of stdout in a packet, as launcher.c takes them
+STATUS, STOP = "status", "stop"  # sent by the command in place of a plugin's name; its identity is not compared
+_PIECE = 1 << 16  # the most bytes of stdout in a packet, as in launcher.c
 
 
 class Call:
-    """A request: the executable's name, the caller's umask and environment, and `netns`, "minor:inode" of CNI_NETNS."""
+    """A request: the plugin's name, the caller's identity, umask and environment, and "minor:inode" of CNI_NETNS."""
 
     __slots__ = ("environ", "identity", "netns", "plugin", "umask")
 
@@ -28,7 +28,7 @@ class Call:
 
 
 def parse(packet: bytes) -> Call:
-    """The request in a packet; ValueError for any other packet."""
+    """The request in a packet. Raises ValueError for any other packet."""
     identity, plugin, umask, netns, *entries = packet.split(b"\0")
     environ: dict[bytes, bytes] = {}
     for entry in entries:
@@ -39,12 +39,12 @@ def parse(packet: bytes) -> Call:
 
 
 def asked(plugin: str) -> bytes:
-    """The packet by which the command asks for STATUS or STOP."""
+    """The packet by which the command `railcni` asks a worker for `plugin`: STATUS or STOP."""
     return b"\0".join((b"", plugin.encode(), b"0", b"", b""))
 
 
 def packets(stdout: bytes, status: int) -> Iterator[bytes]:
-    """The packets that answer a request, with `stdout` and the exit status."""
+    """The packets of a worker's answer, which carry `stdout` and the exit `status` of a call."""
     while len(stdout) > _PIECE:
         yield b"+" + stdout[:_PIECE]
         stdout = stdout[_PIECE:]

@@ -1,7 +1,7 @@
-"""A call that found no workers starts a supervisor after its reply.
+"""Start a supervisor after the reply of a call that found no workers.
 
-The supervisor keeps nothing of the caller but its namespaces, control group and settings: no descriptor (a runtime would
-wait for a pipe's end), session, signal handlers, directory or other variables. If it cannot be started, that is no fault.
+The supervisor inherits from the caller its namespaces, control group and settings. It inherits no descriptor (a runtime
+would wait for a pipe's end), session, signal handler, directory or other variable. A failure to start it is ignored.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from cni.shared.kernel import files, locks
 from cni.shared.spec.errors import CniError
 from cni.warm import places
 
-# The variables of the resolver and OpenSSL, as in launcher.c.
+# The beginnings of the names of settings: variables of the resolver and OpenSSL, as in launcher.c.
 _SETTINGS = (b"HOSTALIASES", b"LOCALDOMAIN", b"RES_OPTIONS", b"RESOLV_", b"OPENSSL_", b"SSL_CERT_DIR", b"SSL_CERT_FILE")
 
 
 def supervisor(script: str, identity: str) -> None:
-    """Start the supervisor for callers with the launcher's `identity`, unless there is one; Python runs `script` for it.
+    """Start a supervisor, a Python with `script`, for callers with the launcher's `identity`, unless there is one.
 
-    This returns only in the calling process, also after a failure.
+    This function returns in the calling process alone, also after a failure.
     """
     try:
         if not all(policy.current().warm):
@@ -41,7 +41,7 @@ def supervisor(script: str, identity: str) -> None:
 
 
 def _lock(identity: str) -> int:
-    """A descriptor that holds the lock of the one supervisor, or -1."""
+    """A descriptor that holds the lock of the only supervisor; -1 when it cannot be had."""
     files.take_directory(places.PARENT)
     files.take_directory(places.DIRECTORY)
     name = places.name_of(identity) + places.LOCK
@@ -96,7 +96,7 @@ def _reset_niceness() -> None:
 
 
 def _reset_processors() -> None:
-    os.sched_setaffinity(0, os.sched_getaffinity(1))  # those of an administrator, as systemd has them
+    os.sched_setaffinity(0, os.sched_getaffinity(1))  # as for process 1, in which an administrator sets them
 
 
 def _reset_score() -> None:

@@ -1,11 +1,13 @@
-"""The supervisor: it keeps a pool of workers, and ends when no call has come for some time.
+"""The supervisor, which keeps a pool of workers, and ends when no call has come for some time.
 
-The pool has LEAST workers. When a call has taken the last idle one, it gets one more, up to the maximum of the policy, so
-that the next call finds a worker. It does not shrink: a worker ends after a number of calls, and is replaced only when the
-pool has too few. Calls that find no idle worker wait in the kernel's queue, and run cold after a second.
+The pool has LEAST workers. When a call has taken the last idle worker, the supervisor adds one, up to the maximum of
+the policy, so that the next call finds an idle worker. It removes none. A worker ends after a number of calls, and is
+replaced only when the pool has too few. Calls that find no idle worker wait in the kernel's queue, and run cold after a
+second.
 
-The supervisor serves no calls itself. It also ends when its socket is gone from its path, when the compiled modules or the node's
-policy change, and at SIGTERM. The workers then finish the current and the waiting calls. If it is killed, they die too.
+The supervisor serves no calls itself. It also ends when its socket is gone from its path, when the compiled modules or
+the node's policy change, and at SIGTERM. The workers then finish the current and the waiting calls. If the supervisor
+is killed, the kernel kills its workers.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ if TYPE_CHECKING:
     from typing import NoReturn
 
 LEAST = 2
-_MOST_EARLY = 10  # successive workers that end right after their start: then all of them have a fault
+_MOST_EARLY = 10  # workers in succession that ended right after their start; after these the supervisor ends
 _WAITING = 128  # connections in the kernel's queue
 _LOOK = 1.0  # seconds between two checks of the files that it depends on
 _PR_SET_PDEATHSIG, _PR_SET_NAME, _PR_GET_SECCOMP = 1, 15, 21  # include/uapi/linux/prctl.h
@@ -40,10 +42,10 @@ _LEAST_FILES = 256
 
 
 def main(identity: str, lock: int, pack: str, modules: Iterable[str]) -> NoReturn:
-    """Be the supervisor of workers for callers with the launcher's `identity`, until it is time to end.
+    """Run the supervisor of workers for callers with the launcher's `identity`, and end the process.
 
-    `lock` is the descriptor that holds the lock of the one supervisor, `pack` the path of the compiled modules, of which
-    the `modules` are loaded before the first call.
+    `lock` is the descriptor that holds the lock of the only supervisor, `pack` the path of the compiled modules.
+    `modules` are the names of the modules that are loaded before the first call.
     """
     prctl = ctypes.CDLL(None).prctl
     prctl(_PR_SET_NAME, b"railcni-warm")
@@ -57,7 +59,7 @@ def main(identity: str, lock: int, pack: str, modules: Iterable[str]) -> NoRetur
 
 
 class Supervisor:
-    """The supervisor of one installation, as the module describes it."""
+    """The supervisor of the callers with one identity, as the module describes it."""
 
     def __init__(self, identity: str, lock: int, pack: str, prctl: Callable[[int, object], int]) -> None:
         self._identity = identity
@@ -118,15 +120,15 @@ class Supervisor:
         return self._found() != self._socket or self._marks() != self._before
 
     def _marks(self) -> list[tuple[int, ...]]:
-        """The state of the files that it depends on; a change of a ConfigMap's policy points a link to another file."""
+        """The states of pack and policy files. Links are followed: a change of a ConfigMap changes a link's target."""
         return [files.mark(path, links=True) for path in self._depends]
 
     def _found(self) -> tuple[int, ...]:
-        """The identity of the file at the socket's path."""
+        """(device, inode) of the file at the socket's path; () for none."""
         return files.mark(self._path + places.SOCKET)[:2]
 
     def _fill(self) -> None:
-        """Make the workers that the pool lacks."""
+        """Make the workers that the pool lacks, and one more when none is idle."""
         missing = min(LEAST, self._board.size) - len(self._workers)
         if missing <= 0 and IDLE not in self._board.states() and len(self._workers) < self._board.size:
             missing = 1
@@ -158,7 +160,7 @@ class Supervisor:
             os._exit(1)
 
     def _bury(self) -> None:
-        """Take note of the workers that have ended."""
+        """Free the slots of the workers that have ended, and note their faults."""
         while self._workers:
             process, status = os.waitpid(-1, os.WNOHANG)
             if not process:
@@ -173,7 +175,7 @@ class Supervisor:
             self._is_ending |= self._early >= _MOST_EARLY
 
     def _finish(self) -> None:
-        """Take no more calls, let the workers finish, and remove what is in the directory of the sockets."""
+        """Accept no more calls, let the workers finish, and remove the socket and the lock."""
         if self._found() == self._socket:
             self._unlink(places.SOCKET)
         self._listening.shutdown(SHUT_RDWR)
@@ -200,7 +202,7 @@ def _drain(fd: int) -> None:
 
 
 def _raise_limits() -> bool:
-    """Raise the soft resource limits of the caller again; whether that succeeded."""
+    """Raise the caller's soft resource limits to the hard ones; returns whether these suffice for workers."""
     unlimited = resource.RLIM_INFINITY
     for limit in (resource.RLIMIT_AS, resource.RLIMIT_CPU, resource.RLIMIT_DATA, resource.RLIMIT_FSIZE):
         _, most = resource.getrlimit(limit)

@@ -1,8 +1,8 @@
 """A worker: a process that serves one call at a time, with the same result as a new Python process.
 
-It keeps the compiled modules, the open lease file and connections to stores between calls, but no data of a call. It
-ends, and the supervisor starts another, after an error, after CALLS calls, and if a call has made it large, has left it
-in another network namespace, or has left a descriptor open, which may hold a lock.
+A worker keeps the compiled modules, the open lease file and connections to stores between calls, but no data of a call.
+After an error or CALLS calls it ends, and the supervisor starts another. It also ends if a call has made the process
+large, or has left it in another network namespace or with an open descriptor, which may hold a lock.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _OWN = "/proc/self/ns/net"
 
 
 class Worker:
-    """The worker in `slot` of the `board`. It accepts calls on `listening`, and wakes the supervisor by the pipe `poke`."""
+    """The worker in `slot` of `board`. It accepts calls on `listening`, and wakes the supervisor by the pipe `poke`."""
 
     def __init__(self, listening: socket, board: Board, slot: int, identity: str, poke: int) -> None:
         self._listening = listening
@@ -64,7 +64,7 @@ class Worker:
         self._files = _open_files() + 1  # while a call is served, its connection is open
 
     def serve(self) -> NoReturn:
-        """Serve calls until it is time to end."""
+        """Serve calls until the worker must end, and end the process."""
         signal.signal(signal.SIGTERM, self._end)
         log.how = "warm"
         whereabouts.keep_open()
@@ -93,7 +93,7 @@ class Worker:
         self._is_ending = True
 
     def _accepted(self, connection: socket) -> bool:
-        """Serve the call of a connection; whether this process can continue."""
+        """Serve the call of a connection; returns whether this worker can serve another."""
         fds: list[int] = []
         try:
             _, uid, _ = _CREDENTIALS.unpack(connection.getsockopt(SOL_SOCKET, SO_PEERCRED, _CREDENTIALS.size))
@@ -161,7 +161,7 @@ class Worker:
         return status == 0 and self._is_as_before()
 
     def _is_as_before(self) -> bool:
-        """Whether the call has left nothing in this process."""
+        """Whether the call left no descriptor open, no other network namespace, and no large process."""
         return (
             _open_files() <= self._files + whereabouts.open_files()
             and os.stat(_OWN).st_ino == self._own
@@ -197,7 +197,7 @@ def _close(fds: list[int]) -> None:
 
 
 def _seen(path: bytes) -> str:
-    """The `netns` of protocol.Call, as this process sees the path."""
+    """The namespace at `path` in this process, in the form of `netns` in protocol.Call; "" when there is none."""
     try:
         status = os.stat(path)
     except (OSError, ValueError):
@@ -206,7 +206,7 @@ def _seen(path: bytes) -> str:
 
 
 def _dies_with(connection: socket) -> bool:
-    """Let the kernel kill this process when the launcher ends; False when the launcher has ended already."""
+    """Make the kernel kill this process when the launcher ends; returns whether the launcher still runs."""
     fd = connection.fileno()
     fcntl.fcntl(fd, fcntl.F_SETOWN, os.getpid())
     fcntl.fcntl(fd, fcntl.F_SETSIG, signal.SIGKILL)
