@@ -1,1 +1,1 @@
-"""The file of compiled modules from which the executables import: pack.py writes it, a launcher first runs packed.py."""
+"""The file of compiled modules from which executables import: pack.py writes it, a launcher first runs packed.py."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 PARENT = "/run/railcni"
 DIRECTORY = f"{PARENT}/warm"  # also in launcher.c
-COLD = f"{DIRECTORY}/cold"  # launcher.c appends a letter for each cold call
+COLD = f"{DIRECTORY}/cold"  # launcher.c appends a letter, the reason, for each cold call
 SOCKET, LOCK = ".sock", ".lock"
 
 

@@ -1,11 +1,11 @@
-"""The features that an attachment may have beside its link, each with a key in the network configuration.
+"""The optional features of an attachment beside its link, each with a key in the network configuration.
 
     rail    a routing table of its own, and ARP settings                         routing.py
     rdma    the verbs device of its netdev, and the GIDs of its addresses        verbs_device.py
 
 A module is loaded only for an attachment that asks for the feature, or that has it in its record. `Feature` in base.py
-lists the functions of a module. The plan of each feature stands in the attachment's record, as `extras`, before the first
-side effect, so that a DEL undoes it whatever has become of the configuration.
+lists the functions of a module. The plan of each feature is written to the attachment's record, as `extras`, before the
+first side effect. So a DEL can undo the feature, even if the configuration has changed.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from cni.shared.spec.result import Result
 
 NAMES = OF_FEATURES
-UNASKED = ("rdma",)  # these may be had without their key
+UNASKED = ("rdma",)  # these may apply without their key
 
 
 def named(name: str) -> Feature:
@@ -54,9 +54,9 @@ class Features:
             named(name).before_up(document, link, sandbox)
 
     def after_up(self, link: Link, result: Result, sandbox: Sandbox, log: Log) -> bool:
-        """In the sandbox, when the link is up and has its addresses and routes; `result` may be added to.
+        """Make the changes that need the link up, with addresses and routes; may add to `result`. Runs in the sandbox.
 
-        True when this changed the plan, so that the record must be written again.
+        Returns whether a plan changed, so that the record must be written again.
         """
         changed = False
         for name, document in self.documents.items():
@@ -64,7 +64,7 @@ class Features:
         return changed
 
     def remove(self, sandbox: Sandbox | None, log: Log) -> list[CniError]:
-        """Undo all, the last first, also when the sandbox is gone (`sandbox` is None); why some could not be undone."""
+        """Undo the features, the last first, and return the errors. `sandbox` is None when the sandbox is gone."""
         faults: list[CniError] = []
         for name, document in reversed(list(self.documents.items())):
             try:
@@ -78,7 +78,7 @@ class Features:
         return faults
 
     def differences(self, link: Link, expected: Result, sandbox: Sandbox) -> list[str]:
-        """The differences from the state in which ADD left them."""
+        """The differences, as texts, between the features and the state in which ADD left them."""
         found = []
         for name, document in self.documents.items():
             found += named(name).differences(document, link, expected, sandbox)
@@ -86,12 +86,12 @@ class Features:
 
 
 def unlike(documents: Mapping[str, dict[str, Any]], asked: Mapping[str, Any]) -> list[str]:
-    """The differences between the configurations `asked` and the plans (`documents`)."""
+    """The differences, as texts, between the configurations `asked` and the plans `documents`, both by feature."""
     return [text for name, config in asked.items() for text in named(name).unlike(documents.get(name), config)]
 
 
 def read(request: Request, faults: list[Fault]) -> dict[str, Any]:
-    """The checked configuration of each feature that `request` asks for; its faults go to `faults`."""
+    """The checked configuration of each feature that `request` asks for, by name; append wrong keys to `faults`."""
     asked = {}
     for name in NAMES:
         value = request.member(name)
@@ -104,7 +104,7 @@ def read(request: Request, faults: list[Fault]) -> dict[str, Any]:
 
 
 def plan(asked: Mapping[str, Any], request: Request, place: Place) -> Features | None:
-    """The plans, None for none; the CniError of the first feature that cannot be had. Nothing is changed yet."""
+    """The features `asked` with their plans; None for none. Changes nothing. Raises the first plan's CniError."""
     documents = {}
     for name, config in asked.items():
         document = named(name).plan(config, request, place)
@@ -114,6 +114,6 @@ def plan(asked: Mapping[str, Any], request: Request, place: Place) -> Features |
 
 
 def status(asked: Mapping[str, Any], is_shared: bool, netdev: Link | None) -> None:
-    """Raise why an ADD could not have a feature now; `netdev` is the one on the host that ADDs would use, if it is known."""
+    """Raise a CniError when an ADD could not have a feature now. `is_shared` and `netdev`: see `Feature.status`."""
     for name, config in asked.items():
         named(name).status(config, is_shared, netdev)

@@ -1,6 +1,6 @@
-"""The contract of a feature: the functions of its module, and the class Place, for which it plans.
+"""The contract of a feature: the functions of its module (`Feature`), and the input of its plan (`Place`).
 
-A module fits `Feature` by its functions alone.
+A module fits `Feature` if it has these functions; there is no class to derive from.
 """
 
 from __future__ import annotations
@@ -19,50 +19,50 @@ if TYPE_CHECKING:
     from cni.shared.spec.result import Result
 
     class Feature(Protocol):
-        """A feature of an attachment. Config is the feature's own class; its document, which the record keeps, is JSON."""
+        """The module of a feature. `config` is of the module's own class; `document`, in the record, is JSON."""
 
-        KEY: Key  # its entry in the network configuration
-        KEYS: Sequence[Key]  # when that is an object: its keys
+        KEY: Key  # the feature's key in the network configuration
+        KEYS: Sequence[Key]  # the keys of the object that may be the value of KEY
 
         def read(self, value: Any, request: Request, faults: list[Fault]) -> Any:
-            """The checked configuration, or None when the feature is not wanted; all its faults go to `faults`.
+            """The checked configuration, None when the feature is not wanted; append wrong values to `faults`.
 
-            `value` is that of the key, None when it is absent.
+            `value` is the value of KEY, None when absent.
             """
 
         def plan(self, config: Any, request: Request, place: Place) -> dict[str, Any] | None:
-            """Read, change nothing, and decide: returns the document for the record, None for no change; CniError."""
+            """The document for the record, None for no change. Only reads. Raises a CniError on failure."""
 
         def before_up(self, document: dict[str, Any], link: Link, sandbox: Sandbox) -> None:
-            """The changes that come before the link gets addresses and is set up. The thread is in the sandbox."""
+            """Make the changes that precede addresses and start of the link. The thread is in the sandbox."""
 
         def after_up(self, document: dict[str, Any], link: Link, result: Result, sandbox: Sandbox, log: Log) -> bool:
-            """The changes that need the link with its addresses and routes; `result` is ADD's answer. The thread is in the
-            sandbox. A CniError undoes the attachment. True when `document` was changed: it is then written again."""
+            """Make the changes that need the link with its addresses and routes, also in ADD's `result`. The thread is
+            in the sandbox. A CniError undoes the attachment. Returns whether `document` must be written again."""
 
         def remove(self, document: dict[str, Any], sandbox: Sandbox | None, log: Log) -> None:
-            """Undo the feature before the link is removed, also one that failed half-way; it may be repeated. `sandbox` is
+            """Undo the feature, perhaps incomplete, before the link is removed; a repetition is harmless. `sandbox` is
             None when the sandbox is gone. The thread is on the host."""
 
         def differences(self, document: dict[str, Any], link: Link, expected: Result, sandbox: Sandbox) -> list[str]:
-            """The differences from ADD's state. `expected` has the link's addresses and the routes. The thread is on the host."""
+            """The differences, as texts, from ADD's state; `expected` is its result. The thread is on the host."""
 
         def unlike(self, document: dict[str, Any] | None, config: Any) -> list[str]:
-            """The differences of `config` from the plan `document` (pure), which is None when no feature was planned."""
+            """The differences, as texts, between `config` and the plan `document`, None for no plan. Does no I/O."""
 
         def status(self, config: Any, is_shared: bool, netdev: Link | None) -> None:
-            """Raise NotAvailable or LimitedConnectivity when an ADD could not be served now.
+            """Raise NotAvailable or LimitedConnectivity when an ADD could not succeed now.
 
-            `netdev` is the one of the host that ADDs would use, None when it is not known; `is_shared` as in Place.
+            `netdev` is the host's netdev that an ADD would use, None when unknown; `is_shared` is as in Place.
             """
 
 
 class Place:
-    """The place of the attachment, for the plan of a feature.
+    """The netdev and the sandbox of an attachment, for the plan of a feature.
 
-    `netdev` is the name of the netdev which carries the link (macvlan's master; host-device's
-    device; "" for none), `is_shared` whether that netdev stays on the host for other attachments too, `in_sandbox` whether it is in the sandbox, `mtu` the planned MTU of the
-    link in bytes (0: none). `host` is a route socket on the host, `sandbox` the sandbox.
+    `netdev` is the name of the netdev that carries the link: macvlan's master, host-device's device, "" for none.
+    `is_shared`: the netdev stays on the host, also for other attachments. `in_sandbox`: the netdev is in the sandbox.
+    `mtu` is the link's planned MTU in bytes (0: none). `host` is an rtnetlink socket on the host.
     """
 
     def __init__(

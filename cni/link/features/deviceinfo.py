@@ -1,10 +1,9 @@
-"""The device-info file, in which an attachment's device is described for the runtime: Multus puts it into the pod's
-network-status.
+"""Write the device-info file, which describes an attachment's device; Multus copies it into the pod's network-status.
 
-Source: Device Information Specification of the Network Plumbing Working Group, version 1.1.0. A `type` for devices
-that are RDMA and not PCI (soft-RoCE) it has none: "rdma" is ours, as is the member of that name. By the specification the
-file is DIRECTORY/cni/UNIQUE NAME, and holds either nothing or what the device plugin has said of the device that this
-attachment gets (4.2.1); dp/ beside it is the device plugin's own.
+Source: Device Information Specification of the Network Plumbing Working Group, version 1.1.0. The specification has no
+`type` for RDMA devices without PCI (soft-RoCE): "rdma", as a type and as a member, is railcni's own. The file is
+DIRECTORY/cni/UNIQUE NAME. Before an ADD it holds nothing, or has the device plugin's description of the device that
+this attachment gets (4.2.1). The directory dp/ beside it is for device plugins alone.
 """
 
 from __future__ import annotations
@@ -28,12 +27,12 @@ if TYPE_CHECKING:
 
 CAPABILITY = "CNIDeviceInfoFile"
 _VERSION = "1.1.0"
-_MARK = "attachment"  # the member of `rdma` that says whose file it is: [network, containerID, ifname]
+_MARK = "attachment"  # the member of `rdma` with the owner of the file: [network, containerID, ifname]
 _MOST_BYTES = 1 << 20
 
 
 def path(value: Any) -> str:
-    """Where the file that the runtime names is to be, "" for none; InvalidConfig when that is no place for it."""
+    """The resolved path in runtimeConfig, "" for none. Raises InvalidConfig when the file may not be there."""
     if not value:
         return ""
     try:
@@ -45,7 +44,7 @@ def path(value: Any) -> str:
 
 
 def described(device: str, port: int, indexes: dict[str, int], root: str = "/sys") -> dict[str, Any]:
-    """What the file says of a port of a verbs device, with the GID index of each address."""
+    """The content of the file for a port of a verbs device. `indexes` maps addresses to their GID indexes."""
     own = {"rdma-device": device, "port": port, "gid-index": indexes}
     address = rdma_sysfs.pci_of(device, root)
     if not address:
@@ -58,10 +57,10 @@ def described(device: str, port: int, indexes: dict[str, int], root: str = "/sys
 
 
 def claim(value: Any, devices: Sequence[str], request: Request, log: Log) -> tuple[str, dict[str, Any]]:
-    """Where the file that the runtime names is to be, and whose it will be; ("", {}) for none.
+    """(path of the file, its owner: {"attachment", "pod"}); ("", {}) when no file is to be written.
 
-    A network's author can name any file there. So one that describes another device is left as it is, with a line in the
-    log; TryAgainLater for one that another attachment has written. `devices` are verbs devices, one of which is meant.
+    The author of a network can name any file. So a file that describes none of the verbs devices `devices` is left as
+    it is, with a line in the log. Raises TryAgainLater for a file of another recorded attachment.
     """
     place = path(value)
     if not place:
@@ -73,7 +72,7 @@ def claim(value: Any, devices: Sequence[str], request: Request, log: Log) -> tup
 
 
 def write(path: str, document: dict[str, Any], whose: dict[str, Any], log: Log) -> None:
-    """Write the file whole or not at all, as `claim` has allowed; IoFailure. What the device plugin has said there stays."""
+    """Write the file that `claim` allowed, whole or not at all; keep the device plugin's members. Raises IoFailure."""
     with _locked(path, log):
         former = _former(path)
         if not _is_free(path, former, [document.get("pci", {}).get("pci-address", "")], whose, log):
@@ -91,10 +90,10 @@ def write(path: str, document: dict[str, Any], whose: dict[str, Any], log: Log) 
 
 
 def remove(path: str, whose: dict[str, Any] | None, devices: Sequence[str], log: Log) -> None:
-    """Remove the file, if it is there and this attachment's. IoFailure.
+    """Remove the file, if it exists and belongs to this attachment. Raises IoFailure.
 
-    `whose` is what `claim` answered; None in a record of version 0.1.0, whose files do not say whose they are: then the
-    file is removed when it names one of the verbs devices `devices`.
+    `whose` is the owner from `claim`. None, in a record of version 0.1.0, means that the file does not name its owner:
+    such a file is removed when it names one of the verbs devices `devices`.
     """
     with _locked(path, log):
         own = _own(_former(path))
@@ -105,7 +104,7 @@ def remove(path: str, whose: dict[str, Any] | None, devices: Sequence[str], log:
             return
         directory, _, name = path.rpartition("/")
         try:
-            files.remove(directory, name)  # where there is no file, what a killed writer of it left
+            files.remove(directory, name)  # without the file, at least the temporary file of a killed writer
         except OSError as fault:
             if not is_there:
                 return  # nothing was to be removed where nothing can be
@@ -115,12 +114,12 @@ def remove(path: str, whose: dict[str, Any] | None, devices: Sequence[str], log:
 
 
 def _locked(path: str, log: Log) -> HeldLock:
-    """Hold the lock of the file at `path` on this node, so that of two attachments that name it one is first."""
+    """Take the lock of the file at `path` on this node, so that attachments use the file one after another."""
     return Records(log=log).locked_info_file(path)
 
 
 def _is_free(path: str, former: dict[str, Any], addresses: Sequence[str], whose: dict[str, Any], log: Log) -> bool:
-    """Whether the file, which has the content `former`, may be written for the attachment `whose`."""
+    """Whether the file, with the content `former`, may be written for `whose` and a device with one of `addresses`."""
     kind, own = former.get("type"), _own(former)
     if not isinstance(kind, str) or own.get(_MARK) == whose["attachment"]:
         return True
@@ -136,7 +135,7 @@ def _is_free(path: str, former: dict[str, Any], addresses: Sequence[str], whose:
 
 
 def _refuse_living(path: str, mark: Any, pod: list[str]) -> None:
-    """TryAgainLater when the attachment that `mark` names is still recorded, and is not of the same `pod`, restarted."""
+    """Raise TryAgainLater when the attachment in `mark` still has a record, unless it is of the same `pod`."""
     what = f"the device-info file {path} (runtimeConfig.{CAPABILITY})"
     if not isinstance(mark, list) or [type(part) for part in mark] != [str, str, str]:
         raise TryAgainLater(
@@ -152,7 +151,7 @@ def _refuse_living(path: str, mark: Any, pod: list[str]) -> None:
 
 
 def _own(former: dict[str, Any]) -> dict[str, Any]:
-    """What we have written of a verbs device."""
+    """The member `rdma` of `former`, which railcni has written; {} for none."""
     own = former.get("rdma")
     return own if isinstance(own, dict) else {}
 

@@ -1,6 +1,6 @@
-"""The RoCE v2 GIDs of a link's addresses: looked for, waited for, and what there is in their place.
+"""Find the RoCE v2 GIDs of a link's addresses, wait for them, and explain why one is missing.
 
-`root` is where sysfs is mounted: that of the host, whose tables have the GIDs of all namespaces.
+`root` is the mount point of the host's sysfs, whose GID tables have the GIDs of all namespaces.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _POLL_SECONDS = 0.005  # the kernel enters an address from a work queue, usually
 
 
 def find(ports: Ports, addresses: Sequence[str], ifname: str, root: str = "/sys") -> dict[str, Place]:
-    """The place of the RoCE v2 GID of each of `addresses`, in entries of the netdev `ifname`; no GID, no entry."""
+    """The places of the RoCE v2 GIDs of the netdev `ifname`, by address; `addresses` without a GID are left out."""
     wanted = {rdma_sysfs.gid_of(address): address for address in addresses}
     found: dict[str, Place] = {}
     for device, port in ports:
@@ -39,7 +39,7 @@ def _of(device: str, port: int, wanted: Container[str], root: str) -> Iterator[r
 
 
 def wait(ports: Ports, addresses: Sequence[str], ifname: str, seconds: float, root: str = "/sys") -> dict[str, Place]:
-    """As `find`, when all are there, or after `seconds`."""
+    """The result of `find`, as soon as all addresses have a GID, or after `seconds`."""
     end = time.monotonic() + seconds
     while True:
         found = find(ports, addresses, ifname, root)
@@ -49,7 +49,7 @@ def wait(ports: Ports, addresses: Sequence[str], ifname: str, seconds: float, ro
 
 
 def missing(ports: Ports, address: str, ifname: str, root: str = "/sys") -> str:
-    """The words of an error, one or two sentences: `address` has no GID, the state of the table, and the remedy."""
+    """The text of the error that `address` has no GID, with the state of the table and the remedy."""
     device, port = ports[0]
     where = f"{device} port {port}"
     said = f"address {address} of {ifname} has no RoCE v2 GID on {where}"
@@ -74,5 +74,5 @@ def missing(ports: Ports, address: str, ifname: str, root: str = "/sys") -> str:
 
 
 def use(device: str, port: int, root: str = "/sys") -> tuple[int, int]:
-    """How many entries of the port's GID table are in use, and how many there are."""
+    """(number of entries in use, number of all entries) of the port's GID table."""
     return sum(1 for _ in rdma_sysfs.gid_values(device, port, root)), rdma_sysfs.gid_table_size(device, port, root)

@@ -1,14 +1,15 @@
-"""The key `rail`: routing that keeps each of several NICs in a sandbox to itself.
+"""The key `rail`: routing that separates the traffic of several NICs in a sandbox.
 
-With an interface per subnet, Linux answers ARP for any of its addresses on all of them, and sends a reply by whatever
-link its main table says. A NIC that is to carry RDMA must not: its peers would learn another's MAC. So a rail gets
+With an interface per subnet, Linux answers ARP requests for any of its addresses on each interface, and sends replies
+by the link in its main table. For RDMA each NIC needs its own traffic: otherwise peers learn the MAC of another NIC. So
+a rail gets
 
     arp_ignore 1, arp_announce 2, rp_filter 2     on the interface, before it comes up (ip-sysctl.rst)
     table TABLE                                   its subnets, the attachment's routes, and a default route by the gateway
     from ADDRESS lookup TABLE                     a rule for each of its addresses, priority 7000
 
-The table's routes go with the link; rules do not, and are removed by the table's number, which is the rail's own in its
-sandbox: two groups there need a `tableBase` each.
+The kernel removes the table's routes with the link, but not the rules. DEL removes the rules by the number of the
+table, which must be unique in the sandbox: two groups there need different values of `tableBase`.
 """
 
 from __future__ import annotations
@@ -46,12 +47,12 @@ Entry = tuple[str, str]  # destination, gateway
 
 
 def read(value: Any, request: Request, faults: list[Fault]) -> Rail | None:
-    """The checked key; None without it."""
+    """The checked key `rail`; None when it is absent or wrong."""
     return rail.read(request.config, faults) if value is not None else None
 
 
 def plan(config: Rail, request: Request, place: Place) -> dict[str, Any] | None:
-    """The table, which must be free in the sandbox; None when the rail wants no routing of ours."""
+    """The document with group, index and table; None with `routing` false. The table must be free in the sandbox."""
     if not config.routing:
         return None
     if any(rule.table == config.table for rule in ip_rules.list_of(place.sandbox.rtnl)):
@@ -63,7 +64,7 @@ def plan(config: Rail, request: Request, place: Place) -> dict[str, Any] | None:
 
 
 def before_up(document: dict[str, Any], link: Link, sandbox: Sandbox) -> None:
-    """The link must not answer for others' addresses, from the first packet on."""
+    """Set the ARP sysctls, so that the link never answers for addresses of other links."""
     for name, value in SYSCTLS:
         try:
             files.write_sysctl(f"{_ROOT}/{link.name}/{name}", value)
@@ -103,7 +104,7 @@ def after_up(document: dict[str, Any], link: Link, result: Result, sandbox: Sand
 
 
 def _defaults(result: Result) -> Iterator[Entry]:
-    """A default route by the gateway of each family that has one, unless the attachment's routes have it."""
+    """The default routes for families that have a gateway, but no default route in `result`."""
     for family, dst in ((4, "0.0.0.0/0"), (6, "::/0")):
         gw = ipconfig.gateway(family, result.ips)
         if gw and not any(route.family == family and route.dst.endswith("/0") for route in result.routes):
@@ -111,7 +112,7 @@ def _defaults(result: Result) -> Iterator[Entry]:
 
 
 def remove(document: dict[str, Any], sandbox: Sandbox | None, log: Log) -> None:
-    """Remove the rules; what else there was goes with the link."""
+    """Remove the rules; the kernel removes everything else with the link."""
     if sandbox is None:
         return
     table = document["table"]
@@ -129,7 +130,7 @@ def remove(document: dict[str, Any], sandbox: Sandbox | None, log: Log) -> None:
 
 
 def differences(document: dict[str, Any], link: Link, expected: Result, sandbox: Sandbox) -> list[str]:
-    """ARP settings, rules and routes that are not as ADD left them."""
+    """A text for each ARP sysctl, rule and route that is not as ADD left it."""
     table = document["table"]
     found = []
     with sandbox.namespace.entered():
@@ -158,7 +159,7 @@ def differences(document: dict[str, Any], link: Link, expected: Result, sandbox:
 
 
 def unlike(document: dict[str, Any] | None, config: Rail) -> list[str]:
-    """How the rail that was planned differs from the configured one."""
+    """A text for each difference between the planned rail, `document`, and the configured one."""
     if document is None:
         return [f"rail has no routing table, configured is {config.table}"] if config.routing else []
     if not config.routing:
@@ -172,4 +173,4 @@ def unlike(document: dict[str, Any] | None, config: Rail) -> list[str]:
 
 
 def status(config: Rail, is_shared: bool, netdev: Link | None) -> None:
-    """Nothing more than the link is needed."""
+    """Do nothing: a rail needs no more than the link."""

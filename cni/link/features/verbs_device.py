@@ -1,10 +1,10 @@
 """The key `rdma`: the verbs device of the netdev that carries an attachment, and a GID for each of its addresses.
 
-RDMA over Ethernet works for a pod when the kernel has put its addresses into the GID table of the port below, each as
-a RoCE v2 entry with the pod's link. The kernel does that by itself, some time after an address is set, when the table
-has room; nothing tells the pod, or the runtime, when it does not. So an ADD waits for the entries and says what it found.
+RDMA over Ethernet works for a pod when the GID table of the port below has a RoCE v2 entry with the pod's link for each
+of its addresses. The kernel makes these entries some time after an address is set, if the table has room. No error
+reaches pod or runtime if an entry is missing. So an ADD waits for the entries and reports missing ones.
 
-Sources: drivers/infiniband/core/roce_gid_mgmt.c and cache.c for what enters the table; the Device Information
+Sources: drivers/infiniband/core/roce_gid_mgmt.c and cache.c for the entries of the table; the Device Information
 Specification of the Network Plumbing Working Group, version 1.1.0, for the file.
 """
 
@@ -41,7 +41,7 @@ WARN_PERCENT = 80
 
 
 def switch(value: Any) -> Any:
-    """A value of the key `rdma`: a boolean, "auto" or an object."""
+    """Check a value of the key `rdma`, a boolean, "auto" or an object, and return it."""
     if isinstance(value, bool | dict) or value == "auto":
         return value
     raise ValueError('want true, false, "auto", or an object')
@@ -68,7 +68,7 @@ KEYS: Sequence[Key] = (
 
 
 class VerbsConfig:
-    """The checked values of KEYS; `info` is runtimeConfig.CNIDeviceInfoFile, unchecked, None if absent."""
+    """The checked values of KEYS. `info` is the unchecked value of runtimeConfig.CNIDeviceInfoFile, None if absent."""
 
     info: Any
     required: bool
@@ -77,7 +77,7 @@ class VerbsConfig:
 
 
 def read(value: Any, request: Request, faults: list[Fault]) -> VerbsConfig | None:
-    """The checked configuration; None when the key is false, or has a value that is none."""
+    """The checked configuration; None when the key `rdma` is false or wrong."""
     config = VerbsConfig()
     try:
         chosen = KEY.default if value is None else KEY.read(value)
@@ -94,13 +94,13 @@ def read(value: Any, request: Request, faults: list[Fault]) -> VerbsConfig | Non
 
 
 def plan(config: VerbsConfig, request: Request, place: Place) -> dict[str, Any] | None:
-    """The ports below the netdev, and what to do about them; None when there are none and none is required."""
+    """The document with the ports below the netdev and the settings; None without a port, unless one is required."""
     ports = _ports(place)
     if not ports:
         if config.required:
             raise InvalidConfig(*_without_device(place.netdev))
         return None
-    roce = [port for port in ports if rdma_sysfs.is_roce(*port)]  # a device that has gone by then does not tell
+    roce = [port for port in ports if rdma_sysfs.is_roce(*port)]  # recorded: a later call may find the device gone
     if place.is_shared:
         unusable = _unusable_by_others(place.netdev, ports)
         if unusable and config.required:
@@ -132,7 +132,7 @@ def _ports(place: Place) -> Ports:
 
 
 def _without_device(netdev: str) -> tuple[str, str]:
-    """What to say when there is no verbs device: message and details."""
+    """(message, details) of the error that there is no verbs device."""
     known = [
         f"{d} port {p} ({rdma_sysfs.netdev_of(d, p) or 'no netdev'})"
         for d in rdma_sysfs.devices()
@@ -146,7 +146,7 @@ def _without_device(netdev: str) -> tuple[str, str]:
 
 
 def _unusable_by_others(netdev: str, ports: Ports) -> str:
-    """Why pods beside the host cannot open the verbs device of a netdev that they share, or ""."""
+    """The reason why pods cannot open the verbs device of the shared netdev, or ""."""
     if rdma_netlink.netns_mode() != rdma_netlink.EXCLUSIVE:
         return ""
     return (
@@ -156,7 +156,7 @@ def _unusable_by_others(netdev: str, ports: Ports) -> str:
 
 
 def before_up(document: dict[str, Any], link: Link, sandbox: Sandbox) -> None:
-    """Let the kernel make no link-local address, when none is wanted."""
+    """With `ipv6LinkLocal` false, keep the kernel from making a link-local address."""
     if document["ipv6LinkLocal"]:
         return
     try:
@@ -194,7 +194,7 @@ def after_up(document: dict[str, Any], link: Link, result: Result, sandbox: Sand
 
 
 def remarks(ports: Ports, netdev: str, ifname: str, mtu: int, root: str = "/sys") -> list[str]:
-    """What of an attachment works, and not as it could, or not for long."""
+    """Warnings, as texts: a RoCE MTU below the largest, and GID tables that are nearly full."""
     found = []
     size = rdma_sysfs.roce_mtu(mtu)
     if size < rdma_sysfs.WHOLE_ROCE_MTU:
@@ -213,14 +213,14 @@ def remarks(ports: Ports, netdev: str, ifname: str, mtu: int, root: str = "/sys"
 
 
 def remove(document: dict[str, Any], sandbox: Sandbox | None, log: Log) -> None:
-    """Remove the device-info file; the kernel takes the GIDs out by itself."""
+    """Remove the device-info file; the kernel removes the GIDs."""
     if document["info"]:
         devices = [device for device, _ in document["ports"]]
         deviceinfo.remove(document["info"], document.get("whose"), devices, log)
 
 
 def differences(document: dict[str, Any], link: Link, expected: Result, sandbox: Sandbox) -> list[str]:
-    """The addresses that had a GID, and have none now."""
+    """A text for each address that had a GID after ADD and has none now, or for a verbs device that is gone."""
     ports, roce = document["ports"], document["roce"]
     known = rdma_sysfs.devices()
     gone = [device for device, _ in ports if device not in known]
@@ -235,7 +235,7 @@ def differences(document: dict[str, Any], link: Link, expected: Result, sandbox:
 
 
 def unlike(document: dict[str, Any] | None, config: VerbsConfig) -> list[str]:
-    """The differences of the plan from the configuration; without a verbs device only when one is required."""
+    """The differences, as texts, between plan and configuration. No plan differs only if a device is required."""
     if document is None:
         return ["rdma has no verbs device, configured is that one is required"] if config.required else []
     was = document["ipv6LinkLocal"]
@@ -245,13 +245,13 @@ def unlike(document: dict[str, Any] | None, config: VerbsConfig) -> list[str]:
 
 
 def _has_device(name: str, sandbox: Sandbox) -> bool:
-    """Whether the verbs device was moved into the sandbox, where sysfs of the host does not show it."""
+    """Whether the verbs device is in the sandbox, where the host's sysfs does not show it."""
     with sandbox.namespace.entered():
         return rdma_netlink.has_device(name)
 
 
 def status(config: VerbsConfig, is_shared: bool, netdev: Link | None) -> None:
-    """NotAvailable without a verbs device that pods can use; LimitedConnectivity when its port does not work."""
+    """Raise NotAvailable without a required device that pods can use, LimitedConnectivity when a port does not work."""
     if netdev is None:
         return
     ports = rdma_sysfs.ports_of_netdev(netdev.name)
@@ -267,7 +267,7 @@ def status(config: VerbsConfig, is_shared: bool, netdev: Link | None) -> None:
 
 
 def port_fault(ports: Ports, netdev: str, root: str = "/sys") -> str:
-    """Which of the ports does not work, and what to look at; "" when all do."""
+    """The text for the first port that does not work, with the remedy; "" when all ports work."""
     for device, number in ports:
         port = rdma_sysfs.PortState(device, number, root)
         if port.state and port.state != rdma_sysfs.ACTIVE:

@@ -29,7 +29,7 @@ _PAUSE, _SECONDS = 10.0, 1.0  # seconds between two attempts on the node; approx
 
 
 def call(name: str, request: Request, log: Log) -> Result | None:
-    """Serve `request` with the link plugin `name`; the result of an ADD, None for every other verb."""
+    """Serve `request` with the link plugin `name`, and return the result of an ADD, None for every other verb."""
     plugin = plugins.named(name)
     plugin.direct_log(request, log)
     if request.command in ("ADD", "DEL", "GC"):
@@ -58,7 +58,7 @@ def call(name: str, request: Request, log: Log) -> Result | None:
 
 
 def _finish_others(request: Request, log: Log) -> None:
-    """End the attachments that former DELs could not end, if an attempt is due."""
+    """Try to end the attachments that earlier DELs could not end, if an attempt is due."""
     records = Records(log=log)
     if not records.is_reminded(_PAUSE, UNENDED):
         return

@@ -1,4 +1,4 @@
-"""ADD of a link plugin: it makes the whole attachment, or nothing. First it clears what a killed ADD left."""
+"""ADD of a link plugin, which makes the whole attachment or nothing, after it has cleared the rest of a killed ADD."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _VERBS_DEVICES = "/sys/class/infiniband"  # the directory exists when the kernel
 
 
 def add(plugin: LinkPlugin, request: Request, log: Log) -> Result:
-    """Make the attachment; a failure at any step undoes the steps before it."""
+    """Make the attachment, and return its result, with that of the chain. A failure undoes the completed steps."""
     config, asked = _read(plugin, request, log)
     earlier = _earlier(request)
     records = Records(log=log)
@@ -70,8 +70,8 @@ def add(plugin: LinkPlugin, request: Request, log: Log) -> Result:
 
 
 def _read(plugin: LinkPlugin, request: Request, log: Log) -> tuple[Any, dict[str, Any]]:
-    """The checked configurations of the link and of the features beside it; InvalidConfig with all faults of both, and with
-    those of our IPAM plugin's."""
+    """(configuration of the link, configurations of features by name), checked. Raises InvalidConfig with all faults of
+    both, and of our IPAM plugin's configuration."""
     faults: list[Fault] = []
     config = plugin.read(request, faults)
     asked = _features(request, faults, log)
@@ -91,7 +91,7 @@ def _read(plugin: LinkPlugin, request: Request, log: Log) -> tuple[Any, dict[str
 
 
 def _features(request: Request, faults: list[Fault], log: Log) -> dict[str, Any]:
-    """The features that the configuration asks for. Most ask for none, and load no module for them."""
+    """The checked configurations, by name, of the features that `request` asks for; for none, no module is loaded."""
     rdma = request.member("rdma")
     if (rdma is False or (rdma is None and not _has_rdma())) and request.member("rail") is None:
         return {}
@@ -119,10 +119,10 @@ def _has_rdma() -> bool:
 
 
 def _earlier(request: Request) -> Result | None:
-    """The result of the plugins before this one in a chain (prevResult, since 0.3.0); None for the first.
+    """The result of the earlier plugins of the chain (prevResult, since 0.3.0); None for the first plugin.
 
-    Raises InvalidEnvironment when one of them has made the interface that this plugin is to make (SPEC.md, section 4,
-    ADD): a record or link of this attachment is then that plugin's, not the rest of a killed ADD.
+    Raises InvalidEnvironment when an earlier plugin has made the interface CNI_IFNAME (SPEC.md, section 4, ADD). A
+    record or link of this attachment then belongs to that plugin, and is not the rest of a killed ADD.
     """
     document = request.member("prevResult")
     if document is None or not at_least(request.cni_version, "0.3.0"):
@@ -138,7 +138,7 @@ def _earlier(request: Request) -> Result | None:
 
 
 def _appended(earlier: Result, own: Result) -> Result:
-    """The result of the whole chain (SPEC.md, section 5, Success); Go's macvlan drops the part of the earlier plugins."""
+    """The result of the chain, from `earlier` and `own` (SPEC.md, section 5, Success). Go's macvlan drops `earlier`."""
     for address in own.ips:
         address.interface = len(earlier.interfaces)
     interfaces = earlier.interfaces + own.interfaces
@@ -146,10 +146,10 @@ def _appended(earlier: Result, own: Result) -> Result:
 
 
 class _Attempt:
-    """One ADD, from its plan to its result. `add` calls the methods roughly in this order, `undo` after a failure.
+    """The steps of an ADD. `add` calls the methods roughly in this order, and `undo` after a failure.
 
-    `is_foreign`: another suite's IPAM plugin is called when the link is up, since dhcp uses the link. Ours is called before
-    the link is made, so that an ADD without a free address makes no link.
+    `is_foreign`: the IPAM plugin is not ours, and is called when the link is up, since dhcp uses the link. Our plugin
+    is called before the link is made, so that an ADD without a free address makes no link.
     """
 
     def __init__(
@@ -179,9 +179,9 @@ class _Attempt:
         self._claimed = self._applied = False
 
     def clear_predecessor(self) -> None:
-        """Detach what an earlier ADD of this attachment left: it was killed, or its result did not reach the runtime.
+        """Detach the rest of an earlier ADD of this attachment: it was killed, or the runtime did not get its result.
 
-        The addresses stay leased if our IPAM plugin will give them again.
+        The addresses stay leased if our IPAM plugin will give the same ones again.
         """
         former = self._records.read(self._request.attachment, PART)
         if former:
@@ -192,7 +192,7 @@ class _Attempt:
                 release.finish()
 
     def plan(self, asked: dict[str, Any], device: DeviceClaim) -> None:
-        """Decide on the link and on the features `asked`; the `device` is claimed until the record is written."""
+        """Plan the link and the features, whose configurations are `asked`; the caller holds the claim of `device`."""
         plugin = self._plugin
         facts = plugin.survey(self._config, self._request, self.host, self._sandbox.rtnl, device, self._log)
         self._planned = plugin.plan(self._config, self._request, facts)
@@ -207,7 +207,7 @@ class _Attempt:
             self._features = features.plan(asked, self._request, place)
 
     def write_record(self) -> None:
-        """Write the record, by which a DEL finds everything that this ADD may make from now on."""
+        """Write the record, so that a DEL finds everything that the next steps make."""
         self._record = {
             "plugin": self._plugin.NAME,
             "netns": self._request.netns,
@@ -220,14 +220,14 @@ class _Attempt:
         if self._features:
             self._record["extras"] = self._features.documents
         if self.is_foreign and self._ipam not in delegate.FORGETFUL:
-            self._record["foreign"] = True  # that plugin's DEL needs the record (cni.shared.records)
+            self._record["foreign"] = True  # a DEL of the foreign plugin needs the record (cni.shared.records)
         self._write()
 
     def _write(self) -> None:
         self._records.write(self._request.attachment, PART, self._record)
 
     def claim(self) -> None:
-        """Get the addresses from the IPAM plugin, when the network has one."""
+        """Get the addresses from the IPAM plugin, if the network has one."""
         if self._ipam:
             self._claimed = True  # a failed call may have claimed some
             try:
@@ -238,7 +238,7 @@ class _Attempt:
             self._refuse_ipv6_on_a_small_mtu()
 
     def _refuse_ipv6_on_a_small_mtu(self) -> None:
-        """Refuse with a clear message: the kernel would only say EINVAL. An MTU of 0 in a plan is unknown."""
+        """Raise InvalidConfig for an MTU too small for IPv6, since the kernel only answers EINVAL. MTU 0 is unknown."""
         mtu = self._planned.mtu
         for address in self._addresses.ips:
             if address.family == 6 and 0 < mtu < IPV6_LEAST_MTU:
@@ -247,7 +247,7 @@ class _Attempt:
                 )
 
     def make_link(self) -> None:
-        """Bring the link into the sandbox."""
+        """Make the link in the sandbox, or move it there."""
         self._applied = True
         self._link = self._plugin.apply(self._planned, self.host, self._sandbox.rtnl, self._sandbox.namespace)
         if self._record["link"] != self._planned.document():  # the kernel decides a part of the link's state
@@ -272,7 +272,7 @@ class _Attempt:
             raise KernelRefused(self._plugin.refused_up(self._planned, fault), str(fault)) from None
 
     def configure(self) -> Result:
-        """Give the link its addresses, routes and features, and set it up; the result of the ADD."""
+        """Set up the link with its addresses, routes and features, and return the result of the ADD."""
         outside = self._plugin.without_link(self._planned) or ("", 0)
         interface = Interface(self._planned.name, *outside, self._request.netns, self._planned.pci)
         addresses = self._addresses
@@ -294,7 +294,7 @@ class _Attempt:
         return result
 
     def undo(self, fault: BaseException) -> None:
-        """Undo only the steps that were completed before `fault`.
+        """Undo the steps that were begun before `fault`.
 
         If a step cannot be undone, the record stays for the next DEL, and the details of `fault` name the step.
         """
@@ -318,7 +318,7 @@ class _Attempt:
 
 
 def _release(release: Release, fault: BaseException, left: list[CniError]) -> None:
-    """Release the claimed addresses. If an IPAM plugin's DEL fails with the error of its ADD, it has given none."""
+    """Release the claimed addresses; append an error to `left`. The same error as in ADD means: none were claimed."""
     try:
         release.finish()
     except CniError as second:

@@ -1,4 +1,4 @@
-"""CHECK of a link plugin: the attachment compared with its plan, with prevResult and with the configuration."""
+"""CHECK of a link plugin, which compares the attachment with its plan, with prevResult and with the configuration."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 def check(plugin: LinkPlugin, request: Request, log: Log) -> None:
     """Compare the attachment with its plan, with prevResult and with the configuration of the call.
 
-    AttachmentDiffers names all differences. A key that the configuration does not have is not compared. Exceptions are
+    Raises AttachmentDiffers with all differences. Keys that the configuration does not have are not compared, except
     macvlan's `mode` and `linkInContainer`, since users rely on their defaults.
     """
     faults: list[Fault] = []
@@ -68,7 +68,7 @@ def check(plugin: LinkPlugin, request: Request, log: Log) -> None:
 
 
 def _features(request: Request, faults: list[Fault]) -> dict[str, Any]:
-    """The features that the configuration asks for. Without features none of their modules is loaded."""
+    """The checked configurations, by name, of the features that `request` asks for; for none, no module is loaded."""
     if request.member("rail") is None and request.member("rdma") is None:
         return {}
     from cni.link import features  # most networks have none

@@ -1,12 +1,12 @@
-"""The call of the IPAM plugin: in this process if it is ours, otherwise by exec, with the same outcome.
+"""Call the IPAM plugin, in this process if it is ours, otherwise by exec, with the same outcome.
 
-The file that CNI_PATH finds decides. If it is this suite's own file (the same device and inode, also by a
-link), a call in this process saves the start of an interpreter. Any other file is run as the spec demands: with the same
-parameters, the same bytes on stdin, and our stderr (SPEC.md, section 4). It gets the variables that a plugin needs
-(cni.shared.kernel.children), not the runtime's own.
+The file that is found in CNI_PATH decides. If this is railcni's own file (the same device and inode, also by a link), a
+call in this process saves the start of an interpreter. Any other file is run as in the spec: with the same parameters,
+the same bytes on stdin, and our stderr (SPEC.md, section 4). The plugin gets only the variables that plugins need
+(cni.shared.kernel.children), not all of the runtime's.
 
-Our plugin claims addresses before the link is made, and releases them when the link is gone. A foreign one is called while
-the link is up (attach.py, detach.py), since it may need the link: dhcp reaches its server through it.
+Our plugin claims addresses before the link is made, and releases them when the link is gone. A foreign plugin is called
+while the link is up (attach.py, detach.py), since it may need the link: dhcp reaches its server through the link.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ FORGETFUL = frozenset(("static", "dhcp"))  # IPAM plugins that keep no addresses
 
 
 def add(request: Request, log: Log) -> Result:
-    """The addresses that the IPAM plugin gives. A plugin that fails may have claimed some: the caller calls `delete`."""
+    """The result of the IPAM plugin's ADD. After a failure, which may leave addresses claimed, call `delete`."""
     kind = request.ipam_type
     addresses = _call(kind, request, log)
     assert addresses is not None  # noqa: S101  # ADD always has a result
@@ -46,17 +46,18 @@ def add(request: Request, log: Log) -> Result:
 
 
 def delete(request: Request, log: Log) -> None:
-    """Release the addresses; it may be repeated, as every DEL."""
+    """Release the addresses by the IPAM plugin's DEL, which may be repeated."""
     kind = request.ipam_type
     if _is_name(kind):  # with an invalid ipam.type no ADD has called a plugin
         _call(kind, with_command(request, "DEL"), log)
 
 
 def forward(request: Request, log: Log) -> None:
-    """CHECK, GC or STATUS of the IPAM plugin, if the network has one.
+    """Forward CHECK, GC or STATUS to the IPAM plugin, if the network has one.
 
-    GC and STATUS exist since version 1.1.0. An IPAM plugin that does not support the version is not called. For GC this is
-    harmless, since attachments are released one by one. STATUS raises NotAvailable, since each ADD would fail.
+    GC and STATUS exist since version 1.1.0. A foreign plugin that does not support the request's version is not called.
+    For GC this is harmless, since attachments are released one by one. For STATUS NotAvailable is raised: each ADD
+    would fail.
     """
     kind = request.ipam_type
     if not kind:
@@ -72,9 +73,10 @@ def forward(request: Request, log: Log) -> None:
 
 
 def is_foreign(request: Request) -> bool:
-    """Whether the IPAM plugin is not ours; False when the network has none, or it is not found.
+    """Whether the IPAM plugin is not ours. False when the network has none, or the plugin is not found.
 
-    Only ours returns the addresses of the first ADD for a repeated one; host-local, for example, refuses it.
+    Only our plugin answers a repeated ADD with the addresses of the first; host-local, for example, refuses a repeated
+    ADD.
     """
     kind = request.ipam_type
     try:
@@ -84,7 +86,7 @@ def is_foreign(request: Request) -> bool:
 
 
 def refuse(faults: Sequence[Fault], request: Request) -> None:
-    """Raise InvalidConfig with all `faults` of the caller, when there are any, and then also with those of the `ipam` block."""
+    """If the caller has `faults`, raise InvalidConfig with these and, for our plugin, with the faults of `ipam`."""
     if not faults:  # the IPAM plugin reads its block when it is called
         return
     every: list[Fault | CniError] = [*faults]
@@ -98,12 +100,12 @@ def refuse(faults: Sequence[Fault], request: Request) -> None:
 
 
 def with_command(request: Request, command: str) -> Request:
-    """The same request for another verb."""
+    """A copy of `request` with the verb `command`."""
     return Request({**request.environ, "CNI_COMMAND": command}, request.stdin, request.config, request.args)
 
 
 def with_config(request: Request, stdin: bytes) -> Request:
-    """The same request with another configuration."""
+    """A copy of `request` with the configuration `stdin`."""
     return Request(request.environ, stdin, codec.loads(stdin), request.args)
 
 
@@ -153,7 +155,7 @@ def _is_ours(path: str) -> bool:
 
 
 def _execute(kind: str, path: str, request: Request) -> tuple[bytes, int]:
-    """Run the plugin: its stdout and its exit code, negative for a signal."""
+    """(stdout, exit code) of the plugin at `path`, which is run. The code is negative for a signal."""
     from cni.shared.kernel import children  # usually the IPAM plugin is ours
 
     environ = {
@@ -168,7 +170,7 @@ def _execute(kind: str, path: str, request: Request) -> tuple[bytes, int]:
 
 
 def _versions(path: str, request: Request) -> list[str]:
-    """The versions that the plugin at `path` supports (SPEC.md, section 4, VERSION); [] when its answer lists none."""
+    """The versions in the answer of the plugin at `path` to VERSION (SPEC.md, section 4); [] for no valid answer."""
     asked = Request(with_command(request, "VERSION").environ, b'{"cniVersion":"1.0.0"}', {}, {})
     try:
         reply = codec.loads(_execute("", path, asked)[0])
@@ -179,7 +181,7 @@ def _versions(path: str, request: Request) -> list[str]:
 
 
 def _unspoken(kind: str, versions: list[str], request: Request) -> str:
-    """The message that the IPAM plugin does not support the network's version, with the remedy."""
+    """The error message, with remedy, when the IPAM plugin supports `versions`, but not the network's cniVersion."""
     spoken = (
         f", but {', '.join(versions)[:80]}: set the network's cniVersion to one of these"
         if versions

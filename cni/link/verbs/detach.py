@@ -1,8 +1,8 @@
-"""DEL of a link plugin, and GC of one attachment: the link is removed from the sandbox, then its addresses are released.
+"""DEL of a link plugin, and GC of one attachment: remove the link from the sandbox, then release its addresses.
 
-A foreign IPAM plugin is called while the link is up but has no addresses any more, since dhcp needs the link. If a DEL
-cannot end its attachment, it notes this in the record: the runtime may not call again, and cni.link.verbs.unended ends the
-attachment later.
+A foreign IPAM plugin is called while the link is up but has no addresses any more, since dhcp needs the link. A DEL
+that cannot end its attachment notes this in the record. The runtime may not call again, so cni.link.verbs.unended ends
+the attachment later.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ CLEARING_SECONDS = 2.0  # measured: the kernel needs up to 0.07 s to clear 150 s
 
 
 def delete(plugin: LinkPlugin, request: Request, log: Log) -> None:
-    """End the attachment. DEL may be repeated, and works when the sandbox, the device or the configuration has changed or gone."""
+    """End the attachment. DEL may be repeated, even if sandbox, device or configuration have changed or are gone."""
     records = Records(log=log)
     with records.locked(request.attachment, PART), Rtnl() as host:
         record = records.read(request.attachment, PART)
@@ -60,10 +60,11 @@ def delete(plugin: LinkPlugin, request: Request, log: Log) -> None:
 def end(
     record: dict[str, Any], request: Request, host: Rtnl, records: Records, log: Log, until: float
 ) -> tuple[list[CniError], bool]:
-    """End the attachment of `record`; the caller holds its lock. Returns the errors, and whether the IPAM plugin's DEL was made.
+    """End the attachment of `record`, whose lock the caller holds.
 
-    That DEL is made when the link is gone, or for a foreign plugin earlier; the record is removed last. `until` is as for
-    `detach`.
+    Returns (errors, whether the link is gone or the IPAM plugin's DEL was made).
+    The IPAM plugin's DEL is made when the link is gone, for a foreign plugin earlier. The record is removed last.
+    `until` is as for `detach`.
     """
     release = Release(record, request, log)
     faults: list[CniError] = []
@@ -86,8 +87,8 @@ def end(
 
 
 def _untold(faults: list[CniError], log: Log) -> list[CniError]:
-    """The `faults` of a repeated DEL without those of a foreign IPAM plugin, which would make every DEL fail and keep the
-    pod from ending. The record stays, and cni.link.verbs.unended calls the IPAM plugin again."""
+    """The `faults` of a repeated DEL without the errors of a delegated IPAM plugin, which could make each DEL fail, so
+    that the pod would never end. The record stays, and cni.link.verbs.unended calls the plugin again."""
     for fault in faults:
         if isinstance(fault, DelegateFailed):
             log.warning(f"{fault}; that plugin is called again later")
@@ -95,7 +96,7 @@ def _untold(faults: list[CniError], log: Log) -> list[CniError]:
 
 
 def remind_of_others(records: Records) -> None:
-    """Keep the reminder only if another attachment needs it. A call that marks an attachment meanwhile sets it again."""
+    """Remove the reminder UNENDED, unless a record needs it. A concurrent call that marks a record sets it again."""
     records.remind(False, UNENDED)
     if any(UNENDED in record for _, _, record in records.all(PART)):
         records.remind(True, UNENDED)
@@ -104,7 +105,7 @@ def remind_of_others(records: Records) -> None:
 def _end_unrecorded(
     plugin: LinkPlugin, request: Request, host: Rtnl, records: Records, log: Log
 ) -> tuple[list[CniError], bool]:
-    """`end` for an attachment that another implementation of the plugin has made, or that never existed."""
+    """Do as `end` for an attachment that has no record: another implementation made it, or it never existed."""
     release = Release(None, request, log)
     faults: list[CniError] = []
     try:
@@ -123,7 +124,7 @@ def _end_unrecorded(
 
 
 def _mark(record: dict[str, Any], request: Request, records: Records) -> None:
-    """Write into the record that a DEL could not end the attachment, with the CNI_PATH of that DEL."""
+    """Note in the record that this DEL could not end the attachment, with its CNI_PATH, and set the reminder."""
     path = ":".join(request.path)
     try:
         if record.get(UNENDED) != path:
@@ -134,7 +135,7 @@ def _mark(record: dict[str, Any], request: Request, records: Records) -> None:
 
 
 def for_attachment(attachment: Attachment, record: dict[str, Any], environ: Mapping[str, str]) -> Request:
-    """The DEL that a runtime would send for `attachment`; `environ` is that of another call, with the CNI_PATH to use."""
+    """The DEL that a runtime would send for `attachment`. `environ`, of another call, has the CNI_PATH to use."""
     own = {
         "CNI_COMMAND": "DEL",
         "CNI_CONTAINERID": attachment.container_id,
@@ -148,11 +149,11 @@ def for_attachment(attachment: Attachment, record: dict[str, Any], environ: Mapp
 def detach(
     record: dict[str, Any], request: Request, host: Rtnl, log: Log, until: float, release: Release
 ) -> list[CniError]:
-    """Remove the link of `record` from its sandbox, by the plugin that made it, and the features of the attachment.
+    """Remove the features of the attachment and, by the plugin that made it, the link of `record`; return errors.
 
-    When this returns, the link is gone. The list has the errors of features, and of a device that lacks a part of its
-    state. While the kernel still clears a dead sandbox, this waits, at most `until` (time.monotonic). The caller
-    finishes `release`.
+    On return the link is gone. The errors are those of features, and of a device that lacks a part of its former state.
+    While the kernel clears a dead sandbox, this waits, at most `until` (time.monotonic). The caller calls `finish` of
+    `release`.
     """
     plugin = plugins.named(record["plugin"])
     planned = plugin.load(record["link"])
@@ -214,7 +215,7 @@ def _remove_extras(record: dict[str, Any], sandbox: Sandbox | None, log: Log) ->
 def detach_unrecorded(
     plugin: LinkPlugin, request: Request, host: Rtnl, records: Records, log: Log, release: Release
 ) -> bool:
-    """Detach the link of another implementation of the plugin; whether there was one. A link in our records does not count."""
+    """Detach a link without record, which another implementation of the plugin made; return whether there was one."""
     sandbox = sandboxes.at(request.netns, request)
     if sandbox is None:
         planned = plugin.adopt(request, host, None)
@@ -241,7 +242,7 @@ def _is_recorded(name: str, identity: dict[str, int], records: Records) -> bool:
 class Release:
     """The DEL of an attachment's IPAM plugin, made once, with the configuration of the ADD that claimed its addresses.
 
-    `by_link` makes it for a foreign plugin while the link exists; otherwise `finish` makes it when the link is gone.
+    `by_link` calls a foreign plugin while the link exists; otherwise `finish` calls the plugin when the link is gone.
     """
 
     def __init__(self, record: dict[str, Any] | None, request: Request, log: Log) -> None:
@@ -273,7 +274,7 @@ class Release:
     def in_advance(self) -> bool:
         """Make the DEL of a foreign plugin before the link is gone: dhcp's daemon keeps the sandbox open until this DEL.
 
-        False when the DEL was made already, or the plugin is ours.
+        Returns whether this call made the DEL: not if it was made already, or the plugin is ours.
         """
         if self.is_made or not delegate.is_foreign(self._request):
             return False
@@ -288,10 +289,10 @@ class Release:
             self._fault = fault
 
     def finish(self, was_attached: bool = True) -> None:
-        """Make the DEL, unless it was made; raise the CniError with which it failed.
+        """Make the DEL, unless it was made already. Raises the CniError with which the DEL failed.
 
-        An attachment without record and link (`was_attached` is False) has nothing from a foreign plugin: its ADD failed,
-        and a DEL would always fail. So the error is only logged.
+        An attachment without record and link (`was_attached` is False) has no addresses from a foreign plugin: its ADD
+        failed, and each DEL would fail. So the plugin's error is only logged.
         """
         if not self.is_made and self.ipam_type:
             self._make()

@@ -1,4 +1,4 @@
-"""GC of a link plugin: it ends every attachment of the network that the runtime no longer lists, like a DEL."""
+"""GC of a link plugin, which ends each attachment of the network that the runtime does not list, as a DEL would."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
 
 def gc(request: Request, log: Log) -> None:
-    """End the attachments that the runtime does not list, and those that a DEL could not end; then call the IPAM plugin's GC.
+    """End attachments that the runtime does not list or that a DEL could not end; then forward GC to the IPAM plugin.
 
-    An attachment that was made after this call began stays, since the runtime's list cannot have it.
+    An attachment that was made after the start of this call stays, since the runtime's list cannot contain it.
     """
     began = Began()
     valid = valid_attachments(request)

@@ -1,4 +1,4 @@
-"""STATUS of a link plugin: whether an ADD could be served now."""
+"""STATUS of a link plugin, which tells whether an ADD could succeed now."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def status(plugin: LinkPlugin, request: Request, log: Log) -> None:
-    """NotAvailable or LimitedConnectivity when an ADD could not be served now."""
+    """Raise NotAvailable or LimitedConnectivity when an ADD could not succeed now."""
     faults: list[Fault] = []
     config = plugin.read(request, faults)
     asked = features.read(request, faults)

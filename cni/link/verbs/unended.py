@@ -1,8 +1,9 @@
-"""Attachments that a DEL could not end, or whose sandbox has gone without a DEL. A later call ends them.
+"""End attachments that a DEL could not end, or whose sandbox has gone without a DEL.
 
-The shim of thick Multus reports success even if the plugin fails, and no DEL comes if Multus is killed. So the next
-ADD, DEL or GC of a link plugin on the node (not if no DEL came, since that pod's next sandbox has a right to its address),
-`railcni ipam flush`, and an agent that runs as a process of the node try again, without waiting for any lock.
+The shim of thick Multus reports success even if the plugin fails, and no DEL comes if Multus is killed. So `railcni
+ipam flush`, and an agent that runs as a process of the node, end such attachments later, and wait for no lock. The next
+ADD, DEL or GC of a link plugin on the node does so too, but only after a failed DEL: a pod without a DEL may get its
+address again in its next sandbox.
 """
 
 from __future__ import annotations
@@ -26,16 +27,17 @@ if TYPE_CHECKING:
 
 
 def finish(records: Records, log: Log, environ: Mapping[str, str], seconds: float, settled: float | None = None) -> int:
-    """Try for about `seconds` to end them; returns how many are left, without those that only have a pending release.
+    """Try for about `seconds` to end these attachments; return the number left, without those with only a pending
+    release.
 
-    IPAM plugins get the environment `environ`, with the CNI variables of the DEL that failed. `settled`, without which
-    those that no DEL came for stay, is as for cni.shared.kernel.sandbox.is_gone. IoFailure.
+    IPAM plugins get the environment `environ`, with the CNI variables of the failed DEL. `settled` is as for
+    cni.shared.kernel.sandbox.is_gone; for None, attachments without a DEL stay. Raises IoFailure.
     """
 
     def is_due(record: dict[str, Any]) -> bool:
         return UNENDED in record or (settled is not None and sandbox.is_gone(record, settled))
 
-    records.remind(True, UNENDED)  # concurrent calls need not try
+    records.remind(True, UNENDED)  # anew, so that concurrent calls do not try too
     deadline = time.monotonic() + seconds
     left = pending = 0
     with netns.SearchedOnce():
@@ -66,7 +68,7 @@ def finish(records: Records, log: Log, environ: Mapping[str, str], seconds: floa
 
 
 def forget(records: Records, below: Callable[[str], str]) -> None:
-    """Remove the records of macvlan links that have gone with their sandboxes and hold no address any more.
+    """Remove the records of macvlan links that are gone with their sandboxes and whose addresses are released.
 
     `below` maps a path of the host to its path in this container.
     """
@@ -88,7 +90,7 @@ def forget(records: Records, below: Callable[[str], str]) -> None:
 def _end(
     attachment: Attachment, record: dict[str, Any], environ: Mapping[str, str], records: Records, log: Log
 ) -> Exception | None:
-    """End the attachment; returns the error, None for success."""
+    """End the attachment, and return the first error, None for success."""
     try:
         with Rtnl() as host:
             faults, _ = end(record, for_attachment(attachment, record, environ), host, records, log, 0)
