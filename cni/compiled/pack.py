@@ -45,7 +45,7 @@ def main() -> None:
 
 
 def pack(root: str) -> bytes:
-    """The content of the file for the sources below `root`."""
+    """The content of the pack for the sources below `root`."""
     index = {}
     codes = []
     place = HEAD

@@ -1,1 +1,1 @@
-"""The ground that `cni` and `ipam` share: messages, checked configurations, the kernel, records and locks, the log."""
+"""The base of `cni` and `ipam`: messages, checks of configurations, the kernel, records and locks, the log."""

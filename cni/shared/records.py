@@ -69,8 +69,7 @@ class Began:
         self._steady = time.monotonic_ns()
 
     def is_after(self, created: int) -> bool:
-        """Whether an attachment made at `created` (ns since 1970) is older than the GC, so that the runtime's list
-        covers it.
+        """Whether an attachment made at `created` (ns since 1970) is older than the GC, so that the list covers it.
 
         False for every attachment when the wall clock was set during the GC, since its times cannot be compared. The
         next GC then ends the attachments that this one leaves.
@@ -235,7 +234,7 @@ class Records:
         return not 0 <= age < seconds
 
     def sweep(self, network: str) -> None:
-        """Remove temporary files of killed writers, for `network` and for groups. Running writers hold locks."""
+        """Remove temporary files of `network` and of groups that killed writers left. Running writers hold locks."""
         for name in self._names(hidden=True):
             key = name.removeprefix(".").removesuffix(".tmp")
             names = key.split(":")
@@ -264,7 +263,7 @@ class Records:
         return [(a, d) for a, _, d in self._every(GROUP, part) if a.network.startswith(GROUP)]
 
     def of_container(self, container_id: str, part: str) -> list[tuple[Attachment, dict[str, Any]]] | None:
-        """(attachment, document) of each record of the container and `part`; None if one is newer or was damaged."""
+        """(attachment, document) of the container's records of `part`; None if one has a newer format or is damaged."""
         within = f":{container_id}:"
         found = [(a, d) for a, _, d in self._every("", part, within) if a.container_id == container_id]
         if any(a.container_id == container_id for a, _, _ in self.newer(part)):
@@ -363,7 +362,7 @@ class Records:
         return None
 
     def _examine(self) -> None:
-        """Refuse directories that other users can write. One check is enough: they cannot replace private ones."""
+        """Raise IoFailure if other users can write the directories. If not, they cannot replace them: check once."""
         if self._examined:
             return
         for what, path in (("", self.directory), ("attachments", self._folder)):

@@ -34,7 +34,7 @@ class Board:
         return _text(_SLOT.unpack_from(self._memory, _HEAD.size + slot * _SLOT.size)[2])
 
     def states(self) -> list[int]:
-        """The state of every slot."""
+        """The state of every slot: FREE, IDLE or BUSY."""
         return list(self._memory[_HEAD.size :: _SLOT.size])[: self.size]
 
     @property

@@ -161,7 +161,7 @@ class Worker:
         return status == 0 and self._is_as_before()
 
     def _is_as_before(self) -> bool:
-        """Whether the call left no descriptor open, no other network namespace, and no large process."""
+        """Whether the process is as before: no new descriptor, the same network namespace, no excessive memory."""
         return (
             _open_files() <= self._files + whereabouts.open_files()
             and os.stat(_OWN).st_ino == self._own

@@ -94,7 +94,7 @@ def read(value: Any, request: Request, faults: list[Fault]) -> VerbsConfig | Non
 
 
 def plan(config: VerbsConfig, request: Request, place: Place) -> dict[str, Any] | None:
-    """The document with the ports below the netdev and the settings; None without a port, unless one is required."""
+    """The document with the ports below the netdev and the settings; None for no port. Raises InvalidConfig."""
     ports = _ports(place)
     if not ports:
         if config.required:

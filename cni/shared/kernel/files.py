@@ -232,8 +232,7 @@ def take_directory(path: str) -> None:
 
 
 def open_private(directory: str, name: str) -> int:
-    """A descriptor, for reading and writing, of the file `name` in `directory`, which `take_directory` has made
-    private.
+    """A descriptor, for reading and writing, of the file `name` in `directory`, which `take_directory` has checked.
 
     A file `name` that other users could write, or a symbolic link, is first removed.
     """

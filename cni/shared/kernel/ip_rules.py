@@ -67,7 +67,7 @@ def list_of(rtnl: Socket) -> list[Rule]:
 
 
 def unconditional(rtnl: Socket) -> tuple[list[Rule], list[Rule]]:
-    """(IPv4 rules, IPv6 rules) that are unconditional, each in order of priority."""
+    """(IPv4 rules, IPv6 rules): the unconditional ones, in order of priority."""
     found = [rule for rule in list_of(rtnl) if rule.is_unconditional]
     found.sort(key=lambda rule: rule.priority)
     return [rule for rule in found if not rule.is_ipv6], [rule for rule in found if rule.is_ipv6]

@@ -266,8 +266,7 @@ class Rtnl(Socket):
         self.request(_DELLINKPROP, ifinfo(index) + _altname(name))
 
     def ids_of_others(self, but: Rtnl | None = None) -> list[int]:
-        """The ids of other namespaces in this one (`ip netns list-id`), except that of `but`; [] if the kernel lists
-        none.
+        """The ids of other namespaces in this one (`ip netns list-id`), except that of `but`; [] after a refusal.
 
         When a namespace ends, another may get its id. A namespace may also have an id for itself, which is left out.
         """

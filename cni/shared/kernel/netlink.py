@@ -87,12 +87,12 @@ def attribute(kind: int, payload: bytes) -> bytes:
 
 
 def number(kind: int, value: int) -> bytes:
-    """An attribute of 32 bits; a negative `value` is written as the signed number."""
+    """An attribute of type `kind` with the 32-bit number `value`; a negative number is written as signed."""
     return attribute(kind, _UNSIGNED.pack(value & 0xFFFFFFFF))
 
 
 def string(kind: int, value: str) -> bytes:
-    """An attribute that holds a string and its final zero."""
+    """An attribute of type `kind` with the string `value` and a final zero byte."""
     return attribute(kind, value.encode("utf-8", "surrogateescape") + b"\0")
 
 

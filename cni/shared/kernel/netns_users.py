@@ -89,7 +89,10 @@ def _mounts(process: str) -> Iterator[tuple[str, str]]:
 
 
 def _may_be(inode: int | None, info: str) -> bool:
-    """Whether a descriptor, by its fdinfo file `info`, may be of the namespace `inode`, None for any (Linux 5.14)."""
+    """Whether a descriptor may be of the namespace `inode` (None: of any), by the inode in its fdinfo file `info`.
+
+    Kernels before 5.14 show no inode there: such a descriptor may be of any namespace.
+    """
     try:
         with open(info, "rb") as lines:
             found = next((int(line[4:]) for line in lines if line.startswith(b"ino:")), None)

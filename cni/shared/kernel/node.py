@@ -35,8 +35,7 @@ def forget() -> None:
 
 
 def machine_id() -> str:
-    """An identifier of this machine that is the same in every boot; "" when there is none. A host name may not be
-    unique.
+    """An identifier of this machine, the same in every boot; "" for none. It tells machines of one host name apart.
 
     It is a digest, because machine-id(5) is confidential. It includes the identity from firmware or hypervisor, because
     copies of one image have the same machine-id.

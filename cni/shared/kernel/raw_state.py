@@ -268,7 +268,7 @@ def identity_of(route: dict[str, Any]) -> tuple[str, str]:
 
 
 def family_of(route: dict[str, Any]) -> int:
-    """AF_INET or AF_INET6."""
+    """The address family of the route: AF_INET or AF_INET6."""
     return bytes.fromhex(route["common"])[0]
 
 
@@ -284,7 +284,7 @@ def protocol_of(route: dict[str, Any]) -> int:
 
 
 def source_of(route: dict[str, Any]) -> bytes:
-    """The preferred source address, or b""."""
+    """The bytes of the route's preferred source address; b"" for none."""
     return attributes_of(route).get(_PREFSRC, b"")
 
 

@@ -67,11 +67,11 @@ class Rdma(Socket):
         return [RdmaDevice(body) for body in self.dump(_GET, b"")]
 
     def device(self, name: str) -> RdmaDevice | None:
-        """The verbs device of that name; None when the namespace has none."""
+        """The verbs device `name`; None when the namespace has no such device."""
         return next((d for d in self.devices() if d.name == name), None)
 
     def ports(self, device_index: int) -> list[PortNetdev]:
-        """The ports of a verbs device."""
+        """The ports of the verbs device `device_index`, each with its netdev."""
         return [PortNetdev(body) for body in self.dump(_PORT_GET, number(_DEVICE_INDEX, device_index))]
 
     def move(self, device_index: int, netns_fd: int) -> None:
@@ -100,7 +100,7 @@ def netns_mode() -> str:
 
 
 def has_device(name: str) -> bool:
-    """Whether the namespace that the thread is in can use a verbs device of that name."""
+    """Whether the thread's namespace can use the verbs device `name`."""
     socket = _opened()
     if socket is None:
         return False

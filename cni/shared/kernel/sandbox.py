@@ -22,7 +22,7 @@ SETTLED = 600.0  # seconds after which kubelet has called DEL for the sandboxes 
 
 
 class Sandbox:
-    """An open sandbox: its `namespace`, and `rtnl`, a route socket in it."""
+    """An open sandbox: its `namespace`, and `rtnl`, an rtnetlink socket in this namespace."""
 
     def __init__(self, namespace: Namespace) -> None:
         self.namespace = namespace
@@ -36,7 +36,7 @@ class Sandbox:
         self.close()
 
     def close(self) -> None:
-        """Close both; a second call does nothing."""
+        """Close the socket and the namespace; a second call does nothing."""
         self.rtnl.close()
         self.namespace.close()
 
