@@ -1,11 +1,11 @@
-"""A device of the host: how a selector finds it, how it is recognised in another namespace, and the plan of its move.
+"""Find a device of the host by a selector, recognise it in another namespace, and keep the plan of its move.
 
 The identity of a device in the record:
 
     name, index, kind, mac, permanentMac, bus, parent   of the link itself
     lower                                               the index of the link below it, or of a veth's peer; 0 for none
 
-cni.link.plugins.host_device.hoststate has its state on the host.
+cni.link.plugins.host_device.hoststate adds the state of the device on the host.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ REFUSED = "refused"  # an ADD could not fully restore the device: the next ADD t
 
 
 def find(links: Sequence[Link], name: str, mac: str, kernelpath: str, pci: str, device_id: str) -> Link | None:
-    """The link that the first selector given names, in upstream's order of precedence; None when it names none."""
+    """The link that the first non-empty selector names, in Go's order of precedence; None if there is none."""
     if name:
         wanted = [name]
     elif mac:
@@ -44,7 +44,7 @@ def find(links: Sequence[Link], name: str, mac: str, kernelpath: str, pci: str, 
 
 
 def identity_of(link: Link) -> dict[str, Any]:
-    """What `is_same` compares."""
+    """The identity of `link` for the record, which `is_same` compares."""
     return {
         "name": link.name,
         "index": link.index,
@@ -60,9 +60,9 @@ def identity_of(link: Link) -> dict[str, Any]:
 def is_same(remembered: dict[str, Any], link: Link) -> bool:
     """Whether `link` can be the remembered device.
 
-    Hardware is compared by its parent device, otherwise by its permanent MAC. Netdevs of the same parent are distinguished
-    by the permanent MAC, the mark (the alias in a sandbox), or the index: a VF's permanent MAC may become the MAC that it
-    was given (igbvf_reset, drivers/net/ethernet/intel/igbvf).
+    Hardware is compared by its parent device, without one by its permanent MAC. Netdevs of the same parent are
+    distinguished by the permanent MAC, the mark (the alias in a sandbox), or the index: a VF's permanent MAC may become
+    the MAC that it was given (igbvf_reset, drivers/net/ethernet/intel/igbvf).
 
     A virtual device has neither. It has three signs: its MAC, the mark, and an end outside of the sandbox
     (`_has_end_outside`). A link with the remembered index must match in one sign, any other link in two, since a move
@@ -85,13 +85,13 @@ def is_same(remembered: dict[str, Any], link: Link) -> bool:
 
 
 def signs_of(link: Link) -> tuple[str, ...]:
-    """Strings of hardware: each record of a device that `is_same` as `link` contains one. Other records are not parsed, which
-    saves time."""
+    """Strings of which each record of the hardware `link` contains one, so that other records need not be parsed; ()
+    for a virtual device."""
     return (link.parent_device, link.permanent_mac, link.mac, link.alias, link.name) if link.parent_device else ()
 
 
 def known_again(remembered: dict[str, Any], links: Sequence[Link], away: bool = False) -> Link | None:
-    """The remembered device among `links`, which are those of a sandbox if it is `away`. The link with its index is first."""
+    """Find the remembered device among `links`, first at its former index. `away`: `links` are those of a sandbox."""
     for link in sorted(links, key=lambda link: link.index != remembered["index"]):
         if is_same(remembered, link) and not (away and stands_on_its_own(remembered, link)):
             return link
@@ -99,17 +99,17 @@ def known_again(remembered: dict[str, Any], links: Sequence[Link], away: bool = 
 
 
 def stands_on_its_own(remembered: dict[str, Any], link: Link) -> bool:
-    """Whether the link below `link`, or its peer, is in the namespace of `link`, while that of the device was on the host.
-    Also if neither MAC nor mark distinguishes `link` from a link of every namespace, such as `lo` or tunl0.
+    """Whether a pod may have made `link` itself: the link below, or its peer, is in its namespace, not on the host.
 
-    A pod can give a link of its own any index, MAC and alias, but no other end outside of its namespace.
+    A pod can give a link of its own any index, MAC and alias, but no lower link or peer outside of its namespace. True
+    as well for a link that no MAC or mark distinguishes from one of every namespace, such as `lo` or tunl0.
     """
     is_any = _is_bare(remembered) and link.alias != remembered["name"]
     return is_any or bool(remembered.get("lower") and link.lower_index and link.lower_netnsid is None)
 
 
 def _is_bare(remembered: dict[str, Any]) -> bool:
-    """Whether the device has neither a MAC nor hardware, as a tunnel."""
+    """Whether the device has neither a MAC nor hardware, such as a tunnel."""
     return not (remembered["parent"] or remembered["permanentMac"] or remembered["mac"].strip("0:"))
 
 
@@ -119,7 +119,7 @@ def _has_end_outside(remembered: dict[str, Any], link: Link) -> bool:
 
 
 class MovePlan(RecordedPlan):
-    """The move. `device` is the state to restore ({} for a function that a userspace driver holds).
+    """The plan of a move. `device` has the identity and state to restore ({} with a userspace driver).
 
     `returned`: a later ADD has restored the device because the sandbox was gone; the attachment has lost the device.
     """
@@ -136,8 +136,8 @@ class MovePlan(RecordedPlan):
 
 
 def recorded(own: Attachment | None, records: Records, *texts: str) -> Iterator[tuple[Attachment, dict[str, Any]]]:
-    """The attachments other than `own`, with their records, that have a device or have not fully restored it. With `texts`,
-    only those whose record contains one of these strings."""
+    """Yield (attachment, record) of each attachment other than `own` that has a device, or has not fully restored it.
+    With `texts`, only records that contain one of these strings count."""
     boot = node.boot_id()
     for attachment, _, record in records.all(PART, *texts):
         link = record["link"]
@@ -147,7 +147,7 @@ def recorded(own: Attachment | None, records: Records, *texts: str) -> Iterator[
 
 
 def present(planned: MovePlan, inside: Rtnl) -> Link | None:
-    """The device in the sandbox, under any name; None when the sandbox does not have it, or another attachment does."""
+    """The device in the sandbox, under any name; None when it is not there, or the attachment has lost it."""
     return among(planned, inside, away=True) if planned.device and not planned.returned else None
 
 

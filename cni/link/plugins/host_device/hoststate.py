@@ -1,6 +1,6 @@
 """The state of a device on the host, before it is moved into a sandbox.
 
-The table in docs/devices.md lists each part of the state: saved and restored, a reason to refuse the move, or lost.
+The table in docs/devices.md says which parts are saved and restored, which forbid the move, and which are lost.
 `look` reads the state, and `cni.link.plugins.host_device.restore` restores it. A move to another network namespace
 (__dev_change_net_namespace, net/core/dev.c) closes the device, drops its qdiscs, addresses and routes, and resets its
 parameters to those of the other namespace.
@@ -53,10 +53,10 @@ _BY_SECRET = (2, 3)  # IN6_ADDR_GEN_MODE_STABLE_PRIVACY and IN6_ADDR_GEN_MODE_RA
 def look(
     device: Link, links: Sequence[Link], every: Sequence[bytes], host: Rtnl, log: Log
 ) -> tuple[dict[str, Any], str]:
-    """The state of the device on the host and "", or {} and the reason why another link needs it. TryAgainLater if the
-    device leaves meanwhile. The log names the parts of the state that will be lost.
+    """(the state of the device, ""), or ({}, the reason why another link needs it). Raises TryAgainLater if the device
+    leaves meanwhile. The log names the parts of the state that will be lost.
 
-    `links` and `every` are all links of the host, and all routes, as RTM_NEWROUTE bodies.
+    `links` are all links of the host, and `every` are all its routes, as RTM_NEWROUTE bodies.
     """
     try:
         others = host.received(device.index) if device.kind not in ("vxlan", "bridge") else []
@@ -80,7 +80,7 @@ def look(
 
 
 def _tied(device: Link, links: Sequence[Link], others: list[bytes]) -> str:
-    """Why a move would cost another link its function, with the remedy; "" when it would not."""
+    """Why a move of `device` would break another link, with the remedy; "" when it would not."""
     if device.master_index:
         master = next((link for link in links if link.index == device.master_index), None)
         name = f'"{master.name}" ({master.kind})' if master else f"with index {device.master_index}"
@@ -112,7 +112,7 @@ def _state(device: Link, bodies: list[bytes], every: Sequence[bytes], host: Rtnl
     found = raw.attributes
     kept = raw_state.routes(host, device.index, bodies, [address.local for address in held], every)
     if not all(map(_is_automatic, kept)):
-        # Read all records (100 in 9 ms), after the routes: a device that has left meanwhile had its record before.
+        # Read all records (100 in 9 ms) after the routes: a device that left in between had its record before.
         away = (record["link"]["device"].get("kernel") for _, record in devices.recorded(None, Records()))
         raw_state.with_those_away(kept, [route for saved in away if saved for route in saved["routes"]])
     return {
@@ -140,12 +140,12 @@ def _state(device: Link, bodies: list[bytes], every: Sequence[bytes], host: Rtnl
 
 
 def _is_automatic(route: dict[str, Any]) -> bool:
-    """Whether the kernel makes a saved route from an IPv6 address. Only its order could matter, and that is not kept."""
+    """Whether the kernel itself makes a saved route, from an IPv6 address. Then the record does not keep its order."""
     return raw_state.family_of(route) == AF_INET6 and raw_state.protocol_of(route) == routes.KERNEL_PROTOCOL
 
 
 def _unlisted(link: str, inet6: bytes) -> dict[str, str]:
-    """The parameters of UNLISTED that differ from their default. The calling thread is in the namespace of the link."""
+    """The parameters of UNLISTED that differ from their default. The thread must be in the namespace of the link."""
     found = {}
     has_secret = number_of(inet6[_ADDR_GEN_MODE]) in _BY_SECRET
     for path, default in UNLISTED.items():
@@ -160,7 +160,7 @@ def _unlisted(link: str, inet6: bytes) -> dict[str, str]:
 
 
 def _lost(device: Link, others: list[bytes], host: Rtnl) -> list[str]:
-    """The parts of the state that cannot be restored."""
+    """The names of the parts of the state that cannot be restored."""
     found = []
     if raw_state.has_qdisc(host, device.index):
         found.append("its qdiscs and filters (tc)")
@@ -182,8 +182,8 @@ def _listed(texts: list[str]) -> str:
 
 
 def _software_verbs(name: str) -> list[str]:
-    """The soft-RoCE or soft-iWARP devices on the netdev `name`, which end with its move (rxe_notify and siw_netdev_event
-    at NETDEV_UNREGISTER, drivers/infiniband/sw)."""
+    """A text for each soft-RoCE or soft-iWARP device on the netdev `name`: a move deletes it (rxe_notify and
+    siw_netdev_event at NETDEV_UNREGISTER, drivers/infiniband/sw)."""
     if not files.names_in("/sys/class/infiniband"):
         return []
     from cni.shared.kernel import rdma_sysfs  # most hosts have no such device

@@ -2,7 +2,7 @@
 
 The record has the former state of the device before the device is changed. A hardware device is recognised by its PCI
 path or permanent MAC, never only by its name. A virtual device, which has neither, is recognised by kind and alias. In
-the sandbox the alias is the name on the host. Go's host-device uses the same mark, so each can restore the other's device.
+the sandbox the alias is the name on the host. Go's host-device uses the same mark, so each can return the other's.
 
 Sources: net/core/dev.c (__dev_change_net_namespace: a move closes the device and drops its addresses and routes;
 default_device_exit_net: a dying namespace returns a physical device to the initial one under the name that it had in
@@ -65,7 +65,7 @@ class MoveFacts:
         self.tied = ""
 
     def look(self, device: Link, links: Sequence[Link], host: Rtnl, log: Log, advertised: bool = True) -> None:
-        """Read the state of the device, and why it cannot be moved; `advertised` as for `uplink.needed`."""
+        """Read the state of the device and the reasons against a move. `advertised` is passed to `uplink.needed`."""
         from cni.link.plugins import uplink  # only an ADD needs these
         from cni.link.plugins.host_device import hoststate  # only an ADD needs it
         from cni.shared.kernel import routes  # only an ADD needs it
@@ -76,7 +76,7 @@ class MoveFacts:
 
 
 def permit(device: Link | None, pci: str) -> None:
-    """InvalidConfig when the node does not allow networks the device."""
+    """Raise InvalidConfig when the node's policy allows networks neither the netdev nor its PCI address."""
     parent = device.parent_device if device and device.parent_bus == "pci" else ""
     names = [name for name in (device.name if device else "", pci or parent) if name]
     policy.current().permit("devices", f'device "{" ".join(names)}"', names)
@@ -85,8 +85,8 @@ def permit(device: Link | None, pci: str) -> None:
 def available(
     device: Link, pci: str, selected: str, links: Sequence[Link], host: Rtnl, advertised: bool = True
 ) -> Link:
-    """The `device`, which `selected` names. NotAvailable when the node needs it, InvalidConfig when the node does not allow
-    networks the device; `advertised` as for `uplink.needed`."""
+    """Return `device`, which `selected` names. Raises NotAvailable when the node needs the device, InvalidConfig when
+    the policy does not allow it. `advertised` is passed to `uplink.needed`."""
     permit(device, pci)
     from cni.link.plugins import uplink  # a DEL does not need it
 
@@ -99,10 +99,10 @@ def available(
 def holders(
     own: Attachment | None, device: Link | None, is_meant: Callable[[dict[str, Any]], bool], records: Records
 ) -> Iterator[tuple[Attachment, dict[str, Any]]]:
-    """The attachments other than `own` that have the device, with their records.
+    """Yield (attachment, record) of each attachment other than `own` that has the device.
 
-    While it is not on the host (`device` is None), `is_meant` recognises it by the member `link` of a record.
-    IoFailure when a record of a newer format speaks of the device.
+    While the device is not on the host (`device` is None), `is_meant` recognises it by the member `link` of a record.
+    Raises IoFailure when a record of a newer format mentions the device.
     """
     for attachment, record in recorded(own, records, *(devices.signs_of(device) if device else ())):
         link = record["link"]
@@ -119,8 +119,8 @@ def holders(
 def holder_of(
     found: Iterable[tuple[Attachment, dict[str, Any]]], request: Request, host: Rtnl, records: Records, named: Named
 ) -> tuple[Attachment | None, bool]:
-    """The first of the attachments `found` that keeps the device, and whether another has given it back. An attachment gives
-    it back if its sandbox ended without a DEL."""
+    """(the first of the attachments `found` that keeps the device, whether another has given it back). An attachment
+    gives it back here if its sandbox ended without a DEL."""
     is_back = False
     for attachment, record in found:
         held = records.try_locked(attachment, PART)
@@ -141,8 +141,8 @@ def _return_device(attachment: Attachment, record: dict[str, Any], host: Rtnl, r
     """Return the device of an attachment to the host, as its DEL would, and note this in the record.
 
     The caller holds the lock of the attachment, whose sandbox ended without a DEL. The DEL may come later, when another
-    attachment has the device; because of the note, it does not touch the device (sriov-cni #219). Unrestored, once for
-    each record, after a refusal that may be transient.
+    attachment has the device; because of the note, it does not touch the device (sriov-cni #219). Raises Unrestored,
+    once for each record, after a refusal that may be transient.
     """
     plugin = named(record["plugin"])
     log = records.log or Log(str(attachment))
@@ -158,9 +158,9 @@ def _return_device(attachment: Attachment, record: dict[str, Any], host: Rtnl, r
 
 
 def refuse_unfit(selected: str, device: Link, facts: MoveFacts, mtu: int, request: Request) -> None:
-    """Raises a CniError when `device` cannot go to the sandbox of `request` (pure).
+    """Raise CniError, with the reason, when `device` cannot go to the sandbox of `request` (pure).
 
-    `selected` is the key and value that name it, `mtu` the MTU that is wanted (0: its own).
+    `selected` is the key and value that name the device, `mtu` the configured MTU (0: that of the device).
     """
     if facts.reason:
         raise InvalidConfig(cut_off(selected, facts.reason))
@@ -174,20 +174,20 @@ def refuse_unfit(selected: str, device: Link, facts: MoveFacts, mtu: int, reques
 
 
 def cut_off(selected: str, reason: str) -> str:
-    """The refusal of a device that no network may take, with the reason."""
+    """The message that refuses a device which no network may take, with the reason and the remedy."""
     way_out = policy.current().way_out()
     return f"{selected} is refused: {reason}, and no network may take it: select another device, or {way_out}"
 
 
 def refuse_mtu(mtu: int, device: str, least: int = LEAST_MTU, most: int = 0) -> None:
-    """Raises InvalidConfig when `mtu` is outside of `least` to `most` bytes (0: 65535); `mtu` 0: no change."""
+    """Raise InvalidConfig when `mtu` is outside of `least` to `most` bytes. `mtu` 0: no change; `most` 0: 65535."""
     most = most or 65535
     if mtu and not least <= mtu <= most:
         raise InvalidConfig(f"mtu {mtu} is not one that {device} can have: give {least} to {most}")
 
 
 def held_by(selected: str, holder: Attachment | str) -> TryAgainLater:
-    """The refusal of a device that another attachment has; also for a device on the host that is not yet restored.
+    """The error for a device that another attachment has, or has not yet fully restored on the host.
 
     A `holder` of type str is the path of a sandbox that Go's sriov-cni has attached.
     """
@@ -200,7 +200,7 @@ def held_by(selected: str, holder: Attachment | str) -> TryAgainLater:
 
 
 def move_in(planned: MovePlan, host: Rtnl, inside: Rtnl, sandbox: Namespace) -> Link | None:
-    """Move, name and mark the device in one message; None when there is no netdev to move."""
+    """Move, name and mark the device in one netlink message. Returns its link; None when there is no netdev to move."""
     if not planned.device:
         return None
     device = planned.device
@@ -267,9 +267,9 @@ def remove(planned: MovePlan, host: Rtnl, inside: Rtnl | None, log: Log) -> None
 
 
 def move_out(planned: MovePlan, host: Rtnl, inside: Rtnl | None, log: Log) -> Link | None:
-    """Move the device back to the host, if it is not there yet; None when it no longer exists, or had no netdev to move.
+    """Move the device back to the host, if it is not there yet. Returns its link; None if it is gone, or had no netdev.
 
-    Lingers while the device is in a namespace other than these two.
+    Raises Lingers while the device is in a namespace other than the sandbox and the host's.
     """
     if not planned.device or planned.returned:
         return None
@@ -288,7 +288,7 @@ def move_out(planned: MovePlan, host: Rtnl, inside: Rtnl | None, log: Log) -> Li
     elif inside and (cookie := inside.namespace_cookie()) and cookie == host.namespace_cookie():
         from cni.shared.kernel import addresses  # an ADD does not need it
 
-        addresses.clear(host, device.index)  # CNI_NETNS_OVERRIDE: no move has dropped them
+        addresses.clear(host, device.index)  # in the host's namespace (CNI_NETNS_OVERRIDE) no move drops them
     return device
 
 
@@ -300,7 +300,7 @@ def lingers(planned: MovePlan, host: Rtnl) -> bool:
 
 
 def _refuse_missing(planned: MovePlan, host: Rtnl, inside: Rtnl | None) -> None:
-    """Raises Lingers unless the device certainly no longer exists, or another attachment has it. The device is neither
+    """Raise Lingers unless the device certainly no longer exists, or another attachment has it. The device is neither
     in its sandbox `inside` nor on the host.
 
     A hardware device exists as long as its directory in sysfs has the subdirectory `net`: the driver keeps it while the
@@ -308,7 +308,7 @@ def _refuse_missing(planned: MovePlan, host: Rtnl, inside: Rtnl | None) -> None:
     its namespace. Until then the host can list it there: the kernel gave the host's namespace an id for that namespace when
     the device was moved (peernet2id_alloc in __dev_change_net_namespace, net/core/dev.c, since Linux 4.15).
 
-    A driver that is bound again, or a VF that is made again, has a new netdev, its successor: the device has vanished.
+    A driver that is bound again, or a VF that is made again, has a new netdev, the successor: the former is gone.
     """
     former = planned.device
     bus, parent = ("pci", planned.pci) if planned.pci else (former["bus"], former["parent"])
@@ -328,8 +328,8 @@ def _refuse_missing(planned: MovePlan, host: Rtnl, inside: Rtnl | None) -> None:
 
 
 def _is_only(has_name: bool, parent: str) -> bool:
-    """Whether another netdev of the device `parent` shows that the former one is gone: it has the name (`has_name`), or is that
-    of a VF, which has one. Other functions may have a netdev for each of several ports."""
+    """Whether another netdev of `parent` proves that the former one is gone: it has the former name (`has_name`), or
+    `parent` is a VF, which has only one netdev. Other functions may have a netdev for each of several ports."""
     return has_name or sysfs.physical_function_of(parent) != ""
 
 
@@ -357,13 +357,13 @@ def _is_of_another(planned: MovePlan) -> bool:
 
 
 def _in_namespace_of(planned: MovePlan, rtnl: Rtnl, but: Rtnl | None = None) -> bool:
-    """Whether the device is in a namespace that the namespace of `rtnl` has an id for; that of `but` is not searched."""
+    """Whether the device is in a namespace for which that of `rtnl` has an id. That of `but` is not searched."""
     return any(_is_of(planned, link) for nsid in rtnl.ids_of_others(but) for link in rtnl.links_of(nsid))
 
 
 def _is_of(planned: MovePlan, link: Link) -> bool:
-    """Whether `link` is the device: by its mark and index, or by MAC and name. A later device may have the same mark, but a
-    link that the pod has made has no peer outside of the pod."""
+    """Whether `link` is the device: by its mark and index, or by MAC and name. A later device may have the same mark,
+    so the mark needs the index. A link that the pod itself made does not count."""
     former = planned.device
     is_marked = link.alias == former["name"] and link.index == former["index"]
     is_named = link.mac == former["mac"] and link.name in (planned.name, former["name"])
@@ -373,7 +373,7 @@ def _is_of(planned: MovePlan, link: Link) -> bool:
 def _move_back(planned: MovePlan, link: Link, host: Rtnl, inside: Rtnl) -> None:
     name, index = planned.device["name"], planned.device["index"]
     if index == link.index or host.link(index=index):
-        index = 0  # the kernel keeps or chooses it
+        index = 0  # the kernel keeps the index, or chooses one
     if host.link(name=name):
         name = "dev%d"  # the name that the kernel gives in this case (default_device_exit_net); `restore.restore` reports it
     else:
@@ -412,7 +412,7 @@ def _name_again(link: Link, name: str, inside: Rtnl) -> None:
 
 
 def with_names_free(here: Rtnl, there: Rtnl, index: int, move: Callable[[], None]) -> None:
-    """Call `move`, which moves the link `index` from `here` to `there`; KernelError.
+    """Call `move`, which moves the link `index` from `here` to `there`. Raises KernelError.
 
     A move fails when a name of the link is taken `there`. Then the link loses the taken alternative names, and the move is
     repeated. The record keeps these names, and the DEL restores those that are free.
@@ -430,17 +430,17 @@ def with_names_free(here: Rtnl, there: Rtnl, index: int, move: Callable[[], None
 
 
 def without_link(planned: MovePlan) -> tuple[str, int] | None:
-    """The MTU that is configured for a function that a userspace driver holds; its MAC is not known."""
+    """("", the configured MTU) of a device with a userspace driver: its MAC is unknown. None for a netdev."""
     return None if planned.device else ("", planned.mtu)
 
 
 def differences(planned: MovePlan, link: Link | None) -> list[str]:
-    """The differences of the device from the plan."""
+    """A text if `link` is not the device of the plan."""
     if link and planned.device and not devices.is_same(planned.device, link):
         return [f'"{link.name}" is not the device "{planned.device["name"]}" of the host']
     return []
 
 
 def carrier(planned: MovePlan) -> tuple[str, bool]:
-    """The device itself, while it is on the host."""
+    """(the name of the device on the host, False): there is no other netdev in the sandbox."""
     return planned.device.get("name", ""), False

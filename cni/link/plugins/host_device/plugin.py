@@ -1,4 +1,4 @@
-"""host-device: it moves a device of the host into the sandbox, and restores it later (cni.link.plugins.host_device.moved).
+"""host-device: it moves a device of the host into a sandbox, and later restores it (the module `moved`).
 
 Source: plugins/main/host-device of containernetworking/plugins for keys and results.
 """
@@ -45,7 +45,7 @@ KEYS = (
 
 
 class HostDeviceConfig(LinkConfig):
-    """The keys of KEYS, checked, and `device_id`: runtimeConfig.deviceID, a PCI address or auxiliary device."""
+    """The checked keys of KEYS, and `device_id`: runtimeConfig.deviceID, a PCI address or auxiliary device."""
 
     device: str
     hwaddr: str
@@ -106,7 +106,7 @@ carrier = moved.carrier
 
 
 def claim(config: HostDeviceConfig, request: Request, host: Rtnl, records: Records, named: Named) -> DeviceClaim:
-    """Find the attachment that has the device. If its sandbox ended without a DEL, the device is restored first.
+    """Find the attachment that has the device. A device whose sandbox ended without a DEL is restored first.
 
     There is no lock: the kernel lets only one of several concurrent ADDs move the device.
     """
@@ -152,7 +152,7 @@ def _found(config: HostDeviceConfig, pci: str, links: Sequence[Link]) -> Link | 
 
 
 def _pci_address(config: HostDeviceConfig) -> str:
-    """deviceID if it names a PCI function, otherwise pciBusID; "" when another selector, such as `device`, decides."""
+    """The selected PCI address: deviceID if given, else pciBusID; "" with another selector, or no PCI device."""
     if config.device or config.hwaddr or config.kernelpath:
         return ""
     if config.device_id:
@@ -161,12 +161,12 @@ def _pci_address(config: HostDeviceConfig) -> str:
 
 
 def _is_meant(config: HostDeviceConfig) -> Callable[[dict[str, Any]], bool]:
-    """A test of the `link` of a record: whether `config` selects that device, which is not on the host."""
+    """A predicate of the member `link` of a record: whether `config` selects its device, which is not on the host."""
     return lambda recorded: _selects(config, recorded, None, unknown=False)
 
 
 def plan(config: HostDeviceConfig, request: Request, facts: HostDeviceFacts) -> MovePlan:
-    """The move; the CniError says why it cannot be made."""
+    """Plan the move. Raises CniError, with the reason, when it cannot be made."""
     selected = config.selected()
     if not selected:
         raise InvalidConfig(
@@ -207,7 +207,7 @@ def _absent(selected: str, facts: HostDeviceFacts) -> InvalidConfig:
 def adopt(request: Request, host: Rtnl, inside: Rtnl | None) -> MovePlan | None:
     """The plan of a device that Go's plugin moved: its alias is its name on the host; the rest of its state is unknown.
 
-    Any link can have an alias. So a DEL adopts none that the configuration does not select; a CHECK names the difference.
+    Any link can have an alias. So a DEL adopts no link that the configuration does not select; CHECK reports it.
     """
     if inside is None:
         return None
@@ -236,7 +236,7 @@ def _stands_on_host(link: Link, host: Rtnl) -> bool:
 
 
 def differences(planned: MovePlan, config: HostDeviceConfig, link: Link | None, host: Rtnl, inside: Rtnl) -> list[str]:
-    """The differences of the device from the plan, and whether the configuration selects another one."""
+    """A text for each difference of the device from the plan and from the selector of the configuration."""
     found = moved.differences(planned, link)
     selected = config.selected()
     if selected and not _selects(config, planned.document(), link, unknown=True):
@@ -246,7 +246,7 @@ def differences(planned: MovePlan, config: HostDeviceConfig, link: Link | None, 
 
 
 def _selects(config: HostDeviceConfig, recorded: dict[str, Any], link: Link | None, unknown: bool) -> bool:
-    """Whether the selector with the highest precedence names the device of a record; `unknown` when nothing shows it."""
+    """Whether the selector with the highest precedence names the device of a record; `unknown` if unclear."""
     former = recorded["device"]
     if config.device:
         altnames = link.altnames if link else []
@@ -266,7 +266,7 @@ def _selects(config: HostDeviceConfig, recorded: dict[str, Any], link: Link | No
 
 
 def status(config: HostDeviceConfig, host: Rtnl, log: Log) -> Link | None:
-    """The device; None while another attachment has it; NotAvailable when the configured device does not exist."""
+    """The device; None if an attachment has it, or the request selects it. Raises NotAvailable if it is missing."""
     if not config.selected() or config.device_id:
         return None  # the device comes with each request
     pci = _pci_address(config)

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from cni.shared.kernel.links import Link, Rtnl
     from cni.shared.log import Log
 
-    Step = tuple[Any, ...]  # what it restores, as text; the function that restores it, and the arguments
+    Step = tuple[Any, ...]  # the name of the part to restore, the function that restores it, and the arguments
 
 PASSES, EXTRA = 16, 3
 TRANSIENT = frozenset((errno.EAGAIN, errno.EBUSY, errno.EINTR, errno.EIO, errno.ENOBUFS, errno.ENOMEM))
@@ -50,8 +50,8 @@ _SHOWN = 8
 
 
 class RefusedStep:
-    """The kernel refused to restore the part `what` of the state, or to read it (`is_read`). `is_transient`: a repetition of
-    the step may succeed without any other change."""
+    """A refusal of the kernel to restore the part `what` of the state, or to read it (`is_read`). `is_transient`: a
+    repetition may succeed without any other change."""
 
     def __init__(self, what: str, fault: OSError, is_read: bool = False) -> None:
         self.is_transient = is_read or fault.errno in TRANSIENT
@@ -69,7 +69,7 @@ def goes_on(passes: int, idle: int, refused: list[RefusedStep]) -> bool:
 def restore(planned: MovePlan, link: Link, host: Rtnl, log: Log) -> None:
     """Restore the device, which is on the host, to the state in the record; parts that are right are not written.
 
-    Unrestored when a later call can restore more, such as its name, which another link has.
+    Raises Unrestored when a later call can restore more, such as the name, while another link has that.
     """
     former = planned.device
     name, other = former["name"], None
@@ -99,7 +99,7 @@ def restore(planned: MovePlan, link: Link, host: Rtnl, log: Log) -> None:
 
 
 def _name_taken(name: str, other: Link) -> str:
-    """Why a device cannot have its name: the link `other` has it. With the first half of the remedy."""
+    """The reason why a device cannot get `name` back, which the link `other` has, with the first half of the remedy."""
     if other.name == name:
         return f"another link has that name; rename it (ip link set {name} name ...)"
     return f'link "{other.name}" has it as an alternative name; remove that (ip link property del dev {other.name} altname {name})'
@@ -108,7 +108,7 @@ def _name_taken(name: str, other: Link) -> str:
 def _restore_state(former: dict[str, Any], link: Link, host: Rtnl, log: Log) -> None:
     """Restore the state `former` of `link`, a device on the host, as far as the kernel allows.
 
-    Unrestored when a second call can restore more; permanent refusals are logged.
+    Raises Unrestored when a second call can restore more. Permanent refusals are logged.
     """
     try:
         refused = Restoration(former, link, host).run()
@@ -127,7 +127,7 @@ def _restore_state(former: dict[str, Any], link: Link, host: Rtnl, log: Log) -> 
 
 
 def _do(call: Callable[..., object], arguments: list[Any]) -> None:
-    """Call, and repeat at once after a transient refusal, because the order of calls is the order of addresses."""
+    """Run `call`, and repeat it at once after a transient refusal: the order of addresses is that of the calls."""
     try:
         call(*arguments)
     except OSError as fault:
@@ -160,7 +160,7 @@ class Restoration:
         self.came_up = False
 
     def run(self) -> list[RefusedStep]:
-        """Run passes until `goes_on` ends them; returns the refusals of the last. KernelError ENODEV when the device leaves."""
+        """Run passes until `goes_on` ends them. Returns the last refusals. Raises KernelError if the device leaves."""
         passes = idle = 0
         end = time.monotonic() + _DETECTION_SECONDS
         while True:
@@ -174,7 +174,7 @@ class Restoration:
                 return refused
 
     def _pass(self) -> tuple[bool, list[RefusedStep]]:
-        """Run all stages; returns whether a step succeeded, and the refusals."""
+        """Run all stages. Returns (whether a step succeeded, the refusals)."""
         done = False
         refused: list[RefusedStep] = []
         for what, stage in self._stages():
@@ -210,8 +210,8 @@ class Restoration:
         )
 
     def _await_detection(self, end: float) -> bool:
-        """Wait, at most until `end`, for duplicate address detection, during which the kernel refuses the address as the source
-        of a route. Returns whether one was running."""
+        """Wait for duplicate address detection, at most until `end`: meanwhile the kernel refuses the address as the
+        source of a route. Returns whether a detection was running."""
         was_examined = False
         while time.monotonic() < end and self._is_examined():
             was_examined = True
@@ -244,7 +244,7 @@ class Restoration:
                 yield f"removal of alternative name {name}", self.host.remove_altname, index, name
 
     def _alias(self) -> Iterator[Step]:
-        """The last step: until then the mark shows that the device is the one of the record, if its index is another now."""
+        """The step for the alias, the last: until then the alias is the mark that identifies the device."""
         if self._present().alias != self.former["alias"]:
             yield "alias", self.host.change_link, self.index, "", 0, "", self.former["alias"]
 
@@ -305,10 +305,10 @@ class Restoration:
             yield f"flags {wanted:#x}", self.host.request, NEWLINK, body
 
     def _addresses(self) -> Iterator[Step]:
-        """The missing addresses, in the kernel's order.
+        """The steps for the missing addresses, in the kernel's order.
 
-        An IPv6 address that is the source of a route must be usable when the route is set. So it is added without
-        duplicate detection, which it passed before the device left, and gets its former flags afterwards.
+        An IPv6 address that is the source of a route must be usable when the route is set. So such an address is added
+        without duplicate detection, which it passed before the device left, and gets its former flags afterwards.
         """
         saved = [Address(bytes.fromhex(text)) for text in self.saved["addresses"]]
         now = addresses.list_of(self.host, self.index) if saved else []
@@ -330,7 +330,7 @@ class Restoration:
                 yield what, self.host.request, raw_state.NEWADDR, again, REPLACE
 
     def _surplus(self) -> Iterator[Step]:
-        """Remove the prefix routes that the kernel added when the device came up, and that it did not have before."""
+        """The steps that remove unsaved prefix routes, which the kernel added when the device came up."""
         if not self.came_up:
             return
         wanted = {raw_state.identity_of(route) for route in self._saved_routes()}
@@ -341,7 +341,7 @@ class Restoration:
                 yield what, self.host.request, raw_state.DELROUTE, body
 
     def _routes(self) -> Iterator[Step]:
-        """The missing routes: those without a gateway first, then those that preceded others of the same key, in reverse order."""
+        """The steps for missing routes: first those without a gateway, last those ahead of others, in reverse order."""
         saved = self._saved_routes()
         if not saved:
             return
@@ -357,7 +357,7 @@ class Restoration:
             yield f"route {raw_state.destination_text(route)}", self._set_route, route, present, links
 
     def _saved_routes(self) -> list[dict[str, Any]]:
-        """The saved routes, with the present index of the device."""
+        """The saved routes, with the present index of the device in place of the former."""
         return [
             {**route, "legs": [[flags, weight, self.index if at == self.was else at, own] for flags, weight, at, own in route["legs"]]}
             for route in self.saved["routes"]
@@ -386,7 +386,7 @@ class Restoration:
             self.host.request(raw_state.NEWROUTE, body, flags)
 
     def _exchange(self, former: bytes | None, body: bytes, flags: int) -> None:
-        """Replace the route `former` by `body`; restore `former` when the kernel refuses."""
+        """Replace the route `former` by the route `body`; set `former` again when the kernel refuses."""
         if former:
             self.host.request(raw_state.DELROUTE, former)
         try:
@@ -405,7 +405,7 @@ class Restoration:
                 yield what, self.host.request, raw_state.NEWNEIGH, body, CREATE | REPLACE
 
     def _state_of_old(self) -> Iterator[Step]:
-        """Up, addresses and routes of a record of an older version, which kept them decoded."""
+        """The steps for a record of an older version, in which up, addresses and routes are decoded."""
         former, link = self.former, self.host.link(index=self.index)
         if link and link.up != former["up"]:
             yield "up", self.host.change_link, self.index, "", 0, "", None, former["up"]
@@ -416,7 +416,7 @@ class Restoration:
 
 
 def _is_due(route: dict[str, Any], present: list[dict[str, Any]]) -> bool:
-    """Whether the route is missing, or stands after routes of the same key that it preceded."""
+    """Whether the route is missing, or is now behind routes of the same key that it was ahead of."""
     like = [other for other in present if raw_state.key_of(other) == raw_state.key_of(route)]
     at = [number for number, other in enumerate(like) if raw_state.identity_of(other) == raw_state.identity_of(route)]
     if not at:
@@ -426,7 +426,7 @@ def _is_due(route: dict[str, Any], present: list[dict[str, Any]]) -> bool:
 
 
 def keep_others(saved: dict[str, Any], index: int, host: Rtnl) -> None:
-    """Set the IPv4 multipath routes again without the device `index`, which has left: the kernel drops the whole route."""
+    """Set the saved IPv4 multipath routes again without the device `index`, with which the kernel dropped them."""
     links = {link.index for link in host.links()} - {index}
     for route in saved["routes"]:
         legs = [leg for leg in route["legs"] if leg[2] in links]
