@@ -1,4 +1,4 @@
-"""A folder for each link plugin: its configuration, its plan (pure), and how it applies, checks and removes the plan."""
+"""The plugins, each a module or folder: configuration, plan (pure), and the code to apply, check and remove a plan."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ if TYPE_CHECKING:
     from cni.link.plugins.base import LinkPlugin
 
 LINK_PLUGINS = ("macvlan", "host-device", "sriov")
-EXECUTABLES = (*LINK_PLUGINS, "rdma", "whereabouts")  # each also with the prefix "railcni-"
+EXECUTABLES = (*LINK_PLUGINS, "rdma", "whereabouts")  # each is also installed as "railcni-" and its name
 
 
 def named(name: str) -> LinkPlugin:
-    """The link plugin `name`; only its module is loaded."""
+    """Load and return the module of the link plugin `name`. Raises LookupError for another name."""
     if name == "macvlan":
         from cni.link.plugins import macvlan  # a call has one link plugin
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from cni.shared.spec.request import Attachment, Request
 
     class Plan(Protocol):
-        """The decision of an ADD, complete before its first side effect."""
+        """The plan of an ADD: all its decisions, made before the first side effect."""
 
         @property
         def name(self) -> str:
@@ -37,17 +37,17 @@ if TYPE_CHECKING:
             """The PCI address for the result; "" for none."""
 
         def document(self) -> dict[str, Any]:
-            """The plan as the record keeps it; `load` reads it back."""
+            """The plan as a JSON object for the record, from which `load` makes the plan again."""
 
     class LinkPlugin(Protocol):
         """The steps that differ from plugin to plugin. Config, Facts and Plan are the plugin's own classes.
 
-        `host` and `inside` are route sockets: on the host, and in the sandbox.
+        `host` and `inside` are rtnetlink sockets: on the host, and in the sandbox.
         """
 
         NAME: str
         SHARES_NETDEV: bool  # the netdev stays on the host, and attachments share it
-        ONLY_OURS: str  # why another suite's plugin cannot end its attachments even without a sandbox; "": it can
+        ONLY_OURS: str  # the damage if another suite's plugin ends an attachment whose sandbox is gone; "": none
 
         @property
         def KEYS(self) -> Sequence[Key]:
@@ -75,52 +75,52 @@ if TYPE_CHECKING:
             """Make the plan, without I/O. Raises CniError, with the reason, when the attachment cannot be made."""
 
         def load(self, document: dict[str, Any]) -> Any:
-            """The plan in a record."""
+            """The plan that `Plan.document` has written to a record."""
 
         def adopt(self, request: Request, host: Rtnl, inside: Rtnl | None) -> Any:
-            """The plan of an attachment without a record (Go's plugin made it), as far as its link shows; None without one.
+            """The plan of an attachment of Go's plugin, without a record: made from its link, or from Go's files.
 
-            `inside` is None when the sandbox is gone.
+            None without these. `inside` is None when the sandbox is gone.
             """
 
         def apply(self, planned: Any, host: Rtnl, inside: Rtnl, sandbox: Namespace) -> Link | None:
-            """Bring the link into the sandbox, named and down; None for a device without a link (DPDK)."""
+            """Bring the link into the sandbox, with its name and down. Returns it, or None (DPDK, no link)."""
 
         def refused_up(self, planned: Any, fault: KernelError) -> str:
-            """The message that the kernel did not set the link up."""
+            """The error message for `fault`, by which the kernel refused to set the link up."""
 
         def remove(self, planned: Any, host: Rtnl, inside: Rtnl | None, log: Log) -> None:
             """Undo `apply`, also after a partial failure; this may be repeated. `inside` is None when the sandbox is gone.
 
-            Lingers while the link or device is in neither place, which only the kernel or a person can change.
+            Raises Lingers while the link or device is in neither place: only the kernel or a person can change this.
             """
 
         def recognises(self, planned: Any, inside: Rtnl) -> bool:
-            """Whether `inside` certainly has the plan's link: some kernels do not distinguish a namespace from a later one."""
+            """Whether `inside` certainly has the plan's link. Some kernels do not tell a namespace from a later one."""
 
         def lingers(self, planned: Any, host: Rtnl) -> bool:
-            """Whether the plan's link is in use in a sandbox that cannot be found, as far as the host's namespace shows."""
+            """Whether the host's namespace shows that the plan's link is in use in a sandbox that cannot be found."""
 
         def present(self, planned: Any, inside: Rtnl) -> Link | None:
             """The link in the sandbox, under any name; None when the sandbox does not have it."""
 
         def without_link(self, planned: Any) -> tuple[str, int] | None:
-            """The MAC and MTU of a device without a link in the sandbox (DPDK), "" and 0 if unknown; None for other plans."""
+            """(MAC, MTU) of a device without a link in the sandbox (DPDK), ("", 0) if unknown; None for other plans."""
 
         def differences(self, planned: Any, config: Any, link: Link | None, host: Rtnl, inside: Rtnl) -> list[str]:
-            """The differences of the link, or of the device without one, from the plan and from `config`.
+            """A text for each difference of the link, or of a device without a link, from the plan and from `config`.
 
-            `config` is the checked configuration of this call; a key that it does not have is not compared. Addresses,
+            `config` is the checked configuration of this call. Keys that are absent in it are not compared. Addresses,
             routes, MAC and MTU are compared in `cni.link.verbs.check`.
             """
 
         def carrier(self, planned: Any) -> tuple[str, bool]:
-            """The name of the netdev that carries the link's traffic, "" for none; and whether it is in the sandbox."""
+            """(the name of the netdev that carries the link's traffic, "" for none; whether it is in the sandbox)."""
 
         def status(self, config: Any, host: Rtnl, log: Log) -> Link | None:
             """Raise NotAvailable or LimitedConnectivity when an ADD could not be served now.
 
-            Otherwise return the netdev of the host that an ADD would use; None when it is away, or only the ADD decides.
+            Otherwise return the netdev of the host that an ADD would use; None when it is not there or not yet known.
             """
 
     Named = Callable[[str], LinkPlugin]
@@ -134,7 +134,7 @@ KEYS_OF_EACH = (  # the last keys of each link plugin
 
 
 class LinkConfig:
-    """The values of KEYS_OF_EACH."""
+    """The checked values of KEYS_OF_EACH, the keys that each link plugin has."""
 
     dad: bool
     ipam: dict[str, Any]
@@ -148,7 +148,7 @@ class RecordedPlan:
         self.__dict__.update(document)
 
     def document(self) -> dict[str, Any]:
-        """The plan as the record keeps it."""
+        """The plan as a JSON object for the record."""
         return dict(self.__dict__)
 
 
@@ -156,7 +156,7 @@ class DeviceClaim:
     """An ADD's claim of a device: a `with` block from before the plan until the record is written.
 
     `holder` is the attachment that has the device, or the path of a sandbox that Go's plugin attached; None: it is free.
-    `links` are those of the host, as far as the plugin has read them. `lock` keeps other ADDs from claiming the device.
+    `links` are the links of the host, () if they were not read. `lock` keeps other ADDs from claiming the device.
     """
 
     def __init__(self, lock: HeldLock | None = None) -> None:
@@ -173,17 +173,17 @@ class DeviceClaim:
 
 
 def keep_log(request: Request, log: Log) -> None:
-    """The `direct_log` of a plugin without keys for its log."""
+    """Leave `log` as it is: the `direct_log` of a plugin without keys for a log."""
 
 
 _UNKNOWN = (None, "")
 
 
 def differs(key: str, now: Any, was: Any, configured: Any = None) -> list[str]:
-    """At most one sentence about `key`.
+    """[a clause about `key`] if its value `now` differs from `was` or from `configured`; otherwise [].
 
-    None and "" are not compared: in `now` the kernel does not show the key, in `was` ADD left the key to the kernel, and
-    in `configured` the configuration does not have the key.
+    None and "" are not compared. In `now` they mean that the kernel does not show the key, in `was` that ADD left the
+    key to the kernel, in `configured` that the configuration does not have the key.
     """
     if now in _UNKNOWN:
         return []

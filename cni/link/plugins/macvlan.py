@@ -1,4 +1,4 @@
-"""macvlan: it makes a link with its own MAC on a master, inside the sandbox.
+"""The plugin macvlan: it makes a link with its own MAC on a master, inside the sandbox.
 
 Sources: plugins/main/macvlan of containernetworking/plugins for keys and results; drivers/net/macvlan.c for the
 kernel's refusals.
@@ -50,10 +50,10 @@ NAME = "macvlan"
 SHARES_NETDEV = True
 ONLY_OURS = ""
 MODES = ("bridge", "private", "vepa", "passthru")
-STANDS_FOR_ITS_LOWER = ("macvlan", "macvtap")  # as a master: netif_is_macvlan, macvlan_common_newlink
+STANDS_FOR_ITS_LOWER = ("macvlan", "macvtap")  # as a master: the link is put on its lower (macvlan_common_newlink)
 
 MOST_QUEUED = 1 << 16
-"""The largest `bcqueuelen` of a new link. The kernel takes any, and one queue is of all macvlans of a master: the node's memory."""
+"""The largest `bcqueuelen` of a new link. The kernel accepts any. All macvlans of a master share one queue."""
 
 KEYS = (
     Key(
@@ -144,9 +144,9 @@ def claim(config: MacvlanConfig, request: Request, host: Rtnl, records: Records,
 
 
 class MacvlanFacts:
-    """The result of `survey`: the master, the names of the netdevs of its namespace, and a link that already has the ifname.
+    """The result of `survey`: the master, or without one the names of the netdevs; a link that has the ifname already.
 
-    `reason` says why the node needs the master, which mode passthru would take from it; "" when it does not.
+    `reason` says why no network may have the link on the master, such as one that the node needs; "" when one may.
     """
 
     def __init__(
@@ -188,7 +188,7 @@ def _refused(device: Link, mode: str, host: Rtnl, log: Log | None) -> str:
     In mode passthru the kernel hands all frames of the netdev to the link (macvlan_handle_frame, drivers/net/macvlan.c), and
     gives the netdev each MAC that the link gets.
     """
-    if mode != "passthru" and device.lower_netnsid is None:  # it is one end of no pair
+    if mode != "passthru" and device.lower_netnsid is None:  # no end of a pair such as a veth
         return ""
     from cni.link.plugins import uplink  # only an ADD needs it
 
@@ -206,7 +206,7 @@ def _refused(device: Link, mode: str, host: Rtnl, log: Log | None) -> str:
 
 
 def _refusal(mode: str, master: Link, reason: str) -> str:
-    """The refusal of a master that the node needs, or that is another sandbox's, with the reason."""
+    """The message that refuses `master` for `reason`: the node needs it, or it belongs to another sandbox."""
     what, instead = f'master "{master.name}" is refused', "use another master"
     if mode == "passthru":
         what, instead = f'mode passthru is refused on master "{master.name}"', "use mode bridge, another master"
@@ -214,7 +214,7 @@ def _refusal(mode: str, master: Link, reason: str) -> str:
 
 
 def _of_host(master: Link, in_sandbox: bool, host: Rtnl, inside: Rtnl) -> Link | None:
-    """The netdev of the host that carries a macvlan of `master`; None when that netdev is in the sandbox, or elsewhere."""
+    """The netdev of the host that carries a macvlan of `master`; None when that netdev is in another namespace."""
     stands = master.kind in STANDS_FOR_ITS_LOWER
     if not in_sandbox:
         return host.link(index=master.lower_index) if stands and master.lower_netnsid is None else master
@@ -247,7 +247,7 @@ def _find_master(config: MacvlanConfig, where: Rtnl) -> Link | None:
 
 
 def plan(config: MacvlanConfig, request: Request, facts: MacvlanFacts) -> MacvlanPlan:
-    """The link to make on the master in `facts`, or the error that says why it cannot be made."""
+    """Plan the link on the master in `facts`. Raises CniError, with the reason, when it cannot be made."""
     master = facts.master
     where = "in the sandbox" if config.link_in_container else "on the host"
     if master is None:
@@ -296,7 +296,7 @@ def plan(config: MacvlanConfig, request: Request, facts: MacvlanFacts) -> Macvla
 
 
 def _planned_on(config: MacvlanConfig, request: Request, master: Link, derived: str) -> MacvlanPlan:
-    """The plan of a macvlan over `master`; `derived` is the MAC that the attachment gets without one of its own."""
+    """The plan of a macvlan over `master`; `derived` is the MAC if none is configured."""
     passthru = config.mode == "passthru"
     return MacvlanPlan(
         {
@@ -329,9 +329,9 @@ def _derived_mac(request: Request, boot_id: str) -> str:
 
 
 def adopt(request: Request, host: Rtnl, inside: Rtnl | None) -> MacvlanPlan | None:
-    """The plan of a link that Go's plugin made: a macvlan of that name on the master that is configured now.
+    """The plan of a link that Go's plugin made, found by its name, on the master that is configured now.
 
-    For CHECK it describes the link as it is: without a record only the configuration is compared.
+    For CHECK the plan describes the link as it is: without a record only the configuration can be compared.
     """
     link = inside.link(name=request.attachment.ifname) if inside else None
     if inside is None or link is None:
@@ -347,7 +347,7 @@ def adopt(request: Request, host: Rtnl, inside: Rtnl | None) -> MacvlanPlan | No
 
 
 def _as_it_is(link: Link, in_sandbox: bool, host: Rtnl, inside: Rtnl) -> MacvlanPlan:
-    """The plan that matches the link."""
+    """The plan that describes `link` as it is."""
     return MacvlanPlan(
         {
             "name": link.name,
@@ -366,7 +366,7 @@ def _as_it_is(link: Link, in_sandbox: bool, host: Rtnl, inside: Rtnl) -> Macvlan
 
 
 def apply(planned: MacvlanPlan, host: Rtnl, inside: Rtnl, sandbox: Namespace) -> Link:
-    """Make the link in the sandbox, with its name and down; KernelRefused says why the kernel did not make it.
+    """Make the link in the sandbox, with its name and down. Raises KernelRefused, with the reason of the kernel.
 
     `planned.lower` is set to the kernel's value. If this differs from the plan, the policy is checked again.
     """
@@ -454,7 +454,7 @@ def present(planned: MacvlanPlan, inside: Rtnl) -> Link | None:
 
 
 def recognises(planned: MacvlanPlan, inside: Rtnl) -> bool:
-    """Whether a link of `inside` is certainly that of the plan, by its temporary name or by its MAC."""
+    """Whether `inside` certainly has the link of the plan, recognised by its temporary name or by its MAC."""
     return any(
         owns(planned, link) and (link.name == planned.temporary or planned.mac in ("", link.mac))
         for link in inside.links()
@@ -464,8 +464,8 @@ def recognises(planned: MacvlanPlan, inside: Rtnl) -> bool:
 def remove(planned: MacvlanPlan, host: Rtnl, inside: Rtnl | None, log: Log) -> None:
     """Remove the plan's link from the sandbox, under any name; a missing link is no error.
 
-    Lingers while the link is up elsewhere: the kernel has not yet removed it with its sandbox, or the pod has moved it
-    into another namespace.
+    Raises Lingers while the link is up elsewhere: the kernel has not yet removed it with its sandbox, or the pod has
+    moved it into another namespace.
     """
     removed = False
     others = []
@@ -492,20 +492,20 @@ def remove(planned: MacvlanPlan, host: Rtnl, inside: Rtnl | None, log: Log) -> N
 
 
 def lingers(planned: MacvlanPlan, host: Rtnl) -> bool:
-    """Whether the link is up in some namespace, and answers for its addresses, as its master shows.
+    """Whether the master shows that the link is still up in some namespace, and answers for its addresses.
 
-    With a master in the sandbox, the link may also be on a netdev of the host; otherwise no netdev of the host has its MAC.
-    A MAC that is not derived proves nothing: another attachment may have it by now.
+    A netdev of the host also carries some links whose master is in the sandbox. For the others, no netdev of the host
+    receives the MAC. A MAC that is not derived proves nothing: another attachment may have it by now.
     """
     return planned.macIsDerived and host.receives(planned.lower, planned.mac)
 
 
 def without_link(planned: MacvlanPlan) -> None:
-    """A macvlan always is a link."""
+    """None: a macvlan always has a link."""
 
 
 def differences(planned: MacvlanPlan, config: MacvlanConfig, link: Link | None, host: Rtnl, inside: Rtnl) -> list[str]:
-    """The differences of the link from the plan and from the configuration. The default `master` is not compared: it may change."""
+    """A text for each difference of the link from plan and configuration. The default `master` is left out."""
     if link is None:
         return []
     if link.kind != "macvlan":
@@ -546,7 +546,7 @@ def _master(planned: MacvlanPlan, config: MacvlanConfig, link: Link, host: Rtnl,
 
 
 def _lower_name(link: Link, host: Rtnl, inside: Rtnl) -> str:
-    """The device below the link: its name, if that is known."""
+    """The name of the device below the link; "index N" if the name is not known."""
     lower = _lower(link, host, inside)
     return lower.name if lower else f"index {link.lower_index}"
 
@@ -556,14 +556,14 @@ def _lower(link: Link, host: Rtnl, inside: Rtnl) -> Link | None:
 
 
 def carrier(planned: MacvlanPlan) -> tuple[str, bool]:
-    """The master."""
+    """(the name of the master, whether it is in the sandbox)."""
     return planned.master, planned.inSandbox
 
 
 def status(config: MacvlanConfig, host: Rtnl, log: Log) -> Link | None:
-    """The master; NotAvailable without one, LimitedConnectivity when it is down or has no carrier."""
+    """The master; None if it is in the sandbox. Raises NotAvailable or LimitedConnectivity when no ADD can use it."""
     if config.link_in_container:
-        return None  # each sandbox has its own
+        return None  # each sandbox has its own master
     master = _find_master(config, host)
     if master is None and not config.master:
         raise NotAvailable("there is no default route to take the master from: name the netdev in the key `master`")

@@ -1,4 +1,4 @@
-"""rdma: in a chain after sriov or host-device, it also moves the verbs device of the netdev into the sandbox.
+"""The plugin rdma: after sriov or host-device in a chain, it moves the verbs device of the netdev into the sandbox too.
 
 A DEL brings the verbs device back before the netdev, because a chain is undone from its end.
 
@@ -6,12 +6,12 @@ Only in RDMA's exclusive netns mode does a verbs device belong to one namespace.
 its verbs devices back (rdma_dev_exit_net, drivers/infiniband/core/device.c). This plugin keeps its own record and lock
 of an attachment, since the link plugin of the chain may be of another suite.
 
-Go's rdma-cni ends its attachments by this file on the node (pkg/cache and pkg/types):
+Go's rdma-cni writes a file on the node for each attachment, and reads it to end the attachment (pkg/cache, pkg/types):
 
     /var/lib/cni/rdma/NETWORK-CONTAINERID-IFNAME    JSON: containerRdmaDevName, the verbs device's name in the sandbox;
                                                     sandboxRdmaDevName, the same on the host; deviceID, version
 
-Sources: k8snetworkplumbingwg/rdma-cni for keys and the cache that is read; rdma-system(8) for the modes.
+Sources: k8snetworkplumbingwg/rdma-cni for keys and this file; rdma-system(8) for the modes.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ _NO_RDMA = "this kernel has no RDMA: load ib_core and the NIC's RDMA driver, or 
 
 
 def device_name(value: Any) -> str:
-    """A reader: the name of a device."""
+    """A reader of configuration values: the name of a device."""
     if "/" in string(value):
         raise ValueError("want the name of one device, without /")
     return str(value)
@@ -106,7 +106,7 @@ class Passed(result.Result):
 
 
 def call(request: Request, log: Log) -> result.Result | None:
-    """Serve `request`; the result of an ADD, None for every other verb."""
+    """Serve `request`. Returns the result of an ADD, None for every other verb."""
     arguments = request.member("args")
     of_cni = member(arguments, "cni") if isinstance(arguments, dict) else None
     if isinstance(of_cni, dict) and member(of_cni, "debug") is True:
@@ -119,7 +119,7 @@ def call(request: Request, log: Log) -> result.Result | None:
 
 
 def read(request: Request) -> RdmaConfig:
-    """The checked configuration; InvalidConfig with all faults."""
+    """The checked configuration. Raises InvalidConfig, which names all faults."""
     config = RdmaConfig()
     faults: list[Fault] = []
     fill(config, KEYS, request.config, faults)
@@ -162,7 +162,7 @@ def _previous(request: Request) -> Passed:
 
 
 def _exclusive(kind: type[CniError]) -> Rdma:
-    """RDMA netlink of this namespace; an error of `kind` when the mode is shared, or the kernel has no RDMA."""
+    """Open RDMA netlink in this namespace. Raises `kind` when the netns mode is shared, or the kernel has no RDMA."""
     try:
         rdma = Rdma()
         mode = rdma.netns_mode()
@@ -176,7 +176,7 @@ def _exclusive(kind: type[CniError]) -> Rdma:
 def _find(
     config: RdmaConfig, passed: Passed, request: Request, sandbox: Sandbox, host: Rdma, records: Records
 ) -> tuple[RdmaDevice, str]:
-    """The verbs device to move, and the device that it belongs to ("" when it was named itself)."""
+    """(the verbs device to move, the name of its parent device; "" if the key `verbsDevice` selects the device)."""
     name, parent = config.verbs_device, ""
     if not name:
         parent = config.device_id or _parent(passed, request, sandbox)
@@ -204,9 +204,9 @@ def _find(
 
 
 def _permit(device: str, parent: str, sandbox: Sandbox) -> None:
-    """InvalidConfig when the node does not allow networks the verbs device, or its netdev on the host carries the node's own traffic.
+    """Raise InvalidConfig when the policy does not allow the verbs device, or the node needs its netdev on the host.
 
-    Where the netdev is in the sandbox already, the plugin that moved it has asked.
+    If the netdev is already in the sandbox, the plugin that moved it has checked both.
     """
     from cni.link.plugins import uplink  # only an ADD needs these
     from cni.link.plugins.host_device import moved  # only an ADD needs it
@@ -228,7 +228,7 @@ def _permit(device: str, parent: str, sandbox: Sandbox) -> None:
 
 
 def _parent(passed: Passed, request: Request, sandbox: Sandbox) -> str:
-    """The device that the netdev of the attachment belongs to, "0000:3b:00.2"; InvalidConfig when nothing shows it."""
+    """The parent device of the attachment's netdev, "0000:3b:00.2". Raises InvalidConfig when nothing shows it."""
     name = request.attachment.ifname
     for interface in passed.interfaces:
         if interface.name == name and interface.sandbox and interface.pci_id:
@@ -277,7 +277,7 @@ def delete(request: Request, records: Records, log: Log) -> None:
 
 
 def _give_back(record: dict[str, Any], request: Request, log: Log) -> None:
-    """Bring the verbs device of `record` back to the host, under its name."""
+    """Bring the verbs device of `record` back to the host, under its former name."""
     if record["bootID"] != node.boot_id():
         return
     sandbox = sandboxes.of_record(record, request)
@@ -287,7 +287,7 @@ def _give_back(record: dict[str, Any], request: Request, log: Log) -> None:
 
 
 def _bring_back(name: str, index: int, sandbox: Sandbox, log: Log) -> None:
-    """Move the verbs device with this index, or for index 0 with this name, out of the sandbox, if the sandbox has it."""
+    """Move the verbs device `index` (0: the one named `name`) from the sandbox to the host, if the sandbox has it."""
     with netns.own() as home, sandbox.namespace.entered():
         try:
             inside = Rdma()
@@ -310,7 +310,7 @@ def _bring_back(name: str, index: int, sandbox: Sandbox, log: Log) -> None:
 
 
 def _give_back_unrecorded(request: Request, log: Log) -> None:
-    """Bring back the verbs device that Go's rdma-cni has moved, by the cache that it left."""
+    """Bring back the verbs device that Go's rdma-cni has moved, which its file names, and remove the file."""
     path = f"{_GO_CACHE}/{'-'.join(request.attachment.key())}"
     name = _cached_name(path)
     if not name:
@@ -328,7 +328,7 @@ def _give_back_unrecorded(request: Request, log: Log) -> None:
 
 
 def _cached_name(path: str) -> str:
-    """The name of the verbs device that Go's plugin has moved, "" without its file `path`; IoFailure when that cannot be read."""
+    """The verbs device that Go's file `path` names; "" without the file. Raises IoFailure when it cannot be read."""
     try:
         document = codec.loads_foreign(files.read_regular(path, _MOST_BYTES, os.O_NOFOLLOW, private=True))
         name = member(document, "containerRdmaDevName") if isinstance(document, dict) else None
@@ -345,7 +345,7 @@ def _cached_name(path: str) -> str:
 
 
 def check(request: Request, records: Records, log: Log) -> None:
-    """AttachmentDiffers when the verbs device is not in the sandbox, or the configuration names another one."""
+    """Raise AttachmentDiffers when the verbs device is not in the sandbox, or the configuration names another one."""
     config = read(request)
     _previous(request)
     with sandboxes.opened(request) as sandbox:
@@ -399,6 +399,6 @@ def gc(request: Request, records: Records, log: Log) -> None:
 
 
 def status(request: Request, records: Records, log: Log) -> None:
-    """Raises NotAvailable when no verbs device can be moved."""
+    """Raise NotAvailable when no verbs device can be moved."""
     read(request)
     _exclusive(NotAvailable)

@@ -1,17 +1,18 @@
-"""The links that no network may take unless the policy lists them: the one judgement of host-device, sriov, rdma, macvlan in
-mode passthru, the device plugin and doctor.
+"""The links that no network may take unless the policy lists them. host-device, sriov, rdma, macvlan in mode passthru,
+the device plugin and doctor ask this module.
 
-By its kind: the host's end of a sandbox, a bridge, a tunnel (`by_kind`). The node's own traffic to what it cannot lose:
+A link is refused for its kind (`by_kind`): the host's end of a sandbox, a bridge, a tunnel. It is also refused when it
+carries traffic that the node needs:
 
     a default route    the best of the main table, and of each table that a rule without a selector leads to, with each
                        next hop; also the large prefixes that replace one (`routes.default_routes`)
     the API server     the route to each address of KUBECONFIGS, as the kernel chooses it
-    the node's address the link that has the address from which these routes lead
+    the node's address the link that has the source address of these routes
     a routing daemon   a route by a gateway that it has set, such as that of BGP
     storage            the route to each server of NFS, iSCSI and NVMe over Fabrics that this network namespace uses
 
-Another route in a table for packets with a source or mark, or with a worse metric, carries nothing of this. Beside the link itself
-those below it count: a VLAN's or macvlan's lower link, the ports of a bridge or bond.
+A route with a worse metric, or in a table only for packets with a source or mark, does not count. The links below such
+a link are refused too: the lower link of a VLAN or macvlan, the ports of a bridge or bond.
 """
 
 from __future__ import annotations
@@ -44,16 +45,16 @@ _IN_IP = ("gre", "gretap", "ip6gre", "ip6gretap", "erspan", "ip6erspan", "ipip",
 TUNNELS = (*_IN_IP, "vxlan", "geneve", "xfrm", "wireguard", "ovpn", "tun", "l2tpeth", "gtp", "bareudp", "amt")
 _MOST_BYTES = 1 << 20
 
-Way = tuple[int, str]  # the index of a link, and what it carries
+Way = tuple[int, str]  # the index of a link, and a text: the traffic that it carries
 
 
 def needed(
     device: Link, links: Sequence[Link], host: Rtnl, bodies: Sequence[bytes] = (), advertised: bool = True
 ) -> str:
-    """Why no network may take `device`, one of the node's `links`; "" when one may, or the policy allows it.
+    """Why no network may take `device`, one of the node's `links`; "" when a network may, or the policy lists it.
 
     `bodies` are all routes of the host, which are read if they are not given. Without `advertised`, a default route that a
-    router has advertised to the device itself does not count. KernelError.
+    router has advertised to the device itself does not count. Raises KernelError.
     """
     reason = by_kind(device, host)
     if not reason:
@@ -63,11 +64,11 @@ def needed(
 
 
 def others(device: Link, host: Rtnl) -> str:
-    """Why no network may have a link on `device`, also one that takes nothing away from it; "" when one may, or the policy
-    allows it.
+    """Why no network may have a link on `device`, even one that leaves the device its traffic; "" when a network may,
+    or the policy lists it.
 
-    On the host's end of a sandbox such a link would be in one wire with the pod: it could answer for the pod's gateway, and
-    get all that the pod sends.
+    On the host's end of a sandbox such a link would share a wire with the pod: it could answer for the pod's gateway,
+    and receive all frames that the pod sends.
     """
     return _unless_listed(device, _end_of_sandbox(device, host))
 
@@ -79,8 +80,8 @@ def _unless_listed(device: Link, reason: str) -> str:
 
 
 def by_kind(device: Link, host: Rtnl) -> str:
-    """Why a link of this kind belongs to the node or to a sandbox, or "". A NIC, bond or VLAN does not, nor does a pair whose other
-    end is here, or outside of a node that is a container itself."""
+    """Why the kind of `device` shows that it belongs to the node or to a sandbox, or "". A NIC, bond or VLAN does not,
+    nor does a veth whose peer is in this namespace, or outside of a node that is itself a container."""
     if device.kind in BRIDGES:
         return f'"{device.name}" is a bridge of the node'
     if device.kind in TUNNELS:
@@ -114,7 +115,7 @@ def _is_of_sandbox(nsid: int, host: Rtnl) -> bool:
 
 
 def ways(host: Rtnl, bodies: Iterable[bytes], but_advertised_to: int = 0) -> list[Way]:
-    """What links carry of the node's own traffic; without the default routes that a router has advertised to one link."""
+    """The links that carry the node's own traffic. Default routes advertised to `but_advertised_to` do not count."""
     bodies = list(bodies)
     found = default_routes(host, bodies)
     used = in_use([r for r in found if (r.index, r.protocol) != (but_advertised_to, routes.RA_PROTOCOL)])
@@ -127,8 +128,8 @@ def ways(host: Rtnl, bodies: Iterable[bytes], but_advertised_to: int = 0) -> lis
 
 
 def default_routes(host: Rtnl, bodies: Iterable[bytes]) -> list[KernelRoute]:
-    """Of the routes `bodies` the default routes of the tables in which a packet without source and mark is looked up, once
-    for each next hop, and those of the main table in any case: a VPN's own packets go by it. KernelError."""
+    """The default routes in `bodies`, one for each next hop, of the tables for packets without source and mark. Those
+    of the main table always count, because a VPN's own packets use it. Raises KernelError."""
     every, found = routes.default_routes(host, bodies), []
     for rules, is_ipv6 in zip(ip_rules.unconditional(host), (False, True), strict=True):
         own = [route for route in every if (":" in route.dst) is is_ipv6]
@@ -142,10 +143,10 @@ def default_routes(host: Rtnl, bodies: Iterable[bytes]) -> list[KernelRoute]:
 
 
 def in_use(defaults: Sequence[KernelRoute]) -> list[KernelRoute]:
-    """Of default routes those that the kernel prefers, with each of their next hops (pure).
+    """The default routes that the kernel prefers among `defaults`, with each of their next hops (pure).
 
-    Routers advertise a default route to each link unasked. Such a route counts in the absence of a configured one, and if
-    the node has no other way: it has no IPv4 default route, or no other link has a default route of IPv6.
+    Routers advertise a default route to each link unasked. Such a route counts only without a configured one, and only
+    if the node has no other way: it has no IPv4 default route, or no other link has an IPv6 default route.
     """
     groups: dict[tuple[int, str], list[KernelRoute]] = {}
     for route in defaults:
@@ -165,7 +166,7 @@ def in_use(defaults: Sequence[KernelRoute]) -> list[KernelRoute]:
 
 
 def carried(device: Link, links: Sequence[Link], ways: Sequence[Way]) -> str:
-    """What `device`, one of `links`, carries of `ways`, itself or below another link; "" for nothing (pure)."""
+    """A clause on the first of `ways` through `device`, itself or below another link; "" for none (pure)."""
     known = {link.index: link for link in links}
     for index, text in sorted(ways, key=lambda way: way[0] != device.index):
         if index in known and device.index in with_those_below(index, links):
@@ -174,13 +175,13 @@ def carried(device: Link, links: Sequence[Link], ways: Sequence[Way]) -> str:
 
 
 def said(device: str, carrier: str, text: str) -> str:
-    """The reason that `device` is needed: `carrier` is it, or is on top of it."""
+    """The reason why `device` is needed: `carrier`, which is `device` or on top of it, carries traffic (`text`)."""
     above = "" if carrier == device else f', on top of "{device}",'
     return f'"{carrier}"{above} {text.format(carrier)}'
 
 
 def text_of(route: KernelRoute) -> str:
-    """What the link of a default route carries; a "{}" in it stands for the link."""
+    """The text of a default route for a `Way`, in which "{}" stands for the name of the link."""
     via = f" via {route.gw}" if route.gw else ""
     metric = f", metric {route.priority}" if route.priority else ""
     table = "main" if route.table == routes.MAIN_TABLE else str(route.table)
@@ -211,10 +212,11 @@ def _to_storage(host: Rtnl) -> Iterator[Way]:
 
 
 def storage_servers(net: str = "/proc/net", classes: str = "/sys/class") -> Iterator[tuple[str, str]]:
-    """The address and the kind of each server of storage that the node has mounted or logged in to, once for each connection.
+    """Yield (address, kind) of each storage server that the node has mounted or logged in to, once for each connection.
 
-    CIFS, Ceph and storage of user space have no such short lists. Sources: fs/nfs/client.c (nfs_server_list_show),
-    drivers/scsi/scsi_transport_iscsi.c, drivers/nvme/host/fabrics.c (nvmf_get_address).
+    CIFS, Ceph and user-space storage are left out: the kernel has no short list of their servers. Sources:
+    fs/nfs/client.c (nfs_server_list_show), drivers/scsi/scsi_transport_iscsi.c, drivers/nvme/host/fabrics.c
+    (nvmf_get_address).
     """
     for line in _text(f"{net}/nfsfs/servers").splitlines()[1:]:
         octets = bytes.fromhex(line.split()[1])
@@ -227,7 +229,7 @@ def storage_servers(net: str = "/proc/net", classes: str = "/sys/class") -> Iter
 
 
 def _of_addresses(host: Rtnl, sources: Sequence[str]) -> Iterator[Way]:
-    """The links that have these addresses; "" is none."""
+    """Yield a `Way` for each link that has an address of `sources`, in which "" is no address."""
     wanted = {address_of(source)[1] for source in sources if source}
     for address in addresses.all_of(host) if wanted else ():
         if address.local in wanted and address.index != routes.LOOPBACK:
@@ -242,7 +244,7 @@ def _text(path: str) -> str:
 
 
 def servers_of(kubeconfig: str) -> list[str]:
-    """The addresses of the API servers in the text of a kubeconfig, JSON or YAML (pure); a name is not looked up."""
+    """The IP addresses of the API servers in the text of a kubeconfig, JSON or YAML; host names are left out (pure)."""
     found = []
     for after in kubeconfig.split("server")[1:]:
         scheme, _, rest = after.partition("://")

@@ -1,4 +1,4 @@
-"""whereabouts, the IPAM plugin: the one file through which `cni` calls the package `ipam` in this process."""
+"""The plugin whereabouts (IPAM): the calls of the other plugins into the package `ipam`, in this process."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ if TYPE_CHECKING:
 
 
 def call(request: Request, log: Log) -> Result | None:
-    """Serve `request`; the result of an ADD, None for every other verb."""
+    """Serve `request`. Returns the result of an ADD, None for every other verb."""
     from ipam import plugin  # a network without addresses loads no IPAM
 
     return plugin.call(request, log)
 
 
 def faults(request: Request) -> list[Fault]:
-    """The faults of the configuration that `request` has for it."""
+    """The faults of the IPAM configuration in `request`."""
     from ipam import config, flatfile  # a network without addresses loads no IPAM
 
     found: list[Fault] = []
@@ -38,14 +38,14 @@ def may_hold(request: Request, records: Records) -> bool:
 
 
 def is_pending(attachment: Attachment, records: Records) -> bool:
-    """Whether the release of the attachment's addresses is pending, since the store could not be reached."""
+    """Whether the release of the attachment's addresses is pending, because the store could not be reached."""
     from ipam import upkeep  # a network without addresses loads no IPAM
 
     return upkeep.is_pending(attachment, records)
 
 
 def found_in_use(addresses: Iterable[str], records: Records) -> None:
-    """Let this node avoid `addresses`, which other hosts use, for a while."""
+    """Remember that other hosts use `addresses`, so that this node avoids them for some minutes."""
     from ipam import memory  # a network without addresses loads no IPAM
 
     for address in addresses:
@@ -61,7 +61,7 @@ def keep_open() -> None:
 
 
 def open_files() -> int:
-    """How many descriptors `keep_open` has kept: a lease file has two, for its lock and for SQLite."""
+    """The number of file descriptors that `keep_open` keeps. A lease file has two, for its lock and for SQLite."""
     from ipam.stores import base  # a network without addresses loads no IPAM
     from ipam.stores.file import database  # a network without addresses loads no IPAM
 

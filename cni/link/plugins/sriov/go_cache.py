@@ -1,4 +1,4 @@
-"""The files of Go's sriov-cni on the node: its attachments are ended by them, and its VFs are not claimed.
+"""Read the files of Go's sriov-cni on the node, to end its attachments and to leave their VFs unclaimed until then.
 
     /var/lib/cni/sriov/CONTAINERID-IFNAME    the network's configuration, its keys as sriov-cni spells them, with
                                              VFID, Master and OrigVfState, the former state of the VF
@@ -30,7 +30,7 @@ DIRECTORY = "/var/lib/cni/sriov"
 _MOST_BYTES = 1 << 20
 _PROTOCOLS = {0x8100: "802.1q", 0x88A8: "802.1ad"}
 _STATES = {0: "auto", 1: "enable", 2: "disable"}
-_SET = {  # the keys that a configuration sets, for each key that it may have
+_SET = {  # for each key of a configuration, the settings of the VF that it changes
     "vlan": ("vlan", "vlanQoS", "vlanProto"),
     "min_tx_rate": ("min_tx_rate", "max_tx_rate"),
     "max_tx_rate": ("min_tx_rate", "max_tx_rate"),
@@ -41,7 +41,7 @@ _SET = {  # the keys that a configuration sets, for each key that it may have
 
 
 def holder(pci: str) -> str:
-    """The path of the sandbox to which Go's plugin has given the VF; "" without one, or if it is gone."""
+    """The path of the sandbox to which Go's plugin has given the VF; "" if there is none, or it is gone."""
     try:
         path = _content(f"pci/{pci}").decode("utf-8", "surrogateescape")
     except FileNotFoundError:
@@ -50,9 +50,9 @@ def holder(pci: str) -> str:
 
 
 def plan(attachment: Attachment) -> tuple[dict[str, Any], list[str]] | None:
-    """The plan of an attachment that Go's plugin made, as sriov's records have it, and the files that go with it.
+    """(the plan of an attachment of Go's plugin, in the form of sriov's records; the names of its files in DIRECTORY).
 
-    None when there is no such attachment; IoFailure when its file cannot be read.
+    None when there is no such attachment. Raises IoFailure when its file cannot be read.
     """
     name = f"{attachment.container_id}-{attachment.ifname}"
     try:
@@ -113,7 +113,7 @@ def _member(state: dict[str, Any], key: str, kind: type[T]) -> T:
 
 
 def forget(names: Sequence[str], sandbox: str) -> None:
-    """Remove the files of an attachment that has ended; that of the VF only while it names this `sandbox`."""
+    """Remove the files `names` of an attachment that has ended, the file of its VF only if that names `sandbox`."""
     for name in names:
         try:
             if name.startswith("pci/") and _content(name).decode("utf-8", "surrogateescape") != sandbox:

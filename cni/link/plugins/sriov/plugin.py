@@ -1,9 +1,9 @@
-"""sriov: it sets a virtual function (VF) through its PF, moves it into the sandbox, and restores it later.
+"""sriov: it configures a virtual function (VF) through its PF, moves it into a sandbox, and restores it later.
 
 A VF is identified by its PCI address. ADD makes the settings before the move, and DEL restores them after the move back,
 so a pod never sees another VLAN. The record stays until all is restored. A VF of a userspace driver (DPDK) is not moved.
 
-Sources: k8snetworkplumbingwg/sriov-cni for keys, defaults and results, and its issue 219 for what a late DEL must not reset.
+Sources: k8snetworkplumbingwg/sriov-cni for keys, defaults and results; its issue 219 for what a late DEL keeps.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ LOG_LEVELS = ("panic", "error", "warning", "info", "verbose", "debug")
 
 
 def pci_address(value: Any) -> str:
-    """A reader: a PCI address."""
+    """A reader of configuration values: a PCI address."""
     if not sysfs.is_pci_address(string(value)):
         raise ValueError("want the PCI address of a VF, such as 0000:3b:00.2")
     return str(value).lower()
 
 
 def vlan_protocol(value: Any) -> str:
-    """A reader: the protocol of a VLAN."""
+    """A reader of configuration values: the protocol of a VLAN."""
     return str(one_of("802.1q", "802.1ad")(string(value).lower()))
 
 
@@ -79,7 +79,8 @@ OF_PF = ("vlan", "vlanQoS", "vlanProto", "min_tx_rate", "max_tx_rate", "spoofchk
 
 
 class SriovConfig(LinkConfig):
-    """The checked values of KEYS; a key of OF_PF is None or "" if absent. `mac` is the MAC of the source that wins."""
+    """The checked values of KEYS; a key of OF_PF is None or "" if absent. `mac` comes from runtimeConfig, else
+    from CNI_ARGS, else from the configuration."""
 
     pci: str
     vlan: int | None
@@ -96,7 +97,7 @@ class SriovConfig(LinkConfig):
     logFile: str
 
     def settings(self) -> dict[str, Any]:
-        """The settings for the PF to make, each complete, in the form of cni.shared.kernel.vfs; without the MAC."""
+        """The settings to make through the PF, each complete, in the form of cni.shared.kernel.vfs; without the MAC."""
         found: dict[str, Any] = {}
         if self.vlan is not None:
             found |= {"vlan": self.vlan, "vlanQoS": self.vlanQoS or 0, "vlanProto": self.vlanProto or "802.1q"}
@@ -135,7 +136,7 @@ def _contradictions(config: SriovConfig) -> list[Fault]:
 
 
 def direct_log(request: Request, log: Log) -> None:
-    """Give `log` the file and level of the network, if they are valid; a file that the node's policy does not allow is not written."""
+    """Give `log` the file and level of the network, if they are valid and the node's policy allows the file."""
     level = request.member("logLevel")
     level = "verbose" if level == "info" else level
     if level in levels.LEVELS:
@@ -157,10 +158,10 @@ class SriovFacts(moved.MoveFacts):
 
 
 class SriovPlan(devices.MovePlan):
-    """The move, and the settings `wanted` from the PF. DEL restores the `keys` of `former`, the former state of the VF.
+    """The plan of a move, and of the settings `wanted` from the PF. DEL restores `keys` of `former`, the former state.
 
-    `mac` is the MAC to set, or ""; `told` has the MAC and MTU for the result if there is no netdev. For an attachment
-    that Go's plugin made, `cache` has its files in the cache of that plugin, and `sandbox` its sandbox.
+    `mac` is the MAC to set, or ""; `told` is [MAC, MTU] for the result if there is no netdev. For an attachment of Go's
+    plugin, `cache` has the names of its files (go_cache), and `sandbox` the path of its sandbox.
     """
 
     wanted: dict[str, Any]
@@ -181,7 +182,7 @@ carrier = moved.carrier
 
 
 def claim(config: SriovConfig, request: Request, host: Rtnl, records: Records, named: Named) -> DeviceClaim:
-    """Take the VF's lock, and find the attachment that has the VF, as `_holder` does."""
+    """Lock the VF, and find the attachment that has it (`_holder`)."""
     if not config.pci:
         return DeviceClaim()
     claimed = DeviceClaim(records.locked_device(config.pci))
@@ -218,7 +219,7 @@ def survey(
 
 
 def _holder(pci: str, request: Request, host: Rtnl, records: Records, named: Named) -> Attachment | str:
-    """The attachment that has the VF. If a sandbox ended without a DEL, its VF is restored first."""
+    """The attachment, or Go's sandbox, that has the VF, or "". Restores a VF whose sandbox ended without a DEL."""
     every = devices.recorded(request.attachment, records, pci)
     found = ((a, record) for a, record in every if record["link"]["pci"] == pci)
     holder, _ = moved.holder_of(found, request, host, records, named)
@@ -291,7 +292,7 @@ def _refuse_unfit(config: SriovConfig, selected: str, facts: SriovFacts) -> None
 
 
 def adopt(request: Request, host: Rtnl, inside: Rtnl | None) -> SriovPlan | None:
-    """The plan of a VF that Go's plugin attached, by the cache that it left."""
+    """The plan of a VF that Go's plugin attached, read from the files of that plugin; None without them."""
     found = go_cache.plan(request.attachment)
     if found is None:
         return None
@@ -305,7 +306,7 @@ def adopt(request: Request, host: Rtnl, inside: Rtnl | None) -> SriovPlan | None
 
 
 def apply(planned: SriovPlan, host: Rtnl, inside: Rtnl, sandbox: Namespace) -> Link | None:
-    """Set the VF through its PF, move it, and give it its MAC."""
+    """Configure the VF through its PF, move it, and set its MAC. Returns its netdev; None without one (DPDK)."""
     function = vf.find(planned.pci, host) if planned.keys else None
     if function:
         vf.settle(function, planned.wanted, host)
@@ -317,14 +318,14 @@ def apply(planned: SriovPlan, host: Rtnl, inside: Rtnl, sandbox: Namespace) -> L
 
 
 def without_link(planned: SriovPlan) -> tuple[str, int] | None:
-    """The MAC and MTU of a VF that a userspace driver holds."""
+    """(MAC, MTU) of a VF that a userspace driver holds; None for a VF with a netdev."""
     return None if planned.device else (planned.told[0], planned.told[1])
 
 
 def remove(planned: SriovPlan, host: Rtnl, inside: Rtnl | None, log: Log) -> None:
     """Bring the VF back to the host and restore its state; a repeated call continues the first.
 
-    Lingers, and resets nothing, while the VF is in a sandbox that cannot be found: the pod would be on another VLAN.
+    Raises Lingers, and resets nothing, while the VF is in a sandbox that cannot be found: its VLAN must not change.
     """
     try:
         if not planned.returned:
@@ -349,7 +350,7 @@ def _give_back(planned: SriovPlan, host: Rtnl, inside: Rtnl | None, log: Log) ->
 
 
 def differences(planned: SriovPlan, config: SriovConfig, link: Link | None, host: Rtnl, inside: Rtnl) -> list[str]:
-    """The differences of the VF from the plan and from the configuration."""
+    """A text for each difference of the VF from the plan and from the configuration."""
     found = moved.differences(planned, link)
     if config.pci and config.pci != planned.pci:
         return [*found, f"deviceID is {planned.pci}, configured is {config.pci}"]
@@ -366,9 +367,9 @@ def differences(planned: SriovPlan, config: SriovConfig, link: Link | None, host
 
 
 def status(config: SriovConfig, host: Rtnl, log: Log) -> Link | None:
-    """The VF's netdev, while it is on the host. NotAvailable when this node has no such VF."""
+    """The VF's netdev; None while it is not on the host. Raises NotAvailable when this node has no such VF."""
     if not config.pci:
-        return None  # it comes with each request
+        return None  # the VF comes with each request
     if not sysfs.is_pci(config.pci) or sysfs.is_physical_function(config.pci):
         raise NotAvailable(f'deviceID "{config.pci}" is no VF of this node: correct the key, or make the VFs')
     links = host.links()

@@ -2,8 +2,8 @@
 
 A VF has the MAC of its netdev and the administrative MAC, which the PF keeps. Drivers differ: some VFs take over the
 administrative MAC at once or when their driver is loaded, some refuse any other MAC while there is one (igb, i40e:
-drivers/net/ethernet/intel), and for some the two are independent (mlx5). So the netdev's MAC is set first; if that is
-refused, the administrative MAC is removed for it. Both are read until they are right.
+drivers/net/ethernet/intel), and for some the two are independent (mlx5). So the netdev's MAC is set first. If the
+driver refuses, the administrative MAC is removed before another try. Both are read until they are right.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _AGAIN_SECONDS = 0.1
 
 
 class VirtualFunction:
-    """A VF as its PF sees it: the PF's netdev `pf`, the `number` there, and `state`, as cni.shared.kernel.vfs describes it."""
+    """A VF as its PF sees it: the PF's netdev `pf`, the VF's `number`, and its `state` (cni.shared.kernel.vfs)."""
 
     def __init__(self, pf: Link, number: int, state: dict[str, Any]) -> None:
         self.pf = pf
@@ -52,7 +52,7 @@ def find(pci: str, host: Rtnl) -> VirtualFunction | None:
 
 
 def settle(function: VirtualFunction, wanted: dict[str, Any], host: Rtnl) -> None:
-    """Make the wanted settings that differ from the VF's; KernelRefused names the key."""
+    """Make those settings `wanted` that the VF does not have. Raises KernelRefused, which names the key."""
     for setting in vfs.SETTINGS:
         if setting[0] in wanted and any(wanted[key] != function.state[key] for key in setting):
             try:
@@ -65,7 +65,7 @@ def settle(function: VirtualFunction, wanted: dict[str, Any], host: Rtnl) -> Non
 
 
 def give_mac(mac: str, function: VirtualFunction | None, link: Link | None, inside: Rtnl, host: Rtnl) -> None:
-    """Give the VF `mac`: `link`, its netdev in the namespace of `inside`, and the PF for it; KernelRefused."""
+    """Set the MAC of the VF's netdev `link`, in the namespace of `inside`, and in the PF. Raises KernelRefused."""
     end = time.monotonic() + MAC_SECONDS
     first = True
     while True:
@@ -116,7 +116,7 @@ def _has_mac(mac: str, function: VirtualFunction | None, link: Link | None, insi
 
 
 def clear(pci: str, keys: list[str], former: dict[str, Any], host: Rtnl) -> None:
-    """Restore the settings `keys` of the VF, in reverse order; KernelRefused.
+    """Restore the settings `keys` of the VF to `former`, in reverse order. Raises KernelRefused.
 
     A different administrative MAC is only removed, so that the netdev's MAC can be restored.
     """
@@ -135,7 +135,7 @@ def clear(pci: str, keys: list[str], former: dict[str, Any], host: Rtnl) -> None
 
 
 def finish(pci: str, keys: list[str], former: dict[str, Any], host: Rtnl) -> None:
-    """Restore the VF's administrative MAC, unless it has it; KernelRefused when another setting is not restored."""
+    """Restore the VF's administrative MAC. Raises KernelRefused when one of `keys` is still not restored."""
     end = time.monotonic() + MAC_SECONDS
     while True:
         function = find(pci, host)
@@ -159,7 +159,7 @@ def _not_as_it_was(
 
 
 def differences(function: VirtualFunction, wanted: dict[str, Any], configured: dict[str, Any]) -> list[str]:
-    """The settings of the VF that differ from ADD's (`wanted`) or from the configuration, as far as its driver shows them."""
+    """A text for each setting shown by the VF's driver that differs from ADD's (`wanted`) or from the configuration."""
     return [
         text
         for key, now in function.state.items()
