@@ -1,1 +1,1 @@
-"""Rails of a group: one index of addresses for all rails of a container."""
+"""Rail groups: a container gets addresses with the same index on all rails of its group."""

@@ -1,4 +1,4 @@
-"""One index for all rails of a group: the addresses of an index, and the choice of an index. No I/O but the store's.
+"""The same index on all rails of a group: the addresses of an index, and the choice of an index. No I/O.
 
 The index n of a pod stands for the address n of every range of every rail, counted from the start of its CIDR: with the
 ranges 192.168.0.0/24 and 192.168.1.0/24 index 5 is 192.168.0.5 and 192.168.1.5. An index can be given when every range
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
     from ipam.config import IpamConfig
     from ipam.leases import Want
 
-MOST_ADDRESSES = 48  # of a group: its claim is one transaction, and etcd allows 128 comparisons in one
+MOST_ADDRESSES = 48  # of a group, which are claimed in one transaction: etcd allows 128 comparisons there
 
 
 class Group:
-    """The rails of a group, as a network of it defines them: the needs of each rail, and the indexes that all can give.
+    """The rails of a group, as one network of the group defines them: the needs of all rails, and the common indexes.
 
-    `index` is the number of the network's own rail, and `own` are its needs. `needs` are those of all rails, and `space`
-    has the indexes as addresses from 0 on.
+    `index` is the number of the network's own rail, `own` has the needs of this rail, `needs` those of all rails.
+    `space` has the indexes that all rails can give, as addresses from 0 on.
     """
 
     __slots__ = ("_before", "index", "name", "needs", "own", "space")
@@ -46,7 +46,7 @@ class Group:
         return sorted({need.pool for need in self.needs})
 
     def of_own(self, values: list[int]) -> list[int]:
-        """The part for `own` of `values`, which has one for each of `needs`."""
+        """The values for `own` among `values`, which has a value for each of `needs`."""
         return values[self._before : self._before + len(self.own)]
 
     def ask(self, index: int) -> None:
@@ -88,7 +88,7 @@ class Group:
 
 
 def group_of(rail: Rail, config: IpamConfig) -> Group:
-    """The group of a network whose rails have the same index; InvalidConfig with all faults of rail.ranges."""
+    """The group of a network whose rails have the same index. Raises InvalidConfig with all faults of rail.ranges."""
     faults: list[Fault] = []
     rails = needs_of(rail, config, faults)
     refuse(faults)
@@ -98,7 +98,7 @@ def group_of(rail: Rail, config: IpamConfig) -> Group:
 def needs_of(rail: Rail, config: IpamConfig, faults: list[Fault]) -> list[list[Need]]:
     """The needs of each rail of the group; the faults of rail.ranges go to `faults`.
 
-    The next hops of this network's routes are kept back. Those of the other rails are known only if rail.ranges exclude them.
+    The next hops of this network's routes are kept back. Those of other rails are not, unless rail.ranges exclude them.
     """
     next_hops = [parse_address(route.gw) for route in config.routes if route.gw]
     scope = config.network_name if config.overlap else None

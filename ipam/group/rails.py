@@ -1,13 +1,13 @@
 """A container's rails in a group that gives a pod one index on all rails (rail.addressing: same-index).
 
-The addresses of all rails are leased together to the container. The first rail's ADD claims them in one step, all or none,
-so an index that is taken on one rail is given on no rail. The ADDs of the other rails find their addresses leased. The last
-rail's DEL releases them. The leases have the network "@GROUP" and the ifname "rails of GROUP", which no network and no link
-can have. The node has a record of the group with this name and its own lock. The record is that of ipam.records with two
-more members:
+The addresses of all rails are leased together to the container. The first rail's ADD claims them in one step, all or
+none, so an index that is taken on one rail is given on no rail. The ADDs of the other rails find their addresses
+leased. The last rail's DEL releases them. The leases have the network "@GROUP" and the ifname "rails of GROUP", which
+no network and no link can have. Under these names the node keeps a record of the group, with its own lock: the record
+of ipam.records with two more members:
 
     members    [network, ifname, rail, time of the ADD in ns since 1970] of each rail with an ADD and no DEL yet
-    complete   whether all addresses were claimed: before that, no ADD of a member returns
+    complete   whether all addresses are claimed: until then, no ADD of a member returns
 
 The order of the writes ensures that after a kill a later call can finish:
 
@@ -16,12 +16,12 @@ The order of the writes ensures that after a kill a later call can finish:
 
 An ADD returns when the claim is complete. Until then the index may change; later it stays while another rail is a member.
 
-If the record is lost, DEL makes it again from the records of the container's links, without addresses: those are in the
-store. So the addresses of all rails still stay until the last rail's DEL. (Therefore our plugins must make all of a pod's
-links in a group.) If those records are lost too, or another suite made the links, nothing shows which rails are attached.
-Then DEL frees the container's leases on its own rail, if the store can be reached. It records no pending release, since a
-later release could free addresses that are in use by then. The agent or `railcni ipam reclaim` frees the rest when the
-namespace is gone.
+If the record is lost, DEL makes it again from the records of the container's links, without addresses: these are in the
+store. So the addresses of all rails still stay until the last rail's DEL. (Therefore railcni's plugins must make all
+links of a pod in a group.) If the records of the links are lost too, or another suite made the links, nothing shows
+which rails are attached. Then DEL frees the container's leases on its own rail, if the store can be reached. A DEL that
+fails records no pending release, since a later release could free addresses that are in use by then. The agent or
+`railcni ipam reclaim` frees the rest when the namespace is gone.
 """
 
 from __future__ import annotations
@@ -59,18 +59,18 @@ if TYPE_CHECKING:
 
 
 def attachment_of(group: str, container_id: str) -> Attachment:
-    """The attachment, without a link, under which the leases of all rails of `group` are kept for a container."""
+    """The attachment (no real link) under which the leases of all rails of `group` are kept for a container."""
     return Attachment(f"{GROUP}{group}", container_id, f"rails of {group}")
 
 
 def holder_of(request: Request) -> Attachment | None:
-    """The attachment in the leases of the group that `request` names; None when it names none."""
+    """The attachment under which the group of `request` has its leases; None when `request` names no group."""
     name = rails_key.group_of(request.config)
     return attachment_of(name, request.attachment.container_id) if name else None
 
 
 def read(attachment: Attachment, records: Records) -> dict[str, Any] | None:
-    """The record of the group; None when there is none, or when its members are damaged."""
+    """The record of the group; None when it is missing or damaged."""
     record = read_record(attachment, records)
     if record is None:
         return None
@@ -85,16 +85,15 @@ def is_sound(entry: Any) -> bool:
 
 
 def listed(record: dict[str, Any] | None) -> list[Member]:
-    """The undamaged members of a record; none if the record is not of a group."""
+    """The undamaged members of a record; [] if the record is not of a group."""
     entries = (record or {}).get("members")
     return [entry for entry in entries if is_sound(entry)] if isinstance(entries, list) else []
 
 
 def of_links(group: str, container_id: str, records: Records) -> list[Member] | None:
-    """The container's rails of the group, from the records of our link plugins; None when one cannot be read.
+    """The container's rails of the group, from the records of railcni's link plugins; None when one cannot be read.
 
-    An empty list does not mean that the container has no rail: other link plugins keep no such records, and ours may be
-    lost.
+    [] does not mean that the container has no rail: other link plugins keep no such records, and records may be lost.
     """
     found: list[Member] = []
     faults: list[Fault] = []
@@ -117,7 +116,7 @@ def users(owner: Attachment, record: dict[str, Any] | None) -> list[Attachment]:
 
 
 def others(record: dict[str, Any] | None, attachment: Attachment) -> list[Member]:
-    """The members of the group other than this attachment; none after the release of all has begun."""
+    """The members of the group other than this attachment; [] after the release of all addresses has begun."""
     listed = record["members"] if record and not record["pending"] else []
     return [m for m in listed if (m[0], m[1]) != (attachment.network, attachment.ifname)]
 
@@ -132,7 +131,7 @@ def has(record: dict[str, Any] | None, attachment: Attachment) -> bool:
 def add(
     group: Group, config: IpamConfig, attachment: Attachment, owner: Owner, records: Records
 ) -> tuple[dict[str, Any], list[int]]:
-    """(the store, the addresses of the rail), of the index that the container has in the group, or of a new one."""
+    """(the store, the addresses of this rail): those of the container's index in the group, or of a new index."""
     store_ref = call.ref_of(config, group)
     shared = owner.attachment = attachment_of(group.name, attachment.container_id)
     _ask(group, config)
@@ -162,7 +161,7 @@ def add(
 
 
 def _check(group: Group, record: dict[str, Any] | None, others: Sequence[Member]) -> None:
-    """InvalidConfig when the container has this rail already, or rails of another group with the same name."""
+    """Raise InvalidConfig when the container has this rail already, or rails of another group with the same name."""
     for network, ifname, index, _ in others:
         if index == group.index:
             raise InvalidConfig(
@@ -183,7 +182,7 @@ def narrowed(store_ref: dict[str, Any], group: Group) -> dict[str, Any]:
 
 
 def _ask(group: Group, config: IpamConfig) -> None:
-    """Restrict the group to the index of the requested address, if there is one; InvalidConfig when it cannot be given."""
+    """Restrict the group to the index of a requested address. Raises InvalidConfig when the index cannot be given."""
     asked = {group.index_of(family, value): (family, value) for family, value, _ in config.requested}
     asked.pop(None, None)
     if not asked:
@@ -229,7 +228,7 @@ def _held(
 
 
 def _index(group: Group, found: Sequence[Lease]) -> int | None:
-    """The index of the leases `found`, which have one in common; None for none."""
+    """The common index of the leases `found`; None if there are no leases."""
     return group.index_of(*found[0].address) if found else None
 
 
@@ -242,7 +241,7 @@ def _claim(
     joined: list[Member],
     records: Records,
 ) -> list[int]:
-    """Lease the addresses of all rails to the container, and write that the claim is complete; returns the addresses."""
+    """Lease the addresses of all rails to the container, and record a complete claim. Returns the addresses."""
     shared = owner.attachment
     fixed = bool(record and record.get("complete") is True and len(joined) > 1)
     if record and fixed:
@@ -264,7 +263,7 @@ def _claim(
 
 
 def _keep(group: Group, found: Sequence[Lease]) -> None:
-    """Restrict the group to the index of the leases `found`, which other rails have; InvalidConfig if another is requested."""
+    """Restrict the group to the index of the other rails' leases. Raises InvalidConfig for a request of another."""
     index = _index(group, found)
     if index is None:
         return
@@ -289,9 +288,9 @@ def leave(
     cooldown: int,
     records: Records,
 ) -> dict[str, Any] | None:
-    """Remove the rail `attachment` from the members of `shared`; returns the record to release, for the last rail.
+    """Remove the rail `attachment` from the members of `shared`. Returns the record to release, or None.
 
-    `group` is that of the configuration, which is given if there is no record.
+    `group` is the group of the configuration; without a record, it is given.
     """
     if record is None:
         links = of_links(shared.network.removeprefix(GROUP), shared.container_id, records)
@@ -304,7 +303,7 @@ def leave(
         made_of = ", ".join(link[1] for link in links)
         records.log.warning(f"there is no record of {shared}: made again from the links {made_of}")
         new = document(stores.recorded(store_ref), (), Owner(shared), cooldown)
-        # concurrent DELs know of each other by it
+        # concurrent DELs learn of each other by this record
         records.write(shared, PART, {**new, "members": links, "complete": True})
         record = read(shared, records)
         assert record is not None  # noqa: S101  # it was just written
@@ -360,7 +359,7 @@ def differences(
     given: Mapping[tuple[int, int], str],
     records: Records,
 ) -> list[str]:
-    """The differences of this rail's leases from the addresses `given` in prevResult."""
+    """A text for each difference of this rail's leases from the addresses `given` in prevResult."""
     shared = attachment_of(group.name, attachment.container_id)
     found: list[str] = []
     with records.locked(shared, PART):
@@ -401,7 +400,7 @@ def gc(
     store_ref: dict[str, Any] | None,
     records: Records,
 ) -> list[CniError]:
-    """GC of `network` for groups: remove the members that the runtime does not list; with the last one release the leases."""
+    """GC of `network` for groups: remove unlisted members, and with the last one the leases. Returns the errors."""
     faults: list[CniError] = []
     silent: list[dict[str, Any]] = []
     for shared, record in group_records:
@@ -447,9 +446,9 @@ def _gc_one(
 def _is_gone(
     entry: Member, shared: Attachment, network: str, valid: set[Attachment], began: Began, records: Records
 ) -> bool:
-    """Whether the runtime's list lacks a member from before the call, and the member has no link any more.
+    """Whether the member `entry`, made before the call, is not in the runtime's list and has no link any more.
 
-    False while an operation holds the lock of its link.
+    False while an operation holds the lock of the member's link.
     """
     attachment = Attachment(entry[0], shared.container_id, entry[1])
     if entry[0] != network or attachment in valid or not began.is_after(entry[3]):
