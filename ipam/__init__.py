@@ -1,1 +1,1 @@
-"""railcni's IPAM side: ranges, the search for addresses, the stores and the plugin `whereabouts`."""
+"""railcni's IPAM: ranges, the search for addresses, the stores of leases, and the plugin `whereabouts`."""

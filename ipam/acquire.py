@@ -1,12 +1,12 @@
-"""Addresses for an attachment: propose them, claim them, and repeat both until a claim succeeds.
+"""Lease addresses to an attachment: propose addresses, claim them, and repeat both until a claim succeeds.
 
 An attempt is made in one session of the store. Its rules, in order:
 
-1. *Survey.* The store tells the leases of the attachment and of its pod (`Store.survey`). The lease rules (ipam.rules) keep
-   of them what the configuration still gives. The other needs get an address by the search plan (ipam.search).
+1. *Survey.* The store returns the leases of the attachment and of its pod (`Store.survey`). The lease rules
+   (ipam.rules) keep those that the configuration still gives. The other needs get an address by ipam.search.
 2. *Preference.* An address that the pod has just had, or that its annotation names, is proposed if it is free.
 3. *Place.* Otherwise the search begins at the lowest address of the range and takes the first free one: pods then have
-   addresses that people expect, and a store reads few blocks. But calls at once would all propose that address, so a lost
+   addresses that people expect, and a store reads few blocks. But concurrent calls all propose this address, so a lost
    claim moves the search to another place of the range, which differs by node and attachment (search.search_start).
    Where a store keeps pools as one object (`spreads` is false), all claims of a pool exclude one another: another place
    does not help, and the call waits instead.
@@ -16,8 +16,8 @@ An attempt is made in one session of the store. Its rules, in order:
    first 65,536. Then the search reads on, past full windows at `places` places at most, and at the last one to the end of
    the pool.
 5. *Never given* is an address that the node itself has. Given last are, in this order, addresses found in use on the wire,
-   and lost ones, if the store then says that they have no holder. Before a pool counts as exhausted, the leases of this node's
-   earlier boots are freed.
+   and addresses of lost claims, if the store then shows no holder. Before a pool counts as exhausted, the leases of
+   this node's earlier boots are freed.
 6. *Claim.* It gives up former leases and makes all new ones, or changes nothing. Before another attempt the call waits a
    random time, whose bound grows; after some seconds also about a second for each request of an attempt. A claim that the
    server left open is settled before other addresses are claimed.
@@ -42,20 +42,20 @@ if TYPE_CHECKING:
     from ipam.rules import Choice, Need
 
 CLAIM_SECONDS = 30.0
-CONTENDED_SECONDS = 200.0  # of attempts that lose to other claims: kubelet ends its call after 240
+CONTENDED_SECONDS = 200.0  # for attempts that lose to other claims: kubelet ends its call after 240
 _SPREAD, _SHARED = (0.0, 1.0), (0.005, 5.0)  # seconds of the first and the longest pause
-_UNKNOWN_TRIES = 3  # of claims that a fault of this node leaves open; a server has all the time to answer again
+_UNKNOWN_TRIES = 3  # for claims that a fault of this node leaves open; a server may answer until the deadline
 _PATIENT = 5.0  # seconds after which a call makes one request a second
 
 
 class Terms:
     """The terms of a claim, apart from its store, its needs and its owner.
 
-    `remember(wants, sequence)` is called before each claim, and when the leases exist already. The server may still execute
-    an earlier call's claim of the addresses in `recorded`. The addresses in `doubtful` are not kept, since their release may
-    still be under way. `preferred()` returns the addresses, (family, value), to give if they are free, the best first.
-    `free_earlier_boots`, `is_own` and `is_avoided` are those of the search plan. The claim ends within `seconds`; 0 stands
-    for CLAIM_SECONDS. `new`: the attachment never had a lease (ipam.stores.base.Store.survey).
+    `remember(wants, sequence)` is called before each claim, and when the leases exist already. An earlier call may have
+    claimed the addresses in `recorded`, and the server may still execute its claim. The addresses in `doubtful` are not
+    kept, since their release may still be under way. `preferred()` returns the addresses, (family, value), to give if
+    they are free, the best first. `free_earlier_boots`, `is_own` and `is_avoided` are passed to the search plan. The
+    claim ends within `seconds`; 0 stands for CLAIM_SECONDS. `new`: the attachment never had a lease (`Store.survey`).
     """
 
     __slots__ = (
@@ -94,12 +94,13 @@ class Terms:
 
 
 def acquire(store: Store, wanted: Sequence[Choice], owner: Owner, terms: Terms) -> list[int]:
-    """Lease an address for each need of `wanted` to `owner`, all or none; returns the addresses in the order of the needs.
+    """Lease an address for each need of `wanted` to `owner`, all or none. Returns the addresses in that order.
 
-    Each attempt has the seconds of `terms`: a store that answers an attempt works, and lost claims are no fault. A claim that
-    a server leaves open is made again within them.
-    Raises Exhausted when a pool has no free address; TryAgainLater when another attachment holds a requested address, or
-    when other claims succeed first for CONTENDED_SECONDS; and the errors of the store.
+    Each attempt has `terms.seconds`: a store that answers an attempt works, and lost claims are no fault. A claim that
+    a server leaves open is made again within this time.
+    Raises Exhausted when a pool has no free address; TryAgainLater
+    when another attachment holds a requested address, or when other claims succeed first for CONTENDED_SECONDS; and the
+    errors of the store.
     """
     began = time.monotonic()
     deadline = began + terms.seconds
@@ -133,7 +134,7 @@ def acquire(store: Store, wanted: Sequence[Choice], owner: Owner, terms: Terms) 
                         f"no address of {', '.join(need.pool for need in needs)} could be claimed within"
                         f" {last - began:g} s, because other attachments claim addresses there at the same time: retry"
                     )
-        unknown += 1  # `survey` of the next session shows whether the claim was made
+        unknown += 1  # the survey of the next session shows whether the claim succeeded
         repeats = repeats or Pauses(deadline)
         if (unknown >= _UNKNOWN_TRIES and not isinstance(answer.reason, Unreachable)) or not repeats.wait():
             raise answer.reason
@@ -157,7 +158,7 @@ class _Attempts:
         self._new = terms.new
 
     def once(self) -> list[int] | Taken | Unknown:
-        """Make one attempt in a session of the store; returns the addresses, or the store's answer if it made no lease."""
+        """Make one attempt in a session of the store. Returns the addresses, or the store's answer to a lost claim."""
         store, owner, terms, search = self._store, self._owner, self._terms, self._search
         found = store.survey(owner, search.windows(), self._new)
         planned = rules.plan(self._wanted, found.own, found.pods, owner, self._lost)
@@ -222,9 +223,10 @@ def _lost(
     taken: Sequence[Want],
     owner: Owner,
 ) -> list[Want]:
-    """The addresses in `taken` that the plan would have kept; TryAgainLater when one of them was requested.
+    """The addresses in `taken` that the plan would have kept. Raises TryAgainLater when one of them was requested.
 
-    A killed call's request may have made a lease of the owner or its pod after `survey`. The next plan keeps this lease.
+    The request of a killed call may have made a lease of the owner or its pod after the survey. The next plan keeps
+    this lease.
     """
     known = {lease.key() for lease in planned.given_up}
     lost = []

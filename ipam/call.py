@@ -1,4 +1,4 @@
-"""The code that a network and a group of rails share: the configuration, the owner, and the claim of addresses."""
+"""The code that single networks and groups of rails share: the configuration, the owner, and the claim of addresses."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _PREFERRED = "whereabouts.cni.cncf.io/preferred-ip"
 
 
 def configured(request: Request, log: Log) -> IpamConfig:
-    """The checked configuration, whose log file and level `log` gets."""
+    """The checked configuration. `log` gets its log file and level."""
     config = configuration.read(request)
     log.path, log.level, log.hidden = config.log_file, config.log_level, config.hidden
     for note in config.notes:
@@ -48,7 +48,7 @@ def configured(request: Request, log: Log) -> IpamConfig:
 
 
 def configured_rail(request: Request, log: Log) -> tuple[IpamConfig, Group | None]:
-    """The checked configuration, and the group of a rail that asks for the same index; None for any other network."""
+    """(the checked configuration, the group of a rail with addressing same-index; None for any other network)."""
     if not is_of_group(request):
         return configured(request, log), None
     from cni.shared import rail as rails_key  # most networks are no rail
@@ -63,10 +63,10 @@ def configured_rail(request: Request, log: Log) -> tuple[IpamConfig, Group | Non
 
 
 def permit(config: IpamConfig, group: Group | None) -> None:
-    """InvalidConfig when the node's policy does not let networks use a range, a static address or the network_name.
+    """Raise InvalidConfig when the policy does not let networks use a range, a static address or the network_name.
 
-    Only an ADD asks, and STATUS for it: what is attached can always be compared and deleted. Which store a network may
-    name is judged for every verb (ipam.source).
+    Only ADD and STATUS call this: an existing attachment can always be compared and deleted. The policy for stores
+    holds for every verb (ipam.source).
     """
     node_policy, name = policy.current(), config.network_name
     if not any(policy.matches(one, name) for one in node_policy.network_names):
@@ -106,12 +106,12 @@ def owner_of(request: Request, config: IpamConfig) -> Owner:
 
 
 def _printable(text: str) -> str:
-    """`text` with "?" for bytes that are not UTF-8, which a store could not keep."""
+    """`text` with "?" in place of bytes that are not UTF-8, which a store could not keep."""
     return text.encode("utf-8", "replace").decode()
 
 
 def reached(recorded: dict[str, Any], config: IpamConfig) -> dict[str, Any]:
-    """The description of the store that a record names; if the configuration names the same store, with its password."""
+    """The reference to the store of a record, with the password if the configuration names the same store."""
     if not stores.is_shared(recorded) or config.datastore != recorded.get("kind"):
         return recorded
     return stores.joined(recorded, stores.ref_of(config))
@@ -126,16 +126,16 @@ def claim(
     records: Records,
     of_group: dict[str, Any] | None = None,
 ) -> tuple[list[int], dict[str, Any] | None]:
-    """Lease an address for each need of `wanted` to `owner`; returns the addresses, and the record that names them.
+    """Lease an address for each need of `wanted` to `owner`. Returns (the addresses, the record that names them).
 
-    `record` is the present one, whose lock the caller holds; `of_group` are the members that a group adds to it.
+    `record` is the present record, whose lock the caller holds; `of_group` has the members that a group adds to it.
     """
     from ipam.acquire import Terms, acquire  # other verbs claim no address
     from ipam.rules import SharedLease  # other verbs claim no address
 
     if record is None:
         _refuse_own(wanted, config)
-    else:  # also when the clock was set back since
+    else:  # the sequence grows even if the clock was set back
         owner.sequence = max(owner.sequence, record["sequence"] + 1)
     store, record = _opened(owner, config, store_ref, record, records)
     is_shared = stores.is_shared(store_ref)
@@ -177,7 +177,7 @@ def claim(
 
 
 def _refuse_own(wanted: Sequence[Choice], config: IpamConfig) -> None:
-    """Raises TryAgainLater when an address that `wanted` requests is this node's own."""
+    """Raise TryAgainLater when an address that `wanted` requests is this node's own."""
     for need in [need for choice in wanted for need in choice.needs]:
         if need.requested is None or need.shared:
             continue
@@ -190,7 +190,7 @@ def _refuse_own(wanted: Sequence[Choice], config: IpamConfig) -> None:
 def _opened(
     owner: Owner, config: IpamConfig, store_ref: dict[str, Any], record: dict[str, Any] | None, records: Records
 ) -> tuple[Store, dict[str, Any] | None]:
-    """The store to claim in, and the present record, which may come back with a lost store."""
+    """(the store to claim in, the present record). A lost record of an AddressLease may be read back here."""
     restore = restorer(store_ref, records, owner)
     store = stores.open_store(store_ref, CREATE, restore, config.store_timeout, records.log.warning)
     store.cooldown = config.cooldown_seconds
@@ -203,7 +203,7 @@ def _opened(
 
 
 class _Draft:
-    """The record of an ADD, written before each claim. `shared` are the needs whose address other pods have too."""
+    """The record of an ADD, written before each claim. `shared` are the needs whose lease another attachment has."""
 
     __slots__ = ("_cooldown", "_members", "_owner", "_records", "_store_ref", "record", "shared")
 
@@ -222,7 +222,7 @@ class _Draft:
         self.shared: list[Need] = []
 
     def write(self, wants: Sequence[Want], sequence: int) -> None:
-        """Have the record name the addresses of `wants`, before they are claimed."""
+        """Write the record with the addresses of `wants`, before these are claimed."""
         owner = self._owner
         owner.sequence = sequence
         new = ipam_records.document(stores.recorded(self._store_ref), wants, owner, self._cooldown) | self._members
@@ -236,7 +236,7 @@ class _Draft:
 
 
 class _Proposals:
-    """The addresses that a call is about to claim. It locks each, so that other calls of this node propose other ones."""
+    """The addresses that a call is about to claim, each locked, so that other calls of this node propose others."""
 
     __slots__ = ("_locks", "_records")
 
@@ -245,7 +245,7 @@ class _Proposals:
         self._locks: dict[tuple[str, str], HeldLock] = {}
 
     def is_of_another(self, want: Want) -> bool:
-        """Lock the address of `want`, and return False; True if another call, which proposes it, has the lock."""
+        """Lock the address of `want` and return False; return True if another call has locked it already."""
         place = want.pool, want.text
         if place not in self._locks:
             lock = self._records.try_locked_address(*place)
@@ -260,7 +260,7 @@ class _Proposals:
 
 
 def _forget(attachment: Attachment, store: Store, records: Records, former: dict[str, Any] | None) -> None:
-    """If certainly nothing was claimed, replace the record of a failed ADD by the `former` one, or remove it if that is None.
+    """Put the `former` record (None: no record) in place of that of a failed ADD, if certainly nothing was claimed.
 
     A lost store is restored from the records, so no record may name an address that its attachment does not have.
     """
@@ -277,9 +277,8 @@ def _forget(attachment: Attachment, store: Store, records: Records, former: dict
 def _preferred(config: IpamConfig, pod: tuple[str, str, str], log: Log) -> list[tuple[int, int]]:
     """The addresses, (family, value), in the annotation of the pod (namespace, name, uid), the best first.
 
-    Empty if the pod cannot be read or the annotation is no list of addresses, with a line in the log; also if the pod has
-    another uid. Some builds of whereabouts read the same annotation: one address, which they give if it is free, and
-    ignore if not.
+    [] if the pod cannot be read or the annotation is no list of addresses, which is logged; also if the uid differs.
+    Some builds of whereabouts read the same annotation, with one address, and ignore it if the address is not free.
     """
     if not (config.preferred_ip_annotation and pod[1]):
         return []

@@ -1,6 +1,6 @@
-"""CHECK of the IPAM plugin: the store, prevResult and the configuration of the call are compared.
+"""CHECK of the IPAM plugin: compare the store, prevResult and the configuration of the call.
 
-A key that the configuration does not have is not compared.
+Keys that are absent in the configuration are not compared.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _OF_ROUTES = ("gw", "table", "priority", "mtu", "advmss", "scope")
 
 
 def check(request: Request, records: Records) -> None:
-    """Compare the store with prevResult, and prevResult with the configuration; AttachmentDiffers names all differences."""
+    """Compare the store with prevResult, and prevResult with the configuration. Raises AttachmentDiffers."""
     config, group = configured_rail(request, records.log)
     previous = request.member("prevResult")
     if previous is None:
@@ -66,7 +66,7 @@ def _lease_differences(
     ranges: Sequence[Range],
     records: Records,
 ) -> list[str]:
-    """The differences of the leases of `attachment` from the addresses `given` in its ranges, and from `ranges`."""
+    """Texts: where the leases of `attachment` differ from the addresses `given` by its ranges, and from `ranges`."""
     record = read_record(attachment, records)
     if config.borrowed and not record:
         raise InvalidConfig(config.borrowed)
@@ -101,7 +101,7 @@ def _lease_differences(
 
 
 def unlike(config: IpamConfig, expected: Result, version: str) -> list[str]:
-    """The parts of `config` that `expected`, the attachment's prevResult in this cniVersion, lacks."""
+    """A text for each part of `config` that `expected`, the attachment's prevResult in this cniVersion, lacks."""
     given = {host_of(a.address): a for a in expected.ips}
     found = []
     for static in config.addresses:
@@ -138,9 +138,9 @@ def unlike(config: IpamConfig, expected: Result, version: str) -> list[str]:
 def outside(
     held: Mapping[tuple[int, int], str], ranges: Sequence[Range], requested: Collection[tuple[int, int]]
 ) -> list[str]:
-    """The differences of the leased addresses `held` from the configured `ranges`: excluded, or another prefix length.
+    """A text for each leased address of `held` that `ranges` exclude, or that has another prefix length than its range.
 
-    `held` maps (family, value) to the text. An address in none of the ranges belongs to a former range: no difference.
+    `held` maps (family, value) to the text. An address in none of the ranges is of a former range: no difference.
     """
     found = []
     for key, text in held.items():
@@ -156,7 +156,7 @@ def outside(
 
 
 def elsewhere(held: Sequence[Lease], wanted: Sequence[Need]) -> list[str]:
-    """The leases in another pool than that of the configured range which contains them (network_name)."""
+    """A text for each lease whose pool is not that of the configured range with its address (another network_name)."""
     found = []
     for lease in held:
         pools = [n.pool for n in wanted if n.rng.family == lease.family and n.rng.contains(lease.value)]
@@ -166,7 +166,7 @@ def elsewhere(held: Sequence[Lease], wanted: Sequence[Need]) -> list[str]:
 
 
 def name_of(store: Mapping[str, Any]) -> str:
-    """The store of a description, in words."""
+    """The store of a description, as words for messages."""
     place = [*store.get("endpoints", ()), store.get("path") or store.get("prefix") or store.get("kubeconfig") or ""]
     return " ".join([str(store.get("kind")), *place]).rstrip()
 

@@ -1,8 +1,8 @@
 """The IPAM configuration: the `ipam` block, the flat file and the caller's requested addresses as one checked object.
 
 All faults are collected and reported at once, each with its key as it is written: `ipam.ipRanges[1].exclude[0]`,
-`CNI_ARGS IP`, or `PATH: gateway` for a key of the flat file at PATH. Keys are checked in three places: each value by its
-type in ipam.keys, ranges, addresses and routes in ipam.entries, and the keys together here (`_check_whole`,
+`CNI_ARGS IP`, or `PATH: gateway` for a key of the flat file at PATH. Keys are checked in three places: the type of each
+value in ipam.keys; ranges, addresses and routes in ipam.entries; combinations of keys here (`_check_whole`,
 `_choose_store`). Sources: whereabouts v0.9 (pkg/config, pkg/types); for `ips` and `args` the CNI project's CONVENTIONS.md.
 """
 
@@ -35,19 +35,19 @@ class IpamConfig:
 
     network: dict[str, Any]  # the whole configuration, with the link plugin's keys
     ranges: list[Range]  # each gives an address; the block's own range first
-    addresses: list[IPConfig]  # static ones, for every attachment
-    requested: list[Requested]  # by CNI_ARGS IP, runtimeConfig.ips, args.cni.ips: for this attachment
+    addresses: list[IPConfig]  # static addresses, which every attachment gets
+    requested: list[Requested]  # from CNI_ARGS IP, runtimeConfig.ips, args.cni.ips: for this attachment alone
     outside: list[Range]  # the last of `ranges`: one for each requested address that no range of the network holds
     gateways: list[tuple[int, int]]  # (family, value) of CNI_ARGS GATEWAY
     kept_back: list[tuple[int, int]]  # (family, value): gateways, next hops and static addresses, which no range gives
     routes: list[Route]
-    dns: dict[str, Any]  # the object of the spec, {} when the configuration says nothing
+    dns: dict[str, Any]  # the object of the CNI spec; {} when no key of DNS is given
     node: str  # this node's name
     slice_node: str  # the node whose slices the ranges are; "" for whole ranges (ipam.stores.ippool.slices)
     config_path: str  # the flat file that was read, or ""
     hidden: list[str]  # texts of a flat file that the network chose: no error may show them
-    borrowed: str = ""  # why the network may not name its store, by which only the recorded one is reached then
-    unnamed: Fault | None  # that of a Kubernetes pod without a named store
+    borrowed: str = ""  # why the network may not name its store; then only a recorded store is used
+    unnamed: Fault | None  # the fault of a configuration without a named store, for a Kubernetes pod
     notes: list[str]  # for the log: the keys that have no effect
     ip_ranges: Sequence[dict[str, Any]]  # as written; see ranges
     address_entries: Sequence[dict[str, Any]]  # as written; see addresses
@@ -80,13 +80,13 @@ class IpamConfig:
     configuration_path: str
 
     def range_of(self, family: int, value: int) -> Range | None:
-        """The first range whose CIDR holds the address."""
+        """The first range whose CIDR contains the address; None if there is none."""
         return next((r for r in self.ranges if r.family == family and r.contains(value)), None)
 
     def gateway_of(self, address: str, own: str = "") -> str:
         """The gateway for "address/length", "" for none.
 
-        The first of these that exists: that of CNI_ARGS in its subnet, `own`, the key `gateway` if it has the same family.
+        The first of these: a gateway of CNI_ARGS in the subnet, `own`, the key `gateway` if its family is the same.
         """
         if not (self.gateways or self.gateway):
             return own
@@ -100,8 +100,8 @@ class IpamConfig:
 def read(request: Request, files: Files = flatfile) -> IpamConfig:
     """The IPAM configuration of `request`.
 
-    InvalidConfig (7) has all faults; IoFailure (5) names a flat file that cannot be read. Only ADD and CHECK of a
-    Kubernetes pod refuse a configuration without a store: other verbs may have to clean up.
+    Raises InvalidConfig (7) with all faults, IoFailure (5) for a flat file that cannot be read. For a Kubernetes pod,
+    ADD and CHECK alone refuse a configuration without a store: other verbs may have to clean up.
     """
     faults: list[Fault] = []
     config = examine(request, files, faults)
@@ -110,7 +110,7 @@ def read(request: Request, files: Files = flatfile) -> IpamConfig:
 
 
 def examine(request: Request, files: Files, faults: list[Fault]) -> IpamConfig:
-    """Like `read`, but the faults go to `faults`; without faults the configuration is valid."""
+    """The IPAM configuration of `request`, as of `read`, but the faults go to `faults`. Without faults it is valid."""
     block = request.member("ipam")
     if not isinstance(block, dict):
         fault = "has no `ipam`" if block is None else "has an `ipam` that is no JSON object"
@@ -177,10 +177,11 @@ def _gateways(request: Request, faults: list[Fault]) -> list[tuple[int, int]]:
 
 
 def _requested(request: Request, config: IpamConfig, faults: list[Fault]) -> tuple[list[Requested], list[Range]]:
-    """The addresses that the caller requests, and a range for each of them that is in no range of the network.
+    """(the addresses that the caller requests, a range for each of these that no range of the network contains).
 
-    An address in two places counts once: Multus sends IP and `ips`. A pod's annotation may have chosen each of them. What
-    only the policy of the network refuses is a fault of an ADD: an attachment of before can be compared and deleted.
+    An address in two places counts once: Multus sends both IP and `ips`. A pod's annotation may have chosen each
+    address. Requests that only the network's configuration refuses are faults of an ADD alone: an existing attachment
+    can always be compared and deleted.
     """
     text = request.args.get("IP", "")
     asked = [("CNI_ARGS IP", part.strip()) for part in text.split(",") if text]
@@ -237,12 +238,12 @@ def _has_fixed_ranges(request: Request, config: IpamConfig) -> bool:
 
 
 def _way_out(request: Request, config: IpamConfig) -> str:
-    """How the network's author lets pods request an address outside of all ranges, when that is possible."""
+    """The remedy that lets pods request an address outside of all ranges; "" where the network cannot allow this."""
     return "" if _has_fixed_ranges(request, config) else ", or ipam.allow_outside_ranges in the network"
 
 
 def _excess(new: tuple[int, int], requested: Collection[tuple[int, int]], config: IpamConfig) -> str:
-    """The words of the fault if `new` is one address more than an attachment may request; "" if it is not."""
+    """The text of the fault if `new` is one address more than an attachment may request; "" if it may."""
     holding = [r for r in config.ranges if r.family == new[0] and r.contains(new[1])]
     where, most = f"in {holding[0]}" if holding else "outside of the ranges", config.requested_addresses
     others = [(f, v) for f, v in requested if f == new[0] and (f, v) != new]
@@ -257,7 +258,7 @@ def _excess(new: tuple[int, int], requested: Collection[tuple[int, int]], config
 
 
 def _never_given(rng: Range, value: int) -> str:
-    """Why a range does not give an address of its CIDR."""
+    """The reason why a range does not give an address of its CIDR, with the remedy."""
     if rng.first <= value <= rng.last:
         return f"is excluded from {rng}: want another address, or take it out of `exclude`"
     first, last = (format_address(rng.family, end) for end in (rng.first, rng.last))
@@ -265,7 +266,7 @@ def _never_given(rng: Range, value: int) -> str:
 
 
 def _strings(document: Any, key: str, faults: list[Fault]) -> list[tuple[str, str]]:
-    """The strings of the list at the dotted `key` of `document`, each with the name of its place."""
+    """(name for a fault, string) for each member of the list at the dotted `key` of `document`."""
     for name in key.split("."):
         document = member(document, name) if isinstance(document, dict) else None
     if document is None:
@@ -304,12 +305,12 @@ def _check_whole(request: Request, config: IpamConfig, source: Source, faults: l
 
 
 def datastore(config: IpamConfig) -> str:
-    """The kind of store: the value of the key, or without it the kind whose address is configured."""
+    """The kind of store: the key `datastore`, or without the key the kind whose server is configured, or "file"."""
     return config.datastore or ("kubernetes" if config.kubeconfig else "etcd" if config.etcd_host else "file")
 
 
 def missing_key(config: IpamConfig) -> str:
-    """The key that names the server of the configured store, when it is not given; otherwise ""."""
+    """The key that names the server of the configured store, if this key is missing; otherwise ""."""
     key = DATASTORES.get(config.datastore, "")
     return "" if not key or getattr(config, key.rpartition(".")[2]) else key
 

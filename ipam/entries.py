@@ -1,6 +1,6 @@
-"""The parts of an IPAM configuration that have several keys each: ranges, static addresses, routes.
+"""Read the parts of an IPAM configuration that are objects: ranges, static addresses, routes.
 
-Each function reads JSON objects, adds a fault for each that is invalid, and returns the valid ones.
+Each function adds a fault to `faults` for each invalid object, and returns the valid objects.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from cni.shared.config import Key
 
     T = TypeVar("T")
-    Where = Callable[[str], str]  # from the name of a key to its name in a fault (ipam.source.Source.where)
+    Where = Callable[[str], str]  # gives the name of a key in a fault (ipam.source.Source.where)
 
 
 class RangeEntry:
@@ -32,7 +32,7 @@ class RangeEntry:
 
 
 def attempt(read: Callable[[str], T], text: str, key: str, faults: list[Fault]) -> T | None:
-    """`read(text)`; or None and a fault under the name `key`, when it raises ValueError."""
+    """Return `read(text)`. When it raises ValueError, add a fault under the name `key`, and return None."""
     try:
         return read(text)
     except ValueError as fault:
@@ -43,7 +43,7 @@ def attempt(read: Callable[[str], T], text: str, key: str, faults: list[Fault]) 
 def read_own_range(
     own: RangeEntry, where: Where, kept_back: Sequence[tuple[int, int]], notes: list[str], faults: list[Fault]
 ) -> list[Range]:
-    """The block's own range, when it has one, without the addresses in `kept_back`."""
+    """[the block's own range], without the addresses in `kept_back`; [] if the block has none."""
     if own.range:
         rng = _range(own, where, kept_back, notes, faults)
         return [rng] if rng else []
@@ -60,7 +60,7 @@ def read_ranges(
     notes: list[str],
     faults: list[Fault],
 ) -> list[Range]:
-    """The ranges that are the members of the list `name`, each without the addresses in `kept_back`."""
+    """The ranges of `documents`, the members of the list `name`, without the addresses in `kept_back`."""
     entries = _filled(documents, name, RangeEntry, RANGE_KEYS, notes, faults)
     ranges = [_range(entry, prefix.__add__, kept_back, notes, faults) for prefix, entry in entries]
     return [r for r in ranges if r]
@@ -74,8 +74,8 @@ def _filled(
     notes: list[str],
     faults: list[Fault],
 ) -> Iterator[tuple[str, T]]:
-    """The valid ones of `documents`, the members of the list `name`, read by `table`; each with the prefix of its keys in a
-    fault."""
+    """Yield (prefix of the keys in a fault, object) for each valid one of `documents`, which are the members of the
+    list `name` and have the keys of `table`."""
     for i, document in enumerate(documents):
         prefix, entry, before = f"{name}[{i}].", make(), len(faults)
         fill(entry, table, document, faults, prefix)
@@ -124,7 +124,7 @@ def _bounds(
     where: Where,
     faults: list[Fault],
 ) -> tuple[int | None, int | None]:
-    """The first and the last address, None for a key that is absent; bounds outside of the range, or out of order, are faults."""
+    """(first address, last address), None for an absent key. Bounds outside of the range or out of order are faults."""
     for name, bound in (("range_start", start), ("range_end", end)):
         if bound and not (bound[0] == whole.family and whole.contains(bound[1])):
             faults.append(Fault(where(name), getattr(entry, name), f"want an address of the range {whole}"))

@@ -1,6 +1,6 @@
-"""The node's files that the IPAM configuration depends on: the flat file, the host name, and where a path leads.
+"""Read the files of the node for the IPAM configuration: the flat file and the host name; and follow paths.
 
-A network's `dataDir` leads only to a directory of railcni, never to another program's.
+The `dataDir` of a network may lead only to a directory of railcni, never to that of another program.
 
 This module is the default for the parameter `files` of `ipam.config.read`; tests pass another reader.
 """
@@ -25,7 +25,7 @@ PATHS = (
 
 _LIMIT = 1 << 20  # bytes; a network's author may choose the path: no device, FIFO or endless file is read
 
-_LEASES = "leases.db"  # of the lease file; the names of its companion files begin with this
+_LEASES = "leases.db"  # the lease file; the names of its companion files begin with this name
 _STATE = "/var/lib/cni/railcni"
 _FORMER_ROOTS = ("/var/lib/cni", "/run/cni")  # the default of dataRoots in version 0.1.0
 _FORMER_CONFIG_ROOTS = ("/etc/cni", "/etc/kubernetes", "/host/etc/cni", "/host/etc/kubernetes")  # of configRoots
@@ -34,9 +34,9 @@ _NAME_MAX = 255  # bytes (include/uapi/linux/limits.h)
 
 
 def load(path: str) -> bytes | None:
-    """The content of the file at `path`, None when there is none.
+    """The content of the file at `path`; None when there is no file.
 
-    ValueError when it is no regular file or larger than a MiB, OSError when the kernel refuses to read it.
+    Raises ValueError when the file is not regular or larger than a MiB, OSError when the kernel refuses to read it.
     """
     try:
         return files.read_regular(path, _LIMIT)
@@ -45,7 +45,7 @@ def load(path: str) -> bytes | None:
 
 
 def follow(path: str, roots: str = "") -> str:
-    """The target of `path`. ValueError when it cannot be followed, or is outside of `roots`, a key of the node's policy."""
+    """The target of `path`. Raises ValueError when it is unreadable or outside of `roots`, a key of the policy."""
     if roots:
         if roots == "dataRoots":
             return _confined(path)
@@ -57,7 +57,7 @@ def follow(path: str, roots: str = "") -> str:
 
 
 def allow_host(host: str) -> None:
-    """ValueError unless `storeHosts` of the node's policy lets a network name `host`."""
+    """Raise ValueError unless `storeHosts` of the node's policy lets a network name `host`."""
     allowed = policy.current()
     if not any(policy.matches(one.lower(), host.lower()) for one in allowed.store_hosts):
         listed = ", ".join(allowed.store_hosts) or "none"
@@ -65,14 +65,14 @@ def allow_host(host: str) -> None:
 
 
 def formerly(path: str) -> str:
-    """The target of `path`, a flat file that version 0.1.0 let networks choose; "" where the administrator lists configRoots."""
+    """The target of the flat file `path` if version 0.1.0 let networks choose it, and configRoots is unset; or ""."""
     resolved = follow(path)
     is_below = any(paths.is_below(resolved, root) for root in _FORMER_CONFIG_ROOTS)
     return resolved if is_below and policy.current().config_roots is policy.CONFIG_ROOTS else ""
 
 
 def _confined(path: str) -> str:
-    """The directory that `path` leads to; ValueError says why leases may not be kept in it.
+    """The directory that `path` leads to. Raises ValueError, with the reason, when leases may not be kept there.
 
     Allowed are the node's own store, directories below `dataRoots` of the node's policy, and, unless the administrator has
     set dataRoots, stores that version 0.1.0 has made elsewhere, which have a lease file. The author of a network is no

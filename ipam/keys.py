@@ -26,7 +26,7 @@ DATASTORES = {
 }
 """The kinds of stores, each with the key that names its server; the file store has none."""
 NOT_FROM_FLAT_FILE = ("enable_overlapping_ranges",)
-MOST_STORE_SECONDS = 60  # of a network's own store_timeout: a server that it names holds an ADD up for no longer
+MOST_STORE_SECONDS = 60  # for a network's own store_timeout: its server may delay an ADD no longer
 
 _UINT31 = integer(0, (1 << 31) - 1)
 _UINT32 = integer(0, (1 << 32) - 1)
@@ -34,12 +34,12 @@ _ANY_INTEGER = integer(-(1 << 63), (1 << 63) - 1)
 
 
 def address(value: Any) -> str:
-    """An address, in canonical form."""
+    """A reader of addresses: the canonical form."""
     return format_address(*parse_address(string(value)))
 
 
 def interface_address(value: Any) -> str:
-    """An address with its prefix length, in canonical form, the host bits kept."""
+    """A reader of addresses with a prefix length: the canonical form, with the host bits."""
     try:
         family, number, prefix = parse_cidr(string(value))
     except ValueError:
@@ -48,7 +48,7 @@ def interface_address(value: Any) -> str:
 
 
 def destination(value: Any) -> str:
-    """A CIDR in canonical form, without host bits: the kernel refuses a route that has them."""
+    """A reader of CIDRs: the canonical form without host bits, with which the kernel would refuse a route."""
     return Range(*parse_cidr(string(value))).cidr
 
 
@@ -65,7 +65,7 @@ def etcd_prefix(value: Any) -> str:
 
 
 def slice_size(value: Any) -> int:
-    """ "/26" or "26" as 26."""
+    """A reader of prefix lengths: 26 for "/26" or "26"."""
     digits = string(value).removeprefix("/")
     if not digits.isascii() or not digits.isdigit() or len(digits) > 3 or not 1 <= int(digits) <= 128:
         raise ValueError('want a prefix length such as "/26" or "26"')
@@ -73,7 +73,7 @@ def slice_size(value: Any) -> int:
 
 
 def log_level(value: Any) -> str:
-    """One of LEVELS; another name becomes the default, as in whereabouts, so that no attachment fails because of its log."""
+    """A reader of LEVELS. Any other name becomes the default, as in whereabouts: no attachment fails for its log."""
     name = string(value).lower()
     return name if name in LEVELS else "warning"
 
@@ -263,15 +263,14 @@ ACCEPTED_KEYS = (
     Key("sleep_for_race", _ANY_INTEGER, 0, "accepted, no effect: a test aid of whereabouts"),
     Key("reconciler_cron_expression", string, "", "accepted, no effect: it is for whereabouts' reconciler"),
 )
-"""Keys whose type is checked and that change nothing."""
+"""Keys without effect, of which only the type is checked."""
 
 BLOCK_KEYS = (*RANGE_KEYS, *IPAM_KEYS, *ACCEPTED_KEYS)
 SPELLED = {key.name.lower(): key.name for key in BLOCK_KEYS}
 NESTED = dict.fromkeys(key.name.partition(".")[0] for key in BLOCK_KEYS if "." in key.name)  # objects with keys
 ROOTS = {key.name: key.roots for key in BLOCK_KEYS if key.roots}
 ETCD = {key.name: key.default for key in BLOCK_KEYS if key.name.startswith("etcd_")}
-"""The keys of etcd's server and of what railcni may do there, each with its default. They belong together: a block that
-names one brings all."""
+"""The keys of etcd's server, prefix and credentials, each with its default. They belong together: see ipam.source."""
 
 ADDRESS_KEYS = (
     Key("address", interface_address, "", "the address with its prefix length, 192.168.2.7/24"),

@@ -1,7 +1,7 @@
 """Leases: which address of a pool belongs to which attachment. Pure: no I/O, no clock, and no store.
 
-An address is (family, value). A pool's name ends with its range (ipam.ranges). The scope of a lease is the name under which its
-address is reserved in all pools of that name; None reserves it in its own pool alone.
+An address is (family, value). A pool's name ends with its range (ipam.ranges). The scope of a lease is a
+name: all pools whose leases have this scope share one reservation of the address. None: the pool alone reserves it.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     from typing import Any
 
 COOLDOWN = 86_400  # the longest cooldown, in seconds; a longer one comes from a wrong clock
-_SEQUENCES = 1 << 63  # what SQLite, etcd's keys and JSON readers in Go all hold
+_SEQUENCES = 1 << 63  # the limit of SQLite, etcd's keys and JSON readers in Go
 
 
 class Want:
-    """An address of a pool, in a scope: one to be claimed, or that of a lease."""
+    """An address of a pool, in a scope: wanted for a claim, or that of a lease."""
 
     __slots__ = ("family", "pool", "scope", "value")
 
@@ -40,11 +40,11 @@ class Want:
 
     @property
     def text(self) -> str:
-        """The address as people write it."""
+        """The canonical text of the address."""
         return format_address(self.family, self.value)
 
     def excludes(self, other: Want) -> bool:
-        """Whether a store cannot hold both: they are the same address of the same pool or scope."""
+        """Whether a store cannot hold both: the same address in the same pool or the same scope."""
         same = self.pool == other.pool or (self.scope is not None and self.scope == other.scope)
         return same and self.address == other.address
 
@@ -86,7 +86,7 @@ class Owner:
 class Lease(Want):
     """An address and its owner, with the fields of Want and Owner.
 
-    `claimed`: an IPAMClaim has the address, and outlives the pod. `since`: RFC 3339, of a lease without a sequence.
+    `claimed`: an IPAMClaim, which outlives the pod, has the address. `since`: RFC 3339, for a lease without sequence.
     """
 
     __slots__ = (
@@ -154,7 +154,7 @@ class Lease(Want):
 
 
 class Pool:
-    """A pool that has leases: its name, its family, and how many."""
+    """A pool that has leases: its name, its family, and the number of leases (`used`)."""
 
     __slots__ = ("family", "name", "used")
 
@@ -165,7 +165,7 @@ class Pool:
 
 
 def given_up(instead_of: Sequence[Lease], wants: Sequence[Want]) -> list[Lease]:
-    """The leases whose addresses `wants` does not claim again, neither in their pools nor in their scopes."""
+    """The leases of `instead_of` whose addresses `wants` does not claim again, in the same pool or scope."""
     return [lease for lease in instead_of if not any(want.excludes(lease) for want in wants)]
 
 
@@ -175,7 +175,7 @@ def by_place(leases: Iterable[Lease]) -> list[Lease]:
 
 
 def to_json(lease: Lease) -> dict[str, Any]:
-    """A lease as stores and records write it; absent for none: `machine`."""
+    """The JSON object of a lease in stores and records. Without a machine, `machine` is absent."""
     machine = {"machine": lease.machine} if lease.machine else {}
     return {
         "pool": lease.pool,
@@ -194,7 +194,7 @@ def to_json(lease: Lease) -> dict[str, Any]:
 
 
 def from_json(document: Mapping[str, Any]) -> Lease:
-    """The lease that `to_json` wrote; ValueError as of `owner_from_json`."""
+    """The lease that `to_json` wrote. Raises ValueError for a member that is missing or of a wrong type."""
     try:
         attachment = Attachment(*(as_text(document[key]) for key in ("network", "containerID", "ifname")))
         return Lease(
@@ -205,13 +205,13 @@ def from_json(document: Mapping[str, Any]) -> Lease:
 
 
 def want_from_json(document: Mapping[str, Any], pool: Any, address: Any) -> Want:
-    """An address of a pool in the scope that `document` has."""
+    """The address of a pool, in the scope of `document`."""
     scope = document["scope"]
     return Want(as_text(pool), *parse_address(as_text(address)), None if scope is None else as_text(scope))
 
 
 def owner_from_json(document: Mapping[str, Any], attachment: Attachment) -> Owner:
-    """The owner that `to_json` wrote. ValueError for a member that is missing or of a wrong type; `machine` may be missing."""
+    """The owner that `to_json` wrote. Raises ValueError for a wrong type, or a missing member other than `machine`."""
     try:
         namespace, name, uid = map(as_text, document["pod"])
         node, boot_id, netns = (as_text(document[key]) for key in ("node", "bootID", "netns"))
@@ -225,12 +225,12 @@ def owner_from_json(document: Mapping[str, Any], attachment: Attachment) -> Owne
 
 
 def as_text(value: Any) -> str:
-    """`value` if it is a str; ValueError otherwise."""
+    """Return `value`, a str. Raises ValueError for any other type."""
     if not isinstance(value, str):
         raise ValueError(f"{value!r:.60} is of a wrong type")
     return value
 
 
 def are_texts(values: Any) -> bool:
-    """Whether `values` is a list of texts."""
+    """Whether `values` is a list of strings."""
     return isinstance(values, list) and all(isinstance(value, str) for value in values)

@@ -1,15 +1,15 @@
-"""What this node knows of addresses beside its records: those to prefer and to avoid at the next ADD, and their holders.
+"""The memory of this node beside its records: addresses to prefer or avoid at the next ADD, and holders of addresses.
 
-Kubelet calls DEL for a pod's old sandbox before the ADD for its new one, so no lease tells the new one what the pod had. And
-when another host answers for an address, the ADD fails and releases it, so no lease keeps the next ADD from the same address.
+Kubelet calls DEL for a pod's old sandbox before the ADD for its new one, so no lease has the pod's former address. And
+when another host answers for an address, the ADD fails and releases the address, so the next ADD could get it again.
 
-The file `remembered` beside the node's records has SLOTS slots. The hash of an entry's key is the number of its slot, so a
-later entry replaces an earlier one of the same slot, and no lock and no cleaning are needed. All of it is a preference: an entry
-that is lost, damaged or cannot be written changes no lease and fails no call.
+The file `remembered` beside the node's records has SLOTS slots. The hash of an entry's key is the number of its slot,
+so a later entry replaces an earlier one of the same slot, and no lock and no cleaning are needed. Entries are only
+hints: if one is lost, damaged or cannot be written, no lease changes and no call fails.
 
-The folder `held` beside it is an index of the records by address, for the search of an ADD: a link per address, whose target
-names the attachment. Its record has the last word, so a link that is left or lost changes no lease. A folder that is missing is
-made from the records.
+The folder `held` beside this file is an index of the records by address, for the search of an ADD: a symbolic link per
+address, whose target names the attachment. The record of the attachment decides, so a stale or lost link changes no
+lease. A missing folder is made from the records.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ if TYPE_CHECKING:
     from cni.shared.records import Records
     from ipam.leases import Lease, Owner, Want
 
-FILES = ("remembered", "lock")  # entries are written to the first, and read from the second too, where they were before
+FILES = ("remembered", "lock")  # entries are written to the first; an older version wrote them to the second
 SLOTS, SLOT = 4096, 512  # the number of slots, and the bytes of each
 SECONDS = 3600  # a pod whose sandbox cannot be made is tried again every five minutes
 AVOIDED_SECONDS = 600
-_COMPLETE = b"\xff" * 16  # the key of the last slot, which has no other entry and does not end
+_COMPLETE = b"\xff" * 16  # the key of the last slot, whose one entry never ends
 
 
 def released(records: Records, leases: Sequence[Lease]) -> None:
     """Remember the addresses of an attachment that its pod has just released."""
     if leases and leases[0].pod[1]:
         first = leases[0]
-        texts = [lease.text for lease in leases[:8]]  # for a group of rails one is enough: all have one index
+        texts = [lease.text for lease in leases[:8]]  # for a group of rails one is enough: all have the same index
         key = _key("pod", *first.pod[:2], first.network, first.ifname)
         _write(records, key, {"uid": first.pod[2], "addresses": texts}, SECONDS)
 
@@ -63,7 +63,7 @@ def preferred(records: Records, owner: Owner) -> list[tuple[int, int]]:
 
 
 def found_in_use(records: Records, address: str) -> None:
-    """Remember that another host uses `address`, which has its prefix length."""
+    """Remember that another host uses `address`, given with its prefix length."""
     _write(records, _key("avoid", address), {"avoid": address}, AVOIDED_SECONDS)
     records.log.warning(f"{address} is in use by another host: this node avoids it for {AVOIDED_SECONDS} s")
 
@@ -74,7 +74,7 @@ def is_avoided(records: Records, address: str) -> bool:
 
 
 def is_complete(records: Records) -> bool:
-    """Whether the node's records have all its AddressLeases: those of a lost state directory were read back."""
+    """Whether the node's records have all its AddressLeases: after a loss, they are read back first."""
     return "complete" in _read(records, _COMPLETE)
 
 
@@ -84,7 +84,7 @@ def set_complete(records: Records) -> None:
 
 
 def avoided(directory: str) -> list[tuple[str, float]]:
-    """The addresses that this node avoids, each with the time in seconds since 1970 until which it does."""
+    """(address, end) of each address that this node avoids until `end`, in seconds since 1970; sorted."""
     found: dict[str, float] = {}
     for name in FILES:
         try:
@@ -103,7 +103,7 @@ def _key(*texts: str) -> bytes:
 
 
 def _read(records: Records, key: bytes) -> dict[str, Any]:
-    """The entry of `key`; {} for none."""
+    """The entry of `key`; {} if there is none."""
     for name in FILES:
         try:
             fd = records.open_file(name)
@@ -119,7 +119,7 @@ def _read(records: Records, key: bytes) -> dict[str, Any]:
 
 
 def _entry(data: bytes) -> dict[str, Any]:
-    """The entry in a slot; {} for none, or for one that has ended."""
+    """The entry in the bytes of a slot; {} if there is none, or its time has ended."""
     if not data.startswith(b"{"):
         return {}
     try:
@@ -149,7 +149,7 @@ def _offset(key: bytes) -> int:
 
 
 def note_holder(records: Records, attachment: Attachment, wants: Sequence[Want]) -> None:
-    """Let the index say that `attachment` holds the addresses of `wants`."""
+    """Note in the index that `attachment` holds the addresses of `wants`."""
     target = codec.dumps(list(attachment.key()))
     for want in wants:
         path = _link(records, want)
@@ -167,11 +167,11 @@ def forget_holder(records: Records, wants: Sequence[Want]) -> None:
         try:
             os.unlink(_link(records, want))
         except OSError:
-            pass  # it is in none
+            pass  # the index does not have it
 
 
 def holder(records: Records, want: Want) -> Attachment | None:
-    """The attachment that holds the address of `want` by the index; None for none."""
+    """The attachment that holds the address of `want`, as the index says; None if there is none."""
     try:
         _make_folder(records)
         return Attachment(*codec.loads(os.readlink(_link(records, want)).encode()))
@@ -185,7 +185,7 @@ def _link(records: Records, want: Want) -> str:
 
 
 def _make_folder(records: Records) -> None:
-    """Make the index of the present records, if there is none."""
+    """Make the index from the present records, if it is missing."""
     try:
         os.stat(records.directory + "/held")
         return

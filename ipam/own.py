@@ -1,8 +1,8 @@
-"""The addresses that this node itself has on the wire of a network: no pod of it can use one of them.
+"""The addresses that this node itself has on the wire of a network: no pod of the network can use one of them.
 
 The link plugin's keys name the wire: the node's addresses count on `master` (or `bridge`), on the links below and above that, and
 on the physical function of a virtual one. The addresses of all links count for a macvlan without `master`, whose master is the
-link of the default route, and for a group of rails with `master`, of which this network names one.
+link of the default route, and for a group of rails, because this network names the `master` of its own rail alone.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _FAMILIES = {4: socket.AF_INET, 6: socket.AF_INET6}
 def is_own(network: dict[str, Any], want: Want) -> bool:
     """Whether the node has the address of `want` on the wire of the configuration `network`.
 
-    The kernel is asked by a bind, which costs less than a list of addresses; most addresses are not the node's.
+    Most addresses are not the node's. An attempt to bind a socket shows this at less cost than a list of all addresses.
     """
     names = _wire(network)
     if names == [] or not any(_can_bind(want, name) for name in names or [""]):
@@ -35,7 +35,7 @@ def is_own(network: dict[str, Any], want: Want) -> bool:
 
 
 def of_wire(names: list[str]) -> set[tuple[int, int]]:
-    """The addresses, (family, value), that the links `names` have, and the links below and above them."""
+    """The addresses, (family, value), of the links `names` and of the links below and above them."""
     from cni.shared.kernel import addresses  # most addresses are not of the node
     from cni.shared.kernel.links import Rtnl, with_those_below  # most addresses are not of the node
 
@@ -48,7 +48,7 @@ def of_wire(names: list[str]) -> set[tuple[int, int]]:
 
 
 def _wire(network: dict[str, Any]) -> list[str] | None:
-    """The names of the links that share the wire; None for all links."""
+    """The names of the links on the wire of the configuration `network`; None for all links, [] for none."""
     if member(network, "linkInContainer") is True:
         return []
     if asks_for_same_index(network):
@@ -70,7 +70,7 @@ def _wire(network: dict[str, Any]) -> list[str] | None:
 def _can_bind(want: Want, link: str) -> bool:
     found = socket.socket(_FAMILIES[want.family], socket.SOCK_DGRAM)
     try:
-        if link:  # whose VRF may have the address
+        if link:  # the link's VRF may have the address
             found.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, link.encode() + b"\0")
         found.bind((format_address(want.family, want.value), 0))
     except OSError:

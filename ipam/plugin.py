@@ -1,8 +1,8 @@
 """The IPAM plugin `whereabouts`: ADD, DEL, CHECK, GC and STATUS over a store of leases.
 
-CNI_NETNS is only a text here. It is kept with the lease, so that a later boot can test whether the namespace still
-exists. ADD and DEL never open it, since some callers pass /dev/null. The order of the writes ensures that after a kill a
-later call can finish:
+CNI_NETNS is only a text here, kept with the lease, so that a later boot can test whether the namespace still exists.
+ADD and DEL never open the namespace, since some callers pass /dev/null. The order of the writes ensures that after a
+kill a later call can finish:
 
     ADD   writes the record (store, addresses), then claims: each lease has a record
     DEL   releases, then removes the record: the next DEL or GC removes a record without leases
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 
 def call(request: Request, log: Log, state: str = STATE) -> Result | None:
-    """Serve `request`; the result of an ADD, None for every other verb. The records are under the directory `state`."""
+    """Serve `request`, with the records under the directory `state`. Returns the result of an ADD, or None."""
     verbs: dict[str, Callable[[Request, Records], Result | None]]
     verbs = {"ADD": add, "DEL": delete, "GC": gc, "STATUS": status}
     if request.command == "CHECK":
@@ -53,7 +53,7 @@ def call(request: Request, log: Log, state: str = STATE) -> Result | None:
 
 
 def add(request: Request, records: Records) -> Result:
-    """The addresses of the attachment: those that it has, or new ones, all or none."""
+    """The result of an ADD, with the addresses that the attachment has already, or with new ones, all or none."""
     config, group = configured_rail(request, records.log)
     permit(config, group)
     store_ref: dict[str, Any] | None
@@ -95,7 +95,7 @@ def _add(
 
 
 def _leave_store(attachment: Attachment, record: dict[str, Any], records: Records) -> None:
-    """Release the leases of an attachment whose network names another store now."""
+    """Release the leases of an attachment in its former store: the network names another one now."""
     try:
         release(attachment, record, record["store"], records)
     except CniError as fault:
@@ -121,7 +121,7 @@ def may_hold(request: Request, records: Records) -> bool:
 
 
 def delete(request: Request, records: Records) -> None:
-    """Release the leases of the attachment, which are found by its record, or without one by the configuration.
+    """Release the leases of the attachment. Its record names the store, or without a record the configuration.
 
     The DEL of a group's last rail releases the leases of the group.
     """
@@ -186,7 +186,7 @@ def _searched(request: Request, config: IpamConfig, group: Group | None) -> dict
 
 
 def _pools_of_go(request: Request, log: Log) -> dict[str, Any] | None:
-    """The reference to all pools of whereabouts, for a configuration that is wrong; None where it does not name them."""
+    """The reference to all pools of whereabouts, from a faulty configuration; None without a usable kubeconfig."""
     faults: list[Fault] = []
     try:
         config = configuration.examine(request, flatfile, faults)
@@ -199,7 +199,7 @@ def _pools_of_go(request: Request, log: Log) -> dict[str, Any] | None:
 
 
 def gc(request: Request, records: Records) -> None:
-    """Release the leases of this network's attachments that the runtime does not list; errors are raised at the end."""
+    """Release the leases of this network's attachments that the runtime does not list. Errors are raised at the end."""
     from cni.shared.spec.gc import NOTHING_LISTED, valid_attachments  # only GC needs it
 
     began = Began()
@@ -231,9 +231,9 @@ def gc(request: Request, records: Records) -> None:
 
 
 def status(request: Request, records: Records) -> None:
-    """Search the store for the addresses that an ADD would claim, and claim none; NotAvailable when the ADD would fail.
+    """Search the store for the addresses that an ADD would claim. Raises NotAvailable when that ADD would fail.
 
-    It would fail also if no store is named: runtimes that call STATUS serve Kubernetes, though they name no pod.
+    An ADD without a named store counts as failing: runtimes that call STATUS serve Kubernetes, though they name no pod.
     """
     from ipam.search import SearchPlan  # only STATUS needs it here
 

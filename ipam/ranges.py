@@ -1,4 +1,4 @@
-"""Address arithmetic: addresses as integers, and the range of one address of an attachment.
+"""Address arithmetic: addresses as integers, and the ranges that addresses are taken from.
 
 No cost depends on the size of a range: a /8 and a /64 cost the same as a /28. An address is a pair (family, value):
 family 4 or 6, value an integer in network byte order.
@@ -22,10 +22,10 @@ _MAPPED = 0xFFFF  # ::ffff:0:0/96, RFC 4291 section 2.5.5.2: an IPv4 address wri
 
 
 def parse_address(text: str) -> tuple[int, int]:
-    """(family, value) of an address; ValueError when it is none.
+    """(family, value) of an address. Raises ValueError for any other text.
 
-    An IPv4 address may have leading zeros, which are read as decimal, and the form ::ffff:a.b.c.d. Go accepts both, so
-    configurations have them.
+    An IPv4 address may have leading zeros, which are read as decimal, or the form ::ffff:a.b.c.d. Go accepts both, so
+    configurations contain them.
     """
     if ":" in text:
         try:
@@ -48,7 +48,7 @@ def parse_address(text: str) -> tuple[int, int]:
 
 
 def host_of(text: str) -> tuple[int, int]:
-    """(family, value) of "address/length", or of an address alone; ValueError when it is neither."""
+    """(family, value) of "address/length" or of an address alone. Raises ValueError for any other text."""
     return parse_address(text.partition("/")[0])
 
 
@@ -62,7 +62,7 @@ def format_address(family: int, value: int) -> str:
 
 
 def parse_cidr(text: str) -> tuple[int, int, int]:
-    """(family, value, prefix length) of "address/length", the host bits left in value; ValueError when it is none."""
+    """(family, value with its host bits, prefix length) of "address/length". Raises ValueError for any other text."""
     address, _, length = text.partition("/")
     prefix = _decimal(length)
     try:
@@ -77,8 +77,8 @@ def parse_cidr(text: str) -> tuple[int, int, int]:
 
 
 def unassignable(family: int, value: int) -> str:
-    """The kind of an address that no pod can use, such as multicast; "" for others (RFC 6890). The kernel forwards packets
-    to 240.0.0.0/4 like others."""
+    """The kind of an address that no pod can use, such as "multicast"; "" for a usable one (RFC 6890). 240.0.0.0/4 is
+    usable: the kernel forwards packets to these addresses."""
     if family == 4:
         kinds = {0: "reserved", 127: "loopback", **dict.fromkeys(range(224, 240), "multicast")}
         return "broadcast" if value == (1 << 32) - 1 else kinds.get(value >> 24, "")
@@ -93,7 +93,7 @@ def is_link_local(family: int, value: int) -> bool:
 
 
 def parse_span(text: str) -> tuple[int, int, int]:
-    """(family, low, high) of a CIDR or of a single address; ValueError when it is neither."""
+    """(family, low, high) of a CIDR or of a single address. Raises ValueError for any other text."""
     try:
         if "/" not in text:
             family, value = parse_address(text)
@@ -107,7 +107,7 @@ def parse_span(text: str) -> tuple[int, int, int]:
 def parse_range(text: str) -> tuple[int, int, int, Span | None]:
     """(family, value, prefix length, span) of "CIDR" or "first-last/length"; the span is None in the first form.
 
-    ValueError for another form, or when first is outside of the CIDR of last/length, or after last.
+    Raises ValueError for another form, or when first is outside of the CIDR of last/length, or after last.
     """
     first, dash, cidr = text.partition("-")
     try:
@@ -167,7 +167,7 @@ class Range:
         return self.cidr
 
     def part(self, family: int, value: int, prefix: int) -> Range:
-        """The part of this range in a CIDR inside it, with this range's prefix length. ValueError: not inside."""
+        """The part of this range in a smaller CIDR, with this prefix length. Raises ValueError if not inside."""
         if family != self.family or prefix < self.prefix or not self.contains(value):
             raise ValueError(f"not inside of {self}")
         found = Range(family, value, prefix, self.first, self.last, self.blocked)
@@ -183,7 +183,7 @@ class Range:
         return any(low <= value <= high for low, high in self._spans)
 
     def size(self) -> int:
-        """How many addresses may be given."""
+        """The number of addresses that may be given."""
         return sum(high - low + 1 for low, high in self._spans)
 
     def spans(self) -> list[Span]:
@@ -201,14 +201,14 @@ class Range:
     def pool_name(self, network_name: str = "", node: str = "") -> str:
         """The name of the pool that holds this range's leases: [network_name-][node-]CIDR, `:` and `/` as `-`.
 
-        whereabouts' rule (pkg/storage/kubernetes, IPPoolName), so that both find the same IPPool object.
+        This is whereabouts' rule (pkg/storage/kubernetes, IPPoolName), so that both find the same IPPool object.
         """
         cidr = self.cidr.replace(":", "-").replace("/", "-")
         return "-".join(part for part in (network_name, node, cidr) if part)
 
 
 def range_of(pool: str, family: int, value: int) -> str:
-    """The CIDR at the end of a pool's name, which contains the address; ValueError without such a CIDR."""
+    """The CIDR at the end of a pool's name, which contains the address. Raises ValueError without such a CIDR."""
     length = pool.rpartition("-")[2]
     if length.isascii() and length.isdigit() and len(length) < 4 and int(length) <= BITS[family]:
         cidr = f"{format_address(family, value >> (host := BITS[family] - int(length)) << host)}/{int(length)}"
@@ -218,7 +218,7 @@ def range_of(pool: str, family: int, value: int) -> str:
 
 
 def network_name_of(pool: str, family: int, value: int) -> str:
-    """The network_name in the name of a pool that contains the address. Raises ValueError for another name."""
+    """The network_name in the name of `pool`, whose CIDR contains the address. Raises ValueError for another name."""
     return pool.removesuffix(object_name(range_of(pool, family, value))).removesuffix("-")
 
 

@@ -1,21 +1,21 @@
 """The IPAM part of an attachment record: the store that has the attachment's leases, and their addresses.
 
-It is written before the claim, so that DEL and GC find the leases that a killed ADD may have claimed. It names the
-addresses, so that a lost store file can be restored with the addresses in use. Members, in addition to those of every
+The part is written before the claim, so that DEL and GC find the leases that a killed ADD may have claimed. It has the
+addresses, so that a lost lease file can be restored with the addresses in use. Members, in addition to those of every
 record:
 
     store      {"kind": "file", "path": DIRECTORY}, or the reference to another store by ipam.stores.ref_of
     netns      CNI_NETNS of the ADD
     node       the node's name
-    pod        [namespace, name, uid], "" for each that is not known
-    sequence   when the addresses were claimed, in ns since 1970
-    scope      the reservation scope of all of them, null for none
-    pools, addresses   lists of the same length
-    machine    the node's machine ID (cni.shared.kernel.node.machine_id); absent for none
-    cooldown   the seconds for which the addresses are given to no other pod when they are freed; absent for none
+    pod        [namespace, name, uid]; "" for an unknown part
+    sequence   the time of the claim, in ns since 1970
+    scope      the reservation scope of all addresses, null for none
+    pools, addresses   lists of the same length: the pool and the text of each address
+    machine    the node's machine ID (cni.shared.kernel.node.machine_id); absent if there is none
+    cooldown   the seconds for which the freed addresses are given to no other pod; absent if there are none
     pending    true when a DEL could not release the addresses
-    shared     [pool, address] of each static address whose lease another attachment of the network has; absent for none
-    reason     the reason why the last release failed; absent before the first failure
+    shared     [pool, address] of each static address that another attachment of the network leases; absent for none
+    reason     the error of the last failed release; absent before the first failure
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ PART = "ipam"
 
 
 def document(store: dict[str, Any], wants: Sequence[Want], owner: Owner, cooldown: int = 0) -> dict[str, Any]:
-    """The record of a claim in the store that `store` describes."""
+    """The IPAM part of a record for a claim of `wants` by `owner` in the store that `store` describes."""
     found: dict[str, Any] = {
         "store": store,
         "netns": owner.netns,
@@ -60,12 +60,12 @@ def cooldown(record: dict[str, Any] | None) -> int:
 
 
 def names_nothing(record: dict[str, Any] | None) -> bool:
-    """Whether there is no record, or one that names no address and no rail: no ADD of railcni has claimed one."""
+    """Whether the record is missing, or names neither address nor rail: no ADD of railcni has claimed an address."""
     return not (record and (record.get("addresses") or record.get("members")))
 
 
 def leases(attachment: Attachment, record: dict[str, Any]) -> list[Lease]:
-    """The leases in a record; ValueError when its members are not as `document` writes them."""
+    """The leases in a record. Raises ValueError when a member is not as `document` writes it."""
     owner = owner_from_json(record, attachment)
     try:
         places = zip(record["pools"], record["addresses"], strict=True)

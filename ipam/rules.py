@@ -25,14 +25,14 @@ if TYPE_CHECKING:
     from ipam.ranges import Range
 
     Choice: TypeAlias = "Need | Group"
-    """The choice of an index of `space`, which stands for an address for each of `needs`. A single need is a choice too."""
+    """A choice of an index of `space`: it stands for an address for each of `needs`. A single need is a choice too."""
 
 
-MOST_STATICS = 32  # static addresses of a network that are leased: a claim is one transaction (ipam.group.indexes)
+MOST_STATICS = 32  # leased static addresses of a network: a claim is one transaction (ipam.group.indexes)
 
 
 class SharedLease(Exception):
-    """Another attachment of the network has the lease of `need`, which both share."""
+    """Another attachment of the network has the lease of the address of `need`, which both share."""
 
     def __init__(self, need: Need) -> None:
         self.need = need
@@ -43,10 +43,10 @@ class Exhausted(TryAgainLater):
 
 
 class Need:
-    """One address that an attachment gets from a pool: any of `rng`, or the one that was `requested`.
+    """One address that an attachment gets from a pool: any address of `rng`, or the `requested` one.
 
-    As a choice, its index is the address itself. `shared`: the attachments of its network have the address in common, and one
-    of them has the lease.
+    As a choice, a need has the address itself as index. `shared`: the attachments of the network have the address in
+    common, and one of them has the lease.
     """
 
     __slots__ = ("pool", "requested", "rng", "scope", "shared")
@@ -61,7 +61,7 @@ class Need:
         self.requested = requested
 
     def want(self, value: int) -> Want:
-        """The address `value`, as a claim asks for it."""
+        """The address `value` as a Want for a claim."""
         return Want(self.pool, self.rng.family, value, self.scope)
 
     @property
@@ -95,9 +95,9 @@ class Need:
 
 
 class ClaimPlan:
-    """What to claim. `chosen[i]` is the value for the need i, None where the store must be searched for one.
+    """The plan of a claim. `chosen[i]` is the address for the need i, None if the store must be searched for one.
 
-    `given_up` are the leases that the claim replaces; `settled`: the store already has all leases.
+    `given_up` are the leases that the claim replaces. `settled`: the store already has all leases of the plan.
     """
 
     __slots__ = ("chosen", "given_up", "settled")
@@ -109,10 +109,10 @@ class ClaimPlan:
 
 
 def needs(config: IpamConfig) -> list[Need]:
-    """One need for each range, in order; each requested address is the need of a range that contains it.
+    """One need for each range, in order. Each requested address takes the need of a range that contains it.
 
-    A further request in the same range is another need, of the first range that contains it. The range of a request outside
-    of the network's ranges has this address alone, which is reserved under the network_name in any case.
+    A further request in the same range is a further need, of the first range that contains the address. A request
+    outside of the network's ranges has a range of this address alone, which is always reserved under the network_name.
     """
     scope = config.network_name if config.overlap else None
     found = [Need(rng, rng.pool_name(config.network_name, config.slice_node), scope) for rng in config.ranges]
@@ -146,10 +146,10 @@ def statics(config: IpamConfig) -> list[Need]:
 def plan(
     wanted: Sequence[Choice], own: Sequence[Lease], pods: Sequence[Lease], owner: Owner, lost: Collection[Want] = ()
 ) -> ClaimPlan:
-    """What to claim for `owner`, whose attachment holds `own`; `pods` are the leases of its pod under its ifname.
+    """Plan the claim of `owner`, whose attachment holds `own`; `pods` are the leases of its pod under its ifname.
 
-    `lost` are addresses of leases that cannot be kept, since another owner has the reservation. A choice keeps the index
-    that most of the leases have.
+    `lost` are addresses of leases that cannot be kept, because another owner has the reservation. A choice keeps the
+    index that most of the leases have.
     """
     gone = {(want.pool, want.value) for want in lost}
     former = [lease for lease in pods if lease.attachment != owner.attachment and may_take_over(lease, owner)]
@@ -179,7 +179,7 @@ def plan(
 
 
 def _most_kept(choice: Choice, usable: Sequence[Lease], lost: Collection[Want]) -> int | None:
-    """The index that most of the leases `usable` have, in a tie that of the earlier lease; None if no index is complete."""
+    """The index that most of the leases `usable` have, in a tie that of the earlier lease; None for none."""
     gone = {choice.kept_index(want) for want in lost}
     counts: dict[int, int] = {}
     for lease in usable:
@@ -190,7 +190,7 @@ def _most_kept(choice: Choice, usable: Sequence[Lease], lost: Collection[Want]) 
 
 
 def may_take_over(lease: Lease, owner: Owner) -> bool:
-    """Whether a lease of another sandbox belongs to the owner's pod, by its uid, or if a uid is unknown by its machine."""
+    """Whether a lease of another sandbox is of the owner's pod, by the uid; if a uid is unknown, by the machine."""
     same = lease.is_of_pod(owner)
     if lease.pod[2] and owner.pod[2]:
         return same and lease.pod[2] == owner.pod[2]
@@ -198,6 +198,6 @@ def may_take_over(lease: Lease, owner: Owner) -> bool:
 
 
 def is_current(lease: Lease, need: Need, owner: Owner) -> bool:
-    """Whether the lease has the same members as a new claim, by which the collector decides whether a lease is in use."""
+    """Whether the lease equals a new claim in all members by which garbage collection decides if a lease is in use."""
     described = (lease.pod, lease.node, lease.machine, lease.boot_id, lease.netns, lease.scope)
     return described == (owner.pod, owner.node, owner.machine, owner.boot_id, owner.netns, need.scope)

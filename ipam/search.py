@@ -1,6 +1,6 @@
-"""The search plan: where the search of a claim begins, and which of the free addresses it gives (ipam.acquire).
+"""The search plan of a claim (ipam.acquire): where the search begins, and which of the free addresses it returns.
 
-`search` returns the lowest free address, like whereabouts. After a lost claim, the plan continues from `search_start`,
+`search` returns the lowest free address, as in whereabouts. After a lost claim, the plan continues from `search_start`,
 so that many nodes do not compete for one address after another. A search is bounded in the size of the pool.
 
 A window is a span (low, high) of addresses, both included, that crosses no multiple of WINDOW. A store returns the
@@ -21,18 +21,18 @@ if TYPE_CHECKING:
     from ipam.stores.base import Store, Window
 
 WINDOW = 4096  # addresses
-SPREAD = 1 << 16  # a search begins at one of so many addresses from the range's start
-_LOWEST, _NEAR, _FAR = 0, 1, 2  # places; each further one is far too, and another
-_NEAR_SPREAD = 256  # addresses from the start of the range, in which the near place is
+SPREAD = 1 << 16  # a search begins at one of the first SPREAD addresses of the range
+_LOWEST, _NEAR, _FAR = 0, 1, 2  # places where a search begins; each higher number is another far place
+_NEAR_SPREAD = 256  # the near place is among so many addresses at the start of the range
 _UNSEEN = 3  # places after the lowest one that are tried without a read, where a read costs more than a failed claim
 
 
 class SearchPlan:
-    """The search for the addresses of `wanted`, from the attempt at a claim to the next one.
+    """The search for the addresses of `wanted`, over all attempts at a claim.
 
-    `free_earlier_boots(pool)` is called when a pool is exhausted, and returns whether it has freed an address. An address,
-    with its prefix length, that `is_avoided` is given only when no other one is free. One that `is_own` is never given,
-    since the node itself has it.
+    `free_earlier_boots(pool)` is called when a pool is exhausted, and returns whether it has freed an address. An
+    address for which `is_avoided("address/length")` is true is given only when no other is free; one for which
+    `is_own(want)` is true is never given, since the node itself has it.
     """
 
     __slots__ = (
@@ -70,7 +70,7 @@ class SearchPlan:
         return found
 
     def pass_full(self, near_full: bool) -> None:
-        """Go on to a place whose windows are not known to be full; `near_full` is what the store's survey says."""
+        """Go on to a place whose windows are not known to be full. `near_full` is the result of the store's survey."""
         if near_full:
             self._place = max(self._place, _FAR)
         while self._is_at_full_window():
@@ -87,7 +87,7 @@ class SearchPlan:
         return _LOWEST < self._place <= min(_UNSEEN, self._store.places)
 
     def lose(self, wants: Sequence[Want]) -> None:
-        """Note that a claim was lost, and of the proposed addresses `wants`; where claims spread, go on to the next place."""
+        """Note that a claim lost the proposed addresses `wants`. Where claims spread, go on to the next place."""
         self.preferred = []
         self._taken += wants
         if not wants or not self._store.spreads:
@@ -98,9 +98,9 @@ class SearchPlan:
             self._place += 1
 
     def propose(self, chosen: Sequence[int | None]) -> list[int]:
-        """Return `chosen`, an address for each need, with free ones, if possible `preferred`, in place of None.
+        """Return `chosen`, an address for each need, with free addresses, `preferred` ones if possible, for None.
 
-        The addresses of one choice are all given in `chosen`, or all None. Raises Exhausted when none is free.
+        In `chosen`, all addresses of one choice are given, or all are None. Raises Exhausted when no address is free.
         """
         values: list[int] = []
         proposed: list[tuple[int, int]] = []
@@ -119,10 +119,10 @@ class SearchPlan:
         return values
 
     def _index(self, choice: Choice, own: set[int], proposed: set[int]) -> int:
-        """An index to give that is not among the attachment's `own`, of which some are only `proposed`; Exhausted.
+        """A free index that is not among the attachment's `own`, of which some are only `proposed`. Raises Exhausted.
 
-        Lost ones are chosen last, and only if the store itself says that they are free: an object whose labels were removed
-        is in no list.
+        Lost indexes come last, and only if a read of the address itself shows no holder: an object whose labels were
+        removed is in no list.
         """
         lost = _indexes(choice, [want.address for want in self._taken])
         cooling = self._cooling(choice)
@@ -141,7 +141,7 @@ class SearchPlan:
         return index
 
     def _given(self, choice: Choice, avoid: set[int]) -> tuple[int | None, int]:
-        """(the index to give, None for none; the number of free indexes with an address that the node itself has)."""
+        """(the index to give, or None; the number of free indexes with an address that the node itself has)."""
         nodes, in_use = 0, None
         while (index := self._free(choice, avoid)) is not None:
             avoid.add(index)
@@ -158,7 +158,7 @@ class SearchPlan:
         return in_use, nodes
 
     def _free(self, choice: Choice, avoid: Collection[int]) -> int | None:
-        """A free index that is not in `avoid`: a preferred one, else the first from `_place` on; None for none."""
+        """A free index that is not in `avoid`: a preferred one, else the first from `_place` on; or None."""
         index = self._preferred_free(choice, avoid)
         if index is not None:
             return index
@@ -183,7 +183,7 @@ class SearchPlan:
         return None
 
     def _unclaimed(self, choice: Choice, index: int, avoid: Collection[int]) -> int:
-        """The next free index of the window that no other call of this node is about to claim; else `index`."""
+        """The next free index of the window that no other call of this node is about to claim, or `index`."""
         last = min(index | self._store.window - 1, choice.space.last)
         bits = _occupied(self._store, choice, index, last)
         for at in range(index + 1, last + 1):
@@ -197,11 +197,11 @@ class SearchPlan:
         return any(map(self._store.is_claimed_here, _wants(choice, index)))
 
     def _is_held(self, choice: Choice, index: int) -> bool:
-        """Whether an address of `index` is leased, read address by address rather than from the window."""
+        """Whether an address of `index` is leased, by a read of each address rather than of the window."""
         return any(map(self._store.holder, _wants(choice, index)))
 
     def _cooling(self, choice: Choice) -> set[int]:
-        """The indexes with an address that the owner may not have yet, since another pod has just released it."""
+        """The indexes with a cooling address: another pod has just released it, so the owner may not have it yet."""
         found: set[int] = set()
         if not self._store.cooldown:
             return found
@@ -213,7 +213,7 @@ class SearchPlan:
 
 
 def start_of(rng: Range, owner: Owner, place: int) -> int:
-    """The address at which a search begins: 0 for the lowest of the range, else one of `place` that differs by owner."""
+    """The address at which a search begins: 0 for the place _LOWEST, else one that differs by place and owner."""
     if place == _LOWEST:
         return 0
     if place == _NEAR:
@@ -222,7 +222,7 @@ def start_of(rng: Range, owner: Owner, place: int) -> int:
 
 
 def lowest_free(store: Store, choice: Choice, start: int = 0, avoid: Collection[int] = ()) -> int | None:
-    """The first index not in `avoid` that can be claimed, from `start` to the end of its space, then from the beginning."""
+    """The first index not in `avoid` that can be claimed, from `start` to the end, then from the beginning."""
 
     def occupied(low: int, high: int) -> int:
         return _occupied(store, choice, low, high)
@@ -252,18 +252,18 @@ def _occupied(store: Store, choice: Choice, low: int, high: int) -> int:
 
 
 def _windows_of(choice: Choice, low: int, high: int) -> list[Window]:
-    """The addresses of the indexes low..high, for each need."""
+    """The window of each need for the indexes low..high."""
     bounds = zip(choice.needs, choice.values(low), choice.values(high), strict=True)
     return [(need.pool, need.scope, need.rng.family, first, last) for need, first, last in bounds]
 
 
 def _wants(choice: Choice, index: int) -> list[Want]:
-    """The addresses of an index, as a claim asks for them."""
+    """The addresses of an index, as Wants for a claim."""
     return [need.want(value) for need, value in zip(choice.needs, choice.values(index), strict=True)]
 
 
 def _indexes(choice: Choice, addresses: Sequence[tuple[int, int]]) -> set[int]:
-    """The indexes of those `addresses`, (family, value), that have one."""
+    """The indexes of `addresses`, (family, value), without those that have no index."""
     return {index for address in addresses if (index := choice.index_of(*address)) is not None}
 
 
@@ -282,12 +282,12 @@ def search(
     avoid: Collection[int] = (),
     size: int = WINDOW,
 ) -> int | None:
-    """The first address that can be claimed, from `start` to the range's end and then from its beginning; or None.
+    """The first address that can be claimed, from `start` to the end of `rng`, then from its beginning; or None.
 
-    `occupied(low, high)` answers the bitset of a window. `next_open(low, high)` answers an address from low on below
-    which all are occupied, high + 1 when all of low..high are: it is asked once a window is full, and a store that
-    knows spares us reading the full ones after it. `avoid` are addresses that the caller knows to be taken
-    otherwise, such as one just proposed for the same attachment, or the many that are cooling: a set. A window has `size` addresses, a power of two.
+    `occupied(low, high)` returns the bitset of a window. `next_open(low, high)` returns an address below which all of
+    low..high are occupied, high + 1 when all are. It is called after a full window, so that a store can skip further
+    full windows unread. `avoid` has addresses that are taken in another way, such as one proposed for the same
+    attachment, or those that are cooling; a set if there are many. A window has `size` addresses, a power of two.
     """
     for at, end in ((start, rng.last), (rng.first, min(start - 1, rng.last))):
         while window := window_from(rng, at, end, size):
@@ -301,7 +301,7 @@ def search(
 
 
 def window_from(rng: Range, at: int, end: int, size: int = WINDOW) -> Span | None:
-    """The window that begins with the first usable address of `at`..`end`, None when there is no such address."""
+    """The window that begins with the first usable address of at..end; None if there is none."""
     for low, _ in _clipped(rng, at, end):
         return low, min(low | size - 1, end)
     return None
@@ -323,8 +323,8 @@ def propose(rng: Range, window: Span, occupied: int, avoid: Collection[int] = ()
 def search_start(rng: Range, node: str, attachment: tuple[str, ...], spread: int = SPREAD) -> int:
     """The address from which this attachment on this node continues its search after a lost claim.
 
-    It depends only on the arguments, and is spread evenly over the first `spread` addresses that `rng` may give. For a
-    range without such addresses it is the first address.
+    The result depends only on the arguments. Results are spread evenly over the first `spread` addresses that `rng` may
+    give. A range without such addresses returns its first address.
     """
     key = "\0".join((rng.cidr, node, *attachment)).encode("utf-8", "surrogateescape")
     digest = int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "big")

@@ -1,4 +1,4 @@
-"""The source of each key's value: the `ipam` block, otherwise the flat file.
+"""Choose the source of each key's value: the `ipam` block, otherwise the flat file.
 
 The flat file has the values of keys that the block leaves out, also inside `dns` and `kubernetes`
 (whereabouts, pkg/config, GetFlatIPAM and the lines after its call).
@@ -6,11 +6,11 @@ The flat file has the values of keys that the block leaves out, also inside `dns
 The author of a network may use no credentials that only the administrator can read, and learn nothing of hosts that the
 node does not let networks name. So a block that names a store of its own
 
-- brings all keys of etcd (server, prefix and credentials) as soon as it says something else than the flat file about one
-  of them. A kubeconfig is one file with server and credentials, so it needs no other key beside it;
-- names files below `configRoots` of the node's policy alone, and hosts of etcd that `storeHosts` has.
+- must have all keys of etcd (server, prefix and credentials) as soon as one differs from the flat file. A kubeconfig is
+  one file with server and credentials, so it needs no other key;
+- may name only files below `configRoots` of the node's policy, and hosts of etcd in `storeHosts`.
 
-`Source.borrowed` has what is against these rules.
+`Source.borrowed` has the faults of a block that breaks these rules.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from cni.shared.config import Key
 
     class Files(Protocol):
-        """Reads files and the host name, and judges paths and hosts: the module ipam.flatfile, or a test's own."""
+        """Access to files, the host name, and the policy for paths and hosts: the module ipam.flatfile, or a test's."""
 
         def load(self, path: str, /) -> bytes | None: ...
         def follow(self, path: str, roots: str = "", /) -> str: ...
@@ -41,17 +41,17 @@ if TYPE_CHECKING:
 
 
 _HIDDEN = "(not shown)"
-_COMMON = 2  # characters: so short a text is in most messages by chance
+_COMMON = 2  # characters: a text this short is in most messages by chance
 
 
 class Source:
-    """The block, the flat file's object, its path ("" when there is none), and all paths that were `searched`.
+    """The block and the flat file of a configuration. `path` is the file's ("" without one), `searched` all paths.
 
     `notes` are for the log: they name the keys of the block without effect. A flat file that the block chose may belong to
     anyone, so faults and errors name its keys, but not its values.
 
-    `borrowed` are the faults of a store that the block may not name. They refuse a new attachment. One that is there
-    (`is_new` false) is read as version 0.1.0 did, each key apart, so that it can be found by its record.
+    `borrowed` are the faults of a store that the block may not name. They refuse a new attachment. For an existing
+    one (`is_new` false), the keys are read one by one, as in version 0.1.0, so that its recorded store is found.
     """
 
     __slots__ = ("_block", "_brings", "_flat", "_from_file", "_is_chosen", "borrowed", "notes", "path", "searched")
@@ -85,7 +85,7 @@ class Source:
         self._from_file = {name for name in self._flat if self._is_of_flat_file(name, is_apart)}
 
     def fill(self, target: object, table: Sequence[Key], faults: list[Fault]) -> None:
-        """Set the attributes of `target` that `table` names."""
+        """Set the attributes of `target` that `table` names, from the block, the flat file, or the default."""
         values = {key.attribute: key.default for key in table}
         for key in table:
             is_of_file = key.name in self._from_file
@@ -116,7 +116,7 @@ class Source:
             setattr(target, key.attribute, value)
 
     def _log_file(self, path: str, files: Files) -> str:
-        """Where `path` leads, since it is opened without following links; "" with a note where the node allows no log."""
+        """The target of `path`, because the log is opened without following links; "" and a note if it is forbidden."""
         try:
             return files.follow(path, "" if "log_file" in self._from_file else ROOTS["log_file"])
         except ValueError as fault:
@@ -128,9 +128,9 @@ class Source:
         return not _is_left_out(self._block.get(name))
 
     def judge_hosts(self, files: Files) -> None:
-        """Add each host of etcd that the block names, and the node lets no network name, to `borrowed`.
+        """Add a fault to `borrowed` for each host of etcd in the block that the node's policy does not allow.
 
-        The error of a connection would tell which ports of any host are open.
+        Otherwise the error of a connection would show which ports of any host are open.
         """
         from ipam.stores.etcd.client import endpoint  # other stores have no endpoints
 
@@ -149,7 +149,7 @@ class Source:
                     self.borrowed.append(Fault("ipam.etcd_host", text, f'host "{host[:60]}" {fault}'))
 
     def is_of_node(self, name: str) -> bool:
-        """Whether the value of the key `name` is of the node's flat file, not of the network or of a file that it names."""
+        """Whether the value of the key `name` is from the node's flat file, not from the network or its own file."""
         return name in self._from_file and not self._is_chosen
 
     def hide(self, faults: list[Fault]) -> None:
@@ -175,11 +175,11 @@ class Source:
         return self._is_chosen and fault.key.startswith(f"{self.path}: ")
 
     def where(self, name: str) -> str:
-        """The name of the key `name`, or of a member such as exclude[3], in a fault: with its file or "ipam."."""
+        """The name in a fault of the key `name`, or of a member such as exclude[3]: the file or "ipam" comes first."""
         return f"{self.path}: {name}" if name.partition("[")[0] in self._from_file else f"ipam.{name}"
 
     def node_name(self, environ_name: str, files: Files) -> str:
-        """The first non-empty of `environ_name`, the file `nodename` in configuration_path, and the host name."""
+        """The node's name: `environ_name`, else the text of configuration_path/nodename, else the host name."""
         name = environ_name.strip()
         directory = self._flat.get("configuration_path")
         if not name and directory and isinstance(directory, str):
@@ -190,7 +190,7 @@ class Source:
         return name or files.host_name()
 
     def _left_out(self) -> list[Fault]:
-        """The fault of a block with another etcd that does not say all that the flat file says of its own."""
+        """[the fault of a block with another etcd than the flat file, but not all keys of the file's etcd], or []."""
         if not self._brings:
             return []
         known = [name for name in ETCD if name == "etcd_host" or not _is_left_out(self._flat.get(name))]
@@ -213,12 +213,12 @@ class Source:
             self.borrowed.append(Fault(f"ipam.{name}", self._block[name], wanted))
 
     def _of_flat_file(self, name: str) -> object:
-        """What the flat file says of a key of etcd, or the default."""
+        """The value of a key of etcd in the flat file, or the default."""
         value = self._flat.get(name)
         return ETCD[name] if _is_left_out(value) else value
 
     def _is_of_flat_file(self, name: str, is_apart: bool) -> bool:
-        """Whether the flat file gives the value of `name`; `is_apart`: each key of etcd by itself, not all together."""
+        """Whether the flat file gives the value of `name`. `is_apart`: decide each key of etcd by itself."""
         if name in NOT_FROM_FLAT_FILE or _is_left_out(self._flat[name]):
             return False
         is_left_out = _is_left_out(self._block.get(name))
@@ -237,7 +237,7 @@ def _follow(key: str, path: str, roots: str, files: Files, faults: list[Fault]) 
 
 
 class _FileFault(Fault):
-    """A fault of the whole flat file. It shows the path but not the content, which may belong to anyone."""
+    """A fault of the flat file as a whole. The text has the path but not the content, which may belong to anyone."""
 
     __slots__ = ()
 
@@ -249,7 +249,7 @@ class _FileFault(Fault):
 
 
 def _flat_file(paths: Sequence[str], files: Files, faults: list[Fault]) -> tuple[str, dict[str, Any]]:
-    """(the first of `paths` that exists, its object), or ("", {})."""
+    """(the first of `paths` that exists, the JSON object in the file), or ("", {})."""
     for path in paths:
         try:
             data = files.load(path)
@@ -278,7 +278,7 @@ def _object(path: str, data: bytes, faults: list[Fault]) -> dict[str, Any]:
 
 
 def _flattened(document: dict[str, Any], prefix: str, faults: list[Fault]) -> dict[str, Any]:
-    """`document` with the keys of its nested objects as "object.key", each as the tables spell it."""
+    """`document` with the keys of nested objects as "object.key", all in the spelling of the tables."""
     found = [(name, value) for name, value in document.items() if "." not in name]
     for name in NESTED:
         nested = member(document, name)

@@ -1,7 +1,7 @@
-"""Keeps leases and records in agreement: release, GC, and the restoration of a store whose file was lost.
+"""Keep leases and records in agreement: release, GC, and the restoration of a store whose file was lost.
 
-`release`, which DEL, GC, `flush` and the agent call, frees the addresses of a recorded attachment; after a reboot also
-`free_earlier_boots` does.
+DEL, GC, `flush` and the agent call `release` to free the addresses of a recorded attachment. After a reboot,
+`free_earlier_boots` frees addresses as well.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ if TYPE_CHECKING:
     from ipam.stores.base import Store
 
 _FLUSH_SECONDS = 1.0
-_REASON = 400  # characters of the error that a record keeps
-_FLUSH_PAUSE = 10.0  # seconds after an attempt that left releases; a new pending release is due at once
+_REASON = 400  # characters of an error in a record
+_FLUSH_PAUSE = 10.0  # seconds after a `flush` that left pending releases; a new pending release is due at once
 
 
 def read_record(attachment: Attachment, records: Records) -> dict[str, Any] | None:
-    """The IPAM record; None when there is none, or when its members are damaged."""
+    """The IPAM record of `attachment`; None when it is missing or damaged."""
     record = records.read(attachment, PART)
     if record is None:
         return None
@@ -54,12 +54,13 @@ def release(
     seconds: float = 0,
     cooldown: int | None = None,
 ) -> None:
-    """Free the leases of `attachment` in the store that `store_ref` names, then remove the record. The caller holds its lock.
+    """Free the leases of `attachment` in the store `store_ref`, then remove the record, whose lock the caller holds.
 
-    With a record, a missing lease file is made first. Otherwise another process could make it now, and restore this record
-    into it. `seconds`, if there are any, bound all requests together; a `cooldown` of None stands for the record's. After a CniError the record
-    says that the release is pending. A record is written before a claim, so without an address in one no failure is raised
-    and nothing stays pending, unless Go's whereabouts may have claimed an address there.
+    With a record, a missing lease file is made first. Otherwise another process could make the file now, and restore
+    this record into it. `seconds` (0: no bound) bound all requests together; a `cooldown` of None stands for that of
+    the record. After a CniError the record says that the release is pending. A record is written before a claim. So if
+    no record has an address, no failure is raised and nothing stays pending, unless Go's whereabouts may have claimed
+    an address in this store.
     """
     held = ipam_records.leases(attachment, record) if record else []
     restore = restorer(store_ref, records)
@@ -81,10 +82,10 @@ def release(
             records.log.warning(f"the release of {attachment} could not be recorded in advance: {fault.msg}")
     try:
         with store.session():
-            # a claim is made as a whole, so an attachment whose record is right has no further lease
+            # a claim is made as a whole, so an attachment with a correct record has no other lease
             if not held or store.release(held) < len(held):
                 held = store.find(attachment)
-                if not held and record and record["sequence"]:  # without a sequence it has claimed nothing
+                if not held and record and record["sequence"]:  # without a sequence the attachment has claimed nothing
                     store.settle(attachment, record["sequence"])
                     held = store.find(attachment)  # the store may just have executed a claim that was under way
                 if held:
@@ -142,9 +143,9 @@ def flush_reminded(records: Records, store_ref: dict[str, Any]) -> None:
 
 
 def flush(records: Records, store_ref: dict[str, Any] | None, seconds: float) -> int:
-    """Retry the pending releases for about `seconds`; return how many are left.
+    """Retry the pending releases for about `seconds`. Returns the number of those left.
 
-    A shared static address whose lease is gone is leased to an attachment that has it.
+    A shared static address without a lease is leased to another attachment that has the address.
 
     `store_ref` is the store of the configuration, with its password, or None. An unreachable store is tried once, and the
     wait for it does not shorten the time for other stores.
@@ -191,7 +192,7 @@ def flush(records: Records, store_ref: dict[str, Any] | None, seconds: float) ->
 
 
 def _lease_shared(attachment: Attachment, store_ref: dict[str, Any] | None, records: Records, seconds: float) -> bool:
-    """Lease the addresses that `attachment` shares, when the attachment that had the leases has ended; whether it has all now."""
+    """Lease those shared addresses of `attachment` that have no lease any more. Returns whether it leases all now."""
     lock = records.try_locked(attachment, PART)
     if lock is None:
         return False
@@ -218,7 +219,7 @@ def _lease_shared(attachment: Attachment, store_ref: dict[str, Any] | None, reco
 
 
 def drop(records: Records, chosen: Collection[Attachment]) -> int:
-    """Remove the records of `chosen` whose release is still pending; their number. Their leases stay in the store."""
+    """Remove the records of `chosen` with a pending release. Returns the number. The store keeps the leases."""
     dropped = 0
     for attachment in chosen:
         held = records.try_locked(attachment, PART)
@@ -238,7 +239,7 @@ def is_among(store: Any, found: Iterable[dict[str, Any]]) -> bool:
 
 
 def restorer(store_ref: dict[str, Any], records: Records, owner: Owner | None = None) -> Callable[[], list[Lease]]:
-    """The function that reads the first leases of a new store of this description, from the records that name it.
+    """Return a function that reads the first leases of a new store `store_ref` from the records that name the store.
 
     With an `owner`, the store addresslease gets only the leases of its container and its pod in its network.
     """
@@ -258,10 +259,10 @@ def restorer(store_ref: dict[str, Any], records: Records, owner: Owner | None = 
 
 
 def refill(store: AddressLeaseStore, owner: Owner, records: Records, cooldown: int) -> bool:
-    """Make the records again that this node has lost, from the leases that name it; whether the caller's is among them.
+    """Make lost records of this node again from leases that name the node. Returns whether the caller's is among them.
 
-    For a state directory that is younger than the node's leases, once. The caller holds the lock of its own record. A
-    lease of another machine of this node name has no record here, unless it is of the caller's pod.
+    This is done once for a state directory that is younger than the node's leases. The caller holds the lock of its own
+    record. A lease of another machine with the same node name gets no record, unless it is of the caller's pod.
     """
     by_attachment: dict[Attachment, list[Lease]] = {}
     others = found = False
@@ -293,7 +294,7 @@ def refill(store: AddressLeaseStore, owner: Owner, records: Records, cooldown: i
 
 
 def is_held_here(want: Want, owner: Owner, records: Records) -> bool:
-    """Whether another living attachment of this node has the address of `want` by its record, though the store lost it."""
+    """Whether the record of another living attachment of this node has the address of `want`, without a lease."""
     attachment = memory.holder(records, want)
     record = records.read(attachment, PART) if attachment and attachment != owner.attachment else None
     if not attachment or not record or record["pending"] is True or record["bootID"] != owner.boot_id:
@@ -308,7 +309,7 @@ def is_held_here(want: Want, owner: Owner, records: Records) -> bool:
 
 
 def recorder(network: str, records: Records, *names: str) -> Callable[[], list[Lease]]:
-    """The function that reads the leases in a network's records of any store, since a migration may have moved them.
+    """Return a function that reads the leases in a network's records, of any store: a migration may have moved them.
 
     With `names` of containers and pods, it reads only the records that contain one of them.
     """
@@ -326,12 +327,13 @@ def _leases_of(listed: Iterable[tuple[Attachment, dict[str, Any]]], records: Rec
 
 
 def of_earlier_boots(store: Store, pool: str, owner: Owner) -> list[Lease]:
-    """The leases of `pool` that were claimed on the node of `owner` in another boot than the present one."""
+    """The leases of `pool` that the node of `owner` claimed in a boot other than the present one."""
     return [lease for lease in store.each_lease(pool, owner.node) if lease.boot_id != owner.boot_id]
 
 
 def free_earlier_boots(store: Store, pool: str, owner: Owner, records: Records) -> bool:
-    """Release the leases of `pool` from earlier boots of this node whose namespaces are gone; whether any was released."""
+    """Release leases of `pool` from earlier boots of this node without a namespace. Returns whether any was
+    released."""
     freed = False
     for attachment in {lease.attachment for lease in of_earlier_boots(store, pool, owner)}:
         if attachment == owner.attachment:
@@ -372,11 +374,11 @@ def gc(
     records: Records,
     cooldown: int = 0,
 ) -> list[CniError]:
-    """Release the leases of the attachments of `network` that are not `valid`; returns the errors.
+    """Release the leases of the attachments of `network` that are not in `valid`. Returns the errors.
 
-    The attachments are found by the records. Those of this node with a damaged record are found by the leases in `pools`
-    of the store `store_ref`. An attachment stays while an operation holds its lock, and if it was claimed after this call
-    began, since the runtime's list cannot have it. A pending release is made even if the list has its attachment.
+    The attachments are found by their records; those with a damaged record by this node's leases in `pools` of the
+    store `store_ref`. An attachment stays while an operation holds its lock, and if it was claimed after this call
+    began, because the runtime's list cannot have it. A pending release is made even if the attachment is in the list.
     """
     began = Began()
     faults: list[CniError] = []
@@ -419,7 +421,7 @@ def note_fault(
 def _unlisted(
     network: str, valid: set[Attachment], node_name: str, store: Store, pools: Iterable[str], records: Records
 ) -> list[Attachment]:
-    """The attachments of `network` that have leases of this node in `pools`, and are not `valid`."""
+    """The attachments of `network` that have leases of this node in `pools`, and are not in `valid`."""
     found: dict[Attachment, None] = {}
     machine = node.machine_id()
     for pool in pools:
