@@ -96,7 +96,7 @@ if TYPE_CHECKING:
             """
 
         def recognises(self, planned: Any, inside: Rtnl) -> bool:
-            """Whether `inside` certainly has the plan's link. Some kernels do not tell a namespace from a later one."""
+            """Whether `inside` certainly has the plan's link: on some kernels a later namespace looks the same."""
 
         def lingers(self, planned: Any, host: Rtnl) -> bool:
             """Whether the host's namespace shows that the plan's link is in use in a sandbox that cannot be found."""

@@ -85,8 +85,8 @@ def is_same(remembered: dict[str, Any], link: Link) -> bool:
 
 
 def signs_of(link: Link) -> tuple[str, ...]:
-    """Strings of which each record of the hardware `link` contains one, so that other records need not be parsed; ()
-    for a virtual device."""
+    """Strings for a search of records: each record of the hardware device `link` contains one of them. () for a virtual
+    device."""
     return (link.parent_device, link.permanent_mac, link.mac, link.alias, link.name) if link.parent_device else ()
 
 

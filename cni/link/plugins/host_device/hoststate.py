@@ -140,7 +140,7 @@ def _state(device: Link, bodies: list[bytes], every: Sequence[bytes], host: Rtnl
 
 
 def _is_automatic(route: dict[str, Any]) -> bool:
-    """Whether the kernel itself makes a saved route, from an IPv6 address. Then the record does not keep its order."""
+    """Whether the kernel itself makes a saved route from an IPv6 address. The order of such routes is not recorded."""
     return raw_state.family_of(route) == AF_INET6 and raw_state.protocol_of(route) == routes.KERNEL_PROTOCOL
 
 

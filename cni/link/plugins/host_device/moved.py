@@ -357,7 +357,7 @@ def _is_of_another(planned: MovePlan) -> bool:
 
 
 def _in_namespace_of(planned: MovePlan, rtnl: Rtnl, but: Rtnl | None = None) -> bool:
-    """Whether the device is in a namespace for which that of `rtnl` has an id. That of `but` is not searched."""
+    """Whether a namespace with an id in the namespace of `rtnl` has the device. The namespace of `but` is left out."""
     return any(_is_of(planned, link) for nsid in rtnl.ids_of_others(but) for link in rtnl.links_of(nsid))
 
 

@@ -207,7 +207,7 @@ def _absent(selected: str, facts: HostDeviceFacts) -> InvalidConfig:
 def adopt(request: Request, host: Rtnl, inside: Rtnl | None) -> MovePlan | None:
     """The plan of a device that Go's plugin moved: its alias is its name on the host; the rest of its state is unknown.
 
-    Any link can have an alias. So a DEL adopts no link that the configuration does not select; CHECK reports it.
+    Any link can have an alias. So a DEL adopts no link that the configuration does not select; a CHECK reports it.
     """
     if inside is None:
         return None

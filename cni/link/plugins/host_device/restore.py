@@ -67,9 +67,9 @@ def goes_on(passes: int, idle: int, refused: list[RefusedStep]) -> bool:
 
 
 def restore(planned: MovePlan, link: Link, host: Rtnl, log: Log) -> None:
-    """Restore the device, which is on the host, to the state in the record; parts that are right are not written.
+    """Restore the device, which is on the host, to the state in the record. Parts that are right already stay.
 
-    Raises Unrestored when a later call can restore more, such as the name, while another link has that.
+    Raises Unrestored when a later call can restore more, such as a name that another link has now.
     """
     former = planned.device
     name, other = former["name"], None
@@ -426,7 +426,7 @@ def _is_due(route: dict[str, Any], present: list[dict[str, Any]]) -> bool:
 
 
 def keep_others(saved: dict[str, Any], index: int, host: Rtnl) -> None:
-    """Set the saved IPv4 multipath routes again without the device `index`, with which the kernel dropped them."""
+    """Set saved IPv4 multipath routes again without the device `index`: the kernel dropped the whole routes with it."""
     links = {link.index for link in host.links()} - {index}
     for route in saved["routes"]:
         legs = [leg for leg in route["legs"] if leg[2] in links]

@@ -219,7 +219,7 @@ def survey(
 
 
 def _holder(pci: str, request: Request, host: Rtnl, records: Records, named: Named) -> Attachment | str:
-    """The attachment, or Go's sandbox, that has the VF, or "". Restores a VF whose sandbox ended without a DEL."""
+    """The attachment, or sandbox of Go's plugin, with the VF; or "". Restores a VF whose sandbox has ended."""
     every = devices.recorded(request.attachment, records, pci)
     found = ((a, record) for a, record in every if record["link"]["pci"] == pci)
     holder, _ = moved.holder_of(found, request, host, records, named)

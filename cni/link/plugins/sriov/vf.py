@@ -52,7 +52,7 @@ def find(pci: str, host: Rtnl) -> VirtualFunction | None:
 
 
 def settle(function: VirtualFunction, wanted: dict[str, Any], host: Rtnl) -> None:
-    """Make those settings `wanted` that the VF does not have. Raises KernelRefused, which names the key."""
+    """Make the settings in `wanted` that the VF lacks. Raises KernelRefused, which names the key."""
     for setting in vfs.SETTINGS:
         if setting[0] in wanted and any(wanted[key] != function.state[key] for key in setting):
             try:
