@@ -66,7 +66,7 @@ def _lease_differences(
     ranges: Sequence[Range],
     records: Records,
 ) -> list[str]:
-    """Texts: where the leases of `attachment` differ from the addresses `given` by its ranges, and from `ranges`."""
+    """A text for each difference of the leases of `attachment` from the addresses `given` and from `ranges`."""
     record = read_record(attachment, records)
     if config.borrowed and not record:
         raise InvalidConfig(config.borrowed)

@@ -110,7 +110,7 @@ def read(request: Request, files: Files = flatfile) -> IpamConfig:
 
 
 def examine(request: Request, files: Files, faults: list[Fault]) -> IpamConfig:
-    """The IPAM configuration of `request`, as of `read`, but the faults go to `faults`. Without faults it is valid."""
+    """Like `read`, but return a faulty configuration too, and add its faults to `faults`."""
     block = request.member("ipam")
     if not isinstance(block, dict):
         fault = "has no `ipam`" if block is None else "has an `ipam` that is no JSON object"

@@ -20,7 +20,7 @@ _SEQUENCES = 1 << 63  # the limit of SQLite, etcd's keys and JSON readers in Go
 
 
 class Want:
-    """An address of a pool, in a scope: wanted for a claim, or that of a lease."""
+    """An address of a pool, in a scope: one to claim, or the address of a lease."""
 
     __slots__ = ("family", "pool", "scope", "value")
 

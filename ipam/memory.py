@@ -74,7 +74,7 @@ def is_avoided(records: Records, address: str) -> bool:
 
 
 def is_complete(records: Records) -> bool:
-    """Whether the node's records have all its AddressLeases: after a loss, they are read back first."""
+    """Whether the node's records have all its AddressLeases: records of a lost state directory were read back."""
     return "complete" in _read(records, _COMPLETE)
 
 

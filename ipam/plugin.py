@@ -168,9 +168,9 @@ def delete(request: Request, records: Records) -> None:
 
 
 def _searched(request: Request, config: IpamConfig, group: Group | None) -> dict[str, Any] | None:
-    """The reference to the store in which an attachment without a record may have leases, None where it has none.
+    """The reference to the store in which an attachment without a record may have leases; None without such a store.
 
-    It names no pools if they are unknown; then all are searched.
+    A reference without pools, which may be unknown, stands for all pools.
     """
     if group:
         return ref_of(config, group)

@@ -191,11 +191,11 @@ class Range:
         return list(self._spans)
 
     def offset_of(self, value: int) -> int:
-        """The offset of the address from the CIDR's first one."""
+        """The offset of the address from the first address of the CIDR."""
         return value - self.network
 
     def at(self, offset: int) -> int:
-        """The address at `offset` from the CIDR's first one."""
+        """The address at `offset` from the first address of the CIDR."""
         return self.network + offset
 
     def pool_name(self, network_name: str = "", node: str = "") -> str:

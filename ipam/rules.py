@@ -133,7 +133,7 @@ def needs(config: IpamConfig) -> list[Need]:
 
 
 def statics(config: IpamConfig) -> list[Need]:
-    """A need for each static address in a range of the network, so that no other network of the range gives it."""
+    """A need for each static address in a range of the network: a lease keeps other networks off the address."""
     scope = config.network_name if config.overlap else None
     found = []
     for family, value in (host_of(a.address) for a in config.addresses):
@@ -179,7 +179,7 @@ def plan(
 
 
 def _most_kept(choice: Choice, usable: Sequence[Lease], lost: Collection[Want]) -> int | None:
-    """The index that most of the leases `usable` have, in a tie that of the earlier lease; None for none."""
+    """The index that most of the leases `usable` have, in a tie that of the earlier one; None if there is none."""
     gone = {choice.kept_index(want) for want in lost}
     counts: dict[int, int] = {}
     for lease in usable:

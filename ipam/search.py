@@ -98,7 +98,7 @@ class SearchPlan:
             self._place += 1
 
     def propose(self, chosen: Sequence[int | None]) -> list[int]:
-        """Return `chosen`, an address for each need, with free addresses, `preferred` ones if possible, for None.
+        """Return `chosen`, an address for each need, in which free addresses, if possible `preferred`, replace None.
 
         In `chosen`, all addresses of one choice are given, or all are None. Raises Exhausted when no address is free.
         """

@@ -45,7 +45,7 @@ _COMMON = 2  # characters: a text this short is in most messages by chance
 
 
 class Source:
-    """The block and the flat file of a configuration. `path` is the file's ("" without one), `searched` all paths.
+    """The block and the flat file of a configuration, with its `path` ("" without a file) and all `searched` paths.
 
     `notes` are for the log: they name the keys of the block without effect. A flat file that the block chose may belong to
     anyone, so faults and errors name its keys, but not its values.
@@ -175,7 +175,7 @@ class Source:
         return self._is_chosen and fault.key.startswith(f"{self.path}: ")
 
     def where(self, name: str) -> str:
-        """The name in a fault of the key `name`, or of a member such as exclude[3]: the file or "ipam" comes first."""
+        """The name in a fault of the key `name`, or a member such as exclude[3]: after "ipam." or the file's path."""
         return f"{self.path}: {name}" if name.partition("[")[0] in self._from_file else f"ipam.{name}"
 
     def node_name(self, environ_name: str, files: Files) -> str:
@@ -203,7 +203,7 @@ class Source:
         return [Fault(f"ipam.{name}", _HIDDEN if name == "etcd_password" else self._block[name], wanted)]
 
     def _refuse_key(self, name: str, path: str, files: Files) -> None:
-        """Refuse the flat file's own etcd key for another server or prefix, for which the administrator did not give it."""
+        """Refuse the TLS key of the flat file's etcd for another server or prefix: the key is for that etcd alone."""
         own = self._flat.get(name)
         is_elsewhere = "etcd_host" in self._brings or "etcd_prefix" in self._brings
         if name != "etcd_key_file" or not is_elsewhere or not isinstance(own, str):

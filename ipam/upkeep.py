@@ -192,7 +192,7 @@ def flush(records: Records, store_ref: dict[str, Any] | None, seconds: float) ->
 
 
 def _lease_shared(attachment: Attachment, store_ref: dict[str, Any] | None, records: Records, seconds: float) -> bool:
-    """Lease those shared addresses of `attachment` that have no lease any more. Returns whether it leases all now."""
+    """Lease those shared addresses of `attachment` that have no lease any more. Returns whether it has all leases."""
     lock = records.try_locked(attachment, PART)
     if lock is None:
         return False
@@ -294,7 +294,7 @@ def refill(store: AddressLeaseStore, owner: Owner, records: Records, cooldown: i
 
 
 def is_held_here(want: Want, owner: Owner, records: Records) -> bool:
-    """Whether the record of another living attachment of this node has the address of `want`, without a lease."""
+    """Whether another living attachment of this node has the address of `want` in its record, but not in the store."""
     attachment = memory.holder(records, want)
     record = records.read(attachment, PART) if attachment and attachment != owner.attachment else None
     if not attachment or not record or record["pending"] is True or record["bootID"] != owner.boot_id:
@@ -332,8 +332,7 @@ def of_earlier_boots(store: Store, pool: str, owner: Owner) -> list[Lease]:
 
 
 def free_earlier_boots(store: Store, pool: str, owner: Owner, records: Records) -> bool:
-    """Release leases of `pool` from earlier boots of this node without a namespace. Returns whether any was
-    released."""
+    """Release leases of `pool` from earlier boots of this node, if the namespaces are gone. Returns whether it did."""
     freed = False
     for attachment in {lease.attachment for lease in of_earlier_boots(store, pool, owner)}:
         if attachment == owner.attachment:

@@ -263,7 +263,7 @@ def _claim(
 
 
 def _keep(group: Group, found: Sequence[Lease]) -> None:
-    """Restrict the group to the index of the other rails' leases. Raises InvalidConfig for a request of another."""
+    """Restrict the group to the index of the leases `found`. Raises InvalidConfig if another is requested."""
     index = _index(group, found)
     if index is None:
         return
@@ -288,9 +288,9 @@ def leave(
     cooldown: int,
     records: Records,
 ) -> dict[str, Any] | None:
-    """Remove the rail `attachment` from the members of `shared`. Returns the record to release, or None.
+    """Remove the rail `attachment` from the members of `shared`. For the last rail, returns the record to release.
 
-    `group` is the group of the configuration; without a record, it is given.
+    `group` is the group of the configuration. The caller gives it if there is no record.
     """
     if record is None:
         links = of_links(shared.network.removeprefix(GROUP), shared.container_id, records)
