@@ -50,7 +50,7 @@ NAME = "macvlan"
 SHARES_NETDEV = True
 ONLY_OURS = ""
 MODES = ("bridge", "private", "vepa", "passthru")
-STANDS_FOR_ITS_LOWER = ("macvlan", "macvtap")  # as a master: the link is put on its lower (macvlan_common_newlink)
+STANDS_FOR_ITS_LOWER = ("macvlan", "macvtap")  # a link on such a master is put on its lower link
 
 MOST_QUEUED = 1 << 16
 """The largest `bcqueuelen` of a new link. The kernel accepts any. All macvlans of a master share one queue."""
@@ -128,13 +128,13 @@ def read(request: Request, faults: list[Fault]) -> MacvlanConfig:
     """The checked configuration; all its faults go to `faults`."""
     config = MacvlanConfig()
     fill(config, KEYS, request.config, faults)
-    if request.command == "ADD" and config.bcqueuelen > MOST_QUEUED:  # an earlier version has made longer ones
+    if request.command == "ADD" and config.bcqueuelen > MOST_QUEUED:  # an earlier version made longer queues
         faults.append(Fault("bcqueuelen", config.bcqueuelen, f"want {MOST_QUEUED} at most"))
     given = ("CNI_ARGS MAC", request.args.get("MAC")), ("runtimeConfig.mac", request.of_runtime("mac"))
     take(config, "mac", hardware_address, faults, given)
     take(config, "device_id", string, faults, (("runtimeConfig.deviceID", request.of_runtime("deviceID")),))
     if config.mode == "passthru":
-        config.ignored_mac, config.mac = config.mac, ""  # the kernel gives the master's, macvlan_common_newlink
+        config.ignored_mac, config.mac = config.mac, ""  # the kernel gives the master's MAC
     return config
 
 

@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from cni.shared.log import Log
     from cni.shared.spec.request import Request
 
-PART = "rdma"  # of the attachment records
+PART = "rdma"  # the part of the attachment records for this plugin
 _GO_CACHE = "/var/lib/cni/rdma"
 _MOST_BYTES = 1 << 20
 _SHARED = (

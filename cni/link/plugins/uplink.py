@@ -206,7 +206,7 @@ def _to_storage(host: Rtnl) -> Iterator[Way]:
         try:
             index, _ = routes.way_to(host, address)
         except ValueError:
-            continue  # a name, or an address of Fibre Channel
+            continue  # a host name, or an address of Fibre Channel
         if index > routes.LOOPBACK:
             yield index, f"carries the route to the {kind} server {address}"
 

@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from cni.shared.records import Records
     from cni.shared.spec.request import Attachment
 
-PART = "link"  # of the attachment records
+PART = "link"  # the part of the attachment records for the link
 RETURNED = "returned"
-REFUSED = "refused"  # an ADD could not fully restore the device: the next ADD takes it as it is
+REFUSED = "refused"  # an ADD could not fully restore the device: the next ADD takes the device as it is
 
 
 def find(links: Sequence[Link], name: str, mac: str, kernelpath: str, pci: str, device_id: str) -> Link | None:

@@ -153,7 +153,7 @@ def _unlisted(link: str, inet6: bytes) -> dict[str, str]:
             try:
                 value = files.read_sysctl(path.format(link))
             except OSError:
-                continue  # this kernel does not have it
+                continue  # this kernel has no such parameter
             if value != default:
                 found[path] = value
     return found

@@ -442,5 +442,5 @@ def differences(planned: MovePlan, link: Link | None) -> list[str]:
 
 
 def carrier(planned: MovePlan) -> tuple[str, bool]:
-    """(the name of the device on the host, False): there is no other netdev in the sandbox."""
+    """(the name of the device on the host, False): at the plan, the device is not yet in the sandbox."""
     return planned.device.get("name", ""), False

@@ -318,7 +318,7 @@ class Restoration:
             flags, held = address.flags, there.get((address.text, address.peer))
             again = raw_state.address_again(address, self.index, self.elapsed, flags)
             if again is None:
-                continue  # its lifetime has ended
+                continue  # the lifetime of the address has ended
             what = f"address {address.text}"
             untested = flags & (NODAD | TENTATIVE | DADFAILED)
             is_source = ":" in address.text and address.local in sources and not untested
@@ -369,11 +369,11 @@ class Restoration:
             legs = [leg for leg in legs if leg[2] in links]
         body = raw_state.route_again(route, legs, self.elapsed)
         if body is None:
-            return  # it has expired
+            return  # the route has expired
         like = [other for other in present if raw_state.key_of(other) == raw_state.key_of(route)]
         here = next(
             (other for other in like if raw_state.identity_of(other) == raw_state.identity_of(route)), None
-        )  # at the wrong place
+        )  # the same route, at the wrong place
         rest = here or next((other for other in like if raw_state.is_part(other, route)), None)
         flags = CREATE if route.get("ahead") else CREATE | APPEND
         if rest and not here and len(like) == 1:

@@ -330,7 +330,7 @@ def remove(planned: SriovPlan, host: Rtnl, inside: Rtnl | None, log: Log) -> Non
     try:
         if not planned.returned:
             _give_back(planned, host, inside, log)
-    except Unrestored:  # with the files, each DEL would fail like this one while another link has the name
+    except Unrestored:  # if the files stayed, each DEL would fail like this one
         go_cache.forget(planned.cache, planned.sandbox)
         raise
     go_cache.forget(planned.cache, planned.sandbox)
@@ -342,7 +342,7 @@ def _give_back(planned: SriovPlan, host: Rtnl, inside: Rtnl | None, log: Log) ->
     device = moved.move_out(planned, host, inside, log)
     vf.clear(planned.pci, planned.keys, planned.former, host)
     try:
-        device = host.link(index=device.index) if device else None  # its MAC may be another now
+        device = host.link(index=device.index) if device else None  # the MAC may have changed
         if device:
             restore.restore(planned, device, host, log)
     finally:

@@ -70,7 +70,7 @@ def give_mac(mac: str, function: VirtualFunction | None, link: Link | None, insi
     first = True
     while True:
         fault = _own_mac(mac, link, inside)
-        if fault and function and first:  # an administrative MAC may forbid it
+        if fault and function and first:  # the administrative MAC may forbid the change
             _administrative(vfs.NO_MAC, function, host)
             fault = _own_mac(mac, link, inside)
         first = False
