@@ -118,7 +118,7 @@ def acquire(store: Store, wanted: Sequence[Choice], owner: Owner, terms: Terms) 
             while True:
                 try:
                     answer = attempts.once()
-                except Open as fault:  # of a change before the claim: a fence, or a release that makes room
+                except Open as fault:  # a change before the claim is open: a fence, or a release that makes room
                     answer = Unknown(fault)
                 if not isinstance(answer, Taken | Unknown):
                     return answer
@@ -151,7 +151,7 @@ class _Attempts:
         self._owner = owner
         self._terms = terms
         self._lost = list(terms.doubtful)
-        self._open = terms.recorded  # of claims that the server may still execute
+        self._open = terms.recorded  # the addresses of claims that the server may still execute
         self._needs = needs_of(wanted)
         self._search = SearchPlan(store, wanted, owner, terms.free_earlier_boots, terms.is_own, terms.is_avoided)
         self._new = terms.new
@@ -234,7 +234,7 @@ def _lost(
             continue
         holder = store.holder(want)
         if holder is None:
-            continue  # it is free again
+            continue  # the address is free again
         if holder.key() not in known:
             ours = holder.attachment == owner.attachment
             if ours or (need.requested is None and rules.may_take_over(holder, owner)):

@@ -167,7 +167,7 @@ def claim(
                 records.remind(True)
             return values, draft.record
     except Unreachable:
-        raise  # the claim may have succeeded; DEL or GC finds it by the record
+        raise  # the claim may have succeeded; DEL or GC finds the leases by the record
     except CniError:
         if draft.record is not record:
             _forget(owner.attachment, store, records, record)
@@ -271,7 +271,7 @@ def _forget(attachment: Attachment, store: Store, records: Records, former: dict
         elif not former and not held:
             records.remove(attachment, PART)
     except CniError:
-        pass  # DEL or GC ends it by the record
+        pass  # DEL or GC ends the attachment by the record
 
 
 def _preferred(config: IpamConfig, pod: tuple[str, str, str], log: Log) -> list[tuple[int, int]]:

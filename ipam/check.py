@@ -49,7 +49,7 @@ def check(request: Request, records: Records) -> None:
         found = unlike(config, expected, request.cni_version)
         static = {host_of(a.address) for a in config.addresses}
         of_ranges = {key: text for key, text in given.items() if key not in static}
-        ranges = list(config.ranges)  # whole, before they are a node's slices
+        ranges = list(config.ranges)  # the whole ranges: `locate` replaces them by the node's slices
         with records.locked(request.attachment, PART):
             found += _lease_differences(request.attachment, config, of_ranges, ranges, records)
     if found:

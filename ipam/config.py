@@ -138,7 +138,7 @@ def examine(request: Request, files: Files, faults: list[Fault]) -> IpamConfig:
     config.ranges += read_ranges(config.ip_ranges, source.where("ipRanges"), config.kept_back, config.notes, faults)
     config.requested, config.outside = _requested(request, config, faults)
     config.ranges += config.outside
-    if not faults:  # the comparison of keys needs valid ones
+    if not faults:  # combinations are judged only for valid keys
         _check_whole(request, config, source, faults)
     _choose_store(request, config, source, faults)
     if config.datastore == "etcd":

@@ -195,4 +195,4 @@ def _make_folder(records: Records) -> None:
         try:
             note_holder(records, attachment, ipam_records.leases(attachment, record))
         except ValueError:
-            pass  # the next verb that reads the record says so
+            pass  # the next verb that reads the record reports this

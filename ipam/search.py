@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 WINDOW = 4096  # addresses
 SPREAD = 1 << 16  # a search begins at one of the first SPREAD addresses of the range
 _LOWEST, _NEAR, _FAR = 0, 1, 2  # places where a search begins; each higher number is another far place
-_NEAR_SPREAD = 256  # the near place is among so many addresses at the start of the range
+_NEAR_SPREAD = 256  # the near place is one of the first _NEAR_SPREAD addresses of the range
 _UNSEEN = 3  # places after the lowest one that are tried without a read, where a read costs more than a failed claim
 
 

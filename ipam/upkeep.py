@@ -304,7 +304,7 @@ def is_held_here(want: Want, owner: Owner, records: Records) -> bool:
     try:
         leases = ipam_records.leases(attachment, record)
     except ValueError:
-        return False  # the next verb that reads the record says so
+        return False  # the next verb that reads the record reports this
     return any(lease.excludes(want) and not lease.is_of_pod(owner) for lease in leases)
 
 

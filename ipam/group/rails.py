@@ -346,7 +346,7 @@ def _release_own(
         )
         return
     if not records.read(shared, PART):
-        records.remove(shared, PART)  # with the temporary files of a killed writer
+        records.remove(shared, PART)  # this removes the temporary files of a killed writer
 
 
 # --- CHECK and GC ---
