@@ -25,9 +25,9 @@ FILES = ("kubeconfig", "ca", "cert", "key")  # members of a reference that are p
 
 
 def ref_of(config: IpamConfig) -> dict[str, Any]:
-    """The reference to the store of `config`, by which `open_store` finds it; a record keeps it without SECRETS.
+    """The reference to the store of `config`, for `open_store`. A record keeps the reference without SECRETS.
 
-    One that the network may not name has the reason as `borrowed`: `joined` alone uses it.
+    If the network may not name this store, the member `borrowed` has the reason, and only `joined` uses the reference.
     """
     store_ref = _ref_of(config)
     return {**store_ref, "borrowed": config.borrowed} if config.borrowed else store_ref
@@ -62,9 +62,9 @@ def _ref_of(config: IpamConfig) -> dict[str, Any]:
 
 
 def locate(config: IpamConfig, network: str, take: bool, seconds: float = 0) -> None:
-    """Let the ranges of `config` be this node's slices of them, where its store gives nodes slices.
+    """Replace the range of `config` by this node's slice of it, if the network has node slices.
 
-    `take` one when the node has none, as an ADD does. `seconds` bound a request; 0: their default.
+    `take`: take a slice when the node has none, as an ADD does. `seconds` bound a request; 0 means SHARED_SECONDS.
     """
     if config.node_slice_size and config.datastore == "kubernetes" and config.ranges:
         from ipam.stores.ippool.slices import narrow  # most networks give nodes no slices
@@ -79,9 +79,10 @@ def open_store(
     seconds: float = 0,
     warn: Callable[[str], object] = lambda text: None,
 ) -> Store:
-    """The store of `store_ref`; `use` and `restore` as ipam.stores.file explains. Nothing is opened yet.
+    """The store of `store_ref`, without opening a file or connection. FileStore explains `use` and `restore`.
 
-    `seconds` bound each request to a store that nodes share; 0: its default. `warn` is called with what an administrator should know.
+    `seconds` bound each request to a store that nodes share; 0 means SHARED_SECONDS. `warn` is called with the text
+    of a warning for the administrator.
     """
     kind, path = store_ref.get("kind"), store_ref.get("path")
     if store_ref.get("borrowed"):
@@ -108,12 +109,12 @@ def open_store(
 
 
 def recorded(store_ref: dict[str, Any]) -> dict[str, Any]:
-    """`store_ref` as a record keeps it."""
+    """`store_ref` without SECRETS, as a record keeps it."""
     return {key: value for key, value in store_ref.items() if key not in SECRETS}
 
 
 def same(one: dict[str, Any], other: dict[str, Any]) -> bool:
-    """Whether two references are to one store: they may differ in how it is reached."""
+    """Whether two references mean the same store; endpoints, kubeconfig and credentials may differ."""
     if one.get("kind") == other.get("kind") in IN_CLUSTER:  # a node belongs to one cluster
         return True
     if one.get("kind") != "etcd" or other.get("kind") != "etcd":
@@ -123,11 +124,11 @@ def same(one: dict[str, Any], other: dict[str, Any]) -> bool:
 
 
 def joined(recorded: dict[str, Any], store_ref: dict[str, Any] | None) -> dict[str, Any]:
-    """`store_ref` of a configuration, with its password and the pools of former ranges that only a record knows.
+    """The reference that joins `store_ref` of the configuration with `recorded` of the record.
 
-    It is `recorded`, the reference in the record, where the configuration names another store or none. A store that the
-    network may not name is reached as the record says: the configuration adds the user's password, which goes to no
-    endpoint but those that both name.
+    If both mean one store, the result is `store_ref` with the pools of both; else it is `recorded`. If the network
+    may not name the store (`borrowed`), the result is `recorded`. The configuration then adds only the password, if
+    both name the same user, and the result keeps only the endpoints that both name.
     """
     if not store_ref or not same(recorded, store_ref):
         return recorded
@@ -143,7 +144,7 @@ def joined(recorded: dict[str, Any], store_ref: dict[str, Any] | None) -> dict[s
 
 
 def is_shared(store_ref: dict[str, Any]) -> bool:
-    """Whether the store is reached by the network, and may be out of reach while this node is well."""
+    """Whether the store is behind a server, which may be unreachable while this node works."""
     return store_ref.get("kind") != "file"
 
 

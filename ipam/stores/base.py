@@ -1,10 +1,11 @@
-"""What every store of leases promises.
+"""The contract of every store of leases.
 
-An address has at most one lease in its pool, and at most one among the leases of a reservation scope, whatever their pools:
-so ranges that overlap give no address twice. `claim` makes all leases that it is asked for, or none. `release` may free some
-of them before an error: the caller keeps its record and calls again.
+An address has at most one lease in its pool, and at most one in its reservation scope, across all pools of that
+scope. So overlapping ranges give no address twice. `claim` makes all leases of its arguments, or none. `release` may
+free some leases before an error: the caller then keeps its record and calls again.
 
-Processes and nodes may share a store. Only speed depends on sessions: across nodes `claim` decides, and may answer Taken.
+Processes and nodes may share a store. Sessions only save time; correctness depends on `claim` alone, which may answer
+Taken.
 """
 
 from __future__ import annotations
@@ -26,33 +27,33 @@ if TYPE_CHECKING:
 
     Window = tuple[str, str | None, int, int, int]  # pool, scope, family, low, high
 
-READ, CHANGE, CREATE = range(3)  # what a store is opened for; where there is none, CREATE makes it, else it is empty
+READ, CHANGE, CREATE = range(3)  # the use of a store; CREATE makes a missing file, else that is an empty store
 
-SHARED_SECONDS = 2.0  # how long a request to a store that nodes share may take, unless it is for an ADD
-_SECOND_PAUSE = 0.005  # seconds, after a first of none
-FORMER = 10_000  # how many former addresses a store remembers; the oldest are forgotten
+SHARED_SECONDS = 2.0  # bound of a request to a store that nodes share, unless the request is for an ADD
+_SECOND_PAUSE = 0.005  # seconds, if the first pause is 0
+FORMER = 10_000  # former addresses that a store remembers; the oldest are forgotten
 
 
 connections: dict[Any, Connection] | None = None
-"""The open connections of a warm worker, by the keys for their use; None in a process that serves one call."""
+"""The open connections of a warm worker, by Client's keys (Client.kept); None in a process that serves one call."""
 at_end: list[Callable[[], None]] = []
 """A warm worker calls these functions when a call is over: each keeps or closes a connection."""
 
 
 class Unreachable(TryAgainLater):
-    """A store that nodes share cannot be reached, or does not serve now."""
+    """Error: a store that nodes share cannot be reached, or does not serve now."""
 
 
 class Open(Unreachable):
-    """A request was sent and no answer came: the store may have carried it out."""
+    """Error: a request was sent, and its outcome is unknown: the store may have carried it out."""
 
 
 class Pauses:
-    """The pauses between the attempts of a change that others forestall, until `deadline` (time.monotonic).
+    """The pauses between attempts that fail for now or lose to other writers, until `deadline` (time.monotonic).
 
-    Each is about a time that doubles from `first` to `longest` seconds, and begins with half of the time of an attempt: a
-    server is asked the less often the slower it is. The less time is left, the shorter is the pause: an old change wins against
-    newer ones. A `first` of 0 is no pause at all.
+    A pause doubles from `first` up to `longest` seconds, with a random factor, and lasts at least half of the last
+    attempt: a slow server gets fewer requests. Pauses become shorter near the deadline, so an old change wins against
+    newer ones. If `first` is 0, the first pause is none.
     """
 
     __slots__ = ("_deadline", "_longest", "_pause", "_seconds", "_since")
@@ -65,7 +66,7 @@ class Pauses:
         self._longest = longest
 
     def wait(self, more: float = 0.0) -> bool:
-        """Pause, `more` seconds longer; False, at once, when no time is left for another attempt."""
+        """Pause, plus `more` seconds, and return True. Return False at once without time for another attempt."""
         now = time.monotonic()
         left = self._deadline - now
         if self._pause:
@@ -78,18 +79,18 @@ class Pauses:
         return True
 
     def insist(self, refusal: CniError) -> None:
-        """Pause before another attempt; without time for one raise `refusal`."""
+        """Pause before another attempt. Raises `refusal` when no time is left for one."""
         if not self.wait():
             raise refusal from None
 
 
 class Survey:
-    """A store's answer before an address is chosen.
+    """The readings of a store that an ADD needs before it chooses an address.
 
-    `own`: the leases of the attachment. `pods`: the leases of the pod's (namespace, name) and ifname, whatever the uid,
-    at least those in this node's records, since a sandbox is made again on its node. `former`: the former addresses,
-    (family, value), of a pod that `returns`, for this ifname. `near_full`: a free address is sooner found elsewhere
-    than in `windows`.
+    `own`: the leases of the attachment. `pods`: the leases of the pod's namespace, name and ifname, with any uid; at
+    least the leases in this node's records, since the runtime makes a pod's new sandbox on the same node. `former`:
+    the former addresses, (family, value), of a pod that `returns`, for this ifname. `near_full`: the first window is
+    so full that a search had better begin elsewhere.
     """
 
     __slots__ = ("former", "near_full", "own", "pods")
@@ -113,9 +114,10 @@ class Claimed:
 
 
 class Taken:
-    """Answer of `claim`: nothing was changed. Others hold `wants`, or a lease to be given up no longer held them.
+    """Answer of `claim`: nothing was changed.
 
-    Without any, others changed the store at the same time, and the same claim may succeed next time.
+    `wants` are the wants that others hold, and the leases of `instead_of` that have ended. An empty list means that
+    others changed the store at the same time: the same claim may succeed next time.
     """
 
     __slots__ = ("wants",)
@@ -125,7 +127,7 @@ class Taken:
 
 
 class Unknown:
-    """Answer of `claim`: whether the change was made is open until a new session's `find`. `reason` is the error."""
+    """Answer of `claim`: the outcome is unknown until the `find` of a new session shows it. `reason` is the error."""
 
     __slots__ = ("reason",)
 
@@ -134,14 +136,14 @@ class Unknown:
 
 
 class Store:
-    """A store of leases. Every method may raise a CniError that names the store; then nothing was changed, but by `release`.
+    """A store of leases. Any method may raise a CniError that names the store; only `release` then leaves changes.
 
-    Each method begins a session of its own unless the caller is in one. A store remembers freed addresses as far as it has room:
-    the last address of a pod that `returns`, a preference (`survey`), and for `cooldown` seconds the former pod, which alone may
-    get the address (`cooling`).
+    Each method begins a session of its own unless the caller is in one. A store with room remembers freed addresses:
+    the last address of a pod that `returns`, which the pod gets again if it is free (`survey`); and for `cooldown`
+    seconds the former pod of each address, which alone may get the address (`cooling`).
 
-    `is_claimed_here` says whether another call of this node is about to claim an address, else this call is. A search that
-    asks it spares calls at once the claims that they would lose to one another.
+    `is_claimed_here(want)` returns whether another call of this node is about to claim the address; if not, it notes
+    that this call is. So simultaneous calls of one node choose different addresses.
     """
 
     __slots__ = ("_depth", "cooldown", "is_claimed_here")
@@ -149,7 +151,7 @@ class Store:
     kind = ""
     window = 4096  # addresses of one step of a search: a power of two, at most WINDOW of ipam.search
     spreads = True  # whether claims of different addresses of a pool succeed at once
-    places = 0  # places of a pool that a search tries before it reads on from a full window
+    places = 0  # places of a pool that a search tries before it reads the pool window by window
 
     def __init__(self) -> None:
         self.cooldown = 0
@@ -161,7 +163,7 @@ class Store:
         raise NotImplementedError
 
     def session(self) -> Store:
-        """`with store.session():` its readings hold until its end, as far as the store can ensure that."""
+        """A context manager: until its end the store reuses its readings, and locks out others if it has locks."""
         return self
 
     def __enter__(self) -> Store:
@@ -180,43 +182,44 @@ class Store:
             self._end()
 
     def _begin(self) -> None:
-        """Begin the outermost session; TryAgainLater when the store cannot do so in time."""
+        """Begin the outermost session. Raises TryAgainLater when another process holds a lock for too long."""
 
     def _end(self) -> None:
         """End the outermost session, also after `_begin` has failed."""
 
     def take_locks(self) -> None:
-        """Take the locks by which the sessions of this node queue; without this call the first reading takes them."""
+        """Take the locks that serialize this node's sessions; without this call the first reading takes them."""
 
     def settle(self, attachment: Attachment, sequence: int) -> None:
-        """From now on a claim of `attachment` with this or an older sequence fails, also one that is still on its way to a server."""
+        """Make each claim of `attachment` with this or an older sequence fail, also a request still in transit."""
 
     def ready(self, wants: Sequence[Want] = ()) -> None:
-        """Test, without a change, that the store can write new leases, of `wants`; CniError."""
+        """Raise CniError if the store could not write new leases for `wants`; change nothing."""
 
     def find(self, attachment: Attachment) -> list[Lease]:
-        """The leases of an attachment, by pool and address."""
+        """The leases of an attachment, sorted by pool and address."""
         raise NotImplementedError
 
     def cooling(self, pool: str, scope: str | None, family: int, low: int, high: int, owner: Owner) -> Collection[int]:
-        """The addresses of low..high that were freed less than their cooldown ago, and not by the pod of `owner`."""
+        """The addresses in low..high that are in their cooldown, except addresses that the pod of `owner` freed."""
         raise NotImplementedError
 
     def survey(self, owner: Owner, windows: Sequence[Window], new: bool) -> Survey:
-        """The readings that an ADD begins with, in few requests; `windows` are probable next questions to `occupied`.
+        """The readings that an ADD begins with, in few requests. `windows` are probable next arguments of `occupied`.
 
-        `new`: the attachment never had a lease, and readings may be a moment old: a claim finds any change since.
+        `new`: the attachment has never had a lease. Then readings may be a moment old, since a claim finds later
+        changes.
         """
         raise NotImplementedError
 
     def finish_by(self, deadline: float) -> None:
-        """Bound all requests by `deadline` (time.monotonic), in a store behind a server."""
+        """End all requests by `deadline` (time.monotonic). Only a store behind a server makes requests."""
 
     def hurry(self) -> None:
-        """Try no connection again, in a store behind a server: a release stays in the record."""
+        """Fail at the first refused connection. The caller keeps an unmade release in the record."""
 
     def holder(self, want: Want) -> Lease | None:
-        """The lease that keeps `want` from being claimed."""
+        """The lease that prevents a claim of `want`; None for none."""
         raise NotImplementedError
 
     def occupied(self, pool: str, scope: str | None, family: int, low: int, high: int) -> int:
@@ -224,41 +227,42 @@ class Store:
         raise NotImplementedError
 
     def next_open(self, pool: str, scope: str | None, family: int, value: int, high: int) -> int:
-        """An address from `value` on below which none of value..high can be claimed, at most high + 1; it only saves reading."""
+        """The end of a full span from `value` on, at most high + 1: no address before the end can be claimed."""
         raise NotImplementedError
 
     def claim(self, wants: Sequence[Want], owner: Owner, instead_of: Sequence[Lease] = ()) -> Claimed | Taken | Unknown:
-        """Give up `instead_of`, which begins its cooldown, and lease all `wants` to `owner` in one step; or change nothing.
+        """Lease all `wants` to `owner` and free the leases `instead_of` in one step, or change nothing.
 
-        The callers ask for the addresses of one attachment, or of one index of a group of rails: up to 48 (ipam.group.indexes).
+        The cooldown of freed addresses begins. One claim has the addresses of one attachment, or of one index of a
+        group of rails: up to 48 (ipam.group.indexes).
         """
         raise NotImplementedError
 
     def release(self, leases: Sequence[Lease]) -> int:
-        """Free those of `leases` that the store still has as they are here; their number. After an error some may be free."""
+        """Free each of `leases` that is unchanged in the store; return how many. After an error some may be free."""
         raise NotImplementedError
 
     def forget(self) -> None:
-        """Remove old memories of freed addresses, in a store that does not do so at each change."""
+        """Remove outdated memories of freed addresses, unless the store does so at each change."""
 
     def leases(self, pool: str, after: Lease | None = None, limit: int = 1000, node: str = "") -> list[Lease]:
-        """Up to `limit` leases of a pool after `after`, in the order of their addresses; with `node` those of it alone."""
+        """Up to `limit` leases of a pool after `after`, sorted by address; with `node` only that node's leases."""
         raise NotImplementedError
 
     def each_lease(self, pool: str, node: str = "") -> Iterator[Lease]:
-        """Read all leases of a pool, page by page; with `node` those of it alone."""
+        """Yield all leases of a pool, read page by page; with `node` only that node's leases."""
         page = self.leases(pool, node=node)
         while page:
             yield from page
             page = self.leases(pool, page[-1], node=node)
 
     def pools(self) -> list[Pool]:
-        """The pools that have leases, by name."""
+        """The pools that have leases, sorted by name."""
         raise NotImplementedError
 
 
 class ServedStore(Store):
-    """A store behind a server: `store_ref` is the reference of a record, `client` makes the requests."""
+    """A store behind a server. `record` returns `store_ref`; `client` makes the requests."""
 
     __slots__ = ("_client", "_store_ref")
 
@@ -286,9 +290,10 @@ def conflicts(
     is_there: Callable[[Lease], bool],
     is_held: Callable[[Want, Sequence[Lease]], bool],
 ) -> list[Want]:
-    """The leases to be given up that have ended, and the wants that exclude one another, or that others hold.
+    """The obstacles to a claim: ended leases of `instead_of`, and wants that exclude one another or that others hold.
 
-    `is_held`: whether another lease holds the address of a want, when these leases are given up.
+    `is_there(lease)`: whether the lease still exists. `is_held(want, given)`: whether a lease other than `given`
+    holds the address.
     """
     given: list[Lease] = []
     accepted: list[Want] = []

@@ -1,7 +1,7 @@
 """HTTP/1.1 by `http.client` and `ssl`: one connection, kept for all requests of a call.
 
-`http.client` reads the replies. This module adds the bounds: every wait has an end, and so has what a server may send in reply
-to a request: _MOST_BYTES in all, of them lines of _MOST_LINES bytes. There are no redirects, proxies or compression.
+`http.client` reads the replies. This module adds the bounds: every wait has a deadline, and a reply may have
+_MOST_BYTES, of which lines may have _MOST_LINES bytes. There are no redirects, proxies or compression.
 """
 
 from __future__ import annotations
@@ -27,28 +27,28 @@ if TYPE_CHECKING:
 
 AGENT = f"railcni/{VERSION}"  # Kubernetes notes the part before the / as a field's manager
 
-_MOMENT = 0.25  # seconds for a place that others come after
+_MOMENT = 0.25  # seconds for each place in the first round of `dial`
 _MOST_BYTES = 64 << 20  # of a reply
 _MOST_LINES = 1 << 18  # bytes of the lines of a reply: heads, also those of interim replies, sizes of chunks, trailers
-_MOST_KEPT, _KEPT_SECONDS = 4, 30.0  # servers close what is idle after a minute and more
+_MOST_KEPT, _KEPT_SECONDS = 4, 30.0  # connections; servers close an idle connection after a minute or more
 
 
 class _Socket(socket.socket):
-    """A socket that may be forgotten: it is closed then, without a warning. Nobody need close a store."""
+    """A socket that closes without a ResourceWarning when it is garbage: no caller needs to close a store."""
 
     def __del__(self) -> None:
         self.close()
 
 
 class _TlsSocket(ssl.SSLSocket):
-    """The same with TLS."""
+    """As _Socket, with TLS."""
 
     def __del__(self) -> None:
         self.close()
 
 
 class Lost(OSError):
-    """A request was sent, at least in part, and no whole reply came: the server may have served it."""
+    """A request was sent, at least in part, and no whole reply came: the server may have served the request."""
 
 
 class _Ended(ConnectionResetError):
@@ -56,7 +56,7 @@ class _Ended(ConnectionResetError):
 
 
 class Refused(OSError):
-    """No place accepts a connection; `reasons` has a text for each."""
+    """No place of `dial` accepts a connection; `reasons` has a text for each place."""
 
     def __init__(self, reasons: list[str]) -> None:
         super().__init__(errno.ECONNREFUSED, "; ".join(reasons))
@@ -64,7 +64,7 @@ class Refused(OSError):
 
 
 class Untrusted(OSError):
-    """TLS: one side does not accept the other; `by_peer`: the server does not accept us."""
+    """TLS: one side rejects the other; `by_peer`: the server rejects the client."""
 
     def __init__(self, reason: str, by_peer: bool) -> None:
         super().__init__(errno.EACCES, reason)
@@ -72,9 +72,9 @@ class Untrusted(OSError):
 
 
 def tls_context(authority: str, certificate: str, key: str) -> Any:
-    """The context of TLS connections, from PEM files; "" for the system's authorities or for no client certificate.
+    """The SSLContext from the paths of three PEM files. `authority` "" means the system's; `certificate` "" means none.
 
-    ValueError names the file that cannot be used.
+    Raises ValueError, which names the file, when one cannot be used.
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.sslsocket_class = _TlsSocket
@@ -97,7 +97,7 @@ def tls_context(authority: str, certificate: str, key: str) -> Any:
 
 
 class _Incoming(io.RawIOBase):
-    """The bytes that come through a socket until `deadline`, up to _MOST_BYTES after each `begin`."""
+    """The bytes that a socket receives: after each `begin` at most _MOST_BYTES, until a deadline."""
 
     def __init__(self, connected: socket.socket) -> None:
         self._socket = connected
@@ -105,7 +105,7 @@ class _Incoming(io.RawIOBase):
         self._left = 0
 
     def begin(self, deadline: float) -> None:
-        """Begin a reply."""
+        """Begin a reply, which must be read by `deadline`."""
         self._deadline, self._left = deadline, _MOST_BYTES
 
     def end(self) -> None:
@@ -127,7 +127,7 @@ class _Incoming(io.RawIOBase):
 
 
 class _Replies(io.BufferedReader):
-    """What a reply is read from. _Ended when the server closes the connection within a line or a body of known size."""
+    """The reader of replies. Raises _Ended when the connection closes within a line or a body of known size."""
 
     def __init__(self, incoming: _Incoming) -> None:
         super().__init__(incoming)
@@ -135,12 +135,12 @@ class _Replies(io.BufferedReader):
         self._lines = 0  # bytes of the lines of the reply so far
 
     def begin(self, deadline: float) -> None:
-        """Begin a reply, which is read until `deadline`."""
+        """Begin a reply, which must be read by `deadline`."""
         self._incoming.begin(deadline)
         self._lines = 0
 
     def end(self) -> bool:
-        """End a reply; whether nothing of another is there, which no request asked for."""
+        """End a reply; return whether no bytes follow it, since no further request was sent."""
         self._incoming.end()
         return not self.peek(1)
 
@@ -163,16 +163,16 @@ class _Replies(io.BufferedReader):
         return data
 
     def close(self) -> None:
-        """Do nothing: `http.client` closes its file after each reply, and later replies come through the same one."""
+        """Do nothing: `http.client` closes its file after each reply, but this reader also serves later replies."""
 
 
 class Connection:
-    """A connected socket, with TLS when there is a `context`, which `dial` made for `host`."""
+    """An HTTP connection to `host` through the socket `connected` of `dial`; with TLS unless `context` is None."""
 
     __slots__ = ("_host", "_replies", "_socket", "_tls", "answers", "at", "retry_after", "reused", "used")
 
     def __init__(self, connected: socket.socket, host: str, context: Any, deadline: float) -> None:
-        """Untrusted or OSError when TLS fails; the socket is closed then."""
+        """Do the TLS handshake by `deadline`. Raises Untrusted or OSError when it fails, and closes the socket."""
         self._socket = connected
         self._host = host if ":" not in host else f"[{host}]"
         self._tls = context is not None
@@ -203,11 +203,11 @@ class Connection:
         self._replies = _Replies(_Incoming(self._socket))
 
     def makefile(self, _mode: str) -> io.BufferedReader:
-        """What HTTPResponse, which takes a connection for a socket, reads from."""
+        """The reader of replies, for HTTPResponse, which is given this connection in place of a socket."""
         return self._replies
 
     def request(self, method: str, target: str, headers: str, body: bytes, deadline: float) -> tuple[int, bytes]:
-        """(status, body) of the reply. `headers` are whole lines. Lost, Untrusted; the connection is closed then."""
+        """(status, body) of the reply. `headers` are whole lines. Raises Lost or Untrusted after closing."""
         head = f"{method} {target} HTTP/1.1\r\nHost: {self._host}\r\nUser-Agent: {AGENT}\r\n{headers}"
         head += f"Content-Length: {len(body)}\r\n\r\n"
         try:
@@ -234,7 +234,7 @@ class Connection:
         return reply.status, data
 
     def lost(self, fault: OSError) -> OSError:
-        """Close the connection after `fault`; return the error to raise, Untrusted or Lost."""
+        """Close the connection after `fault`; return the error to raise: Untrusted or Lost."""
         self.close()
         fault = _tls_fault(fault)
         if isinstance(fault, Untrusted):
@@ -245,7 +245,7 @@ class Connection:
         return Lost(fault.errno, why)
 
     def is_silent(self) -> bool:
-        """Whether nothing has come since the last reply, not even the end of the connection."""
+        """Whether the connection is still open, and no data has come since the last reply."""
         poll = select.poll()
         poll.register(self._socket, select.POLLIN)
         return not poll.poll(0)
@@ -265,13 +265,13 @@ class Connection:
 
 
 class ServerAddress:
-    """Where a server listens. `base` begins the path of every request."""
+    """The address at which a server listens. `base` is the prefix of the path of every request."""
 
     __slots__ = ("base", "host", "port", "tls")
 
     def __init__(self, text: str, tls: bool, ports: tuple[int, int]) -> None:
-        """`text` is [scheme://]host[:port][/path]. `tls` counts where the scheme is absent, and one of `ports`, without and
-        with TLS, where the port is. ValueError."""
+        """`text` is [scheme://]host[:port][/path]. Without a scheme `tls` counts; without a port one of `ports`, which are
+        (without TLS, with TLS). Raises ValueError for any other text."""
         scheme, found, rest = text.rpartition("://")
         if found and scheme not in ("http", "https"):
             raise ValueError("want http:// or https://")
@@ -298,7 +298,7 @@ class ServerAddress:
 
 
 class Failed(Exception):
-    """An attempt failed, and another may succeed; `failure` is the error when none does; `sent`: it may have been served."""
+    """A failed attempt; another may succeed. `failure` is the error if none does; `sent`: it may have been served."""
 
     def __init__(self, failure: CniError, sent: bool = False) -> None:
         self.failure = failure
@@ -306,10 +306,10 @@ class Failed(Exception):
 
 
 class Client:
-    """The one connection of a client, which a warm worker keeps for its next call.
+    """A client with one connection, which a warm worker keeps for its next call.
 
-    `seconds` bound each request with all its attempts, and `deadline` (time.monotonic) bounds all requests. `hurries`: a
-    connection that cannot be made is not tried again.
+    `seconds` bound each request with all its attempts, and `deadline` (time.monotonic) bounds all requests.
+    `hurries`: fail at the first connection that cannot be made.
     """
 
     __slots__ = ("_connection", "_context", "_kept_as", "deadline", "hurries", "seconds")
@@ -324,11 +324,11 @@ class Client:
 
     @property
     def within(self) -> str:
-        """How long a connection was tried, for a message."""
+        """The time for which a connection was tried, for a message; "" if the client `hurries`."""
         return "" if self.hurries else f" within {self.seconds:g} s"
 
     def unreached(self, failure: CniError) -> Exception:
-        """What to raise when no connection can be made: Failed, and where it hurries `failure`."""
+        """The error to raise when no connection can be made: `failure` if the client `hurries`, else Failed."""
         return failure if self.hurries else Failed(failure)
 
     def close(self) -> None:
@@ -350,10 +350,10 @@ class Client:
         self.close()
 
     def kept(self, key: Callable[[], Any]) -> Connection | None:
-        """The open connection, else the usable one that an earlier call of this process has kept; None without any.
+        """The open connection, or a usable one that an earlier call of this process has kept; None for none.
 
-        `key()` identifies such connections: it returns all that one is made with. After its OSError or ValueError none
-        is kept; the fault is raised when a connection is made.
+        `key()` identifies kept connections: it returns the address and the contents of all certificates. When it raises
+        OSError or ValueError, no connection is kept; making a connection will raise that fault.
         """
         if self._connection is None or self._connection.closed:
             self._connection = None
@@ -372,10 +372,10 @@ class Client:
 
 
 def dial(places: Sequence[tuple[str, int]], seconds: float) -> tuple[int, socket.socket]:
-    """(index of the place, connected socket): the first of `places`, a host and a port each, that accepts.
+    """(index of the place, connected socket) of the first place that accepts; `places` are (host, port).
 
-    It tries all in their order for a moment each, so that a dead machine costs that moment alone, and then the silent ones
-    for the rest of the time. Refused after `seconds`, or when all have refused.
+    The first round tries each place for _MOMENT, so that a dead machine costs no more. The second round tries the
+    silent ones for the rest of the time. Raises Refused after `seconds`, or when all places have refused.
     """
     deadline = monotonic() + seconds
     reasons = ["did not answer"] * len(places)
@@ -419,7 +419,7 @@ def _connected(entry: Any, seconds: float) -> socket.socket:
 
 
 def _wait(connected: socket.socket, deadline: float) -> None:
-    """Let the next operation of a socket end by `deadline`."""
+    """Set the socket's timeout so that its next operation ends by `deadline`. Raises TimeoutError after it."""
     left = deadline - monotonic()
     if left <= 0:
         raise TimeoutError(errno.ETIMEDOUT, "timed out")
@@ -431,7 +431,7 @@ def _too_much(most: int, of: str) -> OSError:
 
 
 def _tls_fault(fault: OSError) -> OSError:
-    """Untrusted for what TLS says of certificates, else `fault`."""
+    """Untrusted for a TLS fault that is about certificates, or about a peer without TLS; else `fault` itself."""
     reason = str(getattr(fault, "reason", None) or "")
     verify = getattr(fault, "verify_message", None)
     if verify:
@@ -444,7 +444,7 @@ def _tls_fault(fault: OSError) -> OSError:
 
 
 def _why(fault: OSError) -> str:
-    """A fault in words, without Python's."""
+    """A fault as text, without the prefixes that Python adds."""
     reason = getattr(fault, "reason", None)
     if reason:
         return str(reason).replace("_", " ").lower()
