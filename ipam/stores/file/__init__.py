@@ -7,8 +7,8 @@
 Pools and reservation scopes have bitmaps: an address can be claimed when its bit is set in neither. A claim is one
 transaction, with as many rows in a full pool as in an empty one.
 
-A new file, and one that a power loss has torn, begins with the leases of `restore`, from the attachment records; a sound one
-of an earlier boot begins with its own leases (ipam.stores.file.database).
+A new file, or the successor of a file that a power loss has damaged, begins with the leases of `restore`: those of the
+attachment records. A sound file of an earlier boot keeps its leases (ipam.stores.file.database).
 """
 
 from __future__ import annotations
@@ -35,7 +35,9 @@ NAME = "leases.db"
 class FileStore(Store):
     """The store in `directory`, opened again for each session.
 
-    `use` is READ, CHANGE or CREATE (ipam.stores.base). Unless it is CREATE, a missing file is an empty store without claims.
+    `use` is READ, CHANGE or CREATE (ipam.stores.base). With READ and CHANGE a missing file is an empty store, and
+    claims are not allowed. `restore` returns the leases for a new file. A session waits at most `seconds` for the
+    lock.
     """
 
     __slots__ = ("_database", "_restore", "_seconds", "_use", "directory", "path")
@@ -189,9 +191,9 @@ class FileStore(Store):
         return {value for of, value in found if of == family}
 
     def _fill(self, database: Database) -> None:
-        """Fill the file with its own leases, or else with the restored ones; of two for one address the later claim counts.
+        """Write the leases and bitmaps again, from the file's leases, or without any from the leases of `restore`.
 
-        The bitmaps are made again: a power loss may have kept a lease and lost its bits.
+        A power loss may have kept a lease and lost its bits. Of two leases of one address the later claim counts.
         """
         leases = self._leases(schema.ALL)
         for statement in schema.EMPTY:
@@ -221,14 +223,14 @@ class FileStore(Store):
                     self._rows(schema.COOL, kind, space, key, until, *lease.pod[:2], lease.ifname)
 
     def _rows(self, sql: str, *values: Any) -> list[Any]:
-        """The rows of a statement in the open session; none without a file."""
+        """The rows that a statement returns in the open session; [] without a file."""
         return self._database.run(sql, *values) if self._database else []
 
     def _leases(self, sql: str, *values: Any) -> list[Lease]:
         return [_lease(row) for row in self._rows(sql, *values)]
 
     def _insert(self, lease: Lease) -> bool:
-        """Add a lease and its bits; False, without a change, when one of them is set."""
+        """Add a lease and set its bits; return False, without a change, if a bit is already set."""
         family, value = lease.family, lease.value
         number, index = schema.leaf_of(family, value)
         if self._either(0, lease.pool, lease.scope, number) >> index & 1:
@@ -243,7 +245,7 @@ class FileStore(Store):
         return True
 
     def _delete(self, lease: Lease) -> bool:
-        """Remove a lease that is still as it is here, and its bits; whether it existed."""
+        """Remove a lease and its bits if the file still has exactly this lease; return whether it had."""
         key = schema.address_key(lease.family, lease.value)
         found = self._rows(
             schema.MATCH, lease.pool, key, lease.container_id, lease.ifname, lease.network, lease.sequence
@@ -258,7 +260,7 @@ class FileStore(Store):
         return True
 
     def _mark(self, kind: int, space: str, family: int, value: int, leased: bool) -> None:
-        """Set or clear the bit of an address, and its leaf's in the summary when the leaf becomes full or was full."""
+        """Set or clear the bit of an address, and update the bit of its leaf in the summary (set: a full leaf)."""
         number, index = schema.leaf_of(family, value)
         before, after = self._change_bit(kind, space, number, index, leased)
         if schema.FULL_ROW in (before, after) and before != after:
@@ -274,7 +276,7 @@ class FileStore(Store):
         return before, after
 
     def _either(self, level: int, pool: str, scope: str | None, number: bytes) -> int:
-        """The bits that are set in the row of the pool or of the scope."""
+        """The bitset of row `number`, joined from the pool and the scope; `level` is 0 for leaves, or SUMMARY."""
         bits = 0
         for (row,) in self._rows(
             schema.BITS_OF_TWO, schema.POOL + level, pool, number, schema.SCOPE + level, scope, number

@@ -1,13 +1,14 @@
 """The lease file: an SQLite database that one process at a time has open, under flock(2).
 
-SQLite's own locks are contended only while another program reads the file. A killed process leaves a hot journal
-(PATH-journal), which SQLite rolls back when the next process opens the file.
+Only other programs contend for SQLite's own locks. A killed process leaves a hot journal (PATH-journal), which SQLite
+rolls back when the next process opens the file.
 
-journal_mode=PERSIST is the cheapest here, and a journal with its blocks lets a full disk still release leases.
+journal_mode=PERSIST is the fastest mode here. The journal keeps its disk blocks, so leases can be released on a full
+disk.
 
-synchronous=OFF: a killed process loses nothing, and after a power loss no lease is in use (docs/durability.md), but the file
-may be torn. So the first process of a boot (noted in `application_id`) checks the whole file, and sets it aside unless it is
-sound.
+synchronous=OFF: a killed process loses nothing. After a power loss no lease is in use (docs/durability.md), but the
+file may be damaged. So the first process of a boot checks the whole file, and renames a damaged one. The field
+`application_id` shows the boot of the last check.
 """
 
 from __future__ import annotations
@@ -29,16 +30,16 @@ if TYPE_CHECKING:
     from cni.shared.spec.errors import CniError
 
 
-WAIT_SECONDS = 60.0  # as for an attachment; a hundred waiters on a slow disk need some of it
+WAIT_SECONDS = 60.0  # as for an attachment's lock: on a slow disk a hundred processes may wait
 _BUSY_SECONDS = 2.0
 _NO_TEXT = "a text in it is not UTF-8"
 _BOOT_AT, _BOOT_BYTES = 68, 4  # application_id (https://sqlite.org/fileformat.html, section 1.3)
 _MOST_KEPT = 4
-_MAGIC = 0x7263 << 16  # in user_version: above the format, to know a file of ours
+_MAGIC = 0x7263 << 16  # the upper half of user_version, which marks railcni's files; the lower half is the format
 
 
 class Database:
-    """The lease file at `path`, open and locked until `close`. Its methods raise CniErrors that name the path."""
+    """The lease file at `path`, open and locked until `close`. The methods raise CniErrors that name the path."""
 
     __slots__ = ("_connection", "_fd", "_has_failed", "_use", "path")
 
@@ -50,7 +51,7 @@ class Database:
         self._connection: Any = None
 
     def run(self, sql: str, *values: Any) -> list[Any]:
-        """The rows of a statement, in the open transaction or in a new one."""
+        """The rows that a statement returns, in the open transaction or a new one."""
         try:
             if not self._connection.in_transaction:
                 self._connection.execute("BEGIN")
@@ -63,7 +64,7 @@ class Database:
             raise InvalidConfig(f"{values!r:.100} cannot be kept in {self.path}: {fault}; want another name") from None
 
     def commit(self) -> None:
-        """Commit the open transaction, or undo it and raise; OutcomeUnknown when neither is certain."""
+        """Commit the open transaction. Raises CniError after a rollback, OutcomeUnknown for an unknown outcome."""
         try:
             self._connection.execute("COMMIT")
         except sqlite3.Error as fault:
@@ -78,16 +79,16 @@ class Database:
             if self._connection is not None and self._connection.in_transaction:
                 self._connection.execute("ROLLBACK")
         except sqlite3.Error:
-            pass  # the next one to open the file rolls it back
+            pass  # the next process that opens the file rolls back the transaction
 
     def close(self) -> None:
-        """Roll back, and give up the lock; a second call does nothing."""
+        """Roll back and unlock; a warm worker keeps the file open for its next call. A second call does nothing."""
         if kept is not None and self._connection is not None and not self._has_failed:
             self.roll_back()
             locks.unlock_file(self._fd)
             kept[self.path, self._use] = self
             if len(kept) > _MOST_KEPT:
-                kept.pop(next(iter(kept)))._shut()  # the one that was not used for longest
+                kept.pop(next(iter(kept)))._shut()  # the least recently used file
             return
         self._shut()
 
@@ -104,7 +105,7 @@ class Database:
             self._connection = None
 
     def damaged(self, reason: str) -> StateDamaged:
-        """Set the file aside, so that no decision depends on it; the error to raise."""
+        """Rename the damaged file, so that no decision depends on it; return the StateDamaged or Torn to raise."""
         what = f"lease file {self.path} is damaged"
         if self._use == READ:
             return StateDamaged(f"{what}: the next ADD or DEL sets it aside, and says so ({reason})")
@@ -126,8 +127,8 @@ class Database:
         )
 
     def _take_again(self, seconds: float) -> bool:
-        """Lock the file that `close` has kept; False, and all closed, when another has its path, or it is no longer one that a
-        process of this boot has found sound: it was emptied, or written over."""
+        """Lock the file that `close` has kept, and return True. If the path names another file now, or the file shows no
+        check in this boot, since it was emptied or overwritten, close the file and return False."""
         former, self._fd = os.fstat(self._fd), open_locked(self.path, self._use, seconds, self._fd)
         if self._fd >= 0:
             now = os.fstat(self._fd)
@@ -144,7 +145,7 @@ class Database:
         return False
 
     def _connect(self) -> bool:
-        """Open the file with SQLite; False for an empty one."""
+        """Open the file with SQLite; return whether it has tables, False for an empty file."""
         if self._use != CREATE and os.fstat(self._fd).st_size == 0:
             return False
         try:
@@ -156,7 +157,7 @@ class Database:
             )
         except sqlite3.Error as fault:
             raise self._failure(fault) from None
-        except UnicodeDecodeError:  # in what SQLite says of a table
+        except UnicodeDecodeError:  # in a message of SQLite that names a table
             raise self.damaged(_NO_TEXT) from None
         if version:
             return True
@@ -165,7 +166,7 @@ class Database:
         return False
 
     def _check_format(self, version: int) -> None:
-        """Refuse a file of others or of a newer format, before any change or reading."""
+        """Raise IoFailure for a file of another program or of a newer format, before any other reading or change."""
         if version in (0, _MAGIC | FORMAT):
             return
         if version & ~0xFFFF != _MAGIC:
@@ -181,29 +182,29 @@ class Database:
         )
 
     def _make(self) -> None:
-        """Make the tables, in the transaction that `_connect` began."""
+        """Make the tables, in the transaction that `_connect` has begun."""
         for statement in TABLES:
             self.run(statement)
         self.run(f"PRAGMA user_version={_MAGIC | FORMAT}")
         self._mark_boot()
 
     def _mark_boot(self) -> None:
-        """Note in the open transaction that the file is sound in this boot."""
+        """Write this boot into `application_id`, in the open transaction: the file is sound."""
         self.run(f"PRAGMA application_id={int.from_bytes(_this_boot(), 'big', signed=True)}")
 
     def _is_of_earlier_boot(self) -> bool:
-        """Whether no process of this boot has checked the file; read without SQLite, which a torn file may defeat."""
+        """Whether no process of this boot has checked the file. Read without SQLite, which fails on a damaged file."""
         return os.pread(self._fd, _BOOT_BYTES, _BOOT_AT) != _this_boot()
 
     def _examine(self) -> None:
-        """Raise Torn for a file that a power loss has damaged; the open transaction notes a sound one."""
+        """Check the whole file, and note in the open transaction that it is sound. Raises Torn for a damaged one."""
         found = self.run("PRAGMA integrity_check(1)")
         if found != [("ok",)]:
             raise self.damaged(f"{found}")
         self._mark_boot()
 
     def _is_sound(self) -> bool:
-        """Whether the whole file is sound: SQLite says "damaged" for a failed read of the disk, too."""
+        """Whether a second reading finds the whole file sound: SQLite also reports damage when a disk read fails."""
         self._disconnect()
         try:
             self._connection = sqlite3.connect(self.path, timeout=_BUSY_SECONDS, isolation_level=None)
@@ -221,18 +222,18 @@ class Database:
             number += 1
         aside = f"{self.path}.damaged-{number}"
         os.rename(self.path, aside)
-        try:  # a kill between the two leaves the journal: SQLite removes one that it finds beside an empty file
+        try:  # a kill between the two renames leaves the journal; SQLite removes a journal beside an empty file
             os.rename(f"{self.path}-journal", f"{aside}-journal")
         except FileNotFoundError:
             pass
         return aside
 
     def _failure(self, fault: Any) -> CniError:
-        """The error for one of SQLite (https://sqlite.org/rescode.html)."""
+        """The CniError for an error of SQLite (https://sqlite.org/rescode.html)."""
         self._has_failed = True
         code = _code(fault)
         if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
-            if not self._is_of_earlier_boot() and self._is_sound():  # else a power loss may have torn it
+            if not self._is_of_earlier_boot() and self._is_sound():  # else a power loss may have damaged the file
                 return IoFailure(
                     f"lease file {self.path} could not be read for a moment: retry; see the kernel's log for errors of its disk"
                 )
@@ -255,23 +256,23 @@ kept: dict[tuple[str, int], Database] | None = None
 
 
 class DiskFull(IoFailure):
-    """The disk has no room for a write; one that needs less may still succeed."""
+    """The disk has no room for a write; a smaller write may succeed."""
 
 
 class Torn(StateDamaged):
-    """A power loss has damaged the file: it was set aside."""
+    """A power loss has damaged the file, which was renamed."""
 
 
 class OutcomeUnknown(IoFailure):
-    """The disk failed during a commit: the next process that opens the file finds it made or not made."""
+    """The disk failed during a commit. The next process that opens the file finds the commit made or not made."""
 
 
 def open_database(path: str, use: int, seconds: float = WAIT_SECONDS) -> tuple[Database, bool] | None:
-    """The lease file, locked, and whether the caller has to fill it, in the transaction that is open then: it is new, or of an
-    earlier boot.
+    """(locked lease file, whether to fill it); None for a missing or empty file unless `use` is CREATE.
 
-    None for a missing or empty file unless `use` is CREATE. TryAgainLater when others keep it locked for `seconds`;
-    InvalidConfig for one on a network file system; IoFailure; StateDamaged.
+    The caller has to fill a file that is new or of an earlier boot, in the transaction that is then open. Raises
+    TryAgainLater when others keep the file locked for `seconds`, InvalidConfig for a network file system, and
+    IoFailure or StateDamaged.
     """
     former = kept.pop((path, use), None) if kept else None
     try:

@@ -1,7 +1,7 @@
-"""A store's file, opened and locked by one process at a time, and known to be the one that its path names.
+"""Opening and locking the lease file, and the check that its path still names the locked file.
 
-The lock is flock(2), which waits in the kernel's queue: without polling, and for a bounded time. Its holder compares the
-inode, since the file may have been set aside or replaced in the meantime.
+The lock is flock(2): a process waits in the kernel's queue, without polling and for a bounded time. The holder then
+compares the inode, since the file may have been renamed or replaced during the wait.
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ _REMOTE = frozenset(
 def open_locked(path: str, use: int, seconds: float, kept: int = -1) -> int:
     """A descriptor of the file at `path`, locked; -1 for a missing file unless `use` is CREATE.
 
-    `kept`, an earlier descriptor, is used if the path still names its file, else closed. Raises TryAgainLater when
-    others keep the file locked for `seconds`, InvalidConfig for a network file system, IoFailure and OSError.
+    An earlier descriptor `kept` is used again if the path still names its file, else closed. Raises TryAgainLater
+    when others keep the file locked for `seconds`, InvalidConfig for a network file system, and IoFailure or OSError
+    for other faults.
     """
     deadline = monotonic() + seconds
     while True:
@@ -51,7 +52,7 @@ def open_locked(path: str, use: int, seconds: float, kept: int = -1) -> int:
 
 
 def refused(path: str, fault: OSError) -> IoFailure:
-    """The error for a lease file or its directory that cannot be opened."""
+    """The IoFailure for an OSError when the lease file or its directory cannot be opened."""
     if isinstance(fault, files.NotPrivate):
         return IoFailure(f"cannot open lease file {path}: {fault.strerror}")
     remedy = {
@@ -86,7 +87,7 @@ def _open(path: str, use: int) -> int:
 
 
 def _examine(path: str, fd: int, status: os.stat_result) -> None:
-    """Refuse a file that others can write, or on a file system whose locks do not hold."""
+    """Raise an error for a file that is not regular, that others can write, or that is on a network file system."""
     if not files.is_regular(status):
         raise IoFailure(f"lease file {path} is not a regular file: remove it")
     files.check_private(status)
@@ -96,7 +97,7 @@ def _examine(path: str, fd: int, status: os.stat_result) -> None:
         pass
     except files.NotPrivate as fault:  # SQLite would wait for such a journal, or follow it out of the directory
         raise IoFailure(f"cannot use {path}-journal: {fault.strerror}") from None
-    if os.major(status.st_dev) == 0:  # none of the local block devices
+    if os.major(status.st_dev) == 0:  # the file system has no block device
         _refuse_remote(path, fd)
 
 
@@ -118,7 +119,7 @@ def _is_at(path: str, status: os.stat_result) -> bool:
 
 
 def _lock_holder(fd: int) -> str:
-    """The process that holds the flock of `fd`, for a message; "" for an unknown one."""
+    """The process that holds the flock of `fd`, as words for a message; "" if it is unknown."""
     inode = os.fstat(fd).st_ino
     try:
         for line in files.read_whole("/proc/locks").decode().split("\n"):
@@ -132,7 +133,7 @@ def _lock_holder(fd: int) -> str:
 
 
 def remote_type(fd: int) -> str:
-    """The type of the file system that the open file `fd` lies on, when other machines may share it; else ""."""
+    """The type of the file system of the open file `fd`, if other machines may share the file system; else ""."""
     for line in files.read_whole(f"/proc/self/fdinfo/{fd}").split(b"\n"):
         key, _, value = line.partition(b":")
         if key == b"mnt_id":
@@ -141,7 +142,7 @@ def remote_type(fd: int) -> str:
 
 
 def find_remote(mount_id: bytes, mountinfo: bytes) -> str:
-    """As `remote_type`, for the mount with this number in a text of the form that proc_pid_mountinfo(5) describes."""
+    """As `remote_type`, for the mount `mount_id` in the text `mountinfo` (proc_pid_mountinfo(5))."""
     line = (b"\n" + mountinfo).partition(b"\n" + mount_id + b" ")[2].partition(b"\n")[0]
     kind = line.partition(b" - ")[2].partition(b" ")[0].decode("utf-8", "replace")
     return kind if kind.partition(".")[0] in _REMOTE else ""

@@ -1,24 +1,25 @@
 """The lease file's format: its tables, every statement that is run on them, and the bits of `bitmap`.
 
-A lease's address is in network byte order, so that the order of the rows is that of the addresses; `sequence` is in ns
-since 1970. Nothing here needs an SQLite newer than 3.24 (2018).
+A lease's address is in network byte order, so rows and addresses have the same order; `sequence` is in ns since 1970.
+SQLite 3.24 (2018) or newer is enough.
 
-`bitmap` says which addresses are leased, in two levels. A leaf has a bit for each of the 4096 addresses that share all bits
-but the lowest 12, set when the address is leased. A summary has a bit for each of 4096 leaves, set when the leaf is full. So a
-summary and a leaf show the lowest free address of a pool, whatever the number of leases.
+The table `bitmap` shows which addresses are leased, in two levels. A leaf has a bit for each of the 4096 addresses
+that differ only in the lowest 12 bits, set when the address is leased. A summary has a bit for each of 4096 leaves,
+set when the leaf is full. So a summary and a leaf show the lowest free address of a pool, with any number of leases.
 
-A bitmap's `number` is that of its leaf or summary in as many bytes as its family needs, hence of a length of its own for either
-family. Its `bits` are a little-endian number without the zeros at its end; no row stands for all zeros.
+The column `number` is the number of the leaf or summary, in a count of bytes that differs by family and so tells the
+family. The column `bits` is a little-endian number without trailing zero bytes; a bitmap of zeros has no row.
 
-`former` and `cooling`, by the kinds and spaces of bitmaps, remember freed addresses. Each is made when it is first needed, so a
-file without them has the same format, and a version that does not know them reads the leases right.
+The tables `former` and `cooling` remember freed addresses; `cooling` has the kinds and spaces of bitmaps. Each table
+is made when it is first needed. A file without them has the same format, and earlier versions read the leases of a
+file with them.
 """
 
 from __future__ import annotations
 
 FORMAT = 1
 POOL, SCOPE = 0, 2  # kinds of bitmap: the leaves of a pool, and of a reservation scope
-SUMMARY = 1  # added to a kind: its summaries
+SUMMARY = 1  # added to a kind: the summaries of these leaves
 SHIFT = 12
 ROW_BITS = 1 << SHIFT  # bits of a leaf, and of a summary
 FULL_ROW = (1 << ROW_BITS) - 1
@@ -91,36 +92,36 @@ POOLS = "SELECT space, number, bits FROM bitmap WHERE kind = ? ORDER BY space"
 
 
 def address_key(family: int, value: int) -> bytes:
-    """The address in network byte order."""
+    """An address as the column `address` has it: 4 or 16 bytes in network byte order."""
     return value.to_bytes(4 if family == 4 else 16, "big")
 
 
 def address(key: bytes) -> tuple[int, int]:
-    """(family, value) of what `address_key` wrote."""
+    """(family, value) of an address in the form of `address_key`."""
     return (4 if len(key) == 4 else 6), int.from_bytes(key, "big")
 
 
 def leaf_of(family: int, value: int) -> tuple[bytes, int]:
-    """(key of the leaf, index of the bit) that stand for an address."""
+    """(number of the leaf, index of the bit in it) for an address."""
     return (value >> SHIFT).to_bytes(_LEAF_BYTES[family], "big"), value & ROW_BITS - 1
 
 
 def summary_of(family: int, value: int) -> tuple[bytes, int]:
-    """(key of the summary, index of the bit) that stand for the leaf of an address."""
+    """(number of the summary, index of the bit in it) for the leaf of an address."""
     return (value >> 2 * SHIFT).to_bytes(_SUMMARY_BYTES[family], "big"), value >> SHIFT & ROW_BITS - 1
 
 
 def bits_of(row: bytes) -> int:
-    """The bitset of a row."""
+    """The bitset that the column `bits` of a row holds."""
     return int.from_bytes(row, "little")
 
 
 def row_of(bits: int) -> bytes:
-    """The row of a bitset."""
+    """A bitset in the form of the column `bits`."""
     return bits.to_bytes((bits.bit_length() + 7) // 8, "little")
 
 
 def lowest_clear(bits: int, start: int) -> int:
-    """The lowest index from `start` on whose bit is not set; ROW_BITS when there is none."""
+    """The lowest index >= `start` of a bit that is 0; ROW_BITS if there is none."""
     clear = ~bits & FULL_ROW & -(1 << start)
     return (clear & -clear).bit_length() - 1 if clear else ROW_BITS
