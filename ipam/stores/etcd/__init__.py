@@ -1,12 +1,13 @@
-"""The etcd store: one set of leases for all nodes that name the same cluster and prefix.
+"""The etcd store: one set of leases for all nodes that use the same etcd cluster and prefix.
 
 A claim is one transaction: it creates the keys of all its addresses (ipam.stores.etcd.keys) if none of them exists. So
 claims need no lock, and overwrite nothing.
 
-The store speaks to the JSON gateway of etcd 3.4 or newer (ipam.stores.etcd.client).
+The store uses the JSON gateway of etcd 3.4 or newer (ipam.stores.etcd.client).
 
-After a lost reply one transaction looks for the claim, and forbids it when it was not made, by a key that every claim tests.
-So a request that is still on its way, in a member that was stopped for a while, comes to nothing.
+After a lost reply one transaction looks for the claim. If the claim was not made, the transaction writes a key that
+every claim tests. So the lost request fails if it still arrives, for example in a member that was stopped for a
+while.
 """
 
 from __future__ import annotations
@@ -42,14 +43,14 @@ if TYPE_CHECKING:
     from ipam.stores.base import Window
     from ipam.stores.etcd.txn import Answer, Entry, Op
 
-_VOID_SECONDS = 600  # that a late claim may still be on its way
+_VOID_SECONDS = 600  # the longest time for which a lost request may still arrive
 _WINDOWS = 50  # in one request
 _AT_ONCE = 64  # leases that one request reads by their keys
 _FORGETS, _FORGOTTEN = 8, 500  # of 256 releases, those that remove old memories; the keys that each removes
 
 
 class EtcdStore(ServedStore):
-    """The store of `store_ref` (ipam.stores.ref_of); every request is over in `seconds`."""
+    """The store of `store_ref` (ipam.stores.ref_of). A request takes at most `seconds`, with all its attempts."""
 
     __slots__ = ("_etcd", "_search", "keys")
 
@@ -137,7 +138,7 @@ class EtcdStore(ServedStore):
         return Taken(taken) if taken else Unknown(Open(f"a claim of {owner.attachment} came too late: retry"))
 
     def _taken(self, wants: Sequence[Want], instead_of: Sequence[Lease], found: Sequence[Answer]) -> list[Want]:
-        """The wants and leases that a claim failed by, from the keys that were `found`."""
+        """The obstacles to a claim (ipam.stores.base.conflicts), by the keys in the answers `found`."""
         there = {key for answer in found for key, _ in answer.entries}
 
         def is_held(want: Want, given: Sequence[Lease]) -> bool:
@@ -146,7 +147,7 @@ class EtcdStore(ServedStore):
         return conflicts(instead_of, wants, lambda old: self.keys.identity(old) in there, is_held)
 
     def _settled(self, leases: list[Lease], owner: Owner, fault: CniError) -> Claimed | Unknown:
-        """Whether a claim was made whose reply was lost; from now on it cannot be."""
+        """The outcome of a claim with a lost reply: Claimed, or Unknown if it was not made, and now never will be."""
         is_made = [txn.exists(self.keys.identity(lease)) for lease in leases]
         try:
             reply = self._call(txn.transaction(is_made, [], [self._void(owner.attachment, owner.sequence)]))
@@ -158,7 +159,7 @@ class EtcdStore(ServedStore):
         self._call(txn.transaction([], [self._void(attachment, sequence)]))
 
     def _void(self, attachment: Attachment, sequence: int) -> Op:
-        """The change by which all claims of `attachment` up to `sequence` fail."""
+        """The operation that makes all claims of `attachment` up to `sequence` fail."""
         return txn.put(self.keys.void(attachment, sequence), b"", self._grant(_VOID_SECONDS))
 
     def release(self, leases: Sequence[Lease]) -> int:
@@ -168,7 +169,7 @@ class EtcdStore(ServedStore):
         term = self._term()
         each = []
         written: set[bytes] = set()  # etcd takes a key once
-        # etcd compares all before it changes anything
+        # etcd evaluates all comparisons before any change
         for lease in sorted(distinct, key=lambda lease: -lease.sequence):
             changes = [txn.delete(key) for key in self.keys.entries(lease)]
             cooling = self._cooling(lease, term)
@@ -184,12 +185,12 @@ class EtcdStore(ServedStore):
         return freed
 
     def _term(self) -> int:
-        """The ID of an etcd lease that ends with a cooldown from now on; 0 for none."""
+        """The ID of a new etcd lease that lasts for the cooldown; 0 without a cooldown, or if etcd is full."""
         try:
             return self._grant(self.cooldown) if self.cooldown else 0
         except Unreachable:
             raise
-        except CniError:  # etcd takes no more keys; the release must succeed nevertheless
+        except CniError:  # etcd accepts no more keys, but the release must succeed
             return 0
 
     def _cooling(self, lease: Lease, term: int) -> dict[bytes, bytes]:
@@ -208,7 +209,7 @@ class EtcdStore(ServedStore):
                 oldest = txn.read(prefix, end_of(prefix), min(surplus, _FORGOTTEN), keys_only=True, oldest=True)
                 self._call(txn.transaction([], [txn.delete(key) for key, _ in self._read(oldest)[0]]))
         except CniError:
-            pass  # the release is made; another one repeats this
+            pass  # the release is done; a later release tries again
 
     def leases(self, pool: str, after: Lease | None = None, limit: int = 1000, node: str = "") -> list[Lease]:
         prefix = self.keys.all("node", node, pool) if node else self.keys.all(LEASE, pool)
@@ -224,7 +225,7 @@ class EtcdStore(ServedStore):
             listed = self._leases([place + keys.last_name(key).encode() for key, _ in found])
             if page := [lease for lease in listed if lease.node == node]:
                 return page
-            start = next_key(found[-1][0])  # all of these are gone by now
+            start = next_key(found[-1][0])  # all leases of this page are gone by now
 
     def pools(self) -> list[Pool]:
         prefix = self.keys.all(LEASE)
@@ -240,12 +241,12 @@ class EtcdStore(ServedStore):
         return sorted(found, key=lambda pool: pool.name)
 
     def entries(self, after: bytes = b"", limit: int = 1000) -> list[Entry]:
-        """Up to `limit` keys below the prefix after `after`, with their values, in their order; for an audit."""
+        """Up to `limit` (key, value) below the prefix after the key `after`, sorted by key; for an audit."""
         root = self.keys.root
         return self._read(txn.read(next_key(after) if after else root, end_of(root), limit))[0]
 
     def _leases(self, places: list[bytes]) -> list[Lease]:
-        """The leases at these places, POOL/ADDRESS as in keys."""
+        """The leases at `places`, each POOL/ADDRESS as in a key; a place without a lease is left out."""
         prefix = self.keys.all(LEASE)
         found: list[Lease] = []
         for i in range(0, len(places), _AT_ONCE):
@@ -254,11 +255,11 @@ class EtcdStore(ServedStore):
         return found
 
     def _grant(self, seconds: int) -> int:
-        """The ID of a new etcd lease: keys put with it end after `seconds`."""
+        """The ID of a new etcd lease: etcd deletes the keys that are put with it after `seconds`."""
         return self._etcd.call("lease/grant", {"TTL": seconds}, lambda reply: int(reply["ID"]))
 
     def _read(self, *reads: Op) -> list[list[Entry]]:
-        """The answer of each of `reads`, all of one moment."""
+        """The entries that each of `reads` finds, all at one revision."""
         return [answer.entries for answer in self._call(txn.reads(reads)).answers]
 
     def _call(self, transaction: Op, once: bool = False) -> Reply:

@@ -1,7 +1,7 @@
-"""Requests to the JSON gateway of etcd: endpoints, authentication, and its errors.
+"""Requests to the JSON gateway of etcd: endpoints, authentication and errors.
 
-A request goes to the endpoints in their order, and to all of them again until its time is over. One that must not be made
-twice (`once`) is not repeated after a lost reply: Open is raised.
+A request tries the endpoints in their order, again and again until its time is over. A request that must not be made
+twice (`once`) is not repeated after a lost reply, but raises Open.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ _MOST_BYTES = 1 << 20  # of a certificate's file
 _ATTEMPT_SECONDS = 3.0  # for one endpoint's reply: elections take one or two
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.02, 0.5  # seconds
 
-# Codes of gRPC, which the gateway puts into its errors
+# gRPC status codes, which the gateway puts into its errors
 _INVALID, _DENIED, _EXHAUSTED, _PRECONDITION, _UNAVAILABLE, _DATA_LOSS, _UNAUTHENTICATED = 3, 7, 8, 9, 14, 15, 16
-# By the header Accept etcd knows a request of the gateway, for which its own certificate's CommonName is no user's name
+# With the header Accept, etcd does not take the CommonName of the gateway's own certificate as the name of a user
 _HEADERS = "Accept: application/json\r\nContent-Type: application/json\r\n"
-_OF_ETCD = "etcdserver: "  # the beginning of the errors that are its own
-_NO_GATEWAY = (404, 405, 421, 501)  # statuses for a path, a method or a host that a server does not serve
+_OF_ETCD = "etcdserver: "  # the prefix of etcd's own errors; the gateway's errors have none
+_NO_GATEWAY = (404, 405, 421, 501)  # HTTP statuses for a path, a method or a host that a server does not serve
 
 
 def endpoint(text: str, tls: bool) -> ServerAddress:
-    """`text` is host, host:port, [IPv6]:port or one of these after http:// or https://, else `tls` decides; ValueError."""
+    """The endpoint `text`: [http[s]://]HOST[:PORT]; without a scheme `tls` decides. Raises ValueError for others."""
     found = ServerAddress(text.strip(), tls, (DEFAULT_PORT, DEFAULT_PORT))
     if found.base:
         raise ValueError("want host:port, such as 10.0.0.1:2379")
@@ -48,9 +48,9 @@ def endpoint(text: str, tls: bool) -> ServerAddress:
 
 
 class EtcdClient(http.Client):
-    """The client of one cluster.
+    """The client of one etcd cluster.
 
-    `tls` holds the paths of the authority's certificate, the client's certificate and its key.
+    `tls` has the paths of the authority's certificate, the client's certificate and the client's key; "" for none.
     """
 
     __slots__ = ("_at", "_endpoints", "_password", "_refused", "_tls", "_token", "_user")
@@ -68,10 +68,10 @@ class EtcdClient(http.Client):
         self._at = 0  # index of the endpoint of the connection, or of the one to try first
 
     def call(self, method: str, document: Any, read: Read[Reply], once: bool = False) -> Reply:
-        """What `read` makes of etcd's reply to `document` at /v3/`method`.
+        """Post `document` to /v3/`method`; return `read(reply)`.
 
-        Unreachable when no endpoint serves in time; Open after a lost reply to a request that is made `once`; InvalidConfig
-        for a fault of the configuration, here or in etcd; TryAgainLater when etcd takes no more.
+        Raises Unreachable when no endpoint serves in time, Open after a lost reply to a request that is made `once`,
+        InvalidConfig for a fault of the configuration, here or in etcd, and TryAgainLater when etcd is full or damaged.
         """
         deadline = min(monotonic() + self.seconds, self.deadline)
         attempts = Pauses(deadline, _FIRST_PAUSE, _LONGEST_PAUSE)
@@ -80,13 +80,13 @@ class EtcdClient(http.Client):
             try:
                 return self._attempt(method, document, read, once, deadline)
             except Failed as failed:
-                if failure is None or monotonic() < deadline:  # an attempt that our own deadline ends has no cause
+                if failure is None or monotonic() < deadline:  # an attempt that this deadline ends shows no cause
                     failure = failed.failure
             if not attempts.wait():
                 raise failure
 
     def _attempt(self, method: str, document: Any, read: Read[Reply], once: bool, deadline: float) -> Reply:
-        """One attempt; Failed with the error to raise when no time is left for another."""
+        """Make one attempt. Raises Failed, with the error to raise when no time is left for another attempt."""
         connection = self._connected(deadline)
         sent = False
         try:
@@ -144,7 +144,7 @@ class EtcdClient(http.Client):
         raise self._error(code, text)
 
     def _connected(self, deadline: float) -> http.Connection:
-        """The connection, or a new one to the first endpoint after the last that failed."""
+        """The open connection, else a new one; the endpoint after the last failed one is tried first."""
         connection = self.kept(self._as_it_is)
         if connection:
             self._at = connection.at
@@ -173,7 +173,7 @@ class EtcdClient(http.Client):
         return connection
 
     def _as_it_is(self) -> Any:
-        """The key under which a connection may be kept, of all that it was made with; OSError, ValueError."""
+        """The key of a kept connection: endpoints and certificates. Raises OSError or ValueError (Client.kept)."""
         pems = [files.read_regular(path, _MOST_BYTES) if path else b"" for path in self._tls]
         return tuple(map(str, self._endpoints)), *pems
 
@@ -188,7 +188,7 @@ class EtcdClient(http.Client):
         return self._context
 
     def _log_in(self, connection: http.Connection, deadline: float) -> None:
-        """Use the token of an earlier call, unless etcd has refused it, or get another."""
+        """Set the token: that of an earlier call unless etcd has refused it, else a new one."""
         name = _token_name(self._endpoints, self._user, self._password)
         if not self._refused:
             self._token = _read_token(name)
@@ -235,12 +235,12 @@ class EtcdClient(http.Client):
         )
 
     def _error(self, code: int, said: str) -> Exception:
-        """The error of a failed call (etcd, api/v3rpc/rpctypes)."""
+        """The error for etcd's gRPC code and message `said` (etcd, api/v3rpc/rpctypes)."""
         where = self._where()
         said = said.removeprefix(_OF_ETCD)
         user = f'user "{self._user}"' if self._user else "a request without a user"
         if code == _UNAUTHENTICATED or "user name is empty" in said or "auth store is old" in said:
-            if self._token or "is old" in said:  # it has expired; the next attempt gets another
+            if self._token or "is old" in said:  # the token has expired; the next attempt gets another
                 self._token, self._refused = "", True
                 return _Unserved(code, said, False)
             return InvalidConfig(f"etcd at {where} asks for authentication: set etcd_username and etcd_password")
@@ -269,7 +269,7 @@ class EtcdClient(http.Client):
 
 
 class _Unserved(Exception):
-    """The member does not serve now: no leader, a timeout, too many requests. `open`: it may have served the request."""
+    """The member does not serve now: no leader, a timeout, too many requests. `open`: the outcome is unknown."""
 
     def __init__(self, code: int, said: str, open: bool) -> None:
         self.code = code
@@ -278,7 +278,7 @@ class _Unserved(Exception):
 
 
 def _token_of(reply: Any) -> str:
-    """The token in the reply to a login; ValueError, TypeError, KeyError, AttributeError when it is no such reply."""
+    """The token in the reply to a login. Raises ValueError, TypeError, KeyError or AttributeError for other replies."""
     token = reply["token"]
     if not isinstance(token, str) or not token or not token.isascii() or not token.isprintable():
         raise ValueError("not a token")
@@ -289,13 +289,13 @@ def _token_of(reply: Any) -> str:
 
 
 def _token_name(endpoints: Sequence[ServerAddress], user: str, password: str) -> str:
-    """The name of a token's file, which nobody finds without the password."""
+    """The name of a token's file. The name contains a hash of the password, so it cannot be guessed."""
     text = "\0".join((*map(str, endpoints), "", user, password)).encode("utf-8", "surrogateescape")
     return f"etcd-{hashlib.blake2b(text, digest_size=16).hexdigest()}"
 
 
 def _read_token(name: str) -> str:
-    """The token; "" for none, and for one in a file that others could write. etcd ends it after five unused minutes."""
+    """The kept token; "" for none, or if others can write its file. etcd ends a token after 5 unused minutes."""
     try:
         files.check_private_directory(TOKENS)
         token = files.read_regular(f"{TOKENS}/{name}", _MOST_BYTES, os.O_NOFOLLOW, private=True).decode("ascii")
@@ -305,7 +305,7 @@ def _read_token(name: str) -> str:
 
 
 def _write_token(name: str, token: str) -> None:
-    """Keep the token; after a failure the next call gets another."""
+    """Keep the token for later calls. A failure is ignored: the next call gets another token."""
     try:
         files.take_directory(TOKENS)
         files.write_whole(TOKENS, name, token.encode("ascii"))

@@ -1,22 +1,21 @@
 """The keys of the etcd store and their values. Pure.
 
-Under PREFIX/v1/, with "%" and "/" of a name written as %25 and %2F, and addresses as 8 or 32 hexadecimal digits, so
-that the order of keys is that of addresses:
+The keys below PREFIX/v1/. In a name "%" and "/" are written as %25 and %2F. An address is 8 or 32 hexadecimal digits,
+so keys and addresses have the same order.
 
-    lease/POOL/ADDRESS                                              the lease, JSON
-    reserved/SCOPE/ADDRESS                                          the pool whose lease reserves it
-    attachment/NETWORK/CONTAINERID/IFNAME/POOL/ADDRESS/SEQUENCE     the lease once more, found by its attachment
-    pod/NAMESPACE/NAME/IFNAME/POOL/ADDRESS                          nothing: the lease is found by its pod,
-    node/NODE/POOL/ADDRESS                                          and by its node
-    void/NETWORK/CONTAINERID/IFNAME/SEQUENCE                        nothing: claims up to this sequence come too late
-    former/NAMESPACE/NAME/IFNAME/POOL                               the address that a pod had there last
-    cooling/KIND/SPACE/ADDRESS                                      the pod that had the address, as NAMESPACE/NAME/IFNAME,
-                                                                    in a pool (KIND lease) or a scope (reserved); it goes
-                                                                    when the address may be given again
-    full/KIND/SPACE/SIZE/ADDRESS                                    earlier versions marked full blocks by it; nothing reads it
+    lease/POOL/ADDRESS                                              the lease, JSON reserved/SCOPE/ADDRESS
+    the pool whose lease reserves it attachment/NETWORK/CONTAINERID/IFNAME/POOL/ADDRESS/SEQUENCE     the lease once
+    more, found by its attachment pod/NAMESPACE/NAME/IFNAME/POOL/ADDRESS                          empty: finds the
+    leases of a pod node/NODE/POOL/ADDRESS                                          empty: finds the leases of a node
+    void/NETWORK/CONTAINERID/IFNAME/SEQUENCE                        empty: claims up to this sequence fail
+    former/NAMESPACE/NAME/IFNAME/POOL                               the last address of a pod's interface in the pool
+    cooling/KIND/SPACE/ADDRESS                                      the former pod of the address,
+    NAMESPACE/NAME/IFNAME, in a pool (KIND lease) or a scope (KIND reserved); etcd deletes the key at the end of the
+    cooldown full/KIND/SPACE/SIZE/ADDRESS                                    of earlier versions, which marked full
+    blocks; unread
 
-The first five are created and deleted together. The key below attachment/ has all that makes a lease this one: while it
-exists, the lease is as it was read.
+The first five are created and deleted together. The key below attachment/ has the whole identity of a lease: while
+the key exists, the lease is unchanged.
 """
 
 from __future__ import annotations
@@ -32,26 +31,26 @@ _DIGITS = {4: 8, 6: 32}  # of an address of a family
 
 
 class Keys:
-    """The keys under one prefix. InvalidConfig for a name that cannot be in a key."""
+    """The keys under one prefix. The methods raise InvalidConfig for a name that is not UTF-8."""
 
     __slots__ = ("root",)
 
     def __init__(self, prefix: str) -> None:
-        self.root = f"{prefix.rstrip('/')}/v1/".encode()  # the beginning of all keys
+        self.root = f"{prefix.rstrip('/')}/v1/".encode()  # the prefix of all keys
 
     def taken(self, kind: str, space: str, family: int, value: int) -> bytes:
-        """The key of an address in a pool (`kind` LEASE) or a scope (RESERVED)."""
+        """The key of an address in a pool (`kind` LEASE) or a scope (`kind` RESERVED) with the name `space`."""
         return self.all(kind, space) + place_of(family, value)
 
     def all(self, *names: str) -> bytes:
-        """The beginning of the keys with these names, the kind first."""
+        """The prefix of all keys that begin with these names, of which the first is the kind."""
         try:
             return self.root + "".join(f"{_escaped(name)}/" for name in names).encode()
         except UnicodeError:
             raise InvalidConfig(f"{names!r:.100} cannot be kept in etcd: it is not UTF-8; want another name") from None
 
     def span(self, family: int, low: int, high: int, *names: str) -> tuple[bytes, bytes]:
-        """The key of the address `low` after these names, and the first key after that of `high`."""
+        """(first key, end) of the keys with these names and an address in low..high; the end is excluded."""
         prefix = self.all(*names)
         return prefix + place_of(family, low), next_key(prefix + place_of(family, high))
 
@@ -59,22 +58,22 @@ class Keys:
         return self.all("void", *attachment.key()) + b"%016x" % sequence
 
     def identity(self, lease: Lease) -> bytes:
-        """The key below attachment/ of `lease`."""
+        """The key of `lease` below attachment/, which has its whole identity."""
         place = place_of(lease.family, lease.value).decode()
         names = (lease.network, lease.container_id, lease.ifname, lease.pool, place)
         return self.all("attachment", *names) + b"%016x" % lease.sequence
 
     def places(self, want: Want) -> list[tuple[str, str]]:
-        """(kind, space) of each key that only one lease can have."""
+        """(kind, space) of each key that `unique` returns."""
         reserved = [] if want.scope is None else [(RESERVED, want.scope)]
         return [(LEASE, want.pool), *reserved]
 
     def unique(self, want: Want) -> list[bytes]:
-        """The keys that only one lease can have."""
+        """The keys of the address of `want`, in its pool and in its scope: only one lease can have each of them."""
         return [self.taken(kind, space, want.family, want.value) for kind, space in self.places(want)]
 
     def entries(self, lease: Lease) -> dict[bytes, bytes]:
-        """The first five keys of `lease`, with their values."""
+        """The first five kinds of keys (see above) for `lease`, with their values."""
         place = place_of(lease.family, lease.value)
         written = codec.dumps(to_json(lease)).encode()
         found = {self.all(LEASE, lease.pool) + place: written, self.identity(lease): written}
@@ -86,7 +85,7 @@ class Keys:
         return found
 
     def read(self, key: bytes, value: bytes) -> Lease:
-        """The lease in `value`, with pool and address as `key` has them. Raises StateDamaged if they hold no lease."""
+        """The lease in `value`, with the pool and the address in `key`. Raises StateDamaged if there is no lease."""
         kind, _, rest = key.removeprefix(self.root).partition(b"/")
         *names, place = rest.split(b"/")
         try:
@@ -107,12 +106,12 @@ class Keys:
         return lease
 
     def former(self, lease: Lease) -> bytes:
-        """The key of the last address of the pod of `lease` in its pool."""
+        """The key below former/ for the pod, interface and pool of `lease`."""
         return self.all("former", *lease.pod[:2], lease.ifname, lease.pool)[:-1]
 
 
 def end_of(prefix: bytes) -> bytes:
-    """The first key after all that begin with `prefix`, which ends with "/"."""
+    """The end of the keys that begin with `prefix`: the first key after them. `prefix` ends with "/"."""
     return prefix[:-1] + b"0"
 
 
@@ -122,12 +121,12 @@ def next_key(key: bytes) -> bytes:
 
 
 def last_name(key: bytes) -> str:
-    """The last name in a key."""
+    """The part of a key after the last "/"."""
     return _text(key.rpartition(b"/")[2])
 
 
 def unescaped(name: bytes) -> str:
-    """The original name that the escaped part `name` of a key stands for."""
+    """The name whose escaped form in a key is `name`."""
     return _text(name).replace("%2F", "/").replace("%25", "%")
 
 
@@ -139,12 +138,12 @@ def _text(name: bytes) -> str:
 
 
 def family_of(key: bytes) -> int:
-    """The family of the address that a key ends with, by its length."""
+    """The family, 4 or 6, of the address at the end of a key, by the number of digits."""
     return 4 if len(key.rpartition(b"/")[2]) == _DIGITS[4] else 6
 
 
 def value_of(key: bytes, family: int) -> int:
-    """The address that a key ends with; StateDamaged names a key that ends with none of this family."""
+    """The value of the address at the end of a key. Raises StateDamaged if there is none of this family."""
     place = key.rpartition(b"/")[2]
     found = _number(place)
     if found is None or len(place) != _DIGITS[family]:
@@ -153,7 +152,7 @@ def value_of(key: bytes, family: int) -> int:
 
 
 def _number(digits: bytes) -> int | None:
-    """The number that a key has these digits for; None for any other text, also for one that Python takes for a number."""
+    """The number in hexadecimal digits as keys have them; None for other text, also for "0x1", which int accepts."""
     try:
         found = int(digits, 16)
     except ValueError:
@@ -162,12 +161,12 @@ def _number(digits: bytes) -> int | None:
 
 
 def pod_of(pod: tuple[str, str, str], ifname: str) -> bytes:
-    """How a pod and one of its interfaces are named in a value; b"" for a pod without a name."""
+    """A pod and its interface as in the value of a cooling/ key; b"" for a pod without a name."""
     return f"{pod[0]}/{pod[1]}/{ifname}".encode() if pod[1] else b""
 
 
 def address_of(place: bytes) -> list[tuple[int, int]]:
-    """(family, value) of an address as keys end with; nothing of what is none: a memory is but a preference."""
+    """[(family, value)] of the address in a former/ key's value; [] for no address, since it is only a preference."""
     family = family_of(place)
     try:
         return [(family, value_of(place, family))]
@@ -180,16 +179,16 @@ def _escaped(name: str) -> str:
 
 
 def place_of(family: int, value: int) -> bytes:
-    """An address as keys end with it."""
+    """An address in the form that keys end with."""
     return b"%08x" % value if family == 4 else b"%032x" % value
 
 
 def shown(key: bytes) -> str:
-    """A key as one word of a shell."""
+    """A key as text, quoted for a shell command."""
     text = key.decode("ascii", "replace")
     if all(sign.isalnum() or sign in "/%-_.,:=+@" for sign in text):
         return text
-    quoted = repr(key + b'"')[2:-2]  # with a double quote in it, the text stands in single ones, as bash wants it
+    quoted = repr(key + b'"')[2:-2]  # the added double quote makes repr use single quotes, as bash's $'…' needs
     return f"$'{quoted}'"
 
 

@@ -1,7 +1,8 @@
-"""Which addresses are leased in etcd, found without reading a pool.
+"""The search for free addresses in etcd, which does not read whole pools.
 
-A search reads blocks of 64 addresses. Behind a full block one request counts the leases of each of the next 64 blocks, and
-of each of 63 groups of 64 blocks after them; the next request begins at the first group that is not full.
+A search reads blocks of 64 addresses. After a full block, one request counts the leases of each of the next 64
+blocks, and of each of the 63 groups of 64 blocks after them. The next request begins at the first group that is not
+full.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ _COUNTED = 64  # blocks in a request, and blocks in a group: etcd takes 128 read
 
 
 class Search:
-    """A search by `call`, which runs a transaction."""
+    """A search; `call` runs a transaction and returns its reply."""
 
     __slots__ = ("_call", "_keys", "_seen")
 
@@ -33,11 +34,11 @@ class Search:
         self._seen: dict[Window, Sequence[Answer]] = {}
 
     def expect(self, windows: Sequence[Window]) -> list[Op]:
-        """The reads for `occupied` of these windows; `answered` takes their answers."""
+        """The reads that `occupied` needs for `windows`; the caller gives their answers to `answered`."""
         return [read for window in windows for read in self._reads(window)]
 
     def answered(self, windows: Sequence[Window], answers: Sequence[Answer]) -> None:
-        """Keep the answers to `expect`, each for one call."""
+        """Keep the answers to the reads of `expect`, each for one call of `occupied`."""
         self._seen.clear()
         for window in windows:
             number = len(self._reads(window))
@@ -48,7 +49,7 @@ class Search:
         pool, scope, family, low, high = window
         answers = self._answers(self._reads(window), window)
         size = high - low + 1
-        if scope is not None and answers[1].number == size:  # without a look at each of them
+        if scope is not None and answers[1].number == size:  # the count is enough
             return (1 << size) - 1
         bits, own = 0, 0
         for key, value in answers[0].entries:
@@ -63,7 +64,7 @@ class Search:
         return bits
 
     def next_open(self, window: Window) -> int:
-        """As Store.next_open: behind windows that are full by the pool's leases, or by the scope's reservations."""
+        """As Store.next_open: skips blocks that are full of the pool's leases, or of the scope's reservations."""
         pool, scope, family, value, high = window
         for kind, space in self._keys.places(Want(pool, family, value, scope)):
             at = self._behind_full(kind, space, family, value, high)
@@ -72,7 +73,7 @@ class Search:
         return value
 
     def _behind_full(self, kind: str, space: str, family: int, value: int, high: int) -> int:
-        """An address from `value` on below which all blocks are full, at most high + 1."""
+        """The end of the full blocks from `value` on, at most high + 1."""
         at = value & -BLOCK
         while at <= high:
             blocks = range(at, high + 1, BLOCK)[:_COUNTED]
@@ -100,5 +101,5 @@ class Search:
         return txn.read(*self._keys.span(family, low, high, kind, space), keys_only=not values)
 
     def _answers(self, reads: list[Op], question: Window | None = None) -> Sequence[Answer]:
-        """The answers to `reads`, those that were kept for the `question` if there are some."""
+        """The answers to `reads`: the kept ones for the window `question` if there are any, else new ones."""
         return (self._seen.pop(question, None) if question else None) or self._call(txn.reads(reads)).answers

@@ -1,7 +1,7 @@
 """etcd's transactions as documents of its JSON gateway (etcd, api/etcdserverpb/rpc.proto). Pure.
 
-An operation is a put, a deletion, a read or an inner transaction; a comparison tests whether keys exist. Keys and values
-are written in base64. A reply gives numbers as texts, and leaves out what is 0, empty or false.
+An operation is a put, a deletion, a read or an inner transaction. A comparison tests whether keys exist. Keys and
+values are base64. A reply has numbers as strings, and omits members that are 0, empty or false.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ CHUNK = 32  # operations in one inner transaction
 
 
 def put(key: bytes, value: bytes, lease: int = 0) -> Op:
-    """`lease` is the ID of the etcd lease that the key ends with."""
+    """The operation that writes a key. etcd deletes it at the end of the etcd lease with the ID `lease` (0: none)."""
     request = {"key": _text(key), "value": _text(value)}
     return {"request_put": request | {"lease": str(lease)} if lease else request}
 
@@ -30,9 +30,9 @@ def delete(key: bytes) -> Op:
 
 
 def read(key: bytes, end: bytes = b"", limit: int = 0, keys_only: bool = False, oldest: bool = False) -> Op:
-    """The entry of `key`; with `end` those from `key` up to it, excluded, in order, `limit` at most (0: all).
+    """The operation that reads `key`; with `end`, the keys from `key` up to but excluding `end`, at most `limit`.
 
-    `oldest`: those come first that were written first.
+    A `limit` of 0 means all. The keys are sorted; with `oldest` they are sorted by their last writes, oldest first.
     """
     request = {"key": _text(key), "limit": limit, "keys_only": keys_only} | _up_to(end)
     if oldest:
@@ -41,7 +41,7 @@ def read(key: bytes, end: bytes = b"", limit: int = 0, keys_only: bool = False, 
 
 
 def count(key: bytes, end: bytes) -> Op:
-    """How many keys there are from `key` up to `end`, excluded."""
+    """The operation that counts the keys from `key` up to but excluding `end`."""
     return {"request_range": {"key": _text(key), "count_only": True} | _up_to(end)}
 
 
@@ -50,29 +50,29 @@ def exists(key: bytes) -> Op:
 
 
 def absent(key: bytes, end: bytes = b"") -> Op:
-    """No key; with `end` no key from `key` up to it, excluded."""
+    """The comparison that `key` does not exist; with `end`, that no key from `key` up to but excluding `end` exists."""
     return {"key": _text(key), "target": "CREATE", "result": "EQUAL"} | _up_to(end)
 
 
 def transaction(compare: Sequence[Op], then: Iterable[Op], otherwise: Iterable[Op] = ()) -> Op:
-    """All of `then` when all of `compare` holds, else all of `otherwise`."""
+    """The transaction that runs `then` if all of `compare` hold, else `otherwise`."""
     return {"compare": compare, "success": _packed(list(then)), "failure": _packed(list(otherwise))}
 
 
 def reads(ops: Sequence[Op]) -> Op:
-    """The answers of all `ops`, of one moment; etcd logs no reading that has no inner transaction."""
+    """The transaction that runs `ops` at one revision. etcd logs reads only if they have inner transactions."""
     return {"success": ops}
 
 
 def within(inner: Op) -> Op:
-    """A transaction as an operation of another."""
+    """The transaction `inner` as an operation of another transaction."""
     return {"request_txn": inner}
 
 
 def _packed(ops: list[Op]) -> list[Op]:
-    """Move all but the first of many `ops` into inner transactions: etcd limits those along one path, not all.
+    """Move all but the first of many `ops` into inner transactions: etcd limits the operations on one path only.
 
-    The first stays outside: etcd's quota does not count inner ones (server/etcdserver, costTxn).
+    The first stays outside, since etcd's quota does not count inner operations (server/etcdserver, costTxn).
     """
     if len(ops) <= CHUNK or "request_txn" in ops[0]:
         return ops
@@ -80,7 +80,7 @@ def _packed(ops: list[Op]) -> list[Op]:
 
 
 class Answer:
-    """What a read found: the `entries`, and the `number` of all keys in its span. Of a change both say nothing."""
+    """The answer to an operation: the `entries` that a read found, and the `number` of all keys in its span."""
 
     __slots__ = ("entries", "number")
 
@@ -93,10 +93,10 @@ class Answer:
 
 
 class Reply:
-    """The reply to the transaction `asked`. ValueError, TypeError, KeyError or AttributeError when it is no such reply.
+    """The reply to the transaction `asked`. Raises ValueError, TypeError, KeyError or AttributeError for others.
 
-    `succeeded`: whether the transaction's compares held; `inner`: those of each inner transaction; `answers` has the answer
-    of each operation, also of those in inner transactions.
+    `succeeded`: whether the transaction's comparisons held; `inner` has the same for each inner transaction.
+    `answers` has the answer to each operation, also to the operations in inner transactions.
     """
 
     __slots__ = ("answers", "inner", "succeeded")
