@@ -1,7 +1,8 @@
-"""Requests to an API server: one connection for all of a call, credentials, and attempts.
+"""Requests to an API server: one connection for all requests of a call, credentials, and attempts.
 
-A reading request is repeated within its time after any fault. A changing one is repeated only when the server says that it
-has not carried it out (429, and 503 with Retry-After). After a lost reply Open is raised, and the caller reads again.
+A reading request is repeated within its time after any fault. A changing request is repeated only when the server has
+surely not carried it out (status 429, or 503 with Retry-After). After a lost reply it raises Open, and the caller
+reads again.
 """
 
 from __future__ import annotations
@@ -27,26 +28,26 @@ if TYPE_CHECKING:
 JSON_PATCH = "application/json-patch+json"
 BRIEF = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1,application/json"  # the object's metadata
 BRIEF_LIST = BRIEF.replace("Metadata;", "MetadataList;")
-# a tenth of the bytes: metadata has managedFields
+# a table has a tenth of the bytes of metadata, which has managedFields
 _TABLE = "application/json;as=Table;g=meta.k8s.io;v=v1,application/json"
 
-_STATIC = "kubernetes.io/config.mirror"  # on a static pod's mirror: the uid that its kubelet gave it
-_UNWARNED = "fieldValidation=Ignore"  # without a list of pruned members: it takes a tenth of a patch's time
+_STATIC = "kubernetes.io/config.mirror"  # annotation of a mirror pod: the uid that the kubelet gave the static pod
+_UNWARNED = "fieldValidation=Ignore"  # no warnings about pruned members, which take a tenth of a patch's time
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 2.0  # seconds
-_RETRY_AFTER_LIMIT = 10.0  # seconds: a server may ask for more
+_RETRY_AFTER_LIMIT = 10.0  # seconds; a longer Retry-After of a server is cut
 _ATTEMPT_SECONDS = 10.0  # for one reply
-_CONNECT_SECONDS = 1.0  # before the first request, which has all its time again
+_CONNECT_SECONDS = 1.0  # for `connect`, which takes no time from the first request
 _PAGE, _POOLS = 500, 40  # objects in one reply of a list; of IPPools, which may have 1.5 MiB each
 _BRIEF_PAGE = 5000  # of a list of metadata
 
 
 class Api(http.Client):
-    """The API server of the kubeconfig at `path`, "" for the service account of this pod.
+    """A client of the API server that the kubeconfig at `path` names; "" means the service account of this pod.
 
-    `namespace` has the objects; "" is that of the kubeconfig's context. A server that has answered once, even to TLS alone,
-    may take until `deadline`, whatever `seconds` are. `observe`, if it is set, gets the verb, the resource, the seconds and
-    the fault or None of each request of this process.
+    `namespace` has the objects; "" means that of the kubeconfig's context. `seconds` bound a request; but once the
+    server has answered, or done a TLS handshake, a reply may come until `deadline`. `observe`, if set, is called
+    after each request of this process with the verb, the resource, the seconds, and the exception or None.
     """
 
     observe: Callable[[str, str, float, BaseException | None], object] | None = None
@@ -72,7 +73,7 @@ class Api(http.Client):
         return f"the API server {self.access}"
 
     def get(self, resource: str, name: str, query: str = "", namespace: str = "") -> tuple[dict[str, Any], int]:
-        """(the object, the size of its JSON in bytes); Gone."""
+        """(the object, the size of its JSON in bytes). Raises Gone when there is no such object."""
         body = self._call("GET", resource, name, query, namespace=namespace, accept="application/json")
         return self._object(body), len(body)
 
@@ -100,10 +101,11 @@ class Api(http.Client):
         size: int = 0,
         table: bool = False,
     ) -> Iterator[list[dict[str, Any]]]:
-        """The objects of `resource` that the selectors `labels` and `fields` choose, a page of at most `size` at a time.
+        """Yield the objects of `resource` that match the selectors `labels` and `fields`, in pages of at most `size`.
 
-        `brief`: their metadata alone. `table`: rows of a table, whose first cell is the name, or the objects from a server
-        that makes no tables. `recent`: those of the server's cache, which may be a moment old. Expired.
+        `brief`: only the objects' metadata. `table`: rows of a Table, whose first cell is the name; objects, if the
+        server makes no tables. `recent`: read from the server's cache, which may be a moment old. Raises Expired when
+        the reader is too slow.
         """
         usual = _BRIEF_PAGE if brief or table else _POOLS if resource == POOLS else _PAGE
         chosen = f"limit={size or usual}"
@@ -119,29 +121,29 @@ class Api(http.Client):
             yield page.get("rows") or page.get("items") or []
 
     def pod(self, namespace: str, name: str) -> dict[str, Any]:
-        """The metadata of a pod; Gone."""
+        """The metadata of a pod. Raises Gone when there is no such pod."""
         return self._object(self._call("GET", PODS, name, namespace=namespace, accept=BRIEF)).get("metadata") or {}
 
     def create(
         self, resource: str, document: dict[str, Any], namespace: str = "", brief: bool = False
     ) -> dict[str, Any]:
-        """The new object as the server has it; Conflict for a name in use. Open.
+        """Create an object; return it as the server has it. Raises Conflict for a name in use, Open after a lost reply.
 
-        `brief`: its metadata, at least, which takes a server a quarter less time.
+        `brief`: return at least the metadata, which takes the server a quarter less time.
         """
         accept = BRIEF if brief else ""
         body = codec.dumps(document).encode()
         return self._object(self._call("POST", resource, "", _UNWARNED, body, namespace, accept))
 
     def try_create(self, resource: str, document: dict[str, Any]) -> dict[str, Any]:
-        """As `create`, but as a dry run; {} for a name in use. Raises CniError when the server refuses the object."""
+        """As `create`, but as a dry run; return {} for a name in use. Raises CniError when the server refuses it."""
         try:
             return self._object(self._call("POST", resource, "", "dryRun=All", codec.dumps(document).encode()))
         except Conflict:
             return {}
 
     def check_rights(self, resource: str) -> None:
-        """Forbidden when the credentials lack a right of the plugins for `resource`; nothing where the server does not say."""
+        """Raise Forbidden if the credentials lack a right in RIGHTS for `resource`, and the server can tell."""
         what = {"namespace": self.access.namespace, "group": group_of(resource), "resource": resource}
         for verb in RIGHTS[resource].split():
             review = {
@@ -160,22 +162,22 @@ class Api(http.Client):
                 )
 
     def patch(self, resource: str, name: str, operations: list[dict[str, Any]], namespace: str = "") -> dict[str, Any]:
-        """The metadata, at least, of the object changed by a JSON patch; Conflict when a test fails. Gone, Open."""
+        """Apply a JSON patch; return at least the new metadata. Raises Conflict when a test fails; Gone, Open."""
         return self._object(self._call("PATCH", resource, name, _UNWARNED, codec.dumps(operations).encode(), namespace))
 
     def delete(self, resource: str, name: str, uid: str, version: str = "", namespace: str = "") -> None:
-        """Delete the object of `uid`, as it was in `version` if that is given; Conflict for any other. Gone, Open."""
+        """Delete the object. Raises Conflict for another `uid` or, if given, another `version`; also Gone, Open."""
         preconditions = {"uid": uid} | ({"resourceVersion": version} if version else {})
         options = {"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": preconditions}
         self._call("DELETE", resource, name, "", codec.dumps(options).encode(), namespace=namespace)
 
     @property
     def has_answered(self) -> bool:
-        """Whether the last request was answered."""
+        """Whether the present connection has brought a reply."""
         return self._connection is not None and self._connection.reused
 
     def connect(self) -> None:
-        """Connect, if the server can be reached now; a failure is left to the next request."""
+        """Connect if the server can be reached now; else the next request raises the failure."""
         try:
             self._connected(monotonic() + min(self.seconds, _CONNECT_SECONDS))
         except (http.Failed, Unreachable):
@@ -311,16 +313,16 @@ class Api(http.Client):
 
 
 def is_static(pod: dict[str, Any]) -> bool:
-    """Whether the metadata `pod` is that of a static pod's mirror."""
+    """Whether `pod` is the metadata of a static pod's mirror pod."""
     return bool((pod.get("annotations") or {}).get(_STATIC))
 
 
 def uid_of(pod: dict[str, Any]) -> str:
-    """The uid of the pod with the metadata `pod`, as its runtime knows it: a static pod's is in an annotation."""
+    """The uid by which the runtime knows the pod with the metadata `pod`; a static pod has it in an annotation."""
     return str((pod.get("annotations") or {}).get(_STATIC) or pod.get("uid") or "")
 
 
 def _escaped(text: str) -> str:
-    """`text` as a segment of a path or a value of a query."""
+    """`text` percent-encoded, for a segment of a URL's path or a value of its query."""
     plain = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-._~"
     return "".join(chr(c) if c in plain else f"%{c:02X}" for c in text.encode())

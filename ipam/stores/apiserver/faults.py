@@ -1,4 +1,4 @@
-"""The refusals of an API server as errors, each with its remedy."""
+"""The error replies of an API server as exceptions, each with its remedy."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class Forbidden(InvalidConfig):
-    """The credentials do not allow a request."""
+    """The credentials do not allow a request (403)."""
 
 
 class Unauthorized(InvalidConfig):
@@ -46,11 +46,11 @@ class Undefined(InvalidConfig):
 
 
 class Expired(TryAgainLater):
-    """The server no longer keeps the list whose next page was asked for."""
+    """The server no longer keeps the list of which the next page was requested (410)."""
 
 
 class Conflict(Exception):
-    """The object is not as the request supposes: it exists already, it has changed, or a test of the patch failed."""
+    """The object exists already, has changed, or a test of the JSON patch has failed."""
 
 
 class Gone(Exception):
@@ -58,11 +58,11 @@ class Gone(Exception):
 
 
 class TooLarge(Exception):
-    """The server takes no object of this size, or its cache has no version as late as this one."""
+    """The object is too large for the server, or the requested resourceVersion is newer than the server's cache."""
 
 
 class Refusal:
-    """A reply with a status that is no success, and the words that its errors are made of."""
+    """An error reply; its attributes are the words for the texts of _REFUSALS."""
 
     def __init__(
         self, api: Api, status: int, body: bytes, method: str, resource: str, name: str, namespace: str
@@ -100,11 +100,11 @@ class Refusal:
         self.is_conflict: bool = status in (409, 412) or (status == 422 and is_test)
 
 
-# of etcd, of its client, and of a server before 1.18.6, which names no cause
+# messages of etcd, of its client, and of an API server before 1.18.6, which names no cause
 _TOO_LARGE = ("request is too large", "larger than max", "Too large resource version")
 _DOING = "{api} refuses to {doing} {where}"
 _REFUSALS: tuple[tuple[int, Callable[[Refusal], object], type[Exception], str], ...] = (
-    # status (0: any), further condition, error, its text with the members of a Refusal; the first that fits counts
+    # status (0: any), further condition, error class, its text with attributes of a Refusal; the first match counts
     (404, lambda r: not r.is_known, Undefined, "{api} does not know {kind}: {crds}correct `server` in {named}"),
     (404, lambda r: r.name, Gone, "{where}"),
     (
@@ -175,9 +175,10 @@ _REFUSALS: tuple[tuple[int, Callable[[Refusal], object], type[Exception], str], 
 def refusal(
     api: Api, status: int, body: bytes, method: str, resource: str, name: str, namespace: str
 ) -> tuple[CniError, float]:
-    """(the error to raise when no time is left for another attempt, the seconds to wait for that the server asks for).
+    """(the error to raise when no time is left for another attempt, the server's Retry-After in seconds, or 0).
 
-    A refusal that no attempt would mend is raised at once: Conflict, Gone, Expired, TooLarge, Open, CniError.
+    Raises the error at once if another attempt would not help: Conflict, Gone, Expired, TooLarge, Open or another
+    CniError.
     """
     read = Refusal(api, status, body, method, resource, name, namespace)
     words = {**vars(read), "doing": VERBS[method]}
@@ -190,5 +191,5 @@ def refusal(
     after = read.details.get("retryAfterSeconds")
     text = "{api} does not serve now ({status}) to {doing} {where}: {short}. Retry".format_map(words)
     if method != "GET" and status != 429 and not (status == 503 and after):
-        raise Open(text)  # the server may have carried it out
+        raise Open(text)  # the server may have carried out the request
     return (TryAgainLater if status == 429 else Unreachable)(text), after if isinstance(after, int) else 0

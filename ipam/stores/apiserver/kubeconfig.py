@@ -1,8 +1,9 @@
 """The API server and the credentials for it: a kubeconfig, or the service account of this pod.
 
-Any author of a network may choose the kubeconfig: errors name its keys, and of its values the server alone.
+Any author of a network may choose the kubeconfig. So errors name keys of the kubeconfig, but no value except the
+server.
 
-It is JSON, as the agent and `kubectl config view -o json` write it; YAML is read where PyYAML is installed.
+A kubeconfig is JSON, as the agent and `kubectl config view -o json` write it; YAML needs PyYAML.
 
 The current context counts, as for whereabouts (client-go, tools/clientcmd). Relative paths start at the kubeconfig's
 directory. A token in a file is read at each call, since it rotates.
@@ -29,7 +30,7 @@ NAMESPACE = "kube-system"  # of whereabouts' objects when the context names none
 SERVICE_ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"
 _MOST_BYTES = 1 << 20
 _EXEC_VERSIONS = ("client.authentication.k8s.io/v1", "client.authentication.k8s.io/v1beta1")
-_UNREAD = {  # keys of a user that choose another identity, and are not read
+_UNREAD = {  # keys of a user that are not supported, since they choose another identity; and the remedy of each
     "auth-provider": "use `exec` in its place",
     "username": "use a token or a client certificate in its place",
     "as": "give the rights to the user itself",
@@ -39,7 +40,7 @@ _UNREAD = {  # keys of a user that choose another identity, and are not read
 
 
 class Access(http.ServerAddress):
-    """An API server and the credentials for it. `path` is the kubeconfig's, "" for a service account.
+    """An API server and the credentials for it. `path` is that of the kubeconfig, "" for a service account.
 
     Files that the kubeconfig names are read when they are needed.
     """
@@ -50,7 +51,7 @@ class Access(http.ServerAddress):
     )
 
     def __init__(self, path: str, server: str, namespace: str) -> None:
-        """InvalidConfig when `server` is no URL."""
+        """`server` is a URL. Raises InvalidConfig for any other text."""
         try:
             super().__init__(server, False, (80, 443))
         except ValueError:
@@ -60,15 +61,15 @@ class Access(http.ServerAddress):
         self.path = path
         self.namespace = namespace or NAMESPACE
         self.helper: Helper | None = None
-        self._authority: str | bytes = ""  # a path, or the content of such a file
+        self._authority: str | bytes = ""  # the path of a PEM file, or PEM itself as bytes; likewise the next two
         self._certificate: str | bytes = ""
         self._key: str | bytes = ""
         self._insecure = False
-        self.verified_name = self.host  # the name that the server's certificate must bear
+        self.verified_name = self.host  # the name that the server's certificate must have
         self._token = self._token_file = ""
 
     def token(self, deadline: float) -> str:
-        """The current bearer token, "" for none. Raises CniError when none is known before `deadline` (monotonic)."""
+        """The current bearer token, "" for none. Raises CniError if there is no answer by `deadline` (monotonic)."""
         if self._token_file:
             try:
                 return files.read_regular(self._token_file, _MOST_BYTES).decode("ascii").strip()
@@ -80,13 +81,13 @@ class Access(http.ServerAddress):
         return self.helper.token(deadline)
 
     def renews(self) -> bool:
-        """Whether another call of `token` may give another one; it runs a helper again."""
+        """Whether the next `token` may return a new token. Makes an `exec` helper forget its credential."""
         if self.helper:
             self.helper.forget()
         return bool(self._token_file or self.helper)
 
     def kept_as(self) -> Any:
-        """The key under which a connection may be kept, of all that it was made with; None for none. OSError, ValueError."""
+        """The key of a kept connection: server and certificates; None to keep none. Raises as Client.kept expects."""
         if self.helper:
             return None
         pems = [
@@ -96,7 +97,7 @@ class Access(http.ServerAddress):
         return self.host, self.port, self.tls, self.verified_name, self._insecure, *pems
 
     def context(self, deadline: float) -> Any:
-        """The context of TLS connections, None without TLS; InvalidConfig for certificates that cannot be used."""
+        """The SSLContext, None without TLS. Raises InvalidConfig for certificates that cannot be used."""
         if not self.tls:
             return None
         certificate, key = self._certificate, self._key
@@ -123,14 +124,14 @@ class Access(http.ServerAddress):
 class Helper:
     """A kubeconfig's `exec` helper: a program that prints an ExecCredential (client.authentication.k8s.io).
 
-    It runs without a terminal, with this process's environment and the kubeconfig's additions, and is ended at the deadline.
-    Its credential is kept until `forget`.
+    The program runs without a terminal, with this process's environment and the variables that the kubeconfig adds,
+    and is killed at the deadline. Its credential is kept until `forget`.
     """
 
     __slots__ = ("_argv", "_environ", "_status", "_version", "where")
 
     def __init__(self, path: str, directory: str, described: Any) -> None:
-        """`path` is the kubeconfig's, `directory` where its relative paths start."""
+        """`path` is that of the kubeconfig; relative paths start at `directory`; `described` is the value of `exec`."""
         self.where = path
         self._status: dict[str, Any] | None = None
         described = described if isinstance(described, dict) else {}
@@ -156,12 +157,12 @@ class Helper:
         return str(self._credential(deadline).get("token") or "")
 
     def certificate(self, deadline: float) -> tuple[bytes, bytes]:
-        """The client certificate and its key as PEM, empty for none."""
+        """(client certificate, its key) as PEM; b"" for none."""
         status = self._credential(deadline)
         return tuple(str(status.get(f"client{k}Data") or "").encode() for k in ("Certificate", "Key"))  # type: ignore[return-value]
 
     def forget(self) -> None:
-        """Run the helper again when its credential is needed next."""
+        """Forget the credential, so that its next use runs the program again."""
         self._status = None
 
     def _credential(self, deadline: float) -> dict[str, Any]:
@@ -200,7 +201,7 @@ class Helper:
 
 
 def load(path: str) -> Access:
-    """The access that the kubeconfig at `path` describes; InvalidConfig names its fault."""
+    """The access that the kubeconfig at `path` describes. Raises InvalidConfig for a fault in it."""
     try:
         document = _parsed(files.read_regular(path, _MOST_BYTES))
     except OSError as fault:
@@ -244,7 +245,7 @@ def load(path: str) -> Access:
 
 
 def _parsed(data: bytes) -> Any:
-    """The document in a kubeconfig; ValueError, which shows nothing of it."""
+    """The document in a kubeconfig. Raises ValueError with a text that shows no content."""
     try:
         return codec.loads(data)
     except ValueError:
@@ -261,17 +262,17 @@ def _parsed(data: bytes) -> Any:
 
 
 def _pyyaml() -> Any:
-    """The library. ImportError where it is not installed."""
+    """The module of PyYAML. Raises ImportError if it is not installed."""
     import site  # only a kubeconfig in YAML needs it
 
-    sys.path += [folder for folder in site.getsitepackages() if folder not in sys.path]  # a plugin starts without them
+    sys.path += [folder for folder in site.getsitepackages() if folder not in sys.path]  # plugins start without these
     import yaml  # only a kubeconfig in YAML needs it
 
     return yaml
 
 
 def service_url(environ: Mapping[bytes, bytes]) -> str:
-    """The API server's URL as the kubelet tells a pod; "" outside of one."""
+    """The API server's URL from the variables that the kubelet sets in a pod; "" outside of a pod."""
     host, port = (environ.get(key, b"").decode() for key in (b"KUBERNETES_SERVICE_HOST", b"KUBERNETES_SERVICE_PORT"))
     if not host or not port:
         return ""
@@ -279,7 +280,7 @@ def service_url(environ: Mapping[bytes, bytes]) -> str:
 
 
 def in_cluster(environ: Mapping[bytes, bytes]) -> Access:
-    """The access of this pod (client-go, rest.InClusterConfig)."""
+    """The access by this pod's service account (client-go, rest.InClusterConfig)."""
     server = service_url(environ)
     if not server:
         raise InvalidConfig(
@@ -296,7 +297,7 @@ def in_cluster(environ: Mapping[bytes, bytes]) -> Access:
 
 
 def _named(path: str, document: dict[str, Any], listed: str, inner: str, name: Any, by: str) -> dict[str, Any]:
-    """The object `inner` of the entry of `listed` that is called `name`."""
+    """The member `inner` of the entry of the list `listed` whose name is `name`; `by` is the key that has this name."""
     entries = document.get(listed)
     for entry in entries if isinstance(entries, list) else ():
         if isinstance(entry, dict) and entry.get("name") == name and name:
@@ -317,7 +318,7 @@ def _string(path: str, document: dict[str, Any], key: str) -> str:
 
 
 def _pem(path: str, directory: str, document: dict[str, Any], key: str) -> str | bytes:
-    """The path of the PEM file that `key` names, or what `key`-data holds, which wins."""
+    """The PEM in `key`-data as bytes; without it the path of the PEM file that `key` names, "" for none."""
     data = _string(path, document, f"{key}-data")
     if not data:
         return _absolute(directory, _string(path, document, key))
@@ -332,7 +333,7 @@ def _absolute(directory: str, path: str) -> str:
 
 
 def _path(pem: str | bytes, held: list[int]) -> str:
-    """A path at which `pem` can be read until the descriptors `held` are closed."""
+    """`pem` if it is a path, else the path of a memory file with it, whose descriptor is appended to `held`."""
     if isinstance(pem, str):
         return pem
     fd = os.memfd_create("pem", os.MFD_CLOEXEC)

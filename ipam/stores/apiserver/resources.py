@@ -1,4 +1,4 @@
-"""The resources of an API server that railcni reads and changes: their names, groups, paths and the rights for them."""
+"""The resources of an API server that railcni reads and changes: names, groups, paths, and the rights that it needs."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ ADDRESS_GROUP = "railcni.io"
 VERSION = "v1alpha1"
 ADDRESSES = "addressleases"  # of ADDRESS_GROUP
 CLAIMS, CLASSES, NODE_SLICES, NODES = "resourceclaims", "deviceclasses", "resourceslices", "nodes"
-REVIEWS = "selfsubjectaccessreviews"  # every account may make them (ClusterRole system:basic-user)
+REVIEWS = "selfsubjectaccessreviews"  # every account may create them (ClusterRole system:basic-user)
 CONFIGMAPS = "configmaps"
 BINDINGS = "validatingadmissionpolicybindings"
 POOLS, RESERVATIONS, SLICES, PODS = "ippools", "overlappingrangeipreservations", "nodeslicepools", "pods"
 OF_STORES = {"addresslease": (ADDRESSES, "AddressLeases"), "kubernetes": (POOLS, "IPPools")}
-"""By the kind of a store in a cluster: the resource of its leases, and its name for people."""
+"""(resource of the leases, name in messages) by the kind of a store in a cluster."""
 ADDRESS_POOL, ADDRESS_STATE, HELD = (
     "railcni.io/pool",
     "railcni.io/state",
     "held",
-)  # labels of AddressLeases, and a state
-MOVED = "moved to addressleases.railcni.io: "  # before the range of an IPPool whose addresses are in AddressLeases
-MOVING = "moving from addressleases.railcni.io: "  # while `railcni ipam migrate` moves them to the IPPool
-EVERYWHERE = "*"  # as a namespace: all of them, or for a resource that has none
+)  # two labels of AddressLeases, and a value of the second
+MOVED = "moved to addressleases.railcni.io: "  # prefix of spec.range of an IPPool whose leases are AddressLeases
+MOVING = "moving from addressleases.railcni.io: "  # the same, while `railcni ipam migrate` moves them to the IPPool
+EVERYWHERE = "*"  # a namespace that means all namespaces, or for a cluster-scoped resource none
 
 _PATHS = {
     **dict.fromkeys((PODS, NODES, "events", "serviceaccounts", CONFIGMAPS), "api/v1"),
@@ -48,11 +48,11 @@ RIGHTS = {
     SLICES: "get patch",
     PODS: "get",
 }
-"""The verbs that the plugins use: of pods in every namespace, of the rest in the context's."""
+"""The verbs that the plugins need for each resource: for pods in every namespace, else in the context's namespace."""
 
 
 def path_of(resource: str) -> str:
-    """The path of the group and version of a resource, or of the resource of a subresource ("pods/status")."""
+    """The URL path of the group and version of a resource, such as "api/v1"; also for a subresource ("pods/status")."""
     return _PATHS.get(resource.partition("/")[0]) or f"apis/{GROUP}/{VERSION}"
 
 
@@ -63,25 +63,25 @@ def group_of(resource: str) -> str:
 
 
 def verb_of(method: str, name: str) -> str:
-    """The verb of Kubernetes for a request, with a name or without."""
+    """The Kubernetes verb of an HTTP request; a GET without a name is a "list"."""
     return "list" if method == "GET" and not name else VERBS[method]
 
 
 def replacement(uid: str, version: str, members: dict[str, Any]) -> list[dict[str, Any]]:
-    """The JSON patch that sets `members`, by path, of the object of `uid`; it fails unless the object is of this version."""
+    """The JSON patch that sets `members`, values by JSON pointer. It tests uid and resourceVersion (`version`)."""
     tests = (("/metadata/uid", uid), ("/metadata/resourceVersion", version))
     changes = [{"op": "add", "path": path, "value": value} for path, value in members.items()]
     return [{"op": "test", "path": path, "value": value} for path, value in tests] + changes
 
 
 def label(text: str) -> str:
-    """`text` as the value of a label; a hash where it cannot be one."""
+    """`text` as the value of a label; a hash of it if it is no valid value."""
     edges = text[:1] + text[-1:]
     fits = all(c in _SIGNS for c in text) and not any(c in "-_." for c in edges)
     return text if fits and len(text) <= _LONGEST_LABEL else f"hash-{hashed(text)}"
 
 
 def hashed(*names: str) -> str:
-    """The label of an attachment, by its key, or of a pod's interface, by namespace, name and ifname."""
+    """A hash of `names` in hexadecimal digits, for names and labels of objects."""
     data = "\0".join(names).encode("utf-8", "surrogateescape")
     return hashlib.blake2b(data, digest_size=16).hexdigest()

@@ -19,24 +19,24 @@ if TYPE_CHECKING:
 
 
 class ObjectStore(ServedStore):
-    """The store of `store_ref` (ipam.stores.ref_of); every request is over in `seconds`."""
+    """The store of `store_ref` (ipam.stores.ref_of). A request takes at most `seconds`, with all its attempts."""
 
     __slots__ = ("_paged", "api")
 
     def __init__(self, store_ref: dict[str, Any], seconds: float) -> None:
         self.api = Api(store_ref.get("kubeconfig") or "", seconds, store_ref.get("namespace") or "")
         super().__init__(store_ref, self.api)
-        self._paged: list[Lease] = []  # the leases that `leases` pages through
+        self._paged: list[Lease] = []  # the leases of a pool, of which `leases` returns pages
 
     def leases(self, pool: str, after: Lease | None = None, limit: int = 1000, node: str = "") -> list[Lease]:
-        if after is None or after not in self._paged:  # further pages are those of the first reading
+        if after is None or after not in self._paged:  # later pages come from the first reading
             with self.session():
                 self._paged = by_place(self._of_pool(pool, node))
         last = after.address if after else (0, 0)
         return [lease for lease in self._paged if lease.address > last][:limit]
 
     def _of_pool(self, pool: str, node: str) -> list[Lease]:
-        """The leases of a pool, with `node` those of it alone."""
+        """The leases of a pool; with `node` only that node's leases."""
         raise NotImplementedError
 
     def next_open(self, pool: str, scope: str | None, family: int, value: int, high: int) -> int:
@@ -47,12 +47,12 @@ class ObjectStore(ServedStore):
             return value
 
     def _held(self, pool: str, scope: str | None, family: int) -> Collection[int]:
-        """The addresses of a pool that no claim can have."""
+        """The values of the addresses in a pool that cannot be claimed."""
         raise NotImplementedError
 
 
 def refuse_elsewhere(api: Api, pool: str) -> None:
-    """Raises InvalidConfig when another namespace has an IPPool of this name, as far as the credentials show it."""
+    """Raise InvalidConfig when another namespace has an IPPool of this name, if the credentials may list them all."""
     try:
         pages = api.pages(POOLS, fields=f"metadata.name={pool}", namespace=EVERYWHERE, brief=True)
         found = {item["metadata"]["namespace"] for page in pages for item in page}
@@ -72,10 +72,10 @@ def attempt(
     undo: Callable[[], object],
     taken: Callable[[], list[Want]],
 ) -> Claimed | Taken | Unknown:
-    """Make a claim that takes several requests, or `undo` the part that was made. CniError when nothing was changed.
+    """Make a claim of several requests by `make`, or `undo` the part that was made; return the answer for Store.claim.
 
-    `make` answers with a want or lease that the claim fails by, if there is one; Conflict, Open. `taken` answers with all of
-    them, when all is undone.
+    `make` returns a want or lease that prevents the claim, [] for none; it may raise Conflict or Open. After the
+    undoing, `taken` returns all such wants and leases. Raises the CniError of `make` when all is undone.
     """
     failure: Exception | None = None
     failed: list[Want] = []
