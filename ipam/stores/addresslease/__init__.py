@@ -1,20 +1,21 @@
-"""The store `addresslease`: one object of Kubernetes for each address, whose name the API server keeps unique.
+"""The store `addresslease`: one Kubernetes object for each address. The API server keeps the names of objects unique.
 
 A claim creates the object, a release deletes it with uid and resourceVersion as preconditions, and a takeover patches it
-with a test of the resourceVersion. Leases share nothing, so the store needs no lock.
+with a test of the resourceVersion. Leases share no object, so the store needs no lock.
 
-A list, whatever its selector, costs the server some microseconds for each object of the namespace. So a first ADD or a DEL
-lists as little as it can. This node's records tell of the leases of a pod's former sandbox. The search lists the names of the
-pool's first block of 256 until the last address of the block is held. Then it tries two places unseen, which differ by node
-and attachment (ipam.search.search_start); after a lost claim it tries one of the first block before them. Then it lists
-blocks at further places, and last the pool. Only a consistent list shows that a pool is exhausted.
+A list with any selector costs the server some microseconds for each object of the namespace. So an ADD or a DEL lists
+as little as possible. This node's records have the leases of a pod's former sandbox. A search lists the names in the
+pool's first block of 256 addresses while the last address of this block is free. After that it tries addresses at two
+places without a reading; the places differ by node and attachment (ipam.search). After a lost claim it first tries
+one in the first block. Then it lists blocks at other places, and at last the whole pool. Only a consistent list shows
+that a pool is exhausted.
 
-The object of a freed address stays until the end of its cooldown, and the next claim takes it over. A separate object, named
-by the pod, remembers the former addresses of a StatefulSet's pod.
+The object of a freed address stays until the end of its cooldown; the next claim takes it over. A separate object,
+named by the pod, remembers the former addresses of a StatefulSet's pod.
 
-A server before 1.31, or with an etcd before 3.5, reads all objects of the namespace from etcd for a consistent list: seconds,
-for 20,000. So a first ADD reads the server's cache; a create or patch finds any later change, and the ADD reads again, then
-consistently.
+For a consistent list, an API server before 1.31, or with an etcd before 3.5, reads all objects of the namespace from
+etcd: seconds for 20,000 objects. So a first ADD reads the server's cache. Its create or patch fails if the cache was
+too old, and the ADD then reads consistently.
 """
 
 from __future__ import annotations
@@ -45,11 +46,11 @@ if TYPE_CHECKING:
     T = TypeVar("T")
 
 _NOBODY = Attachment("railcni", "status", "none")
-_FORGETS, _FORGOTTEN = 8, 500  # of 256 releases, those that remove old memories; the objects that each removes
+_FORGETS, _FORGOTTEN = 8, 500  # how many of 256 releases also remove old memories; how many objects each may remove
 
 
 class AddressLeaseStore(ObjectStore):
-    """The store of AddressLeases. `known` returns leases of this node's records, at least those of the network."""
+    """The store of AddressLeases. `known` returns the leases in this node's records, at least those of the network."""
 
     __slots__ = ("_entries", "_known", "_lists", "_moves", "_objects", "_recent", "_surveyed")
 
@@ -62,11 +63,11 @@ class AddressLeaseStore(ObjectStore):
     ) -> None:
         super().__init__(store_ref, seconds)
         self._objects = Objects(self.api)
-        self._moves = store_ref.get("moves") is True  # leases of pools that are in IPPools still
+        self._moves = store_ref.get("moves") is True  # a migration claims leases of pools that are still in IPPools
         self._known = known
         self._entries: dict[str, Entry] = {}  # by name, as this session has read them
-        self._lists: dict[tuple[Any, ...], Any] = {}  # the lists of this session
-        self._recent = False  # lists may be a moment old
+        self._lists: dict[tuple[Any, ...], Any] = {}  # the results of this session's lists
+        self._recent = False  # lists come from the server's cache, and may be a moment old
         self._surveyed: Survey | None = None  # for a new attachment
 
     def _begin(self) -> None:
@@ -78,7 +79,7 @@ class AddressLeaseStore(ObjectStore):
         self._lists.clear()
 
     def ready(self, wants: Sequence[Want] = ()) -> None:
-        """Check namespace, rights and CRD by a dry run, and that no other namespace has an IPPool of a want."""
+        """Check namespace, rights and CRD by a dry run, and that no other namespace has the IPPool of a want."""
         sent = objects.memory(
             Lease(Want("railcni-status", 4, 0xC0000201, ""), Owner(_NOBODY, ("status", "status-0", ""))), 1
         )
@@ -95,7 +96,7 @@ class AddressLeaseStore(ObjectStore):
                 refuse_elsewhere(self.api, want.pool)
 
     def find(self, attachment: Attachment) -> list[Lease]:
-        """By the record, if all its leases exist: a claim is whole, so there are no others."""
+        """As Store.find. If all leases of the record exist, there are no others, since a claim makes all or none."""
         with self.session():
             recorded = [lease for lease in self._known() if lease.attachment == attachment]
             found = self._standing(recorded)
@@ -105,7 +106,7 @@ class AddressLeaseStore(ObjectStore):
             return by_place(found)
 
     def survey(self, owner: Owner, windows: Sequence[Window], new: bool) -> Survey:
-        """A pool counts as near full while the last address of its first block is held."""
+        """As Store.survey. A pool counts as near full while the last address of its first block is held."""
         with self.session():
             if new and self._surveyed:
                 self._recent = False  # a claim was lost since: the cache may be far behind
@@ -114,17 +115,17 @@ class AddressLeaseStore(ObjectStore):
                 self._forget()
             self._recent = new
             own = [] if new else self.find(owner.attachment)
-            for lease in {lease.pool: lease for lease in own}.values():  # a killed ADD may not have come so far
+            for lease in {lease.pool: lease for lease in own}.values():  # a killed ADD may not have done this
                 self._is_mixed(lease)
             pods = self._standing([lease for lease in self._known() if lease.is_of_pod(owner)])
             pool, scope, family, _, last = windows[0] if windows else ("", None, 4, 0, 0)
-            ends = last % self.window == self.window - 1  # else the range does, and all of it is read
+            ends = last % self.window == self.window - 1  # else the range ends in its first block, which is always read
             near_full = ends and self._objects.get(objects.name_of(Want(pool, family, last, scope)), new) is not None
             self._surveyed = Survey(own, by_place(pods), self._former(owner, new), near_full)
             return self._surveyed
 
     def _standing(self, recorded: Sequence[Lease]) -> list[Lease]:
-        """The leases at the places of those `recorded` that still are of the same attachments."""
+        """The leases in the store at the addresses of `recorded` that still belong to the same attachments."""
         read = [(lease, self.entry(lease)) for lease in recorded]
         return [e.lease for lease, e in read if e and e.held and e.lease.attachment == lease.attachment]
 
@@ -163,13 +164,13 @@ class AddressLeaseStore(ObjectStore):
             return sum(1 << value - low for value in values if low <= value <= high)
 
     def _in_block(self, pool: str, scope: str | None, family: int, low: int) -> set[int]:
-        """The addresses of the block of `low` that no claim can have."""
+        """The values of the addresses in the block of `low` that cannot be claimed."""
 
         def read() -> set[int]:
             labels = {objects.BLOCK: objects.block_label(family, low)}
             if scope is None:
                 return _values(family, self._listed(labels | {objects.POOL: objects.label(pool)}))
-            want = Want(pool, family, low, scope)  # of all pools, which the names tell apart
+            want = Want(pool, family, low, scope)  # the list has the objects of all pools; their names tell the space
             spaces = {objects.space_of(name) for name in (objects.name_of(want), twin_name(want))}
             return _values(family, [name for name in self._listed(labels) if objects.space_of(name) in spaces])
 
@@ -205,7 +206,7 @@ class AddressLeaseStore(ObjectStore):
         return [Pool(name, family, count) for (name, family), count in sorted(used.items())]
 
     def _chosen(self, labels: dict[str, str]) -> list[Entry]:
-        """The objects with `labels`."""
+        """The objects with `labels`, read once in a session."""
 
         def read() -> list[Entry]:
             found = self._objects.chosen(labels, self._recent)
@@ -215,14 +216,14 @@ class AddressLeaseStore(ObjectStore):
         return self._once(("chosen", *labels.items()), read)
 
     def _once(self, key: tuple[Any, ...], read: Callable[[], T]) -> T:
-        """The answer of `read`, which is asked once in a session."""
+        """The result of `read()`, which is called once in a session for each `key`."""
         if key not in self._lists:
             self._lists[key] = read()
         found: T = self._lists[key]
         return found
 
     def entry(self, lease: Lease) -> Entry | None:
-        """The object at the place of `lease`."""
+        """The object of the address of `lease`; None for none."""
         name = objects.name_of(lease)
         return self._entries.get(name) or self._objects.get(name)
 
@@ -253,7 +254,7 @@ class AddressLeaseStore(ObjectStore):
         return len(freed)
 
     def _remember(self, leases: Sequence[Lease]) -> None:
-        """Remember the addresses of the pods of `leases`; a failure must not fail the release."""
+        """Remember the addresses of the pods of `leases`. Ignore failures: the release is done."""
         memories: dict[str, dict[str, Any]] = {}
         for lease in leases:
             document = objects.memory(lease, time.time_ns())
@@ -269,7 +270,7 @@ class AddressLeaseStore(ObjectStore):
                 pass
 
     def abandon(self, lease: Lease) -> None:
-        """Mark the object of `lease` as one of a lost node: else the cluster's policies let no other node free it."""
+        """Mark the object of `lease` as that of a lost node, so that the admission policy lets other nodes free it."""
 
         def mark(entry: Entry) -> Entry:
             labels = {**entry.labels, objects.ABANDONED: "true"}
@@ -278,18 +279,18 @@ class AddressLeaseStore(ObjectStore):
         self._objects.change(self._objects.get(objects.name_of(lease)), lease, mark)
 
     def settle(self, attachment: Attachment, sequence: int) -> None:
-        """Leave an object at each address of the attachment's record, so that a late create or takeover fails."""
+        """As Store.settle: make or change an object at each recorded address, so that a late create or patch fails."""
         with self.session():
             for lease in [lease for lease in self._known() if lease.attachment == attachment]:
                 document = objects.document(lease, objects.FORMER)
                 document["spec"]["sequence"] = time.time_ns()
                 try:
                     entry, ours = self._objects.create(document, lease)
-                    if not ours:  # a late takeover tests its former version
+                    if not ours:  # a late takeover tests the former resourceVersion
                         labels = entry.labels | {objects.FENCE: str(time.time_ns())}
                         self._objects.replace(entry, {"metadata": {"labels": labels}, "spec": entry.spec})
                 except Conflict:
-                    pass  # it has changed since, or has gone
+                    pass  # the object has changed since, or is gone
             self._forget()
 
     def forget(self) -> None:
@@ -305,22 +306,22 @@ class AddressLeaseStore(ObjectStore):
                 try:
                     self._objects.remove(entry)
                 except Conflict:
-                    pass  # it is used again
+                    pass  # the object is in use again
         except CniError:
-            pass  # the release is made; another one repeats this
+            pass  # the release is done; a later release tries again
 
 
 def _values(family: int, names: Sequence[str]) -> set[int]:
-    """The addresses of a family of the objects with these names."""
+    """The values of the addresses of `family` in the objects' `names`."""
     return {value for of, value in _readable(objects.address_of, names) if of == family}
 
 
 def _readable(read: Callable[[str], tuple[int, int]], texts: Iterable[str]) -> list[tuple[int, int]]:
-    """The addresses that `read` finds in `texts`; a text of another program may have none."""
+    """The addresses, (family, value), that `read` finds in `texts`. Texts without an address are skipped."""
     found = []
     for text in texts:
         try:
             found.append(read(text))
         except ValueError:
-            pass  # an audit names the object
+            pass  # an audit reports the object
     return found

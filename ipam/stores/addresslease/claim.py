@@ -1,15 +1,15 @@
 """A claim of the store `addresslease`: several objects, all or none.
 
-The claim creates an object for each address, in their order; a conflict shows another's lease. It takes over the object of a
-lease that it gives up and claims again. A failed claim is undone; a retry completes a killed one, or DEL clears it, since each
-object names the attachment.
+The claim creates an object for each address, in order; a conflict shows the lease of another owner. If the claim
+gives up a lease and claims its address again, it takes over the object. A failed claim is undone. After a kill, a
+retry completes the claim, or DEL removes it, since each object names the attachment.
 
-The name makes an address unique in its scope, or in its pool for a lease without a scope. A range is in one store: the first
-claim of a pool makes the IPPool of its name, with a range that no program gives addresses from, and each claim reads it after
-its create. So of a claim here and one of IPPools, or a migration, at least one sees the other. An annotation of the IPPool
-tells which of the two kinds of names the pool's objects have. If both, a claim also looks for a lease under the other
-name, as of the resourceVersion of its own object or later. Source: Kubernetes API Concepts, "Resource versions": a get
-with one is not older.
+An object's name makes an address unique in its scope, or for a lease without a scope in its pool. A range is in one
+store only: the first claim of a pool creates an IPPool with a range that no program can use, and each claim reads it
+after its create. So of a claim here and a claim in IPPools, or a migration, at least one sees the other. An
+annotation of the IPPool tells which of the two kinds of names the pool's objects have. If both, a claim also looks
+for a lease under the other name, in a state not older than the resourceVersion of its own object (Kubernetes API
+Concepts, "Resource versions").
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ if TYPE_CHECKING:
 
     from ipam.stores.addresslease.requests import Objects
 
-NAMES = "railcni.io/names"  # of an IPPool: the kinds of names that its AddressLeases have, "net" or "pool" or both
+NAMES = "railcni.io/names"  # annotation of an IPPool: the kinds of names of its AddressLeases, "net", "pool" or both
 
 
 class Claim:
-    """One attempt to claim `wants`. `known` returns the object of a lease as this session has read it; `is_mixed` tells
-    whether objects of its pool may have both names, as the function below."""
+    """One attempt to claim `wants`. `known` returns the object of a lease as this session has read it. `is_mixed` is
+    the function below, for a lease."""
 
     __slots__ = (
         "_cooldown",
@@ -70,11 +70,11 @@ class Claim:
         self._known = known
         self._cooldown = cooldown
         self._made: list[Entry] = []
-        self._replaced: list[tuple[Entry, Entry]] = []  # as it is now, as it was
+        self._replaced: list[tuple[Entry, Entry]] = []  # (the object as it is now, as it was before)
         self.leases = [Lease(want, owner) for want in wants]
 
     def make(self) -> list[Want]:
-        """Make the objects; a want of another, or lease that has ended, after which `undo` is due. Open."""
+        """Make the objects; return the obstacles (base.conflicts), after which `undo` is due. Raises Open."""
         given = {old.key(): entry for old in self._instead_of if (entry := self._known(old)) and entry.is_of(old)}
         failed = conflicts(self._instead_of, self._wants, lambda old: old.key() in given, lambda want, freed: False)
         if failed:
@@ -95,7 +95,7 @@ class Claim:
         return []
 
     def _object_of(self, lease: Lease, given_up: dict[str, Entry]) -> Entry | None:
-        """The object of an address, created or taken over for `lease`; None when another holds the address. Conflict."""
+        """Create or take over the object for `lease`; None when another holds the address. Raises Conflict."""
         document = objects.document(lease)
 
         def take(entry: Entry) -> tuple[Entry, Entry]:
@@ -118,7 +118,7 @@ class Claim:
         return replaced[0]
 
     def undo(self) -> None:
-        """Put the objects back that are still as this claim left them."""
+        """Restore the former objects, where they are still as this claim has left them."""
         while self._replaced:
             now, former = self._replaced[-1]
             before = {"metadata": {"labels": former.labels}, "spec": former.spec}
@@ -129,7 +129,7 @@ class Claim:
             self._made.pop()
 
     def taken(self) -> list[Want]:
-        """All wants and leases that make the claim fail; empty for a claim of one address, of which `make` tells."""
+        """All obstacles to the claim; [] for a claim of one address, for which `make` has returned them."""
         if len(self._wants) == 1 and not self._instead_of:
             return []
         return conflicts(self._instead_of, self._wants, self._is_there, self._is_held)
@@ -143,7 +143,7 @@ class Claim:
 
 
 def is_mixed(found: Objects, place: Want) -> bool:
-    """Whether objects of the pool of `place` may have both names. InvalidConfig when the pool is not in this store; Open."""
+    """Whether the pool's objects may have both kinds of names. Raises InvalidConfig for a pool in IPPools; Open."""
     attempts = Pauses(min(time.monotonic() + found.api.seconds, found.api.deadline))
     while True:
         try:
@@ -154,7 +154,7 @@ def is_mixed(found: Objects, place: Want) -> bool:
 
 
 def closed_pool(found: Objects, place: Want) -> dict[str, Any] | None:
-    """The IPPool of the pool of `place`, {} for none yet, None where there can be none. InvalidConfig for one that is open."""
+    """The pool's closed IPPool; {} for none yet, None if there can be none. Raises InvalidConfig for an open one."""
     api, name = found.api, place.pool
     try:
         range_of(name, place.family, place.value)
@@ -200,17 +200,17 @@ def _read_names(found: Objects, place: Want) -> bool:
 
 
 def standing(found: Objects, want: Want, gone: Collection[str] = ()) -> Entry | None:
-    """The object of the lease that keeps `want` from being claimed; those named in `gone` do not count."""
+    """The object of the lease that prevents a claim of `want`; None for none. Names in `gone` do not count."""
     name = objects.name_of(want)
     entry = found.get(name) if name not in gone else None
     return entry if entry and entry.held else twin(found, want, gone)
 
 
 def twin(found: Objects, want: Want, gone: Collection[str] = (), since: str = "") -> Entry | None:
-    """The object of another name that holds the address of `want` in its pool; those named in `gone` do not count. `since` as of
-    Objects.get.
+    """The object with the other kind of name that holds the address of `want` in its pool; None for none.
 
-    Both kinds exist when a network's enable_overlapping_ranges has changed while pods run.
+    Both kinds exist when a network's enable_overlapping_ranges has changed while pods run. An object with a name in
+    `gone` does not count. `since` is that of Objects.get.
     """
     name = twin_name(want)
     entry = found.get(name, since=since) if name not in gone else None
@@ -218,11 +218,11 @@ def twin(found: Objects, want: Want, gone: Collection[str] = (), since: str = ""
 
 
 def twin_name(want: Want) -> str:
-    """The other name that an object of the address of `want` in its pool may have."""
+    """The name of the other kind for an object of the address of `want` in its pool."""
     other = None
     if want.scope is None:
         try:
             other = network_name_of(want.pool, want.family, want.value)
         except ValueError:
-            other = ""  # no configuration calls a pool so
+            other = ""  # no configuration names a pool like this
     return objects.name_of(Want(*want.place, other))

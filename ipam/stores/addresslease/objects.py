@@ -1,15 +1,15 @@
-"""The objects of the store `addresslease`: from a lease to its AddressLease, and back. Pure: no I/O, no clock.
+"""Conversion of leases to AddressLease objects and back, for the store `addresslease`. Pure: no I/O, no clock.
 
-Each address is one object, as the IPAddresses of Services are (KEP-1880). An object's name is the address and the space in
-which it is unique: the scope of the lease, or its pool when the lease has none.
+Each address is one object, like the IPAddress objects of Services (KEP-1880). An object's name is the address and the
+space in which the address is unique: the scope of the lease, or its pool when the lease has no scope.
 
     10.0.0.7                          scope ""
     10.0.0.7.net.blue                 scope "blue"
     10.0.0.7.pool.10.0.0.0-24         no scope, pool 10.0.0.0-24
-    former.0123456789abcdef...        the former addresses of the pod with that hash
-    fd00-0-0-0-0-0-0-7.net.blue       an IPv6 address has all its eight groups
+    former.0123456789abcdef...        the former addresses of the pod with this hash
+    fd00-0-0-0-0-0-0-7.net.blue       an IPv6 address with all eight groups
 
-A name is a DNS subdomain of 253 characters at most and a label value has 63 at most: a hash replaces any longer text.
+A name is a DNS subdomain of at most 253 characters, and a label value has at most 63. A hash replaces longer texts.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ POOL, STATE, HELD = resources.ADDRESS_POOL, resources.ADDRESS_STATE, resources.H
 label, hashed = resources.label, resources.hashed
 NODE, SPACE, BLOCK = "railcni.io/node", "railcni.io/space", "railcni.io/block"
 ATTACHMENT, POD, FENCE = "railcni.io/attachment", "railcni.io/pod", "railcni.io/fence"
-ABANDONED = "railcni.io/abandoned"  # of a lease that is freed since its node is gone: conf/kubernetes/admission.yaml
+ABANDONED = "railcni.io/abandoned"  # for a lease that is freed because its node is gone: conf/kubernetes/admission.yaml
 COOLING, FORMER = "cooling", "former"
-LATE_SECONDS = 600  # that a request whose reply was lost may still arrive
-BLOCK_SIZE = 256  # addresses that one label has in common
+LATE_SECONDS = 600  # the longest time for which a request with a lost reply may still arrive
+BLOCK_SIZE = 256  # addresses that have one label BLOCK in common
 
 _LONGEST_NAME = 253
 _POD = ("namespace", "name", "uid")
@@ -57,13 +57,13 @@ def memory_name(pod: tuple[str, str, str], ifname: str) -> str:
 
 
 def address_of(name: str) -> tuple[int, int]:
-    """(family, value) of the address that an object of this name stands for; ValueError for a name that has none."""
+    """(family, value) of the address in an object's name. Raises ValueError for a name without an address."""
     first = name.partition(".")[0]
     return parse_address(first.replace("-", ":") if "-" in first else ".".join(name.split(".", 4)[:4]))
 
 
 def space_of(name: str) -> str:
-    """The part of an object's name after the address."""
+    """The part of an object's name after the address, such as "net.blue"; "" for the scope ""."""
     parts = 1 if "-" in name.partition(".")[0] else 4  # of the address
     return ".".join(name.split(".")[parts:])
 
@@ -75,7 +75,7 @@ def _space(pool: str, scope: str | None) -> str:
 
 
 def is_subdomain(text: str) -> bool:
-    """Whether an object can have this name, if it is short enough."""
+    """Whether `text` is a DNS subdomain of any length."""
     parts = text.split(".")
     return all(p and p[0] in ALNUM and p[-1] in ALNUM and all(c in ALNUM or c == "-" for c in p) for p in parts)
 
@@ -93,7 +93,7 @@ def block_label(family: int, value: int) -> str:
 
 
 def document(lease: Lease, state: str = HELD) -> dict[str, Any]:
-    """The object of `lease`."""
+    """The AddressLease of `lease` as JSON."""
     labels = {
         NODE: label(lease.node),
         POOL: label(lease.pool),
@@ -122,7 +122,7 @@ def document(lease: Lease, state: str = HELD) -> dict[str, Any]:
 
 
 def memory(lease: Lease, now_ns: int) -> dict[str, Any]:
-    """The object that remembers the address of the pod of `lease`."""
+    """The object that remembers the address of the pod of `lease`, as JSON."""
     found = document(lease, FORMER)
     found["metadata"] = {
         "name": memory_name(lease.pod, lease.ifname),
@@ -133,12 +133,12 @@ def memory(lease: Lease, now_ns: int) -> dict[str, Any]:
 
 
 class Entry:
-    """An AddressLease as it was read. `lease` is its lease, the former one when it is no longer `held`."""
+    """An AddressLease as it was read. `lease` is its lease; the former lease when the address is no longer `held`."""
 
     __slots__ = ("labels", "lease", "name", "spec", "state", "uid", "until", "version")
 
     def __init__(self, read: dict[str, Any]) -> None:
-        """ValueError for an object without an address. What its name says counts, since nobody can edit a name."""
+        """Take address and space from the name, which is immutable. Raises ValueError for a name without an address."""
         metadata = read.get("metadata") or {}
         self.name: str = metadata.get("name") or ""
         self.uid: str = metadata.get("uid") or ""
@@ -172,20 +172,20 @@ class Entry:
         return found if isinstance(found, dict) else {}
 
     def is_of(self, lease: Lease) -> bool:
-        """Whether `lease` itself, not another claim of its address, holds the object."""
+        """Whether the object is that of `lease`, not of another claim of the address."""
         return self.held and self.lease.key() == lease.key()
 
     def cools(self, now: float) -> bool:
-        """Whether its cooldown lasts; a clock that was wrong has written any longer than COOLDOWN."""
+        """Whether the cooldown lasts at `now`. One longer than COOLDOWN does not count: a wrong clock wrote it."""
         return self.state == COOLING and 0 < self.until - now <= COOLDOWN + 1
 
     def is_fenced(self, now_ns: int) -> bool:
-        """Whether a create or takeover of this address may still arrive."""
+        """Whether a late create or takeover of this address may still arrive."""
         mark = self.labels.get(FENCE, "")
         return mark.isascii() and mark.isdigit() and now_ns - int(mark) < LATE_SECONDS * 1_000_000_000
 
     def freed(self, now_ns: int, cooldown: int) -> dict[str, Any]:
-        """The object after the release: cooling for `cooldown` seconds, or as a fence against a late create."""
+        """The object after a release: cooling for `cooldown` seconds; with 0, a fence against a late create."""
         until = now_ns // 1_000_000_000 + cooldown + 1 if cooldown else 0  # the current second does not count
         state = COOLING if cooldown else FORMER
         spec = {**self.spec, "sequence": now_ns, "state": state}
@@ -195,7 +195,7 @@ class Entry:
         return {"metadata": {"labels": {**self.labels, STATE: state}}, "spec": spec}
 
     def replacement(self, new: dict[str, Any]) -> list[dict[str, Any]]:
-        """The JSON patch that gives the object labels and spec of `new`; it fails if the object has changed since."""
+        """The JSON patch that sets labels and spec to those of `new`. It fails if the object has changed since."""
         own = (NODE, POOL, SPACE, BLOCK, STATE, ATTACHMENT, POD, ABANDONED)
         of_others = {key: value for key, value in self.labels.items() if key not in own}
         members = {"/metadata/labels": of_others | new["metadata"]["labels"], "/spec": new["spec"]}

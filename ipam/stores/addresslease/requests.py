@@ -1,7 +1,7 @@
 """Requests for AddressLeases, each made again after a lost reply.
 
-A second create finds the object of the first one. A change tests the resourceVersion, and a deletion uid and
-resourceVersion, so neither can be served late: the object has changed by then.
+A second create finds the object of the first create. A change tests the resourceVersion, and a deletion tests uid and
+resourceVersion. So a late change or deletion fails, since the object has changed by then.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class Objects:
-    """The AddressLeases of one namespace. Every method may raise CniError; Open after a lost reply."""
+    """The AddressLeases of one namespace. Every method may raise CniError; after a lost reply it is Open."""
 
     __slots__ = ("api",)
 
@@ -34,28 +34,30 @@ class Objects:
         self.api = api
 
     def get(self, name: str, recent: bool = False, since: str = "") -> Entry | None:
-        """`recent` as of Api.pages. With `since`, a resourceVersion, the object as it was then or later, by the server's cache."""
+        """The object of this name; None for none. `recent` is that of Api.pages. `since` is a resourceVersion: the
+        server's cache answers with the object as it was then or later."""
         try:
             version = "0" if recent else since
             return self._entry(self.api.get(ADDRESSES, name, f"resourceVersion={version}" if version else "")[0])
         except Gone:
             return None
-        except TooLarge:  # the version: the cache is some seconds behind
+        except TooLarge:  # the resourceVersion is newer than the cache, which is some seconds behind
             return self.get(name)
 
     def chosen(self, labels: dict[str, str], recent: bool = False) -> list[Entry]:
-        """The objects with all of `labels`; `recent` as of Api.pages."""
+        """The objects with all of `labels`; `recent` is that of Api.pages."""
         return [self._entry(found) for found in self.api.list_all(ADDRESSES, selector(labels), recent=recent)]
 
     def names(self, labels: dict[str, str], recent: bool = False) -> list[str]:
-        """The names of the objects with all of `labels`; `recent` as of Api.pages."""
+        """The names of the objects with all of `labels`; `recent` is that of Api.pages."""
         return self.api.names(ADDRESSES, selector(labels), recent)
 
     def create(self, document: dict[str, Any], lease: Lease) -> tuple[Entry, bool]:
-        """(the object of the name of `document`, whether it is that of `lease`). Conflict when it has just been deleted.
+        """Create `document`; return (the object of this name, whether it is that of `lease`). Raises Conflict, Open.
 
-        The object of a second request is marked, and `remove` leaves it as a fence: the first one may still be served. For the
-        same reason a second one that finds another's lease, or none, leaves the outcome open.
+        Conflict means that an object of this name was just deleted. A second request marks its object with FENCE, and
+        `remove` keeps a marked object, since the first request may still arrive. For the same reason the second
+        request raises Open when it finds a lease of another owner, or no object.
         """
 
         def create(again: bool) -> tuple[Entry, bool]:
@@ -85,7 +87,7 @@ class Objects:
             except (Open, Conflict, Gone) as fault:
                 found = self.get(entry.name) if again else None
                 if found and found.spec == new["spec"]:
-                    return found  # by the request whose reply was lost
+                    return found  # the request with the lost reply was served
                 if isinstance(fault, Gone):
                     raise Conflict(f"{entry.name} has gone") from None
                 raise
@@ -93,9 +95,9 @@ class Objects:
         return _twice(patch)
 
     def remove(self, entry: Entry) -> bool:
-        """Delete `entry`; whether it existed. Conflict when it is no longer as it was read.
+        """Delete `entry`; return whether it existed. Raises Conflict when it has changed since it was read.
 
-        Where a late create may still arrive, the object stays, with a free address, so that the create fails.
+        If a late create may still arrive, the object stays, with a free address, so that the create fails.
         """
         if entry.is_fenced(time.time_ns()):
             self.replace(entry, entry.freed(time.time_ns(), 0))
@@ -111,7 +113,7 @@ class Objects:
         return _twice(delete)
 
     def free(self, entry: Entry | None, lease: Lease, cooldown: int) -> bool:
-        """Free the address of `lease`, whose object is `entry`, for others after `cooldown` seconds; whether it was held. Open."""
+        """Free the address of `lease`, whose object is `entry`; return whether it was held. Raises Open."""
 
         def free(entry: Entry) -> bool:
             if cooldown:
@@ -121,9 +123,9 @@ class Objects:
         return bool(self.change(entry, lease, free))
 
     def change(self, entry: Entry | None, lease: Lease, make: Callable[[Entry], T]) -> T | None:
-        """Call `make` with the object of `lease`, again after each change by others; return its result.
+        """Call `make(entry)`, and again after each change by others; return its result.
 
-        None when the object no longer belongs to `lease`. Raises Open when others change it for too long."""
+        Returns None when the object no longer belongs to `lease`. Raises Open when others change it for too long."""
         attempts = Pauses(min(time.monotonic() + self.api.seconds, self.api.deadline))
         while entry and entry.is_of(lease):
             try:
@@ -147,7 +149,7 @@ class Objects:
 
 
 def _twice(request: Callable[[bool], T]) -> T:
-    """The answer of `request`, which is made again, and told so, after a lost reply; the first error when that fails too."""
+    """`request(False)`; after a lost reply, `request(True)`. Raises the first error when the second call fails too."""
     try:
         return request(False)
     except Open as lost:
