@@ -1,17 +1,18 @@
-"""The Kubernetes store: the pools and reservations of whereabouts v0.9.4, so that Go's nodes and ours share them.
+"""The store `kubernetes`: the IPPools and reservations of whereabouts v0.9.4, which nodes with whereabouts can share.
 
-A claim patches each IPPool once, testing that the object is as it was read, and then creates a reservation for each address;
-a reservation without an allocation would have no owner. A failed claim is undone. A retry completes a killed one, or DEL clears
-it, since the allocation names the container.
+A claim patches each IPPool once, with a test that the object has not changed since it was read, and then creates a
+reservation for each address. In the other order a kill would leave a reservation without an owner. A failed claim is
+undone. After a kill, a retry completes the claim, or DEL removes it, since the allocation names the container.
 
-The node's processes hold a lock of the pool from its reading to its patch, so that each finds the object as its predecessor
-left it. A change by another node makes the test fail; the claim then reads the pool again after a random pause.
+A process holds the node's lock of the pool from the reading to the patch, so that no other process of the node
+changes the object in between. A change by another node makes the test fail; the claim then reads the pool again after
+a random pause.
 
-An allocation has container, pod and ifname. The rest of a lease comes from `known`, the node's own records, else from its
-reservation; Go's leases have neither, and the sequence 0.
+An allocation has container, pod and ifname. The other members of a lease come from `known`, the node's own records,
+else from the reservation. Leases of whereabouts have neither source, and the sequence 0.
 
-A late request fails once the object has changed. So after a lost reply a claim is made again with the object read again, and
-`settle` changes the object.
+A late request fails once the object has changed. So after a lost reply the claim reads the object and patches it
+again, and `settle` changes the object.
 """
 
 from __future__ import annotations
@@ -41,15 +42,16 @@ if TYPE_CHECKING:
 
 
 class KubernetesStore(ObjectStore):
-    """`known` tells the leases of this node's records; `warn` is called with what an administrator should know.
+    """The store of IPPools. `known` returns the leases in this node's records; `warn` is called with texts of warnings.
 
-    A search reads the pool alone: an address that is reserved by another pool of the scope is found by the claim.
+    A search reads only the pool. If another pool of the scope has reserved the address, the claim finds the
+    reservation.
     """
 
     __slots__ = ("_doubtful", "_locks", "_view", "_warn")
 
     kind = "kubernetes"
-    window = 256  # the pool is in memory; `next_open` passes over all that is full
+    window = 256  # the pool is in memory, and `next_open` skips full spans
     spreads = False  # a pool is one object
 
     def __init__(
@@ -64,7 +66,7 @@ class KubernetesStore(ObjectStore):
         node = store_ref.get("node") or ""
         self._view = View(self.api, self._locks.take, store_ref.get("pools"), known, node)
         self._warn = warn
-        self._doubtful: list[Lease] = []  # given up by claims whose outcome is open
+        self._doubtful: list[Lease] = []  # given up by claims with an unknown outcome
 
     def _begin(self) -> None:
         """Forget the readings of the last session; the locks are taken when a pool is to be read."""
@@ -78,7 +80,7 @@ class KubernetesStore(ObjectStore):
         self._locks.end()
 
     def ready(self, wants: Sequence[Want] = ()) -> None:
-        """Try a new pool on the server: its namespace may be missing, its definition too old."""
+        """As Store.ready, by dry runs: the namespace may be missing, the CRD too old, a right missing."""
         if fault := objects.pruned(self.api.try_create(POOLS, objects.probe())):
             raise InvalidConfig(fault)
         self.api.try_create(RESERVATIONS, objects.reservation(objects.probed()))
@@ -98,7 +100,7 @@ class KubernetesStore(ObjectStore):
             return [lease for lease in found if lease.attachment == attachment]
 
     def _leases(self, is_meant: Callable[[Allocation], bool]) -> list[Lease]:
-        """The leases of allocations in the pools of an attachment, with what their reservations tell, by pool and address."""
+        """The leases of the allocations that `is_meant` accepts, completed from reservations, by pool and address."""
         return by_place(
             self._view.completed(self._view.lease(pool, entry))
             for pool in self._view.all()
@@ -107,7 +109,7 @@ class KubernetesStore(ObjectStore):
         )
 
     def survey(self, owner: Owner, windows: Sequence[Window], new: bool) -> Survey:
-        """A lease without a uid is left out of `pods`, unless it is certain to be the living pod's."""
+        """As Store.survey. `pods` has a lease without a uid only if it surely belongs to the living pod."""
         with self.session():
             ref, ifname = objects.podref(owner.pod), owner.attachment.ifname
             pods = self._leases(lambda x: x.text("podref") == ref and x.ifname == ifname) if owner.pod[1] else []
@@ -118,10 +120,10 @@ class KubernetesStore(ObjectStore):
             return Survey(self.find(owner.attachment), pods, self._former(owner.pod, ifname))
 
     def _strange(self, leases: Sequence[Lease], pod: tuple[str, str, str]) -> list[Lease]:
-        """The leases, of `leases` without a uid, that another pod of the same name may still use.
+        """Those of `leases`, all without a uid, that a former pod of the same name may still use.
 
-        A reservation older than the living pod was made for a former one. Without a reservation neither the time nor
-        the node of a lease is known.
+        A reservation older than the living pod was made for a former pod. Without a reservation, time and node of a
+        lease are unknown.
         """
         strange = [lease for lease in leases if lease.scope is None]
         for lease in strange:
@@ -150,7 +152,7 @@ class KubernetesStore(ObjectStore):
         return [(pool.family, pool.first + offset) for pool, offset in told if offset is not None]
 
     def cooling(self, pool: str, scope: str | None, family: int, low: int, high: int, owner: Owner) -> Collection[int]:
-        """Of this pool alone, without the other pools of the scope."""
+        """As Store.cooling, but without the other pools of the scope."""
         own = objects.interface(owner.pod, owner.attachment.ifname)
         with self.session():
             found = self._view.pool(pool)
@@ -190,7 +192,7 @@ class KubernetesStore(ObjectStore):
             return sorted(used, key=lambda pool: pool.name)
 
     def claim(self, wants: Sequence[Want], owner: Owner, instead_of: Sequence[Lease] = ()) -> Claimed | Taken | Unknown:
-        """One attempt; after a change of a pool by others the caller has to read again."""
+        """As Store.claim, one attempt: after a change of a pool by others the caller must read again."""
         with self.session():
             self._locks.take()
             claim = PoolClaim(self._view, wants, owner, instead_of, self._doubtful)
@@ -208,7 +210,7 @@ class KubernetesStore(ObjectStore):
         left = list({lease.key(): lease for lease in leases}.values())
         with self.session():
             left = [lease for lease in left if not self._view.is_superseded(lease)]
-            self._view.unreserve(left)  # before the lock, for which others wait
+            self._view.unreserve(left)  # without the lock, since others wait for it
             self._locks.take()
             attempts = self._view.pauses()
             while True:
@@ -229,7 +231,7 @@ class KubernetesStore(ObjectStore):
                 self._view.forget()
 
     def settle(self, attachment: Attachment, sequence: int) -> None:
-        """It also frees the reservations of a claim that came no further."""
+        """As Store.settle. Also delete reservations that a killed claim has left without an allocation."""
         with self.session():
             own = [lease for lease in self._view.known_leases().values() if lease.attachment == attachment]
             for name in dict.fromkeys([lease.pool for lease in own] or self._store_ref.get("pools") or ()):
@@ -238,7 +240,7 @@ class KubernetesStore(ObjectStore):
             self._view.unreserve([lease for lease in own if not self._view.lease_at(lease)])
 
     def _fence(self, name: str) -> None:
-        """Change a pool, so that every patch which tests its present version fails. Open."""
+        """Change a pool, so that every patch that tests its present version fails. Raises Open."""
         pool = self._view.pool(name)
         if pool is None:
             return
@@ -246,7 +248,7 @@ class KubernetesStore(ObjectStore):
         try:
             self.api.patch(POOLS, name, fence)
         except Gone:
-            pass  # and so are its leases
+            pass  # the pool's leases are gone too
         except Conflict as fault:
             self._view.forget_pool(name)
             now = self._view.pool(name)

@@ -1,4 +1,4 @@
-"""A claim in pools and reservations: its conflicts, its parts in their order, and their undoing."""
+"""A claim in pools and reservations: its obstacles, the order of its writes, and their undoing."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
 
 class PoolClaim:
-    """A claim of `wants` for `owner`, in place of the leases `instead_of`; `undo` undoes each part of the claim.
+    """A claim of `wants` for `owner`, in place of the leases `instead_of`.
 
-    `doubtful` are leases of earlier claims with an unknown outcome: their reservations may be left.
+    `doubtful` are leases that earlier claims with an unknown outcome gave up: their reservations may be left.
     """
 
     __slots__ = ("_doubtful", "_instead_of", "_made", "_moved", "_owner", "_view", "_wants", "_written", "leases")
@@ -40,14 +40,15 @@ class PoolClaim:
         self._owner = owner
         self._instead_of = instead_of
         self._doubtful = doubtful
-        self._written: list[tuple[str, Changes]] = []  # pools, and their former allocations
-        self._made: list[Lease] = []  # with new reservations
-        self._moved: list[tuple[Lease, Lease]] = []  # with changed reservations, and their former leases
+        self._written: list[tuple[str, Changes]] = []  # (name of a written pool, its former allocations)
+        self._made: list[Lease] = []  # leases with new reservations
+        self._moved: list[tuple[Lease, Lease]] = []  # (lease with a changed reservation, its former lease)
 
     def make(self, between: Callable[[], object]) -> list[Want]:
-        """Write the pools, then the reservations; the wants that others hold, after which `undo` is due. Conflict, Open.
+        """Write the pools, then the reservations; return the obstacles (base.conflicts). Raises Conflict, Open.
 
-        `between` is called after the pools: their allocations protect the addresses from then on.
+        After an obstacle or an error `undo` is due. `between` is called after the pools, whose allocations then
+        protect the addresses.
         """
         if failed := conflicts(self._instead_of, self._wants, self._view.is_there, self._is_in_pool):
             return failed
@@ -62,7 +63,7 @@ class PoolClaim:
         return taken
 
     def taken(self) -> list[Want]:
-        """All wants and leases that the claim fails by, by pools and reservations."""
+        """All obstacles to the claim in pools and reservations."""
         return conflicts(self._instead_of, self._wants, self._view.is_there, self._is_held)
 
     def _is_in_pool(self, want: Want, given: Sequence[Lease]) -> bool:
@@ -79,7 +80,7 @@ class PoolClaim:
         return found is not None and not any(found.is_of(old) for old in self._at(want))
 
     def _at(self, place: Want) -> list[Lease]:
-        """The leases at this place that the claim gives up."""
+        """The leases at the pool and address of `place` that the claim gives up."""
         return [old for old in self._instead_of if (old.pool, old.value) == (place.pool, place.value)]
 
     def _write(self) -> None:
@@ -93,10 +94,10 @@ class PoolClaim:
             self._written.append((name, self._patched(name, change, cooled)))
 
     def _patched(self, name: str, change: Changes, cooled: Sequence[Lease]) -> Changes:
-        """Put `change` into a pool, or into a new one; its former allocations at these places. Conflict, Open.
+        """Write `change` into a pool, new if missing; return the former allocations. Raises Conflict, Open.
 
-        The first pool orders the claims: once it is written, a further pool that others change is read again here. Else the
-        whole claim would begin again with each change of any of its pools.
+        Once the first pool is written, another pool that others have changed is read again here. Else each change of
+        any of its pools would make the whole claim begin again.
         """
         attempts = self._view.pauses()
         while True:
@@ -112,13 +113,13 @@ class PoolClaim:
                     raise
 
     def _standing(self, name: str, places: Iterable[int]) -> Changes:
-        """The allocations of a pool at these addresses; None for none."""
+        """The allocation at each of these addresses of a pool; None for no allocation."""
         pool = self._view.pool(name)
         found = {value: pool.entries.get(value) if pool else None for value in places}
         return {value: entry.document if entry else None for value, entry in found.items()}
 
     def _reserve(self) -> list[Want]:
-        """Reserve each address in its scope; the first want that another has reserved."""
+        """Reserve each address in its scope; return [the first want that another lease has reserved], else []."""
         for lease in self.leases:
             if lease.scope is None:
                 continue
@@ -147,7 +148,8 @@ class PoolClaim:
     def _is_used(self, found: Reservation, lease: Lease) -> bool:
         """Whether the pod of a reservation may use the address, although the pool has no allocation for it.
 
-        Go's DEL that ends half-way leaves a dead pod's reservation; but a pool can lose a living pod's allocation.
+        An interrupted DEL of whereabouts leaves the reservation of a dead pod; but a pool can also lose the
+        allocation of a living pod.
         """
         namespace, name, uid = found.lease.pod
         try:
@@ -158,7 +160,7 @@ class PoolClaim:
             return True
 
     def _replace(self, former: Lease, lease: Lease) -> None:
-        """Let the reservation of the address of `former` say that it belongs to `lease`. Conflict, Open."""
+        """Give the reservation of the address of `former` to `lease`. Raises Conflict, Open."""
         found = self._view.reservation(former)
         try:
             if found is None:
@@ -171,14 +173,14 @@ class PoolClaim:
             self._view.forget_reservation(former)
 
     def undo(self) -> None:
-        """Put reservations, then pools back, as far as they are still as this claim left them."""
+        """Restore reservations, then pools, where they are still as this claim has left them."""
         for lease, old in self._moved:
             found = self._view.reservation(lease)
             if found and found.is_of(lease):
                 try:
                     self._replace(lease, old)
                 except Conflict:
-                    pass  # another has taken its place
+                    pass  # another claim has changed the reservation
         self._view.unreserve(self._made)
         for name, former in self._written:
             self._undo(name, former)

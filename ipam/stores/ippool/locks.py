@@ -1,9 +1,9 @@
 """Locks of pools for this node's processes: a file below /run for each pool.
 
-Only speed depends on them, since every patch tests that the pool is as it was read; but at a large pool that is minutes. So a
-directory that others can write is taken back, or refused with the remedy. Without a lock, as in a container that cannot have
-the file, or when nobody has released it for the time of a call, the process proceeds. It connects before it takes the lock, so
-that the holder only reads and patches.
+The locks only save time, which can be minutes for a large pool: every patch tests that the pool is unchanged. So a
+directory that others can write is made private, or refused with the remedy. A process goes on without a lock in a
+container that cannot have the file, or when no process has released the lock for the time of a call. A process
+connects to the server before it takes the lock, so that it only reads and patches under the lock.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ if TYPE_CHECKING:
     from ipam.stores.apiserver import Api
 
 DIRECTORY = "/run/railcni"
-_SECONDS = 30.0  # to wait, if a request has its usual time: many DELs must not proceed without the lock at once
+_SECONDS = 30.0  # the least wait, unless `seconds` are below their default: many DELs must not go on without the lock
 _SHARE = 0.9  # of a call's time; the rest is for a claim without the lock
-_LONGEST = 120.0  # seconds to wait while others release it: where nodes contend, each claim may take seconds
+_LONGEST = 120.0  # seconds to wait while others release the lock: where nodes contend, each claim may take seconds
 
 
 class PoolLocks:
-    """The locks of `pools` of one API server and namespace; one for all when none are named."""
+    """The locks of `pools` in one namespace of an API server; one lock for all pools if `pools` is empty."""
 
     __slots__ = ("_api", "_held", "_pools", "_seconds", "_taken", "_warn")
 
@@ -43,9 +43,10 @@ class PoolLocks:
         self._taken = False
 
     def take(self) -> None:
-        """Wait for the locks, unless they are held; CniError for a kubeconfig that cannot be used.
+        """Wait for the locks, unless this process holds them. Go on without them after a timeout.
 
-        IoFailure for a fault that an administrator can repair; a warning where no such file can be, as in a container.
+        Raises CniError for an unusable kubeconfig, and IoFailure for a fault that an administrator can repair. Warns if
+        the files cannot be made, as in a container.
         """
         if self._taken:
             return
@@ -68,11 +69,11 @@ class PoolLocks:
                     f"{what}; it must be a local directory of root with mode 700, such as a tmpfs"
                 ) from None
             self._warn(f"{what}: processes of this node compete for their pools")
-        self._api.deadline += monotonic() - began  # the server is not what was waited for
+        self._api.deadline += monotonic() - began  # waiting for the lock takes no time from requests
 
     @staticmethod
     def _lock(fd: int, seconds: float, last: float) -> None:
-        """Wait for the lock until nobody has released it for `seconds`; TimeoutError."""
+        """Wait for the lock. Raises TimeoutError when no process releases it for `seconds`, or after `last`."""
         while True:
             released = os.fstat(fd).st_mtime_ns
             try:
@@ -86,8 +87,8 @@ class PoolLocks:
         for fd in self._held:
             try:
                 if self._api.has_answered:
-                    os.utime(fd)  # those who wait see that the server serves
+                    os.utime(fd)  # shows to waiting processes that the server serves
             except OSError:
-                pass  # they wait less long
+                pass  # waiting processes give up earlier
             os.close(fd)
         self._held = []

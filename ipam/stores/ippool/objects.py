@@ -1,14 +1,14 @@
 """The objects of whereabouts v0.9.4, and the patches that change them. Pure: no I/O, no clock.
 
-IPPool: the allocations of a range, by their offset from the address in spec.range, as a decimal text. An offset of 2^63
-or more is read and kept, but never allocated: Go would drop it with its next write.
-OverlappingRangeIPReservation: one address that is reserved in a scope, which its name begins with.
+IPPool: the allocations of a range, by the offset from the address in spec.range, a decimal text. An offset of 2^63 or
+more is read and kept, but never allocated, since whereabouts would drop it at its next write.
+OverlappingRangeIPReservation: the reservation of one address in a scope. Its name begins with the scope.
 
-The schema has no place for a lease's network, node, boot, netns, uid and sequence: an annotation of the reservation holds
-them, and without a reservation the node's record alone. Two annotations of the pool, JSON objects with the oldest member
-first, remember freed addresses: the last address of a pod's interface, and the end of each cooldown.
+The schema has no members for a lease's network, node, boot, netns, uid and sequence. An annotation of the reservation
+has them; without a reservation only the node's record has them. Two annotations of the pool, JSON objects with the
+oldest member first, remember freed addresses: the last address of each pod's interface, and the end of each cooldown.
 
-An IPPool is one object, and so one value of etcd, which takes requests of 1.5 MiB (--max-request-bytes).
+An IPPool is one value in etcd, which takes requests of 1.5 MiB (--max-request-bytes).
 """
 
 from __future__ import annotations
@@ -25,30 +25,30 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
     from typing import Any
 
-    Changes = dict[int, dict[str, Any] | None]  # the new allocation of each address, or None
+    Changes = dict[int, dict[str, Any] | None]  # the new allocation of each address; None to remove it
 
 API_VERSION = "whereabouts.cni.cncf.io/v1alpha1"
 ANNOTATION = "railcni.io/lease"
 NODE_LABEL = "railcni.io/node"
 FENCE = "railcni.io/fence"
 FORMER, COOLING = "railcni.io/former", "railcni.io/cooling"
-MEMORY = 64 << 10  # characters of each: a server takes 256 KiB of annotations
+MEMORY = 64 << 10  # characters of each of these two annotations; an API server takes 256 KiB of annotations
 OFFSETS = 1 << 63
 LIMIT = 1536 << 10  # bytes
-CROWDED = LIMIT * 8 // 10  # bytes, from which on an object remembers no freed addresses
-RESERVE = 24 << 10  # bytes that are left to other writers
+CROWDED = LIMIT * 8 // 10  # bytes; an object of this size or more remembers no freed addresses
+RESERVE = 24 << 10  # bytes that are left free for other writers
 IN_ADDRESSES = (
     'its addresses are in AddressLeases, and so not in IPPools: want "datastore": "addresslease" (flat file or NAD), or move all ranges by `railcni ipam'
     " migrate --from addresslease:KUBECONFIG --to kubernetes:KUBECONFIG`"
 )
 _UNTRACKED = {"op": "add", "path": "/metadata/managedFields", "value": [{}]}
-"""Drop the managed fields: a patch of 1,000 leases takes the server 31 ms in place of 81, one of 5,000 330 in place of 950,
-and the object is a third smaller (v1.36). No tool uses server-side apply on pools."""
+"""Remove managedFields: with 1,000 leases a patch then takes the server 31 ms instead of 81, with 5,000 leases 330 ms
+instead of 950, and the object is a third smaller (v1.36). No tool uses server-side apply on pools."""
 _LABEL_SIGNS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_."
 
 
 def growth(entries: Iterable[dict[str, Any]]) -> int:
-    """The most bytes that the new allocations `entries` add to an object."""
+    """An upper bound of the bytes that the new allocations `entries` add to an object."""
     return sum(64 + sum(map(len, entry.values())) for entry in entries)
 
 
@@ -61,7 +61,7 @@ def reservation_name(place: Want) -> str:
 
 
 def reserved_address(name: str, scope: str) -> tuple[int, int] | None:
-    """(family, value) of the address that a reservation of this name keeps in `scope`; None for another scope."""
+    """(family, value) of the address in a reservation's name; None if the name is not `scope` and an address."""
     if scope and not name.startswith(f"{scope}-"):
         return None
     text = name[len(scope) + 1 :] if scope else name
@@ -92,7 +92,7 @@ class Allocation:
 
     @property
     def claimed(self) -> bool:
-        """Whether an IPAMClaim has it, which outlives pods."""
+        """Whether an IPAMClaim has the allocation: it outlives pods."""
         return "ipamclaimref" in self.document
 
     @property
@@ -101,7 +101,7 @@ class Allocation:
         return namespace, name
 
     def is_of(self, lease: Lease) -> bool:
-        """Whether the allocation belongs to `lease`. Any ifname matches "": older CRDs of IPPool drop the member."""
+        """Whether the allocation belongs to `lease`. Its ifname may be "": older CRDs of IPPool drop the member."""
         return self.container_id == lease.container_id and self.ifname in ("", lease.ifname)
 
 
@@ -111,13 +111,14 @@ def is_closed(document: Mapping[str, Any]) -> bool:
 
 
 class Closed(ValueError):
-    """The pool gives no addresses, because they are in AddressLeases."""
+    """Error: the pool gives no addresses, because they are in AddressLeases."""
 
 
 class IPPool:
-    """An IPPool as it was read. `size` is that of its JSON in bytes, as a patch leaves it; `entries` are by address.
+    """An IPPool as it was read. `entries` are its allocations by the value of the address.
 
-    `stray` are the keys of allocations that stand for no address. `scope` and `leases` are empty until `read_leases`.
+    `size` is that of its JSON in bytes, as a patch leaves it, without managedFields. `stray` are the keys of
+    allocations that are no offset of an address. `scope` and `leases` are empty until `read_leases`.
     """
 
     __slots__ = (
@@ -126,7 +127,7 @@ class IPPool:
     )
 
     def __init__(self, document: dict[str, Any], size: int) -> None:
-        """ValueError when spec.range is no CIDR."""
+        """`size` is that of `document` in bytes. Raises ValueError if spec.range is no CIDR, Closed if it is closed."""
         metadata = document.get("metadata") or {}
         self.name: str = metadata.get("name") or ""
         self.version: str = metadata.get("resourceVersion") or ""
@@ -148,7 +149,7 @@ class IPPool:
         own = object_name(f"{format_address(self.family, self.first >> hosts << hosts)}/{prefix}")
         if self.name.rpartition("-")[2].isdigit() and not f"-{self.name}".endswith(f"-{own}"):
             raise ValueError(f"{cidr} is not the range at the end of the name")
-        self.scope: str | None = None  # in which its addresses are reserved
+        self.scope: str | None = None  # the reservation scope of its addresses
         self.leases: list[Lease] = []
         self.stray: list[str] = []
         self.entries: dict[int, Allocation] = {}
@@ -161,9 +162,9 @@ class IPPool:
                 self.stray.append(key)
 
     def named_scope(self, node: str = "") -> str | None:
-        """The network's name, with which the pool's name begins: the scope of leases without a record. None for no range.
+        """The prefix of the pool's name: the scope of leases without a record. None for a name without a range.
 
-        `node` is that of a slice's pool, whose name precedes the range.
+        `node` is the node of a slice's pool; its name stands between the prefix and the range, and is left out.
         """
         try:
             scope = network_name_of(self.name, self.family, self.first)
@@ -174,14 +175,14 @@ class IPPool:
         return scope
 
     def lease(self, entry: Allocation, scope: str | None) -> Lease:
-        """The lease that an allocation tells of, in `scope`; neither tells network, node nor sequence."""
+        """The lease of an allocation, in `scope`, without the network, node and sequence, which an allocation lacks."""
         owner = Owner(Attachment("", entry.container_id, entry.ifname), (*entry.pod, ""))
         lease = Lease(Want(self.name, self.family, entry.value, scope), owner)
         lease.claimed = entry.claimed
         return lease
 
     def read_leases(self, scope: str | None, reservation_of: Callable[[str], Reservation | None]) -> None:
-        """Set `scope` and `leases`. `reservation_of` returns the reservation of a name, None if there is none."""
+        """Set `scope` and `leases`. `reservation_of` returns the reservation with a name; None for none."""
         self.scope, self.leases = scope, []
         for _, entry in sorted(self.entries.items()):
             lease = self.lease(entry, scope)
@@ -191,12 +192,12 @@ class IPPool:
             self.leases.append(lease)
 
     def former(self) -> dict[str, int]:
-        """The last offsets of pods' interfaces, by `interface`."""
+        """The offset of the last address of each pod's interface, by the text of `interface`."""
         found = self._memory(FORMER)
         return {name: offset for name, offset in found.items() if isinstance(offset, int)}
 
     def cooling(self, now: int) -> dict[str, list[Any]]:
-        """[end, interface] of each cooldown by offset; `now` and the end in seconds since 1970."""
+        """[end, interface] of each cooldown that lasts at `now`, by offset; times are in seconds since 1970."""
         found = self._memory(COOLING)
         return {
             offset: kept
@@ -213,7 +214,7 @@ class IPPool:
         return found if isinstance(found, dict) else {}
 
     def remembering(self, released: Sequence[Lease]) -> dict[str, str]:
-        """The annotation with the former addresses, and those of `released`; {} for nothing new."""
+        """The annotation {FORMER: text} with the addresses of `released` added; {} if they add nothing."""
         names = {
             interface(lease.pod, lease.ifname): lease.value - self.first for lease in released if returns(lease.pod)
         }
@@ -221,7 +222,7 @@ class IPPool:
         return {FORMER: _cut(former | names)} if names else {}
 
     def cooled(self, given_up: Sequence[Lease], cooldown: int, now: int) -> dict[str, str]:
-        """The annotation with the cooldowns, and those of `given_up` for `cooldown` seconds; {} for nothing new."""
+        """The annotation {COOLING: text} with cooldowns of `given_up` added; {} if there are none to add."""
         if not (cooldown and given_up):
             return {}
         until = now + cooldown + 1  # the current second does not count
@@ -229,7 +230,7 @@ class IPPool:
         return {COOLING: _cut({o: k for o, k in self.cooling(now).items() if o not in kept} | kept)}
 
     def patch(self, changes: Changes, annotations: dict[str, str]) -> list[dict[str, Any]]:
-        """The JSON patch of `changes`, an entry or None by address, and of added `annotations`, for the object as read."""
+        """The JSON patch that makes `changes` and sets `annotations`. It fails if the object has changed since."""
         operations: list[dict[str, Any]] = [
             {"op": "test", "path": "/metadata/resourceVersion", "value": self.version},
             _UNTRACKED,
@@ -253,7 +254,7 @@ class IPPool:
         return operations
 
     def apply(self, changes: Changes, version: str, grown: int) -> None:
-        """Change as the object does by `patch(changes)`."""
+        """Apply `changes` that the server has made: the object now has `version`, and `grown` more bytes."""
         for value, entry in changes.items():
             former = self.entries.pop(value, None)
             if entry is not None:
@@ -265,17 +266,17 @@ class IPPool:
 
 
 def allocation(pool: IPPool | None, place: Want) -> Allocation | None:
-    """The allocation of the address of `place`; None for none, and where the pool is missing or of the other family."""
+    """The allocation of the address of `place`; None for none, also if the pool is None or of the other family."""
     return pool.entries.get(place.value) if pool and pool.family == place.family else None
 
 
 def interface(pod: tuple[str, str, str], ifname: str) -> str:
-    """The name of a pod's interface in an annotation; "" for a pod without a name."""
+    """NAMESPACE/NAME/IFNAME, which names a pod's interface in annotations; "" for a pod without a name."""
     return f"{pod[0]}/{pod[1]}/{ifname}" if pod[1] else ""
 
 
 def _cut(memory: dict[str, Any]) -> str:
-    """`memory` as an annotation, without its oldest members when it is too long."""
+    """`memory` as the text of an annotation, without the oldest members if it would be too long."""
     text = codec.dumps(memory)
     while len(text) > MEMORY:
         for name in list(memory)[: len(memory) // 8 + 1]:
@@ -294,19 +295,19 @@ def new_pool(name: str, cidr: str, allocations: dict[str, Any]) -> dict[str, Any
 
 
 def probe() -> dict[str, Any]:
-    """A pool for a dry run: the answer shows the members of the server's definition of IPPool."""
+    """A pool for a dry run: the server's answer shows the members in its CRD of IPPool."""
     return new_pool("railcni-status", "192.0.2.0/32", {"0": {"id": "status", "podref": "", "ifname": "status"}})
 
 
 def probed() -> Lease:
-    """A lease whose reservation a dry run makes."""
+    """A lease for the dry run of a reservation."""
     return Lease(
         Want("192.0.2.0-32", 4, 0xC0000200, ""), Owner(Attachment("railcni", "status", "status"), ("a", "b", ""))
     )
 
 
 def pruned(kept: dict[str, Any]) -> str:
-    """The fault of a definition of IPPool by which the server has made `kept` of `probe()`; "" for none."""
+    """The fault of the server's CRD of IPPool, by its answer `kept` to the dry run of `probe()`; "" for none."""
     allocations = (kept.get("spec") or {}).get("allocations") or {}
     if "ifname" in (allocations.get("0") or {"ifname": ""}):
         return ""
@@ -325,7 +326,7 @@ def podref(pod: tuple[str, str, str]) -> str:
 
 
 def reservation(lease: Lease) -> dict[str, Any]:
-    """The reservation of the address of `lease`."""
+    """The reservation of the address of `lease` as JSON."""
     details = {
         "pool": lease.pool,
         "network": lease.network,
@@ -344,9 +345,9 @@ def reservation(lease: Lease) -> dict[str, Any]:
 
 
 class Reservation:
-    """A reservation as it was read. `lease` is the lease that it tells of, at the address that its name stands for.
+    """A reservation as it was read. `lease` is the lease that it describes, with the address in its name.
 
-    `address` is None where the name stands for none. `scopes` are those that the name may begin with.
+    `address` is None if the name has no address. `scopes` are the known scopes with which the name may begin.
     """
 
     __slots__ = ("_annotations", "_labels", "address", "lease", "name", "uid", "version")
@@ -367,7 +368,7 @@ class Reservation:
         self.place(scopes)
 
     def place(self, scopes: Iterable[str]) -> None:
-        """Find the address in the name: the longest scope that leaves an address counts, else any that does."""
+        """Split the name into scope and address. The longest fitting of `scopes` counts, else the shortest prefix."""
         known = sorted(scopes, key=len, reverse=True)
         split = (self.name[:at] for at, sign in enumerate(self.name) if sign == "-" and at)
         self.address, self.lease.scope = None, ""
@@ -380,11 +381,11 @@ class Reservation:
 
     @property
     def key(self) -> tuple[str | None, tuple[int, int] | None]:
-        """The scope and the address that it keeps."""
+        """(scope, address) of the reservation."""
         return self.lease.scope, self.address
 
     def is_of(self, lease: Lease) -> bool:
-        """Whether it belongs to `lease`, of whatever sequence. Go notes neither container nor pool: the pod decides."""
+        """Whether the reservation belongs to `lease`, with any sequence. Without a container the pod decides."""
         own = self.lease
         if own.ifname and lease.ifname and own.ifname != lease.ifname:
             return False
@@ -393,14 +394,14 @@ class Reservation:
         return bool(lease.pod[1]) and own.pod_name == lease.pod_name
 
     def tell(self, lease: Lease) -> None:
-        """Let `lease`, to which it belongs, have the members that only a reservation tells."""
+        """Set the members of `lease` that only a reservation has. The reservation must belong to the lease."""
         own = self.lease
         lease.pod = (*lease.pod_name, own.pod[2])
         lease.network, lease.node, lease.machine = own.network, own.node, own.machine
         lease.netns, lease.boot_id, lease.sequence, lease.since = own.netns, own.boot_id, own.sequence, own.since
 
     def replacement(self, new: dict[str, Any]) -> list[dict[str, Any]]:
-        """The JSON patch that makes it say what `new` says."""
+        """The JSON patch that adds labels and annotations of `new` and sets its spec. It fails after another change."""
         metadata = new["metadata"]
         members = {"/metadata/annotations": self._annotations | metadata["annotations"], "/spec": new["spec"]}
         if "labels" in metadata:
@@ -409,7 +410,7 @@ class Reservation:
 
 
 def _told(spec: Mapping[str, Any], details: Any) -> Lease:
-    """The lease that a reservation tells of, but for its address; ValueError or TypeError for `details` of others."""
+    """The lease of a reservation, without its address. Raises ValueError or TypeError for foreign `details`."""
     known = {"pool": "", "network": "", "node": "", "uid": "", "bootID": "", "netns": "", "sequence": 0, **details}
     namespace, _, name = str(spec.get("podref") or "").partition("/")
     attachment = Attachment(

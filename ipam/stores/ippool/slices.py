@@ -1,11 +1,11 @@
 """Node slices: the part of a range that a node gives addresses from, by the NodeSlicePool of whereabouts v0.9.4.
 
-whereabouts' node-slice-controller makes a NodeSlicePool for each network with `node_slice_size`, named by its network_name,
-else by the network's name, divides the range in it, and gives each node a slice. An ADD takes a free slice for a node without
-one; dividing a range, and taking a slice from a node, are the controller's.
+whereabouts' node-slice-controller makes a NodeSlicePool for each network with `node_slice_size`. The name is the
+network_name, else the name of the network. The controller divides the range into slices, and gives each node a slice.
+An ADD takes a free slice for a node without one; only the controller divides ranges and takes slices away from nodes.
 
-A free slice may be in use: a node was deleted and its pods still run, or the range was divided again. So an ADD lists the pools,
-and passes over a slice with an address in another pool of the network.
+A free slice may be in use: a node was deleted while its pods still run, or the range was divided again. So an ADD
+lists the pools, and skips a slice with an address in another pool of the network.
 """
 
 from __future__ import annotations
@@ -27,9 +27,10 @@ if TYPE_CHECKING:
 
 
 def narrow(config: IpamConfig, network: str, seconds: float, take: bool) -> None:
-    """Set the range of `config` to this node's slice; with `take` take one, else choose the one that an ADD would take.
+    """Set the range of `config` to this node's slice, or for a node without one to a free slice, which `take` takes.
 
-    TryAgainLater when no slice is left; InvalidConfig for a configuration that does not fit the NodeSlicePool; errors of the API server.
+    Raises TryAgainLater when no slice is left, InvalidConfig for a configuration that does not fit the NodeSlicePool,
+    and the errors of the API server.
     """
     (rng,) = config.ranges
     name = config.network_name or network
@@ -84,7 +85,7 @@ def _slice(api: Api, name: str, network_name: str, node: str, rng: Range, take: 
 
 
 def _read(api: Api, name: str) -> tuple[str, list[tuple[str, str]]]:
-    """(version, the node and the CIDR of each slice) of a NodeSlicePool."""
+    """(resourceVersion, (node, CIDR) of each slice) of a NodeSlicePool; the node is "" for a free slice."""
     try:
         document, _ = api.get(SLICES, name)
     except Gone:
@@ -108,7 +109,7 @@ def _part(api: Api, name: str, rng: Range, text: str) -> Range:
 
 
 def _free(api: Api, name: str, network_name: str, node: str, rng: Range, slices: list[tuple[str, str]]) -> int:
-    """The first slice that no node has, and of which no other pool has an address in use; TryAgainLater."""
+    """The index of the first free slice without an address in another pool. Raises TryAgainLater when there is none."""
     free = [index for index, (holder, _) in enumerate(slices) if not holder]
     pools = _pools(api, network_name) if free else []
     for index in free:
@@ -126,13 +127,13 @@ def _free(api: Api, name: str, network_name: str, node: str, rng: Range, slices:
 
 
 def _pools(api: Api, network_name: str) -> list[IPPool]:
-    """The pools of the network: its network_name stands before their names; without one, all may be of it."""
+    """The pools whose names begin with `network_name`; if that is "", all pools, since any may be of the network."""
     found = []
     for document in api.list_all(POOLS):
         try:
             pool = IPPool(document, 0)
         except ValueError:
-            continue  # an ADD from that one says so
+            continue  # an ADD from this pool reports the fault
         if not network_name or pool.name.startswith(f"{network_name}-"):
             found.append(pool)
     return found

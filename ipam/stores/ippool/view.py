@@ -1,6 +1,6 @@
-"""Pools and reservations as one session has read them, their leases, and changes of them.
+"""The pools and reservations that one session has read, their leases, and changes to them.
 
-A patch tests that the object is as it was read.
+A patch tests that the object has not changed since it was read.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ _CONTENDED_SECONDS, _LONGEST_PAUSE = 60.0, 5.0
 
 
 class View:
-    """The readings since `forget`. `named` are the pools that an attachment may have leases in, None for all; `node` is the
-    node of a slice's pools, "" for pools that are no slices.
+    """The readings since the last `forget`. `named` are the pools in which an attachment may have leases (None: all).
 
-    `before` is called before a pool is read. `cooldown` is that of the store.
+    `before` is called before each reading of a pool. `known` returns the leases in this node's records. `node` is the
+    node of pools that are slices, else "". `cooldown` is that of the store.
     """
 
     __slots__ = (
@@ -67,7 +67,7 @@ class View:
         self._reservations: dict[str, Reservation | None] = {}
 
     def forget(self) -> None:
-        """Read all again."""
+        """Forget all readings, so that all is read again."""
         self.read_pools = {}
         self._reservations = {}
         self._known = None
@@ -79,7 +79,7 @@ class View:
         self._reservations.pop(reservation_name(place), None)
 
     def all(self) -> list[IPPool]:
-        """The pools that an attachment may have leases in."""
+        """The pools in which an attachment may have leases."""
         if self._named is not None:
             return [pool for pool in map(self.pool, self._named) if pool]
         self._before()
@@ -88,11 +88,11 @@ class View:
         return [pool for pool in self.read_pools.values() if pool]
 
     def listed(self) -> list[IPPool]:
-        """The pools that may have leases."""
+        """All pools of the namespace except closed ones, read anew."""
         return [self.parsed(found, 0) for found in self.api.list_all(POOLS) if not objects.is_closed(found)]
 
     def pool(self, name: str) -> IPPool | None:
-        """The pool of this name; None for none."""
+        """The pool with this name; None for none."""
         if name not in self.read_pools:
             self._before()
             try:
@@ -102,7 +102,7 @@ class View:
         return self.read_pools[name]
 
     def parsed(self, document: dict[str, Any], size: int) -> IPPool:
-        """An IPPool of the server; InvalidConfig for one without a range."""
+        """The IPPool in a server's document. Raises InvalidConfig if it has no range, or is closed."""
         try:
             return IPPool(document, size)
         except ValueError as fault:
@@ -126,25 +126,25 @@ class View:
         return self._reservations[name]
 
     def held(self, name: str, family: int) -> Collection[int]:
-        """The addresses of the leases of a pool."""
+        """The values of the leased addresses in a pool."""
         pool = self.pool(name)
         return pool.entries if pool and pool.family == family else {}
 
     def lease(self, pool: IPPool, entry: Allocation) -> Lease:
-        """The lease of an allocation, by this node's record if there is one."""
+        """The lease of an allocation: that in this node's records if there is one, else from the allocation alone."""
         known = self.known_leases().get((pool.name, pool.family, entry.value))
         if known and entry.is_of(known):
             return known
         return pool.lease(entry, pool.named_scope(self._node))
 
     def lease_at(self, place: Want) -> Lease | None:
-        """The lease that the pool has at the address of `place`; None for none."""
+        """The lease in the pool at the address of `place`; None for none."""
         pool = self.pool(place.pool)
         entry = objects.allocation(pool, place)
         return self.lease(pool, entry) if pool and entry else None
 
     def completed(self, lease: Lease) -> Lease:
-        """`lease` with the members that its reservation tells, if no record does; without a reservation its scope is None."""
+        """`lease`, completed from its reservation if no record has; without a reservation the scope is None."""
         found = self.reservation(lease)
         own = found is not None and found.is_of(lease)
         if lease.sequence == 0 and found and own:
@@ -156,24 +156,24 @@ class View:
         return unreserved
 
     def is_there(self, lease: Lease) -> bool:
-        """Whether the pool still holds `lease`, and no later one of the same attachment."""
+        """Whether the pool still has `lease`, and not a later claim by the same attachment."""
         entry = objects.allocation(self.pool(lease.pool), lease)
         return entry is not None and entry.is_of(lease) and not self.is_superseded(lease)
 
     def is_superseded(self, lease: Lease) -> bool:
-        """Whether the records have another claim of the address by the attachment of `lease`; pools do not show it."""
+        """Whether the records have another claim of the address by the same attachment, which pools do not show."""
         known = self.known_leases().get(lease.place)
         return known is not None and known.attachment == lease.attachment and known.key() != lease.key()
 
     def known_leases(self) -> dict[tuple[str, int, int], Lease]:
-        """The leases of this node's records, by pool, family and address."""
+        """The leases in this node's records, by (pool, family, value)."""
         if self._known is None:
             leases = sorted(self._known_from(), key=lambda lease: lease.sequence)
             self._known = {lease.place: lease for lease in leases}
         return self._known
 
     def remember(self, leases: Sequence[Lease], gone: Sequence[Lease]) -> None:
-        """Update the leases of the records, if they are loaded: `leases` were claimed, `gone` given up."""
+        """Update `known_leases`, if loaded: `leases` were claimed, `gone` were given up."""
         if self._known is not None:
             for old in gone:
                 self._known.pop(old.place, None)
@@ -189,9 +189,10 @@ class View:
         cooled: Sequence[Lease] = (),
         released: Sequence[Lease] = (),
     ) -> None:
-        """Put `changes` into a pool as it was read. Conflict, Open; CniError for a full one.
+        """Patch a pool with `changes`. Raises Conflict if it has changed since it was read; Open; CniError if full.
 
-        Unless it is crowded, the pool remembers the addresses `cooled` and the pods of the leases `released`.
+        Unless it is CROWDED, the pool remembers cooldowns of the leases `cooled` and the former addresses of
+        `released`.
         """
         pool = self.pool(name)
         if pool is None:
@@ -226,7 +227,7 @@ class View:
         )
 
     def create(self, name: str, family: int, changes: Changes) -> None:
-        """Make an empty pool for `changes`: a late creation cannot be made to fail. Raises Conflict and Open."""
+        """Create a pool for `changes`, but empty, since a late create cannot be made to fail. Raises Conflict, Open."""
         try:
             cidr = range_of(name, family, next(iter(changes)))
         except ValueError:
@@ -239,23 +240,23 @@ class View:
         self.read_pools[name] = IPPool(self.api.create(POOLS, document), 0)
 
     def refuse_others(self, name: str) -> None:
-        """Raises InvalidConfig when another namespace has the pool, or AddressLeases of it are held."""
+        """Raise InvalidConfig when another namespace has the pool, or AddressLeases of the pool are held."""
         refuse_elsewhere(self.api, name)
         try:
             for page in self.api.pages(ADDRESSES, f"{ADDRESS_POOL}={label(name)}", brief=True):
                 if any((item["metadata"].get("labels") or {}).get(ADDRESS_STATE) == HELD for item in page):
                     raise InvalidConfig(f"pool {name}: {objects.IN_ADDRESSES}", str(self.api))
         except (Undefined, Forbidden):
-            pass  # there are none, or these are credentials of whereabouts
+            pass  # the cluster has no AddressLeases, or these are credentials of whereabouts
 
     def pauses(self) -> Pauses:
-        """The pauses of a change that others' changes forestall. It may take longer than a request: the server answers."""
+        """The pauses between attempts of a change that others forestall. They may take longer than one request may."""
         seconds = self.api.seconds
         seconds = seconds if seconds < SHARED_SECONDS else max(seconds, _CONTENDED_SECONDS)
         return Pauses(min(time.monotonic() + seconds, self.api.deadline), longest=_LONGEST_PAUSE)
 
     def unreserve(self, leases: Sequence[Lease]) -> None:
-        """Delete the reservations that belong to `leases`. Open."""
+        """Delete the reservations that belong to `leases`. Raises Open."""
         for lease in leases:
             attempts = self.pauses()
             while (found := self.reservation(lease)) and found.is_of(lease):
@@ -271,9 +272,9 @@ class View:
                     self.forget_reservation(lease)
 
     def reserve_for_others(self, leases: Sequence[Lease]) -> None:
-        """Make reservations again that were deleted as those of `leases`, and whose addresses others turn out to have. Open.
+        """Recreate reservations that were deleted with `leases`, but whose addresses have other owners. Raises Open.
 
-        whereabouts moves an entry to a restarted sandbox, and leaves the former container in the reservation.
+        whereabouts moves an allocation to a restarted sandbox, and leaves the former container in the reservation.
         """
         for lease in leases:
             other = self.lease_at(lease) if lease.scope is not None else None
