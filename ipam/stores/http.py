@@ -270,8 +270,8 @@ class ServerAddress:
     __slots__ = ("base", "host", "port", "tls")
 
     def __init__(self, text: str, tls: bool, ports: tuple[int, int]) -> None:
-        """`text` is [scheme://]host[:port][/path]. Without a scheme `tls` counts; without a port one of `ports`, which are
-        (without TLS, with TLS). Raises ValueError for any other text."""
+        """`text` is [scheme://]host[:port][/path]. Without a scheme `tls` counts; without a port one of `ports`,
+        which are (without TLS, with TLS). Raises ValueError for any other text."""
         scheme, found, rest = text.rpartition("://")
         if found and scheme not in ("http", "https"):
             raise ValueError("want http:// or https://")

@@ -127,8 +127,8 @@ class Database:
         )
 
     def _take_again(self, seconds: float) -> bool:
-        """Lock the file that `close` has kept, and return True. If the path names another file now, or the file shows no
-        check in this boot, since it was emptied or overwritten, close the file and return False."""
+        """Lock the file that `close` has kept, and return True. If the path names another file now, or the file shows
+        no check in this boot, since it was emptied or overwritten, close the file and return False."""
         former, self._fd = os.fstat(self._fd), open_locked(self.path, self._use, seconds, self._fd)
         if self._fd >= 0:
             now = os.fstat(self._fd)
