@@ -1,12 +1,12 @@
 """The program `railcni agent`; its options are in cni/cli/agent.py.
 
-agent            the agent put together, as tasks; it also retries pending releases, and tells the installation's health
-loop             the one loop that runs the tasks
-nodefiles        kubeconfig, token, flat file, node name
-collector        one pass over all leases: it frees the dead ones and restores lost ones
-cluster_stores   the stores in the cluster, as the collector reads them: how long leases are dead, lost ones
-election         the agent that frees the leases of no node
-events           reports
+agent            the tasks of the agent, made from its options: also pending releases and the health of the installation
+loop             the loop that runs the tasks
+nodefiles        kubeconfig, token, flat file and node name
+collector        a pass over all leases, which frees dead leases and restores lost ones
+cluster_stores   the collector's view of the stores in the API server: since when leases are dead, which leases are lost
+election         the election of the agent that frees the leases of nodes without an agent
+events           Events of Kubernetes
 
-A lease is freed by cni/cluster/audit/free.py, as for `railcni ipam reclaim`.
+cni/cluster/audit/free.py frees a lease, also for `railcni ipam reclaim`.
 """

@@ -36,25 +36,25 @@ from ipam.stores.apiserver.kubeconfig import service_url
 from ipam.stores.apiserver.resources import POOLS
 
 _OWN_FOLDER = os.path.join(os.path.abspath(__file__).rpartition("/cni/")[0], "bin")
-_FLUSH_SECONDS = 2.0  # for the releases that are made in one step
+_FLUSH_SECONDS = 2.0  # for all releases of one step
 _FLUSH_EVERY, _FLUSH_LONGEST = 10.0, 300.0
-_REFRESH_EVERY = 1.0  # a token rotates hours before it expires, but an authority may be replaced at once
+_REFRESH_EVERY = 1.0  # a token rotates hours before it expires, but an authority may be replaced at any time
 _RESIGN_SECONDS = 0.4
 
 
 class Health:
-    """The health of the installation that `options` mean, for a kubelet's probes.
+    """The health of the installation that `options` name, for the kubelet's probes.
 
-    It is found again at each question; the plugins are executed only when one of their files has changed since, so that a
-    probe costs some system calls.
+    Each probe examines it again, but executes the plugins only when one of their files has changed since the last
+    success. So a probe costs some system calls.
     """
 
     def __init__(self, options: argparse.Namespace) -> None:
         self._options = options
-        self._known_good: tuple[object, ...] = ()  # the fingerprint of plugins that were seen to run
+        self._known_good: tuple[object, ...] = ()  # the fingerprint of plugins that have run without fault
 
     def faults(self) -> list[str]:
-        """What is wrong now; [] when nothing is."""
+        """The present faults of the installation; [] for none."""
         try:
             folder, state = folder_of(self._options), state_of(self._options)
             facts = layout.read(folder.path)
@@ -71,7 +71,7 @@ class Health:
 
 
 class Agent:
-    """What the tasks share. `options` are those of the command."""
+    """The tasks and their common state. `options` are those of the command."""
 
     def __init__(self, options: argparse.Namespace, log: AgentLog) -> None:
         self._options = options
@@ -104,7 +104,7 @@ class Agent:
         self._compared = ""
 
     def tasks(self) -> list[Task]:
-        """In the order in which they are needed."""
+        """The tasks that `options` ask for, in the order in which they depend on one another."""
         options = self._options
         tasks = [Task("files", _REFRESH_EVERY, self.refresh)] if not options.kubeconfig else []
         if tasks and options.plugin_account:
@@ -122,9 +122,9 @@ class Agent:
     # --- the API server ---
 
     def server(self) -> Cluster:
-        """The API server, by the present kubeconfig or service account. Raises CniError without usable credentials."""
+        """The cluster, by the present kubeconfig or service account. Raises CniError without usable credentials."""
         if self._server is None:
-            chosen.kubeconfig_of(self._options.kubeconfig)  # a missing one may be made yet
+            chosen.kubeconfig_of(self._options.kubeconfig)  # raises for a missing file, which may appear later
             self._server = Cluster(self._kubeconfig(), seconds=SECONDS)
         return self._server
 
@@ -142,7 +142,7 @@ class Agent:
         )
 
     def _datastore(self, wanted: str) -> str:
-        """The store of the cluster's nodes; the first agent chooses the one that has leases, else `wanted`."""
+        """The store of the cluster's nodes. The first agent chooses it: the one store with leases, else `wanted`."""
         cluster = self.server()
         if not (chosen := cluster.datastore()):
             used = cluster.used()
@@ -150,7 +150,7 @@ class Agent:
         return chosen
 
     def _compare_datastore(self, named: str) -> None:
-        """Say once that the flat file names another store than the cluster's, which is `named` if none is chosen yet."""
+        """Warn once if `named`, the flat file's store, is not the cluster's. Choose it if the cluster has none yet."""
         if named not in stores.IN_CLUSTER or named == self._compared:
             return
         chosen = self.server().choose(named)
@@ -164,7 +164,7 @@ class Agent:
             )
 
     def _observe(self, verb: str, resource: str, seconds: float, fault: BaseException | None) -> None:
-        """Count a request of this process to an API server."""
+        """Count a request of this process to an API server in the metrics (Api.observe)."""
         place = resource.split("/")
         kind = f"{place[0]}/{place[-1]}" if len(place) > 1 else resource
         self.metrics.durations.observe(seconds, verb, kind)
@@ -174,17 +174,17 @@ class Agent:
             self.metrics.failures.add(1, verb, kind)
 
     def resign(self) -> None:
-        """Give up the election, if that can be done at once."""
+        """Give up the Lease of the election; on failure let it expire."""
         if self._server and self.election.is_elected():
             try:
                 self.election.resign(Api(self._server.path, _RESIGN_SECONDS))
             except CniError:
-                pass  # it runs out by itself
+                pass  # the Lease expires
 
     # --- tasks ---
 
     def refresh(self) -> Iterator[None]:
-        """Write kubeconfig, flat file and node name where they are not as they should be."""
+        """Write kubeconfig, flat file and node name, each only if its content must change."""
         folder, options = self._folder(), self._options
         server = options.api_server or service_url(os.environb)
         token = nodefiles.service_account_token(options.service_account)
@@ -215,7 +215,7 @@ class Agent:
         self._compare_datastore(nodefiles.datastore(data))
 
     def probe_token(self) -> Iterator[None]:
-        """Have a new token written when the server refuses that of the plugins, long before it would be renewed."""
+        """Test the plugins' token; when the server refuses it, make `refresh` write a new one ahead of time."""
         if not self._has_written:
             return
         yield
@@ -229,12 +229,12 @@ class Agent:
             account = self._options.plugin_account
             self._log.say("warning", f"the token of {account} is refused; another is requested: {fault.msg}")
         except CniError:
-            pass  # the other tasks say what is wrong with the server; only the token matters here
+            pass  # only the token matters here; other tasks report faults of the server
         finally:
             api.close()
 
     def _use(self, server: str, authority: bytes) -> None:
-        """Reach the API server by the service account's files from now on; again, if one of them has changed."""
+        """Use the service account's files to reach the API server; connect again if one of them has changed."""
         files.make_private_directory(self._state)
         data = nodefiles.own_kubeconfig(server, self._options.service_account, self._options.namespace)
         changed = nodefiles.put(self._state, nodefiles.OWN, data)
@@ -261,9 +261,10 @@ class Agent:
             self._log.say("info", "written", file=f"{self._folder_shown}/{name}")
 
     def flush(self) -> Iterator[None]:
-        """Retry the releases and the attachments that a DEL could not end; TryAgainLater when some are left.
+        """Retry the releases and attachments that a DEL could not end. Raises TryAgainLater when some are left.
 
-        A process in a container cannot end an attachment: it sees neither the host's links nor what keeps a namespace.
+        An agent in a container retries only releases: it sees neither the host's links nor the processes and mounts
+        that keep a namespace.
         """
         unended_too = self._options.root == "/" and self._records.is_reminded(0, UNENDED)
         if not self._flushed or self._records.is_reminded(0) or unended_too:
@@ -279,7 +280,8 @@ class Agent:
     def end_orphans(self) -> Iterator[None]:
         """End the attachments whose sandboxes have gone without a DEL.
 
-        An agent in a container ends those without an effect on the host; `railcni ipam flush` there ends the others.
+        An agent in a container ends only attachments without an effect on the host; `railcni ipam flush` on the host
+        ends the others.
         """
         yield
         if self._options.root == "/":
@@ -289,13 +291,13 @@ class Agent:
             unended.forget(self._records, self._below)
 
     def renew_lease(self) -> Iterator[None]:
-        """Renew the Lease that tells the other agents that this one lives."""
+        """Renew the Lease that shows the other agents that this agent is alive."""
         if self._has_account or not self._options.no_collect:
             silence.renew(self.server().api, self.node, 6 * self._options.lease_seconds)
         yield
 
     def elect(self) -> Iterator[None]:
-        """Renew the election, or read which agent is elected."""
+        """Renew the Lease of the election or try to take it, and log a change."""
         former = self.election.is_elected()
         try:
             yield
@@ -331,7 +333,7 @@ class Agent:
         return choice.cooldown if choice else 0
 
     def _store(self) -> dict[str, Any] | None:
-        """The store of the flat file, as it is reached from here; None when there is none that nodes share."""
+        """The reference to the flat file's store, with paths in this container; None unless nodes share the store."""
         choice = self._flat_file()
         if choice is None or not choice.is_shared:
             return None
@@ -341,7 +343,7 @@ class Agent:
                 store_ref[key] = self._below(store_ref[key])
         if store_ref["kind"] in stores.IN_CLUSTER:
             if store_ref["kind"] == "kubernetes":
-                store_ref["pools"] = []  # those that the record names
+                store_ref["pools"] = []  # a record adds its own pools
             if self._has_account or self._options.kubeconfig:
                 store_ref["kubeconfig"] = self._kubeconfig()
         return store_ref
@@ -349,12 +351,12 @@ class Agent:
     # --- pages ---
 
     def health_page(self) -> tuple[int, str, str]:
-        """The page /healthz: status, content type and text."""
+        """(status, content type, text) of the page /healthz."""
         faults = self.health.faults()
         return 503 if faults else 200, TEXT, "\n".join(faults) or "ok"
 
     def metrics_page(self) -> tuple[int, str, str]:
-        """The page /metrics: status, content type and text."""
+        """(status, content type, text) of the page /metrics."""
         self.metrics.healthy.set(not self.health.faults())
         self.metrics.leader.set(self.election.is_elected())
         self.metrics.errors.replace(counters.samples(self._below("/sys")))
@@ -362,7 +364,7 @@ class Agent:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Run the agent until a signal ends it, or --once until all is done; the exit code."""
+    """Run the agent until a signal ends it, or with --once until all tasks are done; return the exit code."""
     log = AgentLog()
     loop.end_on_signals()
     agent = Agent(options, log)
@@ -391,7 +393,7 @@ def _say_health(agent: Agent, log: AgentLog) -> None:
 
 
 def _once(agent: Agent, options: argparse.Namespace, log: AgentLog) -> int:
-    """Each task once; the collector a second time after the grace, if it has seen anything dead."""
+    """Run each task once, and the collector again after the grace if it has found dead leases; return the exit code."""
     _say_health(agent, log)
     well = True
     for task in agent.tasks():

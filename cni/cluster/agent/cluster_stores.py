@@ -1,7 +1,7 @@
-"""The two stores of the API server, as an agent reads them (the leases of a node, or all, page by page) and keeps them.
+"""The two stores in the API server, as an agent reads them: the leases of its node, or page by page all leases.
 
-When an agent reads all, it keeps the leases that no node's agent frees, and each pool's count. It first reads the names and
-labels of AddressLeases alone; a page of IPPools is a few objects.
+Of all leases an agent keeps only those that no node's agent frees, and the count of each pool. It first reads only
+names and labels of AddressLeases; a page of IPPools has a few objects.
 """
 
 from __future__ import annotations
@@ -38,16 +38,16 @@ from ipam.stores.ippool.objects import IPPool, Reservation, allocation
 
 _NAMES = 1000  # names and labels of objects in one reply
 
-Outcome = tuple[bool, str, str]  # whether the lease is settled; the reason of an Event and its message, "" for none
+Outcome = tuple[bool, str, str]  # whether the lease needs no retry; reason and message of an Event, "" for none
 _SETTLED: Outcome = (True, "", "")
 _BUSY: Outcome = (False, "", "")
 
 
 class Usage:
-    """The leases of a pool, counted by node. `object_bytes` is the size of the pool's object, 0 for none.
+    """The counts of a pool. `used` are its leases by node; `object_bytes` is the size of its IPPool, 0 for none.
 
-    `size` counts the addresses that `ranges`, else the pool's CIDR, give: 0 when the pool's name has no CIDR. `inside` counts
-    the leases of these.
+    `size` is the number of addresses in `ranges`, or without any in the pool's CIDR; 0 if the pool's name has no CIDR.
+    `inside` is the number of leases with one of these addresses.
     """
 
     def __init__(self, name: str, family: int, value: int, object_bytes: int = 0, ranges: Iterable[Range] = ()) -> None:
@@ -66,21 +66,21 @@ class Usage:
 
 
 class GraceTracker:
-    """Leases that each reading since the first has found dead, and its time; in memory alone, so a new agent begins again."""
+    """The leases that all readings since a first one have found dead, with its time. A new agent begins anew."""
 
     def __init__(self) -> None:
         self.leases: dict[Key, Lease] = {}
         self._first: dict[Key, float] = {}
 
     def saw(self, dead: Mapping[Key, Lease], now: float, grace: float) -> list[Key]:
-        """Those of `dead` that the first reading found at least `grace` seconds ago."""
+        """Note the leases that a reading at `now` found `dead`; return the keys of those dead for `grace` seconds."""
         self.leases = dict(dead)
         self._first = {key: self._first.get(key, now) for key in dead}
         return [key for key, first in self._first.items() if now - first >= grace]
 
 
 class ClusterSource(ABC):
-    """A store of the API server, as the agent reads it. `read_abandoned` sets the attributes `usage` to `faults`.
+    """A store in the API server, as the agent reads it. `read_abandoned` sets the attributes from `usage` to `faults`.
 
     `node_records` are the records of this node; `below` maps a path of the host to its path in this container.
     """
@@ -97,28 +97,28 @@ class ClusterSource(ABC):
         self.usage: dict[str, Usage] = {}
         self.named: set[str] = set()  # nodes that leases name
         self.abandoned: dict[Key, Lease] = {}  # the leases that no node's agent frees
-        self.unleased: dict[Key, Reservation] = {}  # of these, reservations without a lease
+        self.unleased: dict[Key, Reservation] = {}  # reservations without a lease
         self.faults: list[str] = []
-        self.records: dict[Key, Lease] = {}  # of this node
-        self.marked: dict[Key, Lease] = {}  # of this node's objects as of the last list, without those freed since
-        self.intact: set[Key] = set()  # the recorded leases that were found as they were made since
-        self.listed, self.listed_at = float("-inf"), 0  # monotonic, and nanoseconds since 1970 as sequences are
+        self.records: dict[Key, Lease] = {}  # the leases in this node's records
+        self.marked: dict[Key, Lease] = {}  # the leases of the last `of_node`, without those freed since
+        self.intact: set[Key] = set()  # recorded leases whose objects were complete since the last `of_node`
+        self.listed, self.listed_at = float("-inf"), 0  # time of the last `of_node`: monotonic, and ns since 1970
         self.dead, self.abandoned_dead, self.waiting = GraceTracker(), GraceTracker(), GraceTracker()
-        self.seen_on: dict[Key, str] = {}  # the node of an abandoned lease's pod while it lived; "": of several
+        self.seen_on: dict[Key, str] = {}  # the node of an abandoned lease's pod while it ran; "": several nodes
 
     def connect(self, cluster: Cluster) -> None:
-        """Read `cluster` from now on."""
+        """Use `cluster` from now on."""
         self.cluster = cluster
         self.store = open_store({"kind": self.kind, "kubeconfig": cluster.path}, CHANGE, seconds=SECONDS)
         self.freeing = Freeing(self.store, cluster, self._node_records, self._below, SECONDS)
 
     def forget(self) -> None:
-        """Forget the leases of other nodes: another agent is elected."""
+        """Forget the leases of other nodes, since another agent is elected."""
         self._begin()
         self.abandoned_dead, self.waiting, self.seen_on = GraceTracker(), GraceTracker(), {}
 
     def remember_nodes(self, pods: Mapping[Name, Pod]) -> None:
-        """Note the nodes of the pods of abandoned leases while they live; another pod of the same name does not count."""
+        """Note the nodes of the pods of abandoned leases, while the pods exist. Pods with other UIDs do not count."""
         known = {key: node for key, node in self.seen_on.items() if key in self.abandoned}
         for key, lease in self.abandoned.items():
             pod = pods.get(lease.pod_name)
@@ -127,28 +127,28 @@ class ClusterSource(ABC):
         self.seen_on = known
 
     def fault(self) -> str:
-        """The fault of the served definition of the objects; "" for none."""
+        """The fault of the CRD that the server has; "" for none."""
         return ""
 
     @abstractmethod
     def of_node(self, node: str) -> list[Lease]:
-        """The leases with the label of `node`, as the server's cache has them."""
+        """The leases whose objects have the label of `node`, from the server's cache."""
 
     @abstractmethod
     def read_abandoned(self, nodes: Mapping[str, Node], networks: Iterable[IpamBlock]) -> Iterator[None]:
-        """Read all, a page at a time, for the leases that no agent on one of `nodes` frees. `networks` tell what pools give."""
+        """Read all leases, a page a step, and keep those that no agent frees. `networks` have the pools' ranges."""
 
     @abstractmethod
     def holder(self, lease: Lease) -> Lease | None:
-        """The lease of the address of `lease` now: itself for its own. ValueError for a pool that gives no addresses."""
+        """The address's present lease: `lease` itself if unchanged, None for none. ValueError means a closed pool."""
 
     @abstractmethod
     def abandon(self, lease: Lease) -> None:
-        """Prepare the lease of a lost node to be freed."""
+        """Prepare a lease of a lost node for being freed."""
 
     def has_lost(self, before: float) -> bool:
-        """Whether the newest lease of the records that is older than `before`, in ns, is lost: a restored backup has none of
-        the newest. One object tells, where a list reads those of all nodes."""
+        """Whether the newest recorded lease from before `before` (ns since 1970) is lost, as after the restore of a
+        backup. This reads one object; a list reads the objects of all nodes."""
         old = [lease for lease in self.records.values() if lease.sequence < before]
         newest = max(old, key=lambda lease: lease.sequence, default=None)
         if newest is None or newest.identity not in self.intact:
@@ -159,19 +159,19 @@ class ClusterSource(ABC):
             return False
 
     def is_there(self, lease: Lease) -> bool:
-        """Whether the object that `of_node` read `lease` from still stands for it."""
+        """Whether the object from which `of_node` has read `lease` still belongs to it."""
         return self.holder(lease) is lease
 
     def is_intact(self, lease: Lease, marked: bool) -> bool:
-        """Whether the lease stands as it was made; `marked`: `of_node` has read it."""
+        """Whether all objects of the lease exist; `marked`: `of_node` has read the lease."""
         return marked
 
     def complete(self, lease: Lease) -> bool:
-        """Make the other objects of a lease that is held; whether one was missing."""
+        """Create missing further objects of a lease that is held; return whether one was missing."""
         return False
 
     def read_records(self) -> None:
-        """Read this node's records for its leases in this store, without pending releases."""
+        """Set `records` to the leases in this node's records that are in this store, without pending releases."""
         found: list[Lease] = []
         for attachment, _, record in self._node_records.all(ipam_records.PART):
             if record.get("pending") is True or (record.get("store") or {}).get("kind") != self.kind:
@@ -179,15 +179,15 @@ class ClusterSource(ABC):
             try:
                 found += ipam_records.leases(attachment, record)
             except ValueError:
-                continue  # the next verb that reads the record says so
+                continue  # the next verb that reads the record reports the fault
         self.records = {lease.identity: lease for lease in found}
 
     def restore(self, lease: Lease, others: Iterable[ClusterSource]) -> Outcome:
-        """Put back the objects of a lease that this store has lost. CniError.
+        """Create the objects of a recorded lease again that this store has lost; return the outcome. Raises CniError.
 
-        The address of another lease stays with it. A lease without any object is put back only while it may be in use: the
-        record may be that of a former sandbox of the pod. A pool that is closed, or an address that another store has, was
-        moved there: then the record is to follow (`railcni ipam migrate`).
+        If another lease has the address, nothing changes. A lease without any object is restored only while it may be
+        in use, since the record may be that of a pod's former sandbox. If the pool is closed, or another store has
+        the address, the lease was moved there, and `railcni ipam migrate` updates the record.
         """
         with in_use.excluded(self._node_records, lease.attachment) as users:
             record = upkeep.read_record(lease.attachment, self._node_records) if users else None
@@ -211,7 +211,7 @@ class ClusterSource(ABC):
                 return _SETTLED
             try:
                 answer = self.store.claim([lease], lease.owner)
-            except InvalidConfig as fault:  # such as a pool that cannot be read, or was closed just now
+            except InvalidConfig as fault:  # for example, the pool cannot be read or has just been closed
                 self._log.state(f"restore {lease.pool}", f"{lease.text} cannot be restored: {fault.msg}")
                 return _SETTLED
             if not isinstance(answer, Claimed):
@@ -222,15 +222,15 @@ class ClusterSource(ABC):
         try:
             return in_use.may_be(lease, users, self._node_records, self._below)
         except OSError:
-            return True  # the agent cannot tell
+            return True  # unknown
 
     def _begin(self, networks: Iterable[IpamBlock] = ()) -> None:
-        """Forget the last `read_abandoned`."""
+        """Forget the results of the last `read_abandoned`."""
         self._ranges = ranges_by_pool(networks)
         self.usage, self.named, self.abandoned, self.unleased, self.faults = {}, set(), {}, {}, []
 
     def _keep(self, leases: Iterable[Lease], nodes: Mapping[str, Node]) -> None:
-        """Keep those of `leases` that no agent on one of `nodes` frees, nor this one."""
+        """Add to `abandoned` those of `leases` that no agent on one of `nodes` frees, and that are not this node's."""
         for lease in leases:
             key = lease.identity
             if is_abandoned(lease, nodes) and key not in self.marked and key not in self.records:
@@ -244,14 +244,14 @@ class ClusterSource(ABC):
 
 
 class PoolSource(ClusterSource):
-    """IPPools and reservations, as whereabouts has them."""
+    """The store of IPPools and reservations, which whereabouts also uses."""
 
     kind = "kubernetes"
 
     _read: dict[str, IPPool | None]  # since `of_node`
 
     def abandon(self, lease: Lease) -> None:
-        """No policy judges the entries of a pool: there is nothing to prepare."""
+        """Do nothing: no admission policy applies to the allocations of a pool."""
 
     def fault(self) -> str:
         try:
@@ -262,7 +262,7 @@ class PoolSource(ClusterSource):
     def of_node(self, node: str) -> list[Lease]:
         self._read = {}
         if addresses.label(node) != node:
-            return []  # such a name is no label's value
+            return []  # the node's name cannot be the value of a label
         pages = self.cluster.pages(RESERVATIONS, Reservation, labels=f"{objects.NODE_LABEL}={node}", recent=True)
         return [one.lease for page in pages for one in page if one.address and one.lease.pool]
 
@@ -317,7 +317,7 @@ class PoolSource(ClusterSource):
 
 
 class AddressSource(ClusterSource):
-    """AddressLeases."""
+    """The store of AddressLeases."""
 
     kind = "addresslease"
     store: AddressLeaseStore

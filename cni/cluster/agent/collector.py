@@ -1,9 +1,9 @@
-"""The collector: frees leases whose pods are gone, and puts back what a store has lost of living ones.
+"""The collector, which frees the leases of pods that are gone, and restores lost objects of leases in use.
 
-Each agent compares its node's records, and the objects with its node's name, with the node's pods. The elected agent also
-reads all leases, and keeps those whose node is unknown, gone or out of service.
+Each agent compares the records of its node, and the objects with its node's name, with the node's pods. The elected
+agent also reads all leases, and frees dead leases whose node is unknown, gone or out of service.
 
-A lease is freed when two readings, a grace apart, and a last request for its pod by name and UID find the pod dead.
+A lease is freed when two readings, at least a grace apart, and a last request for its pod find the pod dead.
 """
 
 from __future__ import annotations
@@ -33,14 +33,15 @@ from ipam.stores.addresslease import objects as addresses
 from ipam.stores.ippool.objects import LIMIT, Reservation
 
 Steps = Generator[None, None, None]
-_LISTED_GRACES = 10  # between two lists of a node's objects: for each the server reads those of all nodes
+_LISTED_GRACES = 10  # graces between two lists of a node's objects: for a list the server reads those of all nodes
 
 
 @dataclass
 class Collector:
-    """The collector of `node`'s agent. `server` gives the API server; CniError.
+    """The collector of the agent on `node`. `server` returns the cluster, or raises CniError.
 
-    `below` finds a path of the host where it is mounted here; `cooldown` gives the seconds of a freed address's cooldown.
+    `below` maps a path of the host to its path in this container. `cooldown` returns the cooldown of freed addresses,
+    in seconds. `grace` is in seconds too.
     """
 
     server: Callable[[], Cluster]
@@ -65,12 +66,12 @@ class Collector:
 
     @property
     def suspects(self) -> list[Lease]:
-        """The leases, and those that reservations tell of, that were seen dead and are not freed."""
+        """The leases, also of reservations without a lease, that were found dead and are not freed."""
         trackers = [tracker for source in self._sources for tracker in (source.dead, source.abandoned_dead)]
         return [lease for tracker in trackers for lease in tracker.leases.values()]
 
     def steps(self) -> Iterator[None]:
-        """One pass, a request or two at each step."""
+        """Make one pass, with one or two requests at each step."""
         try:
             server = self._connect()
             for source in self._sources:
@@ -101,7 +102,8 @@ class Collector:
     # --- this node's ---
 
     def _list(self, source: ClusterSource) -> Steps:
-        """Read this node's records and, at intervals, leases: before the pods, which are older than their leases."""
+        """Read this node's records and, at intervals, its leases. This comes before the reading of pods: a pod is older
+        than its leases."""
         source.read_records()
         yield
         if monotonic() - source.listed >= _LISTED_GRACES * self.grace or source.has_lost(time_ns() - self.grace * 1e9):
@@ -117,7 +119,7 @@ class Collector:
         leases = {**source.marked, **source.records}
         dead = find_dead(list(leases.values()), pods)
         for key in [key for key in dead if key not in source.records]:
-            if not source.is_there(leases[key]):  # a DEL has been there since it was listed
+            if not source.is_there(leases[key]):  # a DEL has freed the lease since the list
                 del source.marked[key], dead[key]
             yield
         freed: set[Attachment] = set()
@@ -125,9 +127,9 @@ class Collector:
             lease = leases[key]
             if lease.attachment not in freed and not self._free(source, lease, self._check):
                 continue
-            if key in source.records:  # then all that the attachment has went at once
+            if key in source.records:  # all leases of the attachment were freed at once
                 freed.add(lease.attachment)
-            source.marked.pop(key, None)  # the next list tells what became of it
+            source.marked.pop(key, None)  # the next list shows whether the lease is gone
             self._report_freed(source.dead, lease, dead[key])
             yield
         others = [other for other in self._sources if other is not source]
@@ -139,7 +141,7 @@ class Collector:
             yield
 
     def _restore(self, source: ClusterSource, others: list[ClusterSource], lease: Lease) -> bool:
-        """Restore the lost objects of the lease; False when the collector must retry."""
+        """Restore the lost objects of the lease; return False when the collector must retry."""
         settled, reason, message = source.restore(lease, others)
         if reason == events.CONTENDED:
             self.metrics.contended.add(1)
@@ -151,7 +153,7 @@ class Collector:
         return settled
 
     def _check(self, lease: Lease, abandoned_by: str = "") -> None:
-        """Changed unless the pod of the lease is dead still, and the node `abandoned_by` is gone or out of service."""
+        """Raise Changed unless the lease's pod is still dead, and the node `abandoned_by` is gone or out of service."""
         pod = self.server().pod(*lease.pod_name)
         if lease.identity not in find_dead([lease], {lease.pod_name: pod} if pod else {}):
             raise Changed("it is in use, or has changed")
@@ -165,7 +167,7 @@ class Collector:
     # --- all, for the elected one ---
 
     def _free_abandoned(self, server: Cluster) -> Steps:
-        """Free the dead ones of the leases that no node's agent frees."""
+        """Free the dead leases among those that no node's agent frees."""
         nodes = server.nodes()
         yield
         networks = self._networks(server)
@@ -194,7 +196,7 @@ class Collector:
             self._tidied = monotonic()
 
     def _networks(self, server: Cluster) -> list[IpamBlock]:
-        """The networks of the NADs, whose ranges bound the pools; none if unreadable: pools count as CIDRs then."""
+        """The networks of the NADs, for the sizes of pools; [] without the right to read: then CIDRs give the sizes."""
         try:
             return server.networks()[0]
         except CniError as fault:  # such as a right that a former version's role lacks
@@ -202,7 +204,7 @@ class Collector:
             return []
 
     def _delete_leases(self, server: Cluster, nodes: dict[str, Node]) -> None:
-        """Delete the Lease of each deleted node whose agent is silent and that no lease is of any more."""
+        """Delete the Lease of each deleted node whose agent is silent, and that no address lease names."""
         named = {name for one in self._sources for name in (*one.named, *one.seen_on.values())}
         try:
             for node, metadata in self._lost.silent(server).items():
@@ -263,7 +265,7 @@ class Collector:
     # --- what came of it ---
 
     def _due(self, tracker: GraceTracker, found: dict[Key, Lease], why: dict[Key, str]) -> list[Key]:
-        """The keys of `found` that were also dead a grace ago; the new ones are logged."""
+        """The keys of `found` that have been dead for a grace. Logs keys that `tracker` does not have yet."""
         for key in found.keys() - tracker.leases.keys():
             self.log.say(
                 "info", f"{why[key]}: it is freed if this is still so in {self.grace:g} s", **_fields(found[key])
@@ -279,7 +281,7 @@ class Collector:
     def _free(
         self, source: ClusterSource, lease: Lease, check: Callable[[Lease], object], reserved: Reservation | None = None
     ) -> bool:
-        """Free the lease, or delete the reservation that no lease goes with; whether it was done. CniError."""
+        """Free the lease, or delete `reserved`, a reservation without a lease; return whether. Raises CniError."""
         try:
             if reserved:
                 source.freeing.delete_reservation(reserved, lambda now: check(now.lease))

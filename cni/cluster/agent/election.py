@@ -1,12 +1,13 @@
-"""The leader of all agents, for orphaned leases: it renews a Lease of coordination.k8s.io.
+"""The election of one agent, the leader, which frees orphaned leases: it renews a Lease of coordination.k8s.io.
 
-The protocol is that of client-go (tools/leaderelection). The leader counts from the start of its last renewal, by a clock that
-goes on while the machine sleeps, and gives up a third before the others may take the Lease. They count from the renewal that
-they saw, by their own clocks, which may differ.
+The protocol is that of client-go (tools/leaderelection). The leader counts time from the start of its last renewal,
+by a clock that runs while the machine sleeps. It stops after two thirds of the time after which others may take the
+Lease. The others count from the renewal that they have seen, by their own clocks.
 
-An agent of a version that held its Lease in the leases' namespace may be elected beside this one during a rollout. Both may
-then find one lease dead, and nothing is given twice: each reads the lease again right before, and the server deletes it only in
-the version that was read (UID and resourceVersion, or a test of the pool's entry). The second finds it gone, or changed.
+An earlier version had its Lease in the namespace of the leases, so during a rollout two agents may be elected. Both
+may find the same lease dead, but no address is given twice: each agent reads the lease again right before the
+deletion, and the server deletes only the version that was read (UID and resourceVersion, or a test of the IPPool).
+The second deletion fails.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ NAME = "railcni-agent"
 
 
 class Election:
-    """The candidate `identity`; a renewal lasts for `seconds`."""
+    """The election, for the candidate `identity`. A renewal is valid for `seconds` by `clock`."""
 
     def __init__(self, identity: str, seconds: float, clock: Callable[[], float] = BOOT_CLOCK) -> None:
         self._identity = identity
@@ -31,14 +32,14 @@ class Election:
         self._until = 0.0
         self._observed: tuple[object, ...] = ()
         self._observed_at = 0.0
-        self.holder = ""  # as far as it is known
+        self.holder = ""  # the last known holder
 
     def is_elected(self) -> bool:
-        """Whether this candidate holds the lease now; False once its last renewal is too old."""
+        """Whether this candidate holds the Lease now; False once its last renewal is too old."""
         return self._clock() < self._until
 
     def renew(self, api: Api) -> None:
-        """Renew the lease, or take it when nobody holds it. A CniError of `api` leaves it as it was, to run out."""
+        """Renew the Lease, or take it when it has no holder. A CniError of `api` leaves it unchanged, to expire."""
         sent = self._clock()
         version, spec = self._read(api)
         self.holder = spec.get("holderIdentity") or ""
@@ -60,7 +61,7 @@ class Election:
             self._until = 0.0
 
     def resign(self, api: Api) -> None:
-        """Give the lease back, so that another need not wait for its end."""
+        """Give up the Lease, so that another agent can take it at once."""
         self._until = 0.0
         version, spec = self._read(api)
         if spec.get("holderIdentity") == self._identity:
@@ -78,7 +79,7 @@ class Election:
         return now >= self._observed_at + (seconds if isinstance(seconds, int) else self._seconds)
 
     def _read(self, api: Api) -> tuple[str, dict[str, Any]]:
-        """The resourceVersion and the spec of the Lease; "" and {} when there is none."""
+        """(resourceVersion, spec) of the Lease; ("", {}) when there is none."""
         try:
             found, _ = api.get(LEASES, NAME, namespace=NAMESPACE)
         except Gone:
@@ -86,7 +87,7 @@ class Election:
         return found["metadata"]["resourceVersion"], found.get("spec") or {}
 
     def _write(self, api: Api, version: str, spec: dict[str, Any]) -> bool:
-        """Write `spec` if the Lease still has `version`; create the Lease if that is "". False after a conflict."""
+        """Write `spec` if the Lease still has `version`, or create it if that is "". Return False for a conflict."""
         try:
             if version:
                 test = {"op": "test", "path": "/metadata/resourceVersion", "value": version}

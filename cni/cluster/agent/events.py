@@ -1,4 +1,4 @@
-"""Events of Kubernetes, on the pod or the node that something happened to: what `kubectl describe` then shows."""
+"""Events of Kubernetes about a pod or a node, which `kubectl describe` shows."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _REPEAT_SECONDS = 3600.0
 
 
 class Teller:
-    """Writes Events in the name of `node`'s agent, and a failure to the log; a lasting fault (`once`) again after an hour."""
+    """The writer of Events for the agent of `node`. Failures are logged; a lasting fault is repeated after an hour."""
 
     def __init__(self, server: Callable[[], Cluster], node: str, log: AgentLog) -> None:
         self._server = server
@@ -30,7 +30,7 @@ class Teller:
         self._told: dict[tuple[str, str], float] = {}
 
     def about_pod(self, pod: tuple[str, str, str], reason: str, message: str, kind: str = "Normal") -> None:
-        """On the pod (namespace, name, uid), or on this node when the pod's namespace is gone."""
+        """Write an Event about the pod (namespace, name, uid), or about this node when the pod's namespace is gone."""
         namespace, name, uid = pod
         reference = {"kind": "Pod", "apiVersion": "v1", "namespace": namespace, "name": name}
         if uid:
@@ -39,12 +39,12 @@ class Teller:
             self._about_node(reason, message, kind)
 
     def _about_node(self, reason: str, message: str, kind: str) -> None:
-        # as the kubelet refers to it
+        # the kubelet's Events refer to the node like this
         reference = {"kind": "Node", "apiVersion": "v1", "name": self._node, "uid": self._node}
         self._tell(NODES_NAMESPACE, reference, reason, message, kind)
 
     def once(self, subject: str, reason: str, message: str) -> None:
-        """On this node, about something that lasts."""
+        """Write an Event about this node for a lasting fault of `subject`, at most once an hour."""
         now = time.monotonic()
         told = self._told.get((subject, reason))
         if told is None or now - told >= _REPEAT_SECONDS:
@@ -53,7 +53,7 @@ class Teller:
             self._about_node(reason, message, "Warning")
 
     def _tell(self, namespace: str, reference: dict[str, Any], reason: str, message: str, kind: str) -> bool:
-        """Create the Event; False when there is no such namespace."""
+        """Create the Event; return False when the namespace does not exist."""
         now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         document = {
             "apiVersion": "v1",
@@ -73,9 +73,9 @@ class Teller:
         try:
             self._server().api.create("events", document, namespace)
         except (NoNamespace, Undefined, Terminating):
-            return False  # its namespace is gone, or on its way out
+            return False  # the namespace is gone, or is being deleted
         except Conflict:
-            pass  # it is there
+            pass  # the Event exists already
         except CniError as fault:
-            self._log.state("events", f"cannot write Events: {fault.msg}")  # another place would not help
+            self._log.state("events", f"cannot write Events: {fault.msg}")  # another namespace would not help
         return True

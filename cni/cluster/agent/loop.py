@@ -1,7 +1,7 @@
-"""The agent's one loop: tasks that are due, a step of each at a time.
+"""The agent's loop, which runs one step of each due task at a time.
 
-A task is a generator whose steps make a request or two, so that no task delays another for longer than that. A signal ends
-any step.
+A task is a generator. A step makes one or two requests, so a task delays the others no longer than these take. A signal
+interrupts any step.
 """
 
 from __future__ import annotations
@@ -21,23 +21,26 @@ Steps = Callable[[], Iterator[object]]
 
 
 class Ended(BaseException):
-    """A signal requested the end. It interrupts the running task; the next run clears the rest of that task."""
+    """SIGTERM or SIGINT has interrupted the running task. The next run of the agent completes the task."""
 
 
 def _end(number: int, frame: object) -> NoReturn:
     for known in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(known, signal.SIG_IGN)  # one is enough
+        signal.signal(known, signal.SIG_IGN)  # one signal is enough
     raise Ended
 
 
 def end_on_signals() -> None:
-    """From now on SIGTERM and SIGINT raise Ended."""
+    """Make SIGTERM and SIGINT raise Ended."""
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _end)
 
 
 class Task:
-    """`begin` every `every` seconds. A failed one is begun again after a second, doubled up to `longest` seconds."""
+    """A task that runs the steps of `begin()` every `every` seconds.
+
+    After a failure it begins again after a second, which doubles with each failure up to `longest` seconds.
+    """
 
     def __init__(self, name: str, every: float, begin: Steps, longest: float = 0.0) -> None:
         self.name = name
@@ -50,7 +53,7 @@ class Task:
         self.steps: Iterator[object] | None = None
 
     def advance(self, log: AgentLog) -> bool:
-        """Take a step; whether that was the last."""
+        """Run a step; return whether it was the last one of the task's run."""
         if self.steps is None:
             self.steps = self._begin()
         try:
@@ -73,7 +76,7 @@ class Task:
 
 
 def run(tasks: list[Task], log: AgentLog) -> NoReturn:
-    """Go on until Ended."""
+    """Run the tasks until a signal raises Ended."""
     while True:
         now = monotonic()
         ready = [task for task in tasks if task.steps is not None or task.due <= now]
@@ -84,7 +87,7 @@ def run(tasks: list[Task], log: AgentLog) -> NoReturn:
 
 
 def run_once(task: Task, log: AgentLog) -> bool:
-    """Do a task from its beginning to its end; whether it was done well."""
+    """Run all steps of a task once; return whether it succeeded."""
     while not task.advance(log):
         pass
     return not task.failed

@@ -1,7 +1,7 @@
-"""The files by which a node's plugins reach the API server: kubeconfig, flat file and the node's name. Pure, but `put`.
+"""The files with which a node's plugins reach the API server: kubeconfig, flat file and the node's name.
 
-They have the place (whereabouts.d below the runtime's net.d) and content that whereabouts' DaemonSet gives them, so that
-either may write them and either plugin read them.
+They have the place (whereabouts.d below the runtime's net.d) and the content that whereabouts' DaemonSet gives them.
+So the agent or that DaemonSet can write them, and the plugins of both can read them.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ _OWN_WORDS = "Written by `railcni agent`, again whenever the token or the author
 
 
 def service_account_token(folder: str) -> str:
-    """The token of the service account that the kubelet keeps in `folder`; "" when none is there.
+    """The service account's token that the kubelet keeps in `folder`; "" for none.
 
-    IoFailure when it cannot be read, InvalidConfig for a token that is none.
+    Raises IoFailure when the file cannot be read, and InvalidConfig when it has no valid token.
     """
     token = read(f"{folder}/token")
     if token is None:
@@ -43,7 +43,7 @@ def service_account_token(folder: str) -> str:
 
 
 def kubeconfig(server: str, token: str, authority: bytes, namespace: str) -> bytes:
-    """The kubeconfig, as whereabouts has it but in JSON, which is YAML too; `authority` are the server's certificates (PEM)."""
+    """The plugins' kubeconfig as whereabouts writes it, but in JSON, a subset of YAML. `authority` is the CA in PEM."""
     cluster = {"server": server}
     if authority:
         cluster["certificate-authority-data"] = base64.b64encode(authority).decode()
@@ -65,12 +65,12 @@ def _config(cluster: dict[str, str], user: str, access: dict[str, str], namespac
 
 
 def is_own(data: bytes) -> bool:
-    """Whether an agent has written this kubeconfig: not whereabouts' DaemonSet, whose token rotates too."""
+    """Whether an agent has written this kubeconfig, and not whereabouts' DaemonSet."""
     return _OWN_WORDS.encode() in data
 
 
 def own_kubeconfig(server: str, folder: str, namespace: str) -> bytes:
-    """The agent's own: it names the files of the service account in `folder`, so what rotates is read again."""
+    """The agent's own kubeconfig. It names the service account's files in `folder`, which rotate, and has no token."""
     cluster = {"server": server}
     if os.path.exists(f"{folder}/ca.crt"):
         cluster["certificate-authority"] = f"{folder}/ca.crt"
@@ -78,12 +78,12 @@ def own_kubeconfig(server: str, folder: str, namespace: str) -> bytes:
 
 
 def flat_file(present: bytes | None, folder: str, datastore: str, choose: Callable[[str], str]) -> bytes:
-    """The flat file `present`, None for none, with its missing keys added; the keys that it has stay.
+    """The new content of the flat file: `present` with missing keys added. `present` is None for no file.
 
-    A file that chooses a store outside of the API server is given neither `datastore` nor a kubeconfig. `choose` answers the
-    cluster's store for a file that names none; it is called with `datastore` for a new file, else with "kubernetes": such a
-    file is whereabouts', whose leases are in IPPools. `folder` is whereabouts.d as the host has it. InvalidConfig for a file
-    that is no JSON object: it may be anybody's.
+    A file with a store outside of the API server gets neither `datastore` nor a kubeconfig. For a file without a
+    store, `choose` returns the cluster's store. Its argument is `datastore` for a new file, else "kubernetes": the
+    file is that of whereabouts, whose leases are in IPPools. `folder` is the host's path of whereabouts.d. Raises
+    InvalidConfig for a file that is no JSON object, since another program may own it.
     """
     document: Any = {}
     if present is not None and present.strip():
@@ -108,12 +108,12 @@ def flat_file(present: bytes | None, folder: str, datastore: str, choose: Callab
 
 
 def datastore(data: bytes) -> str:
-    """The store that the flat file `data`, of `flat_file`, names; "" for none."""
+    """The store that the content `data` of `flat_file` names; "" for none."""
     return str(member(codec.loads(data), "datastore") or "")
 
 
 def _add_kubernetes(wanted: dict[str, Any], path: str, datastore: str) -> None:
-    """Name the store over the API server, and the kubeconfig at `path`, where `wanted` does not."""
+    """Add `datastore` and the kubeconfig at `path` to `wanted`, unless it has them."""
     if member(wanted, "datastore") in (None, ""):
         wanted["datastore"] = datastore
     nested = member(wanted, "kubernetes")
@@ -125,7 +125,7 @@ def _add_kubernetes(wanted: dict[str, Any], path: str, datastore: str) -> None:
 
 
 def read(path: str) -> bytes | None:
-    """What the file at `path` holds, None when there is none. IoFailure."""
+    """The content of the file at `path`; None for no file. Raises IoFailure when it cannot be read."""
     try:
         return files.read_regular(path, _MOST_BYTES)
     except FileNotFoundError:
@@ -135,9 +135,9 @@ def read(path: str) -> bytes | None:
 
 
 def put(folder: str, name: str, data: bytes) -> bool:
-    """Let the file `name` in `folder` hold `data`, mode 0600, in one step; whether it did not. IoFailure.
+    """Write `data` to the file `name` in `folder` atomically, with mode 0600; return False if that changes nothing.
 
-    `folder` is made when it is missing, but not its parent, which belongs to the runtime.
+    A missing `folder` is made, but not its parent, which belongs to the runtime. Raises IoFailure.
     """
     path = f"{folder}/{name}"
     try:
@@ -160,12 +160,12 @@ def put(folder: str, name: str, data: bytes) -> bool:
 
 
 class Tokens:
-    """The token for the plugins: one of `account`, "NAMESPACE/NAME", or with "" the agent's own.
+    """The token for the plugins: a requested one of `account`, "NAMESPACE/NAME", or for "" the agent's own.
 
-    A pod's token ends with the pod. So with the agent's own, plugins are refused while the agent is replaced; a requested token
-    is bound to the Node, outlives the agent by half a day at least, and its account needs the plugins' rights alone. `unbound`
-    is why the server does not bind it to the Node `node`, "" when it does: one before 1.31 cannot, and there may be no such
-    Node (KEP-4193).
+    A pod's token ends with the pod. So with the agent's own token, the server refuses the plugins while the agent is
+    replaced. A requested token is bound to the Node `node` and outlives the agent by at least half a day, and its
+    account has only the plugins' rights. `unbound` is the reason why the server has not bound the token, "" if it
+    has: a server before 1.31 cannot, or there is no such Node (KEP-4193).
     """
 
     def __init__(self, account: str, node: str, clock: Callable[[], float] = monotonic) -> None:
@@ -177,7 +177,7 @@ class Tokens:
         self._renewal = 0.0
 
     def current(self, own: str, api: Callable[[], Api]) -> str:
-        """The token to be written now; a requested one is renewed at half its life. CniError."""
+        """The token for the plugins now; a requested token is renewed after half its lifetime. Raises CniError."""
         if not self._name:
             return own
         if not self._token or self._clock() >= self._renewal:
@@ -204,5 +204,5 @@ class Tokens:
         return answer
 
     def forget(self) -> None:
-        """The server refuses the token: its account or the server's key is another. `current` requests a new one."""
+        """Forget the token, which the server refuses, so that `current` requests a new one."""
         self._token = ""
