@@ -1,17 +1,17 @@
-"""Leases whose pods are gone: a snapshot reads them, pure rules name them, and each is read once more before it is freed.
+"""The search for leases whose pods are gone, and the freeing of these leases.
 
-`railcni ipam` (cni.cli.ipam) and the collector of the agent (cni.cluster.agent.collector) both consist of these parts.
+`railcni ipam` (cni.cli.ipam) and the collector of the agent (cni.cluster.agent.collector) use these modules.
 
-model        what a cluster holds beside leases, of objects of the API: pods, nodes, networks      pure
-cluster      the API server, as command and agent read it: ipam.stores.apiserver in pages
-snapshot     all that a store and its cluster hold, and what the rules find in it
-lost         whether a lease's node is lost                                               pure
-silence      the Lease of each node's agent, which tells that the agent lives
-findings     what can be wrong
-lease_rules  leases and reservations beside pods, and the addresses that pods show            pure
-store_rules  a store by itself, and leases beside records                                     pure
-occupancy    how full a pool is                                                               pure
-store        a store that a command or the agent speaks of
-in_use       whether an address may be in use on this machine; the locks of the operations that change it
-free         frees one dead lease: it is read and judged again right before
+model        pods, nodes, networks and pools as values, parsed from objects of the API            pure
+cluster      the API server as the command and the agent read it, in pages
+snapshot     the content of a store and its cluster, and the findings of the rules in it
+lost         whether a lease's node is lost                                                       pure
+silence      the Lease of each node's agent, which shows that the agent is alive
+findings     the kinds of findings
+lease_rules  the comparison of leases and reservations with pods and their addresses              pure
+store_rules  the faults of a store by itself, and the comparison of leases with records           pure
+occupancy    how full a pool is                                                                   pure
+store        the choice of the store for a command or the agent
+in_use       whether an address may be in use on this machine; the locks of an attachment
+free         the freeing of a dead lease, which is read and judged again right before
 """

@@ -1,6 +1,6 @@
-"""A Kubernetes cluster as the command and the agent see it, by the client of the stores (ipam.stores.apiserver).
+"""A Kubernetes cluster as the command and the agent read it, with the client of the stores (ipam.stores.apiserver).
 
-Lists are read in pages: none is in memory as a whole unless the caller keeps it.
+Lists are read in pages, so a whole list is in memory only if the caller keeps it.
 """
 
 from __future__ import annotations
@@ -31,16 +31,17 @@ T = TypeVar("T")
 
 SECONDS = 30.0  # for one request, with all its attempts
 NADS, NODES = "network-attachment-definitions", "nodes"
-_DEFINED = (POOLS, RESERVATIONS, SLICES, ADDRESSES, NADS)  # by a CustomResourceDefinition, which may be absent
+_DEFINED = (POOLS, RESERVATIONS, SLICES, ADDRESSES, NADS)  # resources with a CRD, which may be missing
 CHOICE = "railcni-datastore"  # the ConfigMap that names the store of the cluster's nodes
 _PAGE = 250  # objects of some KiB in one reply
-_POOLS = 4  # in one reply: an IPPool may have 1.5 MiB, and ten times that in memory
+_POOLS = 4  # IPPools in one reply: one may have 1.5 MiB, which needs ten times as much memory
 
 
 class Cluster:
-    """The cluster of the kubeconfig at `path`, "" for this pod's service account. CniErrors name the faults.
+    """The cluster of the kubeconfig at `path`; "" means this pod's service account. Methods raise CniError.
 
-    `namespace` has the leases; "" is that of the current context, else kube-system. `api` is the client.
+    `namespace` has the leases; "" means that of the current context, else kube-system. `seconds` bound a request.
+    `api` is the client.
     """
 
     def __init__(self, path: str = "", namespace: str = "", seconds: float = SECONDS) -> None:
@@ -52,9 +53,9 @@ class Cluster:
         self.api.close()
 
     def pages(self, resource: str, parse: Callable[[dict[str, Any]], T], **choice: Any) -> Iterator[list[T]]:
-        """The objects of `resource`, a page at a time, each as `parse` reads it; none where the resource is not defined.
+        """Yield the parsed objects of `resource`, page by page; nothing if its CRD is missing.
 
-        `choice` is that of Api.pages. Expired in between when the reader is too slow (`read_all` begins again).
+        `choice` has parameters of Api.pages. Raises Expired when the reader is too slow; `read_all` then begins again.
         """
         try:
             for page in self.api.pages(resource, **{"size": _PAGE, **choice}):
@@ -76,7 +77,7 @@ class Cluster:
     # --- the store of the nodes ---
 
     def datastore(self) -> str:
-        """The store that the cluster's nodes use, "" before the first agent has chosen it. InvalidConfig."""
+        """The kind of the store that the cluster's nodes use; "" before an agent chooses it. Raises InvalidConfig."""
         found = self._one(CONFIGMAPS, lambda document: (document.get("data") or {}).get("datastore", ""), CHOICE)
         if found is not None and found not in IN_CLUSTER:
             raise InvalidConfig(
@@ -86,7 +87,7 @@ class Cluster:
         return found or ""
 
     def choose(self, kind: str) -> str:
-        """Let `kind` be the store of the nodes, unless another is chosen already; the chosen one."""
+        """Make `kind` the store of the cluster's nodes unless one is chosen already; return the chosen kind."""
         while not (chosen := self.datastore()):
             try:
                 self.api.create(CONFIGMAPS, {"metadata": {"name": CHOICE}, "data": {"datastore": kind}})
@@ -100,7 +101,7 @@ class Cluster:
             self.api.patch(CONFIGMAPS, CHOICE, [{"op": "add", "path": "/data/datastore", "value": kind}])
 
     def used(self) -> list[str]:
-        """The stores of the cluster that hold leases; an IPPool counts without leases, too, if it may give addresses."""
+        """The kinds of stores in the cluster that have leases. An open IPPool counts even without leases."""
         pools = self.pages(POOLS, is_closed, size=_POOLS)
         held = addresses.selector({addresses.STATE: addresses.HELD})
         found = {
@@ -112,22 +113,22 @@ class Cluster:
     # --- pods, nodes, networks ---
 
     def pods(self, node: str = "") -> Iterator[list[Pod]]:
-        """The pods of all namespaces, or of one node."""
+        """Yield pages of the pods in all namespaces; with `node` only of that node's pods."""
         return self.pages(PODS, model.parse_pod, namespace=EVERYWHERE, fields=f"spec.nodeName={node}" if node else "")
 
     def pod(self, namespace: str, name: str) -> Pod | None:
-        """A pod as it is now; None when there is none."""
+        """The pod as it is now; None for none."""
         return self._one(PODS, model.parse_pod, name, namespace) if namespace else None
 
     def nodes(self) -> dict[str, Node]:
         return {node.name: node for node in read_all(lambda: self.pages(NODES, model.parse_node, namespace=EVERYWHERE))}
 
     def node(self, name: str) -> Node | None:
-        """A node as it is now; None when there is none."""
+        """The node as it is now; None for none."""
         return self._one(NODES, model.parse_node, name, EVERYWHERE)
 
     def networks(self) -> tuple[list[IpamBlock], set[str]]:
-        """The networks of all NADs that whereabouts serves, and "namespace/name" of every NAD."""
+        """(the ipam blocks of all NADs, by model.parse_networks; "namespace/name" of every NAD)."""
         found = read_all(
             lambda: self.pages(NADS, lambda nad: (model.nad_name(nad), model.parse_networks(nad)), namespace=EVERYWHERE)
         )
@@ -136,11 +137,11 @@ class Cluster:
     # --- whereabouts' objects ---
 
     def pool(self, name: str) -> IPPool | None:
-        """An IPPool as it stands now; None when there is none, ValueError for one that gives no addresses."""
+        """The IPPool as it is now, without leases; None for none. Raises ValueError for one that gives no addresses."""
         return self._one(POOLS, lambda document: IPPool(document, 0), name)
 
     def reservation(self, lease: Lease) -> Reservation | None:
-        """The reservation of the address of `lease`, for any owner; None when there is none."""
+        """The reservation of the address of `lease`, with any owner; None for none."""
         scope = lease.scope
         if scope is None:
             return None
@@ -148,9 +149,9 @@ class Cluster:
 
 
 class PoolReading:
-    """The IPPools of `cluster` with the reservations that go with them, read once, page by page.
+    """A reading of the IPPools of `cluster` and their reservations, page by page.
 
-    `networks` tell which names a reservation's may begin with, and which pools are of node slices.
+    `networks` have the scopes with which names of reservations may begin, and show which pools are node slices.
     """
 
     def __init__(self, cluster: Cluster, networks: list[IpamBlock] | None = None) -> None:
@@ -158,11 +159,11 @@ class PoolReading:
         self._networks = networks or []
         self._scopes = {"", *(n.network_name for n in self._networks)}
         self._reserved: dict[str, Reservation] = {}
-        self._leased: set[str] = set()  # the names of reservations whose addresses pools hold
+        self._leased: set[str] = set()  # the names of reservations whose addresses are leased in a pool
         self.faults: list[str] = []  # the faults of pools that cannot be read
 
     def read(self) -> Iterator[list[IPPool]]:
-        """The pools; the first pages, while reservations are read, have none. A second call reads all again."""
+        """Yield the pools in pages. The first pages, while reservations are read, are empty. Each call reads anew."""
         self._reserved, self._leased, self.faults = {}, set(), []
         for page in self._cluster.pages(RESERVATIONS, Reservation):
             self._reserved.update((one.name, one) for one in page)
@@ -190,20 +191,20 @@ class PoolReading:
         return found
 
     def reserved(self) -> list[Reservation]:
-        """All reservations, when the pools are read."""
+        """All reservations, after `read` has ended."""
         for one in self._reserved.values():
             one.place(self._scopes)
         return list(self._reserved.values())
 
     def unleased(self) -> list[Reservation]:
-        """The reservations whose addresses no pool holds, when the pools are read."""
+        """The reservations whose addresses are leased in no pool, after `read` has ended."""
         return [one for one in self.reserved() if one.name not in self._leased]
 
 
 def read_all(read: Callable[[], Iterable[list[T]]], progress: Callable[[str], object] = str, kind: str = "") -> list[T]:
-    """The objects of all pages of `read`. When the server's list expires, reading starts again.
+    """The objects in all pages of `read()`, which is called again when the server's list expires.
 
-    `progress` is called after each page with a text that has the count so far.
+    `progress` is called after each page with a text: the count so far, and `kind`.
     """
     while True:
         found: list[T] = []

@@ -1,4 +1,4 @@
-"""What can be wrong between pools, reservations and live pods. Pure."""
+"""Findings of the audit: their kinds, and the action that each asks for. Pure."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import Any
 
 from ipam.leases import Lease
 
-RECLAIM = "reclaim"  # dead: `railcni ipam reclaim` frees it
-RESTORE = "restore"  # a reservation is to be made again: the agent does
-LOOK = "look"  # a person has to decide
-KEEP = "keep"  # right as it is: told, but no fault
+RECLAIM = "reclaim"  # the lease is dead: `railcni ipam reclaim` frees it
+RESTORE = "restore"  # a reservation is missing: the agent creates it again
+LOOK = "look"  # an administrator must decide
+KEEP = "keep"  # information, no fault
 
 LEASE_WITHOUT_POD = "lease-without-pod"
 LEASE_OF_ENDED_POD = "lease-of-ended-pod"
@@ -36,9 +36,9 @@ INDEX_DIFFERS = "index-differs"
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that was found; what names a lease is all that makes it this one, and nothing is freed that is another.
+    """A finding. It has the whole identity of its lease, so that no other lease is freed by it.
 
-    `reservation` is the (name, uid) of the reservation that goes with it, or ("", ""); `store` the kind of the store that has
+    `reservation` is (name, uid) of the lease's reservation, or ("", ""). `store` is the kind of the store that has
     the lease or the reservation.
     """
 
@@ -58,17 +58,17 @@ class Finding:
     store: str = ""
 
     def of_address(self) -> tuple[str, str, str, str]:
-        """The pool, address, container and interface of its lease."""
+        """(pool, address, container ID, ifname) of the finding's lease."""
         return self.pool, self.address, self.container_id, self.ifname
 
     def key(self) -> tuple[object, ...]:
-        """What makes it the same finding at another look."""
+        """The identity of the finding: equal in two audits if nothing has changed."""
         lease = (self.pool, self.address, self.network, self.container_id, self.ifname, self.sequence)
         return (self.kind, self.action, self.pod, *lease, self.reservation, self.store)
 
 
 def about(lease: Lease, kind: str, action: str, why: str, **changes: Any) -> Finding:
-    """A finding about a lease; `changes` replace its members."""
+    """A finding about a lease with the reason `why`; `changes` replace members of the finding."""
     found = Finding(
         kind=kind,
         action=action,

@@ -1,4 +1,4 @@
-"""Freeing one address that was found dead: all is read again right before, and tested by the change itself."""
+"""The freeing of a dead lease or reservation, which is read again right before; the change tests what was read."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ Check = Callable[[Lease], object]
 
 
 class Changed(Exception):
-    """It must not be freed, or not any more; the text is the reason."""
+    """The lease must not be freed now; the text is the reason."""
 
 
 class Kept(Changed):
-    """Nobody knows whether the address is in use; the text names the way out."""
+    """It is unknown whether the address is in use; the text has the remedy."""
 
 
 @dataclass(frozen=True)
 class Freeing:
-    """Frees leases of `store`, and reservations of `cluster`, None where there is none.
+    """The freeing of leases in `store`, and of reservations in `cluster`, None for a store outside of a cluster.
 
-    A lease that this machine has a record of, or that was claimed in its present boot, is freed only under the locks of its
-    attachment, and not while it may be in use here. `records` are those of this machine, and `below` finds a path of the
-    host. A request may take `seconds`; 0: the default.
+    A lease that this machine can judge (`is_here`) is freed only under the locks of its attachment, and not while its
+    address may be in use here. `records` are those of this machine. `below` maps a path of the host to its path in
+    this container. A request may take `seconds`; 0 means the default.
     """
 
     store: Store
@@ -48,10 +48,10 @@ class Freeing:
     def free_lease(
         self, lease: Lease, check: Check, cooldown: int = 0, dry_run: bool = False, is_ended: bool = False
     ) -> None:
-        """Free the lease, unless `check` of it as it stands now, or anything here, raises Changed. CniError.
+        """Free the lease. Raises Changed, also by `check(lease)`, when the lease must not be freed now; CniError.
 
-        For `cooldown` seconds its address is given to no other pod, where its record does not say for how many. `is_ended`:
-        the caller knows that it is not in use, should this process see too little of the node to tell.
+        `cooldown` in seconds applies if the lease's record has none. `is_ended`: the caller knows that the address is
+        not in use; this counts if the process sees too little of the node to judge.
         """
         lease = in_use.recorded(lease, self.records)
         if not self.is_here(lease):
@@ -69,13 +69,13 @@ class Freeing:
                 self._release(lease, check, cooldown, dry_run)
                 return
             check(lease)
-            if not dry_run:  # the attachment loses all its leases at once
+            if not dry_run:  # this frees all leases of the attachment
                 kept = ipam_records.cooldown(record) or cooldown
-                where = {**record["store"], **self.store.record()}  # the record may know pools that no network names
+                where = {**record["store"], **self.store.record()}  # the record may have pools that no network names
                 upkeep.release(lease.attachment, record, where, self.records, self.seconds, kept)
 
     def is_here(self, lease: Lease) -> bool:
-        """Whether this machine can tell if the address is in use: it has the store or a record, or the lease names it."""
+        """Whether this machine can judge the use of the address: it has the store or a record, or is in the lease."""
         if not stores.is_shared(self.store.record()) or lease.boot_id == node.boot_id():
             return True
         is_of_machine = lease.machine and lease.machine == node.machine_id()
@@ -103,7 +103,7 @@ class Freeing:
             raise Changed("it has changed meanwhile")
 
     def _again(self, lease: Lease) -> bool:
-        """Whether the lease stands as it was; False when its reservation alone is left. Changed when it is another's."""
+        """Read the lease again: True if it exists, False if only its reservation is left. Raises Changed otherwise."""
         if self.store.kind != "kubernetes" or not self.cluster:
             found = self.store.holder(lease)
             if found is None or found.key() != lease.key():
@@ -134,10 +134,10 @@ class Freeing:
         dry_run: bool = False,
         is_ended: bool = False,
     ) -> None:
-        """Delete a reservation whose address no pool holds, unless `check` of it as it stands now, or anything here, raises Changed.
-        CniError. `is_ended` is as for `free_lease`.
+        """Delete a reservation without a lease. Raises Changed, also by `check` of the present reservation; CniError.
 
-        An ADD that takes the address over changes it in place, so its UID alone would not do.
+        The deletion tests more than the UID, since an ADD that takes over the address changes the reservation in place.
+        `is_ended` is that of `free_lease`.
         """
         lease = in_use.recorded(reserved.lease, self.records)
         if not self.is_here(lease):

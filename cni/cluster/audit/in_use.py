@@ -1,8 +1,9 @@
-"""Whether the address of a lease may be in use on this machine: what the agent and reclaim ask, as DEL and GC do.
+"""Whether the address of a lease may be in use on this machine, by the rules of DEL and GC, for the agent and reclaim.
 
-It may while its namespace is there: at its path, or kept by a process, a mount or an open descriptor; while its link is
-seen in a namespace that is not found; and after a DEL that could not end it, until a later call does. Where no record of
-ours tells of the link (Go's plugin made it, or a DRA driver), every namespace that something keeps is looked into for it.
+An address may be in use while its network namespace exists: at its path, or kept by a process, a mount or an open
+descriptor; while its link is still seen from the host; and after a DEL that could not end the attachment, until a
+later call ends it. If no record has the link (another plugin or a DRA driver has made it), all kept namespaces are
+searched for it.
 """
 
 from __future__ import annotations
@@ -23,14 +24,15 @@ from ipam.leases import Lease
 from ipam.records import PART
 
 _RIGHTS = 1 << 19 | 1 << 21  # CAP_SYS_PTRACE and CAP_SYS_ADMIN (linux/capability.h)
-ENDED, USED, UNKNOWN = "ended", "used", "unknown"  # the use of an address, as a node's agent answers `railcni cluster`
+ENDED, USED, UNKNOWN = "ended", "used", "unknown"  # the use of an address, in an agent's answers to `railcni cluster`
 
 
 @contextmanager
 def excluded(records: Records, owner: Attachment) -> Iterator[list[Attachment] | None]:
-    """Hold the locks of `owner`, which has the leases, and of the links that use them; None when an ADD or DEL of one runs.
+    """Hold the locks of the attachment `owner` and of the links that use its leases.
 
-    Yields the attachments of these links: several for a group of rails (ipam.group.rails).
+    Yields the attachments of these links, several for a group of rails (ipam.group.rails). Yields None while an ADD
+    or DEL of one of them runs.
     """
     users = rails.users(owner, records.read(owner, PART))
     with ExitStack() as locks:
@@ -44,21 +46,21 @@ def excluded(records: Records, owner: Attachment) -> Iterator[list[Attachment] |
 
 
 def recorded(lease: Lease, records: Records) -> Lease:
-    """`lease` as a record of this machine tells of it, where the store tells container and interface alone."""
+    """`lease` as in this machine's record, if the store has only container and interface and there is such a record."""
     if lease.network:
         return lease
     for attachment, record in records.of_container(lease.container_id, PART) or ():
         try:
             found = [one for one in ipam_records.leases(attachment, record) if one.identity == lease.identity]
         except ValueError:
-            continue  # a verb that meets the record says so
+            continue  # a verb that reads the record reports the fault
         if found:
             return found[0]
     return lease
 
 
 def use(lease: Lease, records: Records, below: Callable[[str], str] = str) -> tuple[str, str]:
-    """(ENDED, USED or UNKNOWN, the reason): the use of the address on this machine, as far as it can be told here."""
+    """(ENDED, USED or UNKNOWN; the reason): the use of the address on this machine, as seen by this process."""
     lease = recorded(lease, records)
     if records.read(lease.attachment, PART) is None and not (lease.netns and lease.node):
         return UNKNOWN, "no record there tells of it"
@@ -72,16 +74,16 @@ def use(lease: Lease, records: Records, below: Callable[[str], str] = str) -> tu
 
 
 def may_be(lease: Lease, users: Sequence[Attachment], records: Records, below: Callable[[str], str] = str) -> bool:
-    """Whether the address may be in use by the links of `users`. OSError when this is unknown.
+    """Whether the address may be in use by the links of `users`. Raises OSError when this is unknown.
 
-    `below` finds a path of the host where it is mounted here. In a container, processes and links of the host are not
-    seen, and of mounts those alone that are passed on to it.
+    `below` maps a path of the host to its path in this container. A process in a container does not see processes and
+    links of the host, and sees only propagated mounts.
     """
     names = netns.names(lease.netns)
     if any(netns.exists(below(path)) for path in names):
         return True
     if lease.boot_id and lease.boot_id != node.boot_id():
-        return False  # the kernel has lost the links of that boot
+        return False  # the links of an earlier boot are gone
     sees_all = _sees_the_node(below)
     named = any(_tells(below(path), sees_all, below(path) != path) for path in names)
     if not named and not sees_all:
@@ -97,23 +99,23 @@ def may_be(lease: Lease, users: Sequence[Attachment], records: Records, below: C
 
 
 def _sees_the_node(below: Callable[[str], str]) -> bool:
-    """Whether this process sees the processes of the node's sandboxes, if there are any, and may look at them."""
+    """Whether this process can see and inspect the processes of all sandboxes on the node."""
     return below("/proc") == "/proc" and _may_look() and netns_users.sees_node()
 
 
 def _may_look() -> bool:
-    """Whether this process may look at any other, and enter its network namespace (capabilities(7))."""
+    """Whether this process may inspect any other process and enter its network namespace (capabilities(7))."""
     with open("/proc/self/status", "rb") as lines:
         held = next(int(line.split()[1], 16) for line in lines if line.startswith(b"CapEff:"))
     return held & _RIGHTS == _RIGHTS
 
 
 def _tells(path: str, sees_all: bool, is_chosen: bool) -> bool:
-    """Whether a missing namespace at `path` proves its end. The folder of `path` must exist, and be a directory.
+    """Whether the lack of a namespace at `path` proves that the namespace has ended.
 
-    In a container the folder must be a mount, since the image may have one of that name, or be named by the user
-    (`is_chosen`). A plain file at `path` proves the end only where the node's mounts are visible: by the processes of
-    the node (`sees_all`), or by mount propagation.
+    The folder of `path` must be a directory. In a container the folder must be a mount, since the image may have a
+    folder with this name, or the user must have named it (`is_chosen`). A plain file at `path` is a proof only if the
+    node's mounts are visible: to a process outside of containers (`sees_all`), or by mount propagation.
     """
     folder = os.path.dirname(path)
     if not os.path.isdir(folder):
@@ -125,7 +127,7 @@ def _tells(path: str, sees_all: bool, is_chosen: bool) -> bool:
 
 
 def _mount_of(folder: str) -> tuple[bool, bool]:
-    """Whether `folder` is a mount, and whether the node's mounts in it propagate here. Raises OSError."""
+    """(whether `folder` is a mount point, whether the node's mounts in it propagate here). Raises OSError."""
     opened = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         with open(f"/proc/self/fdinfo/{opened}", "rb") as lines:
@@ -155,16 +157,19 @@ def _is_in_use(link: dict[str, Any]) -> bool:
 
 
 def _is_shown(lease: Lease, named: bool) -> bool:
-    """Whether a namespace that something keeps has a link of the lease's name with its address; `named`: by its path."""
+    """Whether a kept namespace has a link with the lease's ifname and address.
+
+    `named`: the path of the lease's namespace is gone for good (`_tells`), so namespaces with other names do not count.
+    """
     wanted, mounted = lease.text, netns_users.mounted()
     for namespace in netns.all_kept():
         names = mounted.get(namespace.inode)
         if named and names and lease.netns.rpartition("/")[2] not in names:
-            continue  # it is another sandbox
+            continue  # the namespace of another sandbox
         try:
             found = sandbox.Sandbox(namespace)
         except OSError:
-            continue  # it is not for this process to enter
+            continue  # this process must not enter the namespace
         try:
             link = found.rtnl.link(name=lease.ifname)
             if link and any(a.text.partition("/")[0] == wanted for a in addresses.list_of(found.rtnl, link.index)):

@@ -1,8 +1,9 @@
-"""What is wrong with leases and reservations, beside live pods, and with the addresses that these show. Pure.
+"""The rules for leases and reservations, compared with live pods and the addresses in their network-status. Pure.
 
-A lease is called dead only when nobody can be using its address: its pod is gone, or is over, or is another of the same
-name, and no other pod shows the address. A pod that is pending may be about to use it, an IPAMClaim outlives its pod,
-and on a node that is not ready a pod may run on after its object is gone: none of these is ever to be reclaimed.
+A lease is dead only when its address cannot be in use: its pod is gone, has ended, or is another pod with the same
+name, and no other pod shows the address. A lease is never reclaimed if its pod is pending and may be about to use the
+address, if an IPAMClaim has it, which outlives the pod, or if its node is not ready, where a deleted pod may still
+run.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ _DEAD = (kinds.LEASE_WITHOUT_POD, kinds.LEASE_OF_ENDED_POD, kinds.LEASE_OF_ANOTH
 
 
 def find(snapshot: Snapshot) -> list[Finding]:
-    """All findings, those of one pool together and in the order of their addresses."""
+    """All findings, sorted by pool and address."""
     rules = AuditRules(snapshot)
     found = [
         *rules.leases(),
@@ -37,7 +38,7 @@ def find(snapshot: Snapshot) -> list[Finding]:
 
 
 def in_both(one: Snapshot, other: Snapshot) -> Iterator[Finding]:
-    """Addresses that both stores of a cluster have given where they must be unique."""
+    """Yield findings about addresses that both stores of a cluster have given, although they must be unique."""
     unreserved = {pool for n in one.networks if not n.overlap for pool in n.pools()}
     held: dict[Address, list[Lease]] = defaultdict(list)
     for lease in one.leases:
@@ -59,11 +60,11 @@ def in_both(one: Snapshot, other: Snapshot) -> Iterator[Finding]:
 
 
 class AuditRules:
-    """The rules for one lease, one reservation, or all of a snapshot."""
+    """The rules, for a lease, a reservation or a whole snapshot."""
 
     def __init__(self, snapshot: Snapshot) -> None:
         self._all = snapshot
-        self._users: dict[Address, list[tuple[Pod, PodInterface]]] = defaultdict(list)  # the live pods that show it
+        self._users: dict[Address, list[tuple[Pod, PodInterface]]] = defaultdict(list)  # live pods by shown address
         for pod in (snapshot.pods or {}).values():
             for interface in () if pod.is_over else pod.interfaces or ():
                 for address in interface.addresses:
@@ -88,7 +89,7 @@ class AuditRules:
                 yield from self._reservation_of(lease)
 
     def lease(self, lease: Lease) -> Finding | None:
-        """What is to be said of a lease and its pod; None when it is as it should be, or cannot be told."""
+        """The finding about a lease and its pod; None when there is no fault, or it cannot be judged."""
         if lease.claimed:
             return self._of(lease, kinds.LEASE_CLAIMED, KEEP, "belongs to an IPAMClaim, which outlives the pod")
         pods = self._all.pods
@@ -113,14 +114,14 @@ class AuditRules:
             return self._dead(lease, kinds.LEASE_OF_ENDED_POD, f"its pod has ended ({pod.phase})")
         same = [i for i in pod.interfaces or () if i.ifname == lease.ifname and lease.ifname]
         if not same:
-            return None  # no network-status, or an interface that Multus knows nothing of
+            return None  # the pod's network-status is missing, or lacks the interface
         others = [format_address(*a) for i in same for a in i.addresses if a[0] == lease.family]
         if others and not pod.terminating:
             return self._dead(lease, kinds.LEASE_UNUSED, f"its pod has {', '.join(others)} on {lease.ifname} instead")
         return None
 
     def _dead(self, lease: Lease, kind: str, why: str) -> Finding:
-        """A finding that the lease can be freed, or that its address may still be in use."""
+        """The finding about a dead lease: RECLAIM, or LOOK if the address may still be in use."""
         users = [str(pod) for pod, interface in self._users[lease.address] if self._draws(interface, lease)]
         if users:
             return self._of(lease, kind, LOOK, f"{why}, but pod {users[0]} uses the address")
@@ -138,7 +139,7 @@ class AuditRules:
         return about(lease, kind, action, why, reservation=own)
 
     def given_twice(self) -> Iterator[Finding]:
-        """Addresses that several pools have given where they must be unique."""
+        """Yield findings about addresses that several pools have given, although they must be unique."""
         for leases in self._held.values():
             reserving = [h for h in leases if h.scope is not None and h.pool not in self._unreserved]
             for scope in {h.scope for h in reserving}:
@@ -163,7 +164,7 @@ class AuditRules:
                 yield self._of(lease, kinds.FOREIGN_RESERVATION, LOOK, f"its overlap reservation says {other}")
 
     def reservation(self, reserved: Reservation) -> Finding | None:
-        """What is to be said of a reservation that goes with no lease."""
+        """The finding about a reservation without a lease; None if it has a lease."""
         if reserved.address is None:
             return self._about(reserved, kinds.UNREADABLE, LOOK, "its name holds no address")
         if any(h.scope == reserved.lease.scope for h in self._held[reserved.address]):
@@ -199,7 +200,7 @@ class AuditRules:
     # --- addresses of pods ---
 
     def _users_in(self, scope: str, address: Address) -> list[str]:
-        """The live pods that show an address on a network that reserves it in `scope`, or may."""
+        """The live pods that show an address on a network with this scope, or on an unknown network."""
         found = []
         for pod, interface in self._users[address]:
             networks = [n for n in self._own[interface.network] if n.holds(address)]
@@ -208,7 +209,7 @@ class AuditRules:
         return found
 
     def without_lease(self) -> Iterator[Finding]:
-        """Pods whose network-status shows an address that this store has not given them."""
+        """Yield findings about pods whose network-status shows an address that this store has not given them."""
         for address, users in self._users.items():
             for pod, interface in users:
                 finding = self._without_lease(pod, interface, address)
@@ -246,7 +247,7 @@ class AuditRules:
     @staticmethod
     def _is_of(lease: Lease, pod: Pod, interface: PodInterface) -> bool:
         if not lease.pod[1]:
-            return lease.ifname == interface.ifname  # the container cannot be told from here
+            return lease.ifname == interface.ifname  # a pod does not show the ID of its sandbox
         return lease.pod_name == (pod.namespace, pod.name)
 
     def _draws(self, interface: PodInterface, lease: Lease) -> bool:
@@ -260,7 +261,7 @@ class AuditRules:
         )
 
     def duplicates(self) -> Iterator[Finding]:
-        """Addresses that several pods show where they must be unique."""
+        """Yield findings about addresses that several pods show, although they must be unique."""
         for address, users in self._users.items():
             spaces: dict[object, dict[str, Pod]] = defaultdict(dict)
             for pod, interface in users:
@@ -274,7 +275,7 @@ class AuditRules:
                 yield Finding(kinds.DUPLICATE_ADDRESS, LOOK, message, address=text, pod=str(first), node=first.node)
 
     def _space(self, interface: PodInterface, address: Address) -> object:
-        """In which an address is to be unique; None when it comes from elsewhere."""
+        """The space in which an interface's address must be unique; None for an address of another IPAM."""
         networks = [n for n in self._own[interface.network] if n.holds(address)]
         if networks:
             network = networks[0]
@@ -285,10 +286,10 @@ class AuditRules:
 
 
 def find_dead(leases: Collection[Lease], pods: Mapping[Name, Pod]) -> dict[Key, str]:
-    """The dead ones of `leases` that the agent frees, each with the reason; `pods` hold those of their names that exist.
+    """The reason for each of `leases` that is dead, by key. `pods` are the existing pods with the leases' pod names.
 
-    Of the findings only those that the pod's object decides: the pod is gone, is another of the same name, or has ended. A
-    network-status alone decides nothing here: Multus writes it after the ADD.
+    Only the Pod object decides: the pod is gone, is another pod with the same name, or has ended. The network-status
+    does not count, since Multus writes it after the ADD.
     """
     rules = AuditRules(Snapshot("", leases, pods=pods))
     found = ((one.identity, rules.lease(one)) for one in leases)
@@ -296,7 +297,7 @@ def find_dead(leases: Collection[Lease], pods: Mapping[Name, Pod]) -> dict[Key, 
 
 
 def pools(states: Iterable[IPPool]) -> Iterator[Finding]:
-    """Find the allocations of IPPools whose keys stand for no address of the pool."""
+    """Yield findings about allocations of IPPools whose keys are not the offset of an address."""
     for state in states:
         for key in state.stray:
             message = f"pool {state.name} has an allocation under the key {key!r}, which stands for no address of it"
@@ -304,7 +305,7 @@ def pools(states: Iterable[IPPool]) -> Iterator[Finding]:
 
 
 def _holds(state: IPPool, address: Address) -> bool:
-    """Whether the range in the pool's name has the address."""
+    """Whether the range in the pool's name contains the address."""
     try:
         return bool(range_of(state.name, *address))
     except ValueError:

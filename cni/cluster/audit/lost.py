@@ -1,4 +1,4 @@
-"""Whether the node of a lease is lost, so that no agent of that node can free the lease, and nothing runs there. Pure."""
+"""Whether the node of a lease is lost: no agent of the node can free the lease, and no pod runs on the node. Pure."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ AGENT_LIVES = (
 
 
 def is_abandoned(lease: Lease, nodes: Mapping[str, Node]) -> bool:
-    """Whether no node's agent frees the lease: its node is unknown, gone, or out of service for good."""
+    """Whether no node's agent frees the lease: its node is unknown, gone, or out of service."""
     node = nodes.get(lease.node)
     return node is None or node.out_of_service
 
@@ -39,13 +39,14 @@ def blocker(
     named: Collection[str] = (),
     alive: Collection[str] = (),
 ) -> str:
-    """The reason why an abandoned lease whose pod is gone cannot be freed yet, "" for none: its pod may run somewhere.
+    """The reason why an abandoned lease of a deleted pod cannot be freed yet: the pod may still run. "" for none.
 
-    A pod can be deleted from the API while it runs: its node does not answer, or it was deleted by force and needs long
-    to end. Only its node's agent can tell. `seen_on` is the node on which the pod was seen while it lived, "" for several,
-    None for none; `is_over`: its containers have ended, as its node says. `named` are the nodes that leases name. A node
-    that the API does not know is deleted, or its plugins use another name for it: then it may be any silent node that no
-    lease names. `alive` are the nodes whose agents renew their Leases: one that is deleted may still run its pods.
+    A pod can be deleted from the API while it runs: its node does not answer, or it was deleted by force and ends
+    slowly. Only its node's agent can see it. `seen_on` is the node of the pod while it existed, "" for several nodes,
+    None for none. `is_over`: its node has reported that the containers have ended. `named` are the nodes that leases
+    name. A lease's node without a Node object was deleted, or the plugins use another name for it: then it may be any
+    node that is not ready and that no lease names. `alive` are the nodes whose agents renew their Leases: even a
+    deleted one may run pods.
     """
     for name in (seen_on, lease.node):
         if name and name not in nodes and name in alive:

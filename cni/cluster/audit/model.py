@@ -1,6 +1,7 @@
-"""What a cluster and its stores hold, as plain values that rules judge; and the objects of the API as these values. Pure.
+"""The content of a cluster and its stores as plain values for the rules, and their parsing from objects of the API.
+Pure.
 
-A lease is that of the stores, ipam.leases.Lease. What a store does not tell is "" or 0.
+Leases are ipam.leases.Lease. A member that a store does not have is "" or 0.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ _PLUGINS = ("whereabouts", "railcni-whereabouts")
 
 @dataclass(frozen=True)
 class PodInterface:
-    """An interface that Multus says a pod has; `network` is "namespace/name" of its NAD."""
+    """An interface of a pod, by the network-status of Multus; `network` is "namespace/name" of its NAD."""
 
     network: str
     ifname: str
@@ -45,9 +46,9 @@ class PodInterface:
 
 @dataclass(frozen=True)
 class Pod:
-    """A pod. `interfaces` is None when it has no network-status yet, or none at all.
+    """A pod. `interfaces` is None when the pod has no network-status, or none yet.
 
-    The kubelet gives a static pod another UID, and passes that one to the plugins: `static_uid`.
+    `static_uid` is the other UID of a static pod, which the kubelet makes and passes to the plugins.
     """
 
     namespace: str
@@ -68,12 +69,12 @@ class Pod:
 
     @property
     def is_pending(self) -> bool:
-        """Whether its containers have not started yet."""
+        """Whether the pod's phase is Pending: not all containers have started."""
         return self.phase == "Pending"
 
     @property
     def is_over(self) -> bool:
-        """Whether all its containers have ended for good; kubelet takes its sandbox down soon after."""
+        """Whether all containers have ended for good; the kubelet removes the sandbox soon after."""
         return self.phase in ("Succeeded", "Failed")
 
     def addresses(self) -> list[Address]:
@@ -82,7 +83,7 @@ class Pod:
 
 @dataclass(frozen=True)
 class Node:
-    """A node of the cluster. A pod that is gone from a node that is not ready may run there still."""
+    """A node of the cluster. A pod that was deleted from the API may still run on a node that is not ready."""
 
     name: str
     ready: bool
@@ -90,13 +91,13 @@ class Node:
 
     @property
     def may_run_on(self) -> bool:
-        """Whether a pod that was deleted may still run there, since nobody has seen it end."""
+        """Whether a deleted pod may still run on the node: it is not ready, and not out of service."""
         return not self.ready and not self.out_of_service
 
 
 @dataclass(frozen=True)
 class IpamBlock:
-    """What one ipam block of a NAD says: `name` is "namespace/name" of the NAD, `cni_name` that of its network."""
+    """An ipam block in a NAD. `name` is "namespace/name" of the NAD, `cni_name` the network's name in its config."""
 
     name: str
     cni_name: str
@@ -108,11 +109,11 @@ class IpamBlock:
     cooldown: int = 0  # seconds
 
     def holds(self, address: Address) -> bool:
-        """Whether one of its ranges has the address."""
+        """Whether one of the ranges contains the address."""
         return any(rng.family == address[0] and rng.contains(address[1]) for rng in self.ranges)
 
     def pools(self) -> list[str]:
-        """The names of its pools; a network with node slices also has a pool for each node."""
+        """The names of the pools of the ranges; a network with node slices has a further pool for each node."""
         return [rng.pool_name(self.network_name) for rng in self.ranges]
 
 
@@ -120,10 +121,10 @@ class IpamBlock:
 class Snapshot:
     """The content of a store and its cluster at one time. None means not read; rules that need the member are skipped.
 
-    `kind` is that of the store; `agents` are the nodes with agents that may be alive; `nads` are the names of all NADs,
-    "namespace/name", with any IPAM. For a file store, `records` are this node's records that name it, and `counted` the
-    pools by the counts of its bitmaps. `unread` has a text for each thing that could not be read, with the reason.
-    `findings` are faults that were met during the reading, `counts` the numbers of objects read, by kind.
+    `kind` is that of the store. `agents` are the nodes whose agents may be alive. `nads` are the names of all NADs,
+    "namespace/name", with any IPAM. For a file store, `records` are this node's records of the store, and `counted` its
+    pools as its bitmaps count them. `unread` has a text with the reason for each kind of object that could not be read.
+    `findings` are faults that the reading found; `counts` are the numbers of objects read, by kind.
     """
 
     kind: str
@@ -146,7 +147,7 @@ class Snapshot:
 
 
 def parse_pod(document: Mapping[str, Any]) -> Pod:
-    """A Pod of the API."""
+    """The Pod in an object of the API."""
     metadata, status = document.get("metadata") or {}, document.get("status") or {}
     annotations = metadata.get("annotations") or {}
     told = next((annotations[key] for key in STATUS_ANNOTATIONS if annotations.get(key)), None)
@@ -163,7 +164,7 @@ def parse_pod(document: Mapping[str, Any]) -> Pod:
 
 
 def parse_node(document: Mapping[str, Any]) -> Node:
-    """A Node of the API."""
+    """The Node in an object of the API."""
     conditions = (document.get("status") or {}).get("conditions") or []
     taints = (document.get("spec") or {}).get("taints") or []
     return Node(
@@ -174,7 +175,10 @@ def parse_node(document: Mapping[str, Any]) -> Node:
 
 
 def parse_networks(document: Mapping[str, Any]) -> list[IpamBlock]:
-    """The networks of a NetworkAttachmentDefinition that whereabouts serves; those that cannot be read are left out."""
+    """The ipam blocks in a NetworkAttachmentDefinition whose type is whereabouts or railcni-whereabouts.
+
+    Blocks that cannot be read are left out.
+    """
     metadata = document.get("metadata") or {}
     try:
         config = json.loads((document.get("spec") or {}).get("config") or "{}")
@@ -190,7 +194,7 @@ def parse_networks(document: Mapping[str, Any]) -> list[IpamBlock]:
 
 
 def nad_name(document: Mapping[str, Any]) -> str:
-    """ "namespace/name" of an object, as network-status has it."""
+    """ "namespace/name" of an object, as in network-status."""
     metadata = document.get("metadata") or {}
     return f"{metadata.get('namespace') or ''}/{metadata.get('name') or ''}"
 
@@ -224,9 +228,9 @@ def parse_pool(
     reservation_of: Callable[[str], Reservation | None],
     networks: Collection[IpamBlock] = (),
 ) -> IPPool:
-    """An IPPool of the API with its leases; ValueError when spec.range is no CIDR.
+    """The IPPool in an object of the API, with its leases. Raises ValueError when spec.range is no CIDR.
 
-    `networks` tell which pools are of node slices: their names hold a node's name too.
+    `networks` show which pools are node slices, whose names also have the name of a node.
     """
     pool = IPPool(dict(document), len(json.dumps(document, separators=(",", ":"))))
     pool.read_leases(_scope(pool, networks), reservation_of)

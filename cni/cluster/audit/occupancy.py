@@ -1,7 +1,7 @@
-"""How full a pool is, and where. Pure.
+"""The occupancy of pools, as numbers and as a strip. Pure.
 
-A strip shows the addresses that may be given, from the lowest on, in cells of equal size. Of a range of more than 2^16
-addresses it shows only the beginning, as far as leases reach: the lowest free address is given, so nothing is behind.
+A strip shows the addresses that may be given, in order, in cells of equal size. Of more than 2^16 addresses the strip
+shows only the first ones, up to the last lease.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from ipam.ranges import BITS, Range, merge, parse_cidr, range_of
 Span = tuple[int, int]  # the first and the last address
 
 CELLS = 32
-_MOST_SHOWN = 1 << 16  # addresses that are shown to the last
+_MOST_SHOWN = 1 << 16  # the largest number of addresses that a strip always shows in full
 _BLOCKS = "·▁▂▃▄▅▆▇█"
 _PLAIN = ".12345678"
 
 
 @dataclass(frozen=True)
 class Occupancy:
-    """The use of a pool: `size` addresses may be given, `used` are leased, `outside` of them beyond the pool's spans.
+    """The use of a pool: `size` addresses may be given; `used` are leased, `outside` of them beyond the `size`.
 
-    `cells` are the leased shares, from 0 to 1, of equal parts of the first `shown` addresses.
+    `cells` has the leased share, from 0 to 1, of each of up to CELLS equal parts of the first `shown` addresses.
     """
 
     size: int
@@ -43,18 +43,18 @@ class Occupancy:
 
     @property
     def percent(self) -> float:
-        """The share of the addresses that are leased."""
+        """The share of the addresses that are leased, from 0 to 100."""
         return 100 * (self.used - self.outside) / self.size if self.size else 0.0
 
     def drawn(self, encoding: str) -> str:
-        """The cells as text, in ASCII where the terminal takes no more: "." is empty, 8 is full."""
+        """The cells as text; in ASCII, from "." for empty to "8" for full, if the encoding lacks block characters."""
         signs = _BLOCKS if _takes(encoding) else _PLAIN
         return "".join(signs[max(1, int(8 * share)) if share else 0] for share in self.cells)
 
 
 @dataclass(frozen=True)
 class PoolUse:
-    """A pool and how full it is; `occupancy` is None where its name tells no range."""
+    """A pool with its number of leases, `used`, and its occupancy, None if its name has no range."""
 
     name: str
     family: int
@@ -88,7 +88,7 @@ def _occupancy(ranges: Iterable[Range], name: str, family: int, first: int, leas
 
 
 def ranges_by_pool(networks: Iterable[IpamBlock]) -> dict[str, list[Range]]:
-    """The ranges of `networks` by the name of their pool."""
+    """The ranges of `networks` by the names of their pools."""
     found: dict[str, list[Range]] = defaultdict(list)
     for network in networks:
         for one in network.ranges:
@@ -97,14 +97,14 @@ def ranges_by_pool(networks: Iterable[IpamBlock]) -> dict[str, list[Range]]:
 
 
 def spans_of(cidr: str, ranges: Iterable[Range] = ()) -> list[Span]:
-    """The addresses of a pool that may be given: what the networks' `ranges` say, else all of its CIDR."""
+    """The spans of addresses that a pool may give: those of the networks' `ranges`, or without any that of its CIDR."""
     own = list(ranges) or [Range(*parse_cidr(cidr))]
     return merge((span for rng in own for span in rng.spans()), 0, 1 << BITS[6])
 
 
 def of(values: Sequence[int], spans: Sequence[Span]) -> Occupancy:
     """The occupancy of `spans` by the leased addresses `values`; both are sorted."""
-    size, places = 0, []  # the leased ones by their place among all addresses of the spans
+    size, places = 0, []  # places: the index of each leased address among all addresses of the spans
     for low, high in spans:
         inside = values[bisect_left(values, low) : bisect_right(values, high)]
         places += [size + value - low for value in inside]

@@ -1,8 +1,9 @@
-"""The Lease of each node's agent, which tells that the agent lives after its Node object is deleted.
+"""The Lease of each node's agent, which shows that the agent is alive even after its Node object was deleted.
 
-A Lease is named `node-` and its node, in a namespace that only has these and the election's, whose name begins
-otherwise. An agent renews its own once a minute: in a cluster of 500 nodes this makes 8 small requests a second. A Lease
-has no Node as its owner, since it must outlive the Node. The elected agent deletes the Lease of a node gone for good.
+The name of a Lease is `node-` and the node's name. Its namespace has only these Leases and that of the election,
+which has another prefix. An agent renews its Lease once a minute: 8 small requests a second in a cluster of 500
+nodes. The Node is not the Lease's owner, since the Lease must outlive it. The elected agent deletes the Lease of a
+node that is gone for good.
 """
 
 from __future__ import annotations
@@ -20,28 +21,28 @@ from ipam.stores.apiserver.faults import Conflict, Gone
 NAMESPACE = "railcni-node-leases"
 LEASES = "leases"
 _PREFIX = "node-"
-BOOT_CLOCK = partial(time.clock_gettime, time.CLOCK_BOOTTIME)  # it goes on while the machine sleeps
+BOOT_CLOCK = partial(time.clock_gettime, time.CLOCK_BOOTTIME)  # runs while the machine sleeps
 
 
 def stamp() -> str:
-    """The time now, as a Lease has it."""
+    """The present time in the format of a Lease: RFC 3339 with microseconds, UTC."""
     return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
 
 def document(name: str, spec: dict[str, Any]) -> dict[str, Any]:
-    """A new Lease."""
+    """A new Lease as JSON."""
     metadata = {"name": name, "namespace": NAMESPACE}
     return {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": metadata, "spec": spec}
 
 
 def nodes_of(leases: Iterable[dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """The nodes whose agents have one of these Leases, each with it."""
+    """The Leases of nodes' agents among `leases`, by the name of the node."""
     named = {one["metadata"]["name"]: one for one in leases}
     return {name.removeprefix(_PREFIX): one for name, one in named.items() if name.startswith(_PREFIX)}
 
 
 def renew(api: Api, node: str, seconds: float) -> None:
-    """Renew the Lease of `node`'s agent for `seconds`: one request, two for the first one. Raises CniError."""
+    """Renew the Lease of the agent on `node` for `seconds`, or create it. Raises CniError."""
     spec = {"holderIdentity": node, "leaseDurationSeconds": max(1, round(seconds)), "renewTime": stamp()}
     name = _PREFIX + node
     try:
@@ -54,7 +55,7 @@ def renew(api: Api, node: str, seconds: float) -> None:
 
 
 def delete(api: Api, metadata: dict[str, Any]) -> bool:
-    """Delete the Lease of a node that is gone; False when it has been renewed since it was read. CniError."""
+    """Delete the Lease of a node that is gone; return False if it has changed since it was read. Raises CniError."""
     try:
         api.delete(LEASES, metadata["name"], metadata["uid"], metadata["resourceVersion"], NAMESPACE)
     except (Conflict, Gone):
@@ -63,11 +64,11 @@ def delete(api: Api, metadata: dict[str, Any]) -> bool:
 
 
 class SilenceWatch:
-    """Tells silent agents from live ones by whether their Leases change; times in a Lease do not count: clocks differ.
+    """A watch that distinguishes silent agents from live ones. Times in Leases do not count, since clocks differ.
 
-    An agent is silent when its Lease has not changed for `grace` seconds and its leaseDurationSeconds (600 at most).
-    So after a single reading no agent counts as silent. After a long pause between two readings, counting begins again:
-    perhaps no agent could renew its Lease meanwhile.
+    An agent is silent when its Lease has not changed for `grace` seconds and for its leaseDurationSeconds (at most
+    600). So after a single reading no agent is silent. After a long pause between two readings the counting begins
+    again, since perhaps no agent could renew its Lease in the pause.
     """
 
     _LONGEST = 600.0
@@ -76,16 +77,16 @@ class SilenceWatch:
     def __init__(self, grace: float = 60.0, clock: Callable[[], float] = BOOT_CLOCK) -> None:
         self._grace = grace
         self._clock = clock
-        # Of each Lease: its renewal, since when it is seen, the seconds that it promises
+        # by node: (renewTime of the Lease, time of its first reading, leaseDurationSeconds)
         self._seen: dict[str, tuple[object, float, float]] = {}
         self._read_at = 0.0
 
     def alive(self, cluster: Cluster) -> set[str]:
-        """The nodes whose agents are not silent. One without a Lease has no agent, or one of a former version. CniError."""
+        """The nodes whose agents have a Lease and are not silent. Raises CniError."""
         return {node for node, (is_silent, _) in self._read(cluster).items() if not is_silent}
 
     def silent(self, cluster: Cluster) -> dict[str, dict[str, Any]]:
-        """The nodes whose agents have a Lease and are silent, each with the Lease's metadata. CniError."""
+        """The metadata of the Leases of silent agents, by node. Raises CniError."""
         return {node: metadata for node, (is_silent, metadata) in self._read(cluster).items() if is_silent}
 
     def _read(self, cluster: Cluster) -> dict[str, tuple[bool, dict[str, Any]]]:

@@ -1,6 +1,6 @@
-"""Reads a store, whatever its kind, and the pods and nodes that its leases are for, and applies the rules.
+"""The reading of a store of any kind with the pods and nodes of its leases, and the audit by the rules.
 
-It only gets and lists, in pages, and reads files.
+The reading changes nothing: it gets objects, lists them in pages, and reads files.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ Progress = Callable[[str], object]
 
 @dataclass(frozen=True)
 class Audit:
-    """The findings, the snapshots that they are of, one of each store, and how many objects of each kind were read."""
+    """The findings of an audit, the number of read objects by kind, and the snapshot of each store."""
 
     findings: list[Finding]
     counts: Mapping[str, int]
@@ -45,9 +45,9 @@ class Audit:
 
 
 def audit(choices: Sequence[Choice], progress: Progress) -> Audit:
-    """Audit at all of the stores, which are of one cluster if they are several.
+    """Audit the stores `choices`; several must be stores of one cluster.
 
-    CniError when a store, or in a cluster the pods, cannot be read.
+    Raises CniError when a store, or the pods of a cluster, cannot be read.
     """
     choice = choices[0]
     if not choice.is_shared:
@@ -60,7 +60,7 @@ def audit(choices: Sequence[Choice], progress: Progress) -> Audit:
     unread: list[str] = []
     progress("reading networks")
     networks, nads = _or(cluster.networks, ([], set()), unread)
-    # before the pods: a pod is there before its lease, and goes after it
+    # stores are read before pods, since a pod exists before its lease and after it
     contents = [
         _of_pools(cluster, networks, progress) if one.kind == "kubernetes" else _content(one, progress)
         for one in choices
@@ -80,7 +80,7 @@ def audit(choices: Sequence[Choice], progress: Progress) -> Audit:
 
 
 def _elsewhere(cluster: Cluster) -> list[Finding]:
-    """The pools that another namespace has too."""
+    """The findings about pools that another namespace has too."""
     own = cluster.api.access.namespace
     places = read_all(
         lambda: cluster.pages(
@@ -101,7 +101,7 @@ def _elsewhere(cluster: Cluster) -> list[Finding]:
 
 
 def _findings(snapshots: Sequence[Snapshot]) -> list[Finding]:
-    """The findings of all stores. A fault of a pod's address counts once, and not if one store has its lease."""
+    """The findings in all stores, each once. A pod with a lease in one store is not reported as one without a lease."""
     given = {(lease.text, lease.pod_ref) for snapshot in snapshots for lease in snapshot.leases}
     found: dict[tuple[object, ...], Finding] = {}
     for snapshot in snapshots:
@@ -117,7 +117,7 @@ def _findings(snapshots: Sequence[Snapshot]) -> list[Finding]:
 
 
 def read(choice: Choice, progress: Progress = str, pool: str = "") -> Snapshot:
-    """The content of the chosen store, or of one pool of it; `progress` is called as the reading goes on."""
+    """The content of the chosen store; with `pool` only of that pool. `progress` is called with texts meanwhile."""
     if choice.kind != "kubernetes":
         return _of_store(choice, progress, pool)
     cluster = Cluster(choice.kubeconfig, choice.namespace)
@@ -127,7 +127,10 @@ def read(choice: Choice, progress: Progress = str, pool: str = "") -> Snapshot:
 
 
 def given_part(choice: Choice, found: Snapshot) -> Snapshot:
-    """`found` with the networks, which say which part of a pool may be given: those of the cluster, or of libcni's cache."""
+    """`found` with the networks, whose ranges are the part of a pool that may be given.
+
+    The networks are those of the cluster, or for other stores those in libcni's cache.
+    """
     if found.networks:
         return found
     if choice.kind in stores.IN_CLUSTER:
@@ -143,7 +146,7 @@ def _content(choice: Choice, progress: Progress) -> Snapshot:
 
 
 def _of_store(choice: Choice, progress: Progress, pool: str = "") -> Snapshot:
-    """The content of a store other than that of IPPools: each of its leases is complete in itself."""
+    """The content of a store other than that of IPPools; with `pool` only of that pool."""
     store = choice.open(READ)
     with store.session():  # the pages of one reading belong together
         found = []
@@ -155,14 +158,14 @@ def _of_store(choice: Choice, progress: Progress, pool: str = "") -> Snapshot:
 
 
 def _leases(store: Store, pool: str = "") -> Iterator[Lease]:
-    """All leases, or those of one pool, by pool and address."""
+    """Yield the leases of all pools, or of one, sorted by pool and address."""
     for found in store.pools():
         if pool in ("", found.name):
             yield from store.each_lease(found.name)
 
 
 def _of_pools(cluster: Cluster, networks: list[IpamBlock], progress: Progress, pool: str = "") -> Snapshot:
-    """What the IPPools of a cluster hold."""
+    """The content of the IPPools of a cluster; with `pool` only of that pool."""
     progress("reading pools and reservations")
     reading = PoolReading(cluster, networks)
     states = sorted((s for s in read_all(reading.read) if pool in ("", s.name)), key=lambda state: state.name)
@@ -173,7 +176,7 @@ def _of_pools(cluster: Cluster, networks: list[IpamBlock], progress: Progress, p
 
 
 def _of_keys(choice: Choice, progress: Progress) -> Snapshot:
-    """What the keys of etcd hold, and their faults."""
+    """The content of the keys in etcd, with the findings about the keys."""
     store = EtcdStore(choice.store_ref)
     entries: dict[bytes, bytes] = {}
     last = b""
@@ -186,7 +189,7 @@ def _of_keys(choice: Choice, progress: Progress) -> Snapshot:
 
 
 def _or(read: Callable[[], Any], instead: Any, unread: list[str]) -> Any:
-    """What `read` answers; `instead`, and a note, where it is not allowed."""
+    """The result of `read()`. If the server forbids it, append the message to `unread` and return `instead`."""
     try:
         return read()
     except Forbidden as fault:
@@ -211,15 +214,15 @@ def _names(record: Mapping[str, Any], choice: Choice) -> bool:
 
 
 def record_of(attachment: Attachment, choice: Choice) -> Mapping[str, Any] | None:
-    """The record of an attachment, if it names the chosen store."""
+    """The record of an attachment; None for none, or if it names another store than the chosen one."""
     record = Records(STATE).read(attachment, PART)
     return record if record and _names(record, choice) else None
 
 
 def is_there(lease: Lease, users: Sequence[Attachment]) -> bool | None:
-    """Whether the address of `lease` may be in use here, by the links of `users`.
+    """Whether the address of `lease` may be in use on this machine by the links of `users`; None when this is unknown.
 
-    None when that cannot be told, as for /dev/null, which DRA drivers pass.
+    It is unknown for a netns of /dev/null, which DRA drivers pass.
     """
     try:
         if in_use.may_be(lease, users, Records(STATE)):

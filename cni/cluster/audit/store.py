@@ -1,4 +1,4 @@
-"""The store that is meant: the node's own files, a cluster's objects, or what a flat file names."""
+"""The choice of a store: the node's own files, a cluster's objects, or the store that a flat file names."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ SECONDS = 30.0  # for one request
 
 
 class Choice:
-    """A chosen store. `store_ref` is its reference by ipam.stores.ref_of, `kubeconfig` the cluster's, "" for none.
+    """A chosen store. `store_ref` is its reference by ipam.stores.ref_of; `cooldown` is the flat file's, in seconds.
 
-    `cooldown`: the flat file's, in seconds.
+    `kubeconfig` is that of the cluster, "" for none; `namespace` has the leases, "" means the kubeconfig's.
     """
 
     def __init__(self, store_ref: dict[str, Any], kubeconfig: str = "", namespace: str = "", cooldown: int = 0) -> None:
@@ -44,14 +44,14 @@ class Choice:
         return stores.open_store(self.store_ref, use)
 
     def identity(self) -> dict[str, Any]:
-        """What tells this store from others, in a report, with no secret in it."""
+        """The identity of the store for a report, without secrets."""
         if self.kind not in stores.IN_CLUSTER:
             return {k: v for k, v in stores.recorded(self.store_ref).items() if v}
         access = Api(self.kubeconfig, SECONDS, self.namespace).access
         return {"kind": self.kind, "server": str(access), "namespace": access.namespace}
 
     def __str__(self) -> str:
-        """For messages."""
+        """The store's name for messages."""
         if not self.is_shared:
             path = str(self.store_ref["path"])
             return f"{path}, which is not there: --kubeconfig FILE names a cluster" if is_missing(path) else path
@@ -63,13 +63,13 @@ class Choice:
 
 
 def of_flat_file(config: str = "") -> Choice:
-    """The store of a flat file, "" for the installed one. A pod without one has its cluster's."""
+    """The store that the flat file `config` names; "" means the installed one. A pod without one uses IPPools."""
     faults: list[Fault] = []
     source = Source({"configuration_path": config}, _Files, faults)
     if config and source.path != config:
         faults.append(Fault("--flat-file", config, "there is no such file"))
     named = IpamConfig()
-    named.ranges = []  # all pools are meant
+    named.ranges = []  # for all pools
     source.fill(named, IPAM_KEYS, faults)
     refuse(faults)
     if not source.path and "KUBERNETES_SERVICE_HOST" in os.environ:
@@ -81,12 +81,12 @@ def of_flat_file(config: str = "") -> Choice:
 
 
 def kubeconfig_of(path: str) -> str:
-    """The absolute path that the option --kubeconfig names; "" when it is not given. InvalidConfig names the option."""
+    """The absolute `path` of the option --kubeconfig; "" if not given. Raises InvalidConfig if it cannot be read."""
     return readable(path, f'--kubeconfig "{path}"') if path else ""
 
 
 def readable(path: str, named: str) -> str:
-    """Make `path` absolute. Raises InvalidConfig, with the argument `named`, when the file cannot be read."""
+    """The absolute `path`. Raises InvalidConfig, which begins with `named`, when the file cannot be read."""
     if not os.access(path, os.R_OK):
         why = "there is no such file" if is_missing(path) else "it cannot be read"
         raise InvalidConfig(f"{named}: {why}")
@@ -94,7 +94,7 @@ def readable(path: str, named: str) -> str:
 
 
 class _Files:
-    """Whoever runs the command may read what they may read: the policy is for networks."""
+    """Access to files without the policy for networks: the user of the command may read any readable file."""
 
     load = staticmethod(flatfile.load)
     host_name = staticmethod(flatfile.host_name)
@@ -109,7 +109,7 @@ class _Files:
 
 
 class NoFiles(_Files):
-    """Without any flat file, as for the NADs of other nodes."""
+    """Access without a flat file, for the NADs of other nodes."""
 
     @staticmethod
     def load(path: str, /) -> bytes | None:

@@ -1,4 +1,4 @@
-"""The faults of a store by itself: leases of one machine beside its records and namespaces, counts, and keys of etcd. Pure."""
+"""The rules for a store by itself: a machine's leases, records and namespaces; counts; keys of etcd. Pure."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from ipam.group import rails
 from ipam.leases import Lease
 from ipam.stores.etcd.keys import LEASE, Keys, family_of, shown, value_of
 
-# Whether the address of a lease may be in use, by the links of these attachments; None when it cannot be told.
+# Whether the address of a lease may be in use by the links of these attachments; None when this is unknown.
 InUse = Callable[[Lease, Sequence[Attachment]], bool | None]
 
 
 def find(snapshot: Snapshot, in_use: InUse) -> list[Finding]:
-    """All findings, those of one pool together."""
+    """All findings, sorted by pool and address."""
     found = [*_leases(snapshot, in_use), *_records(snapshot, in_use), *_counts(snapshot)]
     return sorted(found, key=lambda f: (f.pool, len(f.address), f.address, f.kind))
 
 
 def of_lease(lease: Lease, record: Mapping[str, Any] | None, in_use: InUse) -> Finding | None:
-    """What is to be said of one lease, and of the record of its attachment."""
+    """The finding about a lease and the record of its attachment, None for no record; None for no finding."""
     if record and record.get("pending") is True:
         why = "a DEL came and could not release it: `railcni ipam flush` does"
         return about(lease, kinds.RELEASE_PENDING, LOOK, why)
@@ -85,11 +85,11 @@ def _counts(snapshot: Snapshot) -> Iterator[Finding]:
 
 # --- the keys of etcd ---
 
-_ALONE = (b"cooling", b"former", b"full", b"void")  # keys that go with no single lease; "full" is of earlier versions
+_ALONE = (b"cooling", b"former", b"full", b"void")  # keys that belong to no lease; "full" is of earlier versions
 
 
 def find_in_keys(entries: Mapping[bytes, bytes], keys: Keys) -> tuple[list[Lease], list[Finding]]:
-    """The leases among `entries`, all that a store has, and what is wrong; a key of another program is a finding."""
+    """(leases, findings) from `entries`, which are all keys and values of a store. A foreign key is a finding."""
     leases: list[Lease] = []
     found: list[Finding] = []
     wanted: dict[bytes, tuple[bytes, Lease]] = {}
