@@ -55,7 +55,7 @@ def _ref_of(config: IpamConfig) -> dict[str, Any]:
     if config.ranges:
         if config.node_slice_size:
             store_ref["node"] = config.node
-        whole = config.node_slice_size and not config.slice_node  # then none of it is this node's
+        whole = config.node_slice_size and not config.slice_node  # then the range is not yet this node's slice
         ranges = [] if whole else config.ranges
         store_ref["pools"] = sorted({rng.pool_name(config.network_name, config.slice_node) for rng in ranges})
     return store_ref

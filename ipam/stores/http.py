@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from cni.shared.spec.errors import CniError
 
-AGENT = f"railcni/{VERSION}"  # Kubernetes notes the part before the / as a field's manager
+AGENT = f"railcni/{VERSION}"  # Kubernetes takes the part before the / as the field manager
 
 _MOMENT = 0.25  # seconds for each place in the first round of `dial`
 _MOST_BYTES = 64 << 20  # of a reply
@@ -178,9 +178,9 @@ class Connection:
         self._tls = context is not None
         self.at = 0  # index of its endpoint, for a client that has several
         self.reused = False
-        self.answers = self._tls  # whether the other side has said anything, to TLS at least
-        self.used = 0.0  # when it was kept
-        self.retry_after = 0  # seconds that the last reply asks to wait for before another request
+        self.answers = self._tls  # whether the server has sent a reply, or done a TLS handshake
+        self.used = 0.0  # time.monotonic when the connection was kept
+        self.retry_after = 0  # the Retry-After of the last reply, in seconds
         if context:
             try:
                 self._socket = context.wrap_socket(

@@ -114,7 +114,7 @@ class Agent:
         if not options.once:
             tasks.append(Task("Lease of this node", 2 * options.lease_seconds, self.renew_lease))
         if not options.no_collect:
-            self.metrics.last.set(time.time())  # without a sample an alert would never notice that no pass succeeds
+            self.metrics.last.set(time.time())  # without a sample, an alert could not see that no pass succeeds
             tasks.append(Task("election", options.lease_seconds / 3, self.elect))
             tasks.append(Task("collector", options.every or options.grace / 2, self.collector.steps))
         return tasks

@@ -115,7 +115,7 @@ class Collector:
             yield
 
     def _free_or_restore(self, source: ClusterSource, pods: dict[Name, Pod]) -> Steps:
-        """Free the dead leases of this node, and restore lost ones."""
+        """Free the dead leases of this node, and restore the lost objects of its other leases."""
         leases = {**source.marked, **source.records}
         dead = find_dead(list(leases.values()), pods)
         for key in [key for key in dead if key not in source.records]:

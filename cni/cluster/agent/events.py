@@ -16,7 +16,7 @@ RECLAIMED, CONTENDED = "AddressReclaimed", "AddressContended"
 RESTORED, LEASE_RESTORED = "ReservationRestored", "LeaseRestored"
 EXHAUSTED, UNREADABLE, WAITING = "PoolExhausted", "PoolUnreadable", "ReclaimWaits"
 OUTDATED = "DefinitionOutdated"
-NODES_NAMESPACE = "default"  # where Events of objects without a namespace are
+NODES_NAMESPACE = "default"  # the namespace of Events about cluster-scoped objects
 _REPEAT_SECONDS = 3600.0
 
 

@@ -198,7 +198,7 @@ class Tokens:
                 resource, {"metadata": {}, "spec": {**wanted, "boundObjectRef": bound}}, self._namespace
             )
             self.unbound = ""
-        except InvalidConfig as refused:  # a policy refuses the second request too
+        except InvalidConfig as refused:  # if a policy is the reason, the second request fails too
             answer = api.create(resource, {"metadata": {}, "spec": wanted}, self._namespace)
             self.unbound = refused.details or refused.msg
         return answer

@@ -1,4 +1,4 @@
-"""The freeing of a dead lease or reservation, which is read again right before; the change tests what was read."""
+"""The freeing of a dead lease or reservation. It is read again right before, and the request fails after a change."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Freeing:
     def free_lease(
         self, lease: Lease, check: Check, cooldown: int = 0, dry_run: bool = False, is_ended: bool = False
     ) -> None:
-        """Free the lease. Raises Changed, also by `check(lease)`, when the lease must not be freed now; CniError.
+        """Free the lease. Raises Changed, also by `check(lease)`, when it must not be freed now; else CniError.
 
         `cooldown` in seconds applies if the lease's record has none. `is_ended`: the caller knows that the address is
         not in use; this counts if the process sees too little of the node to judge.
@@ -134,7 +134,7 @@ class Freeing:
         dry_run: bool = False,
         is_ended: bool = False,
     ) -> None:
-        """Delete a reservation without a lease. Raises Changed, also by `check` of the present reservation; CniError.
+        """Delete a reservation without a lease. Raises Changed, also by `check(reservation)`, or CniError.
 
         The deletion tests more than the UID, since an ADD that takes over the address changes the reservation in place.
         `is_ended` is that of `free_lease`.

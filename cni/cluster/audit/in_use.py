@@ -46,7 +46,7 @@ def excluded(records: Records, owner: Attachment) -> Iterator[list[Attachment] |
 
 
 def recorded(lease: Lease, records: Records) -> Lease:
-    """`lease` as in this machine's record, if the store has only container and interface and there is such a record."""
+    """The lease from this machine's record, if the store has only its container and interface; else `lease` itself."""
     if lease.network:
         return lease
     for attachment, record in records.of_container(lease.container_id, PART) or ():

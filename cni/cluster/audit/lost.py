@@ -55,7 +55,7 @@ def blocker(
     if where and (where.may_run_on or not (is_over or where.out_of_service)):
         return _WAITS_FOR_NODE.format(where.name, "") if where.may_run_on else _WAITS_FOR_AGENT.format(where.name)
     if seen_on or lease.node in nodes:
-        return ""  # the node is deleted, or an administrator has said that it is off
+        return ""  # the node is deleted, or an administrator has tainted it as out of service
     if not lease.node:
         return _NODE_UNKNOWN
     silent = sorted(n for n, node in nodes.items() if node.may_run_on and n not in named)

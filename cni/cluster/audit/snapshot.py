@@ -122,7 +122,7 @@ def read(choice: Choice, progress: Progress = str, pool: str = "") -> Snapshot:
         return _of_store(choice, progress, pool)
     cluster = Cluster(choice.kubeconfig, choice.namespace)
     progress("reading networks")
-    networks, _ = _or(cluster.networks, ([], set()), [])  # without them pools are as large as their names say
+    networks, _ = _or(cluster.networks, ([], set()), [])  # without networks, CIDRs give the sizes of pools
     return _of_pools(cluster, networks, progress, pool)
 
 

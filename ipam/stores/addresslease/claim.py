@@ -143,7 +143,7 @@ class Claim:
 
 
 def is_mixed(found: Objects, place: Want) -> bool:
-    """Whether the pool's objects may have both kinds of names. Raises InvalidConfig for a pool in IPPools; Open."""
+    """Whether the pool's objects may have both kinds of names. Raises InvalidConfig for a pool in IPPools, or Open."""
     attempts = Pauses(min(time.monotonic() + found.api.seconds, found.api.deadline))
     while True:
         try:

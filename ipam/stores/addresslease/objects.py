@@ -43,7 +43,7 @@ _UNTOLD = {**dict.fromkeys(("node", "bootID", "netns"), ""), "scope": None}
 
 
 def name_of(place: Want) -> str:
-    """The name of the object of an address."""
+    """The name of the AddressLease for the address of `place`."""
     address = format_address(place.family, place.value)
     if place.family == 6:
         address = "-".join(f"{place.value >> shift & 0xFFFF:x}" for shift in range(112, -1, -16))
@@ -52,7 +52,7 @@ def name_of(place: Want) -> str:
 
 
 def memory_name(pod: tuple[str, str, str], ifname: str) -> str:
-    """The name of the object with a pod's former addresses."""
+    """The name of the object with the former addresses of a pod's interface."""
     return f"former.{hashed(*pod[:2], ifname)}"
 
 

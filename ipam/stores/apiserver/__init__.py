@@ -162,11 +162,11 @@ class Api(http.Client):
                 )
 
     def patch(self, resource: str, name: str, operations: list[dict[str, Any]], namespace: str = "") -> dict[str, Any]:
-        """Apply a JSON patch; return at least the new metadata. Raises Conflict when a test fails; Gone, Open."""
+        """Apply a JSON patch; return at least the new metadata. Raises Conflict when a test fails, Gone or Open."""
         return self._object(self._call("PATCH", resource, name, _UNWARNED, codec.dumps(operations).encode(), namespace))
 
     def delete(self, resource: str, name: str, uid: str, version: str = "", namespace: str = "") -> None:
-        """Delete the object. Raises Conflict for another `uid` or, if given, another `version`; also Gone, Open."""
+        """Delete the object. Raises Conflict for another `uid` or, if given, another `version`, Gone or Open."""
         preconditions = {"uid": uid} | ({"resourceVersion": version} if version else {})
         options = {"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": preconditions}
         self._call("DELETE", resource, name, "", codec.dumps(options).encode(), namespace=namespace)

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 _VOID_SECONDS = 600  # the longest time for which a lost request may still arrive
 _WINDOWS = 50  # in one request
 _AT_ONCE = 64  # leases that one request reads by their keys
-_FORGETS, _FORGOTTEN = 8, 500  # of 256 releases, those that remove old memories; the keys that each removes
+_FORGETS, _FORGOTTEN = 8, 500  # how many of 256 releases also remove old memories; how many keys each may remove
 
 
 class EtcdStore(ServedStore):
@@ -116,7 +116,7 @@ class EtcdStore(ServedStore):
         identities = [self.keys.identity(old) for old in instead_of]
         looked_at = {*identities, *unique, *(key for old in instead_of for key in self.keys.unique(old))}
         reads = [txn.read(key, keys_only=True) for key in looked_at]
-        if len(set(unique)) < len(unique) or len(set(identities)) < len(identities):  # it cannot succeed
+        if len(set(unique)) < len(unique) or len(set(identities)) < len(identities):  # cannot succeed
             found = self._call(txn.transaction([], reads)).answers
             return Taken(self._taken(wants, instead_of, found))
         void = self.keys.all("void", *owner.attachment.key())
@@ -168,7 +168,7 @@ class EtcdStore(ServedStore):
         distinct = list({lease.key(): lease for lease in leases}.values())
         term = self._term()
         each = []
-        written: set[bytes] = set()  # etcd takes a key once
+        written: set[bytes] = set()  # a transaction may put a key only once
         # etcd evaluates all comparisons before any change
         for lease in sorted(distinct, key=lambda lease: -lease.sequence):
             changes = [txn.delete(key) for key in self.keys.entries(lease)]

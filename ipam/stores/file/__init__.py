@@ -1,11 +1,11 @@
 """The file store: the leases of one machine in one SQLite file, without a daemon.
 
-    DATADIR/leases.db                  table `lease`: a row a lease; table `bitmap`: which addresses are leased
-    DATADIR/leases.db-journal          SQLite's; it stays, and holds nothing between two calls
-    DATADIR/leases.db.damaged-N        a file that was found damaged
+    DATADIR/leases.db                  table `lease`: one row for each lease; table `bitmap`: the leased addresses
+    DATADIR/leases.db-journal          SQLite's journal; the file stays, and its content counts only during a call
+    DATADIR/leases.db.damaged-N        a damaged file, renamed
 
 Pools and reservation scopes have bitmaps: an address can be claimed when its bit is set in neither. A claim is one
-transaction, with as many rows in a full pool as in an empty one.
+transaction, which writes as many rows in a full pool as in an empty one.
 
 A new file, or the successor of a file that a power loss has damaged, begins with the leases of `restore`: those of the
 attachment records. A sound file of an earlier boot keeps its leases (ipam.stores.file.database).

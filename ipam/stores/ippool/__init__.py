@@ -69,7 +69,7 @@ class KubernetesStore(ObjectStore):
         self._doubtful: list[Lease] = []  # given up by claims with an unknown outcome
 
     def _begin(self) -> None:
-        """Forget the readings of the last session; the locks are taken when a pool is to be read."""
+        """Forget the readings of the last session. The first reading of a pool takes the locks."""
         self._view.forget()
         self._view.cooldown = self.cooldown
 

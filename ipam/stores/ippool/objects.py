@@ -57,7 +57,7 @@ def reservation_name(place: Want) -> str:
     name = object_name(format_address(place.family, place.value))
     if place.scope:
         return f"{place.scope}-{name}"
-    return f"0{name}" if name.startswith("-") else name  # ::7, which Go cannot reserve, since no name begins with "-"
+    return f"0{name}" if name.startswith("-") else name  # ::7: a name cannot begin with "-"
 
 
 def reserved_address(name: str, scope: str) -> tuple[int, int] | None:

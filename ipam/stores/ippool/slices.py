@@ -133,7 +133,7 @@ def _pools(api: Api, network_name: str) -> list[IPPool]:
         try:
             pool = IPPool(document, 0)
         except ValueError:
-            continue  # an ADD from this pool reports the fault
+            continue  # an ADD that uses this pool reports the fault
         if not network_name or pool.name.startswith(f"{network_name}-"):
             found.append(pool)
     return found

@@ -131,7 +131,7 @@ class View:
         return pool.entries if pool and pool.family == family else {}
 
     def lease(self, pool: IPPool, entry: Allocation) -> Lease:
-        """The lease of an allocation: that in this node's records if there is one, else from the allocation alone."""
+        """The lease of an allocation: from this node's records if they have it, else from the allocation alone."""
         known = self.known_leases().get((pool.name, pool.family, entry.value))
         if known and entry.is_of(known):
             return known
@@ -189,7 +189,7 @@ class View:
         cooled: Sequence[Lease] = (),
         released: Sequence[Lease] = (),
     ) -> None:
-        """Patch a pool with `changes`. Raises Conflict if it has changed since it was read; Open; CniError if full.
+        """Patch a pool with `changes`. Raises Conflict if it has changed since it was read, CniError if full, or Open.
 
         Unless it is CROWDED, the pool remembers cooldowns of the leases `cooled` and the former addresses of
         `released`.
