@@ -127,8 +127,8 @@ def joined(recorded: dict[str, Any], store_ref: dict[str, Any] | None) -> dict[s
     """The reference that joins `store_ref` of the configuration with `recorded` of the record.
 
     If both mean one store, the result is `store_ref` with the pools of both; else it is `recorded`. If the network
-    may not name the store (`borrowed`), the result is `recorded`. The configuration then adds only the password, if
-    both name the same user, and the result keeps only the endpoints that both name.
+    may not name the store (`borrowed`), the result is also `recorded`; but if both name the same user, with the
+    password from the configuration and only the endpoints that both name.
     """
     if not store_ref or not same(recorded, store_ref):
         return recorded

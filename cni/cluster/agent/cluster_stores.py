@@ -140,7 +140,7 @@ class ClusterSource(ABC):
 
     @abstractmethod
     def holder(self, lease: Lease) -> Lease | None:
-        """The address's present lease: `lease` itself if unchanged, None for none. ValueError means a closed pool."""
+        """The address's lease now: `lease` itself if unchanged, None for none. Raises ValueError for a closed pool."""
 
     @abstractmethod
     def abandon(self, lease: Lease) -> None:

@@ -281,7 +281,7 @@ class Collector:
     def _free(
         self, source: ClusterSource, lease: Lease, check: Callable[[Lease], object], reserved: Reservation | None = None
     ) -> bool:
-        """Free the lease, or delete `reserved`, a reservation without a lease; return whether. Raises CniError."""
+        """Free the lease, or delete `reserved`, a reservation without a lease; return whether it is gone now."""
         try:
             if reserved:
                 source.freeing.delete_reservation(reserved, lambda now: check(now.lease))
