@@ -9,16 +9,16 @@ from typing import Any
 from cni.shared.spec.errors import InvalidConfig
 
 ERROR, WARNING = "error", "warning"
-WIDTH = 100  # characters of a line that are shown
+WIDTH = 100  # the most characters of a line that are shown
 
 
 @dataclass(frozen=True)
 class Diagnostic:
-    """A fault of the network in a file.
+    """A fault of a document in a file.
 
-    An `error` makes an ADD fail, or do something unintended; with a `warning` it works, but not as well as it could.
-    `line` and `column` count from 1 (0: of the file as a whole), `length` is how many characters of `text`, which is
-    that line, are meant. `key` is the dotted key inside the network's JSON, or of the Kubernetes object.
+    With the severity `error` an ADD fails, or does something unintended; with `warning` an ADD works, but not as well
+    as it could. `line` and `column` count from 1, and are 0 for the file as a whole. `text` is the line, and `length`
+    the number of its faulty characters. `key` is the dotted key in the network's JSON, or in the Kubernetes object.
     """
 
     path: str
@@ -38,17 +38,17 @@ class Diagnostic:
 
     @property
     def sentence(self) -> str:
-        """Its place, key, message and remedy in a line."""
+        """The place, key, message and remedy, in one line."""
         network = f" (network {self.network})" if self.network else ""
         return ": ".join(filter(None, (self.place, self.key, self.message))) + network + (self.fix and f"; {self.fix}")
 
     def document(self) -> dict[str, Any]:
-        """The finding for programs."""
+        """The diagnostic as an object for JSON output."""
         found = asdict(self)
         return {"file": found.pop("path"), **found}
 
     def snippet(self, width: int = WIDTH) -> list[str]:
-        """The line, and below it a mark under the fault; [] for a file as a whole."""
+        """Two lines: the faulty line, and a mark below the fault; [] for a fault of the whole file."""
         if not self.line or not self.text.strip():
             return []
         text, begin, length = self.text, self.column - 1, max(1, self.length)
@@ -64,7 +64,7 @@ class Diagnostic:
 
 
 def refusal(path: str, faults: Sequence[Diagnostic]) -> InvalidConfig:
-    """The error for the faults of the file `path`."""
+    """Return one error that has all `faults` of the file `path`."""
     lines = [fault.sentence for fault in faults]
     if len(lines) == 1:
         return InvalidConfig(lines[0])

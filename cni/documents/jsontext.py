@@ -9,8 +9,8 @@ from typing import Any
 
 from cni.documents.tree import MOST_DEPTH, MOST_NODES, Member, TreeNode
 
-_TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|[{}\[\]]|[^\s{}\[\],:"]+')  # of a text that is JSON, without : and ,
-_REMEDIES = (  # a part of Python's message, what stands at the fault, and the remedy
+_TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|[{}\[\]]|[^\s{}\[\],:"]+')  # a token of valid JSON; : and , are skipped
+_REMEDIES = (  # a part of Python's message, a pattern of the text at the fault, and the remedy
     ("Unterminated", "", 'write " where it ends'),
     ("control character", "", "write it as an escape, such as \\t or \\n"),
     ("escape", "", "write \\\\ for a backslash"),
@@ -32,7 +32,7 @@ _REMEDIES = (  # a part of Python's message, what stands at the fault, and the r
 
 
 class SyntaxFault(ValueError):
-    """The first fault of the syntax, from `start` to `end` of the text; `fix` is the remedy."""
+    """The first syntax error of a text, at the characters from `start` to `end`; `fix` is the remedy."""
 
     def __init__(self, start: int, end: int, message: str, fix: str) -> None:
         super().__init__(message)
@@ -40,7 +40,7 @@ class SyntaxFault(ValueError):
 
 
 def parse(text: str) -> TreeNode:
-    """Read the value of `text`. Raises SyntaxFault when the text is not JSON."""
+    """Return the tree of the JSON text `text`. Raises SyntaxFault when it is not JSON, or too large."""
     try:
         json.loads(text, parse_int=str)  # a number that is too long is found below, with its place
     except json.JSONDecodeError as fault:
@@ -48,7 +48,7 @@ def parse(text: str) -> TreeNode:
     except RecursionError:
         raise _too_large(0) from None
     document: list[TreeNode] = []
-    within: list[tuple[TreeNode, list[Any]]] = [(TreeNode(0, 0), document)]  # the open objects and lists, their parts
+    within: list[tuple[TreeNode, list[Any]]] = [(TreeNode(0, 0), document)]  # the open ones, with their members
     key: tuple[str, int, int] | None = None
     nodes = 0
     for token in _TOKEN.finditer(text):
@@ -79,7 +79,7 @@ def parse(text: str) -> TreeNode:
 def _scalar(token: re.Match[str]) -> Any:
     try:
         value = json.loads(token.group())
-    except ValueError:  # of more digits than Python converts
+    except ValueError:  # a number with more digits than Python converts
         value = math.inf
     if isinstance(value, float) and not math.isfinite(value):
         raise SyntaxFault(*token.span(), f"{token.group()[:20]} is no number, or too large", "write a smaller number")

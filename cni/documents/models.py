@@ -1,7 +1,7 @@
 """Conflists, single configurations and NADs as pydantic models.
 
-They hold the keys that a runtime itself reads; the keys of a plugin pass through to it unread. As in Go's encoding/json, the
-keys of a plugin match without regard to case and null is absent; those of a list and a NAD match to the letter.
+The models have the keys that a runtime itself reads; a runtime passes all other keys to the plugin. As in Go's
+encoding/json, a plugin's keys match in any case, and null counts as absent. Keys of a conflist and a NAD match exactly.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def _identifier(text: str) -> str:
 
 
 def is_namespace(text: str) -> bool:
-    """Whether Kubernetes can have a namespace of this name (RFC 1123, a label)."""
+    """Whether `text` is a valid name of a Kubernetes namespace (a label of RFC 1123)."""
     return bool(re.fullmatch(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?", text))
 
 
@@ -48,7 +48,7 @@ def _executable(text: str) -> str:
 
 
 def _boolean(value: object) -> object:
-    """libcni takes "true" and "false" in any case beside the JSON values."""
+    """Turn "true" and "false", in any case, into booleans, as libcni does; return other values as they are."""
     return {"true": True, "false": False}.get(value.lower(), value) if isinstance(value, str) else value
 
 
@@ -58,13 +58,13 @@ Switch = Annotated[StrictBool, BeforeValidator(_boolean)]
 
 
 class DocumentModel(BaseModel):
-    """An object whose keys match to the letter; those that are not known are passed over."""
+    """An object whose keys match exactly; unknown keys are ignored."""
 
     model_config = ConfigDict(extra="ignore", strict=True)
 
 
 class GoModel(DocumentModel):
-    """An object that a Go program reads: its keys match without regard to case, and null is absent."""
+    """An object that a Go program reads: its keys match in any case, and null counts as absent."""
 
     @model_validator(mode="before")
     @classmethod
@@ -76,14 +76,14 @@ class GoModel(DocumentModel):
 
 
 class PluginModel(GoModel):
-    """One plugin of a network: `type` is its executable, `capabilities` are the arguments that it takes from the runtime."""
+    """One plugin of a network. `type` is the executable; `capabilities` says which capability arguments it takes."""
 
     type: Annotated[str, AfterValidator(_executable)]
     capabilities: dict[str, bool] = {}
 
 
 class Configuration(DocumentModel):
-    """A conflist. `cniVersion` and `cniVersions` together are the versions it may be used with."""
+    """A conflist. `cniVersion` and `cniVersions` together are the spec versions that the conflist allows."""
 
     name: Identifier
     cniVersions: list[str] = []
@@ -110,13 +110,13 @@ class Configuration(DocumentModel):
 
     @property
     def versions(self) -> tuple[str, ...]:
-        """The spec versions it may be used with, oldest first; one that names none is of the first."""
+        """The spec versions that the conflist allows, oldest first; the oldest of all when it names none."""
         written = {*self.cniVersions, self.cniVersion} - {""} or {SUPPORTED[0]}
         return tuple(v for v in SUPPORTED if v in written)
 
 
 class Metadata(DocumentModel):
-    """The part of a Kubernetes object's metadata that matters here."""
+    """The part of a Kubernetes object's metadata that this command reads."""
 
     name: Annotated[str, Field(min_length=1)]
     namespace: str = ""
@@ -124,7 +124,7 @@ class Metadata(DocumentModel):
 
 
 class Spec(DocumentModel):
-    """The spec of a NAD: `config` is JSON text; without it, the node's net.d has the network."""
+    """The spec of a NAD. `config` is the network as JSON text; when it is empty, the node's net.d has the network."""
 
     config: str = ""
 

@@ -1,7 +1,7 @@
-"""Diagnostic and reading a network: a conflist, a single configuration or a NetworkAttachmentDefinition.
+"""Read a network: a conflist, a single configuration or a NetworkAttachmentDefinition (NAD).
 
-By name it is looked for in the net.d directory as libcni looks (conflists first, then single configurations, each in
-the order of their file names), and last in the NADs there. By path any of the three is read, under any name.
+A name is searched in the net.d directory in the order of libcni (conflists first, then single configurations, each in
+the order of the file names), and last in the NADs there. A path may lead to any of the three, with any file name.
 A NAD is read as Multus reads it. All faults of a file are reported at once, each with its place.
 """
 
@@ -21,8 +21,8 @@ from cni.documents.text import Keys, Text
 from cni.shared.spec.errors import CniError, InvalidConfig, IoFailure
 from cni.shared.spec.request import member
 
-RESOURCE_NAME = "k8s.v1.cni.cncf.io/resourceName"  # the annotation by which Multus looks for a device
-NETWORKS = "k8s.v1.cni.cncf.io/networks"  # the annotation by which Multus attaches a pod
+RESOURCE_NAME = "k8s.v1.cni.cncf.io/resourceName"  # the annotation that names the resource of a NAD's devices
+NETWORKS = "k8s.v1.cni.cncf.io/networks"  # the annotation that names the networks of a pod
 _EXTENSIONS = ((".conflist",), (".conf", ".json"), (".yaml", ".yml"))  # in the order in which they are searched
 _SUGGESTED = 10
 
@@ -42,8 +42,8 @@ class ChainStep:
 
 @dataclass(frozen=True)
 class Network:
-    """A network that can be attached. `versions` are the spec versions it may be used with, oldest first; `document`
-    is its conflist, which libcni keeps beside a result; `nad` is "namespace/name" of the NAD it came from, or ""."""
+    """A network that can be attached. `versions` are the spec versions that it allows, oldest first. `document` is
+    the conflist, which libcni caches beside a result. `nad` is the "namespace/name" of its NAD, "" without a NAD."""
 
     name: str
     versions: tuple[str, ...]
@@ -56,7 +56,7 @@ class Network:
     resource_name: str = ""
 
     def with_device(self, device: str) -> Network:
-        """This network with the device's id in every plugin, as Multus passes on an allocated device; itself for ""."""
+        """Return the network with `device` as the ID in every plugin, as Multus passes it on; unchanged for ""."""
         if not device:
             return self
         keys = {"deviceID": device, "pciBusID": device}
@@ -65,7 +65,7 @@ class Network:
 
 
 def find(reference: str, directory: str = NET_DIRECTORY) -> Network:
-    """The network that a person means: a path, a path#NAME where the file holds several, or a name in `directory`."""
+    """Return the network `reference`: a path, path#NAME in a file with several networks, or a name in `directory`."""
     path, _, name = reference.partition("#")
     if "/" in path or name:
         return _choose(read(path, directory), name, path)
@@ -73,7 +73,7 @@ def find(reference: str, directory: str = NET_DIRECTORY) -> Network:
 
 
 def from_document(document: dict[str, Any], path: str) -> Network:
-    """The network of a conflist that a runtime has kept as JSON; InvalidConfig with its faults."""
+    """Return the network of the conflist `document` in libcni's cache. Raises InvalidConfig with all faults."""
     faults: list[Diagnostic] = []
     scope = reader.of_json(Text(path, json.dumps(document)), faults)
     network = _network(scope) if scope else None
@@ -93,7 +93,7 @@ def _choose(networks: list[Network], name: str, path: str) -> Network:
 
 
 def _search(name: str, directory: str) -> Network:
-    """The network `name` in `directory`. A broken file is passed over, and reported when nothing is found."""
+    """Return the network `name` in `directory`. Broken files are skipped, and are reported when no network is found."""
     seen: list[str] = []
     broken: list[CniError] = []
     for networks in _in(directory, _EXTENSIONS, broken):
@@ -114,7 +114,7 @@ def _search(name: str, directory: str) -> Network:
 
 
 def _in(directory: str, kinds: Iterable[tuple[str, ...]], broken: list[CniError]) -> Iterator[list[Network]]:
-    """The networks of each file of `directory`; the fault of a file that cannot be read goes to `broken`."""
+    """Yield the networks of each file of `directory`; add the error of a file that cannot be read to `broken`."""
     for path in (path for extensions in kinds for path in files(directory, extensions)):
         try:
             yield read(path, directory)
@@ -123,7 +123,7 @@ def _in(directory: str, kinds: Iterable[tuple[str, ...]], broken: list[CniError]
 
 
 def files(directory: str, extensions: tuple[str, ...]) -> list[str]:
-    """The files of `directory` with one of these extensions, in order; IoFailure when it cannot be listed."""
+    """Return the sorted paths of files in `directory` with these extensions. Raises IoFailure when listing fails."""
     try:
         names = sorted(os.listdir(directory))
     except FileNotFoundError:
@@ -135,7 +135,7 @@ def files(directory: str, extensions: tuple[str, ...]) -> list[str]:
 
 
 def read(path: str, directory: str = NET_DIRECTORY) -> list[Network]:
-    """Every network in the file `path`; InvalidConfig with all its faults, IoFailure when it cannot be read."""
+    """Return every network in the file `path`. Raises InvalidConfig with all faults, IoFailure when reading fails."""
     faults: list[Diagnostic] = []
     found: list[Network | None] = []
     for is_json, document in reader.documents(path, reader.require_text(path), faults):
@@ -171,7 +171,7 @@ def _attachment_definition(scope: Scope, directory: str) -> Network | None:
 
 
 def _named(scope: Scope, name: str, directory: str) -> Network | None:
-    """The network of a NAD without a config: a conflist or configuration of its name in net.d."""
+    """Return the network `name` in net.d, for a NAD without `config`; None, with a finding, when it is missing."""
     for first, *_ in _in(directory, _EXTENSIONS[:2], []):
         if first.name == name:
             return first
@@ -180,8 +180,8 @@ def _named(scope: Scope, name: str, directory: str) -> Network | None:
 
 
 def _network(scope: Scope, nad: str = "") -> Network | None:
-    """The network of a conflist, or of a single configuration, which becomes a list of one as in libcni. Multus gives one
-    without a name that of its `nad`."""
+    """Return the network of a conflist or a single configuration; None, with findings, when it has faults. As in
+    libcni, a single configuration becomes a list of one plugin; as in Multus, one without a name is called `nad`."""
     document, known = scope.root.data, len(scope.findings)
     if not isinstance(document, dict):
         scope.error((), "want a JSON object")
@@ -224,7 +224,7 @@ def _steps(scope: Scope, entries: list[tuple[Keys, Any]]) -> list[ChainStep]:
 
 
 def _more_steps(folder: str, faults: list[Diagnostic]) -> list[ChainStep]:
-    """The plugins that libcni 1.3 appends: one a file, from the directory of the network's name beside its file."""
+    """Return the plugins that libcni 1.3 appends, one from each .conf file in the directory with the network's name."""
     steps = []
     for path in files(folder, (".conf",)):
         try:

@@ -1,7 +1,7 @@
-"""Reads files that hold networks: text becomes documents, JSON or YAML, each a tree with places.
+"""Read files that have networks: the text becomes JSON or YAML documents, each a tree with places.
 
-The lint, the commands that attach, `rails` and `nad render` all read by it. The faults of the syntax are findings: a
-broken document hides no other one.
+The lint, the commands that attach, `rails` and `nad render` use this module. Syntax errors are findings, so a broken
+document does not hide the others.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from cni.shared.spec.codec import MOST_BYTES
 from cni.shared.spec.errors import InvalidConfig, IoFailure
 
 STDIN = "-"
-JSON = (".conflist", ".conf", ".json")  # those that libcni reads in a net.d
+JSON = (".conflist", ".conf", ".json")  # the extensions that libcni reads in net.d
 YAML = (".yaml", ".yml")
 _DOCUMENT = re.compile(r"^(?=---(?:\s|$))", re.MULTILINE)
 
 
 class Unreadable(OSError):
-    """A file that is not the text of a network; the `strerror` says why, `fix` is the remedy."""
+    """A file that is too large or not UTF-8 text. `strerror` is the reason, `fix` the remedy."""
 
     def __init__(self, reason: str, fix: str) -> None:
         super().__init__(0, reason)
@@ -39,7 +39,7 @@ class Unreadable(OSError):
 
 
 def read_text(path: str) -> str:
-    """The text of the file `path`, "-" for stdin. OSError; Unreadable when it is no text, or too large."""
+    """Return the text of the file `path` ("-": stdin). Raises OSError, and Unreadable for no text or too much text."""
     data = sys.stdin.buffer.read(MOST_BYTES + 1) if path == STDIN else _read(path)
     if len(data) > MOST_BYTES:
         raise Unreadable(f"is larger than {MOST_BYTES >> 20} MiB, which no plugin reads", "make it smaller")
@@ -51,14 +51,14 @@ def read_text(path: str) -> str:
 
 
 def _read(path: str) -> bytes:
-    if not stat.S_ISREG(os.stat(path).st_mode) and not path.startswith("/dev/fd/"):  # a FIFO may never end
+    if not stat.S_ISREG(os.stat(path).st_mode) and not path.startswith("/dev/fd/"):  # reading a FIFO may never end
         raise OSError(0, "it is no regular file; for a pipe write -")
     with open(path, "rb") as file:
         return file.read(MOST_BYTES + 1)
 
 
 def require_text(path: str) -> str:
-    """As `read_text`, with the errors of commands: InvalidConfig, IoFailure."""
+    """Return the text as `read_text` does, but raise InvalidConfig for Unreadable, IoFailure for another OSError."""
     try:
         return read_text(path)
     except Unreadable as fault:
@@ -73,7 +73,7 @@ def shown_path(path: str) -> str:
 
 
 def unreadable(path: str, fault: OSError) -> Diagnostic:
-    """The finding for a file that `read_text` refused."""
+    """The finding for the file `path`, for which `read_text` raised `fault`."""
     reason = str(fault.strerror or fault)
     if isinstance(fault, Unreadable):
         return about(path, reason, fault.fix)
@@ -86,7 +86,7 @@ def about(path: str, message: str, fix: str, severity: str = ERROR) -> Diagnosti
 
 
 def documents(path: str, text: str, findings: list[Diagnostic]) -> Iterator[tuple[bool, Scope]]:
-    """The documents in `text`, that of the file `path`; whether each is JSON. The faults of the syntax go to `findings`."""
+    """Yield (is JSON, document) for each document in the `text` of the file `path`; add syntax errors to `findings`."""
     whole = Text(path, text)
     if _is_json(path, text):
         if scope := of_json(whole, findings):
@@ -101,7 +101,7 @@ def documents(path: str, text: str, findings: list[Diagnostic]) -> Iterator[tupl
 
 
 def objects(scope: Scope) -> Iterator[Scope]:
-    """The document, or the members of a List of Kubernetes."""
+    """Yield the document, or each member of a Kubernetes List."""
     document = scope.root.data
     if isinstance(document, dict) and str(document.get("kind")).endswith("List"):
         items = scope.root.member("items")
@@ -112,7 +112,7 @@ def objects(scope: Scope) -> Iterator[Scope]:
 
 
 def of_json(text: Text, findings: list[Diagnostic], network: str = "", prefix: Keys = ()) -> Scope | None:
-    """Read the JSON document `text`; return None, with a finding, when it is not JSON."""
+    """Return the JSON document `text`; None, with a finding, when the text is not JSON."""
     scope = Scope(text, TreeNode(0, 0), findings, network, prefix)
     try:
         return scope.inside(jsontext.parse(text.text))
@@ -122,21 +122,21 @@ def of_json(text: Text, findings: list[Diagnostic], network: str = "", prefix: K
 
 
 def json_inside(scope: Scope, keys: Keys, is_list: bool = False) -> Scope | None:
-    """The JSON document in the string at `keys`, whose findings are those of `scope` with places in the file; None, with a
-    finding, when it is not JSON. `is_list`: the string has the members of a list, without its brackets."""
+    """Return the JSON document in the string at `keys`; None, with a finding, when the string is not JSON. The document
+    shares the findings of `scope`. `is_list`: the string has the members of a list, without the brackets."""
     text = string(scope, scope.root.walk(keys)[1])
     return of_json(text.bracketed() if is_list else text, scope.findings, scope.network, keys)
 
 
 def string(scope: Scope, node: TreeNode) -> Text:
     """The text inside the string `node`, with places in the file."""
-    if node.scalar is None:  # of a JSON file
+    if node.scalar is None:  # the file is JSON
         return scope.text.inner(node.value, node.start + 1, node.end)
     return scope.text.scalar(node.scalar)
 
 
 def duplicates(scope: Scope) -> None:
-    """Note each key that an object has twice."""
+    """Add an error for each key that an object has twice."""
     for node in scope.root.objects():
         names: set[str] = set()
         for member in node.members or []:

@@ -1,5 +1,5 @@
-"""The words of refusals: those of pydantic's models, with the key, its value and the values that are taken; and what a
-misspelt word was most likely meant to be."""
+"""Messages for refused values: pydantic's errors in this project's words, with the value and the accepted values; and
+the most likely meaning of a misspelt word."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ _WANTED = {
     "string_too_short": "want {min_length} or more characters",
     "value_error": "{error}",
 }
-"""By pydantic's types of errors: those that the models of this command can have."""
+"""The messages for the pydantic error types that the models of this command can have."""
 
 
 def refusals(invalid: ValidationError) -> Iterator[tuple[Keys, str]]:
-    """The keys of each refused value with the reason, in the order of the model; the reason is "" if the value is missing."""
+    """Yield (keys, reason) for each refused value, in the order of the model; the reason is "" for a missing value."""
     for error in invalid.errors(include_url=False):
         kind, context = error["type"], error.get("ctx", {})
         if kind == "literal_error":
@@ -47,36 +47,36 @@ def refusals(invalid: ValidationError) -> Iterator[tuple[Keys, str]]:
 
 
 def name_of(keys: Keys) -> str:
-    """ "plugins[0].mtu" of ("plugins", 0, "mtu")."""
+    """The dotted name of keys: "plugins[0].mtu" for ("plugins", 0, "mtu")."""
     return "".join(f"[{k}]" if isinstance(k, int) else f".{k}" for k in keys).removeprefix(".")
 
 
 def keys_of(name: str) -> Keys:
-    """("plugins", 0, "mtu") of "plugins[0].mtu"."""
+    """The keys of a dotted name: ("plugins", 0, "mtu") for "plugins[0].mtu"."""
     return tuple(int(number) if number else word for number, word in _PART.findall(name))
 
 
 def shown(value: Any) -> str:
-    """`value` as JSON, shortened; a value that JSON does not have, such as a date of YAML, as text."""
+    """`value` as JSON, shortened; a value that JSON cannot express, such as a YAML date, as text."""
     try:
         text = json.dumps(value, default=str)
-    except (TypeError, ValueError, RecursionError):  # of a key; an alias of YAML that holds itself
+    except (TypeError, ValueError, RecursionError):  # a key that JSON refuses, or a YAML alias that contains itself
         text = str(value)
     return text if len(text) <= _MOST_CHARACTERS else text[: _MOST_CHARACTERS - 3] + "..."
 
 
 def near(word: str, names: Iterable[str]) -> str:
-    """The one of `names` that was most likely meant by `word`, or ""."""
+    """The member of `names` that `word` most likely means; "" when none is similar."""
     folded: dict[str, str] = {}
     for name in names:
         folded.setdefault(_bare(name), name)
     bare = _bare(word)
     found = difflib.get_close_matches(bare, folded, n=1, cutoff=0.75)
-    return folded.get(found[0] if found else slip(bare, folded), "")  # mut for mtu
+    return folded.get(found[0] if found else slip(bare, folded), "")  # such as mut for mtu
 
 
 def correction(word: str, names: Iterable[str], otherwise: str = "remove it") -> str:
-    """The remedy for the unknown `word`: the one of `names` that was most likely meant."""
+    """The remedy for the unknown `word`: to write the most similar of `names`, or `otherwise` when none is similar."""
     likely = near(word, names)
     return f'write "{likely}"' if likely else otherwise
 

@@ -13,13 +13,13 @@ from cni.documents.refusals import name_of, refusals
 from cni.documents.text import Keys, Text
 from cni.documents.tree import TreeNode
 
-_SECRET = re.compile(r"""(etcd_password\W{1,6}["'])([^"'\\]*)""", re.IGNORECASE)  # a finding may go far from its file
+_SECRET = re.compile(r"""(etcd_password\W{1,6}["'])([^"'\\]*)""", re.IGNORECASE)  # findings are also in logs
 
 
 @dataclass
 class Scope:
-    """The document `root` in `text`; `network` is its name, once that is known, for the findings. `prefix` are the keys that lead
-    to it, where it is the text of a string in another document, and its findings are to say so."""
+    """The document `root` in `text`, and its `findings`, which name `network` once its name is known. For a document
+    inside a string of another document, `prefix` are the keys of that string: the keys of findings begin with them."""
 
     text: Text
     root: TreeNode
@@ -28,18 +28,18 @@ class Scope:
     prefix: Keys = ()
 
     def inside(self, node: TreeNode) -> Scope:
-        """Take the part at `node` as a document of its own."""
+        """Return the part at `node` as a document of its own."""
         return Scope(self.text, node, self.findings, self.network, self.prefix)
 
     def warn(self, keys: Keys, message: str, fix: str = "", *, at_key: bool = False) -> None:
-        """Add a warning at a key."""
+        """Add a warning at the value of `keys`; `at_key`: at the key itself."""
         self.error(keys, message, fix, at_key=at_key, severity=WARNING)
 
     def error(self, keys: Keys, message: str, fix: str = "", *, at_key: bool = False, severity: str = ERROR) -> None:
-        """Add an error at a key, or a finding of another `severity`."""
+        """Add a finding, by default an error, at the value of `keys`; `at_key`: at the key itself."""
         member, node, depth = self.root.walk(keys)
         start, end = node.start, node.end
-        if depth < len(keys):  # it is missing: the opening bracket of the object that lacks it
+        if depth < len(keys):  # the key is missing: take the opening bracket of its object
             end = start + 1
         elif member is not None and at_key:
             start, end = member.start, member.end
@@ -61,7 +61,7 @@ class Scope:
     def model(
         self, model: type[BaseModel], document: Any, prefix: Keys = (), fixes: dict[str, str] | None = None
     ) -> Any:
-        """Read `document` as `model`; return None, and add the faults, if it is refused. `fixes` has remedies by the last key."""
+        """Return `document` as a `model`; None, with errors, if refused. `fixes` has remedies by the last key."""
         try:
             return model.model_validate(document)
         except ValidationError as invalid:

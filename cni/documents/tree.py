@@ -15,7 +15,7 @@ MOST_NODES = 100_000
 
 
 class DocumentTooLarge(ValueError):
-    """More nesting, or more values, than a network can have."""
+    """A document has more levels, or more values, than a network can have."""
 
 
 @dataclass
@@ -30,19 +30,19 @@ class Member:
 
 @dataclass
 class TreeNode:
-    """A value that stands from `start` to `end` of the text: an object with `members`, a list with `items`, or `value`."""
+    """A value at the characters from `start` to `end`: an object has `members`, a list `items`, a scalar `value`."""
 
     start: int
     end: int
     value: Any = None
     members: list[Member] | None = None
     items: list[TreeNode] | None = None
-    scalar: yaml.ScalarNode | None = None  # the source of a value in YAML
+    scalar: yaml.ScalarNode | None = None  # the YAML node of the value; None for JSON
     _data: Any = field(default=None, repr=False)
 
     @property
     def data(self) -> Any:
-        """The value as Python's json would read it: of a key that is there twice the last one counts."""
+        """The value as Python's json reads it; when a key is there twice, the last one counts."""
         if self._data is None and self.members is not None:
             self._data = {m.name: m.node.data for m in self.members}
         elif self._data is None and self.items is not None:
@@ -50,14 +50,14 @@ class TreeNode:
         return self.value if self._data is None else self._data
 
     def member(self, name: str) -> Member | None:
-        """The member `name`: to the letter, otherwise without regard to case; None when it is missing."""
+        """The member with exactly this name, else one whose name differs only in case; None without either."""
         members = self.members or []
         exact = [m for m in members if m.name == name]
         folded = [m for m in members if m.name.lower() == name.lower()]
         return exact[-1] if exact else folded[0] if folded else None
 
     def walk(self, keys: Keys) -> tuple[Member | None, TreeNode, int]:
-        """Follow `keys` as far as they exist; return the last member (None in a list), its node, and how many keys exist."""
+        """Follow `keys` until one is missing. Return the last member (None in a list), its node, and the depth."""
         found: Member | None = None
         node, depth = self, 0
         for key in keys:
@@ -74,7 +74,7 @@ class TreeNode:
         return found, node, depth
 
     def objects(self) -> Iterator[TreeNode]:
-        """This node and all objects and lists inside it, each once."""
+        """Yield this node and all objects and lists inside it, each once."""
         seen: set[int] = set()
         pending = [self]
         while pending:
@@ -102,7 +102,7 @@ class _Bounded(yaml.SafeLoader):
 
 
 def compose(text: str) -> yaml.Node | None:
-    """The YAML document `text`, None for an empty one. Raises yaml.YAMLError and DocumentTooLarge."""
+    """The root of the YAML document `text`; None for an empty one. Raises yaml.YAMLError and DocumentTooLarge."""
     loader = _Bounded(text)
     try:
         return loader.get_single_node()
