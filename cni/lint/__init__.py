@@ -1,11 +1,11 @@
 """The lint: the faults of networks in files, as data.
 
-`lint` reads files and directories, `lint_text` a text. All faults of a document are found at once, those of its syntax
-one by one.
+`lint` reads files and directories, `lint_text` a text. All faults of a document are found at once, but only the first
+of its syntax errors.
 
-    file       a file or text by its documents, which cni.documents reads
-    manifest   a NAD around its network   network    a conflist, a single configuration, a chain
-    plugin     one plugin, by its own table of keys and checks     addresses   its `ipam` block, by that of whereabouts
+    file       each document of a file or text, as cni.documents reads it
+    manifest   a NAD without its network      network    a conflist, a single configuration, a chain
+    plugin     one plugin, by the keys and checks of the plugin itself     addresses   the `ipam` block of a plugin
 """
 
 from __future__ import annotations

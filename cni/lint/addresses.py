@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 class Assumed:
-    """A flat file as clusters have it, assumed where none is given: it names the stores, so that a NAD need not."""
+    """The flat file that is assumed when none is given: it names the stores, so a NAD need not, as in most clusters."""
 
     _TEXT = codec.dumps(
         {"kubernetes": {"kubeconfig": "/etc/cni/net.d/whereabouts.d/whereabouts.kubeconfig"}, "etcd_host": "localhost"}
@@ -46,14 +46,14 @@ class Assumed:
         self.hosts: list[str] = []
 
     def allow_host(self, host: str, /) -> None:
-        self.hosts.append(host)  # each node's own policy decides
+        self.hosts.append(host)  # noted here; each node's own policy decides
 
     def host_name(self) -> str:
         return "node"
 
 
 class Named(Assumed):
-    """A flat file for the checks: the file at `path`, which the user named, in place of the node's."""
+    """The flat file at `path`, which the user named, in place of the node's flat file."""
 
     def __init__(self, path: str) -> None:
         super().__init__()
@@ -64,7 +64,7 @@ class Named(Assumed):
 
 
 def has_ipv6(document: Mapping[str, Any]) -> bool:
-    """Whether the plugin's block of whereabouts has a range or address of IPv6."""
+    """Whether the `ipam` block of the plugin `document` has an IPv6 range or address."""
     block = member(document, "ipam")
     if not isinstance(block, dict):
         return False
@@ -75,9 +75,9 @@ def has_ipv6(document: Mapping[str, Any]) -> bool:
 
 @dataclass(frozen=True)
 class Use:
-    """The range `text` of a network or of another's pool, from `low` to `high`, which `keys` of `scope` has. `master` is ""
-    where no netdev is named; `guarded`: an address is given once among overlapping ranges of one `network_name`. `given` is
-    the range, without the addresses `kept_back` that the network has for gateways, next hops and all its pods."""
+    """The range `text`, addresses `low` to `high`, of `owner`: a network, or a pool of nv-ipam. `keys` of `scope` are
+    its place. `master` is the network's netdev, or "". `guarded`: overlapping ranges with one `network_name` give no
+    address twice. `given` is the parsed range; `kept_back` are the (family, value) that no pod gets from it."""
 
     owner: str
     text: str
@@ -94,7 +94,7 @@ class Use:
 
 
 def overlaps(uses: Sequence[Use]) -> None:
-    """Warn of ranges of several networks that have addresses in common, unless they are one pool or on wires apart."""
+    """Warn of overlapping ranges of different networks, unless the ranges are one pool or have different masters."""
     for i, second in enumerate(uses):
         for first in uses[:i]:
             same_names = first.network_name == second.network_name
@@ -119,7 +119,7 @@ def overlaps(uses: Sequence[Use]) -> None:
             if same_names and first.guarded and second.guarded:
                 message = f"{about}: pods of one subnet get another prefix length than those of the other"
             elif first.master and second.master and first.master != second.master:
-                continue  # wires apart, and set apart on purpose
+                continue  # different wires, on purpose
             else:
                 message = f"{about}, and nothing keeps both from giving the same address"
             second.scope.warn(second.keys, message, "write the same range in both, or ranges apart from one another")
@@ -127,7 +127,7 @@ def overlaps(uses: Sequence[Use]) -> None:
 
 
 def _kept_back(keeping: Use, giving: Use) -> None:
-    """Warn when a range gives an address that another network on these addresses keeps back."""
+    """Warn when `giving` gives an address that `keeping` has as a gateway, next hop or static address."""
     for family, value in keeping.kept_back:
         if giving.given and family == giving.family and giving.given.usable(value):
             text = format_address(family, value)
@@ -151,7 +151,7 @@ def examine(
             scope.error(at, "ipam has no type: no addresses are given", f'add "type": "{known.OWN_IPAM}"')
         return
     if not isinstance(kind, str):
-        return  # the plugin's own reader has said so, or will
+        return  # the plugin's own reader reports this
     if kind in known.PLUGINS - known.IPAMS:
         scope.error((*at, "type"), f"{kind} is no IPAM plugin", f'write "{known.OWN_IPAM}"')
     else:
@@ -168,7 +168,7 @@ def examine(
 
 
 def _places(keys: Keys, block: Mapping[str, Any]) -> list[Keys]:
-    """The places of the block's ranges, in their order."""
+    """The keys of each range of the block, in the order of `IpamConfig.ranges`."""
     own: list[Keys] = [(*keys, "range")] if member(block, "range") else []
     return [*own, *((*keys, "ipRanges", i, "range") for i in range(len(member(block, "ipRanges") or [])))]
 
@@ -176,7 +176,7 @@ def _places(keys: Keys, block: Mapping[str, Any]) -> list[Keys]:
 def _whereabouts(
     scope: Scope, keys: Keys, block: dict[str, Any], request: Request, flat: Files
 ) -> ipam_config.IpamConfig | None:
-    """The block's configuration; None when it has faults, which are noted."""
+    """Note the faults of a whereabouts block; return its configuration, None when it has faults."""
     unknown_keys(scope, keys, block, BLOCK_KEYS, "whereabouts")
     for name, table in MEMBERS.items():
         listed = member(block, name)
@@ -194,7 +194,7 @@ def _whereabouts(
     for fault in faults:
         inside = keys_of(fault.key.removeprefix("ipam.")) if fault.key.startswith("ipam.") else ()
         at = keys[:-1] if fault.key == "cniVersion" else (*keys, *inside)
-        message = message_of(fault) if inside or at == keys[:-1] else str(fault)  # no key of the block
+        message = message_of(fault) if inside or at == keys[:-1] else str(fault)  # the key is not in the block
         scope.error(at, _told(message, flat), fix_of(fault, reader_of(inside, BLOCK_KEYS, MEMBERS)))
     for note in config.notes:
         name = note.split(" ", 1)[0]
@@ -218,8 +218,8 @@ def _told(text: str, flat: Files) -> str:
 
 
 def _rails(scope: Scope, keys: Keys, request: Request, config: ipam_config.IpamConfig) -> None:
-    """Check the ranges of all rails, which the IPAM plugin reads if a pod has one index on them."""
-    unread: list[Fault] = []  # the link plugin's to tell
+    """Check rail.ranges, which the IPAM plugin reads when pods have the same index on all rails."""
+    unread: list[Fault] = []  # the check of the link plugin reports these
     rail = rails_key.read(request.config, unread)
     if rail is None or unread or not rail.is_same_index:
         return
@@ -237,7 +237,7 @@ def _rails(scope: Scope, keys: Keys, request: Request, config: ipam_config.IpamC
 
 
 def _gateways(scope: Scope, keys: Keys, config: ipam_config.IpamConfig) -> None:
-    """Warn of gateways that no pod reaches, since they are in none of its subnets."""
+    """Warn of gateways that no pod can reach, since they are in none of the network's subnets."""
     subnets = [*config.ranges, *(Range(*parse_cidr(a.address)) for a in config.addresses)]
     of_routes = [(("routes", i, "gw"), route.gw) for i, route in enumerate(config.routes)]
     for place, text in [(("gateway",), config.gateway), *of_routes]:
@@ -252,7 +252,7 @@ def _gateways(scope: Scope, keys: Keys, config: ipam_config.IpamConfig) -> None:
 
 
 def _own(scope: Scope, keys: Keys, config: ipam_config.IpamConfig) -> None:
-    """Warn of this machine's own addresses on the master: it gives them to no pod, but other nodes do."""
+    """Warn of this machine's addresses on the master that are in a range, since other nodes give them to pods."""
     master = member(config.network, "master")
     if not isinstance(master, str) or not master or member(config.network, "linkInContainer") is True:
         return

@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 
 
 def lint(paths: Iterable[str], flat: Files | None = None) -> list[Diagnostic]:
-    """The findings about `paths`: files, directories such as /etc/cni/net.d, or "-" for stdin; in their order.
+    """Return the findings about `paths`, in their order: files, directories such as /etc/cni/net.d, or "-" for stdin.
 
-    `flat` reads the flat file of the node that is meant (ipam.flatfile for this one); without it one is assumed that
-    names a store, as clusters have it. A file that cannot be read is a finding too.
+    `flat` reads the flat file of a node (ipam.flatfile that of this node); without `flat`, a flat file that names a
+    store is assumed, as usual in clusters. A file that cannot be read is a finding too.
     """
     around = Surroundings(flat=flat or Assumed())
     parts: list[list[Diagnostic]] = []
@@ -38,7 +38,7 @@ def lint(paths: Iterable[str], flat: Files | None = None) -> list[Diagnostic]:
 
 
 def lint_text(text: str, path: str, flat: Files | None = None) -> list[Diagnostic]:
-    """The findings about `text`, which is that of the file `path`."""
+    """Return the findings about `text`, the text of the file `path`."""
     around = Surroundings(flat=flat or Assumed())
     return _ended([_File(path, around, text=text).findings], around)
 
@@ -51,9 +51,9 @@ def _ended(parts: list[list[Diagnostic]], around: Surroundings) -> list[Diagnost
 
 
 class _File:
-    """The file `path`, its findings, the number of networks, and the name of the one that a runtime reads there.
+    """A file after the lint: `findings`, the `count` of networks, and the `name` of the network that a runtime reads.
 
-    `inside` a directory, files of other kinds are passed over.
+    `inside`: the file was found in a directory, where a file without a network is no fault.
     """
 
     def __init__(self, path: str, around: Surroundings, text: str | None = None, inside: bool = False) -> None:
@@ -108,7 +108,7 @@ class _File:
         return 1
 
     def _appended(self, path: str, outer: dict[str, Any]) -> None:
-        """Examine a file with one plugin of the network `outer`."""
+        """Examine the file `path`, which has one further plugin of the network `outer`."""
         try:
             text = Text(path, reader.read_text(path))
         except OSError as fault:
@@ -125,7 +125,7 @@ def _is_network(document: dict[str, Any]) -> bool:
 
 
 def _appended(path: str, document: Any) -> list[str]:
-    """The files with further plugins: libcni 1.3 appends them from the directory that has the network's name."""
+    """The files with further plugins, which libcni 1.3 appends: those in the directory with the network's name."""
     name = document.get("name") if isinstance(document, dict) else None
     if not isinstance(name, str) or "/" in name or not name or document.get("loadOnlyInlinedPlugins"):
         return []
@@ -133,7 +133,7 @@ def _appended(path: str, document: Any) -> list[str]:
 
 
 def _directory(path: str, around: Surroundings) -> list[list[Diagnostic]]:
-    try:  # as libcni searches
+    try:  # in the order of libcni
         files = networks.files(path, JSON[:1]) + networks.files(path, (*JSON[1:], *YAML))
     except IoFailure as fault:
         return [[about(path, fault.msg.removeprefix(f"{path} "), "run it as root, or name another directory")]]

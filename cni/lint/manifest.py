@@ -1,4 +1,4 @@
-"""The rules for a NetworkAttachmentDefinition, around its network."""
+"""The rules for a NetworkAttachmentDefinition (NAD), without the rules for its network."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _KEYS = ("apiVersion", "kind", "metadata", "spec", "status")
 
 
 def is_nad(document: Any) -> bool:
-    """Whether a Kubernetes object is a NAD, or was meant to be one."""
+    """Whether a Kubernetes object is a NAD, or most likely means to be one."""
     if not isinstance(document, dict):
         return False
     kind, version = str(document.get("kind", "")), str(document.get("apiVersion", ""))
@@ -54,7 +54,7 @@ def examine(scope: Scope, around: Surroundings) -> None:
 
 
 def _namespace(scope: Scope, metadata: Any, around: Surroundings) -> None:
-    """Check that Kubernetes can have the namespace, and that no other NAD in it has the name."""
+    """Check the name of the NAD's namespace, and that no other NAD in the namespace has the same name."""
     namespace = metadata.get("namespace") if isinstance(metadata, dict) else None
     if isinstance(namespace, str) and not is_namespace(namespace):
         message = f"{shown(namespace)}: Kubernetes has no namespace of this name"

@@ -16,13 +16,13 @@ from cni.lint.table import executable
 from cni.shared.spec.request import SUPPORTED, member
 
 LIST, SINGLE = (".conflist",), (".conf", ".json")
-_NEWEST_COMMON = "1.0.0"  # every runtime and plugin in use speaks it
+_NEWEST_COMMON = "1.0.0"  # the newest that every runtime and plugin in use speaks
 
 
 def examine(scope: Scope, around: Surroundings, extension: str = "", appended: int = 0) -> None:
     """Note the faults of the network in `scope`.
 
-    By a file's `extension` libcni decides how to read it; `appended` plugins come from the directory of its name.
+    The file's `extension` decides how libcni reads the file. `appended` is the number of plugins that libcni appends.
     """
     document = scope.root.data
     if not isinstance(document, dict):
@@ -92,7 +92,7 @@ def _inside(around: Surroundings, document: dict[str, Any], model: Configuration
 
 
 def _configuration(scope: Scope, document: dict[str, Any], around: Surroundings) -> Configuration | None:
-    """Check the keys that a runtime reads itself. The plugins are examined one by one."""
+    """Check the keys that a runtime itself reads, without the plugins; return the model, None when it has faults."""
     outer = {k: v for k, v in document.items() if k != "plugins"}
     listed = document.get("plugins")
     if listed is not None and not isinstance(listed, list):
@@ -103,7 +103,7 @@ def _configuration(scope: Scope, document: dict[str, Any], around: Surroundings)
         scope.error(("loadOnlyInlinedPlugins",), "there is no list `plugins`, and no other file may have it", "add it")
         outer.pop("loadOnlyInlinedPlugins")
     if around.nad and not outer.get("name"):
-        outer["name"] = around.name or "unnamed"  # Multus gives it the NAD's
+        outer["name"] = around.name or "unnamed"  # Multus gives it the NAD's name
     fixes = {
         "name": "write letters, digits, _ . -, the first a letter or digit",
         "cniVersion": f'write "{_version_like(document)}"',
@@ -113,7 +113,7 @@ def _configuration(scope: Scope, document: dict[str, Any], around: Surroundings)
 
 
 def _version_like(document: dict[str, Any]) -> str:
-    """The version that was most likely meant."""
+    """The supported version that the written `cniVersion` most likely means."""
     written = str(member(document, "cniVersion") or "")
     begun = [v for v in SUPPORTED if written and v.startswith(written.removeprefix("v"))]
     return begun[-1] if begun else near(written, SUPPORTED) or _NEWEST_COMMON

@@ -1,6 +1,7 @@
-"""The networks of NVIDIA's Network Operator (mellanox.com/v1alpha1) and of the SR-IOV Network Operator, rendered to the
-NADs that they make of them: the same keys and values, in the layout of this command, and without the operators' own
-bookkeeping (labels, revision, owner).
+"""Render networks of NVIDIA's Network Operator (mellanox.com/v1alpha1) and of the SR-IOV Network Operator as NADs.
+
+The NADs have the keys and values that the operators write, but the layout of this command, and none of the operators'
+own metadata (labels, revision, owner).
 
 Sources: Mellanox/network-operator: manifests/state-{macvlan,hostdevice,ipoib}-network, pkg/state, api/v1alpha1;
 k8snetworkplumbingwg/sriov-network-operator: bindata/manifests/cni-config/sriov, api/v1.
@@ -42,7 +43,7 @@ class _Spec(BaseModel):
 
 
 class MacvlanNetwork(_Spec):
-    """The spec of a MacvlanNetwork; `mtu` in bytes, 0 for the master's."""
+    """The spec of a MacvlanNetwork; `mtu` is in bytes, 0 for the MTU of the master."""
 
     master: str = ""
     mode: Literal["", "bridge", "private", "vepa", "passthru"] = ""
@@ -64,7 +65,7 @@ class IPoIBNetwork(_Spec):
 
 
 class SriovNetwork(_Spec):
-    """The spec of a SriovNetwork; rates in Mbit/s, -1 for those that are not given."""
+    """The spec of a SriovNetwork. Rates are in Mbit/s, -1 when they are not given."""
 
     resourceName: Annotated[str, AfterValidator(_resource)]
     capabilities: str = ""
@@ -91,7 +92,7 @@ VERSIONS = {"SriovNetwork": "sriovnetwork.openshift.io/v1"}
 
 
 def is_network(document: Any) -> bool:
-    """Whether a Kubernetes object is one of these networks, or was meant to be one."""
+    """Whether a Kubernetes object is a network of these operators, or most likely means to be one."""
     if not isinstance(document, dict):
         return False
     kind, group = str(document.get("kind")), str(document.get("apiVersion", "")).partition("/")[0]
@@ -101,7 +102,7 @@ def is_network(document: Any) -> bool:
 
 
 def render_files(paths: Iterable[str], prefix: str = SRIOV_PREFIX) -> tuple[list[dict[str, Any]], list[Diagnostic]]:
-    """The NADs of the networks in the files `paths`, "-" for stdin; objects of other kinds are passed over."""
+    """Return the NADs of the networks in the files `paths` ("-": stdin), and the findings; skip other objects."""
     nads: list[dict[str, Any]] = []
     findings: list[Diagnostic] = []
     for path in paths:
@@ -124,7 +125,7 @@ def render_files(paths: Iterable[str], prefix: str = SRIOV_PREFIX) -> tuple[list
 
 
 def render(scope: Scope, prefix: str = SRIOV_PREFIX) -> dict[str, Any] | None:
-    """The NAD of the network in `scope`; None when it has faults, which are noted. `prefix`: of a SriovNetwork's resource."""
+    """Return the NAD of the network in `scope`; None, with findings, for faults. `prefix`: of SR-IOV resources."""
     document, findings = scope.root.data, scope.findings
     before = len(findings)
     metadata = document.get("metadata")
@@ -176,8 +177,8 @@ def _spec(scope: Scope, kind: str, document: dict[str, Any]) -> _Spec | None:
 
 
 def _objects(scope: Scope, spec: _Spec, key: str) -> list[Any]:
-    """The JSON objects in the text of a key; of metaPlugins there are several, without brackets around them. Faults are
-    noted."""
+    """Return the JSON objects in the text of `key`, and note faults. `metaPlugins` has several objects, without
+    brackets around them; another key has one."""
     text, is_list = getattr(spec, key, ""), key == "metaPlugins"
     if not text:
         return []
@@ -210,7 +211,7 @@ def _nad(name: str, spec: _Spec, namespace: str, prefix: str) -> dict[str, Any]:
 
 
 def _config(scope: Scope, name: str, spec: _Spec) -> dict[str, Any]:
-    """The configuration of the NAD that the operator makes of `spec`; with metaPlugins a conflist."""
+    """The configuration that the operator writes into the NAD of `spec`; a conflist when `spec` has metaPlugins."""
     ipam, capabilities, chained = (_objects(scope, spec, key) for key in ("ipam", "capabilities", "metaPlugins"))
     plugin: dict[str, Any]
     if isinstance(spec, SriovNetwork):

@@ -1,8 +1,8 @@
-"""The rules for resources of operators, as far as they decide whether pods have RDMA and addresses of their own.
+"""The rules for resources of operators that decide whether pods have RDMA and unique addresses.
 
-Networks (MacvlanNetwork, HostDeviceNetwork, IPoIBNetwork, SriovNetwork) are rendered, and their NADs are examined. Of a
-SriovNetworkNodePolicy and a NicClusterPolicy that is read which says whether pods get a verbs device; of the pools of
-nv-ipam their addresses, which no range of ours should give too.
+Networks (MacvlanNetwork, HostDeviceNetwork, IPoIBNetwork, SriovNetwork) are rendered, and their NADs are examined. In a
+SriovNetworkNodePolicy and a NicClusterPolicy, the keys are checked that decide whether pods get a verbs device. The
+addresses in pools of nv-ipam are compared with our ranges, which should not overlap with them.
 Sources: api/v1 of k8snetworkplumbingwg/sriov-network-operator; api/v1alpha1 of Mellanox/network-operator and of
 Mellanox/nvidia-k8s-ipam.
 """
@@ -78,7 +78,7 @@ def _network(scope: Scope, around: Surroundings) -> None:
 
 
 def _written(scope: Scope, keys: Keys) -> tuple[Scope, Keys]:
-    """The document and the keys in it by which the operator's network `scope` has what its NAD has at `keys`."""
+    """Return the (document, keys) where the operator's network `scope` has the value at `keys` of its NAD."""
     if keys[:1] == ("plugins",):
         keys = ("metaPlugins",) if keys[1:2] != (0,) else keys[2:]
     first = str(keys[0]) if keys else ""

@@ -29,7 +29,7 @@ SWITCH_MOST = 9216  # the jumbo frames that Ethernet switches commonly carry, in
 
 @dataclass(frozen=True)
 class ResourceWant:
-    """The `resource` of a device plugin, "rdma/hca", for which a network or a container asks at `keys` of `scope`."""
+    """A device plugin's `resource`, such as "rdma/hca", that a network or container asks for at `keys` of `scope`."""
 
     resource: str
     scope: Scope
@@ -42,8 +42,8 @@ Claim = tuple[str, str, str]  # kind, namespace and name of a ResourceClaim or i
 
 @dataclass(frozen=True)
 class PodNetworks:
-    """The networks, (namespace, name), of a pod with the `resources` of its containers and its `claims`; `keys` is the
-    place of the pod's networks in the file of `scope`."""
+    """A pod: its networks as (namespace, name), the `resources` that its containers ask for, and its `claims`. `scope`
+    and `keys` are the place of the annotation with the networks."""
 
     scope: Scope
     keys: Keys
@@ -54,10 +54,12 @@ class PodNetworks:
 
 @dataclass(frozen=True)
 class Surroundings:
-    """The surroundings of a plugin. `versions` are those of the network; `resource` the NAD's resource, of a `nad`; `uses`
-    are the ranges of all networks so far, `nads` the files of all NADs by namespace and name. `offers` are the resources of the
-    device plugins' configurations so far, `wants` those that are asked for, `resources` those of NADs by namespace and name;
-    `requests` are DeviceClass and selected resource of the requests of claims, `classes` the resources of DeviceClasses."""
+    """The network of a plugin, and the objects that the lint has read so far.
+
+    The network has a `name`, its spec `versions`, `nad` when it is in a NAD, and the NAD's `resource`. Read so far:
+    `uses` are the ranges of all networks; `nads` the files, `resources` the resources of NADs by (namespace, name);
+    `offers` the resources that device plugins offer; `wants` the resources that are asked for; `requests` the
+    (DeviceClass, selected resource) of each request of a claim; `classes` the resources of DeviceClasses by name."""
 
     name: str = ""
     versions: Sequence[str] = ()
@@ -75,7 +77,7 @@ class Surroundings:
 
     @property
     def version(self) -> str:
-        """The version in which a runtime will call the plugin."""
+        """The newest spec version of the network, in which a runtime calls the plugin."""
         usable = [v for v in SUPPORTED if v in self.versions]
         return usable[-1] if usable else NEWEST
 
@@ -122,7 +124,7 @@ def examine(scope: Scope, keys: Keys, document: Mapping[str, Any], around: Surro
 
 
 def _as_called(document: Mapping[str, Any], around: Surroundings) -> dict[str, Any]:
-    """The configuration as the runtime hands it to the plugin; with a device when the NAD has a resource."""
+    """The configuration that a runtime passes to the plugin; with a device ID when the NAD has a resource."""
     given = {"deviceID": "0000:00:00.0", "pciBusID": "0000:00:00.0"} if around.resource else {}
     version = around.version
     return {
@@ -136,7 +138,7 @@ def _as_called(document: Mapping[str, Any], around: Surroundings) -> dict[str, A
 def _of_a_rail(
     scope: Scope, keys: Keys, document: Mapping[str, Any], rails: Mapping[str, Any], around: Surroundings
 ) -> Mapping[str, Any]:
-    """The network as it is for one rail; of a network for all rails, rail 0 stands for each, as their ranges are all checked."""
+    """Return the plugin's configuration for one rail, rail 0 if the network is for all; note faults of rail.nics."""
     index, block = member(rails, "index"), member(document, "ipam")
     if not member(rails, "nics"):
         return rail.completed(dict(document), index)
@@ -154,7 +156,7 @@ def _of_a_rail(
 
 
 def _same_index(scope: Scope, keys: Keys, document: Mapping[str, Any], asked: Rail | None) -> None:
-    """Check that rails with one index have our IPAM plugin: no other one gives the same index."""
+    """Check that rails with the same index use our IPAM plugin, since no other one gives the same index."""
     block = member(document, "ipam")
     kind = member(block, "type") if isinstance(block, dict) else None
     if asked and asked.is_same_index and known.own(str(kind)) != known.OWN_IPAM:
@@ -184,8 +186,8 @@ def _foreign_mtu(scope: Scope, keys: Keys, document: Mapping[str, Any]) -> None:
 
 
 def _device(scope: Scope, keys: Keys, document: Mapping[str, Any], around: Surroundings, by_name: bool) -> None:
-    """Check that the configuration chooses a device: by its own keys (`by_name`: also by the device's name), or by the resource
-    of a NAD."""
+    """Check that the configuration chooses a device, by its keys or by the NAD's resource. `by_name`: the plugin also
+    takes the device's name."""
     selectors = [n for n in ("device", "hwaddr", "kernelpath", "pciBusID", "deviceID") if member(document, n)]
     capabilities = member(document, "capabilities")
     capable = isinstance(capabilities, dict) and member(capabilities, "deviceID")

@@ -1,4 +1,4 @@
-"""The rules for resources of device plugins: their configurations, and what networks and containers ask for."""
+"""The rules for device plugins: their configurations, and the resources that networks and containers ask for."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from cni.resources import config
 from cni.resources.models import label
 
 _PODS: tuple[Keys, ...] = (("spec",), ("spec", "template", "spec"), ("spec", "jobTemplate", "spec", "template", "spec"))
-_TEMPLATE = "ResourceClaimTemplate"  # Multus reads the claims that are made from one, and no others
+_TEMPLATE = "ResourceClaimTemplate"  # Multus reads only claims that are made from one
 _CLAIMS: dict[str, Keys] = {"ResourceClaim": (), _TEMPLATE: ("spec",)}
 _RESOURCE = re.compile(r'"k8s\.cni\.cncf\.io"\]\.resourceName\s*==\s*"([^"]+)"')  # in a selector of devices
 _CONTAINERS = ("initContainers", "containers")
@@ -31,8 +31,8 @@ def examine(scope: Scope, around: Surroundings) -> None:
 
 
 def examine_object(scope: Scope, around: Surroundings) -> bool:
-    """Examine a ConfigMap, whose texts may be such configurations, and note what a pod, a template of pods, or a claim asks for,
-    and of which resource a DeviceClass is; return whether it has a configuration."""
+    """Examine the device plugins' configurations in a ConfigMap; return whether there is one. Of other objects, add to
+    `around` the resources that pods, pod templates and claims ask for, and the resource of a DeviceClass."""
     document = scope.root.data
     if not isinstance(document, dict):
         return False
@@ -70,7 +70,7 @@ def examine_object(scope: Scope, around: Surroundings) -> bool:
 
 
 def _asked(scope: Scope, keys: Keys) -> Iterator[ResourceWant]:
-    """The limits of the containers of the pod whose spec is at `keys`, if there is one."""
+    """Yield the resources in the containers' limits of the pod spec at `keys`, if there is one."""
     _, pod, depth = scope.root.walk(keys)
     for name in _CONTAINERS if depth == len(keys) else ():
         found = pod.member(name)
@@ -97,7 +97,7 @@ def _claims(listed: Any, namespace: str) -> list[Claim]:
 
 
 def _requests(listed: Any) -> Iterator[tuple[str, str]]:
-    """The DeviceClass of each request of a claim, and of its alternatives, and the resource that it selects."""
+    """Yield (DeviceClass, selected resource) of each request of a claim, and of each alternative of a request."""
     for request in _objects(listed):
         for one in _objects([request.get("exactly"), *_objects(request.get("firstAvailable"))]):
             yield str(one.get("deviceClassName")), _selected(one)
@@ -112,7 +112,7 @@ def _selected(chooser: dict[str, Any]) -> str:
 
 
 def _names(text: str, namespace: str) -> list[tuple[str, str]]:
-    """Namespace and name of each network in a pod's annotation: JSON, or "NAMESPACE/NAME@IFNAME, ..."."""
+    """The (namespace, name) of each network in a pod's annotation: JSON, or "NAMESPACE/NAME@IFNAME, ..."."""
     try:
         listed = json.loads(text) if text.lstrip().startswith("[") else []
         return [(str(one.get("namespace") or namespace), str(one["name"])) for one in listed] or [
@@ -124,8 +124,8 @@ def _names(text: str, namespace: str) -> list[tuple[str, str]]:
 
 
 def compare(around: Surroundings) -> None:
-    """Warn of resources that no configuration offers, although one has others of their domain; and of networks whose pods ask
-    for other resources."""
+    """Warn of wanted resources that no configuration offers although one offers others of the same domain; and of
+    networks whose pods ask for other resources."""
     classes = {label(name): name for name in (*around.offers, *around.resources.values())} | around.classes
     for pod in around.pods:
         _compare(pod, around, classes)
@@ -139,8 +139,8 @@ def compare(around: Surroundings) -> None:
 
 
 def _compare(pod: PodNetworks, around: Surroundings, classes: dict[str, str]) -> None:
-    """Warn of networks of the pod if it asks for other resources of their domain alone, or claims devices that none of its
-    networks needs. A pod that asks for none may get it by an admission webhook."""
+    """Warn of each network whose resource the pod lacks, when the pod asks for other resources of that domain, or
+    claims devices that no network needs. A pod that asks for nothing may get the resource from an admission webhook."""
     asked = {
         claim: {(name, of or classes.get(name, "")) for name, of in around.requests.get(claim, ())}
         for claim in pod.claims

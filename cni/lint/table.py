@@ -1,4 +1,4 @@
-"""Keys and plugins that a network names, compared with those that exist: unknown ones, and the likely intention."""
+"""Find the unknown keys and plugins of a network, and the names that they most likely mean."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from cni.shared.config import OF_RUNTIMES, Fault, Key, slip
 from ipam import keys as tables
 
 Nested = Mapping[str, Sequence[Key]]
-"""The tables of the objects that some keys take."""
+"""The tables of keys of nested objects, by the key that takes such an object."""
 
 
 def note_faults(scope: Scope, keys: Keys, faults: Sequence[Fault], table: Sequence[Key], nested: Nested) -> None:
-    """Note the `faults` of a reader, at the keys that they name; `nested` are the tables of inner objects and lists."""
+    """Note the `faults` of a reader, each at its key below `keys`; `nested` has the tables of nested keys."""
     for fault in faults:
         parts = keys_of(fault.key)
         scope.error((*keys, *parts), message_of(fault), fix_of(fault, reader_of(parts, table, nested)))
 
 
 def reader_of(parts: Keys, table: Sequence[Key], nested: Nested) -> Any:
-    """The reader of the key `parts`, such as ("ipRanges", 0, "exclude"); None when no table has it."""
+    """The function that reads the key `parts`, such as ("ipRanges", 0, "exclude"); None for an unknown key."""
     inner = {name.lower(): members for name, members in nested.items()}.get(str(parts[0]).lower()) if parts else None
     rest = parts[2:] if len(parts) > 2 and isinstance(parts[1], int) else parts[1:]
     for members, keys in ((inner or (), rest), (table, parts)):
@@ -37,23 +37,23 @@ def reader_of(parts: Keys, table: Sequence[Key], nested: Nested) -> Any:
 
 
 def fix_of(fault: Fault, read: Any) -> str:
-    """The remedy for a fault: a value that was most likely meant, or the kind of value that is taken."""
+    """The remedy for `fault`: to write a similar value that the reader `read` accepts, or the wanted kind."""
     return (read and proposal(read, fault.value)) or remedy(fault.wanted)
 
 
 def message_of(fault: Fault) -> str:
-    """A fault without its key, which a diagnostic has separately."""
+    """The message of `fault` without its key, since a diagnostic has the key separately."""
     return f"{shown(fault.value)}: {fault.wanted}" if fault.value is not None else fault.wanted
 
 
 def remedy(wanted: str) -> str:
-    """The remedy in a fault's "want ..."."""
+    """The remedy "write ..." for a message with "want ..."; "" for another message."""
     _, found, what = wanted.rpartition("want ")
     return f"write {what}" if found else ""
 
 
 def proposal(read: Any, value: Any) -> str:
-    """The value that was most likely meant by `value`: one like it that the reader takes; "" when there is no such value."""
+    """The remedy "write ..." with a value similar to `value` that the reader `read` accepts; "" when there is none."""
     for candidate in (value, *_like(value)):
         try:
             read(candidate)
@@ -90,7 +90,7 @@ def _like(value: Any) -> Iterable[Any]:
 def unknown_keys(
     scope: Scope, keys: Keys, document: Mapping[str, Any], table: Iterable[Key], whose: str, kind: str = ""
 ) -> None:
-    """Warn of each key of `document` that is not read, or is spelled differently from its documentation."""
+    """Warn of each key of `document` that is not in `table`, or has another case. `kind`: the plugin; "" in a block."""
     names = [key.name for key in table]
     tops = {n.partition(".")[0] for n in names} | ({*OF_RUNTIMES, *known.OF_MULTUS} if kind else set())
     for name, value in document.items():
@@ -111,8 +111,8 @@ def unknown_keys(
 
 
 def executable(scope: Scope, at: Keys, name: str, names: Collection[str], what: str) -> None:
-    """Note a `name` that is not among `names`: an error where one of our own executables was meant, otherwise a warning, since
-    the executable may be of another project (macvlan2, vxlan)."""
+    """Note a `name` that is not among `names`: as an error when it most likely means one of our executables, otherwise
+    as a warning, since it may be an executable of another project (macvlan2, vxlan)."""
     if name not in names:
         own = () if name[-1:].isdigit() else [n for n in sorted(names) if known.own(n)]
         fix = correction(name, sorted(names), "check that the runtime's plugin folder has it")
@@ -121,7 +121,7 @@ def executable(scope: Scope, at: Keys, name: str, names: Collection[str], what: 
 
 
 def _elsewhere(name: str, kind: str) -> str:
-    """The place where the key `name` belongs, which the plugin does not have."""
+    """The remedy for a misplaced key `name`: to move it into or out of "ipam", or to remove it."""
     if kind and name.lower() in {k.name.lower() for k in (*tables.RANGE_KEYS, *tables.IPAM_KEYS)}:
         return f'move "{name}" into "ipam"'
     if not kind and any(name.lower() == k.name.lower() for own in LINK_PLUGINS for k in plugins.named(own).KEYS):
