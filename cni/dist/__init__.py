@@ -1,1 +1,1 @@
-"""How a bundle is built, which runs on a host without Python: `make bundle`. No part of the bundle itself."""
+"""Build a bundle, which runs on a host without Python: `make bundle`. The bundle does not contain this package."""

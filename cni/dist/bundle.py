@@ -51,7 +51,8 @@ sys.stdout.buffer.write(pack.pack(sys.argv[1]))
 def build(target: Path, extra: str = "") -> Path:
     """Make the bundle in the directory `target`, and its .tar.gz beside it; return the bundle's directory.
 
-    It also holds `extra`, a set of optional dependencies in pyproject.toml. Raises CannotBuild. The former bundle stays until the new one is complete and has answered.
+    `extra` names a set of optional dependencies in pyproject.toml that the bundle also gets. Raises CannotBuild. The
+    former bundle stays until the new one is complete and has been tried.
     """
     made = target / (f"{NAME}-{extra}" if extra else NAME)
     target.mkdir(parents=True, exist_ok=True)
@@ -96,7 +97,7 @@ def _fill(top: Path, extra: str) -> None:
 
 
 def _script(name: str, folder: Path, given: str = "") -> None:
-    """Run a script of .ci, which writes into `folder`."""
+    """Run the script `name` of .ci, which reads `given` from stdin and writes into `folder`."""
     argv = [sys.executable, str(PROJECT / ".ci" / name), str(folder)]
     subprocess.run(argv, input=given, text=True, check=True, stdout=subprocess.DEVNULL)
 
@@ -109,7 +110,7 @@ def _add(top: Path, target: str, content: bytes, executable: bool = False) -> No
 
 
 def compile_launcher(loader: str) -> tuple[bytes, list[Path]]:
-    """Compile launcher.c for a bundle with the loader `loader`; return the executable and the linked libraries.
+    """Compile launcher.c for a bundle with the loader `loader`; return the executable and the static libraries in it.
 
     The C compiler is CC (default: musl-gcc if there is one)."""
     compiler = shlex.split(os.environ.get("CC") or shutil.which("musl-gcc") or "cc")
@@ -137,10 +138,10 @@ def compile_launcher(loader: str) -> tuple[bytes, list[Path]]:
 
 
 def compile_modules(top: Path) -> None:
-    """Put bytecode in place of the source of each module.
+    """Replace the source of each module by bytecode.
 
-    A module's .pyc lies where its .py would: the import system then asks for one file less, and nobody can edit a
-    source on a node in vain. Tracebacks name the module's path in the bundle.
+    A module's .pyc takes the place of its .py: an import then looks for one file less, and a node has no source file
+    whose edit would have no effect. Tracebacks name the module's path in the bundle.
     """
     _run("-m", "compileall", "-bq", "--invalidation-mode=unchecked-hash", "-s", str(top), str(top))
     for module in top.rglob("*.py"):
@@ -150,9 +151,9 @@ def compile_modules(top: Path) -> None:
 def _run(*arguments: str) -> bytes:
     """Run a fresh interpreter with `arguments`; return its output.
 
-    The output of marshal depends on the objects that are shared in its process (bpo-34093), and the order of a set on
-    the seed of string hashes. So that the bytes are always the same, the process has a fixed seed and no other task,
-    and compiles everything in the order of the paths.
+    The output of marshal depends on the objects that its process shares (bpo-34093), and the order of a set depends on
+    the seed of string hashes. To get the same bytes each time, the process has a fixed seed and no other task, and
+    compiles all modules in the order of their paths. Raises CannotBuild when the process fails.
     """
     done = subprocess.run([str(PYTHON), "-BSs", *arguments], env={"PYTHONHASHSEED": "0"}, capture_output=True)
     if done.returncode:
@@ -162,8 +163,8 @@ def _run(*arguments: str) -> bytes:
 
 
 def _try(bundle: Path, extra: str) -> None:
-    """Call it once as a runtime does, once as a person does, and import all that the command may import later; with
-    nothing else in the environment."""
+    """Run a plugin, both commands, and the import of all modules that a command may import later, each with an empty
+    environment. Raises CannotBuild when one of them fails."""
     found = [path.relative_to(bundle) for path in sorted(bundle.glob("cni/*/**/*.pyc"))]
     wanted = [path for path in found if path.parts[1] in _PROGRAMS and (extra or _NEEDS_EXTRA.isdisjoint(path.parts))]
     modules = [".".join(path.with_suffix("").parts).removesuffix(".__init__") for path in wanted]
@@ -180,7 +181,7 @@ def _try(bundle: Path, extra: str) -> None:
 
 
 def main() -> int:
-    """Build the bundle, and print its place and size."""
+    """Build the bundle, and print its path and that of its .tar.gz; return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m cni.dist.bundle", description=__doc__)
     parser.add_argument("--output", type=Path, default=Path("build"), metavar="DIR", help="default: build")
     parser.add_argument("--python", type=Path, metavar="FILE", help="refuse to build with another interpreter")

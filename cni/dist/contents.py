@@ -1,6 +1,7 @@
-"""The files of a bundle, and those of the interpreter and its packages that it leaves out.
+"""The files of a bundle, and the files of the interpreter and its packages that a bundle leaves out.
 
-bin/       macvlan, host-device, sriov, rdma, whereabouts, railcni, kubectl-railcni, python3: copies of launcher.c; railcni-*: links to them
+bin/       macvlan, host-device, sriov, rdma, whereabouts, railcni, kubectl-railcni, python3: launcher.c, compiled;
+           railcni-*: links to these plugins
 cni/ ipam/ the project, as bytecode
 lib/       the dynamic loader, the shared libraries, and pythonX.Y/ with the standard library and site-packages
 libexec/   the interpreter itself, and the script of each executable of bin/
@@ -26,7 +27,7 @@ EPOCH = int(
     os.environ.get("SOURCE_DATE_EPOCH", "0")
 )  # the time of all files: reproducible-builds.org/specs/source-date-epoch
 
-# The CPython that runs this, as it lies on the machine.
+# The CPython that runs this process.
 PYTHON = Path(sys._base_executable).resolve()  # type: ignore[attr-defined]
 PREFIX = Path(sys.base_prefix)
 _STANDARD = Path(sysconfig.get_path("stdlib", vars={"installed_base": sys.base_prefix}))
@@ -39,7 +40,7 @@ _LEFT_OUT = {
     "turtle.py", "antigravity.py", "this.py", "__phello__", "_aix_support.py", "_osx_support.py", "__pycache__",
     "site-packages", "dist-packages", "lib-dynload", "EXTERNALLY-MANAGED", "sitecustomize.py",
 }  # fmt: skip
-# Of the extension modules: tests, terminals and databases whose libraries would come along (readline's is GPL).
+# Extension modules for tests, and for terminals and databases, which need further libraries (readline's is GPL).
 _LEFT_OUT_EXTENSIONS = (
     "_test", "_xx", "xx", "_ctypes_test", "_tkinter", "readline", "_curses", "_dbm", "_gdbm", "nis", "ossaudiodev",
     "_crypt", "audioop", "_codecs_cn", "_codecs_hk", "_codecs_iso2022", "_codecs_jp", "_codecs_kr", "_codecs_tw",
@@ -54,7 +55,7 @@ class CannotBuild(Exception):
 
 
 def standard_library() -> Iterator[tuple[str, Path]]:
-    """Its modules and extension modules, each with its path in the bundle."""
+    """Yield (path in the bundle, file) for each module and extension module of the standard library."""
     for path in sorted(_STANDARD.iterdir()):
         if path.name in _LEFT_OUT or path.name.startswith(("config-", "LICENSE")):
             continue
@@ -86,7 +87,7 @@ def distributions(extra: str = "") -> list[Distribution]:
 
 
 def packages(installed: list[Distribution]) -> Iterator[tuple[str, Path]]:
-    """The files of the distributions in site-packages, each with its path in the bundle."""
+    """Yield (path in the bundle, file) for each file of the `installed` distributions. Raises CannotBuild."""
     for dist in installed:
         if dist.files is None:
             raise CannotBuild(f"{dist.name} has no list of its files: install it with pip, from requirements.txt")
@@ -101,7 +102,7 @@ def packages(installed: list[Distribution]) -> Iterator[tuple[str, Path]]:
 
 
 def project_files() -> Iterator[tuple[str, Path]]:
-    """The project's own modules, without this package, and conf/: the demo attaches by it, and people start from it."""
+    """Yield (path in the bundle, file) for the project's modules, conf/, which the demo uses, and the licence."""
     for path in (*(file for top in ("cni", "ipam", "conf") for file in _files(PROJECT / top)), PROJECT / "LICENSE"):
         target = str(path.relative_to(PROJECT))
         if not target.startswith("cni/dist/"):

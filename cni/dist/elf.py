@@ -1,5 +1,5 @@
-"""The ELF files of a bundle: the shared libraries that they need, the loader that finds these in the bundle, and what
-would tie a file to the machine where it was linked. binutils' readelf describes them."""
+"""The ELF files of a bundle: the shared libraries that they need, the loader that finds the libraries, and the removal
+of paths of the machine where a file was linked. binutils' readelf describes the files."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def is_elf(file: Path) -> bool:
 
 
 def described(file: Path) -> str:
-    """What readelf prints about the segments and the dynamic section."""
+    """What readelf prints about the segments and the dynamic section of `file`. Raises CannotBuild without readelf."""
     if not shutil.which("readelf"):
         raise CannotBuild("no readelf: apt-get install binutils")
     environ = {"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C"}
@@ -30,13 +30,13 @@ def described(file: Path) -> str:
 
 
 def search_path(file: Path) -> list[str]:
-    """The folders of RPATH and RUNPATH, where the file searches its libraries."""
+    """The folders of RPATH and RUNPATH, in which the loader searches the libraries of `file`."""
     found = re.findall(r"\(R(?:UN)?PATH\).*\[(.*)\]", described(file))
     return [folder for folders in found for folder in folders.split(":")]
 
 
 def loader() -> Path:
-    """The dynamic loader that the interpreter names, glibc's."""
+    """The path of glibc's dynamic loader, as the interpreter names it. Raises CannotBuild for another loader."""
     found = re.search(r"Requesting program interpreter: (.*)\]", described(PYTHON))
     if not found or not Path(found[1]).name.startswith("ld-linux"):
         raise CannotBuild(
@@ -46,9 +46,9 @@ def loader() -> Path:
 
 
 def needed(sources: Collection[Path]) -> dict[str, Path]:
-    """The loader, and each library that an ELF file of `sources` needs and that is not among them, by their names.
+    """Return the loader and the libraries outside of `sources` that ELF files of `sources` need: files by name.
 
-    The loader itself lists them (ld.so(8), --list): so the libraries are those that run here.
+    The loader itself lists the libraries (ld.so(8), --list), so they are those that run here. Raises CannotBuild.
     """
     ld = loader()
     own = {source.resolve() for source in sources}
@@ -79,7 +79,7 @@ def for_anywhere(top: Path, machine: str) -> None:
         if b".debug_info\0" in file.read_bytes():  # two thirds of a CPython that was built from source
             subprocess.run(["strip", "--strip-debug", file], check=True)
         folders = search_path(file)
-        if not all(folder.startswith("$ORIGIN") for folder in folders):  # they win over the bundle's own libraries
+        if not all(folder.startswith("$ORIGIN") for folder in folders):  # these win over the bundle's libraries
             if not shutil.which("patchelf"):
                 raise CannotBuild(f"{target} searches libraries in {':'.join(folders)}: apt-get install patchelf")
             subprocess.run(["patchelf", "--remove-rpath", file], check=True)
