@@ -1,2 +1,2 @@
-"""The resources that a node offers: their configuration with all its faults, the devices that are chosen, and what a container
-gets with them; for the device plugin, `railcni vfs` and the linter."""
+"""The resources that a node offers: the configuration and its faults, the devices of each resource, and what a
+container gets with them. The device plugin, the DRA driver, `railcni vfs` and the lint use this package."""

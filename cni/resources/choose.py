@@ -1,4 +1,4 @@
-"""Which functions a resource has, how many devices it offers, and what a container gets with each. Pure."""
+"""Choose the functions of each resource, the number of its devices, and what a container gets with a device. Pure."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ _EXCLUSIVE = (
 )
 _VERSION = "1.1.0"  # of the Device Information Specification
 
-DeviceNode = tuple[str, str]  # its path in the container, and on the host
+DeviceNode = tuple[str, str]  # (path in the container, path on the host)
 _CM: DeviceNode = ("/dev/infiniband/rdma_cm", "/dev/infiniband/rdma_cm")
 _VHOST: tuple[DeviceNode, ...] = (("/dev/vhost-net", "/dev/vhost-net"), ("/dev/net/tun", "/dev/net/tun"))
 
 
 @dataclass(frozen=True)
 class Host:
-    """What there is on the node: `devices` are verbs devices by name, `busy` the netdevs that carry the node's own traffic,
-    with the reason, `paths` the device nodes that exist, such as "/dev/infiniband/uverbs0". `is_exclusive` is RDMA's netns
-    mode: whether a namespace sees only the verbs devices that were moved into it. `below` has the links below each netdev
-    that is on top of others."""
+    """The devices of the node. `devices` are the verbs devices by name. `busy` maps each netdev that carries the node's
+    own traffic to the reason. `paths` are the existing device nodes, such as "/dev/infiniband/uverbs0". `is_exclusive`:
+    RDMA is in the exclusive netns mode, where a namespace sees only the verbs devices that were moved into it. `below`
+    maps a netdev on top of others, such as a bond, to the links below it."""
 
     functions: Sequence[Function] = ()
     devices: Mapping[str, VerbsDevice] = field(default_factory=dict)
@@ -40,11 +40,12 @@ class Host:
 
 @dataclass(frozen=True)
 class Offer:
-    """Devices, one for each of `ids`, that give a container the same: those of a NIC, or one function.
+    """The devices `ids`, which all give a container the same: the devices of a shared NIC, or one exclusive function.
 
-    `name` is the PCI address, or the name of a software verbs device; `group` the NIC, whose functions are used in turn.
-    `fault` says why the devices are not healthy, "" when they are; `gids` how many GIDs are kept free for each. `info` and `file` are the contents of the variable
-    PCIDEVICE_…_INFO and of the device-info file, for an exclusive function.
+    `name` is the PCI address, or the name of a software verbs device. `group` is the NIC; all NICs are used in turn.
+    `fault` is the reason why the devices are not healthy, "" when they are. `gids` is the number of GIDs that are kept
+    free for each device. For an exclusive function, `info` is the content of the variable PCIDEVICE_…_INFO, and `file`
+    that of the device-info file.
     """
 
     name: str
@@ -60,8 +61,8 @@ class Offer:
 
 @dataclass(frozen=True)
 class Resource:
-    """The offers that kubelet knows under `name`. `limit` says why there are fewer devices than the configuration asks
-    for, "" when there are as many; `unchosen` why there is no offer, "" when there is one or the node needs them all."""
+    """A resource and its offers. `limit` is the reason for fewer devices than the configuration asks for, "" when there
+    are as many. `unchosen` is the reason for no offer, "" when there is one, or when the node needs all functions."""
 
     name: str
     offers: tuple[Offer, ...] = ()
@@ -70,27 +71,27 @@ class Resource:
     unchosen: str = ""
     withheld: Mapping[str, str] = field(
         default_factory=dict
-    )  # functions that are chosen and that the node needs, with the reason
+    )  # chosen functions that the node itself needs, with the reason
 
     @property
     def ids(self) -> frozenset[str]:
-        """The names of its devices."""
+        """The names of all devices of the resource."""
         return frozenset(one for offer in self.offers for one in offer.ids)
 
     @property
     def healthy_ids(self) -> frozenset[str]:
-        """The names of the devices that can be had."""
+        """The names of the healthy devices."""
         return frozenset(one for offer in self.offers if not offer.fault for one in offer.ids)
 
     @property
     def healthy(self) -> int:
-        """How many of its devices can be had."""
+        """The number of healthy devices."""
         return sum(len(offer.ids) for offer in self.offers if not offer.fault)
 
 
 def resources(configured: Iterable[Shared | Exclusive], host: Host) -> list[Resource]:
-    """All resources as they are now. A function that several exclusive ones choose is the first one's; the GIDs of a NIC
-    that several shared ones choose are divided among them."""
+    """Return all configured resources with the devices of `host`. The first exclusive resource that chooses a function
+    gets it. All shared resources that choose a NIC divide its GIDs among them."""
     taken: set[str] = set()
     configured = list(configured)
     chosen = {one.name: _candidates(one, host) for one in configured if isinstance(one, Shared)}
@@ -110,8 +111,8 @@ def resources(configured: Iterable[Shared | Exclusive], host: Host) -> list[Reso
 
 @dataclass(frozen=True)
 class _Candidate:
-    """A NIC that a shared resource chooses: its offer without devices; how many devices the resource `wants` of it at most;
-    the GIDs that a device needs, of the `free` entries of `room` in its ports' tables. `cost` 0: it needs none."""
+    """A NIC that a shared resource chooses. `offer` has no devices yet; `wants` is the most devices that the resource
+    takes. A device needs `cost` GIDs (0: none) of the `free` ones; the ports' GID tables have `room` entries."""
 
     resource: str
     offer: Offer
@@ -128,7 +129,7 @@ def _candidates(resource: Shared, host: Host) -> list[_Candidate]:
 
 
 def _candidate(nic: Function, ports: list[Port], resource: Shared, host: Host) -> _Candidate:
-    """An address of a pod becomes a GID of each kind that a port has, RoCE v1 and v2, or v2 alone."""
+    """Return the NIC as a candidate. Each address of a pod takes one GID of each kind: RoCE v1 and v2, or only v2."""
     nodes = _rdma_nodes(nic, resource.umad, host)
     down = ", ".join(f"{port} is {port.state} ({port.physical_state})" for port in ports) or "it has no port"
     fault = _fault(nic, nodes, host) or ("" if any(port.is_active for port in ports) else down)
@@ -138,7 +139,7 @@ def _candidate(nic: Function, ports: list[Port], resource: Shared, host: Host) -
     if resource.gidsPerDevice == 0 or not ports or not all(port.is_roce and port.room for port in ports):
         return _Candidate(resource.name, offer, resource.rdmaHcaMax, 0, 0, 0)
     cost = resource.gidsPerDevice or _ADDRESSES * max(len({gid.kind for gid in port.gids}) or 1 for port in ports)
-    # the host's own entries: a device uses one port, so what is left over on each is of no use
+    # without the host's own entries; a device uses one port, so the remainder of a port is of no use
     free = [port.room - sum(not gid.ndev or gid.ndev in port.links for gid in port.gids) for port in ports]
     room = sum(port.room for port in ports)
     offer = replace(offer, gids=cost)
@@ -146,7 +147,7 @@ def _candidate(nic: Function, ports: list[Port], resource: Shared, host: Host) -
 
 
 def _divided(candidates: Sequence[_Candidate]) -> dict[tuple[str, str], int]:
-    """The most devices that a resource can make of a NIC, by (resource, NIC).
+    """Return the most devices that each resource can have of each NIC, by (resource, NIC).
 
     Resources that want less than an even share of a NIC's GIDs get what they want; the others share the rest evenly."""
     given = {(c.resource, c.offer.name): c.wants for c in candidates}
@@ -162,7 +163,7 @@ def _divided(candidates: Sequence[_Candidate]) -> dict[tuple[str, str], int]:
 
 
 def _shared(resource: Shared, nics: Sequence[_Candidate], given: Mapping[tuple[str, str], int]) -> Resource:
-    """The devices of the NICs that are chosen: as many in all as rdmaHcaMax says, evenly, as far as GIDs are free."""
+    """Return the resource with rdmaHcaMax devices, fewer when GIDs are short, spread evenly over the NICs."""
     bounds = [given[nic.resource, nic.offer.name] for nic in nics]
     offers = [nic.offer for nic in nics]
     if resource.allNics and nics:
@@ -176,7 +177,7 @@ def _shared(resource: Shared, nics: Sequence[_Candidate], given: Mapping[tuple[s
 
 
 def _limit(resource: Shared, nics: Sequence[_Candidate], count: int) -> str:
-    """Why there are fewer devices than rdmaHcaMax."""
+    """The reason for fewer devices than rdmaHcaMax; "" when there are as many, or when GIDs are not the reason."""
     bound = [nic for nic in nics if nic.cost]
     if count == resource.rdmaHcaMax or not bound:
         return ""
@@ -191,7 +192,7 @@ def _span(numbers: Sequence[int]) -> str:
 
 
 def spread(total: int, bounds: Sequence[int]) -> list[int]:
-    """How many of `total` come to each place, as evenly as their bounds allow."""
+    """Divide `total` as evenly as possible; return one number for each of `bounds`, which it does not exceed."""
     counts = [0] * len(bounds)
     left = total
     for done, place in enumerate(sorted(range(len(bounds)), key=bounds.__getitem__)):  # the narrow ones first
@@ -201,13 +202,13 @@ def spread(total: int, bounds: Sequence[int]) -> list[int]:
 
 
 def _ports(nic: Function, names: set[str], host: Host) -> list[Port]:
-    """The NIC's ports; of one with several those whose netdevs are named, if any is."""
+    """The ports of the NIC whose netdevs are in `names`; all its ports when there is no such port."""
     ports = [port for name in nic.verbs if name in host.devices for port in host.devices[name].ports]
     return [port for port in ports if port.netdev in names] or ports
 
 
 def _together(offers: Sequence[Offer]) -> Offer:
-    """One offer with the nodes of all NICs; healthy while one of them is."""
+    """One offer with the device nodes of all healthy NICs; it is healthy while one of the NICs is."""
     well = [offer for offer in offers if not offer.fault]
     nodes = tuple(dict.fromkeys(node for offer in well or offers for node in offer.nodes))
     numa = tuple(sorted({number for offer in offers for number in offer.numa_nodes}))
@@ -218,7 +219,7 @@ def _together(offers: Sequence[Offer]) -> Offer:
 
 
 def exclusive(resource: Exclusive, host: Host, taken: set[str]) -> Resource:
-    """The functions that are chosen and not `taken` yet; those that the node needs and those that have VFs are left out."""
+    """Return the resource with its functions; skip taken ones, PFs with VFs and functions that the node needs."""
     offers, withheld = [], {}
     for selectors in resource.selectors:
         for function in host.functions:
@@ -272,14 +273,14 @@ def _exclusive(function: Function, selectors: ExclusiveSelectors, resource: Excl
 
 
 def _rdma_nodes(function: Function, umad: bool, host: Host) -> tuple[DeviceNode, ...]:
-    """uverbsN, with `umad` umadN and issmN, and rdma_cm where the node has it: InfiniBand does without."""
+    """The device nodes uverbsN, with `umad` umadN and issmN, and rdma_cm if the host has it: InfiniBand needs none."""
     names = [name for name in function.nodes if umad or name.startswith("uverbs")]
     paths = [f"/dev/infiniband/{name}" for name in names]
     return (*((path, path) for path in paths), *([_CM] if _CM[1] in host.paths else []))
 
 
 def _fault(function: Function, nodes: Sequence[DeviceNode], host: Host) -> str:
-    """Why a container could not use the function, but for its port's state."""
+    """Why a container could not use the function, apart from the state of its port; "" when it could."""
     if not function.driver:
         return f"{function.id} has no driver"
     if function.driver == VFIO and not function.iommu_group:

@@ -1,6 +1,6 @@
-"""The claims that `railcni dra` has prepared on a node: a record of each, and the CDI specification that the runtime reads.
+"""The claims that `railcni dra` has prepared on a node: of each a record, and a CDI specification for the runtime.
 
-The driver writes them, and `railcni doctor` reads them, without the packages that the driver needs.
+The driver writes both. `railcni doctor` reads them with this module, which needs no package of the driver.
 """
 
 from __future__ import annotations
@@ -13,23 +13,23 @@ from cni.shared.kernel import files
 
 DRIVER = "railcni.io"
 KIND = f"{DRIVER}/claim"
-PREFIX = f"dra.{DRIVER}-"  # of the specifications; the device plugin removes those that begin with its own
+PREFIX = f"dra.{DRIVER}-"  # of the names of CDI files; the device plugin removes files with its own prefix
 
 Record = dict[str, Any]
 
 
 def own_folder(kubelet: str) -> str:
-    """The driver's folder below that of kubelet."""
+    """The driver's folder in the folder `kubelet`."""
     return f"{kubelet}/plugins/{DRIVER}"
 
 
 def records_folder(kubelet: str) -> str:
-    """The folder of the records."""
+    """The folder with the record of each claim."""
     return f"{own_folder(kubelet)}/claims"
 
 
 def records(folder: str) -> list[Record]:
-    """All records; OSError."""
+    """All records in `folder`. Raises OSError."""
     names = sorted(name for name in files.names_in(folder) if name.endswith(".json") and name[0] != ".")
     return [record for name in names if (record := read(folder, name.removesuffix(".json")))]
 
@@ -40,13 +40,13 @@ def read(folder: str, uid: str) -> Record | None:
         found = json.loads(files.read_whole(f"{folder}/{uid}.json"))
     except FileNotFoundError:
         return None
-    except ValueError:  # a power loss tore it, so no answer was given from it
+    except ValueError:  # torn by a power loss, before kubelet had an answer
         return None
     return found if isinstance(found, dict) else None
 
 
 def specification(uid: str, root: str = "") -> str:
-    """The path of the claim's CDI specification."""
+    """The path of the CDI specification of the claim `uid`, below `root`."""
     return f"{root}{CDI_FOLDER}/{PREFIX}{uid}.json"
 
 
@@ -56,6 +56,6 @@ def cdi_name(record: Record, number: int) -> str:
 
 
 def cdi_ids(record: Record, number: int) -> list[str]:
-    """The CDI devices of the claim's device `number`."""
+    """The CDI device names of the claim's device `number`; [] when the device brings no nodes and no variables."""
     one = record["devices"][number]
     return [f"{KIND}={cdi_name(record, number)}"] if one["nodes"] or one["variables"] else []

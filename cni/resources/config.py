@@ -1,9 +1,9 @@
-"""The configuration: the files of the RDMA shared device plugin (`configList`) and of the SR-IOV device plugin
-(`resourceList`) as they are, and the virtual functions that cards are to have (`virtualFunctions`, or objects of
-sriov-network-operator); a file may have all of it. As in Go's encoding/json, keys match without regard to case, null is
-absent, and a key that is unknown changes nothing, but for a warning here.
+"""The configuration. A file may have the list of the RDMA shared device plugin (`configList`), that of the SR-IOV
+device plugin (`resourceList`), both unchanged, and the wanted virtual functions (`virtualFunctions`, or objects of
+sriov-network-operator). As in Go's encoding/json, keys match in any case, null counts as absent, and unknown keys are
+ignored; here they also get a warning.
 
-A member that is wrong is left out, and the others count. Pure.
+A faulty member of a list is left out, and the others count. Pure.
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ _KIND = "SriovNetworkNodePolicy"
 _CONFIG_MAP = "ConfigMap"
 LISTS = (*_MODELS, _POLICIES)
 _ABOVE = {"periodicUpdateInterval", *LISTS}
-_UNSERVED = {"acpiIndexes", "ddpProfiles", "pKeys", "vdpaType", "auxTypes"}  # selectors of the SR-IOV device plugin
-_UNMADE = {"netFilter", "vdpaType", "bridge"}  # of sriov-network-operator
+_UNSERVED = {"acpiIndexes", "ddpProfiles", "pKeys", "vdpaType", "auxTypes"}  # selectors that are refused here
+_UNMADE = {"netFilter", "vdpaType", "bridge"}  # keys of sriov-network-operator that are refused here
 _UNASKED = {"nodeSelector"}
 
 
 @dataclass
 class Config:
-    """`period` is in seconds between two looks at the devices, 0 for one look; `findings` what is wrong or unknown;
-    `policies` are in the order in which they count.
+    """The content of all configuration files. `policies` are in order of precedence. `period` is the time between two
+    looks at the devices, in seconds, 0 for a single look. `findings` are the faults and unknown keys.
 
-    Not `is_whole`: a file could not be read at all, so that nothing can be said of its resources.
+    `is_whole` is False when a file could not be read at all, so its resources are not known.
     """
 
     resources: list[Shared | Exclusive] = field(default_factory=list)
@@ -58,7 +58,7 @@ class Config:
 
 
 def read(files: Iterable[tuple[str, str]]) -> Config:
-    """What the files, (path, text), say together."""
+    """Return the configuration of all `files`, each as (path, text)."""
     config = Config()
     left = list(files)
     while left:
@@ -89,7 +89,7 @@ def is_own(document: Any) -> bool:
 
 
 def read_document(scope: Scope, config: Config) -> None:
-    """Add what one document says to `config`, whose findings are those of `scope`."""
+    """Add the content of one document to `config`, which shares the findings of `scope`."""
     root = scope.root
     if isinstance(root.data, dict) and root.data.get("kind") == _KIND:
         _policy(scope, ("spec",), root.data.get("spec"), config)
@@ -110,7 +110,7 @@ def read_document(scope: Scope, config: Config) -> None:
 
 
 def _members(scope: Scope, key: str) -> list[tuple[int, Any]]:
-    """The members of the list `key` with their numbers."""
+    """The members of the list `key`, as (number, value); note faults of the list."""
     member = scope.root.member(key)
     if member is None:
         return []
@@ -178,7 +178,7 @@ def _resource(scope: Scope, keys: Keys, given: Any, model: type[Shared | Exclusi
 
 
 def _selectors(given: Any, model: type[Shared | Exclusive]) -> list[tuple[dict[str, Any], Keys]]:
-    """The objects of a resource's selectors, with their keys."""
+    """The selectors of a resource, each as (object, keys of the object)."""
     written = given.get("selectors") if isinstance(given, dict) else None
     if isinstance(written, list) and model is Exclusive:
         return [(one, ("selectors", i)) for i, one in enumerate(written) if isinstance(one, dict)]

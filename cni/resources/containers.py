@@ -1,8 +1,8 @@
-"""What a container gets with the offers that it was given, in whichever way it asked: variables, a CDI specification, and the
-files from which Multus reads of the devices. The device plugin and the DRA driver share it.
+"""What a container gets with its offers: variables, a CDI specification, and the device-info files, which Multus reads.
+The device plugin and the DRA driver share this module.
 
-Sources: SPEC.md of the Container Device Interface; the variables PCIDEVICE_… of the SR-IOV device plugin; the Device Information
-Specification of the Network Plumbing Working Group, 1.1.0.
+Sources: SPEC.md of the Container Device Interface; the variables PCIDEVICE_… of the SR-IOV device plugin; the Device
+Information Specification of the Network Plumbing Working Group, 1.1.0.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _CDI_VERSION = "0.5.0"  # the first with names that begin with a digit, and host
 
 
 def variables(resource: Resource, offers: Sequence[Offer]) -> dict[str, str]:
-    """The variables that name the functions `offers` of an exclusive resource; none of a shared one."""
+    """The environment variables that name the functions `offers` of an exclusive resource; {} for a shared one."""
     if not resource.is_exclusive:
         return {}
     variable = "PCIDEVICE_" + resource.name.replace("/", "_").replace(".", "_").upper()
@@ -31,7 +31,7 @@ def variables(resource: Resource, offers: Sequence[Offer]) -> dict[str, str]:
 
 
 def cdi_document(kind: str, devices: Iterable[tuple[str, Sequence[DeviceNode], Mapping[str, str]]]) -> dict[str, Any]:
-    """The CDI specification of `devices`: name, device nodes, variables. A device without both is left out: CDI takes none."""
+    """The CDI specification of `devices`, (name, nodes, variables), without those with neither: CDI refuses them."""
     return {
         "cdiVersion": _CDI_VERSION,
         "kind": kind,
@@ -51,11 +51,11 @@ def _edits(nodes: Sequence[DeviceNode], environment: Mapping[str, str]) -> dict[
 
 
 def info_name(resource: str, device: str) -> str:
-    """The name of a device's device-info file, in INFO_FOLDER."""
+    """The name of the device-info file, in INFO_FOLDER, of a resource's device."""
     return f"{resource}-{device}-device.json".replace("/", "-")
 
 
 def write(folder: str, name: str, document: object, durable: bool = False) -> None:
-    """Make the file `name` hold the document, whole or as it was before; OSError."""
+    """Replace the file `name` in `folder` by the JSON `document`, in one step. Raises OSError."""
     os.makedirs(folder, exist_ok=True)
     files.write_whole(folder, name, json.dumps(document).encode(), durable, mode=0o644)

@@ -16,12 +16,12 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, model_va
 from cni.documents.models import GoModel
 from cni.node.inventory import topology
 
-MOST_DEVICES = 40_000  # of a resource: kubelet takes messages of 4 MiB
+MOST_DEVICES = 40_000  # of a resource: kubelet takes messages up to 4 MiB
 OTHER_PLUGIN = "leave this resource to the SR-IOV device plugin"
-_LONGEST_NAME = 63  # characters of an object of Kubernetes, and of a device of a ResourceSlice
+_LONGEST_NAME = 63  # characters of the name of a Kubernetes object or of a ResourceSlice's device
 _IDS = 'write a list of IDs such as ["15b3"]'
 _SWITCH = "write true or false"
-FIXES = {  # by the last key; that of the list is for a member whose keys do not fit each other
+FIXES = {  # remedies by the last key; that of a list is for a member whose keys contradict each other
     "configList": 'write either "devices": ["ens2f0"] or "selectors": {"ifNames": ["ens2f0"]}',
     "resourceName": "write a name such as hca_shared_devices_a",
     "resourcePrefix": "write a domain such as rdma or example.com",
@@ -60,7 +60,7 @@ POLICY_FIXES = {
 }
 VFIO = "vfio-pci"
 MOST_VFS = 65535  # TotalVFs of PCI Express has 16 bits
-OPERATOR_PREFIX = "openshift.io"  # of the resources of sriov-network-operator, unless it was changed there
+OPERATOR_PREFIX = "openshift.io"  # the default prefix of resources of sriov-network-operator
 RANGED = ("pfNames", "rootDevices")
 _LABEL = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?"
 _PREFIX = re.compile(rf"{_LABEL}(\.{_LABEL})*")
@@ -76,7 +76,7 @@ def _name(text: str) -> str:
 
 
 def prefix(text: str) -> str:
-    """`text` as the domain of a resource's name; ValueError."""
+    """Return `text` if it can be the domain of a resource's name. Raises ValueError if it cannot."""
     if not _PREFIX.fullmatch(text) or len(text) > 253:
         raise ValueError("want a domain in small letters")
     if "kubernetes.io" in text or text.startswith("requests."):
@@ -123,11 +123,11 @@ LinkTypes = list[Literal["ether", "infiniband"]]
 
 
 class _Model(GoModel, BaseModel):
-    """BaseModel, which GoModel is anyway, tells ruff that the fields' defaults are copied."""
+    """A GoModel. BaseModel is named again so that ruff knows that pydantic copies the fields' defaults."""
 
 
 class Selectors(_Model):
-    """What devices are chosen by: all lists that are given must match, of each list one member."""
+    """The selectors of devices. A device must match each given list, that is, one member of the list."""
 
     vendors: Codes = []
     drivers: Texts = []
@@ -140,7 +140,7 @@ class SharedSelectors(Selectors):
 
 
 class ExclusiveSelectors(Selectors):
-    """`pfNames` and `rootDevices` may name VFs, "ens2f0#0-3,7"."""
+    """The selectors of functions. `pfNames` and `rootDevices` may end with the numbers of VFs: "ens2f0#0-3,7"."""
 
     devices: Codes = []
     pciAddresses: list[Annotated[str, AfterValidator(_address)]] = []
@@ -158,21 +158,21 @@ class _Resource(_Model):
 
     @property
     def name(self) -> str:
-        """What a pod asks for, "rdma/hca_shared_devices_a"."""
+        """The full name, which pods ask for: "rdma/hca_shared_devices_a"."""
         return f"{self.resourcePrefix}/{self.resourceName}"
 
 
 class Shared(_Resource):
-    """Devices that many containers use at once. The last two keys are this project's."""
+    """A resource whose devices many containers use at once. The last two keys are only in this project."""
 
     resourcePrefix: Annotated[str, AfterValidator(prefix)] = "rdma"
     rdmaHcaMax: Annotated[int, Field(ge=0, le=MOST_DEVICES)]
     devices: Texts = []
     selectors: SharedSelectors = SharedSelectors()
     allNics: bool = False
-    """whether a container gets the nodes of every NIC that is chosen, and not those of one"""
+    """whether a container gets the device nodes of all chosen NICs, not only those of one"""
     gidsPerDevice: Annotated[int, Field(ge=0)] | None = None
-    """GIDs that are kept free for a device; 0: its number has no bound but rdmaHcaMax"""
+    """the GIDs that are kept free for each device; 0: only rdmaHcaMax limits the number of devices"""
 
     @model_validator(mode="after")
     def _is_chosen_in_one_way(self) -> Shared:
@@ -184,7 +184,7 @@ class Shared(_Resource):
 
 
 class Exclusive(_Resource):
-    """Functions that one container has at a time. Of several selectors the first that matches counts."""
+    """A resource whose functions serve one container at a time. For a function, the first matching selectors count."""
 
     resourcePrefix: Annotated[str, AfterValidator(prefix)] = "intel.com"
     deviceType: Literal["netDevice"] = "netDevice"
@@ -194,7 +194,7 @@ class Exclusive(_Resource):
 
 
 class NicSelector(_Model):
-    """Which physical functions a policy is about: all that are given must match. A range of VFs is after the name."""
+    """The physical functions of a policy, by all given keys. Names may end with numbers of VFs: "ens2f0#0-3"."""
 
     vendor: Annotated[str, AfterValidator(_hex)] = ""
     deviceID: Annotated[str, AfterValidator(_hex)] = ""
@@ -209,8 +209,8 @@ class NicSelector(_Model):
 
 
 class VfPolicy(_Model):
-    """How many VFs cards have, and what these are: the spec of a SriovNetworkNodePolicy. Of two policies about one VF the
-    one with the lower `priority` counts, and of two with the same one the first."""
+    """The number and kind of the VFs of selected cards: the spec of a SriovNetworkNodePolicy. When two policies select
+    one VF, the policy with the lower `priority` counts; of two with equal priority, the first one."""
 
     nicSelector: NicSelector
     numVfs: Annotated[int, Field(ge=0, le=MOST_VFS)]
@@ -236,15 +236,15 @@ class VfPolicy(_Model):
 
     @property
     def chosen(self) -> list[tuple[str, list[tuple[int, int]]]]:
-        """The names of `pfNames` and `rootDevices`, each with the spans of VFs after it, [] for all."""
+        """The names in `pfNames` and `rootDevices`, each with (first, last) of its ranges of VFs; [] for all VFs."""
         return [spans(text) for text in (*self.nicSelector.pfNames, *self.nicSelector.rootDevices)]
 
     @property
     def resource(self) -> Exclusive | None:
-        """The resource that sriov-network-operator has the VFs offered by; None without a name, or without VFs."""
+        """The resource with which sriov-network-operator offers the VFs; None without a resourceName or without VFs."""
         if not self.resourceName or not self.numVfs:
             return None
-        every = f"#0-{self.numVfs - 1}"  # of a card that has no VF yet, the card itself is not to be offered
+        every = f"#0-{self.numVfs - 1}"  # without numbers, a card that has no VF yet would itself be offered
         ranged = {
             key: [text if "#" in text else text + every for text in getattr(self.nicSelector, key)] for key in RANGED
         }
@@ -263,14 +263,14 @@ class VfPolicy(_Model):
 
 
 def spans(ranged: str) -> tuple[str, list[tuple[int, int]]]:
-    """The name of "NAME#0-3,7", and the first and last number of each part; none for "NAME" alone."""
+    """Split "NAME#0-3,7" into the name and (first, last) of each range; [] for "NAME" alone."""
     name, _, numbers = ranged.partition("#")
     parts = [part.partition("-") for part in numbers.split(",") if part]
     return name, [(int(first), int(last or first)) for first, _, last in parts]
 
 
 def label(text: str, unique: bool = False) -> str:
-    """`text` as a name that Kubernetes takes; with a hash where it is too long, or is to be `unique`."""
+    """Turn `text` into a name that Kubernetes accepts; with a hash when it is too long, or must be `unique`."""
     plain = re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
     if len(plain) <= _LONGEST_NAME and not unique:
         return plain

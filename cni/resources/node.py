@@ -1,4 +1,4 @@
-"""What the device plugin reads of a node: its configuration files, its devices, and what tells that one of them changed."""
+"""Read the configuration files and the devices of a node, and values that differ when one of them has changed."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _NODES = ("/dev/vhost-net", "/dev/net/tun")
 
 
 def read_config(paths: Sequence[str]) -> Config:
-    """What the files say together; one that cannot be read is a finding."""
+    """Return the configuration of all files; a file that cannot be read is a finding."""
     contents: list[tuple[str, str]] = []
     faults: list[Diagnostic] = []
     for path in paths:
@@ -38,12 +38,12 @@ def read_config(paths: Sequence[str]) -> Config:
 
 
 def config_state(paths: Sequence[str]) -> tuple[object, ...]:
-    """What is another after a change of one of the files; a link of a ConfigMap leads to them."""
+    """A value that differs when a file has changed, or the link by which a mounted ConfigMap leads to the file."""
     return tuple(mark(path, links=True) for path in paths)
 
 
 def read_host(root: str = "", before: Host | None = None) -> Host:
-    """The node whose sys, dev and proc are below `root`; `before` is a former answer."""
+    """Read the node whose sys, dev and proc are below `root`; `before` is an earlier result, for netdevs in pods."""
     sys = f"{root}/sys"
     paths = {f"/dev/{folder}/{name}" for folder in _FOLDERS for name in names_in(f"{root}/dev/{folder}")}
     return Host(
@@ -62,13 +62,13 @@ def read_topology(host: Host, root: str = "") -> Topology:
 
 
 def _needed(root: str) -> dict[str, str]:
-    """The netdevs that the node needs, each with the reason, except those in `uplinks` of a readable policy."""
+    """The netdevs that the node itself needs, with the reasons, except those that `uplinks` of the policy allows."""
     found = uplinks(f"{root}/proc/1", f"{root}/sys")
     if not found:
         return found
     try:
         allowed = policy.load(root)
-    except InvalidConfig:  # the plugins refuse each ADD with it
+    except InvalidConfig:  # with such a policy the plugins refuse each ADD
         return found
     return {
         name: reason
@@ -80,8 +80,8 @@ def _needed(root: str) -> dict[str, str]:
 
 
 def host_state(host: Host, root: str = "") -> tuple[object, ...]:
-    """What is another when a device, a device node or the state of a port of `host` is. It is asked each second, and each
-    port asks the NIC, so virtual functions are left out: the state of theirs does not count where they are exclusive."""
+    """A value that differs when a device, a device node or the state of a port of `host` has changed. It is read each
+    second, and each port's state is a query to the NIC, so VFs are left out: ports of exclusive VFs do not count."""
     sys = f"{root}/sys"
     folders = (f"{sys}/class/infiniband", f"{sys}/bus/pci/devices", *(f"{root}/dev/{name}" for name in _FOLDERS))
     names = [name for function in host.functions if not function.is_virtual for name in function.verbs]

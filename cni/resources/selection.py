@@ -1,4 +1,4 @@
-"""Which functions a selector matches, and why a resource chooses none: each selector with what the node has. Pure."""
+"""Match functions with selectors, and explain for each selector why a resource chooses no function. Pure."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from cni.node.inventory.functions import Function
 from cni.resources.models import RANGED, Exclusive, ExclusiveSelectors, Selectors, Shared, spans
 
 NOTHING = "no NIC or function is chosen"
-_MOST = 8  # values of a node that are named
-_VALUES: dict[str, Callable[[Function], Collection[str]]] = {  # what a selector compares
+_MOST = 8  # the most values that a message names
+_VALUES: dict[str, Callable[[Function], Collection[str]]] = {  # the values that a selector is compared with
     "vendors": lambda function: [function.vendor],
     "drivers": lambda function: [function.driver],
     "linkTypes": lambda function: [function.link_type],
@@ -23,7 +23,7 @@ _VALUES: dict[str, Callable[[Function], Collection[str]]] = {  # what a selector
 
 
 def matches(function: Function, selectors: Selectors) -> bool:
-    """Whether each selector that is given has a value of the function."""
+    """Whether each given selector matches the function."""
     for key, values in _VALUES.items():
         wanted = getattr(selectors, key, None)
         if wanted and key in RANGED and not _is_of(wanted, values(function), function.index):
@@ -34,7 +34,7 @@ def matches(function: Function, selectors: Selectors) -> bool:
 
 
 def _is_of(ranged: Sequence[str], names: Collection[str], index: int) -> bool:
-    """Whether the VF `index` of the PF `names` is in a list of "NAME#0-3,7"; NAME alone selects all VFs."""
+    """Whether a list of "NAME#0-3,7" selects the VF `index` of the PF with `names`; NAME alone selects all VFs."""
     folded = {name.lower() for name in names}
     for item in ranged:
         name, parts = spans(item)
@@ -91,7 +91,7 @@ def _selector(
 def _instead(
     wanted: Sequence[str], there: Sequence[str], functions: Sequence[Function], below: Mapping[str, Sequence[str]]
 ) -> str:
-    """The words for what the node has in place of the values `wanted`: among `there`, the most similar ones."""
+    """The end of the sentence: the node's values instead of `wanted`, from `there` the similar ones, or all."""
     names = [spans(text)[0] for text in wanted]
     for name in names:
         if ports := below.get(name):
@@ -108,7 +108,7 @@ def _instead(
 def _missing_numbers(
     wanted: Sequence[str], candidates: Sequence[Function], values: Callable[[Function], Collection[str]]
 ) -> str:
-    """Of physical functions that are there: that they have none of the wanted VFs."""
+    """The end of the sentence about a physical function that lacks the wanted VFs; "" when there is none."""
     for text in wanted:
         name, parts = spans(text)
         indexes = [f.index for f in candidates if f.index >= 0 and name in values(f)]

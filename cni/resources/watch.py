@@ -1,4 +1,4 @@
-"""Looks at the configuration and the devices of a node, for a program that offers them as long as it runs."""
+"""Watch the configuration and the devices of a node, for a program that offers the devices while it runs."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from cni.resources.config import Config
 from cni.resources.node import config_state, host_state, read_config, read_host
 from cni.shared.spec.errors import InvalidConfig
 
-_SETTLE_SECONDS = 3.0  # after a change until a second look: the GIDs of a port come some time after its state
+_SETTLE_SECONDS = 3.0  # from a change to a second look: a port's GIDs appear some time after its state
 
 
 class Watch:
-    """The configuration in `paths` and the node below `root`. InvalidConfig when a file cannot be read at the start."""
+    """The configuration in `paths`, and the node below `root`. Raises InvalidConfig if a file is unreadable."""
 
     def __init__(self, paths: Sequence[str], root: str, log: AgentLog) -> None:
         self._paths = paths
@@ -28,25 +28,25 @@ class Watch:
         self._host_state: tuple[object, ...] = ()
         self._config_state = config_state(paths)
         self.config = read_config(paths)
-        self._due = 0.0  # of the next look at everything
+        self._due = 0.0  # the time of the next full look
         if not self.config.is_whole:
             raise InvalidConfig(self.faults[0], "\n".join(self.faults[1:]))
         self._read(self.config)
 
     @property
     def faults(self) -> list[str]:
-        """What is wrong with the configuration, and the resources that choose nothing, a sentence each."""
+        """A sentence for each fault of the configuration, and for each resource that chooses nothing."""
         faults = [finding.sentence for finding in self.config.findings if finding.severity == ERROR]
         return faults + [f"{one.name}: {one.unchosen}" for one in self.resources if one.unchosen]
 
     @property
     def limits(self) -> list[str]:
-        """The resources with fewer devices than the configuration asks for, each with the reason."""
+        """A sentence for each resource with fewer devices than the configuration asks for."""
         return [f"{one.name}: {one.limit}" for one in self.resources if one.limit]
 
     def look(self) -> bool:
-        """Read the resources anew, if the configuration, a device or a port has changed, or it is time, and log what they lack;
-        return whether they were read."""
+        """Read the resources again after a change of the configuration, a device or a port, or after the period, and
+        log their faults; return whether the resources were read."""
         state = config_state(self._paths)
         if state != self._config_state:
             self._config_state, self._due = state, 0.0
@@ -71,7 +71,7 @@ class Watch:
         self._log.state(f"{resource.name} limit", resource.limit, resource=resource.name)
 
     def _read(self, config: Config) -> None:
-        """Go by this configuration, unless it could not be read; say what is wrong with it."""
+        """Log the findings of `config`, and use it from now on unless it could not be read."""
         for finding in config.findings:
             level = "error" if finding.severity == ERROR else "warning"
             self._log.say(level, finding.message, place=finding.place, key=finding.key, fix=finding.fix)

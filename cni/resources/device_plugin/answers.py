@@ -1,4 +1,4 @@
-"""What kubelet is answered about a resource, as the messages of its device plugin API. Pure."""
+"""The answers to kubelet about a resource, as messages of the device plugin API. Pure."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from cni.resources.kubelet import device_plugin_v1beta1_pb2 as api
 
 HEALTHY, UNHEALTHY = "Healthy", "Unhealthy"
 _CDI_KEY = "cdi.k8s.io/"
-_LONGEST = 48  # characters of a file's name, a path of a socket having 107, and of an annotation's
+_LONGEST = 48  # characters in the name of a socket, whose path has at most 107, or of an annotation
 
 
 def plain(name: str) -> str:
-    """The name of a resource as a part of a file's name, the same for no other resource."""
+    """Turn the name of a resource into a part of a file name, which differs for each resource."""
     text = name.replace("/", "_")
     return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 9]}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
 
@@ -33,7 +33,7 @@ def listing(resource: Resource) -> api.ListAndWatchResponse:
 
 
 def allocation(resource: Resource, ids: Sequence[str], cdi: bool) -> api.ContainerAllocateResponse:
-    """What a container gets with the devices `ids`; LookupError for one that the resource has no more."""
+    """What a container gets with the devices `ids`. Raises LookupError when the resource no longer has one of them."""
     chosen = offers(resource, ids)
     answer = api.ContainerAllocateResponse()
     if cdi:
@@ -52,7 +52,7 @@ def allocation(resource: Resource, ids: Sequence[str], cdi: bool) -> api.Contain
 
 
 def offers(resource: Resource, ids: Sequence[str]) -> list[Offer]:
-    """The offers that the devices `ids` are of, each once; LookupError."""
+    """The offers that have the devices `ids`, each once. Raises LookupError when the resource lacks a device."""
     by_id = {one: offer for offer in resource.offers for one in offer.ids}
     missing = [one for one in ids if one not in by_id]
     if missing:
@@ -64,11 +64,11 @@ def offers(resource: Resource, ids: Sequence[str]) -> list[Offer]:
 
 
 def preferred(resource: Resource, available: Sequence[str], needed: Sequence[str], size: int) -> list[str]:
-    """`size` of the available devices, the `needed` among them: over as many NICs as there are, and of each NIC one that
-    the fewest containers use."""
+    """Choose `size` of the `available` devices, among them the `needed` ones: spread evenly over the NICs, and first
+    from the NICs with the most free devices."""
     groups = {one: offer.group for offer in resource.offers for one in offer.ids}
     left: dict[str, list[str]] = {}
-    # the last first, in order of their numbers: 0000:3b:00.0-10 before 0000:3b:00.0-9
+    # the highest number first, since pop() takes the last: 0000:3b:00.0-10 before 0000:3b:00.0-9
     for one in sorted(set(available) - set(needed), key=lambda one: (len(one), one), reverse=True):
         left.setdefault(groups.get(one, ""), []).append(one)
     used = dict.fromkeys(left, 0)
@@ -85,5 +85,5 @@ def preferred(resource: Resource, available: Sequence[str], needed: Sequence[str
 
 
 def cdi_document(resource: Resource) -> dict[str, Any]:
-    """The CDI specification of the resource's devices, but for those that bring no device node."""
+    """The CDI specification of the resource's devices, without those that bring no device node."""
     return containers.cdi_document(resource.name, ((o.name, o.nodes, {}) for o in resource.offers))

@@ -1,4 +1,4 @@
-"""kubelet, as a device plugin calls it: registration, and which devices kubelet has of a resource already."""
+"""Calls from a device plugin to kubelet: the registration, and the devices that kubelet already has of a resource."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ _SETTLED = (grpc.ChannelConnectivity.READY, grpc.ChannelConnectivity.TRANSIENT_F
 
 @dataclass(frozen=True)
 class Kubelet:
-    """kubelet by its sockets: `folder` has those of the registration and of the plugins; `pods` is the path of that
-    of the pod resources API."""
+    """kubelet and its sockets. `folder` has the sockets of the registration and of the plugins; `pods` is the path of
+    the socket of the pod resources API."""
 
     folder: str
     pods: str
@@ -33,8 +33,8 @@ class Kubelet:
         return os.path.join(self.folder, "kubelet.sock")
 
     def identity(self) -> tuple[int, ...]:
-        """A value that differs after each start of kubelet; () while kubelet does not listen. A file system may give
-        the number of an inode again at once, so the time counts too."""
+        """A value that differs after each start of kubelet; () while kubelet does not listen. A file system may
+        use an inode number again at once, so the time is a part of the value."""
         try:
             status = os.stat(self.socket)
         except OSError:
@@ -42,7 +42,7 @@ class Kubelet:
         return status.st_dev, status.st_ino, status.st_ctime_ns
 
     def fault(self) -> str:
-        """Why no plugin can be served in `folder`, with the remedy, after a colon; "" for no reason that is seen."""
+        """The reason why no plugin can listen in `folder`, and the remedy, after ": "; "" when there is none."""
         if not os.path.isdir(self.folder):
             return f": there is no {self.folder}, which kubelet makes: start kubelet, or name its folder with --kubelet-dir"
         try:
@@ -52,10 +52,10 @@ class Kubelet:
             return f": {self.folder}: {fault.strerror}: mount it writable"
 
     async def register(self, endpoint: str, resource: str) -> None:
-        """Register the socket named `endpoint` for the resource; TryAgainLater with what kubelet answers.
+        """Register the socket named `endpoint` for the resource. Raises TryAgainLater with kubelet's answer.
 
-        kubelet calls the plugin's GetDevicePluginOptions before it answers, and waits 10 s for a socket that is not there.
-        A start of kubelet removes all sockets before it listens, so the socket is looked for once there is a connection.
+        kubelet calls the plugin's GetDevicePluginOptions before it answers, and waits 10 s for a socket that is not
+        there. A starting kubelet removes all sockets before it listens, so the socket is checked after the connection.
         """
         options = api.DevicePluginOptions(get_preferred_allocation_available=True)
         request = api.RegisterRequest(version=VERSION, endpoint=endpoint, resource_name=resource, options=options)
@@ -73,7 +73,7 @@ class Kubelet:
                 ) from None
 
     async def healthy(self, resource: str) -> frozenset[str] | None:
-        """The healthy devices that kubelet has of the resource, from whatever plugin; None when it does not say.
+        """The healthy devices that kubelet has of the resource, from any plugin; None when kubelet does not answer.
 
         kubelet counts no device as healthy once its plugin's stream has ended.
         """
@@ -82,6 +82,6 @@ class Kubelet:
 
 
 async def _connected(channel: grpc.aio.Channel) -> None:
-    """Wait until the channel is connected, or has failed to be: a call tells the reason."""
+    """Wait until the channel is connected, or has failed: the next call then reports the reason."""
     while (state := channel.get_state(try_to_connect=True)) not in _SETTLED:
         await channel.wait_for_state_change(state)

@@ -1,4 +1,4 @@
-"""The device plugin put together: one loop that looks at the configuration, the devices and kubelet."""
+"""The device plugin: one loop that checks the configuration, the devices and kubelet."""
 
 from __future__ import annotations
 
@@ -37,23 +37,23 @@ class Plugin:
         self._kubelet = Kubelet(options.kubelet_dir, options.pod_resources)
         self._endpoints: dict[str, ResourceServer] = {}
         self._watch = Watch(options.config, self._root, log)
-        self._unmade: list[str] = []  # why there are no VFs that the configuration asks for
-        self._unwritten = ""  # why there is no specification of the devices for --cdi
+        self._unmade: list[str] = []  # the reasons why VFs of the configuration are missing
+        self._unwritten = ""  # the reason why CDI specifications are missing, with --cdi
 
     async def run(self, ended: asyncio.Event) -> None:
-        """Serve until `ended`."""
+        """Serve until `ended` is set."""
         try:
             server.remove_stale(self._kubelet.folder)
         except FileNotFoundError:
-            pass  # kubelet makes it
+            pass  # kubelet makes the folder
         look_due = 0.0
-        await asyncio.to_thread(self._make_vfs)  # first of all: kubelet has no function from here yet that would go
+        await asyncio.to_thread(self._make_vfs)  # before kubelet has a function that would go
         try:
             while not ended.is_set():
                 if monotonic() >= look_due:
                     try:
                         await self._look()
-                    except OSError as fault:  # of a device that vanishes meanwhile: the next look is without it
+                    except OSError as fault:  # for a device that vanishes during a look: the next look is without it
                         self._log.state("look", f"{fault.filename}: {fault.strerror}")
                     look_due = monotonic() + _LOOK_SECONDS
                 await asyncio.gather(*(self._attend(endpoint) for endpoint in self._endpoints.values()))
@@ -93,13 +93,13 @@ class Plugin:
                 endpoint.update(resource)
 
     def _allocated(self, resource: Resource, offers: Sequence[Offer]) -> None:
-        """Write what Multus reads of each device before it calls the network's plugins; OSError."""
+        """Write the device-info file of each offer, which Multus reads before it calls the plugins. Raises OSError."""
         for offer in offers if resource.is_exclusive else ():
             write(f"{self._root}{INFO_FOLDER}", info_name(resource.name, offer.name), offer.file)
 
     def _write_cdi(self, found: Sequence[Resource]) -> None:
-        """Have a specification for each resource, and none of one that is gone. Those that are in use stay while the plugin
-        is away: the runtime reads them again when a container is restarted."""
+        """Write a CDI specification for each resource, and remove those of former resources. The specifications stay
+        when the plugin ends, since the runtime reads them again when a container is restarted."""
         folder = f"{self._root}{CDI_FOLDER}"
         wanted = {f"{server.PREFIX}{answers.plain(r.name)}.json": answers.cdi_document(r) for r in found}
         wanted = {name: document for name, document in wanted.items() if document["devices"]}
@@ -118,8 +118,8 @@ class Plugin:
     # --- health and metrics ---
 
     def ready(self) -> tuple[int, str, str]:
-        """503 with what is wrong: a resource that kubelet does not have from here or that chooses nothing, a fault of the
-        configuration. 200 names the resources with fewer devices than the configuration asks for."""
+        """The answer to /readyz: 503 with the faults of the configuration, and the resources that choose nothing or
+        that kubelet does not have from here; or 200 with the resources that have fewer devices than configured."""
         faults = [*self._watch.faults, *self._unmade, *filter(None, [self._unwritten])]
         for name, endpoint in self._endpoints.items():
             if endpoint.conflict:
@@ -154,7 +154,7 @@ class Plugin:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Serve until SIGTERM; the exit code."""
+    """Serve until SIGTERM or SIGINT; return the exit code."""
     plugin = Plugin(options, AgentLog())
     pages = {"/readyz": plugin.ready, "/metrics": plugin.metrics}
     return asyncio.run(serve("device-plugin", options.listen, pages, plugin.run))

@@ -1,13 +1,13 @@
 """One resource at kubelet: the gRPC service at a socket of its own, its registration, and whether kubelet listens.
 
-kubelet ends a stream without a word: when it restarts, when another plugin takes the resource, and, after a plugin
-restarted quickly, when it mistakes the new connection for the old one. So what counts is not that a registration
-succeeded but that a stream is open, and that kubelet then has the devices that are offered: it sets all devices of a
-resource to unhealthy when any connection of the resource ends. So kubelet is asked what it has, soon after a stream has
-begun and then now and then, and the list is sent again when it differs.
+kubelet ends a stream without notice when it restarts, when another plugin takes the resource, and when it mistakes the
+new connection of a quickly restarted plugin for the old one. So a resource counts as served only while a stream is
+open, whether or not the registration succeeded. When any connection of a resource ends, kubelet sets all devices of the
+resource to unhealthy. So kubelet's devices are read soon after a stream has begun, and then from time to time, and the
+list is sent again when they differ from it.
 
-Devices that were never offered here are another plugin's, which has registered later: kubelet then asks that one for
-allocations, though it goes by the last list of either. So no list is sent from here until that plugin has gone.
+Devices that were never offered here belong to another plugin, which has registered later. kubelet then asks that plugin
+for allocations, but uses the last list of either plugin. So no list is sent from here until the other plugin has gone.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ from cni.shared.spec.errors import CniError, TryAgainLater
 
 _SERVICE = api.DESCRIPTOR.services_by_name["DevicePlugin"]
 PREFIX = "railcni-"  # of the names of the sockets
-_STREAM_SECONDS = 2.0  # in which kubelet opens the stream after a registration
+_STREAM_SECONDS = 2.0  # from a registration until kubelet opens the stream
 _RETRY, _LONGEST_RETRY = 0.25, 30.0
-_STABLE = 60.0  # seconds of a stream after which a fault is no repetition of the last
-_LOOKS = (0.3, 0.7, 1.0, 10.0)  # seconds between looks at what kubelet has, the last for ever
-_CONFLICT_SECONDS = 2.0  # between two looks at a resource that another plugin serves, the first ones apart
-_UNASKED_SECONDS = 60.0  # between two lists for a kubelet that does not say what it has, the first ones apart
+_STABLE = 60.0  # seconds of a stream, after which its end counts as a new fault
+_LOOKS = (0.3, 0.7, 1.0, 10.0)  # seconds between looks at kubelet's devices; the last number repeats
+_CONFLICT_SECONDS = 2.0  # between two looks at a resource that another plugin serves, after quicker first looks
+_UNASKED_SECONDS = 60.0  # between two lists for a kubelet that does not show its devices, after quicker first lists
 
 Allocated = Callable[[Resource, Sequence[Offer]], None]
 
 
 class ResourceServer:
-    """Serves `resource` to `kubelet`. `allocated` is called with what a container is about to get, and may raise OSError."""
+    """Serve `resource` to `kubelet`. `allocated` is called before a container gets offers, and may raise OSError."""
 
     def __init__(self, resource: Resource, kubelet: Kubelet, log: AgentLog, allocated: Allocated, cdi: bool) -> None:
         self.resource = resource
@@ -61,21 +61,21 @@ class ResourceServer:
         self._server: grpc.aio.Server | None = None
         self._path = ""
         self._seen: tuple[int, ...] = ()  # kubelet's identity at the last look
-        self._streams: list[float] = []  # when each that is open began
-        self._due = 0.0  # of the next registration
+        self._streams: list[float] = []  # the start times of the open streams
+        self._due = 0.0  # the time of the next registration
         self._offered: set[str] = set()  # the names of all devices that were ever offered
-        self._looks = 0  # since the stream began
+        self._looks = 0  # the number of looks since the stream began
         self._look_due = 0.0
         self._sent = 0.0  # when the last list was sent
         self._pause = _RETRY
 
     @property
     def is_served(self) -> bool:
-        """Whether kubelet listens."""
+        """Whether kubelet has an open stream of the list."""
         return bool(self._streams)
 
     def update(self, resource: Resource) -> None:
-        """Offer this from now on."""
+        """Offer `resource` from now on, in place of its former state."""
         self.resource = resource
         listing = answers.listing(resource)
         if listing != self._list:
@@ -84,7 +84,7 @@ class ResourceServer:
                 self._send()
 
     async def attend(self) -> None:
-        """Listen and register if needed. Called again and again; waits for nothing but the answers of kubelet."""
+        """Listen and register if needed. Called periodically; waits only for answers of kubelet."""
         identity = self._kubelet.identity()
         if identity != self._seen:
             await self.close()  # no connection of a kubelet that is gone is left
@@ -102,7 +102,7 @@ class ResourceServer:
             await self._register()
 
     async def close(self) -> None:
-        """Listen no more; kubelet has no healthy device of the resource from then on."""
+        """Stop listening; kubelet then has no healthy device of the resource."""
         server, self._server = self._server, None
         if server is not None:
             await server.stop(None)
@@ -111,7 +111,7 @@ class ResourceServer:
         self._streams.clear()
 
     async def _listen(self) -> None:
-        # A name of its own each time, of each process too: kubelet tells connections apart by their paths.
+        # A new name each time, also for a new process, since kubelet distinguishes connections by their paths.
         name = f"{PREFIX}{answers.plain(self.resource.name)}-{secrets.token_hex(3)}.sock"
         self._path = os.path.join(self._kubelet.folder, name)
         self._server = grpc.aio.server()
@@ -233,7 +233,7 @@ class ResourceServer:
 
 
 def remove_stale(folder: str) -> None:
-    """Remove the sockets in `folder` that processes of ours have left, which were killed: nobody listens there."""
+    """Remove the sockets in `folder` that killed device plugins have left, at which no process listens."""
     for name in os.listdir(folder):
         path = os.path.join(folder, name)
         if name.startswith(PREFIX) and name.endswith(".sock"):

@@ -1,8 +1,8 @@
-"""Prepares the claims of this node's pods: writes what cni/resources/claims.py reads.
+"""Prepare the claims of this node's pods: write the records and files that cni/resources/claims.py reads.
 
-A record is written, durably, before anything else is made, and removed after all else is gone; so whatever kills the driver,
-the next call for the claim, or the next start, finds what there is. An answer comes from the record, so that kubelet gets the
-same one again although a device has vanished since.
+A claim's record is written durably before its other files, and removed after them. So when the driver is killed, the
+next call for the claim, or the next start, finds all files that exist. Answers come from the record, so kubelet gets
+the same answer again even when a device has vanished since.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ _UID = re.compile(r"[A-Za-z0-9][-A-Za-z0-9]{0,62}")
 
 
 class Claims:
-    """The records are in `folder`; runtime and Multus read below `root`. `holder` says of a record what keeps its devices, "" for
-    nothing."""
+    """The prepared claims, with records in `folder`; the runtime and Multus read files below `root`. `holder` returns
+    the reason why the devices of a record are in use, "" when they are free."""
 
     def __init__(
         self, folder: str, root: str, holder: Callable[[Record], str] = lambda record: "its pods may run"
@@ -35,13 +35,13 @@ class Claims:
         self._info = f"{root}{containers.INFO_FOLDER}"
 
     def records(self) -> list[Record]:
-        """All records; OSError."""
+        """All records. Raises OSError."""
         return claims.records(self._folder)
 
     def prepare(self, claim: Record, results: Sequence[Mapping[str, Any]], devices: Mapping[str, Device]) -> Record:
-        """The record of a claim, made unless it is there: `claim` has uid, namespace and name, `results` what was allocated.
+        """Prepare `claim` (uid, namespace, name) with the allocation `results`, or take its record; return the record.
 
-        InvalidConfig for a device that is gone, TryAgainLater for one that cannot be used now, OSError.
+        Raises InvalidConfig for a device that is gone, TryAgainLater for one that cannot be used now, and OSError.
         """
         wanted = [
             {
@@ -49,7 +49,7 @@ class Claims:
                 "pool": result["pool"],
                 "device": result["device"],
                 "share": result.get("shareID") or "",
-                "admin": bool(result.get("adminAccess")),  # it only looks at a device that others have
+                "admin": bool(result.get("adminAccess")),  # access to a device that others have
             }
             for result in results
         ]
@@ -64,7 +64,7 @@ class Claims:
             for one in record["devices"]:
                 one["variables"] = _variables(one, record, devices)
             if former := claims.read(self._folder, claim["uid"]):
-                self._remove(former)  # it was allocated anew
+                self._remove(former)  # the claim was allocated again
             containers.write(self._folder, f"{claim['uid']}.json", record, durable=True)
         else:
             self.add_pods(record, claim.get("pods", ()))
@@ -72,15 +72,15 @@ class Claims:
         return record
 
     def add_pods(self, record: Record, pods: Collection[str]) -> None:
-        """Add the UIDs `pods` to those that the claim's record has, and write the record. Raises OSError."""
+        """Add the UIDs `pods` to the claim's record, and write the record if it has changed. Raises OSError."""
         if new := [uid for uid in pods if uid not in record.get("pods", ())]:
             record["pods"] = [*record.get("pods", ()), *new]
             containers.write(self._folder, f"{record['uid']}.json", record, durable=True)
 
     def _free(self, record: Record, exclusive: Collection[str]) -> None:
-        """Unprepare the claims that have an `exclusive` device of the record and are gone with their pods.
+        """Unprepare all other claims that have an `exclusive` device of the record and no holder.
 
-        TryAgainLater for one that has a holder: two containers would have the device.
+        Raises TryAgainLater for a claim with a holder, since two containers would have the device.
         """
         wanted = _held(record).intersection(exclusive)
         for other in self.records():
@@ -93,16 +93,16 @@ class Claims:
             self.unprepare(other["uid"])
 
     def unprepare(self, uid: str) -> bool:
-        """Remove all that there is of a claim; whether there was anything. OSError."""
+        """Remove the record and the files of a claim; return whether there was a record. Raises OSError."""
         record = claims.read(self._folder, _checked(uid))
-        Path(specification(uid, self._root)).unlink(missing_ok=True)  # without a record a kill has left it
+        Path(specification(uid, self._root)).unlink(missing_ok=True)  # a killed driver may leave it without a record
         if record:
             self._remove(record)
         Path(self._folder, f"{uid}.json").unlink(missing_ok=True)
         return record is not None
 
     def restore(self) -> list[Record]:
-        """Make what is missing of the recorded claims, as after a boot, and remove what belongs to none; the records."""
+        """Make the missing files of recorded claims, as after a boot, and remove others; return the records."""
         records = self.records()
         for record in records:
             self._make(record)
@@ -132,19 +132,19 @@ class Claims:
 
 
 def _held(record: Record) -> set[str]:
-    """The devices that the claim has, apart from those that it only looks at."""
+    """The names of the claim's devices, without devices for admin access."""
     return {one["device"] for one in record["devices"] if not one["admin"]}
 
 
 def _checked(uid: str) -> str:
-    """The UID, which is a part of names of files."""
+    """Return `uid`, which becomes a part of file names. Raises InvalidConfig when it is no UID."""
     if not _UID.fullmatch(uid):
         raise InvalidConfig(f'"{uid}" is no UID of a ResourceClaim')
     return uid
 
 
 def _given(name: str, devices: Mapping[str, Device]) -> Record:
-    """What the record keeps of a device."""
+    """The record of the device `name`. Raises InvalidConfig when it is gone, TryAgainLater when it has a fault."""
     device = devices.get(name)
     if device is None:
         raise InvalidConfig(f"there is no device {name} any more; there are: {', '.join(devices) or 'none'}")
@@ -155,7 +155,7 @@ def _given(name: str, devices: Mapping[str, Device]) -> Record:
 
 
 def _variables(one: Record, record: Record, devices: Mapping[str, Device]) -> dict[str, str]:
-    """The variables that name all functions that the claim has of the device's resource: of two values a container has one."""
+    """The variables with all the claim's functions of one resource, since a container has one value of a variable."""
     of_resource = [
         devices[other["device"]].offer for other in record["devices"] if other["resource"] == one["resource"]
     ]

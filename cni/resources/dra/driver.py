@@ -1,4 +1,4 @@
-"""The driver put together: one loop that looks at the configuration, the devices, kubelet and the ResourceSlices."""
+"""The DRA driver: one loop that checks the configuration, the devices, kubelet and the ResourceSlices."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ from cni.shared.spec.errors import CniError, InvalidConfig
 from ipam.stores.apiserver import Api
 
 _TICK = 0.5  # seconds between two looks at the configuration, the devices and the sockets
-_OTHERS_SECONDS = 5.0  # between two looks at what device plugins serve
-# Seconds to the next comparison of the slices with those of the API server, doubled each time that nothing was to be done: a
-# kubelet that could not delete them at its start does so when the API server answers again, after the driver has written them.
+_OTHERS_SECONDS = 5.0  # between two looks at the resources of device plugins
+# Seconds to the next comparison of the slices with those at the API server, doubled after each comparison without a
+# difference: a kubelet that could not delete the slices at its start may delete them after the driver has written them.
 _FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 60.0
-_SECONDS = 10.0  # for a request to it: kubelet waits 45 for a preparation
-_POD_GROUP = re.compile(r"(?:^|-)pod([^.]+)(?:\.slice)?$")  # of kubelet, as named by its cgroup driver
+_SECONDS = 10.0  # for a request to the API server; kubelet waits 45 for a preparation
+_POD_GROUP = re.compile(r"(?:^|-)pod([^.]+)(?:\.slice)?$")  # a pod's group, by each cgroup driver of kubelet
 _KUBELETS = "kubelet ends that when the claim's pods have ended"
 _UNMADE = (
     "the configuration asks for virtual functions, which this program does not make: `railcni vfs apply` makes them"
@@ -46,7 +46,7 @@ _UNMADE = (
 
 
 class Driver:
-    """What `options` ask for."""
+    """The driver, configured by the `options` of the command."""
 
     def __init__(self, options: argparse.Namespace, log: AgentLog) -> None:
         self._log = log
@@ -63,8 +63,8 @@ class Driver:
         self._others: dict[str, int] = {}  # resources of device plugins, with the number of their devices
         self._devices: dict[str, Device] = {}
         self._records: dict[str, Record] = {}
-        self._asked: set[str] = set()  # the claims that this kubelet has had prepared, and will end
-        self._publish_due = math.inf  # the first look comes first: without a device all slices would be deleted
+        self._asked: set[str] = set()  # claims that this kubelet had prepared, and will unprepare
+        self._publish_due = math.inf  # until the first look: without devices, all slices would be deleted
         self._others_due = 0.0
         self._fault = ""
         self._pause = _FIRST_PAUSE
@@ -72,7 +72,7 @@ class Driver:
         self._compares_claims = True
 
     async def run(self, ended: asyncio.Event) -> None:
-        """Serve until `ended`."""
+        """Serve until `ended` is set."""
         self._log.state("virtual functions", _UNMADE if self._watch.config.policies else "")
         self._records = {one["uid"]: one for one in await asyncio.to_thread(self._claims.restore)}
         try:
@@ -81,10 +81,10 @@ class Driver:
                     await self._look()
                     await self._endpoint.attend()
                     self._fault = ""
-                except OSError as fault:  # also of a device that vanishes meanwhile: the next look is without it
+                except OSError as fault:  # also for a device that vanishes during a look: the next look is without it
                     self._fault = f"{fault.filename}: {fault.strerror}"
                 self._log.state("look", self._fault)
-                # Not before: kubelet tries again only after a minute when it has a pod with a claim, and no driver.
+                # Not earlier: for a pod with a claim and no registered driver, kubelet tries again only after a minute.
                 if monotonic() >= self._publish_due and not self._endpoint.fault:
                     await self._publish()
                 if monotonic() >= self._statuses_due:
@@ -94,7 +94,7 @@ class Driver:
             await self._endpoint.close()
 
     async def _look(self) -> None:
-        """Offer what there is now; a resource that a device plugin serves is left to it."""
+        """Offer the devices that exist now, without resources that a device plugin serves."""
         is_new = self._watch.look()
         if not is_new and monotonic() < self._others_due:
             return
@@ -114,7 +114,7 @@ class Driver:
         self._tell()
 
     def _refusal(self, name: str) -> str:
-        """Why a resource is not published."""
+        """The reason why the resource `name` is not published; "" when it is."""
         if name not in self._others:
             return ""
         return (
@@ -123,7 +123,7 @@ class Driver:
         )
 
     def _tell(self) -> None:
-        """Tell kubelet the health of the devices, and of those that a claim has though they are gone."""
+        """Tell kubelet the health of all devices, also of vanished devices that claims still have."""
         states = {name: device.offer.fault for name, device in self._devices.items()}
         for record in self._records.values():
             for one in record["devices"]:
@@ -138,7 +138,7 @@ class Driver:
             if is_changed := await asyncio.to_thread(self._publisher.publish, devices):
                 self._log.say("info", "published", devices=len(devices), generation=self._publisher.generation)
             if self._compares_claims:
-                self._compares_claims = False  # first: a registration meanwhile wants another comparison
+                self._compares_claims = False  # first: a registration during the comparison asks for another
                 async with self._endpoint.turn:
                     await asyncio.to_thread(self._compare_claims)
         except (CniError, OSError) as error:
@@ -161,7 +161,7 @@ class Driver:
         self._log.state("status", self._untold)
 
     def _registered(self) -> None:
-        """kubelet may have deleted the slices, and forgotten claims, while it or this driver was away."""
+        """Compare again: kubelet may have deleted slices, or forgotten claims, while it or the driver was away."""
         self._publish_due, self._pause, self._compares_claims = 0.0, _FIRST_PAUSE, True
         self._asked = set()
 
@@ -190,17 +190,17 @@ class Driver:
         self._records = {other: record for other, record in self._records.items() if other != uid}
 
     def _status(self, claim: Record) -> dict[str, Any] | None:
-        """The status of the claim; None when it is gone, or has no device. CniError."""
+        """The status of the claim; None when the claim is gone, or has no device. Raises CniError."""
         with closing(Api(self._kubeconfig, _SECONDS)) as api:
             found = read_claim(api, claim)
         status = (found or {}).get("status") or {}
         return status if isinstance((status.get("allocation") or {}).get("devices"), dict) else None
 
     def _holder(self, claim: Record) -> str:
-        """What keeps the devices of a prepared claim; "" when nothing does. CniError, OSError.
+        """The reason why the devices of a prepared claim are in use; "" when they are free. Raises CniError, OSError.
 
-        A claim that is gone tells nothing of its pods: whoever removes its finalizers can delete it while they run. kubelet ends
-        what it has had prepared. What an earlier kubelet had, it may have forgotten: then the pods' control groups decide.
+        The pods of a deleted claim may still run, if its finalizers were removed. kubelet unprepares the claims that it
+        had prepared, but may have forgotten those of before its last start: for these, the pods' control groups decide.
         """
         if claim["uid"] in self._asked:
             return _KUBELETS
@@ -214,7 +214,7 @@ class Driver:
         return f"the claim is gone, but pod {runs} still runs on this node: delete the pod" if runs else ""
 
     def _compare_claims(self) -> None:
-        """Unprepare claims that no longer exist: a kubelet that lost its state does not ask for it. Raises CniError."""
+        """Unprepare claims that no longer exist: a kubelet without its state does not do this. Raises CniError."""
         for uid, record in self._records.items():
             if not self._holder(record):
                 self._unprepare(uid)
@@ -225,7 +225,7 @@ class Driver:
     # --- health and metrics ---
 
     def ready(self) -> tuple[int, str, str]:
-        """503 with what is wrong; 200 with what is missing."""
+        """The answer to /readyz: 503 with the faults, or 200 with the limitations."""
         faults = [*self._watch.faults, *filter(None, [self._fault, self._endpoint.fault, self._unpublished])]
         faults += [self._refusal(name) for name in self._others]
         if faults:
@@ -260,8 +260,8 @@ def _pods(status: dict[str, Any]) -> list[str]:
 
 
 def _running(root: str, pods: Collection[str]) -> list[str]:
-    """Those of these UIDs that have a control group on the node: kubelet makes it before it prepares claims, and removes it after the
-    pod has ended. systemd's have "_" for "-"."""
+    """The UIDs in `pods` that have a control group on the node. kubelet makes the group before it prepares claims, and
+    removes it after the pod has ended. Names of systemd's groups have "_" in place of "-"."""
     wanted = {uid.replace("-", "_"): uid for uid in pods}
     names = (name for _, folders, _ in os.walk(f"{root}/sys/fs/cgroup") for name in folders)
     found = (_POD_GROUP.search(name) for name in names)
@@ -269,7 +269,7 @@ def _running(root: str, pods: Collection[str]) -> list[str]:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Serve until SIGTERM; the exit code."""
+    """Serve until SIGTERM or SIGINT; return the exit code."""
     driver = Driver(options, AgentLog())
     pages = {"/readyz": driver.ready, "/metrics": driver.metrics}
     return asyncio.run(serve("dra", options.listen, pages, driver.run))

@@ -1,4 +1,4 @@
-"""kubelet, as it calls a DRA driver: the two sockets, the registration, and the services of preparation and health."""
+"""The two sockets at which kubelet calls the DRA driver: the registration, and the services for claims and health."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ _REGISTRATION = registration.DESCRIPTOR.services_by_name["Registration"]
 _PLUGIN = api.DESCRIPTOR.services_by_name["DRAPlugin"]
 _HEALTH = health.DESCRIPTOR.services_by_name["DRAResourceHealth"]
 _HEALTH_VERSIONS = ("v1", "v1alpha1")  # their messages are the same
-_AGAIN_SECONDS = 20.0  # between two lists of health: after 30 without one kubelet takes a device for unknown
+_AGAIN_SECONDS = 20.0  # between two lists of health: kubelet forgets a device's health after 30
 _LONGEST_MESSAGE = 1024
 
-State = tuple[str, str, str]  # pool, device, why it is not healthy
-Prepare = Callable[[Record], Record]  # of a claim with uid, namespace, name
+State = tuple[str, str, str]  # pool, device, the reason why it is not healthy or ""
+Prepare = Callable[[Record], Record]  # takes a claim's uid, namespace and name, and returns its record
 Unprepare = Callable[[str], object]
 
 
 class Endpoint:
-    """Serves kubelet in `folder`, /var/lib/kubelet. `prepare` and `unprepare` are called in a thread, one at a time; they may
-    raise CniError and OSError. `registered` is called whenever kubelet knows the driver anew."""
+    """The sockets for kubelet below `folder`, /var/lib/kubelet. `prepare` and `unprepare` are called in a thread, one
+    at a time, and may raise CniError and OSError. `registered` is called after each registration."""
 
     def __init__(
         self, folder: str, log: AgentLog, prepare: Prepare, unprepare: Unprepare, registered: Callable[[], object]
@@ -49,14 +49,14 @@ class Endpoint:
         self._unprepare = unprepare
         self._registered = registered
         self._servers: list[grpc.aio.Server] = []
-        self.turn = asyncio.Lock()  # of the calls that change claims
+        self.turn = asyncio.Lock()  # for calls that change claims
         self._states: tuple[State, ...] = ()
         self._changed = asyncio.Event()
         self.fault = "kubelet has not registered the driver"
         self.prepared = 0
 
     async def attend(self) -> None:
-        """Listen, unless both sockets are there; OSError when that cannot be."""
+        """Listen, unless both sockets exist. Raises OSError when listening fails."""
         if self._servers and os.path.exists(self._socket) and os.path.exists(self._registry):
             return
         await self.close()
@@ -70,11 +70,11 @@ class Endpoint:
         for version in _HEALTH_VERSIONS:
             services.serve(_HEALTH, plugin, self, f"{version}.{_HEALTH.name}")
         services.serve(_REGISTRATION, registrar, self)
-        await services.listen(plugin, self._socket)  # first: kubelet calls it as soon as it has seen the other one
+        await services.listen(plugin, self._socket)  # first: kubelet calls this socket when it has seen the other
         await services.listen(registrar, self._registry)
 
     async def close(self) -> None:
-        """Listen no more; kubelet deletes the node's slices when no driver comes back in half a minute."""
+        """Stop listening; kubelet deletes the node's slices unless a driver registers within half a minute."""
         for path in (self._registry, self._socket):
             Path(path).unlink(missing_ok=True)
         servers, self._servers = self._servers, []

@@ -1,10 +1,10 @@
-"""Publishes the node's devices as ResourceSlices: written when they have changed, and only then.
+"""Publish the node's devices as ResourceSlices, which are written only after a change.
 
-All slices of the node are one pool. Each change gives all of them the next generation; a scheduler waits until it sees as many
-slices of the newest one as they say there are, so it never chooses among half of the devices.
+All slices of the node are one pool. A change gives all slices the next generation. A scheduler waits until it sees all
+slices of the newest generation (each slice has their number), so it never chooses from a part of the devices.
 
-Slices end with their Node, which owns them. kubelet deletes them when the driver has been away for half a minute, and when it
-starts itself; so they are compared after each registration.
+Slices are deleted with their Node, which owns them. kubelet deletes them when the driver has been away for half a
+minute, and when kubelet itself starts, so they are compared after each registration.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ _SECONDS = 10.0  # for a request
 
 
 class Publisher:
-    """The slices of `node` at the API server of `kubeconfig`, "" for that of this pod."""
+    """The slices of `node` at the API server of `kubeconfig`; "" means the API server of this pod."""
 
     def __init__(self, kubeconfig: str, node: str) -> None:
         self._kubeconfig = kubeconfig
         self._node = node
-        self._sent: Sequence[object] = ()  # what was written last,
-        self._kept: Sequence[object] = ()  # and what the server made of it
+        self._sent: Sequence[object] = ()  # the content that was written last,
+        self._kept: Sequence[object] = ()  # and the content that the server kept of it
         self.generation = 0
-        self.lacks: list[str] = []  # what the server does not keep
+        self.lacks: list[str] = []  # sentences about content that the server lacks
 
     def publish(self, devices: Sequence[Device]) -> bool:
-        """Have slices with these devices and no others; whether that was a change. CniError."""
+        """Make the slices have exactly `devices`; return whether the slices have changed. Raises CniError."""
         with closing(Api(self._kubeconfig, _SECONDS)) as api:
             try:
                 is_changed = self._publish(api, devices)
@@ -83,7 +83,7 @@ class Publisher:
         return dict(sorted(names.items(), key=lambda item: (len(item[0]), item[0])))
 
     def _owner(self, api: Api) -> dict[str, Any]:
-        """The Node as an owner; another one after it was made anew."""
+        """The Node as an owner reference. Raises InvalidConfig when there is no such Node."""
         try:
             node, _ = api.get(NODES, self._node, namespace=EVERYWHERE)
         except Gone:
@@ -92,12 +92,12 @@ class Publisher:
 
 
 def _content(specs: Sequence[dict[str, Any]]) -> list[object]:
-    """What is compared of slices: all but the generation."""
+    """The content of slices that is compared: all except the generation."""
     return [(spec["devices"], spec["pool"]["resourceSliceCount"]) for spec in specs]
 
 
 def _unshared(sent: Sequence[Any], kept: Sequence[Any]) -> Iterator[str]:
-    """What the server has left out of the devices, as a sentence."""
+    """Yield a sentence if the server has dropped allowMultipleAllocations from the devices."""
     shared = [device for devices, _ in sent for device in devices if "allowMultipleAllocations" in device]
     if shared and not any("allowMultipleAllocations" in device for devices, _ in kept for device in devices):
         yield (
@@ -107,7 +107,7 @@ def _unshared(sent: Sequence[Any], kept: Sequence[Any]) -> Iterator[str]:
 
 
 def _unnamed(api: Api, devices: Sequence[Device]) -> Iterator[str]:
-    """The DeviceClasses of the devices that the server has without the resource's name."""
+    """Yield a sentence for each DeviceClass of the devices that has no extendedResourceName."""
     names = {label(device.resource.name): device.resource.name for device in devices}
     for one in api.list_all(CLASSES, recent=True, namespace=EVERYWHERE) if names else ():
         if (name := one["metadata"]["name"]) in names and not one["spec"].get("extendedResourceName"):

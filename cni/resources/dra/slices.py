@@ -1,11 +1,11 @@
 """The ResourceSlices and DeviceClasses of a configuration. Pure.
 
-A NIC that many pods share is a device that allows several allocations; each takes the GIDs of one pod from its capacity. A
-function is a device that one claim has at a time. Names of attributes are those of DRANET (`dra.net`) and dra-driver-sriov where
-these agree, and of either in this driver's own domain where there is one.
+A NIC that many pods share is a device that allows several allocations; each allocation takes the GIDs of one pod from
+the capacity. A function is a device that one claim has at a time. Attributes have the names that DRANET (`dra.net`) and
+dra-driver-sriov share, or else, in this driver's own domain, the name that one of them has.
 
-Sources: types.go of staging/src/k8s.io/api/resource/v1 in Kubernetes, and its deviceattribute package; pkg/draclient of Multus;
-pkg/apis/attributes.go of DRANET; pkg/consts/consts.go of dra-driver-sriov.
+Sources: types.go of staging/src/k8s.io/api/resource/v1 in Kubernetes, and its deviceattribute package; pkg/draclient of
+Multus; pkg/apis/attributes.go of DRANET; pkg/consts/consts.go of dra-driver-sriov.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Value = bool | int | str
 
 @dataclass(frozen=True)
 class Device:
-    """A device of the node's pool: `document` is what a slice says of it."""
+    """A device of the node's pool; `document` is its entry in a slice."""
 
     resource: Resource
     offer: Offer
@@ -56,7 +56,7 @@ def devices(resources: Iterable[Resource], host: Host, topology: Topology) -> li
                 continue
             whole = f"{resource.name}-{offer.name}"
             name = label(whole)
-            if name in found:  # of a resource whose name differs by a sign that no name of a device may have
+            if name in found:  # of a resource whose name differs in a character that `label` replaces
                 name = label(whole, unique=True)
             known = _attributes(resource, offer, functions.get(offer.name), host, topology)
             attributes = {key: _typed(value) for key, value in known if value != ""}
@@ -68,7 +68,7 @@ def devices(resources: Iterable[Resource], host: Host, topology: Topology) -> li
 
 
 def _capacity(offer: Offer) -> dict[str, Any]:
-    """As many shares as the device plugin has devices: in GIDs, or by number where a pod needs none."""
+    """The capacity of a shared NIC: a share for each of its devices, in GIDs, or in devices if pods need no GIDs."""
     count, each = len(offer.ids), offer.gids or 1
     share = str(each)
     valid = {"validRange": {"min": share, "step": share}} if count > 1 else {"validValues": [share]}
@@ -133,14 +133,14 @@ def _of_port(port: Port) -> Iterator[tuple[str, Value]]:
 
 
 def _typed(value: Value) -> dict[str, Value]:
-    """`value` as an attribute: bool is an int in Python, so it is asked first."""
+    """`value` as a typed attribute. A bool is also an int in Python, so bool is tested first."""
     if isinstance(value, bool):
         return {"bool": value}
     return {"int": value} if isinstance(value, int) else {"string": value[:_LONGEST_VALUE]}
 
 
 def specs(found: Sequence[Device], node: str, generation: int) -> list[dict[str, Any]]:
-    """The `spec` of each slice of the node's pool; none without devices."""
+    """The `spec` of each slice of the node's pool; [] without devices."""
     parts = [found[at : at + MOST_DEVICES] for at in range(0, len(found), MOST_DEVICES)]
     pool = {"name": node, "generation": generation, "resourceSliceCount": len(parts)}
     return [
@@ -150,7 +150,7 @@ def specs(found: Sequence[Device], node: str, generation: int) -> list[dict[str,
 
 
 def document(number: int, spec: dict[str, Any], owner: dict[str, Any] | None = None) -> dict[str, Any]:
-    """A ResourceSlice, the `number`th of its pool; it ends with its `owner`, the Node."""
+    """The ResourceSlice `number` of the pool; Kubernetes deletes it with its `owner`, the Node."""
     hint = spec["nodeName"] if len(spec["nodeName"]) <= 200 else label(spec["nodeName"])
     metadata: dict[str, Any] = {"name": f"{hint}-{DRIVER}-{number}"}
     if owner:
@@ -159,7 +159,7 @@ def document(number: int, spec: dict[str, Any], owner: dict[str, Any] | None = N
 
 
 def device_class(resource: Shared | Exclusive) -> dict[str, Any]:
-    """The DeviceClass by which claims ask for the resource, and pods for it under its old name."""
+    """The DeviceClass with which claims ask for the resource, and pods by the resource's name in their limits."""
     domain, _, name = RESOURCE_NAME.partition("/")
     expression = (
         f'device.driver == "{DRIVER}" && device.attributes["{domain}"].{name} == "{resource.name}"'

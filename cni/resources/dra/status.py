@@ -1,4 +1,4 @@
-"""What the ADDs have given to the pods of prepared claims, as `status.devices` of the claims.
+"""Write the interfaces that ADDs have given to the pods of prepared claims into `status.devices` of the claims.
 
 kubelet prepares a claim before the pod has its network, and does not report when the network is there. So the records
 of attachments are read again when their folder has changed, and while an ADD still runs: its record precedes its link.
@@ -20,12 +20,12 @@ from ipam.stores.apiserver.faults import Conflict, Gone
 from ipam.stores.apiserver.resources import CLAIMS, replacement
 from ipam.stores.base import Unreachable
 
-_MOST_ADDRESSES = 16  # that a status may have
-_SETTLED = 1_000_000_000  # ns: a file system's clock has ticked since, so a later change changes the time of the folder
+_MOST_ADDRESSES = 16  # of a device in a status
+_SETTLED = 1_000_000_000  # ns, in which a file system's clock ticks: a later change gives the folder another time
 
 
 class Statuses:
-    """The statuses at the API server of `kubeconfig`, by the records below `state`; each request has `seconds`."""
+    """The statuses at the API server of `kubeconfig`, from the records below `state`; a request may take `seconds`."""
 
     def __init__(self, kubeconfig: str, seconds: float, state: str) -> None:
         self._kubeconfig, self._seconds, self._state = kubeconfig, seconds, state
@@ -33,8 +33,8 @@ class Statuses:
         self._told: dict[str, list[Record]] = {}
 
     def tell(self, claims: Collection[Record]) -> None:
-        """Write the status of each prepared claim for which the records have changed. CniError, after all others, of the first
-        that the server refuses: a claim is its author's, and must not keep the others' from being written."""
+        """Write the status of each prepared claim whose records have changed. Raises Unreachable at once, but the first
+        other CniError only after all claims, since a claim that the server refuses must not stop the others."""
         changed, now = attachments.changed(self._state), time.time_ns()
         if self._seen == (seen := (changed, [claim["uid"] for claim in claims])):
             return
@@ -57,7 +57,7 @@ class Statuses:
             self._seen = seen
 
     def _write(self, claim: Record, devices: list[Record]) -> None:
-        """Have these devices of this driver in the claim's status; those of other drivers stay."""
+        """Replace this driver's devices in the claim's status by `devices`; the devices of other drivers stay."""
         with closing(Api(self._kubeconfig, self._seconds)) as api:
             if (found := read_claim(api, claim)) is None:
                 return
@@ -76,7 +76,7 @@ class Statuses:
 
 
 def read_claim(api: Api, claim: Record) -> dict[str, Any] | None:
-    """The claim at the API server; None when it is gone, or is another one by now. CniError."""
+    """The claim at the API server; None when the claim is gone, or its name has another UID now. Raises CniError."""
     try:
         found, _ = api.get(CLAIMS, claim["name"], namespace=claim["namespace"])
     except Gone:
@@ -85,7 +85,7 @@ def read_claim(api: Api, claim: Record) -> dict[str, Any] | None:
 
 
 def _devices(claim: Record, found: Collection[dict[str, Any]]) -> list[Record]:
-    """The entries of the claim's devices that its pod has attached. A share of a device takes the next link on it."""
+    """The status entries of the claim's devices that its pods have attached. Each share gets a link of its own."""
     links = [one for one in found if LINK in one["records"]]
     own = [one for one in links if one["records"][LINK]["pod"][2] in claim.get("pods", ())]
     entries = []

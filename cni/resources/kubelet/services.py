@@ -1,5 +1,5 @@
-"""gRPC services at a client's channel and at a server, by the descriptors in the generated modules of messages; and what kubelet
-has of device plugins, by its pod resources."""
+"""Clients and servers of gRPC services, from the descriptors in the generated modules; and a client of kubelet's pod
+resources API."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _MOST_BYTES = 64 << 20  # kubelet lists the devices of all plugins in one messag
 
 
 def client(service: ServiceDescriptor, channel: Any) -> Any:
-    """An object with a function for each method of `service`, called at `channel`."""
+    """Return a client of `service`: an object with a function for each method, which calls it over `channel`."""
     calls = {}
     for method in service.methods:
         make = channel.unary_stream if method.server_streaming else channel.unary_unary
@@ -34,8 +34,8 @@ def client(service: ServiceDescriptor, channel: Any) -> Any:
 
 
 def serve(service: ServiceDescriptor, server: Any, servicer: object, name: str = "") -> None:
-    """Let `servicer` answer the calls of `service` at `server`, under another `name` if that is given; a method that it lacks
-    is unimplemented for the caller."""
+    """Let `servicer` answer the calls of `service` at `server`. `name` replaces the name of the service. A method that
+    `servicer` lacks is UNIMPLEMENTED for the caller."""
     handlers = {}
     for method in service.methods:
         if answer := getattr(servicer, method.name, None):
@@ -50,8 +50,8 @@ def serve(service: ServiceDescriptor, server: Any, servicer: object, name: str =
 
 
 async def listen(server: grpc.aio.Server, path: str) -> None:
-    """Start the server at the socket `path`; OSError when it cannot listen there."""
-    Path(path).unlink(missing_ok=True)  # of a process that was killed
+    """Start the server at the Unix socket `path`. Raises OSError when it cannot listen there."""
+    Path(path).unlink(missing_ok=True)  # the socket of a killed process
     try:
         server.add_insecure_port(f"unix:{path}")
         await server.start()
@@ -60,7 +60,7 @@ async def listen(server: grpc.aio.Server, path: str) -> None:
 
 
 async def allocatable(socket: str) -> dict[str, list[str]] | None:
-    """The healthy devices of each resource; None when nobody answers at `socket`."""
+    """Return the IDs of kubelet's healthy devices by resource; None when kubelet does not answer at `socket`."""
     if not os.path.exists(socket):
         return None
     options = [("grpc.max_receive_message_length", _MOST_BYTES)]

@@ -1,1 +1,1 @@
-"""`railcni vfs`: the virtual functions that cards have, and those that the device plugin's configuration asks for."""
+"""`railcni vfs`: the virtual functions of cards, and their changes to match the device plugin's configuration."""

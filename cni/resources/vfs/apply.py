@@ -1,7 +1,7 @@
-"""The steps of a plan, done by sysfs.
+"""Carry out the steps of a plan through sysfs.
 
-A VF that is made is bound by nobody at first (sriov_drivers_autoprobe is 0 meanwhile), so that no driver has it before its
-own. Sources: Documentation/ABI/testing/sysfs-bus-pci, Documentation/ABI/testing/sysfs-class-net of the kernel.
+No driver binds to a new VF at first (sriov_drivers_autoprobe is 0 in the meantime), so only the wanted driver gets it.
+Sources: Documentation/ABI/testing/sysfs-bus-pci, Documentation/ABI/testing/sysfs-class-net of the kernel.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from cni.resources.vfs.plan import DRIVER, KERNELS_CHOICE, MAC, MODULE, MTU, NUM
 from cni.shared.kernel import sysfs
 from cni.shared.spec.errors import CniError, IoFailure
 
-_RENAMES = 10  # udev renames a netdev that was just made
+_RENAMES = 10  # tries, since udev renames a new netdev
 _PAUSE = 0.2  # seconds
 _UP = 1  # IFF_UP
 _REMEDIES = {
@@ -35,9 +35,9 @@ _REMEDIES = {
 
 
 def apply(policies: Sequence[VfPolicy], root: str, kubelet: str, done: Callable[[VfStep], object]) -> list[str]:
-    """Make the VFs; `done` is called after each step. What was refused or failed, with its reason.
+    """Make the VFs, and call `done` after each step; return a sentence for each refusal and failure.
 
-    A card is left after its first failure, unless this is a MAC; the others are gone on with.
+    After the first failure of a card, unless it concerns a MAC, the card gets no further step; other cards do.
     """
     node = cards.read(root, kubelet)
     functions = {card.function.id: card.function for card in node.cards}
@@ -68,7 +68,7 @@ def _give_mac(card: Function, step: VfStep, root: str) -> None:
 
 
 def _do(step: VfStep, root: str = "") -> None:
-    """Do the step on the node whose sys is below `root`; IoFailure with the kernel's reason and a remedy."""
+    """Do the step on the node whose sys is below `root`. Raises IoFailure with the kernel's reason and a remedy."""
     sys = f"{root}/sys"
     card = f"{sys}/bus/pci/devices/{step.card}"
     address = os.path.basename(os.path.realpath(f"{card}/virtfn{step.vf}")) if step.vf >= 0 else step.card
@@ -103,7 +103,7 @@ def _load(module: str) -> None:
 
 
 def _number(card: str, now: str, then: str) -> None:
-    """Change the number of VFs from `now` to `then`, by way of 0 as the kernel demands; no driver binds to new VFs."""
+    """Change the number of VFs from `now` to `then`, through 0 as the kernel demands; no driver binds to new VFs."""
     if now != "0":
         _write(f"{card}/sriov_numvfs", "0")
     if then != "0":
@@ -112,13 +112,13 @@ def _number(card: str, now: str, then: str) -> None:
 
 
 def _bind(sys: str, address: str, step: VfStep) -> None:
-    """Give the function to the driver; a function without one of its own is asked of all drivers."""
+    """Bind the function to the driver that the step names; for KERNELS_CHOICE, let all drivers probe the function."""
     device = f"{sys}/bus/pci/devices/{address}"
     own = "" if step.then == KERNELS_CHOICE else step.then
     if os.path.islink(f"{device}/driver"):
         _write(f"{device}/driver/unbind", address)
     _write(f"{device}/driver_override", own or "\n")
-    # without an override the kernel may let no driver have a VF
+    # without an override, the kernel binds a VF only with autoprobe
     with nullcontext() if own else _autoprobe(f"{device}/physfn", "1"):
         _write(f"{sys}/bus/pci/drivers_probe", address)
     if not sysfs.driver_of_pci(address, sys):
@@ -128,7 +128,7 @@ def _bind(sys: str, address: str, step: VfStep) -> None:
 
 @contextmanager
 def _autoprobe(card: str, wanted: str) -> Iterator[None]:
-    """Whether drivers take the card's VFs by themselves, "1" or "0", is as `wanted`, and afterwards as it was."""
+    """Set sriov_drivers_autoprobe of the card to `wanted`, "1" or "0", during the block, and restore it afterwards."""
     path = f"{card}/sriov_drivers_autoprobe"
     before = text(path)
     if before in ("", wanted):
@@ -142,7 +142,7 @@ def _autoprobe(card: str, wanted: str) -> Iterator[None]:
 
 
 def _set(sys: str, address: str, step: VfStep) -> None:
-    """Give the function's netdev its MTU, or set it up, whatever it is called by then."""
+    """Set the MTU of the function's netdev, or set the netdev up, even if udev renames it in the meantime."""
     name = "mtu" if step.what == MTU else "flags"
     for _ in range(_RENAMES):
         for netdev in sysfs.netdevs_of_pci(address, sys)[:1]:
@@ -155,7 +155,7 @@ def _set(sys: str, address: str, step: VfStep) -> None:
 
 
 def _write(path: str, value: str) -> None:
-    """Write to a file of sysfs; OSError, whose `filename` says what was refused."""
+    """Write to a file of sysfs. Raises OSError, whose `filename` has the refused value and the path."""
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)  # never makes a file
         try:

@@ -1,8 +1,8 @@
-"""The cards of a node that can have virtual functions, and by whom each function is used, as the node shows it.
+"""The cards of a node that can have virtual functions, and the users of each function.
 
-A function that was moved into a pod has its directory of netdevs still, and in it no netdev that the host sees. One that
-vfio-pci or a program of verbs holds has an open device node. One that kubelet has given to a container stands in kubelet's
-checkpoint, which forgets an ended pod when it next admits one.
+A function that was moved into a pod still has its directory of netdevs, but the host sees no netdev there. A function
+that a program uses through vfio-pci or verbs has an open device node. A function that kubelet has given to a container
+is in kubelet's checkpoint, from which kubelet removes an ended pod when it next admits a pod.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _IN_KERNEL = {
     "ib_uverbs": "class/infiniband_verbs",
     "rdma_ucm": "class/misc/rdma_cm",
 }
-"""What sysfs has while a module is in the kernel, built in or loaded."""
+"""The directory that sysfs has while a module is loaded or built into the kernel, by the module."""
 
 
 def read(root: str = "", kubelet: str = "") -> NodeCards:
@@ -59,7 +59,7 @@ def read(root: str = "", kubelet: str = "") -> NodeCards:
 
 
 def _uses(vfs: Sequence[Function], root: str, kubelet: str) -> Mapping[str, str]:
-    """By whom each of `vfs` is used, of those that are."""
+    """The users of each VF in use, as text, by the ID of the VF."""
     sys = f"{root}/sys"
     if not vfs:
         return {}
@@ -94,7 +94,7 @@ def _recorded() -> dict[str, str]:
 
 
 def _given(kubelet: str) -> dict[str, str]:
-    """The pods to which kubelet has given devices, by the devices' names."""
+    """The containers to which kubelet has given devices, by the devices' names."""
     try:
         with open(os.path.join(kubelet, CHECKPOINT), encoding="utf-8") as file:
             entries: list[dict[str, Any]] = json.load(file)["Data"]["PodDeviceEntries"] or []
@@ -105,11 +105,11 @@ def _given(kubelet: str) -> dict[str, str]:
             for device in devices
         }
     except (OSError, ValueError, LookupError, TypeError, AttributeError):
-        return {}  # no kubelet, or one with another form of it
+        return {}  # no kubelet, or a checkpoint of another format
 
 
 def _holders(proc: str) -> tuple[dict[str, str], bool]:
-    """The processes that have a node in /dev open, by its path: "42 (qemu)"; and whether all processes could be asked."""
+    """The processes with an open device node, "42 (qemu)", by the node's path; and whether all were readable."""
     found, is_whole = {}, True
     for pid in filter(str.isdigit, names_in(proc)):
         try:

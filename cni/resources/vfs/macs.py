@@ -1,7 +1,7 @@
-"""Administrative MACs of virtual functions, which the netdev of their card has and sets.
+"""Administrative MACs of virtual functions, which are read and set through the netdev of the card.
 
-mlx5 derives a VF's node GUID, without which RDMA CM does not find it, from this MAC (mlx5_eswitch_set_vport_mac of the kernel's
-drivers/net/ethernet/mellanox/mlx5/core/eswitch.c). A VF's driver reads both when it is bound.
+From this MAC mlx5 derives the VF's node GUID, which RDMA CM needs to find the VF (mlx5_eswitch_set_vport_mac of the
+kernel's drivers/net/ethernet/mellanox/mlx5/core/eswitch.c). A VF's driver reads both when it is bound.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from cni.shared.spec.errors import IoFailure
 
 
 def read(card: Function, numbers: Iterable[int], root: str) -> tuple[str, dict[int, str]]:
-    """The card's permanent MAC, and the administrative one of each of its VFs that has an answer; "" and {} where they are not
-    seen. OSError when the node's namespace may not be entered."""
+    """The card's permanent MAC, and the administrative MACs of its VFs by number; "" and {} when the netdev is not
+    seen. Raises OSError when the node's network namespace may not be entered."""
     with _links(root) as host:
         link = _of(card, host) if host else None
         if host is None or link is None:
@@ -38,15 +38,15 @@ def write(card: Function, number: int, mac: str, root: str) -> None:
 
 
 def _of(card: Function, host: Rtnl) -> Link | None:
-    """The card's netdev, if it is Ethernet: IPoIB knows no such MAC."""
+    """The card's netdev if it is Ethernet, else None, since IPoIB has no administrative MACs."""
     links = (host.link(netdev) for netdev in card.netdevs[:1] if card.link_type == "ether")
     return next(links, None)
 
 
 @contextmanager
 def _links(root: str) -> Iterator[Rtnl | None]:
-    """The links of the network namespace of the node whose proc is below `root`, this process' own without `root`; None when that
-    namespace is not there, as below a copied tree. OSError when it may not be entered."""
+    """Yield the links of the node's network namespace, found by proc below `root`, or of this process's own without
+    `root`. Yield None when the namespace is missing, as in a copied tree. Raises OSError when it may not be entered."""
     node = netns.at(f"{root}/proc/1/ns/net") if root else netns.own()
     if node is None:
         yield None

@@ -1,7 +1,7 @@
-"""What has to be done so that cards have the virtual functions that policies ask for. Pure.
+"""Plan the steps that give cards the virtual functions of the policies. Pure.
 
-The kernel changes the number of VFs by way of 0 alone (Documentation/PCI/pci-iov-howto.rst), so each VF of a card goes
-when the number changes: nothing is done to such a card while one of its VFs is in use.
+The kernel changes the number of VFs only through 0 (Documentation/PCI/pci-iov-howto.rst), so such a change removes
+every VF of the card. It is not made while one of these VFs is in use.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ _MODULES = {VFIO: ("vfio-pci",), "RDMA": ("ib_uverbs", "rdma_ucm")}
 
 @dataclass(frozen=True)
 class Card:
-    """A physical function, its VFs by their numbers, and how many it can have. `mac` is its permanent MAC, "" where no VF can
-    have an administrative one or this is not seen; `macs` are those of the VFs."""
+    """A physical function, its VFs by number, and `most`, the most VFs that it can have. `macs` are the administrative
+    MACs of the VFs by number; `mac` is the permanent MAC, "" when VFs can have no such MACs, or they are not seen."""
 
     function: Function
     most: int
@@ -35,15 +35,15 @@ class Card:
 
     @property
     def name(self) -> str:
-        """Its address and netdevs, for people."""
+        """The PCI address and the netdevs of the card, for messages."""
         netdevs = ", ".join(self.function.netdevs)
         return f"{self.function.id} ({netdevs})" if netdevs else self.function.id
 
 
 @dataclass(frozen=True)
 class NodeCards:
-    """`mtus` and `up` are of the netdevs that can be seen, `uses` says for a VF by whom it is used, "pod default/a", and
-    `modules` are those of the needed ones that the kernel has. `unseen` is why the MACs of the cards are not seen."""
+    """The cards of a node. `mtus` has the MTU of each visible netdev, `up` the netdevs that are up; `uses` the user of
+    a VF, "pod default/a", by its ID; `modules` the loaded modules; `unseen` the reason why MACs are not seen, or ""."""
 
     cards: Sequence[Card] = ()
     mtus: Mapping[str, int] = field(default_factory=dict)
@@ -55,7 +55,7 @@ class NodeCards:
 
 @dataclass(frozen=True)
 class VfStep:
-    """`what` of a card, of its VF with the number `vf`, or of the kernel (`card` is ""), from `now` to `then`."""
+    """A change of `what` from `now` to `then`: of a card, of its VF number `vf`, or of the kernel when `card` is ""."""
 
     what: str
     now: str
@@ -65,25 +65,25 @@ class VfStep:
 
     @property
     def place(self) -> str:
-        """The card, "CARD VF 3", or "kernel"."""
+        """The place of the change: the card, "CARD VF 3", or "kernel"."""
         return f"{self.card} VF {self.vf}" if self.vf >= 0 else self.card or "kernel"
 
     @property
     def sentence(self) -> str:
-        """ "0000:3b:00.0: numVfs from 0 to 8"."""
+        """The step as text, such as "0000:3b:00.0: numVfs from 0 to 8"."""
         return f"{self.place}: {self.what} {f'from {self.now} ' if self.now else ''}to {self.then}"
 
 
 @dataclass(frozen=True)
 class VfPlan:
-    """The steps in their order, and for each card that stays as it is, though it should not, the reason."""
+    """The `steps` in order; `refused` has the reason for each card that cannot be changed as the policies ask."""
 
     steps: tuple[VfStep, ...] = ()
     refused: tuple[str, ...] = ()
 
 
 def plan(policies: Sequence[VfPolicy], node: NodeCards) -> VfPlan:
-    """What to do for `policies`, which are in the order in which they count."""
+    """Return the plan for `policies`, which are in order of precedence."""
     steps: list[VfStep] = []
     none = [_chosen_by(policy) for policy in policies if not any(_is_of(card, policy) for card in node.cards)]
     refused = [
@@ -110,7 +110,7 @@ def plan(policies: Sequence[VfPolicy], node: NodeCards) -> VfPlan:
 
 
 class _Refused(Exception):
-    """The card stays as it is; the text says why, and what would help."""
+    """A card cannot be changed; the text is the reason and the remedy."""
 
 
 def _card(card: Card, policies: Sequence[VfPolicy], node: NodeCards) -> Iterator[VfStep]:
@@ -140,7 +140,7 @@ def _card(card: Card, policies: Sequence[VfPolicy], node: NodeCards) -> Iterator
 
 
 def _vf(card: Card, number: int, policy: VfPolicy | None, now: Function | None, node: NodeCards) -> Iterator[VfStep]:
-    """The steps of a VF; `now` is None for one that is made by this plan."""
+    """Yield the steps of the VF `number`; `now` is None for a VF that this plan makes."""
     wants_vfio = policy is not None and policy.deviceType == VFIO
     if now is None:
         right = False
@@ -163,13 +163,13 @@ def _vf(card: Card, number: int, policy: VfPolicy | None, now: Function | None, 
     if now is None or not right or lacks_mac:
         yield VfStep(MTU, "", str(policy.mtu), card.function.id, number)
         return
-    for netdev in now.netdevs[:1]:  # that of a VF in a pod is the pod's
+    for netdev in now.netdevs[:1]:  # the MTU of a VF in a pod is the pod's
         if node.mtus.get(netdev, policy.mtu) != policy.mtu:
             yield VfStep(MTU, str(node.mtus[netdev]), str(policy.mtu), card.function.id, number)
 
 
 def _is_used(vf: Function, node: NodeCards) -> bool:
-    """Whether the VF is in use, or may be: its netdev is up."""
+    """Whether the VF is in use, or may be in use, since its netdev is up."""
     return vf.id in node.uses or not node.up.isdisjoint(vf.netdevs)
 
 
@@ -180,14 +180,14 @@ def _refuse_used(vfs: Collection[Function], node: NodeCards, what: str) -> None:
 
 
 def _mac(mac: str, vf: int) -> str:
-    """The MAC of the VF number `vf` of the card whose permanent MAC is `mac`: locally administered, and the same after a boot."""
+    """The MAC of VF number `vf` of a card with the permanent MAC `mac`: locally administered, stable."""
     octets = bytearray(hashlib.sha256(f"{mac} {vf}".encode()).digest()[:6])
     octets[0] = (octets[0] | _LOCAL) & ~_GROUP
     return octets.hex(":")
 
 
 def _is_of(card: Card, policy: VfPolicy) -> bool:
-    """Whether the policy is about the card."""
+    """Whether the policy selects the card."""
     selector, function = policy.nicSelector, card.function
     return (
         (not selector.vendor or selector.vendor == function.vendor)
@@ -198,7 +198,7 @@ def _is_of(card: Card, policy: VfPolicy) -> bool:
 
 
 def _has(policy: VfPolicy, card: Card, vf: int) -> bool:
-    """Whether the policy, which is about the card, is about its VF with this number."""
+    """Whether `policy`, which selects `card`, also selects its VF number `vf`."""
     names = {card.function.id, *(netdev.lower() for netdev in card.function.netdevs)}
     spans = [span for name, spans in policy.chosen if name.lower() in names for span in spans or [(0, vf)]]
     return not policy.chosen or any(first <= vf <= last for first, last in spans)
