@@ -1,1 +1,1 @@
-"""This node: its devices and attachments, the installation, calls of plugins, services."""
+"""This node: its devices and attachments, the installation, calls to plugins, and the services of programs."""

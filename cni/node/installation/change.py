@@ -1,7 +1,7 @@
-"""Install and uninstall in a plugin folder, as lists of steps: `--dry-run` prints the list that is otherwise carried out.
+"""Install and uninstall in a plugin folder, as lists of steps; `--dry-run` prints the list and does not carry it out.
 
-The order of the steps makes them safe: a process that is killed between two of them, or within one, leaves a folder in
-which every name leads to a whole version, and the same command, repeated, finishes the work.
+The order of the steps makes them safe. When the process is killed between or within steps, every name in the folder
+still leads to a whole version, and repeating the same command finishes the work.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from cni.shared.kernel.files import target_of
 from cni.shared.spec.errors import CniError, InvalidConfig, IoFailure, TryAgainLater
 
 CALLS_END_SECONDS = 60.0
-_LONGEST_CALL = 3600.0  # seconds: a runtime gives a plugin some minutes
+_LONGEST_CALL = 3600.0  # seconds; a runtime ends a call after some minutes
 _REMEDIES = {
     errno.ENOSPC: "free space there; nothing has changed for the runtime",
     errno.EDQUOT: "free space there; nothing has changed for the runtime",
@@ -53,7 +53,7 @@ class Folder:
         self.bundle = f"{path}/{BUNDLE}"
 
     def carry_out(self, steps: Iterable[Step], say: _Say = str) -> None:
-        """Carry out `steps`; `say` gets the text of each before. IoFailure names the step that failed."""
+        """Carry out `steps`, after `say` of the text of each. Raises IoFailure, which names the failed step."""
         for step in steps:
             say(step.text)
             try:
@@ -62,19 +62,19 @@ class Folder:
                 raise self._refused(step.text, fault) from None
 
     def put(self, text: str, path: str, make: Callable[[str], object]) -> Step:
-        """The step to put there, in one rename, the file that `make` creates at a temporary path."""
+        """The step `text`: put the file that `make` creates at a temporary path at `path`, in one rename."""
         return Step(text, partial(files.put, path, f"{self.bundle}/{layout.TEMPORARY}file", make))
 
     def link(self, text: str, path: str, target: str) -> Step:
-        """The step to make `path` a link to `target`, in place of any file there."""
+        """The step `text`: make `path` a link to `target`, in place of any file there."""
         return self.put(text, path, partial(os.symlink, target))
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Hold the lock of this folder's installers. The bundle folder is made for it, and removed in the end if it has nothing
-        else.
+        """Hold the lock of this folder's installers. The bundle folder is made for the lock, and removed if nothing
+        else is in it at the end.
 
-        Raises TryAgainLater if another installer holds the lock, IoFailure if it cannot be made.
+        Raises TryAgainLater if another installer holds the lock, IoFailure if the lock cannot be made.
         """
         path, lock = f"{self.bundle}/{layout.LOCK}", -1
         while lock < 0:
@@ -109,7 +109,7 @@ class Folder:
 
     @contextmanager
     def foreseen(self) -> Iterator[None]:
-        """Hold the lock for a dry run, if its folder exists. Raises IoFailure if the folder is missing and could not be made."""
+        """Hold the lock for a dry run if its folder exists. Raises IoFailure if the folder could not be made."""
         if not os.path.isdir(self.bundle) and not os.access(self.path, os.W_OK, effective_ids=True):
             code = errno.EROFS if os.statvfs(self.path).f_flag & os.ST_RDONLY else errno.EACCES
             raise self._refused("make the lock of the installers", OSError(code, os.strerror(code)))
@@ -127,10 +127,10 @@ class Folder:
 
 
 def install(folder: Folder, wanted: content.Content, replace: Sequence[str] = (), say: _Say = str) -> list[Step]:
-    """Install `wanted`, or finish an interrupted install of it; the steps that were carried out. `replace`: the plain
-    names to take.
+    """Install `wanted`, or finish its interrupted install; return the steps that were carried out. `replace` are the
+    plain names to take.
 
-    InvalidConfig, TryAgainLater, IoFailure: the version in use is as it was.
+    Raises InvalidConfig, TryAgainLater or IoFailure; the version in use then stays as it was.
     """
     with folder.locked():
         steps = steps_to(folder, wanted, replace)
@@ -139,7 +139,7 @@ def install(folder: Folder, wanted: content.Content, replace: Sequence[str] = ()
 
 
 def steps_to(folder: Folder, wanted: content.Content, replace: Sequence[str] = ()) -> list[Step]:
-    """The steps of an install of `wanted` now; InvalidConfig when another file has a prefixed name."""
+    """The steps to install `wanted` now. Raises InvalidConfig when a foreign file has a prefixed name."""
     found, bundle = layout.read(folder.path), folder.bundle
     if taken := [name for name in PREFIXED if name in found.foreign]:
         raise InvalidConfig(
@@ -171,7 +171,7 @@ def _removal(text: str, path: str) -> Step:
 
 
 def _take(folder: Folder, found: Installation, names: Iterable[str]) -> Iterator[Step]:
-    """Make links of ours with these names; files that had them are kept."""
+    """Yield the steps to make our links with these names; foreign files with the names are kept."""
     for name in names:
         path, kept = f"{folder.path}/{name}", f"{folder.bundle}/{REPLACED}/{name}"
         if name in found.foreign:
@@ -194,8 +194,8 @@ def _try(folder: Folder, version: str) -> None:
 
 
 def uninstall(folder: Folder, refuse: _Refuse, end_workers: Callable[[], object] = lambda: None) -> Installation:
-    """Remove the installation; returns its former content. `refuse` raises when it must stay, and is called twice: a
-    call that began while the names were there may attach a pod after the first time."""
+    """Remove the installation; return its former content. `refuse` raises an error when the installation must stay. It
+    is called twice, since a call that began before the names went may attach a pod after the first time."""
     with folder.locked():
         before = layout.read(folder.path)
         refuse(before)
@@ -213,7 +213,7 @@ def uninstall(folder: Folder, refuse: _Refuse, end_workers: Callable[[], object]
 
 
 def steps_away(folder: Folder, refuse: _Refuse) -> list[Step]:
-    """The steps that `uninstall` would carry out now. Raises its errors: of the lock, missing rights and `refuse`."""
+    """The steps that `uninstall` would carry out now. Raises the same errors as `uninstall` before its first step."""
     with folder.foreseen():
         found = layout.read(folder.path)
         refuse(found)
@@ -223,7 +223,7 @@ def steps_away(folder: Folder, refuse: _Refuse) -> list[Step]:
 
 
 def _release(folder: Folder, found: Installation) -> Iterator[Step]:
-    """The first half: our links go, and the files that were kept come back."""
+    """The first half of the steps: remove our links, and put back the files that were kept."""
     for name in reversed(NAMES):
         path, kept = f"{folder.path}/{name}", f"{folder.bundle}/{REPLACED}/{name}"
         if name in found.ours and name in found.kept:
@@ -235,7 +235,7 @@ def _release(folder: Folder, found: Installation) -> Iterator[Step]:
 
 
 def _users(folder: Folder, found: Installation) -> str:
-    """The processes that run from a version, without this command, which may run from one itself."""
+    """The processes that run from a version, as text, except this command, which may run from one; "" for none."""
     own = (os.getpid(), os.getppid())
     users = [(pid, v) for v in found.versions for pid in users_of(f"{folder.bundle}/{v}", own)]
     return ", ".join(f"process {pid}, which runs from version {version}" for pid, version in users)
@@ -252,29 +252,29 @@ def _wait_for_calls(folder: Folder, before: Installation) -> None:
 
 
 def _end(folder: Folder) -> Step:
-    """The second half, when nothing runs from the versions any more. `Folder.locked` removes what is left."""
+    """The step of the second half, when no process runs from a version. `Folder.locked` removes the remainder."""
 
     def remove() -> None:
-        files.sync(folder.path)  # the names that came back are on the disk before the versions go
+        files.sync(folder.path)  # the restored files are on the disk before the versions go
         for name in (CURRENT, *sorted({*os.listdir(folder.bundle)} - {layout.LOCK})):
             files.remove(f"{folder.bundle}/{name}")
 
     return Step(f"remove {BUNDLE} with all versions", remove)
 
 
-# --- the processes that run from a version: it stays until they have ended ---
+# --- processes that run from a version, which stays until they have ended ---
 #
-# A process is recognised by its executable, or by an open file: a bundle's process executes the bundle's dynamic loader, a
-# checkout's keeps its modules open (bin/launcher.in). Both are compared by device and inode, for a process in a
-# container has other paths. In a PID namespace of our own, where an installer's container usually runs, the host's
-# processes are not seen; then the time since the last switch decides.
+# A process is recognised by its executable or an open file: in a bundle, it executes the bundle's dynamic loader; in
+# a checkout, it keeps its modules open (bin/launcher.in). Files are compared by device and inode, since a process in a
+# container has other paths. In a PID namespace of its own, as in most containers, an installer does not see the host's
+# processes; then the time since the last switch decides.
 
 
 def is_unused(folder: str, version: str) -> bool:
-    """Whether nothing runs any more from an old version in the plugin folder `folder`."""
+    """Whether no process runs any more from the old `version` in the plugin folder `folder`."""
     if netns_users.sees_node():
         return not users_of(f"{folder}/{BUNDLE}/{version}")
-    try:  # `current` was made when this version went out of use, or later
+    try:  # the time of `current`: when this version went out of use, or later
         switched = os.lstat(f"{folder}/{BUNDLE}/{CURRENT}").st_mtime
     except OSError:
         return False
@@ -282,7 +282,7 @@ def is_unused(folder: str, version: str) -> bool:
 
 
 def users_of(directory: str, without: Collection[int] = ()) -> list[int]:
-    """The processes that run from `directory`, except those in `without`. One that has just ended may be missed."""
+    """The PIDs of processes that run from `directory`, except those in `without`. Ending processes may be missed."""
     paths = (os.path.join(folder, name) for folder, _, names in os.walk(directory) for name in names)
     files = {_identity(os.lstat(path)) for path in paths}
     processes = (int(name) for name in os.listdir("/proc") if name.isdigit())
@@ -301,14 +301,14 @@ def _identity(status: os.stat_result) -> tuple[int, int]:
     return status.st_dev, status.st_ino
 
 
-# --- the link by which an administrator finds the command ---
+# --- the link to the command, for administrators ---
 
 
 class CommandLink:
-    """The link railcni in `directory` of the host below `root`. Without `wanted`: whichever this installation has made.
+    """The link railcni in `directory` of the host below `root`. Without `wanted`: any link that an install has made.
 
-    It leads to the command of the version in use, or to that of the checkout, whose libraries are not installed. A file of
-    another's is left alone. A node without the folder, such as one that a container installs on, goes without.
+    The link leads to the command of the version in use, or of a checkout, whose libraries are not installed. A foreign
+    file is left alone. Without `directory`, as on some nodes that a container installs on, there is no link.
     """
 
     def __init__(self, folder: Folder, root: str, directory: str, wanted: content.Content | None = None) -> None:
@@ -323,7 +323,7 @@ class CommandLink:
         return self._shown if target_of(self._path) == self._target else self._target
 
     def made(self) -> Iterator[Step]:
-        """The step to make it, unless it is there, has no place, or another's file has the name."""
+        """Yield the step to make the link, unless it exists, its folder is missing, or a foreign file has the name."""
         leads_to = target_of(self._path)
         is_free = not os.path.lexists(self._path) or leads_to.endswith(f"/{layout.PROGRAMS}/{COMMAND}")
         if leads_to != self._target and is_free and os.access(self._directory, os.W_OK):
@@ -332,7 +332,7 @@ class CommandLink:
             yield Step(f"link {self._shown} to {self._target}", put)
 
     def removed(self) -> Iterator[Step]:
-        """The step to remove it, where it leads into this installation or to a checkout."""
+        """Yield the step to remove the link, if it leads into this installation or to a checkout."""
         leads_to = target_of(self._path)
         if leads_to and (leads_to == self._installed or os.path.isfile(f"{os.path.dirname(leads_to)}/command.in")):
             yield _removal(f"remove the link {self._shown}", self._path)

@@ -1,12 +1,12 @@
 """The content of a version: the bundle in which this command runs, or the plugins of a checkout.
 
-A bundle is a directory with `VERSION` and `bin/`, which needs nothing of the host; all of it is installed. A checkout is
-for hosts with a Python: the plugins are installed as `make` has written them, with the one file of their modules; they name
-their interpreter by its absolute path. The command itself stays in the checkout: it needs more packages.
+A bundle is a directory with `VERSION` and `bin/` that needs nothing of the host; it is installed as a whole. A checkout
+is for hosts with Python. Its plugins are installed as `make` has written them, with one file of all their modules and
+with the absolute path of their interpreter. The command itself stays in the checkout, since it needs more packages.
 
-The plugins are in a version twice: in bin/, and for their plain names as copies in plain/. An installer of the Go
-plugins that runs `cp -f whereabouts /opt/cni/bin`, as whereabouts' own does at every start, writes through our link:
-that is meant to change `whereabouts`, and must not change `railcni-whereabouts`.
+A version has the plugins twice: in bin/, and as copies for the plain names in plain/. An installer of the Go plugins
+may run `cp -f whereabouts /opt/cni/bin`, as that of whereabouts does at every start, and so write through our link.
+This should change `whereabouts`, but must not change `railcni-whereabouts`.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from cni.shared.kernel.files import read_whole
 from cni.shared.spec.errors import IoFailure
 
 VERSION_FILE = "VERSION"
-_TEMPLATE = "bin/launcher.in"  # a checkout has it
+_TEMPLATE = "bin/launcher.in"  # by which a checkout is recognised
 _DIGEST_BYTES = 6
 
 
 class VersionEntry(NamedTuple):
-    """A directory, or a file or link with its content (of a link: its target); `path` is relative."""
+    """A directory, file or link at the relative `path`; `read` returns a file's content, or a link's target."""
 
     path: str
     kind: Literal["directory", "file", "program", "link"]
@@ -37,21 +37,21 @@ class VersionEntry(NamedTuple):
 
 
 class Content(NamedTuple):
-    """The content of a version, with every directory before its content. `top` is the directory it comes from."""
+    """The content of a version, each directory before its content. `top` is the directory of the bundle or checkout."""
 
     top: str
     release: str
     entries: tuple[VersionEntry, ...]
-    interpreter: str = ""  # a checkout's; a bundle has its own
+    interpreter: str = ""  # the path in a checkout; "" for a bundle, which has its own
 
     @property
     def version(self) -> str:
-        """The name of its directory: the release and a digest of its content."""
+        """The name of the version's directory: the release and the digest of the content."""
         return f"{self.release}-{digest(self.entries)}"
 
 
 def here() -> Content:
-    """The content of the bundle or checkout that has this file. Raises IoFailure if neither has it."""
+    """The content of the bundle or checkout that has this file. Raises IoFailure if the file is in neither."""
     folder = os.path.dirname(os.path.realpath(__file__))
     while folder != "/":
         if os.path.isfile(f"{folder}/{VERSION_FILE}") and os.path.isfile(f"{folder}/{PROGRAMS}/{PLAIN[0]}"):
@@ -63,14 +63,14 @@ def here() -> Content:
 
 
 def bundle(top: str) -> Content:
-    """The bundle in the directory `top`."""
+    """The content of the bundle in the directory `top`."""
     release = read_whole(f"{top}/{VERSION_FILE}").decode().split()[0]
     own = [entry for entry in tree(top) if entry.path.partition("/")[0] != COPIES]  # an installed version has them
     return Content(top, release, (*own, *_copies(top)))
 
 
 def checkout(top: str) -> Content:
-    """The plugins of the checkout in the directory `top`. Raises IoFailure if `make` has not written them."""
+    """The content of the checkout in the directory `top`. Raises IoFailure if `make` has not written the plugins."""
     try:
         interpreter = read_whole(f"{top}/{SCRIPTS}/{PLAIN[0]}").decode().partition(" ")[0].removeprefix("#!")
     except FileNotFoundError:
@@ -85,14 +85,14 @@ def checkout(top: str) -> Content:
 
 
 def _copies(top: str) -> list[VersionEntry]:
-    """The programs once more, for the plain names."""
+    """The entries of the copies of the plugins, for the plain names."""
     programs = {name: partial(read_whole, f"{top}/{PROGRAMS}/{name}") for name in PLAIN}
     files = [VersionEntry(f"{COPIES}/{name}", "program", read) for name, read in programs.items()]
     return [VersionEntry(COPIES, "directory"), *files]
 
 
 def tree(top: str) -> Iterator[VersionEntry]:
-    """The content of a directory, in the order of the names."""
+    """Yield the content of a directory, sorted by name. Raises IoFailure for another kind of file."""
     for folder, folders, files in os.walk(top):
         folders.sort()
         for name in sorted([*folders, *files]):

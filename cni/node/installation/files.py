@@ -1,5 +1,5 @@
-"""Paths below a root, and durable changes of a directory: when a function returns, its change is on the disk. OSError
-passes through."""
+"""Paths below a root, and durable changes of a directory: when a function returns, its change is on the disk. The
+functions raise OSError."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from cni.shared.spec.errors import InvalidConfig
 
 
 def below(root: str, path: str) -> str:
-    """The real path of `path`, an absolute one, below `root`, as a host would read it whose file system is mounted there:
-    symbolic links lead to places below `root`, too.
+    """The real path of the absolute `path` on a host whose file system is mounted at `root`: symbolic links are
+    followed below `root`, too.
 
-    A part that does not exist is taken as written. InvalidConfig when the links form a loop.
+    A part that does not exist is taken as written. Raises InvalidConfig when the links form a loop.
     """
     root = os.path.realpath(root).rstrip("/")
     try:
@@ -28,14 +28,14 @@ def below(root: str, path: str) -> str:
 def put(path: str, temporary: str, make: Callable[[str], object]) -> None:
     """Let `make` create a file, link or directory at `temporary`, and rename it to `path`, in place of a file there.
 
-    Both are on one file system.
+    Both paths are on the same file system.
     """
     remove(temporary)
     os.makedirs(os.path.dirname(path), 0o755, exist_ok=True)
     try:
         make(temporary)
         os.rename(temporary, path)
-    finally:  # a full disk is not left full; and rename(2) does nothing when both are names of one file
+    finally:  # when the disk is full; or when both are names of one file, since rename(2) then does nothing
         remove(temporary)
     for folder in {os.path.dirname(path), os.path.dirname(temporary)}:
         sync(folder)
@@ -45,7 +45,7 @@ def make_tree(top: str, entries: Iterable[VersionEntry]) -> None:
     os.mkdir(top)
     os.chmod(top, 0o755)  # noqa: S103  # everybody may read what root installs
     paths = [_write(top, entry) for entry in entries]
-    for path in (top, *paths):  # after all are written, so that the disk can write them in one go
+    for path in (top, *paths):  # after all writes, so that the disk can combine them
         if not os.path.islink(path):
             sync(path)
 
@@ -67,8 +67,8 @@ def _write(top: str, entry: VersionEntry) -> str:
 def make_second(path: str, second: str) -> None:
     """Give the file at `path` the second name `second`.
 
-    It becomes a copy where the kernel refuses a link: root without capabilities may not link another user's file
-    (fs.protected_hardlinks), and some file systems have no links.
+    `second` is a copy if the kernel refuses a hard link: root without capabilities may not link another user's file
+    (fs.protected_hardlinks), and some file systems have no hard links.
     """
     try:
         os.link(path, second, follow_symlinks=False)

@@ -1,4 +1,4 @@
-"""Whether an installation is whole: every name leads to a plugin of ours that runs, and the state can be kept."""
+"""Check an installation: every name leads to one of our plugins, which runs, and the state directory is usable."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _TRY_SECONDS = 30
 
 
 def faults(folder: str, shown: str, found: Installation, state: str) -> list[str]:
-    """The faults, as sentences. `folder` is the plugin folder's real path, `shown` its name."""
+    """The faults of the installation `found` and of the state directory, as sentences with `shown` for `folder`."""
     return [*_of_names(folder, shown, found), *state_faults(state)]
 
 
@@ -36,13 +36,13 @@ def _of_names(folder: str, shown: str, found: Installation) -> Iterator[str]:
 
 
 def fingerprint(folder: str, found: Installation) -> tuple[object, ...]:
-    """A value that differs when a plugin has been changed since: then it has to be run again."""
+    """A value that differs when a plugin has changed, so that the plugins must be tried again."""
     paths = [f"{folder}/{name}" for name in sorted(found.ours)]
     return found, *((files.mark(path, links=True), os.access(path, os.X_OK)) for path in paths)
 
 
 def state_faults(state: str) -> Iterator[str]:
-    """The faults of the directory `state`. If it is missing, this user must be able to make it; else to write it."""
+    """Yield the faults of the directory `state`. This user must be able to write it, or to make a missing one."""
     above = state
     try:
         files.check_private_directory(state, links=True)
@@ -56,7 +56,7 @@ def state_faults(state: str) -> Iterator[str]:
 
 
 def fault_of(path: str, plugin: str) -> str:
-    """Run the executable at `path` without a verb; return why it is not our `plugin`, "" if it is."""
+    """Run the executable at `path` without a CNI_COMMAND; return the reason why it is not our `plugin`, "" if it is."""
     try:
         done = subprocess.run([path], env={}, stdin=subprocess.DEVNULL, capture_output=True, timeout=_TRY_SECONDS)
     except subprocess.TimeoutExpired:

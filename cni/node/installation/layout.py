@@ -1,4 +1,4 @@
-"""The names of an installation, and which of them a plugin folder holds. OSError passes through."""
+"""The names of an installation, and those of them that a plugin folder has. The functions raise OSError."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from cni.shared.kernel.files import target_of
 BUNDLE, LOCK, TEMPORARY = "railcni-bundle", ".lock", ".new."
 CURRENT, PREVIOUS, REPLACED = "current", "previous", "replaced"
 PROGRAMS, SCRIPTS = "bin", "libexec"  # of a version: the executables, and the scripts that they start for a cold call
-COPIES = "plain"  # of a version: the prefixed names lead to its programs, the plain names to these copies
+COPIES = "plain"  # in a version: copies of the programs; the plain names lead to them
 PLAIN = EXECUTABLES
 PREFIXED = tuple(f"railcni-{name}" for name in PLAIN)
 NAMES = (*PREFIXED, *PLAIN)
-COMMAND, COMMANDS = "railcni", "/usr/local/bin"  # the command, and where it is linked for administrators
+COMMAND, COMMANDS = "railcni", "/usr/local/bin"  # the command, and the folder of the link for administrators
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Installation:
 
     current: str = ""  # the version in use; "" for none
     previous: str = ""
-    versions: tuple[str, ...] = ()  # all that are there
+    versions: tuple[str, ...] = ()  # all versions
     unfinished: tuple[str, ...] = ()  # temporary files of an installer that was killed
     ours: frozenset[str] = frozenset()  # names that are our links
     foreign: frozenset[str] = frozenset()  # names that another file has
@@ -48,13 +48,13 @@ def read(folder: str) -> Installation:
 
 
 def target(name: str, version: str = CURRENT) -> str:
-    """The plugin that `name` stands for in `version`, as a path from the plugin folder."""
+    """The path, from the plugin folder, of the plugin to which `name` leads in `version`."""
     place = COPIES if name in PLAIN else PROGRAMS
     return f"{BUNDLE}/{version}/{place}/{name.removeprefix('railcni-')}"
 
 
 def _version(bundle: str, link: str) -> str:
-    """The version that a link leads to; "" when there is none."""
+    """The version to which `link` leads; "" when there is none."""
     name = target_of(f"{bundle}/{link}")
     return name if name and "/" not in name and _is_directory(f"{bundle}/{name}") else ""
 

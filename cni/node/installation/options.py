@@ -1,7 +1,7 @@
-"""Which installation is meant by options, and where the container runtime of a node looks for plugins.
+"""The installation that options select, and the folders in which the container runtime of a node searches plugins.
 
 The runtimes' configurations come first: each names folders in the order in which plugins are searched, and the first
-that exists is taken. Where no configuration is found, the folders are tried that distributions use.
+existing folder is taken. Without any configuration, the usual folders of distributions are tried.
 
 - containerd: /etc/containerd/config.toml with its imports; `bin_dir`, since 2.1 `bin_dirs`, of the CRI plugin, whose
   table is called `plugins.cri` (version 1), `plugins."io.containerd.grpc.v1.cri"` (2) or
@@ -39,7 +39,7 @@ _PARTS = {"CRI-O": ["crio.conf.d/*"]}  # the files that a runtime reads without 
 _CRI_PLUGINS = ("io.containerd.cri.v1.runtime", "io.containerd.grpc.v1.cri", "cri")
 _TABLES = (("crio", "network"), *(("plugins", plugin, "cni") for plugin in reversed(_CRI_PLUGINS)))
 _KEYS = ("bin_dirs", "bin_dir", "plugin_dirs", "plugin_dir")
-_USUAL = (  # one line: what a distribution uses, the best first
+_USUAL = (  # the folders of each distribution, the best first
     ("k3s", ("/var/lib/rancher/k3s/data/cni", "/var/lib/rancher/k3s/data/current/bin")),
     ("OpenShift", ("/var/lib/cni/bin",)),
     ("the usual one", (DEFAULT,)),
@@ -47,20 +47,20 @@ _USUAL = (  # one line: what a distribution uses, the best first
 
 
 def folder_of(options: argparse.Namespace) -> Folder:
-    """The plugin folder that the options mean. InvalidConfig says why there is none."""
+    """The plugin folder that the options select. Raises InvalidConfig when there is none."""
     shown = plugin_folder(options.root, options.plugin_dir)
     return Folder(below(options.root, shown), shown)
 
 
 def state_of(options: argparse.Namespace) -> str:
-    """The state directory's real path."""
+    """The real path of the state directory."""
     return below(options.root, os.path.abspath(options.state_dir))
 
 
 def plugin_folder(root: str, to: str = "") -> str:
-    """The plugin folder, as the host calls it: `to` when given, otherwise the one that the node's runtime searches.
+    """The path, on the host, of the plugin folder: `to` if given, otherwise the folder of the node's runtime.
 
-    InvalidConfig: there is none, or several runtimes have different ones, or it does not exist.
+    Raises InvalidConfig when there is none, when runtimes have different ones, or when the folder does not exist.
     """
     found = {"--plugin-dir": os.path.abspath(to)} if to else candidates(root)
     if not found:
@@ -82,7 +82,7 @@ def plugin_folder(root: str, to: str = "") -> str:
 
 
 def candidates(root: str) -> dict[str, str]:
-    """The plugin folder of each runtime that is configured; when none is, the usual folders that exist."""
+    """The plugin folder of each configured runtime, by runtime; without one, the existing usual folders."""
     found = dict(_configured(root)) or dict(_usual(root))
     same: dict[str, str] = {}  # one folder by several paths is one folder
     return {runtime: same.setdefault(below(root, folder), folder) for runtime, folder in found.items()}
@@ -98,7 +98,7 @@ def _configured(root: str) -> Iterator[tuple[str, str]]:
     for runtime, path in _CONFIGURATIONS.items():
         documents = [_read(root, path)] if os.path.isfile(below(root, path)) else []
         imports = [pattern for document in documents for pattern in _strings(document.get("imports"))]
-        for pattern in (*imports, *_PARTS.get(runtime, ())):  # each overrides what comes before it
+        for pattern in (*imports, *_PARTS.get(runtime, ())):  # later files override earlier ones
             folder, names = os.path.split(os.path.join(os.path.dirname(path), pattern))
             parts = sorted(glob.glob(f"{below(root, folder)}/{names}", include_hidden=True))
             others = [f"{folder}/{os.path.basename(part)}" for part in parts if part != below(root, path)]
@@ -109,7 +109,7 @@ def _configured(root: str) -> Iterator[tuple[str, str]]:
 
 
 def _named(root: str, documents: list[dict[str, Any]]) -> str:
-    """The first folder that exists of those that the last document names; otherwise the first."""
+    """The first existing folder of those in the last document that names folders; the first folder if none exists."""
     found = (_strings(_table(d, *table).get(key)) for d in reversed(documents) for table in _TABLES for key in _KEYS)
     folders = next(filter(None, found), [DEFAULT])
     return next((f for f in folders if os.path.isdir(below(root, f))), folders[0])
@@ -130,5 +130,5 @@ def _table(document: Any, *keys: str) -> dict[str, Any]:
 
 
 def _strings(value: Any) -> list[str]:
-    """The strings in a list, or the one that `value` is; empty ones do not count."""
+    """The non-empty strings in the list `value`; [value] for a non-empty string."""
     return [v for v in (value if isinstance(value, list) else [value]) if isinstance(v, str) and v]

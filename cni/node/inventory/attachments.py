@@ -1,4 +1,4 @@
-"""The attachments that this node's records describe, each with all its parts."""
+"""The attachments in this node's records, each with the records of all its plugins."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ipam.group import rails
 
 
 def found(network: str = "", directory: str = STATE) -> list[dict[str, Any]]:
-    """The attachments, each with its parts: what its link plugin and its IPAM plugin have recorded."""
+    """The attachments, of one `network` if given, each with the records of its link plugin and its IPAM plugin."""
     attachments: dict[tuple[str, str, str], dict[str, Any]] = {}
     for attachment, part, record in Records(directory, Log("railcni")).all():
         if network in ("", attachment.network):
@@ -31,18 +31,18 @@ def found(network: str = "", directory: str = STATE) -> list[dict[str, Any]]:
 
 
 def pending(network: str = "", directory: str = STATE) -> list[dict[str, Any]]:
-    """The attachments whose addresses this node still has to release; CniError."""
+    """The attachments whose addresses this node still has to release. Raises CniError."""
     return [a for a in found(network, directory) if a["pending"]]
 
 
 def named(attachment: dict[str, Any]) -> str:
-    """The attachment and its addresses, for people."""
+    """The attachment and its addresses, as text for messages."""
     addresses = ", ".join(map(str, attachment["addresses"])) or "no address"
     return f"{attachment['network']} {attachment['ifname']} of container {attachment['containerID']} ({addresses})"
 
 
 def changed(directory: str = STATE) -> int:
-    """When an attachment was recorded or forgotten last, in ns since 1970; 0 when none ever was."""
+    """The time at which a record was last added or removed, in ns since 1970; 0 without any record so far."""
     try:
         return os.stat(f"{directory}/attachments").st_mtime_ns
     except FileNotFoundError:
@@ -50,7 +50,7 @@ def changed(directory: str = STATE) -> int:
 
 
 def completed(directory: str = STATE) -> tuple[list[dict[str, Any]], bool]:
-    """The attachments that no call is making or ending now, and the groups; whether there are others."""
+    """Return the attachments (and groups of rails) on which no call is at work now, and whether there are others."""
     records, ended, every = Records(directory), [], found(directory=directory)
     for one in every:
         held = records.try_locked(Attachment(one["network"], one["containerID"], one["ifname"]), LINK)
@@ -61,7 +61,7 @@ def completed(directory: str = STATE) -> tuple[list[dict[str, Any]], bool]:
 
 
 def device_of(attachment: dict[str, Any]) -> str:
-    """The PCI address of the recorded device, else the `deviceID` that the configuration gives; "" for none."""
+    """The PCI address of the recorded device, or else the `deviceID` of the configuration; "" without either."""
     link = attachment["records"].get(LINK) or {}
     config = _config(attachment)
     given = (config.get("runtimeConfig") or {}).get("deviceID") or config.get("deviceID") or ""
@@ -69,7 +69,7 @@ def device_of(attachment: dict[str, Any]) -> str:
 
 
 def network_data(attachment: dict[str, Any], every: Iterable[dict[str, Any]]) -> dict[str, Any]:
-    """What the ADD gave, as the NetworkDeviceData of a ResourceClaim. `every` has the groups of rails."""
+    """The result of the ADD, as NetworkDeviceData of a ResourceClaim. `every` also has the groups of rails."""
     link = attachment["records"][LINK]["link"]
     mac = link.get("mac") or (link.get("device") or {}).get("mac")
     known = {"interfaceName": attachment["ifname"], "hardwareAddress": mac, "ips": attachment["addresses"]}
@@ -80,7 +80,7 @@ def network_data(attachment: dict[str, Any], every: Iterable[dict[str, Any]]) ->
 
 
 def _of_rail(attachment: dict[str, Any], group: dict[str, Any]) -> list[str]:
-    """The addresses of the attachment among those of its group of rails, which are in the order of rail.ranges."""
+    """The attachment's share of the addresses of its group of rails, which are in the order of rail.ranges."""
     names = [attachment["network"], attachment["ifname"]]
     index = next((entry[2] for entry in rails.listed(group["records"].get("ipam")) if entry[:2] == names), None)
     with suppress(KeyError, TypeError, ValueError):
@@ -91,7 +91,7 @@ def _of_rail(attachment: dict[str, Any], group: dict[str, Any]) -> list[str]:
 
 
 def _config(attachment: dict[str, Any]) -> dict[str, Any]:
-    """The configuration that the link plugin was called with."""
+    """The recorded configuration of the link plugin's call; {} when there is none."""
     try:
         config = json.loads((attachment["records"].get(LINK) or {}).get("config") or "{}")
     except ValueError:
@@ -100,7 +100,7 @@ def _config(attachment: dict[str, Any]) -> dict[str, Any]:
 
 
 def _pending(record: dict[str, Any]) -> str:
-    """Where a release is pending and why; "" when none is."""
+    """The store at which a release is pending, and the reason; "" when no release is pending."""
     if record.get("pending") is not True:
         return ""
     store = record.get("store")

@@ -1,7 +1,7 @@
-"""The counters of errors of RDMA ports: doctor judges them, and the agent reports them to Prometheus.
+"""The error counters of RDMA ports: `railcni doctor` judges the values, and the agent reports them to Prometheus.
 
-Sources: Documentation/ABI/stable/sysfs-class-infiniband of the kernel, "counters"; NVIDIA's "Understanding mlx5 Linux Counters"
-for hw_counters.
+Sources: Documentation/ABI/stable/sysfs-class-infiniband of the kernel, "counters"; NVIDIA's "Understanding mlx5 Linux
+Counters" for hw_counters.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _LOSS = "see PFC and ECN here and on the switches: packets are lost on the way"
 
 @dataclass(frozen=True)
 class ErrorCounter:
-    """A counter below the port's folder: what it counts, from how many on since the start it is worth a word, the remedy."""
+    """An error counter: its `place` below the port's folder, its `meaning`, and the value that needs the remedy."""
 
     place: str
     meaning: str
@@ -27,7 +27,7 @@ class ErrorCounter:
 
     @property
     def name(self) -> str:
-        """ "link_downed"."""
+        """The name of the counter, such as "link_downed"."""
         return self.place.rpartition("/")[2]
 
 
@@ -47,7 +47,7 @@ Counts = Mapping[ErrorCounter, int]
 
 
 def read(device: str, port: int, root: str = "/sys") -> Counts:
-    """The counters of one port."""
+    """The counters of one port that have a value."""
     here = f"{root}{rdma_sysfs.CLASS}/{device}/ports/{port}"
     values = {counter: text(f"{here}/{counter.place}") for counter in ERRORS}
     return {counter: int(value) for counter, value in values.items() if value.isdigit()}

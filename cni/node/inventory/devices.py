@@ -1,4 +1,4 @@
-"""The verbs devices of a node as plain values: what each belongs to, its ports, and whose their GIDs are."""
+"""The verbs devices of a node as plain values: the PCI function, the ports, and the owners of the GIDs."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from cni.shared.kernel.files import names_in
 
 @dataclass(frozen=True)
 class Gid:
-    """An entry of a GID table: `kind` "RoCE v2", `ndev` the name of its netdev in the netdev's namespace, `owner` the
-    pod or namespace that has the address on a link of that name, "" for this namespace or an unknown one."""
+    """An entry of a GID table. `kind` is "RoCE v2", for example; `ndev` is the name of its netdev in the netdev's
+    namespace. `owner` is the pod or namespace with the address on such a link, "" for this or an unknown one."""
 
     index: int
     value: str
@@ -28,9 +28,9 @@ class Gid:
 
 @dataclass(frozen=True)
 class Port:
-    """A port of a verbs device. `mtu` is its netdev's in bytes, `roce_mtu` what RDMA makes of it; None: not seen from
-    here, or no RoCE. `carrier` is None where the netdev is not seen. `room` is the size of its GID table. `links` are its
-    netdev and the links above it, as far as this namespace has them: an entry with another name is a pod's."""
+    """A port of a verbs device. `mtu` is the MTU of the netdev in bytes, `roce_mtu` the RoCE MTU that results from it;
+    both may be None: not seen from here, or no RoCE. `carrier` is None when the netdev is not seen. `room` is the size
+    of the GID table. `links` are the netdev and the links above it in this namespace; a GID of another is a pod's."""
 
     device: str
     number: int
@@ -58,7 +58,7 @@ class Port:
 
 @dataclass(frozen=True)
 class VerbsDevice:
-    """A verbs device; `pci` and `driver` are "" of a software one, `numa_node` -1 where nobody says."""
+    """A verbs device. `pci` and `driver` are "" for a software device; `numa_node` is -1 when it is unknown."""
 
     name: str
     pci: str
@@ -70,7 +70,7 @@ class VerbsDevice:
 
 
 def read(sandboxes: Sequence[NamespaceView] = (), root: str = "/sys") -> list[VerbsDevice]:
-    # of several namespaces the first, which is this one itself
+    # of several namespaces the first counts, which is this one
     links = {(i.name, a): (s.owner, i.mtu) for s in reversed(sandboxes) for i in s.interfaces for a in i.addresses}
     above: dict[tuple[str, int], set[str]] = {}
     for netdev in names_in(f"{root}/class/net"):
@@ -85,9 +85,9 @@ def ports(devices: Iterable[VerbsDevice]) -> list[Port]:
 
 
 _Links = dict[tuple[str, str], tuple[str, int]]
-"""The owner and the MTU of the link that has (name, address)."""
+"""The (owner, MTU) of the link, by (name, address)."""
 _Above = Mapping[tuple[str, int], Collection[str]]
-"""The netdevs of this namespace whose traffic passes the port (device, number)."""
+"""The netdevs of this namespace whose traffic passes a port, by the port's (device, number)."""
 
 
 def _device(name: str, links: _Links, above: _Above, root: str) -> VerbsDevice:
@@ -115,7 +115,7 @@ def _port(device: str, number: int, links: _Links, above: _Above, root: str) -> 
     mtu = text(f"{seen}/mtu") if netdev else ""
     is_here = mtu.isdigit()
     of_pod = [links[g.ndev, g.address][1] for g in gids if g.ndev == netdev and (g.ndev, g.address) in links]
-    size = int(mtu) if is_here else next(iter(of_pod), None)  # a device that was moved into a pod
+    size = int(mtu) if is_here else next(iter(of_pod), None)  # for a device that was moved into a pod
     is_roce = rdma_sysfs.is_roce(device, number, root)
     return Port(
         device=device,

@@ -1,8 +1,8 @@
-"""The network functions of a node on PCI and its software verbs devices, as plain values: their names, what they can be
-chosen by, and their device nodes.
+"""The PCI network functions and the software verbs devices of a node, as plain values: their names, the values that
+selectors compare, and their device nodes.
 
-A function that was moved into a pod shows its netdevs and, in RDMA's exclusive mode, its verbs devices no more; the
-directories of both stay, and so do the character devices' (drivers/base/core.c, class_dir_create_and_add).
+A function that was moved into a pod no longer shows its netdevs and, in RDMA's exclusive mode, its verbs devices. The
+directories of both and of the character devices stay (drivers/base/core.c, class_dir_create_and_add).
 Sources: Documentation/ABI/testing/sysfs-bus-pci, Documentation/ABI/stable/sysfs-class-infiniband and
 Documentation/driver-api/vfio.rst of the kernel.
 """
@@ -27,12 +27,12 @@ _NODES = {"uverbs": "infiniband_verbs", "umad": "infiniband_mad", "issm": "infin
 
 @dataclass(frozen=True)
 class Function:
-    """A network function; `id` is its PCI address, the name of a subfunction ("mlx5_core.sf.4", on the auxiliary bus), or that
-    of a software verbs device (rxe, siw).
+    """A network function. `id` is its PCI address, the name of a subfunction ("mlx5_core.sf.4", on the auxiliary bus),
+    or the name of a software verbs device (rxe, siw).
 
-    `vendor` and `product` are four hexadecimal digits. `physical` is the PCI address of the physical function, its own
-    unless it is a VF, with the VF's `index` there, else -1. `nodes` are names in /dev/infiniband, "uverbs0", in order.
-    `iommu_group` is the node of a function that vfio-pci holds, "42", and "noiommu-42" without an IOMMU.
+    `vendor` and `product` are four hexadecimal digits. For a VF, `physical` is the PCI address of its PF, and `index`
+    its number there; for a PF, `physical` is its own address, and `index` -1. `nodes` are sorted names in
+    /dev/infiniband, such as "uverbs0". `iommu_group` is the name of the VFIO node: "42", or "noiommu-42" without IOMMU.
     """
 
     id: str
@@ -53,25 +53,25 @@ class Function:
 
     @property
     def is_virtual(self) -> bool:
-        """Whether it is a virtual function (VF)."""
+        """Whether the function is a virtual function (VF)."""
         return self.index >= 0
 
     @property
     def is_on_pci(self) -> bool:
-        """Whether it has a PCI address, by which Multus and the plugins know it."""
+        """Whether the function has a PCI address, by which Multus and the plugins know it."""
         return topology.is_address(self.id)
 
     @property
     def is_software(self) -> bool:
-        """Whether it is a verbs device without hardware (rxe, siw)."""
+        """Whether the function is a verbs device without hardware (rxe, siw)."""
         return not self.vendor
 
 
 def read(root: str = "/sys", before: Sequence[Function] = ()) -> list[Function]:
-    """All functions of the class "network" that `root` shows, in order of address, then subfunctions and software verbs
+    """The PCI functions of the class "network" in the sysfs at `root`, by address, then subfunctions and software verbs
     devices.
 
-    `before` is a former answer: a function whose netdevs are in a pod now has the names that they had.
+    `before` is an earlier result. From it come the names of netdevs that are now in a pod.
     """
     nodes = _nodes(root)
     former = {function.id: function for function in before}
@@ -120,7 +120,7 @@ def _function(device: topology.PciDevice, nodes: dict[str, list[str]], root: str
 
 
 def _subfunction(name: str, nodes: dict[str, list[str]], root: str) -> Function | None:
-    """The part of a NIC that the verbs device is of; None when it has no hardware."""
+    """The subfunction that has the verbs device `name`; None when the device has no hardware."""
     place = os.path.realpath(f"{root}{rdma_sysfs.CLASS}/{name}/device")
     owner = sysfs.pci_above(place) if os.path.isdir(place) else ""
     if not owner:
@@ -154,7 +154,7 @@ def _software(name: str, nodes: dict[str, list[str]], root: str) -> Function:
 
 
 def _link_type(verbs: tuple[str, ...], netdevs: tuple[str, ...], root: str) -> str:
-    """That of the first netdev that is seen, or of the verbs device."""
+    """The link type of the first visible netdev, or else of the first verbs device; "" when it is unknown."""
     for netdev in netdevs:
         if kind := _LINK_TYPES.get(text(f"{root}/class/net/{netdev}/type")):
             return kind
@@ -165,7 +165,7 @@ def _link_type(verbs: tuple[str, ...], netdevs: tuple[str, ...], root: str) -> s
 
 
 def _nodes(root: str) -> dict[str, list[str]]:
-    """The device nodes by verbs device, and by the PCI address of a function whose verbs devices are hidden."""
+    """The names of device nodes, by verbs device and by PCI address, for functions whose verbs devices are hidden."""
     found: dict[str, list[str]] = {}
     for kind, folder in _NODES.items():
         names = [name for name in names_in(f"{root}/class/{folder}") if name.removeprefix(kind).isdigit()]

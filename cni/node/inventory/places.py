@@ -1,4 +1,4 @@
-"""Pods, namespaces and directories as a person names them; the place of named namespaces, by convention of all runtimes."""
+"""Pods, namespaces and directories as a person names them, and the folder of named network namespaces."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _LABELS = re.compile(r"[a-z0-9]([-.a-z0-9]*[a-z0-9])?")
 
 
 def read_pod(text: str) -> str:
-    """`text` when it is NAMESPACE/POD; ValueError."""
+    """Return `text` if it has the form NAMESPACE/POD. Raises ValueError if it has not."""
     namespace, slash, name = text.partition("/")
     if not slash or not _LABELS.fullmatch(namespace) or not _LABELS.fullmatch(name) or "." in namespace:
         raise ValueError("want NAMESPACE/POD")
@@ -21,7 +21,7 @@ def read_pod(text: str) -> str:
 
 
 def require_directory(option: str, shown: str, path: str = "") -> None:
-    """InvalidConfig when there is no directory at `path`, which the option calls `shown`."""
+    """Check that `path`, which the option calls `shown`, is a directory. Raises InvalidConfig if it is not."""
     if is_missing(path or shown):
         raise InvalidConfig(f'{option} "{shown}": there is no such directory')
     if os.path.isfile(path or shown):
@@ -29,7 +29,7 @@ def require_directory(option: str, shown: str, path: str = "") -> None:
 
 
 def is_missing(path: str) -> bool:
-    """Whether nothing is at `path`. Where the user may not look, the opening says so."""
+    """Whether nothing is at `path`. False when this user may not look: opening the path reports the reason."""
     try:
         os.stat(path)
     except (FileNotFoundError, NotADirectoryError):
@@ -40,18 +40,18 @@ def is_missing(path: str) -> bool:
 
 
 def is_of_pod(pod: tuple[str, str], wanted: str) -> bool:
-    """Whether (namespace, name) is the pod that [NAMESPACE/]NAME means."""
+    """Whether `wanted`, [NAMESPACE/]NAME, means `pod`, (namespace, name)."""
     namespace, _, name = wanted.rpartition("/")
     return bool(name) and pod[1] == name and namespace in ("", pod[0])
 
 
 def namespace_path(text: str) -> str:
-    """The absolute path of the namespace that a person means by a path or a name. Symbolic links stay, as in cnitool."""
+    """The absolute path of the namespace `text`, a path or a name; "" for "". Symbolic links stay, as in cnitool."""
     if not text:
         return ""
     return os.path.abspath(text) if "/" in text else os.path.join(NAMED_NAMESPACES, text)
 
 
 def is_alive(netns: str) -> bool:
-    """Whether a namespace is there, or may be: nothing is collected on a guess."""
+    """Whether the namespace `netns` exists, or may exist: in doubt, nothing is collected."""
     return not netns or namespaces.may_be_at(netns)

@@ -1,7 +1,7 @@
-"""The network namespaces of this node with their links and addresses, and which pod each is of.
+"""The network namespaces of this node, with their links, addresses and pods.
 
-Pods are known from railcni's records and from libcni's cache, so those that other plugins attached are found too.
-Namespaces are found there, below /run/netns, and behind every process that this user may look at.
+Pods are found in railcni's records and in libcni's cache, which also has the pods that other plugins attached.
+Namespaces are found in both, below /run/netns, and through every process that this user may inspect.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ REMEDY = "run it as root"  # where this user lacks the rights
 
 @dataclass(frozen=True)
 class SandboxInterface:
-    """A link of a namespace; `addresses` are without their lengths, `networks` are the IPv4 ones with theirs. `lower` is
-    the name of the link below it when that lies in the command's own namespace, "" when there is none or it lies
-    elsewhere. `up` is what an administrator set, `carrier` what the wire says."""
+    """A link of a namespace. `addresses` have no prefix lengths; `networks` are the IPv4 addresses with prefix lengths.
+    `lower` is the name of the link below, if it is in the command's own namespace, otherwise "". `up` is the
+    administrative state, `carrier` the state of the wire."""
 
     name: str
     kind: str
@@ -51,7 +51,7 @@ class SandboxInterface:
 
 @dataclass(frozen=True)
 class NamespaceView:
-    """A network namespace: where it was found ("" for the command's own), its pod as "namespace/name" or "", its links."""
+    """A network namespace: `netns` is its path ("": the command's own), `pod` "namespace/name" or "", and its links."""
 
     netns: str
     pod: str
@@ -59,15 +59,15 @@ class NamespaceView:
 
     @property
     def owner(self) -> str:
-        """The pod, or else the path, for people."""
+        """The pod, or else the path, for messages."""
         return self.pod or self.netns
 
 
 def read(state: str = STATE, cache: str = DIRECTORY, unread: list[str] | None = None) -> list[NamespaceView]:
     """All namespaces that can be entered, the command's own first.
 
-    What cannot be read goes to `unread`; without it pods that are not known are an error, and namespaces that this user
-    may not enter are passed over.
+    Failures to read are added to `unread` as sentences. Without `unread`, a failure to read the pods raises CniError,
+    and namespaces that this user may not enter are skipped.
     """
     missed = [] if unread is None else unread
     pods: dict[str, str] = {}
@@ -92,7 +92,7 @@ def read(state: str = STATE, cache: str = DIRECTORY, unread: list[str] | None = 
                 with namespaces.open_namespace(path) as there:
                     seen.add(there.inode)
                     found.append(NamespaceView(path, pods.get(path, ""), tuple(_interfaces(there, own))))
-            except (CniError, OSError) as fault:  # gone meanwhile, or not for this user to enter
+            except (CniError, OSError) as fault:  # gone in the meantime, or this user may not enter it
                 denied = denied or is_denied(fault)
     if denied:
         missed.append(f"those of others cannot be entered: {os.strerror(errno.EACCES)}")
@@ -100,7 +100,7 @@ def read(state: str = STATE, cache: str = DIRECTORY, unread: list[str] | None = 
 
 
 def find(text: str, sandboxes: list[NamespaceView], state: str = STATE, cache: str = DIRECTORY) -> NamespaceView:
-    """The namespace that [NAMESPACE/]POD, a path or a name below /run/netns means; InvalidConfig when there is none."""
+    """The namespace `text`: [NAMESPACE/]POD, a path, or a name below /run/netns. Raises InvalidConfig without one."""
     named = {s.pod: s for s in sandboxes if "/" not in text and is_of_pod(s.pod.partition("/")[::2], text)}
     if len(named) > 1:
         raise InvalidConfig(f"several pods have the name {text}: want one of {', '.join(sorted(named))}")
@@ -130,26 +130,26 @@ def _at(path: str, sandboxes: list[NamespaceView]) -> NamespaceView:
 
 
 def _recorded(state: str) -> Iterator[tuple[str, str]]:
-    """Paths of namespaces with their pods, as railcni's records know them."""
+    """Yield (path of a namespace, pod) for each attachment in railcni's records."""
     for attachment in recorded.found(directory=state):
         if attachment["netns"]:
             yield attachment["netns"], attachment["pod"] or f"container {attachment['containerID'][:13]}"
 
 
 def _cached(cache: str) -> Iterator[tuple[str, str]]:
-    """As `_recorded`, as libcni's cache knows them."""
+    """Yield (path of a namespace, pod) for each attachment in libcni's cache."""
     for entry in Cache(cache).all():
         if entry.parameters.netns and entry.pod:
             yield entry.parameters.netns, entry.pod
 
 
 def is_denied(fault: object) -> bool:
-    """Whether `fault`, an error or its text, is caused by missing rights of this user, not root."""
+    """Whether `fault`, an error or its text, is caused by missing rights, since this user is not root."""
     return os.geteuid() != 0 and any(os.strerror(number) in str(fault) for number in (errno.EACCES, errno.EPERM))
 
 
 def inode_of(path: str) -> int:
-    """The inode of what `path` leads to; 0 when nothing is there, or it cannot be seen."""
+    """The inode to which `path` leads; 0 when nothing is there, or when it cannot be seen."""
     try:
         return os.stat(path).st_ino
     except OSError:
@@ -157,7 +157,7 @@ def inode_of(path: str) -> int:
 
 
 def _interfaces(there: namespaces.Namespace, own: namespaces.Namespace) -> Iterator[SandboxInterface]:
-    is_own = there.inode == own.inode  # which every user may look at, and root alone enter
+    is_own = there.inode == own.inode  # every user may read it, but only root may enter it
     with nullcontext() if is_own else there.entered():
         rtnl = Rtnl()
     with rtnl, Rtnl() as host:
@@ -172,7 +172,7 @@ def _interfaces(there: namespaces.Namespace, own: namespaces.Namespace) -> Itera
 
 
 def _lower(link: Link, host: Rtnl, own_id: int | None, is_own: bool) -> str:
-    """The name of the link below, when it lies in the command's namespace."""
+    """The name of the link below `link`, if it is in the command's own namespace, otherwise ""."""
     there = link.lower_netnsid is None if is_own else link.lower_netnsid is not None and link.lower_netnsid == own_id
     if not link.lower_index or not there or link.kind == "veth":
         return ""

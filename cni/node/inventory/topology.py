@@ -1,4 +1,4 @@
-"""Which NIC is near which GPU: the PCI tree of a node, as sysfs shows it, and distances in it.
+"""The distances of NICs and GPUs in the PCI tree of a node, which sysfs shows.
 
 A device's place is its path in sysfs, "pci0000:3a/0000:3a:00.0/0000:3b:00.0/...": the host bridge, then every PCI
 bridge down to the device (Documentation/ABI/testing/sysfs-bus-pci). Distances have the names that `nvidia-smi topo -m`
@@ -26,13 +26,13 @@ is_address = sysfs.is_pci_address
 _NVIDIA, _AMD = 0x10DE, 0x1002
 _VGA, _COMPUTE = 0x0300, (0x0302, 0x0380, 0x1200)  # include/linux/pci_ids.h; a BMC's console is VGA too
 _UNKNOWN_NODE = -1
-_SHORT = {4: 1, 6: 4}  # lengths of prefixes that replace a default route, by the version of IP
+_SHORT = {4: 1, 6: 4}  # the longest prefixes that replace a default route, by IP version
 _RTF_REJECT, _RTF_ADDRCONF = 0x200, 0x40000  # include/uapi/linux/route.h and ipv6_route.h
 
 
 @dataclass(frozen=True)
 class PciDevice:
-    """A PCI function. `above` are its host bridge and bridges, from the top; `numa_node` is -1 where nobody says."""
+    """A PCI function. `above` are the host bridge and the bridges above it, from the top; `numa_node` -1 is unknown."""
 
     address: str
     above: tuple[str, ...]
@@ -44,7 +44,7 @@ class PciDevice:
 
     @property
     def is_gpu(self) -> bool:
-        """Whether it is a GPU."""
+        """Whether the function is a GPU."""
         if self.is_virtual_function:
             return False
         return self.kind in _COMPUTE or (self.kind == _VGA and self.vendor in (_NVIDIA, _AMD))
@@ -54,7 +54,7 @@ class PciDevice:
 class Topology:
     """The GPUs of a node, in order of address as nvidia-smi numbers them, and its NICs as (verbs device, function).
 
-    `one_node`: the machine has a single NUMA node, so every function of an unknown NUMA node is on this one.
+    `one_node`: the machine has a single NUMA node, which also has the functions with an unknown NUMA node.
     """
 
     gpus: tuple[PciDevice, ...]
@@ -62,21 +62,21 @@ class Topology:
     one_node: bool = True
 
     def matrix(self) -> list[list[str]]:
-        """A row a GPU, a column a NIC."""
+        """The distances, with a row for each GPU and a column for each NIC."""
         return [[self.distance(gpu, nic) for _, nic in self.nics] for gpu in self.gpus]
 
     def distance(self, one: PciDevice, other: PciDevice) -> str:
-        """The distance of two functions, as `distance` words it."""
+        """The name of the distance of two functions, from the function `distance`."""
         return distance(one, other, self.one_node)
 
     def nearest(self, gpu: PciDevice) -> list[str]:
-        """The names of the NICs that are as near to `gpu` as any."""
+        """The names of the NICs that are nearest to `gpu`."""
         ranked = [(NEAREST_FIRST.index(self.distance(gpu, nic)), name) for name, nic in self.nics]
         return [name for rank, name in ranked if rank == min(ranked)[0]]
 
 
 def distance(one: PciDevice, other: PciDevice, one_node: bool = False) -> str:
-    """The distance of two PCI functions. `one_node`: the machine has a single NUMA node, also of functions without."""
+    """The name of the distance of two PCI functions. `one_node`: the machine has a single NUMA node."""
     if one.address == other.address:
         return SELF
     common = 0
@@ -84,7 +84,7 @@ def distance(one: PciDevice, other: PciDevice, one_node: bool = False) -> str:
         if ours != theirs:
             break
         common += 1
-    # The host bridge is the first. Of a switch they share the upstream port: each has a downstream port of its own.
+    # The first is the host bridge. Two functions below one switch share its upstream port, but no downstream port.
     if common >= 2:
         apart = max(len(one.above), len(other.above)) - common
         return PIX if apart <= 1 else PXB
@@ -96,7 +96,7 @@ def distance(one: PciDevice, other: PciDevice, one_node: bool = False) -> str:
 
 
 def read(nics: Iterable[tuple[str, str]], root: str = "/sys") -> Topology:
-    """The GPUs of the machine, and `nics`: names with their PCI addresses; those that have none are left out."""
+    """The GPUs of the machine, and those of `nics`, (name, PCI address), whose address the machine has."""
     folder = f"{root}/bus/pci/devices"
     devices = [device(address, root) for address in names_in(folder) if is_address(address)]
     gpus = [d for d in devices if d.is_gpu]
@@ -107,7 +107,7 @@ def read(nics: Iterable[tuple[str, str]], root: str = "/sys") -> Topology:
 
 
 def device(address: str, root: str = "/sys") -> PciDevice:
-    """The PCI function with this address; what sysfs does not tell of it is left at its default."""
+    """The PCI function with this address; attributes that sysfs does not show have their defaults."""
     folder = f"{root}/bus/pci/devices/{address}"
     parts = os.path.realpath(folder).split("/")
     first = next((i for i, part in enumerate(parts) if part.startswith("pci") and ":" in part), len(parts) - 1)
@@ -124,7 +124,7 @@ def device(address: str, root: str = "/sys") -> PciDevice:
 
 
 def text(path: str) -> str:
-    """What a file of sysfs says, without the end of its line; "" when it is not there or does not answer."""
+    """The content of a file of sysfs, without white space at its ends; "" when the file cannot be read."""
     try:
         with open(path, encoding="utf-8", errors="replace") as file:
             return file.read().strip()
@@ -133,7 +133,7 @@ def text(path: str) -> str:
 
 
 def table(topology: Topology) -> tuple[Sequence[str], list[Sequence[str]]]:
-    """The matrix with its heads: a row a GPU."""
+    """Return (column names, rows) of the matrix, with a row for each GPU."""
     columns = ("gpu", "pci", "numa", *(name for name, _ in topology.nics))
     rows: list[Sequence[str]] = []
     for number, (gpu, distances) in enumerate(zip(topology.gpus, topology.matrix(), strict=True)):
@@ -150,23 +150,23 @@ def _hex(digits: str) -> int:
 
 
 class _ProcRoute:
-    """A route as files of /proc show it, with the attributes of `routes.KernelRoute` that `uplink.in_use` compares."""
+    """A route from files of /proc, with the attributes of `routes.KernelRoute` that `uplink.in_use` compares."""
 
     def __init__(self, link: str, dst: str, gw: str, priority: int, is_advertised: bool = False) -> None:
         self.index, self.dst, self.gw, self.priority = link, dst, gw, priority
-        self.table = routes.MAIN_TABLE  # of IPv6 routes the file does not tell the table
+        self.table = routes.MAIN_TABLE  # assumed for IPv6, as the file does not show the table
         self.protocol = routes.RA_PROTOCOL if is_advertised else routes.BOOT_PROTOCOL
         self.body = self
         self.network = ip_network(dst)
 
     @property
     def is_default(self) -> bool:
-        """Whether it is a default route, or has a prefix that replaces one."""
+        """Whether the route is a default route, or has a prefix that replaces one."""
         return self.network.prefixlen <= _SHORT[self.network.version]
 
 
 def _routes(proc: str) -> Iterator[_ProcRoute]:
-    """proc(5): /proc/net/route, which has the main table and the first next hop; net/ipv6/route.c, ipv6_route_native_seq_show."""
+    """Yield the routes of net/route, which has the main table (proc(5)), and net/ipv6_route (net/ipv6/route.c)."""
     for line in text(f"{proc}/net/route").splitlines()[1:]:
         fields = line.split()
         if len(fields) > 7 and not int(fields[3], 16) & _RTF_REJECT:
@@ -182,10 +182,10 @@ def _routes(proc: str) -> Iterator[_ProcRoute]:
 
 
 def uplinks(proc: str = "/proc/self", sys: str = "/sys") -> dict[str, str]:
-    """The links that carry the node's own traffic, and those below them, each with the reason.
+    """The links that carry the node's own traffic, and the links below them, each with the reason.
 
-    `proc` is the directory of a process in the node's network namespace. If this process is there too, it asks the kernel, as
-    the plugins do. Otherwise /proc and sysfs show it the default routes in use and the ways to the node's storage.
+    `proc` is the directory of a process in the node's network namespace. If this process is in the same namespace, the
+    kernel is asked, as by the plugins. Otherwise /proc and sysfs show the default routes and those to storage.
     """
     if _is_own_namespace(proc):
         with Rtnl() as host:
@@ -204,12 +204,12 @@ def uplinks(proc: str = "/proc/self", sys: str = "/sys") -> dict[str, str]:
 def _is_own_namespace(proc: str) -> bool:
     try:
         return os.path.samefile(f"{proc}/ns/net", "/proc/thread-self/ns/net")
-    except OSError:  # it is not there, or the kernel tells it only to a process that may trace that one
+    except OSError:  # missing, or readable only for a process that may trace the other one
         return False
 
 
 def _shown_ways(proc: str, sys: str) -> Iterator[tuple[str, str]]:
-    """Links by name, and what files of /proc and sysfs show that each carries."""
+    """Yield (link, reason) for each link that carries the node's traffic, as files of /proc and sysfs show."""
     every = list(_routes(proc))
     for route in uplink.in_use([route for route in every if route.is_default]):  # type: ignore[misc]
         yield str(route.index), uplink.text_of(route)
@@ -225,13 +225,13 @@ def _shown_ways(proc: str, sys: str) -> Iterator[tuple[str, str]]:
 
 
 def beside(netdev: str, direction: str, sys: str) -> list[str]:
-    """The links right below the netdev ("lower_"), as a bond's ports, or on top of it ("upper_"), as macvlans and VLANs."""
+    """The links directly below the netdev ("lower_"), such as a bond's ports, or above it ("upper_"), such as VLANs."""
     names = names_in(f"{sys}/class/net/{netdev}")
     return sorted(name.removeprefix(direction) for name in names if name.startswith(direction))
 
 
 def administrative_states(root: str = "/sys") -> dict[str, bool]:
-    """Whether each netdev that sysfs shows is set up (IFF_UP, in `flags`)."""
+    """Whether each netdev in sysfs is set up (IFF_UP in `flags`), by name."""
     folder = f"{root}/class/net"
     flags = {name: text(f"{folder}/{name}/flags") for name in names_in(folder)}
     return {name: bool(int(value, 16) & 1) for name, value in flags.items() if value.startswith("0x")}

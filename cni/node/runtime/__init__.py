@@ -1,1 +1,1 @@
-"""Calls of plugins, as a container runtime makes them: executables, libcni's cache, the steps of a list."""
+"""Calls to plugins, as a container runtime makes them: the executables, libcni's cache, the steps of a conflist."""

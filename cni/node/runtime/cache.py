@@ -1,7 +1,7 @@
 """The cache of libcni, a file for each attachment: DIRECTORY/results/NETWORK-CONTAINERID-IFNAME, "cniCacheV1".
 
-The file names and fields are libcni's (libcni/api.go, cachedInfo), so that cnitool, containerd, podman and this command
-detach what another of them has attached. `config` is the conflist, in base64 as Go writes bytes.
+The file names and fields are those of libcni (libcni/api.go, cachedInfo), so cnitool, containerd, podman and this
+command can each detach an attachment of another. `config` is the conflist, in base64 as Go encodes bytes.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _MISSING = (FileNotFoundError, NotADirectoryError)
 class Parameters:
     """The parameters of one attachment, without its network (SPEC.md section 3, "Attachment Parameters").
 
-    `args` become CNI_ARGS; of `capability_args` a plugin gets those that its `capabilities` name.
+    `args` become CNI_ARGS. A plugin gets those of `capability_args` that its `capabilities` name.
     """
 
     container_id: str
@@ -38,7 +38,7 @@ class Parameters:
 
 @dataclass(frozen=True)
 class CachedResult:
-    """One attachment in the cache: `config` is its conflist as JSON, `result` that of the last plugin."""
+    """One attachment in the cache. `config` is its conflist as JSON, `result` the result of the last plugin."""
 
     network: str
     parameters: Parameters
@@ -47,24 +47,24 @@ class CachedResult:
 
     @property
     def pod(self) -> str:
-        """The pod as "namespace/name", by the arguments that Kubernetes' runtimes give; "" for none."""
+        """The pod as "namespace/name", from the CNI_ARGS of Kubernetes runtimes; "" without a pod."""
         args = dict(self.parameters.args)
         return f"{args.get('K8S_POD_NAMESPACE', '')}/{args['K8S_POD_NAME']}" if args.get("K8S_POD_NAME") else ""
 
 
 class Cache:
-    """The entries in one directory. Parameters find an entry by their container_id and ifname."""
+    """The entries in `directory`. A network and the container_id and ifname of its parameters find an entry."""
 
     def __init__(self, directory: str = DIRECTORY) -> None:
         self.directory = directory
         self._results = os.path.join(directory, "results")
 
     def read(self, network: str, parameters: Parameters) -> CachedResult | None:
-        """The entry, or None; StateDamaged when the file there is not libcni's."""
+        """The entry, or None. Raises StateDamaged when the file is not libcni's, IoFailure when reading fails."""
         return self._load(_name(network, parameters))
 
     def write(self, entry: CachedResult) -> None:
-        """Keep `entry`; IoFailure when that cannot be done."""
+        """Write `entry` to the cache. Raises IoFailure when this fails."""
         known = entry.parameters
         document = {
             "kind": _KIND,
@@ -83,12 +83,12 @@ class Cache:
             write_whole_below(self._results, _name(entry.network, known), json.dumps(document).encode())
 
     def remove(self, network: str, parameters: Parameters) -> None:
-        """Forget the entry; there need not be one."""
+        """Remove the entry, if there is one. Raises IoFailure when this fails."""
         with worded(f"the result cannot be removed from {self._results}"), suppress(*_MISSING):
             os.unlink(os.path.join(self._results, _name(network, parameters)))
 
     def all(self, network: str = "") -> list[CachedResult]:
-        """Every entry, or those of one network, in the order of their names; other files are passed over."""
+        """All entries, or those of `network`, sorted by file name; other files are skipped. Raises IoFailure."""
         names, found = [], []
         with worded(f"{self._results} cannot be listed"), suppress(*_MISSING):
             names = os.listdir(self._results)
@@ -114,7 +114,7 @@ class Cache:
 
 @contextmanager
 def worded(action: str) -> Iterator[None]:
-    """An OSError inside becomes an IoFailure that says what cannot be done."""
+    """Turn an OSError of the block into an IoFailure whose message begins with `action`."""
     try:
         yield
     except OSError as fault:
@@ -136,7 +136,7 @@ def _entry(document: dict[str, Any]) -> CachedResult:
 
 
 def _sandbox(result: Any) -> str:
-    """The namespace's path from a result: libcni before 1.2 kept it only there."""
+    """The path of the namespace in a result, where libcni before 1.2 kept it; "" without one."""
     paths = [i.get("sandbox") for i in (result or {}).get("interfaces") or []]
     return next((p for p in paths if p), "")
 

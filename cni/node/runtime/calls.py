@@ -1,8 +1,8 @@
 """A container runtime for networks: it runs their plugins in order, and keeps the results.
 
-This is libcni's behaviour (libcni/api.go, SPEC.md section 3), so that a plugin cannot tell the difference. It differs
-for a person at a prompt: DEL and GC take every step before they report; VERSION is asked before an ADD; and a
-network whose version is too old for CHECK or STATUS is asked in a newer one that its plugins speak.
+The calls are those of libcni (libcni/api.go, SPEC.md section 3), so a plugin sees no difference. For a person at a
+prompt there are differences: DEL and GC take all steps before they report errors; VERSION comes before an ADD; and when
+a network's version is too old for CHECK or STATUS, a newer version is used that its plugins speak.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Runtime:
     # --- verbs ---
 
     def add(self, network: Network, parameters: Parameters, version: str) -> dict[str, Any]:
-        """ADD along the chain in `version`; the result of its last plugin, which is also kept in the cache."""
+        """ADD along the chain in `version`; return the result of the last plugin, which is also kept in the cache."""
         result: dict[str, Any] | None = None
         for step in network.steps:
             config = _request(network, step, version, parameters, result)
@@ -39,8 +39,8 @@ class Runtime:
         return result or {}
 
     def delete(self, network: Network, parameters: Parameters) -> None:
-        """DEL along the chain in reverse, every step even when others fail; then the cache forgets the attachment,
-        unless a step failed."""
+        """DEL along the chain in reverse, with every step even when others fail. If none fails, remove the attachment
+        from the cache; otherwise raise the error of the step, or StepsFailed."""
         version = self._version(network)
         previous = None
         if at_least(version, "0.4.0"):
@@ -56,7 +56,7 @@ class Runtime:
         self.cache.remove(network.name, parameters)
 
     def check(self, network: Network, parameters: Parameters) -> None:
-        """CHECK along the chain, against the result of the ADD; nothing where the network has disableCheck."""
+        """CHECK along the chain, against the result of the ADD; do nothing if the network has disableCheck."""
         if network.disable_check:
             return
         version = self._version_with("CHECK", self._version(network), [step.type for step in network.steps])
@@ -70,9 +70,9 @@ class Runtime:
             self._run("CHECK", step.type, _request(network, step, version, parameters, previous), parameters)
 
     def gc(self, network: Network, valid: Sequence[Parameters], stale: Sequence[CachedResult]) -> bool:
-        """GC: DEL for each stale attachment, then, from 1.1.0 on, GC with the valid ones; whether plugins were asked.
+        """DEL each `stale` attachment; then, from 1.1.0 on, GC with the `valid` ones. Return whether GC was called.
 
-        Nothing is done where the network has disableGC.
+        Nothing is done if the network has disableGC.
         """
         if network.disable_gc:
             return False
@@ -84,7 +84,7 @@ class Runtime:
         asked = at_least(version, VERBS_SINCE["GC"])
         if asked:
             attachments = [{"containerID": p.container_id, "ifname": p.ifname} for p in valid]
-            # the second key is the first's name in a draft of the spec; libcni sends both
+            # a draft of the spec used the second key for the first; libcni sends both
             more = {"cni.dev/valid-attachments": attachments, "cni.dev/attachments": attachments}
             for step in network.steps:
                 with _noted(faults):
@@ -93,7 +93,7 @@ class Runtime:
         return asked
 
     def status(self, network: Network) -> list[tuple[ChainStep, CniError | None]]:
-        """Each plugin with its answer to STATUS: None when it is ready. One that knows no STATUS gives code 1."""
+        """Each plugin with its error for STATUS, None when it is ready. One without STATUS has an error of code 1."""
         answers: list[tuple[ChainStep, CniError | None]] = []
         for step in network.steps:
             faults: list[CniError] = []
@@ -106,7 +106,7 @@ class Runtime:
     # --- versions and results ---
 
     def negotiate(self, network: Network) -> str:
-        """The newest version that the network allows and all its plugins speak; IncompatibleVersion names the plugins that do not.
+        """The newest version that the network allows and all its plugins speak. Raises IncompatibleVersion without one.
 
         SPEC.md, "Version considerations".
         """
@@ -121,8 +121,8 @@ class Runtime:
         )
 
     def plugin_versions(self, plugin: str) -> list[str]:
-        """Ask the executable of `plugin` for its spec versions; 0.1.0 if it does not know VERSION."""
-        dummy = Parameters("", "dummy", "dummy")  # plugins of before 0.2.0 want them even here
+        """The spec versions that the executable of `plugin` reports; 0.1.0 if it does not know VERSION."""
+        dummy = Parameters("", "dummy", "dummy")  # plugins older than 0.2.0 require these even here
         try:
             answer = self._run("VERSION", plugin, {"cniVersion": NEWEST}, dummy)
         except PluginFailed as fault:
@@ -133,7 +133,7 @@ class Runtime:
         return [str(v) for v in spoken] if isinstance(spoken, list) else ["0.1.0"]
 
     def cached_result(self, network: Network, parameters: Parameters, version: str) -> dict[str, Any] | None:
-        """The cached result of the attachment, as `version` writes it; None when the cache has none."""
+        """The cached result of the attachment, in the format of `version`; None when the cache has none."""
         entry = self.cache.read(network.name, parameters)
         if entry is None or entry.result is None:
             return None
@@ -149,7 +149,7 @@ class Runtime:
         return network.versions[-1]
 
     def _version_with(self, verb: str, version: str, plugins: Sequence[str]) -> str:
-        """`version` when it has `verb`, otherwise the newest with it that all `plugins` speak."""
+        """`version` if it has `verb`, else the newest version with `verb` that all `plugins` speak. Raises CniError."""
         since = VERBS_SINCE[verb]
         if at_least(version, since):
             return version
@@ -168,7 +168,7 @@ def _config(network: Network, step: ChainStep, version: str) -> dict[str, Any]:
 def _request(
     network: Network, step: ChainStep, version: str, parameters: Parameters, previous: dict[str, Any] | None
 ) -> dict[str, Any]:
-    """The configuration that the plugin gets on stdin (SPEC.md, "Deriving request configuration")."""
+    """The configuration for the plugin's stdin (SPEC.md, "Deriving request configuration")."""
     config = _config(network, step, version)
     if previous is not None:
         config["prevResult"] = previous
@@ -180,7 +180,7 @@ def _request(
 
 
 def _result(answer: Any, plugin: str, version: str) -> dict[str, Any]:
-    """Check the plugin's result. Without a version it has the requested one (containernetworking/cni 895)."""
+    """Check the plugin's result, and return it; without a version, it gets `version` (containernetworking/cni 895)."""
     if not isinstance(answer, dict):
         raise DecodingFailure(f"{plugin} ADD answered no result, but {json.dumps(answer)[:60]}")
     if not answer.get("cniVersion"):

@@ -19,7 +19,7 @@ _NOBODY = Parameters("", "", "")
 
 
 class PluginFailed(CniError):
-    """A plugin answered an error. `plugin` is its type, `verb` its CNI_COMMAND; the rest is the plugin's own."""
+    """A plugin answered an error. `plugin` is its type, `verb` the CNI_COMMAND; the rest is the plugin's error."""
 
     def __init__(self, plugin: str, verb: str, msg: str, details: str = "", code: int = 0) -> None:
         super().__init__(msg, details)
@@ -29,7 +29,7 @@ class PluginFailed(CniError):
 
 
 class StepsFailed(CniError):
-    """Several steps of one operation failed, each with the error in `faults`; the code is the first one's."""
+    """Several steps of one operation failed. `faults` are their errors; the code is that of the first error."""
 
     def __init__(self, faults: Sequence[CniError]) -> None:
         super().__init__(f"{len(faults)} steps failed", code=faults[0].code)
@@ -37,14 +37,14 @@ class StepsFailed(CniError):
 
 
 class Executables:
-    """The plugins in the directories `path`. They get `environ`, by default this process's, and the CNI variables."""
+    """The plugins in the directories `path`. They get `environ` (default: this process's) and the CNI variables."""
 
     def __init__(self, path: Sequence[str], environ: Mapping[str, str] | None = None) -> None:
         self.path = list(path)
         self._environ = os.environ if environ is None else environ
 
     def find(self, plugin: str) -> str:
-        """The first file of that name in the path; IoFailure says where was looked."""
+        """The first file named `plugin` in the path. Raises IoFailure when there is none."""
         for directory in self.path:
             file = os.path.join(directory, plugin)
             if os.path.isfile(file):
@@ -52,9 +52,9 @@ class Executables:
         raise IoFailure(f"there is no plugin {plugin} in {', '.join(self.path) or 'an empty CNI_PATH'}")
 
     def run(self, verb: str, plugin: str, config: dict[str, Any], parameters: Parameters = _NOBODY) -> Any:
-        """The answer of the plugin, None for an empty one; its stderr is passed on.
+        """Run the plugin, and return its answer, None for an empty one. The plugin's stderr is passed on.
 
-        PluginFailed holds its error; DelegateFailed: it ended without one; DecodingFailure: it answered no JSON.
+        Raises PluginFailed with the plugin's error, DelegateFailed without an error, DecodingFailure if it is not JSON.
         """
         environ = {
             **self._environ,
@@ -97,7 +97,7 @@ def _execute(file: str, environ: Mapping[str, str], stdin: bytes) -> subprocess.
 
 
 def _interpreter(file: str) -> str:
-    """For an executable script, the other cause of ENOENT by execve(2): the program in its first line."""
+    """The part of a message with a script's interpreter, for which execve(2) also gives ENOENT; "" for others."""
     try:
         with open(file, "rb") as script:
             first = script.readline(256)

@@ -1,4 +1,4 @@
-"""Echo requests over IPv4 (RFC 792) and IPv6 (RFC 4443), sent from the calling thread's network namespace; needs CAP_NET_RAW there."""
+"""Echo requests over IPv4 (RFC 792) and IPv6 (RFC 4443) from the thread's network namespace; they need CAP_NET_RAW."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ _IPV6_MTU_DISCOVER = 23  # include/uapi/linux/in6.h
 
 
 def ping(address: str, payload: int, sequence: int, seconds: float = 10.0, source: str = "") -> float:
-    """The round-trip time, in seconds, of an echo with `payload` bytes that no hop may fragment, from `source` if it is given.
+    """The round-trip time in seconds of an echo with `payload` bytes and no fragmentation, from `source` if given.
 
-    OSError: EMSGSIZE when it is longer than the MTU, TimeoutError when no reply came, any other when it cannot be sent.
+    Raises OSError: EMSGSIZE if the packet exceeds the MTU, TimeoutError without a reply, another if sending fails.
     """
     identifier = os.getpid() & 0xFFFF
     is_v6 = ":" in address

@@ -1,4 +1,4 @@
-"""The HTTP endpoint of a program, in threads of its own, so that neither a silent client nor slow work delays a probe."""
+"""The HTTP endpoint of a program, in threads of its own, so neither a silent client nor a slow page delays a probe."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from typing import Any
 from cni import VERSION
 from cni.shared.spec.errors import IoFailure
 
-_CLIENT_SECONDS = 5.0  # for a whole request and its answer
+_CLIENT_SECONDS = 5.0  # for a request and its answer together
 _MOST_CLIENTS = 64
 _PROBES = ("/healthz", "/readyz")
-_MOST_OTHERS = 4  # pages beside the probes that are made at once
+_MOST_OTHERS = 4  # the most pages, beside probes, that are made at the same time
 
 Page = Callable[[], tuple[int, str, str]]  # status, content type, text
 TEXT = "text/plain; charset=utf-8"
 
 
 class HttpEndpoint:
-    """Listens on `address`, and answers GET and HEAD of the paths of `pages`. IoFailure when it cannot listen."""
+    """Listen on `address`, and answer GET and HEAD for the paths in `pages`. Raises IoFailure if listening fails."""
 
     def __init__(self, address: tuple[str, int], pages: dict[str, Page]) -> None:
         host, port = address
@@ -45,7 +45,7 @@ class HttpEndpoint:
 
 
 class _Server(ThreadingHTTPServer):
-    """Closes the oldest connection where there are too many, so that a probe, which sends its request at once, is served."""
+    """A server that closes the oldest of too many connections: a probe, which sends its request at once, is served."""
 
     daemon_threads = True
     request_queue_size = _MOST_CLIENTS
@@ -55,11 +55,11 @@ class _Server(ThreadingHTTPServer):
         self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
         self.others = threading.BoundedSemaphore(_MOST_OTHERS)
         self._lock = threading.Lock()
-        self._clients: dict[socket.socket, float] = {}  # the oldest first, with its begin
+        self._clients: dict[socket.socket, float] = {}  # the open connections with their start times, the oldest first
         super().__init__(address, _Handler)
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        if threading.active_count() > 2 * _MOST_CLIENTS:  # of those sent away, some still make a page
+        if threading.active_count() > 2 * _MOST_CLIENTS:  # threads of closed connections may still make pages
             return super().shutdown_request(request)
         with self._lock:
             if len(self._clients) >= _MOST_CLIENTS:
@@ -73,20 +73,20 @@ class _Server(ThreadingHTTPServer):
         super().shutdown_request(request)
 
     def service_actions(self) -> None:
-        """Close connections whose time is over. serve_forever calls this twice a second, and after each connection."""
+        """Close connections whose time has ended. serve_forever calls this twice a second and after each connection."""
         latest = time.monotonic() - _CLIENT_SECONDS
         with self._lock:
             for client in [client for client, begin in self._clients.items() if begin <= latest]:
                 self._send_away(client)
 
     def _send_away(self, client: socket.socket) -> None:
-        """Wake the thread that reads or writes there: it closes the connection, and ends."""
+        """Wake the thread that reads or writes on the connection: it then closes the connection, and ends."""
         del self._clients[client]
         with contextlib.suppress(OSError):  # the client has closed it
             client.shutdown(socket.SHUT_RDWR)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that closes the connection is not logged."""
+        """Log no error of a request, such as a connection that the client has closed."""
 
 
 class _Handler(BaseHTTPRequestHandler):

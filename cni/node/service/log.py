@@ -1,4 +1,4 @@
-"""The agent's log: a line on stderr for each thing that was done or went wrong, of key=value pairs (logfmt)."""
+"""The agent's log: a line of key=value pairs (logfmt) on stderr for each action and each fault."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _PLAIN = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ01234567
 
 
 class AgentLog(Log):
-    """Lines for people and machines, also of the plugins' code; a fault that lasts has one line."""
+    """A log for people and programs, which the plugins' code can also use. A lasting fault has one line."""
 
     __slots__ = ("_last",)
 
@@ -20,7 +20,7 @@ class AgentLog(Log):
         self._last: dict[str, str] = {}
 
     def say(self, level: str, text: str, **fields: object) -> None:
-        """Write a line: the time in UTC, `level`, `msg`, and `fields`; those that are "" are left out."""
+        """Write a line with the time in UTC, `level`, `text` as `msg`, and `fields`, without empty ones."""
         pairs = {"ts": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "level": level, "msg": text, **fields}
         line = " ".join(f"{key}={_value(str(value))}" for key, value in pairs.items() if value not in ("", None))
         try:
@@ -30,7 +30,7 @@ class AgentLog(Log):
             pass  # nobody listens
 
     def state(self, about: str, text: str, **fields: object) -> None:
-        """Write a warning if `text` differs from the last one `about` this; "" notes that all is well, and writes nothing."""
+        """Write the warning `text` if it differs from the last one `about` the same; "" means no fault."""
         if self._last.get(about, "") != text:
             self._last[about] = text
             if text:

@@ -1,8 +1,8 @@
 """Numbers for Prometheus, in its text format 0.0.4. Pure.
 
-A writer of our own, since the format is three kinds of lines: prometheus_client would be one more package in every
-bundle, to be kept free of faults on every node. The names are those of Calico's IPAM (ipam_...) where they mean the
-same; so its dashboards and alerts serve.
+This project has its own writer, since the format has only three kinds of lines: prometheus_client would be one more
+package in each bundle, with security updates for every node. Metrics with the meaning of one of Calico's IPAM have its
+name (ipam_...), so its dashboards and alerts can be used.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ _BOUNDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)  # sec
 
 
 class Family:
-    """A metric: a value for each tuple of label values; a gauge, as it stands."""
+    """A metric with a value for each tuple of label values. This class is a gauge."""
 
     kind = "gauge"
 
@@ -33,11 +33,11 @@ class Family:
         self._values[labels] = self._values.get(labels, 0.0) + value
 
     def replace(self, values: dict[tuple[str, ...], float]) -> None:
-        """Have these values and no others."""
+        """Replace all samples by `values`, by label values."""
         self._values = dict(values)
 
     def lines(self) -> Iterator[str]:
-        """The lines of the exposition; a metric without a value has none."""
+        """Yield the lines of the metric in the text format; none when the metric has no value."""
         if self._values:
             yield from self._head()
         for labels, value in sorted(self._values.items()):
@@ -50,13 +50,13 @@ class Family:
 
 
 class Counter(Family):
-    """A number that only grows."""
+    """A metric whose values only grow."""
 
     kind = "counter"
 
 
 class Histogram(Family):
-    """How long something took, in seconds."""
+    """A metric of durations, in seconds."""
 
     kind = "histogram"
 
@@ -65,7 +65,7 @@ class Histogram(Family):
         self._counts: dict[tuple[str, ...], list[int]] = {}
 
     def observe(self, seconds: float, *labels: str) -> None:
-        """Count one observation."""
+        """Count one observation of the duration `seconds`."""
         self.add(seconds, *labels)
         counts = self._counts.setdefault(labels, [0] * (len(_BOUNDS) + 1))
         counts[next((i for i, bound in enumerate(_BOUNDS) if seconds <= bound), len(_BOUNDS))] += 1
@@ -83,7 +83,7 @@ class Histogram(Family):
 
 
 class Metrics:
-    """All that the agent counts."""
+    """All metrics of the agent."""
 
     def __init__(self) -> None:
         in_pool = ("ippool", "node")
@@ -118,12 +118,12 @@ class Metrics:
         self.failures = Counter("railcni_api_failures_total", "Requests that failed.", "verb", "resource")
 
     def page(self) -> tuple[int, str, str]:
-        """The answer to a scrape: status, content type and text."""
+        """The page /metrics with all metrics: status, content type and text."""
         return page(*(value for value in vars(self).values() if isinstance(value, Family)))
 
 
 def page(*families: Family) -> tuple[int, str, str]:
-    """The page /metrics: status, content type and text."""
+    """The page /metrics with `families`: status, content type and text."""
     return 200, CONTENT_TYPE, "".join(f"{line}\n" for family in families for line in family.lines())
 
 

@@ -1,4 +1,4 @@
-"""A program that serves until it is ended by a signal."""
+"""A program that serves until a signal ends it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from cni.node.service.log import AgentLog
 async def serve(
     name: str, listen: tuple[str, int], pages: dict[str, Page], run: Callable[[asyncio.Event], Awaitable[None]]
 ) -> int:
-    """Run `run` until SIGTERM or SIGINT sets its event, with `pages` and /healthz; the exit code."""
+    """Run `run` until SIGTERM or SIGINT sets its event; serve `pages` and /healthz meanwhile. Return the exit code."""
     log = AgentLog()
     ended = asyncio.Event()
     events = asyncio.get_running_loop()
@@ -31,7 +31,7 @@ async def serve(
 
 
 async def pause(event: asyncio.Event, seconds: float) -> None:
-    """Wait until the event is set, `seconds` at most."""
+    """Wait until the event is set, but at most `seconds`."""
     try:
         await asyncio.wait_for(event.wait(), seconds)
     except TimeoutError:
