@@ -1,1 +1,1 @@
-"""The command `railcni`, for people. Nothing here is ever loaded by the executables that a runtime calls."""
+"""The command `railcni`, for people. The executables that a runtime calls load nothing from this package."""

@@ -1,10 +1,10 @@
-"""railcni agent: maintains the files that a node's plugins need, and frees the leases that they could not free.
+"""railcni agent: maintains the files that a node's plugins need, and frees leases that the plugins could not free.
 
-On each node it writes kubeconfig and flat file, makes releases that a DEL could not make, frees leases whose pods are
-gone, and answers probes and Prometheus. No plugin asks it: without it every plugin works the same, until the token in
-the kubeconfig has expired.
+The agent of each node writes the kubeconfig and the flat file, retries releases that failed in a DEL, frees leases
+whose pods are gone, and answers probes and Prometheus. No plugin calls the agent: without it every plugin works the
+same, until the token in the kubeconfig has expired.
 
-The map of its modules is in cni/cluster/agent/__init__.py.
+The list of the agent's modules is in cni/cluster/agent/__init__.py.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ GRACE = 60.0
 
 
 def register(commands: subcommand.Commands) -> None:
-    """Add `agent`."""
+    """Add the command `agent`."""
     about = "on each node: write kubeconfig and flat file, retry releases, free dead leases, report health and metrics"
     more = ". The agent runs until SIGTERM, in the foreground. The plugins also work without it."
     parser = subcommand.add(commands, "agent", about, more, run=_run)
@@ -68,6 +68,6 @@ def _run(options: argparse.Namespace) -> int:
     files = ("--service-account", "--plugin-account", "--api-server", "--datastore")
     options.only(not options.kubeconfig, "without --kubeconfig", *files)
     options.only(not options.once, "without --once", "--listen", "--every")
-    from cni.cluster.agent import agent  # with all that serves the agent alone
+    from cni.cluster.agent import agent  # loads modules that only the agent needs
 
     return agent.run(options)

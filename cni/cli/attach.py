@@ -1,14 +1,14 @@
-"""railcni attach, detach, check, gc, status: a network's verbs for a person at a prompt.
+"""railcni attach, detach, check, gc, status: the CNI verbs of a network, for a person at a prompt.
 
-Defaults are cnitool's, its environment variables are read, and both keep their results in the same cache, so that one
-can detach what the other has attached. A person needs more than a runtime:
+Defaults and environment variables are those of cnitool. Both commands keep their results in the same cache, so that
+each can detach an attachment that the other has made. A person needs more than a runtime:
 
-- A failed or interrupted attach is undone by a DEL along the chain. A runtime owes that DEL (SPEC.md, section 3), and
-  at a prompt no runtime sends it. It is left out when the interface existed before: it is not ours to remove.
+- A failed or interrupted attach is undone by a DEL along the chain. A runtime owes that DEL (SPEC.md, section 3), but
+  at a prompt there is none. An interface that existed before is left alone: it is not ours to remove.
 - An existing attachment is not made again; the message says how to detach it.
-- detach and check take arguments and configuration from the cache, so they need not be given again, and find an
-  attachment by its namespace, made under any path and containerID.
-- gc collects attachments whose namespace is gone. Those that live in any cache or record of this node are kept.
+- detach and check take arguments and configuration from the cache, so that the user need not repeat them. They find an
+  attachment by its namespace, whatever path and containerID it was made with.
+- gc collects attachments whose namespace is gone, and keeps those that live in any cache or record of this node.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ PLUGIN_DIRECTORIES = (os.path.join(ROOT, "bin"), "/opt/cni/bin", "/usr/lib/cni")
 
 
 def register(commands: subcommand.Commands) -> None:
-    """Add the five commands."""
+    """Add the commands `attach`, `detach`, `check`, `gc` and `status`."""
     for name, run, about in (
         ("attach", _attach, "attach a namespace to a network (ADD); a failed ADD is undone"),
         ("detach", _detach, "detach a namespace from a network (DEL), even if it seems not to be attached"),
@@ -66,7 +66,7 @@ def register(commands: subcommand.Commands) -> None:
 
 
 def _add_attachment(parser: argparse.ArgumentParser, takes_pod: bool) -> None:
-    """The options that name an attachment; `takes_pod`: its pod may stand for it."""
+    """Add the options that name an attachment. `takes_pod`: --pod may be given in place of NETNS."""
     about = f"the namespace's path, or its name in {NAMED_NAMESPACES}"
     parser.add_argument("netns", metavar="NETNS", nargs="?" if takes_pod else None, default="", help=about)
     then = "the only one that is attached" if takes_pod else "net1 for a NAD, otherwise eth0"
@@ -167,7 +167,7 @@ def _check(options: argparse.Namespace) -> int:
     carrier = link and link.carrier
     document = {**_identity(network.name, parameters), "checked": not network.disable_check, "carrier": carrier}
     output.show(options.output, document, lambda: output.console().print(text))
-    if carrier is False:  # no fault of the attachment, so no plugin's CHECK tells it
+    if carrier is False:  # no fault of the attachment, so no plugin's CHECK reports it
         remedy = f"`railcni doctor --netns {parameters.netns}` tells why"
         output.print_fault(f"railcni: {parameters.ifname} has no carrier: its master or port is down; {remedy}")
     return int(carrier is False)
@@ -228,8 +228,8 @@ def _status(options: argparse.Namespace) -> int:
 
 
 def _existing(options: argparse.Namespace) -> tuple[Runtime, Network, Parameters, bool]:
-    """The attachment that the options name; whether the cache knows it."""
-    if "/" in (options.container_id or ""):  # as --pod was written once
+    """Return (runtime, network, parameters, whether the cache has it) of the attachment that the options name."""
+    if "/" in (options.container_id or ""):  # the older spelling of --pod
         options.pod, options.container_id = options.container_id, None
     if not options.netns and not options.pod:
         options.refuse("NETNS is needed, or --pod [NAMESPACE/]POD")
@@ -245,21 +245,21 @@ def _executables(options: argparse.Namespace) -> Executables:
     return Executables([os.path.abspath(p) for p in options.cni_path.split(":") if p])
 
 
-# --- what is there ---
+# --- links in the namespace ---
 
 
 def _has_link(netns: str, ifname: str) -> bool:
     try:
         with namespaces.open_namespace(netns) as there, there.entered():
             return socket.if_nametoindex(ifname) > 0
-    except PermissionError:  # then nothing can have been made there either
+    except PermissionError:  # then no plugin can have made a link there either
         return True
     except (CniError, OSError):
         return False
 
 
 def _link(netns: str, ifname: str) -> Link | None:
-    """The link; None when there is none of this name, or it cannot be looked at."""
+    """The link `ifname` of the namespace; None if there is no such link, or this user cannot enter the namespace."""
     try:
         with namespaces.open_namespace(netns) as there, there.entered():
             rtnl = Rtnl()
@@ -270,7 +270,7 @@ def _link(netns: str, ifname: str) -> Link | None:
 
 
 def _undo(runtime: Runtime, network: Network, parameters: Parameters, fault: BaseException) -> None:
-    """DEL after a failed ADD; its own failures are reported after that of the ADD."""
+    """Undo a failed ADD by a DEL. If the DEL fails too, raises StepsFailed with `fault` first."""
     try:
         with redirect_stderr(io.StringIO()):  # the plugins' remarks would come before the failure
             runtime.delete(network, parameters)
@@ -292,7 +292,7 @@ def _identity(network: str, parameters: Parameters) -> dict[str, Any]:
 
 
 def _rows(document: dict[str, Any], parameters: Parameters) -> Iterator[tuple[object, ...]]:
-    """An interface a row, with its addresses; addresses of none come last."""
+    """Yield a row for each interface, with its addresses, and a last row for addresses without an interface."""
     result = results.parse(document, "the result")
     for index, interface in enumerate(result.interfaces):
         own = [a for a in result.ips if a.interface == index]

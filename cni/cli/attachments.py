@@ -1,4 +1,4 @@
-"""railcni attachments: the records that this node's plugins keep, one line an attachment."""
+"""railcni attachments: lists this node's attachment records, a line for each attachment."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from cni.shared.records import STATE
 
 
 def register(commands: subcommand.Commands) -> None:
-    """Add `attachments`."""
+    """Add the command `attachments`."""
     about = "list the attachments in this node's records"
     parser = subcommand.add(commands, "attachments", about, run=_run, shows=True)
     add_filters(parser)
@@ -20,14 +20,14 @@ def register(commands: subcommand.Commands) -> None:
 
 
 def add_filters(parser: argparse.ArgumentParser) -> None:
-    """The options that choose attachments, by which `is_chosen` goes."""
+    """Add the options that filter attachments; `is_chosen` applies them."""
     for name in ("network", "pod"):
         common.add(parser, name, "only what belongs to it")
     common.add(parser, "container-id", "only what belongs to it; its beginning is enough")
 
 
 def is_chosen(options: argparse.Namespace, document: dict[str, Any]) -> bool:
-    """Whether an attachment or a lease, as JSON has it, is one that the options of `add_filters` choose."""
+    """Whether the filters in `options` match `document`, the JSON object of an attachment or a lease."""
     namespace, _, name = document["pod"].partition("/")
     if options.network not in (None, document["network"]):
         return False
@@ -40,7 +40,7 @@ def is_chosen(options: argparse.Namespace, document: dict[str, Any]) -> bool:
 
 
 def told(options: argparse.Namespace, *further: str) -> str:
-    """The filters that are given, for a message that nothing was found."""
+    """The text of the given filters and `further` options, for a message that nothing was found."""
     filters = {name: getattr(options, name) for name in ("network", "pod", "container_id", *further)}
     return "".join(f" with --{name.replace('_', '-')} {value}" for name, value in filters.items() if value)
 

@@ -1,8 +1,8 @@
-"""railcni cluster, which is also `kubectl railcni`: all nodes at once, the leases of a cluster, and doctor on a node.
+"""railcni cluster, also called as `kubectl railcni`: the state of all nodes, a cluster's leases, and doctor on a node.
 
-kubectl reaches the cluster, with its own configuration and rights: `status` asks the agent of each node by `kubectl exec`,
-and `doctor` runs in a pod that is made for it, since the agent has no right to see a node's links. `ipam` is the command of that
-name, which reads the API server itself.
+The commands reach the cluster with kubectl's configuration and rights. `status` asks the agent of each node by `kubectl
+exec`. `doctor` runs in a temporary pod, since an agent has no right to see a node's links. `ipam` has the commands of
+`railcni ipam`, which read the API server directly.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from cni.resources.claims import DRIVER
 from cni.shared.spec.errors import InvalidConfig, IoFailure
 from ipam.leases import Lease
 
-_AT_ONCE = 8  # nodes that are asked
+_AT_ONCE = 8  # nodes asked at the same time
 _SECONDS = kubectl.SECONDS
-_START = 180.0  # until the container of doctor runs
-_RUN = 600.0  # until it has ended, or kubelet ends it
-_WEIGHT = {in_use.UNKNOWN: 0, in_use.ENDED: 1, in_use.USED: 2}  # of several agents' answers the heaviest holds
-_STARTING = ("ContainerCreating", "PodInitializing", "ErrImagePull")  # the last becomes ImagePullBackOff if it stays
+_START = 180.0  # seconds until the container of doctor runs
+_RUN = 600.0  # seconds until it has ended; kubelet ends it then
+_WEIGHT = {in_use.UNKNOWN: 0, in_use.ENDED: 1, in_use.USED: 2}  # of several agents' answers the largest counts
+_STARTING = ("ContainerCreating", "PodInitializing", "ErrImagePull")  # the last becomes ImagePullBackOff if it persists
 _ENTER = """\
 import os, sys
 try:
@@ -49,7 +49,7 @@ except OSError as fault:
 
 
 def register(commands: subcommand.Commands) -> None:
-    """Add `cluster` and its commands."""
+    """Add the command `cluster` and its subcommands."""
     about = "show all nodes of a cluster and its leases, and run doctor on a node: `kubectl railcni`"
     parser = subcommand.add(commands, "cluster", about, prog=os.environ.get("RAILCNI_NAME"))
     kubectl.add_access(parser, "")
@@ -67,7 +67,7 @@ def register(commands: subcommand.Commands) -> None:
     common.add(doctor, "verbose")
     pair.add(verbs)
     for verb in ipam.register(verbs, anywhere=True):
-        verb._option_string_actions["--kubeconfig"].default = argparse.SUPPRESS  # it may stand before the verb
+        verb._option_string_actions["--kubeconfig"].default = argparse.SUPPRESS  # the option may stand before the verb
         kubectl.add_access(verb, files=False)
         verb.set_defaults(run=partial(_ipam, verb.get_default("run"), parser))
 
@@ -90,7 +90,7 @@ def _ask_all(options: argparse.Namespace, agents: dict[str, kubectl.NodeAgent]) 
 
 def _status(options: argparse.Namespace) -> int:
     agents, nodes = kubectl.agents(options), _nodes(options)
-    agents = {name: agent for name, agent in agents.items() if name in nodes}  # others the API server does not reach
+    agents = {name: agent for name, agent in agents.items() if name in nodes}  # an exec needs the Node
     found = _ask_all(options, agents)
     found += [_faulty(name, "no agent has this node") for name in sorted(nodes - agents.keys())]
     found += [_faulty(name, lost.AGENT_LIVES.format(name)) for name in sorted(_deleted(options, nodes) - agents.keys())]
@@ -111,7 +111,7 @@ def _nodes(options: argparse.Namespace) -> set[str]:
 
 
 def _deleted(options: argparse.Namespace, nodes: set[str]) -> set[str]:
-    """The nodes that have an agent's Lease but are not in `nodes`; none where this user may not read Leases."""
+    """The names of nodes that have an agent's Lease but are not in `nodes`; none if this user may not read Leases."""
     try:
         where = ("leases.coordination.k8s.io", f"--namespace={silence.NAMESPACE}")
         return set(silence.nodes_of(kubectl.read(options, "get", *where)["items"])) - nodes
@@ -120,7 +120,7 @@ def _deleted(options: argparse.Namespace, nodes: set[str]) -> set[str]:
 
 
 def _claims(options: argparse.Namespace) -> Counter[str]:
-    """The number of ResourceClaims that have devices of `railcni dra`, by node; none where this user may not read them."""
+    """The number of ResourceClaims with devices of `railcni dra`, by node; empty if this user may not read them."""
     try:
         claims = kubectl.read(options, "get", "resourceclaims.resource.k8s.io", "--all-namespaces")["items"]
     except IoFailure:
@@ -132,7 +132,7 @@ def _claims(options: argparse.Namespace) -> Counter[str]:
 
 
 def _ask(options: argparse.Namespace, agent: kubectl.NodeAgent) -> dict[str, Any]:
-    """`railcni status` of the agent's node."""
+    """The answer of `railcni status` on the agent's node; if there is none, its `faults` have the reason."""
     told: dict[str, Any] = {"node": agent.node, "version": None, "healthy": False}
     try:
         return {**told, **_answer(options, agent, ["status", "--output=json"], "root", "plugin-dir", "to", "state-dir")}
@@ -143,7 +143,7 @@ def _ask(options: argparse.Namespace, agent: kubectl.NodeAgent) -> dict[str, Any
 def _answer(
     options: argparse.Namespace, agent: kubectl.NodeAgent, command: Sequence[str], *places: str, given: str = ""
 ) -> Any:
-    """Run `railcni` in the agent's pod with the agent's own options `places`; return its JSON. Raises IoFailure for none."""
+    """Run `railcni` in the agent's pod with the agent's own options `places`; return its JSON. Raises IoFailure."""
     if agent.fault:
         raise IoFailure(agent.fault)
     where = filter(None, (agent.argument(name) for name in places))
@@ -197,7 +197,7 @@ def _doctor(options: argparse.Namespace) -> int:
         code = _exit_code(options, place)
         log = kubectl.said(options, "logs", *place, "--container=doctor")
     try:
-        told = None if form == "table" else {**json.loads(log), "node": node}  # the cluster's name of it, not its own
+        told = None if form == "table" else {**json.loads(log), "node": node}  # the Node's name, not the host name
     except ValueError:
         code = -1
     if code not in (0, 1):
@@ -208,7 +208,7 @@ def _doctor(options: argparse.Namespace) -> int:
 
 
 def doctor_pod(agent: kubectl.NodeAgent, arguments: Sequence[str]) -> dict[str, Any]:
-    """The pod that runs doctor on the node of `agent`: privileged, in the host's file system, with the installed version."""
+    """A manifest: a privileged pod that runs the installed doctor on the agent's node, in the host's files."""
     folder = agent.argument("to").partition("=")[2]
     installed = f"{folder or '/opt/cni/bin'}/railcni-bundle/current/bin/railcni"
     metadata = {
@@ -236,7 +236,7 @@ def doctor_pod(agent: kubectl.NodeAgent, arguments: Sequence[str]) -> dict[str, 
 
 
 def _exit_code(options: argparse.Namespace, place: Sequence[str]) -> int:
-    """Wait until the pod's container has ended; return its exit code. Raises IoFailure when it does not run."""
+    """Wait until the container `doctor` has ended; return its exit code. Raises IoFailure if it does not run."""
     begin = time.monotonic()
     while True:
         status = kubectl.read(options, "get", "pod", *place)["status"]
@@ -263,7 +263,7 @@ def _exit_code(options: argparse.Namespace, place: Sequence[str]) -> int:
 
 
 def _ipam(run: Callable[[argparse.Namespace], int], cluster: subcommand.Parser, options: argparse.Namespace) -> int:
-    """Run a command of `railcni ipam` at the cluster of kubectl."""
+    """Run a command of `railcni ipam` for the cluster that kubectl uses; return its exit code."""
     options.only(False, "in `railcni ipam`, since this is kubectl's cluster", "--data-dir", "--flat-file")
     cluster.only(False, "with `status`, `doctor` and `test`, which ask the agents", "--agents-in")
     options.namespace = options.namespace or "kube-system"
@@ -274,12 +274,12 @@ def _ipam(run: Callable[[argparse.Namespace], int], cluster: subcommand.Parser, 
 
 
 def _ask_of_leases(options: argparse.Namespace, leases: Sequence[Lease]) -> dict[Key, tuple[str, str]]:
-    """Ask the agents whether the addresses of `leases` are in use: each its own node's, all of them if no node is known."""
+    """Ask each agent whether its node uses the addresses of `leases`; ask all agents if no node is known. See `ask`."""
     agents = kubectl.agents(options) if leases else {}
     no_agent = kubectl.NodeAgent("", "", "", {}, "no agent has this node")
 
     def ask(name: str) -> list[tuple[Key, tuple[str, str]]]:
-        """The answer of one agent: in_use.ENDED, USED or UNKNOWN, and the reason, for each lease of its node."""
+        """The agent's answers, as (lease identity, (in_use.ENDED, USED or UNKNOWN, reason))."""
         own = [lease for lease in leases if lease.node in ("", name)]
         try:
             given = json.dumps([reclaim.document(lease) for lease in own])
@@ -291,4 +291,4 @@ def _ask_of_leases(options: argparse.Namespace, leases: Sequence[Lease]) -> dict
 
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         answers = [one for answer in pool.map(ask, {*agents, *(lease.node for lease in leases)}) for one in answer]
-    return dict(sorted(answers, key=lambda one: _WEIGHT[one[1][0]]))  # the last of equal keys holds
+    return dict(sorted(answers, key=lambda one: _WEIGHT[one[1][0]]))  # of equal keys the last counts

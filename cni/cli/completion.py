@@ -1,4 +1,4 @@
-"""railcni completion: prints the completion of the command for a shell, which the bundle and `make manual` have as a file."""
+"""railcni completion: prints a shell's completion of the command, from a file of the bundle or of `make manual`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from cni.cli.attach import ROOT
 from cni.cli.terminal import subcommand
 from cni.shared.spec.errors import InvalidConfig
 
-# Where each shell looks below /usr/share, and what it calls the file.
+# The file of each shell's completion, below /usr/share.
 SHELLS = {
     "bash": "bash-completion/completions/railcni",
     "zsh": "zsh/site-functions/_railcni",
@@ -18,7 +18,7 @@ SHELLS = {
 
 
 def register(commands: subcommand.Commands) -> None:
-    """Add `completion`."""
+    """Add the command `completion`."""
     about = "print the completion of this command for a shell"
     parser = subcommand.add(
         commands, "completion", about, ", such as for `source <(railcni completion bash)`.", run=_run

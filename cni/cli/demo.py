@@ -1,7 +1,7 @@
-"""railcni test on one machine: two pods on one RDMA-like master, end to end, without touching the machine.
+"""railcni test on one machine: attaches two pods to one veth master, end to end, without a change to the machine.
 
-It does what Multus does on a node, with the plugins in bin/ and an empty environment, and checks the outcome
-independently: pyroute2 reads the links, and echo requests cross the wire.
+The demo calls the plugins in bin/ as Multus does on a node, with an empty environment. It checks the outcome by other
+code: pyroute2 reads the links, and one pod pings the other.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ PODS = (DemoPod(1), DemoPod(2))
 
 
 def run() -> Iterator[Observation]:
-    """Run the demo; yield what is found. Raises IoFailure if the machine allows no such namespaces."""
+    """Run the demo; yield a finding for each step. Raises IoFailure if this user cannot make the namespaces."""
     place = "a user namespace of its own, without root" if os.geteuid() else "namespaces of its own"
     try:
         _isolate()
@@ -98,10 +98,10 @@ def run() -> Iterator[Observation]:
 
 
 def _isolate() -> None:
-    """Move this process into mount and network namespaces of its own; without root also into a user namespace, as its root.
-    Raises OSError.
+    """Move this process into new mount and network namespaces; without root, also into a user namespace, as its root.
 
-    There /etc, /run and /var/lib look as before, without CNI's files, and changes in them end with the process.
+    There, /etc, /run and /var/lib look as before, but without CNI's files. Changes in them end with the process. Raises
+    OSError.
     """
     uid, gid = os.geteuid(), os.getegid()
     _call("unshare", (_CLONE_NEWUSER if uid else 0) | _CLONE_NEWNS | _CLONE_NEWNET)
@@ -121,7 +121,7 @@ def _isolate() -> None:
         os.close(covered)
     os.mkdir(places.PARENT, 0o700)
     with open(places.DIRECTORY, "x"):
-        pass  # in place of the directory of warm workers: they would outlive the demo
+        pass  # a file in place of their directory keeps warm workers from starting: they would outlive the demo
 
 
 def _mount(source: str, target: str, kind: str, flags: int) -> None:
@@ -148,7 +148,7 @@ def _prepare() -> None:
 
 
 def _compared(check: str, subject: str, seen: dict[str, Any], wanted: dict[str, Any]) -> Observation:
-    """Compare each member of `seen` with that of `wanted`."""
+    """Compare `seen` and `wanted` by key; return a fault with the differences, or `ok` with the values."""
     wrong = [key for key in wanted if seen[key] != wanted[key]]
     if wrong:
         found = "; ".join(f"{key}: {seen[key]}, and {wanted[key]} is wanted" for key in wrong)
@@ -161,13 +161,13 @@ def _text(value: Any) -> str:
 
 
 def _links(netns: str = "/proc/self/ns/net") -> dict[str, Any]:
-    """The links of a network namespace, as pyroute2 reads them, without lo."""
+    """The links of a network namespace by name, as pyroute2 reads them, without lo."""
     with open_namespace(netns) as there, there.entered(), IPRoute() as ipr:
         return {link.get("ifname"): link for link in ipr.get_links() if link.get("ifname") != "lo"}
 
 
 def _link(pod: DemoPod) -> Observation:
-    """The link of a pod, compared with what the network says of it."""
+    """Compare the link of a pod with the settings of its network."""
     with open_namespace(pod.parameters.netns) as there, there.entered(), IPRoute() as ipr:
         addresses = ipr.get_addr(family=socket.AF_INET, label=_IFNAME)
         inet = [f"{a.get('local')}/{a['prefixlen']} brd {a.get('broadcast')}" for a in addresses]
@@ -196,7 +196,7 @@ def _leases() -> dict[str, Any]:
 
 
 def _remains() -> Observation:
-    """What the pods have left on the node: nothing."""
+    """Check that the detached pods have left nothing on the node."""
     of_pods = {f"links of {pod.name}": sorted(_links(pod.parameters.netns)) for pod in PODS}
     node = _links()
     records, results = recorded.found(), [entry.network for entry in Cache().all()]

@@ -1,7 +1,7 @@
 """railcni device-plugin: offers the node's RDMA NICs and virtual functions to pods, by kubelet's device plugin API.
 
-The program is cni/resources/device_plugin, which alone needs the packages grpcio and protobuf; its configuration is read by
-cni/resources. With --show it prints what would be offered, without kubelet and gRPC.
+The program is in cni/resources/device_plugin, and needs the packages grpcio and protobuf; cni/resources reads its
+configuration. With --show the command prints the devices that it would offer, without kubelet and gRPC.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _COLUMNS = ("resource", "NIC or function", "devices", "NUMA node", "device nodes
 
 
 def register(commands: subcommand.Commands) -> None:
-    """Add `device-plugin`."""
+    """Add the command `device-plugin`."""
     about = "on each node: offer RDMA NICs and virtual functions to pods as resources, by kubelet's device plugin API"
     more = ". The program runs until SIGTERM, in the foreground."
     parser = subcommand.add(commands, "device-plugin", about, more, run=_run, shows=True)
@@ -61,8 +61,8 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def serve(program: str, options: argparse.Namespace) -> int:
-    """Run the program of this module, which loads gRPC."""
-    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # else each connection that ends is a line on stderr
+    """Run the module `program`, which loads gRPC; return its exit code. Raises InvalidConfig if gRPC is missing."""
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # else gRPC prints a line for each connection that ends
     try:
         module = importlib.import_module(program)  # 0.2 s
     except ModuleNotFoundError as fault:
@@ -72,7 +72,7 @@ def serve(program: str, options: argparse.Namespace) -> int:
 
 
 def read(paths: Sequence[str]) -> tuple[Config, bool]:
-    """The configuration, and whether it has an error; what is wrong is printed."""
+    """Read the configuration files, and print their faults. Return (configuration, whether it has an error)."""
     config = read_config(paths)
     nad.print_findings(config.findings, sys.stderr)
     return config, any(finding.severity == ERROR for finding in config.findings)

@@ -28,7 +28,7 @@ _COLUMNS = ("device", "resource", "NIC or function", "claims", "PCIe root", "NUM
 
 
 def register(commands: subcommand.Commands) -> None:
-    """Add `dra`."""
+    """Add the command `dra` and its subcommands."""
     about = "offer RDMA NICs and virtual functions to pods by ResourceClaims (Dynamic Resource Allocation)"
     verbs = subcommand.add_group(commands, "dra", about)
     about = "on each node: publish the devices as ResourceSlices, and prepare the claims of pods, as a DRA driver of kubelet"

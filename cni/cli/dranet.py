@@ -1,14 +1,16 @@
-"""railcni dranet-ipam: addresses for the devices of DRANET, which asks a webhook where a NAD would name an IPAM plugin.
+"""railcni dranet-ipam: a webhook that gives the devices of DRANET their addresses, by an IPAM plugin of CNI.
 
-DRANET (github.com/kubernetes-sigs/dranet) is a DRA driver: it moves a device into a pod without CNI. Its option
---profile-provider=webhook has it ask for the addresses of a device whose claim names a `profile`: the name of a file here, with
-a `name` and an `ipam` block, as its own example for Go's whereabouts has them. The plugin that the block names is executed: the
-claim is the container, and the device gives the interface's name, by the rules of that example, so that either can release what
-the other has given. The API is site/content/docs/contributing/webhook-providers.md there.
+DRANET (github.com/kubernetes-sigs/dranet) is a DRA driver that moves a device into a pod without CNI. With its option
+--profile-provider=webhook it asks for the addresses of a device whose claim names a `profile`: the name of a file here
+with a `name` and an `ipam` block. The plugin of that block is executed with the claim's UID as containerID, and an
+interface name made from the device's name. DRANET's example for Go's whereabouts has the same rules, so that each can
+release addresses that the other has given. DRANET documents the API in
+site/content/docs/contributing/webhook-providers.md.
 
-DRANET asks for a release once, and does not repeat a failed one. So the leases of deleted ResourceClaims are freed
-here: those of this node's records with a profile as network, a UID as container, and no pod. Kubernetes keeps the
-object of a claim while a pod uses it; a lease is freed when two readings, a grace apart, find no claim of that UID.
+DRANET asks for a release once, and does not repeat a failed one. So this program frees the leases of deleted
+ResourceClaims: those of this node's records with a profile as network, a UID as containerID, and no pod. Kubernetes
+keeps the object of a claim while a pod uses it. A lease is freed when two readings, a grace period apart, find no claim
+of that UID.
 """
 
 from __future__ import annotations
@@ -50,15 +52,15 @@ SOCKET = "/run/railcni/dranet.sock"
 GRACE = 300.0  # seconds
 _SECONDS = 30.0  # for one request to the API server
 _PAGE = 1000
-_VERSION = "1.0.0"  # of the results that are read here
+_VERSION = "1.0.0"  # the cniVersion of the results that are read here
 _MOST_BYTES = 1 << 20
 _LINK_SCOPE = 253  # rtnetlink(7), RT_SCOPE_LINK: a route without a gateway
-_OF_CALLER = (4, 7)  # codes of errors that another request would not have
+_OF_CALLER = (4, 7)  # error codes for faults of the request
 _FNV_BASE, _FNV_PRIME = 0x811C9DC5, 0x01000193  # FNV-1a of 32 bits
 
 
 def register(commands: subcommand.Commands) -> None:
-    """Add `dranet-ipam`."""
+    """Add the command `dranet-ipam`."""
     about = "on each node: give the devices of DRANET their addresses, as DRANET's webhook"
     parser = subcommand.add(commands, "dranet-ipam", about, ". It runs until SIGTERM, in the foreground.", run=_run)
     subcommand.option(parser, "--socket", SOCKET, "DRANET's --webhook-url=unix://FILE", "FILE")
@@ -70,7 +72,7 @@ def register(commands: subcommand.Commands) -> None:
 
 
 class UnknownProfile(CniError):
-    """There is no profile of that name."""
+    """A request names a profile that no file defines."""
 
 
 class Profiles:
@@ -81,7 +83,7 @@ class Profiles:
         self._executables = executables
 
     def give(self, request: dict[str, Any]) -> dict[str, Any]:
-        """The addresses and routes of a device, in DRANET's words; the same ones when it is asked again."""
+        """Claim addresses for a device, the same for a repeated request; return DRANET's reply, with routes."""
         result = self.run("ADD", _attachment(request)) or {}
         addresses = result.get("ips") or []
         gateways = {":" in one["gateway"]: one["gateway"] for one in addresses if one.get("gateway")}
@@ -89,7 +91,7 @@ class Profiles:
         return {"interface": {"addresses": [one["address"] for one in addresses]}, "routes": routes}
 
     def release(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Free what a device was given; nothing when that has been done."""
+        """Free the addresses of a device, if it still has any; return an empty answer."""
         self.run("DEL", _attachment(request))
         return {}
 
@@ -101,21 +103,21 @@ class Profiles:
             return False
 
     def run(self, verb: str, attachment: Attachment) -> Any:
-        """Call the plugin of the attachment's profile; its result."""
+        """Call the IPAM plugin of the attachment's profile with `verb`; return its result."""
         config, container = self._profile(attachment.network), attachment.container_id
         args = (("IgnoreUnknown", "1"), ("K8S_POD_INFRA_CONTAINER_ID", container))
         parameters = Parameters(container, os.devnull, attachment.ifname, args)
         return self._executables.run(verb, config["ipam"]["type"], config, parameters)
 
     def _profile(self, name: str) -> dict[str, Any]:
-        """The configuration of the profile. UnknownProfile, or InvalidConfig with what is wrong in its file."""
+        """The configuration of the profile `name`. Raises UnknownProfile, or InvalidConfig if its file has a fault."""
         paths = sorted(glob(f"{self._directory}/*.conf") + glob(f"{self._directory}/*.json"))
         for path in paths:
             try:
                 with open(path, "rb") as file:
                     found = json.load(file)
             except (OSError, ValueError):
-                continue  # a runtime's, or none of ours
+                continue  # a file of a runtime or of another program
             if not isinstance(found, dict) or found.get("name") != name:
                 continue
             kind = _member(found, "ipam", "type")
@@ -130,7 +132,7 @@ class Profiles:
 
 
 def _attachment(request: dict[str, Any]) -> Attachment:
-    """The attachment that `request` names: profile, claim UID and device name. Raises InvalidConfig."""
+    """The attachment that `request` names: profile, claim UID and device name. Raises InvalidConfig for a wrong UID."""
     container = _member(request, "claim_uid")
     if not is_identifier(container):
         raise InvalidConfig(f'claim_uid "{container}": want the UID of a ResourceClaim')
@@ -138,7 +140,7 @@ def _attachment(request: dict[str, Any]) -> Attachment:
 
 
 def ifname_of(device: str) -> str:
-    """The interface's name for the plugin: the device's, without "pci-" when it is too long, else a hash of it."""
+    """The interface name for the plugin: the device's, without "pci-" if that is too long, else a hash."""
     for name in (device, device.removeprefix("pci-")):
         if name and not ifname_fault(name):
             return name
@@ -154,7 +156,7 @@ def _route(route: dict[str, Any], gateways: dict[bool, str]) -> dict[str, Any]:
 
 
 def _member(document: Any, *keys: str) -> str:
-    """The string at these keys, "" for none."""
+    """The string in `document` at the path `keys`; "" if there is none."""
     for key in keys:
         document = document.get(key) if isinstance(document, dict) else None
     return document if isinstance(document, str) else ""
@@ -167,7 +169,7 @@ class _ProfileServer(ThreadingMixIn, UnixStreamServer):
         self.posts: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
             "/GetProfileConfig": profiles.give,
             "/ReleaseProfileConfig": profiles.release,
-            "/GetDeviceAttributes": lambda request: {},  # of a cloud; /health says that they are not for us
+            "/GetDeviceAttributes": lambda request: {},  # of a cloud: /health says that we have none
             "/GetDeviceConfig": lambda request: {},
         }
         self.log = log
@@ -218,14 +220,14 @@ class _ProfileHandler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, format: str, *arguments: object) -> None:
-        """The log is for what is refused."""
+        """Log no request: the log has only those that are refused."""
 
 
 def _run(options: argparse.Namespace) -> int:
     log = AgentLog()
     profiles = Profiles(options.conf_dir, Executables(options.cni_path.split(":")))
     _make_way(options.socket)
-    usual = os.umask(0o177)  # whoever may ask can take and free addresses: root alone
+    usual = os.umask(0o177)  # a client can take and free addresses: root alone may connect
     try:
         server = _ProfileServer(options.socket, profiles, log)
     except OSError as fault:
@@ -247,7 +249,7 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _free_gone(profiles: Profiles, options: argparse.Namespace, log: AgentLog) -> None:
-    """Every `grace` seconds, free the attachments without a claim in two readings in turn. Failures are logged."""
+    """Every `grace` seconds, free the attachments that had no claim in the last two readings. Failures are logged."""
     gone: set[Attachment] = set()
     while True:
         try:
@@ -264,12 +266,12 @@ def _free_gone(profiles: Profiles, options: argparse.Namespace, log: AgentLog) -
 
 
 def _without_claim(profiles: Profiles, options: argparse.Namespace, log: AgentLog) -> set[Attachment]:
-    """The attachments of this node whose ResourceClaim is not there."""
+    """This node's attachments for ResourceClaims that no longer exist."""
     held = [a for a, _, record in Records(STATE, log).all(PART) if _is_of_claim(a, record) and profiles.has(a.network)]
     path = (kubeconfig_of(options.kubeconfig) or of_flat_file().kubeconfig) if held else ""
     if not path:
         return set()
-    with closing(Api(path, _SECONDS)) as api:  # after the records: a claim is there before its lease
+    with closing(Api(path, _SECONDS)) as api:  # read after the records: a claim exists before its lease
         claims = read_all(lambda: api.pages(CLAIMS, brief=True, namespace=EVERYWHERE, size=_PAGE))
     uids = {claim["metadata"]["uid"] for claim in claims}
     return {attachment for attachment in held if attachment.container_id not in uids}
@@ -284,7 +286,7 @@ def _is_of_claim(attachment: Attachment, record: dict[str, Any]) -> bool:
 
 
 def _make_way(path: str) -> None:
-    """Have the socket's folder, and no socket of a process that has ended. IoFailure: another one listens there."""
+    """Make the socket's folder; remove the socket of an ended process. Raises IoFailure if a process listens on it."""
     try:
         os.makedirs(os.path.dirname(path) or ".", 0o755, exist_ok=True)
         if not stat.S_ISSOCK(os.lstat(path).st_mode):

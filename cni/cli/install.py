@@ -1,7 +1,7 @@
-"""railcni install, uninstall: put this railcni into the plugin folder of the node's container runtime, or remove it; and the
-installation in `railcni status`.
+"""railcni install, uninstall: put railcni into the plugin folder of the container runtime, or remove it.
 
-The package cni/node/installation describes what is laid out there, and why a call during an install finds a whole version.
+The package cni/node/installation describes the installed files, and why a call during an install finds one complete
+version.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from cni.shared.spec.errors import CniError, IoFailure, TryAgainLater
 
 
 def register(commands: subcommand.Commands) -> None:
-    """Add both commands."""
+    """Add the commands `install` and `uninstall`."""
     for name, run, about in (
         ("install", _install, "install the plugins in the runtime's plugin folder, or change to this version"),
         ("uninstall", _uninstall, "remove the plugins, and restore the replaced ones"),
@@ -87,7 +87,7 @@ def _install(options: argparse.Namespace) -> int:
         steps = change.install(folder, wanted, replace, say)
         folder.carry_out(link.made(), say)
     if steps:
-        warm.stop(options.root)  # those of the version before
+        warm.stop(options.root)  # the workers of the version before
     found = layout.read(folder.path)
     names = ", ".join(name for name in NAMES if name in found.ours)
     console = output.console()
@@ -118,7 +118,7 @@ def _uninstall(options: argparse.Namespace) -> int:
         if not options.force:
             _refuse_held(options, found, folder)
 
-    refuse(layout.read(folder.path))  # the lock makes the bundle folder
+    refuse(layout.read(folder.path))  # before the lock, which makes the bundle folder
     link = CommandLink(folder, options.root, options.link_dir)
     if options.dry_run:
         return _print_steps([*change.steps_away(folder, refuse), *link.removed()], folder)
@@ -143,22 +143,25 @@ def _print_steps(steps: list[Step], folder: Folder) -> int:
 
 
 def _refuse_held(options: argparse.Namespace, found: Installation, folder: Folder) -> None:
-    """TryAgainLater when attachments stand in the way; another CniError when the records cannot be read.
+    """Raise TryAgainLater if attachments need railcni for their DEL, or another CniError if the records cannot be read.
 
     The Go plugins do this on the DEL of an attachment that railcni has made:
 
-    - macvlan calls its IPAM plugin and deletes the link CNI_IFNAME, of any origin: an attachment with a plain type, and
-      with the IPAM of others or none, can be left to it, if a macvlan stays when railcni goes.
-    - host-device moves the device back under the name that its alias has. MTU, MAC, addresses, routes, alternative names
-      and up stay lost: only railcni's record has them.
-    - sriov finds no cache of its own, does nothing and succeeds: the VF keeps its VLAN and other settings for the next pod.
-    - host-local and whereabouts read none of railcni's own stores: they find no lease, succeed, and sooner or later give
-      the address to a second pod, while the first still answers to it. A lease in whereabouts' pools can be left to it.
-    - A network of type railcni-… has no plugin at all any more: its pods would never end.
+    - macvlan calls its IPAM plugin and deletes the link CNI_IFNAME, whichever program made it. So it can detach an
+      attachment of type `macvlan` whose IPAM is not railcni's, if another plugin `macvlan` stays.
+    - host-device moves the device back under the name in its alias. MTU, MAC, addresses, routes, alternative names and
+      the up state stay lost: only railcni's record has them.
+    - sriov finds no cache of its own, does nothing and succeeds: the VF keeps its VLAN and other settings for the next
+      pod.
+    - host-local and whereabouts read none of railcni's own stores: they find no lease, succeed, and sooner or later
+      give the address to a second pod, while the first still uses it. Go's whereabouts can free a lease in its own
+      pools.
+    - No other plugin has a type railcni-…: a pod with such a network would never end.
 
-    An attachment of an earlier boot needs no DEL: the kernel has forgotten it. Nor does a macvlan whose namespace is gone;
-    but a physical device then is on the host under the pod's name, and only its record has its own. In a container
-    (--root) one counts as gone when the host's folder of it is there, and not the namespace.
+    An attachment of an earlier boot needs no DEL: the kernel has forgotten it. Nor does a macvlan whose namespace is
+    gone. But a physical device is then on the host under its name in the pod, and only its record has the former name.
+    In a container (--root), a namespace counts as gone if the host's directory of its path is there and the namespace
+    is not.
     """
     remaining, boot_id, held = found.kept | found.foreign, node.boot_id(), []
     for attachment in recorded.found(directory=state_of(options)):
@@ -205,7 +208,7 @@ def _type(config: Any) -> str:
 
 
 def status(options: argparse.Namespace) -> int:
-    """Print the installation in the plugin folder; 0 when it is whole, 1 when it is not or there is none."""
+    """Print the installation in the plugin folder. Return 0 if it is whole, 1 if it has faults or there is none."""
     folder, state = folder_of(options), state_of(options)
     found = layout.read(folder.path)
     faults = health.faults(folder.path, folder.shown, found, state)
@@ -230,10 +233,10 @@ def status(options: argparse.Namespace) -> int:
 
 
 def _attachments(state: str, root: str, faults: list[str]) -> dict[str, int] | None:
-    """How many live, how many have a namespace that is gone, and how many wait for a release. None when this user cannot
-    read them.
+    """Count the attachments: `live`, `gone` (the namespace is gone), `pending` (a release is pending). If this user
+    cannot read them, return None and add the reason to `faults`.
 
-    In a container a namespace counts as gone when the host's directory, and not the namespace, is there.
+    In a container, a namespace counts as gone if the host's directory of its path is there and the namespace is not.
     """
     try:
         found = recorded.found(directory=state)

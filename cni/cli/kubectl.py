@@ -1,4 +1,4 @@
-"""kubectl, with its own configuration and rights: how the commands of a cluster reach it."""
+"""Calls of kubectl: the commands for a cluster reach it with kubectl's own configuration and rights."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _LOGGED = re.compile(r"[IWEF]\d{4} [\d:.]+ +\d+ \S+\] ")  # a line of kubectl's 
 
 @dataclass(frozen=True)
 class NodeAgent:
-    """The agent of a node: `pod` and `namespace` its pod, `spec` that pod's, `fault` why it does not run ("": it does)."""
+    """The agent of a node: name, namespace and spec of its pod; `fault` is the reason why it does not run, or ""."""
 
     node: str
     pod: str
@@ -36,16 +36,16 @@ class NodeAgent:
 
     @property
     def container(self) -> dict[str, Any]:
-        """The container `agent` of the pod, which may have others, such as the device plugin's."""
+        """The container `agent` of the pod. The pod may have other containers, such as the device plugin's."""
         return next(one for one in self.spec["containers"] if one["name"] == "agent")
 
     def argument(self, name: str) -> str:
-        """The whole argument --NAME=VALUE of the container; "" if it has none."""
+        """The argument --NAME=VALUE of the agent's container, as one string; "" if it has none."""
         return next((a for a in self.container.get("args", ()) if a.startswith(f"--{name}=")), "")
 
     def made(self, metadata: dict[str, Any], seconds: float, container: dict[str, Any], **spec: Any) -> dict[str, Any]:
-        """A pod whose first container, of the agent's image, is `container`. It ends after `seconds`, also when this command
-        was killed."""
+        """The manifest of a pod that runs `container` with the agent's image. kubelet ends the pod after `seconds`,
+        even if this command was killed. `spec` has further members of the pod's spec."""
         own = self.container
         image = {"image": own["image"], "imagePullPolicy": own.get("imagePullPolicy", "IfNotPresent")}
         more = spec.pop("containers", [])
@@ -61,7 +61,7 @@ class NodeAgent:
 
 
 def add_access(parser: argparse.ArgumentParser, default: str = argparse.SUPPRESS, files: bool = True) -> None:
-    """The options that choose the cluster: before the verb, whose `default` counts, or after it."""
+    """Add --context and, if `files`, --kubeconfig. A subcommand has them too, but without a `default`."""
     about = "a context of kubectl's configuration; default: the current one"
     subcommand.option(parser, "--context", default, about, "NAME", shown=False)
     if files:
@@ -76,7 +76,7 @@ def add_agents(parser: argparse.ArgumentParser) -> None:
 def run(
     options: argparse.Namespace, *arguments: str, given: str = "", timeout: float | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """Run kubectl. Raises IoFailure when it is missing, and TimeoutExpired. Ctrl-C does not interrupt a change."""
+    """Run kubectl with `given` on stdin; no Ctrl-C ends a create or delete. Raises IoFailure, TimeoutExpired."""
     access = {"context": options.context, "kubeconfig": kubeconfig_of(options.kubeconfig)}
     if not shutil.which("kubectl"):
         raise IoFailure("kubectl is not on PATH: it is what reaches the cluster")
@@ -90,12 +90,12 @@ def run(
 
 
 def read(options: argparse.Namespace, *arguments: str) -> Any:
-    """What kubectl prints as JSON."""
+    """Run kubectl with JSON output; return the document. Raises IoFailure if kubectl fails."""
     return json.loads(said(options, *arguments, "--output=json"))
 
 
 def said(options: argparse.Namespace, *arguments: str, given: str = "") -> str:
-    """What kubectl prints. Raises IoFailure with its error when it fails."""
+    """Run kubectl; return its stdout. Raises IoFailure with kubectl's error if it fails."""
     done = run(options, *arguments, given=given)
     if done.returncode:
         before = done.stderr.strip().splitlines()[:-1]
@@ -104,16 +104,16 @@ def said(options: argparse.Namespace, *arguments: str, given: str = "") -> str:
 
 
 def why(stderr: str) -> str:
-    """The error of kubectl, the last line of `stderr`; with the remedy if a right or a user is missing."""
+    """kubectl's error: the last line of `stderr`, with the remedy if a right or a user is missing."""
     last = (stderr.strip().splitlines() or ["it said nothing"])[-1]
-    if last == "error: EOF":  # it asked for a name and a password
+    if last == "error: EOF":  # kubectl asked for a user name and a password
         return "the context names no user: see `kubectl config view --minify`"
     remedy = ": have this right granted to you, or run the command of `railcni` on the node"
     return last + remedy * ("(Forbidden)" in last)
 
 
 def agents(options: argparse.Namespace) -> dict[str, NodeAgent]:
-    """The agents by their nodes; InvalidConfig when there is none."""
+    """The agents by node name. Raises InvalidConfig if there is none."""
     where = options.agents_in
     label = "app.kubernetes.io/name=railcni"
     found = read(options, "get", "pods", f"--namespace={where}", f"--selector={label}")["items"]
@@ -124,12 +124,12 @@ def agents(options: argparse.Namespace) -> dict[str, NodeAgent]:
         name, spec = pod["metadata"]["name"], pod["spec"]
         if spec.get("nodeName") and any(one["name"] == "agent" for one in spec["containers"]):
             agents.append(NodeAgent(spec["nodeName"], name, where, spec, fault(pod, "agent")))
-    agents.sort(key=lambda agent: (agent.node, not agent.fault))  # the pod that runs after an evicted one
+    agents.sort(key=lambda agent: (agent.node, not agent.fault))  # of one node the running pod last
     return {agent.node: agent for agent in agents}
 
 
 def fault(pod: dict[str, Any], name: str) -> str:
-    """Why the container `name` of the pod does not run, "" when it does."""
+    """The reason why the container `name` of the pod does not run; "" if it runs."""
     states = [*pod["status"].get("initContainerStatuses", ()), *pod["status"].get("containerStatuses", ())]
     if any(state["name"] == name and "running" in state["state"] for state in states):
         return ""
@@ -142,13 +142,13 @@ def fault(pod: dict[str, Any], name: str) -> str:
 
 @contextmanager
 def temporary(options: argparse.Namespace, pods: Sequence[dict[str, Any]]) -> Iterator[None]:
-    """Make the pods, which are of one namespace; they end with the block. Raises IoFailure."""
+    """Create `pods`, all in one namespace, and delete them at the end of the block. Raises IoFailure."""
     names = [pod["metadata"]["name"] for pod in pods]
     try:
         try:
             said(options, "create", "--filename=-", given="\n".join(map(json.dumps, pods)))
         except IoFailure:
-            names = names if len(names) > 1 else []  # else none was made
+            names = names if len(names) > 1 else []  # a single pod was not made
             raise
         yield
     finally:
@@ -157,7 +157,7 @@ def temporary(options: argparse.Namespace, pods: Sequence[dict[str, Any]]) -> It
 
 
 def _delete(options: argparse.Namespace, place: Sequence[str]) -> None:
-    """Delete the pods at `place`, which begins with their names, also while a second Ctrl-C comes."""
+    """Delete pods, even during a second Ctrl-C. `place` has their names, then the option --namespace."""
     ends = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     held = signal.pthread_sigmask(signal.SIG_BLOCK, ends)
     try:
@@ -173,7 +173,7 @@ def _delete(options: argparse.Namespace, place: Sequence[str]) -> None:
 
 @contextmanager
 def access(options: argparse.Namespace) -> Iterator[str]:
-    """The path of a kubeconfig with kubectl's access to the cluster, for a client that reads no other; it ends with the block."""
+    """Yield the path of a temporary kubeconfig with kubectl's access to the cluster, for other clients."""
     found = read(options, "config", "view", "--raw", "--minify", "--flatten")
     for user in found.get("users") or ():
         _find_files(user["user"], options.kubeconfig)

@@ -1,4 +1,4 @@
-"""The command `railcni`. Exit codes: 0 done, 1 it failed, 2 it was called wrongly. Faults are printed here alone."""
+"""The command `railcni`. Exit codes: 0 success, 1 failure, 2 wrong call. Exceptions are printed here alone."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from cni.cli.terminal import output, subcommand
 from cni.node.runtime.executables import PluginFailed, StepsFailed
 from cni.shared.spec.errors import CniError
 
-# The commands in groups, as --help lists them, with the module below cni.cli that has each. Only that of the command given
-# is loaded: the libraries of all take half a second.
+# The commands in the groups of --help, each with its module below cni.cli. Only the module of the given command is
+# loaded: the libraries of all commands take half a second.
 GROUPS = {
     "look at a node": {
         "status": "attach",
@@ -59,14 +59,14 @@ examples:
 """
 
 ALIASES = {"add": "attach", "del": "detach", "ls": "attachments", "demo": "test", "version": "--version"}
-_SAME_SIGNAL_SECONDS = 1.0  # a terminal and a parent may both send one: the second must not end the clean-up
+_SAME_SIGNAL_SECONDS = 1.0  # a terminal and a parent may both send a signal: the second must not end the clean-up
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 
 def main() -> int:
-    """Run the command that sys.argv names; its exit code."""
+    """Run the command that sys.argv names; return its exit code."""
     _open_streams()
-    if sys.stdout is None:  # closed by the caller: the next file opened, such as a store, would be written over
+    if sys.stdout is None:  # the caller closed it: the output would go into the next opened file, such as a store
         output.print_fault("railcni: stdout is closed: send it to a file, or to /dev/null")
         return 1
     _end_in_order()
@@ -95,7 +95,7 @@ def main() -> int:
 
 
 def _open_streams() -> None:
-    """Let a stdin or stderr that the caller has closed be /dev/null: nothing else may be opened in its place."""
+    """Open /dev/null as stdin or stderr if the caller has closed it, so that no other file gets its descriptor."""
     if sys.stdin is None:
         sys.stdin = _null(0, "r")
     if sys.stderr is None:
@@ -106,7 +106,7 @@ def _open_streams() -> None:
 
 
 class _Pipe(io.FileIO):
-    """A pipe whose reader, such as `head`, may go: the rest is dropped, and the command ends with its own exit code."""
+    """A pipe whose reader, such as `head`, may end early: later output is dropped, the exit code stays."""
 
     def write(self, data: Any, /) -> int:
         try:
@@ -118,13 +118,13 @@ class _Pipe(io.FileIO):
 
 def _null(number: int, mode: str) -> TextIO:
     os.dup2(os.open(os.devnull, os.O_RDWR), number)
-    os.set_inheritable(number, True)  # of a descriptor that had the number already, dup2 changes nothing
+    os.set_inheritable(number, True)  # dup2 changes nothing if the descriptor has the number already
     return cast(TextIO, open(number, mode, closefd=False))
 
 
 def _end_in_order() -> None:
-    """Let SIGTERM, and the SIGHUP of a terminal that is closed, end the command as Ctrl-C does: with what it undoes then."""
-    if threading.current_thread() is threading.main_thread():  # no other may set handlers
+    """Let SIGTERM and SIGHUP end the command as Ctrl-C does: by KeyboardInterrupt, after which it cleans up."""
+    if threading.current_thread() is threading.main_thread():  # no other thread may set handlers
         last = float("-inf")
 
         def interrupt(number: int, frame: object) -> None:
@@ -134,7 +134,7 @@ def _end_in_order() -> None:
                 raise KeyboardInterrupt
 
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            if signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler):  # nohup has it ignored
+            if signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler):  # nohup ignores SIGHUP
                 signal.signal(number, interrupt)
 
 
@@ -146,7 +146,7 @@ def _run() -> int:
     argv = [ALIASES.get(word, word) for word in argv[:1]] + argv[1:] or ["--help"]
     try:
         options = _parser(argv[:1]).parse_args(argv)
-    except SystemExit:  # after --help or --version, which may be more than the reader of our output wants
+    except SystemExit:  # after --help or --version, whose output the reader may cut short
         sys.stdout.flush()
         raise
     options.require(options)
@@ -158,7 +158,7 @@ def _run() -> int:
 
 
 class _Overview(argparse.RawDescriptionHelpFormatter):
-    """Lists the commands in GROUPS."""
+    """A help formatter that lists the commands in GROUPS."""
 
     def _format_action(self, action: argparse.Action) -> str:
         if not isinstance(action, argparse._SubParsersAction):
@@ -174,7 +174,7 @@ class _Overview(argparse.RawDescriptionHelpFormatter):
 
 
 def _parser(given: Sequence[str] = ()) -> argparse.ArgumentParser:
-    """The parser of the command `given`; without a known one, of all commands."""
+    """A parser with the command that `given` begins with; if that is no command, with all commands."""
     parser = subcommand.Parser(prog="railcni", description="Manage networks for RDMA pods.")
     parser.add_argument("--version", action="version", version=f"railcni {VERSION}")
     commands: argparse._SubParsersAction[Any] = parser.add_subparsers(
@@ -189,7 +189,7 @@ def _parser(given: Sequence[str] = ()) -> argparse.ArgumentParser:
 
 
 def _drop_stdout() -> None:
-    """What Python still holds for stdout goes nowhere, so that the interpreter's end does not fail on it."""
+    """Redirect stdout to /dev/null, so that the interpreter can flush its buffer at exit without another error."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
@@ -202,10 +202,10 @@ def _print(fault: CniError) -> None:
 
 
 def _unforeseen(fault: Exception) -> str:
-    """One line about a fault of the command itself: the error and its place."""
+    """One line about an unexpected error: the error, and the line of code that raised it."""
     if isinstance(fault, OSError) and fault.filename:
         return f"{fault.filename}: {fault.strerror}"
-    if isinstance(fault, FileNotFoundError):  # of getcwd(2), which names none
+    if isinstance(fault, FileNotFoundError):  # from getcwd(2), without a file name
         return "the working directory has been removed: change to another one, such as by `cd /`"
     trace = fault.__traceback__
     while trace is not None and trace.tb_next is not None:

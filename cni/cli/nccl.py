@@ -1,10 +1,10 @@
 """The variables that NCCL needs in a pod, and the GID that NCCL chooses without them. Pure.
 
-NCCL before 2.21 uses one GID index for all devices, NCCL_IB_GID_INDEX, by default 0. Newer versions choose an entry for each
-device when the variable is not set: the first of RoCE v2 (NCCL_IB_ROCE_VERSION_NUM) whose address is of one family
-(NCCL_IB_ADDR_FAMILY, by default IPv4), in one range (NCCL_IB_ADDR_RANGE) and not link-local. The entries of other pods on the
-same NIC are in the table too, and NCCL cannot tell them from the pod's own: then it needs a range, or the index.
-Sources: NCCL's user guide, "Environment Variables"; src/transport/net_ib/connect.cc of NCCL 2.31, ncclIbGetGidIndex.
+NCCL before 2.21 uses one GID index for all devices, NCCL_IB_GID_INDEX, by default 0. Newer versions choose an entry for
+each device when the variable is not set: the first of RoCE v2 (NCCL_IB_ROCE_VERSION_NUM) whose address is of one family
+(NCCL_IB_ADDR_FAMILY, by default IPv4), in one range (NCCL_IB_ADDR_RANGE) and not link-local. The table also has the
+entries of other pods on the same NIC. To tell them from the pod's own, NCCL needs a range or an index. Sources: NCCL's
+user guide, "Environment Variables"; src/transport/net_ib/connect.cc of NCCL 2.31, ncclIbGetGidIndex.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from cni.shared.kernel import rdma_sysfs
 from cni.shared.spec.errors import CniError
 
 INDEX_VARIABLES = ("NCCL_IB_GID_INDEX", "UCX_IB_GID_INDEX", "NVSHMEM_IB_GID_INDEX")
-_SINCE = "2.21"  # NCCL's version that chooses the index of each device
+_SINCE = "2.21"  # the first version of NCCL that chooses an index for each device
 
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 
 @dataclass(frozen=True)
 class Advice:
-    """`variables` for the container, and `notes` about them, a sentence each."""
+    """Environment variables for a container, and `notes` about them, a sentence each."""
 
     variables: Mapping[str, str]
     notes: tuple[str, ...] = ()
@@ -34,8 +34,8 @@ class Advice:
 
 @dataclass(frozen=True)
 class _Way:
-    """A link of the pod with the port that its traffic takes; `gid` is the entry of its first IPv4 address, else of its first
-    IPv6 address, None for InfiniBand."""
+    """A link of the pod with the port of its traffic. `gid` is the GID of the link's first IPv4 address, else of its
+    first IPv6 address; None for InfiniBand."""
 
     link: str
     port: Port
@@ -43,7 +43,7 @@ class _Way:
 
 
 def advice(sandbox: NamespaceView, devices: Sequence[VerbsDevice], root: str = "/sys") -> Advice:
-    """What the containers of a pod are to be told. CniError says which GID is missing."""
+    """The variables for the containers of a pod. Raises CniError if no port has a GID of the pod."""
     ways = list(_ways(sandbox, devices, root))
     if not ways:
         raise CniError(_missing(sandbox, devices), code=100)
@@ -57,7 +57,7 @@ def advice(sandbox: NamespaceView, devices: Sequence[VerbsDevice], root: str = "
 
 
 def _selection(chosen: Mapping[_Way, Gid]) -> tuple[dict[str, str], list[str]]:
-    """The variables by which NCCL takes the pod's own GIDs, and what its older versions need."""
+    """Return (variables that make NCCL choose the GIDs `chosen`, notes about versions of NCCL)."""
     indexes = {gid.index for gid in chosen.values()}
     each = ", ".join(f"{gid.index} of {way.port.device}" for way, gid in chosen.items())
     if len(indexes) == 1:
@@ -143,7 +143,7 @@ def _gids_of(interface: SandboxInterface, ports: Sequence[Port]) -> Iterator[tup
 
 
 def _common(addresses: Sequence[str]) -> Network:
-    """The smallest network that has all the addresses, which are of one family."""
+    """The smallest network that contains all the addresses, which are of one family."""
     network: Network = ipaddress.ip_network(addresses[0])
     while not all(ipaddress.ip_address(address) in network for address in addresses):
         network = network.supernet()

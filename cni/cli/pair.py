@@ -1,8 +1,9 @@
-"""railcni test: does a network work between two nodes? Without a network: do the plugins work on this machine (cni.cli.demo)?
+"""railcni test: tests a network between two nodes; without a network, the plugins on this machine (cni.cli.demo).
 
-Two pods of the agents' image are attached to the network by the cluster's own Multus, on two nodes. By `kubectl exec` each
-runs `railcni test --inside`, which looks at the pod's own link and pings the other one. A second container of the user's image,
-if there is one, measures RDMA. In the end the pods are deleted, and the leases of their addresses must be gone.
+The cluster's own Multus attaches two pods of the agents' image to the network, on two nodes. By `kubectl exec` the
+command runs `railcni test --inside` in each pod, which reads the MTU of the pod's link and pings the other pod. A
+second container, if the user names an image for it, measures RDMA. At the end the pods are deleted, and the leases of
+their addresses must be gone.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from ipam.ranges import parse_address
 
 STATUS = "k8s.v1.cni.cncf.io/network-status"  # the annotation in which Multus tells what it has attached
 _LEFT = 600  # seconds after which kubelet ends pods that this command could not delete
-_ANSWER = 90.0  # for a program in a pod, of which the longest has 60
+_ANSWER = 90.0  # seconds for a program in a pod; the longest takes 60
 _PAUSE = 0.5
 _SHOWN = {OK: ("PASS", "green"), FAULT: ("FAIL", "bold red"), SKIPPED: ("skipped", "")}
 _NOT_TRIED = 77
@@ -51,7 +52,7 @@ if [ "$1" ]; then exec timeout 60 rping -c -a "$1" -C 10; else exec timeout 60 r
 
 @dataclass
 class TestedPod:
-    """One of the two pods: where it runs, and its interface and addresses as Multus tells them."""
+    """One of the two pods: its name and node, and its interface and addresses as Multus reports them."""
 
     name: str
     node: str = ""
@@ -63,7 +64,7 @@ class TestedPod:
 
 
 def register(commands: subcommand.Commands) -> None:
-    """Add `test`."""
+    """Add the command `test`."""
     about = "test a network between two nodes of a cluster, or without one the plugins, in namespaces of this machine"
     parser = subcommand.add(commands, "test", about, run=_run, shows=True)
     _add_options(parser, "?")
@@ -74,7 +75,7 @@ def register(commands: subcommand.Commands) -> None:
 
 
 def add(verbs: subcommand.Commands) -> None:
-    """Add `test` to the commands of a cluster."""
+    """Add the command `test` to those of a cluster."""
     parser = subcommand.add(verbs, "test", "test a network between two nodes, by two pods", run=_run, shows=True)
     _add_options(parser)
     kubectl.add_access(parser)
@@ -102,7 +103,7 @@ def _run(options: argparse.Namespace) -> int:
     if options.network:
         found = _on_cluster(options)
     else:
-        from cni.cli import demo  # with pyroute2, which costs 0.2 s and serves no other command
+        from cni.cli import demo  # loads pyroute2, which takes 0.2 s and serves no other command
 
         found = [*demo.run()]
     output.show(options.output, [one.document() for one in found], lambda: _print(found))
@@ -113,7 +114,7 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _inside() -> int:
-    """Look at the link, and ping the addresses of the other pod, of the JSON document on stdin."""
+    """Print the MTU of this pod's link, and pings of the other pod, as JSON. stdin names the link and the addresses."""
     try:
         asked = json.load(sys.stdin)
         ifname = asked["ifname"]
@@ -172,7 +173,7 @@ def _print(found: Sequence[Observation]) -> None:
 def _manifest(
     options: argparse.Namespace, nad: dict[str, Any], agent: kubectl.NodeAgent, pod: TestedPod, node: str
 ) -> dict[str, Any]:
-    """The document of `pod`: on `node`, or by the scheduler on another node than the other pod."""
+    """The manifest of `pod` on `node`; without a node the scheduler puts the pod on another node than the other pod."""
     metadata = nad["metadata"]
     label = {"app.kubernetes.io/name": "railcni-test", "app.kubernetes.io/instance": pod.name.rpartition("-")[0]}
     container: dict[str, Any] = {
@@ -200,7 +201,7 @@ def _manifest(
 def _attached(
     options: argparse.Namespace, nad: dict[str, Any], pods: Sequence[TestedPod], say: Callable[[str], None]
 ) -> list[Observation]:
-    """Wait until both pods run and Multus has attached them."""
+    """Wait until both pods run and Multus has attached them; return a finding for each."""
     end, found = time.monotonic() + options.timeout, []
     for pod in pods:
         say(f"waiting until {pod.name} is attached")
@@ -246,7 +247,7 @@ def _link(
     place: str,
     say: Callable[[str], None],
 ) -> list[Observation]:
-    """The MTU and the addresses of both pods, and the way from each to the other."""
+    """Check the MTU and the addresses of both pods, and ping each from the other."""
     config = json.loads(nad["spec"].get("config") or "{}")
     mtus = [mtu for plugin in config.get("plugins") or [config] if (mtu := member(plugin, "mtu"))]
     blocks, found, pings = model.parse_networks(nad), [], []
@@ -275,7 +276,7 @@ def _link(
 
 
 def _answer(options: argparse.Namespace, pod: TestedPod, place: str, asked: dict[str, Any]) -> Any:
-    """What `railcni test --inside` tells in the pod."""
+    """Run `railcni test --inside` in the pod; return the JSON that it prints. Raises IoFailure if it prints none."""
     done = _exec(options, pod, place, "test", ["railcni", "test", "--inside"], json.dumps(asked))
     try:
         return json.loads(done.stdout)
@@ -288,7 +289,7 @@ def _answer(options: argparse.Namespace, pod: TestedPod, place: str, asked: dict
 def _exec(
     options: argparse.Namespace, pod: TestedPod, place: str, container: str, argv: Sequence[str], given: str = ""
 ) -> subprocess.CompletedProcess[str]:
-    """Run a program in the pod. Raises IoFailure if it does not end."""
+    """Run a program in a container of the pod, with `given` on stdin. Raises IoFailure if it does not end in time."""
     where = (place, pod.name, f"--container={container}", *(["--stdin"] if given else []))
     try:
         return kubectl.run(options, "exec", *where, "--", *argv, given=given, timeout=_ANSWER)
@@ -299,7 +300,7 @@ def _exec(
 def _rdma(
     options: argparse.Namespace, pods: Sequence[TestedPod], place: str, say: Callable[[str], None]
 ) -> Observation:
-    """RDMA from the second pod to the first, by the programs of the user's image."""
+    """Measure RDMA from the second pod to the first with the programs of the user's image."""
     server, client = pods
     if not options.image:
         return Observation(SKIPPED, "", "--image names no image with ib_write_bw or rping", check="RDMA")
@@ -322,7 +323,7 @@ def _rdma(
 
 
 def _leases(options: argparse.Namespace, place: str, names: Collection[str]) -> list[str] | str:
-    """The addresses that the cluster's stores lease to the pods; a text when they cannot be read."""
+    """The addresses that the cluster's stores lease to the pods; the reason, as a text, if they cannot be read."""
     namespace = place.partition("=")[2]
     try:
         with kubectl.access(options) as path:
@@ -334,7 +335,7 @@ def _leases(options: argparse.Namespace, place: str, names: Collection[str]) -> 
 
 
 def _released(options: argparse.Namespace, place: str, names: Collection[str], before: list[str] | str) -> Observation:
-    """Wait until the pods are gone, and the addresses that they had are free."""
+    """Wait until the pods are gone and their addresses free; `before` is the answer of `_leases` while they ran."""
     if not before or isinstance(before, str):
         why = before or "the addresses are leased in no store of the cluster"
         return Observation(SKIPPED, "", str(why), check="released")

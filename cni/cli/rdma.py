@@ -1,4 +1,4 @@
-"""railcni rdma: the node's verbs devices, by netdev, PCI function and GID; and how people and programs read them."""
+"""railcni rdma: shows verbs devices with netdevs, PCI functions and GIDs, and the variables for NCCL."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ GIDS = ("device", "port", "index", "type", "address", "netdev", "pod")
 
 
 def register(commands: subcommand.Commands) -> None:
-    """Add `rdma`."""
+    """Add the command `rdma`."""
     parser = subcommand.add(commands, "rdma", _ABOUT, ". It changes nothing.", run=_run, shows=True)
     form = parser.add_mutually_exclusive_group()
     about = "print lines like Mellanox's ibdev2netdev: mlx5_0 port 1 ==> ens2f0 (Up)"
@@ -64,7 +64,7 @@ def _print(devices: Sequence[VerbsDevice]) -> None:
 
 
 def port_rows(devices: Sequence[VerbsDevice]) -> list[Sequence[object]]:
-    """The rows below PORTS."""
+    """The rows of the table of ports, with the columns PORTS."""
     rows: list[Sequence[object]] = []
     for device in devices:
         numa = device.numa_node if device.numa_node >= 0 else None
@@ -80,7 +80,7 @@ def port_rows(devices: Sequence[VerbsDevice]) -> list[Sequence[object]]:
 
 
 def gid_rows(devices: Sequence[VerbsDevice]) -> list[Sequence[object]]:
-    """The rows below GIDS."""
+    """The rows of the table of GIDs, with the columns GIDS."""
     return [(p.device, p.number, g.index, g.kind, g.address, g.ndev, g.owner) for p, g in _gids(devices)]
 
 
@@ -91,7 +91,7 @@ def _gids(devices: Sequence[VerbsDevice]) -> Iterator[tuple[Port, Gid]]:
 
 
 def document(devices: Sequence[VerbsDevice]) -> list[dict[str, Any]]:
-    """The same as JSON; what is not known is null."""
+    """The verbs devices as JSON objects; a value that is not known is null."""
     return [
         {
             "device": device.name,
@@ -126,7 +126,7 @@ def _port(port: Port) -> dict[str, Any]:
 
 
 def ibdev2netdev(devices: Sequence[VerbsDevice]) -> Iterator[str]:
-    """The lines of Mellanox's ibdev2netdev: Up is a netdev with carrier. Ports without a netdev have no line."""
+    """Yield the lines of Mellanox's ibdev2netdev. "Up" means carrier. Ports without a netdev have no line."""
     for port in inventory.ports(devices):
         if port.netdev:
             state = "NA" if port.carrier is None else "Up" if port.carrier else "Down"

@@ -18,11 +18,11 @@ from cni.node.runtime.cache import Cache, CachedResult, Parameters
 from cni.shared.spec.errors import CniError, InvalidConfig
 from cni.shared.spec.request import is_identifier
 
-_MULTUS = "multus"  # Multus keeps a cache of its own below libcni's: its option cniDir
+_MULTUS = "multus"  # Multus has its own cache below libcni's (its option cniDir)
 
 
 def new(options: argparse.Namespace, network: Network) -> Parameters:
-    """The parameters of an attachment to be made."""
+    """The parameters of a new attachment."""
     netns = namespace_path(options.netns)
     return Parameters(
         container_id=options.container_id or default_container_id(netns),
@@ -39,11 +39,11 @@ def _capability_args(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def existing(options: argparse.Namespace, cache: Cache) -> tuple[Network, Parameters, bool]:
-    """The network and parameters of an attachment that was made, and whether they come from the cache."""
+    """Return (network, parameters, whether they come from the cache) of an existing attachment."""
     network, missing = None, None
     try:
         network = networks.find(options.network, options.conf_dir)
-    except CniError as fault:  # the file may be gone since
+    except CniError as fault:  # the file may have been removed since the ADD
         missing = fault
     name = network.name if network else options.network
     if options.pod:
@@ -59,7 +59,7 @@ def existing(options: argparse.Namespace, cache: Cache) -> tuple[Network, Parame
 
 
 def _of_pod(options: argparse.Namespace, cache: Cache, name: str) -> argparse.Namespace:
-    """`options` with the containerID, interface and namespace of the attachment that its pod has to the network `name`."""
+    """A copy of `options` with containerID, interface and namespace of its pod's attachment to `name`."""
     pod, found = options.pod, {}
     for attachment in recorded.found(name):
         if is_of_pod(attachment["pod"].partition("/")[::2], pod):
@@ -86,7 +86,7 @@ def _entry(options: argparse.Namespace, cache: Cache, name: str) -> CachedResult
         is_meant = known.container_id == wanted or (not options.container_id and _same(known.netns, netns))
         if is_meant and options.ifname in ("", known.ifname):
             found.append(entry)
-    if len(found) > 1:  # to take the usual one would take the other the next time
+    if len(found) > 1:  # a default would detach one now, and the other at the next call
         names = ", ".join(f"{e.parameters.ifname} ({e.parameters.container_id})" for e in found)
         how = "choose with --ifname and --container-id"
         raise InvalidConfig(f"{name} is attached to {netns} more than once: {how}: {names}")
@@ -102,18 +102,18 @@ def _as_attached(entry: CachedResult, network: Network | None, missing: CniError
         return network
     if network is None:
         return kept
-    if kept.document == network.document:  # the file's also has the plugins that stand in files of their own
+    if kept.document == network.document:  # only this one has the plugins from files of their own
         return network
     return replace(kept, disable_check=kept.disable_check or network.disable_check)
 
 
 def default_container_id(netns: str) -> str:
-    """The containerID that cnitool makes of a namespace's path."""
+    """The containerID that cnitool derives from a namespace's path."""
     return f"cnitool-{hashlib.sha512(netns.encode()).digest()[:10].hex()}"
 
 
 def _same(a: str, b: str) -> bool:
-    """Whether two paths lead to one namespace, or would if it still were there."""
+    """Whether two paths lead to the same namespace; if one is gone, whether the paths are the same."""
     try:
         return os.path.samefile(a, b)
     except OSError:
@@ -121,7 +121,7 @@ def _same(a: str, b: str) -> bool:
 
 
 def living(network: str, cache: Cache) -> Iterator[Parameters]:
-    """Every attachment to `network` that this node knows and whose namespace is there."""
+    """Yield each attachment to `network` in this node's caches and records whose namespace still exists."""
     seen = set()
     multus = Cache(os.path.join(cache.directory, _MULTUS))
     cached = [entry.parameters for entry in (*cache.all(network), *multus.all(network))]

@@ -1,4 +1,4 @@
-"""railcni vfs: show, plan and apply the virtual functions of the node's cards."""
+"""railcni vfs: shows, plans and makes the virtual functions (VFs) of the node's NICs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _PLANNED = ("of", "what", "now", "then")
 
 
 def register(commands: subcommand.Commands) -> None:
-    """Add `vfs`."""
+    """Add the command `vfs` and its subcommands."""
     about = "show the virtual functions (VFs) of the node's NICs, and make those of a configuration"
     verbs = subcommand.add_group(commands, "vfs", about)
     for verb, run, text in (
@@ -68,7 +68,7 @@ def _document(found: NodeCards) -> list[dict[str, Any]]:
 
 
 def _plan(options: argparse.Namespace, makes: bool = False) -> int:
-    """Print the steps to the VFs of the policies, or those that were carried out; and what is wrong in the files."""
+    """Print the steps to the configured VFs; if `makes`, carry them out. Return the exit code."""
     config, faulty = read(options.config or [CONFIG])
     if not config.policies and not faulty:
         output.print_fault("railcni: the configuration asks for no VFs: add virtualFunctions, or name another file")
@@ -85,7 +85,7 @@ def _plan(options: argparse.Namespace, makes: bool = False) -> int:
         output.print_data({"steps": documents, "refused": refused}, options.output)
     elif rows:
         output.print_table(_PLANNED, rows)
-    elif not refused and not faulty:  # with a fault in a file nobody knows whether there is nothing to do
+    elif not refused and not faulty:  # a faulty file may have more to do
         print("nothing to do")
     for reason in refused:
         output.print_fault(f"railcni: {reason}")

@@ -1,4 +1,4 @@
-"""railcni warm: the warm workers of this node, and their end. What they are: cni/warm."""
+"""railcni warm: shows and ends the warm workers of this node, which cni/warm describes."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from cni.shared.kernel.files import names_in, read_regular
 from cni.shared.spec.errors import IoFailure, TryAgainLater
 from cni.warm import places, protocol
 
-END_SECONDS = 60.0  # a call that is served may wait so long for another
+END_SECONDS = 60.0  # a call in progress may wait this long for another call
 _ANSWER_SECONDS = 1.0
 _CREDENTIALS = struct.Struct("=iII")  # struct ucred
-REASONS = {  # the letters of launcher.c
+REASONS = {  # by the letters that launcher.c writes
     "n": "no workers were there",
     "b": "all workers were busy",
     "s": "no worker answered in time",
@@ -39,7 +39,7 @@ REASONS = {  # the letters of launcher.c
 
 @dataclass(frozen=True)
 class Workers:
-    """The workers of one supervisor: `calls` served warm."""
+    """The workers of one supervisor; `calls` is the number of calls that they have served."""
 
     name: str
     supervisor: int
@@ -57,7 +57,7 @@ class Workers:
 
 
 def cold(root: str = "/") -> str:
-    """The letters of the last cold calls since the node has booted, oldest first; "" when this user cannot read them."""
+    """A letter of REASONS for each cold call since the boot, oldest first; "" if it cannot be read."""
     try:
         return read_regular(below(root, places.COLD), 1 << 17).decode("ascii", "replace")
     except (OSError, ValueError):
@@ -65,18 +65,18 @@ def cold(root: str = "/") -> str:
 
 
 def by_reason(letters: str) -> dict[str, int]:
-    """How many cold calls had each reason, the most frequent first."""
+    """The number of cold calls by reason, the most frequent first."""
     return {REASONS.get(one, one): count for one, count in Counter(letters).most_common()}
 
 
 def described(letters: str) -> str:
-    """The reasons of cold calls, with counts, in words; each letter is a call with this key of REASONS."""
+    """A text with the reasons of cold calls and their counts; `letters` has a key of REASONS for each call."""
     text = ", ".join(f"{count} because {reason}" for reason, count in by_reason(letters).items()) or "none"
     return f"{text}; the last: {REASONS.get(letters[-1], letters[-1])}" if len(set(letters)) > 1 else text
 
 
 def register(commands: subcommand.Commands) -> None:
-    """Add `warm`."""
+    """Add the command `warm` and its subcommands."""
     about = "the warm workers: processes that serve calls without a start of Python"
     verbs = subcommand.add_group(commands, "warm", about)
     for name, run, does in (
@@ -88,14 +88,14 @@ def register(commands: subcommand.Commands) -> None:
 
 
 def found(root: str = "/") -> list[Workers]:
-    """The warm workers of the node whose file system is mounted at `root`, by supervisor."""
+    """The warm workers of the node whose file system is mounted at `root`, an object for each supervisor."""
     return [_ask(path) for path in _sockets(root)]
 
 
 def stop(root: str = "/", seconds: float = END_SECONDS) -> int:
-    """End all workers when they have finished what they serve; how many supervisors there were.
+    """End all workers when they have served their calls; return the number of supervisors.
 
-    TryAgainLater when one is still there after `seconds`. A supervisor that calls have made meanwhile is left alone.
+    Raises TryAgainLater if one is still there after `seconds`. One that new calls started meanwhile stays.
     """
     asked = {path: _ask_to_end(path) for path in _sockets(root)}
     deadline = time.monotonic() + seconds
@@ -105,14 +105,14 @@ def stop(root: str = "/", seconds: float = END_SECONDS) -> int:
             if time.monotonic() > deadline:
                 raise TryAgainLater(f"warm workers of {path} are still at work: {_ask(path)}; try again, or end them")
             time.sleep(0.02)
-            supervisor = supervisor or _ask_to_end(path)  # it has the lock before it listens
+            supervisor = supervisor or _ask_to_end(path)  # a supervisor takes the lock before it listens
     return len(asked)
 
 
 def _ask_to_end(path: str) -> int:
     """Ask the supervisor that listens at `path` to end; return its process ID, 0 if none listens."""
     asked = _ask(path, protocol.STOP)
-    if not asked.workers and asked.supervisor:  # it serves nobody now
+    if not asked.workers and asked.supervisor:  # it serves no call now
         os.kill(asked.supervisor, signal.SIGTERM)
     return asked.supervisor
 
@@ -148,7 +148,7 @@ def _sockets(root: str) -> list[str]:
 
 
 def _ask(path: str, what: str = protocol.STATUS) -> Workers:
-    """Ask the worker that listens at `path`. If none answers, the result has no workers."""
+    """Send `what` to the worker that listens at `path`; return its answer. Without an answer, `workers` is 0."""
     name = os.path.basename(path).removesuffix(places.SOCKET)
     supervisor = 0
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
