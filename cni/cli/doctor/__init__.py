@@ -1,4 +1,4 @@
-"""`railcni doctor`: whether RDMA of pods can work on this node, and what to do where it cannot. It changes nothing.
+"""`railcni doctor`: finds faults of this node that keep RDMA of pods from working, with remedies. It changes nothing.
 
-A group of checks is one file: what it reads, and pure functions from that to findings. `report` puts them in order.
+Each file has a group of checks: functions that read facts, and pure functions that judge them. `report` runs them.
 """

@@ -1,4 +1,4 @@
-"""The ResourceClaims of pods, as kubelet and `railcni dra` remember them: prepared or not, their devices, and the links on these.
+"""Checks of pods' ResourceClaims by the records of kubelet and `railcni dra`: preparation, devices, and links.
 
 Source: pkg/kubelet/cm/dra/state in Kubernetes, for the file dra_manager_state.
 """
@@ -23,8 +23,8 @@ from cni.shared.kernel.files import read_whole
 
 @dataclass(frozen=True)
 class PodClaim:
-    """A claim that kubelet has for pods, or had: `pods` are their UIDs, `record` what the driver has prepared, if it has; `is_specified`:
-    whether the runtime finds its devices."""
+    """A claim that kubelet has or had for the pods with these UIDs. `record` is the driver's; None if the claim is not
+    prepared. `is_specified`: the runtime finds its CDI specification, or needs none."""
 
     name: str
     pods: tuple[str, ...]
@@ -33,7 +33,7 @@ class PodClaim:
 
 
 def read(kubelet: str, root: str = "") -> list[PodClaim]:
-    """The claims with devices of this driver, first those of kubelet, which has no file before its first one. OSError, ValueError."""
+    """The claims with this driver's devices, first those in kubelet's file. Raises OSError, ValueError."""
     try:
         entries = _entries(json.loads(read_whole(f"{kubelet}/dra_manager_state")))
     except FileNotFoundError:
@@ -59,7 +59,7 @@ def _entries(document: Any) -> list[dict[str, Any]]:
 
 
 def check_node(claims: Sequence[PodClaim], kubelet: str) -> Iterator[Observation]:
-    """Count the claims, and name those whose pods are gone: kubelet removes a pod's folder after it has ended the claims."""
+    """Count the prepared claims, and find those whose pods are gone: kubelet has removed the folders of these pods."""
     prepared = [claim for claim in claims if claim.record is not None]
     lost = [c for c in prepared if not any(os.path.isdir(f"{kubelet}/pods/{uid}") for uid in c.pods)]
     if prepared:
@@ -76,7 +76,7 @@ def check(
     functions: Sequence[Function],
     ports: Sequence[Port],
 ) -> Iterator[Observation]:
-    """Claims that are not prepared, devices that are gone or down, and devices on which the pod has no link."""
+    """Find claims that are not prepared, devices that are gone or down, and devices without a link of the pod."""
     known = {function.id: function for function in functions}
     for claim in claims:
         subject = f"ResourceClaim {claim.name}"
@@ -90,7 +90,7 @@ def check(
         for device in claim.record["devices"]:
             place = f"{device['device']} of {subject}"
             function = known.get(device["function"])
-            if function is None and ":" in device["function"]:  # all NICs of a resource together have no address
+            if function is None and ":" in device["function"]:  # a device of all NICs of a resource has no address
                 found = f"{device['function']} is gone, or its driver holds it"
                 yield broken(place, found, "on this node", "see the kernel's log, and delete the pod when it is back")
             elif down := [p for p in ports if function and p.device in function.verbs and not p.is_active]:
@@ -110,7 +110,7 @@ def check(
 
 
 def _is_used(function: Function, sandbox: NamespaceView, links: Sequence[AttachedLink]) -> bool:
-    """Whether a link of the pod is the function's, or above it."""
+    """Whether a link of the pod is a netdev of the function, or lies on one."""
     return any(i.lower in function.netdevs or i.device == function.id for i in sandbox.interfaces) or any(
         port.device in function.verbs for link in links for port in link.ports
     )

@@ -33,7 +33,7 @@ _CODES = "Exit codes: 0 no fault, 1 a fault, 2 a wrong call, or a pod that is no
 
 
 def register(commands: subcommand.Commands) -> None:
-    """Add `doctor`."""
+    """Add the command `doctor`."""
     more = ". The command reads sysfs, proc, netlink and CNI's files, and changes nothing."
     parser = subcommand.add(commands, "doctor", _ABOUT, more, run=_run, shows=True, epilog=_CODES + ".")
     about = (
@@ -61,7 +61,7 @@ def _run(options: argparse.Namespace) -> int:
     options.only(not options.pod, "without --pod, since it labels the node", "--nfd")
     options.only(options.nfd != "-", "without --nfd -", "-o")
     options.only(options.nfd != "-" and not options.pod, "for a node", "-v")
-    from cni.cli.doctor import report  # with the lint and its libraries, which --help has no use for
+    from cni.cli.doctor import report  # loads the lint and its libraries, which --help does not need
     from cni.cli.doctor.facts import NodeFacts, NodePlaces  # likewise
 
     folders = tuple(f for f in options.cni_path.split(":") if f)
@@ -72,7 +72,7 @@ def _run(options: argparse.Namespace) -> int:
             if options.watch:
                 say(f"counting errors of ports for {options.watch:g} s")
             found = report.examine(facts)
-    except CniError as fault:  # of the pod that is not there: nothing was found of the node
+    except CniError as fault:  # the pod is not here: nothing of the node was checked
         output.print_fault(f"railcni: {fault.msg}", fault.details)
         return _CALLED_WRONGLY
     if options.nfd != "-":
@@ -80,7 +80,7 @@ def _run(options: argparse.Namespace) -> int:
             output.print_data(found.document(), options.output)
         else:
             _print(found, options.verbose)
-    if options.nfd:  # after the report, which is of use also where the file cannot be written
+    if options.nfd:  # after the report, which is useful even if the file cannot be written
         write_features(found, options.nfd)
     return int(not found.is_healthy)
 
@@ -111,7 +111,7 @@ def _print(found: DoctorReport, verbose: bool) -> None:
 
 
 def _folded(findings: Iterable[Observation]) -> list[Observation]:
-    """The findings in their order; those that differ by the subject alone, as of eight NICs, are one with all subjects."""
+    """The findings in order. Those that differ by the subject alone, as of eight NICs, become one with all subjects."""
     groups: dict[object, list[Observation]] = {}
     for one in findings:
         texts = (text.replace(one.subject, "") for text in (one.found, one.healthy, one.remedy))
@@ -128,7 +128,7 @@ def _row(finding: Observation) -> tuple[object, ...]:
 
 
 def features(report: DoctorReport) -> dict[str, str]:
-    """The node's labels, of values that seldom change: each change is a write to the API server."""
+    """The node's labels by name. Their values seldom change, since each change is a write to the API server."""
     ports = [p for p in report.facts.ports if p.is_active]
     rates = [int(found[1]) for p in ports if (found := _RATE.match(p.rate))]
     mtus = [p.roce_mtu for p in ports if p.roce_mtu is not None]

@@ -1,9 +1,11 @@
-"""What keeps RoCE from losing packets: priority flow control (PFC), the priority of a packet, and ECN.
+"""Checks of the settings that keep RoCE from losing packets: priority flow control (PFC), packet priorities, and ECN.
 
-PFC and the priorities of DSCPs come from the driver by netlink (cni.shared.kernel.dcb). NVIDIA's driver package also has files:
-qos/trust and ecn/roce_{np,rp}/enable/PRIORITY below /sys/class/net/NETDEV, and tc/1/traffic_class below the verbs device. The
-kernel's rdma_cm has default_roce_tos in configfs. A program may mark its packets otherwise (NCCL_IB_TC).
-Sources: Documentation/ABI/testing/configfs-rdma_cm of the kernel; NVIDIA's documentation of MLNX_OFED, "Flow Control" and "RoCE".
+PFC and the priorities of DSCPs come from the driver by netlink (cni.shared.kernel.dcb). NVIDIA's driver package also
+has files: qos/trust and ecn/roce_{np,rp}/enable/PRIORITY below /sys/class/net/NETDEV, and tc/1/traffic_class below the
+verbs device. The kernel's rdma_cm has default_roce_tos in configfs. A program may override these marks of its packets
+(NCCL_IB_TC).
+Sources: Documentation/ABI/testing/configfs-rdma_cm of the kernel; NVIDIA's documentation of MLNX_OFED, "Flow Control"
+and "RoCE".
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from cni.shared.kernel.links import Rtnl
 
 _PRIORITIES = range(8)
 _TOS_OF_TC = re.compile(r"tclass=(\d+)")
-_TOOLS = {  # by driver: what prints the settings that the kernel does not
+_TOOLS = {  # by driver: the tool that prints settings that the kernel does not show
     "mlx5_core": "mlnx_qos -i {netdev}, and mlxconfig -d ADDRESS query ROCE_CC_PRIO_MASK_P1",
     "bnxt_en": "Broadcom's niccli (get_qos)",
     "ionic": "AMD's nicctl (show qos)",
@@ -32,11 +34,11 @@ _LOSSY = "RoCE loses packets under load, and then slows down by far"
 
 @dataclass(frozen=True)
 class Congestion:
-    """`pfc`: the lossless priorities. `trust` is "dscp", "pcp" or "". `ecn`: the priorities with ECN at both ends, as
-    notification and as reaction point. None: nobody says.
+    """The settings of a netdev. `pfc`: the lossless priorities. `ecn`: the priorities with ECN as notification and as
+    reaction point. Both are None if unknown. `trust` is "dscp", "pcp" or "" (unknown).
 
-    `dscp` has the priority of each DSCP, as far as the driver tells it; `classes` the types of service (ToS, 8 bits) with which
-    packets are marked, by the place that says so; `has_vlan`: there is a VLAN on the netdev, whose tags have a priority.
+    `dscp` maps DSCPs to their priorities, if the driver tells them. `classes` has the types of service (ToS, 8 bits) of
+    packets, by the name of the setting. `has_vlan`: there is a VLAN on the netdev, whose tags have a priority.
     """
 
     pfc: tuple[int, ...] | None = None
@@ -49,7 +51,7 @@ class Congestion:
 
 
 def read(port: Port, driver: str, root: str = "/sys", live: bool = True) -> Congestion:
-    """What the driver of the port's netdev says; netlink is asked only if the link is one of this thread's namespace (`live`)."""
+    """The settings of the port's netdev. Netlink is asked only if that is in this thread's namespace (`live`)."""
     told = None
     if live:
         with Rtnl() as socket:
@@ -62,7 +64,7 @@ def read(port: Port, driver: str, root: str = "/sys", live: bool = True) -> Cong
     above = [
         *uppers,
         *(name for upper in uppers for name in beside(upper, "upper_", root)),
-    ]  # a bond, and what is on it
+    ]  # a bond, and the links on it
     return Congestion(
         pfc=told.pfc if told else None,
         trust=trust,
@@ -82,7 +84,7 @@ def _ecn(folder: str) -> tuple[int, ...] | None:
 
 
 def _classes(port: Port, root: str) -> dict[str, int]:
-    """The place and value of each type of service that is set; 0 is the default of packets, and does not count."""
+    """The types of service that are set, by the name of the setting. 0 is the default, and does not count."""
     by_cm = text(f"{root}/kernel/config/rdma_cm/{port.device}/ports/{port.number}/default_roce_tos")
     by_driver = _TOS_OF_TC.search(text(f"{root}/class/infiniband/{port.device}/tc/{port.number}/traffic_class"))
     found = {"default_roce_tos": by_cm, "traffic_class": by_driver[1] if by_driver else ""}
@@ -90,7 +92,7 @@ def _classes(port: Port, root: str) -> dict[str, int]:
 
 
 def check(read: Mapping[str, Congestion]) -> Iterator[Observation]:
-    """For each netdev the faults of its settings, or one finding when there is none."""
+    """Yield the faults in each netdev's settings, or one finding for a netdev without a fault."""
     for netdev, told in read.items():
         found = f"PFC {_listed(told.pfc)}, trust {told.trust or 'unknown'}, ECN {_listed(told.ecn)}"
         faults = list(_faults(netdev, told))
@@ -104,7 +106,7 @@ def check(read: Mapping[str, Congestion]) -> Iterator[Observation]:
 
 
 def _faults(netdev: str, told: Congestion) -> Iterator[tuple[str, str, str]]:
-    """What is wrong, how it should be, and the remedy."""
+    """Yield the faults in a netdev's settings, as (reason, wanted, remedy)."""
     one = "PFC on the one priority of RoCE (3 by convention), here and on the switches"
     set_pfc = f"mlnx_qos -i {netdev} --trust dscp --pfc 0,0,0,1,0,0,0,0 (or `dcb pfc set`), as your switches have it"
     if told.pfc == () and told.ecn == ():
@@ -122,14 +124,14 @@ def _faults(netdev: str, told: Congestion) -> Iterator[tuple[str, str, str]]:
 
 
 def _missed(netdev: str, told: Congestion, pfc: tuple[int, ...]) -> Iterator[tuple[str, str, str]]:
-    """The settings that give RoCE packets a lossy priority, as (reason, wanted, remedy)."""
+    """Yield the settings that give RoCE packets a lossy priority, as (reason, wanted, remedy)."""
     lossless = ", ".join(map(str, pfc))
     if told.trust == "pcp" and 0 not in pfc and (told.classes or not told.has_vlan):
         marked = "".join(f", {place} {tos}," for place, tos in told.classes.items())
         why = f"packets are marked by DSCP{marked} and get their priority by VLAN tags: without one it is 0, which is lossy"
         yield why, "trust in DSCP, as RoCE v2 is marked", f"mlnx_qos -i {netdev} --trust dscp, as your switches have it"
     for place, tos in told.classes.items() if told.trust == "dscp" else ():
-        priority = told.dscp.get(tos >> 2, tos >> 5)  # without an entry the three bits of the former precedence
+        priority = told.dscp.get(tos >> 2, tos >> 5)  # without an entry: the three bits of IP precedence
         if priority not in pfc:
             why = f"{place} {tos} is DSCP {tos >> 2}, which gets the priority {priority}, and lossless is {lossless}"
             yield (

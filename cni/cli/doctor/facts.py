@@ -1,4 +1,4 @@
-"""All that the checks look at, each read when it is first asked for. Nothing here judges, and nothing is changed."""
+"""The facts that the checks judge, each read on its first use. Nothing here judges or changes anything."""
 
 from __future__ import annotations
 
@@ -39,15 +39,15 @@ class NodePlaces:
     cache: str = DIRECTORY
     networks: str = NET_DIRECTORY
     kubelet: str = "/var/lib/kubelet"
-    root: str = ""  # below it are the runtime's specifications of devices
+    root: str = ""  # of the file system with the CDI specifications
     plugins: tuple[str, ...] = ()  # default: where the node's runtimes search
-    live: bool = True  # whether namespaces and netlink of this kernel belong to it
+    live: bool = True  # whether this kernel's namespaces and netlink are the node's
 
 
 @dataclass
 class NodeFacts:
-    """Facts about this node, as `places` show it; `pod` is the one pod that is asked for, NAMESPACE/POD or a namespace.
-    `watch` is for how many seconds errors of the ports are counted, 0 for those since their start."""
+    """Facts about the node at `places`; with `pod` (NAMESPACE/POD or a namespace's path) about that pod alone. The
+    errors of ports are counted for `watch` seconds; 0: since the start of each port."""
 
     places: NodePlaces = field(default_factory=NodePlaces)
     pod: str = ""
@@ -80,7 +80,7 @@ class NodeFacts:
 
     @cached_property
     def chosen(self) -> NamespaceView:
-        """The namespace of `pod`; InvalidConfig when there is none."""
+        """The namespace of `pod`. Raises InvalidConfig if there is none."""
         try:
             return sandboxes.find(self.pod, self.sandboxes, self.places.state, self.places.cache)
         except CniError as fault:
@@ -100,14 +100,14 @@ class NodeFacts:
 
     @property
     def nics(self) -> list[tuple[str, str]]:
-        """Physical functions with a verbs device: its name, and the PCI address. For one pod only those below its links."""
+        """The physical functions, as (verbs device, PCI address); for one pod only those below its links."""
         devices = {port.device for port in self.ports}
         physical = [d for d in self.devices if d.pci and not d.is_virtual_function]
         return [(d.name, d.pci) for d in physical if not self.pod or d.name in devices]
 
     @property
     def active_netdevs(self) -> list[str]:
-        """The netdevs of RoCE ports that are ACTIVE, as far as this namespace has them."""
+        """The netdevs of ACTIVE RoCE ports, without netdevs that are in other namespaces."""
         found = dict.fromkeys(p.netdev for p in self.ports if p.is_active and p.is_roce and p.carrier is not None)
         return [name for name in found if name]
 
@@ -121,7 +121,7 @@ class NodeFacts:
 
     @cached_property
     def management(self) -> Collection[str]:
-        """The links that carry the node's own traffic, and those below them."""
+        """The links that carry the node's own traffic, and the links below these."""
         proc = self.places.proc
         return topology.uplinks(f"{proc}/self" if self.places.live else proc, self.places.sys)
 
@@ -132,7 +132,7 @@ class NodeFacts:
 
     @property
     def _networks(self) -> dict[str, Sequence[str]]:
-        """The IPv4 addresses of active RoCE netdevs, with their lengths."""
+        """The IPv4 addresses of each active RoCE netdev, with prefix lengths."""
         own = self.own_interfaces
         return {name: own[name].networks if name in own else () for name in self.active_netdevs}
 
@@ -142,7 +142,7 @@ class NodeFacts:
 
     @property
     def subnets(self) -> dict[str, list[str]]:
-        """The active RoCE netdevs in each of their IPv4 subnets."""
+        """The names of active RoCE netdevs by IPv4 subnet."""
         found: dict[str, list[str]] = {}
         for name, own in self._networks.items():
             for subnet in dict.fromkeys(str(ipaddress.ip_network(network, strict=False)) for network in own):
@@ -151,8 +151,8 @@ class NodeFacts:
 
     @cached_property
     def uses(self) -> dict[str, str]:
-        """The netdevs in use, each with its user: a network of this node, a pod's link, an address of the node. For one pod only its
-        own."""
+        """The netdevs in use, each with its user: a network of this node, a pod's link, or an address of the node. For
+        one pod only the netdevs below its links."""
         found: dict[str, str] = {}
         if self.pod:
             return {port.netdev: str(link) for link in self.attached for port in link.ports}
@@ -185,14 +185,14 @@ class NodeFacts:
 
     @property
     def pod_records(self) -> list[str]:
-        """The links that the pod has by its records."""
+        """The names of the pod's links in this node's records."""
         return [ifname for netns, ifname in self._recorded if netns == self.chosen.netns]
 
     @cached_property
     def _recorded(self) -> dict[tuple[str, str], list[str]]:
         try:
             found = recorded.found(directory=self.places.state)
-        except CniError:  # `unread` says so
+        except CniError:  # `unread` has this fault
             return {}
         return {
             (a["netns"], a["ifname"]): [str(address).partition("/")[0] for address in a["addresses"]]
@@ -210,12 +210,12 @@ class NodeFacts:
 
     @property
     def node_claims(self) -> list[claims.PodClaim]:
-        """The claims of all pods; OSError, ValueError."""
+        """The claims of all pods. Raises OSError, ValueError."""
         return claims.read(self.places.kubelet, self.places.root)
 
     @property
     def pod_claims(self) -> list[claims.PodClaim]:
-        """The claims that kubelet has for the pod; OSError, ValueError."""
+        """The claims that kubelet has for the pod. Raises OSError, ValueError."""
         found = recorded.found(directory=self.places.state)
         own = [a for a in found if a["netns"] == self.chosen.netns]
         uids = {str(part["pod"][2]) for a in own for part in a["records"].values() if part.get("pod")}
@@ -223,7 +223,7 @@ class NodeFacts:
 
     @property
     def _registered(self) -> dict[str, list[str]]:
-        """The devices of each resource that kubelet's device manager has in its checkpoint; {} where that is not readable."""
+        """The device IDs by resource in the checkpoint of kubelet's device manager; {} if it cannot be read."""
         try:
             document = json.loads(read_whole(f"{self.places.kubelet}/device-plugins/kubelet_internal_checkpoint"))
             found: dict[str, list[str]] = document["Data"]["RegisteredDevices"]
@@ -233,7 +233,7 @@ class NodeFacts:
 
     @cached_property
     def counts(self) -> tuple[PortCounts, PortCounts, float]:
-        """The counters of the ports; those of a reading before, {} without `watch`, and the seconds in between."""
+        """Return (counters of the ports, counters before, seconds in between). Without `watch`: (counters, {}, 0)."""
         before = self._read_counts() if self.watch else {}
         time.sleep(self.watch)
         return self._read_counts(), before, self.watch
@@ -243,7 +243,7 @@ class NodeFacts:
 
     @cached_property
     def congestion(self) -> dict[str, Congestion]:
-        """What each RoCE netdev of this namespace does about congestion; of a bond its ports, which have the settings."""
+        """The congestion settings of each active RoCE netdev of this namespace; of a bond, those of its ports."""
         active = self.active_netdevs
         ports = [
             (p, d.driver) for d in self.devices for p in d.ports if p.netdev in active and p.is_active and p.is_roce
@@ -276,5 +276,5 @@ class NodeFacts:
 
     @property
     def moves_devices(self) -> bool:
-        """Whether the CNI plugin that moves verbs devices is installed."""
+        """Whether the CNI plugin `rdma`, which moves verbs devices into pods, is installed."""
         return any(os.path.isfile(os.path.join(folder, "rdma")) for folder in self.folders)

@@ -1,4 +1,4 @@
-"""What a check finds, and what a check is."""
+"""The types of a check and of its findings."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ MEANINGS = {
 
 @dataclass(frozen=True)
 class Observation:
-    """The result of one look: `found` is the state of `subject`, `healthy` the wanted state, `remedy` the way there; the last
-    two are "" where nothing is wrong."""
+    """A finding of a check: `found` is the state of `subject`, `healthy` the wanted state, `remedy` the way there. The
+    last two are "" if nothing is wrong."""
 
     level: str
     subject: str
@@ -51,4 +51,4 @@ class Check:
     title: str
     run: Callable[[Any], Iterable[Observation]]
     needs: tuple[str, ...] = ()
-    of_pod: bool = False  # whether it is made for one pod too: the facts are then those of what the pod uses
+    of_pod: bool = False  # whether it also runs for one pod, with facts about the devices of the pod alone

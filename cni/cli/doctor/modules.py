@@ -1,7 +1,7 @@
-"""Kernel modules, the NICs that want one, and the nodes in /dev/infiniband.
+"""Checks of kernel modules, of the NICs that need them, and of the device nodes in /dev/infiniband.
 
-A module that is built in has no directory in /sys/module, but what it makes is there: the classes infiniband (ib_core),
-infiniband_verbs (ib_uverbs), and the misc device rdma_cm (rdma_ucm).
+A built-in module may have no directory in /sys/module, but its other entries in sysfs are there: the classes infiniband
+(ib_core) and infiniband_verbs (ib_uverbs), and the misc device rdma_cm (rdma_ucm).
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ _MELLANOX = "15b3"
 
 @dataclass(frozen=True)
 class Modules:
-    """`loaded` are the modules of _NEEDED and _COMPANIONS that are there; `functions` the network functions on PCI; `bonded`
-    the verbs device of a bond (LAG) by the functions that have none of their own for it."""
+    """The loaded modules of _NEEDED and _COMPANIONS, and the physical network functions. `bonded` maps the ID of a
+    function without a verbs device to the verbs device of its bond (LAG)."""
 
     loaded: frozenset[str]
     functions: tuple[Function, ...]
@@ -49,7 +49,7 @@ class Modules:
 
 
 def read(root: str = "/sys") -> Modules:
-    """The kernel modules that are loaded, and the physical functions that need them."""
+    """Read the loaded kernel modules and the physical network functions."""
     loaded = {name for name, sign, _ in _NEEDED if os.path.isdir(f"{root}/{sign}")}
     for name in {*_COMPANIONS.values(), *(name for name, _, _ in _NEEDED)}:
         if os.path.isdir(f"{root}/module/{name}"):
@@ -72,7 +72,7 @@ def _uppers(function: Function, root: str) -> set[str]:
 
 def check(modules: Modules) -> Iterator[Observation]:
     """Check the needed kernel modules, and that each RDMA NIC has its driver and its verbs driver."""
-    for name, _, why in _NEEDED if "ib_core" in modules.loaded else ():  # else `check_devices` says it
+    for name, _, why in _NEEDED if "ib_core" in modules.loaded else ():  # else `check_devices` reports it
         if name in modules.loaded:
             yield ok(name, "loaded")
         else:
@@ -118,8 +118,7 @@ def check_nodes(root: str, dev: str, chosen: Collection[str] | None = None) -> I
 
 
 def check_devices(names: Sequence[str], modules: Modules, moved: bool) -> Iterator[Observation]:
-    """That there is a verbs device at all, which needs the modules. `moved`: pods may have them all, each in its own
-    namespace."""
+    """Check that there is a verbs device. `moved`: the plugin `rdma` may have moved all of them into pods."""
     if names:
         yield ok("verbs devices", ", ".join(names))
         return

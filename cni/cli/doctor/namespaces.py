@@ -1,7 +1,7 @@
-"""The mode of RDMA's network namespaces, and the kernel parameters of RDMA netdevs that make or break IP over them.
+"""Checks of RDMA's network namespace mode, and of the kernel parameters by which RDMA netdevs lose IP packets.
 
-Sources: drivers/infiniband/core/nldev.c (mode); Documentation/networking/ip-sysctl.rst (rp_filter, arp_*): of
-rp_filter, arp_ignore and arp_announce the larger one of `all` and the link's counts.
+Sources: drivers/infiniband/core/nldev.c (mode); Documentation/networking/ip-sysctl.rst (rp_filter, arp_*). Of the
+values for `all` and for the link, the larger one counts for rp_filter, arp_ignore and arp_announce.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from cni.shared.kernel.links import Rtnl
 
 STRICT = 1
 ELSEWHERE = "0.0.0.0/0"  # stands for peers outside a link's subnets
-_MOST_NEIGHBOURS = 32  # one that is not this namespace's own is enough
-_STRANGERS = ("192.0.2.1", "198.51.100.1", "203.0.113.1")  # of nobody: RFC 5737
+_MOST_NEIGHBOURS = 32  # addresses to try; one of another namespace is enough
+_STRANGERS = ("192.0.2.1", "198.51.100.1", "203.0.113.1")  # addresses that no host has: RFC 5737
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class LinkParameters:
 
 
 def mode() -> str:
-    """ "shared" or "exclusive"; "" when the kernel does not say."""
+    """The mode of RDMA's network namespaces: "shared" or "exclusive"; "" if the kernel does not tell it."""
     try:
         with closing(rdma_netlink.Rdma()) as socket:
             return socket.netns_mode()
@@ -45,8 +45,8 @@ def mode() -> str:
 
 
 def check_mode(mode: str, moves_devices: bool, sharing: Sequence[str]) -> Iterator[Observation]:
-    """Exclusive mode is a fault unless the node `moves_devices` into pods (the CNI plugin `rdma` is installed) and
-    nobody is `sharing`: macvlans and the like over a verbs device's netdev."""
+    """Find exclusive mode. It is a fault unless the plugin `rdma` is installed (`moves_devices`) and no link of a pod
+    shares a NIC, such as a macvlan (`sharing`)."""
     subject = "RDMA netns mode"
     if not mode:
         yield unknown(subject, "the kernel does not say: RDMA netlink is not there, or refused")
@@ -66,7 +66,7 @@ def check_mode(mode: str, moves_devices: bool, sharing: Sequence[str]) -> Iterat
 
 
 def read(netdev: str, networks: Sequence[str] = (), proc: str = "/proc") -> LinkParameters:
-    """The parameters of a link of this thread's namespace; `networks` are its IPv4 addresses with their lengths."""
+    """The parameters of a link of this thread's namespace; `networks` are its IPv4 addresses with prefix lengths."""
     values = {}
     for name in ("rp_filter", "arp_ignore", "arp_announce"):
         each = [text(f"{proc}/sys/net/ipv4/conf/{where}/{name}") for where in ("all", netdev)]
@@ -75,7 +75,7 @@ def read(netdev: str, networks: Sequence[str] = (), proc: str = "/proc") -> Link
 
 
 def _answers(networks: Sequence[str]) -> dict[str, str]:
-    """The link of this thread's namespace by which answers leave, for each subnet of `networks` and for ELSEWHERE."""
+    """The link by which replies leave this thread's namespace, for each subnet of `networks` and ELSEWHERE."""
     found: dict[str, str] = {}
     with Rtnl() as rtnl:
         names = {link.index: link.name for link in rtnl.links()}
@@ -114,7 +114,7 @@ def check_parameters(read: Mapping[str, LinkParameters], subnets: Mapping[str, S
 
 
 def _check_filter(netdev: str, parameters: LinkParameters) -> Observation:
-    """Judge a strict filter: a fault if answers to neighbours leave by another link, advice if only those to other peers do."""
+    """Judge strict rp_filter: a fault if replies to the link's subnets leave by another link; other replies: advice."""
     value = parameters.rp_filter
     if value is None:
         return unknown(netdev, "rp_filter cannot be read")

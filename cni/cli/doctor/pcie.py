@@ -1,12 +1,13 @@
-"""The PCI side of RDMA NICs: link width and speed, relaxed ordering, ACS, IOMMU; and whether a NIC reaches the memory of
-GPUs.
+"""The PCI side of RDMA NICs: link width and speed, relaxed ordering, ACS, IOMMU; and whether a NIC reaches the memory
+of GPUs.
 
 Source: Documentation/ABI/testing/sysfs-bus-pci (current_link_*, max_link_*), sysfs-kernel-iommu_groups. Registers in
-the file `config` are those of include/uapi/linux/pci_regs.h: capabilities form a list from 0x34 on, extended ones another from
-0x100 on. Others than root get its first 64 bytes alone, where no capability is.
+the file `config` are those of include/uapi/linux/pci_regs.h: a list of capabilities begins at 0x34, a list of extended
+ones at 0x100. Only root can read more than its first 64 bytes, where no capability is.
 
-Three ways lead to the memory of GPUs: the module nvidia_peermem, its predecessor nv_peer_mem, and DMA-BUF, which NVIDIA's open
-kernel modules offer on Linux 5.12 and newer (GPUDirect RDMA documentation; drivers/infiniband/core/umem_dmabuf.c).
+Three ways lead to the memory of GPUs: the module nvidia_peermem, its predecessor nv_peer_mem, and DMA-BUF, which
+NVIDIA's open kernel modules offer on Linux 5.12 and newer (GPUDirect RDMA documentation;
+drivers/infiniband/core/umem_dmabuf.c).
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ from cni.node.inventory.topology import PIX, PXB, Topology, device, is_address, 
 _FIRST, _FIRST_EXTENDED = 0x34, 0x100
 _EXPRESS, _ACS = 0x10, 0x0D
 _DEVICE_CONTROL, _RELAXED_ORDERING = 8, 0x0010
-_ACS_CONTROL, _REDIRECTS = 6, 0x0004 | 0x0008 | 0x0010  # of requests, of completions, upstream forwarding
-_MOST = 96  # capabilities; a list that is damaged may be a ring
+_ACS_CONTROL, _REDIRECTS = 6, 0x0004 | 0x0008 | 0x0010  # request redirect, completion redirect, upstream forwarding
+_MOST = 96  # capabilities that are read; a damaged list may be a ring
 _PEER_MODULES = ("nvidia_peermem", "nv_peer_mem")
 _NVIDIA = 0x10DE
 _DMA_BUF = (5, 12)
@@ -31,7 +32,7 @@ _DMA_BUF = (5, 12)
 
 @dataclass(frozen=True)
 class PcieLink:
-    """A PCIe link: GT/s and lanes, 0 if not known."""
+    """A PCIe link: its speed in GT/s and its width in lanes, each 0 if not known."""
 
     speed: float = 0.0
     width: int = 0
@@ -46,8 +47,8 @@ class PcieLink:
 
 @dataclass(frozen=True)
 class PcieFunction:
-    """A NIC's PCI function. `slot_best` is the best that the port above can do. `domain` is the type of its IOMMU
-    group: "identity" passes DMA through, "DMA" and "DMA-FQ" translate it, "" there is none. None: cannot be read."""
+    """A NIC's PCI function: its current link, its best one, and the best one of the port above it. `domain` is the type
+    of its IOMMU group: "identity" passes DMA through, "DMA" and "DMA-FQ" translate it, "": no group."""
 
     name: str
     address: str
@@ -59,11 +60,11 @@ class PcieFunction:
 
 
 Bridges = dict[str, bool | None]
-"""The PCI bridges above NICs and GPUs that are near one another; whether ACS there redirects, None: not read."""
+"""Whether ACS redirects peer traffic, by PCI bridge above GPUs and NICs near them; None if it cannot be read."""
 
 
 def read(nics: Iterable[tuple[str, str]], root: str = "/sys") -> list[PcieFunction]:
-    """The functions of `nics`: names of verbs devices with their PCI addresses."""
+    """Read the functions of `nics`, which are (verbs device, PCI address)."""
     found = []
     for name, address in nics:
         place, above = f"{root}/bus/pci/devices/{address}", device(address, root).above[-1:]
@@ -82,7 +83,7 @@ def read(nics: Iterable[tuple[str, str]], root: str = "/sys") -> list[PcieFuncti
 
 
 def read_bridges(topology: Topology, root: str = "/sys") -> Bridges:
-    """The bridges between GPUs and the NICs that share a switch with them."""
+    """Read the bridges above GPUs and above NICs that share a switch with a GPU."""
     near: set[str] = set()
     for gpu in topology.gpus:
         for _, nic in topology.nics:
@@ -111,7 +112,7 @@ def check_links(functions: Sequence[PcieFunction]) -> Iterator[Observation]:
 
 
 def check_settings(functions: Sequence[PcieFunction], bridges: Bridges) -> Iterator[Observation]:
-    """What costs speed: ordered writes, translated DMA, and ACS that sends what GPU and NIC exchange to the host."""
+    """Find settings that cost speed: ordered writes, translated DMA, ACS that sends GPU-NIC traffic by the host."""
     for function in functions:
         subject = f"{function.name} ({function.address})"
         if function.relaxed_ordering is None:
@@ -163,7 +164,7 @@ def _config(place: str) -> bytes:
 
 
 def relaxed_ordering(config: bytes) -> bool | None:
-    """Whether the function may relax the order of its writes; None when that cannot be read."""
+    """Whether relaxed ordering of the function's writes is on; None if that cannot be read."""
     return _is_set(config, _capabilities(config), _EXPRESS, _DEVICE_CONTROL, _RELAXED_ORDERING)
 
 
@@ -175,7 +176,7 @@ def redirects_peers(config: bytes) -> bool | None:
 
 
 def _is_set(config: bytes, capabilities: Iterable[tuple[int, int]], wanted: int, offset: int, bits: int) -> bool | None:
-    """Whether any of `bits` is set in the register of the first capability of that kind; None where none is read."""
+    """Whether any of `bits` at `offset` in the first capability `wanted` is set; None without such a capability."""
     for kind, at in capabilities:
         if kind == wanted and at + offset + 2 <= len(config):
             return bool(int.from_bytes(config[at + offset : at + offset + 2], "little") & bits)
@@ -207,8 +208,8 @@ def _extended(config: bytes) -> Iterator[tuple[int, int]]:
 
 
 def read_peer_memory(root: str = "/sys", proc: str = "/proc") -> tuple[str, str, str]:
-    """The loaded module for peer memory, the first line of the NVIDIA driver's version, and the kernel's release; "" for
-    none."""
+    """Return (loaded module for peer memory, first line of the NVIDIA driver's version, kernel release), "" for each
+    that is missing."""
     module = next((m for m in _PEER_MODULES if os.path.isdir(f"{root}/module/{m}")), "")
     driver = text(f"{proc}/driver/nvidia/version").partition("\n")[0]
     return module, driver, text(f"{proc}/sys/kernel/osrelease")

@@ -1,7 +1,7 @@
-"""What pods have of RDMA: each address of theirs over a RoCE port wants a GID, in the name of their link.
+"""Checks of RDMA in pods: each address of a link over a RoCE port needs a GID whose netdev is that link.
 
-A link is over a port when it is a macvlan or the like on the port's netdev, through VLANs and bonds too, or the
-port's own netdev, moved into the pod. Pure, but for the checks of one pod, and `processes`.
+A link is over a port if it is a macvlan or the like on the port's netdev, through VLANs and bonds too, or that netdev
+itself, moved into the pod. The checks are pure, except those of one pod.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _MOST_PROCESSES = 8
 
 @dataclass(frozen=True)
 class AttachedLink:
-    """A link of a pod over a RoCE port. `recorded` are addresses that railcni's record says it has."""
+    """A link of a pod over a RoCE port. `recorded` are the addresses of the link in railcni's record."""
 
     sandbox: NamespaceView
     interface: SandboxInterface
@@ -44,7 +44,7 @@ class AttachedLink:
 
 @dataclass(frozen=True)
 class PodNeed:
-    """A link's need in the pod's containers: the device `node` of the verbs device, and the node's `resources` that give it."""
+    """The verbs device below a link, its device node in /dev/infiniband, and kubelet's resources that offer it."""
 
     link: str
     device: str
@@ -60,10 +60,11 @@ class PodNeed:
 
 @dataclass(frozen=True)
 class PodProcess:
-    """A process in a pod: its RDMA device nodes, and `memlock`, the limit of memory that it may lock, in bytes.
+    """A process in a pod: its RDMA device nodes, and its limit of locked memory in bytes (`memlock`).
 
-    None means that this user may not see a value. `gpus`: the process has device nodes of NVIDIA's GPUs. `indexes` are
-    (name, value) of environment variables with a GID index. `may_lock`: it has the capability to exceed `memlock`."""
+    None means that this user may not see a value. `gpus`: the process has device nodes of NVIDIA's GPUs. `indexes` has
+    (name, value) of variables with a GID index. `may_lock`: a capability lets the process exceed `memlock`.
+    """
 
     pid: int
     nodes: tuple[str, ...] | None
@@ -77,8 +78,8 @@ class PodProcess:
 def needs(
     links: Iterable[AttachedLink], functions: Sequence[Function], registered: Mapping[str, Collection[str]]
 ) -> list[PodNeed]:
-    """The need of each link. `registered` are the devices that kubelet knows, by resource: railcni's device plugin and the
-    SR-IOV device plugin call them by the NIC or function."""
+    """The device needs of the links. `registered` has kubelet's device IDs by resource: railcni's device plugin and the
+    SR-IOV device plugin name a device after its NIC or function."""
     found = []
     for link in links:
         devices = {port.device for port in link.ports}
@@ -92,13 +93,13 @@ def needs(
 
 
 def check_unread(unread: Sequence[str]) -> Iterator[Observation]:
-    """What is not known of pods, so that the checks of them see less than there is."""
+    """Report the namespaces and pods that could not be read, and so are missing from other checks."""
     for fault in unread:
         yield broken("namespaces of pods", fault)
 
 
 def check(links: Sequence[AttachedLink]) -> Iterator[Observation]:
-    """Addresses without a GID, addresses that are lost, and links whose MTU is less than RDMA CM needs."""
+    """Find addresses without a GID, addresses that were lost, and links whose MTU is less than RDMA CM needs."""
     for link in links:
         interface = link.interface
         wanted = (interface.name, rdma_sysfs.ROCE_V2)
@@ -134,7 +135,7 @@ def check(links: Sequence[AttachedLink]) -> Iterator[Observation]:
 def check_links(
     sandbox: NamespaceView, links: Sequence[AttachedLink], recorded: Sequence[str], here: Mapping[str, SandboxInterface]
 ) -> Iterator[Observation]:
-    """Links of the pod that are gone or down, and masters that are down. `here`: the links of this namespace."""
+    """Find links of the pod that are gone or down, and masters that are down. `here`: the links of this namespace."""
     over_ports = {link.interface.name for link in links}
     names = [interface.name for interface in sandbox.interfaces]
     for name in recorded:
@@ -167,7 +168,7 @@ def check_pod(
     processes: Sequence[PodProcess],
     needed: Sequence[PodNeed] = (),
 ) -> Iterator[Observation]:
-    """Check one pod further: whether it has RDMA at all, its kernel parameters, device nodes and limits."""
+    """Check that one pod has RDMA, and its kernel parameters, device nodes and limits."""
     who = sandbox.owner or "this namespace"
     if not links:
         names = ", ".join(i.name for i in sandbox.interfaces if i.name != "lo") or "none"
@@ -210,7 +211,7 @@ def check_pod(
 
 
 def _check_indexes(subject: str, process: PodProcess, links: Sequence[AttachedLink]) -> Iterator[Observation]:
-    """A GID index in the environment that is not the index of each link's own address."""
+    """Find GID indexes in a process's environment that are wrong for a link of the pod."""
     ways = [(link.interface.name, port) for link in links for port in link.ports if port.is_roce]
     for name, value in process.indexes:
         if why := nccl.wrong_index(value, ways):
@@ -222,7 +223,7 @@ def _check_indexes(subject: str, process: PodProcess, links: Sequence[AttachedLi
 
 
 def check_peer(sandbox: NamespaceView, links: Sequence[AttachedLink], peer: str) -> list[Observation]:
-    """Ping the peer from inside the namespace: with a small packet, and with one of the link's whole MTU."""
+    """Ping the peer from inside the pod's namespace, with a small packet and with one of the link's whole MTU."""
     if not peer:
         return [Observation(SKIPPED, "a peer", "not looked at: name the address of another pod with --peer")]
     wanted = ipaddress.ip_address(peer)
@@ -255,7 +256,7 @@ def ping(peer: str, own: str, mtu: int) -> list[Observation]:
 
 
 def _parameters(sandbox: NamespaceView, links: Sequence[SandboxInterface]) -> dict[str, LinkParameters]:
-    """The parameters of `links` inside the namespace."""
+    """The kernel parameters of `links` in the pod's namespace, by link; {} if they cannot be read."""
     try:
         with netns.open_namespace(sandbox.netns or "/proc/self/ns/net") as there, there.entered():
             return {link.name: namespaces.read(link.name, link.networks) for link in links}
@@ -264,7 +265,7 @@ def _parameters(sandbox: NamespaceView, links: Sequence[SandboxInterface]) -> di
 
 
 def processes(sandbox: NamespaceView, proc: str = "/proc") -> list[PodProcess]:
-    """The pod's processes: those in its namespace that do not see the host's files, as a runtime's helpers do."""
+    """The first processes in the pod's network namespace, without a runtime's helpers: these see the host's files."""
     if not sandbox.netns:
         return []
     found = []

@@ -1,7 +1,7 @@
-"""Ports of verbs devices: their state, MTU and GID tables; their errors since they began or during a watch; and NICs that are
-behind their siblings. Pure, but for `read_guids`: cni.node.inventory reads them.
+"""Checks of the ports of verbs devices: state, MTU, GID tables, errors since their start or during a watch; and of NICs
+that are slower or older than others of their kind. Pure, but for `read_guids`: cni.node.inventory reads the ports.
 
-A counter that grows while traffic runs is a fault of cable, switch or congestion; what it says since the boot may be long over.
+A counter that grows while traffic runs is a fault of cable or switch, or congestion. Older errors may be long over.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from cni.shared.kernel import rdma_sysfs
 
 NEARLY_FULL = 0.8  # of a GID table: the plugins warn from here on too
 
-Uses = Mapping[str, str]  # netdevs that something on this node uses, with what that is
+Uses = Mapping[str, str]  # the netdevs in use on this node, each with its user
 PortCounts = Mapping[Port, Counts]
 
 
@@ -52,7 +52,7 @@ def _remedy(port: Port, up: bool | None) -> str:
 
 
 def check_mtu(ports: Sequence[Port], management: Collection[str]) -> Iterator[Observation]:
-    """Netdevs whose MTU leaves RDMA less than 4096 bytes. `management`: those that carry the node's own traffic."""
+    """Find netdevs whose MTU leaves RDMA less than 4096 bytes. `management`: netdevs with the node's own traffic."""
     for port in ports:
         if not port.is_active or not port.is_roce:
             continue
@@ -74,7 +74,7 @@ def check_mtu(ports: Sequence[Port], management: Collection[str]) -> Iterator[Ob
 
 
 def check_gids(ports: Sequence[Port]) -> Iterator[Observation]:
-    """GID tables that are full, nearly full, or without an entry of RoCE v2."""
+    """Find GID tables that are full, nearly full, or without an entry of RoCE v2."""
     for port in ports:
         if not port.is_roce or not port.room:
             continue
@@ -104,7 +104,7 @@ def _subject(port: Port) -> str:
 
 
 def check_counters(now: PortCounts, before: PortCounts, seconds: float) -> Iterator[Observation]:
-    """The errors of each port: with a reading `before`, `seconds` ago, those that came since, else those since its start."""
+    """Find errors of ports: those since the reading `before`, `seconds` ago, else those since the ports' start."""
     for port, values in now.items():
         found = list(_faults(str(port), values, before.get(port, {}), seconds))
         yield from found
@@ -130,7 +130,7 @@ def _faults(name: str, values: Counts, former: Counts, seconds: float) -> Iterat
 
 
 def check_siblings(devices: Sequence[VerbsDevice], functions: Sequence[Function]) -> Iterator[Observation]:
-    """Of NICs of one kind those whose ports run slower than most of them, or whose firmware is older."""
+    """Find NICs that are slower than most NICs of their model, or have older firmware."""
     models = {function.id: (function.vendor, function.product) for function in functions}
     groups: dict[tuple[str, str], list[VerbsDevice]] = {}
     for device in devices:
@@ -165,7 +165,7 @@ def _older(group: Sequence[VerbsDevice]) -> Iterator[Observation]:
 
 
 def check_guids(devices: Sequence[VerbsDevice], guids: Mapping[str, str]) -> Iterator[Observation]:
-    """Devices without a node GUID, as virtual functions of mlx5 are made: RDMA CM cannot use them."""
+    """Find devices without a node GUID, which RDMA CM cannot use. A new virtual function of mlx5 has none."""
     for device in devices:
         if device.pci and not guids.get(device.name, "1").replace(":", "").strip("0"):
             is_ethernet = any(port.link_layer == rdma_sysfs.ETHERNET for port in device.ports)
@@ -175,7 +175,7 @@ def check_guids(devices: Sequence[VerbsDevice], guids: Mapping[str, str]) -> Ite
 
 
 def read_guids(devices: Sequence[VerbsDevice], root: str = "/sys") -> dict[str, str]:
-    """The node GUID of each device that shows one."""
+    """Read the node GUIDs by device name; a device that shows none is left out."""
     found = {device.name: text(f"{root}{rdma_sysfs.CLASS}/{device.name}/node_guid") for device in devices}
     return {name: guid for name, guid in found.items() if guid}
 

@@ -141,15 +141,15 @@ class DoctorReport:
 
 
 def examine(facts: NodeFacts) -> DoctorReport:
-    """Make all checks of the node, or of the pod that `facts` names. Raises CniError when that pod is not found."""
+    """Run the checks of the node, or of the pod that `facts` names. Raises CniError if that pod is not found."""
     if facts.pod:
-        _ = facts.chosen  # a pod that is not there is no finding: it was asked for wrongly
+        _ = facts.chosen  # a missing pod is a wrong call, not a finding
     return DoctorReport(facts, run(POD_CHECKS if facts.pod else CHECKS, facts))
 
 
 def run(checks: Iterable[Check], facts: NodeFacts) -> list[Observation]:
-    """Make `checks` in order; return their findings. An error is a finding too, and stops no other check; a missing right of
-    this user is no fault of the node."""
+    """Run `checks` in order; return their findings. An error becomes a finding, and stops no other check. A missing
+    right of this user is no fault of the node."""
     found: list[Observation] = []
     stopped: set[str] = set()
     for check in checks:
@@ -170,7 +170,7 @@ def run(checks: Iterable[Check], facts: NodeFacts) -> list[Observation]:
 
 
 def _as_seen(finding: Observation) -> Observation:
-    """The finding; "unknown" in place of a fault if this user lacks the right to look."""
+    """The finding, with the level UNKNOWN if a missing right of this user caused it."""
     if finding.level in (FAULT, UNKNOWN) and is_denied(finding.found):
         return replace(finding, level=UNKNOWN, healthy="", remedy=REMEDY)
     return finding

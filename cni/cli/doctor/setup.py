@@ -1,7 +1,8 @@
-"""The software of a node: plugins, networks in net.d, the store of leases; what containers inherit of the runtime.
+"""Checks of a node's software: plugins, networks in net.d, the store of leases, and the limits that containers inherit.
 
-RDMA locks the memory it registers: a container may lock as much as its runtime (proc(5), /proc/PID/limits), unless the
-capability IPC_LOCK is effective in it, which a container that does not run as root cannot have in Kubernetes.
+RDMA locks the memory that it registers. A container may lock as much as its runtime (proc(5), /proc/PID/limits), or any
+amount if the capability IPC_LOCK is effective in it. In Kubernetes a container that does not run as root cannot have
+this one.
 """
 
 from __future__ import annotations
@@ -70,7 +71,7 @@ class NetworkFile:
 
 
 def check_plugins(folders: Sequence[str]) -> Iterator[Observation]:
-    """The plugins in `folders` that have to do with RDMA networks, each asked for its versions."""
+    """Ask each plugin for RDMA networks in `folders` for its version."""
     nothing = True
     for folder in folders:
         ours = layout.read(folder).ours if os.path.isdir(folder) else frozenset()
@@ -120,7 +121,7 @@ def _network_file(path: str, directory: str) -> NetworkFile:
     faults = tuple(lint.lint([path]))
     try:
         found = networks.read(path, directory)
-    except CniError:  # the lint says it with all the others
+    except CniError:  # `faults` has this fault and all others
         return NetworkFile(path, faults=faults)
     steps = [step for network in found for step in network.steps]
     masters = [str(step.document[key]) for step in steps for key in ("master", "device") if step.document.get(key)]
@@ -201,8 +202,8 @@ def check_store(store: str, seconds: float, fault: str) -> Iterator[Observation]
 
 
 def check_admission(has_dra: bool, config: str = "") -> Iterator[Observation]:
-    """Find missing bindings of admission policies in the flat file's cluster, also those of the DRA driver where the node `has_dra`.
-    No finding if this user may not read them."""
+    """Find missing bindings of admission policies in the flat file's cluster; with `has_dra` also the DRA driver's.
+    Yields no finding if this user may not read them."""
     wanted = {file: names for file, names in POLICIES.items() if has_dra or not file.startswith("dra/")}
     missing: dict[str, str] = {}  # each with its file
     try:
@@ -221,7 +222,7 @@ def check_admission(has_dra: bool, config: str = "") -> Iterator[Observation]:
     except Undefined:
         missing = {"the server knows no such policies": "admission.yaml"}
     except CniError:
-        return  # it may not be read, or the check of the store says what is wrong
+        return  # the bindings may not be read, or the check of the store has the fault
     if not missing:
         yield ok("admission policies", f"{sum(map(len, wanted.values()))} bindings")
         return
@@ -232,7 +233,7 @@ def check_admission(has_dra: bool, config: str = "") -> Iterator[Observation]:
 
 
 def check_pending(state: str) -> Iterator[Observation]:
-    """The releases that a DEL could not make."""
+    """Report the releases that failed in a DEL and are still to be made."""
     for attachment in recorded.pending(directory=state):
         remedy = "make that store reachable; `railcni ipam flush` tries again, and with --drop gives up"
         subject = f"pending release: {recorded.named(attachment)}"
@@ -263,7 +264,7 @@ def may_lock(process: str) -> bool:
 
 
 def user_of(process: str) -> int | None:
-    """The effective user of the process; None when it cannot be read."""
+    """The effective user ID of the process; None if it cannot be read."""
     users = _status(process, "Uid")
     return int(users[1]) if users else None
 
@@ -284,7 +285,7 @@ def memlock_of(process: str) -> int | None:
 
 
 def check_runtimes(limits: Mapping[str, int | None]) -> Iterator[Observation]:
-    """Runtimes whose containers can lock little memory; the limit of each is that of `memlock_of`."""
+    """Find runtimes whose containers can lock little memory. `limits` has the answer of `memlock_of` for each."""
     if not limits:
         yield note("memlock", "no container runtime is seen to run here")
     for process, limit in limits.items():
@@ -293,8 +294,8 @@ def check_runtimes(limits: Mapping[str, int | None]) -> Iterator[Observation]:
 
 
 def check_process(process: str, limit: int | None, may_lock: bool, user: int | None) -> Observation:
-    """Whether a process of a pod can lock enough memory. `may_lock`: it has IPC_LOCK where the kernel looks for it; `user`
-    is its user's number, None when it cannot be read."""
+    """Check whether a process of a pod can lock enough memory. `may_lock`: it has IPC_LOCK where the kernel looks for
+    it. `user` is its user ID; None if that cannot be read."""
     if may_lock:
         return ok(f"memlock of {process}", "unlimited, since it has the capability IPC_LOCK")
     remedy = f"{_LIMIT}, or the capability IPC_LOCK in the container"
