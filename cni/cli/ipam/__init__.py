@@ -1,4 +1,4 @@
-"""railcni ipam pools, leases, show: which pod has which address. They change nothing. flush: retries pending releases."""
+"""railcni ipam: `pools`, `leases` and `show` print which pod has which address; `flush` retries pending releases."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _FLUSH_SECONDS = 30.0
 
 
 def register(commands: subcommand.Commands, anywhere: bool = False) -> list[argparse.ArgumentParser]:
-    """Add `ipam` and its commands, or only the commands that can run `anywhere`; return their parsers."""
+    """Add the command `ipam`, or with `anywhere` only its commands that need no node; return their parsers."""
     about = "show pools and leases, find and free the leases of pods that are gone"
     of_ipam = subcommand.add_group(commands, "ipam", about, "COMMAND")
     pools = subcommand.add(of_ipam, "pools", "list the pools, with their size and use", run=_pools, shows=True)
@@ -67,7 +67,7 @@ def register(commands: subcommand.Commands, anywhere: bool = False) -> list[argp
 
 
 def _read(options: argparse.Namespace, pool: str = "") -> tuple[list[Choice], list[Snapshot]]:
-    """Read the chosen stores, or one pool of them; return the stores and their content."""
+    """Read the chosen stores; with `pool` only that pool. Return (stores, their contents)."""
     choices = stores.choose(options)
     with output.progress() as say:
         return choices, [read(choice, say, pool) for choice in choices]
@@ -85,7 +85,7 @@ def _pools(options: argparse.Namespace) -> int:
 
 
 def _print_unread(found: Iterable[Snapshot]) -> int:
-    """Tell what could not be read; the exit code."""
+    """Print the faults that kept objects from being read; return the exit code."""
     unread = [fault for snapshot in found for fault in snapshot.unread]
     for fault in unread:
         output.print_fault(f"railcni: {fault}")
@@ -114,7 +114,7 @@ def _pool_row(pool: PoolUse) -> tuple[object, ...]:
 
 
 def _count(number: int) -> str:
-    """A number of addresses; a power of two if it is very large, as in an IPv6 range."""
+    """The text of a number of addresses; a power of two if it is very large, as in an IPv6 range."""
     return str(number) if number < 1 << 40 else f"~2^{(number - 1).bit_length()}"
 
 
@@ -166,11 +166,11 @@ def _place(choice: Choice, leases: list[Lease]) -> None:
             if pod and lease.address in pod.addresses():
                 lease.node, lease.pod = pod.node, (*lease.pod_name, lease.pod[2] or pod.uid)
     except Forbidden:
-        pass  # then it is not known
+        pass  # the node stays unknown
 
 
 def _holders(choice: Choice, address: tuple[int, int]) -> Iterable[Lease]:
-    """Look the address up in each pool of its family; return its leases."""
+    """Yield the leases of `address` in the store's pools."""
     store = choice.open(READ)
     with store.session():
         for pool in store.pools():
@@ -208,11 +208,11 @@ def _flush(options: argparse.Namespace) -> int:
     if options.dry_run:
         _print_flushed(options, {}, before)
         return int(bool(before))
-    for choice in choices:  # of two, each tries again what the other has left
+    for choice in choices:  # of two stores, each retries what the other has left
         left = upkeep.flush(Records(log=Log()), choice.store_ref, _FLUSH_SECONDS)
     if left and options.drop:
         left -= _drop(options)
-    from cni.cli.attach import PLUGIN_DIRECTORIES  # with libraries that `flush` alone needs
+    from cni.cli.attach import PLUGIN_DIRECTORIES  # loads libraries that `flush` alone needs
 
     left += unended.finish(Records(), Log(), {"CNI_PATH": ":".join(PLUGIN_DIRECTORIES)}, _FLUSH_SECONDS, settled=0)
     after = _unended()
@@ -221,7 +221,7 @@ def _flush(options: argparse.Namespace) -> int:
 
 
 def _unended() -> dict[tuple[str, str, str], dict[str, Any]]:
-    """The attachments with a release or DEL that is pending, or whose namespace is gone."""
+    """The attachments that have a pending release or DEL, or whose namespace is gone, by their identity."""
     waiting = {}
     for one in recorded.found():
         is_gone = one["netns"] and not one["alive"]
@@ -243,7 +243,7 @@ def _print_flushed(options: argparse.Namespace, ended: Mapping[Any, Any], left: 
 
 
 def _drop(options: argparse.Namespace) -> int:
-    """List the pending releases, and give them up if the user agrees; return how many."""
+    """List the pending releases, and give them up if the user agrees; return the number of dropped ones."""
     pending = recorded.pending()
     out = output.console(sys.stdout if options.output == "table" else sys.stderr)
     for attachment in pending:
@@ -257,7 +257,7 @@ def _drop(options: argparse.Namespace) -> int:
 
 
 def _pool(text: str) -> str:
-    """The pool of that name; for a CIDR the pool of that range in a network without network_name."""
+    """The name of the pool `text`, or of the pool of the CIDR `text` in a network without network_name."""
     if "/" in text:
         parse_cidr(text)
     elif not text or text.strip() != text:

@@ -1,7 +1,7 @@
-"""railcni ipam audit: compares pools, reservations and indexes with living pods. It reads, and changes nothing.
+"""railcni ipam audit: compares pools, reservations and indexes with living pods. It changes nothing.
 
-All is read twice, a moment apart, for between the reading of the leases and that of the pods attachments come and go; only
-findings of both readings are reported. The report is a JSON document, which `railcni ipam reclaim` reads.
+All objects are read twice, a moment apart, since attachments come and go between the reading of the leases and of the
+pods. Only findings of both readings are reported. The report is a JSON document, which `railcni ipam reclaim` reads.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ _KEYS = {f.name: f.name for f in fields(Finding)} | {"container_id": "containerI
 
 @dataclass(frozen=True)
 class Report:
-    """The findings of an audit. `stores` identifies the stores that were read, `counts` has the number of examined objects of
-    each kind, `unread` the reasons why some could not be read."""
+    """The findings of an audit. `stores` identifies the stores that were read. `counts` has the number of examined
+    objects by kind, `unread` the reasons why objects could not be read."""
 
     stores: Sequence[Mapping[str, Any]]
     created: datetime
@@ -94,7 +94,7 @@ def load(path: str) -> Report:
 
 
 def register(commands: subcommand.Commands) -> None:
-    """Add `audit`."""
+    """Add the command `audit`."""
     about = "compare the leases with their pods, records and namespaces; exit code 1: something is wrong"
     more = ". The command changes nothing, and needs no railcni on the nodes."
     parser = subcommand.add(commands, "audit", about, more, run=_run, shows=True)
@@ -116,7 +116,8 @@ def seen_twice(choices: Sequence[Choice], say: Callable[[str], object]) -> snaps
 
 
 def _pending(found: Sequence[Finding], unread: list[str]) -> Iterator[Finding]:
-    """The pending releases of this node, in any store, that are not among the findings `found`."""
+    """Yield this node's pending releases that `found` lacks. If the records cannot be read, `unread` gets the
+    reason."""
     told = {(f.network, f.container_id, f.ifname) for f in found if f.kind == RELEASE_PENDING}
     try:
         known = recorded.pending()

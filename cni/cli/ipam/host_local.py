@@ -1,7 +1,7 @@
 """The leases of the IPAM plugin host-local: DATADIR/NETWORK/ADDRESS, a file an address.
 
 The first line of such a file is the containerID, the second the ifname (containernetworking/plugins,
-plugins/ipam/host-local/backend/disk). Pod and namespace are taken from what libcni keeps of the attachment.
+plugins/ipam/host-local/backend/disk). Pod and namespace come from libcni's cached result of the attachment.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from ipam.ranges import Range, format_address, parse_address
 def read(
     directory: str, network: str, network_name: str, ranges: Sequence[Range], node_name: str, cache: Cache
 ) -> list[Lease]:
-    """The leases in `directory`, as leases of the pools of `ranges` in the scope `network_name`.
+    """Read the leases in `directory`, as leases of the pools of `ranges` in the scope `network_name`.
 
-    `network` is the CNI network's name, "" for that of the directory. InvalidConfig names addresses of no range.
+    `network` is the CNI network's name, "": the directory's. Raises InvalidConfig for an address in no range.
     """
     network = network or os.path.basename(os.path.normpath(directory))
     known = {(e.parameters.container_id, e.parameters.ifname): e for e in cache.all(network)}
@@ -42,13 +42,13 @@ def read(
             continue
         entry = _entry(os.path.join(directory, name))
         if entry is None:
-            continue  # a DEL has come meanwhile
+            continue  # a DEL has removed it meanwhile
         container, ifname, sequence = entry
         want = Want(rng.pool_name(network_name), *address, network_name)
         cached = known.get((container, ifname))
         args = dict(cached.parameters.args) if cached else {}
         pod = (args.get("K8S_POD_NAMESPACE", ""), args.get("K8S_POD_NAME", ""), args.get("K8S_POD_UID", ""))
-        netns = cached.parameters.netns if cached else ""  # without it no node: it would be taken for one that is gone
+        netns = cached.parameters.netns if cached else ""  # without it no node: the namespace would count as gone
         where = (node_name, node.boot_id(), netns) if netns else ("", "", "")
         found.append(Lease(want, Owner(Attachment(network, container, ifname), pod, *where, sequence)))
     if strays:
@@ -71,8 +71,8 @@ def remove(directory: str, lease: Lease) -> bool:
 
 
 def _entry(path: str) -> tuple[str, str, int] | None:
-    """(containerID, ifname, time of writing in ns since 1970); None when the file has gone. Older versions wrote no ifname; it
-    was eth0 then."""
+    """The content of a lease file: (containerID, ifname, time of writing in ns since 1970); None if the file is gone.
+    Older versions wrote no ifname; it was eth0 then."""
     with worded(f"{path} cannot be read"), suppress(FileNotFoundError):
         lines = read_whole(path).decode("utf-8", "replace").split()
         container, ifname = lines[0] if lines else "", lines[1] if len(lines) > 1 else "eth0"

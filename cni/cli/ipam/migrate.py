@@ -1,10 +1,10 @@
-"""railcni ipam migrate: copy leases from one store to another, verify, and let this node's records name the new one.
+"""railcni ipam migrate: copies leases from one store to another, verifies them, and updates this node's records.
 
-Nothing is written while any address conflicts. No ADD of the networks may run meanwhile, on any node; what a DEL takes
-away while the copying goes on is taken back. The source stays as it was unless --remove-source is given.
+Nothing is written if any address conflicts. No ADD of the networks may run meanwhile, on any node. A lease that a DEL
+frees in the source meanwhile is freed in the target too. The source stays as it was unless --remove-source is given.
 
-From the IPPools of a cluster to its AddressLeases and back nothing stays: a range is in one of them (cni.cli.ipam.move). On
-the way there ADDs may go on until their pool is closed.
+Between the IPPools and the AddressLeases of a cluster leases are moved: each range is in one of the two
+(cni.cli.ipam.move). On the way to AddressLeases, ADDs may go on until their pool is closed.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ from ipam.ranges import Range, parse_cidr
 from ipam.records import PART
 from ipam.stores.base import CREATE, READ, Claimed, Pauses, Store, Taken, Unknown
 
-_AT_ONCE = 200  # attachments in one turn: the node's own plugins wait for it
+_AT_ONCE = 200  # attachments in one session, for which this node's plugins wait
 _PASSES = 5
-_SHOWN = 50  # conflicts
+_SHOWN = 50  # conflicts listed in a message
 SECONDS = 30.0  # for one request
 
 Groups = dict[tuple[object, ...], list[Lease]]  # leases of one attachment, to be claimed in one step
 
 
 def register(commands: subcommand.Commands) -> None:
-    """Add `migrate`."""
+    """Add the command `migrate`."""
     about = "copy all leases to another store, and verify the copy; no ADD may run meanwhile"
     more = (
         ". A store is file:DIR, etcd:HOST:PORT,…, kubernetes:KUBECONFIG, addresslease:KUBECONFIG, or config:FILE with"
@@ -105,7 +105,7 @@ def _run(options: argparse.Namespace) -> int:
 def _complete(found: Snapshot, network: str) -> None:
     """Add the networks to leases of IPPools; remove the node from a lease whose boot or namespace is unknown.
 
-    Raises InvalidConfig when they cannot be kept elsewhere, or a network is not known.
+    Raises InvalidConfig for leases of IPAMClaims or of an unknown network, and if an object could not be read.
     """
     if found.unread:
         raise InvalidConfig(found.unread[0])
@@ -125,13 +125,13 @@ def _complete(found: Snapshot, network: str) -> None:
                 f"the network of {lease.text} of {lease.pool} ({lease.user()}) is not known: {len(known)} NADs name that pool;"
                 " name it with --network"
             )
-        if not (lease.boot_id and lease.netns):  # its own node would take it for one that an earlier boot left
+        if not (lease.boot_id and lease.netns):  # its node would take the lease for one of an earlier boot
             lease.node, lease.boot_id, lease.netns, lease.machine = "", "", "", ""
         lease.scope = None if lease.pool in unreserved else lease.scope
 
 
 def _of_node(leases: Iterable[Lease], node: str) -> list[Lease]:
-    """The leases that a file store of `node` gets. Raises InvalidConfig when a lease's node is not known."""
+    """The leases of `node`, for its file store. Raises InvalidConfig if the node of a lease is not known."""
     unknown = [lease for lease in leases if not lease.node]
     if unknown:
         raise InvalidConfig(
@@ -142,7 +142,7 @@ def _of_node(leases: Iterable[Lease], node: str) -> list[Lease]:
 
 
 def _claim(store: Store, group: list[Lease]) -> Claimed | Taken | Unknown:
-    """Claim the leases of one attachment; retry if another process changed the store at the same time."""
+    """Claim the leases of one attachment; return the answer. Retry if another process changed the store meanwhile."""
     attempts = Pauses(monotonic() + SECONDS)
     while True:
         answer = store.claim(group, group[0].owner)
@@ -151,8 +151,8 @@ def _claim(store: Store, group: list[Lease]) -> Claimed | Taken | Unknown:
 
 
 def _opened(choice: Choice, leases: Iterable[Lease], use: int = CREATE, moves: bool = False) -> Store:
-    """Open a store. An IPPool store locks the pools of `leases`. `moves`: AddressLeases may be claimed in ranges that still are
-    IPPools."""
+    """Open a store for `use`. An IPPool store locks the pools of `leases`. `moves`: AddressLeases may be claimed in
+    ranges that still are IPPools."""
     own: dict[str, Any] = {"moves": moves}
     if choice.kind == "kubernetes":
         own = {"pools": sorted({lease.pool for lease in leases})}
@@ -176,15 +176,15 @@ def _count(groups: Groups) -> int:
 
 
 def _shown(lease: Lease) -> str:
-    """A lease for messages."""
+    """The text of a lease in messages: its address and pool."""
     return f"{lease.text} of {lease.pool}"
 
 
 class _Migration:
-    """Leases on their way from one store to another. InvalidConfig names a source that is not there, or is the target itself.
+    """A migration of leases from one store to another. A source that is missing, or is the target, is refused.
 
-    A range is in one of a cluster's two stores: `_closes` are the IPPools of the source whose leases become AddressLeases,
-    `_opens` those of the target on the way back.
+    Each range is in one of a cluster's two stores: `_closes` are the source's IPPools if its leases become
+    AddressLeases, `_opens` the target's IPPools on the way back.
     """
 
     def __init__(self, options: argparse.Namespace) -> None:
@@ -207,9 +207,9 @@ class _Migration:
         self._progress: Callable[[str], object] = str
 
     def run(self, progress: Callable[[str], object]) -> dict[str, int]:
-        """Copy until nothing is left to copy; InvalidConfig, with nothing written, when both stores have an address.
+        """Copy until the target has all leases. Raises InvalidConfig, with nothing written, if an address conflicts.
 
-        Returns how many leases, and records of this node, were changed in which way, or would be in a dry run.
+        Returns the numbers of leases and of this node's records by change; of a dry run, the changes to be made.
         """
         options, self._progress = self._options, progress
         self._progress("reading the source")
@@ -246,7 +246,7 @@ class _Migration:
         return {**copied, "removed": removed, "records": records}
 
     def _read(self) -> list[Lease]:
-        """The leases of the source. Pools that are closed are opened with theirs, once no claim in the source can succeed."""
+        """Read the source's leases. On the way to IPPools, first stop claims of AddressLeases, then open the pools."""
         leases = self._read_source()
         while self._opens and not self._opens.refuse(leases):
             leases = self._read_source()
@@ -268,17 +268,17 @@ class _Migration:
         return [*moved, *found.leases]
 
     def _remove(self, leases: list[Lease]) -> int:
-        """Free `leases` in the source; how many were there."""
+        """Free `leases` in the source; return the number of freed leases."""
         if self._source.kind == stores.HOST_LOCAL:
             return sum(host_local.remove(self._directory, lease) for lease in leases)
         return len(leases) if self._closes else _opened(self._source, leases).release(leases)
 
     def _planned(self, leases: list[Lease]) -> tuple[Groups, list[Lease]]:
-        """The leases to claim in the target, and those that it already has."""
+        """Return (leases to claim in the target, leases that are there). Raises InvalidConfig for a conflict."""
         self._progress(f"comparing {len(leases)} leases")
         copy: Groups = {}
         there, conflicts = [], []
-        store = _opened(self._target, leases, READ)  # a dry run makes no store
+        store = _opened(self._target, leases, READ)  # so that a dry run makes no store
         with store.session():
             for lease in leases:
                 other = store.holder(lease)
@@ -321,7 +321,7 @@ class _Migration:
                 del self._copied[lease.key()]
 
     def _switch_records(self, leases: list[Lease]) -> int:
-        """Change the store in this node's records from the source to the target, each record under its lock; return how many."""
+        """Replace the source by the target in this node's records, each under its lock; return how many changed."""
         source_ref = self._source.store_ref
         moved = {lease.attachment.key() for lease in leases}
         closed = set(self._closes.closed() if self._closes else ())

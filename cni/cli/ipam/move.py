@@ -1,9 +1,9 @@
-"""A range is in one of a cluster's two stores: the steps by which its leases move from one to the other.
+"""The steps that move the leases of a range between the two stores of a cluster, IPPools and AddressLeases.
 
-The IPPool of the range tells the store. To AddressLeases: the leases are copied, and one patch, which tests the
-resourceVersion, takes the allocations out of the pool and puts a text in the place of its range that no CIDR is, so that Go
-whereabouts, railcni and its older versions refuse an ADD from it. Back: such a text, which AddressLeases refuse too, is put
-there; then the leases are read, and one patch gives the pool its range and its allocations.
+The range in an IPPool tells which store has it. To AddressLeases: the leases are copied. Then one patch, which tests
+the resourceVersion, removes the allocations from the pool and replaces its range with a text that is no CIDR. Go's
+whereabouts and every version of railcni refuse an ADD from this pool. Back: another such text makes claims of
+AddressLeases fail too. Then the leases are read, and one patch gives the pool its range and its allocations.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Pools:
         self._moved: list[Lease] = []
 
     def moved_from(self, found: Snapshot) -> list[Lease]:
-        """The leases that `close` has already taken out of their pools. Those in the pools `found` are not among them."""
+        """Note the versions of the pools `found`; return the leases that `close` has taken out of pools before."""
         if sliced := [n.name for n in found.networks if n.sliced]:
             raise InvalidConfig(
                 f"the addresses of {sliced[0]} cannot be moved: it has node_slice_size, which datastore addresslease does not"
@@ -58,7 +58,7 @@ class Pools:
             for lease in own:
                 found = self._cluster.reservation(lease)
                 if found and found.is_of(lease):
-                    with suppress(Conflict, Gone):  # it is another's by now
+                    with suppress(Conflict, Gone):  # another attachment has it by now
                         self._api.delete(RESERVATIONS, found.name, found.uid, found.version)
         return closed
 
@@ -71,15 +71,15 @@ class Pools:
         self._api.patch(POOLS, metadata["name"], replacement(metadata["uid"], version, members))
 
     def choose(self, kind: str) -> None:
-        """Make `kind` the store of nodes that join, if an agent has noted another one."""
+        """Make `kind` the store of nodes that join, if an agent has chosen another store."""
         self._cluster.move(kind)
 
     def closed(self) -> dict[str, str]:
-        """The closed pools, each with its former range."""
+        """The former ranges of the closed pools, by pool."""
         return {name: range_ for name, range_, _ in self._closed()}
 
     def _closed(self) -> Iterator[tuple[str, str, dict[str, Any]]]:
-        """The name, the range and the object of each pool that gives no addresses."""
+        """Yield (name, former range, object) of each closed pool, which gives no addresses."""
         for document in self._api.list_all(POOLS):
             text = str((document.get("spec") or {}).get("range") or "")
             for sign in (MOVED, MOVING):
@@ -98,15 +98,15 @@ class Pools:
                 refused = False
                 self._api.create(POOLS, objects.new_pool(name, f"{MOVING}{cidr}", {}))
             except (Conflict, ValueError):
-                pass  # an ADD has made it, and the next reading closes it; or no IPPool can have the name
+                pass  # an ADD has made the pool, and the next reading closes it; or no IPPool can have the name
         return not self._mark(MOVED, MOVING) and refused
 
     def settle(self) -> None:
-        """Close for IPPools alone the pools that an interrupted way back has left closed for both stores."""
+        """Let AddressLeases use the closed pools again that an interrupted way back closed for both stores."""
         self._mark(MOVING, MOVED)
 
     def _mark(self, former: str, sign: str) -> bool:
-        """Put `sign` in the place of `former` in each closed pool that has it; return whether any had."""
+        """Replace the text `former` before the range with `sign` in closed pools; return whether a pool had it."""
         found = [
             (cidr, document) for _, cidr, document in self._closed() if document["spec"]["range"].startswith(former)
         ]

@@ -1,4 +1,4 @@
-"""The options of `railcni ipam` that say which store is meant."""
+"""The options of `railcni ipam` that choose the store."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ipam.stores.apiserver import Api
 from ipam.stores.apiserver.faults import Forbidden, Undefined
 from ipam.stores.apiserver.resources import OF_STORES
 
-HOST_LOCAL = "host-local"  # which leases are copied from
+HOST_LOCAL = "host-local"  # a source of `migrate` alone
 
 
 def add_options(parser: argparse.ArgumentParser, files: bool = True, pods: bool = False) -> None:
@@ -36,9 +36,9 @@ def add_options(parser: argparse.ArgumentParser, files: bool = True, pods: bool 
 
 
 def named(options: argparse.Namespace) -> list[Choice]:
-    """The stores that the options name. InvalidConfig, UnsupportedField.
+    """The stores that the options name. Raises InvalidConfig, UnsupportedField.
 
-    A cluster has two stores. Both are meant if only the cluster is named, and for an audit: an address may be in both.
+    A cluster has two stores. An audit, or options that name only the cluster, get both: an address may be in both.
     """
     path, namespace = kubeconfig_of(options.kubeconfig), options.namespace or ""
     found = Choice({"kind": "file", "path": os.path.abspath(options.data_dir)}) if options.data_dir else None
@@ -58,10 +58,10 @@ def named(options: argparse.Namespace) -> list[Choice]:
 
 
 def choose(options: argparse.Namespace) -> list[Choice]:
-    """The stores that the options name.
+    """The stores that the options name, and that can be read.
 
-    A kubeconfig alone names two kinds of stores. Those that the cluster does not define are left out; a message names those
-    that the user may not read.
+    A kubeconfig alone names the two stores of its cluster. A store that the cluster does not define is left out. A
+    message names a store that this user may not read.
     """
     found = named(options)
     if len(found) == 1:
@@ -88,13 +88,13 @@ def choose(options: argparse.Namespace) -> list[Choice]:
 
 
 def told(choices: Sequence[Choice]) -> str:
-    """For messages."""
+    """The text of the stores in messages."""
     *others, last = choices
     return " and ".join([*(OF_STORES[choice.kind][1] for choice in others), str(last)])
 
 
 def parse(text: str) -> Choice:
-    """A store that is written KIND:PLACE, as the type of --from. InvalidConfig: its file cannot be read."""
+    """Parse KIND:PLACE to a store, as an argparse type. Raises InvalidConfig if the file PLACE cannot be read."""
     kind, _, place = text.partition(":")
     if kind in ("file", HOST_LOCAL) and place:
         return Choice({"kind": kind, "path": os.path.abspath(place)})

@@ -1,10 +1,10 @@
-"""railcni ipam reclaim: free what an audit has found dead.
+"""railcni ipam reclaim: frees leases and reservations that an audit has found dead.
 
-Nothing is freed because of the report alone. All is read again, at least a grace later; a lease that is dead again, and the
-same, is read once more by itself right before it is freed, and the store tests the change: the resourceVersion of pool,
-AddressLease or reservation, all that makes a lease this one. A lease that has changed stays, and so does one whose address
-may be in use. Only its node can tell: this machine, or by `kubectl railcni` that node's agent. Where it cannot be asked, a
-lease is kept, unless the pod's containers have ended as its node says, or the node is known to be off.
+The report alone frees nothing. All stores are read again, at least a grace period later. A lease that is unchanged and
+again dead is read once more right before it is freed. The store frees only this lease: it tests the resourceVersion of
+pool, AddressLease or reservation, or all fields that identify the lease. A lease that has changed stays, and so does
+one whose address may be in use. Only the lease's node can tell the use: this machine, or by `kubectl railcni` the agent
+of that node. If it cannot be asked, the lease stays, unless the pod's containers have ended or the node is off.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ from ipam.stores.base import CHANGE
 GRACE = 60.0  # seconds: longer than a sandbox takes to be made again
 
 FREED, WOULD_FREE, SKIPPED, KEPT, FAILED = "freed", "would free", "skipped", "kept", "failed"
-Ask = Callable[[Sequence[Lease]], Mapping[Key, tuple[str, str]]]  # (in_use.ENDED …, the reason) by the leases' nodes
+Ask = Callable[[Sequence[Lease]], Mapping[Key, tuple[str, str]]]  # (in_use.ENDED …, reason) by lease, from its node
 _NOT_ASKED = "the command does not ask it; `kubectl railcni ipam reclaim` does"
 
 
 def register(commands: subcommand.Commands) -> None:
-    """Add `reclaim`."""
+    """Add the command `reclaim`."""
     about = "free the leases that an audit found dead, if they still are; exit code 1: some could not be freed"
     more = ". Leases of pending pods and of IPAMClaims are never freed."
     parser = subcommand.add(commands, "reclaim", about, more, run=_run, shows=True)
@@ -65,7 +65,7 @@ def register(commands: subcommand.Commands) -> None:
 
 
 def register_in_use(commands: subcommand.Commands) -> None:
-    """Add `in-use`."""
+    """Add the command `in-use`."""
     about = "answer for this node whether the leases of a JSON document on stdin are in use, as `kubectl railcni` asks"
     parser = subcommand.add(commands, "in-use", about, run=_answer)
     common.add(parser, "root", "", "/")
@@ -81,13 +81,13 @@ def _answer(options: argparse.Namespace) -> int:
 
 
 def document(lease: Lease) -> dict[str, Any]:
-    """What a node needs to know of a lease to tell whether its address is in use."""
+    """The JSON object of a lease, with all that its node needs to tell whether the address is in use."""
     owner = {"attachment": lease.attachment.key(), "pod": lease.pod, "node": lease.node, "boot": lease.boot_id}
     return {"pool": lease.pool, "address": lease.text, **owner, "netns": lease.netns, "sequence": lease.sequence}
 
 
 def from_document(found: dict[str, Any]) -> Lease:
-    """The lease of a document of `document`."""
+    """The lease in a JSON object that `document` has made."""
     want = Want(found["pool"], *parse_address(found["address"]), None)
     attachment, pod = Attachment(*found["attachment"]), tuple(found["pod"])
     return Lease(want, Owner(attachment, pod, found["node"], found["boot"], found["netns"], found["sequence"]))
@@ -148,8 +148,9 @@ class _Found:
         self._leases = {(lease.pool, lease.text, lease.container_id, lease.ifname): lease for lease in seen.leases}
 
     def elsewhere(self, finding: Finding, options: argparse.Namespace) -> Lease | None:
-        """The lease, or the reservation's, if only another node can tell whether its address is in use. Where agents can be
-        asked that is any: this command may run in a container of the very node, and sees none of its namespaces."""
+        """The lease of the finding if its node must be asked whether the address is in use, else None. With
+        `options.ask` every node is asked: this command may run in a container of that node, and see none of its
+        namespaces."""
         found = [r.lease for r in self._seen.reserved or () if not finding.pool and r.name == finding.reservation[0]]
         lease = found[0] if found else self._leases.get(finding.of_address())
         if options.force or lease is None or finding.kind == LEASE_OF_ENDED_POD:
@@ -197,7 +198,7 @@ class _Found:
             self._freeing.free_lease(
                 lease, lambda now: self._check(finding, now), self._cooldown(lease), options.dry_run, is_ended
             )
-        except Changed:  # an attachment with a record loses all its leases with the first
+        except Changed:  # the first free of an attachment with a record frees all its leases
             if lease.attachment not in self._freed or self._freeing.store.holder(lease):
                 raise
         self._freed.add(lease.attachment)
@@ -225,7 +226,7 @@ class _Found:
         return AuditRules(replace(seen, leases=same, reserved=reserved, pods=pods, nodes=nodes, pools=()))
 
     def _cooldown(self, lease: Lease) -> int:
-        """The cooldown in seconds of a freed address, by its networks, else by the flat file."""
+        """The cooldown of the lease's address in seconds, by its networks, else by the flat file."""
         networks = [n for n in self._seen.networks if n.holds(lease.address) and (n.sliced or lease.pool in n.pools())]
         return max((n.cooldown for n in networks), default=0) or self._choice.cooldown
 
@@ -263,7 +264,7 @@ def _wait(made: Report, grace: float, say: Callable[[str], object]) -> None:
 
 
 def _line(result: dict[str, Any]) -> str:
-    if result["result"] in (FREED, WOULD_FREE):  # then the finding says of what
+    if result["result"] in (FREED, WOULD_FREE):  # the finding's message names the lease
         return f"{result['result']}: {result['why']}"
     what = result["address"] or result["reservation"]
     pool = f" of {result['pool']}" if result["pool"] else ""
