@@ -3,8 +3,9 @@
 NCCL before 2.21 uses one GID index for all devices, NCCL_IB_GID_INDEX, by default 0. Newer versions choose an entry for
 each device when the variable is not set: the first of RoCE v2 (NCCL_IB_ROCE_VERSION_NUM) whose address is of one family
 (NCCL_IB_ADDR_FAMILY, by default IPv4), in one range (NCCL_IB_ADDR_RANGE) and not link-local. The table also has the
-entries of other pods on the same NIC. To tell them from the pod's own, NCCL needs a range or an index. Sources: NCCL's
-user guide, "Environment Variables"; src/transport/net_ib/connect.cc of NCCL 2.31, ncclIbGetGidIndex.
+entries of other pods on the same NIC. To tell them from the pod's own, NCCL needs a range or an index.
+Sources: NCCL's user guide, "Environment Variables"; src/transport/net_ib/connect.cc of NCCL 2.31,
+ncclIbGetGidIndex.
 """
 
 from __future__ import annotations

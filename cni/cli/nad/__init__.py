@@ -1,1 +1,1 @@
-"""railcni nad: networks checked and written, and their JSON Schema."""
+"""railcni nad: checks and renders networks, and prints their JSON Schema."""

@@ -1,4 +1,4 @@
-"""railcni nad: looks at networks in files before anybody attaches them."""
+"""railcni nad: checks the networks in files before they are used, renders NADs, and prints the JSON Schema."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from cni.node.installation.layout import PLAIN
 from cni.node.inventory.places import is_missing
 from cni.shared.spec.errors import InvalidConfig
 
-_MARGIN = 4 + len("12345 | ……")  # beside the text of a line
+_MARGIN = 4 + len("12345 | ……")  # columns beside the text of a line
 
 if TYPE_CHECKING:
     from cni.lint import Diagnostic
 
 
 def register(commands: subcommand.Commands) -> None:
-    """Add `nad` and its verbs."""
+    """Add the command `nad` and its subcommands."""
     about = "check networks in files, print their JSON Schema, and render NADs from operators' resources"
     verbs = subcommand.add_group(commands, "nad", about)
     about = "find the faults of a NAD, conflist or conf: line, column, key and remedy"
@@ -79,7 +79,7 @@ def _print_all(findings: list[Diagnostic], errors: int, warnings: int) -> None:
 
 
 def print_findings(findings: list[Diagnostic], stream: IO[str] | None = None) -> None:
-    """Print each finding with the line that it is about, and the remedy."""
+    """Print each finding with its source line and the remedy."""
     out = output.console(stream)
     for finding in findings:
         severe = finding.severity == "error"

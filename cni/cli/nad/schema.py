@@ -1,8 +1,8 @@
-"""The JSON Schema of our plugins' configurations, made of the tables of keys that the plugins read by.
+"""The JSON Schema of the plugins' configurations, made from the tables of keys that the plugins use.
 
-Each reader of a key has a rule that accepts the same values, as far as JSON Schema can say it: it cannot say that keys
-match without regard to case, that an address is one, how keys go together. A reader without a rule counts as one that
-takes anything.
+Each reader of a key has a rule that accepts the same values, if JSON Schema can express them. It cannot express that
+the case of keys is ignored, that an address is valid, or how keys depend on each other. A reader without a rule accepts
+any value.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _RULES: dict[Callable[[Any], Any], Rule] = {
     config.mapping: _OBJECT,
     config.dns_settings: _OBJECT,
     config.hardware_address: _text(_MAC),
-    config.ipam_block: {  # that of whereabouts, otherwise any object with a type
+    config.ipam_block: {  # the block of whereabouts, or any other object with a type
         "if": {
             "properties": {"type": {"enum": [known.OWN_IPAM, f"{known.PREFIX}{known.OWN_IPAM}"]}},
             "required": ["type"],
@@ -77,7 +77,7 @@ _RULES: dict[Callable[[Any], Any], Rule] = {
 
 
 def rule_of(read: Callable[[Any], Any]) -> Rule:
-    """The rule for the values that `read` accepts; {} for a reader that is not known."""
+    """The rule for the values that `read` accepts; {}, which accepts any value, for an unknown reader."""
     kind = getattr(read, "__qualname__", "").partition(".<locals>")[0]
     if read in _RULES or kind not in ("integer", "one_of", "list_of", "optional"):
         return _RULES.get(read, {})
@@ -94,7 +94,7 @@ def rule_of(read: Callable[[Any], Any]) -> Rule:
 
 
 def table(name: str, members: Iterable[Key], definitions: dict[str, Rule], about: str = "") -> Rule:
-    """The JSON Schema of the keys `members`. Adds those of inner objects and of keys with a dot to `definitions`."""
+    """The JSON Schema of the keys `members`. `definitions` gets the schemas of inner objects and keys with a dot."""
     members = list(members)
     properties: dict[str, Rule] = {}
     for key in members:
@@ -156,7 +156,7 @@ def _plugin(name: str, definitions: dict[str, Rule]) -> Rule:
 
 
 def _conflist(definitions: dict[str, Rule]) -> Rule:
-    """A list of plugins; those of ours by their own schemas."""
+    """The schema of a list of plugins, with the schema of each railcni plugin."""
     branches = []
     for name in (*LINK_PLUGINS, known.OWN_CHAINED):
         prefixed = f"{known.PREFIX}{name}"  # there is a key `rdma` too

@@ -1,1 +1,1 @@
-"""railcni rails: the networks of a group of NICs, made from one file; checked in a pod; drawn for a node."""
+"""railcni rails: renders the networks of a group of NICs, checks a pod's rails, and shows a node's NICs."""

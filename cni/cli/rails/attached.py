@@ -1,4 +1,4 @@
-"""The rails of a pod by the records of this node; their state in its sandbox, compared with each other and with a peer."""
+"""The rails of pods in this node's records: their state in the sandbox, comparisons, and pings of a peer."""
 
 from __future__ import annotations
 
@@ -33,10 +33,9 @@ _SECONDS = 2.0
 
 @dataclass
 class AttachedRail:
-    """A rail of a pod by its record: the network, the link's name in the sandbox, the netdev of the host that carries it.
+    """A rail of a pod in a record. `ifname` is the link in the sandbox, `carrier` the host's netdev below that link.
 
-    `look` adds its state: its addresses, their GIDs by address, its faults; `ping` adds round trips in ms by the address of
-    the peer.
+    `look` adds the state: addresses, GIDs by address, faults. `ping` adds round trips in ms by the peer's address.
     """
 
     rail: Rail
@@ -54,7 +53,7 @@ class AttachedRail:
 
     @property
     def key(self) -> tuple[str, int]:
-        """Its group, and its number there."""
+        """The rail's group, and its number in the group."""
         return self.rail.group, self.rail.index
 
     @property
@@ -68,7 +67,7 @@ class AttachedRail:
 
     @property
     def indexes(self) -> list[int]:
-        """The host number of each address."""
+        """The host number of each address in its subnet."""
         return [int(a.ip) - int(a.network.network_address) for a in self.addresses]
 
     def document(self) -> dict[str, Any]:
@@ -89,7 +88,7 @@ class AttachedRail:
 
 
 def of_sandbox(sandbox: NamespaceView) -> list[AttachedRail]:
-    """The rails that are attached to one namespace, in their order; none to that of the node."""
+    """The rails in the namespace of a pod, by group and number; [] for the namespace of the node."""
     if not sandbox.netns:
         return []
     inode = os.stat(sandbox.netns).st_ino
@@ -98,7 +97,7 @@ def of_sandbox(sandbox: NamespaceView) -> list[AttachedRail]:
 
 
 def of_node() -> Iterator[AttachedRail]:
-    """All rails that this node's records tell of."""
+    """Yield all rails in this node's records."""
     for attachment, _, record in Records(STATE, Log("railcni")).all(PART):
         config = config_of(record)
         faults: list[Fault] = []
@@ -121,7 +120,7 @@ def of_node() -> Iterator[AttachedRail]:
 
 
 def look(attached: AttachedRail) -> AttachedRail:
-    """Read the state of a rail, and return it. Where its NIC has no verbs device, no GID is looked for."""
+    """Add the state of a rail to `attached`; return it. GIDs are read only if the carrier has a RoCE port."""
     ifname, faults = attached.ifname, attached.faults
     with Opened(netns.open_namespace(attached.netns)) as there:
         link = there.rtnl.link(name=ifname)
@@ -154,7 +153,7 @@ def look(attached: AttachedRail) -> AttachedRail:
 
 
 def check(rails: Sequence[AttachedRail]) -> None:
-    """Look at each rail by itself, and compare the indexes that should be equal."""
+    """Add the state of each rail, and compare the indexes that should be equal."""
     for rail in rails:
         look(rail)
     for group in {rail.rail.group for rail in rails}:
@@ -168,7 +167,7 @@ def check(rails: Sequence[AttachedRail]) -> None:
 
 
 def peer_of(text: str, rails: Sequence[AttachedRail], sandboxes: Sequence[NamespaceView]) -> Peer:
-    """The addresses of a peer: an index on every rail, an address that stands for one, or a pod of this node.
+    """The addresses of a peer, which is an index on every rail, an address with such an index, or a pod of this node.
 
     Raises InvalidConfig when the address is in no rail's subnet, or no such pod is on this node.
     """
@@ -187,8 +186,8 @@ def peer_of(text: str, rails: Sequence[AttachedRail], sandboxes: Sequence[Namesp
 
 
 def ping(rails: Sequence[AttachedRail], peer: Peer) -> None:
-    """Send an echo to each address of the peer on the same rail, from the rail's address in its subnet, else from one of its
-    family, and note what does not answer."""
+    """Ping each address of the peer on the same rail, from the rail's address in its subnet, else from one of its
+    family. Add times and faults to the rails."""
     for attached in rails:
         theirs = peer.get(attached.key, [])
         if not theirs:
@@ -214,7 +213,7 @@ COLUMNS = ("group", "rail", "interface", "addresses", "index", "table", "GID", "
 
 
 def row(attached: AttachedRail) -> Sequence[object]:
-    """A line of the table."""
+    """The row of a rail in the table with the columns COLUMNS."""
     d = attached.document()
     trips = " ".join(f"{ms:.2f}" for ms in attached.trips.values())
     names = " ".join(attached.gids.values())

@@ -1,4 +1,4 @@
-"""railcni rails: renders the networks of a group of NICs, checks those of a pod, shows those of a node."""
+"""railcni rails: renders the networks of a group of NICs, checks a pod's rails, and shows a node's NICs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _NICS = ("GPU", "distance", "NIC", "verbs device", "pci", "numa", "rail", "pod",
 
 
 def register(commands: subcommand.Commands) -> None:
-    """Add `rails` and its verbs."""
+    """Add the command `rails` and its subcommands."""
     about = "manage the NICs of a node as one group: make networks, check a pod's rails, show the nearest GPUs"
     verbs = subcommand.add_group(commands, "rails", about)
     about = "print the NADs, the device plugin's resources and a test pod for the group of rails in FILE"
@@ -126,7 +126,7 @@ def _rail(rail: attached.AttachedRail) -> dict[str, Any]:
 
 
 def _rows(found: Sequence[dict[str, Any]]) -> list[Sequence[object]]:
-    """A line for each rail of each NIC; one for a NIC without."""
+    """The rows of the table: one for each rail of each NIC, and one for a NIC without rails."""
     lines: list[Sequence[object]] = []
     for nic in found:
         head = (nic["gpu"], nic["distance"], nic["netdev"], nic["verbsDevice"], nic["pci"], nic["numaNode"])

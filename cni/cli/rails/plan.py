@@ -1,4 +1,4 @@
-"""rails.yaml: a group of rails as a person defines it, checked, and the rails that follow. Pure but for `nodes_nics`."""
+"""The file rails.yaml, which defines a group of rails: its checks, and the rails. Pure, except for `nodes_nics`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _RAIL = "{rail}"
 
 
 def filled(text: str, rail: int) -> str:
-    """`text` for one rail; ValueError when it has other braces."""
+    """`text` with the number `rail` in place of "{rail}". Raises ValueError if other names are in braces."""
     try:
         return text.format(rail=rail)
     except (AttributeError, LookupError, TypeError, ValueError):
@@ -38,7 +38,7 @@ def _template(text: str) -> str:
 
 
 def _pattern(text: str) -> str:
-    """A subnet for each rail."""
+    """Check that `text` gives a subnet for each rail, and return it."""
     for rail in (0, 1):
         try:
             ipaddress.ip_network(filled(text, rail))
@@ -143,7 +143,7 @@ class Rails(BaseModel):
 
 @dataclass(frozen=True)
 class Nic:
-    """The carrier of a rail: its netdev's name, its PCI address, "" where unknown."""
+    """The NIC of a rail: its netdev and its PCI address, each "" if unknown."""
 
     netdev: str = ""
     pci: str = ""
@@ -151,8 +151,8 @@ class Nic:
 
 @dataclass(frozen=True)
 class PlannedRail:
-    """One rail of the plan. `ranges` are members of `rail.ranges`, `name` that of its network, `resource` that of its resource
-    without the prefix; with `oneNetwork` all rails have both in common."""
+    """One rail of the plan. `ranges` are members of `rail.ranges`, `name` names its network, `resource` its resource
+    without the prefix. With `oneNetwork` all rails have the same name and resource."""
 
     index: int
     name: str
@@ -163,7 +163,7 @@ class PlannedRail:
 
 
 def read(path: str, text: str) -> Rails:
-    """The plan in `text`, the content of the file `path`; InvalidConfig has every fault with its place."""
+    """Parse `text`, the content of the file `path`. Raises InvalidConfig with every fault and its place."""
     faults: list[Diagnostic] = []
     scope = next((scope for _, scope in reader.documents(path, text, faults)), None)
     if faults:
@@ -179,7 +179,7 @@ def read(path: str, text: str) -> Rails:
 
 
 def rails_of(plan: Rails, nics: list[Nic]) -> list[PlannedRail]:
-    """Every rail of the plan; `nics` as they lie on a node, for `pairing`. InvalidConfig when they are too few."""
+    """The rails of the plan. With `pairing` they get `nics` in order; raises InvalidConfig if these are too few."""
     if plan.pairing and len(nics) < plan.count:
         remedy = "run it on a node that has all, or give master or pci"
         raise InvalidConfig(f"pairing: this node has {len(nics)} NICs for {plan.count} rails: {remedy}")
@@ -197,7 +197,7 @@ def rails_of(plan: Rails, nics: list[Nic]) -> list[PlannedRail]:
 
 
 def _range(plan: Rails, subnet: Subnet, is_first: bool) -> dict[str, Any]:
-    """The range of a rail in one of its subnets; one network for all rails has no other place for their gateways."""
+    """The range of a rail in one of its subnets. With `oneNetwork` the first range also has the gateway."""
     found: dict[str, Any] = {"range": str(subnet)}
     if plan.base > 1:
         found["range_start"] = str(subnet[plan.base])

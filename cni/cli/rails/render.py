@@ -17,7 +17,7 @@ _OURS = ("railcni-device-plugin", "railcni")  # name and namespace, as conf/kube
 
 
 def objects(plan: Rails, rails: Sequence[PlannedRail], ours: bool = False) -> list[dict[str, Any]]:
-    """All objects, in the order in which they are to be applied. `ours`: for `railcni device-plugin`."""
+    """All objects, in the order in which to apply them. `ours`: for `railcni device-plugin`."""
     nads = [nad(plan, rails, rail) for rail in (rails[:1] if plan.oneNetwork else rails)]
     return [resources(plan, rails, ours), *nads, pod(plan, rails)]
 
@@ -58,8 +58,8 @@ def network(plan: Rails, rails: Sequence[PlannedRail], rail: PlannedRail) -> dic
 
 
 def resources(plan: Rails, rails: Sequence[PlannedRail], ours: bool = False) -> dict[str, Any]:
-    """The ConfigMap of the device plugin that offers the NICs: shared ones, or functions of SR-IOV. The content is the same
-    for `railcni device-plugin`, which also makes the VFs."""
+    """The ConfigMap of the device plugin that offers the NICs, as shared ones or as SR-IOV functions. With `ours`, that
+    of `railcni device-plugin`, which also makes the VFs."""
     listed = []
     for nics in [rails] if plan.oneNetwork else [[rail] for rail in rails]:
         names = {"resourcePrefix": plan.resourcePrefix, "resourceName": nics[0].resource}
@@ -77,7 +77,7 @@ def resources(plan: Rails, rails: Sequence[PlannedRail], ours: bool = False) -> 
 
 
 def _selectors(plan: Rails, rails: Sequence[PlannedRail]) -> dict[str, Any]:
-    """The range after a PF's name leaves the PF itself out, which has no VF yet."""
+    """The selectors of the NICs. A range of VFs after a PF's name excludes the PF."""
     netdevs = [rail.nic.netdev for rail in rails]
     if plan.type == "macvlan":
         return {"ifNames": netdevs}
@@ -101,7 +101,7 @@ def annotation(plan: Rails, rails: Sequence[PlannedRail]) -> str:
 
 
 def pod(plan: Rails, rails: Sequence[PlannedRail]) -> dict[str, Any]:
-    """A pod that has all rails, to try them with."""
+    """A test pod that has all rails."""
     amounts = Counter(f"{plan.resourcePrefix}/{rail.resource}" for rail in rails)
     metadata = {
         "name": f"{plan.group}-test".lower().replace("_", "-"),

@@ -41,7 +41,7 @@ from cni.shared.spec.errors import CniError, IoFailure
 TOP = "railcni-support"
 INDEX = "index.json"
 FORMAT = 1
-MOST_BYTES = 1 << 20  # of one file: of a log the end, of anything else nothing more
+MOST_BYTES = 1 << 20  # of one file; of a larger log the end, of another larger file nothing
 _MOST_FILES = 500
 _PLUGINS = "/opt/cni/bin:/usr/lib/cni"
 _USUAL_LOGS = ("/var/log/whereabouts.log", "/tmp/whereabouts.log", "/var/log/multus.log")  # noqa: S108
@@ -53,7 +53,7 @@ _ABOUT = "write reports, configurations, records, leases and logs of this node i
 
 @dataclass(frozen=True)
 class Part:
-    """A file of the bundle, `name` its path inside; or, with `fault`, the reason why it is missing."""
+    """A file of the bundle with its path `name`. If `fault` is not "", it is the reason why the file is missing."""
 
     name: str
     about: str
@@ -62,7 +62,7 @@ class Part:
 
 
 def register(commands: subcommand.Commands) -> None:
-    """Add `support-bundle`."""
+    """Add the command `support-bundle`."""
     more = (
         ". Its index.json names the files that cannot be read. Passwords, tokens, private keys and the environment of exec"
         " helpers are removed everywhere; still, look through the bundle before you send it."
@@ -94,7 +94,7 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def cleaned(parts: list[Part]) -> list[Part]:
-    """`parts` without their secrets: a secret of one is removed from all."""
+    """`parts` without their secrets. A secret that one part has is removed from all."""
     known = {secret for part in parts for secret in secrets.find(part.text)}
     return [
         replace(part, **{name: secrets.scrub(text, known) for name, text in vars(part).items() if text})
@@ -106,7 +106,7 @@ def cleaned(parts: list[Part]) -> list[Part]:
 
 
 def gather(options: argparse.Namespace, report: Callable[[str], object]) -> list[Part]:
-    """All parts; one that cannot be read has the reason."""
+    """Read all parts. A part that cannot be read has the reason in `fault`. `report` gets each step's name."""
     state, results = options.state_dir, f"{options.cache_dir}/results"
     parts: list[Part] = []
     makers: Iterable[tuple[str, Callable[[], list[Part]]]] = (
@@ -150,14 +150,15 @@ def _plugins(options: argparse.Namespace) -> tuple[str, ...]:
 
 
 def _tree(name: str, directory: str) -> list[Part]:
-    """The files below `directory`, each by itself."""
+    """Read each file below `directory` as a part. Raises OSError if the directory cannot be listed."""
     os.listdir(directory)  # its OSError is the reason for a missing part
     paths = sorted(os.path.join(folder, file) for folder, _, files in os.walk(directory) for file in files)
     return [_file(f"{name}/{os.path.relpath(path, directory)}", path) for path in paths[:_MOST_FILES]]
 
 
 def _file(name: str, path: str, end: bool = False) -> Part:
-    """The text of a file; for a log only its `end`. A file that is too large, or is no text, becomes a missing part."""
+    """Read a file as a part; with `end`, the end of a large one. Other large files and binary files are missing
+    parts."""
     try:
         if path.endswith(_CERTIFICATES):
             raise ValueError("certificates and keys are not gathered")
@@ -178,7 +179,7 @@ def _file(name: str, path: str, end: bool = False) -> Part:
 
 
 def _logs(options: argparse.Namespace) -> list[Part]:
-    """The logs of --log, of the node's configurations and in the usual places, as far as they exist."""
+    """Read the logs that exist: those of --log, of the node's network files, and in the usual places."""
     named = [path for part in _tree("", options.conf_dir) for path in _LOG_KEY.findall(part.text)]
     paths = dict.fromkeys((*options.log, *named, *_USUAL_LOGS))
     parts = [_file("logs/" + path.strip("/").replace("/", "_"), path, end=True) for path in paths]
@@ -186,7 +187,7 @@ def _logs(options: argparse.Namespace) -> list[Part]:
 
 
 def _kernel_log() -> str:
-    """The kernel's buffer, or its end."""
+    """The text of the kernel's log buffer, or its end. Raises IoFailure."""
     buffer = ctypes.create_string_buffer(MOST_BYTES)
     libc: Any = ctypes.CDLL(None, use_errno=True)
     size = libc.klogctl(_READ_ALL, buffer, MOST_BYTES)
@@ -220,7 +221,7 @@ def _versions(folders: Sequence[str]) -> Any:
 
 
 def _digests(folder: str) -> dict[str, str]:
-    """The files of a plugin folder, each with its digest, which identifies a version of Go's plugins."""
+    """The SHA-256 digest of each file in a plugin folder, which identifies the version of a Go plugin."""
     found: dict[str, str] = {}
     for path in filter(os.path.isfile, (os.path.join(folder, name) for name in sorted(os.listdir(folder)))):
         try:

@@ -1,9 +1,9 @@
 """The secrets in a text, and the text without them. Pure.
 
-In two steps: `find` looks for secrets by their place (a key called password, a kubeconfig's token, an exec helper's
-environment, a Secret's data), and `scrub` removes each of them from every text, at any place, and also
-strings that look like a secret: private keys, JSON web tokens, bearer headers, passwords in URLs. It removes rather too
-much than too little.
+There are two steps. `find` looks for secrets by their place: a key called password, a kubeconfig's token, an exec
+helper's environment, a Secret's data. `scrub` removes these secrets at any place of every text, and also strings that
+look like a secret: private keys, JSON web tokens, bearer headers, passwords in URLs. It removes too much rather than
+too little.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ _MOST_DEPTH = 50
 
 
 def is_secret(name: str) -> bool:
-    """Whether the value of a key of this name is secret; `tokenFile` and `secretName` say only where one is."""
+    """Whether a key of this name has a secret value. `tokenFile` and `secretName` only say where a secret is."""
     return bool(_IS_SECRET.match(name)) and not (name != "credentials" and _NO_SECRET.match(name))
 
 
 def find(text: str) -> set[str]:
-    """The secrets in `text`, when it is JSON or YAML, also in JSON inside its strings."""
+    """The secrets in `text` if it is JSON or YAML, also those in JSON inside its strings."""
     found: set[str] = set()
     for document in _documents(text):
         found.update(_of(document))
@@ -65,14 +65,14 @@ def _documents(text: str) -> Iterator[Any]:
 
 
 def _of(value: Any, depth: int = 0, hidden: bool = False) -> Iterator[str]:
-    """The secrets in a part of a document; with `hidden` all of its texts and numbers."""
+    """Yield the secrets in a part of a document; if `hidden`, all its strings and numbers."""
     if depth > _MOST_DEPTH:
         return
     if isinstance(value, dict):
         for key, inner in value.items():
             if hidden or not isinstance(inner, dict):
                 yield from _of(inner, depth + 1, hidden or _hides(str(key), value))
-            elif key == "exec":  # of a kubeconfig: its helper's environment and arguments
+            elif key == "exec":  # of a kubeconfig: the environment and arguments of its helper
                 env = inner.get("env")
                 values = (
                     [entry.get("value") for entry in env if isinstance(entry, dict)] if isinstance(env, list) else []
@@ -96,7 +96,7 @@ def _of(value: Any, depth: int = 0, hidden: bool = False) -> Iterator[str]:
 
 
 def _hides(key: str, holder: dict[Any, Any]) -> bool:
-    """Whether the value of `key` in `holder` is secret, also by the kind or the name that stands beside it."""
+    """Whether the value of `key` in `holder` is secret, by the key, or by the kind or the name in `holder`."""
     if key in ("data", "stringData") and holder.get("kind") == "Secret":
         return True
     return is_secret(str(holder.get("name"))) if key == "value" else is_secret(key)
@@ -124,7 +124,7 @@ def scrub(text: str, secrets: Iterable[str] = ()) -> str:
     for secret in sorted(secrets, key=len, reverse=True):
         if secret not in text:
             continue
-        if len(secret) < _SHORT:  # as a word of its own alone: it may be part of anything
+        if len(secret) < _SHORT:  # only as a whole word: it may be a part of other words
             text = re.sub(rf"(?<![A-Za-z0-9]){re.escape(secret)}(?![A-Za-z0-9])", REMOVED, text)
         else:
             text = text.replace(secret, REMOVED)

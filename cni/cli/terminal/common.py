@@ -53,7 +53,7 @@ KNOWN = {
 
 
 def add(parser: argparse._ActionsContainer, name: str, note: str = "", default: object = None, **more: Any) -> None:
-    """Add the option `name` of KNOWN. `note` says what it does in this command; `more` is of subcommand.option."""
+    """Add the option `name` of KNOWN. `note` is its use in this command; `more` is passed to subcommand.option."""
     flags, metavar, about, kind, old = KNOWN[name]
     about = "; ".join(filter(None, (about, note)))
     if metavar is None:
@@ -64,17 +64,17 @@ def add(parser: argparse._ActionsContainer, name: str, note: str = "", default: 
 
 
 def installation(parser: argparse._ActionsContainer) -> None:
-    """The options that say which installation is meant (cni.node.installation.options)."""
+    """Add the options that choose an installation (cni.node.installation.options)."""
     add(parser, "plugin-dir", "default: the one that containerd or CRI-O is configured for", "", made=True)
     add(parser, "root", "all paths are below it", "/")
     add(parser, "state-dir", "", STATE, made=True)
 
 
 def listen(parser: argparse._ActionsContainer, default: str) -> None:
-    """--listen, of a program that keeps running."""
+    """Add --listen, for a program that keeps running."""
     add(parser, "listen", f"default: {default}, this node alone", default, shown=False)
 
 
 def pod_or_path(text: str) -> str:
-    """The value of --pod; the path of a namespace too, as which --netns was written once."""
+    """Parse --pod: a pod, or a namespace's path, which older versions took in place of --netns."""
     return text if text.startswith("/") else subcommand.pod(text)

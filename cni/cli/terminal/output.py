@@ -1,9 +1,9 @@
-"""How the command shows things: tables and JSON on stdout, faults and progress on stderr. rich takes 0.1 s to load, so
-only what prints with it imports it.
+"""The output of the command: tables and JSON on stdout, faults and progress on stderr. rich takes 0.1 s to load, so
+only functions that use it import it.
 
-On a terminal tables are coloured and fit its width: the last column alone is folded, between words, since an address in
-two pieces cannot be copied; where that is not enough columns are left out, which `-o wide` shows. Elsewhere they are
-plain columns, one line a row, whatever its length, so that grep, cut and a log keep them whole.
+On a terminal, tables are coloured and fit its width. Only the last column is folded, between words: an address on two
+lines cannot be copied. If that is not enough, columns are left out, which `-o wide` shows. Elsewhere tables are plain
+columns, one line for each row, of any length, for grep, cut and logs.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.text import Text
 
-_ENDLESS = 1 << 16  # columns of something that is no terminal: nothing is wrapped or cut there
-_LEAST = 24  # columns that a folded column has, or others are left out
+_ENDLESS = 1 << 16  # the width in columns without a terminal: nothing is wrapped or cut there
+_LEAST = 24  # the least width of the folded column, or other columns are left out
 
 
 class Form:
-    """How the tables of this call are printed, by --no-headers and -o wide."""
+    """The form of all tables of this call, by --no-headers and -o wide."""
 
     headers = True
     is_wide = False
@@ -55,7 +55,7 @@ def styled(text: str, style: str = "") -> Text:
 
 
 def plain(text: str) -> str:
-    """`text` of others, such as a node's, without characters that drive a terminal."""
+    """`text` from elsewhere, such as a node, with "?" for each character that controls a terminal."""
     return "".join(c if c.isprintable() or c in "\n\t" else "?" for c in text)
 
 
@@ -66,8 +66,8 @@ def print_table(
     empty: str = "none",
     least: Sequence[str] = (),
 ) -> None:
-    """A table with the heads `columns`; None in a row stays empty. Without rows `empty` goes to stderr, and no head to
-    `stream`, so that a program that counts lines counts none. On a narrow terminal the columns `least` are left out first."""
+    """Print a table with the heads `columns`; None is an empty cell. Without rows print `empty` on stderr and nothing
+    on `stream`, so that `wc -l` counts 0. On a narrow terminal the columns `least` are left out first."""
     if not (rows := list(rows)):
         sys.stderr.write(f"{empty}\n")
         return
@@ -101,7 +101,7 @@ def print_table(
 
 
 def print_paragraph(head: str, text: str | Text, stream: IO[str] | None = None) -> None:
-    """`text` after `head`; on a terminal its further lines begin below its first."""
+    """Print `text` after `head`; on a terminal the further lines of `text` begin below its first."""
     from rich.table import Table
 
     out = console(stream)
@@ -117,8 +117,7 @@ def print_paragraph(head: str, text: str | Text, stream: IO[str] | None = None) 
 
 @contextmanager
 def progress() -> Iterator[Callable[[str], None]]:
-    """`with progress() as say: say("reading pods")`: the current step of a long command, on stderr while it runs; only on
-    a terminal."""
+    """Show the current step of a long command on a terminal's stderr: `with progress() as say: say("reading")`."""
     if not sys.stderr.isatty():
         yield lambda _: None
         return
@@ -129,17 +128,17 @@ def progress() -> Iterator[Callable[[str], None]]:
 
 
 def counted(number: int, noun: str) -> str:
-    """A number with its noun, which is given in the singular: "1 lease", "2 leases"."""
+    """A number with its noun, given in the singular: "1 lease", "2 leases"."""
     return f"{number} {noun}{'s' * (number != 1)}"
 
 
 def print_json(value: Any) -> None:
-    """`value` as JSON, indented by four as cnitool does."""
+    """Print `value` as JSON, indented by four as cnitool does."""
     sys.stdout.write(json.dumps(value, indent=4) + "\n")
 
 
 def print_data(value: Any, form: str) -> None:
-    """`value` as "json" or "yaml"."""
+    """Print `value` as "json" or "yaml"."""
     if form == "yaml":
         _print_yaml([value])
     else:
@@ -147,7 +146,7 @@ def print_data(value: Any, form: str) -> None:
 
 
 def print_objects(objects: Sequence[Any], form: str) -> None:
-    """Objects of Kubernetes as "json", several as a List, or as "yaml", a document each."""
+    """Print Kubernetes objects as "json", several as a List, or as "yaml", a document for each."""
     if form == "yaml":
         _print_yaml(objects)
     else:
@@ -158,18 +157,18 @@ def _print_yaml(documents: Sequence[Any]) -> None:
     import yaml
 
     class _Dumper(yaml.SafeDumper):
-        """Writes texts of several lines as such."""
+        """A dumper that writes strings of several lines as blocks."""
 
     def text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
         return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None)
 
     _Dumper.add_representer(str, text)
-    documents = json.loads(json.dumps(documents))  # else what stands twice gets an anchor, which not all readers know
+    documents = json.loads(json.dumps(documents))  # else a repeated object gets an anchor, which not all readers know
     yaml.dump_all(documents, sys.stdout, _Dumper, sort_keys=False, allow_unicode=True, width=_ENDLESS)
 
 
 def show(form: str, document: Any, print_it: Callable[[], object]) -> None:
-    """`document` as JSON or YAML, or by `print_it` for people, as -o says."""
+    """Print `document` in the `form` of -o: JSON, YAML, or for a table by `print_it`."""
     if form == "table":
         print_it()
     else:
@@ -177,7 +176,7 @@ def show(form: str, document: Any, print_it: Callable[[], object]) -> None:
 
 
 def print_fault(title: str, details: str = "") -> None:
-    """A failure on stderr: the title in red where colours are shown, the details indented below it."""
+    """Print a failure on stderr: the title in red if colours are shown, the details indented below it."""
     out = console(sys.stderr)
     out.print(styled(plain(title), "bold red"))
     for line in plain(details).splitlines():
@@ -185,15 +184,15 @@ def print_fault(title: str, details: str = "") -> None:
 
 
 def write_file(noun: str, path: str, data: bytes, mode: int = 0o600) -> None:
-    """Write `data` to `path`, whole or not at all; IoFailure names it by `noun`.
+    """Write `data` to `path`, whole or not at all. Raises IoFailure, whose message calls the file `noun`.
 
-    What is there and is no regular file stays: the rename would put a file in the place of /dev/null, for all programs.
+    An existing `path` that is no regular file is refused: the rename would replace /dev/null, for all programs.
     """
     folder, _, name = os.path.abspath(path).rpartition("/")
     if os.path.lexists(path) and not stat.S_ISREG(os.lstat(path).st_mode):
         why = "it is no regular file but a link, device, pipe or folder: name a path that is free, or a regular file"
         raise IoFailure(f"the {noun} cannot be written to {path}: {why}")
-    new = f"{folder}/.{name}.new-{os.getpid()}"  # hidden: what watches a folder passes it over
+    new = f"{folder}/.{name}.new-{os.getpid()}"  # hidden: programs that watch a folder pass it over
     try:
         with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode), "wb") as file:
             file.write(data)

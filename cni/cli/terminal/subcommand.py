@@ -1,5 +1,6 @@
-"""Adds a command to the command line: one text is its line in the list, and begins its own --help. What is given wrongly is
-refused with exit code 2, and names the option."""
+"""Adds a command to the command line: one text is its line in the list, and begins its --help. A wrong argument ends
+the command with exit code 2 and a message that names the option.
+"""
 
 from __future__ import annotations
 
@@ -20,13 +21,13 @@ FORMAT = "the format; default: table, or yaml for what `kubectl apply` reads"
 
 
 class ExistingDirectory(argparse._StoreAction):
-    """Of an option for a directory that is only read, or several with colons between them: what is given must be there. A
-    default may be missing."""
+    """The action of an option for a directory that is only read, or for several, with colons between them. A given
+    directory must exist; a default may be missing."""
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser that names the word that was most likely meant, and what it has no use for; those of its commands and verbs
-    are of this class too. `given` are the names of the options on the command line."""
+    """A parser whose errors name the word that was most likely meant, and useless arguments. Parsers of subcommands
+    have this class too. `given` has the names of the options on the command line."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -44,14 +45,14 @@ class Parser(argparse.ArgumentParser):
         return found, more
 
     def only(self, applies: object, condition: str, *options: str) -> None:
-        """Refuse `options` that are given, unless `applies`, for they would change nothing. `condition` says where they do."""
+        """Refuse given `options` unless `applies`: they would change nothing. `condition` says when they do."""
         for option in options:
             if option in self.given and not applies:
                 names = "/".join(self._option_string_actions[option].option_strings)
                 self.error(f"{names} has an effect only {condition}: leave it out")
 
     def require(self, options: argparse.Namespace) -> None:
-        """InvalidConfig when a directory that is given is not there; as of a PATH, one of several directories is enough."""
+        """Raise InvalidConfig if a given directory does not exist. Of several with colons, one must exist."""
         for action in self._actions:
             if isinstance(action, ExistingDirectory) and self.given.intersection(action.option_strings):
                 text = getattr(options, action.dest)
@@ -80,8 +81,8 @@ def add(
     shows: bool = False,
     **options: Any,
 ) -> Parser:
-    """The parser of a new command. `about` is a phrase; `more` goes on from it in the command's own help. `run` gives the
-    exit code, and finds the parser's `error` as `refuse`, its `only`, `given` and `require`; `shows`: it has the option -o."""
+    """Add a command; return its parser. `more` continues the phrase `about` in its help. `run` returns the exit code;
+    its options have the parser's `error` (as `refuse`), `only`, `given` and `require`. `shows`: it has -o."""
     parser = commands.add_parser(name, help=about, description=f"{about[0].upper()}{about[1:]}{more}", **options)
     parser.set_defaults(run=run, refuse=parser.error, only=parser.only, given=parser.given, require=parser.require)
     if shows:
@@ -91,7 +92,7 @@ def add(
 
 
 def add_group(commands: Commands, name: str, about: str, noun: str = "VERB") -> Commands:
-    """The commands below a new command."""
+    """Add a command with subcommands; return the action to which subcommands are added."""
     return add(commands, name, about).add_subparsers(required=True, metavar=noun, title=f"{noun.lower()}s")
 
 
@@ -106,8 +107,8 @@ def option(
     old: str = "",
     **more: Any,
 ) -> None:
-    """An option with a value, whose help ends with its default; with "" it has none that could be shown. A directory must be
-    there when it is given, unless it is `made`, by railcni or later. A default that is not `shown` is in `about`. `old` is another
+    """Add an option with a value. Its help ends with the default, if that is not "" and is `shown`; else `about` may
+    have it. A given directory must exist, unless railcni or a later program makes it (`made`). `old` is another
     spelling, which --help does not show."""
     text = f"{default:g}" if isinstance(default, float) else default
     texts = [about, "" if default in ("", None) or not shown else f"default: {text}"]
@@ -132,14 +133,14 @@ def typed(read: Callable[[str], T], wanted: str = "") -> Callable[[str], T]:
 
 
 def name(text: str) -> str:
-    """The name of a network, node, namespace or the like, as the type of an option."""
+    """Parse the name of a network, node, namespace or the like, as an argparse type."""
     if not is_identifier(text):
         raise argparse.ArgumentTypeError(f'"{text}": start with a letter or digit, then letters, digits, _ . -')
     return text
 
 
 def pod(text: str) -> str:
-    """[NAMESPACE/]NAME, as the type of an option; podman's names are wider than those of Kubernetes."""
+    """Parse [NAMESPACE/]NAME, as an argparse type. Podman allows more characters in a name than Kubernetes."""
     if not all(map(is_identifier, text.split("/"))) or text.count("/") > 1:
         raise argparse.ArgumentTypeError(f'"{text}": want NAMESPACE/NAME or NAME')
     return text
@@ -151,14 +152,14 @@ container_or_pod = typed(
 
 
 def ifname(text: str) -> str:
-    """The name of an interface, as the type of an option."""
+    """Parse the name of an interface, as an argparse type."""
     if fault := ifname_fault(text):
         raise argparse.ArgumentTypeError(f'"{text}" {fault}')
     return text
 
 
 def address(text: str) -> tuple[str, int]:
-    """ADDRESS:PORT, as the type of an option."""
+    """Parse ADDRESS:PORT to (address, port), as an argparse type."""
     host, _, port = text.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
     if not host or not port.isdigit() or int(port) > 65535:
@@ -167,7 +168,7 @@ def address(text: str) -> tuple[str, int]:
 
 
 def seconds(text: str, least: float = 0.001) -> float:
-    """SECONDS, up to a day, as the type of an option."""
+    """Parse a number of seconds, from `least` up to a day, as an argparse type."""
     try:
         value = float(text)
     except ValueError:
