@@ -143,7 +143,7 @@ def _ask(options: argparse.Namespace, agent: kubectl.NodeAgent) -> dict[str, Any
 def _answer(
     options: argparse.Namespace, agent: kubectl.NodeAgent, command: Sequence[str], *places: str, given: str = ""
 ) -> Any:
-    """Run `railcni` in the agent's pod with the agent's own options `places`; return its JSON. Raises IoFailure."""
+    """Run `railcni` in the agent's pod with the agent's own `places` options; return its JSON. Raises IoFailure."""
     if agent.fault:
         raise IoFailure(agent.fault)
     where = filter(None, (agent.argument(name) for name in places))
@@ -208,7 +208,7 @@ def _doctor(options: argparse.Namespace) -> int:
 
 
 def doctor_pod(agent: kubectl.NodeAgent, arguments: Sequence[str]) -> dict[str, Any]:
-    """A manifest: a privileged pod that runs the installed doctor on the agent's node, in the host's files."""
+    """The manifest of a privileged pod that runs the installed doctor in the host's file system on the agent's node."""
     folder = agent.argument("to").partition("=")[2]
     installed = f"{folder or '/opt/cni/bin'}/railcni-bundle/current/bin/railcni"
     metadata = {
@@ -274,7 +274,7 @@ def _ipam(run: Callable[[argparse.Namespace], int], cluster: subcommand.Parser, 
 
 
 def _ask_of_leases(options: argparse.Namespace, leases: Sequence[Lease]) -> dict[Key, tuple[str, str]]:
-    """Ask each agent whether its node uses the addresses of `leases`; ask all agents if no node is known. See `ask`."""
+    """Ask the agent of each lease's node about its address, all agents if no node is known; return answers by lease."""
     agents = kubectl.agents(options) if leases else {}
     no_agent = kubectl.NodeAgent("", "", "", {}, "no agent has this node")
 

@@ -39,7 +39,7 @@ def _capability_args(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def existing(options: argparse.Namespace, cache: Cache) -> tuple[Network, Parameters, bool]:
-    """Return (network, parameters, whether they come from the cache) of an existing attachment."""
+    """Return (network, parameters, whether the cache has it) of the existing attachment that the options name."""
     network, missing = None, None
     try:
         network = networks.find(options.network, options.conf_dir)

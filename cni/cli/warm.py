@@ -57,7 +57,7 @@ class Workers:
 
 
 def cold(root: str = "/") -> str:
-    """A letter of REASONS for each cold call since the boot, oldest first; "" if it cannot be read."""
+    """A letter of REASONS for each of the last cold calls since the boot, oldest first; "" if they cannot be read."""
     try:
         return read_regular(below(root, places.COLD), 1 << 17).decode("ascii", "replace")
     except (OSError, ValueError):

@@ -23,8 +23,8 @@ from cni.shared.kernel.files import read_whole
 
 @dataclass(frozen=True)
 class PodClaim:
-    """A claim that kubelet has or had for the pods with these UIDs. `record` is the driver's; None if the claim is not
-    prepared. `is_specified`: the runtime finds its CDI specification, or needs none."""
+    """A claim that kubelet has or had for the pods with the UIDs `pods`. `record` is the driver's; None if the claim is
+    not prepared. `is_specified`: the runtime finds its CDI specification, or needs none."""
 
     name: str
     pods: tuple[str, ...]

@@ -51,7 +51,7 @@ class Congestion:
 
 
 def read(port: Port, driver: str, root: str = "/sys", live: bool = True) -> Congestion:
-    """The settings of the port's netdev. Netlink is asked only if that is in this thread's namespace (`live`)."""
+    """The settings of the port's netdev. Netlink is asked only if the netdev is in this thread's namespace (`live`)."""
     told = None
     if live:
         with Rtnl() as socket:

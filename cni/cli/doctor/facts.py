@@ -30,7 +30,7 @@ from cni.shared.spec.errors import CniError
 
 @dataclass(frozen=True)
 class NodePlaces:
-    """The folders of a node that doctor reads. A recorded node has them below a directory of its own."""
+    """The folders of a node that doctor reads. Those of a recorded node are below another directory."""
 
     sys: str = "/sys"
     proc: str = "/proc"
@@ -233,7 +233,7 @@ class NodeFacts:
 
     @cached_property
     def counts(self) -> tuple[PortCounts, PortCounts, float]:
-        """Return (counters of the ports, counters before, seconds in between). Without `watch`: (counters, {}, 0)."""
+        """Return (the ports' counters now, those of `watch` seconds ago, `watch`); without `watch`, (now, {}, 0)."""
         before = self._read_counts() if self.watch else {}
         time.sleep(self.watch)
         return self._read_counts(), before, self.watch

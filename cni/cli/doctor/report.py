@@ -112,7 +112,7 @@ POD_CHECKS: tuple[Check, ...] = (
 
 @dataclass(frozen=True)
 class DoctorReport:
-    """What was found about a node, or about one of its pods."""
+    """The findings about a node, or about one of its pods."""
 
     facts: NodeFacts
     findings: Sequence[Observation]

@@ -86,8 +86,8 @@ def check_plugins(folders: Sequence[str]) -> Iterator[Observation]:
 
 
 def _plugin(path: str, ours: bool) -> Observation:
-    """Ask a plugin for its version. Go's plugins print it when they are called without a verb (skel of containernetworking/cni),
-    a few only with --version (rdma, multus-shim)."""
+    """Ask a plugin for its version. Go's plugins print the version if they are called without a verb (skel of
+    containernetworking/cni), a few only with --version (rdma, multus-shim)."""
     healthy, remedy = "a plugin that answers VERSION", "install it again"
     try:
         about = _run([path], {})

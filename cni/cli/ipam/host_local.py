@@ -60,7 +60,7 @@ def read(
 
 
 def remove(directory: str, lease: Lease) -> bool:
-    """Remove the file of `lease` if its content is unchanged; return whether it was removed."""
+    """Remove the file of `lease` if the file still has this lease; return whether it was removed."""
     path = os.path.join(directory, format_address(lease.family, lease.value))
     with worded(f"{path} cannot be removed"), suppress(FileNotFoundError):
         entry = _entry(path)

@@ -163,7 +163,7 @@ def _opened(choice: Choice, leases: Iterable[Lease], use: int = CREATE, moves: b
 
 
 def _is_same(other: Lease, lease: Lease) -> bool:
-    """Whether `other`, a lease of the destination, is of the same attachment. Go's reservations name only the pod."""
+    """Whether `other`, a lease of the target, has the attachment of `lease`. Go's reservations name only the pod."""
     if other.ifname not in ("", lease.ifname):
         return False
     if other.container_id:

@@ -75,7 +75,7 @@ class Pools:
         self._cluster.move(kind)
 
     def closed(self) -> dict[str, str]:
-        """The former ranges of the closed pools, by pool."""
+        """The former range of each closed pool, by the pool's name."""
         return {name: range_ for name, range_, _ in self._closed()}
 
     def _closed(self) -> Iterator[tuple[str, str, dict[str, Any]]]:
@@ -102,7 +102,7 @@ class Pools:
         return not self._mark(MOVED, MOVING) and refused
 
     def settle(self) -> None:
-        """Let AddressLeases use the closed pools again that an interrupted way back closed for both stores."""
+        """Let AddressLeases use again the closed pools that an interrupted way back has closed for both stores."""
         self._mark(MOVING, MOVED)
 
     def _mark(self, former: str, sign: str) -> bool:

@@ -120,7 +120,7 @@ def _parts(secret: str) -> Iterator[str]:
 
 
 def scrub(text: str, secrets: Iterable[str] = ()) -> str:
-    """`text` without `secrets`, and without strings that look like one."""
+    """`text` without `secrets`, and without strings that look like a secret."""
     for secret in sorted(secrets, key=len, reverse=True):
         if secret not in text:
             continue

@@ -11,8 +11,8 @@ from cni.shared.records import STATE
 
 
 class Known(NamedTuple):
-    """What an option means in every command. Without a metavar it has no value; `old` is another spelling, which --help
-    does not show."""
+    """The meaning of an option in every command. Without a metavar the option has no value. `old` is another spelling,
+    which --help does not show."""
 
     flags: str
     metavar: str | None
