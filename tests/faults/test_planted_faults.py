@@ -61,7 +61,7 @@ MISTAKEN = {
     "a claim of which nothing is known reported as made, over etcd": (
         Edit(
             "ipam/stores/etcd/__init__.py",
-            r"(-> Claimed \| Unknown:\n {8}\"\"\"Whether .*\n)",
+            r"(-> Claimed \| Unknown:\n {8}\"\"\".*\n)",
             r"\1        return Claimed(leases)\n",
         ),
         ("etcd-macvlan-add", "reset-before", "retry"),
