@@ -34,27 +34,23 @@ needs_etcd = pytest.mark.skipif(bool(etcd.unusable()), reason=etcd.unusable())
 HeldAddress = tuple[str, str, str, str]  # address, network ("" for what the store does not tell), container, ifname
 
 _SERVER = """
-import sys, time
-from tests.stores.kubernetes_api import DROP_LATE, ApiServer
+import sys, threading, time
+from tests.stores.kubernetes_api import ApiServer
 server = ApiServer(port=int(sys.argv[1]))
 
 def slow(method, resource, number):
     if method != "GET" and resource in ("ippools", "addressleases"):
         time.sleep(0.1 if resource == "ippools" else 0.03)
-        return DROP_LATE if number % 2 and (method, resource) == ("POST", "addressleases") else None
 
 server.faults = slow
 server.lag()
-while True:
-    time.sleep(2)
-    server.catch_up()
+threading.Event().wait()
 """
 
 
 class SlowServer(Server):
     """An API server that takes its time for a change, so that processes wait for it, and are killed in the midst of one. Its
-    watch cache stays empty, and it serves half of the creates of AddressLeases up to two seconds after it has cut their
-    connections. A DEL whose change is cut may be pending in the end, so none is."""
+    watch cache stays empty."""
 
     def __init__(self, churn: Churn) -> None:
         self.node = churn.node
