@@ -74,8 +74,10 @@ def _filled(
     notes: list[str],
     faults: list[Fault],
 ) -> Iterator[tuple[str, T]]:
-    """Yield (prefix of the keys in a fault, object) for each valid one of `documents`, which are the members of the
-    list `name` and have the keys of `table`."""
+    """Yield (prefix of its keys in faults, object of `make`) for each of the list members `documents` without a fault.
+
+    `name` is the key of the list, `table` the keys of a member. Misspelt keys are added to `notes`.
+    """
     for i, document in enumerate(documents):
         prefix, entry, before = f"{name}[{i}].", make(), len(faults)
         fill(entry, table, document, faults, prefix)

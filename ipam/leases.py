@@ -50,7 +50,7 @@ class Want:
 
 
 def returns(pod: tuple[str, str, str]) -> bool:
-    """Whether a pod may be created again with its name: pods of a StatefulSet are, whose names end in "-" and a number."""
+    """Whether a pod may be created again with the same name, as by a StatefulSet: its name ends in "-" and a number."""
     stem, _, ordinal = pod[1].rpartition("-")
     return bool(stem) and ordinal.isascii() and ordinal.isdigit()
 
@@ -135,7 +135,10 @@ class Lease(Want):
 
     @property
     def identity(self) -> tuple[str, tuple[int, int], str, str, tuple[str, str]]:
-        """The part of the key that every store keeps, Go's objects too: equal in two readings of one lease."""
+        """(pool, (family, value), container ID, ifname, (namespace, pod name)), equal in all readings of a lease.
+
+        Every store keeps these values, even the objects of Go whereabouts.
+        """
         return self.pool, self.address, self.container_id, self.ifname, self.pod_name
 
     def is_of_pod(self, owner: Owner) -> bool:
@@ -165,7 +168,7 @@ class Pool:
 
 
 def given_up(instead_of: Sequence[Lease], wants: Sequence[Want]) -> list[Lease]:
-    """The leases of `instead_of` whose addresses `wants` does not claim again, in the same pool or scope."""
+    """The leases of `instead_of` that no element of `wants` claims again, in the same pool or scope."""
     return [lease for lease in instead_of if not any(want.excludes(lease) for want in wants)]
 
 
@@ -205,7 +208,7 @@ def from_json(document: Mapping[str, Any]) -> Lease:
 
 
 def want_from_json(document: Mapping[str, Any], pool: Any, address: Any) -> Want:
-    """The address of a pool, in the scope of `document`."""
+    """The Want of the JSON values `pool` and `address`, in the scope that is a member of `document`."""
     scope = document["scope"]
     return Want(as_text(pool), *parse_address(as_text(address)), None if scope is None else as_text(scope))
 

@@ -74,7 +74,10 @@ def is_avoided(records: Records, address: str) -> bool:
 
 
 def is_complete(records: Records) -> bool:
-    """Whether the node's records have all its AddressLeases: records of a lost state directory were read back."""
+    """Whether each AddressLease of this node has a record.
+
+    This is false from the loss of the state directory until the records have been made again from the leases.
+    """
     return "complete" in _read(records, _COMPLETE)
 
 

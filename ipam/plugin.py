@@ -121,9 +121,9 @@ def may_hold(request: Request, records: Records) -> bool:
 
 
 def delete(request: Request, records: Records) -> None:
-    """Release the leases of the attachment. Its record names the store, or without a record the configuration.
+    """Release the attachment's leases in the store that its record names. Without a record, the configuration decides.
 
-    The DEL of a group's last rail releases the leases of the group.
+    The rails of a group have common leases, which the DEL of the last rail releases.
     """
     holder, read = request.attachment, read_record
     if is_of_group(request):

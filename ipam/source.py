@@ -45,13 +45,14 @@ _COMMON = 2  # characters: a text this short is in most messages by chance
 
 
 class Source:
-    """The block and the flat file of a configuration, with its `path` ("" without a file) and all `searched` paths.
+    """The `ipam` block and the flat file of a configuration. `path` is the flat file, or "" when none of the paths
+    `searched` exists.
 
-    `notes` are for the log: they name the keys of the block without effect. A flat file that the block chose may belong to
-    anyone, so faults and errors name its keys, but not its values.
+    `notes` are texts for the log about keys without effect. A flat file that the block chose may belong to anyone, so
+    faults and errors name its keys, but not its values.
 
-    `borrowed` are the faults of a store that the block may not name. They refuse a new attachment. For an existing
-    one (`is_new` false), the keys are read one by one, as in version 0.1.0, so that its recorded store is found.
+    `borrowed` are the faults of a block that names a store which it may not use. A new attachment is refused for them.
+    An existing attachment (`is_new` false) is not: each key is read alone, as in version 0.1.0, to find its store.
     """
 
     __slots__ = ("_block", "_brings", "_flat", "_from_file", "_is_chosen", "borrowed", "notes", "path", "searched")

@@ -279,7 +279,10 @@ def _ask_of_leases(options: argparse.Namespace, leases: Sequence[Lease]) -> dict
     no_agent = kubectl.NodeAgent("", "", "", {}, "no agent has this node")
 
     def ask(name: str) -> list[tuple[Key, tuple[str, str]]]:
-        """The agent's answers, as (lease identity, (in_use.ENDED, USED or UNKNOWN, reason))."""
+        """[(identity, (state, reason))] of the leases of node `name` or of no known node, as the node's agent answers.
+
+        The state is in_use.ENDED, in_use.USED or in_use.UNKNOWN.
+        """
         own = [lease for lease in leases if lease.node in ("", name)]
         try:
             given = json.dumps([reclaim.document(lease) for lease in own])

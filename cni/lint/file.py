@@ -108,7 +108,7 @@ class _File:
         return 1
 
     def _appended(self, path: str, outer: dict[str, Any]) -> None:
-        """Examine the file `path`, which has one further plugin of the network `outer`."""
+        """Examine the file `path`, which has one further plugin of the conflist `outer`."""
         try:
             text = Text(path, reader.read_text(path))
         except OSError as fault:

@@ -193,5 +193,5 @@ def _chain(scope: Scope, listed: list[Any]) -> None:
 
 
 def examine_plugin(scope: Scope, outer: dict[str, Any], around: Surroundings) -> None:
-    """Note the faults of a plugin that has a file of its own, beside the conflist `outer`."""
+    """Note the faults of a plugin in a file of its own, which belongs to the conflist `outer`."""
     _plugin(scope, (), scope.root.data, _inside(around, outer, None), alone=True)

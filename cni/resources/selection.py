@@ -91,7 +91,7 @@ def _selector(
 def _instead(
     wanted: Sequence[str], there: Sequence[str], functions: Sequence[Function], below: Mapping[str, Sequence[str]]
 ) -> str:
-    """The end of the sentence: the node's values instead of `wanted`, from `there` the similar ones, or all."""
+    """A text about the values that the node has instead of `wanted`: those of `there` that are similar, or else all."""
     names = [spans(text)[0] for text in wanted]
     for name in names:
         if ports := below.get(name):
@@ -108,7 +108,10 @@ def _instead(
 def _missing_numbers(
     wanted: Sequence[str], candidates: Sequence[Function], values: Callable[[Function], Collection[str]]
 ) -> str:
-    """The end of the sentence about a physical function that lacks the wanted VFs; "" when there is none."""
+    """A text such as "NAME has the VFs 0 to 7" for the first of `wanted` whose VF ranges contain no VF; "" for none.
+
+    `values` returns the values of a function with which the name is compared.
+    """
     for text in wanted:
         name, parts = spans(text)
         indexes = [f.index for f in candidates if f.index >= 0 and name in values(f)]

@@ -169,7 +169,7 @@ def completed(config: dict[str, Any], index: Any) -> dict[str, Any]:
 
 
 def each(config: dict[str, Any]) -> list[dict[str, Any]]:
-    """The network `config` completed for each of its rails: all of the group with `nics`, otherwise one at most."""
+    """[`completed` configuration of each rail of `config`]: one per NIC of rail.nics without rail.index, else one."""
     document = member(config, "rail")
     if not isinstance(document, dict):
         return [config]

@@ -69,10 +69,11 @@ class Began:
         self._steady = time.monotonic_ns()
 
     def is_after(self, created: int) -> bool:
-        """Whether an attachment made at `created` (ns since 1970) is older than the GC, so that the list covers it.
+        """Whether an attachment made at `created` (ns since 1970) is older than the GC. A younger attachment may be
+        valid although the GC request does not list it.
 
-        False for every attachment when the wall clock was set during the GC, since its times cannot be compared. The
-        next GC then ends the attachments that this one leaves.
+        Returns False for every attachment when the wall clock was set during the GC, since times before and after the
+        change cannot be compared. The next GC then ends the attachments that this GC has kept.
         """
         now = time.time_ns()
         is_set = abs((now - self._wall) - (time.monotonic_ns() - self._steady)) > _CLOCK_STEP
@@ -184,7 +185,7 @@ class Records:
         return document
 
     def write(self, attachment: Attachment, part: str, document: dict[str, Any]) -> None:
-        """Write the record. It survives a crash of the process, and a power loss if things that it names do."""
+        """Write the record. It survives a crash of the process, and a power loss if `_outlives_boot` is true for it."""
         document = {
             "format": FORMAT,
             "network": attachment.network,
@@ -276,10 +277,10 @@ class Records:
         return self._every("", part, texts=texts)
 
     def refuse_newer(self, *devices: str) -> None:
-        """Raise IoFailure when a record that a listing skipped as newer names one of `devices`, PCI or MAC addresses.
+        """Raise IoFailure when a record of a newer format contains one of `devices`, which are PCI or MAC addresses.
 
-        A device that a userspace driver holds is on the host, and so is a device whose sandbox has died: only the
-        record shows that the device is in use. A newer format may have other members, but contains the address in full.
+        Listings skip such records. But a device of a userspace driver, or of a sandbox that has died, is on the host:
+        only its record shows that the device is in use. A newer format may have other members, but has full addresses.
         """
         for name, document in self._newer.items():
             text = codec.dumps(document)
@@ -432,10 +433,10 @@ def _is_part(data: bytes) -> bool:
 
 
 def _outlives_boot(document: dict[str, Any]) -> bool:
-    """Whether the record must survive a power loss, because it names things that do.
+    """Whether the record `document` must survive a power loss, because it names leases or addresses that survive one.
 
-    Leases in a store that nodes share survive, and so do the addresses of a foreign IPAM plugin. A link, or a lease in
-    a file of this node, does not.
+    Leases in a store that nodes share survive a power loss, and so do the addresses of a foreign IPAM plugin. Links and
+    leases in a file of this node do not survive.
     """
     store = document.get("store")
     return document.get("foreign") is True or (isinstance(store, dict) and store.get("kind") != "file")

@@ -1,7 +1,8 @@
 """HTTP/1.1 by `http.client` and `ssl`: one connection, kept for all requests of a call.
 
-`http.client` reads the replies. This module adds the bounds: every wait has a deadline, and a reply may have
-_MOST_BYTES, of which lines may have _MOST_LINES bytes. There are no redirects, proxies or compression.
+`http.client` reads the replies. This module adds the bounds: every wait has a deadline, and a reply may have at
+most _MOST_BYTES bytes, with at most _MOST_LINES bytes of header lines, chunk sizes and trailers. The module does not
+support redirects, proxies or compression.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ class Refused(OSError):
 
 
 class Untrusted(OSError):
-    """TLS: one side rejects the other; `by_peer`: the server rejects the client."""
+    """One side of the connection rejects the other by TLS. `by_peer`: the server rejects the client."""
 
     def __init__(self, reason: str, by_peer: bool) -> None:
         super().__init__(errno.EACCES, reason)
@@ -298,7 +299,8 @@ class ServerAddress:
 
 
 class Failed(Exception):
-    """A failed attempt; another may succeed. `failure` is the error if none does; `sent`: it may have been served."""
+    """A failed attempt, which may be repeated. `failure` is the error if no attempt succeeds. `sent`: the server may
+    have served the request."""
 
     def __init__(self, failure: CniError, sent: bool = False) -> None:
         self.failure = failure

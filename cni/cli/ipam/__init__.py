@@ -257,7 +257,7 @@ def _drop(options: argparse.Namespace) -> int:
 
 
 def _pool(text: str) -> str:
-    """The name of the pool `text`, or of the pool of the CIDR `text` in a network without network_name."""
+    """The pool name for `text`: a pool name, or a CIDR of a network without network_name. May raise ValueError."""
     if "/" in text:
         parse_cidr(text)
     elif not text or text.strip() != text:

@@ -153,7 +153,7 @@ def look(attached: AttachedRail) -> AttachedRail:
 
 
 def check(rails: Sequence[AttachedRail]) -> None:
-    """Add the state of each rail, and compare the indexes that should be equal."""
+    """Add the state to each rail, and a fault for each address whose index should equal its group's, but differs."""
     for rail in rails:
         look(rail)
     for group in {rail.rail.group for rail in rails}:

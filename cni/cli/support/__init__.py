@@ -179,7 +179,7 @@ def _file(name: str, path: str, end: bool = False) -> Part:
 
 
 def _logs(options: argparse.Namespace) -> list[Part]:
-    """Read the logs that exist: those of --log, of the node's network files, and in the usual places."""
+    """Return the existing logs among the paths of --log, the paths in the node's network files, and _USUAL_LOGS."""
     named = [path for part in _tree("", options.conf_dir) for path in _LOG_KEY.findall(part.text)]
     paths = dict.fromkeys((*options.log, *named, *_USUAL_LOGS))
     parts = [_file("logs/" + path.strip("/").replace("/", "_"), path, end=True) for path in paths]

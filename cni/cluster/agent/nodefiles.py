@@ -160,12 +160,12 @@ def put(folder: str, name: str, data: bytes) -> bool:
 
 
 class Tokens:
-    """The token for the plugins: a requested one of `account`, "NAMESPACE/NAME", or for "" the agent's own.
+    """The token for the plugins: requested for the service account `account`, "NAMESPACE/NAME"; for "" the agent's own.
 
     A pod's token ends with the pod. So with the agent's own token, the server refuses the plugins while the agent is
     replaced. A requested token is bound to the Node `node` and outlives the agent by at least half a day, and its
-    account has only the plugins' rights. `unbound` is the reason why the server has not bound the token, "" if it
-    has: a server before 1.31 cannot, or there is no such Node (KEP-4193).
+    account has only the plugins' rights. `unbound` is "" when the token is bound. Otherwise it is the reason: the
+    server is older than 1.31 and cannot bind a token to a Node, or the Node does not exist (KEP-4193).
     """
 
     def __init__(self, account: str, node: str, clock: Callable[[], float] = monotonic) -> None:

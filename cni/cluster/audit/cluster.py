@@ -117,14 +117,14 @@ class Cluster:
         return self.pages(PODS, model.parse_pod, namespace=EVERYWHERE, fields=f"spec.nodeName={node}" if node else "")
 
     def pod(self, namespace: str, name: str) -> Pod | None:
-        """The pod as it is now; None for none."""
+        """The pod as it is now; None when it does not exist."""
         return self._one(PODS, model.parse_pod, name, namespace) if namespace else None
 
     def nodes(self) -> dict[str, Node]:
         return {node.name: node for node in read_all(lambda: self.pages(NODES, model.parse_node, namespace=EVERYWHERE))}
 
     def node(self, name: str) -> Node | None:
-        """The node as it is now; None for none."""
+        """The node as it is now; None when it does not exist."""
         return self._one(NODES, model.parse_node, name, EVERYWHERE)
 
     def networks(self) -> tuple[list[IpamBlock], set[str]]:
@@ -191,13 +191,13 @@ class PoolReading:
         return found
 
     def reserved(self) -> list[Reservation]:
-        """All reservations, after `read` has ended."""
+        """All reservations. Call this only after `read` has yielded all pools."""
         for one in self._reserved.values():
             one.place(self._scopes)
         return list(self._reserved.values())
 
     def unleased(self) -> list[Reservation]:
-        """The reservations whose addresses are leased in no pool, after `read` has ended."""
+        """The reservations without a lease in any pool. Call this only after `read` has yielded all pools."""
         return [one for one in self.reserved() if one.name not in self._leased]
 
 

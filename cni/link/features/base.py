@@ -45,10 +45,11 @@ if TYPE_CHECKING:
             None when the sandbox is gone. The thread is on the host."""
 
         def differences(self, document: dict[str, Any], link: Link, expected: Result, sandbox: Sandbox) -> list[str]:
-            """The differences, as texts, from ADD's state; `expected` is its result. The thread is on the host."""
+            """A text for each difference of `link` from the state after ADD. `expected` is the result of ADD. The
+            thread is on the host."""
 
         def unlike(self, document: dict[str, Any] | None, config: Any) -> list[str]:
-            """The differences, as texts, between `config` and the plan `document`, None for no plan. Does no I/O."""
+            """A text for each difference between `config` and the plan `document` (None: no plan). Does no I/O."""
 
         def status(self, config: Any, is_shared: bool, netdev: Link | None) -> None:
             """Raise NotAvailable or LimitedConnectivity when an ADD could not succeed now.

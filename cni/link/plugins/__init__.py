@@ -12,7 +12,7 @@ EXECUTABLES = (*LINK_PLUGINS, "rdma", "whereabouts")  # each is also installed a
 
 
 def named(name: str) -> LinkPlugin:
-    """Load and return the module of the link plugin `name`. Raises LookupError for another name."""
+    """Load and return the module of the link plugin `name`. Raises LookupError when no link plugin has this name."""
     if name == "macvlan":
         from cni.link.plugins import macvlan  # a call has one link plugin
 

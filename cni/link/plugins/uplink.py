@@ -64,11 +64,10 @@ def needed(
 
 
 def others(device: Link, host: Rtnl) -> str:
-    """Why no network may have a link on `device`, even one that leaves the device its traffic; "" when a network may,
-    or the policy lists it.
+    """Why no network may have a link on top of `device`; "" when a network may, or the policy lists the device.
 
-    On the host's end of a sandbox such a link would share a wire with the pod: it could answer for the pod's gateway,
-    and receive all frames that the pod sends.
+    On the host's end of a sandbox's veth, the link would share a wire with the pod: it could answer for the pod's
+    gateway, and receive all frames that the pod sends.
     """
     return _unless_listed(device, _end_of_sandbox(device, host))
 
@@ -80,8 +79,9 @@ def _unless_listed(device: Link, reason: str) -> str:
 
 
 def by_kind(device: Link, host: Rtnl) -> str:
-    """Why the kind of `device` shows that it belongs to the node or to a sandbox, or "". A NIC, bond or VLAN does not,
-    nor does a veth whose peer is in this namespace, or outside of a node that is itself a container."""
+    """Why no network may take `device`: it is a bridge, a tunnel, or the host's end of a sandbox's veth. Otherwise "".
+
+    A veth with its peer in this namespace is no such end. Nor is the uplink of a node that is itself a container."""
     if device.kind in BRIDGES:
         return f'"{device.name}" is a bridge of the node'
     if device.kind in TUNNELS:
@@ -229,7 +229,7 @@ def storage_servers(net: str = "/proc/net", classes: str = "/sys/class") -> Iter
 
 
 def _of_addresses(host: Rtnl, sources: Sequence[str]) -> Iterator[Way]:
-    """Yield a `Way` for each link that has an address of `sources`, in which "" is no address."""
+    """Yield a `Way` for each link that has one of the addresses `sources`. An element "" is ignored."""
     wanted = {address_of(source)[1] for source in sources if source}
     for address in addresses.all_of(host) if wanted else ():
         if address.local in wanted and address.index != routes.LOOPBACK:

@@ -62,11 +62,11 @@ class Folder:
                 raise self._refused(step.text, fault) from None
 
     def put(self, text: str, path: str, make: Callable[[str], object]) -> Step:
-        """The step `text`: put the file that `make` creates at a temporary path at `path`, in one rename."""
+        """A step described by `text`: `make` creates a file at a temporary path, which is then renamed to `path`."""
         return Step(text, partial(files.put, path, f"{self.bundle}/{layout.TEMPORARY}file", make))
 
     def link(self, text: str, path: str, target: str) -> Step:
-        """The step `text`: make `path` a link to `target`, in place of any file there."""
+        """A step described by `text`: make `path` a link to `target`, in place of any file at `path`."""
         return self.put(text, path, partial(os.symlink, target))
 
     @contextmanager
@@ -127,9 +127,9 @@ class Folder:
 
 
 def install(folder: Folder, wanted: content.Content, replace: Sequence[str] = (), say: _Say = str) -> list[Step]:
-    """Install `wanted`, or finish its interrupted install; return the steps that were carried out. `replace` are the
-    plain names to take.
+    """Install `wanted`, or finish its interrupted install; return the steps that were carried out.
 
+    The plugin names `replace`, without prefix, become links too; foreign files of these names are kept for uninstall.
     Raises InvalidConfig, TryAgainLater or IoFailure; the version in use then stays as it was.
     """
     with folder.locked():
@@ -194,8 +194,10 @@ def _try(folder: Folder, version: str) -> None:
 
 
 def uninstall(folder: Folder, refuse: _Refuse, end_workers: Callable[[], object] = lambda: None) -> Installation:
-    """Remove the installation; return its former content. `refuse` raises an error when the installation must stay. It
-    is called twice, since a call that began before the names went may attach a pod after the first time."""
+    """Remove the installation; return its former content. `refuse` raises an error when the installation must stay.
+
+    `refuse` is called twice: a plugin that started before its link was removed may attach a pod after the first call.
+    """
     with folder.locked():
         before = layout.read(folder.path)
         refuse(before)
@@ -223,7 +225,7 @@ def steps_away(folder: Folder, refuse: _Refuse) -> list[Step]:
 
 
 def _release(folder: Folder, found: Installation) -> Iterator[Step]:
-    """The first half of the steps: remove our links, and put back the files that were kept."""
+    """The first half of the steps of `uninstall`: remove our links, and put back the files that were kept."""
     for name in reversed(NAMES):
         path, kept = f"{folder.path}/{name}", f"{folder.bundle}/{REPLACED}/{name}"
         if name in found.ours and name in found.kept:
@@ -252,7 +254,7 @@ def _wait_for_calls(folder: Folder, before: Installation) -> None:
 
 
 def _end(folder: Folder) -> Step:
-    """The step of the second half, when no process runs from a version. `Folder.locked` removes the remainder."""
+    """The last step of `uninstall`, when no process runs from a version. `Folder.locked` removes what remains."""
 
     def remove() -> None:
         files.sync(folder.path)  # the restored files are on the disk before the versions go

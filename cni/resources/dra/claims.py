@@ -39,9 +39,10 @@ class Claims:
         return claims.records(self._folder)
 
     def prepare(self, claim: Record, results: Sequence[Mapping[str, Any]], devices: Mapping[str, Device]) -> Record:
-        """Prepare `claim` (uid, namespace, name) with the allocation `results`, or take its record; return the record.
+        """Prepare the devices in the allocation `results` for `claim` (uid, namespace, name); return its record.
 
-        Raises InvalidConfig for a device that is gone, TryAgainLater for one that cannot be used now, and OSError.
+        An existing record of the same devices is kept. `devices` are the node's devices by name. Raises InvalidConfig
+        when a device is gone, TryAgainLater when a device cannot be used now, and OSError.
         """
         wanted = [
             {
@@ -78,9 +79,10 @@ class Claims:
             containers.write(self._folder, f"{record['uid']}.json", record, durable=True)
 
     def _free(self, record: Record, exclusive: Collection[str]) -> None:
-        """Unprepare all other claims that have an `exclusive` device of the record and no holder.
+        """Unprepare each other claim that has a device of `record` whose name is in `exclusive`.
 
-        Raises TryAgainLater for a claim with a holder, since two containers would have the device.
+        Raises TryAgainLater when `holder` gives a reason why the other claim is in use: two containers would have the
+        device.
         """
         wanted = _held(record).intersection(exclusive)
         for other in self.records():

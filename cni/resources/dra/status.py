@@ -85,7 +85,10 @@ def read_claim(api: Api, claim: Record) -> dict[str, Any] | None:
 
 
 def _devices(claim: Record, found: Collection[dict[str, Any]]) -> list[Record]:
-    """The status entries of the claim's devices that its pods have attached. Each share gets a link of its own."""
+    """The status entries of the devices of `claim` that its pods have attached. `found` are the node's attachments.
+
+    Each link counts for one entry, since each share of a device has a link of its own.
+    """
     links = [one for one in found if LINK in one["records"]]
     own = [one for one in links if one["records"][LINK]["pod"][2] in claim.get("pods", ())]
     entries = []

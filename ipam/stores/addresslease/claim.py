@@ -154,7 +154,10 @@ def is_mixed(found: Objects, place: Want) -> bool:
 
 
 def closed_pool(found: Objects, place: Want) -> dict[str, Any] | None:
-    """The pool's closed IPPool; {} for none yet, None if there can be none. Raises InvalidConfig for an open one."""
+    """The closed IPPool of the pool of `place`; {} when there is no such IPPool yet, None when there cannot be one.
+
+    Raises InvalidConfig when the IPPool is open: the leases of the pool are then in IPPools, not in AddressLeases.
+    """
     api, name = found.api, place.pool
     try:
         range_of(name, place.family, place.value)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class Objects:
-    """The AddressLeases of one namespace. Every method may raise CniError; after a lost reply it is Open."""
+    """The AddressLeases of one namespace. Every method may raise a CniError: Open after a lost reply."""
 
     __slots__ = ("api",)
 
@@ -34,8 +34,8 @@ class Objects:
         self.api = api
 
     def get(self, name: str, recent: bool = False, since: str = "") -> Entry | None:
-        """The object of this name; None for none. `recent` is that of Api.pages. `since` is a resourceVersion: the
-        server's cache answers with the object as it was then or later."""
+        """The object of this name; None for none. `recent`: read from the server's cache, which may be a moment old.
+        `since` is a resourceVersion: the cache returns the object as it was at this version or later."""
         try:
             version = "0" if recent else since
             return self._entry(self.api.get(ADDRESSES, name, f"resourceVersion={version}" if version else "")[0])
@@ -45,11 +45,11 @@ class Objects:
             return self.get(name)
 
     def chosen(self, labels: dict[str, str], recent: bool = False) -> list[Entry]:
-        """The objects with all of `labels`; `recent` is that of Api.pages."""
+        """The objects with all of `labels`. `recent`: from the server's cache, perhaps a moment old."""
         return [self._entry(found) for found in self.api.list_all(ADDRESSES, selector(labels), recent=recent)]
 
     def names(self, labels: dict[str, str], recent: bool = False) -> list[str]:
-        """The names of the objects with all of `labels`; `recent` is that of Api.pages."""
+        """The names of the objects with all of `labels`. `recent`: from the server's cache, perhaps a moment old."""
         return self.api.names(ADDRESSES, selector(labels), recent)
 
     def create(self, document: dict[str, Any], lease: Lease) -> tuple[Entry, bool]:

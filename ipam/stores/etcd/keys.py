@@ -3,19 +3,20 @@
 The keys below PREFIX/v1/. In a name "%" and "/" are written as %25 and %2F. An address is 8 or 32 hexadecimal digits,
 so keys and addresses have the same order.
 
-    lease/POOL/ADDRESS                                              the lease, JSON reserved/SCOPE/ADDRESS
-    the pool whose lease reserves it attachment/NETWORK/CONTAINERID/IFNAME/POOL/ADDRESS/SEQUENCE     the lease once
-    more, found by its attachment pod/NAMESPACE/NAME/IFNAME/POOL/ADDRESS                          empty: finds the
-    leases of a pod node/NODE/POOL/ADDRESS                                          empty: finds the leases of a node
-    void/NETWORK/CONTAINERID/IFNAME/SEQUENCE                        empty: claims up to this sequence fail
-    former/NAMESPACE/NAME/IFNAME/POOL                               the last address of a pod's interface in the pool
-    cooling/KIND/SPACE/ADDRESS                                      the former pod of the address,
-    NAMESPACE/NAME/IFNAME, in a pool (KIND lease) or a scope (KIND reserved); etcd deletes the key at the end of the
-    cooldown full/KIND/SPACE/SIZE/ADDRESS                                    of earlier versions, which marked full
-    blocks; unread
+    lease/POOL/ADDRESS                                           the lease, JSON
+    reserved/SCOPE/ADDRESS                                       the pool whose lease reserves the address
+    attachment/NETWORK/CONTAINERID/IFNAME/POOL/ADDRESS/SEQUENCE  the lease once more, found by its attachment
+    pod/NAMESPACE/NAME/IFNAME/POOL/ADDRESS                       empty: finds the leases of a pod
+    node/NODE/POOL/ADDRESS                                       empty: finds the leases of a node
+    void/NETWORK/CONTAINERID/IFNAME/SEQUENCE                     empty: claims up to this sequence fail
+    former/NAMESPACE/NAME/IFNAME/POOL                            the last address of a pod's interface in the pool
+    cooling/KIND/SPACE/ADDRESS                                   the former pod of the address, NAMESPACE/NAME/IFNAME
+    full/KIND/SPACE/SIZE/ADDRESS                                 unread: earlier versions marked full blocks
 
-The first five are created and deleted together. The key below attachment/ has the whole identity of a lease: while
-the key exists, the lease is unchanged.
+The space of a cooling/ key is a pool (KIND lease) or a scope (KIND reserved). etcd deletes the key after the cooldown.
+
+The keys of the first five lines are created and deleted together. The key below attachment/ has the whole identity of
+a lease: while the key exists, the lease is unchanged.
 """
 
 from __future__ import annotations
@@ -73,7 +74,7 @@ class Keys:
         return [self.taken(kind, space, want.family, want.value) for kind, space in self.places(want)]
 
     def entries(self, lease: Lease) -> dict[bytes, bytes]:
-        """The first five kinds of keys (see above) for `lease`, with their values."""
+        """{key: value} of `lease` below lease/, reserved/ (with a scope), attachment/, pod/ (with a pod) and node/."""
         place = place_of(lease.family, lease.value)
         written = codec.dumps(to_json(lease)).encode()
         found = {self.all(LEASE, lease.pool) + place: written, self.identity(lease): written}

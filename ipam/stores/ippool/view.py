@@ -161,7 +161,7 @@ class View:
         return entry is not None and entry.is_of(lease) and not self.is_superseded(lease)
 
     def is_superseded(self, lease: Lease) -> bool:
-        """Whether the records have another claim of the address by the same attachment, which pools do not show."""
+        """Whether the records name another claim than `lease` by the same attachment. In a pool both look the same."""
         known = self.known_leases().get(lease.place)
         return known is not None and known.attachment == lease.attachment and known.key() != lease.key()
 

@@ -109,7 +109,7 @@ def stands_on_its_own(remembered: dict[str, Any], link: Link) -> bool:
 
 
 def _is_bare(remembered: dict[str, Any]) -> bool:
-    """Whether the device has neither a MAC nor hardware, such as a tunnel."""
+    """Whether the remembered device has no MAC and no parent device. A tunnel is an example."""
     return not (remembered["parent"] or remembered["permanentMac"] or remembered["mac"].strip("0:"))
 
 

@@ -76,7 +76,10 @@ class MoveFacts:
 
 
 def permit(device: Link | None, pci: str) -> None:
-    """Raise InvalidConfig when the node's policy allows networks neither the netdev nor its PCI address."""
+    """Raise InvalidConfig unless the node's policy lists the name of the netdev `device` or its PCI address.
+
+    `pci` is the PCI address of the device; with "", the address of the netdev's parent device is used.
+    """
     parent = device.parent_device if device and device.parent_bus == "pci" else ""
     names = [name for name in (device.name if device else "", pci or parent) if name]
     policy.current().permit("devices", f'device "{" ".join(names)}"', names)
@@ -435,7 +438,7 @@ def without_link(planned: MovePlan) -> tuple[str, int] | None:
 
 
 def differences(planned: MovePlan, link: Link | None) -> list[str]:
-    """A text if `link` is not the device of the plan."""
+    """[a text] when `link` is not the device of the plan; [] when it is."""
     if link and planned.device and not devices.is_same(planned.device, link):
         return [f'"{link.name}" is not the device "{planned.device["name"]}" of the host']
     return []

@@ -228,9 +228,9 @@ def adopt(request: Request, host: Rtnl, inside: Rtnl | None) -> MovePlan | None:
 
 
 def _stands_on_host(link: Link, host: Rtnl) -> bool:
-    """Whether the device that the alias of `link` names is still on the host, so that the pod itself made `link`.
+    """Whether the device named by the alias of `link` is still on the host. The pod itself has then made `link`.
 
-    A host device of that name counts if it is hardware or has the MAC of `link`; any other took the name later."""
+    The host's link of that name counts only if it is hardware or has the MAC of `link`: others took the name later."""
     other = host.link(name=link.alias)
     return other is not None and (bool(other.parent_device) or other.mac == link.mac)
 
