@@ -106,7 +106,7 @@ def take(
 
 
 def misspelt(document: Mapping[str, Any], names: Collection[str], prefix: str = "") -> list[str]:
-    """A warning for each key of `document` that is none of `names`, but is a misspelling (`slip`) of one."""
+    """Return a warning for each key of `document` that misspells one of `names` (see `slip`)."""
     other = document.keys() - names
     if not other:
         return []

@@ -159,7 +159,7 @@ def nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
     server.close()
 
 
-# For each fault: the checks that fail, those that are skipped besides the ones of RDMA, and a part of the message.
+# For each fault: the checks that fail, the checks that are skipped (without those of RDMA), and a part of the message.
 FAULTS: dict[str, tuple[set[str], set[str], str]] = {
     "": (set(), set(), "PASS"),
     "another MTU": ({"MTU", "ping from n1"}, set(), "raise the MTU of the switch ports"),
