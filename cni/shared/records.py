@@ -6,7 +6,7 @@ On disk, under STATE (mode 0700):
                                                  and part, a device, a device-info file, an address
     remembered                                   released addresses (ipam.memory)
     pending                                      exists when a release is pending because its store is out of reach
-    unended                                      exists when a DEL could not end an attachment, whose record says so
+    unended                                      its time is that of the next look for attachments that no DEL has ended
     held/                                        the index of records by address (ipam.memory)
     attachments/NETWORK:CONTAINERID:IFNAME:PART  a record, JSON; PART is "link" (the plugin's own) or "ipam"
 
@@ -48,7 +48,11 @@ WAIT_SECONDS = 60.0  # a DEL waits so long for an ADD that still runs; kubelet i
 GROUP = "@"  # begins the "network" in a record of a container in a group of rails; no name of a CNI network begins so
 _CLOCK_STEP = 1_000_000_000  # ns: more than a busy machine needs to read two clocks in succession
 LINK = "link"  # the part of an attachment that a link plugin of this suite records
-PENDING, UNENDED = "pending", "unended"  # reminders; a record has a member of the same name
+PENDING, UNENDED = "pending", "unended"  # files beside the records; a record has a member of the same name
+RETRY_SECONDS, LOOK_SECONDS = (
+    10.0,
+    300.0,
+)  # to the next look for attachments without an end, if some are known and if not
 _RECORD_BYTES = 64 << 20  # far above the size of a record with the largest configuration
 _SEAL = b', "checksum": "%s"}'
 _SEAL_BYTES = len(_SEAL) - len("%s") + 32
@@ -209,30 +213,51 @@ class Records:
         except OSError as fault:
             raise self._refused("remove a record from", "attachments", fault) from None
 
-    def remind(self, on: bool, what: str = PENDING, due: bool = False) -> None:
-        """Set or remove the reminder that some records are `what`: PENDING or UNENDED. A failure is ignored.
+    def remind(self, on: bool, due: bool = False) -> None:
+        """Set or remove the reminder that some releases are pending. A failure is ignored.
 
-        `due`: the next call retries these records without a pause.
+        `due`: the next call retries them without a pause.
         """
-        path = f"{self.directory}/{what}"
         try:
             if on:
-                os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600))
-                os.utime(path, (0, 0) if due else None)
-                if what == PENDING:  # what is pending outlives this boot
-                    files.sync_directory(self.directory)
+                self._stamp(PENDING, 0 if due else time.time())
+                files.sync_directory(self.directory)  # what is pending outlives this boot
             else:
-                os.unlink(path)
+                os.unlink(f"{self.directory}/{PENDING}")
         except OSError:
             pass  # GC goes by the records
 
-    def is_reminded(self, seconds: float, what: str = PENDING) -> bool:
-        """Whether there is a reminder `what` that is `seconds` old or older. A time in the future counts as old."""
+    def is_reminded(self, seconds: float) -> bool:
+        """Whether there is a reminder that is `seconds` old or older. A time in the future counts as old."""
         try:
-            age = time.time() - os.stat(f"{self.directory}/{what}", follow_symlinks=False).st_mtime
+            age = time.time() - self._time_of(PENDING)
         except OSError:
             return False
         return not 0 <= age < seconds
+
+    def look_in(self, seconds: float) -> None:
+        """Make the next look for attachments that no DEL has ended due in `seconds`. A failure is ignored."""
+        try:
+            self._stamp(UNENDED, time.time() + seconds)
+        except OSError:
+            pass  # there is no directory yet; or GC goes by the records
+
+    def is_look_due(self) -> bool:
+        """Whether a look for attachments that no DEL has ended is due. The first one is due LOOK_SECONDS after the first
+        call."""
+        try:
+            return not 0 < self._time_of(UNENDED) - time.time() <= LOOK_SECONDS
+        except OSError:
+            self.look_in(LOOK_SECONDS)
+            return False
+
+    def _stamp(self, name: str, at: float) -> None:
+        path = f"{self.directory}/{name}"
+        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600))
+        os.utime(path, (at, at))
+
+    def _time_of(self, name: str) -> float:
+        return os.stat(f"{self.directory}/{name}", follow_symlinks=False).st_mtime
 
     def sweep(self, network: str) -> None:
         """Remove temporary files of `network` and of groups that killed writers left. Running writers hold locks."""

@@ -25,9 +25,9 @@ from cni.node.inventory import counters
 from cni.node.service.endpoint import TEXT, HttpEndpoint
 from cni.node.service.log import AgentLog
 from cni.node.service.metrics import Metrics
-from cni.shared.kernel import files, sandbox
+from cni.shared.kernel import files
 from cni.shared.kernel.node import host_name
-from cni.shared.records import UNENDED, Records
+from cni.shared.records import Records
 from cni.shared.spec.errors import CniError, InvalidConfig, TryAgainLater
 from ipam import flatfile, stores, upkeep
 from ipam.stores.apiserver import Api
@@ -110,7 +110,6 @@ class Agent:
         if tasks and options.plugin_account:
             tasks.append(Task("plugins' token", options.every or options.grace / 2, self.probe_token))
         tasks.append(Task("flush", _FLUSH_EVERY, self.flush, _FLUSH_LONGEST))
-        tasks.append(Task("orphans", options.every or options.grace / 2, self.end_orphans))
         if not options.once:
             tasks.append(Task("Lease of this node", 2 * options.lease_seconds, self.renew_lease))
         if not options.no_collect:
@@ -261,34 +260,22 @@ class Agent:
             self._log.say("info", "written", file=f"{self._folder_shown}/{name}")
 
     def flush(self) -> Iterator[None]:
-        """Retry the releases and attachments that a DEL could not end. Raises TryAgainLater when some are left.
+        """Retry the releases, and end the attachments that no DEL has ended. Raises TryAgainLater when some are left.
 
         An agent in a container retries only releases: it sees neither the host's links nor the processes and mounts
-        that keep a namespace.
+        that keep a namespace. The plugins' next call on the node ends the attachments.
         """
-        unended_too = self._options.root == "/" and self._records.is_reminded(0, UNENDED)
-        if not self._flushed or self._records.is_reminded(0) or unended_too:
+        ends_too = self._options.root == "/"
+        if not self._flushed or self._records.is_reminded(0) or (ends_too and self._records.is_look_due()):
             left = upkeep.flush(self._records, self._store(), _FLUSH_SECONDS)
-            if self._options.root == "/":
-                left += unended.finish(self._records, self._log, {}, _FLUSH_SECONDS)
+            if ends_too:
+                environ = {"CNI_PATH": ":".join((self._options.plugin_dir or DEFAULT, _OWN_FOLDER))}
+                left += unended.finish(self._records, self._log, environ, _FLUSH_SECONDS)
             self.metrics.pending.set(left)
             self._flushed = not left
             yield
             if left:
                 raise TryAgainLater(f"{left} releases of this node are still to be made")
-
-    def end_orphans(self) -> Iterator[None]:
-        """End the attachments whose sandboxes have gone without a DEL.
-
-        An agent in a container ends only attachments without an effect on the host; `railcni ipam flush` on the host
-        ends the others.
-        """
-        yield
-        if self._options.root == "/":
-            environ = {"CNI_PATH": ":".join((self._options.plugin_dir or DEFAULT, _OWN_FOLDER))}
-            unended.finish(self._records, self._log, environ, _FLUSH_SECONDS, sandbox.SETTLED)
-        else:
-            unended.forget(self._records, self._below)
 
     def renew_lease(self) -> Iterator[None]:
         """Renew the Lease that shows the other agents that this agent is alive."""

@@ -7,7 +7,7 @@
     GC    a DEL for each record of this network that the runtime does not list and that no operation has locked
 
 A foreign IPAM plugin is called while the link is up: between "make" and "configure", and before the link is removed.
-The next ADD, DEL or GC of any network on the node ends what a DEL could not end (cni.link.verbs.unended).
+The next ADD, DEL or GC of any network on the node ends what no DEL has ended (cni.link.verbs.unended).
 
 Each call loads only the modules that its verb needs.
 """
@@ -17,7 +17,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from cni.link import plugins
-from cni.shared.records import UNENDED, Records
+from cni.shared.records import Records
 from cni.shared.spec.errors import CniError
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from cni.shared.spec.request import Request
     from cni.shared.spec.result import Result
 
-_PAUSE, _SECONDS = 10.0, 1.0  # seconds between two attempts on the node; approximate seconds of an attempt
+_SECONDS = 1.0  # approximate seconds in which a call ends attachments of others
 
 
 def call(name: str, request: Request, log: Log) -> Result | None:
@@ -58,13 +58,13 @@ def call(name: str, request: Request, log: Log) -> Result | None:
 
 
 def _finish_others(request: Request, log: Log) -> None:
-    """Try to end the attachments that earlier DELs could not end, if an attempt is due."""
+    """Try to end the attachments that no DEL has ended, if a look for them is due."""
     records = Records(log=log)
-    if not records.is_reminded(_PAUSE, UNENDED):
+    if not records.is_look_due():
         return
     from cni.link.verbs import unended  # each verb loads its own
 
     try:
         unended.finish(records, log, request.environ, _SECONDS)
     except (CniError, OSError) as fault:  # if this call has the same fault, its verb raises an error
-        log.warning(f"attachments that a DEL could not end stay for now: {fault}")
+        log.warning(f"attachments that no DEL has ended stay for now: {fault}")

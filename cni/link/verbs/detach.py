@@ -16,7 +16,7 @@ from cni.shared.kernel import node
 from cni.shared.kernel import sandbox as sandboxes
 from cni.shared.kernel.links import Rtnl
 from cni.shared.kernel.netlink import KernelError
-from cni.shared.records import UNENDED, Records
+from cni.shared.records import RETRY_SECONDS, UNENDED, Records
 from cni.shared.spec import codec
 from cni.shared.spec.errors import CniError, DelegateFailed, Lingers, TryAgainLater, Unrestored, report
 from cni.shared.spec.request import Request, member
@@ -79,8 +79,6 @@ def end(
             release.finish()
         if not faults:
             records.remove(request.attachment, PART)
-            if UNENDED in record:
-                remind_of_others(records)
     except CniError as fault:
         faults.append(fault)
     return faults, gone or release.is_made
@@ -93,13 +91,6 @@ def _untold(faults: list[CniError], log: Log) -> list[CniError]:
         if isinstance(fault, DelegateFailed):
             log.warning(f"{fault}; that plugin is called again later")
     return [fault for fault in faults if not isinstance(fault, DelegateFailed)]
-
-
-def remind_of_others(records: Records) -> None:
-    """Remove the reminder UNENDED, unless a record needs it. A concurrent call that marks a record sets it again."""
-    records.remind(False, UNENDED)
-    if any(UNENDED in record for _, _, record in records.all(PART)):
-        records.remind(True, UNENDED)
 
 
 def _end_unrecorded(
@@ -124,14 +115,14 @@ def _end_unrecorded(
 
 
 def _mark(record: dict[str, Any], request: Request, records: Records) -> None:
-    """Note in the record that this DEL could not end the attachment, with its CNI_PATH, and set the reminder."""
+    """Note in the record that this DEL could not end the attachment, with its CNI_PATH; another call soon tries again."""
     path = ":".join(request.path)
     try:
         if record.get(UNENDED) != path:
             records.write(request.attachment, PART, {**record, UNENDED: path})
     except CniError:
         return  # GC and the next DEL go by the record as it is
-    records.remind(True, UNENDED)
+    records.look_in(RETRY_SECONDS)
 
 
 def for_attachment(attachment: Attachment, record: dict[str, Any], environ: Mapping[str, str]) -> Request:

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from cni.shared.kernel.netns import Namespace
     from cni.shared.spec.request import Request
 
-SETTLED = 600.0  # seconds after which kubelet has called DEL for the sandboxes of the earlier boot
+SETTLED = 600.0  # seconds in which kubelet calls DEL for a sandbox that has ended, and makes the pod's next one
+GONE = "gone"  # the member of a record with the uptime at which its sandbox was first seen to be gone
 
 
 class Sandbox:
@@ -107,21 +108,28 @@ def kept(identity: dict[str, int]) -> Sandbox | None:
     return None
 
 
-def is_gone(record: dict[str, Any], settled: float = SETTLED) -> bool:
-    """Whether the sandbox of `record` is certainly gone, so that no DEL for it can be expected.
+def may_be_gone(record: dict[str, Any]) -> bool:
+    """Whether the sandbox of `record` is of an earlier boot, or its path is missing in an existing directory."""
+    return record["bootID"] != node.boot_id() or netns.has_lost_path(record["netns"])
 
-    A sandbox is gone when its path is missing in an existing directory, and the namespace has no user. After a reboot
-    kubelet calls DEL for the former sandboxes. So these count as gone only `settled` seconds after the start of this
-    boot.
+
+def gone_since(record: dict[str, Any]) -> float | None:
+    """The uptime, in seconds, since which the sandbox of `record` is known to be gone; None when it may be there.
+
+    It is gone when `may_be_gone` is true and its namespace has no user. A process that does not see those of the node
+    cannot know this. A sandbox of an earlier boot has been gone since the start of this one.
     """
     if record["bootID"] != node.boot_id():
-        return node.seconds_up() > settled
-    if not netns.has_lost_path(record["netns"]):
-        return False
+        return 0.0
+    from cni.shared.kernel import netns_users  # a namespace that has its path is not looked for
+
+    if not may_be_gone(record) or not netns_users.sees_node():
+        return None
     found = kept(record["sandbox"])
     if found:
         found.close()
-    return found is None
+        return None
+    return float(record.get(GONE, node.seconds_up()))
 
 
 def is_certain(identity: dict[str, int]) -> bool:
