@@ -110,8 +110,8 @@ THICK_MULTUS = Caller(
     is_in_pod=True,
 )
 CRI_O = Caller(
-    "from source, as Debian has no package of it: cri-o 33dbcc1, contrib/systemd/crio.service; systemd.exec(5) and"
-    " sd_watchdog_enabled(3) of 252",
+    "from source, as Debian has no package of it: cri-o 33dbcc1, contrib/systemd/crio.service; ocicni 0248397,"
+    " buildCNIRuntimeConf in pkg/ocicni/ocicni.go; systemd.exec(5) and sd_watchdog_enabled(3) of 252",
     NOTIFY | {"GOTRACEBACK": "crash", "WATCHDOG_USEC": "60000000", "WATCHDOG_PID": "612"},
     f"IgnoreUnknown=1;{_OF_POD}",
     (ADD, CHECK, DEL),

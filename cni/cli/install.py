@@ -261,7 +261,7 @@ def _state_of_name(name: str, found: Installation) -> str:
 def _print_status(document: dict[str, Any], workers: str, cold: str) -> None:
     attached = document["attachments"]
     remedy = (
-        "; `railcni ipam flush` on the node ends these"
+        "; the next calls on the node end these, `railcni ipam flush` at once"
         if attached and (attached["gone"] or attached["pending"])
         else ""
     )

@@ -302,7 +302,7 @@ def test_a_deleted_node_whose_agent_has_a_lease_is_told(cluster: Cluster) -> Non
 def test_attachments_without_a_namespace_are_told_with_the_command_that_ends_them(cluster: Cluster) -> None:
     told = {"version": "1", "healthy": True, "faults": [], "attachments": {"live": 2, "gone": 3, "pending": 0}}
     cluster.nodes.answers = ["echo", json.dumps(told)]
-    assert "3 attachments without a namespace: `railcni ipam flush`" in " ".join(cluster("status")[1].split())
+    assert "3 attachments without a namespace: the node's next calls end them" in " ".join(cluster("status")[1].split())
     cluster.nodes.answers = ["echo", json.dumps({**told, "faults": ["a \x1b[2J node"]})]  # which an attacker has
     assert ("a ?[2J node" in (shown := cluster("status")[1]), "\x1b" in shown) == (True, False)
     cluster.nodes.answers = ["echo", json.dumps({**told, "attachments": None})]  # which the agent cannot read
