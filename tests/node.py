@@ -296,6 +296,7 @@ class Node:
         standing = (
             "lock",
             "remembered",
+            "unended",
             "leases.db",
             "leases.db-journal",
         )  # and host-local's: lock, last_reserved_ip.N
