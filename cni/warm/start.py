@@ -2,6 +2,7 @@
 
 The supervisor inherits from the caller its namespaces, control group and settings. It inherits no descriptor (a runtime
 would wait for a pipe's end), session, signal handler, directory or other variable. A failure to start it is ignored.
+A caller whose limits would hinder the calls of others starts none.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from cni.shared.kernel import files, locks
 from cni.shared.spec.errors import CniError
 from cni.warm import places
 
+_LEAST_FILES = 256
 # The beginnings of the names of settings: variables of the resolver and OpenSSL, as in launcher.c.
 _SETTINGS = (b"HOSTALIASES", b"LOCALDOMAIN", b"RES_OPTIONS", b"RESOLV_", b"OPENSSL_", b"SSL_CERT_DIR", b"SSL_CERT_FILE")
 
@@ -25,7 +27,7 @@ def supervisor(script: str, identity: str) -> None:
     This function returns in the calling process alone, also after a failure.
     """
     try:
-        if not all(policy.current().warm):
+        if not all(policy.current().warm) or not _raise_limits() or _is_filtered():
             return
         lock = _lock(identity)
         if lock < 0 or os.fork():
@@ -56,6 +58,26 @@ def _lock(identity: str) -> int:
             return fd
     os.close(fd)
     return -1
+
+
+def _raise_limits() -> bool:
+    """Raise the caller's soft resource limits to the hard ones; returns whether these suffice for workers."""
+    import resource  # no call waits for it
+
+    unlimited = resource.RLIM_INFINITY
+    for limit in (resource.RLIMIT_AS, resource.RLIMIT_CPU, resource.RLIMIT_DATA, resource.RLIMIT_FSIZE):
+        _, most = resource.getrlimit(limit)
+        resource.setrlimit(limit, (most, most))
+        if most != unlimited:
+            return False
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    return most >= _LEAST_FILES
+
+
+def _is_filtered() -> bool:
+    """Whether a seccomp filter, which no process can remove, restricts this one."""
+    return b"\nSeccomp:\t2" in files.read_whole("/proc/self/status")
 
 
 def _leave_caller(lock: int) -> None:

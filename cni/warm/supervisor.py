@@ -8,6 +8,10 @@ second.
 The supervisor serves no calls itself. It also ends when its socket is gone from its path, when the compiled modules or
 the node's policy change, and at SIGTERM. The workers then finish the current and the waiting calls. If the supervisor
 is killed, the kernel kills its workers.
+
+Process 1 of the PID namespace inherits the supervisor. In a container, for example of thick Multus, it may never wait for
+an inherited process, and an ended supervisor would stay as a zombie. So only the supervisor of the node's first PID
+namespace ends when no call comes. Any other ends its workers, waits for them, and makes new ones at the next call.
 """
 
 from __future__ import annotations
@@ -15,7 +19,6 @@ from __future__ import annotations
 import ctypes
 import gc
 import os
-import resource
 import select
 import signal
 import ssl
@@ -24,7 +27,7 @@ from socket import AF_UNIX, SHUT_RDWR, SOCK_SEQPACKET, socket
 from typing import TYPE_CHECKING
 
 from cni.shared import policy
-from cni.shared.kernel import files
+from cni.shared.kernel import files, netns_users
 from cni.warm import places
 from cni.warm.board import FREE, IDLE, Board
 from cni.warm.worker import Worker
@@ -37,8 +40,7 @@ LEAST = 2
 _MOST_EARLY = 10  # workers in succession that ended right after their start; after these the supervisor ends
 _WAITING = 128  # connections in the kernel's queue
 _LOOK = 1.0  # seconds between two checks of the files that it depends on
-_PR_SET_PDEATHSIG, _PR_SET_NAME, _PR_GET_SECCOMP = 1, 15, 21  # include/uapi/linux/prctl.h
-_LEAST_FILES = 256
+_PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15  # include/uapi/linux/prctl.h
 
 
 def main(identity: str, lock: int, pack: str, modules: Iterable[str]) -> NoReturn:
@@ -50,11 +52,10 @@ def main(identity: str, lock: int, pack: str, modules: Iterable[str]) -> NoRetur
     prctl = ctypes.CDLL(None).prctl
     prctl(_PR_SET_NAME, b"railcni-warm")
     os.set_inheritable(lock, False)
-    if _raise_limits() and prctl(_PR_GET_SECCOMP, None) <= 0:  # a seccomp filter cannot be removed
-        for module in modules:
-            __import__(module)
-        ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # initializes OpenSSL here, and not for 5 ms in each worker
-        Supervisor(identity, lock, pack, prctl).run()
+    for module in modules:
+        __import__(module)
+    ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # initializes OpenSSL here, and not for 5 ms in each worker
+    Supervisor(identity, lock, pack, prctl).run()
     os._exit(0)
 
 
@@ -113,7 +114,27 @@ class Supervisor:
                 calls, last_call = self._board.calls, now
             if now - looked >= _LOOK:
                 looked = now
-                self._is_ending |= now - last_call >= self._idle_seconds or self._is_outdated()
+                self._is_ending |= self._is_outdated()
+                if now - last_call >= self._idle_seconds:
+                    if netns_users.in_first_pids():
+                        return
+                    self._rest()
+                    last_call = time.monotonic()
+
+    def _rest(self) -> None:
+        """End the workers, wait for the next call or for a reason to end, and make workers again."""
+        for process in self._workers:
+            os.kill(process, signal.SIGTERM)
+        poll = select.poll()
+        poll.register(self._reading, select.POLLIN)
+        poll.register(self._listening, select.POLLIN)
+        ready: dict[int, int] = {}
+        while not self._is_ending and self._listening.fileno() not in ready:
+            ready = dict(poll.poll(1000 * _LOOK))
+            _drain(self._reading)
+            self._bury()
+            self._is_ending |= self._is_outdated()
+        self._fill()
 
     def _is_outdated(self) -> bool:
         """Whether another supervisor has the socket's path, or the modules or the policy have changed."""
@@ -199,16 +220,3 @@ def _drain(fd: int) -> None:
             pass
     except BlockingIOError:
         pass
-
-
-def _raise_limits() -> bool:
-    """Raise the caller's soft resource limits to the hard ones; returns whether these suffice for workers."""
-    unlimited = resource.RLIM_INFINITY
-    for limit in (resource.RLIMIT_AS, resource.RLIMIT_CPU, resource.RLIMIT_DATA, resource.RLIMIT_FSIZE):
-        _, most = resource.getrlimit(limit)
-        resource.setrlimit(limit, (most, most))
-        if most != unlimited:
-            return False
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-    return most >= _LEAST_FILES

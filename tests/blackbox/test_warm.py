@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shlex
 import shutil
 import signal
 import socket
@@ -1220,6 +1221,84 @@ def test_workers_end_when_no_call_comes(node: Node, pod: Pod) -> None:
     assert until(lambda: any(w.workers for w in warm.found(node)))
     assert until(lambda: warm.of_node(node) == [])
     assert os.listdir(node.path(places.DIRECTORY)) == ["cold"]
+
+
+FIRST_PROCESS = """
+import subprocess, sys
+for line in sys.stdin:
+    given = sys.stdin.readline().encode()
+    subprocess.run(line.split(), input=given, stdout=subprocess.DEVNULL, check=True)
+    print("done", flush=True)
+"""
+
+
+class Container:
+    """A PID namespace of the node. Its process 1 waits only for the calls that it makes itself."""
+
+    def __init__(self, node: Node) -> None:
+        env = {"CNI_COMMAND": "STATUS", "CNI_PATH": "/"}
+        argv = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc", INTERPRETER, "-IS", "-c", FIRST_PROCESS]
+        self._outer = node.start(argv, env=env)
+        self._call = " ".join(map(str, [node.executables / "whereabouts"]))
+
+    def call(self, *before: str) -> None:
+        """Have process 1 make a call that succeeds, behind the words `before`."""
+        assert self._outer.stdin and self._outer.stdout
+        self._outer.stdin.write(f"{' '.join((*before, self._call))}\n{json.dumps(warm.NOTHING)}\n".encode())
+        self._outer.stdin.flush()
+        assert self._outer.stdout.readline() == b"done\n"
+
+    def inherited(self) -> dict[int, str]:
+        """The children of process 1 and their states: Z is a zombie."""
+        ((first, _),) = _children(self._outer.pid)
+        return dict(_children(first))
+
+    def end(self) -> None:
+        self._outer.kill()
+        self._outer.wait()
+
+
+def _children(parent: int) -> list[tuple[int, str]]:
+    """The children of a process and their states."""
+    found = []
+    for file in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            state, above, *_ = file.read_text().rpartition(")")[2].split()
+            if int(above) == parent:
+                found.append((int(file.parent.name), state))
+    return found
+
+
+@pytest.fixture
+def container(node: Node) -> Iterator[Container]:
+    container = Container(node)
+    yield container
+    container.end()
+
+
+def test_where_the_first_process_waits_for_nobody_idle_workers_leave_no_zombie(
+    node: Node, container: Container
+) -> None:
+    policy = node.path("/etc/cni/net.d/whereabouts.d/railcni.json")
+    policy.parent.mkdir(parents=True)
+    policy.write_text('{"warm": {"idleSeconds": 2}}')
+    container.call()
+    (supervisor,) = container.inherited()
+    for _ in range(2):
+        assert until(lambda: supervisor in [w.supervisor for w in warm.found(node) if w.workers])
+        assert until(lambda: not _children(supervisor))
+        container.call()
+        assert list(container.inherited()) == [supervisor]
+    assert container.inherited()[supervisor] != "Z"
+
+
+@pytest.mark.parametrize("limits", LIMITED.values(), ids=LIMITED)
+def test_a_call_with_tight_limits_leaves_no_zombie(container: Container, limits: list[str], tmp_path: Path) -> None:
+    script = tmp_path / "limited"
+    script.write_text(f'#!/bin/sh\nset -- {" ".join(map(shlex.quote, limits))} "$@"\nexec "$@"\n')
+    script.chmod(0o755)
+    container.call(str(script))
+    assert container.inherited() == {}
 
 
 def test_without_a_compiler_all_calls_are_cold(node: Node, pod: Pod, tmp_path: Path) -> None:

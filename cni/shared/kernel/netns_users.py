@@ -50,7 +50,12 @@ def sees_node() -> bool:
     only its own.
     """
     own = target_of("/proc/self/ns/pid")
-    return own == _FIRST_PIDS or any(target_of(f"/proc/{one}/ns/pid") not in ("", own) for one in _processes())
+    return in_first_pids() or any(target_of(f"/proc/{one}/ns/pid") not in ("", own) for one in _processes())
+
+
+def in_first_pids() -> bool:
+    """Whether this process is in the PID namespace of the boot, whose process 1 is the host's init."""
+    return target_of("/proc/self/ns/pid") == _FIRST_PIDS
 
 
 def mounted() -> dict[int, set[str]]:
