@@ -15,9 +15,9 @@ An attempt is made in one session of the store. Its rules, in order:
    of them is among the first 256 addresses, so that this block soon is full and is no longer listed; the others are among the
    first 65,536. Then the search reads on, past full windows at `places` places at most, and at the last one to the end of
    the pool.
-5. *Never given* is an address that the node itself has. Given last are, in this order, addresses found in use on the wire,
-   and addresses of lost claims, if the store then shows no holder. Before a pool counts as exhausted, the leases of
-   this node's earlier boots are freed.
+5. *Never given* is an address that the node itself has, or a neighbour, unless the address is preferred. Given last are, in
+   this order, addresses found in use on the wire, and addresses of lost claims, if the store then shows no holder. Before a
+   pool counts as exhausted, the leases of this node's earlier boots are freed.
 6. *Claim.* It gives up former leases and makes all new ones, or changes nothing. Before another attempt the call waits a
    random time, whose bound grows; after some seconds also about a second for each request of an attempt. A claim that the
    server left open is settled before other addresses are claimed.
@@ -54,14 +54,15 @@ class Terms:
     `remember(wants, sequence)` is called before each claim, and when the leases exist already. An earlier call may have
     claimed the addresses in `recorded`, and the server may still execute its claim. The addresses in `doubtful` are not
     kept, since their release may still be under way. `preferred()` returns the addresses, (family, value), to give if
-    they are free, the best first. `free_earlier_boots`, `is_own` and `is_avoided` are passed to the search plan. The
-    claim ends within `seconds`; 0 stands for CLAIM_SECONDS. `new`: the attachment never had a lease (`Store.survey`).
+    they are free, the best first. `free_earlier_boots`, `is_own`, `is_neighbour` and `is_avoided` are passed to the search
+    plan. The claim ends within `seconds`; 0 stands for CLAIM_SECONDS. `new`: the attachment never had a lease (`Store.survey`).
     """
 
     __slots__ = (
         "doubtful",
         "free_earlier_boots",
         "is_avoided",
+        "is_neighbour",
         "is_own",
         "new",
         "preferred",
@@ -81,9 +82,11 @@ class Terms:
         new: bool = False,
         is_avoided: Callable[[str], bool] = lambda address: False,
         is_own: Callable[[Want], bool] = lambda want: False,
+        is_neighbour: Callable[[Want], bool] = lambda want: False,
     ) -> None:
         self.new = new
         self.is_own = is_own
+        self.is_neighbour = is_neighbour
         self.is_avoided = is_avoided
         self.remember = remember
         self.free_earlier_boots = free_earlier_boots
@@ -153,7 +156,8 @@ class _Attempts:
         self._lost = list(terms.doubtful)
         self._open = terms.recorded  # the addresses of claims that the server may still execute
         self._needs = needs_of(wanted)
-        self._search = SearchPlan(store, wanted, owner, terms.free_earlier_boots, terms.is_own, terms.is_avoided)
+        how = (terms.free_earlier_boots, terms.is_own, terms.is_neighbour, terms.is_avoided)
+        self._search = SearchPlan(store, wanted, owner, *how)
         self._new = terms.new
 
     def once(self) -> list[int] | Taken | Unknown:

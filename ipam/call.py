@@ -133,8 +133,9 @@ def claim(
     from ipam.acquire import Terms, acquire  # other verbs claim no address
     from ipam.rules import SharedLease  # other verbs claim no address
 
+    wire = own.Wire(config.network)
     if record is None:
-        _refuse_own(wanted, config)
+        _refuse_own(wanted, wire)
     else:  # the sequence grows even if the clock was set back
         owner.sequence = max(owner.sequence, record["sequence"] + 1)
     store, record = _opened(owner, config, store_ref, record, records)
@@ -153,7 +154,8 @@ def claim(
         seconds=config.store_timeout if is_shared else 0,
         new=record is None and of_group is None,
         is_avoided=lambda address: memory.is_avoided(records, address),
-        is_own=lambda want: own.is_own(config.network, want) or (is_shared and is_held_here(want, owner, records)),
+        is_own=lambda want: wire.is_own(want) or (is_shared and is_held_here(want, owner, records)),
+        is_neighbour=wire.is_neighbour,
     )
     try:
         while True:
@@ -176,12 +178,12 @@ def claim(
         proposals.release()
 
 
-def _refuse_own(wanted: Sequence[Choice], config: IpamConfig) -> None:
+def _refuse_own(wanted: Sequence[Choice], wire: own.Wire) -> None:
     """Raise TryAgainLater when an address that `wanted` requests is this node's own."""
     for need in [need for choice in wanted for need in choice.needs]:
         if need.requested is None or need.shared:
             continue
-        if own.is_own(config.network, want := need.want(need.requested)):
+        if wire.is_own(want := need.want(need.requested)):
             raise TryAgainLater(
                 f"the requested address {want.text} (pool {need.pool}) is this node's own, on its link: ask for another one"
             )

@@ -1,4 +1,8 @@
-"""The addresses that this node itself has on the wire of a network: no pod of the network can use one of them.
+"""The addresses on the wire of a network that this node itself has, or knows as those of its neighbours.
+
+No pod of the network can use one of the node's own. A neighbour counts while its entry in the kernel's table is reachable or
+permanent. Any other entry may be of a pod that has ended, and a reachable one stays so for up to 45 s after its end. So a
+pod may get its former address again, whatever the table says.
 
 The link plugin's keys name the wire: the node's addresses count on `master` (or `bridge`), on the links below and above that, and
 on the physical function of a virtual one. The addresses of all links count for a macvlan without `master`, whose master is the
@@ -9,6 +13,7 @@ from __future__ import annotations
 
 import os
 import socket
+from struct import Struct
 from typing import TYPE_CHECKING
 
 from cni.shared.config import asks_for_same_index
@@ -18,36 +23,98 @@ from ipam.ranges import format_address, host_of
 if TYPE_CHECKING:
     from typing import Any
 
+    from cni.shared.kernel.links import Rtnl
     from ipam.leases import Want
 
 _FAMILIES = {4: socket.AF_INET, 6: socket.AF_INET6}
+# rtnetlink(7), include/uapi/linux/neighbour.h
+_DUMP_NEIGHBOURS = Struct("=IHHIIB11x")  # struct nlmsghdr and struct ndmsg, of which only the family is set
+_GETNEIGH, _REQUEST_DUMP, _DESTINATION = 30, 0x301, 1
+_REACHABLE, _PERMANENT = 0x02, 0x80
 
 
-def is_own(network: dict[str, Any], want: Want) -> bool:
-    """Whether the node has the address of `want` on the wire of the configuration `network`.
+class Wire:
+    """The wire of the configuration `network`. The neighbours are those of the first question for one."""
 
-    Most addresses are not the node's. An attempt to bind a socket shows this at less cost than a list of all addresses.
-    """
-    names = _wire(network)
-    if names == [] or not any(_can_bind(want, name) for name in names or [""]):
-        return False
-    return names is None or want.address in of_wire(names)
+    __slots__ = ("_names", "_neighbours", "_tables")
+
+    def __init__(self, network: dict[str, Any]) -> None:
+        self._names = _names_of(network)
+        self._tables: dict[int, bytes] = {}
+        self._neighbours: set[tuple[int, int]] | None = None
+
+    def is_own(self, want: Want) -> bool:
+        """Whether the node has the address of `want`.
+
+        Most addresses are not the node's. An attempt to bind a socket shows this at less cost than a list of all addresses.
+        """
+        if self._names == [] or not any(_can_bind(want, name) for name in self._names or [""]):
+            return False
+        return self._names is None or want.address in of_wire(self._names)
+
+    def is_neighbour(self, want: Want) -> bool:
+        """Whether a neighbour has the address of `want`. For most addresses the bytes of the kernel's table show that none has."""
+        if self._names == []:
+            return False
+        if want.family not in self._tables:
+            self._tables[want.family] = _table(want.family)
+        address = want.value.to_bytes(4 if want.family == 4 else 16, "big")
+        if address not in self._tables[want.family]:
+            return False
+        if self._neighbours is None:
+            self._neighbours = _neighbours_of(self._names)
+        return want.address in self._neighbours
 
 
 def of_wire(names: list[str]) -> set[tuple[int, int]]:
     """The addresses, (family, value), of the links `names` and of the links below and above them."""
     from cni.shared.kernel import addresses  # most addresses are not of the node
-    from cni.shared.kernel.links import Rtnl, with_those_below  # most addresses are not of the node
+    from cni.shared.kernel.links import Rtnl  # most addresses are not of the node
 
     with Rtnl() as rtnl:
-        links = rtnl.links()
-        wire = {link.index for link in links if link.name in names}
-        below = set().union(*(with_those_below(index, links) for index in wire))
-        near = below | {link.index for link in links if wire & with_those_below(link.index, links)}
-        return {host_of(address.text) for index in near for address in addresses.list_of(rtnl, index)}
+        return {host_of(address.text) for index in _near(rtnl, names) for address in addresses.list_of(rtnl, index)}
 
 
-def _wire(network: dict[str, Any]) -> list[str] | None:
+def _neighbours_of(names: list[str] | None) -> set[tuple[int, int]]:
+    """The addresses, (family, value), of the neighbours on the same links, with None on all."""
+    from cni.shared.kernel.links import GETNEIGH, NDMSG, Rtnl  # most addresses are not of a neighbour
+    from cni.shared.kernel.netlink import unpack_attributes  # most addresses are not of a neighbour
+
+    found = set()
+    with Rtnl() as rtnl:
+        near = None if names is None else _near(rtnl, names)
+        for number, family in _FAMILIES.items():
+            for body in rtnl.dump(GETNEIGH, NDMSG.pack(family, 0, 0, 0, 0)):
+                _, index, state, _, _ = NDMSG.unpack_from(body)
+                if state & (_REACHABLE | _PERMANENT) and (near is None or index in near):
+                    found.add((number, int.from_bytes(unpack_attributes(body, NDMSG.size)[_DESTINATION], "big")))
+    return found
+
+
+def _near(rtnl: Rtnl, names: list[str]) -> set[int]:
+    """The indexes of the links `names` and of the links below and above them."""
+    from cni.shared.kernel.links import with_those_below  # most addresses are neither of the node nor of a neighbour
+
+    links = rtnl.links()
+    wire = {link.index for link in links if link.name in names}
+    below = set().union(*(with_those_below(index, links) for index in wire))
+    return below | {link.index for link in links if wire & with_those_below(link.index, links)}
+
+
+def _table(family: int) -> bytes:
+    """The messages with the kernel's neighbours of `family`."""
+    parts = []
+    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW) as found:
+        size = _DUMP_NEIGHBOURS.size
+        found.send(_DUMP_NEIGHBOURS.pack(size, _GETNEIGH, _REQUEST_DUMP, 1, 0, _FAMILIES[family]))
+        try:
+            while True:
+                parts.append(found.recv(1 << 16, socket.MSG_DONTWAIT))
+        except OSError:
+            return b"".join(parts)  # the kernel makes the next part before recv returns, so this is the end
+
+
+def _names_of(network: dict[str, Any]) -> list[str] | None:
     """The names of the links on the wire of the configuration `network`; None for all links, [] for none."""
     if member(network, "linkInContainer") is True:
         return []

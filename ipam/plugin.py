@@ -255,14 +255,8 @@ def status(request: Request, records: Records) -> None:
         needs = [need for choice in wanted for need in choice.needs]
         chosen = [None for need in needs]
         with store.session():
-            search = SearchPlan(
-                store,
-                wanted,
-                owner,
-                lambda pool: free_earlier_boots(store, pool, owner, records),
-                lambda want: own.is_own(config.network, want),
-            )
-            values = search.propose(chosen)
+            free, wire = lambda pool: free_earlier_boots(store, pool, owner, records), own.Wire(config.network)
+            values = SearchPlan(store, wanted, owner, free, wire.is_own, wire.is_neighbour).propose(chosen)
     except InvalidConfig:
         raise
     except CniError as fault:

@@ -31,12 +31,14 @@ class SearchPlan:
     """The search for the addresses of `wanted`, over all attempts at a claim.
 
     `free_earlier_boots(pool)` is called when a pool is exhausted, and returns whether it has freed an address. An
-    address for which `is_avoided("address/length")` is true is given only when no other is free; one for which
-    `is_own(want)` is true is never given, since the node itself has it.
+    address for which `is_avoided("address/length")` is true is given only when no other is free. One for which
+    `is_own(want)` is true is never given, since the node itself has it; one for which `is_neighbour(want)` is true is given
+    only if it is preferred, since a neighbour of the node has it.
     """
 
     __slots__ = (
-        *("_free_earlier_boots", "_is_avoided", "_is_own", "_owner", "_place", "_store", "_taken", "_wanted"),
+        *("_free_earlier_boots", "_is_avoided", "_is_neighbour", "_is_own", "_owner", "_place", "_store", "_taken"),
+        "_wanted",
         "preferred",
     )
 
@@ -47,6 +49,7 @@ class SearchPlan:
         owner: Owner,
         free_earlier_boots: Callable[[str], bool],
         is_own: Callable[[Want], bool],
+        is_neighbour: Callable[[Want], bool],
         is_avoided: Callable[[str], bool] = lambda address: False,
     ) -> None:
         self._store = store
@@ -54,6 +57,7 @@ class SearchPlan:
         self._owner = owner
         self._free_earlier_boots = free_earlier_boots
         self._is_own = is_own
+        self._is_neighbour = is_neighbour
         self._is_avoided = is_avoided
         self._place = _LOWEST
         self._taken: list[Want] = []  # addresses that were proposed and lost
@@ -136,17 +140,18 @@ class SearchPlan:
         if index is None:
             count = sum(map(choice.space.usable, cooling))
             waiting = f", {count} of them until their ipam.cooldown_seconds are over" if count else ""
-            waiting += f", {nodes} of them by this node itself, on its own links or in its records" if nodes else ""
+            whose = "this node itself or a neighbour, on its links, in its records or in `ip neighbour`"
+            waiting += f", {nodes} of them by {whose}" if nodes else ""
             raise choice.exhausted(sum(map(choice.space.usable, proposed)), waiting)
         return index
 
     def _given(self, choice: Choice, avoid: set[int]) -> tuple[int | None, int]:
-        """(the index to give, or None; the number of free indexes with an address that the node itself has)."""
+        """(the index to give, or None; the number of free indexes with an address of the node itself or a neighbour)."""
         nodes, in_use = 0, None
         while (index := self._free(choice, avoid)) is not None:
             avoid.add(index)
             wants = _wants(choice, index)
-            if any(map(self._is_own, wants)):
+            if any(map(self._is_on_wire, wants)):
                 nodes += 1
             elif any(
                 self._is_avoided(f"{want.text}/{need.rng.prefix}")
@@ -156,6 +161,10 @@ class SearchPlan:
             else:
                 return index, nodes
         return in_use, nodes
+
+    def _is_on_wire(self, want: Want) -> bool:
+        """Whether the node itself, or a neighbour if the address is not preferred, has the address of `want`."""
+        return self._is_own(want) or (want.address not in (self.preferred or ()) and self._is_neighbour(want))
 
     def _free(self, choice: Choice, avoid: Collection[int]) -> int | None:
         """A free index that is not in `avoid`: a preferred one, else the first from `_place` on; or None."""

@@ -616,8 +616,8 @@ OWN: dict[str, tuple[str, ...]] = {
 }
 
 
-@pytest.mark.parametrize("case", OWN)
-def test_no_pod_gets_an_address_that_the_node_has_on_the_masters_wire(node: Node, pod: Pod, case: str) -> None:
+def linked(node: Node, case: str) -> tuple[str, str]:
+    """Make the links of a case of OWN. Returns (the link of the node that has addresses, the master)."""
     holder, master, *links = OWN[case]
     for words in links:
         if words.startswith("set"):
@@ -625,6 +625,12 @@ def test_no_pod_gets_an_address_that_the_node_has_on_the_masters_wire(node: Node
         else:
             made(node, words.split("type ")[1].split()[0], *words.split())
             ip(node, "link", "set", "own", "up")
+    return holder, master
+
+
+@pytest.mark.parametrize("case", OWN)
+def test_no_pod_gets_an_address_that_the_node_has_on_the_masters_wire(node: Node, pod: Pod, case: str) -> None:
+    holder, master = linked(node, case)
     for address in ("192.168.111.1/24", "fd00:111::1/64"):
         ip(node, "address", "add", address, "dev", holder, *(["nodad"] if ":" in address else []))
     ranges = {**LEASES, "ipRanges": [{"range": "fd00:111::/64"}]}
@@ -677,6 +683,78 @@ def test_a_pod_keeps_an_address_that_the_node_got_later(node: Node, pod: Pod) ->
     first = node.cni("whereabouts", "ADD", network(), netns=pod).addresses
     ip(node, "address", "add", first[0], "dev", "ens2f0")
     assert node.cni("whereabouts", "ADD", network(), netns=pod).addresses == first
+
+
+def add_neighbours(node: Node, link: str, state: str) -> None:
+    for address in ("192.168.111.1", "fd00:111::1"):
+        mac = "02:00:00:00:00:01"
+        ip(node, "neighbour", "replace", address, "lladdr", mac, "dev", link, "nud", state)
+
+
+STATES = {  # of a neighbour's entry: the last part of the address that is given
+    "permanent": 2,
+    "reachable": 2,
+    "stale": 1,
+    "failed": 1,
+}
+
+
+@pytest.mark.parametrize("state", STATES)
+@pytest.mark.parametrize("plugin", ["macvlan", "whereabouts"], ids=["in this process", "as Go's macvlan calls it"])
+def test_no_pod_gets_the_address_of_a_neighbour_that_the_node_can_reach(
+    node: Node, pod: Pod, plugin: str, state: str
+) -> None:
+    ip(node, "address", "add", "fd00:111::7/64", "dev", "ens2f0", "nodad")
+    add_neighbours(node, "ens2f0", state)
+    ranges = {**LEASES, "ipRanges": [{"range": "fd00:111::/64"}]}
+    reply = node.cni(plugin, "ADD", network(ipam=ranges), netns=pod)
+    reply.succeeded()
+    assert reply.addresses == [f"192.168.111.{STATES[state]}/24", f"fd00:111::{STATES[state]}/64"]
+
+
+@pytest.mark.parametrize("case", OWN)
+def test_no_pod_gets_the_address_of_a_neighbour_on_the_masters_wire(node: Node, pod: Pod, case: str) -> None:
+    link, master = linked(node, case)
+    add_neighbours(node, link, "permanent")
+    reply = node.cni("whereabouts", "ADD", network(ipam=LEASES, master=master), netns=pod)
+    reply.succeeded()
+    assert reply.addresses == ["192.168.111.2/24"]
+
+
+def test_the_address_of_a_neighbour_on_another_wire_is_given(node: Node, pod: Pod) -> None:
+    node.host.add_veth("other", "other-peer")
+    add_neighbours(node, "other", "permanent")
+    reply = node.cni("macvlan", "ADD", network(), netns=pod)
+    assert reply.succeeded() and reply.addresses == ["192.168.111.1/24"]
+
+
+def test_a_pod_gets_its_former_address_and_a_requested_one_although_a_neighbour_has_them(node: Node, pod: Pod) -> None:
+    """The neighbour may be the pod's former self."""
+    args = "K8S_POD_NAMESPACE=default;K8S_POD_NAME=web-0"
+    config = network(ipam=LEASES)
+    add_neighbours(node, "ens2f0", "failed")
+    first = node.cni("macvlan", "ADD", config, netns=pod, args=args).addresses
+    node.cni("macvlan", "DEL", config, netns=pod, args=args).succeeded()
+    add_neighbours(node, "ens2f0", "reachable")
+    again = node.cni("macvlan", "ADD", config, netns=pod, args=args, container_id="c2").addresses
+    assert again == first == ["192.168.111.1/24"]
+    node.cni("macvlan", "DEL", config, netns=pod, args=args, container_id="c2").succeeded()
+    requested = node.cni("macvlan", "ADD", config, netns=pod, args="IP=192.168.111.1", container_id="c3").addresses
+    assert requested == first
+    node.cni("macvlan", "DEL", config, netns=pod, container_id="c3").succeeded()
+    assert node.cni("macvlan", "ADD", config, netns=pod, container_id="c4").addresses == ["192.168.111.2/24"]
+
+
+def test_an_exhausted_range_counts_the_addresses_of_neighbours(node: Node, pod: Pod) -> None:
+    config = network(ipam={**LEASES, "range": "192.168.111.0/30"})
+    how: dict[str, Any] = {"netns": pod}
+    add_neighbours(node, "ens2f0", "reachable")
+    assert node.cni("macvlan", "ADD", config, container_id="a", **how).addresses == ["192.168.111.2/30"]
+    reply = node.cni("macvlan", "ADD", config, container_id="b", ifname="net2", **how)
+    reply.refused(11, "is exhausted: 2 of the 2 addresses", "1 of them by this node itself or a neighbour")
+    node.cni("whereabouts", "STATUS", config).refused(50, "or a neighbour")
+    add_neighbours(node, "ens2f0", "stale")
+    assert node.cni("macvlan", "ADD", config, container_id="b", ifname="net2", **how).addresses == ["192.168.111.1/30"]
 
 
 def test_lint_names_an_address_of_the_master_in_the_range(node: Node, pod: Pod) -> None:

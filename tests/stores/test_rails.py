@@ -121,8 +121,9 @@ class Rails:
 
 @pytest.fixture(autouse=True)
 def no_own_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A rail of a NIC without a name here avoids the addresses of all links, and this machine's are not the tests'."""
-    monkeypatch.setattr(own, "is_own", lambda network, want: False)
+    """A rail of a NIC without a name here avoids the addresses of all links and their neighbours, and this machine's are not the tests'."""
+    for name in ("is_own", "is_neighbour"):
+        monkeypatch.setattr(own.Wire, name, lambda wire, want: False)
 
 
 @pytest.fixture(
