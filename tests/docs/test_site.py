@@ -31,7 +31,8 @@ const look = () => [...document.querySelectorAll("iframe")].map(frame => {
   const cut = parts.filter(e => !reached(e) &&
     (e.scrollWidth > e.clientWidth + 1 || e.getBoundingClientRect().right > seen + 1));
   return {page: frame.id, width: seen, parts: parts.length, wider: page.documentElement.scrollWidth - seen,
-    cut: cut.map(e => e.textContent.slice(0, 60))};
+    cut: cut.map(e => e.textContent.slice(0, 60)),
+    tiny: [...page.querySelectorAll("article img")].filter(e => e.clientWidth < 600).map(e => e.src)};
 });
 onload = async () => {
   const found = [];
@@ -98,7 +99,9 @@ def test_a_dead_link_ends_the_build(tmp_path: Path) -> None:
 
 @needs_zensical
 @pytest.mark.skipif(not BROWSER, reason="needs a browser: install Debian's package chromium")
-def test_no_table_and_no_code_is_cut_on_a_desktop_and_on_a_telephone(site: Path, tmp_path: Path) -> None:
+def test_no_table_and_no_code_is_cut_and_no_picture_is_tiny_on_a_desktop_and_on_a_telephone(
+    site: Path, tmp_path: Path
+) -> None:
     frames = [
         f'<iframe id="{page}" src="{site / page}.html" height="900" frameborder="0"></iframe>' for page in LOOKED_AT
     ]
@@ -113,7 +116,7 @@ def test_no_table_and_no_code_is_cut_on_a_desktop_and_on_a_telephone(site: Path,
         (page, width) for width in WIDTHS for page in LOOKED_AT
     ]
     assert all(look["parts"] > 5 for look in found), found
-    assert [look for look in found if look["cut"] or look["wider"] > 0] == []
+    assert [look for look in found if look["cut"] or look["wider"] > 0 or look["tiny"]] == []
 
 
 def test_what_the_site_needs_is_pinned_and_agrees_with_what_the_tests_need() -> None:
