@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from functools import partial
 from typing import Any
 
 from cni.cli.terminal import common, output, subcommand
@@ -14,7 +15,7 @@ from cni.shared.records import STATE
 def register(commands: subcommand.Commands) -> None:
     """Add the command `attachments`."""
     about = "list the attachments in this node's records"
-    parser = subcommand.add(commands, "attachments", about, run=_run, shows=True)
+    parser = subcommand.add(commands, "attachments", about, run=_run, lists=True)
     add_filters(parser)
     common.add(parser, "state-dir", "", STATE)
 
@@ -50,7 +51,8 @@ def _run(options: argparse.Namespace) -> int:
     columns = ("network", "interface", "pod", "addresses", "namespace", "container")
     rows = [_row(a) for a in attachments]
     empty, least = f"no attachment{told(options)} in {options.state_dir}", ("container", "namespace")
-    output.show(options.output, attachments, lambda: output.print_table(columns, rows, empty=empty, least=least))
+    table = partial(output.print_table, columns, rows, empty=empty, least=least)
+    output.show(options.output, attachments, table, "containerID")
     return 0
 
 

@@ -56,7 +56,7 @@ def register(commands: subcommand.Commands) -> None:
     kubectl.add_agents(parser)
     verbs = parser.add_subparsers(required=True, metavar="COMMAND", title="commands")
     about = "show the installation and the faults of each node"
-    kubectl.add_access(subcommand.add(verbs, "status", about, run=_status, shows=True))
+    kubectl.add_access(subcommand.add(verbs, "status", about, run=_status, lists=True))
     about = "show the version of this command and of each node's railcni"
     kubectl.add_access(subcommand.add(verbs, "version", about, run=_version, shows=True))
     about = "run `railcni doctor` on a node, in a temporary pod"

@@ -35,7 +35,7 @@ def register(commands: subcommand.Commands) -> None:
     """Add the command `device-plugin`."""
     about = "on each node: offer RDMA NICs and virtual functions to pods as resources, by kubelet's device plugin API"
     more = ". The program runs until SIGTERM, in the foreground."
-    parser = subcommand.add(commands, "device-plugin", about, more, run=_run, shows=True)
+    parser = subcommand.add(commands, "device-plugin", about, more, run=_run, lists=True)
     about = (
         "that of the RDMA shared device plugin (configList) or the SR-IOV device plugin (resourceList), VFs to"
         " make at the start (virtualFunctions, or SriovNetworkNodePolicy objects), or several of these;"
@@ -52,7 +52,7 @@ def register(commands: subcommand.Commands) -> None:
 
 
 def _run(options: argparse.Namespace) -> int:
-    options.only(options.show, "with --show", "-o")
+    options.only(options.show, "with --show", "-o", "-w", "-A")
     options.only(not options.show, "without --show", "--cdi", "--listen", "--kubelet-dir", "--pod-resources")
     options.config = options.config or [CONFIG]
     if options.show:

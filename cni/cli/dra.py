@@ -40,12 +40,11 @@ def register(commands: subcommand.Commands) -> None:
     subcommand.option(one, "--kubelet-root", KUBELET, about, made=True)
     common.add(one, "kubeconfig", "default: the API server of this pod, by its service account", "", shown=False)
     about = "show the devices that the node's ResourceSlices would have; with -o the ResourceSlices"
-    one = subcommand.add(verbs, "show", about, run=_show, shows=True)
+    one = subcommand.add(verbs, "show", about, run=_show, lists=True)
     _config(one)
     _node(one)
     about = "print the DeviceClasses of the configuration, by which pods ask for its resources, for kubectl apply"
-    one = subcommand.add(verbs, "classes", about, run=_classes)
-    one.add_argument("-o", "--output", choices=("yaml", "json"), default="yaml", help=subcommand.FORMAT)
+    one = subcommand.add(verbs, "classes", about, run=_classes, forms=("yaml", "json"))
     _config(one)
 
 
@@ -72,6 +71,8 @@ def _show(options: argparse.Namespace) -> int:
     devices = slices.devices(found, host, read_topology(host, root))
     if options.output == "table":
         output.print_table(_COLUMNS, _rows(found, devices))
+    elif options.output == "name":
+        output.print_data([{"device": device.name} for device in devices], "name")
     else:
         specs = slices.specs(devices, options.node or host_name(), 1)
         output.print_objects([slices.document(number, spec) for number, spec in enumerate(specs)], options.output)

@@ -60,6 +60,7 @@ examples:
 
 ALIASES = {"add": "attach", "del": "detach", "ls": "attachments", "demo": "test", "version": "--version"}
 _SAME_SIGNAL_SECONDS = 1.0  # a terminal and a parent may both send a signal: the second must not end the clean-up
+_WATCH_SECONDS = 2.0
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 
@@ -108,10 +109,13 @@ def _open_streams() -> None:
 class _Pipe(io.FileIO):
     """A pipe whose reader, such as `head`, may end early: later output is dropped, the exit code stays."""
 
+    is_broken = False
+
     def write(self, data: Any, /) -> int:
         try:
             return super().write(data)
         except BrokenPipeError:
+            _Pipe.is_broken = True
             os.dup2(os.open(os.devnull, os.O_WRONLY), self.fileno())
             return len(data)
 
@@ -151,10 +155,27 @@ def _run() -> int:
         raise
     options.require(options)
     output.Form.headers = not getattr(options, "no_headers", False)
-    output.Form.is_wide = getattr(options, "output", "") == "wide"
+    output.Form.is_wide, output.Form.seen = getattr(options, "output", "") == "wide", None
     if output.Form.is_wide:
         options.output = "table"
-    return int(options.run(options))
+    return _watch(options) if getattr(options, "watches", False) else int(options.run(options))
+
+
+def _watch(options: argparse.Namespace) -> int:
+    """Run the listing again and again until Ctrl-C or the reader's end; return the exit code of the last one."""
+    output.Form.seen, code = {}, 0
+    try:
+        while True:
+            code = int(options.run(argparse.Namespace(**vars(options))))
+            sys.stdout.flush()
+            if _Pipe.is_broken:
+                break
+            time.sleep(_WATCH_SECONDS)
+    except KeyboardInterrupt:
+        pass
+    finally:
+        output.Form.seen = None
+    return code
 
 
 class _Overview(argparse.RawDescriptionHelpFormatter):

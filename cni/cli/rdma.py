@@ -23,7 +23,7 @@ GIDS = ("device", "port", "index", "type", "address", "netdev", "pod")
 
 def register(commands: subcommand.Commands) -> None:
     """Add the command `rdma`."""
-    parser = subcommand.add(commands, "rdma", _ABOUT, ". It changes nothing.", run=_run, shows=True)
+    parser = subcommand.add(commands, "rdma", _ABOUT, ". It changes nothing.", run=_run, lists=True)
     form = parser.add_mutually_exclusive_group()
     about = "print lines like Mellanox's ibdev2netdev: mlx5_0 port 1 ==> ens2f0 (Up)"
     form.add_argument("--ibdev2netdev", action="store_true", help=about)
@@ -33,9 +33,10 @@ def register(commands: subcommand.Commands) -> None:
 
 def _run(options: argparse.Namespace) -> int:
     if options.ibdev2netdev:
-        options.only(False, "without --ibdev2netdev, which has the lines of that tool alone", "-o")
+        options.only(False, "without --ibdev2netdev, which has the lines of that tool alone", "-o", "-w", "-A")
         sys.stdout.writelines(f"{line}\n" for line in ibdev2netdev(inventory.read()))
         return 0
+    options.only(not options.env, "without --env", "-w", "-A")
     found = sandboxes.read()
     devices = inventory.read(found)
     if options.env:
@@ -55,7 +56,7 @@ def _print(devices: Sequence[VerbsDevice]) -> None:
         output.print_fault(f"railcni: no verbs device: {why}")
         return
     output.print_table(PORTS, port_rows(devices), least=("numa", "roce mtu", "pci", "link layer"))
-    sys.stdout.write("\n")
+    sys.stdout.write("" if GIDS in (output.Form.seen or ()) else "\n")
     sys.stdout.flush()
     output.print_table(GIDS, gid_rows(devices))
 

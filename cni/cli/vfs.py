@@ -25,7 +25,7 @@ def register(commands: subcommand.Commands) -> None:
         ("plan", _plan, "show what `apply` would do, and change nothing"),
         ("apply", _apply, "make the VFs; a NIC stays as it is if a VF in use would be removed"),
     ):
-        one = subcommand.add(verbs, verb, text, run=run, shows=True)
+        one = subcommand.add(verbs, verb, text, run=run, shows=True, lists=verb == "show")
         if verb != "show":
             about = (
                 "its virtualFunctions, or SriovNetworkNodePolicy objects of"

@@ -62,7 +62,11 @@ cluster ipam leases --flat-file FILE | --flat-file
 cluster doctor a/b -v | -v/--verbose
 cluster status -v | -v
 install --plugins macvlan | --plugins
+rdma --ibdev2netdev -w | -w
+rdma --env a/b -w | -w
+rdma --env a/b -A | -A/--all-namespaces
 device-plugin -o json | -o/--output
+device-plugin -w | -w
 device-plugin --show --cdi | --cdi
 device-plugin --show --listen 127.0.0.1:1 | --listen
 device-plugin --show --kubelet-dir DIR | --kubelet-dir

@@ -37,9 +37,9 @@ def register(commands: subcommand.Commands, anywhere: bool = False) -> list[argp
     """Add the command `ipam`, or with `anywhere` only its commands that need no node; return their parsers."""
     about = "show pools and leases, find and free the leases of pods that are gone"
     of_ipam = subcommand.add_group(commands, "ipam", about, "COMMAND")
-    pools = subcommand.add(of_ipam, "pools", "list the pools, with their size and use", run=_pools, shows=True)
+    pools = subcommand.add(of_ipam, "pools", "list the pools, with their size and use", run=_pools, lists=True)
     stores.add_options(pools)
-    leases = subcommand.add(of_ipam, "leases", "list the leases by pool and address", run=_leases, shows=True)
+    leases = subcommand.add(of_ipam, "leases", "list the leases by pool and address", run=_leases, lists=True)
     stores.add_options(leases)
     pool = subcommand.typed(_pool, "want the name of a pool, as `railcni ipam pools` shows it, or a CIDR")
     leases.add_argument("--pool", type=pool, metavar="NAME|CIDR", help="only those of this pool")

@@ -34,12 +34,11 @@ def register(commands: subcommand.Commands) -> None:
     common.add(lint, "flat-file", "a copy of the nodes'; default: assume one that names a store", "")
     about = "print the NADs that operators make of MacvlanNetwork, HostDeviceNetwork, IPoIBNetwork and SriovNetwork"
     more = ", without labels, revision and owner. If a resource has a fault, nothing is printed."
-    render = subcommand.add(verbs, "render", about, more, run=_render)
+    render = subcommand.add(verbs, "render", about, more, run=_render, forms=("yaml", "json"))
     about = "resources of NVIDIA's operator or the SR-IOV operator, or - for stdin"
     render.add_argument("files", nargs="+", metavar="FILE", help=about)
     about = "of a SriovNetwork's resource; NVIDIA's operator has nvidia.com"
     subcommand.option(render, "--resource-prefix", "openshift.io", about, "PREFIX")
-    render.add_argument("-o", "--output", choices=("yaml", "json"), default="yaml", help=subcommand.FORMAT)
     about = "print the JSON Schema of a conflist, of a plugin's configuration, or of the ipam block of whereabouts"
     schema = subcommand.add(verbs, "schema", about, ", made from the plugins' own tables.", run=_schema)
     names, about = ("conflist", *PLAIN), f"conflist (default), {', '.join(PLAIN)}"

@@ -29,9 +29,9 @@ def register(commands: subcommand.Commands) -> None:
     about = "manage the NICs of a node as one group: make networks, check a pod's rails, show the nearest GPUs"
     verbs = subcommand.add_group(commands, "rails", about)
     about = "print the NADs, the device plugin's resources and a test pod for the group of rails in FILE"
-    render = subcommand.add(verbs, "render", about, ", for `kubectl apply`.", run=_render, epilog=_FILE)
+    more, forms = ", for `kubectl apply`.", ("yaml", "json", "table")
+    render = subcommand.add(verbs, "render", about, more, run=_render, forms=forms, epilog=_FILE)
     render.add_argument("file", metavar="FILE", help="YAML; - for stdin")
-    render.add_argument("-o", "--output", choices=("yaml", "json", "table"), default="yaml", help=subcommand.FORMAT)
     about = "the device plugin whose ConfigMap is printed: the RDMA shared or SR-IOV one, or `railcni device-plugin`"
     render.add_argument("--devices", choices=("others", "railcni"), default="others", help=about)
 
@@ -43,11 +43,11 @@ def register(commands: subcommand.Commands) -> None:
     common.add(check, "peer", about, "")
 
     about = "show the node's NICs with their nearest GPU, their rails, and the addresses of pods"
-    subcommand.add(verbs, "show", about, run=_show, shows=True)
+    subcommand.add(verbs, "show", about, run=_show, lists=True)
 
 
 def _render(options: argparse.Namespace) -> int:
-    options.only(options.output != "table", "with -o yaml or json", "--devices")
+    options.only(options.output != "table", "without -o table", "--devices")
     wanted = plan.read(reader.shown_path(options.file), reader.require_text(options.file))
     rails = plan.rails_of(wanted, plan.nodes_nics(wanted.pairing) if wanted.pairing else [])
     if options.output == "table":

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import IO, TYPE_CHECKING, Any
 
+from cni.cli.terminal import jsonpath
 from cni.shared.spec.errors import IoFailure
 
 if TYPE_CHECKING:
@@ -27,10 +28,20 @@ _LEAST = 24  # the least width of the folded column, or other columns are left o
 
 
 class Form:
-    """The form of all tables of this call, by --no-headers and -o wide."""
+    """The form of all output of this call, by --no-headers, -o wide and -w. `seen` has what -w has printed."""
 
     headers = True
     is_wide = False
+    seen: dict[object, list[Any]] | None = None
+
+
+def _new(name: object, rows: Sequence[Any]) -> tuple[list[Any], bool]:
+    """With -w (the rows that the last listing under this `name` did not have, whether there was one), else all."""
+    if Form.seen is None:
+        return list(rows), False
+    before = Form.seen.get(name)
+    Form.seen[name] = list(rows)
+    return [row for row in rows if row not in (before or ())], before is not None
 
 
 def console(stream: IO[str] | None = None) -> Console:
@@ -67,36 +78,41 @@ def print_table(
     least: Sequence[str] = (),
 ) -> None:
     """Print a table with the heads `columns`; None is an empty cell. Without rows print `empty` on stderr and nothing
-    on `stream`, so that `wc -l` counts 0. On a narrow terminal the columns `least` are left out first."""
-    if not (rows := list(rows)):
-        sys.stderr.write(f"{empty}\n")
+    on `stream`, so that `wc -l` counts 0. On a narrow terminal the columns `least` are left out first. With -w each
+    further call prints the new rows alone, without a head."""
+    new, is_repeated = _new(tuple(columns), rows := [tuple(row) for row in rows])
+    if not new:
+        sys.stderr.write("" if is_repeated else f"{empty}\n")
         return
+    headers = Form.headers and not is_repeated
     from rich import box
     from rich.table import Table
     from rich.text import Text
 
     out = console(stream)
     heads = [Text(column.upper()) for column in columns]
-    cells = [[c if isinstance(c, Text) else Text("" if c is None else plain(str(c))) for c in row] for row in rows]
-    widths = [max(cell.cell_len for cell in column) for column in zip(heads, *cells, strict=True)]
+    all_cells = [[c if isinstance(c, Text) else Text("" if c is None else plain(str(c))) for c in row] for row in rows]
+    widths = [max(cell.cell_len for cell in column) for column in zip(heads, *all_cells, strict=True)]
+    cells = [line for line, row in zip(all_cells, rows, strict=True) if row in new]
     if not out.is_terminal or Form.is_wide:
-        for row in [heads, *cells] if Form.headers else cells:
-            padded = [cell.plain + " " * (width - cell.cell_len) for cell, width in zip(row, widths, strict=True)]
+        for line in [heads, *cells] if headers else cells:
+            padded = [cell.plain + " " * (width - cell.cell_len) for cell, width in zip(line, widths, strict=True)]
             out.print("  ".join(padded).rstrip(), soft_wrap=True)
         return
     kept, *order = list(range(len(heads))), *(columns.index(name) for name in least)
     order += [place for place in reversed(kept[1:-1]) if place not in order]
     while order and sum(widths[i] for i in kept[:-1]) + 2 * len(kept) + min(widths[kept[-1]], _LEAST) > out.width:
         kept.remove(order.pop(0))
-    how: dict[str, Any] = {"show_header": Form.headers, "header_style": "bold", "show_edge": False}
+    how: dict[str, Any] = {"show_header": headers, "header_style": "bold", "show_edge": False}
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), **how)
     for place in kept:
-        table.add_column(heads[place], no_wrap=place != kept[-1], overflow="fold")
-    for row in cells:
-        table.add_row(*(row[place] for place in kept))
+        least_width = widths[place] if place != kept[-1] else None
+        table.add_column(heads[place], no_wrap=place != kept[-1], overflow="fold", min_width=least_width)
+    for line in cells:
+        table.add_row(*(line[place] for place in kept))
     out.print(table)
-    filled = [place for place in range(len(columns)) if any(row[place].plain for row in cells)]
-    if left := [columns[place] for place in filled if place not in kept]:
+    filled = [place for place in range(len(columns)) if any(line[place].plain for line in cells)]
+    if headers and (left := [columns[place] for place in filled if place not in kept]):
         out.print(styled(f"not shown, for the terminal is narrow: {', '.join(left)} (-o wide)", "dim"))
 
 
@@ -137,20 +153,34 @@ def print_json(value: Any) -> None:
     sys.stdout.write(json.dumps(value, indent=4) + "\n")
 
 
-def print_data(value: Any, form: str) -> None:
-    """Print `value` as "json" or "yaml"."""
+def print_data(value: Any, form: str, name: str = "") -> None:
+    """Print `value` in a `form` of -o. For "name" that is the member `name` of each element, or its first one."""
+    if isinstance(value, list):
+        value, is_repeated = _new("data", value)
+        if is_repeated and not value:
+            return
     if form == "yaml":
         _print_yaml([value])
+    elif form == "name":
+        names = [one if isinstance(one, str) else one[name or next(iter(one))] for one in value]
+        sys.stdout.writelines(f"{one}\n" for one in dict.fromkeys(names))
+    elif form.startswith(jsonpath.FORM):
+        value = json.loads(json.dumps(value))
+        sys.stdout.write(jsonpath.fill(jsonpath.read(form.removeprefix(jsonpath.FORM)), value, value))
     else:
         print_json(value)
 
 
 def print_objects(objects: Sequence[Any], form: str) -> None:
-    """Print Kubernetes objects as "json", several as a List, or as "yaml", a document for each."""
+    """Print Kubernetes objects in a `form` of -o, several as a List, or as "yaml", a document for each."""
+    objects, is_repeated = _new("objects", objects)
+    if is_repeated and not objects:
+        return
     if form == "yaml":
         _print_yaml(objects)
     else:
-        print_json(objects[0] if len(objects) == 1 else {"apiVersion": "v1", "kind": "List", "items": list(objects)})
+        several = {"apiVersion": "v1", "kind": "List", "items": list(objects)}
+        print_data(objects[0] if len(objects) == 1 else several, form)
 
 
 def _print_yaml(documents: Sequence[Any]) -> None:
@@ -167,16 +197,18 @@ def _print_yaml(documents: Sequence[Any]) -> None:
     yaml.dump_all(documents, sys.stdout, _Dumper, sort_keys=False, allow_unicode=True, width=_ENDLESS)
 
 
-def show(form: str, document: Any, print_it: Callable[[], object]) -> None:
-    """Print `document` in the `form` of -o: JSON, YAML, or for a table by `print_it`."""
+def show(form: str, document: Any, print_it: Callable[[], object], name: str = "") -> None:
+    """Print `document` in the `form` of -o by print_data, a table by `print_it`."""
     if form == "table":
         print_it()
     else:
-        print_data(document, form)
+        print_data(document, form, name)
 
 
 def print_fault(title: str, details: str = "") -> None:
     """Print a failure on stderr: the title in red if colours are shown, the details indented below it."""
+    if not _new(title, [details])[0]:
+        return
     out = console(sys.stderr)
     out.print(styled(plain(title), "bold red"))
     for line in plain(details).splitlines():

@@ -7,9 +7,10 @@ from __future__ import annotations
 import argparse
 import difflib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from cni.cli.terminal import jsonpath
 from cni.node.inventory.places import read_pod, require_directory
 from cni.shared.spec.request import ifname_fault, is_identifier
 
@@ -17,12 +18,25 @@ if TYPE_CHECKING:
     Commands = argparse._SubParsersAction["Parser"]
 T = TypeVar("T")
 
-FORMAT = "the format; default: table, or yaml for what `kubectl apply` reads"
+_WATCH = "list again every 2 seconds, and print the rows that are new or changed, until Ctrl-C"
+_FORMAT = "the format; default: table, or yaml for what `kubectl apply` reads"
 
 
 class ExistingDirectory(argparse._StoreAction):
     """The action of an option for a directory that is only read, or for several, with colons between them. A given
     directory must exist; a default may be missing."""
+
+
+class Forms(tuple[str, ...]):
+    """The forms of -o: a template follows jsonpath.FORM."""
+
+    def __contains__(self, form: object) -> bool:
+        if not str(form).startswith(jsonpath.FORM):
+            return super().__contains__(form)
+        try:
+            return bool(jsonpath.read(str(form).removeprefix(jsonpath.FORM)))
+        except ValueError as fault:
+            raise argparse.ArgumentError(None, f"argument -o/--output: {form}: {fault}") from None
 
 
 class Parser(argparse.ArgumentParser):
@@ -79,15 +93,27 @@ def add(
     *,
     run: Callable[[argparse.Namespace], int] | None = None,
     shows: bool = False,
+    lists: bool = False,
+    forms: Sequence[str] = (),
     **options: Any,
 ) -> Parser:
     """Add a command; return its parser. `more` continues the phrase `about` in its help. `run` returns the exit code;
-    its options have the parser's `error` (as `refuse`), `only`, `given` and `require`. `shows`: it has -o."""
+    its options have the parser's `error` (as `refuse`), `only`, `given` and `require`. `shows`: it has -o; `lists`: it has -o name, -w and -A too;
+    `forms`: its own values of -o, the default first."""
     parser = commands.add_parser(name, help=about, description=f"{about[0].upper()}{about[1:]}{more}", **options)
     parser.set_defaults(run=run, refuse=parser.error, only=parser.only, given=parser.given, require=parser.require)
-    if shows:
-        parser.add_argument("-o", "--output", choices=("table", "wide", "json", "yaml"), default="table", help=FORMAT)
+    if shows or lists:
+        forms = ("table", "wide", *(["name"] if lists else []), "json", "yaml")
+    if forms:
+        choices = Forms((*forms, jsonpath.FORM))
+        parser.add_argument("-o", "--output", choices=choices, default=forms[0], help=_FORMAT)
+    if shows or lists:
         parser.add_argument("--no-headers", action="store_true", help="print tables without their heads")
+    if lists:
+        parser.add_argument("-w", dest="watches", action="store_true", help=_WATCH)
+        parser.add_argument(
+            "-A", "--all-namespaces", action="store_true", help="list all namespaces, which is the default"
+        )
     return parser
 
 
