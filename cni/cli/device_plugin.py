@@ -28,7 +28,7 @@ CONFIG = "/etc/railcni/device-plugin.json"
 FOLDER = "/var/lib/kubelet/device-plugins"
 PODS = "/var/lib/kubelet/pod-resources/kubelet.sock"
 LISTEN = "127.0.0.1:9109"
-_COLUMNS = ("resource", "NIC or function", "devices", "NUMA node", "device nodes", "not healthy")
+_COLUMNS = ("resource", "NIC or function", "devices", "NUMA node", "device nodes", "reason")
 
 
 def register(commands: subcommand.Commands) -> None:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 KUBELET = "/var/lib/kubelet"
 LISTEN = "127.0.0.1:9110"
-_COLUMNS = ("device", "resource", "NIC or function", "claims", "PCIe root", "NUMA node", "GPUs", "not healthy")
+_COLUMNS = ("device", "resource", "NIC or function", "claims", "PCIe root", "NUMA node", "GPUs", "reason")
 
 
 def register(commands: subcommand.Commands) -> None:

@@ -280,8 +280,6 @@ def _print_status(document: dict[str, Any], workers: str, cold: str) -> None:
         ("cold calls", cold),
         ("state", document["stateDir"]),
         ("store of leases", "not asked: `railcni doctor` asks it"),
-        ("health", "whole" if document["healthy"] else output.counted(len(document["faults"]), "fault")),
+        *([("health", "whole")] if document["healthy"] else [("fault", fault) for fault in document["faults"]]),
     ]
     output.print_table(("installation", "found"), rows)
-    for fault in document["faults"]:
-        output.print_fault(f"railcni: {fault}")

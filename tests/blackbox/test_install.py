@@ -228,7 +228,7 @@ def test_what_an_installer_of_others_writes_through_a_plain_name_stays_there(
     assert said(plugins / "railcni-whereabouts") == "AA"
     shown = railcni("status", "--to", plugins, "--state-dir", tmp_path / "state")
     assert shown.returncode == 1
-    assert f"{plugins}/whereabouts is no longer railcni's" in shown.stderr
+    assert f"{plugins}/whereabouts is no longer railcni's" in shown.stdout
     install(plugins, bundles[0], replace=True)
     assert said(plugins / "whereabouts") == said(plugins / "railcni-whereabouts") == "AA"
 
@@ -687,7 +687,9 @@ def test_status_as_another_user_says_that_the_attachments_are_not_known(
         assert run("status", *options) == 1
     assert document["attachments"] is None
     assert any("Permission denied; run as root" in fault for fault in document["faults"])
-    assert re.search(r"^attachments +not known$", capfd.readouterr().out, re.M)
+    table = capfd.readouterr().out
+    assert re.search(r"^attachments +not known$", table, re.M)
+    assert re.search(r"^fault +.*Permission denied; run as root", table, re.M)
 
 
 def test_the_command_is_linked_for_administrators_and_goes_with_the_installation(

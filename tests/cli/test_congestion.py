@@ -58,7 +58,7 @@ def test_settings_that_do_not_go_together_are_advice_each_with_its_remedy(
 @pytest.mark.parametrize(
     ("changes", "driver", "tool"),
     [
-        ({"ecn": None}, "mlx5_core", "mlnx_qos -i ens2f0"),
+        ({"ecn": None}, "mlx5_core", "mlnx_qos -i ens2f0, and mlxconfig -d 0000:3b:00.0 query"),
         ({"pfc": None, "ecn": None, "trust": ""}, "bnxt_en", "niccli"),
         ({"trust": ""}, "ionic", "nicctl"),
         ({"pfc": None, "ecn": None, "trust": ""}, "ice", "dcb pfc show dev ens2f0"),
@@ -67,7 +67,7 @@ def test_settings_that_do_not_go_together_are_advice_each_with_its_remedy(
 def test_what_the_kernel_does_not_tell_is_unknown_with_the_vendors_command(
     changes: dict[str, Any], driver: str, tool: str
 ) -> None:
-    (found,) = congestion.check({"ens2f0": Congestion(**(GOOD | changes), driver=driver)})
+    (found,) = congestion.check({"ens2f0": Congestion(**(GOOD | changes), driver=driver, pci="0000:3b:00.0")})
     assert (found.level, tool in found.found) == (UNKNOWN, True), found
 
 
@@ -103,7 +103,9 @@ def test_what_sysfs_and_configfs_say_is_read(tmp_path: Path) -> None:
     machine.put(netdev, {"qos/trust": "dscp"})
     machine.put(device, {"tc/1/traffic_class": "Global tclass=184"})
     machine.put(tmp_path / "kernel/config/rdma_cm/mlx5_0/ports/1", {"default_roce_tos": "106"})
+    (tmp_path / "0000:3b:00.0").mkdir()
+    (netdev.resolve() / "device").symlink_to(tmp_path / "0000:3b:00.0")
     machine.netdev("ens2f0.7", lower=["ens2f0"], uevent="DEVTYPE=vlan")
     assert congestion.read(of_machine(tmp_path), "mlx5_core", str(tmp_path), live=False) == Congestion(
-        None, "dscp", (1, 2), {}, {"default_roce_tos": 106, "traffic_class": 184}, True, "mlx5_core"
+        None, "dscp", (1, 2), {}, {"default_roce_tos": 106, "traffic_class": 184}, True, "mlx5_core", "0000:3b:00.0"
     )

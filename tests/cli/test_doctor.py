@@ -211,6 +211,7 @@ def test_what_is_the_same_of_eight_nics_is_said_once(
     told = capsys.readouterr().out
     assert len(re.findall("^unknown .*rp_filter cannot be read$", told, re.M)) == 1
     assert f"{', '.join(f'ens{n}f0np0' for n in range(8))}: PFC unknown" in told
+    assert told.count("mlxconfig -d 0000:14:00.0 query") == told.count("mlxconfig") == 1
     assert f"{sum(f.level == UNKNOWN for f in found.findings)} unknown" in told
 
 
@@ -408,6 +409,31 @@ def test_relaxed_ordering_and_acs_are_read_from_the_configuration_space() -> Non
 def test_the_64_bytes_that_others_than_root_get_tell_nothing() -> None:
     assert pcie.relaxed_ordering(config()[:64]) is None
     assert pcie.redirects_peers(config(acs=0x1D)[:64]) is None
+
+
+@pytest.mark.parametrize(
+    ("space", "why"),
+    [
+        (None, "the file `config` in sysfs is missing or cannot be read"),
+        (config()[:64], "only root can read it"),
+        (config()[:0x60], "the configuration space has no such register"),
+    ],
+)
+def test_a_register_is_for_root_alone_only_where_the_file_ends_after_64_bytes(
+    space: bytes | None, why: str, tmp_path: Path
+) -> None:
+    machine = machines.hgx(tmp_path)
+    for address in ("0000:12:01.0", "0000:14:00.0"):
+        place = (machine.root / "bus/pci/devices" / address).resolve() / "config"
+        place.unlink(missing_ok=True)
+        if space is not None:
+            place.write_bytes(space)
+    facts = NodeFacts(NodePlaces(sys=str(tmp_path), live=False))
+    bridges = {name: told for name, told in pcie.read_bridges(facts.topology, str(tmp_path)).items() if "12:01" in name}
+    found = [
+        one for one in pcie.check_settings(facts.functions, bridges) if "0000:14" in one.subject or "A" in one.subject
+    ]
+    assert [one.found for one in found] == [f"relaxed ordering: {why}", f"of 1 bridge: {why}"]
 
 
 def test_a_list_of_capabilities_that_is_a_ring_ends() -> None:

@@ -73,11 +73,12 @@ def test_the_netdev_of_a_bond_is_the_bond_and_a_vlan_has_gids_of_its_own(tmp_pat
     assert [(g.index, g.ndev, g.address) for g in port.gids][1] == (3, "bond0.100", "10.0.0.7")
 
 
-def test_an_infiniband_port_has_no_roce_mtu(tmp_path: Path) -> None:
+def test_an_infiniband_port_has_no_roce_mtu_and_gids_of_type_ib(tmp_path: Path) -> None:
     machines.infiniband(tmp_path)
     (device,) = views.document(inventory.read(root=str(tmp_path)))
     (port,) = device["ports"]
     assert (port["linkLayer"], port["netdev"], port["roceMTU"]) == ("InfiniBand", "ibs2", None)
+    assert [gid["type"] for gid in port["gids"]] == ["IB"]  # the kernel has one name for it and RoCE v1
     assert device["pciAddress"] == "0000:3b:00.0"
 
 

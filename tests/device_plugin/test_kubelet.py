@@ -352,6 +352,7 @@ def test_show_tells_what_would_be_offered(still: Scene, capsys: pytest.CaptureFi
     assert main() == 0
     out, err = capsys.readouterr()
     assert err == ""
+    assert out.splitlines()[0].endswith("REASON")  # a limit is no fault
     assert [line.split()[:4] for line in out.splitlines()[1:]] == [
         [SHARED, "0000:30:00.0", "5", "0"],
         [SHARED, "0000:31:00.0", "5", "1"],

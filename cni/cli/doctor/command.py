@@ -26,6 +26,7 @@ _STYLES = {FAULT: "bold red", ADVICE: "yellow", UNKNOWN: "cyan", SKIPPED: "dim",
 _CALLED_WRONGLY = 2
 FEATURES = "/etc/kubernetes/node-feature-discovery/features.d/railcni"
 _PREFIX = "railcni.io"
+_ADDRESS = re.compile(r"[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")  # of a PCI function
 _RATE = re.compile(r"(\d+)(?:\.\d+)? Gb/sec")
 _CODES = "Exit codes: 0 no fault, 1 a fault, 2 a wrong call, or a pod that is not on this node. Levels: " + "; ".join(
     f"{level}: {meaning}" for level, meaning in MEANINGS.items()
@@ -111,10 +112,12 @@ def _print(found: DoctorReport, verbose: bool) -> None:
 
 
 def _folded(findings: Iterable[Observation]) -> list[Observation]:
-    """The findings in order. Those that differ by the subject alone, as of eight NICs, become one with all subjects."""
+    """The findings in order. Those that differ by the subject alone, as of eight NICs, become one with all subjects. The
+    PCI address in a command, which is the first subject's then, does not keep them apart."""
     groups: dict[object, list[Observation]] = {}
     for one in findings:
-        texts = (text.replace(one.subject, "") for text in (one.found, one.healthy, one.remedy))
+        found = _ADDRESS.sub("", one.found) if one.level == UNKNOWN else one.found
+        texts = (text.replace(one.subject, "") for text in (found, one.healthy, _ADDRESS.sub("", one.remedy)))
         key = id(one) if one.level == OK else (one.level, one.check, *texts)
         groups.setdefault(key, []).append(one)
     return [replace(same[0], subject=", ".join(one.subject for one in same)) for same in groups.values()]

@@ -24,7 +24,7 @@ from cni.shared.kernel.links import Rtnl
 _PRIORITIES = range(8)
 _TOS_OF_TC = re.compile(r"tclass=(\d+)")
 _TOOLS = {  # by driver: the tool that prints settings that the kernel does not show
-    "mlx5_core": "mlnx_qos -i {netdev}, and mlxconfig -d ADDRESS query ROCE_CC_PRIO_MASK_P1",
+    "mlx5_core": "mlnx_qos -i {netdev}, and mlxconfig -d {pci} query ROCE_CC_PRIO_MASK_P1",
     "bnxt_en": "Broadcom's niccli (get_qos)",
     "ionic": "AMD's nicctl (show qos)",
 }
@@ -38,7 +38,7 @@ class Congestion:
     reaction point. Both are None if unknown. `trust` is "dscp", "pcp" or "" (unknown).
 
     `dscp` maps DSCPs to their priorities, if the driver tells them. `classes` has the types of service (ToS, 8 bits) of
-    packets, by the name of the setting. `has_vlan`: there is a VLAN on the netdev, whose tags have a priority.
+    packets, by the name of the setting. `has_vlan`: there is a VLAN on the netdev, whose tags have a priority. `pci`: its PCI address.
     """
 
     pfc: tuple[int, ...] | None = None
@@ -48,6 +48,7 @@ class Congestion:
     classes: Mapping[str, int] = field(default_factory=dict)
     has_vlan: bool = False
     driver: str = ""
+    pci: str = ""
 
 
 def read(port: Port, driver: str, root: str = "/sys", live: bool = True) -> Congestion:
@@ -73,6 +74,7 @@ def read(port: Port, driver: str, root: str = "/sys", live: bool = True) -> Cong
         classes=_classes(port, root),
         has_vlan=any("DEVTYPE=vlan" in text(f"{root}/class/net/{name}/uevent") for name in above),
         driver=driver,
+        pci=os.path.basename(os.path.realpath(f"{here}/device")) if os.path.exists(f"{here}/device") else "",
     )
 
 
@@ -98,7 +100,7 @@ def check(read: Mapping[str, Congestion]) -> Iterator[Observation]:
         faults = list(_faults(netdev, told))
         for why, healthy, remedy in faults:
             yield advice(netdev, f"{found}: {why}", healthy, remedy)
-        tool = _TOOLS.get(told.driver, _ANY_TOOL).format(netdev=netdev)
+        tool = _TOOLS.get(told.driver, _ANY_TOOL).format(netdev=netdev, pci=told.pci or "ADDRESS")
         if not faults and (told.pfc is None or told.ecn is None or (told.pfc and not told.trust)):
             yield unknown(netdev, f"{found}: the kernel does not tell all of it; see {tool}")
         elif not faults:

@@ -14,16 +14,18 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from cni.cli.doctor.finding import Observation, advice, broken, ok, unknown
+from cni.cli.terminal.output import counted
 from cni.node.inventory.topology import PIX, PXB, Topology, device, is_address, text
 
 _FIRST, _FIRST_EXTENDED = 0x34, 0x100
 _EXPRESS, _ACS = 0x10, 0x0D
 _DEVICE_CONTROL, _RELAXED_ORDERING = 8, 0x0010
 _ACS_CONTROL, _REDIRECTS = 6, 0x0004 | 0x0008 | 0x0010  # request redirect, completion redirect, upstream forwarding
+_OPEN = 64  # bytes of a configuration space that every user can read
 _MOST = 96  # capabilities that are read; a damaged list may be a ring
 _PEER_MODULES = ("nvidia_peermem", "nv_peer_mem")
 _NVIDIA = 0x10DE
@@ -48,19 +50,19 @@ class PcieLink:
 @dataclass(frozen=True)
 class PcieFunction:
     """A NIC's PCI function: its current link, its best one, and the best one of the port above it. `domain` is the type
-    of its IOMMU group: "identity" passes DMA through, "DMA" and "DMA-FQ" translate it, "": no group."""
+    of its IOMMU group: "identity" passes DMA through, "DMA" and "DMA-FQ" translate it, "": no group. `relaxed_ordering` is on, off, or the reason why that is not known."""
 
     name: str
     address: str
     now: PcieLink
     best: PcieLink
     slot_best: PcieLink
-    relaxed_ordering: bool | None = None
+    relaxed_ordering: bool | str = ""
     domain: str = ""
 
 
-Bridges = dict[str, bool | None]
-"""Whether ACS redirects peer traffic, by PCI bridge above GPUs and NICs near them; None if it cannot be read."""
+Bridges = dict[str, bool | str]
+"""Whether ACS redirects peer traffic, or the reason why that is not known, by PCI bridge above GPUs and NICs near them."""
 
 
 def read(nics: Iterable[tuple[str, str]], root: str = "/sys") -> list[PcieFunction]:
@@ -75,7 +77,7 @@ def read(nics: Iterable[tuple[str, str]], root: str = "/sys") -> list[PcieFuncti
             now=_link(place, "current"),
             best=_link(place, "max"),
             slot_best=_link(port, "max") if port else PcieLink(),
-            relaxed_ordering=relaxed_ordering(_config(place)),
+            relaxed_ordering=_read(relaxed_ordering, place),
             domain=text(f"{place}/iommu_group/type"),
         )
         found.append(function)
@@ -89,7 +91,7 @@ def read_bridges(topology: Topology, root: str = "/sys") -> Bridges:
         for _, nic in topology.nics:
             if topology.distance(gpu, nic) in (PIX, PXB):
                 near.update(b for b in (*gpu.above, *nic.above) if is_address(b))
-    return {b: redirects_peers(_config(f"{root}/bus/pci/devices/{b}")) for b in sorted(near)}
+    return {b: _read(redirects_peers, f"{root}/bus/pci/devices/{b}") for b in sorted(near)}
 
 
 def check_links(functions: Sequence[PcieFunction]) -> Iterator[Observation]:
@@ -115,18 +117,18 @@ def check_settings(functions: Sequence[PcieFunction], bridges: Bridges) -> Itera
     """Find settings that cost speed: ordered writes, translated DMA, ACS that sends GPU-NIC traffic by the host."""
     for function in functions:
         subject = f"{function.name} ({function.address})"
-        if function.relaxed_ordering is None:
-            yield unknown(subject, "relaxed ordering: only root can read it")
+        if isinstance(function.relaxed_ordering, str):
+            yield unknown(subject, f"relaxed ordering: {function.relaxed_ordering}")
         elif not function.relaxed_ordering:
-            remedy = "in the firmware: PCI_WR_ORDERING=1 (mlxconfig); or in the BIOS"
+            remedy = f"mlxconfig -d {function.address} set PCI_WR_ORDERING=1 (NVIDIA's firmware), or in the BIOS"
             yield advice(subject, "relaxed ordering is off", "on: writes to memory go faster", remedy)
         else:
             yield ok(subject, "relaxed ordering is on")
         if function.domain.startswith("DMA"):
             remedy = "iommu=pt on the kernel's command line"
             yield advice(subject, f"the IOMMU translates its DMA ({function.domain})", "pass-through", remedy)
-    wrong = [bridge for bridge, redirects in bridges.items() if redirects]
-    unread = [bridge for bridge, redirects in bridges.items() if redirects is None]
+    wrong = [bridge for bridge, redirects in bridges.items() if redirects is True]
+    unread = [redirects for redirects in bridges.values() if isinstance(redirects, str)]
     if wrong:
         yield advice(
             "ACS",
@@ -135,7 +137,8 @@ def check_settings(functions: Sequence[PcieFunction], bridges: Bridges) -> Itera
             "disable ACS in the BIOS, or with setpci ECAP_ACS+0x6.w=0000 on each of these bridges at boot",
         )
     elif unread:
-        yield unknown("ACS", f"only root can read it ({len(unread)} bridges)")
+        for why in dict.fromkeys(unread):
+            yield unknown("ACS", f"of {counted(unread.count(why), 'bridge')}: {why}")
     elif bridges:
         yield ok("ACS", f"off on the {len(bridges)} bridges between GPUs and NICs")
 
@@ -152,12 +155,16 @@ def _number(digits: str) -> int:
     return int(digits) if digits.isdigit() else 0
 
 
-def _config(place: str) -> bytes:
+def _read(setting: Callable[[bytes], bool | None], place: str) -> bool | str:
+    """The `setting` of the PCI device at `place`, or the reason why it is not known."""
     try:
         with open(f"{place}/config", "rb") as file:
-            return file.read(4096)
+            config = file.read(4096)
     except OSError:
-        return b""
+        return "the file `config` in sysfs is missing or cannot be read"
+    if (is_on := setting(config)) is not None:
+        return is_on
+    return "only root can read it" if len(config) == _OPEN else "the configuration space has no such register"
 
 
 # --- the configuration space; pure ---

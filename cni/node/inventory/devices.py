@@ -106,8 +106,16 @@ def _device(name: str, links: _Links, above: _Above, root: str) -> VerbsDevice:
 
 def _port(device: str, number: int, links: _Links, above: _Above, root: str) -> Port:
     read = rdma_sysfs.PortState(device, number, root)
+    is_infiniband = read.link_layer == rdma_sysfs.INFINIBAND  # the kernel's "IB/RoCE v1" is of both
     gids = tuple(
-        Gid(g.index, g.value, g.kind, g.address, g.ndev, links.get((g.ndev, g.address), ("", 0))[0])
+        Gid(
+            g.index,
+            g.value,
+            "IB" if is_infiniband else g.kind,
+            g.address,
+            g.ndev,
+            links.get((g.ndev, g.address), ("", 0))[0],
+        )
         for g in rdma_sysfs.gids(device, number, root)
     )
     netdev = rdma_sysfs.netdev_of(device, number, root)
