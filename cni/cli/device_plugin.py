@@ -53,7 +53,9 @@ def register(commands: subcommand.Commands) -> None:
 
 def _run(options: argparse.Namespace) -> int:
     options.only(options.show, "with --show", "-o", "-w", "-A")
-    options.only(not options.show, "without --show", "--cdi", "--listen", "--kubelet-dir", "--pod-resources")
+    options.only(
+        not options.show, "without --show", "--cdi", "--listen", "--log-level", "--kubelet-dir", "--pod-resources"
+    )
     options.config = options.config or [CONFIG]
     if options.show:
         return _show(options)

@@ -68,6 +68,7 @@ def register(commands: subcommand.Commands) -> None:
     common.add(parser, "conf-dir", about, NET_DIRECTORY)
     common.add(parser, "cni-path", "those of IPAM", ":".join(attach.PLUGIN_DIRECTORIES))
     common.add(parser, "kubeconfig", "for reading ResourceClaims; default: that of the installed flat file", "")
+    common.log_level(parser)
     common.add(parser, "grace", "here a claim before its leases", GRACE)
 
 
@@ -224,7 +225,7 @@ class _ProfileHandler(BaseHTTPRequestHandler):
 
 
 def _run(options: argparse.Namespace) -> int:
-    log = AgentLog()
+    log = AgentLog(options.log_level)
     profiles = Profiles(options.conf_dir, Executables(options.cni_path.split(":")))
     _make_way(options.socket)
     usual = os.umask(0o177)  # a client can take and free addresses: root alone may connect

@@ -338,3 +338,25 @@ def test_metrics_are_written_as_prometheus_reads_them() -> None:
     assert 'd_seconds_bucket{le="0.005"} 1' in lines
     assert 'd_seconds_bucket{le="0.5"} 2' in lines
     assert lines[-3:] == ['d_seconds_bucket{le="+Inf"} 3', "d_seconds_sum 99.304", "d_seconds_count 3"]
+
+
+@pytest.mark.parametrize(
+    ("level", "lines"),
+    [
+        ("debug", "debug info warning error"),
+        ("info", "info warning error"),
+        ("warning", "warning error"),
+        ("error", "error"),
+    ],
+)
+def test_lines_below_the_level_of_the_log_are_not_written(
+    level: str, lines: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = AgentLog(level)
+    log.debug("of a plugin's code")
+    log.say("info", "allocated")
+    log.state("the server", "is not reached")
+    log.error("no store")
+    assert [line.split()[1] for line in capsys.readouterr().err.splitlines()] == [
+        f"level={one}" for one in lines.split()
+    ]

@@ -337,6 +337,7 @@ EFFECTS: dict[str, tuple[Any, str]] = {
     "serviceAccount.annotations": ({"a": "b"}, "annotations:\n    a: b"),
     "dra.enabled": (DRA, "name: railcni-dra"),
     "dra.config": (DRA, '"resourceName": "VF_a"'),
+    "logLevel": ("warning", "- --log-level=warning"),
     "minReadySeconds": (7, "minReadySeconds: 7"),
     "extraArgs": (["--every=20"], "- --every=20\n          env:"),
     "extraVolumes": ([{"name": "x", "emptyDir": {}}], "- emptyDir: {}\n          name: x"),
@@ -492,3 +493,16 @@ def test_the_namespace_of_the_leases_is_refused_as_that_of_the_release() -> None
     code, _, said = template(namespace="kube-system")
     assert code != 0
     assert "install the chart into another" in said
+
+
+@needs_helm
+def test_the_level_of_the_log_is_that_of_all_programs() -> None:
+    values = {**DRA, "devicePlugin": DEVICES, "logLevel": "error"}
+    del values["devicePlugin.image.repository"]
+    found = [
+        container["args"]
+        for document in render(values=values)
+        if document["kind"] == "DaemonSet"
+        for container in document["spec"]["template"]["spec"]["containers"]
+    ]
+    assert len(found) == 3 and all("--log-level=error" in arguments for arguments in found), found

@@ -67,6 +67,7 @@ rdma --env a/b -w | -w
 rdma --env a/b -A | -A/--all-namespaces
 device-plugin -o json | -o/--output
 device-plugin -w | -w
+device-plugin --show --log-level info | --log-level
 device-plugin --show --cdi | --cdi
 device-plugin --show --listen 127.0.0.1:1 | --listen
 device-plugin --show --kubelet-dir DIR | --kubelet-dir

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from cni.cli.terminal import subcommand
+from cni.node.service.log import LEVELS
 from cni.shared.records import STATE
 
 
@@ -71,8 +72,14 @@ def installation(parser: argparse._ActionsContainer) -> None:
 
 
 def listen(parser: argparse._ActionsContainer, default: str) -> None:
-    """Add --listen, for a program that keeps running."""
+    """Add --listen and --log-level, for a program that keeps running."""
     add(parser, "listen", f"default: {default}, this node alone", default, shown=False)
+    log_level(parser)
+
+
+def log_level(parser: argparse._ActionsContainer) -> None:
+    """Add --log-level."""
+    subcommand.option(parser, "--log-level", "info", "the least level of the log's lines", None, choices=LEVELS)
 
 
 def pod_or_path(text: str) -> str:

@@ -352,7 +352,7 @@ class Agent:
 
 def run(options: argparse.Namespace) -> int:
     """Run the agent until a signal ends it, or with --once until all tasks are done; return the exit code."""
-    log = AgentLog()
+    log = AgentLog(options.log_level)
     loop.end_on_signals()
     agent = Agent(options, log)
     try:

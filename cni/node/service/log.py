@@ -10,17 +10,24 @@ from cni.shared.log import Log
 _PLAIN = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-._~:/@+,[]()")
 
 
+LEVELS = ("debug", "info", "warning", "error")
+
+
 class AgentLog(Log):
-    """A log for people and programs, which the plugins' code can also use. A lasting fault has one line."""
+    """A log for people and programs, which the plugins' code can also use. A lasting fault has one line. Lines below
+    the `threshold`, one of LEVELS, are not written."""
 
-    __slots__ = ("_last",)
+    __slots__ = ("_last", "_shown")
 
-    def __init__(self) -> None:
-        super().__init__(level="verbose")
+    def __init__(self, threshold: str = "info") -> None:
+        super().__init__()
         self._last: dict[str, str] = {}
+        self._shown = LEVELS[LEVELS.index(threshold) :]
 
     def say(self, level: str, text: str, **fields: object) -> None:
         """Write a line with the time in UTC, `level`, `text` as `msg`, and `fields`, without empty ones."""
+        if level not in self._shown:
+            return
         pairs = {"ts": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "level": level, "msg": text, **fields}
         line = " ".join(f"{key}={_value(str(value))}" for key, value in pairs.items() if value not in ("", None))
         try:

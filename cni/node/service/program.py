@@ -12,10 +12,13 @@ from cni.node.service.log import AgentLog
 
 
 async def serve(
-    name: str, listen: tuple[str, int], pages: dict[str, Page], run: Callable[[asyncio.Event], Awaitable[None]]
+    name: str,
+    listen: tuple[str, int],
+    pages: dict[str, Page],
+    run: Callable[[asyncio.Event], Awaitable[None]],
+    log: AgentLog,
 ) -> int:
     """Run `run` until SIGTERM or SIGINT sets its event; serve `pages` and /healthz meanwhile. Return the exit code."""
-    log = AgentLog()
     ended = asyncio.Event()
     events = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):

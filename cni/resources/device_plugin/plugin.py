@@ -155,6 +155,6 @@ class Plugin:
 
 def run(options: argparse.Namespace) -> int:
     """Serve until SIGTERM or SIGINT; return the exit code."""
-    plugin = Plugin(options, AgentLog())
+    plugin = Plugin(options, log := AgentLog(options.log_level))
     pages = {"/readyz": plugin.ready, "/metrics": plugin.metrics}
-    return asyncio.run(serve("device-plugin", options.listen, pages, plugin.run))
+    return asyncio.run(serve("device-plugin", options.listen, pages, plugin.run, log))

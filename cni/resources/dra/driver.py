@@ -270,6 +270,6 @@ def _running(root: str, pods: Collection[str]) -> list[str]:
 
 def run(options: argparse.Namespace) -> int:
     """Serve until SIGTERM or SIGINT; return the exit code."""
-    driver = Driver(options, AgentLog())
+    driver = Driver(options, log := AgentLog(options.log_level))
     pages = {"/readyz": driver.ready, "/metrics": driver.metrics}
-    return asyncio.run(serve("dra", options.listen, pages, driver.run))
+    return asyncio.run(serve("dra", options.listen, pages, driver.run, log))
