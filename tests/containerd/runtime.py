@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -119,6 +120,19 @@ def missing(*variables: str) -> str:
     if absent := [name for name in variables if not os.environ.get(name)]:
         return f"{', '.join(absent)}: to be set for a real kubelet"
     return "" if _hierarchies() else f"needs control groups below {_CGROUPS}"
+
+
+def without_cdi() -> str:
+    """Why containers get no CDI devices here, and what would help; "" when they do: containerd 2.0 has them by default."""
+    place = shutil.which("containerd") or ""
+    said = subprocess.run([place, "--version"], capture_output=True, text=True, timeout=SECONDS).stdout
+    version = re.search(r"\bv?(\d+)\.\d+\.\d+", said)
+    if version and int(version[1]) >= 2:
+        return ""
+    return (
+        f"{place} is {version[0] if version else said.strip() or 'of no version'}, without CDI by default: put a folder with"
+        " containerd 2.0 or newer, its containerd-shim-runc-v2 and its ctr first in PATH"
+    )
 
 
 class Pod:

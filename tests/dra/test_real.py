@@ -20,7 +20,7 @@ from tests.dra.real import FIRST, RAILS, World, running
 from tests.node import until
 
 pytestmark = [pytest.mark.containerd, pytest.mark.timeout(900)]
-if reason := runtimes.missing("RAILCNI_TEST_KUBELET", "RAILCNI_TEST_KUBECONFIG"):
+if reason := runtimes.missing("RAILCNI_TEST_KUBELET", "RAILCNI_TEST_KUBECONFIG") or runtimes.without_cdi():
     pytest.skip(reason, allow_module_level=True)
 
 
