@@ -337,6 +337,23 @@ def test_a_refused_registration_is_told(scene: DraScene) -> None:
     assert scene.until(lambda: page(scene, "readyz")[0] == 200)
 
 
+def test_an_api_server_without_shares_is_told_by_log_and_readyz_and_a_claim_is_prepared_all_the_same(
+    scene: DraScene,
+) -> None:
+    """As Kubernetes 1.34, whose scheduler gives a NIC to one claim at a time."""
+    told = "the API server keeps no allowMultipleAllocations, so a shared NIC is given to one claim at a time"
+    scene.api.core.shares = False
+    scene.dra.restart()  # which deletes the slices
+    assert scene.said(told), scene.lines
+    status, text = page(scene, "readyz")
+    assert (status, told in text) == (200, True)
+    (devices,) = scene.dra.prepare(claim(scene, result(SHARED)))
+    assert given(scene, devices)["nodes"] == ["/dev/infiniband/uverbs0", "/dev/infiniband/rdma_cm"]
+    scene.api.core.shares = True
+    scene.dra.restart()
+    assert scene.until(lambda: told not in page(scene, "readyz")[1])
+
+
 def test_metrics_tell_devices_and_claims(scene: DraScene) -> None:
     scene.dra.prepare(claim(scene, result(SHARED)))
     text = page(scene, "metrics")[1]
