@@ -74,8 +74,7 @@ def _show(options: argparse.Namespace) -> int:
     elif options.output == "name":
         output.print_data([{"device": device.name} for device in devices], "name")
     else:
-        specs = slices.specs(devices, options.node or host_name(), 1)
-        output.print_objects([slices.document(number, spec) for number, spec in enumerate(specs)], options.output)
+        output.print_objects(slices.documents(devices, options.node or host_name(), 1), options.output)
     return int(is_faulty or any(resource.unchosen for resource in found))
 
 

@@ -445,7 +445,8 @@ def test_a_drivers_token_publishes_no_slice_of_another_node_or_pool(
 ) -> None:
     of_pool = {"name": site.node(pool), "generation": 1, "resourceSliceCount": 1}
     spec = {"driver": DRIVER, "nodeName": site.node(node), "pool": of_pool, "devices": []}
-    document = slices.document(0, spec)
+    metadata = {"name": f"{site.node(node)}-{DRIVER}-0"}
+    document = {"apiVersion": slices.API, "kind": "ResourceSlice", "metadata": metadata, "spec": spec}
     driver = site.agent("n1", "railcni-dra")
     try:
         found = refusal(lambda: driver.create(NODE_SLICES, document, EVERYWHERE))

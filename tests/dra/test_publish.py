@@ -156,4 +156,4 @@ def test_a_refusal_says_what_to_do(api: ApiServer, publisher: Publisher, break_i
 def test_what_is_published_is_json_that_the_server_keeps_as_it_is(api: ApiServer, publisher: Publisher) -> None:
     publisher.publish(devices(2))
     (slice,) = api.core.named("resourceslices")
-    assert slice["spec"] == json.loads(json.dumps(slices.specs(devices(2), "node-1", 1)[0]))
+    assert slice["spec"] == json.loads(json.dumps(slices.documents(devices(2), "node-1", 1)[0]["spec"]))

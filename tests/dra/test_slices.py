@@ -131,20 +131,21 @@ def test_resources_whose_names_differ_by_a_sign_alone_have_devices_of_their_own(
 @pytest.mark.parametrize("count", [0, 1, 128, 129, 300])
 def test_a_pool_has_slices_of_at_most_128_devices(machine: Machine, count: int) -> None:
     device = next(iter(devices(machine, VFS).values()))
-    found = slices.specs([device] * count, "node-1", 7)
-    assert sum(len(spec["devices"]) for spec in found) == count
-    for number, spec in enumerate(found):
+    found = slices.documents([device] * count, "node-1", 7)
+    assert sum(len(one["spec"]["devices"]) for one in found) == count
+    for number, one in enumerate(found):
+        spec = one["spec"]
         assert spec["pool"] == {"name": "node-1", "generation": 7, "resourceSliceCount": len(found)}
         assert len(spec["devices"]) <= 128
-        assert slices.document(number, spec)["metadata"]["name"] == f"node-1-railcni.io-{number}"
+        assert one["metadata"]["name"] == f"node-1-railcni.io-{number}"
 
 
 def test_eight_nics_with_63_shares_each_are_one_slice(tmp_path: Path) -> None:
     machine = Machine(tmp_path)
     names = [f"ens{number}f0" for number in range(8) if machine.nic(number)]
     found = devices(machine, share("rail", *names, most=8 * 63))
-    (spec,) = slices.specs(list(found.values()), "n", 1)
-    assert [device["capacity"]["gids"] for device in spec["devices"]] == [by_two(126)] * 8
+    (one,) = slices.documents(list(found.values()), "n", 1)
+    assert [device["capacity"]["gids"] for device in one["spec"]["devices"]] == [by_two(126)] * 8
 
 
 # --- the command ---

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from cni.resources.dra.status import Statuses
+from cni.resources.dra.publish import Statuses
 from cni.shared.records import Records
 from cni.shared.spec.errors import CniError
 from cni.shared.spec.request import Attachment
@@ -28,7 +28,7 @@ class Scene:
         self.api = api
         self.state = folder / "state"
         self.records = Records(str(self.state))
-        self.statuses = Statuses(api.kubeconfig(folder), 5, str(self.state))
+        self.statuses = Statuses(api.kubeconfig(folder), str(self.state))
         results = [result("nic", share="share-1"), result("vf"), SEALED | {"request": "gpu"}]
         uid = api.core.add_claim("team", "c", *results)
         self.status["devices"] = [SEALED]

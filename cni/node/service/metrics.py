@@ -8,6 +8,7 @@ name (ipam_...), so its dashboards and alerts can be used.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Self
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _BOUNDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)  # seconds
@@ -24,9 +25,10 @@ class Family:
         self._labels = labels
         self._values: dict[tuple[str, ...], float] = {}
 
-    def set(self, value: float, *labels: str) -> None:
-        """Set the sample with these labels to `value`."""
+    def set(self, value: float, *labels: str) -> Self:
+        """Set the sample with these labels to `value`; return the metric."""
         self._values[labels] = value
+        return self
 
     def add(self, value: float, *labels: str) -> None:
         """Add `value` to the sample with these labels."""

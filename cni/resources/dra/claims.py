@@ -54,21 +54,24 @@ class Claims:
             }
             for result in results
         ]
-        record = claims.read(self._folder, _checked(claim["uid"]))
+        former = claims.read(self._folder, _checked(claim["uid"]))
         if not wanted:
             raise InvalidConfig(
                 f"ResourceClaim {claim['namespace']}/{claim['name']} has no device of {DRIVER} on this node"
             )
-        if record is None or [{key: one[key] for key in wanted[0]} for one in record["devices"]] != wanted:
+        if former and [{key: one[key] for key in wanted[0]} for one in former["devices"]] == wanted:
+            record = former
+            self.add_pods(record, claim.get("pods", ()))
+        else:
             record = claim | {"devices": [one | _given(one["device"], devices) for one in wanted]}
             self._free(record, {name for name, device in devices.items() if device.resource.is_exclusive})
-            for one in record["devices"]:
-                one["variables"] = _variables(one, record, devices)
-            if former := claims.read(self._folder, claim["uid"]):
-                self._remove(former)  # the claim was allocated again
+            for one in record["devices"]:  # a container has one value of a variable: all functions of a resource
+                same = [other["device"] for other in record["devices"] if other["resource"] == one["resource"]]
+                offers = [devices[name].offer for name in same]
+                one["variables"] = containers.variables(devices[one["device"]].resource, offers)
+            if former:
+                self.unprepare(claim["uid"])  # the claim was allocated again
             containers.write(self._folder, f"{claim['uid']}.json", record, durable=True)
-        else:
-            self.add_pods(record, claim.get("pods", ()))
         self._make(record)
         return record
 
@@ -94,14 +97,16 @@ class Claims:
                 )
             self.unprepare(other["uid"])
 
-    def unprepare(self, uid: str) -> bool:
-        """Remove the record and the files of a claim; return whether there was a record. Raises OSError."""
+    def unprepare(self, uid: str) -> None:
+        """Remove the files of a claim, and then its record, if there are any. Raises OSError."""
         record = claims.read(self._folder, _checked(uid))
         Path(specification(uid, self._root)).unlink(missing_ok=True)  # a killed driver may leave it without a record
-        if record:
-            self._remove(record)
+        others = [other for other in self.records() if other["uid"] != uid]
+        used = {(one["resource"], one["function"]) for other in others for one in other["devices"]}
+        for one in record["devices"] if record else ():
+            if one["file"] and (one["resource"], one["function"]) not in used:
+                Path(self._info, containers.info_name(one["resource"], one["function"])).unlink(missing_ok=True)
         Path(self._folder, f"{uid}.json").unlink(missing_ok=True)
-        return record is not None
 
     def restore(self) -> list[Record]:
         """Make the missing files of recorded claims, as after a boot, and remove others; return the records."""
@@ -123,14 +128,6 @@ class Claims:
         document = containers.cdi_document(claims.KIND, parts)
         if document["devices"]:
             containers.write(*os.path.split(specification(record["uid"], self._root)), document)
-
-    def _remove(self, record: Record) -> None:
-        Path(specification(record["uid"], self._root)).unlink(missing_ok=True)
-        others = [other for other in self.records() if other["uid"] != record["uid"]]
-        used = {(one["resource"], one["function"]) for other in others for one in other["devices"]}
-        for one in record["devices"]:
-            if one["file"] and (one["resource"], one["function"]) not in used:
-                Path(self._info, containers.info_name(one["resource"], one["function"])).unlink(missing_ok=True)
 
 
 def _held(record: Record) -> set[str]:
@@ -154,11 +151,3 @@ def _given(name: str, devices: Mapping[str, Device]) -> Record:
         raise TryAgainLater(f"{name} cannot be used: {device.offer.fault}")
     offer = device.offer
     return {"resource": device.resource.name, "function": offer.name, "nodes": offer.nodes, "file": dict(offer.file)}
-
-
-def _variables(one: Record, record: Record, devices: Mapping[str, Device]) -> dict[str, str]:
-    """The variables with all the claim's functions of one resource, since a container has one value of a variable."""
-    of_resource = [
-        devices[other["device"]].offer for other in record["devices"] if other["resource"] == one["resource"]
-    ]
-    return containers.variables(devices[one["device"]].resource, of_resource)

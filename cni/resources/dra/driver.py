@@ -7,8 +7,7 @@ import asyncio
 import math
 import os
 import re
-from collections.abc import Collection, Sequence
-from contextlib import closing
+from collections.abc import Collection
 from time import monotonic
 from typing import Any
 
@@ -21,23 +20,20 @@ from cni.resources.claims import DRIVER, Record, records_folder
 from cni.resources.dra import slices
 from cni.resources.dra.claims import Claims
 from cni.resources.dra.kubelet import Endpoint
-from cni.resources.dra.publish import Publisher
+from cni.resources.dra.publish import Publisher, Statuses, allocated
 from cni.resources.dra.slices import Device
-from cni.resources.dra.status import Statuses, read_claim
 from cni.resources.kubelet import services
 from cni.resources.node import read_topology
 from cni.resources.watch import Watch
 from cni.shared.kernel.node import host_name
 from cni.shared.records import LINK, STATE
 from cni.shared.spec.errors import CniError, InvalidConfig
-from ipam.stores.apiserver import Api
 
 _TICK = 0.5  # seconds between two looks at the configuration, the devices and the sockets
 _OTHERS_SECONDS = 5.0  # between two looks at the resources of device plugins
 # Seconds to the next comparison of the slices with those at the API server, doubled after each comparison without a
 # difference: a kubelet that could not delete the slices at its start may delete them after the driver has written them.
 _FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 60.0
-_SECONDS = 10.0  # for a request to the API server; kubelet waits 45 for a preparation
 _POD_GROUP = re.compile(r"(?:^|-)pod([^.]+)(?:\.slice)?$")  # a pod's group, by each cgroup driver of kubelet
 _KUBELETS = "kubelet ends that when the claim's pods have ended"
 _UNMADE = (
@@ -58,7 +54,7 @@ class Driver:
         self._endpoint = Endpoint(options.kubelet_root, log, self._prepare, self._unprepare, self._registered)
         self._claims = Claims(records_folder(options.kubelet_root), self._root, self._holder)
         self._publisher = Publisher(options.kubeconfig, self._node)
-        self._statuses = Statuses(options.kubeconfig, _SECONDS, f"{self._root}{STATE}")
+        self._statuses = Statuses(options.kubeconfig, f"{self._root}{STATE}")
         self._statuses_due, self._untold = 0.0, ""
         self._others: dict[str, int] = {}  # resources of device plugins, with the number of their devices
         self._devices: dict[str, Device] = {}
@@ -169,7 +165,7 @@ class Driver:
 
     def _prepare(self, asked: Record) -> Record:
         where = f"ResourceClaim {asked['namespace']}/{asked['name']}"
-        status = self._status(asked)
+        status = allocated(self._kubeconfig, asked)
         if status is None:
             raise InvalidConfig(f"{where} is gone, is another one by now, or has no device")
         allocation = status["allocation"]["devices"]
@@ -189,13 +185,6 @@ class Driver:
         self._asked.discard(uid)
         self._records = {other: record for other, record in self._records.items() if other != uid}
 
-    def _status(self, claim: Record) -> dict[str, Any] | None:
-        """The status of the claim; None when the claim is gone, or has no device. Raises CniError."""
-        with closing(Api(self._kubeconfig, _SECONDS)) as api:
-            found = read_claim(api, claim)
-        status = (found or {}).get("status") or {}
-        return status if isinstance((status.get("allocation") or {}).get("devices"), dict) else None
-
     def _holder(self, claim: Record) -> str:
         """The reason why the devices of a prepared claim are in use; "" when they are free. Raises CniError, OSError.
 
@@ -204,7 +193,7 @@ class Driver:
         """
         if claim["uid"] in self._asked:
             return _KUBELETS
-        if (status := self._status(claim)) is not None:
+        if (status := allocated(self._kubeconfig, claim)) is not None:
             self._claims.add_pods(claim, _pods(status))
             return _KUBELETS
         functions = {one["function"] for one in claim["devices"] if not one["admin"]}
@@ -236,22 +225,21 @@ class Driver:
 
     def metrics(self) -> tuple[int, str, str]:
         devices = Family("railcni_dra_devices", "Devices by their health.", "resource", "health")
-        claims = Family("railcni_dra_claims", "Claims that are prepared on this node.")
-        published = Family("railcni_dra_published", "1 while the ResourceSlices are as they should be.")
-        registered = Family("railcni_dra_registered", "1 while kubelet has the driver.")
         conflict = Family("railcni_dra_conflict", "1 while a device plugin serves it.", "resource")
-        prepared = Counter("railcni_dra_prepared_total", "Claims that kubelet was answered.")
         for resource in self._watch.resources:
-            own: Sequence[Device] = [one for one in self._devices.values() if one.resource.name == resource.name]
-            unhealthy = sum(bool(one.offer.fault) for one in own)
-            devices.set(len(own) - unhealthy, resource.name, "healthy")
-            devices.set(unhealthy, resource.name, "unhealthy")
+            faults = [bool(one.offer.fault) for one in self._devices.values() if one.resource.name == resource.name]
+            devices.set(faults.count(False), resource.name, "healthy")
+            devices.set(faults.count(True), resource.name, "unhealthy")
             conflict.set(resource.name in self._others, resource.name)
-        claims.set(len(self._records))
-        published.set(not self._unpublished)
-        registered.set(not self._endpoint.fault)
-        prepared.set(self._endpoint.prepared)
-        return page(devices, claims, published, registered, conflict, prepared)
+        published = "1 while the ResourceSlices are as they should be."
+        return page(
+            devices,
+            Family("railcni_dra_claims", "Claims that are prepared on this node.").set(len(self._records)),
+            Family("railcni_dra_published", published).set(not self._unpublished),
+            Family("railcni_dra_registered", "1 while kubelet has the driver.").set(not self._endpoint.fault),
+            conflict,
+            Counter("railcni_dra_prepared_total", "Claims that kubelet was answered.").set(self._endpoint.prepared),
+        )
 
 
 def _pods(status: dict[str, Any]) -> list[str]:

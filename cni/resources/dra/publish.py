@@ -1,28 +1,38 @@
-"""Publish the node's devices as ResourceSlices, which are written only after a change.
+"""Write to the API server: the node's devices as ResourceSlices, and in claims the interfaces that pods have got.
 
 All slices of the node are one pool. A change gives all slices the next generation. A scheduler waits until it sees all
-slices of the newest generation (each slice has their number), so it never chooses from a part of the devices.
+slices of the newest generation (each slice has their number), so it never chooses from a part of the devices. Slices
+are deleted with their Node, which owns them. kubelet deletes them when the driver has been away for half a minute, and
+when kubelet itself starts, so they are compared after each registration.
 
-Slices are deleted with their Node, which owns them. kubelet deletes them when the driver has been away for half a
-minute, and when kubelet itself starts, so they are compared after each registration.
+kubelet prepares a claim before the pod has its network, and does not report when the network is there. So the records
+of attachments are read again when their folder has changed, and while an ADD still runs: its record precedes its link.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from typing import Any
 
-from cni.resources.claims import DRIVER
+from cni.node.inventory import attachments
+from cni.resources.claims import DRIVER, Record
 from cni.resources.dra import slices
 from cni.resources.dra.slices import Device
 from cni.resources.models import label
-from cni.shared.spec.errors import InvalidConfig, TryAgainLater
+from cni.shared.records import LINK
+from cni.shared.spec.errors import CniError, InvalidConfig, TryAgainLater
 from ipam.stores.apiserver import Api
 from ipam.stores.apiserver.faults import Conflict, Gone, Undefined
-from ipam.stores.apiserver.resources import CLASSES, EVERYWHERE, NODE_SLICES, NODES, replacement
+from ipam.stores.apiserver.resources import CLAIMS, CLASSES, EVERYWHERE, NODE_SLICES, NODES, replacement
+from ipam.stores.base import Unreachable
 
-_SECONDS = 10.0  # for a request
+_SECONDS = 10.0  # for a request; kubelet waits 45 for a preparation
+_MOST_ADDRESSES = 16  # of a device in a status
+_SETTLED = 1_000_000_000  # ns, in which a file system's clock ticks: a later change gives the folder another time
+
+_Content = Mapping[str, tuple[list[dict[str, Any]], int]]  # the devices of each slice, and the number of slices
 
 
 class Publisher:
@@ -31,8 +41,8 @@ class Publisher:
     def __init__(self, kubeconfig: str, node: str) -> None:
         self._kubeconfig = kubeconfig
         self._node = node
-        self._sent: Sequence[object] = ()  # the content that was written last,
-        self._kept: Sequence[object] = ()  # and the content that the server kept of it
+        self._sent: _Content = {}  # the content that was written last,
+        self._kept: _Content = {}  # and the content that the server kept of it
         self.generation = 0
         self.lacks: list[str] = []  # sentences about content that the server lacks
 
@@ -41,7 +51,7 @@ class Publisher:
         with closing(Api(self._kubeconfig, _SECONDS)) as api:
             try:
                 is_changed = self._publish(api, devices)
-                self.lacks = [*_unshared(self._sent, self._kept), *_unnamed(api, devices)]
+                self.lacks = list(self._lacks(api, devices))
                 return is_changed
             except Undefined:
                 raise InvalidConfig(
@@ -52,35 +62,30 @@ class Publisher:
 
     def _publish(self, api: Api, devices: Sequence[Device]) -> bool:
         found = self._read(api)
-        wanted = slices.specs(devices, self._node, 1)
-        names = [slices.document(number, spec)["metadata"]["name"] for number, spec in enumerate(wanted)]
-        content, present = _content(wanted), _content([one["spec"] for one in found.values()])
+        content, present = _content(slices.documents(devices, self._node, 1)), _content(found.values())
         generations = {one["spec"]["pool"]["generation"] for one in found.values()}
-        is_kept = content == present or (content == self._sent and present == self._kept)
-        if is_kept and list(found) == names and len(generations) <= 1:
+        if present in (content, self._kept if content == self._sent else None) and len(generations) <= 1:
             self.generation = max(generations, default=0)
             return False
         self.generation = max(generations, default=0) + 1
-        owner = self._owner(api) if wanted else None
-        for number, spec in enumerate(slices.specs(devices, self._node, self.generation)):
-            document = slices.document(number, spec, owner)
-            if former := found.pop(document["metadata"]["name"], None):
+        owner = self._owner(api) if content else None
+        for document in slices.documents(devices, self._node, self.generation, owner):
+            if former := found.pop(name := document["metadata"]["name"], None):
                 uid, version = former["metadata"]["uid"], former["metadata"]["resourceVersion"]
-                change = replacement(uid, version, {"/spec": spec, "/metadata/ownerReferences": [owner]})
-                api.patch(NODE_SLICES, document["metadata"]["name"], change, EVERYWHERE)
+                change = {"/spec": document["spec"], "/metadata/ownerReferences": [owner]}
+                api.patch(NODE_SLICES, name, replacement(uid, version, change), EVERYWHERE)
             else:
                 api.create(NODE_SLICES, document, EVERYWHERE)
         for name, former in found.items():
             api.delete(NODE_SLICES, name, former["metadata"]["uid"], namespace=EVERYWHERE)
-        self._sent, self._kept = content, _content([one["spec"] for one in self._read(api).values()])
+        self._sent, self._kept = content, _content(self._read(api).values())
         return True
 
     def _read(self, api: Api) -> dict[str, dict[str, Any]]:
-        """The slices by name, in the order of their numbers."""
+        """The slices by name."""
         fields = f"spec.nodeName={self._node},spec.driver={DRIVER}"
         listed = api.list_all(NODE_SLICES, fields=fields, namespace=EVERYWHERE)
-        names = {one["metadata"]["name"]: one for one in listed}
-        return dict(sorted(names.items(), key=lambda item: (len(item[0]), item[0])))
+        return {one["metadata"]["name"]: one for one in listed}
 
     def _owner(self, api: Api) -> dict[str, Any]:
         """The Node as an owner reference. Raises InvalidConfig when there is no such Node."""
@@ -90,28 +95,121 @@ class Publisher:
             raise InvalidConfig(f"{api} has no Node {self._node}: name this node with --node") from None
         return {"apiVersion": "v1", "kind": "Node", "name": self._node, "uid": node["metadata"]["uid"]}
 
-
-def _content(specs: Sequence[dict[str, Any]]) -> list[object]:
-    """The content of slices that is compared: all except the generation."""
-    return [(spec["devices"], spec["pool"]["resourceSliceCount"]) for spec in specs]
-
-
-def _unshared(sent: Sequence[Any], kept: Sequence[Any]) -> Iterator[str]:
-    """Yield a sentence if the server has dropped allowMultipleAllocations from the devices."""
-    shared = [device for devices, _ in sent for device in devices if "allowMultipleAllocations" in device]
-    if shared and not any("allowMultipleAllocations" in device for devices, _ in kept for device in devices):
-        yield (
-            "the API server keeps no allowMultipleAllocations, so a shared NIC is given to one claim at a time: switch on the"
-            " feature gate DRAConsumableCapacity, which is on from Kubernetes 1.36, or share these NICs by the device plugin"
+    def _lacks(self, api: Api, devices: Sequence[Device]) -> Iterator[str]:
+        """Yield a sentence for the fields that the server has dropped from the slices, and from each DeviceClass."""
+        is_sent, is_kept = (
+            any("allowMultipleAllocations" in device for devices, _ in content.values() for device in devices)
+            for content in (self._sent, self._kept)
         )
-
-
-def _unnamed(api: Api, devices: Sequence[Device]) -> Iterator[str]:
-    """Yield a sentence for each DeviceClass of the devices that has no extendedResourceName."""
-    names = {label(device.resource.name): device.resource.name for device in devices}
-    for one in api.list_all(CLASSES, recent=True, namespace=EVERYWHERE) if names else ():
-        if (name := one["metadata"]["name"]) in names and not one["spec"].get("extendedResourceName"):
+        if is_sent and not is_kept:
             yield (
-                f"DeviceClass {name} has no extendedResourceName, so no pod that asks for {names[name]} gets a device: switch on"
-                " the feature gate DRAExtendedResource, and apply the output of `railcni dra classes` again"
+                "the API server keeps no allowMultipleAllocations, so a shared NIC is given to one claim at a time: switch on"
+                " the feature gate DRAConsumableCapacity, which is on from Kubernetes 1.36, or share these NICs by the device"
+                " plugin"
             )
+        names = {label(device.resource.name): device.resource.name for device in devices}
+        for one in api.list_all(CLASSES, recent=True, namespace=EVERYWHERE) if names else ():
+            if (name := one["metadata"]["name"]) in names and not one["spec"].get("extendedResourceName"):
+                yield (
+                    f"DeviceClass {name} has no extendedResourceName, so no pod that asks for {names[name]} gets a device:"
+                    " switch on the feature gate DRAExtendedResource, and apply the output of `railcni dra classes` again"
+                )
+
+
+def _content(documents: Iterable[dict[str, Any]]) -> _Content:
+    """The content of slices that is compared, by their names: all except the generation."""
+    specs = {one["metadata"]["name"]: one["spec"] for one in documents}
+    return {name: (spec["devices"], spec["pool"]["resourceSliceCount"]) for name, spec in specs.items()}
+
+
+class Statuses:
+    """The statuses of claims at the API server of `kubeconfig`, from the records below `state`."""
+
+    def __init__(self, kubeconfig: str, state: str) -> None:
+        self._kubeconfig, self._state = kubeconfig, state
+        self._seen: object = None
+        self._told: dict[str, list[Record]] = {}
+
+    def tell(self, claims: Collection[Record]) -> None:
+        """Write the status of each prepared claim whose records have changed. Raises Unreachable at once, but the first
+        other CniError only after all claims, since a claim that the server refuses must not stop the others."""
+        changed, now = attachments.changed(self._state), time.time_ns()
+        if self._seen == (seen := (changed, [claim["uid"] for claim in claims])):
+            return
+        self._seen = None
+        found, runs = attachments.completed(self._state) if claims else ([], False)
+        self._told = {claim["uid"]: self._told.get(claim["uid"], []) for claim in claims}
+        fault: CniError | None = None
+        for claim in claims:
+            if (devices := _devices(claim, found)) != self._told[claim["uid"]]:
+                try:
+                    self._write(claim, devices)
+                    self._told[claim["uid"]] = devices
+                except Unreachable:
+                    raise
+                except CniError as error:
+                    fault = fault or error
+        if fault:
+            raise fault
+        if not runs and now - changed > _SETTLED:
+            self._seen = seen
+
+    def _write(self, claim: Record, devices: list[Record]) -> None:
+        """Replace this driver's devices in the claim's status by `devices`; the devices of other drivers stay."""
+        with closing(Api(self._kubeconfig, _SECONDS)) as api:
+            if (found := _claim(api, claim)) is None:
+                return
+            present = (found.get("status") or {}).get("devices") or []
+            wanted = [one for one in present if one["driver"] != DRIVER] + devices
+            if wanted == present:
+                return
+            version = found["metadata"]["resourceVersion"]
+            change = replacement(claim["uid"], version, {"/status/devices": wanted})
+            try:
+                api.patch(f"{CLAIMS}/{claim['name']}", "status", change, claim["namespace"])
+            except Gone:
+                pass
+            except Conflict:
+                raise TryAgainLater(f"ResourceClaim {claim['namespace']}/{claim['name']} changes meanwhile") from None
+
+
+def allocated(kubeconfig: str, claim: Record) -> dict[str, Any] | None:
+    """The status of the claim; None when the claim is gone, or has no device. Raises CniError."""
+    with closing(Api(kubeconfig, _SECONDS)) as api:
+        status = (_claim(api, claim) or {}).get("status") or {}
+    return status if isinstance((status.get("allocation") or {}).get("devices"), dict) else None
+
+
+def _claim(api: Api, claim: Record) -> dict[str, Any] | None:
+    """The claim at the API server; None when the claim is gone, or its name has another UID now. Raises CniError."""
+    try:
+        found, _ = api.get(CLAIMS, claim["name"], namespace=claim["namespace"])
+    except Gone:
+        return None
+    return found if found["metadata"]["uid"] == claim["uid"] else None
+
+
+def _devices(claim: Record, found: Collection[dict[str, Any]]) -> list[Record]:
+    """The status entries of the devices of `claim` that its pods have attached. `found` are the node's attachments.
+
+    Each link counts for one entry, since each share of a device has a link of its own.
+    """
+    links = [one for one in found if LINK in one["records"]]
+    own = [one for one in links if one["records"][LINK]["pod"][2] in claim.get("pods", ())]
+    entries = []
+    for device in claim["devices"]:
+        if attached := next((one for one in own if attachments.device_of(one) == device["function"]), None):
+            own.remove(attached)
+            created = time.gmtime(attached["records"][LINK]["created"] // 1_000_000_000)
+            condition = {
+                "type": "Ready",
+                "status": "True",
+                "reason": "Attached",
+                "message": f"network {attached['network']}",
+                "lastTransitionTime": time.strftime("%Y-%m-%dT%H:%M:%SZ", created),
+            }
+            entry = {"driver": DRIVER, "pool": device["pool"], "device": device["device"], "conditions": [condition]}
+            data = attachments.network_data(attached, found)
+            data |= {"ips": data["ips"][:_MOST_ADDRESSES]} if "ips" in data else {}
+            entries.append(entry | ({"shareID": device["share"]} if device["share"] else {}) | {"networkData": data})
+    return entries

@@ -27,10 +27,9 @@ API = "resource.k8s.io/v1"
 RESOURCE_NAME, DEVICE_ID = "k8s.cni.cncf.io/resourceName", "k8s.cni.cncf.io/deviceID"  # Multus reads these two
 MOST_DEVICES = 128  # of a slice
 _LONGEST_VALUE = 64  # characters of an attribute
-_LINK_TYPES = {ETHER: "ethernet"}  # as dra-driver-sriov calls it
 _SPEED = re.compile(r"([\d.]+) Gb/sec")
 
-Value = bool | int | str
+Value = bool | int | str | None
 
 
 @dataclass(frozen=True)
@@ -59,7 +58,7 @@ def devices(resources: Iterable[Resource], host: Host, topology: Topology) -> li
             if name in found:  # of a resource whose name differs in a character that `label` replaces
                 name = label(whole, unique=True)
             known = _attributes(resource, offer, functions.get(offer.name), host, topology)
-            attributes = {key: _typed(value) for key, value in known if value != ""}
+            attributes = {key: _typed(value) for key, value in known if value not in ("", None)}
             document: dict[str, Any] = {"name": name, "attributes": attributes}
             if not resource.is_exclusive:
                 document |= {"allowMultipleAllocations": True, "capacity": _capacity(offer)}
@@ -69,11 +68,10 @@ def devices(resources: Iterable[Resource], host: Host, topology: Topology) -> li
 
 def _capacity(offer: Offer) -> dict[str, Any]:
     """The capacity of a shared NIC: a share for each of its devices, in GIDs, or in devices if pods need no GIDs."""
-    count, each = len(offer.ids), offer.gids or 1
-    share = str(each)
+    count, share = len(offer.ids), str(offer.gids or 1)
     valid = {"validRange": {"min": share, "step": share}} if count > 1 else {"validValues": [share]}
-    policy = {"default": share, **valid}
-    return {"gids" if offer.gids else "devices": {"value": str(count * each), "requestPolicy": policy}}
+    value = str(count * int(share))
+    return {"gids" if offer.gids else "devices": {"value": value, "requestPolicy": {"default": share, **valid}}}
 
 
 def _attributes(
@@ -83,12 +81,11 @@ def _attributes(
     yield DEVICE_ID, offer.name
     yield "shared", not resource.is_exclusive
     yield "healthy", not offer.fault
-    if len(offer.numa_nodes) == 1:
-        yield "dra.net/numaNode", offer.numa_nodes[0]
+    yield "dra.net/numaNode", offer.numa_nodes[0] if len(offer.numa_nodes) == 1 else None
     if function is None:  # all NICs of the resource together
         return
     yield "rdma", function.has_rdma
-    yield "linkType", _LINK_TYPES.get(function.link_type, function.link_type)
+    yield "linkType", "ethernet" if function.link_type == ETHER else function.link_type  # as in dra-driver-sriov
     yield "ifName", function.netdevs[0] if function.netdevs else ""
     yield "vendor", function.vendor
     yield "deviceID", function.product
@@ -102,8 +99,7 @@ def _attributes(
 
 
 def _place(function: Function, topology: Topology) -> Iterator[tuple[str, Value]]:
-    own = next((device for name, device in topology.nics if name == function.id), None)
-    if own is None:
+    if (own := dict(topology.nics).get(function.id)) is None:
         return
     yield "resource.kubernetes.io/pciBusID", function.id
     yield "resource.kubernetes.io/pcieRoot", own.above[0] if own.above else ""
@@ -124,38 +120,36 @@ def _of_port(port: Port) -> Iterator[tuple[str, Value]]:
     kinds = {gid.kind for gid in port.gids}
     yield "roceV1", bool(kinds - {ROCE_V2}) and port.is_roce
     yield "roceV2", ROCE_V2 in kinds
-    if port.mtu is not None:
-        yield "mtu", port.mtu
-    if port.roce_mtu is not None:
-        yield "activeMtu", port.roce_mtu
-    if speed := _SPEED.match(port.rate):
-        yield "speedGbps", int(float(speed[1]))
+    yield "mtu", port.mtu
+    yield "activeMtu", port.roce_mtu
+    speed = _SPEED.match(port.rate)
+    yield "speedGbps", int(float(speed[1])) if speed else None
 
 
-def _typed(value: Value) -> dict[str, Value]:
+def _typed(value: object) -> dict[str, bool | int | str]:
     """`value` as a typed attribute. A bool is also an int in Python, so bool is tested first."""
     if isinstance(value, bool):
         return {"bool": value}
-    return {"int": value} if isinstance(value, int) else {"string": value[:_LONGEST_VALUE]}
+    return {"int": value} if isinstance(value, int) else {"string": str(value)[:_LONGEST_VALUE]}
 
 
-def specs(found: Sequence[Device], node: str, generation: int) -> list[dict[str, Any]]:
-    """The `spec` of each slice of the node's pool; [] without devices."""
+def documents(
+    found: Sequence[Device], node: str, generation: int, owner: dict[str, Any] | None = None
+) -> list[dict[str, Any]]:
+    """The ResourceSlices of the node's pool, [] without devices; Kubernetes deletes them with their `owner`, the Node."""
     parts = [found[at : at + MOST_DEVICES] for at in range(0, len(found), MOST_DEVICES)]
     pool = {"name": node, "generation": generation, "resourceSliceCount": len(parts)}
+    hint = node if len(node) <= 200 else label(node)
+    owners = {"ownerReferences": [owner]} if owner else {}
     return [
-        {"driver": DRIVER, "nodeName": node, "pool": pool, "devices": [device.document for device in part]}
-        for part in parts
+        {
+            "apiVersion": API,
+            "kind": "ResourceSlice",
+            "metadata": {"name": f"{hint}-{DRIVER}-{number}", **owners},
+            "spec": {"driver": DRIVER, "nodeName": node, "pool": pool, "devices": [one.document for one in part]},
+        }
+        for number, part in enumerate(parts)
     ]
-
-
-def document(number: int, spec: dict[str, Any], owner: dict[str, Any] | None = None) -> dict[str, Any]:
-    """The ResourceSlice `number` of the pool; Kubernetes deletes it with its `owner`, the Node."""
-    hint = spec["nodeName"] if len(spec["nodeName"]) <= 200 else label(spec["nodeName"])
-    metadata: dict[str, Any] = {"name": f"{hint}-{DRIVER}-{number}"}
-    if owner:
-        metadata["ownerReferences"] = [owner]
-    return {"apiVersion": API, "kind": "ResourceSlice", "metadata": metadata, "spec": spec}
 
 
 def device_class(resource: Shared | Exclusive) -> dict[str, Any]:
