@@ -72,11 +72,9 @@ def port_rows(devices: Sequence[VerbsDevice]) -> list[Sequence[object]]:
         for port in device.ports:
             state = port.state if port.is_active else f"{port.state} ({port.physical_state})"
             where = device.name, port.number, port.netdev, device.pci, numa
-            rate, unit, _ = port.rate.partition(" Gb/sec")  # of "100 Gb/sec (4X EDR)"
+            rate = port.rate if port.speed is None else f"{port.speed:g} Gb/s"
             use = f"{len(port.gids)}/{port.room}"
-            rows.append(
-                (*where, state, f"{rate} Gb/s" if unit else rate, port.link_layer, port.mtu, port.roce_mtu, use)
-            )
+            rows.append((*where, state, rate, port.link_layer, port.mtu, port.roce_mtu, use))
     return rows
 
 

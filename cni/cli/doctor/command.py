@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import ipaddress
 import os
-import re
 import sys
 from collections.abc import Iterable
 from dataclasses import replace
@@ -27,7 +26,6 @@ _CALLED_WRONGLY = 2
 FEATURES = "/etc/kubernetes/node-feature-discovery/features.d/railcni"
 _PREFIX = "railcni.io"
 _ADDRESS = re.compile(r"[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")  # of a PCI function
-_RATE = re.compile(r"(\d+)(?:\.\d+)? Gb/sec")
 _CODES = "Exit codes: 0 no fault, 1 a fault, 2 a wrong call, or a pod that is not on this node. Levels: " + "; ".join(
     f"{level}: {meaning}" for level, meaning in MEANINGS.items()
 )
@@ -133,7 +131,7 @@ def _row(finding: Observation) -> tuple[object, ...]:
 def features(report: DoctorReport) -> dict[str, str]:
     """The node's labels by name. Their values seldom change, since each change is a write to the API server."""
     ports = [p for p in report.facts.ports if p.is_active]
-    rates = [int(found[1]) for p in ports if (found := _RATE.match(p.rate))]
+    rates = [int(p.speed) for p in ports if p.speed is not None]
     mtus = [p.roce_mtu for p in ports if p.roce_mtu is not None]
     known = {
         "rdma": str(bool(report.facts.devices)).lower(),

@@ -55,6 +55,12 @@ class Port:
         """Whether the port can carry traffic."""
         return self.state == rdma_sysfs.ACTIVE
 
+    @property
+    def speed(self) -> float | None:
+        """The rate in Gb/s, 100 for "100 Gb/sec (4X EDR)"; None when it is unknown."""
+        number, unit, _ = self.rate.partition(" Gb/sec")
+        return float(number) if unit else None
+
 
 @dataclass(frozen=True)
 class VerbsDevice:
