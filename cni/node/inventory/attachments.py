@@ -16,6 +16,8 @@ from cni.shared.spec.request import Attachment
 from ipam.check import name_of
 from ipam.group import rails
 
+_MOST_ADDRESSES = 16  # of a NetworkDeviceData
+
 
 def found(network: str = "", directory: str = STATE) -> list[dict[str, Any]]:
     """The attachments, of one `network` if given, each with the records of its link plugin and its IPAM plugin."""
@@ -76,6 +78,7 @@ def network_data(attachment: dict[str, Any], every: Iterable[dict[str, Any]]) ->
     for group in every:
         if group["containerID"] == attachment["containerID"] and not known["ips"]:
             known["ips"] = _of_rail(attachment, group)
+    known["ips"] = known["ips"][:_MOST_ADDRESSES]
     return {key: value for key, value in known.items() if value}
 
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Collection
 
 from cni.shared.kernel import netns as namespaces
 from cni.shared.spec.errors import InvalidConfig
 
 NAMED_NAMESPACES = "/run/netns"
+_POD_GROUP = re.compile(r"(?:^|-)pod([^.]+)(?:\.slice)?$")  # a pod's group, by each cgroup driver of kubelet
 _LABELS = re.compile(r"[a-z0-9]([-.a-z0-9]*[a-z0-9])?")
 
 
@@ -55,3 +57,12 @@ def namespace_path(text: str) -> str:
 def is_alive(netns: str) -> bool:
     """Whether the namespace `netns` exists, or may exist: in doubt, nothing is collected."""
     return not netns or namespaces.may_be_at(netns)
+
+
+def running_pods(root: str, pods: Collection[str]) -> list[str]:
+    """The UIDs in `pods` that have a control group on the node. kubelet makes the group before it prepares claims, and
+    removes it after the pod has ended. Names of systemd's groups have "_" in place of "-"."""
+    wanted = {uid.replace("-", "_"): uid for uid in pods}
+    names = (name for _, folders, _ in os.walk(f"{root}/sys/fs/cgroup") for name in folders)
+    found = (_POD_GROUP.search(name) for name in names)
+    return sorted({wanted[uid] for one in found if one and (uid := one[1].replace("-", "_")) in wanted})
