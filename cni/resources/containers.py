@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from cni.resources.choose import DeviceNode, Offer, Resource
@@ -59,3 +60,10 @@ def write(folder: str, name: str, document: object, durable: bool = False) -> No
     """Replace the file `name` in `folder` by the JSON `document`, in one step. Raises OSError."""
     os.makedirs(folder, exist_ok=True)
     files.write_whole(folder, name, json.dumps(document).encode(), durable, mode=0o644)
+
+
+def remove_others(folder: str, prefix: str, wanted: Container[str]) -> None:
+    """Remove the files in `folder` whose names begin with `prefix`, except the `wanted` ones. Raises OSError."""
+    for name in files.names_in(folder):
+        if name.startswith(prefix) and name not in wanted:
+            Path(folder, name).unlink(missing_ok=True)

@@ -7,7 +7,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -21,6 +21,11 @@ _MOST_OTHERS = 4  # the most pages, beside probes, that are made at the same tim
 
 Page = Callable[[], tuple[int, str, str]]  # status, content type, text
 TEXT = "text/plain; charset=utf-8"
+
+
+def readiness(faults: Sequence[str], lacks: Sequence[str]) -> tuple[int, str, str]:
+    """The answer to /readyz: 503 with the faults, or 200 with what is lacking."""
+    return (503, TEXT, "\n".join(faults)) if faults else (200, TEXT, "\n".join(["ok", *lacks]))
 
 
 class HttpEndpoint:

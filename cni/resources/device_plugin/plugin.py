@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import os
 from collections.abc import Sequence
-from pathlib import Path
 from time import monotonic
 
-from cni.node.service.endpoint import TEXT
+from cni.node.service.endpoint import readiness
 from cni.node.service.log import AgentLog
 from cni.node.service.metrics import Counter, Family, page
 from cni.node.service.program import pause, serve
 from cni.resources.choose import Offer, Resource
-from cni.resources.containers import CDI_FOLDER, INFO_FOLDER, info_name, write
+from cni.resources.containers import CDI_FOLDER, INFO_FOLDER, info_name, remove_others, write
 from cni.resources.device_plugin import answers, server
 from cni.resources.device_plugin.kubelet import Kubelet
 from cni.resources.device_plugin.server import ResourceServer
@@ -107,9 +105,7 @@ class Plugin:
         try:
             for name, document in wanted.items():
                 write(folder, name, document)
-            for name in os.listdir(folder):
-                if name.startswith(server.PREFIX) and name not in wanted:
-                    Path(folder, name).unlink(missing_ok=True)
+            remove_others(folder, server.PREFIX, wanted)
         except OSError as fault:
             remedy = f"no container with a device starts; mount {CDI_FOLDER} of the node at {folder}, and writable"
             self._unwritten = f"{folder}: {fault.strerror}: {remedy}"
@@ -126,9 +122,7 @@ class Plugin:
                 faults.append(f"another device plugin serves {name}")
             elif not endpoint.is_served:
                 faults.append(f"kubelet does not listen to {name}{self._kubelet.fault()}")
-        if faults:
-            return 503, TEXT, "\n".join(faults)
-        return 200, TEXT, "\n".join(["ok", *self._watch.limits])
+        return readiness(faults, self._watch.limits)
 
     def metrics(self) -> tuple[int, str, str]:
         devices = Family("railcni_device_plugin_devices", "Devices by their health.", "resource", "health")
