@@ -18,6 +18,11 @@ PREFIX = f"dra.{DRIVER}-"  # of the names of CDI files; the device plugin remove
 Record = dict[str, Any]
 
 
+def named(claim: Record) -> str:
+    """The claim in messages."""
+    return f"ResourceClaim {claim['namespace']}/{claim['name']}"
+
+
 def own_folder(kubelet: str) -> str:
     """The driver's folder in the folder `kubelet`."""
     return f"{kubelet}/plugins/{DRIVER}"

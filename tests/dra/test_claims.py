@@ -33,8 +33,8 @@ def files(folder: Path) -> list[str]:
 @pytest.mark.parametrize("step", [1, 2, 3])
 @pytest.mark.parametrize("then", ["prepare", "unprepare", "restore"])
 def test_a_preparation_that_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int, then: str) -> None:
-    whole, claims = tmp_path / "whole", Claims(str(tmp_path / "records"), str(tmp_path))
-    Claims(str(whole / "records"), str(whole)).prepare(CLAIM, [result("vf")], DEVICES)
+    whole, claims = tmp_path / "whole", Claims(str(tmp_path / "records"), str(tmp_path), str)
+    Claims(str(whole / "records"), str(whole), str).prepare(CLAIM, [result("vf")], DEVICES)
     wanted, written, write = files(whole), [], containers.write
 
     def killed(folder: str, name: str, document: object, durable: bool = False) -> None:
@@ -61,7 +61,7 @@ def test_a_preparation_that_is_killed(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_a_record_that_a_power_loss_has_torn_is_made_again_or_removed(tmp_path: Path) -> None:
-    claims = Claims(str(tmp_path / "records"), str(tmp_path))
+    claims = Claims(str(tmp_path / "records"), str(tmp_path), str)
     claims.prepare(CLAIM, [result("vf")], DEVICES)
     (tmp_path / "records/u-1.json").write_text('{"uid')
     assert claims.restore() == []

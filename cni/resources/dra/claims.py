@@ -8,27 +8,21 @@ the same answer again even when a device has vanished since.
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from cni.resources import claims, containers
-from cni.resources.claims import DRIVER, PREFIX, Record, cdi_name, specification
+from cni.resources.claims import DRIVER, PREFIX, Record, cdi_name, named, specification
 from cni.resources.dra.slices import Device
-from cni.shared.kernel import files
 from cni.shared.spec.errors import InvalidConfig, TryAgainLater
-
-_UID = re.compile(r"[A-Za-z0-9][-A-Za-z0-9]{0,62}")
 
 
 class Claims:
     """The prepared claims, with records in `folder`; the runtime and Multus read files below `root`. `holder` returns
     the reason why the devices of a record are in use, "" when they are free."""
 
-    def __init__(
-        self, folder: str, root: str, holder: Callable[[Record], str] = lambda record: "its pods may run"
-    ) -> None:
+    def __init__(self, folder: str, root: str, holder: Callable[[Record], str]) -> None:
         self._holder = holder
         self._folder = folder
         self._root = root
@@ -54,11 +48,9 @@ class Claims:
             }
             for result in results
         ]
-        former = claims.read(self._folder, _checked(claim["uid"]))
+        former = claims.read(self._folder, claim["uid"])
         if not wanted:
-            raise InvalidConfig(
-                f"ResourceClaim {claim['namespace']}/{claim['name']} has no device of {DRIVER} on this node"
-            )
+            raise InvalidConfig(f"{named(claim)} has no device of {DRIVER} on this node")
         if former and [{key: one[key] for key in wanted[0]} for one in former["devices"]] == wanted:
             record = former
             self.add_pods(record, claim.get("pods", ()))
@@ -92,14 +84,12 @@ class Claims:
             if other["uid"] == record["uid"] or not (held := wanted & _held(other)):
                 continue
             if holder := self._holder(other):
-                raise TryAgainLater(
-                    f"{', '.join(sorted(held))} is still prepared for ResourceClaim {other['namespace']}/{other['name']}: {holder}"
-                )
+                raise TryAgainLater(f"{', '.join(sorted(held))} is still prepared for {named(other)}: {holder}")
             self.unprepare(other["uid"])
 
     def unprepare(self, uid: str) -> None:
         """Remove the files of a claim, and then its record, if there are any. Raises OSError."""
-        record = claims.read(self._folder, _checked(uid))
+        record = claims.read(self._folder, uid)
         Path(specification(uid, self._root)).unlink(missing_ok=True)  # a killed driver may leave it without a record
         others = [other for other in self.records() if other["uid"] != uid]
         used = {(one["resource"], one["function"]) for other in others for one in other["devices"]}
@@ -113,11 +103,8 @@ class Claims:
         records = self.records()
         for record in records:
             self._make(record)
-        wanted = {specification(record["uid"], self._root) for record in records}
-        folder = f"{self._root}{containers.CDI_FOLDER}"
-        for path in (f"{folder}/{name}" for name in files.names_in(folder) if name.startswith(PREFIX)):
-            if path not in wanted:
-                Path(path).unlink(missing_ok=True)
+        wanted = {os.path.basename(specification(record["uid"])) for record in records}
+        containers.remove_others(f"{self._root}{containers.CDI_FOLDER}", PREFIX, wanted)
         return records
 
     def _make(self, record: Record) -> None:
@@ -133,13 +120,6 @@ class Claims:
 def _held(record: Record) -> set[str]:
     """The names of the claim's devices, without devices for admin access."""
     return {one["device"] for one in record["devices"] if not one["admin"]}
-
-
-def _checked(uid: str) -> str:
-    """Return `uid`, which becomes a part of file names. Raises InvalidConfig when it is no UID."""
-    if not _UID.fullmatch(uid):
-        raise InvalidConfig(f'"{uid}" is no UID of a ResourceClaim')
-    return uid
 
 
 def _given(name: str, devices: Mapping[str, Device]) -> Record:

@@ -6,22 +6,19 @@ import argparse
 import asyncio
 import math
 import os
-import re
-from collections.abc import Collection
 from time import monotonic
 from typing import Any
 
-from cni.node.inventory import attachments
-from cni.node.service.endpoint import TEXT
+from cni.node.inventory import attachments, places
+from cni.node.service.endpoint import readiness
 from cni.node.service.log import AgentLog
 from cni.node.service.metrics import Counter, Family, page
 from cni.node.service.program import pause, serve
-from cni.resources.claims import DRIVER, Record, records_folder
+from cni.resources.claims import DRIVER, Record, named, records_folder
 from cni.resources.dra import slices
 from cni.resources.dra.claims import Claims
 from cni.resources.dra.kubelet import Endpoint
 from cni.resources.dra.publish import Publisher, Statuses, allocated
-from cni.resources.dra.slices import Device
 from cni.resources.kubelet import services
 from cni.resources.node import read_topology
 from cni.resources.watch import Watch
@@ -34,11 +31,8 @@ _OTHERS_SECONDS = 5.0  # between two looks at the resources of device plugins
 # Seconds to the next comparison of the slices with those at the API server, doubled after each comparison without a
 # difference: a kubelet that could not delete the slices at its start may delete them after the driver has written them.
 _FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 60.0
-_POD_GROUP = re.compile(r"(?:^|-)pod([^.]+)(?:\.slice)?$")  # a pod's group, by each cgroup driver of kubelet
 _KUBELETS = "kubelet ends that when the claim's pods have ended"
-_UNMADE = (
-    "the configuration asks for virtual functions, which this program does not make: `railcni vfs apply` makes them"
-)
+_UNMADE = "the configuration asks for virtual functions, which this program does not make: run `railcni vfs apply`"
 
 
 class Driver:
@@ -57,7 +51,7 @@ class Driver:
         self._statuses = Statuses(options.kubeconfig, f"{self._root}{STATE}")
         self._statuses_due, self._untold = 0.0, ""
         self._others: dict[str, int] = {}  # resources of device plugins, with the number of their devices
-        self._devices: dict[str, Device] = {}
+        self._devices: dict[str, slices.Device] = {}
         self._records: dict[str, Record] = {}
         self._asked: set[str] = set()  # claims that this kubelet had prepared, and will unprepare
         self._publish_due = math.inf  # until the first look: without devices, all slices would be deleted
@@ -164,26 +158,24 @@ class Driver:
     # --- claims; in a thread, one at a time ---
 
     def _prepare(self, asked: Record) -> Record:
-        where = f"ResourceClaim {asked['namespace']}/{asked['name']}"
         status = allocated(self._kubeconfig, asked)
         if status is None:
-            raise InvalidConfig(f"{where} is gone, is another one by now, or has no device")
+            raise InvalidConfig(f"{named(asked)} is gone, is another one by now, or has no device")
         allocation = status["allocation"]["devices"]
-        for config in allocation.get("config") or ():
-            if (config.get("opaque") or {}).get("driver") == DRIVER:
-                raise InvalidConfig(
-                    f"{where}: {DRIVER} takes no parameters: remove them from the claim or its DeviceClass"
-                )
+        parameters = [config.get("opaque") or {} for config in allocation.get("config") or ()]
+        if any(one.get("driver") == DRIVER for one in parameters):
+            remedy = "remove them from the claim or its DeviceClass"
+            raise InvalidConfig(f"{named(asked)}: {DRIVER} takes no parameters: {remedy}")
         results = [r for r in allocation.get("results") or () if (r["driver"], r["pool"]) == (DRIVER, self._node)]
         record = self._claims.prepare(asked | {"pods": _pods(status)}, results, self._devices)
         self._asked.add(asked["uid"])
         self._records = {one["uid"]: one for one in self._claims.records()}
         return record
 
-    def _unprepare(self, uid: str) -> None:
-        self._claims.unprepare(uid)
-        self._asked.discard(uid)
-        self._records = {other: record for other, record in self._records.items() if other != uid}
+    def _unprepare(self, claim: Record) -> None:
+        self._claims.unprepare(claim["uid"])
+        self._asked.discard(claim["uid"])
+        self._records = {uid: record for uid, record in self._records.items() if uid != claim["uid"]}
 
     def _holder(self, claim: Record) -> str:
         """The reason why the devices of a prepared claim are in use; "" when they are free. Raises CniError, OSError.
@@ -199,17 +191,15 @@ class Driver:
         functions = {one["function"] for one in claim["devices"] if not one["admin"]}
         recorded = attachments.found(directory=f"{self._root}{STATE}")
         links = [one["records"][LINK] for one in recorded if attachments.device_of(one) in functions]
-        runs = ", ".join(_running(self._root, {*claim.get("pods", ()), *(link["pod"][2] for link in links)}))
+        runs = ", ".join(places.running_pods(self._root, {*claim.get("pods", ()), *(link["pod"][2] for link in links)}))
         return f"the claim is gone, but pod {runs} still runs on this node: delete the pod" if runs else ""
 
     def _compare_claims(self) -> None:
         """Unprepare claims that no longer exist: a kubelet without its state does not do this. Raises CniError."""
         for uid, record in self._records.items():
             if not self._holder(record):
-                self._unprepare(uid)
-                self._log.say(
-                    "info", "removed: the claim is gone", claim=f"{record['namespace']}/{record['name']}", uid=uid
-                )
+                self._unprepare(record)
+                self._log.say("info", f"removed: {named(record)} is gone", uid=uid)
 
     # --- health and metrics ---
 
@@ -217,11 +207,9 @@ class Driver:
         """The answer to /readyz: 503 with the faults, or 200 with the limitations."""
         faults = [*self._watch.faults, *filter(None, [self._fault, self._endpoint.fault, self._unpublished])]
         faults += [self._refusal(name) for name in self._others]
-        if faults:
-            return 503, TEXT, "\n".join(faults)
         policies = _UNMADE if self._watch.config.policies else ""
         lacks = [*self._watch.limits, *self._publisher.lacks, *filter(None, [self._untold, policies])]
-        return 200, TEXT, "\n".join(["ok", *lacks])
+        return readiness(faults, lacks)
 
     def metrics(self) -> tuple[int, str, str]:
         devices = Family("railcni_dra_devices", "Devices by their health.", "resource", "health")
@@ -245,15 +233,6 @@ class Driver:
 def _pods(status: dict[str, Any]) -> list[str]:
     """The UIDs of the pods for which a claim is reserved."""
     return [one["uid"] for one in status.get("reservedFor") or () if one["resource"] == "pods"]
-
-
-def _running(root: str, pods: Collection[str]) -> list[str]:
-    """The UIDs in `pods` that have a control group on the node. kubelet makes the group before it prepares claims, and
-    removes it after the pod has ended. Names of systemd's groups have "_" in place of "-"."""
-    wanted = {uid.replace("-", "_"): uid for uid in pods}
-    names = (name for _, folders, _ in os.walk(f"{root}/sys/fs/cgroup") for name in folders)
-    found = (_POD_GROUP.search(name) for name in names)
-    return sorted({wanted[uid] for one in found if one and (uid := one[1].replace("-", "_")) in wanted})
 
 
 def run(options: argparse.Namespace) -> int:

@@ -6,7 +6,6 @@ import asyncio
 import os
 import time
 from collections.abc import AsyncIterator, Callable, Iterable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +29,7 @@ _AGAIN_SECONDS = 20.0  # between two lists of health: kubelet forgets a device's
 _LONGEST_MESSAGE = 1024
 
 State = tuple[str, str, str]  # pool, device, the reason why it is not healthy or ""
-Prepare = Callable[[Record], Record]  # takes a claim's uid, namespace and name, and returns its record
-Unprepare = Callable[[str], object]
+Change = Callable[[Record], Record | None]  # takes a claim's uid, namespace and name; returns its record, None without
 
 
 class Endpoint:
@@ -39,7 +37,7 @@ class Endpoint:
     at a time, and may raise CniError and OSError. `registered` is called after each registration."""
 
     def __init__(
-        self, folder: str, log: AgentLog, prepare: Prepare, unprepare: Unprepare, registered: Callable[[], object]
+        self, folder: str, log: AgentLog, prepare: Change, unprepare: Change, registered: Callable[[], object]
     ) -> None:
         self.own = own_folder(folder)
         self._socket = os.path.join(self.own, "dra.sock")
@@ -107,8 +105,7 @@ class Endpoint:
         answer = api.NodePrepareResourcesResponse()
         for claim in request.claims:
             one = answer.claims[claim.uid]
-            asked = {"uid": claim.uid, "namespace": claim.namespace, "name": claim.name}
-            record, one.error = await self._called("prepare", claim, partial(self._prepare, asked))
+            record, one.error = await self._called("prepare", claim, self._prepare)
             for number, device in enumerate(record["devices"] if record else ()):
                 share = {"share_id": device["share"]} if device["share"] else {}
                 one.devices.add(
@@ -125,15 +122,16 @@ class Endpoint:
         answer = api.NodeUnprepareResourcesResponse()
         for claim in request.claims:
             one = answer.claims[claim.uid]
-            _, one.error = await self._called("unprepare", claim, partial(self._unprepare, claim.uid))
+            _, one.error = await self._called("unprepare", claim, self._unprepare)
         return answer
 
-    async def _called(self, what: str, claim: api.Claim, function: Callable[[], Any]) -> tuple[Any, str]:
+    async def _called(self, what: str, claim: api.Claim, function: Change) -> tuple[Any, str]:
         """Call `function` in a thread; return (its result, "") or, after a fault that is logged, (None, the reason)."""
+        asked = {"uid": claim.uid, "namespace": claim.namespace, "name": claim.name}
         fields = {"claim": f"{claim.namespace}/{claim.name}", "uid": claim.uid}
         async with self.turn:
             try:
-                given = await asyncio.to_thread(function)
+                given = await asyncio.to_thread(function, asked)
             except CniError as fault:
                 said = fault.msg
             except OSError as fault:

@@ -17,9 +17,8 @@ from contextlib import closing
 from typing import Any
 
 from cni.node.inventory import attachments
-from cni.resources.claims import DRIVER, Record
+from cni.resources.claims import DRIVER, Record, named
 from cni.resources.dra import slices
-from cni.resources.dra.slices import Device
 from cni.resources.models import label
 from cni.shared.records import LINK
 from cni.shared.spec.errors import CniError, InvalidConfig, TryAgainLater
@@ -29,7 +28,6 @@ from ipam.stores.apiserver.resources import CLAIMS, CLASSES, EVERYWHERE, NODE_SL
 from ipam.stores.base import Unreachable
 
 _SECONDS = 10.0  # for a request; kubelet waits 45 for a preparation
-_MOST_ADDRESSES = 16  # of a device in a status
 _SETTLED = 1_000_000_000  # ns, in which a file system's clock ticks: a later change gives the folder another time
 
 _Content = Mapping[str, tuple[list[dict[str, Any]], int]]  # the devices of each slice, and the number of slices
@@ -46,7 +44,7 @@ class Publisher:
         self.generation = 0
         self.lacks: list[str] = []  # sentences about content that the server lacks
 
-    def publish(self, devices: Sequence[Device]) -> bool:
+    def publish(self, devices: Sequence[slices.Device]) -> bool:
         """Make the slices have exactly `devices`; return whether the slices have changed. Raises CniError."""
         with closing(Api(self._kubeconfig, _SECONDS)) as api:
             try:
@@ -60,7 +58,7 @@ class Publisher:
             except (Conflict, Gone):
                 raise TryAgainLater(f"another program changes the ResourceSlices of {DRIVER} on {self._node}") from None
 
-    def _publish(self, api: Api, devices: Sequence[Device]) -> bool:
+    def _publish(self, api: Api, devices: Sequence[slices.Device]) -> bool:
         found = self._read(api)
         content, present = _content(slices.documents(devices, self._node, 1)), _content(found.values())
         generations = {one["spec"]["pool"]["generation"] for one in found.values()}
@@ -95,7 +93,7 @@ class Publisher:
             raise InvalidConfig(f"{api} has no Node {self._node}: name this node with --node") from None
         return {"apiVersion": "v1", "kind": "Node", "name": self._node, "uid": node["metadata"]["uid"]}
 
-    def _lacks(self, api: Api, devices: Sequence[Device]) -> Iterator[str]:
+    def _lacks(self, api: Api, devices: Sequence[slices.Device]) -> Iterator[str]:
         """Yield a sentence for the fields that the server has dropped from the slices, and from each DeviceClass."""
         is_sent, is_kept = (
             any("allowMultipleAllocations" in device for devices, _ in content.values() for device in devices)
@@ -170,7 +168,7 @@ class Statuses:
             except Gone:
                 pass
             except Conflict:
-                raise TryAgainLater(f"ResourceClaim {claim['namespace']}/{claim['name']} changes meanwhile") from None
+                raise TryAgainLater(f"{named(claim)} changes meanwhile") from None
 
 
 def allocated(kubeconfig: str, claim: Record) -> dict[str, Any] | None:
@@ -210,6 +208,5 @@ def _devices(claim: Record, found: Collection[dict[str, Any]]) -> list[Record]:
             }
             entry = {"driver": DRIVER, "pool": device["pool"], "device": device["device"], "conditions": [condition]}
             data = attachments.network_data(attached, found)
-            data |= {"ips": data["ips"][:_MOST_ADDRESSES]} if "ips" in data else {}
             entries.append(entry | ({"shareID": device["share"]} if device["share"] else {}) | {"networkData": data})
     return entries

@@ -10,7 +10,6 @@ Multus; pkg/apis/attributes.go of DRANET; pkg/consts/consts.go of dra-driver-sri
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -27,7 +26,7 @@ API = "resource.k8s.io/v1"
 RESOURCE_NAME, DEVICE_ID = "k8s.cni.cncf.io/resourceName", "k8s.cni.cncf.io/deviceID"  # Multus reads these two
 MOST_DEVICES = 128  # of a slice
 _LONGEST_VALUE = 64  # characters of an attribute
-_SPEED = re.compile(r"([\d.]+) Gb/sec")
+_TYPES = {bool: "bool", int: "int", str: "string"}
 
 Value = bool | int | str | None
 
@@ -58,7 +57,8 @@ def devices(resources: Iterable[Resource], host: Host, topology: Topology) -> li
             if name in found:  # of a resource whose name differs in a character that `label` replaces
                 name = label(whole, unique=True)
             known = _attributes(resource, offer, functions.get(offer.name), host, topology)
-            attributes = {key: _typed(value) for key, value in known if value not in ("", None)}
+            given = ((key, v[:_LONGEST_VALUE] if isinstance(v, str) else v) for key, v in known if v not in ("", None))
+            attributes = {key: {_TYPES[type(value)]: value} for key, value in given}
             document: dict[str, Any] = {"name": name, "attributes": attributes}
             if not resource.is_exclusive:
                 document |= {"allowMultipleAllocations": True, "capacity": _capacity(offer)}
@@ -122,15 +122,7 @@ def _of_port(port: Port) -> Iterator[tuple[str, Value]]:
     yield "roceV2", ROCE_V2 in kinds
     yield "mtu", port.mtu
     yield "activeMtu", port.roce_mtu
-    speed = _SPEED.match(port.rate)
-    yield "speedGbps", int(float(speed[1])) if speed else None
-
-
-def _typed(value: object) -> dict[str, bool | int | str]:
-    """`value` as a typed attribute. A bool is also an int in Python, so bool is tested first."""
-    if isinstance(value, bool):
-        return {"bool": value}
-    return {"int": value} if isinstance(value, int) else {"string": str(value)[:_LONGEST_VALUE]}
+    yield "speedGbps", None if port.speed is None else int(port.speed)
 
 
 def documents(
