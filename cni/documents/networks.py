@@ -14,10 +14,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from cni.documents import NET_DIRECTORY, reader
-from cni.documents.diagnostic import Diagnostic, refusal
+from cni.documents.diagnostic import Diagnostic, Scope, refusal
 from cni.documents.models import Configuration, NetworkAttachmentDefinition, PluginModel
-from cni.documents.scope import Scope
-from cni.documents.text import Keys, Text
+from cni.documents.tree import Keys, Text
 from cni.shared.spec.errors import CniError, InvalidConfig, IoFailure
 from cni.shared.spec.request import member
 

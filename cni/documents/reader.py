@@ -16,11 +16,9 @@ from typing import Any
 import yaml
 
 from cni.documents import jsontext
-from cni.documents.diagnostic import ERROR, Diagnostic
+from cni.documents.diagnostic import ERROR, Diagnostic, Scope
 from cni.documents.refusals import name_of
-from cni.documents.scope import Scope
-from cni.documents.text import Keys, Text
-from cni.documents.tree import DocumentTooLarge, TreeNode, compose, of_yaml
+from cni.documents.tree import DocumentTooLarge, Keys, Text, TreeNode, compose, of_yaml
 from cni.shared.spec.codec import MOST_BYTES
 from cni.shared.spec.errors import InvalidConfig, IoFailure
 

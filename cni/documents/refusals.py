@@ -11,7 +11,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from cni.documents.text import Keys
+from cni.documents.tree import Keys
 from cni.shared.config import slip
 
 _MOST_CHARACTERS = 60

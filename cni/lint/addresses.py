@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from cni.documents.diagnostic import Scope
 from cni.documents.refusals import keys_of
-from cni.documents.scope import Scope
-from cni.documents.text import Keys
+from cni.documents.tree import Keys
 from cni.link.plugins import LINK_PLUGINS
 from cni.lint import known
 from cni.lint.table import executable, fix_of, message_of, reader_of, remedy, unknown_keys

@@ -7,10 +7,9 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from cni.documents import networks, reader
-from cni.documents.diagnostic import WARNING, Diagnostic
+from cni.documents.diagnostic import WARNING, Diagnostic, Scope
 from cni.documents.reader import JSON, STDIN, YAML, about
-from cni.documents.scope import Scope
-from cni.documents.text import Text
+from cni.documents.tree import Text
 from cni.lint import manifest, network, operators, resources
 from cni.lint.addresses import Assumed, overlaps
 from cni.lint.plugin import Surroundings

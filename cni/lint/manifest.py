@@ -7,10 +7,10 @@ from dataclasses import replace
 from typing import Any
 
 from cni.documents import reader
+from cni.documents.diagnostic import Scope
 from cni.documents.models import NetworkAttachmentDefinition, is_namespace
 from cni.documents.networks import RESOURCE_NAME
 from cni.documents.refusals import correction, near, shown
-from cni.documents.scope import Scope
 from cni.lint import network
 from cni.lint.plugin import ResourceWant, Surroundings
 

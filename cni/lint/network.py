@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from cni.documents.diagnostic import Scope
 from cni.documents.models import Configuration, PluginModel
 from cni.documents.refusals import near, shown
-from cni.documents.scope import Scope
-from cni.documents.text import Keys
+from cni.documents.tree import Keys
 from cni.lint import known, plugin
 from cni.lint.plugin import Surroundings
 from cni.lint.table import executable

@@ -17,10 +17,9 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from cni.documents import reader
-from cni.documents.diagnostic import ERROR, Diagnostic
+from cni.documents.diagnostic import ERROR, Diagnostic, Scope
 from cni.documents.networks import RESOURCE_NAME
 from cni.documents.refusals import correction, near, shown
-from cni.documents.scope import Scope
 
 VERSION = "mellanox.com/v1alpha1"
 _RESOURCE_PREFIX = "nvidia.com/"

@@ -14,10 +14,9 @@ from dataclasses import replace
 from typing import Any
 
 from cni.documents import reader
-from cni.documents.diagnostic import Diagnostic
+from cni.documents.diagnostic import Diagnostic, Scope
 from cni.documents.refusals import keys_of, shown
-from cni.documents.scope import Scope
-from cni.documents.text import Keys, Text
+from cni.documents.tree import Keys, Text
 from cni.lint import manifest, nvidia, resources
 from cni.lint.addresses import Use
 from cni.lint.plugin import ResourceWant, Surroundings

@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from cni.documents.diagnostic import Scope
 from cni.documents.networks import RESOURCE_NAME
 from cni.documents.refusals import shown
-from cni.documents.scope import Scope
-from cni.documents.text import Keys
+from cni.documents.tree import Keys
 from cni.link import features, plugins
 from cni.link.plugins import LINK_PLUGINS, rdma
 from cni.lint import addresses, known

@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from typing import Any
 
 from cni.documents import reader
+from cni.documents.diagnostic import Scope
 from cni.documents.networks import NETWORKS
 from cni.documents.refusals import near
-from cni.documents.scope import Scope
-from cni.documents.text import Keys
+from cni.documents.tree import Keys
 from cni.lint.plugin import Claim, PodNetworks, ResourceWant, Surroundings
 from cni.resources import config
 from cni.resources.models import label

@@ -6,9 +6,9 @@ import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
+from cni.documents.diagnostic import Scope
 from cni.documents.refusals import correction, keys_of, name_of, shown
-from cni.documents.scope import Scope
-from cni.documents.text import Keys
+from cni.documents.tree import Keys
 from cni.link import plugins
 from cni.link.plugins import LINK_PLUGINS
 from cni.lint import known

@@ -13,11 +13,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from cni.documents import reader
-from cni.documents.diagnostic import ERROR, Diagnostic
+from cni.documents.diagnostic import ERROR, Diagnostic, Scope
 from cni.documents.refusals import correction, shown
-from cni.documents.scope import Scope
-from cni.documents.text import Keys, Text
-from cni.documents.tree import TreeNode
+from cni.documents.tree import Keys, Text, TreeNode
 from cni.resources.models import (
     FIXES,
     OTHER_PLUGIN,

@@ -13,7 +13,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from cni.documents import reader
 from cni.documents.diagnostic import Diagnostic, refusal
 from cni.documents.models import Identifier, Namespace
-from cni.documents.text import Keys
+from cni.documents.tree import Keys
 from cni.node.inventory import devices as inventory
 from cni.node.inventory import topology
 from cni.resources.models import MOST_VFS, prefix
