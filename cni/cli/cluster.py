@@ -24,7 +24,7 @@ from cni import VERSION
 from cni.cli import ipam, kubectl, pair
 from cni.cli.ipam import reclaim
 from cni.cli.terminal import common, output, subcommand
-from cni.cluster.audit import in_use, lost, silence
+from cni.cluster.audit import in_use, lease_rules, silence
 from cni.cluster.audit.model import Key
 from cni.resources.claims import DRIVER
 from cni.shared.spec.errors import InvalidConfig, IoFailure
@@ -93,7 +93,9 @@ def _status(options: argparse.Namespace) -> int:
     agents = {name: agent for name, agent in agents.items() if name in nodes}  # an exec needs the Node
     found = _ask_all(options, agents)
     found += [_faulty(name, "no agent has this node") for name in sorted(nodes - agents.keys())]
-    found += [_faulty(name, lost.AGENT_LIVES.format(name)) for name in sorted(_deleted(options, nodes) - agents.keys())]
+    found += [
+        _faulty(name, lease_rules.AGENT_LIVES.format(name)) for name in sorted(_deleted(options, nodes) - agents.keys())
+    ]
     claims = _claims(options)
     for one in found:
         one["claims"] = claims[one["node"]]
@@ -187,7 +189,7 @@ def _doctor(options: argparse.Namespace) -> int:
         if not node:
             raise InvalidConfig(f"pod {options.target} is on no node yet: `kubectl describe pod` says why")
     if node not in agents and node in _deleted(options, _nodes(options)):
-        raise InvalidConfig(lost.AGENT_LIVES.format(node))
+        raise InvalidConfig(lease_rules.AGENT_LIVES.format(node))
     if node not in agents:
         raise InvalidConfig(f"no agent on node {node}: want one of {', '.join(agents)}, or NAMESPACE/POD")
     form = "table" if options.output == "table" else "json"

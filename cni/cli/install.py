@@ -17,7 +17,7 @@ from typing import Any
 from cni.cli import warm
 from cni.cli.terminal import common, output, subcommand
 from cni.link import plugins
-from cni.node.installation import change, content, health, layout
+from cni.node.installation import change, content, layout
 from cni.node.installation.change import CommandLink, Folder, Step
 from cni.node.installation.files import below
 from cni.node.installation.layout import BUNDLE, COMMANDS, NAMES, PLAIN, PREFIXED, REPLACED, Installation
@@ -103,7 +103,7 @@ def _install(options: argparse.Namespace) -> int:
 
 
 def _print_state_faults(options: argparse.Namespace) -> int:
-    for fault in health.state_faults(state_of(options)):
+    for fault in layout.state_faults(state_of(options)):
         output.print_fault(f"railcni: {fault}")
     return 0
 
@@ -211,7 +211,7 @@ def status(options: argparse.Namespace) -> int:
     """Print the installation in the plugin folder. Return 0 if it is whole, 1 if it has faults or there is none."""
     folder, state = folder_of(options), state_of(options)
     found = layout.read(folder.path)
-    faults = health.faults(folder.path, folder.shown, found, state)
+    faults = layout.faults(folder.path, folder.shown, found, state)
     attached = _attachments(state, options.root, faults)
     running = warm.found(options.root)
     document: dict[str, Any] = {

@@ -14,7 +14,7 @@ from cni.cluster.agent.cluster_stores import ClusterSource, GraceTracker
 from cni.cluster.agent.collector import Collector
 from cni.cluster.agent.election import Election
 from cni.cluster.agent.nodefiles import Tokens
-from cni.cluster.audit import lease_rules, lost
+from cni.cluster.audit import lease_rules
 from cni.cluster.audit.model import Node, Pod
 from cni.cluster.audit.silence import SilenceWatch
 from cni.node.service.log import AgentLog
@@ -90,24 +90,26 @@ def test_a_lease_is_dead_by_its_pod_alone() -> None:
 def test_an_abandoned_lease_is_freed_when_no_node_can_run_its_pod(
     node: str, seen_on: str | None, is_over: bool, why: str
 ) -> None:
-    found = lost.blocker(lease_on(node), NODES, seen_on, is_over)
+    found = lease_rules.blocker(lease_on(node), NODES, seen_on, is_over)
     assert why in found
     assert bool(why) == bool(found)
 
 
 def test_a_silent_node_that_leases_name_is_not_the_one_that_a_lease_names_otherwise() -> None:
-    assert lost.blocker(lease_on("short-name"), NODES, None, False, {"silent"}) == ""
+    assert lease_rules.blocker(lease_on("short-name"), NODES, None, False, {"silent"}) == ""
 
 
 def test_a_lease_is_abandoned_when_its_node_is_unknown_gone_or_off() -> None:
-    abandoned = {name: lost.is_abandoned(lease_on(name), NODES) for name in ("", *NODES, "deleted")}
+    abandoned = {name: lease_rules.is_abandoned(lease_on(name), NODES) for name in ("", *NODES, "deleted")}
     assert abandoned == {"": True, "ready": False, "silent": False, "off": True, "deleted": True}
 
 
 @pytest.mark.parametrize(("node", "seen_on"), [("deleted", None), ("deleted", "deleted"), ("", "deleted")])
 def test_a_deleted_nodes_lease_stays_while_its_agent_lives(node: str, seen_on: str | None) -> None:
-    assert "no Node object, renews" in lost.blocker(lease_on(node), NODES, seen_on, False, {"silent"}, {"deleted"})
-    assert lost.blocker(lease_on(node), NODES, seen_on, False, {"silent"}, {"other"}) == ""
+    assert "no Node object, renews" in lease_rules.blocker(
+        lease_on(node), NODES, seen_on, False, {"silent"}, {"deleted"}
+    )
+    assert lease_rules.blocker(lease_on(node), NODES, seen_on, False, {"silent"}, {"other"}) == ""
 
 
 def test_an_agent_is_silent_when_its_lease_stays_the_same_for_the_grace_and_what_it_promises() -> None:

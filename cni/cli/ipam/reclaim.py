@@ -22,12 +22,12 @@ from typing import Any
 from cni.cli.ipam import options as stores
 from cni.cli.ipam.audit import Report, load, seen_twice
 from cni.cli.terminal import common, output, subcommand
-from cni.cluster.audit import in_use, lost, snapshot, store_rules
+from cni.cluster.audit import in_use, snapshot, store_rules
 from cni.cluster.audit.cluster import Cluster
 from cni.cluster.audit.findings import LEASE_OF_ENDED_POD, RECLAIM, Finding
 from cni.cluster.audit.free import Changed, Freeing, Kept
 from cni.cluster.audit.in_use import ENDED, UNKNOWN, USED
-from cni.cluster.audit.lease_rules import AuditRules
+from cni.cluster.audit.lease_rules import AuditRules, blocker
 from cni.cluster.audit.model import OUT_OF_SERVICE, Key, Snapshot
 from cni.cluster.audit.snapshot import record_of
 from cni.cluster.audit.store import Choice
@@ -167,7 +167,7 @@ class _Found:
         if node := self._cluster.node(lease.node):
             return node.out_of_service
         named = {one.node for one in seen.leases}
-        return seen.agents is not None and not lost.blocker(lease, seen.nodes, None, False, named, seen.agents)
+        return seen.agents is not None and not blocker(lease, seen.nodes, None, False, named, seen.agents)
 
     def free(self, finding: Finding, options: argparse.Namespace) -> None:
         """Free the lease or reservation of the finding. Raises Changed or Kept if it must stay, CniError if it cannot be freed."""

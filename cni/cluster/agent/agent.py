@@ -18,7 +18,7 @@ from cni.cluster.audit import silence
 from cni.cluster.audit import store as chosen
 from cni.cluster.audit.cluster import CHOICE, Cluster
 from cni.link.verbs import unended
-from cni.node.installation import health, layout
+from cni.node.installation import layout
 from cni.node.installation.files import below
 from cni.node.installation.options import DEFAULT, folder_of, state_of
 from cni.node.inventory import counters
@@ -58,10 +58,10 @@ class Health:
         try:
             folder, state = folder_of(self._options), state_of(self._options)
             facts = layout.read(folder.path)
-            fingerprint = health.fingerprint(folder.path, facts)
+            fingerprint = layout.fingerprint(folder.path, facts)
             if fingerprint == self._known_good:
-                return list(health.state_faults(state))
-            found = health.faults(folder.path, folder.shown, facts, state)
+                return list(layout.state_faults(state))
+            found = layout.faults(folder.path, folder.shown, facts, state)
         except CniError as fault:
             return [fault.msg]
         except OSError as fault:

@@ -16,7 +16,7 @@ from cni.cluster.agent.loop import SECONDS
 from cni.cluster.audit import in_use
 from cni.cluster.audit.cluster import Cluster, PoolReading
 from cni.cluster.audit.free import Freeing
-from cni.cluster.audit.lost import is_abandoned
+from cni.cluster.audit.lease_rules import is_abandoned
 from cni.cluster.audit.model import IpamBlock, Key, Name, Node, Pod
 from cni.cluster.audit.occupancy import Span, ranges_by_pool, spans_of
 from cni.node.service.log import AgentLog

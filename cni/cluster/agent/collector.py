@@ -20,8 +20,7 @@ from cni.cluster.agent.events import Teller
 from cni.cluster.audit import silence
 from cni.cluster.audit.cluster import Cluster, by_name, read_all
 from cni.cluster.audit.free import Changed
-from cni.cluster.audit.lease_rules import find_dead
-from cni.cluster.audit.lost import blocker
+from cni.cluster.audit.lease_rules import blocker, find_dead
 from cni.cluster.audit.model import IpamBlock, Key, Name, Node, Pod
 from cni.node.service.log import AgentLog
 from cni.node.service.metrics import Metrics

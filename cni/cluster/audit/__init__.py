@@ -5,10 +5,9 @@
 model        pods, nodes, networks and pools as values, parsed from objects of the API            pure
 cluster      the API server as the command and the agent read it, in pages
 snapshot     the content of a store and its cluster, and the findings of the rules in it
-lost         whether a lease's node is lost                                                       pure
 silence      the Lease of each node's agent, which shows that the agent is alive
 findings     the kinds of findings
-lease_rules  the comparison of leases and reservations with pods and their addresses              pure
+lease_rules  the comparison of leases and reservations with pods and their addresses; lost nodes  pure
 store_rules  the faults of a store by itself, and the comparison of leases with records           pure
 occupancy    how full a pool is                                                                   pure
 store        the choice of the store for a command or the agent

@@ -3,7 +3,7 @@
 A lease is dead only when its address cannot be in use: its pod is gone, has ended, or is another pod with the same
 name, and no other pod shows the address. A lease is never reclaimed if its pod is pending and may be about to use the
 address, if an IPAMClaim has it, which outlives the pod, or if its node is not ready, where a deleted pod may still
-run.
+run. The agent frees the leases of a lost node (`is_abandoned`): no agent of the node can free them, and no pod runs on it.
 """
 
 from __future__ import annotations
@@ -12,15 +12,30 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping
 
 from cni.cluster.audit import findings as kinds
-from cni.cluster.audit import lost
 from cni.cluster.audit.findings import KEEP, LOOK, RECLAIM, RESTORE, Finding, about
-from cni.cluster.audit.model import Address, IpamBlock, Key, Name, Pod, PodInterface, Snapshot
+from cni.cluster.audit.model import Address, IpamBlock, Key, Name, Node, Pod, PodInterface, Snapshot
 from ipam.leases import Lease
 from ipam.ranges import format_address, range_of
 from ipam.stores.apiserver.resources import OF_STORES
 from ipam.stores.ippool.objects import IPPool, Reservation
 
 _DEAD = (kinds.LEASE_WITHOUT_POD, kinds.LEASE_OF_ENDED_POD, kinds.LEASE_OF_ANOTHER_UID)
+_WAITS_FOR_NODE = (
+    "node {}{} is not ready, and the pod may still run there: repair the node, delete it, or taint it with"
+    " node.kubernetes.io/out-of-service when it is off"
+)
+_WAITS_FOR_AGENT = (
+    "it was on node {}, where it may still run, and that node's agent frees only what its records hold. If the pod has"
+    " ended, free the lease with `railcni ipam reclaim`"
+)
+_NODE_UNKNOWN = (
+    "its node is unknown, and it may still run there: see `railcni ipam audit`. If the pod has ended, free"
+    " the lease with `railcni ipam reclaim`"
+)
+AGENT_LIVES = (
+    "the agent of node {0}, which has no Node object, renews the Lease node-{0}, and its pods may still run there:"
+    " start kubelet on the node again, or stop the node"
+)
 
 
 def find(snapshot: Snapshot) -> list[Finding]:
@@ -128,7 +143,7 @@ class AuditRules:
         nodes = self._all.nodes
         node = (nodes or {}).get(lease.node)
         if nodes is not None and node is None and lease.node in (self._all.agents or ()):
-            return self._of(lease, kind, LOOK, f"{why}, but {lost.AGENT_LIVES.format(lease.node)}")
+            return self._of(lease, kind, LOOK, f"{why}, but {AGENT_LIVES.format(lease.node)}")
         if node and node.may_run_on:
             return self._of(lease, kind, LOOK, f"{why}, but node {node.name} is not ready: it may still run there")
         return self._of(lease, kind, RECLAIM, why)
@@ -310,3 +325,45 @@ def _holds(state: IPPool, address: Address) -> bool:
         return bool(range_of(state.name, *address))
     except ValueError:
         return False
+
+
+# --- lost nodes ---
+
+
+def is_abandoned(lease: Lease, nodes: Mapping[str, Node]) -> bool:
+    """Whether no node's agent frees the lease: its node is unknown, gone, or out of service."""
+    node = nodes.get(lease.node)
+    return node is None or node.out_of_service
+
+
+def blocker(
+    lease: Lease,
+    nodes: Mapping[str, Node],
+    seen_on: str | None,
+    is_over: bool,
+    named: Collection[str] = (),
+    alive: Collection[str] = (),
+) -> str:
+    """The reason why an abandoned lease of a deleted pod cannot be freed yet: the pod may still run. "" for none.
+
+    A pod can be deleted from the API while it runs: its node does not answer, or it was deleted by force and ends
+    slowly. Only its node's agent can see it. `seen_on` is the node of the pod while it existed, "" for several nodes,
+    None for none. `is_over`: its node has reported that the containers have ended. `named` are the nodes that leases
+    name. A lease's node without a Node object was deleted, or the plugins use another name for it: then it may be any
+    node that is not ready and that no lease names. `alive` are the nodes whose agents renew their Leases: even a
+    deleted one may run pods.
+    """
+    for name in (seen_on, lease.node):
+        if name and name not in nodes and name in alive:
+            return AGENT_LIVES.format(name)
+    where = nodes.get(seen_on) if seen_on else None
+    if where and (where.may_run_on or not (is_over or where.out_of_service)):
+        return _WAITS_FOR_NODE.format(where.name, "") if where.may_run_on else _WAITS_FOR_AGENT.format(where.name)
+    if seen_on or lease.node in nodes:
+        return ""  # the node is deleted, or an administrator has tainted it as out of service
+    if not lease.node:
+        return _NODE_UNKNOWN
+    silent = sorted(n for n, node in nodes.items() if node.may_run_on and n not in named)
+    if not silent:
+        return ""
+    return _WAITS_FOR_NODE.format(silent[0], f" and {len(silent) - 1} more" if len(silent) > 1 else "")

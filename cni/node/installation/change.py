@@ -17,7 +17,6 @@ from functools import partial
 from typing import NamedTuple
 
 from cni.node.installation import content, files, layout
-from cni.node.installation.health import fault_of
 from cni.node.installation.layout import BUNDLE, COMMAND, CURRENT, NAMES, PREFIXED, REPLACED, Installation
 from cni.shared.kernel import locks, netns_users
 from cni.shared.kernel.files import target_of
@@ -183,7 +182,7 @@ def _take(folder: Folder, found: Installation, names: Iterable[str]) -> Iterator
 
 def _try(folder: Folder, version: str) -> None:
     for name in NAMES:
-        if fault := fault_of(f"{folder.path}/{layout.target(name, version)}", name.removeprefix("railcni-")):
+        if fault := layout.fault_of(f"{folder.path}/{layout.target(name, version)}", name.removeprefix("railcni-")):
             raise IoFailure(
                 f"version {version} does not run on this host, and is not used: {fault}",
                 f"it stays in {folder.shown}/{BUNDLE}/{version}; the next install removes or mends it",

@@ -1,11 +1,15 @@
-"""The names of an installation, and those of them that a plugin folder has. The functions raise OSError."""
+"""The names of an installation, those of them that a plugin folder has, and its faults: every name must lead to one of our
+plugins, which runs, and the state directory must be usable. The functions raise OSError."""
 
 from __future__ import annotations
 
 import os
+import subprocess
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from cni.link.plugins import EXECUTABLES
+from cni.shared.kernel import files
 from cni.shared.kernel.files import target_of
 
 BUNDLE, LOCK, TEMPORARY = "railcni-bundle", ".lock", ".new."
@@ -16,6 +20,7 @@ PLAIN = EXECUTABLES
 PREFIXED = tuple(f"railcni-{name}" for name in PLAIN)
 NAMES = (*PREFIXED, *PLAIN)
 COMMAND, COMMANDS = "railcni", "/usr/local/bin"  # the command, and the folder of the link for administrators
+_TRY_SECONDS = 30
 
 
 @dataclass(frozen=True)
@@ -68,3 +73,67 @@ def _names(folder: str) -> list[str]:
         return sorted(os.listdir(folder))
     except (FileNotFoundError, NotADirectoryError):
         return []
+
+
+# --- faults ---
+
+
+def faults(folder: str, shown: str, found: Installation, state: str) -> list[str]:
+    """The faults of the installation `found` and of the state directory, as sentences with `shown` for `folder`."""
+    return [*_of_names(folder, shown, found), *state_faults(state)]
+
+
+def _of_names(folder: str, shown: str, found: Installation) -> Iterator[str]:
+    if not found.current:
+        there = bool(found.versions or found.ours)
+        fault = f"{BUNDLE}/{CURRENT} leads to no version" if there else "railcni is not installed there"
+        yield f"plugin folder {shown}: {fault}: run `railcni install`"
+        return
+    for name in PREFIXED:
+        if name in found.foreign:
+            yield f"{shown}/{name} is not railcni's: move it away and run `railcni install`"
+        elif name not in found.ours:
+            yield f"{shown}/{name} is missing: run `railcni install`"
+    for name in sorted(found.kept & found.foreign):
+        yield f"{shown}/{name} was replaced by railcni's, and is another's again: run `railcni install --replace`"
+    for name in sorted(found.ours):
+        if fault := fault_of(f"{folder}/{name}", name.removeprefix("railcni-")):
+            yield f"{fault}; run `railcni install`"
+
+
+def fingerprint(folder: str, found: Installation) -> tuple[object, ...]:
+    """A value that differs when a plugin has changed, so that the plugins must be tried again."""
+    paths = [f"{folder}/{name}" for name in sorted(found.ours)]
+    return found, *((files.mark(path, links=True), os.access(path, os.X_OK)) for path in paths)
+
+
+def state_faults(state: str) -> Iterator[str]:
+    """Yield the faults of the directory `state`. This user must be able to write it, or to make a missing one."""
+    above = state
+    try:
+        files.check_private_directory(state, links=True)
+    except FileNotFoundError:
+        while not os.path.isdir(above) and above != "/":
+            above = os.path.dirname(above)
+    except OSError as fault:
+        yield f"state directory {state}: {fault.strerror}"
+    if not os.access(above, os.W_OK | os.X_OK):
+        yield f"state directory {state} cannot be written: run as root, and check that it is not mounted read-only"
+
+
+def fault_of(path: str, plugin: str) -> str:
+    """Run the executable at `path` without a CNI_COMMAND; return the reason why it is not our `plugin`, "" if it is."""
+    try:
+        done = subprocess.run([path], env={}, stdin=subprocess.DEVNULL, capture_output=True, timeout=_TRY_SECONDS)
+    except subprocess.TimeoutExpired:
+        return f"{path} did not answer in {_TRY_SECONDS} s"
+    except PermissionError:
+        return f"{path} cannot be executed: check whether the folder is mounted with noexec"
+    except OSError as fault:
+        return f"{path} cannot be executed: {fault.strerror}"
+    said = (done.stderr or done.stdout).decode("utf-8", "replace")
+    if f"CNI plugin {plugin} of railcni" in said:
+        return ""
+    if done.returncode == 0 and "CNI" in said:
+        return f"{path} is no longer railcni's: another installer has overwritten it ({said.strip()[:60]})"
+    return f"{path} does not answer as railcni's {plugin} (exit code {done.returncode}: {said.strip()[:200]})"
