@@ -11,7 +11,6 @@ import argparse
 import json
 import os
 import secrets
-import subprocess
 import sys
 import time
 from collections import Counter
@@ -31,7 +30,6 @@ from cni.shared.spec.errors import InvalidConfig, IoFailure
 from ipam.leases import Lease
 
 _AT_ONCE = 8  # nodes asked at the same time
-_SECONDS = kubectl.SECONDS
 _START = 180.0  # seconds until the container of doctor runs
 _RUN = 600.0  # seconds until it has ended; kubelet ends it then
 _WEIGHT = {in_use.UNKNOWN: 0, in_use.ENDED: 1, in_use.USED: 2}  # of several agents' answers the largest counts
@@ -148,12 +146,9 @@ def _answer(
     """Run `railcni` in the agent's pod with the agent's own `places` options; return its JSON. Raises IoFailure."""
     if agent.fault:
         raise IoFailure(agent.fault)
-    where = filter(None, (agent.argument(name) for name in places))
-    place = (f"--namespace={agent.namespace}", agent.pod, "--container=agent", *(["--stdin"] if given else []))
-    try:  # kubectl's --request-timeout does not end an `exec`
-        done = kubectl.run(options, "exec", *place, "--", "railcni", *command, *where, given=given, timeout=_SECONDS)
-    except subprocess.TimeoutExpired:
-        raise IoFailure(f"its agent does not answer in {_SECONDS:g} s: is the node ready?") from None
+    argv = ["railcni", *command, *filter(None, (agent.argument(name) for name in places))]
+    place = (f"--namespace={agent.namespace}", agent.pod, "--container=agent")
+    done = kubectl.execute(options, place, argv, "its agent", given)
     try:
         return json.loads(done.stdout)
     except ValueError:

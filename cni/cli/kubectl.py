@@ -89,6 +89,22 @@ def run(
     return done
 
 
+def execute(
+    options: argparse.Namespace,
+    where: Sequence[str],
+    argv: Sequence[str],
+    who: str,
+    given: str = "",
+    seconds: float = 0,
+) -> subprocess.CompletedProcess[str]:
+    """Run `argv` in the container `where`, with `given` on stdin. Raises IoFailure about `who` after `seconds`."""
+    seconds, stdin = seconds or SECONDS, ["--stdin"] if given else []
+    try:  # kubectl's --request-timeout does not end an `exec`
+        return run(options, "exec", *where, *stdin, "--", *argv, given=given, timeout=seconds)
+    except subprocess.TimeoutExpired:
+        raise IoFailure(f"{who} does not answer in {seconds:g} s: is the node ready?") from None
+
+
 def read(options: argparse.Namespace, *arguments: str) -> Any:
     """Run kubectl with JSON output; return the document. Raises IoFailure if kubectl fails."""
     return json.loads(said(options, *arguments, "--output=json"))

@@ -277,24 +277,14 @@ def _link(
 
 def _answer(options: argparse.Namespace, pod: TestedPod, place: str, asked: dict[str, Any]) -> Any:
     """Run `railcni test --inside` in the pod; return the JSON that it prints. Raises IoFailure if it prints none."""
-    done = _exec(options, pod, place, "test", ["railcni", "test", "--inside"], json.dumps(asked))
+    where, argv = (place, pod.name, "--container=test"), ["railcni", "test", "--inside"]
+    done = kubectl.execute(options, where, argv, f"pod {pod}", json.dumps(asked), _ANSWER)
     try:
         return json.loads(done.stdout)
     except ValueError:
         why = kubectl.why(done.stderr.strip().partition("\n")[0])
         remedy = "the agents must be of this version, as `kubectl railcni version` shows"
         raise IoFailure(f"pod {pod} does not answer: {why}; {remedy}") from None
-
-
-def _exec(
-    options: argparse.Namespace, pod: TestedPod, place: str, container: str, argv: Sequence[str], given: str = ""
-) -> subprocess.CompletedProcess[str]:
-    """Run a program in a container of the pod, with `given` on stdin. Raises IoFailure if it does not end in time."""
-    where = (place, pod.name, f"--container={container}", *(["--stdin"] if given else []))
-    try:
-        return kubectl.run(options, "exec", *where, "--", *argv, given=given, timeout=_ANSWER)
-    except subprocess.TimeoutExpired:
-        raise IoFailure(f"pod {pod} does not answer in {_ANSWER:g} s: is the node ready?") from None
 
 
 def _rdma(
@@ -305,9 +295,14 @@ def _rdma(
     if not options.image:
         return Observation(SKIPPED, "", "--image names no image with ib_write_bw or rping", check="RDMA")
     say("measuring RDMA")
-    serving = ThreadPoolExecutor(1).submit(_exec, options, server, place, "rdma", ["sh", "-c", _RDMA, "sh", ""])
+
+    def measure(pod: TestedPod, address: str) -> subprocess.CompletedProcess[str]:
+        where, argv = (place, pod.name, "--container=rdma"), ["sh", "-c", _RDMA, "sh", address]
+        return kubectl.execute(options, where, argv, f"pod {pod}", seconds=_ANSWER)
+
+    serving = ThreadPoolExecutor(1).submit(measure, server, "")
     while True:  # until the server listens
-        done = _exec(options, client, place, "rdma", ["sh", "-c", _RDMA, "sh", server.addresses[0]])
+        done = measure(client, server.addresses[0])
         if done.returncode in (0, _NOT_TRIED) or serving.done():
             break
         time.sleep(_PAUSE)

@@ -393,7 +393,7 @@ def test_reclaim_in_a_container_of_the_node_believes_the_agent_and_not_what_it_s
 def test_an_agent_that_never_answers_is_told_after_a_while(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(command, "_SECONDS", 2.0)
+    monkeypatch.setattr(command.kubectl, "SECONDS", 2.0)
     cluster.nodes.answers = ["sleep", "30"]
     assert cluster.here(monkeypatch, "status", "--output=json") == 1
     found = json.loads(capsys.readouterr().out)[0]
