@@ -26,14 +26,6 @@ Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 
 @dataclass(frozen=True)
-class Advice:
-    """Environment variables for a container, and `notes` about them, a sentence each."""
-
-    variables: Mapping[str, str]
-    notes: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
 class _Way:
     """A link of the pod with the port of its traffic. `gid` is the GID of the link's first IPv4 address, else of its
     first IPv6 address; None for InfiniBand."""
@@ -43,18 +35,18 @@ class _Way:
     gid: Gid | None
 
 
-def advice(sandbox: NamespaceView, devices: Sequence[VerbsDevice], root: str = "/sys") -> Advice:
-    """The variables for the containers of a pod. Raises CniError if no port has a GID of the pod."""
+def advice(
+    sandbox: NamespaceView, devices: Sequence[VerbsDevice], root: str = "/sys"
+) -> tuple[dict[str, str], list[str]]:
+    """Return (variables for the containers of a pod, notes about them). Raises CniError if no port has a GID of the pod."""
     ways = list(_ways(sandbox, devices, root))
     if not ways:
         raise CniError(_missing(sandbox, devices), code=100)
     names = ",".join(f"{way.port.device}:{way.port.number}" for way in ways)  # "=" compares whole names
     variables = {"NCCL_IB_HCA": f"={names}", "NCCL_SOCKET_IFNAME": "=" + ",".join(dict.fromkeys(w.link for w in ways))}
     chosen = {way: way.gid for way in ways if way.gid is not None}
-    if not chosen:
-        return Advice(variables)
-    more, notes = _selection(chosen)
-    return Advice({**variables, **more}, tuple(notes))
+    more, notes = _selection(chosen) if chosen else ({}, [])
+    return {**variables, **more}, notes
 
 
 def _selection(chosen: Mapping[_Way, Gid]) -> tuple[dict[str, str], list[str]]:

@@ -12,7 +12,7 @@ from cni.cli import nccl
 from cni.cli.terminal import output, subcommand
 from cni.node.inventory import devices as inventory
 from cni.node.inventory import sandboxes
-from cni.node.inventory.devices import Gid, Port, VerbsDevice
+from cni.node.inventory.devices import Port, VerbsDevice
 from cni.shared.kernel import rdma_sysfs
 
 _ABOUT = "show verbs devices with their netdevs, ports, PCI functions and GIDs, and the pod of each GID"
@@ -40,10 +40,10 @@ def _run(options: argparse.Namespace) -> int:
     found = sandboxes.read()
     devices = inventory.read(found)
     if options.env:
-        told = nccl.advice(sandboxes.find(options.env, found), devices)
-        lines = [f"{name}={shlex.quote(value)}" for name, value in told.variables.items()]
-        output.show(options.output, dict(told.variables), lambda: print(*lines, sep="\n"))
-        for note in told.notes:
+        variables, notes = nccl.advice(sandboxes.find(options.env, found), devices)
+        lines = [f"{name}={shlex.quote(value)}" for name, value in variables.items()]
+        output.show(options.output, variables, lambda: print(*lines, sep="\n"))
+        for note in notes:
             output.print_fault(f"railcni: {note}")
     else:
         output.show(options.output, document(devices), lambda: _print(devices))
@@ -80,13 +80,8 @@ def port_rows(devices: Sequence[VerbsDevice]) -> list[Sequence[object]]:
 
 def gid_rows(devices: Sequence[VerbsDevice]) -> list[Sequence[object]]:
     """The rows of the table of GIDs, with the columns GIDS."""
-    return [(p.device, p.number, g.index, g.kind, g.address, g.ndev, g.owner) for p, g in _gids(devices)]
-
-
-def _gids(devices: Sequence[VerbsDevice]) -> Iterator[tuple[Port, Gid]]:
-    for port in inventory.ports(devices):
-        for gid in port.gids:
-            yield port, gid
+    gids = [(port, gid) for port in inventory.ports(devices) for gid in port.gids]
+    return [(p.device, p.number, g.index, g.kind, g.address, g.ndev, g.owner) for p, g in gids]
 
 
 def document(devices: Sequence[VerbsDevice]) -> list[dict[str, Any]]:

@@ -46,7 +46,7 @@ class Node:
                 f"mlx5_{number}", address, own if address == entries[-1][0] else netdev, kind=kind, index=index
             )
 
-    def advice(self, *links: SandboxInterface) -> nccl.Advice:
+    def advice(self, *links: SandboxInterface) -> tuple[dict[str, str], list[str]]:
         return nccl.advice(pod(*links), inventory.read([pod(*links)], str(self.root)), str(self.root))
 
 
@@ -58,47 +58,47 @@ def node(tmp_path: Path) -> Node:
 def test_a_function_of_the_pods_own_needs_no_index_from_2_21_on(node: Node) -> None:
     node.device(0, "net1", OWN_FUNCTION)
     told = node.advice(link("net1", "192.168.1.5"))
-    assert told.variables == {"NCCL_IB_HCA": "=mlx5_0:1", "NCCL_SOCKET_IFNAME": "=net1"}
-    assert told.notes == ("NCCL before 2.21 needs NCCL_IB_GID_INDEX=3 too",)
+    assert told[0] == {"NCCL_IB_HCA": "=mlx5_0:1", "NCCL_SOCKET_IFNAME": "=net1"}
+    assert told[1] == ["NCCL before 2.21 needs NCCL_IB_GID_INDEX=3 too"]
 
 
 def test_indexes_that_differ_are_left_to_nccl_with_a_word_on_older_versions(node: Node) -> None:
     node.device(0, "net1", OWN_FUNCTION)
     node.device(1, "net2", (("fe80::2", V2), ("192.168.2.5", V2)))
     told = node.advice(link("net1", "192.168.1.5"), link("net2", "192.168.2.5"))
-    assert told.variables == {"NCCL_IB_HCA": "=mlx5_0:1,mlx5_1:1", "NCCL_SOCKET_IFNAME": "=net1,net2"}
-    assert "here they differ: 3 of mlx5_0, 1 of mlx5_1" in told.notes[0] and len(told.notes) == 1
+    assert told[0] == {"NCCL_IB_HCA": "=mlx5_0:1,mlx5_1:1", "NCCL_SOCKET_IFNAME": "=net1,net2"}
+    assert "here they differ: 3 of mlx5_0, 1 of mlx5_1" in told[1][0] and len(told[1]) == 1
 
 
 def test_on_a_nic_that_pods_share_the_range_is_the_pods_address(node: Node) -> None:
     node.device(0, "net1", SHARED_NIC)
-    assert node.advice(link("net1", "192.168.1.5")).variables["NCCL_IB_ADDR_RANGE"] == "192.168.1.5/32"
+    assert node.advice(link("net1", "192.168.1.5"))[0]["NCCL_IB_ADDR_RANGE"] == "192.168.1.5/32"
 
 
 def test_ipv6_addresses_alone_are_told_with_their_family(node: Node) -> None:
     node.device(0, "net1", (("fe80::1", V1), ("fe80::1", V2), ("fd00::5", V1), ("fd00::5", V2)))
     told = node.advice(link("net1", "fd00::5"))
     family = {"NCCL_IB_ADDR_FAMILY": "AF_INET6"}
-    assert told.variables == {"NCCL_IB_HCA": "=mlx5_0:1", "NCCL_SOCKET_IFNAME": "=net1", **family}
+    assert told[0] == {"NCCL_IB_HCA": "=mlx5_0:1", "NCCL_SOCKET_IFNAME": "=net1", **family}
     node.device(1, "net2", (("fe80::2", V2), ("fd00::6", V2)))  # NCCL stays with an entry of RoCE v2 at index 0
     told = node.advice(link("net2", "fd00::6"))
-    assert told.variables["NCCL_IB_GID_INDEX"] == "1"
+    assert told[0]["NCCL_IB_GID_INDEX"] == "1"
 
 
 def test_where_no_range_has_the_pods_gids_alone_one_index_for_all_is_told(node: Node) -> None:
     node.device(0, "net1", SHARED_NIC)
     node.device(1, "net2", (("fe80::2", V2), ("192.168.2.4", V2), ("192.168.2.5", V2)))
     told = node.advice(link("net1", "192.168.1.5"), link("net2", "192.168.2.5"))
-    assert told.variables["NCCL_IB_GID_INDEX"] == "2"
-    assert told.notes[0].startswith("NCCL of every version needs the index")
+    assert told[0]["NCCL_IB_GID_INDEX"] == "2"
+    assert told[1][0].startswith("NCCL of every version needs the index")
 
 
 def test_where_neither_a_range_nor_an_index_has_the_pods_gids_that_is_said_and_is_no_error(node: Node) -> None:
     node.device(0, "net1", SHARED_NIC)
     node.device(1, "net2", (("fe80::2", V2), ("192.168.2.3", V2), ("192.168.2.4", V2), ("192.168.2.5", V2)))
     told = node.advice(link("net1", "192.168.1.5"), link("net2", "192.168.2.5"))
-    assert set(told.variables) == {"NCCL_IB_HCA", "NCCL_SOCKET_IFNAME"}
-    assert "may choose the GID of another pod or link" in told.notes[1] and "2 of mlx5_0, 3 of mlx5_1" in told.notes[1]
+    assert set(told[0]) == {"NCCL_IB_HCA", "NCCL_SOCKET_IFNAME"}
+    assert "may choose the GID of another pod or link" in told[1][1] and "2 of mlx5_0, 3 of mlx5_1" in told[1][1]
 
 
 def test_a_pod_of_infiniband_is_told_its_device_and_nothing_of_roce(tmp_path: Path) -> None:
@@ -107,19 +107,19 @@ def test_a_pod_of_infiniband_is_told_its_device_and_nothing_of_roce(tmp_path: Pa
     own = next(device for device in devices if device.ports[0].link_layer == "InfiniBand")
     inside = SandboxInterface("net1", "", 2044, True, ("10.0.0.5",), bus="pci", device=own.pci)
     told = nccl.advice(pod(inside), devices, str(machine.root))
-    assert told == nccl.Advice({"NCCL_IB_HCA": f"={own.name}:1", "NCCL_SOCKET_IFNAME": "=net1"})
+    assert told == ({"NCCL_IB_HCA": f"={own.name}:1", "NCCL_SOCKET_IFNAME": "=net1"}, [])
 
 
 def test_the_first_ipv4_address_of_a_link_counts_before_its_ipv6_address(node: Node) -> None:
     node.device(0, "net1", (("fe80::1", V2), ("fd00::5", V2), ("192.168.1.5", V2)))
     both = node.advice(link("net1", "fd00::5", "192.168.1.5"))
-    assert "needs NCCL_IB_GID_INDEX=2" in both.notes[0]
+    assert "needs NCCL_IB_GID_INDEX=2" in both[1][0]
 
 
 def test_gids_of_roce_v1_and_of_other_links_are_not_the_pods(node: Node) -> None:
     node.device(0, "net2", (("fe80::1", V2), ("192.168.1.5", V2)))
     node.device(1, "net1", (("fe80::1", V2), ("192.168.1.5", V1), ("192.168.1.5", V2)))
-    assert node.advice(link("net1", "192.168.1.5")).variables["NCCL_IB_HCA"] == "=mlx5_1:1"
+    assert node.advice(link("net1", "192.168.1.5"))[0]["NCCL_IB_HCA"] == "=mlx5_1:1"
 
 
 def test_a_pod_without_a_gid_is_told_what_it_has_instead(node: Node) -> None:
