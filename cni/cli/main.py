@@ -84,7 +84,7 @@ def main() -> int:
         pass
     except OSError as fault:
         if fault.errno in _FULL and not fault.filename:
-            _drop_stdout()
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # so that the flush at exit raises no error
             output.print_fault(f"railcni: the output cannot be written: {fault.strerror}")
         else:
             output.print_fault(f"railcni: {_unforeseen(fault)}")
@@ -207,11 +207,6 @@ def _parser(given: Sequence[str] = ()) -> argparse.ArgumentParser:
         importlib.import_module(f"cni.cli.{module}").register(commands)
     parser.formatter_class, parser.epilog = _Overview, EXAMPLES
     return parser
-
-
-def _drop_stdout() -> None:
-    """Redirect stdout to /dev/null, so that the interpreter can flush its buffer at exit without another error."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _print(fault: CniError) -> None:

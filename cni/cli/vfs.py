@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from cni.cli.device_plugin import CONFIG, FOLDER, read
@@ -23,7 +24,7 @@ def register(commands: subcommand.Commands) -> None:
     for verb, run, text in (
         ("show", _show, "show the NICs that can have VFs, their VFs, and who uses each VF"),
         ("plan", _plan, "show what `apply` would do, and change nothing"),
-        ("apply", _apply, "make the VFs; a NIC stays as it is if a VF in use would be removed"),
+        ("apply", partial(_plan, makes=True), "make the VFs; a NIC stays as it is if a VF in use would be removed"),
     ):
         one = subcommand.add(verbs, verb, text, run=run, shows=True, lists=verb == "show")
         if verb != "show":
@@ -90,7 +91,3 @@ def _plan(options: argparse.Namespace, makes: bool = False) -> int:
     for reason in refused:
         output.print_fault(f"railcni: {reason}")
     return int(faulty or bool(refused))
-
-
-def _apply(options: argparse.Namespace) -> int:
-    return _plan(options, makes=True)

@@ -97,7 +97,9 @@ class _File:
             self.name = name if isinstance(name, str) and self._extension in JSON else ""
             network.examine(scope, around, self._extension, len(appended))
             return 1
-        if not isinstance(document, dict) or not _is_network(document):
+        if not isinstance(document, dict) or not (
+            "plugins" in document or ("type" in document and {"cniVersion", "name"} & {*document})
+        ):
             return 0
         if self._extension in JSON:
             scope.error((), "this is YAML, and a runtime reads JSON alone", "write it as JSON")
@@ -117,10 +119,6 @@ class _File:
         if scope is not None and isinstance(scope.root.data, dict):
             reader.duplicates(scope)
             network.examine_plugin(scope, outer, self._around)
-
-
-def _is_network(document: dict[str, Any]) -> bool:
-    return "plugins" in document or ("type" in document and ("cniVersion" in document or "name" in document))
 
 
 def _appended(path: str, document: Any) -> list[str]:

@@ -92,12 +92,6 @@ def needs(
     return found
 
 
-def check_unread(unread: Sequence[str]) -> Iterator[Observation]:
-    """Report the namespaces and pods that could not be read, and so are missing from other checks."""
-    for fault in unread:
-        yield broken("namespaces of pods", fault)
-
-
 def check(links: Sequence[AttachedLink]) -> Iterator[Observation]:
     """Find addresses without a GID, addresses that were lost, and links whose MTU is less than RDMA CM needs."""
     for link in links:

@@ -11,7 +11,7 @@ from typing import Any
 from cni.cli import rdma
 from cni.cli.doctor import claims, congestion, modules, namespaces, pcie, pods, ports, setup
 from cni.cli.doctor.facts import NodeFacts
-from cni.cli.doctor.finding import FAULT, SKIPPED, UNKNOWN, Check, Observation, unknown
+from cni.cli.doctor.finding import FAULT, SKIPPED, UNKNOWN, Check, Observation, broken, unknown
 from cni.node.inventory import devices, functions, topology
 from cni.node.inventory.sandboxes import REMEDY, is_denied
 from cni.node.inventory.topology import administrative_states
@@ -73,7 +73,7 @@ _of_devices = partial(Check, needs=("devices",))
 _of_both = partial(Check, needs=("devices",), of_pod=True)
 _of_pod = partial(Check, of_pod=True)
 CHECKS: tuple[Check, ...] = (
-    _of_pod("access", "namespaces of pods", lambda f: pods.check_unread(f.unread)),
+    _of_pod("access", "namespaces of pods", lambda f: [broken("namespaces of pods", why) for why in f.unread]),
     _of_pod("modules", "kernel modules", lambda f: modules.check(f.loaded)),
     _of_pod("netns-mode", "RDMA netns mode", _mode),
     _of_pod("devices", "verbs devices", _devices),

@@ -99,15 +99,10 @@ def may_be(lease: Lease, users: Sequence[Attachment], records: Records, below: C
 
 
 def _sees_the_node(below: Callable[[str], str]) -> bool:
-    """Whether this process can see and inspect the processes of all sandboxes on the node."""
-    return below("/proc") == "/proc" and _may_look() and netns_users.sees_node()
-
-
-def _may_look() -> bool:
-    """Whether this process may inspect any other process and enter its network namespace (capabilities(7))."""
+    """Whether this process can see all processes of the node, and may inspect them and enter their namespaces."""
     with open("/proc/self/status", "rb") as lines:
         held = next(int(line.split()[1], 16) for line in lines if line.startswith(b"CapEff:"))
-    return held & _RIGHTS == _RIGHTS
+    return below("/proc") == "/proc" and held & _RIGHTS == _RIGHTS and netns_users.sees_node()
 
 
 def _tells(path: str, sees_all: bool, is_chosen: bool) -> bool:

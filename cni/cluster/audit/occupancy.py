@@ -9,6 +9,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -48,7 +49,11 @@ class Occupancy:
 
     def drawn(self, encoding: str) -> str:
         """The cells as text; in ASCII, from "." for empty to "8" for full, if the encoding lacks block characters."""
-        signs = _BLOCKS if _takes(encoding) else _PLAIN
+        try:
+            _BLOCKS.encode(encoding or "ascii")
+            signs = _BLOCKS
+        except (UnicodeError, LookupError):
+            signs = _PLAIN
         return "".join(signs[max(1, int(8 * share)) if share else 0] for share in self.cells)
 
 
@@ -73,18 +78,12 @@ def pools(snapshot: Snapshot) -> list[PoolUse]:
     found = []
     for (name, family), leased in sorted(values.items()):
         first = leased[0] if leased else objects[name].first
-        full = _occupancy(ranges.get(name, ()), name, family, first, sorted(leased))
+        full = None
+        with suppress(ValueError):  # the name has no range
+            full = of(sorted(leased), spans_of(range_of(name, family, first), ranges.get(name, ())))
         if leased or full:
             found.append(PoolUse(name, family, len(leased), full))
     return found
-
-
-def _occupancy(ranges: Iterable[Range], name: str, family: int, first: int, leased: list[int]) -> Occupancy | None:
-    try:
-        cidr = range_of(name, family, first)
-    except ValueError:
-        return None
-    return of(leased, spans_of(cidr, ranges))
 
 
 def ranges_by_pool(networks: Iterable[IpamBlock]) -> dict[str, list[Range]]:
@@ -117,11 +116,3 @@ def of(values: Sequence[int], spans: Sequence[Span]) -> Occupancy:
     ends = [i * shown // count for i in range(count + 1)]
     cells = [(bisect_left(places, end) - bisect_left(places, first)) / (end - first) for first, end in pairwise(ends)]
     return Occupancy(size, len(values), len(values) - len(places), tuple(cells), shown)
-
-
-def _takes(encoding: str) -> bool:
-    try:
-        _BLOCKS.encode(encoding or "ascii")
-    except (UnicodeError, LookupError):
-        return False
-    return True

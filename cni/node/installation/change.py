@@ -96,15 +96,12 @@ class Folder:
         try:
             yield
         finally:
-            self._drop_empty_bundle()
+            with suppress(OSError):
+                if os.listdir(self.bundle) == [layout.LOCK]:
+                    os.unlink(path)
+                os.rmdir(self.bundle)
+                files.sync(self.path)
             os.close(lock)
-
-    def _drop_empty_bundle(self) -> None:
-        with suppress(OSError):
-            if os.listdir(self.bundle) == [layout.LOCK]:
-                os.unlink(f"{self.bundle}/{layout.LOCK}")
-            os.rmdir(self.bundle)
-            files.sync(self.path)
 
     @contextmanager
     def foreseen(self) -> Iterator[None]:
