@@ -24,6 +24,8 @@ import subprocess
 import sys
 import tempfile
 import time
+import urllib.error
+import urllib.request
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -469,3 +471,13 @@ def until(condition: Any, seconds: float = 5.0) -> bool:
             return False
         select.select([], [], [], 0.01)
     return True
+
+
+def page(url: str) -> tuple[int, str]:
+    """The status and the text of a page."""
+    try:
+        with urllib.request.urlopen(url, timeout=10) as reply:
+            return reply.status, reply.read().decode()
+    except urllib.error.HTTPError as fault:
+        with fault:
+            return fault.code, fault.read().decode()

@@ -8,8 +8,6 @@ import re
 import signal
 import threading
 import time
-import urllib.error
-import urllib.request
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +21,7 @@ from ipam.stores.addresslease import objects as addresses
 from ipam.stores.base import Claimed
 from ipam.stores.ippool.objects import entry_of, reservation
 from tests import command
-from tests.node import until
+from tests.node import page, until
 from tests.stores.kubernetes_api import ADDRESSES, ApiServer
 
 POOLS, RESERVATIONS, POOL = "ippools", "overlappingrangeipreservations", "10.0.0.0-24"
@@ -71,12 +69,7 @@ class Agent:
         assert self.says("url=http://"), self.log
         found = re.search(r"url=(http://\S+)/healthz", self.log)
         assert found
-        try:
-            with urllib.request.urlopen(found[1] + path, timeout=10) as reply:
-                return reply.status, reply.read().decode()
-        except urllib.error.HTTPError as fault:
-            with fault:
-                return fault.code, fault.read().decode()
+        return page(found[1] + path)
 
     def metric(self, name: str) -> float | None:
         """The sum of a metric's values, None when it has none."""

@@ -5,8 +5,6 @@ from __future__ import annotations
 import signal
 import socket
 import subprocess
-import urllib.error
-import urllib.request
 from argparse import Namespace
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +15,7 @@ from cni.cluster.agent.agent import Health
 from cni.node.installation import change
 from cni.node.installation.change import Folder
 from tests.blackbox.test_install import COMMAND, make_bundle
+from tests.node import page
 
 
 @pytest.fixture
@@ -37,12 +36,7 @@ class Agent:
         self.url = self.said[0].partition("url=")[2].strip().rpartition("/")[0]
 
     def get(self, path: str) -> tuple[int, str]:
-        try:
-            with urllib.request.urlopen(self.url + path, timeout=10) as reply:
-                return reply.status, reply.read().decode()
-        except urllib.error.HTTPError as fault:
-            with fault:
-                return fault.code, fault.read().decode()
+        return page(self.url + path)
 
     def stop(self) -> int:
         self.process.send_signal(signal.SIGTERM)

@@ -181,6 +181,19 @@ class Kubelet:
 
         return until(asked, SECONDS)
 
+    def runs(self, name: str) -> str:
+        """Wait until the pod runs; the ID of its container."""
+        if not self.becomes(lambda: self._cluster.state(name).phase == "Running"):
+            raise AssertionError((self._cluster.state(name), self.log()))
+        return self._cluster.container(name)
+
+    def delete(self, *names: str) -> None:
+        """Delete pods, and wait until all have ended."""
+        for name in names:
+            self._cluster.delete(name, grace_period=None)
+        for name in names:
+            assert self.becomes(lambda name=name: self._cluster.state(name) is None), self.log()
+
     def has(self, wanted: Mapping[str, int]) -> bool:
         """Whether so many of each resource are allocatable, or get to be."""
         return self.becomes(lambda: all(self.allocatable(name) == number for name, number in wanted.items()))

@@ -46,21 +46,9 @@ class World:
         asked = {resource: number for resource, number in asked.items() if number}
         return self.cluster.pod(name, *[network] * bool(network), devices=asked)
 
-    def runs(self, name: str) -> str:
-        """Wait until the pod runs; the ID of its container."""
-        is_running = lambda: self.cluster.state(name).phase == "Running"  # noqa: E731
-        assert self.kubelet.becomes(is_running), (self.cluster.state(name), self.kubelet.log())
-        return self.cluster.container(name)
-
-    def delete(self, *names: str) -> None:
-        """Delete pods, and wait until kubelet has ended them."""
-        for name in names:
-            self.cluster.delete(name, grace_period=None)
-            assert self.kubelet.becomes(lambda name=name: self.cluster.state(name) is None), self.kubelet.log()
-
     def end(self, *names: str) -> None:
         """Delete the last pods, and see that nothing of ours is left."""
-        self.delete(*names)
+        self.kubelet.delete(*names)
         assert self.node.leftovers(settle=SECONDS) == []
 
 
@@ -92,9 +80,9 @@ def world() -> Iterator[World]:
 
 def test_pods_get_the_devices_of_two_plugins_and_net1_with_an_address_and_leave_nothing(world: World) -> None:
     pods = [world.pod("one", "rdma-net", shared=1)]
-    containers = [world.runs("one")]
+    containers = [world.kubelet.runs("one")]
     pods.append(world.pod("two", "rdma-net", shared=1, vf=1))
-    containers.append(world.runs("two"))
+    containers.append(world.kubelet.runs("two"))
     assert world.node.leases() == ADDRESSES + RAIL
     for number, pod in enumerate(pods):
         assert world.cluster.status(pod) == {"eth0": [ADDRESSES[number]], "net1": [RAIL[number]]}
@@ -159,7 +147,7 @@ def survived(world: World, events: Sequence[Event]) -> str:
     one. A report of the first of these: of how soon kubelet had all devices, and how soon the API server showed them, which
     takes kubelet's next report."""
     world.pod("lasting", "rdma-net", shared=1, vf=1)
-    container = world.runs("lasting")
+    container = world.kubelet.runs("lasting")
     given = world.kubelet.devices("lasting")
     counted, shown = [], []
     for number, event in enumerate(events):
@@ -173,11 +161,11 @@ def survived(world: World, events: Sequence[Event]) -> str:
         assert whole, (number, event, world.kubelet.numbers(), [scene.lines[-20:] for scene in world.plugins])
         # A kubelet that has just started lists a pod once it has read it from the API server.
         assert world.kubelet.becomes(lambda: world.kubelet.devices("lasting") == given), world.kubelet.log()
-        assert world.runs("lasting") == container
+        assert world.kubelet.runs("lasting") == container
         assert world.runtime.run_in(container, "sh", "-c", "echo opened > /dev/infiniband/uverbs0 && echo yes")
         world.pod("later", shared=1)
-        world.runs("later")
-        world.delete("later")
+        world.kubelet.runs("later")
+        world.kubelet.delete("later")
     world.end("lasting")
     return f"at kubelet: {report(counted)}\nat the API server: {report(shown)}"
 
@@ -204,7 +192,7 @@ def test_fifty_of_each_take_no_device_from_a_container(world: World, capsys: pyt
 
 def test_a_pod_that_asks_for_more_than_there_is_is_refused_with_the_reason(world: World) -> None:
     world.pod("holder", shared=3)
-    world.runs("holder")
+    world.kubelet.runs("holder")
     world.pod("greedy", shared=2)
     is_over: Callable[[], bool] = lambda: world.cluster.state("greedy").phase == "Failed"  # noqa: E731
     assert world.kubelet.becomes(is_over), world.cluster.state("greedy")

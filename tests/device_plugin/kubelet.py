@@ -76,22 +76,45 @@ class Client:
         self.channel.close()
 
 
-class Kubelet:
+class Manager:
+    """A part of kubelet, which works in threads."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.registered: list[str] = []  # names of plugins, as often as each was
+        self._threads: list[threading.Thread] = []
+        self._changed = threading.Condition(threading.RLock())
+
+    def until(self, condition: Callable[[], object], seconds: float = SECONDS) -> bool:
+        """Whether the condition came true, looked at whenever a plugin says something."""
+        with self._changed:
+            return bool(self._changed.wait_for(condition, seconds))
+
+    def _run(self, function: Callable[..., None], *arguments: Any) -> None:
+        thread = threading.Thread(target=function, args=arguments, daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
+    def _join(self) -> None:
+        with self._changed:
+            threads, self._threads = self._threads, []
+        for thread in threads:
+            thread.join(SECONDS)
+
+
+class Kubelet(Manager):
     """kubelet with its sockets in `folder` and at `pods`; start it, restart it, kill it."""
 
     def __init__(self, folder: Path, pods: Path, by_path: bool = True) -> None:
-        self.folder = folder
+        super().__init__(folder)
         self.pods = pods
         self.by_path = by_path
         self.versions = VERSIONS
         self.resources: dict[str, Known] = {}
         self.pod_devices: dict[str, dict[str, list[str]]] = {}  # of a container: IDs by resource
-        self.registered: list[str] = []
         self.missed: list[str] = []  # sockets that were registered and are not there
         self.asked = 0  # how often it was asked what it has
         self._clients: list[Client] = []
-        self._threads: list[threading.Thread] = []
-        self._changed = threading.Condition(threading.RLock())
         self._servers: list[grpc.Server] = []
         self._stopping = False
         self._busy = False
@@ -139,11 +162,9 @@ class Kubelet:
                 _dead_socket(path)
         with self._changed:
             clients, self._clients = self._clients, []
-            threads, self._threads = self._threads, []
         for client in clients:
             client.close()
-        for thread in threads:
-            thread.join(SECONDS)
+        self._join()
 
     def restart(self, killed: bool = False) -> None:
         self.stop(killed)
@@ -153,11 +174,6 @@ class Kubelet:
         """Make the socket again and go on with the connections that there are, as after an error of the socket."""
         (self.folder / "kubelet.sock").unlink()
         self._listen()
-
-    def until(self, condition: Callable[[], object], seconds: float = SECONDS) -> bool:
-        """Whether the condition came true, looked at whenever a plugin says something."""
-        with self._changed:
-            return bool(self._changed.wait_for(condition, seconds))
 
     def allocatable(self, name: str) -> int:
         with self._changed:
@@ -212,9 +228,7 @@ class Kubelet:
                 context.abort(grpc.StatusCode.UNAVAILABLE, "kubelet ends")
             self._clients.append(client)
             self.registered.append(request.resource_name)
-            thread = threading.Thread(target=client.run, daemon=True)
-            self._threads.append(thread)
-            thread.start()
+            self._run(client.run)
             self._changed.notify_all()
         return api.Empty()
 

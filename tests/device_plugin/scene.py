@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from tests import node as nodes
 from tests.device_plugin.kubelet import SECONDS, Kubelet
 from tests.node import ROOT
 from tests.sysfs import Tree
@@ -146,6 +147,9 @@ class Scene:
         """Whether the plugin serves, or gets to."""
         with self._said:
             return self._said.wait_for(lambda: bool(self.url), SECONDS)
+
+    def page(self, name: str) -> tuple[int, str]:
+        return nodes.page(f"{self.url}/{name}")
 
     def _read(self, plugin: subprocess.Popen[str]) -> None:
         assert plugin.stderr is not None

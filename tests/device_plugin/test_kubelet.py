@@ -9,8 +9,6 @@ import signal
 import socket
 import subprocess
 import sys
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -51,14 +49,6 @@ def is_whole(scene: Scene, number: int = 100, name: str = SHARED) -> bool:
     return scene.kubelet.until(lambda: scene.kubelet.allocatable(name) == number)
 
 
-def page(scene: Scene, name: str) -> tuple[int, str]:
-    try:
-        with urllib.request.urlopen(f"{scene.url}/{name}", timeout=10) as answer:
-            return answer.status, answer.read().decode()
-    except urllib.error.HTTPError as fault:
-        return fault.code, fault.read().decode()
-
-
 def test_a_container_gets_the_nodes_of_one_nic(scene: Scene) -> None:
     first = scene.kubelet.allocate("pod/one", SHARED)
     second = scene.kubelet.allocate("pod/two", SHARED)
@@ -85,7 +75,7 @@ def test_specifications_that_cannot_be_written_are_told_since_no_container_would
         scene.kubelet.start()
         scene.start_plugin("--cdi")
         assert scene.said("/var/run/cdi"), scene.lines
-        status, text = page(scene, "readyz")
+        status, text = scene.page("readyz")
         assert (status, "mount /var/run/cdi" in text) == (503, True), text
 
 
@@ -212,17 +202,17 @@ def test_what_is_wrong_with_a_changed_configuration_is_said_and_the_rest_is_used
     line = next(line for line in scene.lines if "-5: want 0 or more" in line)
     assert f"place={scene.config}:1:53 key=configList[0].rdmaHcaMax" in line and 'fix="write a number' in line
     sentence = f"{scene.config}:1:53: configList[0].rdmaHcaMax: -5: want 0 or more; write a number"
-    assert scene.kubelet.until(lambda: page(scene, "readyz")[1].startswith(sentence))
+    assert scene.kubelet.until(lambda: scene.page("readyz")[1].startswith(sentence))
     scene.configure('{"configList": [')
     assert scene.said("the configuration cannot be read: the former one stays in use")
     assert scene.kubelet.allocatable(SHARED) == 100
-    assert scene.kubelet.until(lambda: page(scene, "readyz")[0] == 503)
+    assert scene.kubelet.until(lambda: scene.page("readyz")[0] == 503)
 
 
 def test_probes_and_metrics_tell_what_kubelet_has(scene: Scene) -> None:
     assert scene.said("the configuration was read")
-    assert page(scene, "healthz") == page(scene, "readyz") == (200, "ok\n")
-    status, text = page(scene, "metrics")
+    assert scene.page("healthz") == scene.page("readyz") == (200, "ok\n")
+    status, text = scene.page("metrics")
     assert status == 200
     assert f'railcni_device_plugin_devices{{resource="{SHARED}",health="healthy"}} 100' in text
     assert f'railcni_device_plugin_served{{resource="{SHARED}"}} 1' in text
@@ -230,7 +220,7 @@ def test_probes_and_metrics_tell_what_kubelet_has(scene: Scene) -> None:
     assert 0 < found["entries"] < found["size"] == 128
     scene.kubelet.stop()
     unready = (503, f"kubelet does not listen to {SHARED}\n")
-    assert scene.kubelet.until(lambda: page(scene, "readyz") == unready)
+    assert scene.kubelet.until(lambda: scene.page("readyz") == unready)
     scene.kubelet.start()
 
 
@@ -295,7 +285,7 @@ def test_a_resource_that_another_plugin_serves_is_left_to_it_and_taken_when_it_h
             assert scene.said(told)
             assert scene.kubelet.registered.count(SHARED) == 1
             unready = (503, f"another device plugin serves {SHARED}\n")
-            assert scene.kubelet.until(lambda: page(scene, "readyz") == unready)
+            assert scene.kubelet.until(lambda: scene.page("readyz") == unready)
         assert is_whole(scene, 10)
 
 

@@ -16,13 +16,11 @@ import sys
 import threading
 import time
 import traceback
-import urllib.error
-import urllib.request
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tests.callers import THIN_MULTUS
-from tests.node import BIN, INTERPRETER
+from tests.node import BIN, INTERPRETER, page
 
 if TYPE_CHECKING:
     from tests.docs.cluster import Cluster
@@ -355,9 +353,8 @@ def answers(container: Document) -> bool:
         return True
     ports = {one.get("name"): one["containerPort"] for one in container.get("ports", ())}
     try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{ports[probe['port']]}{probe['path']}", timeout=5) as reply:
-            return bool(reply.status == 200)
-    except (OSError, urllib.error.HTTPError):
+        return page(f"http://127.0.0.1:{ports[probe['port']]}{probe['path']}")[0] == 200
+    except OSError:
         return False
 
 

@@ -22,7 +22,7 @@ from cni.resources.kubelet import dra_health_v1_pb2 as health
 from cni.resources.kubelet import dra_v1_pb2 as api
 from cni.resources.kubelet import plugin_registration_v1_pb2 as registration
 from cni.resources.kubelet import services
-from tests.device_plugin.kubelet import SECONDS
+from tests.device_plugin.kubelet import SECONDS, Manager
 
 REGISTRATION = registration.DESCRIPTOR.services_by_name["Registration"]
 PLUGIN = api.DESCRIPTOR.services_by_name["DRAPlugin"]
@@ -34,24 +34,21 @@ class Refused(Exception):
     """The driver does not prepare a claim."""
 
 
-class Kubelet:
+class Kubelet(Manager):
     """kubelet with its folders in `folder`. `wipe` deletes the node's slices."""
 
     def __init__(self, folder: Path, wipe: Callable[[], object]) -> None:
-        self.folder = folder
+        super().__init__(folder)
         self.registry = folder / "plugins_registry"
         self.registry.mkdir(parents=True)
         (folder / "plugins").mkdir()
         self.claims: dict[str, dict[str, str]] = {}  # the checkpoint: namespace and name by UID
-        self.registered: list[str] = []  # names of drivers, as often as each was
         self.refuses = ""  # why no driver is registered
         self.health: dict[str, tuple[bool, str]] = {}  # of devices: whether they are well, and the message
         self._wipe = wipe
         self._plugins: dict[str, tuple[str, grpc.Channel]] = {}  # by socket: endpoint, connection
         self._known: dict[str, tuple[int, int]] = {}  # marks of the sockets that were asked
-        self._changed = threading.Condition(threading.RLock())
         self._stopping = threading.Event()
-        self._threads: list[threading.Thread] = []
 
     # --- what a test does ---
 
@@ -69,18 +66,11 @@ class Kubelet:
                 channel.close()
             self._plugins.clear()
             self._known.clear()
-            threads, self._threads = self._threads, []
-        for thread in threads:
-            thread.join(SECONDS)
+        self._join()
 
     def restart(self) -> None:
         self.stop()
         self.start()
-
-    def until(self, condition: Callable[[], object]) -> bool:
-        """Whether the condition came true, looked at whenever a driver says something or a socket changes."""
-        with self._changed:
-            return bool(self._changed.wait_for(condition, SECONDS))
 
     def prepare(self, *claims: tuple[str, str, str]) -> list[list[Any]]:
         """The devices of each claim (uid, namespace, name); Refused."""
@@ -108,11 +98,6 @@ class Kubelet:
         return services.client(service, channel)
 
     # --- its own work ---
-
-    def _run(self, function: Callable[..., None], *arguments: Any) -> None:
-        thread = threading.Thread(target=function, args=arguments, daemon=True)
-        self._threads.append(thread)
-        thread.start()
 
     def _watch(self, stopping: threading.Event) -> None:
         """Ask the sockets that are new, and forget those that have gone; in place of inotify."""

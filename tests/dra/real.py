@@ -132,18 +132,10 @@ class World:
         """Why the scheduler has no node for the pod, yet."""
         return " ".join(one.message or "" for one in self.cluster.state(name).conditions or ())
 
-    def runs(self, name: str) -> str:
-        """Wait until the pod runs; the ID of its container."""
-        is_running = lambda: self.cluster.state(name).phase == "Running"  # noqa: E731
-        assert self.kubelet.becomes(is_running), (self.cluster.state(name), self.driver.lines, self.kubelet.log())
-        return self.cluster.container(name)
-
     def end(self, *names: str, left: int = 0) -> None:
         """Delete pods, and the claims of their names; files of so many claims are left then."""
+        self.kubelet.delete(*names)
         for name in names:
-            self.cluster.delete(name, grace_period=None)
-        for name in names:
-            assert self.kubelet.becomes(lambda name=name: self.cluster.state(name) is None), self.kubelet.log()
             try:
                 self.cluster.client.delete(ResourceClaim, name)
             except ApiError as error:

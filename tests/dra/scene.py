@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from tests.device_plugin import kubelet as device_plugins
 from tests.device_plugin.kubelet import SECONDS
 from tests.device_plugin.scene import Scene
 from tests.dra.kubelet import Kubelet
+from tests.node import until
 from tests.stores.kubernetes_api import ApiServer
 
 NODE = "node-1"
@@ -46,12 +46,7 @@ class DraScene(Scene):
 
     def until(self, condition: Callable[[], object]) -> bool:
         """Whether the condition came true, looked at again and again."""
-        end = time.monotonic() + SECONDS
-        while not condition():
-            if time.monotonic() > end:
-                return False
-            time.sleep(0.02)
-        return True
+        return until(condition, SECONDS)
 
     def slices(self) -> list[dict[str, Any]]:
         return self.api.core.named("resourceslices")

@@ -14,7 +14,6 @@ import yaml
 from cni.shared.records import Records
 from cni.shared.spec.request import Attachment
 from tests.device_plugin.kubelet import Other
-from tests.device_plugin.test_kubelet import page
 from tests.dra.kubelet import Refused, edits, result
 from tests.dra.scene import DraScene
 from tests.dra.test_slices import SHARED, VF, VFS, share
@@ -319,7 +318,7 @@ def test_a_resource_that_a_device_plugin_serves_is_not_published_as_long_as_it_d
             assert scene.kubelet.until(lambda: scene.kubelet.allocatable("rdma/a") == 2)
             assert scene.until(lambda: SHARED not in scene.published()), scene.lines
             assert VF in scene.published()
-            status, text = page(scene, "readyz")
+            status, text = scene.page("readyz")
             assert status == 503
             assert "a device plugin serves rdma/a, with 2 devices, so no claim gets it" in text
         assert scene.until(lambda: SHARED in scene.published())
@@ -331,10 +330,10 @@ def test_a_refused_registration_is_told(scene: DraScene) -> None:
     scene.dra.refuses = "the name is taken"
     scene.dra.restart()
     assert scene.said("kubelet does not register the driver: the name is taken")
-    assert "does not register the driver" in page(scene, "readyz")[1]
+    assert "does not register the driver" in scene.page("readyz")[1]
     scene.dra.refuses = ""
     scene.dra.restart()
-    assert scene.until(lambda: page(scene, "readyz")[0] == 200)
+    assert scene.until(lambda: scene.page("readyz")[0] == 200)
 
 
 def test_an_api_server_without_shares_is_told_by_log_and_readyz_and_a_claim_is_prepared_all_the_same(
@@ -356,7 +355,7 @@ def test_an_api_server_without_shares_is_told_by_log_and_readyz_and_a_claim_is_p
 
 def test_metrics_tell_devices_and_claims(scene: DraScene) -> None:
     scene.dra.prepare(claim(scene, result(SHARED)))
-    text = page(scene, "metrics")[1]
+    text = scene.page("metrics")[1]
     for line in (
         'railcni_dra_devices{resource="rdma/a",health="healthy"} 2',
         "railcni_dra_claims 1",
@@ -385,7 +384,7 @@ def test_a_claim_shows_the_address_of_its_pod_when_the_pod_is_attached(scene: Dr
     scene.api.forbidden.add(("patch", "resourceclaims/status"))
     records.remove(attachment, "link")
     assert scene.said("claims do not show what their pods have")
-    assert "claims do not show what their pods have" in page(scene, "readyz")[1]
+    assert "claims do not show what their pods have" in scene.page("readyz")[1]
     scene.api.forbidden.clear()
     assert scene.until(lambda: told["resourceclaims", "team", "told"]["status"]["devices"] == [])
 

@@ -35,7 +35,7 @@ def test_two_pods_share_a_nic_and_a_third_that_wants_more_than_is_left_waits(wor
     for name in ("one", "two"):
         world.claim(name, {"nic": on_first})
         world.pod(name)
-    containers = [world.runs(name) for name in ("one", "two")]
+    containers = [world.kubelet.runs(name) for name in ("one", "two")]
     assert world.allocated("one") == world.allocated("two") == [world.nics[0]]
     found = claims.read(str(world.runtime.node.path("/var/lib/kubelet")))  # as doctor reads it
     assert sorted((one.name.partition("/")[2], len(one.pods)) for one in found) == [("one", 1), ("two", 1)]
@@ -55,21 +55,24 @@ def test_the_nic_below_the_pcie_root_of_the_gpu_is_chosen(world: World, root: st
     world.claim("pair", requests, same="resource.kubernetes.io/pcieRoot")
     world.pod("pair")
     number = int(root[-1])
-    assert world.runtime.run_in(world.runs("pair"), "ls", "/dev/infiniband").split() == ["rdma_cm", f"uverbs{number}"]
+    assert world.runtime.run_in(world.kubelet.runs("pair"), "ls", "/dev/infiniband").split() == [
+        "rdma_cm",
+        f"uverbs{number}",
+    ]
     assert world.allocated("pair") == ["gpu-0", world.nics[number]]
     world.end("pair")
 
 
 def test_a_pod_that_asks_for_the_resource_by_its_old_name_gets_a_device(world: World) -> None:
     world.pod("old", devices={world.resource: 1})
-    assert "rdma_cm" in world.runtime.run_in(world.runs("old"), "ls", "/dev/infiniband").split()
+    assert "rdma_cm" in world.runtime.run_in(world.kubelet.runs("old"), "ls", "/dev/infiniband").split()
     world.end("old")
 
 
 def test_a_claim_that_looks_on_takes_nothing_away(world: World) -> None:
     world.claim("watches", {"nic": world.on("ens0f0") | {"adminAccess": True}})
     world.pod("watches")
-    assert world.runs("watches")
+    assert world.kubelet.runs("watches")
     world.end("watches")
 
 
@@ -89,7 +92,7 @@ def test_one_network_gives_a_pod_the_subnets_of_its_eight_rails_and_one_index(wo
     for index, name in enumerate(("first", "second"), 1):
         world.rails(name, order)
         pod = world.cluster.pod(name, *["rail"] * RAILS, template=name, scheduler=True)
-        container = world.runs(name)
+        container = world.kubelet.runs(name)
         status = world.cluster.status(pod)
         status.pop("eth0")
         assert sorted(status.values()) == [[f"10.20.{rail}.{index}"] for rail in range(RAILS)]
@@ -105,7 +108,7 @@ def killed(world: World, dice: random.Random, count: int) -> str:
     """Kill driver, kubelet or both; after each the slices are whole, and a claim that was prepared still is. How soon."""
     world.claim("lasting", {"nic": world.on("ens0f0")})
     world.pod("lasting")
-    container, took = world.runs("lasting"), []
+    container, took = world.kubelet.runs("lasting"), []
     for number in range(count):
         one = dice.choice(("driver", "kubelet", "both"))
         world.driver.lines.clear()
@@ -123,8 +126,8 @@ def killed(world: World, dice: random.Random, count: int) -> str:
         # Not sooner: kubelet tries again only after a minute where it has found no driver.
         world.claim("later", {"nic": world.on("ens1f0")})
         world.pod("later")
-        world.runs("later")
-        assert world.runs("lasting") == container
+        world.kubelet.runs("later")
+        assert world.kubelet.runs("lasting") == container
         world.end("later", left=1)
     world.end("lasting")
     return report(took)
