@@ -672,7 +672,10 @@ def test_status_in_a_container_tells_attachments_without_a_namespace_from_living
     assert json.loads(capfd.readouterr().out)["attachments"] == {"live": 4, "gone": 2, "pending": 0}
     run(*options)
     table = " ".join(capfd.readouterr().out.split())
-    assert "2 whose namespace is gone, 0 with a pending release; the next calls on the node end these, `railcni ipam flush` at once" in table
+    assert (
+        "2 whose namespace is gone, 0 with a pending release; the next calls on the node end these, `railcni ipam flush` at once"
+        in table
+    )
 
 
 def test_status_as_another_user_says_that_the_attachments_are_not_known(

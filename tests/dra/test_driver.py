@@ -344,13 +344,13 @@ def test_an_api_server_without_shares_is_told_by_log_and_readyz_and_a_claim_is_p
     scene.api.core.shares = False
     scene.dra.restart()  # which deletes the slices
     assert scene.said(told), scene.lines
-    status, text = page(scene, "readyz")
+    status, text = scene.page("readyz")
     assert (status, told in text) == (200, True)
     (devices,) = scene.dra.prepare(claim(scene, result(SHARED)))
     assert given(scene, devices)["nodes"] == ["/dev/infiniband/uverbs0", "/dev/infiniband/rdma_cm"]
     scene.api.core.shares = True
     scene.dra.restart()
-    assert scene.until(lambda: told not in page(scene, "readyz")[1])
+    assert scene.until(lambda: told not in scene.page("readyz")[1])
 
 
 def test_metrics_tell_devices_and_claims(scene: DraScene) -> None:
