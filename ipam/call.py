@@ -11,11 +11,9 @@ from cni.shared.kernel import node
 from cni.shared.spec import codec
 from cni.shared.spec.errors import CniError, InvalidConfig, TryAgainLater
 from ipam import config as configuration
-from ipam import memory, own, stores
-from ipam import records as ipam_records
-from ipam.leases import Owner, Want
+from ipam import local, own, stores
+from ipam.leases import PART, Owner, Want, recorded_document, recorded_leases
 from ipam.ranges import BITS, Range, host_of, parse_cidr
-from ipam.records import PART
 from ipam.stores.base import CREATE, SHARED_SECONDS, Unreachable
 from ipam.upkeep import free_earlier_boots, is_held_here, read_record, refill, restorer
 
@@ -140,7 +138,7 @@ def claim(
         owner.sequence = max(owner.sequence, record["sequence"] + 1)
     store, record = _opened(owner, config, store_ref, record, records)
     is_shared = stores.is_shared(store_ref)
-    recorded = ipam_records.leases(owner.attachment, record) if record and is_shared else []
+    recorded = recorded_leases(owner.attachment, record) if record and is_shared else []
     proposals = _Proposals(records)
     if is_shared and store.spreads and of_group is None:
         store.is_claimed_here = proposals.is_of_another
@@ -150,10 +148,10 @@ def claim(
         free_earlier_boots=lambda pool: free_earlier_boots(store, pool, owner, records),
         recorded=recorded,
         doubtful=recorded if record and record["pending"] else (),
-        preferred=lambda: [*memory.preferred(records, owner), *_preferred(config, owner.pod, records.log)],
+        preferred=lambda: [*local.preferred(records, owner), *_preferred(config, owner.pod, records.log)],
         seconds=config.store_timeout if is_shared else 0,
         new=record is None and of_group is None,
-        is_avoided=lambda address: memory.is_avoided(records, address),
+        is_avoided=lambda address: local.is_avoided(records, address),
         is_own=lambda want: wire.is_own(want) or (is_shared and is_held_here(want, owner, records)),
         is_neighbour=wire.is_neighbour,
     )
@@ -196,7 +194,7 @@ def _opened(
     restore = restorer(store_ref, records, owner)
     store = stores.open_store(store_ref, CREATE, restore, config.store_timeout, records.log.warning)
     store.cooldown = config.cooldown_seconds
-    if store_ref["kind"] == "addresslease" and not memory.is_complete(records):
+    if store_ref["kind"] == "addresslease" and not local.is_complete(records):
         store.finish_by(time.monotonic() + config.store_timeout)
         if refill(store, owner, records, config.cooldown_seconds) and record is None:  # type: ignore[arg-type]  # it is the class of this kind
             record = read_record(owner.attachment, records)
@@ -227,14 +225,14 @@ class _Draft:
         """Write the record with the addresses of `wants`, before these are claimed."""
         owner = self._owner
         owner.sequence = sequence
-        new = ipam_records.document(stores.recorded(self._store_ref), wants, owner, self._cooldown) | self._members
+        new = recorded_document(stores.recorded(self._store_ref), wants, owner, self._cooldown) | self._members
         if self.shared or (self.record and "shared" in self.record):
             new["shared"] = [[need.pool, need.want(need.requested or 0).text] for need in self.shared]
         if self.record is None or any(self.record.get(key) != value for key, value in new.items()):
             self._records.write(owner.attachment, PART, new)
             self.record = new
             if stores.is_shared(self._store_ref):
-                memory.note_holder(self._records, owner.attachment, wants)
+                local.note_holder(self._records, owner.attachment, wants)
 
 
 class _Proposals:

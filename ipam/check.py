@@ -12,8 +12,8 @@ from cni.shared.spec.errors import AttachmentDiffers, InvalidConfig
 from cni.shared.spec.request import at_least
 from ipam import rules, stores
 from ipam.call import configured_rail, reached
+from ipam.leases import PART
 from ipam.ranges import format_address, host_of, parse_address, parse_cidr
-from ipam.records import PART
 from ipam.stores.base import READ, SHARED_SECONDS
 from ipam.upkeep import read_record, recorder
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 
 from cni.shared import policy
-from cni.shared.kernel import files, paths
+from cni.shared.kernel import files
 from cni.shared.kernel.node import host_name
 
 __all__ = ["PATHS", "allow_host", "follow", "host_name", "load"]
@@ -51,7 +51,7 @@ def follow(path: str, roots: str = "") -> str:
             return _confined(path)
         return policy.current().confine(roots, path)
     try:
-        return paths.resolve(path)
+        return files.resolve(path)
     except OSError as fault:
         raise ValueError(f"cannot be followed: {fault.strerror}") from None
 
@@ -67,7 +67,7 @@ def allow_host(host: str) -> None:
 def formerly(path: str) -> str:
     """The target of the flat file `path` if version 0.1.0 let networks choose it, and configRoots is unset; or ""."""
     resolved = follow(path)
-    is_below = any(paths.is_below(resolved, root) for root in _FORMER_CONFIG_ROOTS)
+    is_below = any(files.is_below(resolved, root) for root in _FORMER_CONFIG_ROOTS)
     return resolved if is_below and policy.current().config_roots is policy.CONFIG_ROOTS else ""
 
 
@@ -81,15 +81,15 @@ def _confined(path: str) -> str:
     """
     allowed = policy.current()
     try:
-        resolved, state = paths.resolve(path), paths.resolve(_STATE)
-        roots = [paths.resolve(root) for root in allowed.data_roots]
-        former = [paths.resolve(root) for root in _FORMER_ROOTS] if allowed.data_roots is policy.DATA_ROOTS else []
+        resolved, state = files.resolve(path), files.resolve(_STATE)
+        roots = [files.resolve(root) for root in allowed.data_roots]
+        former = [files.resolve(root) for root in _FORMER_ROOTS] if allowed.data_roots is policy.DATA_ROOTS else []
     except OSError as fault:
         raise ValueError(f"cannot be followed: {fault.strerror}") from None
     if resolved == state:
         return _STATE
     has_leases = _has_leases(resolved)
-    if has_leases and any(paths.is_below(resolved, root) for root in former):
+    if has_leases and any(files.is_below(resolved, root) for root in former):
         return resolved
     allowed.confine("dataRoots", path)
     if has_leases or resolved in roots:
@@ -99,14 +99,14 @@ def _confined(path: str) -> str:
         raise ValueError(f"has a part of more than {_NAME_MAX} bytes: File name too long")
     if any(part.startswith(_LEASES) for part in parts):
         raise ValueError(f"has a part that begins with {_LEASES}, as the names of lease files do: want another name")
-    if paths.is_below(resolved, state) and not paths.is_below(resolved, f"{state}/stores"):
+    if files.is_below(resolved, state) and not files.is_below(resolved, f"{state}/stores"):
         raise ValueError(f"is among railcni's own records: want a directory below {_STATE}/stores")
     holder = _nearest(resolved)
-    is_inside = any(holder != root and paths.is_below(holder, root) for root in roots)
+    is_inside = any(holder != root and files.is_below(holder, root) for root in roots)
     if is_inside and _has_files(holder) and not _has_leases(holder):
         what = "holds" if holder == resolved else f"is to be made in {holder[:60]}, which holds"
         raise ValueError(f"{what} files of others: want a directory for railcni alone, such as one in {_STATE}/stores")
-    root = next(root for root in roots if paths.is_below(resolved, root))
+    root = next(root for root in roots if files.is_below(resolved, root))
     new = resolved.count("/") - max(holder, root, key=len).count("/")
     if new and _has_more_directories(root, allowed.data_dirs - new):
         text = f"would be one directory too many for dataDirs ({allowed.data_dirs}): want an existing one, or change"

@@ -19,8 +19,8 @@ from cni.shared.spec.result import IPConfig, Result
 from ipam import config as configuration
 from ipam import flatfile, own, rules, stores, upkeep
 from ipam.call import claim, configured, configured_rail, is_of_group, owner_of, permit, reached, ref_of
+from ipam.leases import PART
 from ipam.ranges import format_address
-from ipam.records import PART
 from ipam.stores.base import CREATE, SHARED_SECONDS
 from ipam.upkeep import flush_reminded, free_earlier_boots, is_pending, read_record, release, restorer
 

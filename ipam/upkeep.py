@@ -12,10 +12,17 @@ from typing import TYPE_CHECKING
 from cni.shared.kernel import netns, node
 from cni.shared.records import GROUP, LINK, Began
 from cni.shared.spec.errors import CniError, InvalidConfig
-from ipam import memory, stores
-from ipam import records as ipam_records
-from ipam.leases import Owner, owner_from_json, want_from_json
-from ipam.records import PART
+from ipam import local, stores
+from ipam.leases import (
+    PART,
+    Owner,
+    names_nothing,
+    owner_from_json,
+    recorded_cooldown,
+    recorded_document,
+    recorded_leases,
+    want_from_json,
+)
 from ipam.stores.base import CHANGE, CREATE, Taken, Unreachable
 
 if TYPE_CHECKING:
@@ -39,7 +46,7 @@ def read_record(attachment: Attachment, records: Records) -> dict[str, Any] | No
     if record is None:
         return None
     try:
-        ipam_records.leases(attachment, record)
+        recorded_leases(attachment, record)
     except ValueError as fault:
         records.log.error(f"the record of {attachment} is damaged: {fault}; only the store is used")
         return None
@@ -62,7 +69,7 @@ def release(
     no record has an address, no failure is raised and nothing stays pending, unless Go's whereabouts may have claimed
     an address in this store.
     """
-    held = ipam_records.leases(attachment, record) if record else []
+    held = recorded_leases(attachment, record) if record else []
     restore = restorer(store_ref, records)
     if stores.is_shared(store_ref):  # a release reads only this attachment's leases
         recorded = list(held)
@@ -70,7 +77,7 @@ def release(
     store = stores.open_store(store_ref, CREATE if record else CHANGE, restore, seconds)
     if seconds:
         store.finish_by(time.monotonic() + seconds)
-    store.cooldown = ipam_records.cooldown(record) if cooldown is None else cooldown
+    store.cooldown = recorded_cooldown(record) if cooldown is None else cooldown
     store.hurry()
     if record and stores.is_shared(store_ref) and not record["pending"]:
         # A store may serve the request long after this process was killed: with the mark, an ADD takes other addresses.
@@ -91,7 +98,7 @@ def release(
                 if held:
                     store.release(held)
     except CniError as fault:
-        if ipam_records.names_nothing(record) and _is_over(record, store_ref, fault):
+        if names_nothing(record) and _is_over(record, store_ref, fault):
             records.log.warning(f"no address of {attachment} is recorded, so none is released: {fault.msg}")
             records.remove(attachment, PART)
             return
@@ -101,8 +108,8 @@ def release(
             pass  # the first error is the cause
         raise
     if held:
-        memory.released(records, held)
-        memory.forget_holder(records, held)
+        local.released(records, held)
+        local.forget_holder(records, held)
         records.log.info(f"released {_texts(held)}")
     records.remove(attachment, PART)
 
@@ -123,7 +130,7 @@ def keep_pending(
     if record is None:
         if not stores.is_shared(store_ref):
             return
-        record = ipam_records.document(stores.recorded(store_ref), (), Owner(attachment))
+        record = recorded_document(stores.recorded(store_ref), (), Owner(attachment))
     if not record["pending"] or record.get("reason") != reason[:_REASON]:
         records.write(attachment, PART, {**record, "pending": True, "reason": reason[:_REASON]})
     if stores.is_shared(store_ref):
@@ -279,9 +286,9 @@ def refill(store: AddressLeaseStore, owner: Owner, records: Records, cooldown: i
         is_callers = attachment == owner.attachment
         held = None if is_callers else records.try_locked(attachment, PART)
         if (is_callers or held) and records.read(attachment, PART) is None:
-            new = ipam_records.document(stores.recorded(store.record()), leases, leases[0].owner, cooldown)
+            new = recorded_document(stores.recorded(store.record()), leases, leases[0].owner, cooldown)
             records.write(attachment, PART, {**new, "bootID": leases[0].boot_id})
-            memory.note_holder(records, attachment, leases)
+            local.note_holder(records, attachment, leases)
             made += leases
             found = found or is_callers
         if held:
@@ -289,20 +296,20 @@ def refill(store: AddressLeaseStore, owner: Owner, records: Records, cooldown: i
     if made:
         records.log.warning(f"records of {len(by_attachment)} attachments were lost, and are read back: {_texts(made)}")
     if not others:
-        memory.set_complete(records)
+        local.set_complete(records)
     return found
 
 
 def is_held_here(want: Want, owner: Owner, records: Records) -> bool:
     """Whether another living attachment of this node has the address of `want` in its record, but not in the store."""
-    attachment = memory.holder(records, want)
+    attachment = local.holder(records, want)
     record = records.read(attachment, PART) if attachment and attachment != owner.attachment else None
     if not attachment or not record or record["pending"] is True or record["bootID"] != owner.boot_id:
         return False
     if netns.has_lost_path(str(record.get("netns"))):
         return False
     try:
-        leases = ipam_records.leases(attachment, record)
+        leases = recorded_leases(attachment, record)
     except ValueError:
         return False  # the next verb that reads the record reports this
     return any(lease.excludes(want) and not lease.is_of_pod(owner) for lease in leases)
@@ -320,7 +327,7 @@ def _leases_of(listed: Iterable[tuple[Attachment, dict[str, Any]]], records: Rec
     found: list[Lease] = []
     for attachment, record in listed:
         try:
-            found += ipam_records.leases(attachment, record)
+            found += recorded_leases(attachment, record)
         except ValueError as fault:
             records.log.error(f"the record of {attachment} cannot be read: {fault}; its addresses are not restored")
     return found
@@ -450,7 +457,7 @@ def _gc_one(
                 return  # an ADD made the link after the link plugin read its records, or the link could not be removed
             where = stores.joined(record["store"], store_ref) if record else store_ref
             if where:
-                release(attachment, record, where, records, cooldown=ipam_records.cooldown(record) or cooldown)
+                release(attachment, record, where, records, cooldown=recorded_cooldown(record) or cooldown)
                 records.log.info(f"collected {attachment}")
 
 

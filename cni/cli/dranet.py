@@ -43,7 +43,7 @@ from cni.node.service.log import AgentLog
 from cni.shared.records import STATE, Records
 from cni.shared.spec.errors import CniError, InvalidConfig, IoFailure
 from cni.shared.spec.request import Attachment, ifname_fault, is_identifier
-from ipam.records import PART
+from ipam.leases import PART
 from ipam.stores.apiserver import Api
 from ipam.stores.apiserver.faults import Forbidden
 from ipam.stores.apiserver.resources import CLAIMS, EVERYWHERE

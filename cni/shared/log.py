@@ -28,7 +28,7 @@ def tell(line: bytes) -> None:
 class Log:
     """The log of a call. Each line contains `context`; lines below `level` are not written.
 
-    `path` is that of the log file, without symbolic links (cni.shared.kernel.paths.resolve), or "". `hidden` are texts
+    `path` is that of the log file, without symbolic links (cni.shared.kernel.files.resolve), or "". `hidden` are texts
     that the log may show, since it is the node's, but the error of this call must not.
     """
 
@@ -73,13 +73,13 @@ class Log:
 
 
 def _open(path: str) -> int:
-    from cni.shared.kernel import paths  # most networks name no file
+    from cni.shared.kernel import files  # most networks name no file
 
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK | os.O_NOCTTY
     try:
-        return paths.open_resolved(path, flags, 0o640)
+        return files.open_resolved(path, flags, 0o640)
     except FileNotFoundError:
         if path.rpartition("/")[0] != ROOT:
             raise
         os.mkdir(ROOT, 0o750)
-        return paths.open_resolved(path, flags, 0o640)
+        return files.open_resolved(path, flags, 0o640)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from cni.shared import log
 from cni.shared.config import Fault, Key, fill, integer, list_of, mapping, refuse, string
-from cni.shared.kernel import files, paths
+from cni.shared.kernel import files
 from cni.shared.spec import codec
 from cni.shared.spec.errors import InvalidConfig
 
@@ -178,8 +178,8 @@ class Policy:
         """The path `value`, links resolved. Raises ValueError when it is below no root in `key` (dataRoots, …)."""
         roots: Sequence[str] = getattr(self, next(k.attribute for k in KEYS if k.name == key))
         try:
-            resolved = paths.resolve(value)
-            if any(paths.is_below(resolved, paths.resolve(one)) for one in roots):
+            resolved = files.resolve(value)
+            if any(files.is_below(resolved, files.resolve(one)) for one in roots):
                 return resolved
         except OSError as fault:
             raise ValueError(f"cannot be followed: {fault.strerror}") from None

@@ -4,10 +4,10 @@ On disk, under STATE (mode 0700):
 
     lock                                         one file; a byte of it per lock (OFD byte-range locks): of an attachment
                                                  and part, a device, a device-info file, an address
-    remembered                                   released addresses (ipam.memory)
+    remembered                                   released addresses (ipam.local)
     pending                                      exists when a release is pending because its store is out of reach
     unended                                      its time is that of the next look for attachments that no DEL has ended
-    held/                                        the index of records by address (ipam.memory)
+    held/                                        the index of records by address (ipam.local)
     attachments/NETWORK:CONTAINERID:IFNAME:PART  a record, JSON; PART is "link" (the plugin's own) or "ipam"
 
 The separator cannot occur in any of the names (cni.shared.spec.request). A key that would exceed the longest file name is

@@ -4,7 +4,7 @@ The addresses of all rails are leased together to the container. The first rail'
 none, so an index that is taken on one rail is given on no rail. The ADDs of the other rails find their addresses
 leased. The last rail's DEL releases them. The leases have the network "@GROUP" and the ifname "rails of GROUP", which
 no network and no link can have. Under these names the node keeps a record of the group, with its own lock: the record
-of ipam.records with two more members:
+of ipam.leases with two more members:
 
     members    [network, ifname, rail, time of the ADD in ns since 1970] of each rail with an ADD and no DEL yet
     complete   whether all addresses are claimed: until then, no ADD of a member returns
@@ -35,10 +35,8 @@ from cni.shared.spec import codec
 from cni.shared.spec.errors import CniError, InvalidConfig, TryAgainLater
 from cni.shared.spec.request import Attachment
 from ipam import call, stores
-from ipam.leases import Owner
+from ipam.leases import PART, Owner, recorded_document, recorded_leases
 from ipam.ranges import format_address
-from ipam.records import PART, document
-from ipam.records import leases as recorded_leases
 from ipam.rules import is_current
 from ipam.stores.base import CHANGE, READ, SHARED_SECONDS, Unreachable
 from ipam.upkeep import is_among, note_fault, read_record, release, restorer
@@ -302,7 +300,7 @@ def leave(
             return None  # a repeated DEL of this rail, while others are attached
         made_of = ", ".join(link[1] for link in links)
         records.log.warning(f"there is no record of {shared}: made again from the links {made_of}")
-        new = document(stores.recorded(store_ref), (), Owner(shared), cooldown)
+        new = recorded_document(stores.recorded(store_ref), (), Owner(shared), cooldown)
         # concurrent DELs learn of each other by this record
         records.write(shared, PART, {**new, "members": links, "complete": True})
         record = read(shared, records)

@@ -14,8 +14,7 @@ from typing import Any
 from cni.shared.kernel.node import boot_id
 from cni.shared.records import Records
 from cni.shared.spec.request import Attachment
-from ipam import records as ipam_records
-from ipam.leases import Lease, Owner, Want
+from ipam.leases import PART, Lease, Owner, Want, recorded_document
 from ipam.stores.addresslease import AddressLeaseStore
 from ipam.stores.addresslease import objects as addresses
 from ipam.stores.base import Claimed
@@ -183,8 +182,8 @@ class Rig:
         if kind == "kubernetes":
             store["pools"] = [pool]
         want = Want(pool, 4, TEN + offset, scope)
-        document = {**ipam_records.document(store, [want], owner), "pending": pending}
-        self.records(node).write(owner.attachment, ipam_records.PART, document)
+        document = {**recorded_document(store, [want], owner), "pending": pending}
+        self.records(node).write(owner.attachment, PART, document)
         if pending:
             self.records(node).remind(True)
         return owner.attachment
@@ -198,9 +197,7 @@ class Rig:
             assert isinstance(opened.claim([want], owner), Claimed)
             opened.close()
             self.server.asked.clear()
-        self.records("n1").write(
-            owner.attachment, ipam_records.PART, {**ipam_records.document(store, [want], owner), "pending": True}
-        )
+        self.records("n1").write(owner.attachment, PART, {**recorded_document(store, [want], owner), "pending": True})
         self.records("n1").remind(True)
 
     def records(self, node: str) -> Records:

@@ -8,8 +8,7 @@ import pytest
 
 from cni.shared.records import Records
 from cni.shared.spec.request import Attachment
-from ipam import records as ipam_records
-from ipam.leases import Owner
+from ipam.leases import PART, Owner, recorded_document
 from tests.blackbox.test_kubernetes import DIRECTORY, KUBECONFIG, Server, network, pod, prepared, server  # noqa: F401
 from tests.each import each_and
 from tests.node import STATE, Node, Pod
@@ -143,10 +142,8 @@ def test_an_add_that_reached_no_store_leaves_nothing_and_the_corrected_network_w
 
 def unaddressed(node: Node, container: str, store: dict[str, object]) -> None:
     """A record as an earlier version wrote it on the DEL of an ADD that had failed."""
-    document = ipam_records.document(store, (), Owner(Attachment("rail", container, "net1")))
-    Records(str(node.path(STATE))).write(
-        Attachment("rail", container, "net1"), ipam_records.PART, {**document, "pending": True}
-    )
+    document = recorded_document(store, (), Owner(Attachment("rail", container, "net1")))
+    Records(str(node.path(STATE))).write(Attachment("rail", container, "net1"), PART, {**document, "pending": True})
 
 
 def test_a_pending_record_without_an_address_ends_when_its_store_cannot_be_opened(node: Node) -> None:

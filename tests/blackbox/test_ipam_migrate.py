@@ -19,8 +19,7 @@ from cni.cli.ipam import move as ipam_move
 from cni.shared.records import Records
 from cni.shared.spec.errors import InvalidConfig
 from cni.shared.spec.request import Attachment
-from ipam import records as ipam_records
-from ipam.leases import Lease, Owner, Want
+from ipam.leases import PART, Lease, Owner, Want, recorded_document, recorded_leases
 from ipam.ranges import format_address, parse_address
 from ipam.stores.addresslease import AddressLeaseStore
 from ipam.stores.apiserver import Api
@@ -220,20 +219,16 @@ def test_records_of_this_node_name_the_new_store_so_that_del_finds_it(site: Site
     lease = site.lease("file", 1)
     owner = Owner(lease.attachment, lease.pod, NODE, "boot-1", lease.netns, lease.sequence)
     want = Want(lease.pool, lease.family, lease.value, "")
-    site.records.write(
-        lease.attachment, ipam_records.PART, ipam_records.document(site.store("file").record(), [want], owner)
-    )
+    site.records.write(lease.attachment, PART, recorded_document(site.store("file").record(), [want], owner))
     foreign = Attachment("rdma-net", "c9", "net1")
-    site.records.write(
-        foreign, ipam_records.PART, ipam_records.document({"kind": "file", "path": "/elsewhere"}, [], Owner(foreign))
-    )
+    site.records.write(foreign, PART, recorded_document({"kind": "file", "path": "/elsewhere"}, [], Owner(foreign)))
     assert site.migrate(site.place("file"), site.place("kubernetes"))["records"] == 1
-    record = site.records.read(lease.attachment, ipam_records.PART)
+    record = site.records.read(lease.attachment, PART)
     assert record
     assert record["store"] == {"kind": "kubernetes", "kubeconfig": site.kubeconfig, "pools": [POOL]}
-    (recorded,) = ipam_records.leases(lease.attachment, record)
+    (recorded,) = recorded_leases(lease.attachment, record)
     assert recorded.key() == lease.key()
-    untouched = site.records.read(foreign, ipam_records.PART)
+    untouched = site.records.read(foreign, PART)
     assert untouched and untouched["store"]["path"] == "/elsewhere"
 
 
@@ -261,12 +256,12 @@ def recorded(site: Site, kind: str, n: int) -> Lease:
     owner = Owner(lease.attachment, lease.pod, NODE, "boot-1", lease.netns, lease.sequence)
     store = {**site.store(kind).record(), **({"pools": [lease.pool]} if kind == "kubernetes" else {})}
     want = Want(lease.pool, lease.family, lease.value, "")
-    site.records.write(lease.attachment, ipam_records.PART, ipam_records.document(store, [want], owner))
+    site.records.write(lease.attachment, PART, recorded_document(store, [want], owner))
     return lease
 
 
 def stores_named(site: Site) -> set[str]:
-    return {record["store"]["kind"] for _, _, record in site.records.all(ipam_records.PART)}
+    return {record["store"]["kind"] for _, _, record in site.records.all(PART)}
 
 
 def test_the_pools_of_whereabouts_become_addressleases_and_pools_again(site: Site) -> None:
@@ -392,11 +387,11 @@ def test_a_migration_that_is_killed_at_any_change_leaves_each_range_in_one_store
 
 def test_another_nodes_records_are_switched_when_the_pools_have_moved(site: Site) -> None:
     lease = recorded(site, "kubernetes", 1)
-    record = site.records.read(lease.attachment, ipam_records.PART)
+    record = site.records.read(lease.attachment, PART)
     there = (site.place("kubernetes"), site.place("addresslease"))
     site.migrate(*there)
     assert record
-    site.records.write(lease.attachment, ipam_records.PART, record)  # as on a node where the command has not run
+    site.records.write(lease.attachment, PART, record)  # as on a node where the command has not run
     assert site.migrate(*there)["records"] == 1
     assert stores_named(site) == {"addresslease"}
     assert [found[1] for found in site.leases("addresslease")] == ["192.168.111.1"]

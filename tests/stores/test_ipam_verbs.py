@@ -27,8 +27,7 @@ from cni.shared.spec.errors import (
 )
 from cni.shared.spec.request import Attachment
 from ipam import acquire, plugin, rules, search, stores, upkeep
-from ipam import records as ipam_records
-from ipam.leases import Lease, Owner, Want
+from ipam.leases import Lease, Owner, Want, recorded_document, recorded_leases
 from ipam.ranges import Range, format_address
 from ipam.stores.base import Claimed, Store, Taken, Unknown
 from ipam.stores.file import FileStore
@@ -88,7 +87,7 @@ class Host:
 
     def agree(self) -> None:
         """Each lease has its record, which says of it what the store says."""
-        told = [lease.key() for a, _, document in self.records.all() for lease in ipam_records.leases(a, document)]
+        told = [lease.key() for a, _, document in self.records.all() for lease in recorded_leases(a, document)]
         held = [lease.key() for pool in self.store.pools() for lease in self.store.leases(pool.name)]
         assert sorted(told) == sorted(held)
 
@@ -106,7 +105,7 @@ class Host:
         node = os.uname().nodename
         who = Owner(attachment, node=node, boot_id=DEAD_BOOT, netns=netns, sequence=1)
         wants = [Want(POOL, 4, (10 << 24) + value, "") for value in values]
-        document = ipam_records.document(self.store.record(), wants, who)
+        document = recorded_document(self.store.record(), wants, who)
         self.records.write(attachment, "ipam", {**document, "bootID": DEAD_BOOT})
         assert isinstance(self.store.claim(wants, who), Claimed)
 

@@ -19,9 +19,9 @@ from cni.shared.log import Log
 from cni.shared.records import Records
 from cni.shared.spec import request as requests
 from cni.shared.spec.errors import AttachmentDiffers, CniError, InvalidConfig, NotAvailable, TryAgainLater
-from ipam import memory, plugin, stores, upkeep
-from ipam import records as ipam_records
+from ipam import local, plugin, stores, upkeep
 from ipam.group import rails
+from ipam.leases import recorded_cooldown
 from ipam.ranges import format_address
 from ipam.stores import base
 from ipam.stores.base import CREATE, Store
@@ -362,14 +362,14 @@ def test_a_released_address_is_only_preferred(place: Place) -> None:
 
 def test_an_address_in_use_on_the_wire_is_avoided_while_another_is_free(place: Place) -> None:
     for address in ("10.0.0.1/24", "10.0.0.3/24", "10.0.0.2/30"):
-        memory.found_in_use(place.records(), address)
+        local.found_in_use(place.records(), address)
     assert [place.add(f"c{i}") for i in range(3)] == ["10.0.0.2", "10.0.0.4", "10.0.0.5"]
     assert [place.add(f"d{i}", range="10.0.9.0/30") for i in range(2)] == ["10.0.9.1", "10.0.9.2"]
-    memory.found_in_use(place.records(), "10.0.8.1/30")
+    local.found_in_use(place.records(), "10.0.8.1/30")
     assert [place.add(f"e{i}", range="10.0.8.0/30") for i in range(2)] == ["10.0.8.2", "10.0.8.1"]
     with pytest.raises(TryAgainLater, match="exhausted"):
         place.add("e2", range="10.0.8.0/30")
-    assert memory.avoided(str(place.directory / "node-2")) == []
+    assert local.avoided(str(place.directory / "node-2")) == []
 
 
 def test_what_a_node_remembers_ends(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -377,17 +377,17 @@ def test_what_a_node_remembers_ends(place: Place, monkeypatch: pytest.MonkeyPatc
         place.add(f"c{i}", f"web-7d9f8-{i}x")
     for i in range(2):
         place.delete(f"c{i}", f"web-7d9f8-{i}x")
-    monkeypatch.setattr(memory, "SECONDS", 0)
+    monkeypatch.setattr(local, "SECONDS", 0)
     assert place.add("new", "web-7d9f8-1x") == "10.0.0.1"
 
 
 def test_a_damaged_memory_fails_no_call(place: Place) -> None:
     place.add("c0", "web-7d9f8-0x")
     remembered = place.directory / "node-1/remembered"
-    for content in (b"{", b"\xff" * memory.SLOT, b"[1]", b'{"key": 3}', b'{"key": "x", "until": []}', b"null"):
-        remembered.write_bytes(content.ljust(memory.SLOT, b"\0") * memory.SLOTS)
+    for content in (b"{", b"\xff" * local.SLOT, b"[1]", b'{"key": 3}', b'{"key": "x", "until": []}', b"null"):
+        remembered.write_bytes(content.ljust(local.SLOT, b"\0") * local.SLOTS)
         assert place.add("new", "web-7d9f8-1x") == "10.0.0.2"
-        remembered.write_bytes(content.ljust(memory.SLOT, b"\0") * memory.SLOTS)
+        remembered.write_bytes(content.ljust(local.SLOT, b"\0") * local.SLOTS)
         place.delete("new", "web-7d9f8-1x")
 
 
@@ -396,12 +396,12 @@ def test_what_the_version_before_remembered_in_the_file_of_the_locks_is_read(pla
         place.add(f"c{i}", f"web-7d9f8-{i}x")
     place.delete("c0", "web-7d9f8-0x")
     place.delete("c1", "web-7d9f8-1x")
-    memory.found_in_use(place.records(), "10.0.0.3/24")
+    local.found_in_use(place.records(), "10.0.0.3/24")
     directory = place.directory / "node-1"
     assert (directory / "lock").stat().st_size == 0
     (directory / "remembered").rename(directory / "lock")
     assert place.add("new", "web-7d9f8-1x") == "10.0.0.2"
-    assert [address for address, _ in memory.avoided(str(directory))] == ["10.0.0.3/24"]
+    assert [address for address, _ in local.avoided(str(directory))] == ["10.0.0.3/24"]
 
 
 # --- machines of one node name ---
@@ -929,7 +929,7 @@ def test_a_record_says_nothing_of_a_cooldown_that_there_is_not(place: Place) -> 
     place.add("c2", cooldown_seconds=5)
     told = {a.container_id: record.get("cooldown") for a, _, record in place.records().all()}
     assert told == {"c1": None, "c2": 5}
-    assert [ipam_records.cooldown({"cooldown": bad}) for bad in (None, "7", -1, 1 << 40)] == [0] * 4
+    assert [recorded_cooldown({"cooldown": bad}) for bad in (None, "7", -1, 1 << 40)] == [0] * 4
 
 
 def forget_the_node(place: Place) -> None:

@@ -15,7 +15,7 @@ from cni.shared.records import Records
 from cni.shared.spec import request as requests
 from cni.shared.spec.errors import AttachmentDiffers, CniError, InvalidConfig, NotAvailable, TryAgainLater
 from cni.shared.spec.request import Attachment
-from ipam import memory, own, plugin, upkeep
+from ipam import local, own, plugin, upkeep
 from ipam.group.rails import attachment_of
 from ipam.stores.apiserver import Api
 from ipam.stores.etcd.client import EtcdClient
@@ -215,7 +215,7 @@ def test_a_new_sandbox_gets_the_index_that_the_old_one_has_just_released(rails: 
 
 
 def test_an_index_with_an_address_in_use_is_avoided(rails: Rails) -> None:
-    memory.found_in_use(Records(str(rails.place.directory / "node-1"), Log()), "10.0.2.1/28")
+    local.found_in_use(Records(str(rails.place.directory / "node-1"), Log()), "10.0.2.1/28")
     assert [rails.add(rail) for rail in (0, 2)] == ["10.0.0.2", "10.0.2.2"]
 
 

@@ -1,4 +1,4 @@
-"""cni/shared/kernel/paths.py: where a path leads, and opening that without following a link."""
+"""cni/shared/kernel/files.py: where a path leads, and opening that without following a link."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cni.shared.kernel.paths import is_below, open_resolved, resolve
+from cni.shared.kernel.files import is_below, open_resolved, resolve
 
 
 @pytest.fixture(scope="module")

@@ -24,7 +24,7 @@ from cni.node.inventory.places import is_of_pod, read_pod
 from cni.shared.log import Log
 from cni.shared.records import STATE, UNENDED, Records
 from cni.shared.spec.request import Attachment
-from ipam import memory, upkeep
+from ipam import local, upkeep
 from ipam.leases import Lease, Want
 from ipam.ranges import format_address, object_name, parse_address, parse_cidr
 from ipam.stores.apiserver.faults import Forbidden
@@ -129,7 +129,7 @@ def _leases(options: argparse.Namespace) -> int:
     empty = f"no lease{attachments.told(options, 'pool', 'node', 'ifname')} in {stores.told(choices)}"
     least = ("container", "since", "interface", "network")
     output.show(options.output, leases, lambda: output.print_table(columns, rows, empty=empty, least=least))
-    for address, until in memory.avoided(STATE):
+    for address, until in local.avoided(STATE):
         when = datetime.fromtimestamp(until, UTC).strftime("%H:%M:%SZ")
         output.print_fault(f"{address} was found in use by another host: this node avoids it until {when}")
     return _print_unread(found)

@@ -28,9 +28,8 @@ from cni.shared.log import Log
 from cni.shared.records import STATE, Records
 from cni.shared.spec.errors import InvalidConfig, TryAgainLater
 from ipam import stores as kinds
-from ipam.leases import Lease
+from ipam.leases import PART, Lease
 from ipam.ranges import Range, parse_cidr
-from ipam.records import PART
 from ipam.stores.base import CREATE, READ, Claimed, Pauses, Store, Taken, Unknown
 
 _AT_ONCE = 200  # attachments in one session, for which this node's plugins wait

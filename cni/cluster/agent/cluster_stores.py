@@ -23,9 +23,8 @@ from cni.node.service.log import AgentLog
 from cni.shared.records import Records
 from cni.shared.spec.errors import InvalidConfig
 from cni.shared.spec.request import Attachment
-from ipam import records as ipam_records
 from ipam import upkeep
-from ipam.leases import Lease
+from ipam.leases import PART, Lease, recorded_leases
 from ipam.ranges import Range, range_of
 from ipam.stores import open_store
 from ipam.stores.addresslease import AddressLeaseStore
@@ -173,11 +172,11 @@ class ClusterSource(ABC):
     def read_records(self) -> None:
         """Set `records` to the leases in this node's records that are in this store, without pending releases."""
         found: list[Lease] = []
-        for attachment, _, record in self._node_records.all(ipam_records.PART):
+        for attachment, _, record in self._node_records.all(PART):
             if record.get("pending") is True or (record.get("store") or {}).get("kind") != self.kind:
                 continue
             try:
-                found += ipam_records.leases(attachment, record)
+                found += recorded_leases(attachment, record)
             except ValueError:
                 continue  # the next verb that reads the record reports the fault
         self.records = {lease.identity: lease for lease in found}

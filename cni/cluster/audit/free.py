@@ -10,10 +10,8 @@ from cni.cluster.audit.cluster import Cluster
 from cni.shared.kernel import node
 from cni.shared.records import Records
 from cni.shared.spec.request import Attachment
-from ipam import records as ipam_records
 from ipam import stores, upkeep
-from ipam.leases import Lease
-from ipam.records import PART
+from ipam.leases import PART, Lease, recorded_cooldown
 from ipam.stores.apiserver.faults import Conflict, Gone
 from ipam.stores.apiserver.resources import RESERVATIONS
 from ipam.stores.base import Store
@@ -70,7 +68,7 @@ class Freeing:
                 return
             check(lease)
             if not dry_run:  # this frees all leases of the attachment
-                kept = ipam_records.cooldown(record) or cooldown
+                kept = recorded_cooldown(record) or cooldown
                 where = {**record["store"], **self.store.record()}  # the record may have pools that no network names
                 upkeep.release(lease.attachment, record, where, self.records, self.seconds, kept)
 

@@ -18,10 +18,8 @@ from cni.shared.kernel import addresses, netns, netns_users, node, sandbox
 from cni.shared.kernel.links import Rtnl
 from cni.shared.records import LINK, UNENDED, Records
 from cni.shared.spec.request import Attachment
-from ipam import records as ipam_records
 from ipam.group import rails
-from ipam.leases import Lease
-from ipam.records import PART
+from ipam.leases import PART, Lease, recorded_leases
 
 _RIGHTS = 1 << 19 | 1 << 21  # CAP_SYS_PTRACE and CAP_SYS_ADMIN (linux/capability.h)
 ENDED, USED, UNKNOWN = "ended", "used", "unknown"  # the use of an address, in an agent's answers to `railcni cluster`
@@ -51,7 +49,7 @@ def recorded(lease: Lease, records: Records) -> Lease:
         return lease
     for attachment, record in records.of_container(lease.container_id, PART) or ():
         try:
-            found = [one for one in ipam_records.leases(attachment, record) if one.identity == lease.identity]
+            found = [one for one in recorded_leases(attachment, record) if one.identity == lease.identity]
         except ValueError:
             continue  # a verb that reads the record reports the fault
         if found:

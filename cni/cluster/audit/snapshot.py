@@ -23,8 +23,7 @@ from cni.shared.log import Log
 from cni.shared.records import STATE, Records
 from cni.shared.spec.request import Attachment
 from ipam import stores
-from ipam.leases import Lease
-from ipam.records import PART
+from ipam.leases import PART, Lease
 from ipam.stores.apiserver.faults import Forbidden
 from ipam.stores.apiserver.resources import EVERYWHERE, POOLS
 from ipam.stores.base import READ, Store

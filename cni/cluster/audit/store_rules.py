@@ -10,9 +10,8 @@ from cni.cluster.audit.findings import LOOK, RECLAIM, Finding, about
 from cni.cluster.audit.model import Snapshot
 from cni.shared.spec.errors import StateDamaged
 from cni.shared.spec.request import Attachment
-from ipam import records as ipam_records
 from ipam.group import rails
-from ipam.leases import Lease
+from ipam.leases import Lease, recorded_leases
 from ipam.stores.etcd.keys import LEASE, Keys, family_of, shown, value_of
 
 # Whether the address of a lease may be in use by the links of these attachments; None when this is unknown.
@@ -53,7 +52,7 @@ def _records(snapshot: Snapshot, in_use: InUse) -> Iterator[Finding]:
         if record.get("pending") is True:
             continue
         try:
-            recorded = ipam_records.leases(attachment, dict(record))
+            recorded = recorded_leases(attachment, dict(record))
         except ValueError as fault:
             yield Finding(kinds.UNREADABLE, LOOK, f"the record of {attachment} is damaged: {fault}")
             continue

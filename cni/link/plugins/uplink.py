@@ -22,7 +22,7 @@ from socket import AF_INET, AF_INET6, inet_ntop
 from typing import TYPE_CHECKING
 
 from cni.shared import policy
-from cni.shared.kernel import addresses, files, ip_rules, netns, routes
+from cni.shared.kernel import addresses, files, netns, routes
 from cni.shared.kernel.links import with_those_below
 from cni.shared.kernel.netlink import address_of
 
@@ -131,7 +131,7 @@ def default_routes(host: Rtnl, bodies: Iterable[bytes]) -> list[KernelRoute]:
     """The default routes in `bodies`, one for each next hop, of the tables for packets without source and mark. Those
     of the main table always count, because a VPN's own packets use it. Raises KernelError."""
     every, found = routes.default_routes(host, bodies), []
-    for rules, is_ipv6 in zip(ip_rules.unconditional(host), (False, True), strict=True):
+    for rules, is_ipv6 in zip(routes.unconditional_rules(host), (False, True), strict=True):
         own = [route for route in every if (":" in route.dst) is is_ipv6]
         tables = {routes.MAIN_TABLE}
         for rule in rules:

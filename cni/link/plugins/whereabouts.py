@@ -46,10 +46,10 @@ def is_pending(attachment: Attachment, records: Records) -> bool:
 
 def found_in_use(addresses: Iterable[str], records: Records) -> None:
     """Remember that other hosts use `addresses`, so that this node avoids them for some minutes."""
-    from ipam import memory  # a network without addresses loads no IPAM
+    from ipam import local  # a network without addresses loads no IPAM
 
     for address in addresses:
-        memory.found_in_use(records, address)
+        local.found_in_use(records, address)
 
 
 def keep_open() -> None:

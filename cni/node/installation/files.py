@@ -8,7 +8,7 @@ import shutil
 from collections.abc import Callable, Iterable
 
 from cni.node.installation.content import VersionEntry
-from cni.shared.kernel import paths
+from cni.shared.kernel import files
 from cni.shared.spec.errors import InvalidConfig
 
 
@@ -20,9 +20,9 @@ def below(root: str, path: str) -> str:
     """
     root = os.path.realpath(root).rstrip("/")
     try:
-        return root + paths.resolve(path, root, strict=False)
+        return root + files.resolve(path, root, strict=False)
     except OSError:
-        raise InvalidConfig(f"{path} leads through more than {paths.MOST_LINKS} symbolic links: mend them") from None
+        raise InvalidConfig(f"{path} leads through more than {files.MOST_LINKS} symbolic links: mend them") from None
 
 
 def put(path: str, temporary: str, make: Callable[[str], object]) -> None:

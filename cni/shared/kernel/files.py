@@ -1,4 +1,5 @@
-"""Write small files whole, read files only if no other user can have written them, and access kernel parameters.
+"""Write small files whole, read files only if no other user can have written them, and access kernel parameters; resolve
+paths from untrusted configurations, and open a path only at the place that was checked.
 
 A file is written under a temporary name in its own directory and then renamed, so a reader sees the old content or the
 new content, never a part. The temporary name is derived from the name of the file: the next writer replaces the
@@ -6,14 +7,18 @@ temporary file of a killed writer, and the removal of the file removes both. Two
 the same time. A power loss may undo or tear a write that is not durable (docs/durability.md). The functions do not
 catch OSError: the caller knows the purpose of the file and words the error.
 
+`resolve` follows a path, the caller checks the result, and `open_resolved` opens this result. `open_resolved` follows
+no symbolic link, so it refuses a link that somebody made after the check.
+
 NotPrivate is raised for a file that users other than root and this one can write.
 """
 
 from __future__ import annotations
 
 import os
-from errno import ELOOP
+from errno import EINVAL, ELOOP, ENOENT, ENOTDIR
 
+MOST_LINKS = 40  # as path_resolution(7)
 _CHUNK = 1 << 16
 _SYSCTLS = "/proc/sys/"
 _FILE_TYPE, _REGULAR, _DIRECTORY, _OTHERS_WRITE = 0o170000, 0o100000, 0o040000, 0o022
@@ -274,3 +279,56 @@ def _write_all(fd: int, data: bytes) -> None:
     view = memoryview(data)
     while view:
         view = view[os.write(fd, view) :]
+
+
+# --- paths ---
+
+
+def resolve(path: str, root: str = "", strict: bool = True) -> str:
+    """The absolute `path` in the file system below `root`, without `.`, `..` and symbolic links.
+
+    Parts that do not exist are kept as written. Raises OSError ELOOP for more than MOST_LINKS links, and, if `strict`,
+    OSError when a part cannot be read.
+    """
+    pending = path.split("/")[::-1]
+    resolved = ""
+    links = 0
+    while pending:
+        part = pending.pop()
+        if part == "..":
+            resolved = resolved.rpartition("/")[0]
+        if part in ("", ".", ".."):
+            continue
+        try:
+            target = os.readlink(f"{root}{resolved}/{part}")
+        except OSError as fault:
+            if strict and fault.errno not in (EINVAL, ENOENT, ENOTDIR):  # no link, or nothing there
+                raise
+            resolved = f"{resolved}/{part}"
+            continue
+        links += 1
+        if links > MOST_LINKS:
+            raise OSError(ELOOP, os.strerror(ELOOP), path)
+        pending += target.split("/")[::-1]
+        if target.startswith("/"):
+            resolved = ""
+    return resolved or "/"
+
+
+def open_resolved(path: str, flags: int, mode: int = 0) -> int:
+    """Open a path that `resolve` returned. Raises OSError ELOOP or ENOTDIR when a part is a symbolic link now."""
+    holder = os.open("/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        *directories, name = path.split("/")[1:]
+        for directory in directories:
+            inner = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=holder)
+            os.close(holder)
+            holder = inner
+        return os.open(name, flags | os.O_NOFOLLOW | os.O_CLOEXEC, mode, dir_fd=holder)
+    finally:
+        os.close(holder)
+
+
+def is_below(path: str, root: str) -> bool:
+    """Whether the resolved `path` is the resolved `root` or below that root."""
+    return path == root or path.startswith(root.rstrip("/") + "/")

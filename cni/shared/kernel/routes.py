@@ -1,4 +1,6 @@
-"""Read and add routes. Sources: rtnetlink(7), ip-nexthop(8), include/uapi/linux/rtnetlink.h and nexthop.h.
+"""Read and add routes, and the routing policy rules that choose a table by the source address.
+
+Sources: rtnetlink(7), ip-nexthop(8), ip-rule(8), include/uapi/linux/rtnetlink.h, nexthop.h and fib_rules.h.
 
 Destinations are "network/length", with "0.0.0.0/0" and "::/0" for the default routes, gateways "address" or "". The
 functions raise KernelError when the kernel refuses a request, and ValueError for a text that is no address.
@@ -7,12 +9,13 @@ functions raise KernelError when the kernel refuses a request, and ValueError fo
 from __future__ import annotations
 
 from errno import EAFNOSUPPORT, ENOENT, EOPNOTSUPP
-from socket import AF_INET, AF_INET6, inet_ntop
+from socket import AF_INET, AF_INET6, AF_UNSPEC, inet_ntop
 from struct import Struct
 from typing import TYPE_CHECKING
 
 from cni.shared.kernel.netlink import (
     CREATE,
+    EXCLUSIVE,
     NESTED,
     KernelError,
     Socket,
@@ -280,3 +283,74 @@ def next_hops(hops: bytes) -> Iterator[tuple[int, int, int, dict[int, bytes]]]:
         length, flags, less_one, index = NEXTHOP.unpack_from(hops, start)
         yield flags, less_one + 1, index, unpack_attributes(hops[start : start + length], NEXTHOP.size)
         start += (length + 3) & ~3
+
+
+# --- rules ---
+
+_NEWRULE, _DELRULE, _GETRULE = 32, 33, 34
+_RULE = Struct("=BBBBBBBBI")  # struct fib_rule_hdr: family, two prefix lengths, tos, table, two reserved, action, flags
+_RULE_SOURCE, _IIF, _RULE_PRIORITY, _MARK, _SUPPRESSED, _RULE_TABLE, _RULE_OIF, _VRF = 2, 3, 6, 10, 14, 15, 17, 19
+_UIDS, _PROTOCOL, _SOURCE_PORTS, _PORTS = 20, 22, 23, 24
+_SELECTORS = (_RULE_OIF, _VRF, _UIDS, _PROTOCOL, _SOURCE_PORTS, _PORTS)  # beside addresses, TOS, input link and mark
+_TO_TABLE = 1  # the action FR_ACT_TO_TBL
+_INVERTED = 0x2  # the flag FIB_RULE_INVERT
+_NONE = 0xFFFFFFFF
+
+
+class Rule:
+    """A rule, of a namespace: it stays when a link goes. `source` is "address/length" or "" for any; the rule with the lowest `priority` comes first.
+
+    `is_unconditional`: the rule applies to each packet of the node that has neither source nor mark, like the rules
+    `from all` and `not from all fwmark N`. `suppresses_defaults`: the rule ignores the default routes of its `table`.
+    """
+
+    def __init__(self, body: bytes) -> None:
+        family, target, length, tos, table, _, _, action, flags = _RULE.unpack_from(body)
+        found = unpack_attributes(body, _RULE.size)
+        self.is_ipv6 = family == AF_INET6
+        self.table = number_of(found[_RULE_TABLE]) if _RULE_TABLE in found else table
+        self.priority = number_of(found.get(_RULE_PRIORITY, b""))
+        selects = bool(target or length or tos or number_of(found.get(_MARK, b"")) or found.keys() & _SELECTORS)
+        selects = selects or found.get(_IIF, b"lo\0") != b"lo\0"
+        self.is_unconditional = action == _TO_TABLE and selects is bool(flags & _INVERTED)
+        self.suppresses_defaults = _SUPPRESSED in found and number_of(found[_SUPPRESSED]) != _NONE
+        self.source = f"{inet_ntop(family, found[_RULE_SOURCE])}/{length}" if _RULE_SOURCE in found else ""
+
+
+def rules(rtnl: Socket) -> list[Rule]:
+    """The rules of the namespace, IPv4 first; [] when the kernel has no rules."""
+    try:
+        bodies = rtnl.dump(_GETRULE, _rule_header(AF_UNSPEC, 0))
+    except KernelError as fault:
+        if fault.errno not in (EAFNOSUPPORT, EOPNOTSUPP):
+            raise
+        return []
+    return [Rule(body) for family in (AF_INET, AF_INET6) for body in bodies if body[0] == family]
+
+
+def unconditional_rules(rtnl: Socket) -> tuple[list[Rule], list[Rule]]:
+    """(IPv4 rules, IPv6 rules): the unconditional ones, in order of priority."""
+    found = [rule for rule in rules(rtnl) if rule.is_unconditional]
+    found.sort(key=lambda rule: rule.priority)
+    return [rule for rule in found if not rule.is_ipv6], [rule for rule in found if rule.is_ipv6]
+
+
+def add_rule(rtnl: Socket, source: str, table: int, priority: int) -> None:
+    """Add a rule that routes packets from the address `source` by `table`. Raises EEXIST when the rule exists."""
+    rtnl.request(_NEWRULE, _rule_body(source, table, priority), CREATE | EXCLUSIVE)
+
+
+def remove_rule(rtnl: Socket, source: str, table: int, priority: int) -> None:
+    """Remove the rule that `add_rule` makes of these values. Raises ENOENT when there is none."""
+    rtnl.request(_DELRULE, _rule_body(source, table, priority))
+
+
+def _rule_body(source: str, table: int, priority: int) -> bytes:
+    text, _, length = source.partition("/")
+    family, octets = address_of(text)
+    body = _rule_header(family, int(length or 8 * len(octets)))
+    return body + attribute(_RULE_SOURCE, octets) + number(_RULE_PRIORITY, priority) + number(_RULE_TABLE, table)
+
+
+def _rule_header(family: int, length: int) -> bytes:
+    return _RULE.pack(family, 0, length, 0, 0, 0, 0, _TO_TABLE if length else 0, 0)

@@ -23,9 +23,8 @@ from cni.shared.kernel import files
 from cni.shared.spec import codec
 from cni.shared.spec.errors import CniError
 from cni.shared.spec.request import Attachment
-from ipam import records as ipam_records
+from ipam.leases import PART, recorded_leases
 from ipam.ranges import parse_address
-from ipam.records import PART
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -196,6 +195,6 @@ def _make_folder(records: Records) -> None:
         files.make_private_directory(records.directory + "/held")
     for attachment, _, record in records.all(PART):
         try:
-            note_holder(records, attachment, ipam_records.leases(attachment, record))
+            note_holder(records, attachment, recorded_leases(attachment, record))
         except ValueError:
             pass  # the next verb that reads the record reports this
