@@ -14,6 +14,7 @@ from ipam import config as configuration
 from ipam import local, own, stores
 from ipam.leases import PART, Owner, Want, recorded_document, recorded_leases
 from ipam.ranges import BITS, Range, host_of, parse_cidr
+from ipam.rules import SharedLease
 from ipam.stores.base import CREATE, SHARED_SECONDS, Unreachable
 from ipam.upkeep import free_earlier_boots, is_held_here, read_record, refill, restorer
 
@@ -129,7 +130,6 @@ def claim(
     `record` is the present record, whose lock the caller holds; `of_group` has the members that a group adds to it.
     """
     from ipam.acquire import Terms, acquire  # other verbs claim no address
-    from ipam.rules import SharedLease  # other verbs claim no address
 
     wire = own.Wire(config.network)
     if record is None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from cni.shared.records import STATE, Began, Records
 from cni.shared.spec.errors import CniError, InvalidConfig, NotAvailable, UnsupportedField, report
-from cni.shared.spec.request import Attachment
+from cni.shared.spec.request import NOTHING_LISTED, Attachment, valid_attachments
 from cni.shared.spec.result import IPConfig, Result
 from ipam import config as configuration
 from ipam import flatfile, own, rules, stores, upkeep
@@ -200,8 +200,6 @@ def _pools_of_go(request: Request, log: Log) -> dict[str, Any] | None:
 
 def gc(request: Request, records: Records) -> None:
     """Release the leases of this network's attachments that the runtime does not list. Errors are raised at the end."""
-    from cni.shared.spec.gc import NOTHING_LISTED, valid_attachments  # only GC needs it
-
     began = Began()
     valid = valid_attachments(request)
     if valid is None:

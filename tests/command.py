@@ -189,7 +189,7 @@ def _child(program: str, request: dict[str, Any], streams: Sequence[int]) -> Non
         os.environ.clear()
         os.environ.update(request["env"])
         if program == PLUGIN:
-            from cni.link import run as dispatcher
+            from cni import link as dispatcher
 
             gc.disable()
             status = dispatcher.main(request["argv"][0])

@@ -58,9 +58,9 @@ def main(plugin):  # type: ignore[no-untyped-def]
         supervisor.main(arguments[0], int(arguments[1]), f"{root}/bin/modules.{sys.implementation.cache_tag}", index)
     for name in [name for name in os.environb if name.startswith(b"!D_")]:
         os.environb[b"L" + name[1:]] = os.environb.pop(name)  # the launcher hid it from the loader
-    from cni.link import run  # one of the three
+    from cni import link  # one of the three
 
-    status = run.main(plugin)
+    status = link.main(plugin)
     if arguments and status == 0:
         from cni.warm import start  # one of the three
 

@@ -1,7 +1,7 @@
 """The dispatcher of all executables: the only place that makes a reply or chooses an exit code.
 
-VERSION is answered before any other module is imported. Each failure gives the error object of the spec on stdout and
-exit code 1. Success gives exit code 0, and after ADD alone a result on stdout.
+VERSION is answered before, by the package. Each failure gives the error object of the spec on stdout and exit code 1.
+Success gives exit code 0, and after ADD alone a result on stdout.
 """
 
 from __future__ import annotations
@@ -10,35 +10,26 @@ import os
 from typing import TYPE_CHECKING
 
 from cni import VERSION
+from cni.link.plugins import whereabouts
+from cni.shared import log
+from cni.shared.spec.codec import MOST_BYTES, dumps
+from cni.shared.spec.errors import CniError, Internal, IoFailure
+from cni.shared.spec.request import parse, version_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from cni.shared.spec.errors import CniError
     from cni.shared.spec.request import Request
     from cni.shared.spec.result import Result
 
-_VERSION_REPLY = (
-    b'{"cniVersion": "1.1.0", "supportedVersions": ["0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"]}\n'
-)
-
 
 def main(plugin: str) -> int:
-    """Serve a call of the executable `plugin`, and return the exit status."""
-    command = os.environb.get(b"CNI_COMMAND")
-    if command == b"VERSION":
-        _write(1, _VERSION_REPLY)
-        return 0
-    if not command:
-        about = f"CNI plugin {plugin} of railcni {VERSION}; CNI spec 0.1.0 to 1.1.0. A container runtime runs it with CNI_COMMAND set; people use `railcni`.\n"
-        _write(2, about.encode())
-        return 0
+    """Serve a call of the executable `plugin` other than VERSION, and return the exit status."""
     reply, status = serve(plugin, os.environb)
     try:
-        _write(1, reply)
+        while reply:
+            reply = reply[os.write(1, reply) :]
     except OSError as fault:  # the exit code reports the failure, and the runtime's DEL then clears the ADD
-        from cni.shared import log  # VERSION needs no other module
-
         log.tell(f"plugin {plugin} of railcni: the reply cannot be written to stdout: {fault.strerror}\n".encode())
         status = 1
     return status
@@ -46,10 +37,6 @@ def main(plugin: str) -> int:
 
 def serve(plugin: str, environ: Mapping[bytes, bytes], stdin: bytes | None = None) -> tuple[bytes, int]:
     """(bytes for stdout, exit status) of a call with the environment `environ`. For None, `stdin` is read."""
-    from cni.shared.spec.codec import MOST_BYTES, dumps  # VERSION needs no other module
-    from cni.shared.spec.errors import CniError  # VERSION needs no other module
-    from cni.shared.spec.request import parse, version_of  # VERSION needs no other module
-
     try:
         if stdin is None:
             stdin = _stdin(MOST_BYTES + 1)  # one byte above the limit is enough to refuse it
@@ -64,34 +51,28 @@ def serve(plugin: str, environ: Mapping[bytes, bytes], stdin: bytes | None = Non
 
 
 def _call(plugin: str, call: Request) -> Result | None:
-    from cni.shared.log import Log  # VERSION needs no other module
-
     namespace, name, _ = call.pod
     pod = f" pod {namespace}/{name}" if name else ""
     attachment = call.attachment
-    log = Log(
+    tagged = log.Log(
         f"{plugin} {call.command} {attachment.container_id} {attachment.ifname}{pod} network {attachment.network}"
     )
     if call.member("rail") is not None:
         from cni.shared.allocated import complete  # most networks are no rail
 
-        complete(call, log)
+        complete(call, tagged)
     if plugin == "whereabouts":
-        from cni.link.plugins import whereabouts  # VERSION needs no other module
-
-        return whereabouts.call(call, log)
+        return whereabouts.call(call, tagged)
     if plugin == "rdma":
-        from cni.link.plugins import rdma  # VERSION needs no other module
+        from cni.link.plugins import rdma  # a call has one plugin
 
-        return rdma.call(call, log)
-    from cni.link import verbs  # VERSION needs no other module
+        return rdma.call(call, tagged)
+    from cni.link import verbs  # the plugins above need no verbs of links
 
-    return verbs.call(plugin, call, log)
+    return verbs.call(plugin, call, tagged)
 
 
 def _unforeseen(fault: Exception) -> CniError:
-    from cni.shared.spec.errors import Internal, IoFailure  # VERSION needs no other module
-
     if isinstance(fault, OSError):
         failed = f"{fault.filename} cannot be used" if fault.filename else "a request to the kernel failed"
         return IoFailure(
@@ -123,15 +104,8 @@ def _stdin(most: int) -> bytes:
             parts.append(part)
             most -= len(part)
     except OSError as fault:
-        from cni.shared.spec.errors import IoFailure  # VERSION needs no other module
-
         raise IoFailure(
             f"stdin cannot be read ({fault.strerror}), such as one that is closed or a directory: give the network configuration"
             " in a file or by a pipe"
         ) from None
     return b"".join(parts)
-
-
-def _write(fd: int, data: bytes) -> None:
-    while data:
-        data = data[os.write(fd, data) :]

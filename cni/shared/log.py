@@ -10,6 +10,8 @@ import os
 import sys
 import time
 
+from cni.shared.kernel import files
+
 _FILE_TYPE, _REGULAR = 0o170000, 0o100000
 ROOT = "/var/log/railcni"  # the policy's default directory for log files of networks; made when it is missing
 how = "cold"  # or "warm", in a worker (cni.warm)
@@ -73,8 +75,6 @@ class Log:
 
 
 def _open(path: str) -> int:
-    from cni.shared.kernel import files  # most networks name no file
-
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK | os.O_NOCTTY
     try:
         return files.open_resolved(path, flags, 0o640)

@@ -55,7 +55,7 @@
 #error "needs the kernel's headers of Linux 5.8 or newer"
 #endif
 
-#define VERSION_REPLY /* as in cni/link/run.py */ \
+#define VERSION_REPLY /* as in cni/link/__init__.py */ \
 	"{\"cniVersion\": \"1.1.0\", \"supportedVersions\": [\"0.1.0\", \"0.2.0\", \"0.3.0\", \"0.3.1\", \"0.4.0\", " \
 	"\"1.0.0\", \"1.1.0\"]}\n"
 

@@ -67,7 +67,7 @@ class Worker:
         """Serve calls until the worker must end, and end the process."""
         signal.signal(signal.SIGTERM, self._end)
         log.how = "warm"
-        whereabouts.keep_open()
+        self._kept = whereabouts.KeptOpen()
         gc.collect()
         gc.freeze()  # the objects that exist now stay for good
         served = 0
@@ -150,7 +150,7 @@ class Worker:
         node.forget()
         os.dup2(stderr, 2)
         reply, status = run.serve(call.plugin, call.environ, os.pread(stdin, os.fstat(stdin).st_size, 0))
-        whereabouts.end_call()
+        self._kept.end_call()
         os.dup2(self._null, 2)
         os.chdir("/")
         _close(fds)  # before the reply: a runtime may wait for the end of its pipes
@@ -163,7 +163,7 @@ class Worker:
     def _is_as_before(self) -> bool:
         """Whether the process is as before: no new descriptor, the same network namespace, no excessive memory."""
         return (
-            _open_files() <= self._files + whereabouts.open_files()
+            _open_files() <= self._files + self._kept.files()
             and os.stat(_OWN).st_ino == self._own
             and resource.getrusage(resource.RUSAGE_SELF).ru_maxrss < _MOST_KIB
         )

@@ -26,7 +26,7 @@ sys.path.insert(0, sys.argv[1])
 from cni.link import run
 from cni.link.plugins import whereabouts
 
-whereabouts.keep_open()
+kept = whereabouts.KeptOpen()
 environ = dict(os.environb)
 
 
@@ -35,7 +35,7 @@ def add(first):
         environ[b"CNI_CONTAINERID"] = environ[b"CNI_IFNAME"] = b"c%d" % number
         reply, status = run.serve("macvlan", environ, sys.argv[2].encode())
         assert status == 0, reply
-        whereabouts.end_call()
+        kept.end_call()
 
 
 add(0)

@@ -21,8 +21,8 @@ from typing import Any
 
 import pytest
 
+from cni import link
 from cni.cli import warm as command
-from cni.link import run
 from cni.node.installation import change, content
 from cni.node.installation.change import Folder
 from cni.warm import places
@@ -128,7 +128,7 @@ def test_the_launcher_answers_version_as_python_does(node: Node) -> None:
     env = {"CNI_COMMAND": "VERSION"}
     native = node.run([node.executables / "macvlan"], env=env)
     python = node.run([node.executables.parent / "libexec/macvlan"], env=env) if not IS_BUNDLE else native
-    assert native.stdout == python.stdout == run._VERSION_REPLY
+    assert native.stdout == python.stdout == link._VERSION_REPLY
     assert (native.returncode, native.stderr) == (0, b"")
 
 

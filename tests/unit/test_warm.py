@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import re
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cni.link import run
+from cni import link
 from cni.warm import places, protocol, worker
 from cni.warm.board import BUSY, FREE, IDLE, Board
 from tests.node import ROOT
@@ -21,7 +22,7 @@ def test_the_launcher_and_python_agree_on_what_both_have() -> None:
     said = "".join(
         re.findall(r'^\t"(.*?)" *\\?$', LAUNCHER.partition("#define VERSION_REPLY")[2].partition("enum")[0], re.M)
     )
-    assert said.replace('\\"', '"').replace("\\n", "\n").encode() == run._VERSION_REPLY
+    assert said.replace('\\"', '"').replace("\\n", "\n").encode() == link._VERSION_REPLY
     assert f'"{places.DIRECTORY}/%s{places.SOCKET}"' in LAUNCHER
     assert f"PIECE = 1 << {protocol._PIECE.bit_length() - 1}" in LAUNCHER
 
@@ -92,6 +93,7 @@ def test_a_worker_goes_on_when_a_call_has_left_nothing(
 ) -> None:
     monkeypatch.setattr(worker, "_MOST_KIB", changed.get("_MOST_KIB", 1 << 40))
     kept = worker.Worker(None, Board(1), 0, "", -1)  # type: ignore[arg-type]  # it does not listen
+    kept._kept = SimpleNamespace(files=lambda: 0)  # type: ignore[assignment]  # no store is open
     kept._own = changed.get("_own", kept._own)
     opened = [os.open("/dev/null", os.O_RDONLY) for _ in range(1 + files)]  # one is for the connection
     try:

@@ -10,6 +10,7 @@ import errno
 import os
 from typing import TYPE_CHECKING
 
+from cni.link.plugins import uplink
 from cni.link.plugins.base import KEYS_OF_EACH, DeviceClaim, LinkConfig, RecordedPlan, differs, keep_log
 from cni.shared import policy
 from cni.shared.config import (
@@ -25,7 +26,7 @@ from cni.shared.config import (
     string,
     take,
 )
-from cni.shared.kernel import node
+from cni.shared.kernel import addresses, node, routes
 from cni.shared.kernel.links import ARPHRD_ETHER, ARPHRD_INFINIBAND, LEAST_MTU
 from cni.shared.kernel.netlink import KernelError
 from cni.shared.records import digest
@@ -190,12 +191,8 @@ def _refused(device: Link, mode: str, host: Rtnl, log: Log | None) -> str:
     """
     if mode != "passthru" and device.lower_netnsid is None:  # no end of a pair such as a veth
         return ""
-    from cni.link.plugins import uplink  # only an ADD needs it
-
     if mode != "passthru":
         return uplink.others(device, host)
-    from cni.shared.kernel import addresses  # only mode passthru needs it
-
     reason = uplink.needed(device, host.links(), host)
     held = [a.text for a in addresses.list_of(host, device.index) if a.scope != addresses.LINK_SCOPE]
     if held and log and not reason:
@@ -240,8 +237,6 @@ def _find_master(config: MacvlanConfig, where: Rtnl) -> Link | None:
 
         names = rdma_sysfs.netdevs_of_device(config.device_id)
         return where.link(name=names[0]) if names else None
-    from cni.shared.kernel import routes  # most networks name their master
-
     index = routes.default_route_link(where)
     return where.link(index=index) if index else None
 

@@ -21,9 +21,10 @@ import time
 from errno import ENODEV, EOPNOTSUPP, EPROTONOSUPPORT
 from typing import TYPE_CHECKING
 
+from cni.link.plugins import uplink
 from cni.shared import policy
 from cni.shared.config import OF_RUNTIMES, Key, fill, misspelt, optional, refuse, string, take
-from cni.shared.kernel import files, netns, node, sysfs
+from cni.shared.kernel import files, netns, node, rdma_sysfs, sysfs
 from cni.shared.kernel import sandbox as sandboxes
 from cni.shared.kernel.links import Rtnl
 from cni.shared.kernel.netlink import KernelError
@@ -40,7 +41,7 @@ from cni.shared.spec.errors import (
     TryAgainLater,
     report,
 )
-from cni.shared.spec.request import member
+from cni.shared.spec.request import NOTHING_LISTED, member, valid_attachments
 
 if TYPE_CHECKING:
     from typing import Any
@@ -208,9 +209,7 @@ def _permit(device: str, parent: str, sandbox: Sandbox) -> None:
 
     If the netdev is already in the sandbox, the plugin that moved it has checked both.
     """
-    from cni.link.plugins import uplink  # only an ADD needs these
     from cni.link.plugins.host_device import moved  # only an ADD needs it
-    from cni.shared.kernel import rdma_sysfs  # only an ADD needs it
 
     hardware = rdma_sysfs.pci_of(device) or parent
     if hardware and any(link.parent_device == hardware for link in sandbox.rtnl.links()):
@@ -373,8 +372,6 @@ def check(request: Request, records: Records, log: Log) -> None:
 
 def gc(request: Request, records: Records, log: Log) -> None:
     """Bring back the verbs devices of attachments that the runtime no longer knows; the first fault is raised at the end."""
-    from cni.shared.spec.gc import NOTHING_LISTED, valid_attachments  # only GC needs it
-
     began = Began()
     valid = valid_attachments(request)
     if valid is None:

@@ -52,25 +52,21 @@ def found_in_use(addresses: Iterable[str], records: Records) -> None:
         local.found_in_use(records, address)
 
 
-def keep_open() -> None:
-    """Keep the lease file and the connections to stores open after each call from now on, for the next call."""
-    from ipam.stores import base  # a network without addresses loads no IPAM
-    from ipam.stores.file import database  # a network without addresses loads no IPAM
+class KeptOpen:
+    """Keeps the lease file and the connections to stores open after each call from now on, for the next call."""
 
-    database.kept, base.connections = {}, {}
+    def __init__(self) -> None:
+        from ipam.stores import base  # a network without addresses loads no IPAM
+        from ipam.stores.file import database  # a network without addresses loads no IPAM
 
+        self._base, self._database = base, database
+        database.kept, base.connections = {}, {}
 
-def open_files() -> int:
-    """The number of file descriptors that `keep_open` keeps. A lease file has two, for its lock and for SQLite."""
-    from ipam.stores import base  # a network without addresses loads no IPAM
-    from ipam.stores.file import database  # a network without addresses loads no IPAM
+    def files(self) -> int:
+        """The number of file descriptors that are kept. A lease file has two, for its lock and for SQLite."""
+        return 2 * len(self._database.kept or ()) + len(self._base.connections or ())
 
-    return 2 * len(database.kept or ()) + len(base.connections or ())
-
-
-def end_call() -> None:
-    """Close the connections to stores that were opened for the call that ends."""
-    from ipam.stores import base  # a network without addresses loads no IPAM
-
-    while base.at_end:
-        base.at_end.pop()()
+    def end_call(self) -> None:
+        """Close the connections to stores that were opened for the call that ends."""
+        while self._base.at_end:
+            self._base.at_end.pop()()

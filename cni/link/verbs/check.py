@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from cni.link import features
 from cni.link.plugins.base import differs
 from cni.link.verbs import delegate
 from cni.link.verbs.detach import PART
@@ -57,8 +58,6 @@ def check(plugin: LinkPlugin, request: Request, log: Log) -> None:
         planned = plugin.load(record["link"]) if record else plugin.adopt(request, host, sandbox.rtnl)
         found = _differences(plugin, planned, config, record, host, sandbox, known[0], expected)
         if asked:
-            from cni.link import features  # most networks have none
-
             found += features.unlike(record.get("extras", {}), asked)
     if found:
         raise AttachmentDiffers(
@@ -71,8 +70,6 @@ def _features(request: Request, faults: list[Fault]) -> dict[str, Any]:
     """The checked configurations, by name, of the features that `request` asks for; for none, no module is loaded."""
     if request.member("rail") is None and request.member("rdma") is None:
         return {}
-    from cni.link import features  # most networks have none
-
     return features.read(request, faults)
 
 
@@ -107,8 +104,6 @@ def _differences(
     wanted_here = Result([known], here, _without(expected.routes, others, inside))
     found += ipconfig.differences(inside, link, wanted_here)
     if "extras" in record:
-        from cni.link import features  # most networks have none
-
         found += features.Features(record["extras"]).differences(link, wanted_here, sandbox)
     return found
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import cni
 from cni.link.plugins import EXECUTABLES, whereabouts
 from cni.shared import config
-from cni.shared.spec import codec
+from cni.shared.spec import codec, result
 from cni.shared.spec.errors import CniError, DelegateFailed, IncompatibleVersion, InvalidConfig, NotAvailable
 from cni.shared.spec.request import Request, member
 
@@ -201,8 +201,6 @@ def _answer(kind: str, path: str, request: Request, stdout: bytes, status: int) 
         raise DelegateFailed(msg, stdout[:500].decode("utf-8", "replace")) from None
     code, text = (member(document, key) if isinstance(document, dict) else None for key in ("code", "msg"))
     if status == 0 and code is None:
-        from cni.shared.spec import result  # only ADD has one
-
         return result.parse(document, f'the answer of the IPAM plugin "{kind}"', has_interfaces=False)
     if type(code) is not int or code < 1 or not isinstance(text, str) or not text:  # JSON's true is an int of Python
         msg = f'the IPAM plugin "{kind}" failed without an error code and message: run {path} by hand, or see its log'

@@ -11,8 +11,7 @@ from cni.shared.kernel.links import Rtnl
 from cni.shared.records import UNENDED, Began, Records
 from cni.shared.spec import codec
 from cni.shared.spec.errors import CniError, report
-from cni.shared.spec.gc import NOTHING_LISTED, VALID_ATTACHMENTS, valid_attachments
-from cni.shared.spec.request import Attachment, Request
+from cni.shared.spec.request import NOTHING_LISTED, VALID_ATTACHMENTS, Attachment, Request, valid_attachments
 
 if TYPE_CHECKING:
     from cni.shared.log import Log

@@ -15,7 +15,7 @@ from cni.shared.kernel import files
 from cni.shared.spec.errors import InvalidNamespace
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterator
 
 _OWN = "/proc/thread-self/ns/net"
 _NS_GET_NSTYPE = 0xB703  # include/uapi/linux/nsfs.h
@@ -128,11 +128,9 @@ def exists(path: str) -> bool:
 def found_again(device: int, inode: int) -> Namespace | None:
     """The network namespace with this `device` and `inode`, opened; None if this process can see no user of the
     namespace (cni.shared.kernel.netns_users)."""
-    from cni.shared.kernel import netns_users  # a namespace that has its path is not looked for
-
     if _searched and (device, inode) not in _searched[0]:
         return None
-    for namespace in _opened(netns_users.of(inode), lambda identity: identity == (device, inode)):
+    for namespace in _opened(inode, lambda identity: identity == (device, inode)):
         if (namespace.device, namespace.inode) == (device, inode):
             return namespace
         namespace.close()  # the process has moved meanwhile
@@ -152,11 +150,9 @@ class SearchedOnce:
 
 def all_kept() -> Iterator[Namespace]:
     """Each network namespace, except our own, that has a user. It is open until the next one is requested."""
-    from cni.shared.kernel import netns_users  # most calls look for no namespace
-
     with own() as ours:
         seen = {(ours.device, ours.inode)}
-    for namespace in _opened(netns_users.of(None), lambda identity: identity not in seen):
+    for namespace in _opened(None, lambda identity: identity not in seen):
         seen.add((namespace.device, namespace.inode))
         with namespace:
             yield namespace
@@ -194,9 +190,11 @@ def _is_lost(path: str) -> bool:
     return False
 
 
-def _opened(paths: Iterable[str], is_wanted: Callable[[tuple[int, int]], bool]) -> Iterator[Namespace]:
-    """The namespaces at `paths` whose (device, inode) satisfies `is_wanted`, each opened."""
-    for path in paths:
+def _opened(inode: int | None, is_wanted: Callable[[tuple[int, int]], bool]) -> Iterator[Namespace]:
+    """The namespaces of netns_users.of(`inode`) whose (device, inode) satisfies `is_wanted`, each opened."""
+    from cni.shared.kernel import netns_users  # a namespace that has its path is not looked for
+
+    for path in netns_users.of(inode):
         try:
             status = os.stat(path)
             namespace = _open(path) if is_wanted((status.st_dev, status.st_ino)) else None

@@ -15,6 +15,7 @@ import os
 from socket import AF_INET, AF_INET6, inet_ntop, inet_pton
 from typing import TYPE_CHECKING
 
+from cni.shared.kernel import sysfs
 from cni.shared.kernel.files import names_in, target_of
 
 if TYPE_CHECKING:
@@ -105,8 +106,6 @@ def netdev_of(device: str, port: int, root: str = "/sys") -> str:
 def netdevs_of_device(device: str, root: str = "/sys") -> list[str]:
     """The netdevs of the allocated `device`: a PCI function, a subfunction or a soft-RoCE device. A device plugin that
     shares a NIC adds a number, "0000:3b:00.0-7"."""
-    from cni.shared.kernel import sysfs  # most calls ask for no device
-
     function = _function(device)
     found = sysfs.netdevs_of_pci(function, root) or sysfs.netdevs_of_auxiliary(function, root)
     if not found and function in devices(root):
@@ -117,8 +116,6 @@ def netdevs_of_device(device: str, root: str = "/sys") -> list[str]:
 def names_of_nic(device: str, root: str = "/sys") -> set[str]:
     """The PCI addresses and netdevs of the allocated `device`; for a virtual function or subfunction, also those of its
     physical function."""
-    from cni.shared.kernel import sysfs  # most calls ask for no device
-
     function = _function(device)
     above = sysfs.pci_above(sysfs.path_of("auxiliary", function, root))
     physical = above or sysfs.physical_function_of(function, root)

@@ -15,11 +15,12 @@ import errno
 import os
 from typing import TYPE_CHECKING
 
-from cni.link.plugins.host_device import devices
+from cni.link.plugins import uplink
+from cni.link.plugins.host_device import devices, hoststate
 from cni.link.plugins.host_device.devices import PART, REFUSED, RETURNED, MovePlan, among, recorded
 from cni.shared import policy
+from cni.shared.kernel import addresses, routes, sysfs
 from cni.shared.kernel import sandbox as sandboxes
-from cni.shared.kernel import sysfs
 from cni.shared.kernel.links import LEAST_MTU
 from cni.shared.kernel.netlink import KernelError
 from cni.shared.log import Log
@@ -66,10 +67,6 @@ class MoveFacts:
 
     def look(self, device: Link, links: Sequence[Link], host: Rtnl, log: Log, advertised: bool = True) -> None:
         """Read the state of the device and the reasons against a move. `advertised` is passed to `uplink.needed`."""
-        from cni.link.plugins import uplink  # only an ADD needs these
-        from cni.link.plugins.host_device import hoststate  # only an ADD needs it
-        from cni.shared.kernel import routes  # only an ADD needs it
-
         bodies = routes.all_bodies(host)
         self.reason = uplink.needed(device, links, host, bodies, advertised)
         self.state, self.tied = hoststate.look(device, links, bodies, host, log)
@@ -91,8 +88,6 @@ def available(
     """Return `device`, which `selected` names. Raises NotAvailable when the node needs the device, InvalidConfig when
     the policy does not allow it. `advertised` is passed to `uplink.needed`."""
     permit(device, pci)
-    from cni.link.plugins import uplink  # a DEL does not need it
-
     reason = uplink.needed(device, links, host, advertised=advertised)
     if reason:
         raise NotAvailable(cut_off(selected, reason))
@@ -289,8 +284,6 @@ def move_out(planned: MovePlan, host: Rtnl, inside: Rtnl | None, log: Log) -> Li
             f'device "{planned.device["name"]}" is neither in the sandbox nor on the host: it vanished, or another attachment has it'
         )
     elif inside and (cookie := inside.namespace_cookie()) and cookie == host.namespace_cookie():
-        from cni.shared.kernel import addresses  # an ADD does not need it
-
         addresses.clear(host, device.index)  # in the host's namespace (CNI_NETNS_OVERRIDE) no move drops them
     return device
 
