@@ -10,74 +10,63 @@ from typing import Any
 from cni.shared.spec.errors import InvalidConfig
 
 FORM = "jsonpath="  # the beginning of this form of -o
-_STEP = re.compile(r"\.?\[(?:'(?P<quoted>[^']*)'|(?P<number>-?\d+)|\*)\]|\.(?:(?P<key>(?:\\.|[\w/-])+)|\*)")
+_STEP = re.compile(r"\.?\[(?:'(?P<quoted>[^']+)'|(?P<number>-?\d+)|\*)\]|\.(?:(?P<key>(?:\\.|[\w/-])+)|\*)")
 _PART = re.compile(
     r"(?P<plain>[^{}]+)|\{\s*(?:(?P<end>end)|\"(?P<text>[^\"]*)\"|(?P<range>range\s+)?(?P<path>[$@]?(?:"
     + re.sub(r"\?P<\w+>", "?:", _STEP.pattern)
     + r")*|\.))\s*\}"
 )
-_ESCAPED = {"\\n": "\n", "\\t": "\t", "\\\\": "\\"}
+_ESCAPED = {"n": "\n", "t": "\t", "\\": "\\"}
+Parts = list[tuple[str, str | None, Any]]  # (text, path or None, of a range its Parts)
 
 
-def read(template: str) -> list[Any]:
-    """Parse `template` to texts, paths, and tuples of a range's path and parts. Raises ValueError."""
-    parts: list[Any] = []
+def read(template: str) -> Parts:
+    """Parse `template`. Raises ValueError."""
+    parts: Parts = []
     open_parts, at = [parts], 0
     while found := _PART.match(template, at):
-        at, path = found.end(), found["path"]
-        if found["plain"] or found["text"] is not None:
-            text: str = found["plain"] or found["text"]
-            open_parts[-1].append(re.sub(r"\\[nt\\]", lambda one: _ESCAPED[str(one[0])], text))
-        elif found["range"]:
-            open_parts[-1].append((_Path(path), []))
-            open_parts.append(open_parts[-1][-1][1])
-        elif found["end"]:
-            open_parts.pop()
-        if path is not None and not found["range"]:
-            open_parts[-1].append(_Path(path))
-        if not open_parts:
-            raise ValueError(f"{{end}} without a {{range}} before {template[at:]!r}")
+        at = found.end()
+        if not found["end"]:
+            text = re.sub(r"\\([nt\\])", lambda one: _ESCAPED[str(one[1])], found["text"] or "")
+            open_parts[-1].append((found["plain"] or text, found["path"], [] if found["range"] else None))
+            open_parts += [open_parts[-1][-1][2]] if found["range"] else []
+        elif not open_parts.pop() or not open_parts:
+            raise ValueError(f"{{end}} without a {{range}}, or directly after it, before {template[at:]!r}")
     if at < len(template):
         raise ValueError(f"{template[at:]} is not understood: a path has .key, ['key'], [NUMBER] and [*]")
-    if len(open_parts) > 1 or not any(not isinstance(part, str) for part in parts):
+    if len(open_parts) > 1 or all(path is None for _, path, _ in parts):
         raise ValueError("a {range} has no {end}" if len(open_parts) > 1 else "want {PATH}, such as {[*].node}")
     return parts
 
 
-def fill(parts: Sequence[Any], here: Any, root: Any) -> str:
+def fill(parts: Parts, here: Any, root: Any) -> str:
     """The text of a template for the value `here` of the document `root`. Raises InvalidConfig."""
     texts = []
-    for part in parts:
-        if isinstance(part, str):
-            texts.append(part)
-        elif isinstance(part, _Path):
-            texts.append(" ".join(v if isinstance(v, str) else json.dumps(v) for v in part.values(here, root)))
+    for text, path, inner in parts:
+        values = [] if path is None else _values(path, here, root)
+        if inner is not None:
+            texts += [fill(inner, value, root) for value in values]
         else:
-            texts += [fill(part[1], value, root) for value in part[0].values(here, root)]
+            texts.append(text + " ".join(v if isinstance(v, str) else json.dumps(v) for v in values))
     return "".join(texts)
 
 
-class _Path:
-    """A path; its values are those of `root` if it begins with $, otherwise of the value at hand."""
+def _values(path: str, here: Any, root: Any) -> list[Any]:
+    """The values at `path` of `root` if it begins with $, otherwise of `here`; none where a key is missing."""
+    values = [root if path.startswith("$") else here]
+    for step in _STEP.finditer(path):
+        key, number = step["quoted"] or re.sub(r"\\(.)", r"\1", step["key"] or ""), step["number"]
+        for kind, asked, remedy in ((list, key, "[*]"), (dict, number, ".key")):
+            if asked and any(isinstance(value, kind) for value in values):
+                what = "a list" if kind is list else "an object"
+                raise InvalidConfig(f"-o jsonpath: {{{path}}}: {step[0]} is asked of {what}: want {remedy} there")
+        values = [one for value in values for one in _next(value, key, number)]
+    return values
 
-    def __init__(self, text: str) -> None:
-        self.text, self.steps = text, list(_STEP.finditer(text))
 
-    def values(self, here: Any, root: Any) -> list[Any]:
-        """The values at the path; none where a key is missing, as in kubectl."""
-        values = [root if self.text.startswith("$") else here]
-        for step in self.steps:
-            values = [one for value in values for one in self._next(step, value)]
-        return values
-
-    def _next(self, step: re.Match[str], value: Any) -> Sequence[Any]:
-        key = step["quoted"] or re.sub(r"\\(.)", r"\1", step["key"] or "")
-        if (key and isinstance(value, list)) or (step["number"] and isinstance(value, dict)):
-            kind, remedy = ("an object", ".key") if step["number"] else ("a list", "[*]")
-            raise InvalidConfig(f"-o jsonpath: {{{self.text}}}: {step[0]} is asked of {kind}: want {remedy} there")
-        if isinstance(value, dict):
-            return [value[key]] if key in value else [] if key else [*value.values()]
-        if not isinstance(value, list):
-            return []
-        number = int(step["number"] or 0)
-        return value[number:][:1] if step["number"] and number >= -len(value) else [] if step["number"] else value
+def _next(value: Any, key: str, number: str | None) -> Sequence[Any]:
+    if isinstance(value, dict):
+        return [value[key]] if key in value else [] if key else [*value.values()]
+    if not isinstance(value, list) or number is None:
+        return value if isinstance(value, list) else []
+    return value[int(number) :][:1] if int(number) >= -len(value) else []
