@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from cni.shared.records import Records
 from cni.shared.spec.request import Attachment
+from tests.blackbox.test_foreign_ipam import ROOT, Ipam
+from tests.fabric import Fabric
 from tests.node import STATE, Node, Pod, until
 
 pytestmark = pytest.mark.forked
@@ -197,6 +200,53 @@ def test_an_attachment_stays_while_its_sandbox_may_be_there(
         assert records(node) == of("c1")
     finally:
         end()
+
+
+def test_a_call_that_does_not_see_the_nodes_processes_ends_nothing(node: Node) -> None:
+    """Thick Multus without `hostPID`: any of the others may keep the namespace."""
+    node.master()
+    node.delete_pod(attached(node, MACVLAN, "c1"))
+    for _ in range(2):
+        look(node, settled=True)
+        blind = ["unshare", "--pid", "--fork", "--mount-proc"]
+        node.cni("macvlan", "DEL", MACVLAN, container_id="other", through=blind).succeeded()
+    assert records(node) == of("c1")
+    delete(node)
+    assert records(node) == []
+
+
+def test_another_suites_ipam_plugin_is_called_by_the_next_call_that_finds_it(node: Node) -> None:
+    node.master()
+    ipam = Ipam(node)
+    pod = node.pod("c1")
+    node.cni("macvlan", "ADD", {**MACVLAN, "ipam": {"type": "recorder"}}, container_id="c1", netns=pod, path=[ROOT])
+    node.delete_pod(pod)
+    record = node.path(f"{STATE}/attachments/rail:c1:net1:link")
+
+    def call(*folders: str | Path) -> None:
+        look(node, settled=True)
+        path = [*folders, node.executables]
+        node.cni("macvlan", "DEL", MACVLAN, container_id="other", path=path).succeeded()
+
+    assert until(lambda: call() or "unended" in record.read_text())  # of a runtime with other plugin folders
+    assert until(lambda: call(ROOT) or not record.exists())
+    assert [call.split()[0] for call in ipam.calls] == ["ADD", "DEL"]
+
+
+def test_a_group_of_rails_frees_its_addresses_when_all_its_links_have_ended(node: Node) -> None:
+    rails = Fabric(node, 2)
+    pod = node.pod("c1")
+    rails.attach(pod, (0, 1))
+    node.delete_pod(pod)
+    other = node.pod("other")
+
+    def is_done() -> bool:
+        look(node, settled=True)
+        rails.cni("DEL", other, 0).succeeded()
+        return records(node) == []
+
+    assert until(is_done), records(node)
+    assert node.leases() == []
 
 
 def restarted(node: Node) -> None:
