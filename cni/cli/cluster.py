@@ -163,9 +163,7 @@ def _print(found: Sequence[dict[str, Any]]) -> None:
         said = list(one["faults"])
         if gone := attached.get("gone"):
             count = output.counted(gone, "attachment")
-            said.append(
-                f"{count} without a namespace: the node's next calls end them, `railcni ipam flush` there at once"
-            )
+            said.append(f"{count} without a namespace: the node's next calls end them, or `railcni ipam flush` there")
         health = output.styled("whole") if one["healthy"] else output.styled("faulty", "bold red")
         claims = [one.get("claims")] if has_claims else []
         rows.append((one["node"], one["version"] or "", health, attached.get("live"), *claims, "\n".join(said)))

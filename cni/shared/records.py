@@ -49,10 +49,8 @@ GROUP = "@"  # begins the "network" in a record of a container in a group of rai
 _CLOCK_STEP = 1_000_000_000  # ns: more than a busy machine needs to read two clocks in succession
 LINK = "link"  # the part of an attachment that a link plugin of this suite records
 PENDING, UNENDED = "pending", "unended"  # files beside the records; a record has a member of the same name
-RETRY_SECONDS, LOOK_SECONDS = (
-    10.0,
-    300.0,
-)  # to the next look for attachments without an end, if some are known and if not
+LOOK_SECONDS = 300.0  # to the next look for attachments that no DEL has ended
+RETRY_SECONDS = 10.0  # the same while some are known
 _RECORD_BYTES = 64 << 20  # far above the size of a record with the largest configuration
 _SEAL = b', "checksum": "%s"}'
 _SEAL_BYTES = len(_SEAL) - len("%s") + 32

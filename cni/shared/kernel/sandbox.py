@@ -123,7 +123,7 @@ def gone_since(record: dict[str, Any]) -> float | None:
         return 0.0
     from cni.shared.kernel import netns_users  # a namespace that has its path is not looked for
 
-    if not may_be_gone(record) or not netns_users.sees_node():
+    if not netns.has_lost_path(record["netns"]) or not netns_users.sees_node():
         return None
     found = kept(record["sandbox"])
     if found:
