@@ -34,9 +34,10 @@ needs_etcd = pytest.mark.skipif(bool(etcd.unusable()), reason=etcd.unusable())
 HeldAddress = tuple[str, str, str, str]  # address, network ("" for what the store does not tell), container, ifname
 
 _SERVER = """
-import sys, threading, time
+import sys, time
 from tests.stores.kubernetes_api import ApiServer
-server = ApiServer(port=int(sys.argv[1]))
+from tests.stores.unwell import LATE, Unwell, in_turn
+server = ApiServer()
 
 def slow(method, resource, number):
     if method != "GET" and resource in ("ippools", "addressleases"):
@@ -44,19 +45,38 @@ def slow(method, resource, number):
 
 server.faults = slow
 server.lag()
-threading.Event().wait()
+late = in_turn(2, [LATE])
+
+def half_of_the_leases(change):
+    return late(change) if change.startswith("POST ") and "/addressleases " in change else ""
+
+with Unwell(server.port, False, half_of_the_leases, int(sys.argv[1])) as unwell:
+    for line in sys.stdin:
+        is_well = line == "well\\n"
+        unwell.choose = (lambda change: "") if is_well else half_of_the_leases
+        if is_well:
+            unwell.catch_up()
+        print("done", flush=True)
 """
 
 
 class SlowServer(Server):
     """An API server that takes its time for a change, so that processes wait for it, and are killed in the midst of one. Its
-    watch cache stays empty."""
+    watch cache stays empty, and it serves half of the creates of AddressLeases when it has cut their connections and served
+    some of the next changes."""
 
     def __init__(self, churn: Churn) -> None:
         self.node = churn.node
         argv = [sys.executable, "-c", _SERVER, str(PORT)]
         self.process = self.node.start(["env", f"PYTHONPATH={ROOT}", *argv])
         assert until(self.serves, 20)
+
+    def be(self, how: str) -> None:
+        """Be "well", with all late creates served, or "ill" again."""
+        assert self.process.stdin and self.process.stdout
+        self.process.stdin.write(f"{how}\n".encode())
+        self.process.stdin.flush()
+        assert self.process.stdout.readline() == b"done\n"
 
 
 class StoreChurn(Churn):
@@ -125,9 +145,24 @@ class KubernetesChurn(StoreChurn):
 
 
 class AddressLeaseChurn(KubernetesChurn):
-    """The leases are AddressLeases."""
+    """The leases are AddressLeases. A DEL whose fence the server cuts succeeds and stays pending until it is called again: each
+    look does so, when the server is well."""
 
     datastore = "addresslease"
+    retried = 0
+
+    def _look(self) -> Rest:
+        self.server.be("well")
+        for one in json.loads(self.node.railcni("ipam", "flush", "--dry-run", "-o", "json").stdout)["left"]:
+            if one["pending"]:
+                config = {**self._orders[0].network, "name": one["network"]}
+                how = {"container_id": one["containerID"], "ifname": one["ifname"]}
+                self.node.cni("macvlan", "DEL", config, netns=f"/run/netns/{one['containerID']}", **how).succeeded()
+                self.retried += 1
+        try:
+            return super()._look()
+        finally:
+            self.server.be("ill")
 
     def held(self) -> tuple[list[HeldAddress], list[str]]:
         url = f"{OBJECTS}/addressleases".replace("whereabouts.cni.cncf.io", "railcni.io")

@@ -67,11 +67,11 @@ _HURRY = 20.0
 class Unwell:
     """`with Unwell(port, is_etcd) as unwell`: a server at `unwell.port` that passes requests on to 127.0.0.1:`port`.
 
-    `choose` is asked for each change by its method, its path and the name of a new object, and names an illness of ILL, or "" for none.
+    `own_port` is the port that it takes, 0 for any. `choose` is asked for each change by its method, its path and the name of a new object, and names an illness of ILL, or "" for none.
     In the end all late requests have been served.
     """
 
-    def __init__(self, port: int, is_etcd: bool, choose: Callable[[str], str]) -> None:
+    def __init__(self, port: int, is_etcd: bool, choose: Callable[[str], str], own_port: int = 0) -> None:
         self.choose = choose
         self.met: list[str] = []
         self._port = port
@@ -112,7 +112,7 @@ class Unwell:
                 self.end_headers()
                 self.wfile.write(data[: len(data) // 2] if does == CUT else data)
 
-        self._server = http_server.Server(Handler)
+        self._server = http_server.Server(Handler, own_port)
         self.port: int = self._server.server_port
 
     def __enter__(self) -> Unwell:
@@ -121,6 +121,10 @@ class Unwell:
 
     def __exit__(self, *_: object) -> None:
         self._server.close()
+        self.catch_up()
+
+    def catch_up(self) -> None:
+        """Serve all late requests."""
         self._catch_up(max(_BETWEEN))
 
     def _pass_on(self, method: str, path: str, body: bytes, headers: dict[str, str]) -> Answer:
