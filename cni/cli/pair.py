@@ -125,7 +125,7 @@ def _inside() -> int:
     with open(f"/sys/class/net/{ifname}/mtu") as file:
         mtu = int(file.read())
     told = [found.document() for peer, own in dict(near).items() for found in links.ping(peer, own, mtu)]
-    output.print_json({"mtu": mtu, "pings": told})
+    output.print_data({"mtu": mtu, "pings": told})
     return 0
 
 

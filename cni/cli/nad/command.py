@@ -46,7 +46,7 @@ def register(commands: subcommand.Commands) -> None:
 
 
 def _schema(options: argparse.Namespace) -> int:
-    output.print_json(schema.schema(options.name))
+    output.print_data(schema.schema(options.name))
     return 0
 
 

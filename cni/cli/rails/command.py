@@ -81,10 +81,8 @@ def _check(options: argparse.Namespace) -> int:
 
 def _show(options: argparse.Namespace) -> int:
     found = _nics([*attached.of_node()])
-    if options.output == "table" and not found:
-        output.print_fault("railcni: no NIC here has a verbs device, and no rail is attached")
-        return 0
-    output.show(options.output, found, lambda: output.print_table(_NICS, _rows(found), least=_LEAST))
+    empty = "no NIC here has a verbs device, and no rail is attached"
+    output.show(options.output, found, lambda: output.print_table(_NICS, _rows(found), empty=empty, least=_LEAST))
     return 0
 
 

@@ -148,12 +148,7 @@ def counted(number: int, noun: str) -> str:
     return f"{number} {noun}{'s' * (number != 1)}"
 
 
-def print_json(value: Any) -> None:
-    """Print `value` as JSON, indented by four as cnitool does."""
-    sys.stdout.write(json.dumps(value, indent=4) + "\n")
-
-
-def print_data(value: Any, form: str, name: str = "") -> None:
+def print_data(value: Any, form: str = "json", name: str = "") -> None:
     """Print `value` in a `form` of -o. For "name" that is the member `name` of each element, or its first one."""
     if isinstance(value, list):
         value, is_repeated = _new("data", value)
@@ -168,7 +163,7 @@ def print_data(value: Any, form: str, name: str = "") -> None:
         value = json.loads(json.dumps(value))
         sys.stdout.write(jsonpath.fill(jsonpath.read(form.removeprefix(jsonpath.FORM)), value, value))
     else:
-        print_json(value)
+        sys.stdout.write(json.dumps(value, indent=4) + "\n")  # as cnitool does
 
 
 def print_objects(objects: Sequence[Any], form: str) -> None:
