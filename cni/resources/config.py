@@ -61,17 +61,16 @@ def read(files: Iterable[tuple[str, str]]) -> Config:
     left = list(files)
     while left:
         path, text = left.pop(0)
-        before = len(config.findings)
+        before, empty = len(config.findings), Scope(Text(path, text), TreeNode(0, 0), config.findings)
         if not text.strip():
-            scope = Scope(Text(path, text), TreeNode(0, 0), config.findings)
-            scope.error((), "the file is empty", 'write {"configList": [...]}')
+            empty.error((), "the file is empty", 'write {"configList": [...]}')
             config.is_whole = False
             continue
         scopes = [part for _, scope in reader.documents(path, text, config.findings) for part in reader.objects(scope)]
         if len(config.findings) > before:
             config.is_whole = False
             continue
-        for scope in scopes or [Scope(Text(path, text), TreeNode(0, 0), config.findings)]:
+        for scope in scopes or [empty]:
             root = scope.root.data
             if isinstance(root, dict) and root.get("kind") == _CONFIG_MAP and isinstance(root.get("data"), dict):
                 left += [(f"{path}, {key}", str(inner)) for key, inner in root["data"].items()]
@@ -125,24 +124,16 @@ def _policy(scope: Scope, keys: Keys, given: Any, config: Config) -> None:
     known_keys = ((given, keys, VfPolicy), (selector, (*keys, "nicSelector"), NicSelector))
     for part, within, model in known_keys:
         if isinstance(part, dict):
-            for key in sorted(_UNMADE & {k for k, v in part.items() if v}):
-                scope.error(
-                    (*within, key),
-                    f"{key}: this is not made here",
-                    "leave this policy to sriov-network-operator",
-                    at_key=True,
-                )
+            _refuse(
+                scope, within, part, _UNMADE, "this is not made here", "leave this policy to sriov-network-operator"
+            )
             _unknown(scope, within, part, {*model.model_fields, *_UNMADE, *_UNASKED})
     policy: VfPolicy | None = scope.model(VfPolicy, given, keys, POLICY_FIXES)
     if policy is None or any(f.severity == ERROR for f in config.findings[before:]):
         return
     if given.get("nodeSelector"):
-        scope.warn(
-            (*keys, "nodeSelector"),
-            "labels of nodes are not read here",
-            "give the file to these nodes alone",
-            at_key=True,
-        )
+        message, fix = "labels of nodes are not read here", "give the file to these nodes alone"
+        scope.warn((*keys, "nodeSelector"), message, fix, at_key=True)
     config.policies.append(policy)
     if policy.resourceName and not policy.chosen:
         fix = "add pfNames or rootDevices, or a resource to resourceList"
@@ -158,11 +149,10 @@ def _policy(scope: Scope, keys: Keys, given: Any, config: Config) -> None:
 def _resource(scope: Scope, keys: Keys, given: Any, model: type[Shared | Exclusive], config: Config) -> None:
     before = len(config.findings)
     for selectors, within in _selectors(given, model):
-        for key in sorted(_UNSERVED & {key for key, value in selectors.items() if value}):
-            message = f"{key}: this device plugin cannot choose by it"
-            scope.error((*keys, *within, key), message, OTHER_PLUGIN, at_key=True)
+        place = (*keys, *within)
+        _refuse(scope, place, selectors, _UNSERVED, "this device plugin cannot choose by it", OTHER_PLUGIN)
         fields = SharedSelectors if model is Shared else ExclusiveSelectors
-        _unknown(scope, (*keys, *within), selectors, {*fields.model_fields, *_UNSERVED})
+        _unknown(scope, place, selectors, {*fields.model_fields, *_UNSERVED})
     if isinstance(given, dict):
         _unknown(scope, keys, given, set(model.model_fields))
     resource = scope.model(model, given, keys, FIXES)
@@ -181,6 +171,12 @@ def _selectors(given: Any, model: type[Shared | Exclusive]) -> list[tuple[dict[s
     if isinstance(written, list) and model is Exclusive:
         return [(one, ("selectors", i)) for i, one in enumerate(written) if isinstance(one, dict)]
     return [(written, ("selectors",))] if isinstance(written, dict) else []
+
+
+def _refuse(scope: Scope, keys: Keys, given: dict[str, Any], names: set[str], why: str, remedy: str) -> None:
+    """Note an error for each of `names` that `given` has with a value."""
+    for key in sorted(names & {key for key, value in given.items() if value}):
+        scope.error((*keys, key), f"{key}: {why}", remedy, at_key=True)
 
 
 def _unknown(scope: Scope, keys: Keys, given: dict[str, Any], names: set[str]) -> None:

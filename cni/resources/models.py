@@ -42,21 +42,18 @@ FIXES = {  # remedies by the last key; that of a list is for a member whose keys
     "additionalInfo": 'write values by name by PCI address: {"*": {"name": "value"}}',
     **dict.fromkeys(("umad", "allNics", "isRdma", "needVhostNet", "excludeTopology"), _SWITCH),
 }
-POLICY_FIXES = {
+POLICY_FIXES = FIXES | {
     "numVfs": 'write a number such as "numVfs": 8',
     "deviceType": "write netdevice or vfio-pci",
     "mtu": 'write a number such as "mtu": 9000',
     "priority": "write a number from 0, which counts most, to 99",
     "nicSelector": 'write "nicSelector": {"pfNames": ["ens2f1#0-3"]}',
-    "pfNames": FIXES["pfNames"],
-    "rootDevices": FIXES["rootDevices"],
     "linkType": "leave InfiniBand functions, which need GUIDs, to sriov-network-operator",
     "eSwitchMode": "leave the switchdev mode to sriov-network-operator",
-    "resourceName": FIXES["resourceName"],
     "virtualFunctions": 'write objects such as {"nicSelector": {"pfNames": ["ens2f1"]}, "numVfs": 8}',
     "vendor": 'write an ID such as "15b3"',
     "deviceID": 'write an ID such as "101d"',
-    **dict.fromkeys(("isRdma", "externallyManaged", "excludeTopology", "needVhostNet"), _SWITCH),
+    "externallyManaged": _SWITCH,
 }
 VFIO = "vfio-pci"
 MOST_VFS = 65535  # TotalVFs of PCI Express has 16 bits
