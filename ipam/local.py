@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from cni.shared.records import Records
     from ipam.leases import Lease, Owner, Want
 
-FILES = ("remembered", "lock")  # entries are written to the first; an older version wrote them to the second
+FILE = "remembered"
 SLOTS, SLOT = 4096, 512  # the number of slots, and the bytes of each
 SECONDS = 3600  # a pod whose sandbox cannot be made is tried again every five minutes
 AVOIDED_SECONDS = 600
@@ -88,15 +88,14 @@ def set_complete(records: Records) -> None:
 def avoided(directory: str) -> list[tuple[str, float]]:
     """(address, end) of each address that this node avoids until `end`, in seconds since 1970; sorted."""
     found: dict[str, float] = {}
-    for name in FILES:
-        try:
-            data = files.read_regular(f"{directory}/{name}", SLOTS * SLOT, os.O_NOFOLLOW, private=True)
-        except (OSError, ValueError):
-            continue
-        for at in range(0, len(data), SLOT):
-            entry = _entry(data[at : at + SLOT])
-            if isinstance(entry.get("avoid"), str):
-                found.setdefault(entry["avoid"], float(entry["until"]))
+    try:
+        data = files.read_regular(f"{directory}/{FILE}", SLOTS * SLOT, os.O_NOFOLLOW, private=True)
+    except (OSError, ValueError):
+        return []
+    for at in range(0, len(data), SLOT):
+        entry = _entry(data[at : at + SLOT])
+        if isinstance(entry.get("avoid"), str):
+            found.setdefault(entry["avoid"], float(entry["until"]))
     return sorted(found.items())
 
 
@@ -106,18 +105,15 @@ def _key(*texts: str) -> bytes:
 
 def _read(records: Records, key: bytes) -> dict[str, Any]:
     """The entry of `key`; {} if there is none."""
-    for name in FILES:
+    try:
+        fd = records.open_file(FILE)
         try:
-            fd = records.open_file(name)
-            try:
-                found = _entry(os.pread(fd, SLOT, _offset(key)))
-            finally:
-                os.close(fd)
-        except (CniError, OSError):
-            continue
-        if found.get("key") == key.hex():
-            return found
-    return {}
+            found = _entry(os.pread(fd, SLOT, _offset(key)))
+        finally:
+            os.close(fd)
+    except (CniError, OSError):
+        return {}
+    return found if found.get("key") == key.hex() else {}
 
 
 def _entry(data: bytes) -> dict[str, Any]:
@@ -134,7 +130,7 @@ def _entry(data: bytes) -> dict[str, Any]:
 def _write(records: Records, key: bytes, entry: dict[str, Any], seconds: int) -> None:
     data = codec.dumps({"key": key.hex(), "until": int(time.time()) + seconds, **entry}).encode()
     try:
-        fd = records.open_file(FILES[0])
+        fd = records.open_file(FILE)
         try:
             os.pwrite(fd, data.ljust(SLOT, b"\0")[:SLOT], _offset(key))
         finally:

@@ -391,19 +391,6 @@ def test_a_damaged_memory_fails_no_call(place: Place) -> None:
         place.delete("new", "web-7d9f8-1x")
 
 
-def test_what_the_version_before_remembered_in_the_file_of_the_locks_is_read(place: Place) -> None:
-    for i in range(2):
-        place.add(f"c{i}", f"web-7d9f8-{i}x")
-    place.delete("c0", "web-7d9f8-0x")
-    place.delete("c1", "web-7d9f8-1x")
-    local.found_in_use(place.records(), "10.0.0.3/24")
-    directory = place.directory / "node-1"
-    assert (directory / "lock").stat().st_size == 0
-    (directory / "remembered").rename(directory / "lock")
-    assert place.add("new", "web-7d9f8-1x") == "10.0.0.2"
-    assert [address for address, _ in local.avoided(str(directory))] == ["10.0.0.3/24"]
-
-
 # --- machines of one node name ---
 
 

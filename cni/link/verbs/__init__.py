@@ -32,24 +32,25 @@ def call(name: str, request: Request, log: Log) -> Result | None:
     """Serve `request` with the link plugin `name`, and return the result of an ADD, None for every other verb."""
     plugin = plugins.named(name)
     plugin.direct_log(request, log)
+    records = Records(log=log)
     if request.command in ("ADD", "DEL", "GC"):
-        _finish_others(request, log)
+        _finish_others(request, records)
     if request.command == "ADD":
         from cni.link.verbs import attach  # each verb loads its own
 
-        return attach.add(plugin, request, log)
+        return attach.add(plugin, request, records)
     if request.command == "DEL":
         from cni.link.verbs import detach  # each verb loads its own
 
-        detach.delete(plugin, request, log)
+        detach.delete(plugin, request, records)
     elif request.command == "CHECK":
         from cni.link.verbs import check  # each verb loads its own
 
-        check.check(plugin, request, log)
+        check.check(plugin, request, records)
     elif request.command == "GC":
         from cni.link.verbs import gc  # each verb loads its own
 
-        gc.gc(request, log)
+        gc.gc(request, records)
     else:
         from cni.link.verbs import status  # each verb loads its own
 
@@ -57,14 +58,13 @@ def call(name: str, request: Request, log: Log) -> Result | None:
     return None
 
 
-def _finish_others(request: Request, log: Log) -> None:
+def _finish_others(request: Request, records: Records) -> None:
     """Try to end the attachments that no DEL has ended, if a look for them is due."""
-    records = Records(log=log)
     if not records.is_look_due():
         return
     from cni.link.verbs import unended  # each verb loads its own
 
     try:
-        unended.finish(records, log, request.environ, _SECONDS)
+        unended.finish(records, records.log, request.environ, _SECONDS)
     except (CniError, OSError) as fault:  # if this call has the same fault, its verb raises an error
-        log.warning(f"attachments that no DEL has ended stay for now: {fault}")
+        records.log.warning(f"attachments that no DEL has ended stay for now: {fault}")

@@ -41,11 +41,11 @@ if TYPE_CHECKING:
 _VERBS_DEVICES = "/sys/class/infiniband"  # the directory exists when the kernel has RDMA
 
 
-def add(plugin: LinkPlugin, request: Request, log: Log) -> Result:
+def add(plugin: LinkPlugin, request: Request, records: Records) -> Result:
     """Make the attachment, and return its result, with that of the chain. A failure undoes the completed steps."""
+    log = records.log
     config, asked = _read(plugin, request, log)
     earlier = _earlier(request)
-    records = Records(log=log)
     with sandboxes.opened(request) as sandbox, records.locked(request.attachment, PART), Rtnl() as host:
         attempt = _Attempt(plugin, config, request, sandbox, host, records, log)
         attempt.clear_predecessor()

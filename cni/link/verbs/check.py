@@ -22,12 +22,11 @@ if TYPE_CHECKING:
     from cni.link.plugins.base import LinkPlugin
     from cni.shared.config import Fault
     from cni.shared.kernel.sandbox import Sandbox
-    from cni.shared.log import Log
     from cni.shared.spec.request import Request
     from cni.shared.spec.result import Interface, Route
 
 
-def check(plugin: LinkPlugin, request: Request, log: Log) -> None:
+def check(plugin: LinkPlugin, request: Request, records: Records) -> None:
     """Compare the attachment with its plan, with prevResult and with the configuration of the call.
 
     Raises AttachmentDiffers with all differences. Keys that the configuration does not have are not compared, except
@@ -41,7 +40,7 @@ def check(plugin: LinkPlugin, request: Request, log: Log) -> None:
     if previous is None:
         raise InvalidConfig("CHECK needs the key prevResult: the result of the ADD, which the runtime passes on")
     expected = result.parse(previous)
-    delegate.forward(request, log)
+    delegate.forward(request, records.log)
     with sandboxes.opened(request) as sandbox, Rtnl() as host:
         name = request.attachment.ifname
         known = [i for i in expected.interfaces if i.name == name and i.sandbox == request.netns]
@@ -49,7 +48,7 @@ def check(plugin: LinkPlugin, request: Request, log: Log) -> None:
             raise InvalidConfig(
                 f'prevResult has no interface "{name}" in sandbox {request.netns}: pass on the result of this attachment\'s ADD'
             )
-        record = Records(log=log).read(request.attachment, PART) or {}
+        record = records.read(request.attachment, PART) or {}
         if record and record["plugin"] != plugin.NAME:
             raise AttachmentDiffers(
                 f"attachment {name} of container {request.attachment.container_id} was made by plugin {record['plugin']}, and"

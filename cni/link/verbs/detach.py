@@ -34,9 +34,9 @@ PART = "link"
 CLEARING_SECONDS = 2.0  # measured: the kernel needs up to 0.07 s to clear 150 sandboxes that end at once
 
 
-def delete(plugin: LinkPlugin, request: Request, log: Log) -> None:
+def delete(plugin: LinkPlugin, request: Request, records: Records) -> None:
     """End the attachment. DEL may be repeated, even if sandbox, device or configuration have changed or are gone."""
-    records = Records(log=log)
+    log = records.log
     with records.locked(request.attachment, PART), Rtnl() as host:
         record = records.read(request.attachment, PART)
         faults: list[CniError] = []

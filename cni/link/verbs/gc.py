@@ -14,20 +14,19 @@ from cni.shared.spec.errors import CniError, report
 from cni.shared.spec.request import NOTHING_LISTED, VALID_ATTACHMENTS, Attachment, Request, valid_attachments
 
 if TYPE_CHECKING:
-    from cni.shared.log import Log
+    pass
 
 
-def gc(request: Request, log: Log) -> None:
+def gc(request: Request, records: Records) -> None:
     """End attachments that the runtime does not list or that a DEL could not end; then forward GC to the IPAM plugin.
 
     An attachment that was made after the start of this call stays, since the runtime's list cannot contain it.
     """
-    began = Began()
+    began, log = Began(), records.log
     valid = valid_attachments(request)
     if valid is None:
         log.warning(NOTHING_LISTED)
         return
-    records = Records(log=log)
     until = time.monotonic() + CLEARING_SECONDS
     faults: list[CniError] = []
     keep: list[Attachment] = []

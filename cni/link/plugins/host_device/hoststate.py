@@ -20,7 +20,7 @@ from socket import AF_INET, AF_INET6
 from typing import TYPE_CHECKING
 
 from cni.link.plugins.host_device import devices
-from cni.shared.kernel import addresses, files, raw_state, routes
+from cni.shared.kernel import addresses, files, raw_state, rdma_sysfs, routes
 from cni.shared.kernel.netlink import KernelError, number_of
 from cni.shared.records import Records
 from cni.shared.spec.errors import TryAgainLater
@@ -186,8 +186,6 @@ def _software_verbs(name: str) -> list[str]:
     siw_netdev_event at NETDEV_UNREGISTER, drivers/infiniband/sw)."""
     if not files.names_in("/sys/class/infiniband"):
         return []
-    from cni.shared.kernel import rdma_sysfs  # most hosts have no such device
-
     return [
         f"its verbs device {verbs}, which is software"
         for verbs in rdma_sysfs.devices()
