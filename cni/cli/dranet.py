@@ -27,7 +27,6 @@ import uuid
 from collections.abc import Callable
 from contextlib import closing
 from glob import glob
-from http.server import BaseHTTPRequestHandler
 from socketserver import ThreadingMixIn, UnixStreamServer
 from typing import Any
 
@@ -39,6 +38,7 @@ from cni.cluster.audit.store import kubeconfig_of, of_flat_file
 from cni.documents import NET_DIRECTORY
 from cni.node.runtime.cache import Parameters
 from cni.node.runtime.executables import Executables
+from cni.node.service.endpoint import TEXT, Handler
 from cni.node.service.log import AgentLog
 from cni.shared.records import STATE, Records
 from cni.shared.spec.errors import CniError, InvalidConfig, IoFailure
@@ -54,6 +54,7 @@ _SECONDS = 30.0  # for one request to the API server
 _PAGE = 1000
 _VERSION = "1.0.0"  # the cniVersion of the results that are read here
 _MOST_BYTES = 1 << 20
+_JSON = "application/json"
 _LINK_SCOPE = 253  # rtnetlink(7), RT_SCOPE_LINK: a route without a gateway
 _OF_CALLER = (4, 7)  # error codes for faults of the request
 _FNV_BASE, _FNV_PRIME = 0x811C9DC5, 0x01000193  # FNV-1a of 32 bits
@@ -177,51 +178,37 @@ class _ProfileServer(ThreadingMixIn, UnixStreamServer):
         super().__init__(path, _ProfileHandler)
 
 
-class _ProfileHandler(BaseHTTPRequestHandler):
+class _ProfileHandler(Handler):
     timeout = 30
     server: _ProfileServer
 
-    def address_string(self) -> str:
-        return "DRANET"
-
     def do_GET(self) -> None:
         if self.path == "/health":
-            self._answer(200, {"cloudProvider": False, "profileProvider": True})
+            self.send(200, _JSON, json.dumps({"cloudProvider": False, "profileProvider": True}))
         else:
-            self._answer(404, f"want /health, or POST of {', '.join(self.server.posts)}")
+            self.send(404, TEXT, f"want /health, or POST of {', '.join(self.server.posts)}")
 
     def do_POST(self) -> None:
-        self._answer(*self._posted())
+        self.send(*self._posted())
 
-    def _posted(self) -> tuple[int, dict[str, Any] | str]:
+    def _posted(self) -> tuple[int, str, str]:
         act = self.server.posts.get(self.path)
         if act is None:
-            return 404, f"want {', '.join(self.server.posts)}"
+            return 404, TEXT, f"want {', '.join(self.server.posts)}"
         try:
             size = int(self.headers.get("Content-Length") or 0)
             request = json.loads(self.rfile.read(size)) if 0 < size <= _MOST_BYTES else None
         except ValueError:
             request = None
         if not isinstance(request, dict):
-            return 400, "want a JSON object of at most 1 MiB, with its Content-Length"
+            return 400, TEXT, "want a JSON object of at most 1 MiB, with its Content-Length"
         try:
-            return 200, act(request)
+            return 200, _JSON, json.dumps(act(request))
         except CniError as fault:
             claim, device = _member(request, "claim_uid"), _member(request, "device", "name")
             self.server.log.say("warning", fault.msg, request=self.path, claim=claim, device=device)
             status = 404 if isinstance(fault, UnknownProfile) else 400 if fault.code in _OF_CALLER else 500
-            return status, fault.msg
-
-    def _answer(self, status: int, answer: dict[str, Any] | str) -> None:
-        body = (answer if isinstance(answer, str) else json.dumps(answer)).encode("utf-8", "replace")
-        self.send_response(status)
-        self.send_header("Content-Type", "text/plain" if isinstance(answer, str) else "application/json")
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, format: str, *arguments: object) -> None:
-        """Log no request: the log has only those that are refused."""
+            return status, TEXT, fault.msg
 
 
 def _run(options: argparse.Namespace) -> int:

@@ -141,9 +141,8 @@ class ClusterSource(ABC):
     def holder(self, lease: Lease) -> Lease | None:
         """The address's lease now: `lease` itself if unchanged, None for none. Raises ValueError for a closed pool."""
 
-    @abstractmethod
-    def abandon(self, lease: Lease) -> None:
-        """Prepare a lease of a lost node for being freed."""
+    def abandon(self, lease: Lease) -> None:  # noqa: B027
+        """Prepare a lease of a lost node for being freed; needed only where an admission policy protects the lease."""
 
     def has_lost(self, before: float) -> bool:
         """Whether the newest recorded lease from before `before` (ns since 1970) is lost, as after the restore of a
@@ -248,9 +247,6 @@ class PoolSource(ClusterSource):
     kind = "kubernetes"
 
     _read: dict[str, IPPool | None]  # since `of_node`
-
-    def abandon(self, lease: Lease) -> None:
-        """Do nothing: no admission policy applies to the allocations of a pool."""
 
     def fault(self) -> str:
         try:

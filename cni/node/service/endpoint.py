@@ -61,7 +61,7 @@ class _Server(ThreadingHTTPServer):
         self.others = threading.BoundedSemaphore(_MOST_OTHERS)
         self._lock = threading.Lock()
         self._clients: dict[socket.socket, float] = {}  # the open connections with their start times, the oldest first
-        super().__init__(address, _Handler)
+        super().__init__(address, _PageHandler)
 
     def process_request(self, request: Any, client_address: Any) -> None:
         if threading.active_count() > 2 * _MOST_CLIENTS:  # threads of closed connections may still make pages
@@ -94,29 +94,14 @@ class _Server(ThreadingHTTPServer):
         """Log no error of a request, such as a connection that the client has closed."""
 
 
-class _Handler(BaseHTTPRequestHandler):
+class Handler(BaseHTTPRequestHandler):
+    """A handler that sends whole texts, and logs no request: the log is for the program's actions."""
+
     server_version, sys_version = f"railcni/{VERSION}", ""
-    server: _Server
 
-    def do_GET(self) -> None:
-        path = self.path.partition("?")[0]
-        if path in _PROBES:
-            return self._send(*self._page(path))
-        if not self.server.others.acquire(blocking=False):
-            return self._send(503, TEXT, "busy: ask again")
-        try:
-            answer = self._page(path)
-        finally:
-            self.server.others.release()
-        return self._send(*answer)
-
-    def _page(self, path: str) -> tuple[int, str, str]:
-        pages = self.server.pages
-        page = pages.get(path)
-        return page() if page else (404, TEXT, f"want {', '.join(pages)}")
-
-    def _send(self, status: int, kind: str, text: str) -> None:
-        body = (text if text.endswith("\n") else f"{text}\n").encode("utf-8", "replace")
+    def send(self, status: int, kind: str, text: str) -> None:
+        """Send the answer; for HEAD without its text."""
+        body = text.encode("utf-8", "replace")
         self.send_response(status)
         self.send_header("Content-Type", kind)
         self.send_header("Content-Length", str(len(body)))
@@ -124,10 +109,32 @@ class _Handler(BaseHTTPRequestHandler):
         if self.command != "HEAD":
             self.wfile.write(body)
 
-    do_HEAD = do_GET
-
     def log_message(self, format: str, *arguments: object) -> None:
-        """Log no requests: the log is for the actions of the agent."""
+        pass
+
+
+class _PageHandler(Handler):
+    server: _Server
+
+    def do_GET(self) -> None:
+        path = self.path.partition("?")[0]
+        if path in _PROBES:
+            return self.send(*self._page(path))
+        if not self.server.others.acquire(blocking=False):
+            return self.send(503, TEXT, "busy: ask again\n")
+        try:
+            answer = self._page(path)
+        finally:
+            self.server.others.release()
+        return self.send(*answer)
+
+    def _page(self, path: str) -> tuple[int, str, str]:
+        pages = self.server.pages
+        page = pages.get(path)
+        status, kind, text = page() if page else (404, TEXT, f"want {', '.join(pages)}")
+        return status, kind, text.removesuffix("\n") + "\n"
+
+    do_HEAD = do_GET
 
 
 def _shown(host: str, port: int) -> str:
