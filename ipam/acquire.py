@@ -205,7 +205,7 @@ class _Attempts:
 
 
 def _check_requested(store: Store, needs: Sequence[Need], kept: Sequence[Lease], owner: Owner) -> None:
-    """Raise TryAgainLater when a requested address is cooling. The addresses of the leases `kept` are not checked."""
+    """Raise TryAgainLater when a requested address is in its cooldown. The addresses of the leases `kept` are not checked."""
     held = {(lease.pool, lease.value) for lease in kept}
     for need in needs:
         value = need.requested

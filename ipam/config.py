@@ -86,7 +86,8 @@ class IpamConfig:
     def gateway_of(self, address: str, own: str = "") -> str:
         """The gateway for "address/length", "" for none.
 
-        The first of these: a gateway of CNI_ARGS in the subnet, `own`, the key `gateway` if its family is the same.
+        The first that exists: a gateway of CNI_ARGS in the subnet of `address`; the gateway `own` of the address; the
+        key `gateway`, if it has the family of `address`.
         """
         if not (self.gateways or self.gateway):
             return own

@@ -45,8 +45,8 @@ class Exhausted(TryAgainLater):
 class Need:
     """One address that an attachment gets from a pool: any address of `rng`, or the `requested` one.
 
-    As a choice, a need has the address itself as index. `shared`: the attachments of the network have the address in
-    common, and one of them has the lease.
+    A need is also the simplest Choice: its indexes are the addresses themselves. `shared`: all attachments of the
+    network use the same address, and one of them holds its lease.
     """
 
     __slots__ = ("pool", "requested", "rng", "scope", "shared")

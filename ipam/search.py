@@ -163,7 +163,10 @@ class SearchPlan:
         return in_use, nodes
 
     def _is_on_wire(self, want: Want) -> bool:
-        """Whether the node itself, or a neighbour if the address is not preferred, has the address of `want`."""
+        """Whether the node itself or a neighbour has the address of `want`.
+
+        The pod's former address is not looked for among the neighbours: the pod itself may still stand there.
+        """
         return self._is_own(want) or (want.address not in (self.preferred or ()) and self._is_neighbour(want))
 
     def _free(self, choice: Choice, avoid: Collection[int]) -> int | None:

@@ -236,7 +236,8 @@ def _attachments(state: str, root: str, faults: list[str]) -> dict[str, int] | N
     """Count the attachments: `live`, `gone` (the namespace is gone), `pending` (a release is pending). If this user
     cannot read them, return None and add the reason to `faults`.
 
-    In a container, a namespace counts as gone if the host's directory of its path is there and the namespace is not.
+    In a container, a namespace counts as gone if nothing is at its path on the host, but the directory of that path
+    exists.
     """
     try:
         found = recorded.found(directory=state)

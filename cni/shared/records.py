@@ -214,7 +214,7 @@ class Records:
     def remind(self, on: bool, due: bool = False) -> None:
         """Set or remove the reminder that some releases are pending. A failure is ignored.
 
-        `due`: the next call retries them without a pause.
+        `due`: the next call retries them at once.
         """
         try:
             if on:

@@ -290,7 +290,10 @@ def conflicts(
     is_there: Callable[[Lease], bool],
     is_held: Callable[[Want, Sequence[Lease]], bool],
 ) -> list[Want]:
-    """The obstacles to a claim: ended leases of `instead_of`, and wants that exclude one another or that others hold.
+    """What prevents a claim of `wants` in place of the leases `instead_of`.
+
+    These are the leases that no longer exist or are repeated, and each want that excludes an earlier want or whose
+    address has another lease.
 
     `is_there(lease)`: whether the lease still exists. `is_held(want, given)`: whether a lease other than `given`
     holds the address.

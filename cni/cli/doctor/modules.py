@@ -40,8 +40,9 @@ _MELLANOX = "15b3"
 
 @dataclass(frozen=True)
 class Modules:
-    """The loaded modules of _NEEDED and _COMPANIONS, and the physical network functions. `bonded` maps the ID of a
-    function without a verbs device to the verbs device of its bond (LAG)."""
+    """The RDMA modules that are loaded, and the network functions that are neither virtual nor software.
+
+    `bonded` maps the `id` of a function that has no verbs device of its own to the verbs device of its bond (LAG)."""
 
     loaded: frozenset[str]
     functions: tuple[Function, ...]

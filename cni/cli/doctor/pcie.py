@@ -114,7 +114,7 @@ def check_links(functions: Sequence[PcieFunction]) -> Iterator[Observation]:
 
 
 def check_settings(functions: Sequence[PcieFunction], bridges: Bridges) -> Iterator[Observation]:
-    """Find settings that cost speed: ordered writes, translated DMA, ACS that sends GPU-NIC traffic by the host."""
+    """Find settings that cost speed: ordered writes, translated DMA, ACS that sends GPU-NIC traffic through the host."""
     for function in functions:
         subject = f"{function.name} ({function.address})"
         if isinstance(function.relaxed_ordering, str):

@@ -44,7 +44,10 @@ class Pools:
         return self._moved
 
     def close(self, leases: list[Lease]) -> bool:
-        """Close each pool that has not changed since it was read with `leases`; return whether all were closed."""
+        """Mark each pool as moved and empty it, unless it has changed since its `leases` were read.
+
+        Delete their reservations too. Return whether all pools were closed.
+        """
         closed = True
         for name, version in self._versions.items():
             try:

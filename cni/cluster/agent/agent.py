@@ -149,7 +149,9 @@ class Agent:
         return chosen
 
     def _compare_datastore(self, named: str) -> None:
-        """Warn once if `named`, the flat file's store, is not the cluster's. Choose it if the cluster has none yet."""
+        """Warn once if the cluster uses another store than `named`, the store that the flat file names.
+
+        If no store is chosen for the cluster yet, choose `named`."""
         if named not in stores.IN_CLUSTER or named == self._compared:
             return
         chosen = self.server().choose(named)

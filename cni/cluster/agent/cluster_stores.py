@@ -79,9 +79,9 @@ class GraceTracker:
 
 
 class ClusterSource(ABC):
-    """A store in the API server, as the agent reads it. `read_abandoned` sets the attributes from `usage` to `faults`.
+    """A store in the API server, as the agent reads it.
 
-    `node_records` are the records of this node; `below` maps a path of the host to its path in this container.
+    `read_abandoned` sets `usage`, `named`, `abandoned`, `unleased` and `faults`. `node_records` are the records of this node; `below` maps a path of the host to its path in this container.
     """
 
     kind = ""
@@ -165,7 +165,10 @@ class ClusterSource(ABC):
         return marked
 
     def complete(self, lease: Lease) -> bool:
-        """Create missing further objects of a lease that is held; return whether one was missing."""
+        """Create the objects that a held lease should have beside its own, such as a reservation, and lacks.
+
+        Return whether one was created.
+        """
         return False
 
     def read_records(self) -> None:

@@ -44,7 +44,9 @@ def excluded(records: Records, owner: Attachment) -> Iterator[list[Attachment] |
 
 
 def recorded(lease: Lease, records: Records) -> Lease:
-    """The lease from this machine's record, if the store has only its container and interface; else `lease` itself."""
+    """`lease` with the details of this machine's record, if the store knows no more of it than container and interface.
+
+    Without such a record, `lease` itself."""
     if lease.network:
         return lease
     for attachment, record in records.of_container(lease.container_id, PART) or ():

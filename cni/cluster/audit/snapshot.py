@@ -126,9 +126,9 @@ def read(choice: Choice, progress: Progress = str, pool: str = "") -> Snapshot:
 
 
 def given_part(choice: Choice, found: Snapshot) -> Snapshot:
-    """`found` with the networks, whose ranges are the part of a pool that may be given.
+    """`found` with its `networks`, whose ranges tell which part of each pool may be assigned.
 
-    The networks are those of the cluster, or for other stores those in libcni's cache.
+    For a store in the cluster these are the networks of the cluster, else those in libcni's cache.
     """
     if found.networks:
         return found
@@ -213,7 +213,7 @@ def _names(record: Mapping[str, Any], choice: Choice) -> bool:
 
 
 def record_of(attachment: Attachment, choice: Choice) -> Mapping[str, Any] | None:
-    """The record of an attachment; None for none, or if it names another store than the chosen one."""
+    """This machine's record of the attachment; None without a record, or if it names another store than `choice`."""
     record = Records(STATE).read(attachment, PART)
     return record if record and _names(record, choice) else None
 

@@ -112,7 +112,7 @@ def _defaults(result: Result) -> Iterator[Entry]:
 
 
 def remove(document: dict[str, Any], sandbox: Sandbox | None, log: Log) -> None:
-    """Remove the rules; the kernel removes everything else with the link."""
+    """Remove the policy routing rules; the kernel removes everything else with the link."""
     if sandbox is None:
         return
     table = document["table"]

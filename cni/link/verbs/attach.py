@@ -318,7 +318,10 @@ class _Attempt:
 
 
 def _release(release: Release, fault: BaseException, left: list[CniError]) -> None:
-    """Release the claimed addresses; append an error to `left`. The same error as in ADD means: none were claimed."""
+    """Release the claimed addresses, and append an error to `left`.
+
+    The error `fault` that ended the ADD is not appended again: then no address had been claimed.
+    """
     try:
         release.finish()
     except CniError as second:

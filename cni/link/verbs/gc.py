@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
 
 from cni.link.verbs import delegate
 from cni.link.verbs.detach import CLEARING_SECONDS, PART, end, for_attachment
@@ -12,9 +11,6 @@ from cni.shared.records import UNENDED, Began, Records
 from cni.shared.spec import codec
 from cni.shared.spec.errors import CniError, report
 from cni.shared.spec.request import NOTHING_LISTED, VALID_ATTACHMENTS, Attachment, Request, valid_attachments
-
-if TYPE_CHECKING:
-    pass
 
 
 def gc(request: Request, records: Records) -> None:

@@ -120,7 +120,7 @@ def _function(device: topology.PciDevice, nodes: dict[str, list[str]], root: str
 
 
 def _subfunction(name: str, nodes: dict[str, list[str]], root: str) -> Function | None:
-    """The subfunction that has the verbs device `name`; None when the device has no hardware."""
+    """The subfunction of the verbs device `name`, which has no PCI device of its own; None for a software device."""
     place = os.path.realpath(f"{root}{rdma_sysfs.CLASS}/{name}/device")
     owner = sysfs.pci_above(place) if os.path.isdir(place) else ""
     if not owner:

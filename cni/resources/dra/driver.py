@@ -180,8 +180,8 @@ class Driver:
     def _holder(self, claim: Record) -> str:
         """The reason why the devices of a prepared claim are in use; "" when they are free. Raises CniError, OSError.
 
-        The pods of a deleted claim may still run, if its finalizers were removed. kubelet unprepares the claims that it
-        had prepared, but may have forgotten those of before its last start: for these, the pods' control groups decide.
+        Pods of a deleted claim may still run, if its finalizers were removed. kubelet may have forgotten claims that it
+        prepared before its last start: such a claim is in use while a control group of one of its pods exists.
         """
         if claim["uid"] in self._asked:
             return _KUBELETS

@@ -169,7 +169,7 @@ def _vf(card: Card, number: int, policy: VfPolicy | None, now: Function | None, 
 
 
 def _is_used(vf: Function, node: NodeCards) -> bool:
-    """Whether the VF is in use, or may be in use, since its netdev is up."""
+    """Whether the VF has a known use, or its netdev is up, which may mean a use."""
     return vf.id in node.uses or not node.up.isdisjoint(vf.netdevs)
 
 

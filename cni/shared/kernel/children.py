@@ -97,9 +97,9 @@ def _read(fd: int, deadline: float | None) -> bytes:
 def _keep_status() -> None:
     """Ensure that waitpid(2) returns the exit status of the children that this process starts from now on.
 
-    If the caller ignores SIGCHLD, this process inherits that through exec. The kernel then drops the status of each
-    child, and waitpid fails with ECHILD after the last child has ended (wait(2), notes). Python sets signals in the
-    main thread alone. In other threads nothing changes, since they belong to programs with signal settings of their
+    If the program that started this process ignores SIGCHLD, this process inherits that through exec. The kernel then drops the status of each
+    child, and waitpid fails with ECHILD after the last child has ended (wait(2), notes). Python sets signals
+    in the main thread alone. A call in another thread changes nothing: there the program has signal settings of its
     own.
     """
     try:

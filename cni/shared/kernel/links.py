@@ -213,12 +213,12 @@ class Rtnl(Socket):
         self.request(NEWLINK, body)
 
     def delete_link(self, index: int) -> bool:
-        """Remove the link `index`, and return when it is gone: whether there was one.
+        """Remove the link `index`, and wait until it is gone. Return False if there was no such link.
 
         A link is gone when it is down, without addresses, off its master and out of the namespace. About 1 ms after the
-        request, the kernel then sends RTM_DELLINK (unregister_netdevice_many_notify, net/core/dev.c). For another 10 to
-        20 ms it waits for all processors (rcu_barrier in netdev_run_todo), to free the link's memory. This process goes
-        on meanwhile, which saves 6 ms of a DEL. Kernels before 6.2 send RTM_DELLINK after that wait.
+        request, the kernel then sends RTM_DELLINK (unregister_netdevice_many_notify, net/core/dev.c). The kernel then
+        waits another 10 to 20 ms for all processors (rcu_barrier in netdev_run_todo), to free the link's memory. This
+        process does not wait for that. Kernels before 6.2 send RTM_DELLINK only after that wait.
         """
         try:
             self.request_and_leave(_DELLINK, ifinfo(index))

@@ -35,9 +35,9 @@ NAME = "leases.db"
 class FileStore(Store):
     """The store in `directory`, opened again for each session.
 
-    `use` is READ, CHANGE or CREATE (ipam.stores.base). With READ and CHANGE a missing file is an empty store, and
-    claims are not allowed. `restore` returns the leases for a new file. A session waits at most `seconds` for the
-    lock.
+    `use` is READ, CHANGE or CREATE (ipam.stores.base). With READ and CHANGE a missing file counts as an empty store,
+    which takes no claim. `restore` returns the leases to write into a file that is new or of an earlier boot. A session
+    waits at most `seconds` for the lock.
     """
 
     __slots__ = ("_database", "_restore", "_seconds", "_use", "directory", "path")

@@ -192,7 +192,7 @@ class IPPool:
             self.leases.append(lease)
 
     def former(self) -> dict[str, int]:
-        """The offset of the last address of each pod's interface, by the text of `interface`."""
+        """The offset of the last address that each interface of a pod had, by its NAMESPACE/NAME/IFNAME."""
         found = self._memory(FORMER)
         return {name: offset for name, offset in found.items() if isinstance(offset, int)}
 

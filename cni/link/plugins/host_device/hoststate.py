@@ -140,7 +140,9 @@ def _state(device: Link, bodies: list[bytes], every: Sequence[bytes], host: Rtnl
 
 
 def _is_automatic(route: dict[str, Any]) -> bool:
-    """Whether the kernel itself makes a saved route from an IPv6 address. The order of such routes is not recorded."""
+    """Whether the saved `route` is one that the kernel makes by itself for an IPv6 address.
+
+    The order of such routes among the links is not recorded."""
     return raw_state.family_of(route) == AF_INET6 and raw_state.protocol_of(route) == routes.KERNEL_PROTOCOL
 
 

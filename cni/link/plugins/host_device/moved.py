@@ -289,7 +289,9 @@ def move_out(planned: MovePlan, host: Rtnl, inside: Rtnl | None, log: Log) -> Li
 
 
 def lingers(planned: MovePlan, host: Rtnl) -> bool:
-    """Whether the device is in a network namespace that the host has an id for, and may still answer to its addresses."""
+    """Whether the device is in another network namespace, so that it may still answer to the attachment's addresses.
+
+    Only a namespace with an id (nsid) in that of `host` is found."""
     if not planned.device or planned.returned:
         return False
     return _in_namespace_of(planned, host) and not _is_of_another(planned)
