@@ -99,10 +99,10 @@ class Terms:
 def acquire(store: Store, wanted: Sequence[Choice], owner: Owner, terms: Terms) -> list[int]:
     """Lease an address for each need of `wanted` to `owner`, all or none. Returns them in the order of the needs.
 
-    Each attempt has `terms.seconds`: a store that answers an attempt works, and lost claims are no fault. A claim that
-    a server leaves open is made again within this time.
-    Raises Exhausted when a pool has no free address; TryAgainLater when another attachment holds a requested address, or
-    when other claims succeed first for CONTENDED_SECONDS; and the errors of the store.
+    Each attempt may take `terms.seconds`. After an attempt that other claims win, the next one has the full time again.
+    A claim whose outcome a server leaves open is repeated within the time of its attempt. Raises Exhausted when a pool
+    has no free address, and TryAgainLater when another attachment holds a requested address, or when other claims
+    succeed first for CONTENDED_SECONDS. Also raises the errors of the store.
     """
     began = time.monotonic()
     deadline = began + terms.seconds

@@ -110,7 +110,7 @@ def _printable(text: str) -> str:
 
 
 def reached(recorded: dict[str, Any], config: IpamConfig) -> dict[str, Any]:
-    """The reference to the store of a record, with the password if the configuration names the same store."""
+    """The recorded reference to a store, with the configuration's password if the configuration names that store."""
     if not stores.is_shared(recorded) or config.datastore != recorded.get("kind"):
         return recorded
     return stores.joined(recorded, stores.ref_of(config))
@@ -127,7 +127,7 @@ def claim(
 ) -> tuple[list[int], dict[str, Any] | None]:
     """Lease an address for each need of `wanted` to `owner`. Returns (the addresses, the record that names them).
 
-    `record` is the present record, whose lock the caller holds; `of_group` has the members that a group adds to it.
+    `record` is the present record, whose lock the caller holds. `of_group` has the extra members of a group's record.
     """
     from ipam.acquire import Terms, acquire  # other verbs claim no address
 

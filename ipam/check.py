@@ -101,7 +101,7 @@ def _lease_differences(
 
 
 def unlike(config: IpamConfig, expected: Result, version: str) -> list[str]:
-    """A text for each part of `config` that `expected`, the attachment's prevResult in this cniVersion, lacks."""
+    """A text for each part of `config` that is missing in `expected`, a prevResult with cniVersion `version`."""
     given = {host_of(a.address): a for a in expected.ips}
     found = []
     for static in config.addresses:
@@ -138,9 +138,9 @@ def unlike(config: IpamConfig, expected: Result, version: str) -> list[str]:
 def outside(
     held: Mapping[tuple[int, int], str], ranges: Sequence[Range], requested: Collection[tuple[int, int]]
 ) -> list[str]:
-    """A text for each leased address of `held` that `ranges` exclude, or that has another prefix length than its range.
+    """A text for each leased address that its range excludes, or whose prefix length differs from its range's.
 
-    `held` maps (family, value) to the text. An address in none of the ranges is of a former range: no difference.
+    `held` maps (family, value) to "address/length". Addresses outside of all CIDRs, and `requested` ones, are ignored.
     """
     found = []
     for key, text in held.items():
@@ -156,7 +156,7 @@ def outside(
 
 
 def elsewhere(held: Sequence[Lease], wanted: Sequence[Need]) -> list[str]:
-    """A text for each lease whose pool is not that of the configured range with its address (another network_name)."""
+    """A text for each lease in a pool other than that of its configured range, as after a change of network_name."""
     found = []
     for lease in held:
         pools = [n.pool for n in wanted if n.rng.family == lease.family and n.rng.contains(lease.value)]

@@ -37,7 +37,7 @@ class IpamConfig:
     ranges: list[Range]  # each gives an address; the block's own range first
     addresses: list[IPConfig]  # static addresses, which every attachment gets
     requested: list[Requested]  # from CNI_ARGS IP, runtimeConfig.ips, args.cni.ips: for this attachment alone
-    outside: list[Range]  # the last of `ranges`: one for each requested address that no range of the network holds
+    outside: list[Range]  # at the end of `ranges`: one for each requested address outside of the network's ranges
     gateways: list[tuple[int, int]]  # (family, value) of CNI_ARGS GATEWAY
     kept_back: list[tuple[int, int]]  # (family, value): gateways, next hops and static addresses, which no range gives
     routes: list[Route]
@@ -46,7 +46,7 @@ class IpamConfig:
     slice_node: str  # the node whose slices the ranges are; "" for whole ranges (ipam.stores.ippool.slices)
     config_path: str  # the flat file that was read, or ""
     hidden: list[str]  # texts of a flat file that the network chose: no error may show them
-    borrowed: str = ""  # why the network may not name its store; then only a recorded store is used
+    borrowed: str = ""  # why the network may not name this store; "" if it may
     unnamed: Fault | None  # the fault of a configuration without a named store, for a Kubernetes pod
     notes: list[str]  # for the log: the keys that have no effect
     ip_ranges: Sequence[dict[str, Any]]  # as written; see ranges
@@ -84,10 +84,9 @@ class IpamConfig:
         return next((r for r in self.ranges if r.family == family and r.contains(value)), None)
 
     def gateway_of(self, address: str, own: str = "") -> str:
-        """The gateway for "address/length", "" for none.
+        """The gateway for `address`, "address/length"; "" if there is none.
 
-        The first that exists: a gateway of CNI_ARGS in the subnet of `address`; the gateway `own` of the address; the
-        key `gateway`, if it has the family of `address`.
+        In this order: a gateway of CNI_ARGS in the subnet; `own`; the key `gateway` if it is of the same family.
         """
         if not (self.gateways or self.gateway):
             return own
@@ -180,9 +179,9 @@ def _gateways(request: Request, faults: list[Fault]) -> list[tuple[int, int]]:
 def _requested(request: Request, config: IpamConfig, faults: list[Fault]) -> tuple[list[Requested], list[Range]]:
     """(the addresses that the caller requests, a range for each of these that no range of the network contains).
 
-    An address in two places counts once: Multus sends both IP and `ips`. A pod's annotation may have chosen each
-    address. Requests that only the network's configuration refuses are faults of an ADD alone: an existing attachment
-    can always be compared and deleted.
+    An address in two places counts once: Multus sends both IP and `ips`. Each address may come from a pod's annotation.
+    A request that only the network's configuration forbids is a fault for ADD alone, so that CHECK and DEL still work
+    after a change of the configuration.
     """
     text = request.args.get("IP", "")
     asked = [("CNI_ARGS IP", part.strip()) for part in text.split(",") if text]
@@ -244,7 +243,7 @@ def _way_out(request: Request, config: IpamConfig) -> str:
 
 
 def _excess(new: tuple[int, int], requested: Collection[tuple[int, int]], config: IpamConfig) -> str:
-    """The text of the fault if `new` is one address more than an attachment may request; "" if it may."""
+    """The text of the fault if an attachment may not request `new` besides `requested`: too many. "" if it may."""
     holding = [r for r in config.ranges if r.family == new[0] and r.contains(new[1])]
     where, most = f"in {holding[0]}" if holding else "outside of the ranges", config.requested_addresses
     others = [(f, v) for f, v in requested if f == new[0] and (f, v) != new]

@@ -74,9 +74,10 @@ def _filled(
     notes: list[str],
     faults: list[Fault],
 ) -> Iterator[tuple[str, T]]:
-    """Yield (prefix of its keys in faults, object of `make`) for each of the list members `documents` without a fault.
+    """Yield (prefix such as "ipRanges[1].", object) for each of `documents` without a fault.
 
-    `name` is the key of the list, `table` the keys of a member. Misspelt keys are added to `notes`.
+    `documents` are the members of the list `name`. `make` makes an object, which gets the values of the keys in
+    `table`. Misspelt keys are added to `notes`.
     """
     for i, document in enumerate(documents):
         prefix, entry, before = f"{name}[{i}].", make(), len(faults)

@@ -45,7 +45,7 @@ def load(path: str) -> bytes | None:
 
 
 def follow(path: str, roots: str = "") -> str:
-    """The target of `path`. Raises ValueError when it is unreadable or outside of `roots`, a key of the policy."""
+    """The target of `path`. Raises ValueError when it is unreadable, or outside of the policy's directories `roots`."""
     if roots:
         if roots == "dataRoots":
             return _confined(path)
@@ -65,7 +65,7 @@ def allow_host(host: str) -> None:
 
 
 def formerly(path: str) -> str:
-    """The target of the flat file `path` if version 0.1.0 let networks choose it, and configRoots is unset; or ""."""
+    """The target of the flat file `path` if configRoots is unset and version 0.1.0 let networks name it; or ""."""
     resolved = follow(path)
     is_below = any(files.is_below(resolved, root) for root in _FORMER_CONFIG_ROOTS)
     return resolved if is_below and policy.current().config_roots is policy.CONFIG_ROOTS else ""

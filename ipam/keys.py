@@ -26,7 +26,7 @@ DATASTORES = {
 }
 """The kinds of stores, each with the key that names its server; the file store has none."""
 NOT_FROM_FLAT_FILE = ("enable_overlapping_ranges",)
-MOST_STORE_SECONDS = 60  # for a network's own store_timeout: its server may delay an ADD no longer
+MOST_STORE_SECONDS = 60  # the maximum of a network's own store_timeout, since its server may delay an ADD
 
 _UINT31 = integer(0, (1 << 31) - 1)
 _UINT32 = integer(0, (1 << 32) - 1)
@@ -34,12 +34,12 @@ _ANY_INTEGER = integer(-(1 << 63), (1 << 63) - 1)
 
 
 def address(value: Any) -> str:
-    """A reader of addresses: the canonical form."""
+    """Check an address; return the canonical form."""
     return format_address(*parse_address(string(value)))
 
 
 def interface_address(value: Any) -> str:
-    """A reader of addresses with a prefix length: the canonical form, with the host bits."""
+    """Check an address with a prefix length; return the canonical form, with the host bits."""
     try:
         family, number, prefix = parse_cidr(string(value))
     except ValueError:
@@ -48,7 +48,7 @@ def interface_address(value: Any) -> str:
 
 
 def destination(value: Any) -> str:
-    """A reader of CIDRs: the canonical form without host bits, with which the kernel would refuse a route."""
+    """Check a CIDR; return the canonical form without host bits: with them the kernel would refuse a route."""
     return Range(*parse_cidr(string(value))).cidr
 
 
@@ -65,7 +65,7 @@ def etcd_prefix(value: Any) -> str:
 
 
 def slice_size(value: Any) -> int:
-    """A reader of prefix lengths: 26 for "/26" or "26"."""
+    """Check a prefix length; return it as a number, 26 for "/26" or "26"."""
     digits = string(value).removeprefix("/")
     if not digits.isascii() or not digits.isdigit() or len(digits) > 3 or not 1 <= int(digits) <= 128:
         raise ValueError('want a prefix length such as "/26" or "26"')
@@ -73,7 +73,7 @@ def slice_size(value: Any) -> int:
 
 
 def log_level(value: Any) -> str:
-    """A reader of LEVELS. Any other name becomes the default, as in whereabouts: no attachment fails for its log."""
+    """Return a name of LEVELS; for any other name the default, as in whereabouts: no attachment fails for its log."""
     name = string(value).lower()
     return name if name in LEVELS else "warning"
 

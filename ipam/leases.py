@@ -281,7 +281,7 @@ def recorded_document(store: dict[str, Any], wants: Sequence[Want], owner: Owner
 
 
 def recorded_cooldown(record: dict[str, Any] | None) -> int:
-    """The cooldown in a record, in seconds; 0 for none."""
+    """The cooldown in a record, in seconds; 0 if the record has none."""
     found = record.get("cooldown") if record else None
     return found if isinstance(found, int) and 0 < found <= COOLDOWN else 0
 

@@ -34,7 +34,7 @@ _REACHABLE, _PERMANENT = 0x02, 0x80
 
 
 class Wire:
-    """The wire of the configuration `network`. The neighbours are those of the first question for one."""
+    """The wire of the configuration `network`. The kernel's neighbours are read once, at the first is_neighbour."""
 
     __slots__ = ("_names", "_neighbours", "_tables")
 
@@ -76,7 +76,7 @@ def of_wire(names: list[str]) -> set[tuple[int, int]]:
 
 
 def _neighbours_of(names: list[str] | None) -> set[tuple[int, int]]:
-    """The addresses, (family, value), of the neighbours on the same links, with None on all."""
+    """The addresses, (family, value), of the neighbours on the links that `of_wire` reads; None means all links."""
     from cni.shared.kernel.links import GETNEIGH, NDMSG, Rtnl  # most addresses are not of a neighbour
     from cni.shared.kernel.netlink import unpack_attributes  # most addresses are not of a neighbour
 

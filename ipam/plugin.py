@@ -53,7 +53,7 @@ def call(request: Request, log: Log, state: str = STATE) -> Result | None:
 
 
 def add(request: Request, records: Records) -> Result:
-    """The result of an ADD, with the addresses that the attachment has already, or with new ones, all or none."""
+    """Lease all addresses of the attachment or none; return the result. A repeated ADD keeps leased addresses."""
     config, group = configured_rail(request, records.log)
     permit(config, group)
     store_ref: dict[str, Any] | None
@@ -77,7 +77,7 @@ def add(request: Request, records: Records) -> Result:
 def _add(
     needs: Sequence[Need], config: IpamConfig, request: Request, records: Records
 ) -> tuple[dict[str, Any] | None, list[int]]:
-    """(the store of the addresses, None without any; the address for each of `needs`)."""
+    """Lease an address for each of `needs`; return (the store, the addresses). Without `needs` the store is None."""
     store_ref = stores.ref_of(config) if needs else None
     with records.locked(request.attachment, PART):
         record = read_record(request.attachment, records)
@@ -121,7 +121,7 @@ def may_hold(request: Request, records: Records) -> bool:
 
 
 def delete(request: Request, records: Records) -> None:
-    """Release the attachment's leases in the store that its record names. Without a record, the configuration decides.
+    """Release the attachment's leases in the store that its record names. Without a record, the configuration names it.
 
     The rails of a group have common leases, which the DEL of the last rail releases.
     """
@@ -168,9 +168,9 @@ def delete(request: Request, records: Records) -> None:
 
 
 def _searched(request: Request, config: IpamConfig, group: Group | None) -> dict[str, Any] | None:
-    """The reference to the store in which an attachment without a record may have leases; None without such a store.
+    """The reference to the store where an attachment without a record may have leases; None if there can be no lease.
 
-    A reference without pools, which may be unknown, stands for all pools.
+    The reference has no member `pools`, and so stands for all pools, if this node's slices cannot be read.
     """
     if group:
         return ref_of(config, group)
@@ -231,7 +231,8 @@ def gc(request: Request, records: Records) -> None:
 def status(request: Request, records: Records) -> None:
     """Search the store for the addresses that an ADD would claim. Raises NotAvailable when that ADD would fail.
 
-    An ADD without a named store counts as failing: runtimes that call STATUS serve Kubernetes, though they name no pod.
+    A configuration without a named store fails here: runtimes that call STATUS run pods of Kubernetes, for which ADD
+    refuses it.
     """
     from ipam.search import SearchPlan  # only STATUS needs it here
 

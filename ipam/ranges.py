@@ -133,9 +133,9 @@ class Range:
     """The addresses of a CIDR that may be given.
 
     `network` and `top` are the first and last address of the CIDR and `prefix` its length; host bits of `value` are
-    dropped. `first` and `last` are the lowest and highest address to give: without the CIDR's first and last address,
-    unless it has only one or two, and within `start` and `end` if these are set. `blocked` are the spans between `first`
-    and `last` that are never given, sorted and disjoint. A fully blocked range has the size 0.
+    dropped. `first` and `last` are the lowest and highest address to give. They lie within `start` and `end` if these
+    are set. They exclude `network` and `top` unless the CIDR has only one or two addresses. `blocked` are the spans
+    between `first` and `last` that are never given, sorted and disjoint. A fully blocked range has the size 0.
     """
 
     __slots__ = ("_spans", "blocked", "cidr", "family", "first", "last", "network", "prefix", "top")

@@ -1,9 +1,9 @@
 """The lease rules: which leases an attachment keeps, takes over or gives up. Pure decisions, no I/O.
 
 1. The same attachment keeps its addresses, as long as the configuration still gives them.
-2. If the same pod (namespace and name) has a new sandbox, the leases of the same ifname move to it. They do not if both
-   uids are known and differ: the other pod of this name may still use them. They also do not if a uid is unknown and the
-   machines differ: a pod gets a new sandbox only on its node.
+2. If the same pod (namespace and name) has a new sandbox, the leases of the same ifname move to it. They do not move if
+   both uids are known and differ: the other pod of this name may still use them. They do not move either if a uid is
+   unknown and the machines differ: a pod gets a new sandbox only on its node.
 3. A lease without a pod name matches no pod.
 4. The claim of new addresses also gives up addresses that the configuration no longer gives.
 """
@@ -32,7 +32,7 @@ MOST_STATICS = 32  # leased static addresses of a network: a claim is one transa
 
 
 class SharedLease(Exception):
-    """Another attachment of the network has the lease of the address of `need`, which both share."""
+    """The address of `need` is shared, and another attachment of the network has the lease."""
 
     def __init__(self, need: Need) -> None:
         self.need = need
@@ -45,8 +45,8 @@ class Exhausted(TryAgainLater):
 class Need:
     """One address that an attachment gets from a pool: any address of `rng`, or the `requested` one.
 
-    A need is also the simplest Choice: its indexes are the addresses themselves. `shared`: all attachments of the
-    network use the same address, and one of them holds its lease.
+    A need alone is also a Choice; then the value of an address is its index. `shared`: all attachments of the network
+    use the same address, and one of them has the lease.
     """
 
     __slots__ = ("pool", "requested", "rng", "scope", "shared")
@@ -179,7 +179,7 @@ def plan(
 
 
 def _most_kept(choice: Choice, usable: Sequence[Lease], lost: Collection[Want]) -> int | None:
-    """The index that most of the leases `usable` have, in a tie that of the earlier one; None if there is none."""
+    """The most frequent index of the leases `usable`, in a tie the one that comes first; None if there is none."""
     gone = {choice.kept_index(want) for want in lost}
     counts: dict[int, int] = {}
     for lease in usable:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 WINDOW = 4096  # addresses
 SPREAD = 1 << 16  # a search begins at one of the first SPREAD addresses of the range
-_LOWEST, _NEAR, _FAR = 0, 1, 2  # places where a search begins; each higher number is another far place
+_LOWEST, _NEAR, _FAR = 0, 1, 2  # numbers of places where a search begins; from 2 on, each is another far place
 _NEAR_SPREAD = 256  # the near place is one of the first _NEAR_SPREAD addresses of the range
 _UNSEEN = 3  # places after the lowest one that are tried without a read, where a read costs more than a failed claim
 
@@ -30,10 +30,10 @@ _UNSEEN = 3  # places after the lowest one that are tried without a read, where 
 class SearchPlan:
     """The search for the addresses of `wanted`, over all attempts at a claim.
 
-    `free_earlier_boots(pool)` is called when a pool is exhausted, and returns whether it has freed an address. An
-    address for which `is_avoided("address/length")` is true is given only when no other is free. One for which
-    `is_own(want)` is true is never given, since the node itself has it; one for which `is_neighbour(want)` is true is given
-    only if it is preferred, since a neighbour of the node has it.
+    `free_earlier_boots(pool)` is called when a pool is exhausted, and returns True if it has freed an address. An
+    address is given only when no other is free if `is_avoided("address/length")` is true. It is never given if
+    `is_own(want)` is true, since the node itself has it. If `is_neighbour(want)` is true, a neighbour of the node has
+    the address; then it is given only if it is preferred.
     """
 
     __slots__ = (
@@ -74,7 +74,7 @@ class SearchPlan:
         return found
 
     def pass_full(self, near_full: bool) -> None:
-        """Go on to a place whose windows are not known to be full. `near_full` is the result of the store's survey."""
+        """Begin the search elsewhere if the windows at the present place are full. `near_full` is that of Survey."""
         if near_full:
             self._place = max(self._place, _FAR)
         while self._is_at_full_window():
@@ -87,11 +87,11 @@ class SearchPlan:
         return any(self._store.occupied(*window).bit_count() == window[4] - window[3] + 1 for window in self.windows())
 
     def _is_unseen(self) -> bool:
-        """Whether the first address of this place is given without a read."""
+        """Whether the first address of the present place is proposed without a read of the store."""
         return _LOWEST < self._place <= min(_UNSEEN, self._store.places)
 
     def lose(self, wants: Sequence[Want]) -> None:
-        """Note that a claim lost the proposed addresses `wants`. Where claims spread, go on to the next place."""
+        """Note that a claim lost the proposed addresses `wants`. If the store `spreads`, search elsewhere next time."""
         self.preferred = []
         self._taken += wants
         if not wants or not self._store.spreads:
@@ -102,9 +102,10 @@ class SearchPlan:
             self._place += 1
 
     def propose(self, chosen: Sequence[int | None]) -> list[int]:
-        """Return `chosen`, an address for each need, in which free addresses, if possible `preferred`, replace None.
+        """Return `chosen`, which has an address or None for each need, with a free address in place of each None.
 
-        In `chosen`, all addresses of one choice are given, or all are None. Raises Exhausted when no address is free.
+        `preferred` addresses are used first. `chosen` has addresses for all needs of a choice, or for none. Raises
+        Exhausted when no address is free.
         """
         values: list[int] = []
         proposed: list[tuple[int, int]] = []
@@ -123,7 +124,7 @@ class SearchPlan:
         return values
 
     def _index(self, choice: Choice, own: set[int], proposed: set[int]) -> int:
-        """A free index that is not among the attachment's `own`, of which some are only `proposed`. Raises Exhausted.
+        """A free index that is not in `own`, the attachment's leased and `proposed` indexes. Raises Exhausted.
 
         Lost indexes come last, and only if a read of the address itself shows no holder: an object whose labels were
         removed is in no list.
@@ -146,7 +147,7 @@ class SearchPlan:
         return index
 
     def _given(self, choice: Choice, avoid: set[int]) -> tuple[int | None, int]:
-        """(the index to give, or None; the number of free indexes with an address of the node itself or a neighbour)."""
+        """(the index to give, or None; the number of free indexes that the node itself or a neighbour uses)."""
         nodes, in_use = 0, None
         while (index := self._free(choice, avoid)) is not None:
             avoid.add(index)
@@ -163,14 +164,11 @@ class SearchPlan:
         return in_use, nodes
 
     def _is_on_wire(self, want: Want) -> bool:
-        """Whether the node itself or a neighbour has the address of `want`.
-
-        The pod's former address is not looked for among the neighbours: the pod itself may still stand there.
-        """
+        """Whether the node itself has the address of `want`, or a neighbour has it and the address is not preferred."""
         return self._is_own(want) or (want.address not in (self.preferred or ()) and self._is_neighbour(want))
 
     def _free(self, choice: Choice, avoid: Collection[int]) -> int | None:
-        """A free index that is not in `avoid`: a preferred one, else the first from `_place` on; or None."""
+        """A free index that is not in `avoid`, if possible a preferred one; None if no index is free."""
         index = self._preferred_free(choice, avoid)
         if index is not None:
             return index
@@ -183,7 +181,7 @@ class SearchPlan:
         return index
 
     def _preferred_free(self, choice: Choice, avoid: Collection[int]) -> int | None:
-        """The index of the first preferred address that is free and that `choice` can give; None when no address is both."""
+        """The index of the first preferred address that is free and that `choice` can give; None if there is none."""
         for address in self.preferred or ():
             index = choice.index_of(*address)
             if index is not None and choice.space.usable(index) and index not in avoid:
@@ -195,7 +193,7 @@ class SearchPlan:
         return None
 
     def _unclaimed(self, choice: Choice, index: int, avoid: Collection[int]) -> int:
-        """The next free index of the window that no other call of this node is about to claim, or `index`."""
+        """The next free index in the window that no other call of this node is about to claim; `index` if none."""
         last = min(index | self._store.window - 1, choice.space.last)
         bits = _occupied(self._store, choice, index, last)
         for at in range(index + 1, last + 1):
@@ -225,7 +223,7 @@ class SearchPlan:
 
 
 def start_of(rng: Range, owner: Owner, place: int) -> int:
-    """The address at which a search begins: 0 for the place _LOWEST, else one that differs by place and owner."""
+    """The address at which a search begins: 0 for the lowest place; for others it differs by place and owner."""
     if place == _LOWEST:
         return 0
     if place == _NEAR:
@@ -234,7 +232,7 @@ def start_of(rng: Range, owner: Owner, place: int) -> int:
 
 
 def lowest_free(store: Store, choice: Choice, start: int = 0, avoid: Collection[int] = ()) -> int | None:
-    """The first index not in `avoid` that can be claimed, from `start` to the end, then from the beginning."""
+    """The first free index from `start` to the end, then from the beginning, without `avoid`; None if there is none."""
 
     def occupied(low: int, high: int) -> int:
         return _occupied(store, choice, low, high)
@@ -296,10 +294,10 @@ def search(
 ) -> int | None:
     """The first address that can be claimed, from `start` to the end of `rng`, then from its beginning; or None.
 
-    `occupied(low, high)` returns the bitset of a window. `next_open(low, high)` returns an address below which all of
-    low..high are occupied, high + 1 when all are. It is called after a full window, so that a store can skip further
-    full windows unread. `avoid` has addresses that are taken in another way, such as one proposed for the same
-    attachment, or those that are cooling; a set if there are many. A window has `size` addresses, a power of two.
+    `occupied(low, high)` returns the bitset of a window. `next_open(low, high)` returns an address up to high + 1; all
+    addresses from `low` up to, but excluding, this one are occupied. It is called after a full window, so that a store
+    can skip full windows unread. `avoid` has addresses that the store does not know as taken, such as those proposed
+    for this attachment or in their cooldown. A window has `size` addresses, a power of two.
     """
     for at, end in ((start, rng.last), (rng.first, min(start - 1, rng.last))):
         while window := window_from(rng, at, end, size):

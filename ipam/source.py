@@ -117,7 +117,7 @@ class Source:
             setattr(target, key.attribute, value)
 
     def _log_file(self, path: str, files: Files) -> str:
-        """The target of `path`, because the log is opened without following links; "" and a note if it is forbidden."""
+        """The target of `path`: the log is opened without following links. If forbidden, returns "" and adds a note."""
         try:
             return files.follow(path, "" if "log_file" in self._from_file else ROOTS["log_file"])
         except ValueError as fault:
@@ -176,7 +176,7 @@ class Source:
         return self._is_chosen and fault.key.startswith(f"{self.path}: ")
 
     def where(self, name: str) -> str:
-        """The name in a fault of the key `name`, or a member such as exclude[3]: after "ipam." or the file's path."""
+        """The name of a key, or of a member such as exclude[3], for messages: "ipam.NAME" or "PATH: NAME"."""
         return f"{self.path}: {name}" if name.partition("[")[0] in self._from_file else f"ipam.{name}"
 
     def node_name(self, environ_name: str, files: Files) -> str:
@@ -191,7 +191,7 @@ class Source:
         return name or files.host_name()
 
     def _left_out(self) -> list[Fault]:
-        """[the fault of a block with another etcd than the flat file, but not all keys of the file's etcd], or []."""
+        """[a fault] if the block changes the flat file's etcd, but lacks a key of etcd that the file has; or []."""
         if not self._brings:
             return []
         known = [name for name in ETCD if name == "etcd_host" or not _is_left_out(self._flat.get(name))]
@@ -219,7 +219,7 @@ class Source:
         return ETCD[name] if _is_left_out(value) else value
 
     def _is_of_flat_file(self, name: str, is_apart: bool) -> bool:
-        """Whether the flat file gives the value of `name`. `is_apart`: decide each key of etcd by itself."""
+        """Whether the flat file gives the value of `name`; only with `is_apart` if the block changes the file's etcd."""
         if name in NOT_FROM_FLAT_FILE or _is_left_out(self._flat[name]):
             return False
         is_left_out = _is_left_out(self._block.get(name))
@@ -290,7 +290,7 @@ def _flattened(document: dict[str, Any], prefix: str, faults: list[Fault]) -> di
     flat: dict[str, Any] = {}
     for name, value in found:
         spelled = SPELLED.get(name.lower(), name)
-        if name == spelled or spelled not in flat:  # as `member` chooses among names that differ only in case
+        if name == spelled or spelled not in flat:  # as `member`: an exact name, else the first in any case
             flat[spelled] = value
     return flat
 

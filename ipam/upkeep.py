@@ -65,9 +65,9 @@ def release(
 
     With a record, a missing lease file is made first. Otherwise another process could make the file now, and restore
     this record into it. `seconds` (0: no bound) bound all requests together; a `cooldown` of None stands for that of
-    the record. After a CniError the record says that the release is pending. A record is written before a claim. So if
-    no record has an address, no failure is raised and nothing stays pending, unless Go's whereabouts may have claimed
-    an address in this store.
+    the record. After a CniError the record says that the release is pending. But if no address is recorded and another
+    attempt would be useless, the error is only logged, and the record removed: an ADD records addresses before it
+    claims them.
     """
     held = recorded_leases(attachment, record) if record else []
     restore = restorer(store_ref, records)
@@ -115,7 +115,7 @@ def release(
 
 
 def _is_over(record: dict[str, Any] | None, store_ref: dict[str, Any], fault: CniError) -> bool:
-    """Whether another attempt to release an attachment without a recorded address is useless."""
+    """Whether it is useless to repeat, after `fault`, the release of an attachment without a recorded address."""
     from ipam.stores.apiserver.faults import Forbidden, Unauthorized  # the file store has no API server
 
     if isinstance(fault, InvalidConfig) and not isinstance(fault, Forbidden | Unauthorized):
@@ -150,11 +150,10 @@ def flush_reminded(records: Records, store_ref: dict[str, Any]) -> None:
 
 
 def flush(records: Records, store_ref: dict[str, Any] | None, seconds: float) -> int:
-    """Retry the pending releases for about `seconds`. Returns the number of those left.
+    """Retry the pending releases for about `seconds`. Returns the number of releases that are still pending.
 
-    A shared static address without a lease is leased to another attachment that has the address.
-
-    `store_ref` is the store of the configuration, with its password, or None. An unreachable store is tried once, and the
+    A shared static address that has lost its lease is leased to another attachment that has the address. `store_ref`,
+    from the configuration, has the password of the store; it may be None. An unreachable store is tried once, and the
     wait for it does not shorten the time for other stores.
     """
     records.remind(False)
@@ -199,7 +198,7 @@ def flush(records: Records, store_ref: dict[str, Any] | None, seconds: float) ->
 
 
 def _lease_shared(attachment: Attachment, store_ref: dict[str, Any] | None, records: Records, seconds: float) -> bool:
-    """Lease those shared addresses of `attachment` that have no lease any more. Returns whether it has all leases."""
+    """Lease to `attachment` its shared addresses without a lease. Returns False if this must be tried again later."""
     lock = records.try_locked(attachment, PART)
     if lock is None:
         return False
@@ -226,7 +225,7 @@ def _lease_shared(attachment: Attachment, store_ref: dict[str, Any] | None, reco
 
 
 def drop(records: Records, chosen: Collection[Attachment]) -> int:
-    """Remove the records of `chosen` with a pending release. Returns the number. The store keeps the leases."""
+    """Remove those records of `chosen` whose release is pending; the leases stay. Returns the number of records."""
     dropped = 0
     for attachment in chosen:
         held = records.try_locked(attachment, PART)
@@ -266,7 +265,7 @@ def restorer(store_ref: dict[str, Any], records: Records, owner: Owner | None = 
 
 
 def refill(store: AddressLeaseStore, owner: Owner, records: Records, cooldown: int) -> bool:
-    """Make lost records of this node again from leases that name the node. Returns whether the caller's is among them.
+    """Make lost records again from the leases that name this node. Returns True if `owner` got its record.
 
     This is done once for a state directory that is younger than the node's leases. The caller holds the lock of its own
     record. A lease of another machine with the same node name gets no record, unless it is of the caller's pod.
@@ -316,7 +315,7 @@ def is_held_here(want: Want, owner: Owner, records: Records) -> bool:
 
 
 def recorder(network: str, records: Records, *names: str) -> Callable[[], list[Lease]]:
-    """Return a function that reads the leases in a network's records, of any store: a migration may have moved them.
+    """Return a function that reads the leases in a network's records, whatever store they name, as after a migration.
 
     With `names` of containers and pods, it reads only the records that contain one of them.
     """
@@ -339,7 +338,7 @@ def of_earlier_boots(store: Store, pool: str, owner: Owner) -> list[Lease]:
 
 
 def free_earlier_boots(store: Store, pool: str, owner: Owner, records: Records) -> bool:
-    """Release leases of `pool` from earlier boots of this node, if the namespaces are gone. Returns whether it did."""
+    """Release this node's leases of earlier boots in `pool` whose namespaces are gone. Returns False if none was."""
     freed = False
     for attachment in {lease.attachment for lease in of_earlier_boots(store, pool, owner)}:
         if attachment == owner.attachment:
@@ -382,9 +381,9 @@ def gc(
 ) -> list[CniError]:
     """Release the leases of the attachments of `network` that are not in `valid`. Returns the errors.
 
-    The attachments are found by their records; those with a damaged record by this node's leases in `pools` of the
-    store `store_ref`. An attachment stays while an operation holds its lock, and if it was claimed after this call
-    began, because the runtime's list cannot have it. A pending release is made even if the attachment is in the list.
+    The attachments are found by their records and, in case a record is damaged, by this node's leases in `pools` of
+    the store `store_ref`. An attachment stays while an operation holds its lock. It also stays if it was claimed after
+    this call began: the runtime's list cannot have it. A pending release is made even if the list has the attachment.
     """
     began = Began()
     faults: list[CniError] = []

@@ -7,7 +7,7 @@ no network and no link can have. Under these names the node keeps a record of th
 of ipam.leases with two more members:
 
     members    [network, ifname, rail, time of the ADD in ns since 1970] of each rail with an ADD and no DEL yet
-    complete   whether all addresses are claimed: until then, no ADD of a member returns
+    complete   true when all addresses are claimed; no ADD of a member returns before
 
 The order of the writes ensures that after a kill a later call can finish:
 
@@ -129,7 +129,7 @@ def has(record: dict[str, Any] | None, attachment: Attachment) -> bool:
 def add(
     group: Group, config: IpamConfig, attachment: Attachment, owner: Owner, records: Records
 ) -> tuple[dict[str, Any], list[int]]:
-    """(the store, the addresses of this rail): those of the container's index in the group, or of a new index."""
+    """Lease addresses on all rails, if the container has none yet; return (the store, the addresses of this rail)."""
     store_ref = call.ref_of(config, group)
     shared = owner.attachment = attachment_of(group.name, attachment.container_id)
     _ask(group, config)
@@ -203,9 +203,9 @@ def _ask(group: Group, config: IpamConfig) -> None:
 def _held(
     group: Group, store_ref: dict[str, Any], owner: Owner, record: dict[str, Any], config: IpamConfig, log: Log
 ) -> list[int] | None:
-    """The addresses of all rails from the record of a complete claim; None unless this rail's leases exist and are current.
+    """The addresses of all rails, from the record of a complete claim; None if this rail's leases are lost or outdated.
 
-    Only this rail's pools are read: a complete claim was made in one step, so the other rails have leases if this one has.
+    Only this rail's pools are read: a complete claim was made in one step, so leases of one rail show those of all.
     """
     found = recorded_leases(owner.attachment, record)
     index, places = _index(group, found), {lease.place for lease in found}
@@ -398,7 +398,8 @@ def gc(
     store_ref: dict[str, Any] | None,
     records: Records,
 ) -> list[CniError]:
-    """GC of `network` for groups: remove unlisted members, and with the last one the leases. Returns the errors."""
+    """Remove members that the runtime does not list from `network`'s groups. Free a group without members. Returns
+    the errors."""
     faults: list[CniError] = []
     silent: list[dict[str, Any]] = []
     for shared, record in group_records:
@@ -444,9 +445,9 @@ def _gc_one(
 def _is_gone(
     entry: Member, shared: Attachment, network: str, valid: set[Attachment], began: Began, records: Records
 ) -> bool:
-    """Whether the member `entry`, made before the call, is not in the runtime's list and has no link any more.
+    """Whether GC may remove the member `entry`: it is older than this call, not in the runtime's list, and has no link.
 
-    False while an operation holds the lock of the member's link.
+    False while another operation holds the lock of the member's link.
     """
     attachment = Attachment(entry[0], shared.container_id, entry[1])
     if entry[0] != network or attachment in valid or not began.is_after(entry[3]):

@@ -27,7 +27,7 @@ FILES = ("kubeconfig", "ca", "cert", "key")  # members of a reference that are p
 def ref_of(config: IpamConfig) -> dict[str, Any]:
     """The reference to the store of `config`, for `open_store`. A record keeps the reference without SECRETS.
 
-    If the network may not name this store, the member `borrowed` has the reason, and only `joined` uses the reference.
+    If the network may not name this store, the member `borrowed` has the reason. Such a reference is only for `joined`.
     """
     store_ref = _ref_of(config)
     return {**store_ref, "borrowed": config.borrowed} if config.borrowed else store_ref
@@ -124,11 +124,12 @@ def same(one: dict[str, Any], other: dict[str, Any]) -> bool:
 
 
 def joined(recorded: dict[str, Any], store_ref: dict[str, Any] | None) -> dict[str, Any]:
-    """The reference that joins `store_ref` of the configuration with `recorded` of the record.
+    """The reference by which to open the store that a record names, with what the configuration adds.
 
-    If both mean one store, the result is `store_ref` with the pools of both; else it is `recorded`. If the network
-    may not name the store (`borrowed`), the result is also `recorded`; but if both name the same user, with the
-    password from the configuration and only the endpoints that both name.
+    If `store_ref`, from the configuration, means another store than `recorded`, the result is `recorded`. If both mean
+    one store, the result is `store_ref` with the pools of both. If the network may not name that store (`borrowed`),
+    the result is `recorded`; it gets the configuration's password only if both references name the same user, and then
+    has only the endpoints that both name.
     """
     if not store_ref or not same(recorded, store_ref):
         return recorded

@@ -27,10 +27,10 @@ if TYPE_CHECKING:
 
     Window = tuple[str, str | None, int, int, int]  # pool, scope, family, low, high
 
-READ, CHANGE, CREATE = range(3)  # the use of a store; CREATE makes a missing file, else that is an empty store
+READ, CHANGE, CREATE = range(3)  # the use of a store; CREATE makes a missing file, for others it is an empty store
 
 SHARED_SECONDS = 2.0  # bound of a request to a store that nodes share, unless the request is for an ADD
-_SECOND_PAUSE = 0.005  # seconds, if the first pause is 0
+_SECOND_PAUSE = 0.005  # in seconds, after a first pause of 0
 FORMER = 10_000  # former addresses that a store remembers; the oldest are forgotten
 
 
@@ -53,7 +53,7 @@ class Pauses:
 
     A pause doubles from `first` up to `longest` seconds, with a random factor, and lasts at least half of the last
     attempt: a slow server gets fewer requests. Pauses become shorter near the deadline, so an old change wins against
-    newer ones. If `first` is 0, the first pause is none.
+    newer ones. If `first` is 0, there is no pause before the second attempt.
     """
 
     __slots__ = ("_deadline", "_longest", "_pause", "_seconds", "_since")
@@ -66,7 +66,7 @@ class Pauses:
         self._longest = longest
 
     def wait(self, more: float = 0.0) -> bool:
-        """Pause, plus `more` seconds, and return True. Return False at once without time for another attempt."""
+        """Pause, `more` seconds longer, and return True. Return False at once if no time is left for an attempt."""
         now = time.monotonic()
         left = self._deadline - now
         if self._pause:
@@ -140,7 +140,7 @@ class Store:
 
     Each method begins a session of its own unless the caller is in one. A store with room remembers freed addresses:
     the last address of a pod that `returns`, which the pod gets again if it is free (`survey`); and for `cooldown`
-    seconds the former pod of each address, which alone may get the address (`cooling`).
+    seconds the former pod of each address; meanwhile no other pod gets the address (`cooling`).
 
     `is_claimed_here(want)` returns whether another call of this node is about to claim the address; if not, it notes
     that this call is. So simultaneous calls of one node choose different addresses.
@@ -188,7 +188,7 @@ class Store:
         """End the outermost session, also after `_begin` has failed."""
 
     def take_locks(self) -> None:
-        """Take the locks that serialize this node's sessions; without this call the first reading takes them."""
+        """Take now the locks that serialize this node's sessions. Otherwise the session's first reading takes them."""
 
     def settle(self, attachment: Attachment, sequence: int) -> None:
         """Make each claim of `attachment` with this or an older sequence fail, also a request still in transit."""
@@ -219,7 +219,7 @@ class Store:
         """Fail at the first refused connection. The caller keeps an unmade release in the record."""
 
     def holder(self, want: Want) -> Lease | None:
-        """The lease that prevents a claim of `want`; None for none."""
+        """The lease that prevents a claim of `want`; None if there is none."""
         raise NotImplementedError
 
     def occupied(self, pool: str, scope: str | None, family: int, low: int, high: int) -> int:
@@ -227,7 +227,7 @@ class Store:
         raise NotImplementedError
 
     def next_open(self, pool: str, scope: str | None, family: int, value: int, high: int) -> int:
-        """The end of a full span from `value` on, at most high + 1: no address before the end can be claimed."""
+        """An address in value..high + 1: no address from `value` up to, but excluding, this one can be claimed."""
         raise NotImplementedError
 
     def claim(self, wants: Sequence[Want], owner: Owner, instead_of: Sequence[Lease] = ()) -> Claimed | Taken | Unknown:

@@ -141,7 +141,7 @@ class _Replies(io.BufferedReader):
         self._lines = 0
 
     def end(self) -> bool:
-        """End a reply; return whether no bytes follow it, since no further request was sent."""
+        """End a reply. Return False if more bytes have come, which no request has asked for."""
         self._incoming.end()
         return not self.peek(1)
 
@@ -271,8 +271,8 @@ class ServerAddress:
     __slots__ = ("base", "host", "port", "tls")
 
     def __init__(self, text: str, tls: bool, ports: tuple[int, int]) -> None:
-        """`text` is [scheme://]host[:port][/path]. Without a scheme `tls` counts; without a port one of `ports`,
-        which are (without TLS, with TLS). Raises ValueError for any other text."""
+        """`text` is [scheme://]host[:port][/path]. Without a scheme, `tls` tells whether to use TLS. `ports` are the
+        default ports (without TLS, with TLS). Raises ValueError for any other text."""
         scheme, found, rest = text.rpartition("://")
         if found and scheme not in ("http", "https"):
             raise ValueError("want http:// or https://")
@@ -352,10 +352,10 @@ class Client:
         self.close()
 
     def kept(self, key: Callable[[], Any]) -> Connection | None:
-        """The open connection, or a usable one that an earlier call of this process has kept; None for none.
+        """The open connection, or a usable one that an earlier call of this process has kept; None if there is none.
 
-        `key()` identifies kept connections: it returns the address and the contents of all certificates. When it raises
-        OSError or ValueError, no connection is kept; making a connection will raise that fault.
+        `key()` identifies kept connections: it returns the address and the contents of all certificates. If it raises
+        OSError or ValueError, no connection is kept; a new connection then fails with the same error.
         """
         if self._connection is None or self._connection.closed:
             self._connection = None
@@ -374,10 +374,10 @@ class Client:
 
 
 def dial(places: Sequence[tuple[str, int]], seconds: float) -> tuple[int, socket.socket]:
-    """(index of the place, connected socket) of the first place that accepts; `places` are (host, port).
+    """Connect to the first of `places`, (host, port), that accepts; return (index of the place, socket).
 
-    The first round tries each place for _MOMENT, so that a dead machine costs no more. The second round tries the
-    silent ones for the rest of the time. Raises Refused after `seconds`, or when all places have refused.
+    The first round tries each place for 0.25 s, so that a dead machine costs no more. The second round tries the
+    places that did not answer again. Raises Refused after `seconds`, or when all places have refused.
     """
     deadline = monotonic() + seconds
     reasons = ["did not answer"] * len(places)

@@ -44,9 +44,9 @@ if TYPE_CHECKING:
     from ipam.stores.etcd.txn import Answer, Entry, Op
 
 _VOID_SECONDS = 600  # the longest time for which a lost request may still arrive
-_WINDOWS = 50  # in one request
+_WINDOWS = 50  # windows that one request reads
 _AT_ONCE = 64  # leases that one request reads by their keys
-_FORGETS, _FORGOTTEN = 8, 500  # how many of 256 releases also remove old memories; how many keys each may remove
+_FORGETS, _FORGOTTEN = 8, 500  # 8 of 256 releases also remove old former/ keys, each at most 500
 
 
 class EtcdStore(ServedStore):
@@ -138,7 +138,7 @@ class EtcdStore(ServedStore):
         return Taken(taken) if taken else Unknown(Open(f"a claim of {owner.attachment} came too late: retry"))
 
     def _taken(self, wants: Sequence[Want], instead_of: Sequence[Lease], found: Sequence[Answer]) -> list[Want]:
-        """The obstacles to a claim (ipam.stores.base.conflicts), by the keys in the answers `found`."""
+        """The obstacles to a claim (ipam.stores.base.conflicts): `found` has the keys that exist."""
         there = {key for answer in found for key, _ in answer.entries}
 
         def is_held(want: Want, given: Sequence[Lease]) -> bool:
@@ -147,7 +147,7 @@ class EtcdStore(ServedStore):
         return conflicts(instead_of, wants, lambda old: self.keys.identity(old) in there, is_held)
 
     def _settled(self, leases: list[Lease], owner: Owner, fault: CniError) -> Claimed | Unknown:
-        """The outcome of a claim with a lost reply: Claimed, or Unknown if it was not made, and now never will be."""
+        """Look for a claim whose reply was lost. If it was not made, forbid it for good, and return Unknown."""
         is_made = [txn.exists(self.keys.identity(lease)) for lease in leases]
         try:
             reply = self._call(txn.transaction(is_made, [], [self._void(owner.attachment, owner.sequence)]))
@@ -200,7 +200,7 @@ class EtcdStore(ServedStore):
         return {self.keys.all("cooling", *place) + address: pod for place in places}
 
     def forget(self) -> None:
-        """Remove the oldest former addresses of pods above FORMER."""
+        """Remove the oldest former addresses of pods if the store has more than FORMER of them."""
         prefix = self.keys.all("former")
         try:
             (counted,) = self._call(txn.reads([txn.count(prefix, end_of(prefix))])).answers
@@ -246,7 +246,7 @@ class EtcdStore(ServedStore):
         return self._read(txn.read(next_key(after) if after else root, end_of(root), limit))[0]
 
     def _leases(self, places: list[bytes]) -> list[Lease]:
-        """The leases at `places`, each POOL/ADDRESS as in a key; a place without a lease is left out."""
+        """The leases at `places`, each POOL/ADDRESS as in a key. Places without a lease are skipped."""
         prefix = self.keys.all(LEASE)
         found: list[Lease] = []
         for i in range(0, len(places), _AT_ONCE):

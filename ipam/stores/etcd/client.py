@@ -40,7 +40,7 @@ _NO_GATEWAY = (404, 405, 421, 501)  # HTTP statuses for a path, a method or a ho
 
 
 def endpoint(text: str, tls: bool) -> ServerAddress:
-    """The endpoint `text`: [http[s]://]HOST[:PORT]; without a scheme `tls` decides. Raises ValueError for others."""
+    """The endpoint [http[s]://]HOST[:PORT]; without a scheme, https if `tls`. Raises ValueError for other texts."""
     found = ServerAddress(text.strip(), tls, (DEFAULT_PORT, DEFAULT_PORT))
     if found.base:
         raise ValueError("want host:port, such as 10.0.0.1:2379")
@@ -173,7 +173,7 @@ class EtcdClient(http.Client):
         return connection
 
     def _as_it_is(self) -> Any:
-        """The key of a kept connection: endpoints and certificates. Raises OSError or ValueError (Client.kept)."""
+        """The `key` for Client.kept: endpoints and certificates. Raises OSError or ValueError for a bad file."""
         pems = [files.read_regular(path, _MOST_BYTES) if path else b"" for path in self._tls]
         return tuple(map(str, self._endpoints)), *pems
 
@@ -188,7 +188,7 @@ class EtcdClient(http.Client):
         return self._context
 
     def _log_in(self, connection: http.Connection, deadline: float) -> None:
-        """Set the token: that of an earlier call unless etcd has refused it, else a new one."""
+        """Set the token of an earlier call. If there is none, or etcd has refused a token, log in for a new one."""
         name = _token_name(self._endpoints, self._user, self._password)
         if not self._refused:
             self._token = _read_token(name)
@@ -295,7 +295,7 @@ def _token_name(endpoints: Sequence[ServerAddress], user: str, password: str) ->
 
 
 def _read_token(name: str) -> str:
-    """The kept token; "" for none, or if others can write its file. etcd ends a token after 5 unused minutes."""
+    """The kept token; "" if there is none, or another user can write the file. Tokens end after 5 unused minutes."""
     try:
         files.check_private_directory(TOKENS)
         token = files.read_regular(f"{TOKENS}/{name}", _MOST_BYTES, os.O_NOFOLLOW, private=True).decode("ascii")

@@ -28,7 +28,7 @@ from ipam.leases import Lease, Want, from_json, to_json
 
 BLOCK = 64  # addresses that a search reads at once
 LEASE, RESERVED = "lease", "reserved"
-_DIGITS = {4: 8, 6: 32}  # of an address of a family
+_DIGITS = {4: 8, 6: 32}  # hexadecimal digits of an address, by family
 
 
 class Keys:

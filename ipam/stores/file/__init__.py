@@ -35,9 +35,9 @@ NAME = "leases.db"
 class FileStore(Store):
     """The store in `directory`, opened again for each session.
 
-    `use` is READ, CHANGE or CREATE (ipam.stores.base). With READ and CHANGE a missing file counts as an empty store,
-    which takes no claim. `restore` returns the leases to write into a file that is new or of an earlier boot. A session
-    waits at most `seconds` for the lock.
+    `use` is READ, CHANGE or CREATE (ipam.stores.base). Claims need CREATE, which makes a missing file; with READ and
+    CHANGE a missing file counts as an empty store. `restore` returns the leases for a new file. A session waits at
+    most `seconds` for the lock.
     """
 
     __slots__ = ("_database", "_restore", "_seconds", "_use", "directory", "path")
@@ -191,9 +191,9 @@ class FileStore(Store):
         return {value for of, value in found if of == family}
 
     def _fill(self, database: Database) -> None:
-        """Write the leases and bitmaps again, from the file's leases, or without any from the leases of `restore`.
+        """Write all leases and bitmaps again: from the file's leases or, if it has no lease, from those of `restore`.
 
-        A power loss may have kept a lease and lost its bits. Of two leases of one address the later claim counts.
+        A power loss may have kept a lease and lost its bits. If two leases have one address, the newer one is kept.
         """
         leases = self._leases(schema.ALL)
         for statement in schema.EMPTY:
@@ -217,7 +217,7 @@ class FileStore(Store):
         self._rows(schema.COOLED, now)
         for lease in leases:
             key = schema.address_key(lease.family, lease.value)
-            until = now + self.cooldown + 1  # the second that has begun does not count
+            until = now + self.cooldown + 1  # rounded up: the present second has already begun
             for kind, space in ((schema.POOL, lease.pool), (schema.SCOPE, lease.scope)):
                 if space is not None:
                     self._rows(schema.COOL, kind, space, key, until, *lease.pod[:2], lease.ifname)
@@ -245,7 +245,7 @@ class FileStore(Store):
         return True
 
     def _delete(self, lease: Lease) -> bool:
-        """Remove a lease and its bits if the file still has exactly this lease; return whether it had."""
+        """Remove a lease and its bits; return False, without a change, if the file has not exactly this lease."""
         key = schema.address_key(lease.family, lease.value)
         found = self._rows(
             schema.MATCH, lease.pool, key, lease.container_id, lease.ifname, lease.network, lease.sequence
@@ -260,7 +260,7 @@ class FileStore(Store):
         return True
 
     def _mark(self, kind: int, space: str, family: int, value: int, leased: bool) -> None:
-        """Set or clear the bit of an address, and update the bit of its leaf in the summary (set: a full leaf)."""
+        """Set or clear the bit of an address. When its leaf becomes full, or no longer is, update the summary."""
         number, index = schema.leaf_of(family, value)
         before, after = self._change_bit(kind, space, number, index, leased)
         if schema.FULL_ROW in (before, after) and before != after:
@@ -276,7 +276,7 @@ class FileStore(Store):
         return before, after
 
     def _either(self, level: int, pool: str, scope: str | None, number: bytes) -> int:
-        """The bitset of row `number`, joined from the pool and the scope; `level` is 0 for leaves, or SUMMARY."""
+        """The bits that are set in row `number` of the pool or of the scope; `level` is 0 for leaves, or SUMMARY."""
         bits = 0
         for (row,) in self._rows(
             schema.BITS_OF_TWO, schema.POOL + level, pool, number, schema.SCOPE + level, scope, number

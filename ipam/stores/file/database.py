@@ -51,7 +51,7 @@ class Database:
         self._connection: Any = None
 
     def run(self, sql: str, *values: Any) -> list[Any]:
-        """The rows that a statement returns, in the open transaction or a new one."""
+        """Run a statement in the open transaction, or in a new one if none is open; return the rows."""
         try:
             if not self._connection.in_transaction:
                 self._connection.execute("BEGIN")
@@ -82,7 +82,7 @@ class Database:
             pass  # the next process that opens the file rolls back the transaction
 
     def close(self) -> None:
-        """Roll back and unlock; a warm worker keeps the file open for its next call. A second call does nothing."""
+        """Roll back and unlock. A warm worker keeps the unlocked file open for its next call. May be called twice."""
         if kept is not None and self._connection is not None and not self._has_failed:
             self.roll_back()
             locks.unlock_file(self._fd)
@@ -127,8 +127,8 @@ class Database:
         )
 
     def _take_again(self, seconds: float) -> bool:
-        """Lock the file that `close` has kept, and return True. If the path names another file now, or the file shows
-        no check in this boot, since it was emptied or overwritten, close the file and return False."""
+        """Lock the file that `close` has kept open, and return True. Close it and return False if the path names
+        another file now, or if the file no longer shows the check of this boot (it was emptied or overwritten)."""
         former, self._fd = os.fstat(self._fd), open_locked(self.path, self._use, seconds, self._fd)
         if self._fd >= 0:
             now = os.fstat(self._fd)
@@ -145,7 +145,7 @@ class Database:
         return False
 
     def _connect(self) -> bool:
-        """Open the file with SQLite; return whether it has tables, False for an empty file."""
+        """Open the file with SQLite. Return True if the file has railcni's tables, False if it is empty."""
         if self._use != CREATE and os.fstat(self._fd).st_size == 0:
             return False
         try:
@@ -268,11 +268,11 @@ class OutcomeUnknown(IoFailure):
 
 
 def open_database(path: str, use: int, seconds: float = WAIT_SECONDS) -> tuple[Database, bool] | None:
-    """(locked lease file, whether to fill it); None for a missing or empty file unless `use` is CREATE.
+    """Open and lock the lease file; return (file, whether the caller must fill it).
 
-    The caller has to fill a file that is new or of an earlier boot, in the transaction that is then open. Raises
-    TryAgainLater when others keep the file locked for `seconds`, InvalidConfig for a network file system, and
-    IoFailure or StateDamaged.
+    The caller must fill a file that is new or of an earlier boot, in the transaction that is then open. Without
+    CREATE, returns None for a missing or empty file. Raises TryAgainLater when another process keeps the file locked
+    for `seconds`, InvalidConfig for a network file system, and IoFailure or StateDamaged.
     """
     former = kept.pop((path, use), None) if kept else None
     try:

@@ -21,11 +21,11 @@ _REMOTE = frozenset(
 
 
 def open_locked(path: str, use: int, seconds: float, kept: int = -1) -> int:
-    """A descriptor of the file at `path`, locked; -1 for a missing file unless `use` is CREATE.
+    """A descriptor of the locked file at `path`. If the file is missing, CREATE makes it; other uses return -1.
 
-    An earlier descriptor `kept` is used again if the path still names its file, else closed. Raises TryAgainLater
-    when others keep the file locked for `seconds`, InvalidConfig for a network file system, and IoFailure or OSError
-    for other faults.
+    An earlier descriptor `kept` is used again if the path still names its file; otherwise it is closed. Raises
+    TryAgainLater when another process keeps the file locked for `seconds`, InvalidConfig for a network file system,
+    and IoFailure or OSError for other faults.
     """
     deadline = monotonic() + seconds
     while True:

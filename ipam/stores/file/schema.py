@@ -7,19 +7,19 @@ The table `bitmap` shows which addresses are leased, in two levels. A leaf has a
 that differ only in the lowest 12 bits, set when the address is leased. A summary has a bit for each of 4096 leaves,
 set when the leaf is full. So a summary and a leaf show the lowest free address of a pool, with any number of leases.
 
-The column `number` is the number of the leaf or summary, in a count of bytes that differs by family and so tells the
-family. The column `bits` is a little-endian number without trailing zero bytes; a bitmap of zeros has no row.
+The column `number` is the number of the leaf or summary. Its length in bytes differs between IPv4 and IPv6, and so
+shows the family. The column `bits` is a little-endian number without trailing zero bytes; a bitmap of zeros has no row.
 
-The tables `former` and `cooling` remember freed addresses; `cooling` has the kinds and spaces of bitmaps. Each table
-is made when it is first needed. A file without them has the same format, and earlier versions read the leases of a
-file with them.
+The tables `former` and `cooling` remember freed addresses; the columns `kind` and `space` of `cooling` mean the same
+as in `bitmap`. Each of the two tables is made when it is first needed. The format's number is the same with and without
+the two tables, since earlier versions can still read the leases.
 """
 
 from __future__ import annotations
 
 FORMAT = 1
 POOL, SCOPE = 0, 2  # kinds of bitmap: the leaves of a pool, and of a reservation scope
-SUMMARY = 1  # added to a kind: the summaries of these leaves
+SUMMARY = 1  # added to the kind of the leaves: the kind of their summaries
 SHIFT = 12
 ROW_BITS = 1 << SHIFT  # bits of a leaf, and of a summary
 FULL_ROW = (1 << ROW_BITS) - 1
