@@ -10,14 +10,14 @@ An attempt is made in one session of the store. Its rules, in order:
    claim moves the search to another place of the range, which differs by node and attachment (search.search_start).
    Where a store keeps pools as one object (`spreads` is false), all claims of a pool exclude one another: another place
    does not help, and the call waits instead.
-4. *Full blocks.* Where a store has `places`, a read costs more than a failed claim. There the search leaves the lowest block
-   when the block's last address is held, or when its window is full. It tries the next three places without a read. The first
-   of them is among the first 256 addresses, so that this block soon is full and is no longer listed; the others are among the
-   first 65,536. Then the search reads on, past full windows at `places` places at most, and at the last one to the end of
-   the pool.
-5. *Never given* is an address that the node itself has, or a neighbour, unless the address is preferred. Given last are, in
-   this order, addresses found in use on the wire, and addresses of lost claims, if the store then shows no holder. Before a
-   pool counts as exhausted, the leases of this node's earlier boots are freed.
+4. *Full blocks.* In a store with `places` above 0, a read costs more than a failed claim. There the search leaves the
+   lowest block when the block's last address is held, or when its window is full. It proposes the next three places
+   without a read. The first of them is among the first 256 addresses, so that this block soon is full and is no longer
+   listed; the others are among the first 65,536. From the fourth on, the search reads the window of each place, and
+   leaves a full one. From the place with the number `places` it reads to the end of the pool.
+5. *Never given* is an address that the node itself has. The address of a neighbour is given only if it is preferred.
+   Given last are addresses found in use on the wire; and after these, addresses of lost claims, if the store then shows
+   no holder. Before a pool counts as exhausted, the leases of this node's earlier boots are freed.
 6. *Claim.* It gives up former leases and makes all new ones, or changes nothing. Before another attempt the call waits a
    random time, whose bound grows; after some seconds also about a second for each request of an attempt. A claim that the
    server left open is settled before other addresses are claimed.

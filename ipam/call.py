@@ -260,7 +260,7 @@ class _Proposals:
 
 
 def _forget(attachment: Attachment, store: Store, records: Records, former: dict[str, Any] | None) -> None:
-    """Put the `former` record (None: no record) in place of that of a failed ADD, if certainly nothing was claimed.
+    """Replace the record of a failed ADD by the `former` one (None: no record), if certainly nothing was claimed.
 
     A lost store is restored from the records, so no record may name an address that its attachment does not have.
     """
@@ -277,7 +277,7 @@ def _forget(attachment: Attachment, store: Store, records: Records, former: dict
 def _preferred(config: IpamConfig, pod: tuple[str, str, str], log: Log) -> list[tuple[int, int]]:
     """The addresses, (family, value), in the annotation of the pod (namespace, name, uid), the best first.
 
-    [] if the pod cannot be read or the annotation is no list of addresses, which is logged; also if the uid differs.
+    Returns [] if the uid differs and, with a log line, if the pod or the annotation cannot be read.
     Some builds of whereabouts read the same annotation, with one address, and ignore it if the address is not free.
     """
     if not (config.preferred_ip_annotation and pod[1]):

@@ -305,7 +305,7 @@ def _check_whole(request: Request, config: IpamConfig, source: Source, faults: l
 
 
 def datastore(config: IpamConfig) -> str:
-    """The kind of store: the key `datastore`, or without the key the kind whose server is configured, or "file"."""
+    """The kind of store: the key `datastore`; without it, the kind whose server is configured, otherwise "file"."""
     return config.datastore or ("kubernetes" if config.kubeconfig else "etcd" if config.etcd_host else "file")
 
 

@@ -1,12 +1,12 @@
 """The addresses on the wire of a network that this node itself has, or knows as those of its neighbours.
 
-No pod of the network can use one of the node's own. A neighbour counts while its entry in the kernel's table is reachable or
-permanent. Any other entry may be of a pod that has ended, and a reachable one stays so for up to 45 s after its end. So a
-pod may get its former address again, whatever the table says.
+No pod of the network can use an address of the node itself. A neighbour counts while its entry in the kernel's table is
+reachable or permanent. Any other entry may be of a pod that has ended, and an entry may stay reachable for up to 45 s
+after the pod's end. So a pod may get its former address again, whatever the table says.
 
-The link plugin's keys name the wire: the node's addresses count on `master` (or `bridge`), on the links below and above that, and
-on the physical function of a virtual one. The addresses of all links count for a macvlan without `master`, whose master is the
-link of the default route, and for a group of rails, because this network names the `master` of its own rail alone.
+The link plugin's keys name the wire: `master` (or `bridge`), the links below and above it, and the physical function of
+a virtual one. The addresses of all links count for a macvlan without `master`, whose master is the link of the default
+route. They also count for a group of rails, because this network names the `master` of its own rail alone.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Wire:
         return self._names is None or want.address in of_wire(self._names)
 
     def is_neighbour(self, want: Want) -> bool:
-        """Whether a neighbour has the address of `want`. For most addresses the bytes of the kernel's table show that none has."""
+        """Whether a neighbour has the address of `want`. A search in the undecoded table excludes most addresses."""
         if self._names == []:
             return False
         if want.family not in self._tables:

@@ -144,7 +144,7 @@ def delete(request: Request, records: Records) -> None:
             store_ref = reached(store_ref, config) if store_ref else _searched(request, config, group)
             seconds, cooldown = min(SHARED_SECONDS, config.store_timeout), config.cooldown_seconds
         except (InvalidConfig, UnsupportedField) as fault:
-            if record is None:  # our ADD has claimed nothing, but Go's, which refuses less, may have
+            if record is None:  # railcni's ADD refuses this; but Go's may have claimed an address
                 records.log.warning(
                     f"there is no record of this attachment, and its configuration cannot be used: {fault.msg}"
                 )
@@ -231,8 +231,7 @@ def gc(request: Request, records: Records) -> None:
 def status(request: Request, records: Records) -> None:
     """Search the store for the addresses that an ADD would claim. Raises NotAvailable when that ADD would fail.
 
-    A configuration without a named store fails here: runtimes that call STATUS run pods of Kubernetes, for which ADD
-    refuses it.
+    It also fails if the configuration names no store: runtimes that call STATUS run Kubernetes' pods, where ADD fails.
     """
     from ipam.search import SearchPlan  # only STATUS needs it here
 

@@ -109,10 +109,10 @@ class ClaimPlan:
 
 
 def needs(config: IpamConfig) -> list[Need]:
-    """One need for each range, in order. Each requested address takes the need of a range that contains it.
+    """One need for each range, in order. A requested address becomes the address of the need for its range.
 
-    A further request in the same range is a further need, of the first range that contains the address. A request
-    outside of the network's ranges has a range of this address alone, which is always reserved under the network_name.
+    A further request in that range is a further need, of the first range that contains the address. A request outside
+    of the network's ranges has a range of this address alone, which is always reserved under the network_name.
     """
     scope = config.network_name if config.overlap else None
     found = [Need(rng, rng.pool_name(config.network_name, config.slice_node), scope) for rng in config.ranges]

@@ -74,7 +74,7 @@ class SearchPlan:
         return found
 
     def pass_full(self, near_full: bool) -> None:
-        """Begin the search elsewhere if the windows at the present place are full. `near_full` is that of Survey."""
+        """Begin the search elsewhere if the windows at the present place are full (`near_full`: by the Survey)."""
         if near_full:
             self._place = max(self._place, _FAR)
         while self._is_at_full_window():

@@ -101,7 +101,7 @@ class Source:
         vars(target).update(values)
 
     def follow(self, target: object, table: Sequence[Key], files: Files, faults: list[Fault]) -> None:
-        """Replace each path in `target` by its target; a path that the node does not allow is a fault."""
+        """Resolve the links of each path in `target`. A path that the node does not allow is a fault."""
         for key in table:
             if key.name not in ROOTS or key.name == "configuration_path":
                 continue
@@ -219,7 +219,7 @@ class Source:
         return ETCD[name] if _is_left_out(value) else value
 
     def _is_of_flat_file(self, name: str, is_apart: bool) -> bool:
-        """Whether the flat file gives the value of `name`; only with `is_apart` if the block changes the file's etcd."""
+        """Whether the flat file gives the value of `name`. If the block has another etcd, only with `is_apart`."""
         if name in NOT_FROM_FLAT_FILE or _is_left_out(self._flat[name]):
             return False
         is_left_out = _is_left_out(self._block.get(name))

@@ -300,7 +300,7 @@ def refill(store: AddressLeaseStore, owner: Owner, records: Records, cooldown: i
 
 
 def is_held_here(want: Want, owner: Owner, records: Records) -> bool:
-    """Whether another living attachment of this node has the address of `want` in its record, but not in the store."""
+    """Whether another living attachment of this node has `want` in its record, for a store that shows it as free."""
     attachment = local.holder(records, want)
     record = records.read(attachment, PART) if attachment and attachment != owner.attachment else None
     if not attachment or not record or record["pending"] is True or record["bootID"] != owner.boot_id:

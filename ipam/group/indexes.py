@@ -74,7 +74,7 @@ class Group:
         return [need.rng.at(index) for need in self.needs]
 
     def kept_index(self, place: Want) -> int | None:
-        """The index to keep for a lease at `place`, in any pool; None if not all rails give the index."""
+        """The index to keep for a lease at `place`, in any pool; None if one of the rails cannot give it."""
         index = self.index_of(place.family, place.value)
         return index if index is not None and self.space.usable(index) else None
 

@@ -398,8 +398,8 @@ def gc(
     store_ref: dict[str, Any] | None,
     records: Records,
 ) -> list[CniError]:
-    """Remove members that the runtime does not list from `network`'s groups. Free a group without members. Returns
-    the errors."""
+    """Remove the members on `network` that the runtime does not list; free the leases of groups that then have none.
+    Returns the errors."""
     faults: list[CniError] = []
     silent: list[dict[str, Any]] = []
     for shared, record in group_records:

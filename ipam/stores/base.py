@@ -90,7 +90,7 @@ class Survey:
     `own`: the leases of the attachment. `pods`: the leases of the pod's namespace, name and ifname, with any uid; at
     least the leases in this node's records, since the runtime makes a pod's new sandbox on the same node. `former`:
     the former addresses, (family, value), of a pod that `returns`, for this ifname. `near_full`: the first window is
-    so full that a search had better begin elsewhere.
+    so full that a search should begin elsewhere.
     """
 
     __slots__ = ("former", "near_full", "own", "pods")
@@ -136,11 +136,11 @@ class Unknown:
 
 
 class Store:
-    """A store of leases. Any method may raise a CniError that names the store; only `release` then leaves changes.
+    """A store of leases. Any method may raise a CniError that names the store; only `release` may then leave changes.
 
-    Each method begins a session of its own unless the caller is in one. A store with room remembers freed addresses:
-    the last address of a pod that `returns`, which the pod gets again if it is free (`survey`); and for `cooldown`
-    seconds the former pod of each address; meanwhile no other pod gets the address (`cooling`).
+    Each method begins a session of its own unless the caller is in one. While there is room, a store remembers freed
+    addresses. For a pod that `returns`, this is the last address, which the pod gets again if it is free (`survey`).
+    For each address, it is the former pod: for `cooldown` seconds no other pod gets the address (`cooling`).
 
     `is_claimed_here(want)` returns whether another call of this node is about to claim the address; if not, it notes
     that this call is. So simultaneous calls of one node choose different addresses.
@@ -216,7 +216,7 @@ class Store:
         """End all requests by `deadline` (time.monotonic). Only a store behind a server makes requests."""
 
     def hurry(self) -> None:
-        """Fail at the first refused connection. The caller keeps an unmade release in the record."""
+        """Fail at the first refused connection, for a caller that can record the release as pending."""
 
     def holder(self, want: Want) -> Lease | None:
         """The lease that prevents a claim of `want`; None if there is none."""
@@ -239,7 +239,7 @@ class Store:
         raise NotImplementedError
 
     def release(self, leases: Sequence[Lease]) -> int:
-        """Free each of `leases` that is unchanged in the store; return how many. After an error some may be free."""
+        """Free each of `leases` that is unchanged in the store; return their number. An error may leave some freed."""
         raise NotImplementedError
 
     def forget(self) -> None:

@@ -70,7 +70,7 @@ def within(inner: Op) -> Op:
 
 
 def _packed(ops: list[Op]) -> list[Op]:
-    """Move all but the first of many `ops` into inner transactions: etcd limits the operations on one path only.
+    """Move all but the first of many `ops` into inner transactions: etcd's limit counts those of one nested path.
 
     The first stays outside, since etcd's quota does not count inner operations (server/etcdserver, costTxn).
     """

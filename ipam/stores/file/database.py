@@ -64,7 +64,7 @@ class Database:
             raise InvalidConfig(f"{values!r:.100} cannot be kept in {self.path}: {fault}; want another name") from None
 
     def commit(self) -> None:
-        """Commit the open transaction. Raises CniError after a rollback, OutcomeUnknown for an unknown outcome."""
+        """Commit the open transaction. Raises OutcomeUnknown if it may be committed, CniError if it is rolled back."""
         try:
             self._connection.execute("COMMIT")
         except sqlite3.Error as fault:
@@ -189,11 +189,11 @@ class Database:
         self._mark_boot()
 
     def _mark_boot(self) -> None:
-        """Write this boot into `application_id`, in the open transaction: the file is sound."""
+        """Note in `application_id`, in the open transaction, that this boot has found the file sound."""
         self.run(f"PRAGMA application_id={int.from_bytes(_this_boot(), 'big', signed=True)}")
 
     def _is_of_earlier_boot(self) -> bool:
-        """Whether no process of this boot has checked the file. Read without SQLite, which fails on a damaged file."""
+        """Whether no process of this boot has checked the file. SQLite is not used: it fails on a damaged file."""
         return os.pread(self._fd, _BOOT_BYTES, _BOOT_AT) != _this_boot()
 
     def _examine(self) -> None:
