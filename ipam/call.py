@@ -89,7 +89,7 @@ def is_of_group(request: Request) -> bool:
 
 
 def ref_of(config: IpamConfig, group: Group | None) -> dict[str, Any]:
-    """The reference to the store of `config`, with the pools of all rails of its group."""
+    """The reference to the store of `config`, with the pools of all rails if there is a `group`."""
     store_ref = stores.ref_of(config)
     if group and "pools" in store_ref:
         store_ref["pools"] = group.pools()
@@ -190,7 +190,7 @@ def _refuse_own(wanted: Sequence[Choice], wire: own.Wire) -> None:
 def _opened(
     owner: Owner, config: IpamConfig, store_ref: dict[str, Any], record: dict[str, Any] | None, records: Records
 ) -> tuple[Store, dict[str, Any] | None]:
-    """(the store to claim in, the present record). A lost record of an AddressLease may be read back here."""
+    """(the store to claim in, the present record). A lost record may be made again here from AddressLeases."""
     restore = restorer(store_ref, records, owner)
     store = stores.open_store(store_ref, CREATE, restore, config.store_timeout, records.log.warning)
     store.cooldown = config.cooldown_seconds

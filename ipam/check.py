@@ -166,7 +166,7 @@ def elsewhere(held: Sequence[Lease], wanted: Sequence[Need]) -> list[str]:
 
 
 def name_of(store: Mapping[str, Any]) -> str:
-    """The store of a description, as words for messages."""
+    """The kind and place of a store, as text for messages."""
     place = [*store.get("endpoints", ()), store.get("path") or store.get("prefix") or store.get("kubeconfig") or ""]
     return " ".join([str(store.get("kind")), *place]).rstrip()
 

@@ -233,7 +233,7 @@ def _requested(request: Request, config: IpamConfig, faults: list[Fault]) -> tup
 
 
 def _has_fixed_ranges(request: Request, config: IpamConfig) -> bool:
-    """Whether the store, or a group of rails, gives an attachment addresses of the network's ranges only."""
+    """Whether node slices or a group of rails exclude addresses outside of the network's ranges."""
     return bool(config.node_slice_size) or asks_for_same_index(request.config)
 
 
@@ -316,7 +316,7 @@ def missing_key(config: IpamConfig) -> str:
 
 
 def _choose_store(request: Request, config: IpamConfig, source: Source, faults: list[Fault]) -> None:
-    """Choose the store. For a Kubernetes pod the file store, of this node alone, must be named in `datastore`."""
+    """Choose the store. For a Kubernetes pod, the file store of this node alone must be named in `datastore`."""
     if source.names("etcd_host") and not (source.names("datastore") or source.names("kubernetes.kubeconfig")):
         config.datastore = "etcd"  # the network's choice has precedence over a kubeconfig in the flat file
     chosen, where = config.datastore, source.where("datastore")

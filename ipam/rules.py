@@ -190,7 +190,7 @@ def _most_kept(choice: Choice, usable: Sequence[Lease], lost: Collection[Want]) 
 
 
 def may_take_over(lease: Lease, owner: Owner) -> bool:
-    """Whether a lease of another sandbox is of the owner's pod, by the uid; if a uid is unknown, by the machine."""
+    """Whether a lease of another sandbox belongs to the owner's pod: compare uids or, if one is unknown, machines."""
     same = lease.is_of_pod(owner)
     if lease.pod[2] and owner.pod[2]:
         return same and lease.pod[2] == owner.pod[2]

@@ -150,7 +150,7 @@ class Source:
                     self.borrowed.append(Fault("ipam.etcd_host", text, f'host "{host[:60]}" {fault}'))
 
     def is_of_node(self, name: str) -> bool:
-        """Whether the value of the key `name` is from the node's flat file, not from the network or its own file."""
+        """Whether the value of `name` is from the node's own flat file, not from one that the block names."""
         return name in self._from_file and not self._is_chosen
 
     def hide(self, faults: list[Fault]) -> None:

@@ -1,8 +1,8 @@
 """HTTP/1.1 by `http.client` and `ssl`: one connection, kept for all requests of a call.
 
-`http.client` reads the replies. This module adds the bounds: every wait has a deadline, and a reply may have at
-most _MOST_BYTES bytes, with at most _MOST_LINES bytes of header lines, chunk sizes and trailers. The module does not
-support redirects, proxies or compression.
+`http.client` reads the replies. This module adds the bounds: every wait has a deadline, and the size of a reply is
+limited, as is that of all header lines, chunk sizes and trailers together. The module does not support redirects,
+proxies or compression.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ def tls_context(authority: str, certificate: str, key: str) -> Any:
 
 
 class _Incoming(io.RawIOBase):
-    """The bytes that a socket receives: after each `begin` at most _MOST_BYTES, until a deadline."""
+    """The bytes that a socket receives: after each `begin` a limited number, until a deadline."""
 
     def __init__(self, connected: socket.socket) -> None:
         self._socket = connected
@@ -208,7 +208,7 @@ class Connection:
         return self._replies
 
     def request(self, method: str, target: str, headers: str, body: bytes, deadline: float) -> tuple[int, bytes]:
-        """(status, body) of the reply. `headers` are whole lines. Raises Lost or Untrusted after closing."""
+        """(status, body) of the reply. `headers` are whole lines. On failure closes, and raises Lost or Untrusted."""
         head = f"{method} {target} HTTP/1.1\r\nHost: {self._host}\r\nUser-Agent: {AGENT}\r\n{headers}"
         head += f"Content-Length: {len(body)}\r\n\r\n"
         try:
@@ -421,7 +421,7 @@ def _connected(entry: Any, seconds: float) -> socket.socket:
 
 
 def _wait(connected: socket.socket, deadline: float) -> None:
-    """Set the socket's timeout so that its next operation ends by `deadline`. Raises TimeoutError after it."""
+    """Set the socket's timeout so that its next operation ends by `deadline`. Raises TimeoutError if it has passed."""
     left = deadline - monotonic()
     if left <= 0:
         raise TimeoutError(errno.ETIMEDOUT, "timed out")

@@ -147,7 +147,7 @@ class EtcdStore(ServedStore):
         return conflicts(instead_of, wants, lambda old: self.keys.identity(old) in there, is_held)
 
     def _settled(self, leases: list[Lease], owner: Owner, fault: CniError) -> Claimed | Unknown:
-        """Look for a claim whose reply was lost. If it was not made, forbid it for good, and return Unknown."""
+        """Look for a claim with a lost reply. Return Claimed if it was made; otherwise forbid it and return Unknown."""
         is_made = [txn.exists(self.keys.identity(lease)) for lease in leases]
         try:
             reply = self._call(txn.transaction(is_made, [], [self._void(owner.attachment, owner.sequence)]))

@@ -167,7 +167,7 @@ def pod_of(pod: tuple[str, str, str], ifname: str) -> bytes:
 
 
 def address_of(place: bytes) -> list[tuple[int, int]]:
-    """[(family, value)] of the address in a former/ key's value; [] for no address, since it is only a preference."""
+    """[(family, value)] from the value of a former/ key; [] if it is damaged, since it is only a preference."""
     family = family_of(place)
     try:
         return [(family, value_of(place, family))]

@@ -73,7 +73,7 @@ class Search:
         return value
 
     def _behind_full(self, kind: str, space: str, family: int, value: int, high: int) -> int:
-        """The end of the full blocks from `value` on, at most high + 1."""
+        """The first address from `value` on that is in no full block; high + 1 if there is none."""
         at = value & -BLOCK
         while at <= high:
             blocks = range(at, high + 1, BLOCK)[:_COUNTED]

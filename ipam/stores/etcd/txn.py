@@ -60,7 +60,7 @@ def transaction(compare: Sequence[Op], then: Iterable[Op], otherwise: Iterable[O
 
 
 def reads(ops: Sequence[Op]) -> Op:
-    """The transaction that runs `ops` at one revision. etcd logs reads only if they have inner transactions."""
+    """The transaction that runs the reads `ops` at one revision; etcd's Raft log gets no entry if none is nested."""
     return {"success": ops}
 
 
