@@ -1,1 +1,1 @@
-"""The file of compiled modules from which executables import: pack.py writes it, a launcher first runs packed.py."""
+"""The pack, one file of compiled modules: pack.py writes it, and a launcher runs packed.py to import from it."""

@@ -1,11 +1,11 @@
-"""Write the pack: the modules of the plugin path, compiled, in one file beside the launchers. See cni/compiled/packed.py.
+"""Write the pack: the modules of the plugin path, compiled, in one file beside the launchers (see packed.py).
 
     python cni/compiled/pack.py
 
-writes bin/modules.TAG for the Python that runs it (TAG: cpython-311 and so on, since code fits one version alone). The
-first HEAD bytes of the file hold the marshalled pair (code of cni/compiled/packed.py, index) and, in their last DIGEST
-bytes, a digest of the whole content. The code of each module follows. Docstrings, assertions, annotations and the
-imports for annotations are left out: nothing reads them in a plugin.
+writes bin/modules.TAG for the Python that runs it. TAG names its version (cpython-311), because compiled code fits only
+one. The file begins with a head of HEAD bytes: the marshalled pair (code of cni/compiled/packed.py, index), and at the
+end of the head a digest of the whole content. The code of each module follows. Docstrings, assertions, annotations and
+the imports for annotations are left out: nothing reads them in a plugin.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from types import CodeType
 
 ROOT = os.path.abspath(__file__).rpartition("/cni/")[0]
 HEAD = 12288  # bytes, which a launcher reads at once
-DIGEST = 32  # hexadecimal digits at the end of HEAD, by which executables find warm workers of their version (cni/warm)
+DIGEST = 32  # hexadecimal digits at the end of the head, by which executables find workers of their version (cni/warm)
 NOT_OF_PLUGINS = (
     "cni.cli",
     "cni.cluster",
@@ -37,7 +37,7 @@ NOT_OF_PLUGINS = (
 def main() -> None:
     """Write the file under a temporary name, and rename it when it is whole."""
     path = f"{ROOT}/bin/modules.{sys.implementation.cache_tag}"
-    new = f"{path}.{os.getpid()}"  # two may make it at once
+    new = f"{path}.{os.getpid()}"  # two processes may write it at once
     content = pack(ROOT)
     with open(new, "wb") as file:
         file.write(content)

@@ -1,11 +1,11 @@
 """The first code of a launcher: import modules from the pack, the file of compiled modules (cni/compiled/pack.py).
 
-The launcher defines the globals `root`, the directory of the project, `pack`, the descriptor of the file, and `index`:
-for each module, (whether it is a package, offset and size of its code). The launcher then calls `main`.
+The launcher defines three globals and calls `main`. `root` is the directory of the project, `pack` the descriptor of
+the file. `index` maps the name of each module to (whether it is a package, offset of its code, size of its code).
 
-Command line arguments: the first is the identity of a caller that found no warm worker (cni/warm/launcher.c). After the
-call, this process then starts a supervisor. With a second argument, the descriptor of the lock, this process is the
-supervisor.
+The first argument of the command line is the identity of a caller that found no warm worker (cni/warm/launcher.c). With
+this argument, the process starts a supervisor after the call. With a second argument, the descriptor of a lock, it
+becomes the supervisor itself.
 
 An import from a directory costs 0.1 ms, mostly for a dozen system calls. An import from the pack costs 0.06 ms, which
 saves 2 ms for the 48 modules of a CHECK.

@@ -1,8 +1,8 @@
 """The rail of a network with `rail.nics`: the rail whose NIC was allocated to the pod.
 
-Before any other code reads the configuration of a request, it is replaced by that of this rail, and the record of the
-attachment keeps the latter. So all other code works as for a network with `rail.index`. After the ADD the rail is read
-from the record, since the device may be gone.
+`complete` replaces the configuration of a request by the configuration of this rail, before other code reads it. So all
+other code works as for a network with `rail.index`. The record of the attachment keeps the configuration of the rail.
+After the ADD the rail is read from this record, because the device may be gone.
 """
 
 from __future__ import annotations
@@ -29,7 +29,10 @@ _REMEDY = (
 
 
 def complete(request: Request, log: Log) -> None:
-    """Replace the configuration by that of its rail. Raises InvalidConfig when an ADD has no device of that rail."""
+    """Replace the configuration of `request` by the configuration of one rail, if it has the key `rail`.
+
+    Raises InvalidConfig when an ADD has no device on a NIC of rail.nics, or when another key contradicts the device.
+    """
     document = request.member("rail")
     if not isinstance(document, dict):
         return
@@ -81,7 +84,7 @@ def _names(request: Request) -> set[str]:
 
 
 def _recorded(request: Request, log: Log) -> Any:
-    """The number of the rail in the attachment's record; None when there is no such record."""
+    """The number of the rail in the record of the attachment; None when there is no record, or it has no number."""
     try:
         record = Records(log=log).read(request.attachment, LINK)
         config = codec.loads(record["config"].encode()) if record else {}

@@ -40,8 +40,8 @@ class Key:
     """A key of a configuration: its name, its default, its description `doc`, and the attribute that `fill` sets.
 
     `read`, the reader, checks the JSON value and returns the value of the attribute. It raises ValueError with the
-    wanted form. `roots`, of a key that is a path, is the key of the node's policy (cni.shared.policy) with the allowed
-    roots.
+    wanted form. For a key that is a path, `roots` names the key of the node's policy (cni.shared.policy) that lists the
+    directories in which the path may lie.
     """
 
     def __init__(
@@ -78,7 +78,8 @@ class Fault:
 def fill(
     target: object, table: Sequence[Key], document: Mapping[str, Any], faults: list[Fault], prefix: str = ""
 ) -> None:
-    """Set the attribute of each key in `table` on `target`, by `document` or the default; append to `faults`."""
+    """Set the attribute of each key in `table` on `target`, to the value in `document` or to the default. Append wrong
+    values to `faults`, with `prefix` before the names of the keys."""
     folded = fold(document)
     values = {key.attribute: key.default for key in table}
     for key in table:
@@ -95,8 +96,8 @@ def fill(
 def take(
     target: object, attribute: str, read: Callable[[Any], Any], faults: list[Fault], given: Sequence[tuple[str, Any]]
 ) -> None:
-    """Set `attribute`, which `fill` has set, to each nonempty value of `given`, pairs of (name of the place, value):
-    the last counts. Append wrong values to `faults`."""
+    """Set `attribute` again, to the last valid value in `given`, pairs of (name of the value's source, value).
+    Ignore empty values. Append wrong ones to `faults`."""
     for place, value in given:
         if value:
             try:
@@ -116,7 +117,8 @@ def misspelt(document: Mapping[str, Any], names: Collection[str], prefix: str = 
 
 
 def slip(word: str, names: Iterable[str]) -> str:
-    """The first of `names` that differs from `word` by one letter or two swapped ones, regardless of case; or ""."""
+    """The first of `names` from which `word` differs by one letter or by two swapped letters, without regard to
+    case; "" when there is none."""
     for name in names:
         ours, theirs = word.lower(), name.lower()
         while ours and theirs and ours[0] == theirs[0]:
@@ -204,7 +206,7 @@ def ipam_block(value: Any) -> dict[str, Any]:
 
 
 def dns_settings(value: Any) -> dict[str, Any]:
-    """Check the object `dns`, and return it. It is for the result, where a runtime refuses members of other types."""
+    """Check the object `dns`, and return it. A runtime would refuse a result in which its members have other types."""
     settings = mapping(value)
     for name, read in (("domain", string), *((name, list_of(string)) for name in ("nameservers", "search", "options"))):
         found = member(settings, name)
@@ -217,7 +219,7 @@ def dns_settings(value: Any) -> dict[str, Any]:
 
 
 def asks_for_same_index(config: dict[str, Any]) -> bool:
-    """Whether `rail.addressing` in `config` is not the default PLAIN, so that a pod has one index on all rails."""
+    """Whether `rail.addressing` in `config` is not the default "plain": a pod gets one host number on all rails."""
     document = member(config, "rail")
     return isinstance(document, dict) and member(document, "addressing") not in (None, PLAIN)
 

@@ -34,7 +34,7 @@ _MOST_BYTES = 1 << 20
 
 
 def root(value: Any) -> str:
-    """Check an absolute path, below which networks may name paths, and return it."""
+    """Check that `value` is an absolute path, and return it. Networks may name paths below it."""
     if not string(value).startswith("/"):
         raise ValueError("want absolute paths")
     return str(value)
@@ -147,7 +147,7 @@ KEYS = (
 
 
 class Policy:
-    """The checked values of KEYS. `path` is the file that has them, or the place for one when there is none."""
+    """The checked values of KEYS. `path` is the file with the values; when there is none, the usual path for it."""
 
     config_roots: Sequence[str]
     data_dirs: int
@@ -175,7 +175,7 @@ class Policy:
         refuse(faults)
 
     def confine(self, key: str, value: str) -> str:
-        """The path `value`, links resolved. Raises ValueError when it is below no root in `key` (dataRoots, …)."""
+        """The path `value` without symbolic links. Raises ValueError when it is below no root of the list `key`."""
         roots: Sequence[str] = getattr(self, next(k.attribute for k in KEYS if k.name == key))
         try:
             resolved = files.resolve(value)
@@ -184,7 +184,7 @@ class Policy:
         except OSError as fault:
             raise ValueError(f"cannot be followed: {fault.strerror}") from None
         leads = "is" if resolved == value else f"leads to {resolved[:60]},"
-        named = ", ".join(roots)[:60]  # so that a runtime shows the rest
+        named = ", ".join(roots)[:60]  # short, because runtimes cut off the end of a message
         raise ValueError(f"{leads} not in {key} ({named}): want a path there, or change {self.path}")
 
     def allows(self, key: str, names: Sequence[str]) -> bool:
@@ -253,7 +253,7 @@ def load(root: str = "") -> Policy:
 
 
 def read(path: str) -> Policy:
-    """The policy in the file at `path`. Raises InvalidConfig for an unusable file, FileNotFoundError for none."""
+    """The policy in the file at `path`. Raises InvalidConfig if it is unusable, FileNotFoundError if it is missing."""
     try:
         document = codec.loads(files.read_regular(path, _MOST_BYTES, private=True))
     except (FileNotFoundError, NotADirectoryError):

@@ -1,4 +1,4 @@
-"""The key `rail` of a network: its number among the rails of a group, each a NIC with a subnet, and its settings.
+"""The key `rail` of a network configuration. A rail is a NIC with a subnet; a group has several, by number.
 
 The link plugins use the key for routing, the IPAM plugin for addresses. The module does no I/O.
 """
@@ -169,7 +169,7 @@ def completed(config: dict[str, Any], index: Any) -> dict[str, Any]:
 
 
 def each(config: dict[str, Any]) -> list[dict[str, Any]]:
-    """[`completed` configuration of each rail of `config`]: one per NIC of rail.nics without rail.index, else one."""
+    """The `completed` configurations of `config`: one for rail.index, or else one for each NIC of rail.nics."""
     document = member(config, "rail")
     if not isinstance(document, dict):
         return [config]

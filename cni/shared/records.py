@@ -6,7 +6,7 @@ On disk, under STATE (mode 0700):
                                                  and part, a device, a device-info file, an address
     remembered                                   released addresses (ipam.local)
     pending                                      exists when a release is pending because its store is out of reach
-    unended                                      its time is that of the next look for attachments that no DEL has ended
+    unended                                      its mtime: when to search next for attachments that no DEL has ended
     held/                                        the index of records by address (ipam.local)
     attachments/NETWORK:CONTAINERID:IFNAME:PART  a record, JSON; PART is "link" (the plugin's own) or "ipam"
 
@@ -49,8 +49,8 @@ GROUP = "@"  # begins the "network" in a record of a container in a group of rai
 _CLOCK_STEP = 1_000_000_000  # ns: more than a busy machine needs to read two clocks in succession
 LINK = "link"  # the part of an attachment that a link plugin of this suite records
 PENDING, UNENDED = "pending", "unended"  # files beside the records; a record has a member of the same name
-LOOK_SECONDS = 300.0  # to the next look for attachments that no DEL has ended
-RETRY_SECONDS = 10.0  # the same while some are known
+LOOK_SECONDS = 300.0  # to the next search for attachments that no DEL has ended
+RETRY_SECONDS = 10.0  # to the next search while such an attachment is known
 _RECORD_BYTES = 64 << 20  # far above the size of a record with the largest configuration
 _SEAL = b', "checksum": "%s"}'
 _SEAL_BYTES = len(_SEAL) - len("%s") + 32
@@ -59,7 +59,7 @@ _NAME_BYTES = 200  # NAME_MAX is 255; the temporary name of a durable write is a
 
 
 class Began:
-    """The moment at which a GC began, by the wall clock and by the monotonic one.
+    """The moment at which a GC began, by the wall clock and by the monotonic clock.
 
     Records hold wall-clock times, which can be compared across boots. If the wall clock was set back after an ADD, the
     time in its record is in the future. Such an attachment is older than the GC too: the time of an attachment that is
@@ -187,7 +187,7 @@ class Records:
         return document
 
     def write(self, attachment: Attachment, part: str, document: dict[str, Any]) -> None:
-        """Write the record. It survives a crash of the process, and a power loss if `_outlives_boot` is true for it."""
+        """Write the record. It survives a crash of the process, and a power loss too if `_outlives_boot` is true."""
         document = {
             "format": FORMAT,
             "network": attachment.network,
@@ -214,7 +214,7 @@ class Records:
     def remind(self, on: bool, due: bool = False) -> None:
         """Set or remove the reminder that some releases are pending. A failure is ignored.
 
-        `due`: the next call retries them at once.
+        `due`: the next call retries the releases at once.
         """
         try:
             if on:
@@ -226,7 +226,7 @@ class Records:
             pass  # GC goes by the records
 
     def is_reminded(self, seconds: float) -> bool:
-        """Whether there is a reminder that is `seconds` old or older. A time in the future counts as old."""
+        """Whether `remind` set a reminder at least `seconds` ago. A time in the future counts as long ago."""
         try:
             age = time.time() - self._time_of(PENDING)
         except OSError:
@@ -234,15 +234,15 @@ class Records:
         return not 0 <= age < seconds
 
     def look_in(self, seconds: float) -> None:
-        """Make the next look for attachments that no DEL has ended due in `seconds`. A failure is ignored."""
+        """Set the next search for attachments that no DEL has ended to `seconds` from now. A failure is ignored."""
         try:
             self._stamp(UNENDED, time.time() + seconds)
         except OSError:
             pass  # there is no directory yet; or GC goes by the records
 
     def is_look_due(self) -> bool:
-        """Whether a look for attachments that no DEL has ended is due. The first one is due LOOK_SECONDS after the first
-        call."""
+        """Whether the search for attachments that no DEL has ended is due. The first search is due LOOK_SECONDS after
+        the first call of this method on the node."""
         try:
             return not 0 < self._time_of(UNENDED) - time.time() <= LOOK_SECONDS
         except OSError:
@@ -258,7 +258,7 @@ class Records:
         return os.stat(f"{self.directory}/{name}", follow_symlinks=False).st_mtime
 
     def sweep(self, network: str) -> None:
-        """Remove temporary files of `network` and of groups that killed writers left. Running writers hold locks."""
+        """Remove the temporary files of killed writers for `network` and groups. A running writer holds a lock."""
         for name in self._names(hidden=True):
             key = name.removeprefix(".").removesuffix(".tmp")
             names = key.split(":")
@@ -278,12 +278,12 @@ class Records:
             raise self._refused("remove", f"attachments/{name}", fault) from None
 
     def of_network(self, network: str, part: str, *texts: str) -> list[tuple[Attachment, dict[str, Any]]]:
-        """(attachment, document) of each record of `network` and `part`; with `texts`, only if it has one of them."""
+        """(attachment, document) of each record of `network` and `part`; with `texts`, of those that contain one."""
         every = self._every(network + ":", part, texts=texts)
         return [(a, d) for a, _, d in every if a.network == network]
 
     def of_groups(self, part: str) -> list[tuple[Attachment, dict[str, Any]]]:
-        """(attachment, document) of each record of `part` for a container in a group of rails, instead of a network."""
+        """(attachment, document) of each record of `part` that is for a group of rails, and not for a network."""
         return [(a, d) for a, _, d in self._every(GROUP, part) if a.network.startswith(GROUP)]
 
     def of_container(self, container_id: str, part: str) -> list[tuple[Attachment, dict[str, Any]]] | None:
@@ -351,7 +351,7 @@ class Records:
             raise self._refused("list", "attachments", fault) from None
 
     def _load(self, name: str, texts: Sequence[bytes] = ()) -> dict[str, Any] | None:
-        """The record in the file `name`, or None. One without any of `texts` counts as none, which saves parsing."""
+        """The record in the file `name`; None if it is missing, or contains none of the given `texts`."""
         self._examine()
         path = f"{self._folder}/{name}"
         try:
@@ -386,14 +386,14 @@ class Records:
         return None
 
     def _examine(self) -> None:
-        """Raise IoFailure if other users can write the directories. If not, they cannot replace them: check once."""
+        """Raise IoFailure if other users can write the directories. Check once: others cannot replace a private one."""
         if self._examined:
             return
         for what, path in (("", self.directory), ("attachments", self._folder)):
             try:
                 files.check_private_directory(path, links=not what)
             except (FileNotFoundError, NotADirectoryError):
-                pass  # what makes or reads it will say so
+                pass  # whatever makes or reads the directory reports this
             except OSError as fault:
                 raise self._refused("use", what, fault) from None
         self._examined = True

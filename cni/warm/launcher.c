@@ -71,7 +71,7 @@ enum {
 	LONGEST_PATH = PATH_MAX + TAIL,
 };
 
-/* Why a call is cold: the letters of the file of cold calls, of which a worker sends two. cni/cli/warm.py has the words. */
+/* Why a call is cold: letters in the file of cold calls. A worker sends two of them. cni/cli/warm.py explains them. */
 enum {
 	NONE_THERE = 'n', BUSY = 'b', SILENT = 's', ENDED = 'e', FOR_OTHERS = 'o', TOO_LONG = 'x', LIMITED = 'l', UNKNOWN = 'k',
 	ASKED = 'c',
@@ -96,8 +96,7 @@ __attribute__((format(printf, 3, 4))) static void append(char *text, size_t size
 	va_end(values);
 }
 
-/* Print that `path` cannot be used, between `before` and `remedy`: as a CNI error for a runtime, as text for a person.
- * Then exit. */
+/* Print `before`, that `path` cannot be used, and `remedy`: a CNI error for a runtime, text for a person. Then exit. */
 __attribute__((noreturn)) static void fail(const char *before, const char *path, int error, const char *remedy)
 {
 	char shown[LONGEST_PATH] = "";
@@ -113,7 +112,7 @@ __attribute__((noreturn)) static void fail(const char *before, const char *path,
 	_exit(1);
 }
 
-/* Write all to stdout and exit with `status`, or with 1 after a failed write, so that the runtime sees the failure. */
+/* Write `said` to stdout, and exit with `status`. Exit with 1 after a failed write: the runtime sees the failure. */
 __attribute__((noreturn)) static void answer(const char *said, size_t size, int status)
 {
 	signal(SIGPIPE, SIG_IGN);
@@ -146,8 +145,8 @@ static int open_nothing(void)
 	return open("/dev/null", O_PATH);
 }
 
-/* Whether stdin, stdout and stderr are open. The next opened file, such as the pack, would get the number of a closed one.
- * So a descriptor that can be neither read nor written gets this number. */
+/* Open the closed ones of stdin, stdout and stderr as descriptors that cannot be read or written; otherwise the next
+ * opened file, such as the pack, would get such a number. Returns 0 on a failure. */
 static int have_streams(void)
 {
 	for (int fd = 0; fd < 3; fd++)
@@ -156,7 +155,7 @@ static int have_streams(void)
 	return 1;
 }
 
-/* Replace a stdin that is a directory in the same way: with it Python would exit at its start, without a reply. */
+/* Replace a stdin that is a directory by such a descriptor: with a directory, Python would exit without a reply. */
 static void have_no_directory(void)
 {
 	struct stat found;
@@ -167,9 +166,9 @@ static void have_no_directory(void)
 	close(opened);
 }
 
-/* A digest (FNV-1a) of the variables that the resolver and OpenSSL read in their own time. Workers have those of the call
- * that started them; callers with others have workers of their own. What the loader, malloc and the clock read changes no
- * result. */
+/* A digest (FNV-1a) of the variables that the resolver and OpenSSL read at a time of their choice. Workers keep the
+ * values of the call that started them; callers with other values have other workers. Variables of the loader, malloc
+ * and the clock change no result. */
 static unsigned settings(void)
 {
 	static const char *const names[] = { /* as in start.py */
@@ -187,8 +186,8 @@ static unsigned settings(void)
 	return sum;
 }
 
-/* Fill `identity` and `address`; whether that succeeded. `root` is the folder of the bundle or checkout. It fails without
- * /proc and on older kernels, because nothing else distinguishes two namespaces. */
+/* Fill `identity` and `address`. `root` is the folder of the bundle or checkout. Returns 0 on a failure: without /proc
+ * and on older kernels nothing distinguishes two namespaces. */
 static int identify(const char *root)
 {
 	static const char *const namespaces[] = { /* the first two are in the name of the socket, with the settings */
@@ -241,8 +240,8 @@ static ssize_t read_stdin(char *piece, size_t size)
 	}
 }
 
-/* Read stdin to its end into a memfd; whether that succeeded. A part that was read cannot be read again, so a later failure
- * is an error. If the caller limits the size of files, which applies to a memfd too, nothing is read. */
+/* Read stdin to its end into a memfd. Returns 0 when nothing was read: after a failure, or when the caller limits the
+ * size of files, and so of a memfd. After a part was read, a failure is an error: this part cannot be read again. */
 static int keep_stdin(void)
 {
 	static const char again[] = "retry when the node has memory";
@@ -270,14 +269,14 @@ static int keep_stdin(void)
 	return 0;
 }
 
-/* The next packet from `connection`, of at most `size` bytes, in `packet`; 0 at the end, less on an error or after `ms`. */
+/* Read the next packet of at most `size` bytes. Returns its size, 0 at the end, -1 on an error or after `ms`. */
 static ssize_t receive(int connection, char *packet, size_t size, int ms)
 {
 	struct pollfd waiting = {connection, POLLIN, 0};
 	return poll(&waiting, 1, ms) == 1 ? read(connection, packet, size) : -1;
 }
 
-/* Send the call of the plugin `name`; whether that succeeded. */
+/* Send the call of the plugin `name` to a worker. Returns 0 on a failure. */
 static int request(int connection, const char *name)
 {
 	static char head[1024];
@@ -314,8 +313,8 @@ static int request(int connection, const char *name)
 	return sent >= 0;
 }
 
-/* Let a worker serve the call of the plugin `name`. Returns only if none has; then the reason. If it is that there are no
- * workers at all, this call may start some after its reply. */
+/* Let a worker serve the call of the plugin `name`, and exit. Returns the reason if no worker has served it. For the
+ * reason NONE_THERE, this call may start workers after its reply. */
 static char try_warm(const char *root, const char *name)
 {
 	static char packet[PIECE + 1];
@@ -351,13 +350,13 @@ static char try_warm(const char *root, const char *name)
 				answer(said, end - said, packet[0] != '0');
 		}
 	}
-	close(connection); /* which ends the call of a worker that is still at work */
+	close(connection); /* a worker that is still at work is killed by this */
 	return reason;
 }
 
 /* --- cold --- */
 
-/* Append the reason of a cold call to the file of them, which begins anew when it is long. No failure matters. */
+/* Append the reason of a cold call to the file of cold calls. A long file is emptied first. Failures are ignored. */
 static void note(char reason)
 {
 	int fd;
@@ -372,8 +371,8 @@ static void note(char reason)
 	close(fd);
 }
 
-/* The executable's folder without links, in `root`, above its own, and its name. An upgrade may change the link `current`
- * during a call: with a path through this link, later imports would load another version. Whether that succeeded. */
+/* Fill `root`, the parent of the folder of the executable at `path`, and its `name`, without links. Returns 0 on a
+ * failure. An upgrade may change the link `current` during a call: imports through it would load another version. */
 static int find_root(const char *path, char *root, char *name)
 {
 	if (!realpath(path, root))

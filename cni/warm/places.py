@@ -9,5 +9,5 @@ SOCKET, LOCK = ".sock", ".lock"
 
 
 def name_of(identity: str) -> str:
-    """The file name, without suffix, of socket and lock: pack, mount and network namespace, settings of `identity`."""
+    """The name, without suffix, of socket and lock: pack, mount namespace, network namespace, settings of a caller."""
     return "-".join(identity.split("-")[:4])

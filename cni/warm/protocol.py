@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 HELLO = b"h"
 FOR_OTHERS, OTHER_NETNS = b"o", b"p"  # the reasons for which a worker does not serve a call
 MOST_BYTES = 1 << 18  # of a request: more than the kernel's buffers take, unless net.core.wmem_default is raised
-STATUS, STOP = "status", "stop"  # sent by the command in place of a plugin's name; its identity is not compared
+STATUS, STOP = "status", "stop"  # sent by `railcni`, whose identity does not count, in place of a plugin's name
 _PIECE = 1 << 16  # the most bytes of stdout in a packet, as in launcher.c
 
 
@@ -39,7 +39,7 @@ def parse(packet: bytes) -> Call:
 
 
 def asked(plugin: str) -> bytes:
-    """The packet by which the command `railcni` asks a worker for `plugin`: STATUS or STOP."""
+    """The request of the command `railcni` to a worker; `plugin` is STATUS or STOP."""
     return b"\0".join((b"", plugin.encode(), b"0", b"", b""))
 
 

@@ -2,7 +2,7 @@
 
 The supervisor inherits from the caller its namespaces, control group and settings. It inherits no descriptor (a runtime
 would wait for a pipe's end), session, signal handler, directory or other variable. A failure to start it is ignored.
-A caller whose limits would hinder the calls of others starts none.
+A caller whose resource limits or seccomp filter would hinder the calls of others starts no supervisor.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ _SETTINGS = (b"HOSTALIASES", b"LOCALDOMAIN", b"RES_OPTIONS", b"RESOLV_", b"OPENS
 
 
 def supervisor(script: str, identity: str) -> None:
-    """Start a supervisor, a Python with `script`, for callers with the launcher's `identity`, unless there is one.
+    """Start a supervisor (Python with `script`) for callers with the launcher's `identity`, if there is none.
 
-    This function returns in the calling process alone, also after a failure.
+    The process that this function forks ends or becomes the supervisor: it never returns.
     """
     try:
         if not all(policy.current().warm) or not _raise_limits() or _is_filtered():
@@ -43,7 +43,7 @@ def supervisor(script: str, identity: str) -> None:
 
 
 def _lock(identity: str) -> int:
-    """A descriptor that holds the lock of the only supervisor; -1 when it cannot be had."""
+    """A descriptor that holds the lock of the supervisor for `identity`; -1 when this lock is not free."""
     files.take_directory(places.PARENT)
     files.take_directory(places.DIRECTORY)
     name = places.name_of(identity) + places.LOCK
@@ -61,8 +61,8 @@ def _lock(identity: str) -> int:
 
 
 def _raise_limits() -> bool:
-    """Raise the caller's soft resource limits to the hard ones; returns whether these suffice for workers."""
-    import resource  # no call waits for it
+    """Raise the soft resource limits to the hard limits, and return whether these suffice for workers."""
+    import resource  # after the reply, so no call waits for this import
 
     unlimited = resource.RLIM_INFINITY
     for limit in (resource.RLIMIT_AS, resource.RLIMIT_CPU, resource.RLIMIT_DATA, resource.RLIMIT_FSIZE):
@@ -76,12 +76,12 @@ def _raise_limits() -> bool:
 
 
 def _is_filtered() -> bool:
-    """Whether a seccomp filter, which no process can remove, restricts this one."""
+    """Whether a seccomp filter restricts this process. No process can remove its filter."""
     return b"\nSeccomp:\t2" in files.read_whole("/proc/self/status")
 
 
 def _leave_caller(lock: int) -> None:
-    import signal  # 3 ms, for which no call waits
+    import signal  # takes 3 ms
 
     os.setsid()
     for reset in (_reset_policy, _reset_niceness, _reset_processors, _reset_score):
@@ -100,12 +100,12 @@ def _leave_caller(lock: int) -> None:
             try:
                 os.close(fd)
             except OSError:
-                pass  # the one that listed them
+                pass  # the descriptor of the listing itself
     for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
         try:
             signal.signal(number, signal.SIG_DFL)
         except (OSError, ValueError):
-            pass  # the C library's own
+            pass  # a signal that the C library uses
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
 
 

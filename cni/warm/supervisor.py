@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 LEAST = 2
 _MOST_EARLY = 10  # workers in succession that ended right after their start; after these the supervisor ends
 _WAITING = 128  # connections in the kernel's queue
-_LOOK = 1.0  # seconds between two checks of the files that it depends on
+_LOOK = 1.0  # seconds between two checks of the files on which the supervisor depends
 _PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15  # include/uapi/linux/prctl.h
 
 
@@ -141,7 +141,7 @@ class Supervisor:
         return self._found() != self._socket or self._marks() != self._before
 
     def _marks(self) -> list[tuple[int, ...]]:
-        """The states of pack and policy files. Links are followed: a change of a ConfigMap changes a link's target."""
+        """The states of the pack and the policy files. A change of a ConfigMap replaces the target of a link."""
         return [files.mark(path, links=True) for path in self._depends]
 
     def _found(self) -> tuple[int, ...]:

@@ -79,7 +79,7 @@ class Worker:
                 break  # the supervisor has shut the socket down: no call waits any more
             self._is_busy = True
             served += 1
-            with connection:  # no longer than its call: a launcher may wait for its end
+            with connection:  # closed right after the call: the launcher may wait for the end of the connection
                 if not self._accepted(connection):
                     break
             self._is_busy = False
@@ -93,7 +93,7 @@ class Worker:
         self._is_ending = True
 
     def _accepted(self, connection: socket) -> bool:
-        """Serve the call of a connection; returns whether this worker can serve another."""
+        """Serve the call of a connection, and return whether this worker can serve another call."""
         fds: list[int] = []
         try:
             _, uid, _ = _CREDENTIALS.unpack(connection.getsockopt(SOL_SOCKET, SO_PEERCRED, _CREDENTIALS.size))
@@ -206,7 +206,7 @@ def _seen(path: bytes) -> str:
 
 
 def _dies_with(connection: socket) -> bool:
-    """Make the kernel kill this process when the launcher ends; returns whether the launcher still runs."""
+    """Make the kernel kill this process when the launcher ends. Return False when it has already ended."""
     fd = connection.fileno()
     fcntl.fcntl(fd, fcntl.F_SETOWN, os.getpid())
     fcntl.fcntl(fd, fcntl.F_SETSIG, signal.SIGKILL)

@@ -36,10 +36,10 @@ LINK_SCOPE = 253
 class Address:
     """An address of the link `index`, as the kernel holds it.
 
-    `text` is "address/length"; `peer` the other end of a point-to-point address, "" for an ordinary one; `broadcast` ""
-    for none; `label` of IPv4 alone; `scope` a number of rtnetlink(7), 0 for global. `flags` are IFA_F_*, some of which
-    the properties below test. `metric` is that of the prefix route, 0 for the kernel's default. `local` has the bytes
-    of the address, `body` is the netlink message.
+    `text` is "address/length". `peer` is the other end of a point-to-point address, otherwise "". `broadcast` may be
+    "", and only IPv4 addresses have a `label`. `scope` is a number of rtnetlink(7), 0 for global. `flags` has the
+    IFA_F_*. `metric` is the metric of the prefix route, 0 for the kernel's default. `local` has the bytes of the
+    address, `body` the netlink message.
     """
 
     def __init__(self, body: bytes) -> None:
@@ -80,7 +80,7 @@ def list_of(rtnl: Socket, index: int) -> list[Address]:
 
 
 def all_of(rtnl: Socket, index: int = 0) -> list[Address]:
-    """The addresses of the link `index` and perhaps of others (kernels before 4.20); of all links for index 0."""
+    """The addresses of the link `index`. For index 0, and before Linux 4.20 for any index, those of all links."""
     return [Address(body) for body in rtnl.dump(_GETADDR, IFADDR.pack(0, 0, 0, 0, index))]
 
 

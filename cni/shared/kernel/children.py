@@ -30,7 +30,8 @@ _BEGINNINGS = (
 
 
 def environment(variables: Mapping[bytes, bytes]) -> dict[bytes, bytes]:
-    """The part of a runtime's `variables`, which may hold secrets, for a program; all if no runtime made this call."""
+    """The environment for a program: those of `variables` that programs need, since a runtime's may hold secrets.
+    Without CNI_COMMAND no runtime has made this call, and all `variables` are returned."""
     if b"CNI_COMMAND" not in variables:
         return dict(variables)
     return {k: v for k, v in variables.items() if k.upper() in _NAMES or k.startswith(_BEGINNINGS)}
@@ -39,8 +40,9 @@ def environment(variables: Mapping[bytes, bytes]) -> dict[bytes, bytes]:
 def run(
     argv: list[str], environ: Mapping[bytes, bytes], stdin: bytes = b"", deadline: float | None = None
 ) -> tuple[bytes, int]:
-    """(stdout, exit code) of the program `argv`, found as by execvp(3). The code is negative for a signal; stderr is
-    ours.
+    """Run the program `argv`, found as by execvp(3), and return (stdout, exit code).
+
+    The code is -N if signal N ended the program. The program inherits stderr.
 
     At the `deadline` (time.monotonic), or after more than a MiB of output, the program is killed with its process
     group, and TimeoutError is raised. Without a deadline, time and output have no limit. Raises OSError when the
@@ -79,7 +81,7 @@ def run(
 
 
 def _read(fd: int, deadline: float | None) -> bytes:
-    """All bytes of `fd` up to its end. Raises TimeoutError at the deadline, or when they exceed a limit."""
+    """All bytes of `fd` up to its end. With a deadline: raises TimeoutError when it passes, or after a MiB."""
     poll = select.poll()
     poll.register(fd, select.POLLIN)
     output = b""

@@ -19,8 +19,8 @@ _SELECTOR_DSCP = 5
 
 
 class Dcb:
-    """DCB settings. `pfc` has the lossless priorities, 0 to 7; None if the driver does not show them. `dscp` maps each
-    DSCP that has one to its priority: mlx5 has entries for all 64 in trust mode DSCP (en_dcbnl.c)."""
+    """DCB settings. `pfc` has the lossless priorities, 0 to 7; None if the driver does not show them. `dscp` maps DSCPs
+    to their priorities. In trust mode DSCP, mlx5 has an entry for each of the 64 DSCPs (en_dcbnl.c)."""
 
     def __init__(self, pfc: tuple[int, ...] | None, dscp: dict[int, int]) -> None:
         self.pfc = pfc
@@ -28,7 +28,7 @@ class Dcb:
 
 
 def read(socket: Socket, name: str) -> Dcb | None:
-    """The settings that the driver of the link `name` shows, or None. `socket` is an rtnetlink socket."""
+    """The settings of the link `name`; None when its driver shows none. `socket` is an rtnetlink socket."""
     try:
         replies = socket.request(_GETDCB, _HEADER + string(_IFNAME, name))
     except KernelError:

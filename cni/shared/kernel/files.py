@@ -116,7 +116,8 @@ def names_in(directory: str) -> list[str]:
 
 
 def mark(path: str, links: bool = False) -> tuple[int, ...]:
-    """A value that changes with the file at `path` or its content; () for no file. `links`: follow a symbolic link."""
+    """A value that differs when `path` is another file or its content has changed; () when there is no file.
+    `links`: follow a symbolic link."""
     try:
         status = os.stat(path, follow_symlinks=links)
     except OSError:

@@ -83,7 +83,7 @@ def _announce_again(inside: Rtnl, link: Link) -> None:
     try:
         inside.change_link(link.index, mac=link.mac)
     except KernelError:
-        pass  # a VF with an administrative MAC may be refused even that one (igb): neighbours ask, then
+        pass  # igb may refuse even the present MAC of a VF whose MAC an administrator set: then neighbours ask
 
 
 def _announce(name: str, has_ipv6: bool) -> None:
@@ -175,13 +175,13 @@ def _route_reason(fault: KernelError) -> str:
 
 
 def _next_hop(route: WantedRoute, ips: list[IPConfig]) -> str:
-    """The gateway of `route`, by default that of an address. "" for none, and for 0.0.0.0, which means none."""
+    """The gateway of `route`, by default the gateway of an address; "" when there is none, or for 0.0.0.0."""
     gw = canonical(route.gw) or gateway(route.family, ips)
     return "" if gw == "0.0.0.0" else gw
 
 
 def gateway(family: int, ips: list[IPConfig]) -> str:
-    """The gateway of the first address of `family` that has one; "" for none."""
+    """The first gateway of the addresses of `family`; "" when none of them has a gateway."""
     return next((a.gateway for a in ips if a.gateway and a.family == family), "")
 
 

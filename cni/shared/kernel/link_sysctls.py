@@ -64,10 +64,10 @@ def values(names: tuple[str, ...], array: bytes) -> dict[str, str]:
 def due(
     link: str, wanted: dict[str, tuple[bytes, bytes]], more: dict[str, str]
 ) -> Iterator[tuple[str, Callable[[str, str], None], str, str]]:
-    """The writes that set the link's sysctls to the wanted values: (description, function, path, value).
+    """The writes that the sysctls of `link` still need for the wanted values: (description, function, path, value).
 
     The files are those of the thread's namespace. `wanted` maps "ipv4" and "ipv6" to (wanted array, present array).
-    `more` maps paths of parameters that are in no array, with {} for the link, to values.
+    `more` has the parameters that are in no array: it maps paths, in which {} stands for the link, to wanted values.
     """
     for path, value in more.items():
         path = path.format(link)

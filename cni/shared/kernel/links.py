@@ -127,7 +127,7 @@ class Rtnl(Socket):
     """A socket that reads and changes the links of its namespace. Raises KernelError when the kernel refuses."""
 
     def link(self, name: str = "", index: int = 0) -> Link | None:
-        """The link `index`, or, for 0, the link with this name or alternative name; None when there is none."""
+        """The link `index`, or, for index 0, the link with this name or alternative name; None when there is none."""
         query = _SKIP_STATISTICS
         if not index:
             length = len(name.encode("utf-8", "surrogateescape"))
@@ -213,7 +213,7 @@ class Rtnl(Socket):
         self.request(NEWLINK, body)
 
     def delete_link(self, index: int) -> bool:
-        """Remove the link `index`, and wait until it is gone. Return False if there was no such link.
+        """Remove the link `index`, and return after it is gone. Return False when there was no such link.
 
         A link is gone when it is down, without addresses, off its master and out of the namespace. About 1 ms after the
         request, the kernel then sends RTM_DELLINK (unregister_netdevice_many_notify, net/core/dev.c). The kernel then
@@ -266,7 +266,7 @@ class Rtnl(Socket):
         self.request(_DELLINKPROP, ifinfo(index) + _altname(name))
 
     def ids_of_others(self, but: Rtnl | None = None) -> list[int]:
-        """The ids of other namespaces in this one (`ip netns list-id`), except that of `but`; [] after a refusal.
+        """The ids that this namespace has for others (`ip netns list-id`), without `but`; [] if the kernel refuses.
 
         When a namespace ends, another may get its id. A namespace may also have an id for itself, which is left out.
         """
@@ -286,7 +286,7 @@ class Rtnl(Socket):
             os.close(fd)
 
     def links_of(self, nsid: int) -> list[Link]:
-        """All links of the namespace with the id `nsid` in this one; [] when it has ended, or before Linux 4.15."""
+        """All links of the namespace that has the id `nsid` in this one; [] if it has ended, or before Linux 4.15."""
         try:
             return [Link(body) for body in self.dump(GETLINK, ifinfo(0) + number(_TARGET_NETNSID, nsid))]
         except KernelError:
@@ -300,7 +300,7 @@ class Rtnl(Socket):
 
 
 def ifinfo(index: int, flags: int = 0, mask: int = 0) -> bytes:
-    """The header of a message about the link `index` (0: no particular one). `mask` has the IFF_* of `flags` to set."""
+    """The header of a message about the link `index` (0: none). The kernel changes only those flags that `mask` has."""
     return IFINFO.pack(0, 0, index, flags, mask)
 
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 _SEEK_SET = 0
 _ALARM = (signal.SIGALRM,)
-_RING_AGAIN = 0.05  # seconds: a ring that comes just before the wait begins is lost, so it is repeated
+_RING_AGAIN = 0.05  # seconds: a SIGALRM just before the wait begins does not end it, so it is repeated
 
 
 def lock_byte(fd: int, offset: int, seconds: float) -> None:
@@ -37,7 +37,7 @@ def lock_byte(fd: int, offset: int, seconds: float) -> None:
 
 
 def try_lock_byte(fd: int, offset: int) -> bool:
-    """Lock the byte at `offset` of `fd`, unless another open file holds it; returns whether it is locked now."""
+    """Lock the byte at `offset` of `fd`, and return True; return False when another open file holds the lock."""
     try:
         fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _flock(fcntl.F_WRLCK, offset))
     except OSError as fault:
@@ -59,7 +59,7 @@ def lock_file(fd: int, seconds: float) -> None:
 
 
 def try_lock_file(fd: int) -> bool:
-    """Lock the whole file `fd`, unless another open file holds the lock; returns whether it is locked now."""
+    """Lock the whole file `fd`, and return True; return False when another open file holds the lock."""
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -85,8 +85,8 @@ def _wait(lock: Callable[[], object], unlock: Callable[[], None], seconds: float
 
     def ring(number: int, frame: object) -> None:
         nonlocal rung
-        # Only once: a second ring must not break off the clean-up below. And not early: a SIGALRM of the caller's that
-        # was pending while it was blocked comes as soon as it is not.
+        # Only once: a second SIGALRM must not break off the clean-up below. And not early: a SIGALRM that has been
+        # pending, because the caller blocked it, comes as soon as it is unblocked.
         if not rung and monotonic() - began >= seconds:
             rung = True
             raise TimeoutError

@@ -46,7 +46,7 @@ _GET_NAMESPACE = 0x894C  # SIOCGSKNS, include/uapi/linux/sockios.h; since Linux 
 _EXT_ACK, _GET_STRICT_CHK = 11, 12  # setsockopt(2) of netlink(7)
 _EXT_ACK_MESSAGE = 1  # NLMSGERR_ATTR_MSG
 _RECEIVE = 1 << 16  # bytes; the kernel fills at most 32 KiB of a dump at a time
-_UNSENT_SECONDS = 1  # until it is seen that a thread could not send
+_UNSENT_SECONDS = 1  # between two checks whether the thread could not send
 _ATTEMPTS = 16  # reads that the kernel says were interrupted
 
 
@@ -202,7 +202,7 @@ class Socket:
         """Send a request and return when the kernel confirms it, even if sendto(2) returns later.
 
         To an echoed request (NLM_F_ECHO) the kernel replies before it frees memory. A thread waits in sendto(2), so
-        this process can go on; it ends when the thread has ended too. Raises KernelError when the kernel refuses.
+        the caller can go on. The process ends only after this thread. Raises KernelError when the kernel refuses.
         """
         from threading import Thread  # a DEL alone needs it
 
@@ -244,7 +244,7 @@ class Socket:
     def dump(self, kind: int, body: bytes) -> list[bytes]:
         """The bodies of all objects that the kernel lists for a GET request. Raises KernelError when it refuses.
 
-        A list that changed during a reading is read again. After 16 readings KernelError has EINTR.
+        A list that changed during a reading is read again. Raises KernelError with EINTR after 16 such readings.
         """
         for _ in range(_ATTEMPTS - 1):
             try:

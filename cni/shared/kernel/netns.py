@@ -25,7 +25,7 @@ _known: list[Callable[[int, int], None]] = []  # setns, after the first call of 
 
 
 class Namespace:
-    """An open network namespace, with the descriptor `fd`. `device` and `inode` identify it; `path` led to it."""
+    """An open network namespace. It was opened at `path` as the descriptor `fd`; `device` and `inode` identify it."""
 
     def __init__(self, path: str, fd: int) -> None:
         self.path = path
@@ -138,7 +138,7 @@ def found_again(device: int, inode: int) -> Namespace | None:
 
 
 class SearchedOnce:
-    """A context in which one search serves all calls of `found_again`: a namespace without users gets none later."""
+    """A context in which one search serves all calls of `found_again`: a namespace that has no user never gets one."""
 
     def __enter__(self) -> SearchedOnce:
         _searched.append({(namespace.device, namespace.inode) for namespace in all_kept()})
@@ -192,7 +192,7 @@ def _is_lost(path: str) -> bool:
 
 def _opened(inode: int | None, is_wanted: Callable[[tuple[int, int]], bool]) -> Iterator[Namespace]:
     """The namespaces of netns_users.of(`inode`) whose (device, inode) satisfies `is_wanted`, each opened."""
-    from cni.shared.kernel import netns_users  # a namespace that has its path is not looked for
+    from cni.shared.kernel import netns_users  # needed only when a path is gone
 
     for path in netns_users.of(inode):
         try:

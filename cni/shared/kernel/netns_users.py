@@ -24,7 +24,7 @@ _FIRST_INODE = 0xF0000000  # of namespaces: PROC_DYNAMIC_FIRST (fs/proc/generic.
 
 
 def of(inode: int | None) -> Iterator[str]:
-    """Paths that may lead to the network namespace `inode`, None for any; paths that are slow to find come last."""
+    """Paths that may lead to the network namespace `inode`, or to any if it is None; the slow to find come last."""
     wanted = "net:[" if inode is None else f"net:[{inode}]"
     yield from (path for name, path in _mounts("self") if name.startswith(wanted))
     processes = _processes()
@@ -45,9 +45,9 @@ def of(inode: int | None) -> Iterator[str]:
 def sees_node() -> bool:
     """Whether this process sees the processes of the node.
 
-    The PID namespace of the boot has the processes of the host and of containers with hostPID. A node that is itself a
-    container, as in kind, has its own PID namespace, and sees the namespaces of its sandboxes. Any other container sees
-    only its own.
+    Processes of the host and of containers with hostPID are in the PID namespace of the boot. A node that is itself a
+    container, as in kind, has another PID namespace, but sees processes in the PID namespaces of its pods. In any other
+    container all visible processes are in one PID namespace.
     """
     own = target_of("/proc/self/ns/pid")
     return in_first_pids() or any(target_of(f"/proc/{one}/ns/pid") not in ("", own) for one in _processes())

@@ -5,7 +5,7 @@ an encapsulation are kept too. Saved state is plain JSON, with bytes as hexadeci
 
 A route is {"common", "legs"} with, if they apply, "expires" (seconds) and "ahead". "common" has the header and the
 attributes that all legs (next hops) share; a leg is [flags, weight, index of its link, attributes]. "ahead" (IPv4
-alone) is true if the kernel had, after this route, one by another link with the same destination, TOS, priority and
+alone) is true if the kernel listed this route before another link's route with the same destination, TOS, priority and
 table.
 
 Sources: rtnetlink(7), include/uapi/linux/{if_link,if_addr,rtnetlink,neighbour,pkt_sched}.h; inet_rtm_newaddr
@@ -48,7 +48,7 @@ _INET_CONF, _INET6_CONF, _INET6_TOKEN = 1, 2, 7
 
 # attributes of a link that can be set: TXQLEN, GROUP, BROADCAST, LINKMODE, PROTO_DOWN
 SETTINGS = (13, 27, 2, 17, 39)
-SIZES = (40, 41, 58, 63, 64)  # GSO_MAX_SEGS, GSO_MAX_SIZE, GRO_MAX_SIZE and both of IPv4, which the former set too
+SIZES = (40, 41, 58, 63, 64)  # GSO_MAX_SEGS, GSO_MAX_SIZE, GRO_MAX_SIZE; the sizes of IPv4, which 41 and 58 set too
 # those that __dev_change_flags (net/core/dev.c) takes: UP, DEBUG, NOTRAILERS, NOARP, PROMISC, ALLMULTI, MULTICAST, ...
 SETTABLE_FLAGS = 0xF3A5
 
@@ -85,8 +85,8 @@ _ECHO = 0x8  # without it the kernel answers the listeners alone (nlmsg_notify, 
 
 
 class Raw:
-    """A link in an RTM_NEWLINK message: `flags` IFF_*, `attributes` by number, `inet` and `inet6` the arrays of its
-    sysctls (32-bit numbers; b"" without the family), `token` the interface identifier for SLAAC (16 bytes, or b"")."""
+    """A link in an RTM_NEWLINK message. `flags` has the IFF_*, `attributes` the payloads by number. `inet` and `inet6`
+    are its sysctls, arrays of 32-bit numbers (b"" without the family). `token`, for SLAAC, has 16 bytes, or is b""."""
 
     def __init__(self, body: bytes) -> None:
         self.flags = IFINFO.unpack_from(body)[3]
@@ -99,7 +99,7 @@ class Raw:
 
 
 def token_attributes(token: bytes) -> bytes:
-    """Attributes that set a link's SLAAC token. Causes EINVAL while the link takes no router advertisements."""
+    """Attributes that set a link's SLAAC token. EINVAL means that the link takes no router advertisements."""
     return attribute(_AF_SPEC | NESTED, attribute(AF_INET6 | NESTED, attribute(_INET6_TOKEN, token)))
 
 
@@ -164,8 +164,8 @@ def routes(
 
 
 def _place(own: list[dict[str, Any]], bodies: list[bytes], wanted: list[bytes]) -> None:
-    """Mark the IPv4 routes in `own` that are ahead of other links' routes with the same key. Append routes with a
-    source in `wanted`."""
+    """Set "ahead" in those of the IPv4 routes `own` that precede another link's route with the same key. Append the
+    other links' routes with a source in `wanted` to `own`."""
     destinations = {destination_of(route): route for route in own}
     patterns = [attribute(_DST, destination) for _, destination in destinations if destination]
     defaults = any(length == 0 for length, _ in destinations)
@@ -192,15 +192,15 @@ def _place(own: list[dict[str, Any]], bodies: list[bytes], wanted: list[bytes]) 
 
 
 def is_part(other: dict[str, Any], route: dict[str, Any]) -> bool:
-    """Whether `other` is the multipath `route` without some legs. Weights are ignored: a single leg has none."""
+    """Whether `other` equals `route` or lacks only some of its legs. Weights are ignored: a single leg has none."""
     legs = [(flags, at, own) for flags, _, at, own in route["legs"]]
     return other["common"] == route["common"] and all((f, at, own) in legs for f, _, at, own in other["legs"])
 
 
 def with_those_away(own: list[dict[str, Any]], away: Iterable[dict[str, Any]]) -> None:
-    """Complete the routes `own` with the legs and the place that they had before other links left.
+    """Add to the routes `own` the legs and the "ahead" that the kernel dropped when other links left.
 
-    `away` are the saved routes of those links. So the devices may come back in any order.
+    `away` are the saved routes of the links that left. So these devices may come back in any order.
     """
     for saved in away:
         for route in own:
@@ -263,7 +263,7 @@ def key_of(route: dict[str, Any]) -> tuple[Any, ...]:
 
 
 def identity_of(route: dict[str, Any]) -> tuple[str, str]:
-    """(common, legs as text): the parts of a route that are the same in every reading."""
+    """(common, legs as text): the parts of a route that do not change between two readings."""
     return route["common"], str(route["legs"])
 
 
@@ -273,7 +273,7 @@ def family_of(route: dict[str, Any]) -> int:
 
 
 def present(rtnl: Socket) -> list[dict[str, Any]]:
-    """All routes of the namespace that `of_body` keeps."""
+    """All routes of the namespace for which `of_body` does not return None."""
     found = map(of_body, all_bodies(rtnl))
     return [route for route in found if route]
 

@@ -33,7 +33,7 @@ class RdmaDevice:
 
 
 class PortNetdev:
-    """The port `number` of a verbs `device`; `ndev_index` is its netdev's, 0 outside the socket's namespace."""
+    """The port `number` of a verbs `device`. `ndev_index` is its netdev's index, 0 if that is in another namespace."""
 
     def __init__(self, body: bytes) -> None:
         found = unpack_attributes(body)

@@ -35,8 +35,8 @@ _DEPTH = 8  # links on top of one another: the kernel allows no more (MAX_NEST_D
 
 
 class PortState:
-    """A port of a verbs device. `state` is "ACTIVE", "DOWN", ..., `physical_state` "LinkUp", "Disabled", ..., `rate`
-    the kernel's text, "100 Gb/sec (4X EDR)". Each is "" when it cannot be read."""
+    """A port of a verbs device. `state` is "ACTIVE" or "DOWN", for example, `physical_state` "LinkUp" or "Disabled",
+    and `rate` "100 Gb/sec (4X EDR)". Each is "" when it cannot be read."""
 
     def __init__(self, device: str, number: int, root: str = "/sys") -> None:
         here = _port(device, number, root)
@@ -89,8 +89,8 @@ def is_roce(device: str, port: int, root: str = "/sys") -> bool:
 def netdev_of(device: str, port: int, root: str = "/sys") -> str:
     """The name of the netdev of a port; "" when the port has none or sysfs does not show it.
 
-    rxe has an attribute for the netdev. For other RoCE ports it is the netdev of the first GID: the port's own, or the
-    bond if ports form a LAG. Otherwise it is the netdev of the same PCI function with the port's number.
+    An rxe device names its netdev in an attribute. For another RoCE port, the first GID names the port's own netdev, or
+    the bond if ports form a LAG. Without GIDs, the netdev is that of the same PCI function that has the port's number.
     """
     parent = _value(f"{root}{CLASS}/{device}/parent")
     if parent:
@@ -195,7 +195,7 @@ def address_of(gid: str) -> str:
 
 
 def roce_mtu(mtu: int) -> int:
-    """The RoCE MTU for a netdev with `mtu` bytes: the largest, 256 to 4096, that fits with headers; 0 for none."""
+    """The RoCE MTU for a netdev with `mtu` bytes: the largest, 256 to 4096, that fits with headers; 0 if none fits."""
     return next((size for size in (4096, 2048, 1024, 512, 256) if mtu >= size + HEADERS), 0)
 
 
@@ -204,7 +204,7 @@ def _port(device: str, number: int, root: str) -> str:
 
 
 def _port_of_netdev(place: str) -> int:
-    """The number, from 1, of the port of a netdev of a PCI function; dev_port begins with 0."""
+    """The number of the port, from 1, that the netdev at `place` in sysfs belongs to. (dev_port begins with 0.)"""
     number = _value(f"{place}/dev_port")
     return int(number) + 1 if number.isdigit() else 1
 

@@ -46,7 +46,7 @@ _DEFAULT_BITS: dict[int, int] = {AF_INET: 1, AF_INET6: 4}  # the longest prefixe
 UNICAST = 1  # a type of route
 LOOPBACK = 1  # the index of lo, in each namespace (LOOPBACK_IFINDEX)
 MAIN_TABLE, LOCAL_TABLE = 254, 255
-IPV6_PRIORITY = 1024  # of an IPv6 route that is given none
+IPV6_PRIORITY = 1024  # of an IPv6 route that was added without a priority
 IPV6_PREFIX_PRIORITY = 256  # of the IPv6 routes that the kernel sets to the subnets of a link
 UNIVERSE_SCOPE, LINK_SCOPE = 0, 253
 KERNEL_PROTOCOL, BOOT_PROTOCOL, RA_PROTOCOL = 2, 3, 9
@@ -57,8 +57,8 @@ _DAEMONS = frozenset((11, 12, 14, 42, 99, 186, 187, 188, 189, 192))
 class KernelRoute:
     """A route by the link `index`; of a multipath route, the part that goes by this link.
 
-    `mtu` and `advmss` are bytes, 0 for none. `priority` is the metric, of which the lowest wins, IPV6_PRIORITY for an
-    IPv6 route without one. `table`, `scope`, `protocol` and `kind` (the type) are numbers of rtnetlink(7).
+    `mtu` and `advmss` are bytes, 0 for none. `priority` is the metric; the lowest wins. An IPv6 route that was added
+    without a metric has 1024. `table`, `scope`, `protocol` and `kind` (the type) are numbers of rtnetlink(7).
     `source` is the preferred source address, `body` the message, which all next hops of a route share.
     """
 
@@ -114,7 +114,7 @@ def way_to(rtnl: Socket, address: str, source: str = "") -> tuple[int, str]:
         body += attribute(_SRC, own)
     try:
         found = unpack_attributes(rtnl.get(_GETROUTE, body), RTMSG.size)
-    except KernelError:  # it has none, such as ENETUNREACH, or one that discards
+    except KernelError:  # no route, such as ENETUNREACH, or one that discards packets
         return 0, ""
     return number_of(found.get(_OIF, b"")), inet_ntop(family, found[_PREFSRC]) if _PREFSRC in found else ""
 
@@ -146,7 +146,7 @@ def all_bodies(rtnl: Socket) -> list[bytes]:
 
 
 def of_daemons(bodies: Iterable[bytes]) -> list[KernelRoute]:
-    """The routes in `bodies` that a routing daemon has set, by a gateway in the main table; one for each next hop."""
+    """The routes through gateways in `bodies` that a routing daemon added to the main table; one for each next hop."""
     found = [route for body in bodies if body[5] in _DAEMONS for route in _unpack(body)]
     return [r for r in found if r.gw and r.index and r.kind == UNICAST and r.table == MAIN_TABLE]
 
@@ -226,7 +226,7 @@ def add(
     `scope` None is link scope without a gateway and universe scope with one, as in ip-route(8). `onlink` treats `gw` as
     a neighbour even if no prefix of the link contains `gw`. Raises EEXIST when this very route exists, and EINVAL when
     `dst` has host bits. A route by another link with the same `dst` and priority is no error. As with the Go plugins,
-    an IPv4 route then precedes the other, and an IPv6 route shares the traffic.
+    a new IPv4 route then precedes the old one, and a new IPv6 route shares the traffic with the old one.
     """
     network, _, length = dst.partition("/")
     family, destination = address_of(network)
@@ -298,7 +298,8 @@ _NONE = 0xFFFFFFFF
 
 
 class Rule:
-    """A rule, of a namespace: it stays when a link goes. `source` is "address/length" or "" for any; the rule with the lowest `priority` comes first.
+    """A routing policy rule. It belongs to the namespace, so the removal of a link does not remove it. `source` is
+    "address/length", or "" for any address. The rule with the lowest `priority` comes first.
 
     `is_unconditional`: the rule applies to each packet of the node that has neither source nor mark, like the rules
     `from all` and `not from all fwmark N`. `suppresses_defaults`: the rule ignores the default routes of its `table`.
@@ -329,7 +330,7 @@ def rules(rtnl: Socket) -> list[Rule]:
 
 
 def unconditional_rules(rtnl: Socket) -> tuple[list[Rule], list[Rule]]:
-    """(IPv4 rules, IPv6 rules): the unconditional ones, in order of priority."""
+    """The unconditional rules, as (IPv4 rules, IPv6 rules), both in order of priority."""
     found = [rule for rule in rules(rtnl) if rule.is_unconditional]
     found.sort(key=lambda rule: rule.priority)
     return [rule for rule in found if not rule.is_ipv6], [rule for rule in found if rule.is_ipv6]
@@ -341,7 +342,7 @@ def add_rule(rtnl: Socket, source: str, table: int, priority: int) -> None:
 
 
 def remove_rule(rtnl: Socket, source: str, table: int, priority: int) -> None:
-    """Remove the rule that `add_rule` makes of these values. Raises ENOENT when there is none."""
+    """Remove the rule that `add_rule` adds for these values. Raises ENOENT when there is no such rule."""
     rtnl.request(_DELRULE, _rule_body(source, table, priority))
 
 

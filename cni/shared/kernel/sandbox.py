@@ -1,4 +1,4 @@
-"""Find the sandbox of an attachment, a network namespace, again, or decide that it is gone.
+"""Find the sandbox (network namespace) of an attachment again, or decide that it is gone.
 
 A path does not identify a namespace: a later sandbox may have the path of an earlier one, and a namespace exists without
 its path as long as a process, a mount or an open descriptor uses it. So the record keeps the identity of the namespace.
@@ -116,12 +116,12 @@ def may_be_gone(record: dict[str, Any]) -> bool:
 def gone_since(record: dict[str, Any]) -> float | None:
     """The uptime, in seconds, since which the sandbox of `record` is known to be gone; None when it may be there.
 
-    It is gone when `may_be_gone` is true and its namespace has no user. A process that does not see those of the node
-    cannot know this. A sandbox of an earlier boot has been gone since the start of this one.
+    It is gone when `may_be_gone` is true and its namespace has no user. A process that does not see the processes of
+    the node cannot know this. A sandbox of an earlier boot has been gone since the present boot began.
     """
     if record["bootID"] != node.boot_id():
         return 0.0
-    from cni.shared.kernel import netns_users  # a namespace that has its path is not looked for
+    from cni.shared.kernel import netns_users  # needed only when the path is gone
 
     if not netns.has_lost_path(record["netns"]) or not netns_users.sees_node():
         return None

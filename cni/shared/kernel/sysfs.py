@@ -46,7 +46,7 @@ def function_of(address: str, root: str = "/sys") -> tuple[str, int] | None:
 
 
 def netdevs_of_pci(address: str, root: str = "/sys") -> list[str]:
-    """The netdevs of a PCI device, also of a virtio device, in order of name."""
+    """The netdevs, sorted by name, of a PCI device, which may be a virtio device."""
     return netdevs_of("pci", address, root)
 
 

@@ -88,7 +88,7 @@ def write(host: Rtnl, pf_index: int, vf: int, setting: tuple[str, ...], state: d
 
 
 def _packed(vf: int, first: str, state: dict[str, Any]) -> bytes:
-    """The attribute that sets the one of SETTINGS whose first key is `first` to its values in `state`."""
+    """The attribute that sets the keys of one member of SETTINGS, which `first` begins, to their values in `state`."""
     value = state[first]
     if first == "mac":
         return attribute(_MAC, _MAC_BYTES.pack(vf, bytes.fromhex(value.replace(":", ""))))
@@ -105,7 +105,7 @@ def _packed(vf: int, first: str, state: dict[str, Any]) -> bytes:
 
 
 def refusal(setting: tuple[str, ...], fault: KernelError) -> str:
-    """The text, with cause and remedy, for `fault`, with which the kernel refused to set `setting`."""
+    """The text, with cause and remedy, for an error: the kernel refused to set `setting`, with `fault`."""
     key = setting[0]
     if fault.errno == EOPNOTSUPP:
         return f"the PF's driver cannot set `{key}`: leave the key out"

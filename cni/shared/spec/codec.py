@@ -47,7 +47,7 @@ _DIGITS = 4300  # of an integer: Python's own limit, for bounded time (sys.int_i
 
 
 def loads_foreign(data: bytes) -> Any:
-    """The value of the untrusted JSON text `data`. Unlike `loads`, limits size and number of values (TooMuch)."""
+    """The value of the untrusted JSON text `data`. Raises TooMuch for too many bytes or values, unlike `loads`."""
     if len(data) > MOST_BYTES:
         raise TooMuch(f"it is larger than {MOST_BYTES >> 20} MiB")
     value = _loads_bounded(data, _VALUES)
@@ -60,7 +60,7 @@ def loads_foreign(data: bytes) -> Any:
 
 
 def loads_reply(data: bytes) -> Any:
-    """The value of the JSON text `data` from a server. Unlike `loads`, limits the number of values (TooMuch)."""
+    """The value of the JSON text `data` from a server. Raises TooMuch for too many values, unlike `loads`."""
     return _loads_bounded(data, _VALUES_OF_REPLY)
 
 

@@ -136,7 +136,7 @@ class Result:
 
 
 def parse(document: Any, what: str = "prevResult", has_interfaces: bool = True) -> Result:
-    """The result in `document`, of any version. Raises DecodingFailure, in which `what` names the document.
+    """The result in `document`, of any version. Raises DecodingFailure, with `what` as the document's name.
 
     Without `has_interfaces`, as for the result of an IPAM plugin, interfaces are ignored (SPEC.md, section 5).
     """
@@ -208,7 +208,7 @@ def _address_or_none(entry: Any, key: str) -> str:
 
 
 def _family(address: str) -> int:
-    """The number of bits of an IP address, 32 or 128; 0 when `address` is none."""
+    """The number of bits of an IP address, 32 or 128; 0 when `address` is no IP address."""
     try:
         return 8 * len(inet_pton(AF_INET6 if ":" in address else AF_INET, address))
     except (OSError, ValueError):  # ValueError: a zero byte
@@ -233,7 +233,7 @@ def _number(entry: Any, key: str) -> int | None:
 
 
 def _index(address: Any, count: int) -> int | None:
-    """The index, below `count`, of the interface of `address`; None if absent or negative, as some plugins write it."""
+    """The index, below `count`, of the interface of `address`; None if absent, or negative, as some plugins write."""
     index = _number(address, "interface")
     if index is None or index < 0:
         return None
