@@ -29,7 +29,7 @@ _REMEDY = (
 
 
 def complete(request: Request, log: Log) -> None:
-    """Replace the configuration of `request` by the configuration of one rail, if it has the key `rail`.
+    """Replace the configuration of `request`, if it has the key `rail`, by the configuration of one rail.
 
     Raises InvalidConfig when an ADD has no device on a NIC of rail.nics, or when another key contradicts the device.
     """

@@ -15,7 +15,7 @@ from cni.shared.kernel import files
 _FILE_TYPE, _REGULAR = 0o170000, 0o100000
 ROOT = "/var/log/railcni"  # the policy's default directory for log files of networks; made when it is missing
 how = "cold"  # or "warm", in a worker (cni.warm)
-LEVELS = ("debug", "verbose", "warning", "error", "panic")  # whereabouts' names; its default is "warning" here
+LEVELS = ("debug", "verbose", "warning", "error", "panic")  # as in whereabouts; the default is "warning" here
 
 
 def tell(line: bytes) -> None:

@@ -1,4 +1,4 @@
-"""The key `rail` of a network configuration. A rail is a NIC with a subnet; a group has several, by number.
+"""The key `rail` of a network configuration. A rail is a NIC with a subnet. The rails of a group are numbered.
 
 The link plugins use the key for routing, the IPAM plugin for addresses. The module does no I/O.
 """
@@ -104,7 +104,7 @@ class Rail:
 
 
 def read(config: dict[str, Any], faults: list[Fault]) -> Rail | None:
-    """The checked key `rail` of the network `config`; None when it is absent or wrong, with the reasons in `faults`."""
+    """The checked key `rail` of the network `config`; None when it is absent or wrong. `faults` gets the reasons."""
     document = member(config, "rail")
     if document is None:
         return None

@@ -120,10 +120,10 @@ class Records:
         return self._locked(_offset(part, *attachment.key()), seconds, busy)
 
     def locked_device(self, device: str) -> HeldLock:
-        """Take the lock of a host's device by its PCI address. Raises TryAgainLater when it stays locked for
-        WAIT_SECONDS.
+        """Take the lock of a device by its PCI address. Raises TryAgainLater when it stays locked for WAIT_SECONDS.
 
-        An ADD holds this lock while it looks for another holder of the device, until its own record names the device.
+        An ADD takes this lock before it searches the records for the device, and holds the lock until its own record
+        names the device.
         """
         busy = f"another attachment has been taking device {device} for more than {WAIT_SECONDS:g} s: retry"
         return self._locked(_offset("device", "", device, ""), WAIT_SECONDS, busy)
@@ -142,7 +142,7 @@ class Records:
         return self._try_locked(_offset("address", pool, address, ""))
 
     def open_file(self, name: str) -> int:
-        """A descriptor, for the caller to close, of the directory's file `name`. Both are made if they are missing."""
+        """A descriptor, for the caller to close, of the file `name`. A missing file or directory is made."""
         self._examine()
         path = f"{self.directory}/{name}"
         try:

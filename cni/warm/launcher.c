@@ -14,7 +14,7 @@
  *                                             or a letter: why it does not serve this call
  *
  * If the connection ends before the status, the launcher runs the call cold, with the stdin that it has kept. If the
- * launcher ends first, the kernel kills the worker, as it would have been killed in this process.
+ * launcher ends first, the kernel kills the worker, so a call ends with the launcher's process, whether warm or cold.
  *
  * The cold path of a bundle: a node may have no Python, no shell, and not the C library that Python needs. The path of
  * the bundle is not known in advance, but a `#!` line and an ELF interpreter need absolute paths. So this program, which
@@ -406,7 +406,7 @@ static void run(char *path, int count, char **given)
 	if (kept_stdin >= 0) {
 		lseek(kept_stdin, 0, SEEK_SET);
 		dup2(kept_stdin, 0);
-		close(kept_stdin); /* the caller may have left descriptors for no more */
+		close(kept_stdin); /* the caller's limit may allow no further descriptor */
 		kept_stdin = -1;
 	}
 	have_no_directory();
@@ -445,7 +445,7 @@ static void run(char *path, int count, char **given)
 	execve(path, arguments, environ);
 }
 
-/* AT_EXECFN is the executed path: this program's, or that of a script whose `#!` line names this program. */
+/* AT_EXECFN is the path of this program, or of an executed script whose `#!` line names this program. */
 int main(int count, char **given)
 {
 	char executed[LONGEST_PATH] = "", self[LONGEST_PATH] = "/proc/self/exe";

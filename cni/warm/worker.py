@@ -178,7 +178,7 @@ class Worker:
             "supervisor": supervisor,
             "since": began,
             "workers": len(states) - states.count(0),
-            "busy": states.count(BUSY) - 1,  # without this one, which answers
+            "busy": states.count(BUSY) - 1,  # not counting this worker, which answers
             "calls": self._board.calls,
             "fault": fault,
         }

@@ -209,7 +209,7 @@ def make_private_directory(path: str, has_parent: bool = False) -> None:
         if os.stat(path).st_mode & _FILE_TYPE != _DIRECTORY:
             raise NotADirectoryError(20, "Not a directory", path) from None
     except FileNotFoundError:
-        if has_parent or not parent:  # /proc answers so for ever: no directory can be made there
+        if has_parent or not parent:  # in /proc no directory can be made, and a retry would never end
             raise
         make_private_directory(parent)
         make_private_directory(path, has_parent=True)

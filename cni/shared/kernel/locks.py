@@ -6,8 +6,8 @@ process is killed:
 - a byte of a file (open file description lock, fcntl(2)): an open file can hold a lock for each offset;
 - a whole file (flock(2)).
 
-SIGALRM ends the wait. Then its handler, timer and place in the signal mask are restored. The waiting functions work in
-the main thread alone: elsewhere Python refuses to set a handler, with ValueError. They also work if the caller blocked
+SIGALRM ends the wait. Then the caller's handler, timer and signal mask are restored. The waiting functions work in the
+main thread alone: elsewhere Python refuses to set a handler, with ValueError. They also work if the caller blocked
 or ignored SIGALRM, which this process inherits through exec (signal(7)).
 """
 

@@ -150,9 +150,9 @@ def routes(
     rtnl: Socket, index: int, bodies: list[bytes], sources: Iterable[bytes] = (), every: Iterable[bytes] | None = None
 ) -> list[dict[str, Any]]:
     """The routes in `bodies` by the link `index`, and the IPv4 routes by other links with a source address in
-    `sources`, which the kernel removes with that address (fib_sync_down_addr). The kernel's local routes, routes that
-    routers advertise, and routes by nexthop objects are left out. `every`: the bodies of all routes; None: read them if
-    needed."""
+    `sources`: the kernel removes such a route with the address (fib_sync_down_addr). The kernel's local routes, routes
+    that routers advertise, and routes by nexthop objects are left out. `every` has the bodies of all routes; for None
+    they are read if they are needed."""
     found = [route for route in map(of_body, bodies) if route and any(leg[2] == index for leg in route["legs"])]
     old = [route for route in found if family_of(route) == AF_INET]
     new = found[len(old) :]

@@ -126,8 +126,8 @@ def default_route_link(rtnl: Socket) -> int:
 
 
 def default_route(rtnl: Socket) -> KernelRoute | None:
-    """The main table's default route with the best metric, IPv4 before IPv6; None when there is none. For equal
-    metrics, a configured route precedes a router's advertised route, and then the link with the lowest index counts."""
+    """The main table's default route with the best metric, IPv4 before IPv6; None when there is none. Of
+    routes with equal metrics, a configured one precedes one that a router advertised; then the lowest link index counts."""
     for family in (AF_INET, AF_INET6):
         found = [
             route
@@ -159,7 +159,7 @@ def default_routes(rtnl: Socket, bodies: Iterable[bytes]) -> list[KernelRoute]:
     """
     found = []
     for body in bodies:
-        if body[1] > _DEFAULT_BITS[body[0]]:  # most routes are no such route: they are not unpacked
+        if body[1] > _DEFAULT_BITS[body[0]]:  # most routes: they need not be unpacked
             continue
         for route in _unpack(body):
             if route.kind != UNICAST or route.table == LOCAL_TABLE:
@@ -221,7 +221,7 @@ def add(
     source: str = "",
     protocol: int = BOOT_PROTOCOL,
 ) -> None:
-    """Add a route to `dst` by the link `index`. For None the kernel chooses the value.
+    """Add a route to `dst` by the link `index`, by default to the main table. Other Nones leave a choice to the kernel.
 
     `scope` None is link scope without a gateway and universe scope with one, as in ip-route(8). `onlink` treats `gw` as
     a neighbour even if no prefix of the link contains `gw`. Raises EEXIST when this very route exists, and EINVAL when
@@ -258,7 +258,7 @@ def dump_routes(rtnl: Socket, family: int, only: bytes = b"") -> list[bytes]:
     try:
         return rtnl.dump(_GETROUTE, RTMSG.pack(family, 0, 0, 0, 0, 0, 0, 0, 0) + only)
     except KernelError as fault:
-        if fault.errno in (ENOENT, EAFNOSUPPORT, EOPNOTSUPP):  # no such table yet; no IPv6 in this kernel
+        if fault.errno in (ENOENT, EAFNOSUPPORT, EOPNOTSUPP):  # there is no such table yet, or no IPv6 in this kernel
             return []
         raise
 
