@@ -196,7 +196,7 @@ class Policy:
         return f"list it in `uplinks` of {self.path}"
 
     def permit(self, key: str, what: str, names: Sequence[str]) -> None:
-        """Raise InvalidConfig unless one of a device's `names` matches the list `key`; `what` describes the device."""
+        """Raise InvalidConfig when none of a device's `names` matches the list `key`; `what` describes the device."""
         if not self.allows(key, names):
             raise self.refusal(key, what)
 

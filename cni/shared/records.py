@@ -296,7 +296,7 @@ class Records:
         return None if damaged else found
 
     def all(self, part: str = "", *texts: str) -> list[tuple[Attachment, str, dict[str, Any]]]:
-        """(attachment, part, document) of each record of the node, or of one `part`; `texts` as for `of_network`."""
+        """(attachment, part, document) of each record, or of each of one `part`; with `texts`, if it contains one."""
         return self._every("", part, texts=texts)
 
     def refuse_newer(self, *devices: str) -> None:

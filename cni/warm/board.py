@@ -30,7 +30,7 @@ class Board:
         _SLOT.pack_into(self._memory, place, state, served + calls, call)
 
     def call(self, slot: int) -> str:
-        """The current call of the slot's worker, "PLUGIN VERB CONTAINERID"; "" for none."""
+        """The current call of the slot's worker, "PLUGIN VERB CONTAINERID"; "" when it serves none."""
         return _text(_SLOT.unpack_from(self._memory, _HEAD.size + slot * _SLOT.size)[2])
 
     def states(self) -> list[int]:

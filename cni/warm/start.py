@@ -118,7 +118,7 @@ def _reset_niceness() -> None:
 
 
 def _reset_processors() -> None:
-    os.sched_setaffinity(0, os.sched_getaffinity(1))  # as for process 1, in which an administrator sets them
+    os.sched_setaffinity(0, os.sched_getaffinity(1))  # as process 1, whose processors an administrator sets
 
 
 def _reset_score() -> None:

@@ -11,7 +11,7 @@ is killed, the kernel kills its workers.
 
 Process 1 of the PID namespace inherits the supervisor. In a container, for example of thick Multus, it may never wait for
 an inherited process, and an ended supervisor would stay as a zombie. So only the supervisor of the node's first PID
-namespace ends when no call comes. Any other ends its workers, waits for them, and makes new ones at the next call.
+namespace ends when no call comes. Any other ends its workers, waits for them, and makes new workers at the next call.
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ class Supervisor:
         return [files.mark(path, links=True) for path in self._depends]
 
     def _found(self) -> tuple[int, ...]:
-        """(device, inode) of the file at the socket's path; () for none."""
+        """(device, inode) of the file at the socket's path; () when there is no file."""
         return files.mark(self._path + places.SOCKET)[:2]
 
     def _fill(self) -> None:

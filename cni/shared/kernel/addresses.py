@@ -80,7 +80,7 @@ def list_of(rtnl: Socket, index: int) -> list[Address]:
 
 
 def all_of(rtnl: Socket, index: int = 0) -> list[Address]:
-    """The addresses of the link `index`. For index 0, and before Linux 4.20 for any index, those of all links."""
+    """The addresses of the link `index`. For index 0, and before Linux 4.20, the addresses of all links."""
     return [Address(body) for body in rtnl.dump(_GETADDR, IFADDR.pack(0, 0, 0, 0, index))]
 
 

@@ -91,7 +91,7 @@ def read_sysctl(name: str) -> str:
 
 
 def write_sysctl(name: str, value: str) -> None:
-    """Set the kernel parameter `name`, as for `read_sysctl`, to `value`."""
+    """Set the kernel parameter `name`, which has the form of `read_sysctl`, to `value`."""
     fd = os.open(_SYSCTLS + name, os.O_WRONLY | os.O_CLOEXEC)
     try:
         os.write(fd, value.encode())
@@ -168,14 +168,14 @@ def check_private(status: os.stat_result) -> None:
 
 
 def check_private_file(status: os.stat_result) -> None:
-    """Raise NotPrivate unless `status` is that of a regular file that other users cannot write."""
+    """Raise NotPrivate when the file with this `status` is not regular, or other users can write it."""
     if not is_regular(status):
         raise NotPrivate(1, "it is no regular file; see who put it there, and remove it")
     check_private(status)
 
 
 def check_private_directory(path: str, links: bool = False) -> None:
-    """Raise NotPrivate unless `path` is a directory that other users cannot write.
+    """Raise NotPrivate when `path` is no directory, or other users can write it.
 
     With `links` it may be a symbolic link to a directory. Raises FileNotFoundError when nothing is there.
     """
@@ -186,7 +186,7 @@ def check_private_directory(path: str, links: bool = False) -> None:
 
 
 def remove(directory: str, name: str) -> bool:
-    """Remove the file `name` and the temporary file of a killed writer; returns whether the file `name` existed."""
+    """Remove the file `name` and the temporary file of a killed writer. Return False if there was no file `name`."""
     _unlink(f"{directory}/{temporary_of(name)}")
     return _unlink(f"{directory}/{name}")
 

@@ -7,8 +7,8 @@ process is killed:
 - a whole file (flock(2)).
 
 SIGALRM ends the wait. Then the caller's handler, timer and signal mask are restored. The waiting functions work in the
-main thread alone: elsewhere Python refuses to set a handler, with ValueError. They also work if the caller blocked
-or ignored SIGALRM, which this process inherits through exec (signal(7)).
+main thread alone: elsewhere Python refuses to set a handler, with ValueError. They also work if the caller blocked or
+ignored SIGALRM, which this process inherits through exec (signal(7)).
 """
 
 from __future__ import annotations

@@ -51,7 +51,7 @@ _ATTEMPTS = 16  # reads that the kernel says were interrupted
 
 
 class KernelError(OSError):
-    """The kernel refused a request with `errno`. `text` is the message of its extended acknowledgement, or ""."""
+    """The kernel refused a request with `errno`. `text` is the message of the extended acknowledgement, or ""."""
 
     def __init__(self, number: int, text: str = "") -> None:
         super().__init__(number, os.strerror(number))

@@ -49,7 +49,7 @@ _INET_CONF, _INET6_CONF, _INET6_TOKEN = 1, 2, 7
 # attributes of a link that can be set: TXQLEN, GROUP, BROADCAST, LINKMODE, PROTO_DOWN
 SETTINGS = (13, 27, 2, 17, 39)
 SIZES = (40, 41, 58, 63, 64)  # GSO_MAX_SEGS, GSO_MAX_SIZE, GRO_MAX_SIZE; the sizes of IPv4, which 41 and 58 set too
-# those that __dev_change_flags (net/core/dev.c) takes: UP, DEBUG, NOTRAILERS, NOARP, PROMISC, ALLMULTI, MULTICAST, ...
+# flags that __dev_change_flags (net/core/dev.c) sets: UP, DEBUG, NOTRAILERS, NOARP, PROMISC, ALLMULTI, MULTICAST, ...
 SETTABLE_FLAGS = 0xF3A5
 
 _TEMPORARY = 0x1  # IFA_F_TEMPORARY, of IPv6
@@ -164,7 +164,7 @@ def routes(
 
 
 def _place(own: list[dict[str, Any]], bodies: list[bytes], wanted: list[bytes]) -> None:
-    """Set "ahead" in those of the IPv4 routes `own` that precede another link's route with the same key. Append the
+    """Set "ahead" in each of the IPv4 routes `own` that precedes another link's route with an equal key. Append the
     other links' routes with a source in `wanted` to `own`."""
     destinations = {destination_of(route): route for route in own}
     patterns = [attribute(_DST, destination) for _, destination in destinations if destination]
@@ -284,7 +284,7 @@ def protocol_of(route: dict[str, Any]) -> int:
 
 
 def source_of(route: dict[str, Any]) -> bytes:
-    """The bytes of the route's preferred source address; b"" for none."""
+    """The bytes of the route's preferred source address; b"" if it has none."""
     return attributes_of(route).get(_PREFSRC, b"")
 
 

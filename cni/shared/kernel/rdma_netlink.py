@@ -81,7 +81,7 @@ class Rdma(Socket):
         (rdma_dev_change_netns).
 
         Errors: EOPNOTSUPP in shared mode and for drivers that cannot move a device (rxe); ENODEV when the device is not
-        in this namespace; EPERM without CAP_NET_ADMIN, and EEXIST with a device of the same name, in the new namespace.
+        in this namespace; EPERM without CAP_NET_ADMIN in the new namespace; EEXIST when its name is taken there.
         """
         self.request(_SET, number(_DEVICE_INDEX, device_index) + number(_NETNS_FD, netns_fd))
 

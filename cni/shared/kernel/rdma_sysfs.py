@@ -114,7 +114,7 @@ def netdevs_of_device(device: str, root: str = "/sys") -> list[str]:
 
 
 def names_of_nic(device: str, root: str = "/sys") -> set[str]:
-    """The PCI addresses and netdevs of the allocated `device`; for a virtual function or subfunction, also those of its
+    """The PCI addresses and netdevs of the allocated `device`; for a virtual function or subfunction, also of its
     physical function."""
     function = _function(device)
     above = sysfs.pci_above(sysfs.path_of("auxiliary", function, root))

@@ -126,8 +126,8 @@ def default_route_link(rtnl: Socket) -> int:
 
 
 def default_route(rtnl: Socket) -> KernelRoute | None:
-    """The main table's default route with the best metric, IPv4 before IPv6; None when there is none. Of
-    routes with equal metrics, a configured one precedes one that a router advertised; then the lowest link index counts."""
+    """The main table's default route with the best metric, IPv4 before IPv6; None when there is none. Of routes
+    with equal metrics, a configured one precedes one that a router advertised; then the lowest link index counts."""
     for family in (AF_INET, AF_INET6):
         found = [
             route

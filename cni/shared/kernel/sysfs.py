@@ -18,7 +18,7 @@ def is_pci(device: str, root: str = "/sys") -> bool:
 
 
 def driver_of_pci(address: str, root: str = "/sys") -> str:
-    """The driver of the PCI device, such as "mlx5_core" or "vfio-pci"; "" for none."""
+    """The driver of the PCI device, such as "mlx5_core" or "vfio-pci"; "" when it has no driver."""
     return _target(f"{root}/bus/pci/devices/{address}/driver").rpartition("/")[2] if _is_name(address) else ""
 
 
@@ -103,7 +103,7 @@ def path_of(bus: str, device: str, root: str = "/sys") -> str:
 
 
 def pci_above(path: str) -> str:
-    """The address of the last PCI device in `path`: the device itself or the nearest one above it; "" for none."""
+    """The address of the last PCI device in `path`: the device itself or the nearest one above it; "" if none."""
     return next((part for part in reversed(path.split("/")) if is_pci_address(part)), "")
 
 

@@ -142,7 +142,7 @@ class Internal(CniError):
 
 
 def report(faults: list[CniError]) -> None:
-    """Raise the first of `faults`, with the messages of the others in its details; do nothing when there are none."""
+    """Raise the first of `faults`; its details get the messages of the others. Do nothing if there are no faults."""
     if not faults:
         return
     first = faults[0]

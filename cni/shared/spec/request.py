@@ -204,7 +204,7 @@ def is_identifier(text: str) -> bool:
 
 
 def ifname_fault(name: str, command: str = "ADD") -> str:
-    """The reason why `name` cannot be the name of a link, or "" (dev_valid_name, net/core/dev.c).
+    """The reason why `name` cannot be the name of a link; "" if it can (dev_valid_name, net/core/dev.c).
 
     The kernel takes a name with % for a pattern, "net%d", and gives the link another name (__dev_alloc_name). "all" and
     "default" stand for all links in /proc/sys (sysctl_dev_name_is_allowed). Runtimes may pass such names, so DEL

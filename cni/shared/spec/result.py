@@ -85,7 +85,7 @@ class Route:
 
 
 class Result:
-    """The result of an ADD. `dns` is the spec's dictionary, unchanged; {} for none."""
+    """The result of an ADD. `dns` is the spec's dictionary, unchanged; {} when there is none."""
 
     def __init__(
         self,
