@@ -36,7 +36,7 @@ def main(plugin: str) -> int:
 
 
 def serve(plugin: str, environ: Mapping[bytes, bytes], stdin: bytes | None = None) -> tuple[bytes, int]:
-    """(bytes for stdout, exit status) of a call with the environment `environ`. For None, `stdin` is read."""
+    """Serve a call; return (bytes for stdout, exit status). Stdin is read if `stdin` is None."""
     try:
         if stdin is None:
             stdin = _stdin(MOST_BYTES + 1)  # one byte above the limit is enough to refuse it

@@ -86,7 +86,7 @@ class Features:
 
 
 def unlike(documents: Mapping[str, dict[str, Any]], asked: Mapping[str, Any]) -> list[str]:
-    """The differences, as texts, between the configurations `asked` and the plans `documents`, both by feature."""
+    """A text for each difference between the configurations `asked` and the plans `documents`, by names of features."""
     return [text for name, config in asked.items() for text in named(name).unlike(documents.get(name), config)]
 
 
@@ -104,7 +104,7 @@ def read(request: Request, faults: list[Fault]) -> dict[str, Any]:
 
 
 def plan(asked: Mapping[str, Any], request: Request, place: Place) -> Features | None:
-    """The features `asked` with their plans; None for none. Changes nothing. Raises the first plan's CniError."""
+    """Plan the features `asked`; change nothing. Returns None if no feature has a plan. Raises the first CniError."""
     documents = {}
     for name, config in asked.items():
         document = named(name).plan(config, request, place)
@@ -114,6 +114,6 @@ def plan(asked: Mapping[str, Any], request: Request, place: Place) -> Features |
 
 
 def status(asked: Mapping[str, Any], is_shared: bool, netdev: Link | None) -> None:
-    """Raise a CniError when an ADD could not have a feature now. `is_shared` and `netdev`: see `Feature.status`."""
+    """Raise a CniError when an ADD could not set up a feature now. `is_shared` and `netdev`: see `Feature.status`."""
     for name, config in asked.items():
         named(name).status(config, is_shared, netdev)

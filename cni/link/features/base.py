@@ -27,7 +27,7 @@ if TYPE_CHECKING:
         def read(self, value: Any, request: Request, faults: list[Fault]) -> Any:
             """The checked configuration, None when the feature is not wanted; append wrong values to `faults`.
 
-            `value` is the value of KEY, None when absent.
+            `value` is the value of the feature's key in the network configuration, None when absent.
             """
 
         def plan(self, config: Any, request: Request, place: Place) -> dict[str, Any] | None:
@@ -37,12 +37,13 @@ if TYPE_CHECKING:
             """Make the changes that precede addresses and start of the link. The thread is in the sandbox."""
 
         def after_up(self, document: dict[str, Any], link: Link, result: Result, sandbox: Sandbox, log: Log) -> bool:
-            """Make the changes that need the link with its addresses and routes, also in ADD's `result`. The thread is
-            in the sandbox. A CniError undoes the attachment. Returns whether `document` must be written again."""
+            """Make the changes that need the link with its addresses and routes; perhaps change ADD's `result` too. The
+            thread is in the sandbox. A CniError undoes the attachment. Returns True if `document` must be written
+            again."""
 
         def remove(self, document: dict[str, Any], sandbox: Sandbox | None, log: Log) -> None:
-            """Undo the feature, perhaps incomplete, before the link is removed; a repetition is harmless. `sandbox` is
-            None when the sandbox is gone. The thread is on the host."""
+            """Undo the feature, even a partly applied one, before the link is removed; a repetition is harmless.
+            `sandbox` is None when the sandbox is gone. The thread is on the host."""
 
         def differences(self, document: dict[str, Any], link: Link, expected: Result, sandbox: Sandbox) -> list[str]:
             """A text for each difference of `link` from the state after ADD. `expected` is the result of ADD. The
@@ -62,7 +63,7 @@ class Place:
     """The netdev and the sandbox of an attachment, for the plan of a feature.
 
     `netdev` is the name of the netdev that carries the link: macvlan's master, host-device's device, "" for none.
-    `is_shared`: the netdev stays on the host, also for other attachments. `in_sandbox`: the netdev is in the sandbox.
+    `is_shared`: the netdev stays on the host, and is not for one attachment alone. `in_sandbox`: the netdev is in the sandbox.
     `mtu` is the link's planned MTU in bytes (0: none). `host` is an rtnetlink socket on the host.
     """
 

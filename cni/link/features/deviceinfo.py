@@ -32,7 +32,7 @@ _MOST_BYTES = 1 << 20
 
 
 def path(value: Any) -> str:
-    """The resolved path in runtimeConfig, "" for none. Raises InvalidConfig when the file may not be there."""
+    """The resolved path of `value` (runtimeConfig), "" for none. Raises InvalidConfig when the path is not allowed."""
     if not value:
         return ""
     try:
@@ -57,10 +57,10 @@ def described(device: str, port: int, indexes: dict[str, int], root: str = "/sys
 
 
 def claim(value: Any, devices: Sequence[str], request: Request, log: Log) -> tuple[str, dict[str, Any]]:
-    """(path of the file, its owner: {"attachment", "pod"}); ("", {}) when no file is to be written.
+    """Return (path of the file, its owner: {"attachment", "pod"}), or ("", {}) when no file is to be written.
 
-    The author of a network can name any file. So a file that describes none of the verbs devices `devices` is left as
-    it is, with a line in the log. Raises TryAgainLater for a file of another recorded attachment.
+    The author of a network can name any file. So a file that describes another device than `devices` is left as it is,
+    with a line in the log. Raises TryAgainLater for the file of another attachment that has a record.
     """
     place = path(value)
     if not place:
@@ -119,7 +119,7 @@ def _locked(path: str, log: Log) -> HeldLock:
 
 
 def _is_free(path: str, former: dict[str, Any], addresses: Sequence[str], whose: dict[str, Any], log: Log) -> bool:
-    """Whether the file, with the content `former`, may be written for `whose` and a device with one of `addresses`."""
+    """Whether the owner `whose`, with a device at one of the PCI `addresses`, may replace the content `former`."""
     kind, own = former.get("type"), _own(former)
     if not isinstance(kind, str) or own.get(_MARK) == whose["attachment"]:
         return True
@@ -135,7 +135,7 @@ def _is_free(path: str, former: dict[str, Any], addresses: Sequence[str], whose:
 
 
 def _refuse_living(path: str, mark: Any, pod: list[str]) -> None:
-    """Raise TryAgainLater when the attachment in `mark` still has a record, unless it is of the same `pod`."""
+    """Raise TryAgainLater when the file's owner, in `mark`, still has a record and is not of the same `pod`."""
     what = f"the device-info file {path} (runtimeConfig.{CAPABILITY})"
     if not isinstance(mark, list) or [type(part) for part in mark] != [str, str, str]:
         raise TryAgainLater(

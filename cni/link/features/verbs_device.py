@@ -94,7 +94,7 @@ def read(value: Any, request: Request, faults: list[Fault]) -> VerbsConfig | Non
 
 
 def plan(config: VerbsConfig, request: Request, place: Place) -> dict[str, Any] | None:
-    """The document with the ports below the netdev and the settings; None for no port. Raises InvalidConfig."""
+    """The document with the verbs ports of the netdev and the settings; None without a port. Raises InvalidConfig."""
     ports = _ports(place)
     if not ports:
         if config.required:
@@ -194,7 +194,7 @@ def after_up(document: dict[str, Any], link: Link, result: Result, sandbox: Sand
 
 
 def remarks(ports: Ports, netdev: str, ifname: str, mtu: int, root: str = "/sys") -> list[str]:
-    """Warnings, as texts: a RoCE MTU below the largest, and GID tables that are nearly full."""
+    """Warnings, as texts: a RoCE MTU below the maximum of 4096 bytes, and GID tables that are nearly full."""
     found = []
     size = rdma_sysfs.roce_mtu(mtu)
     if size < rdma_sysfs.WHOLE_ROCE_MTU:
@@ -235,7 +235,7 @@ def differences(document: dict[str, Any], link: Link, expected: Result, sandbox:
 
 
 def unlike(document: dict[str, Any] | None, config: VerbsConfig) -> list[str]:
-    """The differences, as texts, between plan and configuration. No plan differs only if a device is required."""
+    """The differences, as texts, between plan and configuration. A missing plan is one only if `required` is true."""
     if document is None:
         return ["rdma has no verbs device, configured is that one is required"] if config.required else []
     was = document["ipv6LinkLocal"]
@@ -251,7 +251,7 @@ def _has_device(name: str, sandbox: Sandbox) -> bool:
 
 
 def status(config: VerbsConfig, is_shared: bool, netdev: Link | None) -> None:
-    """Raise NotAvailable without a required device that pods can use, LimitedConnectivity when a port does not work."""
+    """Raise NotAvailable if a required device is missing or unusable, LimitedConnectivity if a port does not work."""
     if netdev is None:
         return
     ports = rdma_sysfs.ports_of_netdev(netdev.name)

@@ -59,7 +59,7 @@ def call(name: str, request: Request, log: Log) -> Result | None:
 
 
 def _finish_others(request: Request, records: Records) -> None:
-    """Try to end the attachments that no DEL has ended, if a look for them is due."""
+    """Try to end the attachments that no DEL has ended, if the time for the next attempt has come."""
     if not records.is_look_due():
         return
     from cni.link.verbs import unended  # each verb loads its own

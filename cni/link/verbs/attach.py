@@ -70,8 +70,9 @@ def add(plugin: LinkPlugin, request: Request, records: Records) -> Result:
 
 
 def _read(plugin: LinkPlugin, request: Request, log: Log) -> tuple[Any, dict[str, Any]]:
-    """(configuration of the link, configurations of features by name), checked. Raises InvalidConfig with all faults of
-    both, and of our IPAM plugin's configuration."""
+    """Return the checked configuration of the link, and those of the features by name.
+
+    Raises InvalidConfig with all faults of these and, if the IPAM plugin is ours, of `ipam`."""
     faults: list[Fault] = []
     config = plugin.read(request, faults)
     asked = _features(request, faults, log)
@@ -91,7 +92,7 @@ def _read(plugin: LinkPlugin, request: Request, log: Log) -> tuple[Any, dict[str
 
 
 def _features(request: Request, faults: list[Fault], log: Log) -> dict[str, Any]:
-    """The checked configurations, by name, of the features that `request` asks for; for none, no module is loaded."""
+    """The checked configuration, by name, of each feature that `request` asks for. Without one, no module is loaded."""
     rdma = request.member("rdma")
     if (rdma is False or (rdma is None and not _has_rdma())) and request.member("rail") is None:
         return {}
@@ -318,10 +319,7 @@ class _Attempt:
 
 
 def _release(release: Release, fault: BaseException, left: list[CniError]) -> None:
-    """Release the claimed addresses, and append an error to `left`.
-
-    The error `fault` that ended the ADD is not appended again: then no address had been claimed.
-    """
+    """Release the claimed addresses; append an error to `left`, unless the ADD failed with it, and claimed none."""
     try:
         release.finish()
     except CniError as second:

@@ -66,7 +66,7 @@ def check(plugin: LinkPlugin, request: Request, records: Records) -> None:
 
 
 def _features(request: Request, faults: list[Fault]) -> dict[str, Any]:
-    """The checked configurations, by name, of the features that `request` asks for; for none, no module is loaded."""
+    """The checked configuration, by name, of each feature that `request` asks for. Without one, no module is loaded."""
     if request.member("rail") is None and request.member("rdma") is None:
         return {}
     return features.read(request, faults)

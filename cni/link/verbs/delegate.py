@@ -56,8 +56,8 @@ def forward(request: Request, log: Log) -> None:
     """Forward CHECK, GC or STATUS to the IPAM plugin, if the network has one.
 
     GC and STATUS exist since version 1.1.0. A foreign plugin that does not support the request's version is not called.
-    For GC this is harmless, since attachments are released one by one. For STATUS NotAvailable is raised: each ADD
-    would fail.
+    For GC this is harmless, since attachments are released one by one. STATUS then raises NotAvailable, since each
+    ADD would fail.
     """
     kind = request.ipam_type
     if not kind:
@@ -86,7 +86,7 @@ def is_foreign(request: Request) -> bool:
 
 
 def refuse(faults: Sequence[Fault], request: Request) -> None:
-    """If the caller has `faults`, raise InvalidConfig with these and, for our plugin, with the faults of `ipam`."""
+    """Raise InvalidConfig if there are `faults`, with these and, if the IPAM plugin is ours, the faults of `ipam`."""
     if not faults:  # the IPAM plugin reads its block when it is called
         return
     every: list[Fault | CniError] = [*faults]
@@ -155,7 +155,7 @@ def _is_ours(path: str) -> bool:
 
 
 def _execute(kind: str, path: str, request: Request) -> tuple[bytes, int]:
-    """(stdout, exit code) of the plugin at `path`, which is run. The code is negative for a signal."""
+    """Run the plugin at `path`, and return (stdout, exit code). The code is negative if a signal ended the plugin."""
     from cni.shared.kernel import children  # usually the IPAM plugin is ours
 
     environ = {

@@ -60,11 +60,10 @@ def delete(plugin: LinkPlugin, request: Request, records: Records) -> None:
 def end(
     record: dict[str, Any], request: Request, host: Rtnl, records: Records, log: Log, until: float
 ) -> tuple[list[CniError], bool]:
-    """End the attachment of `record`, whose lock the caller holds.
+    """End the attachment of `record`, whose lock the caller holds. `until` is as for `detach`.
 
-    Returns (errors, whether the link is gone or the IPAM plugin's DEL was made).
-    The IPAM plugin's DEL is made when the link is gone, for a foreign plugin earlier. The record is removed last.
-    `until` is as for `detach`.
+    The IPAM plugin's DEL is made when the link is gone; that of a foreign plugin is made earlier. The record is removed
+    last. Returns the errors, and True if the link is gone or the IPAM plugin's DEL was made.
     """
     release = Release(record, request, log)
     faults: list[CniError] = []
@@ -85,8 +84,8 @@ def end(
 
 
 def _untold(faults: list[CniError], log: Log) -> list[CniError]:
-    """The `faults` of a repeated DEL without the errors of a delegated IPAM plugin, which could make each DEL fail, so
-    that the pod would never end. The record stays, and cni.link.verbs.unended calls the plugin again."""
+    """Return the `faults` of a repeated DEL without the errors of a foreign IPAM plugin. If that plugin always fails,
+    the pod could otherwise never end. The record stays, and cni.link.verbs.unended calls the plugin again."""
     for fault in faults:
         if isinstance(fault, DelegateFailed):
             log.warning(f"{fault}; that plugin is called again later")
@@ -115,7 +114,7 @@ def _end_unrecorded(
 
 
 def _mark(record: dict[str, Any], request: Request, records: Records) -> None:
-    """Note in the record that this DEL could not end the attachment, with its CNI_PATH; another call soon tries again."""
+    """Note in the record that this DEL failed, and the CNI_PATH of the DEL. A later call soon tries again."""
     path = ":".join(request.path)
     try:
         if record.get(UNENDED) != path:
@@ -126,7 +125,7 @@ def _mark(record: dict[str, Any], request: Request, records: Records) -> None:
 
 
 def for_attachment(attachment: Attachment, record: dict[str, Any], environ: Mapping[str, str]) -> Request:
-    """The DEL that a runtime would send for `attachment`. `environ`, of another call, has the CNI_PATH to use."""
+    """The DEL that a runtime would send for `attachment`. `environ` has the CNI_PATH and other variables."""
     own = {
         "CNI_COMMAND": "DEL",
         "CNI_CONTAINERID": attachment.container_id,
@@ -140,10 +139,10 @@ def for_attachment(attachment: Attachment, record: dict[str, Any], environ: Mapp
 def detach(
     record: dict[str, Any], request: Request, host: Rtnl, log: Log, until: float, release: Release
 ) -> list[CniError]:
-    """Remove the features of the attachment and, by the plugin that made it, the link of `record`; return errors.
+    """Remove the features of the attachment, and call the plugin of `record` to remove the link. Return errors.
 
-    On return the link is gone. The errors are those of features, and of a device that lacks a part of its former state.
-    While the kernel clears a dead sandbox, this waits, at most `until` (time.monotonic). The caller calls `finish` of
+    On return the link is gone. Errors concern only features, or a device that lacks a part of its former state. While
+    the kernel clears a dead sandbox, this waits until the monotonic time `until` at most. The caller calls `finish` of
     `release`.
     """
     plugin = plugins.named(record["plugin"])
@@ -206,7 +205,7 @@ def _remove_extras(record: dict[str, Any], sandbox: Sandbox | None, log: Log) ->
 def detach_unrecorded(
     plugin: LinkPlugin, request: Request, host: Rtnl, records: Records, log: Log, release: Release
 ) -> bool:
-    """Detach a link without record, which another implementation of the plugin made; return whether there was one."""
+    """Detach a link that has no record: another implementation of the plugin made it. Return False if there is none."""
     sandbox = sandboxes.at(request.netns, request)
     if sandbox is None:
         planned = plugin.adopt(request, host, None)
@@ -265,7 +264,7 @@ class Release:
     def in_advance(self) -> bool:
         """Make the DEL of a foreign plugin before the link is gone: dhcp's daemon keeps the sandbox open until this DEL.
 
-        Returns whether this call made the DEL: not if it was made already, or the plugin is ours.
+        Returns True if this call made the DEL, False if the DEL was made already or the plugin is ours.
         """
         if self.is_made or not delegate.is_foreign(self._request):
             return False

@@ -2,8 +2,9 @@
 
 The shim of thick Multus reports success even if the plugin fails, and no DEL comes if Multus is killed. So the next
 ADD, DEL or GC of a link plugin on the node ends such attachments, as do `railcni ipam flush` and an agent that runs as a
-process of the node. None of them waits for a lock. A sandbox that has gone without a DEL has a grace of SETTLED seconds
-from the first look that misses it: kubelet may still call DEL, and the pod's next sandbox has a right to the address.
+process of the node. An attachment that another call has locked is skipped. If a sandbox is gone and no DEL has come,
+its attachment stays for ten minutes (SETTLED) after the absence was first seen: kubelet may still call DEL,
+and the pod's next sandbox has a right to the address.
 """
 
 from __future__ import annotations
@@ -29,11 +30,11 @@ if TYPE_CHECKING:
 def finish(
     records: Records, log: Log, environ: Mapping[str, str], seconds: float, settled: float = sandbox.SETTLED
 ) -> int:
-    """Try for about `seconds` to end these attachments; return the number left, without those with only a pending
-    release.
+    """Try for about `seconds` to end the attachments that no DEL has ended, and return the number that remain.
 
-    IPAM plugins get the environment `environ`, with the CNI variables of the failed DEL. A sandbox without a DEL must
-    have been gone for `settled` seconds. Raises IoFailure.
+    Attachments whose release of addresses waits for an unreachable store are not counted. IPAM plugins get `environ`
+    with the CNI variables of the failed DEL. An attachment without a DEL is ended when its sandbox has been gone for
+    `settled` seconds. Raises IoFailure.
     """
     records.look_in(LOOK_SECONDS)  # so that concurrent calls do not look too; a failing DEL makes it sooner
     deadline = time.monotonic() + seconds
@@ -67,7 +68,7 @@ def finish(
 
 
 def _is_due(attachment: Attachment, record: dict[str, Any], records: Records, settled: float) -> bool:
-    """Whether to end the attachment now. The first time that its sandbox is gone is noted in the record."""
+    """Whether to end the attachment now. When its sandbox is first seen to be gone, note the time in the record."""
     if UNENDED in record:
         return True
     since = sandbox.gone_since(record)
