@@ -78,13 +78,13 @@ if TYPE_CHECKING:
             """The plan that `Plan.document` has written to a record."""
 
         def adopt(self, request: Request, host: Rtnl, inside: Rtnl | None) -> Any:
-            """The plan of an attachment of Go's plugin, without a record: made from its link, or from Go's files.
+            """The plan of an attachment that Go's plugin made: read from the link, or from Go's files.
 
-            None without these. `inside` is None when the sandbox is gone.
+                        None if there is neither. `inside` is None when the sandbox is gone.
             """
 
         def apply(self, planned: Any, host: Rtnl, inside: Rtnl, sandbox: Namespace) -> Link | None:
-            """Bring the link into the sandbox, with its name and down. Returns it, or None (DPDK, no link)."""
+            """Bring the link into the sandbox, with its name, but not up. Returns the link, or None (DPDK)."""
 
         def refused_up(self, planned: Any, fault: KernelError) -> str:
             """The error message for `fault`, by which the kernel refused to set the link up."""
@@ -92,11 +92,12 @@ if TYPE_CHECKING:
         def remove(self, planned: Any, host: Rtnl, inside: Rtnl | None, log: Log) -> None:
             """Undo `apply`, also after a partial failure; this may be repeated. `inside` is None when the sandbox is gone.
 
-            Raises Lingers while the link or device is in neither place: only the kernel or a person can change this.
+            Raises Lingers while the link or device is in a third namespace: only the kernel or a person can change this.
             """
 
         def recognises(self, planned: Any, inside: Rtnl) -> bool:
-            """Whether `inside` certainly has the plan's link: on some kernels a later namespace looks the same."""
+            """Whether `inside` certainly has the plan's link. If not, the namespace may be a later one with its
+            inode."""
 
         def lingers(self, planned: Any, host: Rtnl) -> bool:
             """Whether the host's namespace shows that the plan's link is in use in a sandbox that cannot be found."""
@@ -105,7 +106,8 @@ if TYPE_CHECKING:
             """The link in the sandbox, under any name; None when the sandbox does not have it."""
 
         def without_link(self, planned: Any) -> tuple[str, int] | None:
-            """(MAC, MTU) of a device without a link in the sandbox (DPDK), ("", 0) if unknown; None for other plans."""
+            """(MAC, MTU) of a device without a link in the sandbox (DPDK), ("", 0) if unknown; None for a plan with a
+            link."""
 
         def differences(self, planned: Any, config: Any, link: Link | None, host: Rtnl, inside: Rtnl) -> list[str]:
             """A text for each difference of the link, or of a device without a link, from the plan and from `config`.

@@ -145,7 +145,8 @@ def claim(config: MacvlanConfig, request: Request, host: Rtnl, records: Records,
 
 
 class MacvlanFacts:
-    """The result of `survey`: the master, or without one the names of the netdevs; a link that has the ifname already.
+    """The result of `survey`: the master (if missing, the names of all netdevs), and a link that already has the
+    ifname.
 
     `reason` says why no network may have the link on the master, such as one that the node needs; "" when one may.
     """
@@ -489,8 +490,8 @@ def remove(planned: MacvlanPlan, host: Rtnl, inside: Rtnl | None, log: Log) -> N
 def lingers(planned: MacvlanPlan, host: Rtnl) -> bool:
     """Whether the master shows that the link is still up in some namespace, and answers for its addresses.
 
-    A netdev of the host also carries some links whose master is in the sandbox. For the others, no netdev of the host
-    receives the MAC. A MAC that is not derived proves nothing: another attachment may have it by now.
+    A master in the sandbox may stand on a netdev of the host, which then receives the MAC; otherwise none does, and
+    this is False. A configured MAC proves nothing: another attachment may have it by now.
     """
     return planned.macIsDerived and host.receives(planned.lower, planned.mac)
 
@@ -500,7 +501,7 @@ def without_link(planned: MacvlanPlan) -> None:
 
 
 def differences(planned: MacvlanPlan, config: MacvlanConfig, link: Link | None, host: Rtnl, inside: Rtnl) -> list[str]:
-    """A text for each difference of the link from plan and configuration. The default `master` is left out."""
+    """A text for each difference of the link from plan and configuration. A default `master` is not compared."""
     if link is None:
         return []
     if link.kind != "macvlan":

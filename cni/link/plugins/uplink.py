@@ -81,7 +81,7 @@ def _unless_listed(device: Link, reason: str) -> str:
 def by_kind(device: Link, host: Rtnl) -> str:
     """Why no network may take `device`: it is a bridge, a tunnel, or the host's end of a sandbox's veth. Otherwise "".
 
-    A veth with its peer in this namespace is no such end. Nor is the uplink of a node that is itself a container."""
+    A veth with its peer in this namespace is allowed. So is the uplink of a node that is itself a container."""
     if device.kind in BRIDGES:
         return f'"{device.name}" is a bridge of the node'
     if device.kind in TUNNELS:
@@ -166,7 +166,7 @@ def in_use(defaults: Sequence[KernelRoute]) -> list[KernelRoute]:
 
 
 def carried(device: Link, links: Sequence[Link], ways: Sequence[Way]) -> str:
-    """A clause on the first of `ways` through `device`, itself or below another link; "" for none (pure)."""
+    """A text about the first of `ways` that uses `device` or a link on top of it; "" if none does (pure)."""
     known = {link.index: link for link in links}
     for index, text in sorted(ways, key=lambda way: way[0] != device.index):
         if index in known and device.index in with_those_below(index, links):
@@ -175,7 +175,7 @@ def carried(device: Link, links: Sequence[Link], ways: Sequence[Way]) -> str:
 
 
 def said(device: str, carrier: str, text: str) -> str:
-    """The reason why `device` is needed: `carrier`, which is `device` or on top of it, carries traffic (`text`)."""
+    """The reason why `device` is needed. `carrier`, `device` itself or a link on top, carries the traffic `text`."""
     above = "" if carrier == device else f', on top of "{device}",'
     return f'"{carrier}"{above} {text.format(carrier)}'
 

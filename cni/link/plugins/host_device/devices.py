@@ -29,7 +29,8 @@ REFUSED = "refused"  # an ADD could not fully restore the device: the next ADD t
 
 
 def find(links: Sequence[Link], name: str, mac: str, kernelpath: str, pci: str, device_id: str) -> Link | None:
-    """The link that the first non-empty selector names, in Go's order of precedence; None if there is none."""
+    """The link that the first non-empty selector names, in the order of Go's host-device; None if there is no such
+    link."""
     if name:
         wanted = [name]
     elif mac:
@@ -60,7 +61,7 @@ def identity_of(link: Link) -> dict[str, Any]:
 def is_same(remembered: dict[str, Any], link: Link) -> bool:
     """Whether `link` can be the remembered device.
 
-    Hardware is compared by its parent device, without one by its permanent MAC. Netdevs of the same parent are
+    Hardware is compared by its parent device or, without a parent device, by its permanent MAC. Netdevs of the same parent are
     distinguished by the permanent MAC, the mark (the alias in a sandbox), or the index: a VF's permanent MAC may become
     the MAC that it was given (igbvf_reset, drivers/net/ethernet/intel/igbvf).
 
@@ -99,10 +100,10 @@ def known_again(remembered: dict[str, Any], links: Sequence[Link], away: bool = 
 
 
 def stands_on_its_own(remembered: dict[str, Any], link: Link) -> bool:
-    """Whether a pod may have made `link` itself: the link below, or its peer, is in its namespace, not on the host.
+    """Whether a pod may have made `link` itself: the lower link or the peer is in the pod's namespace, not on the host.
 
-    A pod can give a link of its own any index, MAC and alias, but no lower link or peer outside of its namespace. True
-    as well for a link that no MAC or mark distinguishes from one of every namespace, such as `lo` or tunl0.
+    A pod can give a link of its own any index, MAC and alias, but no lower link or peer outside of its namespace. Also
+    True for a link such as `lo` or tunl0, if no mark shows that it is not simply the one of the pod's namespace.
     """
     is_any = _is_bare(remembered) and link.alias != remembered["name"]
     return is_any or bool(remembered.get("lower") and link.lower_index and link.lower_netnsid is None)
@@ -119,7 +120,7 @@ def _has_end_outside(remembered: dict[str, Any], link: Link) -> bool:
 
 
 class MovePlan(RecordedPlan):
-    """The plan of a move. `device` has the identity and state to restore ({} with a userspace driver).
+    """The plan of a move. `device` has the identity and state to restore; {} for a userspace driver.
 
     `returned`: a later ADD has restored the device because the sandbox was gone; the attachment has lost the device.
     """

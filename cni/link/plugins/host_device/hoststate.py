@@ -53,8 +53,10 @@ _BY_SECRET = (2, 3)  # IN6_ADDR_GEN_MODE_STABLE_PRIVACY and IN6_ADDR_GEN_MODE_RA
 def look(
     device: Link, links: Sequence[Link], every: Sequence[bytes], host: Rtnl, log: Log
 ) -> tuple[dict[str, Any], str]:
-    """(the state of the device, ""), or ({}, the reason why another link needs it). Raises TryAgainLater if the device
-    leaves meanwhile. The log names the parts of the state that will be lost.
+    """Return (the state of the device, ""), or ({}, the reason why another link needs the device).
+
+    The log names the parts of the state that will be lost. Raises TryAgainLater if the device leaves the host
+    meanwhile.
 
     `links` are all links of the host, and `every` are all its routes, as RTM_NEWROUTE bodies.
     """

@@ -49,11 +49,11 @@ USERSPACE_DRIVERS = ("vfio-pci", "uio_pci_generic", "igb_uio")
 
 
 class MoveFacts:
-    """The result of a survey: the device and its state, the `driver` of a PCI function, and the `holder` of the device: an
-    attachment, or the path of a sandbox; None or "" when it is free.
+    """The result of a survey: the device, its state, and the `driver` if it is a PCI function.
 
-    `reason` is why the node needs the device, `tied` why another link does, `taken` a link of the sandbox that has the
-    ifname.
+    `holder` is the attachment that has the device, or the path of a sandbox; None or "" for a free device. `reason`
+    tells why the node needs the device, and `tied` why another link needs it. `taken` is the sandbox's link named
+    CNI_IFNAME.
     """
 
     def __init__(self) -> None:
@@ -117,8 +117,9 @@ def holders(
 def holder_of(
     found: Iterable[tuple[Attachment, dict[str, Any]]], request: Request, host: Rtnl, records: Records, named: Named
 ) -> tuple[Attachment | None, bool]:
-    """(the first of the attachments `found` that keeps the device, whether another has given it back). An attachment
-    gives it back here if its sandbox ended without a DEL."""
+    """Return each device of `found` whose sandbox ended without a DEL to the host, up to one that cannot be returned.
+
+    Returns (the attachment that still has the device, or None; True if a device was returned)."""
     is_back = False
     for attachment, record in found:
         held = records.try_locked(attachment, PART)
@@ -139,8 +140,8 @@ def _return_device(attachment: Attachment, record: dict[str, Any], host: Rtnl, r
     """Return the device of an attachment to the host, as its DEL would, and note this in the record.
 
     The caller holds the lock of the attachment, whose sandbox ended without a DEL. The DEL may come later, when another
-    attachment has the device; because of the note, it does not touch the device (sriov-cni #219). Raises Unrestored,
-    once for each record, after a refusal that may be transient.
+    attachment has the device; because of the note, it does not touch the device (sriov-cni #219). After a refusal that
+    may be transient, the first call for a record raises Unrestored, and a second one only logs it.
     """
     plugin = named(record["plugin"])
     log = records.log or Log(str(attachment))
@@ -178,7 +179,8 @@ def cut_off(selected: str, reason: str) -> str:
 
 
 def refuse_mtu(mtu: int, device: str, least: int = LEAST_MTU, most: int = 0) -> None:
-    """Raise InvalidConfig when `mtu` is outside of `least` to `most` bytes. `mtu` 0: no change; `most` 0: 65535."""
+    """Raise InvalidConfig when `mtu` is outside of `least` to `most` bytes. 0 is valid as `mtu`; as `most`, it means
+    65535."""
     most = most or 65535
     if mtu and not least <= mtu <= most:
         raise InvalidConfig(f"mtu {mtu} is not one that {device} can have: give {least} to {most}")
@@ -306,7 +308,8 @@ def _refuse_missing(planned: MovePlan, host: Rtnl, inside: Rtnl | None) -> None:
     its namespace. Until then the host can list it there: the kernel gave the host's namespace an id for that namespace when
     the device was moved (peernet2id_alloc in __dev_change_net_namespace, net/core/dev.c, since Linux 4.15).
 
-    A driver that is bound again, or a VF that is made again, has a new netdev, the successor: the former is gone.
+    When a driver was bound again, or a VF made again, a new netdev (the successor) shows that the former one is
+    gone.
     """
     former = planned.device
     bus, parent = ("pci", planned.pci) if planned.pci else (former["bus"], former["parent"])
@@ -355,7 +358,7 @@ def _is_of_another(planned: MovePlan) -> bool:
 
 
 def _in_namespace_of(planned: MovePlan, rtnl: Rtnl, but: Rtnl | None = None) -> bool:
-    """Whether a namespace with an id in the namespace of `rtnl` has the device. The namespace of `but` is left out."""
+    """Whether the device is in a namespace, other than that of `but`, that has an id in the namespace of `rtnl`."""
     return any(_is_of(planned, link) for nsid in rtnl.ids_of_others(but) for link in rtnl.links_of(nsid))
 
 

@@ -230,7 +230,8 @@ def adopt(request: Request, host: Rtnl, inside: Rtnl | None) -> MovePlan | None:
 def _stands_on_host(link: Link, host: Rtnl) -> bool:
     """Whether the device named by the alias of `link` is still on the host. The pod itself has then made `link`.
 
-    The host's link of that name counts only if it is hardware or has the MAC of `link`: others took the name later."""
+    The host's link of that name counts only if it is hardware or has the MAC of `link`. Any other link has taken the
+    name later."""
     other = host.link(name=link.alias)
     return other is not None and (bool(other.parent_device) or other.mac == link.mac)
 
@@ -246,7 +247,8 @@ def differences(planned: MovePlan, config: HostDeviceConfig, link: Link | None, 
 
 
 def _selects(config: HostDeviceConfig, recorded: dict[str, Any], link: Link | None, unknown: bool) -> bool:
-    """Whether the selector with the highest precedence names the device of a record; `unknown` if unclear."""
+    """Whether the selector with the highest precedence names the `recorded` device; `unknown` if sysfs does not
+    tell."""
     former = recorded["device"]
     if config.device:
         altnames = link.altnames if link else []
@@ -266,7 +268,7 @@ def _selects(config: HostDeviceConfig, recorded: dict[str, Any], link: Link | No
 
 
 def status(config: HostDeviceConfig, host: Rtnl, log: Log) -> Link | None:
-    """The device; None if an attachment has it, or the request selects it. Raises NotAvailable if it is missing."""
+    """The device; None if it is in use, or comes with each request (deviceID). Raises NotAvailable if it is missing."""
     if not config.selected() or config.device_id:
         return None  # the device comes with each request
     pci = _pci_address(config)

@@ -5,9 +5,9 @@ off before IPv6 addresses can be added), flags and up, addresses, routes (those 
 stage compares the device with the record and yields the missing steps, so nothing is written to a device that never
 left. A pass runs all stages and continues after each refusal. `goes_on` decides whether another pass follows:
 
-    a step was refused, another succeeded    another pass: the first may depend on the second
-    a step was refused for a transient cause up to EXTRA more passes, each after a pause, even if no step succeeded
-    PASSES passes                            the end in any case
+    one step was refused, another succeeded    another pass, since the first may depend on the second
+        a refusal was transient                    up to EXTRA more passes, each after a pause, even if no step succeeds
+        PASSES passes were run                     no further pass
 
 A refusal of the last pass that `is_transient` (a failed read, or a transient errno) raises Unrestored: the record stays,
 and the next DEL continues. Every other refusal is logged, because a second DEL would meet it again.
@@ -50,8 +50,8 @@ _SHOWN = 8
 
 
 class RefusedStep:
-    """A refusal of the kernel to restore the part `what` of the state, or to read it (`is_read`). `is_transient`: a
-    repetition may succeed without any other change."""
+    """A refusal of the kernel to restore the part `what` of the state, or to read it (`is_read`). `is_transient`: the
+    same step may succeed later without any other change."""
 
     def __init__(self, what: str, fault: OSError, is_read: bool = False) -> None:
         self.is_transient = is_read or fault.errno in TRANSIENT
@@ -99,7 +99,8 @@ def restore(planned: MovePlan, link: Link, host: Rtnl, log: Log) -> None:
 
 
 def _name_taken(name: str, other: Link) -> str:
-    """The reason why a device cannot get `name` back, which the link `other` has, with the first half of the remedy."""
+    """The reason why a device cannot get `name` back: the link `other` has it. Includes the command to free the
+    name."""
     if other.name == name:
         return f"another link has that name; rename it (ip link set {name} name ...)"
     return f'link "{other.name}" has it as an alternative name; remove that (ip link property del dev {other.name} altname {name})'
@@ -127,7 +128,8 @@ def _restore_state(former: dict[str, Any], link: Link, host: Rtnl, log: Log) -> 
 
 
 def _do(call: Callable[..., object], arguments: list[Any]) -> None:
-    """Run `call`, and repeat it at once after a transient refusal: the order of addresses is that of the calls."""
+    """Run `call`, and repeat it at once after a transient refusal, since the order of the calls is that of the
+    addresses."""
     try:
         call(*arguments)
     except OSError as fault:
@@ -244,7 +246,7 @@ class Restoration:
                 yield f"removal of alternative name {name}", self.host.remove_altname, index, name
 
     def _alias(self) -> Iterator[Step]:
-        """The step for the alias, the last: until then the alias is the mark that identifies the device."""
+        """The step that restores the alias. It is the last one: until then the alias identifies the device."""
         if self._present().alias != self.former["alias"]:
             yield "alias", self.host.change_link, self.index, "", 0, "", self.former["alias"]
 
@@ -285,7 +287,7 @@ class Restoration:
             yield "token", *self._change(raw_state.token_attributes(token))
 
     def _change(self, attributes: bytes) -> Step:
-        """The step, without its text, that gives the link these attributes."""
+        """The function and the arguments of a step that gives the link these attributes."""
         return self.host.request, NEWLINK, ifinfo(self.index) + attributes
 
     def _parameters(self) -> Iterator[Step]:
@@ -341,7 +343,8 @@ class Restoration:
                 yield what, self.host.request, raw_state.DELROUTE, body
 
     def _routes(self) -> Iterator[Step]:
-        """The steps for missing routes: first those without a gateway, last those ahead of others, in reverse order."""
+        """The steps for missing routes: first those without a gateway; last, in reverse order, those to put before
+        others."""
         saved = self._saved_routes()
         if not saved:
             return
@@ -416,7 +419,7 @@ class Restoration:
 
 
 def _is_due(route: dict[str, Any], present: list[dict[str, Any]]) -> bool:
-    """Whether the route is missing, or is now behind routes of the same key that it was ahead of."""
+    """Whether the route is missing, or now follows routes of the same key that it preceded."""
     like = [other for other in present if raw_state.key_of(other) == raw_state.key_of(route)]
     at = [number for number, other in enumerate(like) if raw_state.identity_of(other) == raw_state.identity_of(route)]
     if not at:

@@ -113,7 +113,7 @@ def _member(state: dict[str, Any], key: str, kind: type[T]) -> T:
 
 
 def forget(names: Sequence[str], sandbox: str) -> None:
-    """Remove the files `names` of an attachment that has ended, the file of its VF only if that names `sandbox`."""
+    """Remove the files `names` of an ended attachment. The file of the VF stays if it does not name `sandbox`."""
     for name in names:
         try:
             if name.startswith("pci/") and _content(name).decode("utf-8", "surrogateescape") != sandbox:

@@ -3,7 +3,7 @@
 A VF is identified by its PCI address. ADD makes the settings before the move, and DEL restores them after the move back,
 so a pod never sees another VLAN. The record stays until all is restored. A VF of a userspace driver (DPDK) is not moved.
 
-Sources: k8snetworkplumbingwg/sriov-cni for keys, defaults and results; its issue 219 for what a late DEL keeps.
+Sources: k8snetworkplumbingwg/sriov-cni for keys, defaults and results; its issue 219 for a late DEL.
 """
 
 from __future__ import annotations
@@ -79,8 +79,8 @@ OF_PF = ("vlan", "vlanQoS", "vlanProto", "min_tx_rate", "max_tx_rate", "spoofchk
 
 
 class SriovConfig(LinkConfig):
-    """The checked values of KEYS; a key of OF_PF is None or "" if absent. `mac` comes from runtimeConfig, else
-    from CNI_ARGS, else from the configuration."""
+    """The checked values of KEYS. Settings made through the PF (OF_PF) are None or "" if absent. `mac` comes from
+    runtimeConfig, else from CNI_ARGS, else from the configuration."""
 
     pci: str
     vlan: int | None
@@ -97,7 +97,7 @@ class SriovConfig(LinkConfig):
     logFile: str
 
     def settings(self) -> dict[str, Any]:
-        """The settings to make through the PF, each complete, in the form of cni.shared.kernel.vfs; without the MAC."""
+        """The settings to make through the PF, except the MAC, in the form of cni.shared.kernel.vfs."""
         found: dict[str, Any] = {}
         if self.vlan is not None:
             found |= {"vlan": self.vlan, "vlanQoS": self.vlanQoS or 0, "vlanProto": self.vlanProto or "802.1q"}
@@ -150,7 +150,7 @@ def direct_log(request: Request, log: Log) -> None:
 
 
 class SriovFacts(moved.MoveFacts):
-    """The facts of a move; the VF as its PF sees it; whether the PCI device exists, and whether it is a PF."""
+    """The facts of a move, and the VF as its PF sees it. `exists` is that of the PCI device."""
 
     exists = True
     function: vf.VirtualFunction | None = None
@@ -158,7 +158,8 @@ class SriovFacts(moved.MoveFacts):
 
 
 class SriovPlan(devices.MovePlan):
-    """The plan of a move, and of the settings `wanted` from the PF. DEL restores `keys` of `former`, the former state.
+    """The plan of a move, and of the settings `wanted` of the VF. DEL restores the settings `keys` to their `former`
+    values.
 
     `mac` is the MAC to set, or ""; `told` is [MAC, MTU] for the result if there is no netdev. For an attachment of Go's
     plugin, `cache` has the names of its files (go_cache), and `sandbox` the path of its sandbox.

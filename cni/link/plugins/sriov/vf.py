@@ -3,7 +3,8 @@
 A VF has the MAC of its netdev and the administrative MAC, which the PF keeps. Drivers differ: some VFs take over the
 administrative MAC at once or when their driver is loaded, some refuse any other MAC while there is one (igb, i40e:
 drivers/net/ethernet/intel), and for some the two are independent (mlx5). So the netdev's MAC is set first. If the
-driver refuses, the administrative MAC is removed before another try. Both are read until they are right.
+driver refuses, the administrative MAC is removed before another try. Both are read back, and set again for some time if
+they are not right.
 """
 
 from __future__ import annotations
@@ -118,7 +119,8 @@ def _has_mac(mac: str, function: VirtualFunction | None, link: Link | None, insi
 def clear(pci: str, keys: list[str], former: dict[str, Any], host: Rtnl) -> None:
     """Restore the settings `keys` of the VF to `former`, in reverse order. Raises KernelRefused.
 
-    A different administrative MAC is only removed, so that the netdev's MAC can be restored.
+    If the administrative MAC differs, it is only removed, so that the netdev's MAC can be restored; `finish` restores
+    it.
     """
     function = find(pci, host)
     if function is None:
@@ -159,7 +161,7 @@ def _not_as_it_was(
 
 
 def differences(function: VirtualFunction, wanted: dict[str, Any], configured: dict[str, Any]) -> list[str]:
-    """A text for each setting shown by the VF's driver that differs from ADD's (`wanted`) or from the configuration."""
+    """A text for each setting of the VF that differs from that of ADD (`wanted`) or from that of the configuration."""
     return [
         text
         for key, now in function.state.items()
