@@ -27,7 +27,7 @@ _VHOST: tuple[DeviceNode, ...] = (("/dev/vhost-net", "/dev/vhost-net"), ("/dev/n
 class Host:
     """The devices of the node. `devices` are the verbs devices by name. `busy` maps each netdev that carries the node's
     own traffic to the reason. `paths` are the existing device nodes, such as "/dev/infiniband/uverbs0". `is_exclusive`:
-    RDMA is in the exclusive netns mode, where a namespace sees only the verbs devices that were moved into it. `below`
+    RDMA is in the exclusive netns mode, where a namespace sees only verbs devices that were moved into it. `below`
     maps a netdev on top of others, such as a bond, to the links below it."""
 
     functions: Sequence[Function] = ()
@@ -90,8 +90,8 @@ class Resource:
 
 
 def resources(configured: Iterable[Shared | Exclusive], host: Host) -> list[Resource]:
-    """Return all configured resources with the devices of `host`. The first exclusive resource that chooses a function
-    gets it. All shared resources that choose a NIC divide its GIDs among them."""
+    """Return all configured resources with the devices of `host`. A function goes to the first exclusive resource whose
+    selectors match it. Shared resources with the same NIC divide its GIDs among them."""
     taken: set[str] = set()
     configured = list(configured)
     chosen = {one.name: _candidates(one, host) for one in configured if isinstance(one, Shared)}
@@ -111,7 +111,7 @@ def resources(configured: Iterable[Shared | Exclusive], host: Host) -> list[Reso
 
 @dataclass(frozen=True)
 class _Candidate:
-    """A NIC that a shared resource chooses. `offer` has no devices yet; `wants` is the most devices that the resource
+    """A NIC that matches the selectors of a shared resource. `offer` has no devices yet; `wants` is the most devices that the resource
     takes. A device needs `cost` GIDs (0: none) of the `free` ones; the ports' GID tables have `room` entries."""
 
     resource: str
@@ -192,7 +192,7 @@ def _span(numbers: Sequence[int]) -> str:
 
 
 def spread(total: int, bounds: Sequence[int]) -> list[int]:
-    """Divide `total` as evenly as possible; return one number for each of `bounds`, which it does not exceed."""
+    """Divide `total` as evenly as possible into one number for each of `bounds`, with the bound as its maximum."""
     counts = [0] * len(bounds)
     left = total
     for done, place in enumerate(sorted(range(len(bounds)), key=bounds.__getitem__)):  # the narrow ones first
@@ -219,7 +219,7 @@ def _together(offers: Sequence[Offer]) -> Offer:
 
 
 def exclusive(resource: Exclusive, host: Host, taken: set[str]) -> Resource:
-    """Return the resource with its functions; skip taken ones, PFs with VFs and functions that the node needs."""
+    """Return the resource with its functions, except those in `taken`, PFs with VFs, and those that the node needs."""
     offers, withheld = [], {}
     for selectors in resource.selectors:
         for function in host.functions:
@@ -273,7 +273,7 @@ def _exclusive(function: Function, selectors: ExclusiveSelectors, resource: Excl
 
 
 def _rdma_nodes(function: Function, umad: bool, host: Host) -> tuple[DeviceNode, ...]:
-    """The device nodes uverbsN, with `umad` umadN and issmN, and rdma_cm if the host has it: InfiniBand needs none."""
+    """The device nodes uverbsN, if `umad` also umadN and issmN, and rdma_cm. A host without rdma_cm needs none."""
     names = [name for name in function.nodes if umad or name.startswith("uverbs")]
     paths = [f"/dev/infiniband/{name}" for name in names]
     return (*((path, path) for path in paths), *([_CM] if _CM[1] in host.paths else []))

@@ -42,8 +42,8 @@ _UNASKED = {"nodeSelector"}
 
 @dataclass
 class Config:
-    """The content of all configuration files. `policies` are in order of precedence. `period` is the time between two
-    looks at the devices, in seconds, 0 for a single look. `findings` are the faults and unknown keys.
+    """The content of all configuration files. `policies` are in order of precedence. `period` is the time, in seconds,
+    between two readings of the devices; 0 means that they are read once. `findings` are the faults and unknown keys.
 
     `is_whole` is False when a file could not be read at all, so its resources are not known.
     """

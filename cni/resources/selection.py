@@ -34,7 +34,8 @@ def matches(function: Function, selectors: Selectors) -> bool:
 
 
 def _is_of(ranged: Sequence[str], names: Collection[str], index: int) -> bool:
-    """Whether a list of "NAME#0-3,7" selects the VF `index` of the PF with `names`; NAME alone selects all VFs."""
+    """Whether `ranged`, such as ["NAME#0-3,7"], selects the VF `index` of the PF `names`. NAME alone selects all
+    VFs."""
     folded = {name.lower() for name in names}
     for item in ranged:
         name, parts = spans(item)
@@ -91,7 +92,7 @@ def _selector(
 def _instead(
     wanted: Sequence[str], there: Sequence[str], functions: Sequence[Function], below: Mapping[str, Sequence[str]]
 ) -> str:
-    """A text about the values that the node has instead of `wanted`: those of `there` that are similar, or else all."""
+    """A text about the values (`there`) that the node has instead of `wanted`: similar ones or, without these, all."""
     names = [spans(text)[0] for text in wanted]
     for name in names:
         if ports := below.get(name):

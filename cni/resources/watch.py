@@ -35,7 +35,7 @@ class Watch:
 
     @property
     def faults(self) -> list[str]:
-        """A sentence for each fault of the configuration, and for each resource that chooses nothing."""
+        """A sentence for each fault of the configuration, and for each resource whose selectors match nothing."""
         faults = [finding.sentence for finding in self.config.findings if finding.severity == ERROR]
         return faults + [f"{one.name}: {one.unchosen}" for one in self.resources if one.unchosen]
 
@@ -45,8 +45,8 @@ class Watch:
         return [f"{one.name}: {one.limit}" for one in self.resources if one.limit]
 
     def look(self) -> bool:
-        """Read the resources again after a change of the configuration, a device or a port, or after the period, and
-        log their faults; return whether the resources were read."""
+        """If the configuration, a device or a port has changed, or the period is over, read the resources again and log
+        their faults. Return True if they were read."""
         state = config_state(self._paths)
         if state != self._config_state:
             self._config_state, self._due = state, 0.0
@@ -71,7 +71,7 @@ class Watch:
         self._log.state(f"{resource.name} limit", resource.limit, resource=resource.name)
 
     def _read(self, config: Config) -> None:
-        """Log the findings of `config`, and use it from now on unless it could not be read."""
+        """Log the findings of `config`, and use it from now on, if all files could be read."""
         for finding in config.findings:
             level = "error" if finding.severity == ERROR else "warning"
             self._log.say(level, finding.message, place=finding.place, key=finding.key, fix=finding.fix)

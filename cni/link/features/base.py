@@ -63,7 +63,7 @@ class Place:
     """The netdev and the sandbox of an attachment, for the plan of a feature.
 
     `netdev` is the name of the netdev that carries the link: macvlan's master, host-device's device, "" for none.
-    `is_shared`: the netdev stays on the host, and is not for one attachment alone. `in_sandbox`: the netdev is in the sandbox.
+    `is_shared`: the netdev stays on the host, for use by other attachments too. `in_sandbox`: it is in the sandbox.
     `mtu` is the link's planned MTU in bytes (0: none). `host` is an rtnetlink socket on the host.
     """
 

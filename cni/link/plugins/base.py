@@ -80,7 +80,7 @@ if TYPE_CHECKING:
         def adopt(self, request: Request, host: Rtnl, inside: Rtnl | None) -> Any:
             """The plan of an attachment that Go's plugin made: read from the link, or from Go's files.
 
-                        None if there is neither. `inside` is None when the sandbox is gone.
+            None if there is neither. `inside` is None when the sandbox is gone.
             """
 
         def apply(self, planned: Any, host: Rtnl, inside: Rtnl, sandbox: Namespace) -> Link | None:
@@ -92,12 +92,11 @@ if TYPE_CHECKING:
         def remove(self, planned: Any, host: Rtnl, inside: Rtnl | None, log: Log) -> None:
             """Undo `apply`, also after a partial failure; this may be repeated. `inside` is None when the sandbox is gone.
 
-            Raises Lingers while the link or device is in a third namespace: only the kernel or a person can change this.
+            Raises Lingers while the link or device is in a third namespace: only the kernel or a person can end this.
             """
 
         def recognises(self, planned: Any, inside: Rtnl) -> bool:
-            """Whether `inside` certainly has the plan's link. If not, the namespace may be a later one with its
-            inode."""
+            """Whether `inside` certainly has the plan's link. If not, it may be a later namespace."""
 
         def lingers(self, planned: Any, host: Rtnl) -> bool:
             """Whether the host's namespace shows that the plan's link is in use in a sandbox that cannot be found."""
@@ -106,8 +105,7 @@ if TYPE_CHECKING:
             """The link in the sandbox, under any name; None when the sandbox does not have it."""
 
         def without_link(self, planned: Any) -> tuple[str, int] | None:
-            """(MAC, MTU) of a device without a link in the sandbox (DPDK), ("", 0) if unknown; None for a plan with a
-            link."""
+            """(MAC, MTU) of a device without a link (DPDK), ("", 0) if unknown; None for a plan with a link."""
 
         def differences(self, planned: Any, config: Any, link: Link | None, host: Rtnl, inside: Rtnl) -> list[str]:
             """A text for each difference of the link, or of a device without a link, from the plan and from `config`.

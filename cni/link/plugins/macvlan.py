@@ -145,8 +145,7 @@ def claim(config: MacvlanConfig, request: Request, host: Rtnl, records: Records,
 
 
 class MacvlanFacts:
-    """The result of `survey`: the master (if missing, the names of all netdevs), and a link that already has the
-    ifname.
+    """The result of `survey`: the master (if missing, all netdevs' names), and a link that already has the ifname.
 
     `reason` says why no network may have the link on the master, such as one that the node needs; "" when one may.
     """

@@ -84,7 +84,7 @@ class Driver:
             await self._endpoint.close()
 
     async def _look(self) -> None:
-        """Offer the devices that exist now, without resources that a device plugin serves."""
+        """Offer the devices that exist now, except those of resources that a device plugin serves."""
         is_new = self._watch.look()
         if not is_new and monotonic() < self._others_due:
             return
@@ -151,7 +151,7 @@ class Driver:
         self._log.state("status", self._untold)
 
     def _registered(self) -> None:
-        """Compare again: kubelet may have deleted slices, or forgotten claims, while it or the driver was away."""
+        """Compare slices and claims again soon: kubelet may have lost some while kubelet or the driver was away."""
         self._publish_due, self._pause, self._compares_claims = 0.0, _FIRST_PAUSE, True
         self._asked = set()
 
@@ -180,8 +180,9 @@ class Driver:
     def _holder(self, claim: Record) -> str:
         """The reason why the devices of a prepared claim are in use; "" when they are free. Raises CniError, OSError.
 
-        Pods of a deleted claim may still run, if its finalizers were removed. kubelet may have forgotten claims that it
-        prepared before its last start: such a claim is in use while a control group of one of its pods exists.
+        The pods of a deleted claim may still run, if its finalizers were removed. kubelet unprepares the claims that it
+        prepared since its last start, but may have forgotten earlier ones. Those are free when the control groups of
+        their pods are gone.
         """
         if claim["uid"] in self._asked:
             return _KUBELETS

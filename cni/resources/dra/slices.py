@@ -145,7 +145,7 @@ def documents(
 
 
 def device_class(resource: Shared | Exclusive) -> dict[str, Any]:
-    """The DeviceClass with which claims ask for the resource, and pods by the resource's name in their limits."""
+    """The DeviceClass for claims of the resource, and for pods that have the resource's name in their limits."""
     domain, _, name = RESOURCE_NAME.partition("/")
     expression = (
         f'device.driver == "{DRIVER}" && device.attributes["{domain}"].{name} == "{resource.name}"'

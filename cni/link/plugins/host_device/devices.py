@@ -29,8 +29,7 @@ REFUSED = "refused"  # an ADD could not fully restore the device: the next ADD t
 
 
 def find(links: Sequence[Link], name: str, mac: str, kernelpath: str, pci: str, device_id: str) -> Link | None:
-    """The link that the first non-empty selector names, in the order of Go's host-device; None if there is no such
-    link."""
+    """The link that the first non-empty selector names, in the order of Go's host-device; None without a match."""
     if name:
         wanted = [name]
     elif mac:
@@ -61,7 +60,8 @@ def identity_of(link: Link) -> dict[str, Any]:
 def is_same(remembered: dict[str, Any], link: Link) -> bool:
     """Whether `link` can be the remembered device.
 
-    Hardware is compared by its parent device or, without a parent device, by its permanent MAC. Netdevs of the same parent are
+    Hardware is compared by its parent device, or by its permanent MAC if it has no parent. Netdevs of the same parent
+    are
     distinguished by the permanent MAC, the mark (the alias in a sandbox), or the index: a VF's permanent MAC may become
     the MAC that it was given (igbvf_reset, drivers/net/ethernet/intel/igbvf).
 
@@ -103,7 +103,7 @@ def stands_on_its_own(remembered: dict[str, Any], link: Link) -> bool:
     """Whether a pod may have made `link` itself: the lower link or the peer is in the pod's namespace, not on the host.
 
     A pod can give a link of its own any index, MAC and alias, but no lower link or peer outside of its namespace. Also
-    True for a link such as `lo` or tunl0, if no mark shows that it is not simply the one of the pod's namespace.
+        True for a link without MAC and mark, such as `lo` or tunl0: each namespace can have one like it.
     """
     is_any = _is_bare(remembered) and link.alias != remembered["name"]
     return is_any or bool(remembered.get("lower") and link.lower_index and link.lower_netnsid is None)

@@ -55,8 +55,7 @@ def look(
 ) -> tuple[dict[str, Any], str]:
     """Return (the state of the device, ""), or ({}, the reason why another link needs the device).
 
-    The log names the parts of the state that will be lost. Raises TryAgainLater if the device leaves the host
-    meanwhile.
+    The log names the parts of the state that will be lost. Raises TryAgainLater if the device leaves meanwhile.
 
     `links` are all links of the host, and `every` are all its routes, as RTM_NEWROUTE bodies.
     """

@@ -51,8 +51,8 @@ USERSPACE_DRIVERS = ("vfio-pci", "uio_pci_generic", "igb_uio")
 class MoveFacts:
     """The result of a survey: the device, its state, and the `driver` if it is a PCI function.
 
-    `holder` is the attachment that has the device, or the path of a sandbox; None or "" for a free device. `reason`
-    tells why the node needs the device, and `tied` why another link needs it. `taken` is the sandbox's link named
+    `holder` is the attachment that has the device, or the path of a sandbox; None or "" if it is free. `reason`
+    tells why the node needs the device, `tied` why another link needs it. `taken` is the sandbox's link named
     CNI_IFNAME.
     """
 
@@ -117,9 +117,8 @@ def holders(
 def holder_of(
     found: Iterable[tuple[Attachment, dict[str, Any]]], request: Request, host: Rtnl, records: Records, named: Named
 ) -> tuple[Attachment | None, bool]:
-    """Return each device of `found` whose sandbox ended without a DEL to the host, up to one that cannot be returned.
-
-    Returns (the attachment that still has the device, or None; True if a device was returned)."""
+    """Return (the first attachment in `found` that still has the device, or None; True if another has returned it). If
+    the sandbox of an attachment ended without a DEL, this function returns the device to the host."""
     is_back = False
     for attachment, record in found:
         held = records.try_locked(attachment, PART)
@@ -179,8 +178,7 @@ def cut_off(selected: str, reason: str) -> str:
 
 
 def refuse_mtu(mtu: int, device: str, least: int = LEAST_MTU, most: int = 0) -> None:
-    """Raise InvalidConfig when `mtu` is outside of `least` to `most` bytes. 0 is valid as `mtu`; as `most`, it means
-    65535."""
+    """Raise InvalidConfig when `mtu` is outside of `least` to `most` bytes. `mtu` 0 is valid; `most` 0 means 65535."""
     most = most or 65535
     if mtu and not least <= mtu <= most:
         raise InvalidConfig(f"mtu {mtu} is not one that {device} can have: give {least} to {most}")
@@ -308,8 +306,7 @@ def _refuse_missing(planned: MovePlan, host: Rtnl, inside: Rtnl | None) -> None:
     its namespace. Until then the host can list it there: the kernel gave the host's namespace an id for that namespace when
     the device was moved (peernet2id_alloc in __dev_change_net_namespace, net/core/dev.c, since Linux 4.15).
 
-    When a driver was bound again, or a VF made again, a new netdev (the successor) shows that the former one is
-    gone.
+    When a driver was bound again, or a VF made again, a new netdev, the successor, shows that the former is gone.
     """
     former = planned.device
     bus, parent = ("pci", planned.pci) if planned.pci else (former["bus"], former["parent"])

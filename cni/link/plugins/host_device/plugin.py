@@ -230,8 +230,7 @@ def adopt(request: Request, host: Rtnl, inside: Rtnl | None) -> MovePlan | None:
 def _stands_on_host(link: Link, host: Rtnl) -> bool:
     """Whether the device named by the alias of `link` is still on the host. The pod itself has then made `link`.
 
-    The host's link of that name counts only if it is hardware or has the MAC of `link`. Any other link has taken the
-    name later."""
+    The host's link of that name counts only if it is hardware or has the MAC of `link`: any other took it later."""
     other = host.link(name=link.alias)
     return other is not None and (bool(other.parent_device) or other.mac == link.mac)
 
@@ -247,8 +246,7 @@ def differences(planned: MovePlan, config: HostDeviceConfig, link: Link | None, 
 
 
 def _selects(config: HostDeviceConfig, recorded: dict[str, Any], link: Link | None, unknown: bool) -> bool:
-    """Whether the selector with the highest precedence names the `recorded` device; `unknown` if sysfs does not
-    tell."""
+    """Whether the selector with the highest precedence names the recorded device; `unknown` if unclear."""
     former = recorded["device"]
     if config.device:
         altnames = link.altnames if link else []

@@ -6,8 +6,8 @@ stage compares the device with the record and yields the missing steps, so nothi
 left. A pass runs all stages and continues after each refusal. `goes_on` decides whether another pass follows:
 
     one step was refused, another succeeded    another pass, since the first may depend on the second
-        a refusal was transient                    up to EXTRA more passes, each after a pause, even if no step succeeds
-        PASSES passes were run                     no further pass
+    a refusal was transient                    up to EXTRA more passes, each after a pause, even if no step succeeds
+    PASSES passes were run                     no further pass
 
 A refusal of the last pass that `is_transient` (a failed read, or a transient errno) raises Unrestored: the record stays,
 and the next DEL continues. Every other refusal is logged, because a second DEL would meet it again.
@@ -99,8 +99,7 @@ def restore(planned: MovePlan, link: Link, host: Rtnl, log: Log) -> None:
 
 
 def _name_taken(name: str, other: Link) -> str:
-    """The reason why a device cannot get `name` back: the link `other` has it. Includes the command to free the
-    name."""
+    """The reason why a device cannot get `name` back: the link `other` has it. Tells how to free the name."""
     if other.name == name:
         return f"another link has that name; rename it (ip link set {name} name ...)"
     return f'link "{other.name}" has it as an alternative name; remove that (ip link property del dev {other.name} altname {name})'
@@ -128,8 +127,7 @@ def _restore_state(former: dict[str, Any], link: Link, host: Rtnl, log: Log) -> 
 
 
 def _do(call: Callable[..., object], arguments: list[Any]) -> None:
-    """Run `call`, and repeat it at once after a transient refusal, since the order of the calls is that of the
-    addresses."""
+    """Run `call`, and repeat it at once after a transient refusal, so that the addresses keep their order."""
     try:
         call(*arguments)
     except OSError as fault:
@@ -343,8 +341,7 @@ class Restoration:
                 yield what, self.host.request, raw_state.DELROUTE, body
 
     def _routes(self) -> Iterator[Step]:
-        """The steps for missing routes: first those without a gateway; last, in reverse order, those to put before
-        others."""
+        """The steps for missing routes: first those without a gateway; last, in reverse, those that precede others."""
         saved = self._saved_routes()
         if not saved:
             return

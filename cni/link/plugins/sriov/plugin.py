@@ -158,8 +158,7 @@ class SriovFacts(moved.MoveFacts):
 
 
 class SriovPlan(devices.MovePlan):
-    """The plan of a move, and of the settings `wanted` of the VF. DEL restores the settings `keys` to their `former`
-    values.
+    """The plan of a move, and of the settings `wanted` of the VF. DEL sets `keys` back to their `former` values.
 
     `mac` is the MAC to set, or ""; `told` is [MAC, MTU] for the result if there is no netdev. For an attachment of Go's
     plugin, `cache` has the names of its files (go_cache), and `sandbox` the path of its sandbox.

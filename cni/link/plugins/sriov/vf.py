@@ -3,8 +3,8 @@
 A VF has the MAC of its netdev and the administrative MAC, which the PF keeps. Drivers differ: some VFs take over the
 administrative MAC at once or when their driver is loaded, some refuse any other MAC while there is one (igb, i40e:
 drivers/net/ethernet/intel), and for some the two are independent (mlx5). So the netdev's MAC is set first. If the
-driver refuses, the administrative MAC is removed before another try. Both are read back, and set again for some time if
-they are not right.
+driver refuses, the administrative MAC is removed before another try. Both are set again until they
+read back right.
 """
 
 from __future__ import annotations
@@ -119,8 +119,7 @@ def _has_mac(mac: str, function: VirtualFunction | None, link: Link | None, insi
 def clear(pci: str, keys: list[str], former: dict[str, Any], host: Rtnl) -> None:
     """Restore the settings `keys` of the VF to `former`, in reverse order. Raises KernelRefused.
 
-    If the administrative MAC differs, it is only removed, so that the netdev's MAC can be restored; `finish` restores
-    it.
+    A wrong administrative MAC is removed, so that the netdev's MAC can be restored; `finish` sets the former one.
     """
     function = find(pci, host)
     if function is None:
