@@ -141,7 +141,7 @@ class Agent:
         )
 
     def _datastore(self, wanted: str) -> str:
-        """The store of the cluster's nodes. The first agent chooses it: the one store with leases, else `wanted`."""
+        """The kind of the nodes' store. The first agent of a cluster sets it: the only one with leases, else `wanted`."""
         cluster = self.server()
         if not (chosen := cluster.datastore()):
             used = cluster.used()
@@ -149,9 +149,7 @@ class Agent:
         return chosen
 
     def _compare_datastore(self, named: str) -> None:
-        """Warn once if the cluster uses another store than `named`, the store that the flat file names.
-
-        If no store is chosen for the cluster yet, choose `named`."""
+        """Warn once if the flat file's store, `named`, is not the cluster's. If the cluster has none yet, set `named`."""
         if named not in stores.IN_CLUSTER or named == self._compared:
             return
         chosen = self.server().choose(named)
@@ -262,7 +260,7 @@ class Agent:
             self._log.say("info", "written", file=f"{self._folder_shown}/{name}")
 
     def flush(self) -> Iterator[None]:
-        """Retry the releases, and end the attachments that no DEL has ended. Raises TryAgainLater when some are left.
+        """Retry pending releases; end attachments that no DEL has ended. Raises TryAgainLater when some are left.
 
         An agent in a container retries only releases: it sees neither the host's links nor the processes and mounts
         that keep a namespace. The plugins' next call on the node ends the attachments.

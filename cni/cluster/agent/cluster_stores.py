@@ -1,7 +1,7 @@
 """The two stores in the API server, as an agent reads them: the leases of its node, or page by page all leases.
 
-Of all leases an agent keeps only those that no node's agent frees, and the count of each pool. It first reads only
-names and labels of AddressLeases; a page of IPPools has a few objects.
+Of all leases an agent keeps only those that no node's agent frees, and the number of leases of each pool. To save
+memory, it first reads only names and labels of AddressLeases, and reads a few IPPools in a page.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ from ipam.stores.ippool.objects import IPPool, Reservation, allocation
 
 _NAMES = 1000  # names and labels of objects in one reply
 
-Outcome = tuple[bool, str, str]  # whether the lease needs no retry; reason and message of an Event, "" for none
+Outcome = tuple[bool, str, str]  # False to try again; reason and message of an Event, "" without an Event
 _SETTLED: Outcome = (True, "", "")
 _BUSY: Outcome = (False, "", "")
 
 
 class Usage:
-    """The counts of a pool. `used` are its leases by node; `object_bytes` is the size of its IPPool, 0 for none.
+    """The counts of a pool. `used` are its leases by node; `object_bytes` is the size of its IPPool, or 0.
 
-    `size` is the number of addresses in `ranges`, or without any in the pool's CIDR; 0 if the pool's name has no CIDR.
+    `size` is the number of addresses in `ranges`; if these are empty, in the CIDR of the pool's name; 0 without a CIDR.
     `inside` is the number of leases with one of these addresses.
     """
 
@@ -65,7 +65,7 @@ class Usage:
 
 
 class GraceTracker:
-    """The leases that all readings since a first one have found dead, with its time. A new agent begins anew."""
+    """The dead leases, each with the time since which all readings have found it dead. A new agent begins anew."""
 
     def __init__(self) -> None:
         self.leases: dict[Key, Lease] = {}
@@ -79,7 +79,8 @@ class GraceTracker:
 
 
 class ClusterSource(ABC):
-    """A store in the API server, as the agent reads it.
+    """A store in the API server, as the agent reads it. `read_abandoned` sets `usage`, `named`, `abandoned`,
+    `unleased` and `faults`.
 
     `read_abandoned` sets `usage`, `named`, `abandoned`, `unleased` and `faults`. `node_records` are the records of this node; `below` maps a path of the host to its path in this container.
     """
@@ -126,7 +127,7 @@ class ClusterSource(ABC):
         self.seen_on = known
 
     def fault(self) -> str:
-        """The fault of the CRD that the server has; "" for none."""
+        """The fault of the server's CRD for this store; "" without a fault."""
         return ""
 
     @abstractmethod
@@ -135,18 +136,18 @@ class ClusterSource(ABC):
 
     @abstractmethod
     def read_abandoned(self, nodes: Mapping[str, Node], networks: Iterable[IpamBlock]) -> Iterator[None]:
-        """Read all leases, a page a step, and keep those that no agent frees. `networks` have the pools' ranges."""
+        """Read all leases, one page at a step; keep those that no agent frees. `networks` have the pools' ranges."""
 
     @abstractmethod
     def holder(self, lease: Lease) -> Lease | None:
-        """The address's lease now: `lease` itself if unchanged, None for none. Raises ValueError for a closed pool."""
+        """The lease that has the address now: `lease` itself, another, or None. Raises ValueError for a closed pool."""
 
     def abandon(self, lease: Lease) -> None:  # noqa: B027
         """Prepare a lease of a lost node for being freed; needed only where an admission policy protects the lease."""
 
     def has_lost(self, before: float) -> bool:
-        """Whether the newest recorded lease from before `before` (ns since 1970) is lost, as after the restore of a
-        backup. This reads one object; a list reads the objects of all nodes."""
+        """Whether the store has lost the newest of the recorded leases older than `before` (ns since 1970), as after the
+        restore of a backup. For this the server reads one object; for a list, those of all nodes."""
         old = [lease for lease in self.records.values() if lease.sequence < before]
         newest = max(old, key=lambda lease: lease.sequence, default=None)
         if newest is None or newest.identity not in self.intact:
@@ -157,22 +158,19 @@ class ClusterSource(ABC):
             return False
 
     def is_there(self, lease: Lease) -> bool:
-        """Whether the object from which `of_node` has read `lease` still belongs to it."""
+        """Whether the object from which `of_node` has read `lease` still belongs to the lease."""
         return self.holder(lease) is lease
 
     def is_intact(self, lease: Lease, marked: bool) -> bool:
-        """Whether all objects of the lease exist; `marked`: `of_node` has read the lease."""
+        """Whether all objects of the lease exist. `marked` is True if `of_node` has read the lease."""
         return marked
 
     def complete(self, lease: Lease) -> bool:
-        """Create the objects that a held lease should have beside its own, such as a reservation, and lacks.
-
-        Return whether one was created.
-        """
+        """Create the missing reservation of a lease that the pool has; return False if none was missing."""
         return False
 
     def read_records(self) -> None:
-        """Set `records` to the leases in this node's records that are in this store, without pending releases."""
+        """Set `records` to the leases in this node's records that are in this store and not to be released."""
         found: list[Lease] = []
         for attachment, _, record in self._node_records.all(PART):
             if record.get("pending") is True or (record.get("store") or {}).get("kind") != self.kind:
@@ -184,11 +182,11 @@ class ClusterSource(ABC):
         self.records = {lease.identity: lease for lease in found}
 
     def restore(self, lease: Lease, others: Iterable[ClusterSource]) -> Outcome:
-        """Create the objects of a recorded lease again that this store has lost; return the outcome. Raises CniError.
+        """Create again the objects of a recorded lease that this store has lost; return the outcome. Raises CniError.
 
         If another lease has the address, nothing changes. A lease without any object is restored only while it may be
-        in use, since the record may be that of a pod's former sandbox. If the pool is closed, or another store has
-        the address, the lease was moved there, and `railcni ipam migrate` updates the record.
+        in use, since the record may be that of a pod's former sandbox. If the pool is closed, or one of `others` has
+        the address, a migration has moved the lease, and `railcni ipam migrate` updates the record.
         """
         with in_use.excluded(self._node_records, lease.attachment) as users:
             record = upkeep.read_record(lease.attachment, self._node_records) if users else None
@@ -231,7 +229,7 @@ class ClusterSource(ABC):
         self.usage, self.named, self.abandoned, self.unleased, self.faults = {}, set(), {}, {}, []
 
     def _keep(self, leases: Iterable[Lease], nodes: Mapping[str, Node]) -> None:
-        """Add to `abandoned` those of `leases` that no agent on one of `nodes` frees, and that are not this node's."""
+        """Add to `abandoned` each of `leases` that is not this node's and that no agent on one of `nodes` frees."""
         for lease in leases:
             key = lease.identity
             if is_abandoned(lease, nodes) and key not in self.marked and key not in self.records:

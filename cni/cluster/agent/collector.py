@@ -3,7 +3,7 @@
 Each agent compares the records of its node, and the objects with its node's name, with the node's pods. The elected
 agent also reads all leases, and frees dead leases whose node is unknown, gone or out of service.
 
-A lease is freed when two readings, at least a grace apart, and a last request for its pod find the pod dead.
+A lease is freed when two readings, at least a grace period apart, and a last request for its pod find the pod dead.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Collector:
     """The collector of the agent on `node`. `server` returns the cluster, or raises CniError.
 
     `below` maps a path of the host to its path in this container. `cooldown` returns the cooldown of freed addresses,
-    in seconds. `grace` is in seconds too.
+    in seconds. `grace` is the number of seconds for which a lease must be dead before it is freed.
     """
 
     server: Callable[[], Cluster]
@@ -65,7 +65,7 @@ class Collector:
 
     @property
     def suspects(self) -> list[Lease]:
-        """The leases, also of reservations without a lease, that were found dead and are not freed."""
+        """The leases that were found dead and are not freed yet, including reservations without a lease."""
         trackers = [tracker for source in self._sources for tracker in (source.dead, source.abandoned_dead)]
         return [lease for tracker in trackers for lease in tracker.leases.values()]
 
@@ -101,8 +101,8 @@ class Collector:
     # --- this node's ---
 
     def _list(self, source: ClusterSource) -> Steps:
-        """Read this node's records and, at intervals, its leases. This comes before the reading of pods: a pod is older
-        than its leases."""
+        """Read this node's records and, at intervals, the node's leases. Pods are read later, so that no living pod of a
+        lease is missed: a pod is older than its leases."""
         source.read_records()
         yield
         if monotonic() - source.listed >= _LISTED_GRACES * self.grace or source.has_lost(time_ns() - self.grace * 1e9):
@@ -152,7 +152,7 @@ class Collector:
         return settled
 
     def _check(self, lease: Lease, abandoned_by: str = "") -> None:
-        """Raise Changed unless the lease's pod is still dead, and the node `abandoned_by` is gone or out of service."""
+        """Raise Changed if the lease's pod is not dead now, or if the node `abandoned_by` or its agent is back."""
         pod = self.server().pod(*lease.pod_name)
         if lease.identity not in find_dead([lease], {lease.pod_name: pod} if pod else {}):
             raise Changed("it is in use, or has changed")
@@ -195,7 +195,7 @@ class Collector:
             self._tidied = monotonic()
 
     def _networks(self, server: Cluster) -> list[IpamBlock]:
-        """The networks of the NADs, for the sizes of pools; [] without the right to read: then CIDRs give the sizes."""
+        """The networks of the NADs, for the sizes of pools. [] without the right to read NADs: then CIDRs count."""
         try:
             return server.networks()[0]
         except CniError as fault:  # such as a right that a former version's role lacks
@@ -203,7 +203,7 @@ class Collector:
             return []
 
     def _delete_leases(self, server: Cluster, nodes: dict[str, Node]) -> None:
-        """Delete the Lease of each deleted node whose agent is silent, and that no address lease names."""
+        """Delete the agent's Lease of each deleted node, if the agent is silent and no address lease names the node."""
         named = {name for one in self._sources for name in (*one.named, *one.seen_on.values())}
         try:
             for node, metadata in self._lost.silent(server).items():
@@ -264,7 +264,7 @@ class Collector:
     # --- what came of it ---
 
     def _due(self, tracker: GraceTracker, found: dict[Key, Lease], why: dict[Key, str]) -> list[Key]:
-        """The keys of `found` that have been dead for a grace. Logs keys that `tracker` does not have yet."""
+        """The keys of those dead leases, `found`, that were dead for the grace period. Logs leases new to `tracker`."""
         for key in found.keys() - tracker.leases.keys():
             self.log.say(
                 "info", f"{why[key]}: it is freed if this is still so in {self.grace:g} s", **_fields(found[key])
@@ -280,7 +280,7 @@ class Collector:
     def _free(
         self, source: ClusterSource, lease: Lease, check: Callable[[Lease], object], reserved: Reservation | None = None
     ) -> bool:
-        """Free the lease, or delete `reserved`, a reservation without a lease; return whether it is gone now."""
+        """Free the lease, or delete `reserved`, a reservation without a lease; return False if it must stay."""
         try:
             if reserved:
                 source.freeing.delete_reservation(reserved, lambda now: check(now.lease))

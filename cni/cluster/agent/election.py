@@ -1,7 +1,7 @@
 """The election of one agent, the leader, which frees orphaned leases: it renews a Lease of coordination.k8s.io.
 
 The protocol is that of client-go (tools/leaderelection). The leader counts time from the start of its last renewal,
-by a clock that runs while the machine sleeps. It stops after two thirds of the time after which others may take the
+by a clock that runs while the machine sleeps. It stops freeing after two thirds of the time after which others may take the
 Lease. The others count from the renewal that they have seen, by their own clocks.
 
 An earlier version had its Lease in the namespace of the leases, so during a rollout two agents may be elected. Both
@@ -39,7 +39,7 @@ class Election:
         return self._clock() < self._until
 
     def renew(self, api: Api) -> None:
-        """Renew the Lease, or take it when it has no holder. A CniError of `api` leaves it unchanged, to expire."""
+        """Renew the Lease, or take it when it has no holder. After a CniError of `api` it expires in time."""
         sent = self._clock()
         version, spec = self._read(api)
         self.holder = spec.get("holderIdentity") or ""
@@ -87,7 +87,7 @@ class Election:
         return found["metadata"]["resourceVersion"], found.get("spec") or {}
 
     def _write(self, api: Api, version: str, spec: dict[str, Any]) -> bool:
-        """Write `spec` if the Lease still has `version`, or create it if that is "". Return False for a conflict."""
+        """Write `spec` if the Lease still has `version`, or create it for "". Return False if others were first."""
         try:
             if version:
                 test = {"op": "test", "path": "/metadata/resourceVersion", "value": version}

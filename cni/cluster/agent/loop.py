@@ -39,7 +39,7 @@ def end_on_signals() -> None:
 class Task:
     """A task that runs the steps of `begin()` every `every` seconds.
 
-    After a failure it begins again after a second, which doubles with each failure up to `longest` seconds.
+    After a failure it waits a second and begins again. The wait doubles with each failure, up to `longest` seconds.
     """
 
     def __init__(self, name: str, every: float, begin: Steps, longest: float = 0.0) -> None:

@@ -1,7 +1,7 @@
 """The files with which a node's plugins reach the API server: kubeconfig, flat file and the node's name.
 
-They have the place (whereabouts.d below the runtime's net.d) and the content that whereabouts' DaemonSet gives them.
-So the agent or that DaemonSet can write them, and the plugins of both can read them.
+Their directory (whereabouts.d below the runtime's net.d) and their content are as whereabouts' DaemonSet writes them.
+So either the agent or that DaemonSet can write the files, and the plugins of both projects can read them.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _OWN_WORDS = "Written by `railcni agent`, again whenever the token or the author
 
 
 def service_account_token(folder: str) -> str:
-    """The service account's token that the kubelet keeps in `folder`; "" for none.
+    """The service account's token that the kubelet keeps in `folder`; "" if there is none.
 
     Raises IoFailure when the file cannot be read, and InvalidConfig when it has no valid token.
     """
@@ -78,11 +78,11 @@ def own_kubeconfig(server: str, folder: str, namespace: str) -> bytes:
 
 
 def flat_file(present: bytes | None, folder: str, datastore: str, choose: Callable[[str], str]) -> bytes:
-    """The new content of the flat file: `present` with missing keys added. `present` is None for no file.
+    """The new content of the flat file: the content `present`, None without a file, with missing keys added.
 
     A file with a store outside of the API server gets neither `datastore` nor a kubeconfig. For a file without a
-    store, `choose` returns the cluster's store. Its argument is `datastore` for a new file, else "kubernetes": the
-    file is that of whereabouts, whose leases are in IPPools. `folder` is the host's path of whereabouts.d. Raises
+    store, `choose(proposed)` returns the cluster's store: `datastore` is proposed for a new file, "kubernetes" for a
+    present one, which is that of whereabouts with leases in IPPools. `folder` is the host's path of whereabouts.d. Raises
     InvalidConfig for a file that is no JSON object, since another program may own it.
     """
     document: Any = {}
@@ -108,12 +108,12 @@ def flat_file(present: bytes | None, folder: str, datastore: str, choose: Callab
 
 
 def datastore(data: bytes) -> str:
-    """The store that the content `data` of `flat_file` names; "" for none."""
+    """The store that the flat file's content `data` names; "" if it names none."""
     return str(member(codec.loads(data), "datastore") or "")
 
 
 def _add_kubernetes(wanted: dict[str, Any], path: str, datastore: str) -> None:
-    """Add `datastore` and the kubeconfig at `path` to `wanted`, unless it has them."""
+    """Add the keys `datastore` and kubernetes.kubeconfig (`path`) to the content `wanted`, if they are missing."""
     if member(wanted, "datastore") in (None, ""):
         wanted["datastore"] = datastore
     nested = member(wanted, "kubernetes")
@@ -135,7 +135,7 @@ def read(path: str) -> bytes | None:
 
 
 def put(folder: str, name: str, data: bytes) -> bool:
-    """Write `data` to the file `name` in `folder` atomically, with mode 0600; return False if that changes nothing.
+    """Write `data` to the file `name` in `folder` atomically, with mode 0600; return False if it has this content.
 
     A missing `folder` is made, but not its parent, which belongs to the runtime. Raises IoFailure.
     """
@@ -160,7 +160,7 @@ def put(folder: str, name: str, data: bytes) -> bool:
 
 
 class Tokens:
-    """The token for the plugins: requested for the service account `account`, "NAMESPACE/NAME"; for "" the agent's own.
+    """The token for the plugins: requested for the service account `account`, "NAMESPACE/NAME"; if "", the agent's own.
 
     A pod's token ends with the pod. So with the agent's own token, the server refuses the plugins while the agent is
     replaced. A requested token is bound to the Node `node` and outlives the agent by at least half a day, and its

@@ -4,11 +4,11 @@ A claim creates the object, a release deletes it with uid and resourceVersion as
 with a test of the resourceVersion. Leases share no object, so the store needs no lock.
 
 A list with any selector costs the server some microseconds for each object of the namespace. So an ADD or a DEL lists
-as little as possible. This node's records have the leases of a pod's former sandbox. A search lists the names in the
-pool's first block of 256 addresses while the last address of this block is free. After that it tries addresses at two
-places without a reading; the places differ by node and attachment (ipam.search). After a lost claim it first tries
-one in the first block. Then it lists blocks at other places, and at last the whole pool. Only a consistent list shows
-that a pool is exhausted.
+as little as possible. It finds the leases of a pod's former sandbox in this node's records. A search lists the names in
+the pool's first block of 256 addresses while the last address of this block is free. If that address is held, the
+search tries addresses at two other places without reading; the places differ by node and attachment (ipam.search). If
+another claim is first in the first block, it tries one more address there, then the two places. After these it lists
+blocks at further places, and at last the whole pool. Only a consistent list shows that a pool is exhausted.
 
 The object of a freed address stays until the end of its cooldown; the next claim takes it over. A separate object,
 named by the pod, remembers the former addresses of a StatefulSet's pod.
@@ -109,7 +109,7 @@ class AddressLeaseStore(ObjectStore):
         """As Store.survey. A pool counts as near full while the last address of its first block is held."""
         with self.session():
             if new and self._surveyed:
-                self._recent = False  # a claim was lost since: the cache may be far behind
+                self._recent = False  # another claim was first: the cache may be far behind
                 return self._surveyed
             if new != self._recent:
                 self._forget()
@@ -223,7 +223,7 @@ class AddressLeaseStore(ObjectStore):
         return found
 
     def entry(self, lease: Lease) -> Entry | None:
-        """The object of the address of `lease`; None for none."""
+        """The object of the address of `lease`; None if there is none."""
         name = objects.name_of(lease)
         return self._entries.get(name) or self._objects.get(name)
 
@@ -290,7 +290,7 @@ class AddressLeaseStore(ObjectStore):
                         labels = entry.labels | {objects.FENCE: str(time.time_ns())}
                         self._objects.replace(entry, {"metadata": {"labels": labels}, "spec": entry.spec})
                 except Conflict:
-                    pass  # the object has changed since, or is gone
+                    pass  # the object has changed meanwhile, or is gone
             self._forget()
 
     def forget(self) -> None:

@@ -4,12 +4,12 @@ The claim creates an object for each address, in order; a conflict shows the lea
 gives up a lease and claims its address again, it takes over the object. A failed claim is undone. After a kill, a
 retry completes the claim, or DEL removes it, since each object names the attachment.
 
-An object's name makes an address unique in its scope, or for a lease without a scope in its pool. A range is in one
-store only: the first claim of a pool creates an IPPool with a range that no program can use, and each claim reads it
-after its create. So of a claim here and a claim in IPPools, or a migration, at least one sees the other. An
-annotation of the IPPool tells which of the two kinds of names the pool's objects have. If both, a claim also looks
-for a lease under the other name, in a state not older than the resourceVersion of its own object (Kubernetes API
-Concepts, "Resource versions").
+An object's name makes an address unique in its scope; if the lease has no scope, in its pool. A range is in one store
+only: the first claim of a pool creates a closed IPPool, whose spec.range no program can use, and each claim reads this
+IPPool after it has created its objects. So if a claim in IPPools or a migration runs at the same time, at least one of
+the two sees the other. An annotation of the IPPool tells which kinds of names the pool's objects have: with a scope,
+with a pool, or both. If both, a claim also looks for a lease under the other kind of name, in a state not older than
+the resourceVersion of the claim's own object (Kubernetes API Concepts, "Resource versions").
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class Claim:
         self.leases = [Lease(want, owner) for want in wants]
 
     def make(self) -> list[Want]:
-        """Make the objects; return the obstacles (base.conflicts), after which `undo` is due. Raises Open."""
+        """Make the objects; return the obstacles (base.conflicts). If any, the caller must call `undo`. Raises Open."""
         given = {old.key(): entry for old in self._instead_of if (entry := self._known(old)) and entry.is_of(old)}
         failed = conflicts(self._instead_of, self._wants, lambda old: old.key() in given, lambda want, freed: False)
         if failed:
@@ -95,7 +95,7 @@ class Claim:
         return []
 
     def _object_of(self, lease: Lease, given_up: dict[str, Entry]) -> Entry | None:
-        """Create or take over the object for `lease`; None when another holds the address. Raises Conflict."""
+        """Create or take over the object for `lease`; None when another lease has the address. Raises Conflict."""
         document = objects.document(lease)
 
         def take(entry: Entry) -> tuple[Entry, Entry]:
@@ -143,7 +143,7 @@ class Claim:
 
 
 def is_mixed(found: Objects, place: Want) -> bool:
-    """Whether the pool's objects may have both kinds of names. Raises InvalidConfig for a pool in IPPools, or Open."""
+    """Whether the pool's objects may have both kinds of names. Raises Open, InvalidConfig for an open IPPool."""
     attempts = Pauses(min(time.monotonic() + found.api.seconds, found.api.deadline))
     while True:
         try:
@@ -203,17 +203,17 @@ def _read_names(found: Objects, place: Want) -> bool:
 
 
 def standing(found: Objects, want: Want, gone: Collection[str] = ()) -> Entry | None:
-    """The object of the lease that prevents a claim of `want`; None for none. Names in `gone` do not count."""
+    """The object of the lease that prevents a claim of `want`, or None. Names in `gone` do not count."""
     name = objects.name_of(want)
     entry = found.get(name) if name not in gone else None
     return entry if entry and entry.held else twin(found, want, gone)
 
 
 def twin(found: Objects, want: Want, gone: Collection[str] = (), since: str = "") -> Entry | None:
-    """The object with the other kind of name that holds the address of `want` in its pool; None for none.
+    """The object with the other kind of name that holds the address of `want` in the same pool, or None.
 
     Both kinds exist when a network's enable_overlapping_ranges has changed while pods run. An object with a name in
-    `gone` does not count. `since` is that of Objects.get.
+    `gone` does not count. `since` is as in Objects.get.
     """
     name = twin_name(want)
     entry = found.get(name, since=since) if name not in gone else None
@@ -221,7 +221,7 @@ def twin(found: Objects, want: Want, gone: Collection[str] = (), since: str = ""
 
 
 def twin_name(want: Want) -> str:
-    """The name of the other kind for an object of the address of `want` in its pool."""
+    """The other name for an object of the address of `want`: with the pool instead of the scope, or vice versa."""
     other = None
     if want.scope is None:
         try:

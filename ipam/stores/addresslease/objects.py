@@ -167,7 +167,7 @@ class Entry:
 
     @property
     def former(self) -> dict[str, str]:
-        """A pod's former addresses by pool, in an object that remembers them."""
+        """The pod's former addresses by pool; {} for an object that is not made to remember them."""
         found = self.spec.get("former")
         return found if isinstance(found, dict) else {}
 
@@ -176,7 +176,7 @@ class Entry:
         return self.held and self.lease.key() == lease.key()
 
     def cools(self, now: float) -> bool:
-        """Whether the cooldown lasts at `now`. One longer than COOLDOWN does not count: a wrong clock wrote it."""
+        """Whether the cooldown lasts at `now`. A cooldown longer than COOLDOWN is ignored: a wrong clock wrote it."""
         return self.state == COOLING and 0 < self.until - now <= COOLDOWN + 1
 
     def is_fenced(self, now_ns: int) -> bool:
@@ -185,7 +185,7 @@ class Entry:
         return mark.isascii() and mark.isdigit() and now_ns - int(mark) < LATE_SECONDS * 1_000_000_000
 
     def freed(self, now_ns: int, cooldown: int) -> dict[str, Any]:
-        """The object after a release: cooling for `cooldown` seconds; with 0, a fence against a late create."""
+        """The object after a release: in cooldown for `cooldown` seconds; with 0 it only makes late creates fail."""
         until = now_ns // 1_000_000_000 + cooldown + 1 if cooldown else 0  # the current second does not count
         state = COOLING if cooldown else FORMER
         spec = {**self.spec, "sequence": now_ns, "state": state}

@@ -34,7 +34,7 @@ class Objects:
         self.api = api
 
     def get(self, name: str, recent: bool = False, since: str = "") -> Entry | None:
-        """The object of this name; None for none. `recent`: read from the server's cache, which may be a moment old.
+        """The object of this name, or None. `recent`: read from the server's cache, which may be a moment old.
         `since` is a resourceVersion: the cache returns the object as it was at this version or later."""
         try:
             version = "0" if recent else since
@@ -53,11 +53,11 @@ class Objects:
         return self.api.names(ADDRESSES, selector(labels), recent)
 
     def create(self, document: dict[str, Any], lease: Lease) -> tuple[Entry, bool]:
-        """Create `document`; return (the object of this name, whether it is that of `lease`). Raises Conflict, Open.
+        """Create `document`; return (the object of this name, whether it belongs to `lease`).
 
-        Conflict means that an object of this name was just deleted. A second request marks its object with FENCE, and
-        `remove` keeps a marked object, since the first request may still arrive. For the same reason the second
-        request raises Open when it finds a lease of another owner, or no object.
+        Raises Conflict when an object of this name was just deleted. After a lost reply a second request is made, and
+        the first may still arrive. So the second one marks its object with the label FENCE, and `remove` keeps a marked
+        object. It raises Open when it finds a lease of another owner, or no object.
         """
 
         def create(again: bool) -> tuple[Entry, bool]:
@@ -149,7 +149,7 @@ class Objects:
 
 
 def _twice(request: Callable[[bool], T]) -> T:
-    """`request(False)`; after a lost reply, `request(True)`. Raises the first error when the second call fails too."""
+    """Return `request(False)`, or after a lost reply `request(True)`. If both calls fail, raises the first error."""
     try:
         return request(False)
     except Open as lost:

@@ -45,9 +45,9 @@ _BRIEF_PAGE = 5000  # of a list of metadata
 class Api(http.Client):
     """A client of the API server that the kubeconfig at `path` names; "" means the service account of this pod.
 
-    `namespace` has the objects; "" means that of the kubeconfig's context. `seconds` bound a request; but once the
-    server has answered, or done a TLS handshake, a reply may come until `deadline`. `observe`, if set, is called
-    after each request of this process with the verb, the resource, the seconds, and the exception or None.
+    `namespace` has the objects; "" means the namespace of the kubeconfig's context. A request takes at most `seconds`;
+    but once the server has answered, or done a TLS handshake, a reply may come until `deadline`. `observe`, if set, is
+    called after each request of this process with the verb, the resource, the seconds, and the exception or None.
     """
 
     observe: Callable[[str, str, float, BaseException | None], object] | None = None
@@ -73,7 +73,7 @@ class Api(http.Client):
         return f"the API server {self.access}"
 
     def get(self, resource: str, name: str, query: str = "", namespace: str = "") -> tuple[dict[str, Any], int]:
-        """(the object, the size of its JSON in bytes). Raises Gone when there is no such object."""
+        """Return (the object, the size of its JSON in bytes). Raises Gone when there is no such object."""
         body = self._call("GET", resource, name, query, namespace=namespace, accept="application/json")
         return self._object(body), len(body)
 
@@ -127,23 +127,23 @@ class Api(http.Client):
     def create(
         self, resource: str, document: dict[str, Any], namespace: str = "", brief: bool = False
     ) -> dict[str, Any]:
-        """Create an object; return it as the server has it. Raises Conflict for a name in use, Open after a lost reply.
+        """Create an object; return it as the server has it. Raises Conflict if the name is in use, or Open.
 
-        `brief`: return at least the metadata, which takes the server a quarter less time.
+        Open means that the reply is lost. `brief`: return at least the metadata, which takes the server less time.
         """
         accept = BRIEF if brief else ""
         body = codec.dumps(document).encode()
         return self._object(self._call("POST", resource, "", _UNWARNED, body, namespace, accept))
 
     def try_create(self, resource: str, document: dict[str, Any]) -> dict[str, Any]:
-        """As `create`, but as a dry run; return {} for a name in use. Raises CniError when the server refuses it."""
+        """As `create`, but as a dry run. Returns {} if the name is in use. Raises CniError after a refusal."""
         try:
             return self._object(self._call("POST", resource, "", "dryRun=All", codec.dumps(document).encode()))
         except Conflict:
             return {}
 
     def check_rights(self, resource: str) -> None:
-        """Raise Forbidden if the credentials lack a right in RIGHTS for `resource`, and the server can tell."""
+        """Raise Forbidden if the server says that the credentials lack a right that railcni needs for `resource`."""
         what = {"namespace": self.access.namespace, "group": group_of(resource), "resource": resource}
         for verb in RIGHTS[resource].split():
             review = {
@@ -162,11 +162,11 @@ class Api(http.Client):
                 )
 
     def patch(self, resource: str, name: str, operations: list[dict[str, Any]], namespace: str = "") -> dict[str, Any]:
-        """Apply a JSON patch; return at least the new metadata. Raises Conflict when a test fails, Gone or Open."""
+        """Apply a JSON patch; return at least the metadata. Raises Open, Gone, Conflict if a test fails."""
         return self._object(self._call("PATCH", resource, name, _UNWARNED, codec.dumps(operations).encode(), namespace))
 
     def delete(self, resource: str, name: str, uid: str, version: str = "", namespace: str = "") -> None:
-        """Delete the object. Raises Gone, Open, or Conflict when the object has another `uid` or `version`."""
+        """Delete the object. Raises Open, Gone if it is missing, Conflict if `uid` or a given `version` differs."""
         preconditions = {"uid": uid} | ({"resourceVersion": version} if version else {})
         options = {"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": preconditions}
         self._call("DELETE", resource, name, "", codec.dumps(options).encode(), namespace=namespace)

@@ -175,7 +175,7 @@ _REFUSALS: tuple[tuple[int, Callable[[Refusal], object], type[Exception], str], 
 def refusal(
     api: Api, status: int, body: bytes, method: str, resource: str, name: str, namespace: str
 ) -> tuple[CniError, float]:
-    """(the error to raise when no time is left for another attempt, the server's Retry-After in seconds, or 0).
+    """Return (the error to raise if no time is left for another attempt, the seconds of Retry-After or 0).
 
     Raises the error at once if another attempt would not help: Conflict, Gone, Expired, TooLarge, Open or another
     CniError.

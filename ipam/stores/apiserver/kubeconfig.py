@@ -69,7 +69,7 @@ class Access(http.ServerAddress):
         self._token = self._token_file = ""
 
     def token(self, deadline: float) -> str:
-        """The current bearer token, "" for none. Raises CniError if there is no answer by `deadline` (monotonic)."""
+        """The current bearer token, or "". Raises CniError if there is no answer by `deadline` (monotonic)."""
         if self._token_file:
             try:
                 return files.read_regular(self._token_file, _MOST_BYTES).decode("ascii").strip()
@@ -87,7 +87,7 @@ class Access(http.ServerAddress):
         return bool(self._token_file or self.helper)
 
     def kept_as(self) -> Any:
-        """The key of a kept connection: server and certificates; None to keep none. Raises as Client.kept expects."""
+        """The key by which later calls find this connection; None if it must not be kept. For Client.kept."""
         if self.helper:
             return None
         pems = [
@@ -153,11 +153,11 @@ class Helper:
             self._environ[entry["name"]] = entry["value"]
 
     def token(self, deadline: float) -> str:
-        """The bearer token, "" for none."""
+        """The bearer token; "" if the credential has none."""
         return str(self._credential(deadline).get("token") or "")
 
     def certificate(self, deadline: float) -> tuple[bytes, bytes]:
-        """(client certificate, its key) as PEM; b"" for none."""
+        """(client certificate, its key) as PEM; b"" if the credential has none."""
         status = self._credential(deadline)
         return tuple(str(status.get(f"client{k}Data") or "").encode() for k in ("Certificate", "Key"))  # type: ignore[return-value]
 
@@ -297,7 +297,7 @@ def in_cluster(environ: Mapping[bytes, bytes]) -> Access:
 
 
 def _named(path: str, document: dict[str, Any], listed: str, inner: str, name: Any, by: str) -> dict[str, Any]:
-    """The member `inner` of the entry of the list `listed` whose name is `name`; `by` is the key that has this name."""
+    """The member `inner` of the entry of the list `listed` whose name is `name`; `by` is the key that has `name`."""
     entries = document.get(listed)
     for entry in entries if isinstance(entries, list) else ():
         if isinstance(entry, dict) and entry.get("name") == name and name:
@@ -318,7 +318,7 @@ def _string(path: str, document: dict[str, Any], key: str) -> str:
 
 
 def _pem(path: str, directory: str, document: dict[str, Any], key: str) -> str | bytes:
-    """The PEM in `key`-data as bytes; without it the path of the PEM file that `key` names, "" for none."""
+    """The PEM in `key`-data as bytes; without `key`-data, the path of the PEM file that `key` names, or ""."""
     data = _string(path, document, f"{key}-data")
     if not data:
         return _absolute(directory, _string(path, document, key))
@@ -333,7 +333,7 @@ def _absolute(directory: str, path: str) -> str:
 
 
 def _path(pem: str | bytes, held: list[int]) -> str:
-    """`pem` if it is a path, else the path of a memory file with it, whose descriptor is appended to `held`."""
+    """Return `pem` if it is a path. Else write it to a memory file, kept open in `held`, and return that path."""
     if isinstance(pem, str):
         return pem
     fd = os.memfd_create("pem", os.MFD_CLOEXEC)

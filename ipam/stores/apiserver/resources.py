@@ -68,7 +68,7 @@ def verb_of(method: str, name: str) -> str:
 
 
 def replacement(uid: str, version: str, members: dict[str, Any]) -> list[dict[str, Any]]:
-    """The JSON patch that sets `members`, values by JSON pointer. It tests uid and resourceVersion (`version`)."""
+    """The JSON patch that sets `members` (values by JSON pointer). It fails if uid or resourceVersion differs."""
     tests = (("/metadata/uid", uid), ("/metadata/resourceVersion", version))
     changes = [{"op": "add", "path": path, "value": value} for path, value in members.items()]
     return [{"op": "test", "path": path, "value": value} for path, value in tests] + changes

@@ -72,10 +72,10 @@ def attempt(
     undo: Callable[[], object],
     taken: Callable[[], list[Want]],
 ) -> Claimed | Taken | Unknown:
-    """Make a claim of several requests by `make`, or `undo` the part that was made; return the answer for Store.claim.
+    """Make a claim of several requests by `make`; if that fails, call `undo`. Return the answer for Store.claim.
 
-    `make` returns a want or lease that prevents the claim, [] for none; it may raise Conflict or Open. After the
-    undoing, `taken` returns all such wants and leases. Raises the CniError of `make` when all is undone.
+    `make` returns the first obstacles to the claim, [] on success; it may raise Conflict or Open. After `undo`, `taken`
+    returns all obstacles. After any other CniError of `make`, `undo` is called, and the error is raised again.
     """
     failure: Exception | None = None
     failed: list[Want] = []

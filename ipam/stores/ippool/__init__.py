@@ -8,11 +8,11 @@ A process holds the node's lock of the pool from the reading to the patch, so th
 changes the object in between. A change by another node makes the test fail; the claim then reads the pool again after
 a random pause.
 
-An allocation has container, pod and ifname. The other members of a lease come from `known`, the node's own records,
-else from the reservation. Leases of whereabouts have neither source, and the sequence 0.
+An allocation names container, pod and ifname. The other members of a lease come from this node's records (`known`), or
+if no record has the lease, from its reservation. A lease made by whereabouts has neither: its sequence is 0.
 
-A late request fails once the object has changed. So after a lost reply the claim reads the object and patches it
-again, and `settle` changes the object.
+A request that arrives late fails if the object has changed meanwhile. So after a lost reply the claim reads the object
+and patches it again, and `settle` changes the object only to make late requests fail.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ if TYPE_CHECKING:
 class KubernetesStore(ObjectStore):
     """The store of IPPools. `known` returns the leases in this node's records; `warn` is called with texts of warnings.
 
-    A search reads only the pool. If another pool of the scope has reserved the address, the claim finds the
-    reservation.
+    A search for a free address reads only its pool. If another pool of the scope has reserved the address found, the
+    claim fails, since it finds the reservation.
     """
 
     __slots__ = ("_doubtful", "_locks", "_view", "_warn")
@@ -69,7 +69,7 @@ class KubernetesStore(ObjectStore):
         self._doubtful: list[Lease] = []  # given up by claims with an unknown outcome
 
     def _begin(self) -> None:
-        """Forget the readings of the last session. The first reading of a pool takes the locks."""
+        """Forget what the last session has read. The locks are taken later: before the first reading of a pool."""
         self._view.forget()
         self._view.cooldown = self.cooldown
 
@@ -80,7 +80,7 @@ class KubernetesStore(ObjectStore):
         self._locks.end()
 
     def ready(self, wants: Sequence[Want] = ()) -> None:
-        """As Store.ready, by dry runs: the namespace may be missing, the CRD too old, a right missing."""
+        """As Store.ready, by dry runs: they show a missing namespace, missing rights, and a CRD that is too old."""
         if fault := objects.pruned(self.api.try_create(POOLS, objects.probe())):
             raise InvalidConfig(fault)
         self.api.try_create(RESERVATIONS, objects.reservation(objects.probed()))
@@ -100,7 +100,7 @@ class KubernetesStore(ObjectStore):
             return [lease for lease in found if lease.attachment == attachment]
 
     def _leases(self, is_meant: Callable[[Allocation], bool]) -> list[Lease]:
-        """The leases of the allocations that `is_meant` accepts, completed from reservations, by pool and address."""
+        """The leases of the allocations that `is_meant` accepts, with their reservations' data, by pool and address."""
         return by_place(
             self._view.completed(self._view.lease(pool, entry))
             for pool in self._view.all()
@@ -109,7 +109,7 @@ class KubernetesStore(ObjectStore):
         )
 
     def survey(self, owner: Owner, windows: Sequence[Window], new: bool) -> Survey:
-        """As Store.survey. `pods` has a lease without a uid only if it surely belongs to the living pod."""
+        """As Store.survey, but its `pods` lack leases that a former pod of the same name may still use (`_strange`)."""
         with self.session():
             ref, ifname = objects.podref(owner.pod), owner.attachment.ifname
             pods = self._leases(lambda x: x.text("podref") == ref and x.ifname == ifname) if owner.pod[1] else []
@@ -120,10 +120,10 @@ class KubernetesStore(ObjectStore):
             return Survey(self.find(owner.attachment), pods, self._former(owner.pod, ifname))
 
     def _strange(self, leases: Sequence[Lease], pod: tuple[str, str, str]) -> list[Lease]:
-        """Those of `leases`, all without a uid, that a former pod of the same name may still use.
+        """Those of `leases`, none of which has a pod UID, that a former pod of the same name may still use.
 
-        A reservation older than the living pod was made for a former pod. Without a reservation, time and node of a
-        lease are unknown.
+        A reservation older than the living pod was made for a former pod. A lease without a reservation has no known
+        age, so a former pod may use it.
         """
         strange = [lease for lease in leases if lease.scope is None]
         for lease in strange:
@@ -192,7 +192,7 @@ class KubernetesStore(ObjectStore):
             return sorted(used, key=lambda pool: pool.name)
 
     def claim(self, wants: Sequence[Want], owner: Owner, instead_of: Sequence[Lease] = ()) -> Claimed | Taken | Unknown:
-        """As Store.claim, one attempt: after a change of a pool by others the caller must read again."""
+        """As Store.claim, but with one attempt: if others have changed a pool, the caller must search again."""
         with self.session():
             self._locks.take()
             claim = PoolClaim(self._view, wants, owner, instead_of, self._doubtful)

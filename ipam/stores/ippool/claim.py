@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 class PoolClaim:
     """A claim of `wants` for `owner`, in place of the leases `instead_of`.
 
-    `doubtful` are leases that earlier claims with an unknown outcome gave up: their reservations may be left.
+    `doubtful` are leases that earlier claims, with an unknown outcome, gave up. Their reservations may still exist.
     """
 
     __slots__ = ("_doubtful", "_instead_of", "_made", "_moved", "_owner", "_view", "_wants", "_written", "leases")
@@ -47,8 +47,8 @@ class PoolClaim:
     def make(self, between: Callable[[], object]) -> list[Want]:
         """Write the pools, then the reservations; return the obstacles (base.conflicts). Raises Conflict, Open.
 
-        After an obstacle or an error `undo` is due. `between` is called after the pools, whose allocations then
-        protect the addresses.
+        After an obstacle or an error the caller must call `undo`. `between` is called after the pools are written:
+        from then on their allocations protect the addresses.
         """
         if failed := conflicts(self._instead_of, self._wants, self._view.is_there, self._is_in_pool):
             return failed
@@ -94,10 +94,10 @@ class PoolClaim:
             self._written.append((name, self._patched(name, change, cooled)))
 
     def _patched(self, name: str, change: Changes, cooled: Sequence[Lease]) -> Changes:
-        """Write `change` into a pool, new if missing; return the former allocations. Raises Conflict, Open.
+        """Write `change` into a pool, which is made if missing; return the former allocations. Raises Conflict, Open.
 
-        Once the first pool is written, another pool that others have changed is read again here. Else each change of
-        any of its pools would make the whole claim begin again.
+        A change of the claim's first pool by others makes the whole claim begin again. A further pool that others
+        change is read and written again here.
         """
         attempts = self._view.pauses()
         while True:

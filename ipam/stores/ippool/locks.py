@@ -1,9 +1,9 @@
 """Locks of pools for this node's processes: a file below /run for each pool.
 
-The locks only save time, which can be minutes for a large pool: every patch tests that the pool is unchanged. So a
-directory that others can write is made private, or refused with the remedy. A process goes on without a lock in a
-container that cannot have the file, or when no process has released the lock for the time of a call. A process
-connects to the server before it takes the lock, so that it only reads and patches under the lock.
+The locks only save time, though minutes of it for a large pool: without them claims are correct too, since every patch
+tests that the pool is unchanged. So a process goes on without a lock in a container that cannot make the file, or when
+no process has released the lock for the time of a call. A directory that other users can write is made private, or
+refused with the remedy. A process connects to the server before it takes the lock, to hold it only for read and patch.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from ipam.stores.apiserver import Api
 
 DIRECTORY = "/run/railcni"
-_SECONDS = 30.0  # the least wait, unless `seconds` are below their default: many DELs must not go on without the lock
+_SECONDS = 30.0  # the least wait, if the caller has not set a shorter one: many DELs must not go on without the lock
 _SHARE = 0.9  # of a call's time; the rest is for a claim without the lock
 _LONGEST = 120.0  # seconds to wait while others release the lock: where nodes contend, each claim may take seconds
 
@@ -87,7 +87,7 @@ class PoolLocks:
         for fd in self._held:
             try:
                 if self._api.has_answered:
-                    os.utime(fd)  # shows to waiting processes that the server serves
+                    os.utime(fd)  # shows waiting processes that the server answers
             except OSError:
                 pass  # waiting processes give up earlier
             os.close(fd)

@@ -1,14 +1,14 @@
 """The objects of whereabouts v0.9.4, and the patches that change them. Pure: no I/O, no clock.
 
-IPPool: the allocations of a range, by the offset from the address in spec.range, a decimal text. An offset of 2^63 or
-more is read and kept, but never allocated, since whereabouts would drop it at its next write.
+IPPool: the allocations of a range. The key of each is the offset from the address in spec.range, in decimal digits. An
+offset of 2^63 or more is read and kept, but never allocated, since whereabouts would drop it at its next write.
 OverlappingRangeIPReservation: the reservation of one address in a scope. Its name begins with the scope.
 
 The schema has no members for a lease's network, node, boot, netns, uid and sequence. An annotation of the reservation
 has them; without a reservation only the node's record has them. Two annotations of the pool, JSON objects with the
 oldest member first, remember freed addresses: the last address of each pod's interface, and the end of each cooldown.
 
-An IPPool is one value in etcd, which takes requests of 1.5 MiB (--max-request-bytes).
+An IPPool is one value in etcd, which takes requests of at most 1.5 MiB (--max-request-bytes).
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def reservation_name(place: Want) -> str:
 
 
 def reserved_address(name: str, scope: str) -> tuple[int, int] | None:
-    """(family, value) of the address in a reservation's name; None if the name is not `scope` and an address."""
+    """(family, value) of the address in a reservation's name; None if it is not `scope` followed by an address."""
     if scope and not name.startswith(f"{scope}-"):
         return None
     text = name[len(scope) + 1 :] if scope else name
@@ -92,7 +92,7 @@ class Allocation:
 
     @property
     def claimed(self) -> bool:
-        """Whether an IPAMClaim has the allocation: it outlives pods."""
+        """Whether the allocation belongs to an IPAMClaim, and so outlives the pod."""
         return "ipamclaimref" in self.document
 
     @property
@@ -101,24 +101,24 @@ class Allocation:
         return namespace, name
 
     def is_of(self, lease: Lease) -> bool:
-        """Whether the allocation belongs to `lease`. Its ifname may be "": older CRDs of IPPool drop the member."""
+        """Whether the allocation belongs to `lease`. It may lack the ifname, which older CRDs of IPPool drop."""
         return self.container_id == lease.container_id and self.ifname in ("", lease.ifname)
 
 
 def is_closed(document: Mapping[str, Any]) -> bool:
-    """Whether an IPPool gives no addresses, because they are in AddressLeases."""
+    """Whether an IPPool is closed: it gives no addresses, since the leases of its range are AddressLeases."""
     return str((document.get("spec") or {}).get("range")).startswith((MOVED, MOVING))
 
 
 class Closed(ValueError):
-    """Error: the pool gives no addresses, because they are in AddressLeases."""
+    """Error: the IPPool is closed: the leases of its range are AddressLeases."""
 
 
 class IPPool:
     """An IPPool as it was read. `entries` are its allocations by the value of the address.
 
-    `size` is that of its JSON in bytes, as a patch leaves it, without managedFields. `stray` are the keys of
-    allocations that are no offset of an address. `scope` and `leases` are empty until `read_leases`.
+    `size` is the size of its JSON in bytes without managedFields, which each patch removes. `stray` are the keys of
+    allocations that are not the offset of an address. `scope` and `leases` are empty until `read_leases`.
     """
 
     __slots__ = (
@@ -127,7 +127,7 @@ class IPPool:
     )
 
     def __init__(self, document: dict[str, Any], size: int) -> None:
-        """`size` is that of `document` in bytes. Raises ValueError if spec.range is no CIDR, Closed if it is closed."""
+        """`size` is the bytes of `document`. Raises Closed for a closed pool, ValueError for a wrong spec.range."""
         metadata = document.get("metadata") or {}
         self.name: str = metadata.get("name") or ""
         self.version: str = metadata.get("resourceVersion") or ""
@@ -162,9 +162,9 @@ class IPPool:
                 self.stray.append(key)
 
     def named_scope(self, node: str = "") -> str | None:
-        """The prefix of the pool's name: the scope of leases without a record. None for a name without a range.
+        """The scope of leases without a record: the pool's name before the range. None for a name without a range.
 
-        `node` is the node of a slice's pool; its name stands between the prefix and the range, and is left out.
+        In the name of a node slice's pool, the name of `node` stands before the range; it is left out too.
         """
         try:
             scope = network_name_of(self.name, self.family, self.first)
@@ -182,7 +182,7 @@ class IPPool:
         return lease
 
     def read_leases(self, scope: str | None, reservation_of: Callable[[str], Reservation | None]) -> None:
-        """Set `scope` and `leases`. `reservation_of` returns the reservation with a name; None for none."""
+        """Set `scope` and `leases`. `reservation_of(name)` returns the reservation, None if there is none."""
         self.scope, self.leases = scope, []
         for _, entry in sorted(self.entries.items()):
             lease = self.lease(entry, scope)
@@ -192,12 +192,12 @@ class IPPool:
             self.leases.append(lease)
 
     def former(self) -> dict[str, int]:
-        """The offset of the last address that each interface of a pod had, by its NAMESPACE/NAME/IFNAME."""
+        """The offset of the last address of each pod's interface, by NAMESPACE/NAME/IFNAME."""
         found = self._memory(FORMER)
         return {name: offset for name, offset in found.items() if isinstance(offset, int)}
 
     def cooling(self, now: int) -> dict[str, list[Any]]:
-        """[end, interface] of each cooldown that lasts at `now`, by offset; times are in seconds since 1970."""
+        """[end, interface] of each cooldown that has not ended at `now`, by offset; times in seconds since 1970."""
         found = self._memory(COOLING)
         return {
             offset: kept
@@ -214,7 +214,7 @@ class IPPool:
         return found if isinstance(found, dict) else {}
 
     def remembering(self, released: Sequence[Lease]) -> dict[str, str]:
-        """The annotation {FORMER: text} with the addresses of `released` added; {} if they add nothing."""
+        """The annotation of former addresses, {FORMER: text}, with those of `released` added; {} if none is added."""
         names = {
             interface(lease.pod, lease.ifname): lease.value - self.first for lease in released if returns(lease.pod)
         }
@@ -222,7 +222,7 @@ class IPPool:
         return {FORMER: _cut(former | names)} if names else {}
 
     def cooled(self, given_up: Sequence[Lease], cooldown: int, now: int) -> dict[str, str]:
-        """The annotation {COOLING: text} with cooldowns of `given_up` added; {} if there are none to add."""
+        """The annotation of cooldowns, {COOLING: text}, with those of `given_up` added; {} if none is added."""
         if not (cooldown and given_up):
             return {}
         until = now + cooldown + 1  # the current second does not count
@@ -266,7 +266,7 @@ class IPPool:
 
 
 def allocation(pool: IPPool | None, place: Want) -> Allocation | None:
-    """The allocation of the address of `place`; None for none, also if the pool is None or of the other family."""
+    """The pool's allocation of the address of `place`. None if there is no allocation, or no pool of this family."""
     return pool.entries.get(place.value) if pool and pool.family == place.family else None
 
 
@@ -307,7 +307,7 @@ def probed() -> Lease:
 
 
 def pruned(kept: dict[str, Any]) -> str:
-    """The fault of the server's CRD of IPPool, by its answer `kept` to the dry run of `probe()`; "" for none."""
+    """The fault of the server's CRD of IPPool, "" without a fault. `kept` answers the dry run of `probe()`."""
     allocations = (kept.get("spec") or {}).get("allocations") or {}
     if "ifname" in (allocations.get("0") or {"ifname": ""}):
         return ""
@@ -345,7 +345,7 @@ def reservation(lease: Lease) -> dict[str, Any]:
 
 
 class Reservation:
-    """A reservation as it was read. `lease` is the lease that it describes, with the address in its name.
+    """A reservation as it was read. `lease` is the lease that it describes, with the address in the object's name.
 
     `address` is None if the name has no address. `scopes` are the known scopes with which the name may begin.
     """
@@ -368,7 +368,7 @@ class Reservation:
         self.place(scopes)
 
     def place(self, scopes: Iterable[str]) -> None:
-        """Split the name into scope and address. The longest fitting of `scopes` counts, else the shortest prefix."""
+        """Split the name into scope and address. The scope is the longest of `scopes` that fits, else a prefix."""
         known = sorted(scopes, key=len, reverse=True)
         split = (self.name[:at] for at, sign in enumerate(self.name) if sign == "-" and at)
         self.address, self.lease.scope = None, ""
@@ -385,7 +385,7 @@ class Reservation:
         return self.lease.scope, self.address
 
     def is_of(self, lease: Lease) -> bool:
-        """Whether the reservation belongs to `lease`, with any sequence. Without a container the pod decides."""
+        """Whether the reservation names the container of `lease`, or no container but the pod. Sequences may differ."""
         own = self.lease
         if own.ifname and lease.ifname and own.ifname != lease.ifname:
             return False
@@ -394,14 +394,14 @@ class Reservation:
         return bool(lease.pod[1]) and own.pod_name == lease.pod_name
 
     def tell(self, lease: Lease) -> None:
-        """Set the members of `lease` that only a reservation has. The reservation must belong to the lease."""
+        """Copy to `lease` the members that allocations lack. The reservation must belong to the lease."""
         own = self.lease
         lease.pod = (*lease.pod_name, own.pod[2])
         lease.network, lease.node, lease.machine = own.network, own.node, own.machine
         lease.netns, lease.boot_id, lease.sequence, lease.since = own.netns, own.boot_id, own.sequence, own.since
 
     def replacement(self, new: dict[str, Any]) -> list[dict[str, Any]]:
-        """The JSON patch that adds labels and annotations of `new` and sets its spec. It fails after another change."""
+        """The JSON patch that sets spec and adds labels and annotations of `new`. It fails if the object has changed."""
         metadata = new["metadata"]
         members = {"/metadata/annotations": self._annotations | metadata["annotations"], "/spec": new["spec"]}
         if "labels" in metadata:
@@ -410,7 +410,7 @@ class Reservation:
 
 
 def _told(spec: Mapping[str, Any], details: Any) -> Lease:
-    """The lease of a reservation, without its address. Raises ValueError or TypeError for foreign `details`."""
+    """The lease of a reservation, without its address. Raises ValueError or TypeError for foreign JSON in `details`."""
     known = {"pool": "", "network": "", "node": "", "uid": "", "bootID": "", "netns": "", "sequence": 0, **details}
     namespace, _, name = str(spec.get("podref") or "").partition("/")
     attachment = Attachment(

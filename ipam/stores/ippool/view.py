@@ -37,10 +37,10 @@ _CONTENDED_SECONDS, _LONGEST_PAUSE = 60.0, 5.0
 
 
 class View:
-    """The readings since the last `forget`. `named` are the pools in which an attachment may have leases (None: all).
+    """What was read since the last `forget`. `named` are the pools in which an attachment may have leases (None: all).
 
     `before` is called before each reading of a pool. `known` returns the leases in this node's records. `node` is the
-    node of pools that are slices, else "". `cooldown` is that of the store.
+    node whose slices the pools are, "" for pools of whole ranges. `cooldown` is the store's, in seconds.
     """
 
     __slots__ = (
@@ -92,7 +92,7 @@ class View:
         return [self.parsed(found, 0) for found in self.api.list_all(POOLS) if not objects.is_closed(found)]
 
     def pool(self, name: str) -> IPPool | None:
-        """The pool with this name; None for none."""
+        """The pool with this name; None if there is none."""
         if name not in self.read_pools:
             self._before()
             try:
@@ -114,7 +114,7 @@ class View:
             ) from None
 
     def reservation(self, place: Want) -> Reservation | None:
-        """The reservation of the address of `place` in its scope; None for none."""
+        """The reservation of the address of `place` in its scope; None if there is none."""
         if place.scope is None:
             return None
         name = reservation_name(place)
@@ -138,13 +138,13 @@ class View:
         return pool.lease(entry, pool.named_scope(self._node))
 
     def lease_at(self, place: Want) -> Lease | None:
-        """The lease in the pool at the address of `place`; None for none."""
+        """The lease of the address of `place` in its pool; None if there is none."""
         pool = self.pool(place.pool)
         entry = objects.allocation(pool, place)
         return self.lease(pool, entry) if pool and entry else None
 
     def completed(self, lease: Lease) -> Lease:
-        """`lease`, completed from its reservation if no record has; without a reservation the scope is None."""
+        """`lease` with the data of its record, else of its reservation. The scope is None without a reservation."""
         found = self.reservation(lease)
         own = found is not None and found.is_of(lease)
         if lease.sequence == 0 and found and own:
@@ -156,12 +156,12 @@ class View:
         return unreserved
 
     def is_there(self, lease: Lease) -> bool:
-        """Whether the pool still has `lease`, and not a later claim by the same attachment."""
+        """Whether the pool still has `lease`; False if the attachment has claimed the address again."""
         entry = objects.allocation(self.pool(lease.pool), lease)
         return entry is not None and entry.is_of(lease) and not self.is_superseded(lease)
 
     def is_superseded(self, lease: Lease) -> bool:
-        """Whether the records name another claim than `lease` by the same attachment. In a pool both look the same."""
+        """Whether the attachment has claimed the address again, by this node's record. A pool cannot show this."""
         known = self.known_leases().get(lease.place)
         return known is not None and known.attachment == lease.attachment and known.key() != lease.key()
 
@@ -189,10 +189,10 @@ class View:
         cooled: Sequence[Lease] = (),
         released: Sequence[Lease] = (),
     ) -> None:
-        """Patch a pool with `changes`. Raises Conflict if it has changed since it was read, CniError if full, or Open.
+        """Patch a pool with `changes`. Raises Open, Conflict if the pool has changed since it was read, or CniError.
 
-        Unless it is CROWDED, the pool remembers cooldowns of the leases `cooled` and the former addresses of
-        `released`.
+        Unless the object is nearly full, the patch also adds cooldowns of the leases `cooled`, and the former addresses
+        of `released`. A full pool is a CniError.
         """
         pool = self.pool(name)
         if pool is None:
@@ -227,7 +227,7 @@ class View:
         )
 
     def create(self, name: str, family: int, changes: Changes) -> None:
-        """Create a pool for `changes`, but empty, since a late create cannot be made to fail. Raises Conflict, Open."""
+        """Create an empty pool for `changes`, which `patch` adds: unlike a late create, a late patch fails. Raises Open."""
         try:
             cidr = range_of(name, family, next(iter(changes)))
         except ValueError:
@@ -240,7 +240,7 @@ class View:
         self.read_pools[name] = IPPool(self.api.create(POOLS, document), 0)
 
     def refuse_others(self, name: str) -> None:
-        """Raise InvalidConfig when another namespace has the pool, or AddressLeases of the pool are held."""
+        """Raise InvalidConfig when another namespace has an IPPool of this name, or its leases are AddressLeases."""
         refuse_elsewhere(self.api, name)
         try:
             for page in self.api.pages(ADDRESSES, f"{ADDRESS_POOL}={label(name)}", brief=True):
@@ -250,7 +250,7 @@ class View:
             pass  # the cluster has no AddressLeases, or these are credentials of whereabouts
 
     def pauses(self) -> Pauses:
-        """The pauses between attempts of a change that others forestall. They may take longer than one request may."""
+        """The pauses between attempts at a change, while others change the object. They may outlast one request."""
         seconds = self.api.seconds
         seconds = seconds if seconds < SHARED_SECONDS else max(seconds, _CONTENDED_SECONDS)
         return Pauses(min(time.monotonic() + seconds, self.api.deadline), longest=_LONGEST_PAUSE)
@@ -272,9 +272,10 @@ class View:
                     self.forget_reservation(lease)
 
     def reserve_for_others(self, leases: Sequence[Lease]) -> None:
-        """Recreate reservations that were deleted with `leases`, but whose addresses have other owners. Raises Open.
+        """Create missing reservations of those addresses of `leases` that now have other owners. Raises Open.
 
-        whereabouts moves an allocation to a restarted sandbox, and leaves the former container in the reservation.
+        whereabouts moves an allocation to a restarted sandbox, but its reservation still names the former container,
+        so that the release of the former lease deletes it.
         """
         for lease in leases:
             other = self.lease_at(lease) if lease.scope is not None else None
