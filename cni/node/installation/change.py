@@ -105,7 +105,8 @@ class Folder:
 
     @contextmanager
     def foreseen(self) -> Iterator[None]:
-        """Hold the lock for a dry run if its folder exists. Raises IoFailure if the folder could not be made."""
+        """Hold the lock during a dry run if the bundle folder exists. Raises IoFailure if an install could not make
+        this folder."""
         if not os.path.isdir(self.bundle) and not os.access(self.path, os.W_OK, effective_ids=True):
             code = errno.EROFS if os.statvfs(self.path).f_flag & os.ST_RDONLY else errno.EACCES
             raise self._refused("make the lock of the installers", OSError(code, os.strerror(code)))
@@ -211,7 +212,8 @@ def uninstall(folder: Folder, refuse: _Refuse, end_workers: Callable[[], object]
 
 
 def steps_away(folder: Folder, refuse: _Refuse) -> list[Step]:
-    """The steps that `uninstall` would carry out now. Raises the same errors as `uninstall` before its first step."""
+    """The steps that `uninstall` would carry out now. Raises the errors with which `uninstall` would refuse to
+    begin."""
     with folder.foreseen():
         found = layout.read(folder.path)
         refuse(found)
@@ -233,7 +235,7 @@ def _release(folder: Folder, found: Installation) -> Iterator[Step]:
 
 
 def _users(folder: Folder, found: Installation) -> str:
-    """The processes that run from a version, as text, except this command, which may run from one; "" for none."""
+    """Describe the processes that run from a version, without this command and its parent; "" if there are none."""
     own = (os.getpid(), os.getppid())
     users = [(pid, v) for v in found.versions for pid in users_of(f"{folder.bundle}/{v}", own)]
     return ", ".join(f"process {pid}, which runs from version {version}" for pid, version in users)
@@ -303,10 +305,11 @@ def _identity(status: os.stat_result) -> tuple[int, int]:
 
 
 class CommandLink:
-    """The link railcni in `directory` of the host below `root`. Without `wanted`: any link that an install has made.
+    """The link `railcni` in `directory` on the host with the root directory `root`. An install gives its content,
+    `wanted`.
 
     The link leads to the command of the version in use, or of a checkout, whose libraries are not installed. A foreign
-    file is left alone. Without `directory`, as on some nodes that a container installs on, there is no link.
+    file is left alone. If `directory` is missing, as on some nodes that a container installs on, no link is made.
     """
 
     def __init__(self, folder: Folder, root: str, directory: str, wanted: content.Content | None = None) -> None:

@@ -1,5 +1,5 @@
-"""The names of an installation, those of them that a plugin folder has, and its faults: every name must lead to one of our
-plugins, which runs, and the state directory must be usable. The functions raise OSError."""
+"""The file names of an installation, the files that a plugin folder has of it, and their faults. Every name must lead
+to one of our plugins, the plugin must run, and the state directory must be usable. The functions raise OSError."""
 
 from __future__ import annotations
 
@@ -108,7 +108,8 @@ def fingerprint(folder: str, found: Installation) -> tuple[object, ...]:
 
 
 def state_faults(state: str) -> Iterator[str]:
-    """Yield the faults of the directory `state`. This user must be able to write it, or to make a missing one."""
+    """Yield the faults of the directory `state`. This user must be able to write in it, or to make it if it is
+    missing."""
     above = state
     try:
         files.check_private_directory(state, links=True)

@@ -44,7 +44,7 @@ def named(attachment: dict[str, Any]) -> str:
 
 
 def changed(directory: str = STATE) -> int:
-    """The time at which a record was last added or removed, in ns since 1970; 0 without any record so far."""
+    """The time at which a record was last added or removed, in ns since 1970; 0 if there never was a record."""
     try:
         return os.stat(f"{directory}/attachments").st_mtime_ns
     except FileNotFoundError:
@@ -52,7 +52,8 @@ def changed(directory: str = STATE) -> int:
 
 
 def completed(directory: str = STATE) -> tuple[list[dict[str, Any]], bool]:
-    """Return the attachments (and groups of rails) on which no call is at work now, and whether there are others."""
+    """Return (attachments and groups of rails on which no call is at work, whether a call is at work on another
+    one)."""
     records, ended, every = Records(directory), [], found(directory=directory)
     for one in every:
         held = records.try_locked(Attachment(one["network"], one["containerID"], one["ifname"]), LINK)
@@ -63,7 +64,7 @@ def completed(directory: str = STATE) -> tuple[list[dict[str, Any]], bool]:
 
 
 def device_of(attachment: dict[str, Any]) -> str:
-    """The PCI address of the recorded device, or else the `deviceID` of the configuration; "" without either."""
+    """The PCI address of the recorded device, else the `deviceID` of the configuration; "" if both are missing."""
     link = attachment["records"].get(LINK) or {}
     config = _config(attachment)
     given = (config.get("runtimeConfig") or {}).get("deviceID") or config.get("deviceID") or ""
@@ -71,7 +72,8 @@ def device_of(attachment: dict[str, Any]) -> str:
 
 
 def network_data(attachment: dict[str, Any], every: Iterable[dict[str, Any]]) -> dict[str, Any]:
-    """The result of the ADD, as NetworkDeviceData of a ResourceClaim. `every` also has the groups of rails."""
+    """The result of the ADD, as NetworkDeviceData of a ResourceClaim. `every` has all attachments of the node: the
+    record of a group of rails has the addresses of its rails."""
     link = attachment["records"][LINK]["link"]
     mac = link.get("mac") or (link.get("device") or {}).get("mac")
     known = {"interfaceName": attachment["ifname"], "hardwareAddress": mac, "ips": attachment["addresses"]}
@@ -83,7 +85,7 @@ def network_data(attachment: dict[str, Any], every: Iterable[dict[str, Any]]) ->
 
 
 def _of_rail(attachment: dict[str, Any], group: dict[str, Any]) -> list[str]:
-    """The attachment's share of the addresses of its group of rails, which are in the order of rail.ranges."""
+    """The addresses of the attachment's rail. `group` has the addresses of all rails, in the order of rail.ranges."""
     names = [attachment["network"], attachment["ifname"]]
     index = next((entry[2] for entry in rails.listed(group["records"].get("ipam")) if entry[:2] == names), None)
     with suppress(KeyError, TypeError, ValueError):

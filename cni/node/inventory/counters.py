@@ -18,7 +18,8 @@ _LOSS = "see PFC and ECN here and on the switches: packets are lost on the way"
 
 @dataclass(frozen=True)
 class ErrorCounter:
-    """An error counter: its `place` below the port's folder, its `meaning`, and the value that needs the remedy."""
+    """An error counter: its `place` below the port's folder, its `meaning`, and the `remedy` for errors. `many` is the
+    least value since the port's start that is reported."""
 
     place: str
     meaning: str

@@ -16,7 +16,8 @@ from cni.shared.kernel.files import names_in
 @dataclass(frozen=True)
 class Gid:
     """An entry of a GID table. `kind` is "RoCE v2", for example; `ndev` is the name of its netdev in the netdev's
-    namespace. `owner` is the pod or namespace with the address on such a link, "" for this or an unknown one."""
+    namespace. `owner` is the pod or namespace whose link `ndev` has `address`; "" for this namespace, or if it is
+    unknown."""
 
     index: int
     value: str
@@ -28,9 +29,10 @@ class Gid:
 
 @dataclass(frozen=True)
 class Port:
-    """A port of a verbs device. `mtu` is the MTU of the netdev in bytes, `roce_mtu` the RoCE MTU that results from it;
-    both may be None: not seen from here, or no RoCE. `carrier` is None when the netdev is not seen. `room` is the size
-    of the GID table. `links` are the netdev and the links above it in this namespace; a GID of another is a pod's."""
+    """A port of a verbs device. `mtu` is the MTU of the netdev in bytes, None if it cannot be seen. `roce_mtu` is the
+    RoCE MTU that results from it, None also without RoCE. `carrier` is None when the netdev is not seen. `room` is the
+    size of the GID table. `links` are the netdev and the links above it in this namespace; a GID with another netdev is
+    a pod's."""
 
     device: str
     number: int
@@ -76,7 +78,7 @@ class VerbsDevice:
 
 
 def read(sandboxes: Sequence[NamespaceView] = (), root: str = "/sys") -> list[VerbsDevice]:
-    # of several namespaces the first counts, which is this one
+    # if several namespaces have a link of this name and address, the first one counts: this command's own
     links = {(i.name, a): (s.owner, i.mtu) for s in reversed(sandboxes) for i in s.interfaces for a in i.addresses}
     above: dict[tuple[str, int], set[str]] = {}
     for netdev in names_in(f"{root}/class/net"):

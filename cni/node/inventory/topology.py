@@ -96,7 +96,7 @@ def distance(one: PciDevice, other: PciDevice, one_node: bool = False) -> str:
 
 
 def read(nics: Iterable[tuple[str, str]], root: str = "/sys") -> Topology:
-    """The GPUs of the machine, and those of `nics`, (name, PCI address), whose address the machine has."""
+    """Read the GPUs of the machine, and the NICs in `nics`, (name, PCI address), whose PCI address exists here."""
     folder = f"{root}/bus/pci/devices"
     devices = [device(address, root) for address in names_in(folder) if is_address(address)]
     gpus = [d for d in devices if d.is_gpu]

@@ -1,7 +1,7 @@
 """The cache of libcni, a file for each attachment: DIRECTORY/results/NETWORK-CONTAINERID-IFNAME, "cniCacheV1".
 
-The file names and fields are those of libcni (libcni/api.go, cachedInfo), so cnitool, containerd, podman and this
-command can each detach an attachment of another. `config` is the conflist, in base64 as Go encodes bytes.
+The file names and fields are those of libcni (libcni/api.go, cachedInfo). So cnitool, containerd, podman and this
+command can each detach an attachment that another has made. `config` is the conflist, in base64 as Go encodes bytes.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class CachedResult:
 
 
 class Cache:
-    """The entries in `directory`. A network and the container_id and ifname of its parameters find an entry."""
+    """The cache entries in `directory`. Network, containerID and ifname identify an entry."""
 
     def __init__(self, directory: str = DIRECTORY) -> None:
         self.directory = directory

@@ -39,8 +39,8 @@ class Runtime:
         return result or {}
 
     def delete(self, network: Network, parameters: Parameters) -> None:
-        """DEL along the chain in reverse, with every step even when others fail. If none fails, remove the attachment
-        from the cache; otherwise raise the error of the step, or StepsFailed."""
+        """DEL along the chain in reverse. Every step is made, even if others fail. If none fails, remove the attachment
+        from the cache. Raises the error of the failed step, or StepsFailed if several failed."""
         version = self._version(network)
         previous = None
         if at_least(version, "0.4.0"):
@@ -93,7 +93,8 @@ class Runtime:
         return asked
 
     def status(self, network: Network) -> list[tuple[ChainStep, CniError | None]]:
-        """Each plugin with its error for STATUS, None when it is ready. One without STATUS has an error of code 1."""
+        """Return each plugin with its error for STATUS, None if it is ready. A plugin without STATUS has an error of
+        code 1."""
         answers: list[tuple[ChainStep, CniError | None]] = []
         for step in network.steps:
             faults: list[CniError] = []
@@ -106,7 +107,8 @@ class Runtime:
     # --- versions and results ---
 
     def negotiate(self, network: Network) -> str:
-        """The newest version that the network allows and all its plugins speak. Raises IncompatibleVersion without one.
+        """The newest version that the network allows and all its plugins speak. Raises IncompatibleVersion if there is
+        none.
 
         SPEC.md, "Version considerations".
         """
@@ -149,7 +151,8 @@ class Runtime:
         return network.versions[-1]
 
     def _version_with(self, verb: str, version: str, plugins: Sequence[str]) -> str:
-        """`version` if it has `verb`, else the newest version with `verb` that all `plugins` speak. Raises CniError."""
+        """`version` if it has `verb`, else the newest version with `verb` that all `plugins` speak. Raises
+        IncompatibleVersion if there is none."""
         since = VERBS_SINCE[verb]
         if at_least(version, since):
             return version
@@ -180,7 +183,8 @@ def _request(
 
 
 def _result(answer: Any, plugin: str, version: str) -> dict[str, Any]:
-    """Check the plugin's result, and return it; without a version, it gets `version` (containernetworking/cni 895)."""
+    """Check the plugin's result, and return it. A result without cniVersion gets `version` (containernetworking/cni
+    895)."""
     if not isinstance(answer, dict):
         raise DecodingFailure(f"{plugin} ADD answered no result, but {json.dumps(answer)[:60]}")
     if not answer.get("cniVersion"):

@@ -52,9 +52,10 @@ class Executables:
         raise IoFailure(f"there is no plugin {plugin} in {', '.join(self.path) or 'an empty CNI_PATH'}")
 
     def run(self, verb: str, plugin: str, config: dict[str, Any], parameters: Parameters = _NOBODY) -> Any:
-        """Run the plugin, and return its answer, None for an empty one. The plugin's stderr is passed on.
+        """Run the plugin; return its answer, None if that is empty. If the plugin succeeds, its stderr is passed on.
 
-        Raises PluginFailed with the plugin's error, DelegateFailed without an error, DecodingFailure if it is not JSON.
+        Raises PluginFailed if the plugin answers an error, DelegateFailed if it fails without one, and DecodingFailure
+        if its answer is not JSON.
         """
         environ = {
             **self._environ,
@@ -97,7 +98,8 @@ def _execute(file: str, environ: Mapping[str, str], stdin: bytes) -> subprocess.
 
 
 def _interpreter(file: str) -> str:
-    """The part of a message with a script's interpreter, for which execve(2) also gives ENOENT; "" for others."""
+    """The interpreter of a script, as text for a message: execve(2) gives ENOENT also if the interpreter is missing. ""
+    for other files."""
     try:
         with open(file, "rb") as script:
             first = script.readline(256)

@@ -37,7 +37,8 @@ class AgentLog(Log):
             pass  # nobody listens
 
     def state(self, about: str, text: str, **fields: object) -> None:
-        """Write the warning `text` if it differs from the last one `about` the same; "" means no fault."""
+        """Write `text` as a warning if it differs from the last text for the same `about`. "" means that the fault is
+        gone."""
         if self._last.get(about, "") != text:
             self._last[about] = text
             if text:

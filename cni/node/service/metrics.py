@@ -1,8 +1,8 @@
 """Numbers for Prometheus, in its text format 0.0.4. Pure.
 
 This project has its own writer, since the format has only three kinds of lines: prometheus_client would be one more
-package in each bundle, with security updates for every node. Metrics with the meaning of one of Calico's IPAM have its
-name (ipam_...), so its dashboards and alerts can be used.
+package in each bundle, with security updates for every node. A metric that Calico's IPAM has too gets the name that it
+has there (ipam_...), so that dashboards and alerts for Calico can be used.
 """
 
 from __future__ import annotations
