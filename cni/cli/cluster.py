@@ -143,7 +143,8 @@ def _ask(options: argparse.Namespace, agent: kubectl.NodeAgent) -> dict[str, Any
 def _answer(
     options: argparse.Namespace, agent: kubectl.NodeAgent, command: Sequence[str], *places: str, given: str = ""
 ) -> Any:
-    """Run `railcni` in the agent's pod with the agent's own `places` options; return its JSON. Raises IoFailure."""
+    """Run `railcni` in the agent's pod with the agent's values of the options `places`; return its JSON. Raises
+    IoFailure."""
     if agent.fault:
         raise IoFailure(agent.fault)
     argv = ["railcni", *command, *filter(None, (agent.argument(name) for name in places))]
@@ -272,12 +273,13 @@ def _ipam(run: Callable[[argparse.Namespace], int], cluster: subcommand.Parser, 
 
 
 def _ask_of_leases(options: argparse.Namespace, leases: Sequence[Lease]) -> dict[Key, tuple[str, str]]:
-    """Ask the agent of each lease's node about its address, all agents if no node is known; return answers by lease."""
+    """Ask the agent of each lease's node whether the address is in use, all agents if the node is unknown; return the
+    answers by lease."""
     agents = kubectl.agents(options) if leases else {}
     no_agent = kubectl.NodeAgent("", "", "", {}, "no agent has this node")
 
     def ask(name: str) -> list[tuple[Key, tuple[str, str]]]:
-        """[(identity, (state, reason))] of the leases of node `name` or of no known node, as the node's agent answers.
+        """Ask the agent of node `name` about its leases and those without a node; return [(identity, (state, reason))].
 
         The state is in_use.ENDED, in_use.USED or in_use.UNKNOWN.
         """

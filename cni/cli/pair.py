@@ -173,7 +173,7 @@ def _print(found: Sequence[Observation]) -> None:
 def _manifest(
     options: argparse.Namespace, nad: dict[str, Any], agent: kubectl.NodeAgent, pod: TestedPod, node: str
 ) -> dict[str, Any]:
-    """The manifest of `pod` on `node`; without a node the scheduler puts the pod on another node than the other pod."""
+    """The manifest of `pod` on `node`. If `node` is "", the scheduler chooses a node without the other pod."""
     metadata = nad["metadata"]
     label = {"app.kubernetes.io/name": "railcni-test", "app.kubernetes.io/instance": pod.name.rpartition("-")[0]}
     container: dict[str, Any] = {

@@ -95,7 +95,8 @@ def found(root: str = "/") -> list[Workers]:
 def stop(root: str = "/", seconds: float = END_SECONDS) -> int:
     """End all workers when they have served their calls; return the number of supervisors.
 
-    Raises TryAgainLater if one is still there after `seconds`. One that new calls started meanwhile stays.
+    Raises TryAgainLater if one of them is still there after `seconds`. A supervisor that starts meanwhile is left
+    alone.
     """
     asked = {path: _ask_to_end(path) for path in _sockets(root)}
     deadline = time.monotonic() + seconds

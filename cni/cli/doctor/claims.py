@@ -23,8 +23,8 @@ from cni.shared.kernel.files import read_whole
 
 @dataclass(frozen=True)
 class PodClaim:
-    """A claim that kubelet has or had for the pods with the UIDs `pods`. `record` is the driver's; None if the claim is
-    not prepared. `is_specified`: the runtime finds its CDI specification, or needs none."""
+    """A claim that kubelet or the driver has recorded, for the pods with the UIDs `pods`. `record` is the driver's
+    record; None if the claim is not prepared. `is_specified`: the CDI specification exists, or is not needed."""
 
     name: str
     pods: tuple[str, ...]
@@ -33,7 +33,8 @@ class PodClaim:
 
 
 def read(kubelet: str, root: str = "") -> list[PodClaim]:
-    """The claims with this driver's devices, first those in kubelet's file. Raises OSError, ValueError."""
+    """The claims with this driver's devices in kubelet's file, then those in the driver's records alone. Raises OSError
+    or ValueError if the file or a record cannot be read."""
     try:
         entries = _entries(json.loads(read_whole(f"{kubelet}/dra_manager_state")))
     except FileNotFoundError:

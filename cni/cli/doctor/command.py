@@ -111,8 +111,8 @@ def _print(found: DoctorReport, verbose: bool) -> None:
 
 
 def _folded(findings: Iterable[Observation]) -> list[Observation]:
-    """The findings in order. Those that differ by the subject alone, as of eight NICs, become one with all subjects. The
-    PCI address in a command, which is the first subject's then, does not keep them apart."""
+    """Merge findings that differ in the subject alone, such as those of eight NICs, into one with all subjects. PCI
+    addresses in the remedies may differ too; the merged finding has the first remedy. Findings with level OK stay."""
     groups: dict[object, list[Observation]] = {}
     for one in findings:
         found = _ADDRESS.sub("", one.found) if one.level == UNKNOWN else one.found

@@ -37,8 +37,9 @@ class Congestion:
     """The settings of a netdev. `pfc`: the lossless priorities. `ecn`: the priorities with ECN as notification and as
     reaction point. Both are None if unknown. `trust` is "dscp", "pcp" or "" (unknown).
 
-    `dscp` maps DSCPs to their priorities, if the driver tells them. `classes` has the types of service (ToS, 8 bits) of
-    packets, by the name of the setting. `has_vlan`: there is a VLAN on the netdev, whose tags have a priority. `pci`: its PCI address.
+    `dscp` maps DSCPs to their priorities, if the driver shows them. `classes` maps the name of a setting to the type of
+    service (ToS, 8 bits) of its packets. `has_vlan`: a VLAN on the netdev tags packets with a priority. `pci` is the
+    netdev's PCI address.
     """
 
     pfc: tuple[int, ...] | None = None

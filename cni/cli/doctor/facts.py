@@ -46,8 +46,8 @@ class NodePlaces:
 
 @dataclass
 class NodeFacts:
-    """Facts about the node at `places`; with `pod` (NAMESPACE/POD or a namespace's path) about that pod alone. The
-    errors of ports are counted for `watch` seconds; 0: since the start of each port."""
+    """Facts about the node at `places`; with `pod` (NAMESPACE/POD or a namespace's path) about that pod alone. Port
+    errors are counted for `watch` seconds, or since each port's start if `watch` is 0."""
 
     places: NodePlaces = field(default_factory=NodePlaces)
     pod: str = ""

@@ -45,8 +45,8 @@ def mode() -> str:
 
 
 def check_mode(mode: str, moves_devices: bool, sharing: Sequence[str]) -> Iterator[Observation]:
-    """Find exclusive mode. It is a fault unless the plugin `rdma` is installed (`moves_devices`) and no link of a pod
-    shares a NIC, such as a macvlan (`sharing`)."""
+    """Find exclusive mode. It is a fault if the plugin `rdma` is missing (`moves_devices` is false), or if links of
+    pods share a NIC, as macvlans do (`sharing`)."""
     subject = "RDMA netns mode"
     if not mode:
         yield unknown(subject, "the kernel does not say: RDMA netlink is not there, or refused")
@@ -114,7 +114,8 @@ def check_parameters(read: Mapping[str, LinkParameters], subnets: Mapping[str, S
 
 
 def _check_filter(netdev: str, parameters: LinkParameters) -> Observation:
-    """Judge strict rp_filter: a fault if replies to the link's subnets leave by another link; other replies: advice."""
+    """Judge strict rp_filter: a fault if replies to the link's subnets leave by another link, advice if only others
+    do."""
     value = parameters.rp_filter
     if value is None:
         return unknown(netdev, "rp_filter cannot be read")

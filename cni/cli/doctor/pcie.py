@@ -49,8 +49,9 @@ class PcieLink:
 
 @dataclass(frozen=True)
 class PcieFunction:
-    """A NIC's PCI function: its current link, its best one, and the best one of the port above it. `domain` is the type
-    of its IOMMU group: "identity" passes DMA through, "DMA" and "DMA-FQ" translate it, "": no group. `relaxed_ordering` is on, off, or the reason why that is not known."""
+    """A NIC's PCI function: its current link, its best link, and the best link of the port above it. `domain` is the
+    type of its IOMMU group: "identity" passes DMA through, "DMA" and "DMA-FQ" translate it, "": no group.
+    `relaxed_ordering` is on, off, or the reason why that is not known."""
 
     name: str
     address: str

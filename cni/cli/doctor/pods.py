@@ -162,7 +162,7 @@ def check_pod(
     processes: Sequence[PodProcess],
     needed: Sequence[PodNeed] = (),
 ) -> Iterator[Observation]:
-    """Check that one pod has RDMA, and its kernel parameters, device nodes and limits."""
+    """Check that a pod has a link over a RoCE port; check its kernel parameters, device nodes and limits."""
     who = sandbox.owner or "this namespace"
     if not links:
         names = ", ".join(i.name for i in sandbox.interfaces if i.name != "lo") or "none"
@@ -259,7 +259,8 @@ def _parameters(sandbox: NamespaceView, links: Sequence[SandboxInterface]) -> di
 
 
 def processes(sandbox: NamespaceView, proc: str = "/proc") -> list[PodProcess]:
-    """The first processes in the pod's network namespace, without a runtime's helpers: these see the host's files."""
+    """The first processes in the pod's network namespace by PID, without a runtime's helpers, which see the host's
+    files."""
     if not sandbox.netns:
         return []
     found = []

@@ -104,7 +104,8 @@ def _subject(port: Port) -> str:
 
 
 def check_counters(now: PortCounts, before: PortCounts, seconds: float) -> Iterator[Observation]:
-    """Find errors of ports: those since the reading `before`, `seconds` ago, or without it since the ports' start."""
+    """Find errors of ports in the `seconds` since the reading `before`; if it is empty, since the start of each
+    port."""
     for port, values in now.items():
         found = list(_faults(str(port), values, before.get(port, {}), seconds))
         yield from found

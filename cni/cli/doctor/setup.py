@@ -1,8 +1,7 @@
 """Checks of a node's software: plugins, networks in net.d, the store of leases, and the limits that containers inherit.
 
 RDMA locks the memory that it registers. A container may lock as much as its runtime (proc(5), /proc/PID/limits), or any
-amount if the capability IPC_LOCK is effective in it. In Kubernetes a container that does not run as root cannot have
-this one.
+amount if the capability IPC_LOCK is effective in it. In Kubernetes it is effective only in containers that run as root.
 """
 
 from __future__ import annotations
@@ -71,7 +70,7 @@ class NetworkFile:
 
 
 def check_plugins(folders: Sequence[str]) -> Iterator[Observation]:
-    """Ask each plugin for RDMA networks in `folders` for its version."""
+    """Check that the plugins for RDMA networks in `folders` answer VERSION."""
     nothing = True
     for folder in folders:
         ours = layout.read(folder).ours if os.path.isdir(folder) else frozenset()
@@ -86,8 +85,8 @@ def check_plugins(folders: Sequence[str]) -> Iterator[Observation]:
 
 
 def _plugin(path: str, ours: bool) -> Observation:
-    """Ask a plugin for its version. Go's plugins print the version if they are called without a verb (skel of
-    containernetworking/cni), a few only with --version (rdma, multus-shim)."""
+    """Check that a plugin answers VERSION; find its release. Go's plugins print it if they are called without a verb
+    (skel of containernetworking/cni), a few only with --version (rdma, multus-shim)."""
     healthy, remedy = "a plugin that answers VERSION", "install it again"
     try:
         about = _run([path], {})

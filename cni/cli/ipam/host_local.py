@@ -24,7 +24,7 @@ def read(
 ) -> list[Lease]:
     """Read the leases in `directory`, as leases of the pools of `ranges` in the scope `network_name`.
 
-    `network` is the CNI network's name, "": the directory's. Raises InvalidConfig for an address in no range.
+    `network` names the CNI network; "" means the name of `directory`. Raises InvalidConfig for an address in no range.
     """
     network = network or os.path.basename(os.path.normpath(directory))
     known = {(e.parameters.container_id, e.parameters.ifname): e for e in cache.all(network)}

@@ -150,8 +150,8 @@ def _claim(store: Store, group: list[Lease]) -> Claimed | Taken | Unknown:
 
 
 def _opened(choice: Choice, leases: Iterable[Lease], use: int = CREATE, moves: bool = False) -> Store:
-    """Open a store for `use`. An IPPool store locks the pools of `leases`. `moves`: AddressLeases may be claimed in
-    ranges that still are IPPools."""
+    """Open a store to create (CREATE) or only to read it (READ). An IPPool store locks the pools of `leases`. With
+    `moves`, an AddressLease store accepts claims in ranges that are still IPPools."""
     own: dict[str, Any] = {"moves": moves}
     if choice.kind == "kubernetes":
         own = {"pools": sorted({lease.pool for lease in leases})}
@@ -162,7 +162,8 @@ def _opened(choice: Choice, leases: Iterable[Lease], use: int = CREATE, moves: b
 
 
 def _is_same(other: Lease, lease: Lease) -> bool:
-    """Whether `other`, a lease of the target, has the attachment of `lease`. Go's reservations name only the pod."""
+    """Whether `other`, a lease in the target, is of the same attachment as `lease`. Go's reservations name only the
+    pod."""
     if other.ifname not in ("", lease.ifname):
         return False
     if other.container_id:
@@ -182,8 +183,8 @@ def _shown(lease: Lease) -> str:
 class _Migration:
     """A migration of leases from one store to another. A source that is missing, or is the target, is refused.
 
-    Each range is in one of a cluster's two stores: `_closes` are the source's IPPools if its leases become
-    AddressLeases, `_opens` the target's IPPools on the way back.
+    Each range is in one of a cluster's two stores. `_closes` are the source's IPPools if the target is AddressLeases;
+    `_opens` are the target's IPPools if the source is AddressLeases.
     """
 
     def __init__(self, options: argparse.Namespace) -> None:
@@ -245,7 +246,8 @@ class _Migration:
         return {**copied, "removed": removed, "records": records}
 
     def _read(self) -> list[Lease]:
-        """Read the source's leases. On the way to IPPools, first stop claims of AddressLeases, then open the pools."""
+        """Read the source's leases. For a move to IPPools, first make AddressLeases refuse new claims, then fill the
+        IPPools."""
         leases = self._read_source()
         while self._opens and not self._opens.refuse(leases):
             leases = self._read_source()

@@ -25,7 +25,7 @@ from ipam.stores.ippool import objects
 
 
 class Pools:
-    """The IPPools of the chosen cluster."""
+    """The IPPools of a cluster. A closed pool has a text that is no CIDR as its range, and so gives no addresses."""
 
     def __init__(self, choice: Choice) -> None:
         self._cluster = Cluster(choice.kubeconfig)
@@ -34,7 +34,8 @@ class Pools:
         self._moved: list[Lease] = []
 
     def moved_from(self, found: Snapshot) -> list[Lease]:
-        """Note the versions of the pools `found`; return the leases that `close` has taken out of pools before."""
+        """Keep the versions of the pools `found` for `close`; return the leases of the pools that it has closed so
+        far."""
         if sliced := [n.name for n in found.networks if n.sliced]:
             raise InvalidConfig(
                 f"the addresses of {sliced[0]} cannot be moved: it has node_slice_size, which datastore addresslease does not"
@@ -44,10 +45,8 @@ class Pools:
         return self._moved
 
     def close(self, leases: list[Lease]) -> bool:
-        """Mark each pool as moved and empty it, unless it has changed since its `leases` were read.
-
-        Delete their reservations too. Return whether all pools were closed.
-        """
+        """Close each pool that is unchanged, and delete the reservations of its `leases`. Return False if a pool has
+        changed."""
         closed = True
         for name, version in self._versions.items():
             try:
@@ -66,7 +65,8 @@ class Pools:
         return closed
 
     def _replace(self, document: dict[str, Any], version: str, cidr: str, entries: dict[str, Any]) -> None:
-        """Write the range and the allocations of a pool, if its version is still `version`. Raises Conflict, Gone."""
+        """Write the range and the allocations of a pool. Raises Conflict if its version is not `version`, Gone if it is
+        deleted."""
         metadata = document["metadata"]
         members: dict[str, Any] = {"/spec": {"range": cidr, "allocations": entries}}
         if NAMES in (metadata.get("annotations") or {}):
@@ -74,7 +74,7 @@ class Pools:
         self._api.patch(POOLS, metadata["name"], replacement(metadata["uid"], version, members))
 
     def choose(self, kind: str) -> None:
-        """Make `kind` the store of nodes that join, if an agent has chosen another store."""
+        """Write `kind` as the store of nodes that join the cluster, if an agent has written another one."""
         self._cluster.move(kind)
 
     def closed(self) -> dict[str, str]:
@@ -90,7 +90,8 @@ class Pools:
                     yield str(document["metadata"]["name"]), text.removeprefix(sign), document
 
     def refuse(self, leases: list[Lease]) -> bool:
-        """Make AddressLeases refuse claims in closed pools and in the pools of `leases`; return whether all did so already."""
+        """Make AddressLeases refuse claims in closed pools and the pools of `leases`. Return False if some did not
+        refuse before."""
         missing = {lease.pool: lease for lease in leases}
         refused = True
         for document in self._api.list_all(POOLS):
@@ -105,11 +106,13 @@ class Pools:
         return not self._mark(MOVED, MOVING) and refused
 
     def settle(self) -> None:
-        """Let AddressLeases use again the closed pools that an interrupted way back has closed for both stores."""
+        """Make AddressLeases accept claims in pools that an interrupted move to IPPools has left closed for both
+        stores."""
         self._mark(MOVING, MOVED)
 
     def _mark(self, former: str, sign: str) -> bool:
-        """Replace the text `former` before the range with `sign` in closed pools; return whether a pool had it."""
+        """Replace the prefix `former` of the ranges of closed pools by `sign`. Return whether a pool had this
+        prefix."""
         found = [
             (cidr, document) for _, cidr, document in self._closed() if document["spec"]["range"].startswith(former)
         ]
@@ -119,7 +122,7 @@ class Pools:
         return bool(found)
 
     def open(self, leases: list[Lease]) -> list[Lease]:
-        """Open each closed pool with its leases among `leases`; return these leases."""
+        """Give each closed pool its former range, and its leases among `leases` as allocations; return these leases."""
         opened = []
         for name, cidr in self.closed().items():
             _, first, _ = parse_cidr(cidr)

@@ -148,9 +148,9 @@ class _Found:
         self._leases = {(lease.pool, lease.text, lease.container_id, lease.ifname): lease for lease in seen.leases}
 
     def elsewhere(self, finding: Finding, options: argparse.Namespace) -> Lease | None:
-        """The lease of the finding if its node must be asked whether the address is in use, else None. With
-        `options.ask` every node is asked: this command may run in a container of that node, and see none of its
-        namespaces."""
+        """The lease of the finding if the agent of its node must be asked whether the address is in use, else None.
+        With `options.ask` this node's agent is asked too: this command may run in a container that sees no
+        namespace."""
         found = [r.lease for r in self._seen.reserved or () if not finding.pool and r.name == finding.reservation[0]]
         lease = found[0] if found else self._leases.get(finding.of_address())
         if options.force or lease is None or finding.kind == LEASE_OF_ENDED_POD:

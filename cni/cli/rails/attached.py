@@ -153,7 +153,8 @@ def look(attached: AttachedRail) -> AttachedRail:
 
 
 def check(rails: Sequence[AttachedRail]) -> None:
-    """Add the state to each rail, and a fault for each address whose index should equal its group's, but differs."""
+    """Add the state to each rail. In groups with one index on all rails, add a fault for each address with another
+    index."""
     for rail in rails:
         look(rail)
     for group in {rail.rail.group for rail in rails}:
@@ -167,7 +168,8 @@ def check(rails: Sequence[AttachedRail]) -> None:
 
 
 def peer_of(text: str, rails: Sequence[AttachedRail], sandboxes: Sequence[NamespaceView]) -> Peer:
-    """The addresses of a peer, which is an index on every rail, an address with such an index, or a pod of this node.
+    """The addresses of a peer by rail. `text` is the peer's index on every rail, an address with this index, or a pod
+    here.
 
     Raises InvalidConfig when the address is in no rail's subnet, or no such pod is on this node.
     """
@@ -186,7 +188,7 @@ def peer_of(text: str, rails: Sequence[AttachedRail], sandboxes: Sequence[Namesp
 
 
 def ping(rails: Sequence[AttachedRail], peer: Peer) -> None:
-    """Ping each address of the peer on the same rail, from the rail's address in its subnet, else from one of its
+    """Ping each address of the peer from an address of the same rail, of the same subnet if possible, else of the same
     family. Add times and faults to the rails."""
     for attached in rails:
         theirs = peer.get(attached.key, [])

@@ -17,7 +17,7 @@ _PART = re.compile(
     + r")*|\.))\s*\}"
 )
 _ESCAPED = {"n": "\n", "t": "\t", "\\": "\\"}
-Parts = list[tuple[str, str | None, Any]]  # (text, path or None, of a range its Parts)
+Parts = list[tuple[str, str | None, Any]]  # (text, path or None, Parts in a {range} or None)
 
 
 def read(template: str) -> Parts:

@@ -36,7 +36,8 @@ class Form:
 
 
 def _new(name: object, rows: Sequence[Any]) -> tuple[list[Any], bool]:
-    """With -w (the rows that the last listing under this `name` did not have, whether there was one), else all."""
+    """Return (rows to print, whether a listing `name` came before). With -w, rows of the listing before are left
+    out."""
     if Form.seen is None:
         return list(rows), False
     before = Form.seen.get(name)
@@ -149,7 +150,8 @@ def counted(number: int, noun: str) -> str:
 
 
 def print_data(value: Any, form: str = "json", name: str = "") -> None:
-    """Print `value` in a `form` of -o. For "name" that is the member `name` of each element, or its first one."""
+    """Print `value` in a `form` of -o. The form "name" prints the member `name` of each element, or its first
+    member."""
     if isinstance(value, list):
         value, is_repeated = _new("data", value)
         if is_repeated and not value:
@@ -167,7 +169,7 @@ def print_data(value: Any, form: str = "json", name: str = "") -> None:
 
 
 def print_objects(objects: Sequence[Any], form: str) -> None:
-    """Print Kubernetes objects in a `form` of -o, several as a List, or as "yaml", a document for each."""
+    """Print Kubernetes objects in a `form` of -o: several as one List, in the form "yaml" as several documents."""
     objects, is_repeated = _new("objects", objects)
     if is_repeated and not objects:
         return
@@ -193,7 +195,7 @@ def _print_yaml(documents: Sequence[Any]) -> None:
 
 
 def show(form: str, document: Any, print_it: Callable[[], object], name: str = "") -> None:
-    """Print `document` in the `form` of -o by print_data, a table by `print_it`."""
+    """Print `document` in the `form` of -o; for the form "table" call `print_it`."""
     if form == "table":
         print_it()
     else:

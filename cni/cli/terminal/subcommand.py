@@ -23,8 +23,8 @@ _FORMAT = "the format; default: table, or yaml for what `kubectl apply` reads"
 
 
 class ExistingDirectory(argparse._StoreAction):
-    """The action of an option for a directory that is only read, or for several, with colons between them. A given
-    directory must exist; a default may be missing."""
+    """The action of an option for a directory that is only read, or for several, separated by colons. A given directory
+    must exist (`Parser.require`); a default may be missing."""
 
 
 class Forms(tuple[str, ...]):
@@ -40,8 +40,8 @@ class Forms(tuple[str, ...]):
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser whose errors name the word that was most likely meant, and useless arguments. Parsers of subcommands
-    have this class too. `given` has the names of the options on the command line."""
+    """A parser, also of subcommands. Its errors name the word that was probably meant, or the arguments without a use.
+    `given` has the names of the options on the command line."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -66,7 +66,7 @@ class Parser(argparse.ArgumentParser):
                 self.error(f"{names} has an effect only {condition}: leave it out")
 
     def require(self, options: argparse.Namespace) -> None:
-        """Raise InvalidConfig if a given directory does not exist. Of several with colons, one must exist."""
+        """Raise InvalidConfig if a given directory, or each of several separated by colons, does not exist."""
         for action in self._actions:
             if isinstance(action, ExistingDirectory) and self.given.intersection(action.option_strings):
                 text = getattr(options, action.dest)
@@ -97,9 +97,9 @@ def add(
     forms: Sequence[str] = (),
     **options: Any,
 ) -> Parser:
-    """Add a command; return its parser. `more` continues the phrase `about` in its help. `run` returns the exit code;
-    its options have the parser's `error` (as `refuse`), `only`, `given` and `require`. `shows`: it has -o; `lists`: it has -o name, -w and -A too;
-    `forms`: its own values of -o, the default first."""
+    """Add a command; return its parser. `about` and `more` are its description in --help. `run` returns the exit code;
+    its options also have the parser's `error` (as `refuse`), `only`, `given` and `require`. `shows` adds -o; `lists`
+    adds -o with name, -w and -A; `forms` are the command's own values of -o, the default first."""
     parser = commands.add_parser(name, help=about, description=f"{about[0].upper()}{about[1:]}{more}", **options)
     parser.set_defaults(run=run, refuse=parser.error, only=parser.only, given=parser.given, require=parser.require)
     if shows or lists:
@@ -133,9 +133,9 @@ def option(
     old: str = "",
     **more: Any,
 ) -> None:
-    """Add an option with a value. Its help ends with the default, if that is not "" and is `shown`; else `about` may
-    have it. A given directory must exist, unless railcni or a later program makes it (`made`). `old` is another
-    spelling, which --help does not show."""
+    """Add an option with a value. Its help ends with the default, except "" and if `shown` is false. A given directory
+    must exist, unless railcni or a later program makes it (`made`). `old` is another spelling, which --help does not
+    show."""
     text = f"{default:g}" if isinstance(default, float) else default
     texts = [about, "" if default in ("", None) or not shown else f"default: {text}"]
     if metavar in ("DIR", "DIR:DIR") and not made:
