@@ -11,12 +11,12 @@ from cni.node.inventory.functions import Function
 from cni.resources import selection
 from cni.resources.models import VFIO, Exclusive, ExclusiveSelectors, Shared
 
-_ADDRESSES = 2  # of a pod's link: its own and the link-local one of IPv6
+_ADDRESSES = 2  # addresses of a pod's link: the configured one and the link-local one of IPv6
 _EXCLUSIVE = (
     "RDMA is in the exclusive netns mode, in which a container sees no shared device: `rdma system set netns shared` while no"
     " other network namespace exists, or `options ib_core netns_mode=1` in /etc/modprobe.d and a reboot"
 )
-_VERSION = "1.1.0"  # of the Device Information Specification
+_VERSION = "1.1.0"  # version of the Device Information Specification
 
 DeviceNode = tuple[str, str]  # (path in the container, path on the host)
 _CM: DeviceNode = ("/dev/infiniband/rdma_cm", "/dev/infiniband/rdma_cm")
@@ -71,7 +71,7 @@ class Resource:
     unchosen: str = ""
     withheld: Mapping[str, str] = field(
         default_factory=dict
-    )  # chosen functions that the node itself needs, with the reason
+    )  # matching functions that the node itself needs, with the reason
 
     @property
     def ids(self) -> frozenset[str]:
@@ -111,8 +111,9 @@ def resources(configured: Iterable[Shared | Exclusive], host: Host) -> list[Reso
 
 @dataclass(frozen=True)
 class _Candidate:
-    """A NIC that matches the selectors of a shared resource. `offer` has no devices yet; `wants` is the most devices that the resource
-    takes. A device needs `cost` GIDs (0: none) of the `free` ones; the ports' GID tables have `room` entries."""
+    """A NIC that matches the selectors of a shared resource. `offer` has no devices yet; `wants` is the most devices
+    that the resource takes. A device needs `cost` GIDs (0: none) of the `free` ones; the ports' GID tables have `room`
+    entries."""
 
     resource: str
     offer: Offer
@@ -273,7 +274,7 @@ def _exclusive(function: Function, selectors: ExclusiveSelectors, resource: Excl
 
 
 def _rdma_nodes(function: Function, umad: bool, host: Host) -> tuple[DeviceNode, ...]:
-    """The device nodes uverbsN, if `umad` also umadN and issmN, and rdma_cm. A host without rdma_cm needs none."""
+    """The device nodes uverbsN, if `umad` also umadN and issmN, and rdma_cm. A host may lack rdma_cm (InfiniBand)."""
     names = [name for name in function.nodes if umad or name.startswith("uverbs")]
     paths = [f"/dev/infiniband/{name}" for name in names]
     return (*((path, path) for path in paths), *([_CM] if _CM[1] in host.paths else []))

@@ -1,4 +1,4 @@
-"""The claims that `railcni dra` has prepared on a node: of each a record, and a CDI specification for the runtime.
+"""The claims that `railcni dra` has prepared on a node. Each has a record, and a CDI specification for the runtime.
 
 The driver writes both. `railcni doctor` reads them with this module, which needs no package of the driver.
 """
@@ -13,7 +13,7 @@ from cni.shared.kernel import files
 
 DRIVER = "railcni.io"
 KIND = f"{DRIVER}/claim"
-PREFIX = f"dra.{DRIVER}-"  # of the names of CDI files; the device plugin removes files with its own prefix
+PREFIX = f"dra.{DRIVER}-"  # the start of CDI files' names; the device plugin removes files with its own prefix
 
 Record = dict[str, Any]
 

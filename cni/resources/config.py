@@ -174,7 +174,7 @@ def _selectors(given: Any, model: type[Shared | Exclusive]) -> list[tuple[dict[s
 
 
 def _refuse(scope: Scope, keys: Keys, given: dict[str, Any], names: set[str], why: str, remedy: str) -> None:
-    """Note an error for each of `names` that `given` has with a value."""
+    """Note an error for each of the keys `names` that has a value in `given`."""
     for key in sorted(names & {key for key, value in given.items() if value}):
         scope.error((*keys, key), f"{key}: {why}", remedy, at_key=True)
 

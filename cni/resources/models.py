@@ -124,7 +124,7 @@ class _Model(GoModel, BaseModel):
 
 
 class Selectors(_Model):
-    """The selectors of devices. A device must match each given list, that is, one member of the list."""
+    """The selectors of devices. A device must match one member of each list that is set."""
 
     vendors: Codes = []
     drivers: Texts = []
@@ -181,7 +181,7 @@ class Shared(_Resource):
 
 
 class Exclusive(_Resource):
-    """A resource whose functions serve one container at a time. For a function, the first matching selectors count."""
+    """A resource whose functions serve one container at a time. The first selectors that match a function count."""
 
     resourcePrefix: Annotated[str, AfterValidator(prefix)] = "intel.com"
     deviceType: Literal["netDevice"] = "netDevice"
@@ -191,7 +191,7 @@ class Exclusive(_Resource):
 
 
 class NicSelector(_Model):
-    """The physical functions of a policy, by all given keys. Names may end with numbers of VFs: "ens2f0#0-3"."""
+    """Selects physical functions that match all keys that are set. Names may end with numbers of VFs: "ens2f0#0-3"."""
 
     vendor: Annotated[str, AfterValidator(_hex)] = ""
     deviceID: Annotated[str, AfterValidator(_hex)] = ""
@@ -233,7 +233,7 @@ class VfPolicy(_Model):
 
     @property
     def chosen(self) -> list[tuple[str, list[tuple[int, int]]]]:
-        """The names in `pfNames` and `rootDevices`, each with (first, last) of its ranges of VFs; [] for all VFs."""
+        """The names in `pfNames` and `rootDevices`, each with its VF ranges (first, last); no range means all VFs."""
         return [spans(text) for text in (*self.nicSelector.pfNames, *self.nicSelector.rootDevices)]
 
     @property
@@ -260,7 +260,7 @@ class VfPolicy(_Model):
 
 
 def spans(ranged: str) -> tuple[str, list[tuple[int, int]]]:
-    """Split "NAME#0-3,7" into the name and (first, last) of each range; [] for "NAME" alone."""
+    """Split "NAME#0-3,7" into the name and a list of ranges (first, last), which is [] for "NAME" alone."""
     name, _, numbers = ranged.partition("#")
     parts = [part.partition("-") for part in numbers.split(",") if part]
     return name, [(int(first), int(last or first)) for first, _, last in parts]

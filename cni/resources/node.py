@@ -1,4 +1,4 @@
-"""Read the configuration files and the devices of a node, and values that differ when one of them has changed."""
+"""Read the configuration files and the devices of a node, and values that change when these change."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from cni.shared.kernel import rdma_sysfs
 from cni.shared.kernel.files import mark, names_in
 from cni.shared.spec.errors import InvalidConfig
 
-_FOLDERS = ("infiniband", "vfio")  # of device nodes
+_FOLDERS = ("infiniband", "vfio")  # folders of device nodes in /dev
 _NODES = ("/dev/vhost-net", "/dev/net/tun")
 
 
@@ -38,12 +38,12 @@ def read_config(paths: Sequence[str]) -> Config:
 
 
 def config_state(paths: Sequence[str]) -> tuple[object, ...]:
-    """A value that differs when a file has changed, or the link by which a mounted ConfigMap leads to the file."""
+    """A value that changes when a file changes, or the symbolic link that leads to the file in a mounted ConfigMap."""
     return tuple(mark(path, links=True) for path in paths)
 
 
 def read_host(root: str = "", before: Host | None = None) -> Host:
-    """Read the node whose sys, dev and proc are below `root`; `before` is an earlier result, for netdevs in pods."""
+    """Read the node whose sys, dev and proc are below `root`. Netdevs in pods are known only from `before`."""
     sys = f"{root}/sys"
     paths = {f"/dev/{folder}/{name}" for folder in _FOLDERS for name in names_in(f"{root}/dev/{folder}")}
     return Host(
@@ -80,8 +80,8 @@ def _needed(root: str) -> dict[str, str]:
 
 
 def host_state(host: Host, root: str = "") -> tuple[object, ...]:
-    """A value that differs when a device, a device node or the state of a port of `host` has changed. It is read each
-    second, and each port's state is a query to the NIC, so VFs are left out: ports of exclusive VFs do not count."""
+    """A value that changes when a device, a device node or the state of a port of `host` changes. Ports of VFs are left
+    out: their states do not matter, and reading them each second would be a query to the NIC for each."""
     sys = f"{root}/sys"
     folders = (f"{sys}/class/infiniband", f"{sys}/bus/pci/devices", *(f"{root}/dev/{name}" for name in _FOLDERS))
     names = [name for function in host.functions if not function.is_virtual for name in function.verbs]

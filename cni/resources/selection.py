@@ -1,4 +1,4 @@
-"""Match functions with selectors, and explain for each selector why a resource chooses no function. Pure."""
+"""Match functions with selectors, and explain for each selector why it matches no function. Pure."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _VALUES: dict[str, Callable[[Function], Collection[str]]] = {  # the values that
 
 
 def matches(function: Function, selectors: Selectors) -> bool:
-    """Whether each given selector matches the function."""
+    """Whether each selector that is set matches the function."""
     for key, values in _VALUES.items():
         wanted = getattr(selectors, key, None)
         if wanted and key in RANGED and not _is_of(wanted, values(function), function.index):
@@ -34,8 +34,7 @@ def matches(function: Function, selectors: Selectors) -> bool:
 
 
 def _is_of(ranged: Sequence[str], names: Collection[str], index: int) -> bool:
-    """Whether `ranged`, such as ["NAME#0-3,7"], selects the VF `index` of the PF `names`. NAME alone selects all
-    VFs."""
+    """Whether `ranged`, such as ["NAME#0-3,7"], selects the VF `index` of the PF `names`. NAME alone: all VFs."""
     folded = {name.lower() for name in names}
     for item in ranged:
         name, parts = spans(item)

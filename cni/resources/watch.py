@@ -13,7 +13,7 @@ from cni.resources.config import Config
 from cni.resources.node import config_state, host_state, read_config, read_host
 from cni.shared.spec.errors import InvalidConfig
 
-_SETTLE_SECONDS = 3.0  # from a change to a second look: a port's GIDs appear some time after its state
+_SETTLE_SECONDS = 3.0  # from a change to a second reading: a port's GIDs appear some time after its state
 
 
 class Watch:
@@ -28,14 +28,14 @@ class Watch:
         self._host_state: tuple[object, ...] = ()
         self._config_state = config_state(paths)
         self.config = read_config(paths)
-        self._due = 0.0  # the time of the next full look
+        self._due = 0.0  # the time of the next full reading
         if not self.config.is_whole:
             raise InvalidConfig(self.faults[0], "\n".join(self.faults[1:]))
         self._read(self.config)
 
     @property
     def faults(self) -> list[str]:
-        """A sentence for each fault of the configuration, and for each resource whose selectors match nothing."""
+        """A sentence for each fault of the configuration, and for each resource without a matching device."""
         faults = [finding.sentence for finding in self.config.findings if finding.severity == ERROR]
         return faults + [f"{one.name}: {one.unchosen}" for one in self.resources if one.unchosen]
 

@@ -76,7 +76,7 @@ def write(path: str, document: dict[str, Any], whose: dict[str, Any], log: Log) 
     with _locked(path, log):
         former = _former(path)
         if not _is_free(path, former, [document.get("pci", {}).get("pci-address", "")], whose, log):
-            return  # it was made since
+            return  # the file was made after the check by `claim`
         own = {**document["rdma"], _MARK: whose["attachment"]}
         if former.get("type") == "pci" and isinstance(former.get("pci"), dict):
             pci = {"rdma-device": own["rdma-device"], **document.get("pci", {}), **former["pci"]}
@@ -107,7 +107,7 @@ def remove(path: str, whose: dict[str, Any] | None, devices: Sequence[str], log:
             files.remove(directory, name)  # without the file, at least the temporary file of a killed writer
         except OSError as fault:
             if not is_there:
-                return  # nothing was to be removed where nothing can be
+                return  # there was no file to remove
             raise IoFailure(
                 f"the device-info file {path} cannot be removed: {fault.strerror}; repeat the DEL"
             ) from None

@@ -31,7 +31,7 @@ def faults(request: Request) -> list[Fault]:
 
 
 def may_hold(request: Request, records: Records) -> bool:
-    """Whether a failed ADD may have left addresses."""
+    """Whether a failed ADD may have left addresses leased."""
     from ipam import plugin  # a network without addresses loads no IPAM
 
     return plugin.may_hold(request, records)

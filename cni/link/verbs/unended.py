@@ -36,7 +36,7 @@ def finish(
     with the CNI variables of the failed DEL. An attachment without a DEL is ended when its sandbox has been gone for
     `settled` seconds. Raises IoFailure.
     """
-    records.look_in(LOOK_SECONDS)  # so that concurrent calls do not look too; a failing DEL makes it sooner
+    records.look_in(LOOK_SECONDS)  # so that concurrent calls do not try too; a failing DEL shortens the time
     deadline = time.monotonic() + seconds
     chosen = [a for a, _, record in records.all(PART) if UNENDED in record or sandbox.may_be_gone(record)]
     if not chosen:

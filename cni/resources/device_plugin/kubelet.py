@@ -16,7 +16,7 @@ from cni.shared.spec.errors import TryAgainLater
 
 VERSION = "v1beta1"
 _REGISTRATION = api.DESCRIPTOR.services_by_name["Registration"]
-_SECONDS = 5.0  # for an answer
+_SECONDS = 5.0  # seconds to wait for an answer
 _SETTLED = (grpc.ChannelConnectivity.READY, grpc.ChannelConnectivity.TRANSIENT_FAILURE)
 
 
@@ -42,7 +42,7 @@ class Kubelet:
         return status.st_dev, status.st_ino, status.st_ctime_ns
 
     def fault(self) -> str:
-        """The reason why no plugin can listen in `folder`, and the remedy, after ": "; "" when there is none."""
+        """The reason, with ": " before it, why no plugin can listen in `folder`, and the remedy; "" without a fault."""
         if not os.path.isdir(self.folder):
             return f": there is no {self.folder}, which kubelet makes: start kubelet, or name its folder with --kubelet-dir"
         try:
@@ -82,6 +82,6 @@ class Kubelet:
 
 
 async def _connected(channel: grpc.aio.Channel) -> None:
-    """Wait until the channel is connected, or has failed: the next call then reports the reason."""
+    """Wait until the channel is connected or has failed. After a failure, the next call reports the reason."""
     while (state := channel.get_state(try_to_connect=True)) not in _SETTLED:
         await channel.wait_for_state_change(state)

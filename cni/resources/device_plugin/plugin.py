@@ -21,8 +21,8 @@ from cni.resources.watch import Watch
 from cni.shared.kernel import rdma_sysfs
 from cni.shared.spec.errors import CniError
 
-_TICK = 0.2  # seconds between two looks at kubelet
-_LOOK_SECONDS = 0.5  # between two looks at the configuration and the devices
+_TICK = 0.2  # seconds between two checks of kubelet
+_LOOK_SECONDS = 0.5  # seconds between two checks of the configuration and the devices
 
 
 class Plugin:
@@ -45,13 +45,13 @@ class Plugin:
         except FileNotFoundError:
             pass  # kubelet makes the folder
         look_due = 0.0
-        await asyncio.to_thread(self._make_vfs)  # before kubelet has a function that would go
+        await asyncio.to_thread(self._make_vfs)  # before kubelet gets a function that this would remove
         try:
             while not ended.is_set():
                 if monotonic() >= look_due:
                     try:
                         await self._look()
-                    except OSError as fault:  # for a device that vanishes during a look: the next look is without it
+                    except OSError as fault:  # such as a device that vanishes while it is read
                         self._log.state("look", f"{fault.filename}: {fault.strerror}")
                     look_due = monotonic() + _LOOK_SECONDS
                 await asyncio.gather(*(self._attend(endpoint) for endpoint in self._endpoints.values()))
@@ -114,8 +114,8 @@ class Plugin:
     # --- health and metrics ---
 
     def ready(self) -> tuple[int, str, str]:
-        """The answer to /readyz: 503 with the faults of the configuration, and the resources that choose nothing or
-        that kubelet does not have from here; or 200 with the resources that have fewer devices than configured."""
+        """The answer to /readyz: 503 with all faults, such as a wrong configuration, a resource without a device, or
+        one that kubelet does not take from here. Otherwise 200 with the resources that lack configured devices."""
         faults = [*self._watch.faults, *self._unmade, *filter(None, [self._unwritten])]
         for name, endpoint in self._endpoints.items():
             if endpoint.conflict:

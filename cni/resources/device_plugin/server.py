@@ -3,8 +3,8 @@
 kubelet ends a stream without notice when it restarts, when another plugin takes the resource, and when it mistakes the
 new connection of a quickly restarted plugin for the old one. So a resource counts as served only while a stream is
 open, whether or not the registration succeeded. When any connection of a resource ends, kubelet sets all devices of the
-resource to unhealthy. So kubelet's devices are read soon after a stream has begun, and then from time to time, and the
-list is sent again when they differ from it.
+resource to unhealthy. So soon after a stream has begun, and then from time to time, the devices that kubelet has are
+read. The list is sent again when kubelet's devices differ from the list.
 
 Devices that were never offered here belong to another plugin, which has registered later. kubelet then asks that plugin
 for allocations, but uses the last list of either plugin. So no list is sent from here until the other plugin has gone.
@@ -33,12 +33,12 @@ from cni.resources.kubelet import services
 from cni.shared.spec.errors import CniError, TryAgainLater
 
 _SERVICE = api.DESCRIPTOR.services_by_name["DevicePlugin"]
-PREFIX = "railcni-"  # of the names of the sockets
+PREFIX = "railcni-"  # the start of the sockets' names
 _STREAM_SECONDS = 2.0  # from a registration until kubelet opens the stream
 _RETRY, _LONGEST_RETRY = 0.25, 30.0
 _STABLE = 60.0  # seconds of a stream, after which its end counts as a new fault
-_LOOKS = (0.3, 0.7, 1.0, 10.0)  # seconds between looks at kubelet's devices; the last number repeats
-_CONFLICT_SECONDS = 2.0  # between two looks at a resource that another plugin serves, after quicker first looks
+_LOOKS = (0.3, 0.7, 1.0, 10.0)  # seconds between readings of kubelet's devices; the last number repeats
+_CONFLICT_SECONDS = 2.0  # seconds between checks of a resource that another plugin serves; the first are quicker
 _UNASKED_SECONDS = 60.0  # between two lists for a kubelet that does not show its devices, after quicker first lists
 
 Allocated = Callable[[Resource, Sequence[Offer]], None]
@@ -60,11 +60,11 @@ class ResourceServer:
         self._changed = asyncio.Event()  # set when another list than the last one is to be sent
         self._server: grpc.aio.Server | None = None
         self._path = ""
-        self._seen: tuple[int, ...] = ()  # kubelet's identity at the last look
+        self._seen: tuple[int, ...] = ()  # kubelet's identity at the last check
         self._streams: list[float] = []  # the start times of the open streams
         self._due = 0.0  # the time of the next registration
         self._offered: set[str] = set()  # the names of all devices that were ever offered
-        self._looks = 0  # the number of looks since the stream began
+        self._looks = 0  # the number of readings since the stream began
         self._look_due = 0.0
         self._sent = 0.0  # when the last list was sent
         self._pause = _RETRY
@@ -87,7 +87,7 @@ class ResourceServer:
         """Listen and register if needed. Called periodically; waits only for answers of kubelet."""
         identity = self._kubelet.identity()
         if identity != self._seen:
-            await self.close()  # no connection of a kubelet that is gone is left
+            await self.close()  # the connections belong to a kubelet that is gone
             self._seen, self._due, self._pause = identity, 0.0, _RETRY
         if not identity:
             return
@@ -157,7 +157,7 @@ class ResourceServer:
         self._log.state(name, text, resource=name)
 
     async def _compare(self) -> None:
-        """Send the list again when kubelet has other devices, unless these are another plugin's."""
+        """Send the list again if kubelet's devices differ from it. Devices of another plugin are a conflict instead."""
         now = monotonic()
         if now - self._streams[0] > _STABLE:
             self._pause = _RETRY

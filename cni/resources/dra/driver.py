@@ -26,8 +26,8 @@ from cni.shared.kernel.node import host_name
 from cni.shared.records import LINK, STATE
 from cni.shared.spec.errors import CniError, InvalidConfig
 
-_TICK = 0.5  # seconds between two looks at the configuration, the devices and the sockets
-_OTHERS_SECONDS = 5.0  # between two looks at the resources of device plugins
+_TICK = 0.5  # seconds between two checks of the configuration, the devices and the sockets
+_OTHERS_SECONDS = 5.0  # between two checks of the resources of device plugins
 # Seconds to the next comparison of the slices with those at the API server, doubled after each comparison without a
 # difference: a kubelet that could not delete the slices at its start may delete them after the driver has written them.
 _FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 60.0
@@ -54,7 +54,7 @@ class Driver:
         self._devices: dict[str, slices.Device] = {}
         self._records: dict[str, Record] = {}
         self._asked: set[str] = set()  # claims that this kubelet had prepared, and will unprepare
-        self._publish_due = math.inf  # until the first look: without devices, all slices would be deleted
+        self._publish_due = math.inf  # until the devices are read: without devices, all slices would be deleted
         self._others_due = 0.0
         self._fault = ""
         self._pause = _FIRST_PAUSE
@@ -71,7 +71,7 @@ class Driver:
                     await self._look()
                     await self._endpoint.attend()
                     self._fault = ""
-                except OSError as fault:  # also for a device that vanishes during a look: the next look is without it
+                except OSError as fault:  # also when a device vanishes while it is read
                     self._fault = f"{fault.filename}: {fault.strerror}"
                 self._log.state("look", self._fault)
                 # Not earlier: for a pod with a claim and no registered driver, kubelet tries again only after a minute.

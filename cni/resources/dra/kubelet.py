@@ -29,7 +29,7 @@ _AGAIN_SECONDS = 20.0  # between two lists of health: kubelet forgets a device's
 _LONGEST_MESSAGE = 1024
 
 State = tuple[str, str, str]  # pool, device, the reason why it is not healthy or ""
-Change = Callable[[Record], Record | None]  # takes a claim's uid, namespace and name; returns its record, None without
+Change = Callable[[Record], Record | None]  # takes a claim's uid, namespace and name; returns its record or None
 
 
 class Endpoint:

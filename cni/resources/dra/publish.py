@@ -27,7 +27,7 @@ from ipam.stores.apiserver.faults import Conflict, Gone, Undefined
 from ipam.stores.apiserver.resources import CLAIMS, CLASSES, EVERYWHERE, NODE_SLICES, NODES, replacement
 from ipam.stores.base import Unreachable
 
-_SECONDS = 10.0  # for a request; kubelet waits 45 for a preparation
+_SECONDS = 10.0  # seconds for a request; kubelet waits 45 s for a preparation
 _SETTLED = 1_000_000_000  # ns, in which a file system's clock ticks: a later change gives the folder another time
 
 _Content = Mapping[str, tuple[list[dict[str, Any]], int]]  # the devices of each slice, and the number of slices

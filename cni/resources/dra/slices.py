@@ -24,8 +24,8 @@ from cni.shared.kernel.rdma_sysfs import ROCE_V2
 
 API = "resource.k8s.io/v1"
 RESOURCE_NAME, DEVICE_ID = "k8s.cni.cncf.io/resourceName", "k8s.cni.cncf.io/deviceID"  # Multus reads these two
-MOST_DEVICES = 128  # of a slice
-_LONGEST_VALUE = 64  # characters of an attribute
+MOST_DEVICES = 128  # the most devices of a slice
+_LONGEST_VALUE = 64  # the most characters of an attribute
 _TYPES = {bool: "bool", int: "int", str: "string"}
 
 Value = bool | int | str | None

@@ -16,7 +16,7 @@ from google.protobuf.message_factory import GetMessageClass
 from cni.resources.kubelet import pod_resources_v1_pb2 as resources
 
 _LISTER = resources.DESCRIPTOR.services_by_name["PodResourcesLister"]
-_SECONDS = 5.0  # for an answer
+_SECONDS = 5.0  # seconds to wait for an answer
 _MOST_BYTES = 64 << 20  # kubelet lists the devices of all plugins in one message
 
 

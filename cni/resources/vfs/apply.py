@@ -37,7 +37,7 @@ _REMEDIES = {
 def apply(policies: Sequence[VfPolicy], root: str, kubelet: str, done: Callable[[VfStep], object]) -> list[str]:
     """Make the VFs, and call `done` after each step; return a sentence for each refusal and failure.
 
-    After the first failure of a card, unless it concerns a MAC, the card gets no further step; other cards do.
+    After a failure, the card gets no further steps; after that of a MAC, no MACs and rebinding. Other cards go on.
     """
     node = cards.read(root, kubelet)
     functions = {card.function.id: card.function for card in node.cards}
@@ -112,7 +112,7 @@ def _number(card: str, now: str, then: str) -> None:
 
 
 def _bind(sys: str, address: str, step: VfStep) -> None:
-    """Bind the function to the driver that the step names; for KERNELS_CHOICE, let all drivers probe the function."""
+    """Bind the function to the driver that the step names, or (KERNELS_CHOICE) to the one that the kernel chooses."""
     device = f"{sys}/bus/pci/devices/{address}"
     own = "" if step.then == KERNELS_CHOICE else step.then
     if os.path.islink(f"{device}/driver"):

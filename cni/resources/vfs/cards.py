@@ -109,7 +109,7 @@ def _given(kubelet: str) -> dict[str, str]:
 
 
 def _holders(proc: str) -> tuple[dict[str, str], bool]:
-    """The processes with an open device node, "42 (qemu)", by the node's path; and whether all were readable."""
+    """Return ({path of an open device node: its process, as "42 (qemu)"}, True if all processes could be read)."""
     found, is_whole = {}, True
     for pid in filter(str.isdigit, names_in(proc)):
         try:

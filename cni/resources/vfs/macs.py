@@ -16,8 +16,8 @@ from cni.shared.spec.errors import IoFailure
 
 
 def read(card: Function, numbers: Iterable[int], root: str) -> tuple[str, dict[int, str]]:
-    """The card's permanent MAC, and the administrative MACs of its VFs by number; "" and {} when the netdev is not
-    seen. Raises OSError when the node's network namespace may not be entered."""
+    """The card's permanent MAC, and the administrative MACs of its VFs by number; "" and {} when this
+    process does not see the netdev. Raises OSError when the node's network namespace may not be entered."""
     with _links(root) as host:
         link = _of(card, host) if host else None
         if host is None or link is None:
@@ -45,8 +45,8 @@ def _of(card: Function, host: Rtnl) -> Link | None:
 
 @contextmanager
 def _links(root: str) -> Iterator[Rtnl | None]:
-    """Yield the links of the node's network namespace, found by proc below `root`, or of this process's own without
-    `root`. Yield None when the namespace is missing, as in a copied tree. Raises OSError when it may not be entered."""
+    """Yield a socket in the network namespace of the node, whose proc is below `root`; if `root` is "", in that of this
+    process. Yield None for a missing namespace, as in a copied tree. Raises OSError when it may not be entered."""
     node = netns.at(f"{root}/proc/1/ns/net") if root else netns.own()
     if node is None:
         yield None

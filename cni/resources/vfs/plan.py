@@ -25,7 +25,7 @@ _MODULES = {VFIO: ("vfio-pci",), "RDMA": ("ib_uverbs", "rdma_ucm")}
 @dataclass(frozen=True)
 class Card:
     """A physical function, its VFs by number, and `most`, the most VFs that it can have. `macs` are the administrative
-    MACs of the VFs by number; `mac` is the permanent MAC, "" when VFs can have no such MACs, or they are not seen."""
+    MACs of the VFs by number; `mac` is the permanent MAC, "" when administrative MACs are impossible or not seen."""
 
     function: Function
     most: int
@@ -42,8 +42,8 @@ class Card:
 
 @dataclass(frozen=True)
 class NodeCards:
-    """The cards of a node. `mtus` has the MTU of each visible netdev, `up` the netdevs that are up; `uses` the user of
-    a VF, "pod default/a", by its ID; `modules` the loaded modules; `unseen` the reason why MACs are not seen, or ""."""
+    """The cards of a node. `mtus` has the MTU of each visible netdev, `up` the netdevs that are up, `modules` the loaded
+    modules. `uses` has the user ("pod default/a") of a VF by the VF's ID; `unseen` tells why MACs are not seen."""
 
     cards: Sequence[Card] = ()
     mtus: Mapping[str, int] = field(default_factory=dict)
@@ -55,7 +55,7 @@ class NodeCards:
 
 @dataclass(frozen=True)
 class VfStep:
-    """A change of `what` from `now` to `then`: of a card, of its VF number `vf`, or of the kernel when `card` is ""."""
+    """A change of `what` from `now` to `then` on a card, on its VF number `vf`, or, if `card` is "", in the kernel."""
 
     what: str
     now: str
@@ -169,7 +169,7 @@ def _vf(card: Card, number: int, policy: VfPolicy | None, now: Function | None, 
 
 
 def _is_used(vf: Function, node: NodeCards) -> bool:
-    """Whether the VF has a known use, or its netdev is up, which may mean a use."""
+    """Whether the VF is in use. A VF whose netdev is up counts, since it may be in use."""
     return vf.id in node.uses or not node.up.isdisjoint(vf.netdevs)
 
 
@@ -180,7 +180,7 @@ def _refuse_used(vfs: Collection[Function], node: NodeCards, what: str) -> None:
 
 
 def _mac(mac: str, vf: int) -> str:
-    """The MAC of VF number `vf` of a card with the permanent MAC `mac`: locally administered, stable."""
+    """The MAC of VF number `vf` of a card with the permanent MAC `mac`: locally administered, and always the same."""
     octets = bytearray(hashlib.sha256(f"{mac} {vf}".encode()).digest()[:6])
     octets[0] = (octets[0] | _LOCAL) & ~_GROUP
     return octets.hex(":")
