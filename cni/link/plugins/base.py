@@ -96,7 +96,7 @@ if TYPE_CHECKING:
             """
 
         def recognises(self, planned: Any, inside: Rtnl) -> bool:
-            """Whether `inside` certainly has the plan's link. If not, it may be a later namespace."""
+            """Whether `inside` certainly has the plan's link. If not, `inside` may be a later namespace."""
 
         def lingers(self, planned: Any, host: Rtnl) -> bool:
             """Whether the host's namespace shows that the plan's link is in use in a sandbox that cannot be found."""

@@ -1,10 +1,10 @@
 """End attachments that a DEL could not end, or whose sandbox has gone without a DEL.
 
 The shim of thick Multus reports success even if the plugin fails, and no DEL comes if Multus is killed. So the next
-ADD, DEL or GC of a link plugin on the node ends such attachments, as do `railcni ipam flush` and an agent that runs as a
-process of the node. An attachment that another call has locked is skipped. If a sandbox is gone and no DEL has come,
-its attachment stays for ten minutes (SETTLED) after the absence was first seen: kubelet may still call DEL,
-and the pod's next sandbox has a right to the address.
+ADD, DEL or GC of a link plugin on the node ends such attachments, as do `railcni ipam flush` and an agent that runs as
+a process of the node. An attachment that another call has locked is skipped. If a sandbox is gone and no DEL has come,
+its attachment stays for ten minutes (SETTLED) after the absence was first seen: kubelet may still call DEL, and the
+pod's next sandbox has a right to the address.
 """
 
 from __future__ import annotations

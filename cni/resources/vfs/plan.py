@@ -42,8 +42,9 @@ class Card:
 
 @dataclass(frozen=True)
 class NodeCards:
-    """The cards of a node. `mtus` has the MTU of each visible netdev, `up` the netdevs that are up, `modules` the loaded
-    modules. `uses` has the user ("pod default/a") of a VF by the VF's ID; `unseen` tells why MACs are not seen."""
+    """The cards of a node. `mtus` has the MTU of each visible netdev, `up` the netdevs that are up, `modules` the
+    loaded modules. `uses` has the user ("pod default/a") of a VF by the VF's ID; `unseen` tells why MACs are not
+    seen."""
 
     cards: Sequence[Card] = ()
     mtus: Mapping[str, int] = field(default_factory=dict)

@@ -61,9 +61,8 @@ def is_same(remembered: dict[str, Any], link: Link) -> bool:
     """Whether `link` can be the remembered device.
 
     Hardware is compared by its parent device, or by its permanent MAC if it has no parent. Netdevs of the same parent
-    are
-    distinguished by the permanent MAC, the mark (the alias in a sandbox), or the index: a VF's permanent MAC may become
-    the MAC that it was given (igbvf_reset, drivers/net/ethernet/intel/igbvf).
+    are distinguished by the permanent MAC, the mark (the alias in a sandbox), or the index: a VF's permanent MAC may
+    become the MAC that it was given (igbvf_reset, drivers/net/ethernet/intel/igbvf).
 
     A virtual device has neither. It has three signs: its MAC, the mark, and an end outside of the sandbox
     (`_has_end_outside`). A link with the remembered index must match in one sign, any other link in two, since a move
@@ -103,7 +102,7 @@ def stands_on_its_own(remembered: dict[str, Any], link: Link) -> bool:
     """Whether a pod may have made `link` itself: the lower link or the peer is in the pod's namespace, not on the host.
 
     A pod can give a link of its own any index, MAC and alias, but no lower link or peer outside of its namespace. Also
-        True for a link without MAC and mark, such as `lo` or tunl0: each namespace can have one like it.
+    True for a link without MAC and mark, such as `lo` or tunl0: each namespace can have one like it.
     """
     is_any = _is_bare(remembered) and link.alias != remembered["name"]
     return is_any or bool(remembered.get("lower") and link.lower_index and link.lower_netnsid is None)

@@ -51,9 +51,8 @@ USERSPACE_DRIVERS = ("vfio-pci", "uio_pci_generic", "igb_uio")
 class MoveFacts:
     """The result of a survey: the device, its state, and the `driver` if it is a PCI function.
 
-    `holder` is the attachment that has the device, or the path of a sandbox; None or "" if it is free. `reason`
-    tells why the node needs the device, `tied` why another link needs it. `taken` is the sandbox's link named
-    CNI_IFNAME.
+    `holder` is the attachment that has the device, or the path of a sandbox; None or "" if free. `reason` tells why the
+    node needs the device, `tied` why another link needs it. `taken` is the sandbox's link named CNI_IFNAME.
     """
 
     def __init__(self) -> None:
