@@ -39,7 +39,7 @@ def _of(device: str, port: int, wanted: Container[str], root: str) -> Iterator[r
 
 
 def wait(ports: Ports, addresses: Sequence[str], ifname: str, seconds: float, root: str = "/sys") -> dict[str, Place]:
-    """The result of `find`, as soon as all addresses have a GID, or after `seconds`."""
+    """Call `find` until all addresses have a GID or `seconds` have passed, and return the last result."""
     end = time.monotonic() + seconds
     while True:
         found = find(ports, addresses, ifname, root)

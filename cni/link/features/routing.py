@@ -104,7 +104,7 @@ def after_up(document: dict[str, Any], link: Link, result: Result, sandbox: Sand
 
 
 def _defaults(result: Result) -> Iterator[Entry]:
-    """(destination, gateway) of a default route for each family with a gateway and no default route in `result`."""
+    """Yield (destination, gateway) of a default route for each family with a gateway but no such route."""
     for family, dst in ((4, "0.0.0.0/0"), (6, "::/0")):
         gw = ipconfig.gateway(family, result.ips)
         if gw and not any(route.family == family and route.dst.endswith("/0") for route in result.routes):

@@ -309,7 +309,7 @@ def _bring_back(name: str, index: int, sandbox: Sandbox, log: Log) -> None:
 
 
 def _give_back_unrecorded(request: Request, log: Log) -> None:
-    """Bring back the verbs device that Go's rdma-cni has moved, which its file names, and remove the file."""
+    """Bring back the verbs device that the file of Go's rdma-cni names, and remove the file."""
     path = f"{_GO_CACHE}/{'-'.join(request.attachment.key())}"
     name = _cached_name(path)
     if not name:

@@ -42,7 +42,7 @@ _VERBS_DEVICES = "/sys/class/infiniband"  # the directory exists when the kernel
 
 
 def add(plugin: LinkPlugin, request: Request, records: Records) -> Result:
-    """Make the attachment, and return its result, with that of the chain. A failure undoes the completed steps."""
+    """Make the attachment, and return the result of the whole chain. A failure undoes the completed steps."""
     log = records.log
     config, asked = _read(plugin, request, log)
     earlier = _earlier(request)
@@ -193,7 +193,7 @@ class _Attempt:
                 release.finish()
 
     def plan(self, asked: dict[str, Any], device: DeviceClaim) -> None:
-        """Plan the link and the features, whose configurations are `asked`; the caller holds the claim of `device`."""
+        """Plan the link, and the features with the configurations `asked`. The caller holds the claim of `device`."""
         plugin = self._plugin
         facts = plugin.survey(self._config, self._request, self.host, self._sandbox.rtnl, device, self._log)
         self._planned = plugin.plan(self._config, self._request, facts)

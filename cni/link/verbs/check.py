@@ -30,7 +30,7 @@ def check(plugin: LinkPlugin, request: Request, records: Records) -> None:
     """Compare the attachment with its plan, with prevResult and with the configuration of the call.
 
     Raises AttachmentDiffers with all differences. Keys that the configuration does not have are not compared, except
-    macvlan's `mode` and `linkInContainer`, since users rely on their defaults.
+    macvlan's `mode` and `linkInContainer`, since users rely on the defaults of these two.
     """
     faults: list[Fault] = []
     config = plugin.read(request, faults)

@@ -148,7 +148,7 @@ def _is_automatic(route: dict[str, Any]) -> bool:
 
 
 def _unlisted(link: str, inet6: bytes) -> dict[str, str]:
-    """The parameters of UNLISTED that differ from their default. The thread must be in the namespace of the link."""
+    """The parameters in UNLISTED that differ from the kernel's default. The thread must be in the link's namespace."""
     found = {}
     has_secret = number_of(inet6[_ADDR_GEN_MODE]) in _BY_SECRET
     for path, default in UNLISTED.items():

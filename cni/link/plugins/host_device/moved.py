@@ -2,7 +2,8 @@
 
 The record has the former state of the device before the device is changed. A hardware device is recognised by its PCI
 path or permanent MAC, never only by its name. A virtual device, which has neither, is recognised by kind and alias. In
-the sandbox the alias is the name on the host. Go's host-device uses the same mark, so each can return the other's.
+the sandbox the alias is the name on the host. Go's host-device uses the same mark, so each of the two plugins can
+return the other's devices.
 
 Sources: net/core/dev.c (__dev_change_net_namespace: a move closes the device and drops its addresses and routes;
 default_device_exit_net: a dying namespace returns a physical device to the initial one under the name that it had in
@@ -439,5 +440,5 @@ def differences(planned: MovePlan, link: Link | None) -> list[str]:
 
 
 def carrier(planned: MovePlan) -> tuple[str, bool]:
-    """(the name of the device on the host, False): at the plan, the device is not yet in the sandbox."""
+    """(the name of the device on the host, False): when the plan is made, the device is not yet in the sandbox."""
     return planned.device.get("name", ""), False

@@ -161,7 +161,7 @@ def _pci_address(config: HostDeviceConfig) -> str:
 
 
 def _is_meant(config: HostDeviceConfig) -> Callable[[dict[str, Any]], bool]:
-    """A predicate of the member `link` of a record: whether `config` selects its device, which is not on the host."""
+    """A predicate for the member `link` of a record: True if `config` selects the device, which has left the host."""
     return lambda recorded: _selects(config, recorded, None, unknown=False)
 
 
@@ -207,7 +207,8 @@ def _absent(selected: str, facts: HostDeviceFacts) -> InvalidConfig:
 def adopt(request: Request, host: Rtnl, inside: Rtnl | None) -> MovePlan | None:
     """The plan of a device that Go's plugin moved: its alias is its name on the host; the rest of its state is unknown.
 
-    Any link can have an alias. So a DEL adopts no link that the configuration does not select; a CHECK reports it.
+    Any link can have an alias. So a DEL adopts only a link that the configuration selects. A CHECK adopts any, and
+    reports the difference.
     """
     if inside is None:
         return None
