@@ -27,7 +27,7 @@ _VHOST: tuple[DeviceNode, ...] = (("/dev/vhost-net", "/dev/vhost-net"), ("/dev/n
 class Host:
     """The devices of the node. `devices` are the verbs devices by name. `busy` maps each netdev that carries the node's
     own traffic to the reason. `paths` are the existing device nodes, such as "/dev/infiniband/uverbs0". `is_exclusive`:
-    RDMA is in the exclusive netns mode, where a namespace sees only verbs devices that were moved into it. `below`
+    RDMA is in the exclusive netns mode, where a namespace sees only the verbs devices that were moved into it. `below`
     maps a netdev on top of others, such as a bond, to the links below it."""
 
     functions: Sequence[Function] = ()
@@ -193,7 +193,7 @@ def _span(numbers: Sequence[int]) -> str:
 
 
 def spread(total: int, bounds: Sequence[int]) -> list[int]:
-    """Divide `total` as evenly as possible into one number for each of `bounds`, with the bound as its maximum."""
+    """Divide `total` as evenly as possible into one number for each of `bounds`, none above its bound."""
     counts = [0] * len(bounds)
     left = total
     for done, place in enumerate(sorted(range(len(bounds)), key=bounds.__getitem__)):  # the narrow ones first

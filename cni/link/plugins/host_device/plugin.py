@@ -207,8 +207,8 @@ def _absent(selected: str, facts: HostDeviceFacts) -> InvalidConfig:
 def adopt(request: Request, host: Rtnl, inside: Rtnl | None) -> MovePlan | None:
     """The plan of a device that Go's plugin moved: its alias is its name on the host; the rest of its state is unknown.
 
-    Any link can have an alias. So a DEL adopts only a link that the configuration selects. A CHECK adopts any, and
-    reports the difference.
+    Any link can have an alias. So a DEL adopts only a link that the configuration selects. A CHECK adopts others
+    too, and reports the difference.
     """
     if inside is None:
         return None
