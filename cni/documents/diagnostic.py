@@ -79,7 +79,7 @@ def refusal(path: str, faults: Sequence[Diagnostic]) -> InvalidConfig:
 
 @dataclass
 class Scope:
-    """The document `root` in `text`, and its `findings`, which name `network` once its name is known. For a document
+    """The document `root` in `text`, and its `findings`, which name `network` once that is known. For a document
     inside a string of another document, `prefix` are the keys of that string: the keys of findings begin with them."""
 
     text: Text
@@ -122,7 +122,7 @@ class Scope:
     def model(
         self, model: type[BaseModel], document: Any, prefix: Keys = (), fixes: dict[str, str] | None = None
     ) -> Any:
-        """Return `document` as a `model`; None, with errors, if refused. `fixes` has remedies by the last key."""
+        """Return `document` as a `model`; None, with errors, for refused values. `fixes`: remedies by last key."""
         try:
             return model.model_validate(document)
         except ValidationError as invalid:

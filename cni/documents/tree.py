@@ -54,14 +54,14 @@ class TreeNode:
         return self.value if self._data is None else self._data
 
     def member(self, name: str) -> Member | None:
-        """The member with exactly this name, else one whose name differs only in case; None without either."""
+        """The member with exactly this name, else one whose name differs only in case; None if there is neither."""
         members = self.members or []
         exact = [m for m in members if m.name == name]
         folded = [m for m in members if m.name.lower() == name.lower()]
         return exact[-1] if exact else folded[0] if folded else None
 
     def walk(self, keys: Keys) -> tuple[Member | None, TreeNode, int]:
-        """Follow `keys` until one is missing. Return the last member (None in a list), its node, and the depth."""
+        """Follow `keys` until one is missing. Return the last member (None in a list), its node, and how many were found."""
         found: Member | None = None
         node, depth = self, 0
         for key in keys:

@@ -94,7 +94,7 @@ class Use:
 
 
 def overlaps(uses: Sequence[Use]) -> None:
-    """Warn of overlapping ranges of different networks, unless the ranges are one pool or have different masters."""
+    """Warn of overlaps of networks' ranges, except in one pool on one master, or in two pools on different masters."""
     for i, second in enumerate(uses):
         for first in uses[:i]:
             same_names = first.network_name == second.network_name
@@ -213,7 +213,7 @@ def _whereabouts(
 
 
 def _told(text: str, flat: Files) -> str:
-    """Replace the path of the installed flat file in `text` by that of the given one."""
+    """Replace the path of the installed flat file in `text` by the path of the flat file that the user named."""
     return text.replace(flatfile.PATHS[0], flat.path) if isinstance(flat, Named) else text
 
 

@@ -57,7 +57,7 @@ class Surroundings:
     """The network of a plugin, and the objects that the lint has read so far.
 
     The network has a `name`, its spec `versions`, `nad` when it is in a NAD, and the NAD's `resource`. Read so far:
-    `uses` are the ranges of all networks; `nads` the files, `resources` the resources of NADs by (namespace, name);
+    `uses` are the ranges of all networks; by (namespace, name) of a NAD, `nads` has its file, `resources` its resource;
     `offers` the resources that device plugins offer; `wants` the resources that are asked for; `requests` the
     (DeviceClass, selected resource) of each request of a claim; `classes` the resources of DeviceClasses by name."""
 
@@ -138,7 +138,7 @@ def _as_called(document: Mapping[str, Any], around: Surroundings) -> dict[str, A
 def _of_a_rail(
     scope: Scope, keys: Keys, document: Mapping[str, Any], rails: Mapping[str, Any], around: Surroundings
 ) -> Mapping[str, Any]:
-    """Return the plugin's configuration for one rail, rail 0 if the network is for all; note faults of rail.nics."""
+    """Return the plugin's configuration for its rail, or for rail 0 of a network of all rails; note faults of nics."""
     index, block = member(rails, "index"), member(document, "ipam")
     if not member(rails, "nics"):
         return rail.completed(dict(document), index)
@@ -156,7 +156,7 @@ def _of_a_rail(
 
 
 def _same_index(scope: Scope, keys: Keys, document: Mapping[str, Any], asked: Rail | None) -> None:
-    """Check that rails with the same index use our IPAM plugin, since no other one gives the same index."""
+    """Check that a network that gives pods one index on all rails uses our IPAM plugin, since no other one can."""
     block = member(document, "ipam")
     kind = member(block, "type") if isinstance(block, dict) else None
     if asked and asked.is_same_index and known.own(str(kind)) != known.OWN_IPAM:

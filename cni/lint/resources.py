@@ -31,7 +31,7 @@ def examine(scope: Scope, around: Surroundings) -> None:
 
 
 def examine_object(scope: Scope, around: Surroundings) -> bool:
-    """Examine the device plugins' configurations in a ConfigMap; return whether there is one. Of other objects, add to
+    """Examine the device plugins' configurations in a ConfigMap; return whether it has one. From other objects, add to
     `around` the resources that pods, pod templates and claims ask for, and the resource of a DeviceClass."""
     document = scope.root.data
     if not isinstance(document, dict):
@@ -104,7 +104,7 @@ def _requests(listed: Any) -> Iterator[tuple[str, str]]:
 
 
 def _selected(chooser: dict[str, Any]) -> str:
-    """The resource that the selectors of a request or a DeviceClass name; "" for none."""
+    """The resource that the selectors of a request or a DeviceClass name; "" if they name none."""
     expressions = [
         str(one["cel"].get("expression")) for one in _objects(chooser.get("selectors")) if _objects([one.get("cel")])
     ]
@@ -124,8 +124,8 @@ def _names(text: str, namespace: str) -> list[tuple[str, str]]:
 
 
 def compare(around: Surroundings) -> None:
-    """Warn of wanted resources that no configuration offers although one offers others of the same domain; and of
-    networks whose pods ask for other resources."""
+    """Warn of each requested resource that no configuration offers, if one offers others of the same domain. Warn also of
+    networks whose pods ask for other resources than the network's."""
     classes = {label(name): name for name in (*around.offers, *around.resources.values())} | around.classes
     for pod in around.pods:
         _compare(pod, around, classes)
@@ -140,7 +140,7 @@ def compare(around: Surroundings) -> None:
 
 def _compare(pod: PodNetworks, around: Surroundings, classes: dict[str, str]) -> None:
     """Warn of each network whose resource the pod lacks, when the pod asks for other resources of that domain, or
-    claims devices that no network needs. A pod that asks for nothing may get the resource from an admission webhook."""
+    claims devices that no network needs. A pod that asks for nothing may get all from an admission webhook: no warning."""
     asked = {
         claim: {(name, of or classes.get(name, "")) for name, of in around.requests.get(claim, ())}
         for claim in pod.claims

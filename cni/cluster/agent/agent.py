@@ -54,7 +54,7 @@ class Health:
         self._known_good: tuple[object, ...] = ()  # the fingerprint of plugins that have run without fault
 
     def faults(self) -> list[str]:
-        """The present faults of the installation; [] for none."""
+        """The present faults of the installation; [] if there are none."""
         try:
             folder, state = folder_of(self._options), state_of(self._options)
             facts = layout.read(folder.path)
@@ -141,7 +141,7 @@ class Agent:
         )
 
     def _datastore(self, wanted: str) -> str:
-        """The kind of the nodes' store. The first agent of a cluster sets it: the only one with leases, else `wanted`."""
+        """The kind of the nodes' store. A cluster's first agent sets it: the only one with leases, else `wanted`."""
         cluster = self.server()
         if not (chosen := cluster.datastore()):
             used = cluster.used()
@@ -149,7 +149,7 @@ class Agent:
         return chosen
 
     def _compare_datastore(self, named: str) -> None:
-        """Warn once if the flat file's store, `named`, is not the cluster's. If the cluster has none yet, set `named`."""
+        """Warn once if the flat file's store, `named`, is not the cluster's. Set it if the cluster has none yet."""
         if named not in stores.IN_CLUSTER or named == self._compared:
             return
         chosen = self.server().choose(named)

@@ -146,8 +146,8 @@ class ClusterSource(ABC):
         """Prepare a lease of a lost node for being freed; needed only where an admission policy protects the lease."""
 
     def has_lost(self, before: float) -> bool:
-        """Whether the store has lost the newest of the recorded leases older than `before` (ns since 1970), as after the
-        restore of a backup. For this the server reads one object; for a list, those of all nodes."""
+        """Whether the store has lost the newest recorded lease older than `before` (ns since 1970), as after a backup's
+        restore. For this the server reads one object; for a list, those of all nodes."""
         old = [lease for lease in self.records.values() if lease.sequence < before]
         newest = max(old, key=lambda lease: lease.sequence, default=None)
         if newest is None or newest.identity not in self.intact:

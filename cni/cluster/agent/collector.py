@@ -101,8 +101,8 @@ class Collector:
     # --- this node's ---
 
     def _list(self, source: ClusterSource) -> Steps:
-        """Read this node's records and, at intervals, the node's leases. Pods are read later, so that no living pod of a
-        lease is missed: a pod is older than its leases."""
+        """Read this node's records and, at intervals, the node's leases. Pods are read later, so that no lease's living
+        pod is missed: a pod is older than its leases."""
         source.read_records()
         yield
         if monotonic() - source.listed >= _LISTED_GRACES * self.grace or source.has_lost(time_ns() - self.grace * 1e9):

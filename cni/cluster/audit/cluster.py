@@ -40,7 +40,7 @@ _POOLS = 4  # IPPools in one reply: one may have 1.5 MiB, which needs ten times 
 class Cluster:
     """The cluster of the kubeconfig at `path`; "" means this pod's service account. Methods raise CniError.
 
-    `namespace` has the leases; "" means that of the current context, else kube-system. `seconds` bound a request.
+    `namespace` has the leases; "" means that of the current context, else kube-system. A request may take `seconds`.
     `api` is the client.
     """
 
@@ -77,7 +77,7 @@ class Cluster:
     # --- the store of the nodes ---
 
     def datastore(self) -> str:
-        """The kind of the store that the cluster's nodes use; "" before an agent chooses it. Raises InvalidConfig."""
+        """The kind of the store that the cluster's nodes use, by a ConfigMap; "" before an agent has created that."""
         found = self._one(CONFIGMAPS, lambda document: (document.get("data") or {}).get("datastore", ""), CHOICE)
         if found is not None and found not in IN_CLUSTER:
             raise InvalidConfig(
@@ -87,7 +87,7 @@ class Cluster:
         return found or ""
 
     def choose(self, kind: str) -> str:
-        """Make `kind` the store of the cluster's nodes unless one is chosen already; return the chosen kind."""
+        """Record `kind` as the store of the cluster's nodes, if none is recorded; return the recorded kind."""
         while not (chosen := self.datastore()):
             try:
                 self.api.create(CONFIGMAPS, {"metadata": {"name": CHOICE}, "data": {"datastore": kind}})
@@ -96,7 +96,7 @@ class Cluster:
         return chosen
 
     def move(self, kind: str) -> None:
-        """Make `kind` the store of the cluster's nodes if another one is chosen."""
+        """Record `kind` as the store of the cluster's nodes, if another kind is recorded."""
         if self.datastore() not in ("", kind):
             self.api.patch(CONFIGMAPS, CHOICE, [{"op": "add", "path": "/data/datastore", "value": kind}])
 
@@ -137,11 +137,11 @@ class Cluster:
     # --- whereabouts' objects ---
 
     def pool(self, name: str) -> IPPool | None:
-        """The IPPool as it is now, without leases; None for none. Raises ValueError for one that gives no addresses."""
+        """The IPPool as it is now, without leases, or None. Raises ValueError for a closed IPPool."""
         return self._one(POOLS, lambda document: IPPool(document, 0), name)
 
     def reservation(self, lease: Lease) -> Reservation | None:
-        """The reservation of the address of `lease`, with any owner; None for none."""
+        """The reservation of the address of `lease`, with any owner; None if there is none."""
         scope = lease.scope
         if scope is None:
             return None

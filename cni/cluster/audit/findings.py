@@ -36,7 +36,7 @@ INDEX_DIFFERS = "index-differs"
 
 @dataclass(frozen=True)
 class Finding:
-    """A finding. It has the whole identity of its lease, so that no other lease is freed by it.
+    """A finding. It has the whole identity of its lease, so that no other lease is freed instead.
 
     `reservation` is (name, uid) of the lease's reservation, or ("", ""). `store` is the kind of the store that has
     the lease or the reservation.

@@ -1,4 +1,4 @@
-"""The freeing of a dead lease or reservation. It is read again right before, and the request fails after a change."""
+"""The freeing of a dead lease or reservation. The object is read again right before; a later change makes it fail."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Kept(Changed):
 
 @dataclass(frozen=True)
 class Freeing:
-    """The freeing of leases in `store`, and of reservations in `cluster`, None for a store outside of a cluster.
+    """The freeing of leases in `store`, and of reservations in `cluster` (None for a store outside of a cluster).
 
     A lease that this machine can judge (`is_here`) is freed only under the locks of its attachment, and not while its
     address may be in use here. `records` are those of this machine. `below` maps a path of the host to its path in
@@ -46,7 +46,7 @@ class Freeing:
     def free_lease(
         self, lease: Lease, check: Check, cooldown: int = 0, dry_run: bool = False, is_ended: bool = False
     ) -> None:
-        """Free the lease. Raises Changed, also by `check(lease)`, when it must not be freed now; else CniError.
+        """Free the lease. Raises Changed when it must not be freed now, as `check(lease)` may do too; or CniError.
 
         `cooldown` in seconds applies if the lease's record has none. `is_ended`: the caller knows that the address is
         not in use; this counts if the process sees too little of the node to judge.
@@ -73,7 +73,7 @@ class Freeing:
                 upkeep.release(lease.attachment, record, where, self.records, self.seconds, kept)
 
     def is_here(self, lease: Lease) -> bool:
-        """Whether this machine can judge the use of the address: it has the store or a record, or is in the lease."""
+        """Whether this machine can judge the use of the address: store or record are here, or the lease names it."""
         if not stores.is_shared(self.store.record()) or lease.boot_id == node.boot_id():
             return True
         is_of_machine = lease.machine and lease.machine == node.machine_id()
@@ -101,7 +101,7 @@ class Freeing:
             raise Changed("it has changed meanwhile")
 
     def _again(self, lease: Lease) -> bool:
-        """Read the lease again: True if it exists, False if only its reservation is left. Raises Changed otherwise."""
+        """Read the lease again. Return False if only its reservation is left. Raises Changed if it has changed."""
         if self.store.kind != "kubernetes" or not self.cluster:
             found = self.store.holder(lease)
             if found is None or found.key() != lease.key():
@@ -132,10 +132,10 @@ class Freeing:
         dry_run: bool = False,
         is_ended: bool = False,
     ) -> None:
-        """Delete a reservation without a lease. Raises Changed, also by `check(reservation)`, or CniError.
+        """Delete a reservation without a lease. Raises Changed, as `check(reservation)` may do too, or CniError.
 
-        The deletion tests more than the UID, since an ADD that takes over the address changes the reservation in place.
-        `is_ended` is that of `free_lease`.
+        The deletion tests the resourceVersion too, since an ADD that takes over the address keeps the object's UID.
+        `is_ended` is as in `free_lease`.
         """
         lease = in_use.recorded(reserved.lease, self.records)
         if not self.is_here(lease):

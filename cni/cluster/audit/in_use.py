@@ -1,9 +1,9 @@
 """Whether the address of a lease may be in use on this machine, by the rules of DEL and GC, for the agent and reclaim.
 
-An address may be in use while its network namespace exists: at its path, or kept by a process, a mount or an open
-descriptor; while its link is still seen from the host; and after a DEL that could not end the attachment, until a
-later call ends it. If no record has the link (another plugin or a DRA driver has made it), all kept namespaces are
-searched for it.
+An address may be in use while its network namespace exists, at its path or kept by a process, a mount or an open
+descriptor. It may be in use while its link is still seen from the host, and after a DEL that could not end the
+attachment, until a later call ends it. If no record has the link, since another plugin or a DRA driver has made it, all
+kept namespaces are searched for the link.
 """
 
 from __future__ import annotations
@@ -44,9 +44,7 @@ def excluded(records: Records, owner: Attachment) -> Iterator[list[Attachment] |
 
 
 def recorded(lease: Lease, records: Records) -> Lease:
-    """`lease` with the details of this machine's record, if the store knows no more of it than container and interface.
-
-    Without such a record, `lease` itself."""
+    """The lease as this machine's record has it, if the store's one lacks the network; else `lease` itself."""
     if lease.network:
         return lease
     for attachment, record in records.of_container(lease.container_id, PART) or ():
@@ -60,7 +58,7 @@ def recorded(lease: Lease, records: Records) -> Lease:
 
 
 def use(lease: Lease, records: Records, below: Callable[[str], str] = str) -> tuple[str, str]:
-    """(ENDED, USED or UNKNOWN; the reason): the use of the address on this machine, as seen by this process."""
+    """(ENDED, USED or UNKNOWN, the reason): the use of the address on this machine, as this process sees it."""
     lease = recorded(lease, records)
     if records.read(lease.attachment, PART) is None and not (lease.netns and lease.node):
         return UNKNOWN, "no record there tells of it"
@@ -108,8 +106,8 @@ def _sees_the_node(below: Callable[[str], str]) -> bool:
 def _tells(path: str, sees_all: bool, is_chosen: bool) -> bool:
     """Whether the lack of a namespace at `path` proves that the namespace has ended.
 
-    The folder of `path` must be a directory. In a container the folder must be a mount, since the image may have a
-    folder with this name, or the user must have named it (`is_chosen`). A plain file at `path` is a proof only if the
+    The folder of `path` must be a directory. In a container, the folder must be a mount or be named by the user
+    (`is_chosen`), since the image may have a folder of this name. A plain file at `path` is a proof only if the
     node's mounts are visible: to a process outside of containers (`sees_all`), or by mount propagation.
     """
     folder = os.path.dirname(path)

@@ -1,9 +1,9 @@
 """The rules for leases and reservations, compared with live pods and the addresses in their network-status. Pure.
 
-A lease is dead only when its address cannot be in use: its pod is gone, has ended, or is another pod with the same
-name, and no other pod shows the address. A lease is never reclaimed if its pod is pending and may be about to use the
-address, if an IPAMClaim has it, which outlives the pod, or if its node is not ready, where a deleted pod may still
-run. The agent frees the leases of a lost node (`is_abandoned`): no agent of the node can free them, and no pod runs on it.
+A lease is dead only when its address cannot be in use: no other pod shows the address, and the lease's pod is gone, has
+ended, or is another pod with the same name. Some leases are never reclaimed: if the pod is pending, it may be about to
+use the address; if an IPAMClaim has the lease, the claim outlives the pod; if the node is not ready, a deleted pod may
+still run there. The elected agent frees the leases of a lost node (`is_abandoned`), which has no agent and no pods.
 """
 
 from __future__ import annotations
@@ -136,7 +136,7 @@ class AuditRules:
         return None
 
     def _dead(self, lease: Lease, kind: str, why: str) -> Finding:
-        """The finding about a dead lease: RECLAIM, or LOOK if the address may still be in use."""
+        """The finding about a dead lease, with the action RECLAIM, or LOOK if the address may still be in use."""
         users = [str(pod) for pod, interface in self._users[lease.address] if self._draws(interface, lease)]
         if users:
             return self._of(lease, kind, LOOK, f"{why}, but pod {users[0]} uses the address")
@@ -301,7 +301,7 @@ class AuditRules:
 
 
 def find_dead(leases: Collection[Lease], pods: Mapping[Name, Pod]) -> dict[Key, str]:
-    """The reason for each of `leases` that is dead, by key. `pods` are the existing pods with the leases' pod names.
+    """Find the dead ones of `leases`: the reasons by key. `pods` are the existing pods with the leases' pod names.
 
     Only the Pod object decides: the pod is gone, is another pod with the same name, or has ended. The network-status
     does not count, since Multus writes it after the ADD.
@@ -344,14 +344,14 @@ def blocker(
     named: Collection[str] = (),
     alive: Collection[str] = (),
 ) -> str:
-    """The reason why an abandoned lease of a deleted pod cannot be freed yet: the pod may still run. "" for none.
+    """The reason why an abandoned lease of a deleted pod must wait, since the pod may still run; "" if it need not.
 
-    A pod can be deleted from the API while it runs: its node does not answer, or it was deleted by force and ends
-    slowly. Only its node's agent can see it. `seen_on` is the node of the pod while it existed, "" for several nodes,
-    None for none. `is_over`: its node has reported that the containers have ended. `named` are the nodes that leases
-    name. A lease's node without a Node object was deleted, or the plugins use another name for it: then it may be any
-    node that is not ready and that no lease names. `alive` are the nodes whose agents renew their Leases: even a
-    deleted one may run pods.
+    A pod can be deleted from the API while it runs, if its node does not answer, or by force while it ends slowly. Then
+    only the agent of its node can see it. `seen_on` is the node on which the pod was seen, "" for several nodes, None
+    if it was not seen. `is_over`: the node has reported that the containers have ended. `named` are the nodes that
+    leases name. If the lease's node has no Node object, it was deleted, or the plugins use another name for it; that
+    may be any node that is not ready and that no lease names. `alive` are the nodes whose agents renew their Leases:
+    such a node may run pods even without a Node object.
     """
     for name in (seen_on, lease.node):
         if name and name not in nodes and name in alive:

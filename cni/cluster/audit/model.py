@@ -119,13 +119,12 @@ class IpamBlock:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """The content of a store and its cluster at one time.
+    """The content of a store and its cluster at one time. A member is None if it was not read: its rules are skipped.
 
-    A member that is None was not read, and rules that need it are skipped. `kind` is that of the store. `agents` are
-    the nodes whose agents may be alive. `nads` are the names "namespace/name" of all NADs, whatever their IPAM type. For
-    a file store, `records` are this node's records that belong to the store, and `counted` are its pools with the
-    numbers of used addresses from the bitmaps. `unread` has a text with the reason for each kind of object that could not be read.
-    `findings` are faults that the reading found; `counts` are the numbers of objects read, by kind.
+    `kind` is that of the store. `agents` are the nodes whose agents may be alive. `nads` are the names of all NADs,
+    "namespace/name", with any IPAM. For a file store, `records` are this node's records of the store, and `counted` the
+    pools with the counts of the bitmaps. `unread` has, for each kind of object that could not be read, a text with the
+    reason. `findings` are faults that the reading found; `counts` are the numbers of objects read, by kind.
     """
 
     kind: str

@@ -26,7 +26,7 @@ _PLAIN = ".12345678"
 
 @dataclass(frozen=True)
 class Occupancy:
-    """The use of a pool: `size` addresses may be given; `used` are leased, `outside` of them beyond the `size`.
+    """The use of a pool: it may give `size` addresses; `used` are leased, `outside` of them not among these.
 
     `cells` has the leased share, from 0 to 1, of each of up to CELLS equal parts of the first `shown` addresses.
     """
@@ -48,7 +48,7 @@ class Occupancy:
         return 100 * (self.used - self.outside) / self.size if self.size else 0.0
 
     def drawn(self, encoding: str) -> str:
-        """The cells as text; in ASCII, from "." for empty to "8" for full, if the encoding lacks block characters."""
+        """The cells as text. If `encoding` lacks block characters: in ASCII, from "." for empty to "8" for full."""
         try:
             _BLOCKS.encode(encoding or "ascii")
             signs = _BLOCKS
@@ -96,7 +96,7 @@ def ranges_by_pool(networks: Iterable[IpamBlock]) -> dict[str, list[Range]]:
 
 
 def spans_of(cidr: str, ranges: Iterable[Range] = ()) -> list[Span]:
-    """The spans of addresses that a pool may give: those of the networks' `ranges`, or without any that of its CIDR."""
+    """The spans of addresses that a pool may give: those of `ranges`, or if these are empty, that of its CIDR."""
     own = list(ranges) or [Range(*parse_cidr(cidr))]
     return merge((span for rng in own for span in rng.spans()), 0, 1 << BITS[6])
 

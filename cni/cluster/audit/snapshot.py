@@ -126,7 +126,7 @@ def read(choice: Choice, progress: Progress = str, pool: str = "") -> Snapshot:
 
 
 def given_part(choice: Choice, found: Snapshot) -> Snapshot:
-    """`found` with its `networks`, whose ranges tell which part of each pool may be assigned.
+    """Return `found` with the networks added: their ranges are the parts of pools that may be given.
 
     For a store in the cluster these are the networks of the cluster, else those in libcni's cache.
     """
@@ -213,7 +213,7 @@ def _names(record: Mapping[str, Any], choice: Choice) -> bool:
 
 
 def record_of(attachment: Attachment, choice: Choice) -> Mapping[str, Any] | None:
-    """This machine's record of the attachment; None without a record, or if it names another store than `choice`."""
+    """The record of an attachment; None if there is none, or if it names another store than the chosen one."""
     record = Records(STATE).read(attachment, PART)
     return record if record and _names(record, choice) else None
 

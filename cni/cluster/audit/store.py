@@ -23,7 +23,7 @@ SECONDS = 30.0  # for one request
 class Choice:
     """A chosen store. `store_ref` is its reference by ipam.stores.ref_of; `cooldown` is the flat file's, in seconds.
 
-    `kubeconfig` is that of the cluster, "" for none; `namespace` has the leases, "" means the kubeconfig's.
+    `kubeconfig` is a cluster's, "" without one; `namespace` has the leases, "" means the kubeconfig's namespace.
     """
 
     def __init__(self, store_ref: dict[str, Any], kubeconfig: str = "", namespace: str = "", cooldown: int = 0) -> None:
@@ -63,7 +63,7 @@ class Choice:
 
 
 def of_flat_file(config: str = "") -> Choice:
-    """The store that the flat file `config` names; "" means the installed one. A pod without one uses IPPools."""
+    """The store that the flat file `config` names; "" means the installed one. Without one, a pod's is IPPools."""
     faults: list[Fault] = []
     source = Source({"configuration_path": config}, _Files, faults)
     if config and source.path != config:
@@ -86,7 +86,7 @@ def kubeconfig_of(path: str) -> str:
 
 
 def readable(path: str, named: str) -> str:
-    """The absolute `path`. Raises InvalidConfig, which begins with `named`, when the file cannot be read."""
+    """The absolute `path`. Raises InvalidConfig, whose text begins with `named`, when the file cannot be read."""
     if not os.access(path, os.R_OK):
         why = "there is no such file" if is_missing(path) else "it cannot be read"
         raise InvalidConfig(f"{named}: {why}")

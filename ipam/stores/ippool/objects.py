@@ -401,7 +401,7 @@ class Reservation:
         lease.netns, lease.boot_id, lease.sequence, lease.since = own.netns, own.boot_id, own.sequence, own.since
 
     def replacement(self, new: dict[str, Any]) -> list[dict[str, Any]]:
-        """The JSON patch that sets spec and adds labels and annotations of `new`. It fails if the object has changed."""
+        """The JSON patch that sets spec and adds labels and annotations of `new`. It fails if others were first."""
         metadata = new["metadata"]
         members = {"/metadata/annotations": self._annotations | metadata["annotations"], "/spec": new["spec"]}
         if "labels" in metadata:

@@ -227,7 +227,7 @@ class View:
         )
 
     def create(self, name: str, family: int, changes: Changes) -> None:
-        """Create an empty pool for `changes`, which `patch` adds: unlike a late create, a late patch fails. Raises Open."""
+        """Create an empty pool for `changes`, which `patch` adds, since a late create cannot fail. Raises Open."""
         try:
             cidr = range_of(name, family, next(iter(changes)))
         except ValueError:
