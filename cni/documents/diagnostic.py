@@ -122,7 +122,7 @@ class Scope:
     def model(
         self, model: type[BaseModel], document: Any, prefix: Keys = (), fixes: dict[str, str] | None = None
     ) -> Any:
-        """Return `document` as a `model`; None, with errors, for refused values. `fixes`: remedies by last key."""
+        """Return `document` as a `model`; None, with errors, if refused. `fixes` has remedies by last key."""
         try:
             return model.model_validate(document)
         except ValidationError as invalid:

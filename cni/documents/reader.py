@@ -37,7 +37,7 @@ class Unreadable(OSError):
 
 
 def read_text(path: str) -> str:
-    """Return the text of the file `path` ("-": stdin). Raises OSError, or Unreadable if it is not text or too large."""
+    """Return the text of the file `path` ("-": stdin). Raises OSError, or Unreadable if it is too large or no text."""
     data = sys.stdin.buffer.read(MOST_BYTES + 1) if path == STDIN else _read(path)
     if len(data) > MOST_BYTES:
         raise Unreadable(f"is larger than {MOST_BYTES >> 20} MiB, which no plugin reads", "make it smaller")

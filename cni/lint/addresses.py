@@ -94,7 +94,7 @@ class Use:
 
 
 def overlaps(uses: Sequence[Use]) -> None:
-    """Warn of overlaps of networks' ranges, except in one pool on one master, or in two pools on different masters."""
+    """Warn of overlapping ranges of networks. Exceptions: one pool on one master, two pools on different masters."""
     for i, second in enumerate(uses):
         for first in uses[:i]:
             same_names = first.network_name == second.network_name

@@ -124,7 +124,7 @@ def render_files(paths: Iterable[str], prefix: str = SRIOV_PREFIX) -> tuple[list
 
 
 def render(scope: Scope, prefix: str = SRIOV_PREFIX) -> dict[str, Any] | None:
-    """Return the NAD of the network in `scope`; None, with findings, for faults. `prefix`: that of SR-IOV resources."""
+    """Return the NAD of the network in `scope`; None, with findings, for faults. `prefix` precedes SR-IOV resources."""
     document, findings = scope.root.data, scope.findings
     before = len(findings)
     metadata = document.get("metadata")

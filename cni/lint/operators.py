@@ -77,7 +77,7 @@ def _network(scope: Scope, around: Surroundings) -> None:
 
 
 def _written(scope: Scope, keys: Keys) -> tuple[Scope, Keys]:
-    """Return the (document, keys), in the operator's network `scope`, of the value that its NAD has at `keys`."""
+    """Return the place (document, keys) in the operator's network `scope` that gives its NAD the value at `keys`."""
     if keys[:1] == ("plugins",):
         keys = ("metaPlugins",) if keys[1:2] != (0,) else keys[2:]
     first = str(keys[0]) if keys else ""

@@ -138,7 +138,7 @@ def _as_called(document: Mapping[str, Any], around: Surroundings) -> dict[str, A
 def _of_a_rail(
     scope: Scope, keys: Keys, document: Mapping[str, Any], rails: Mapping[str, Any], around: Surroundings
 ) -> Mapping[str, Any]:
-    """Return the plugin's configuration for its rail, or for rail 0 of a network of all rails; note faults of nics."""
+    """Return the plugin's configuration for its rail (rail 0 in a network of all rails); note faults of rail.nics."""
     index, block = member(rails, "index"), member(document, "ipam")
     if not member(rails, "nics"):
         return rail.completed(dict(document), index)

@@ -124,8 +124,8 @@ def _names(text: str, namespace: str) -> list[tuple[str, str]]:
 
 
 def compare(around: Surroundings) -> None:
-    """Warn of each requested resource that no configuration offers, if one offers others of the same domain. Warn also of
-    networks whose pods ask for other resources than the network's."""
+    """Warn of each requested resource that no configuration offers, if one offers others of the same domain. Warn also
+    of networks whose pods ask for other resources than the network's."""
     classes = {label(name): name for name in (*around.offers, *around.resources.values())} | around.classes
     for pod in around.pods:
         _compare(pod, around, classes)
@@ -140,7 +140,7 @@ def compare(around: Surroundings) -> None:
 
 def _compare(pod: PodNetworks, around: Surroundings, classes: dict[str, str]) -> None:
     """Warn of each network whose resource the pod lacks, when the pod asks for other resources of that domain, or
-    claims devices that no network needs. A pod that asks for nothing may get all from an admission webhook: no warning."""
+    claims devices that no network needs. No warning if the pod asks for nothing: an admission webhook may do that."""
     asked = {
         claim: {(name, of or classes.get(name, "")) for name, of in around.requests.get(claim, ())}
         for claim in pod.claims

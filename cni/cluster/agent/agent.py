@@ -141,7 +141,7 @@ class Agent:
         )
 
     def _datastore(self, wanted: str) -> str:
-        """The kind of the nodes' store. A cluster's first agent sets it: the only one with leases, else `wanted`."""
+        """Return the store that the nodes use. If none is set, set it: to the only store with leases, else `wanted`."""
         cluster = self.server()
         if not (chosen := cluster.datastore()):
             used = cluster.used()
@@ -149,7 +149,7 @@ class Agent:
         return chosen
 
     def _compare_datastore(self, named: str) -> None:
-        """Warn once if the flat file's store, `named`, is not the cluster's. Set it if the cluster has none yet."""
+        """If the cluster has no store yet, set it to the flat file's, `named`. Warn once if it has another store."""
         if named not in stores.IN_CLUSTER or named == self._compared:
             return
         chosen = self.server().choose(named)

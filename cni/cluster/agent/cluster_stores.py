@@ -65,7 +65,7 @@ class Usage:
 
 
 class GraceTracker:
-    """The dead leases, each with the time since which all readings have found it dead. A new agent begins anew."""
+    """The leases that the last reading found dead, and since when they are dead. A new agent begins anew."""
 
     def __init__(self) -> None:
         self.leases: dict[Key, Lease] = {}
@@ -136,7 +136,7 @@ class ClusterSource(ABC):
 
     @abstractmethod
     def read_abandoned(self, nodes: Mapping[str, Node], networks: Iterable[IpamBlock]) -> Iterator[None]:
-        """Read all leases, one page at a step; keep those that no agent frees. `networks` have the pools' ranges."""
+        """Read all leases, one page at each step. Keep those that no node's agent frees. `networks` have the ranges."""
 
     @abstractmethod
     def holder(self, lease: Lease) -> Lease | None:

@@ -195,7 +195,7 @@ class Collector:
             self._tidied = monotonic()
 
     def _networks(self, server: Cluster) -> list[IpamBlock]:
-        """The networks of the NADs, for the sizes of pools. [] without the right to read NADs: then CIDRs count."""
+        """The networks of the NADs, for the sizes of pools. [] without the right to read: CIDRs then give the sizes."""
         try:
             return server.networks()[0]
         except CniError as fault:  # such as a right that a former version's role lacks
@@ -264,7 +264,7 @@ class Collector:
     # --- what came of it ---
 
     def _due(self, tracker: GraceTracker, found: dict[Key, Lease], why: dict[Key, str]) -> list[Key]:
-        """The keys of those dead leases, `found`, that were dead for the grace period. Logs leases new to `tracker`."""
+        """The keys of `found`, dead leases, that have been dead for the grace period. Logs leases new to `tracker`."""
         for key in found.keys() - tracker.leases.keys():
             self.log.say(
                 "info", f"{why[key]}: it is freed if this is still so in {self.grace:g} s", **_fields(found[key])

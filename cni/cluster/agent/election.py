@@ -39,7 +39,7 @@ class Election:
         return self._clock() < self._until
 
     def renew(self, api: Api) -> None:
-        """Renew the Lease, or take it when it has no holder. After a CniError of `api` it expires in time."""
+        """Renew the Lease, or take it when it has no holder. After a CniError of `api` it is left to expire."""
         sent = self._clock()
         version, spec = self._read(api)
         self.holder = spec.get("holderIdentity") or ""
@@ -87,7 +87,7 @@ class Election:
         return found["metadata"]["resourceVersion"], found.get("spec") or {}
 
     def _write(self, api: Api, version: str, spec: dict[str, Any]) -> bool:
-        """Write `spec` if the Lease still has `version`, or create it for "". Return False if others were first."""
+        """Write `spec` if the Lease still has `version` ("": does not exist). Return False if another was first."""
         try:
             if version:
                 test = {"op": "test", "path": "/metadata/resourceVersion", "value": version}

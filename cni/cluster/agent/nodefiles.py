@@ -78,7 +78,7 @@ def own_kubeconfig(server: str, folder: str, namespace: str) -> bytes:
 
 
 def flat_file(present: bytes | None, folder: str, datastore: str, choose: Callable[[str], str]) -> bytes:
-    """The new content of the flat file: the content `present`, None without a file, with missing keys added.
+    """The new content of the flat file: `present` (None if there is no file) with missing keys added.
 
     A file with a store outside of the API server gets neither `datastore` nor a kubeconfig. For a file without a
     store, `choose(proposed)` returns the cluster's store: `datastore` is proposed for a new file, "kubernetes" for a
@@ -135,7 +135,7 @@ def read(path: str) -> bytes | None:
 
 
 def put(folder: str, name: str, data: bytes) -> bool:
-    """Write `data` to the file `name` in `folder` atomically, with mode 0600; return False if it has this content.
+    """Write `data` to the file `name` in `folder` atomically, with mode 0600; return False if it already is so.
 
     A missing `folder` is made, but not its parent, which belongs to the runtime. Raises IoFailure.
     """

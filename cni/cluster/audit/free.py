@@ -1,4 +1,4 @@
-"""The freeing of a dead lease or reservation. The object is read again right before; a later change makes it fail."""
+"""The freeing of dead leases and reservations. Each is read again first, and is not freed if it changes after that."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Freeing:
     def free_lease(
         self, lease: Lease, check: Check, cooldown: int = 0, dry_run: bool = False, is_ended: bool = False
     ) -> None:
-        """Free the lease. Raises Changed when it must not be freed now, as `check(lease)` may do too; or CniError.
+        """Free the lease. Raises CniError, or Changed if it must not be freed now; `check(lease)` may raise Changed.
 
         `cooldown` in seconds applies if the lease's record has none. `is_ended`: the caller knows that the address is
         not in use; this counts if the process sees too little of the node to judge.
@@ -73,7 +73,7 @@ class Freeing:
                 upkeep.release(lease.attachment, record, where, self.records, self.seconds, kept)
 
     def is_here(self, lease: Lease) -> bool:
-        """Whether this machine can judge the use of the address: store or record are here, or the lease names it."""
+        """Whether this machine can judge the use of the address: it has store or record, or the lease names it."""
         if not stores.is_shared(self.store.record()) or lease.boot_id == node.boot_id():
             return True
         is_of_machine = lease.machine and lease.machine == node.machine_id()
@@ -132,7 +132,7 @@ class Freeing:
         dry_run: bool = False,
         is_ended: bool = False,
     ) -> None:
-        """Delete a reservation without a lease. Raises Changed, as `check(reservation)` may do too, or CniError.
+        """Delete a reservation without a lease. Raises CniError, or Changed, which `check(reservation)` may raise.
 
         The deletion tests the resourceVersion too, since an ADD that takes over the address keeps the object's UID.
         `is_ended` is as in `free_lease`.

@@ -44,7 +44,7 @@ def excluded(records: Records, owner: Attachment) -> Iterator[list[Attachment] |
 
 
 def recorded(lease: Lease, records: Records) -> Lease:
-    """The lease as this machine's record has it, if the store's one lacks the network; else `lease` itself."""
+    """Return `lease`; if it lacks the network, as in an IPPool, return the lease in this machine's record if any."""
     if lease.network:
         return lease
     for attachment, record in records.of_container(lease.container_id, PART) or ():
@@ -58,7 +58,7 @@ def recorded(lease: Lease, records: Records) -> Lease:
 
 
 def use(lease: Lease, records: Records, below: Callable[[str], str] = str) -> tuple[str, str]:
-    """(ENDED, USED or UNKNOWN, the reason): the use of the address on this machine, as this process sees it."""
+    """Return (ENDED, USED or UNKNOWN; the reason) for the address on this machine, as this process sees it."""
     lease = recorded(lease, records)
     if records.read(lease.attachment, PART) is None and not (lease.netns and lease.node):
         return UNKNOWN, "no record there tells of it"

@@ -301,7 +301,7 @@ class AuditRules:
 
 
 def find_dead(leases: Collection[Lease], pods: Mapping[Name, Pod]) -> dict[Key, str]:
-    """Find the dead ones of `leases`: the reasons by key. `pods` are the existing pods with the leases' pod names.
+    """Return why each dead one of `leases` is dead, by key. `pods` are the existing pods with the leases' pod names.
 
     Only the Pod object decides: the pod is gone, is another pod with the same name, or has ended. The network-status
     does not count, since Multus writes it after the ADD.
@@ -346,12 +346,12 @@ def blocker(
 ) -> str:
     """The reason why an abandoned lease of a deleted pod must wait, since the pod may still run; "" if it need not.
 
-    A pod can be deleted from the API while it runs, if its node does not answer, or by force while it ends slowly. Then
-    only the agent of its node can see it. `seen_on` is the node on which the pod was seen, "" for several nodes, None
-    if it was not seen. `is_over`: the node has reported that the containers have ended. `named` are the nodes that
-    leases name. If the lease's node has no Node object, it was deleted, or the plugins use another name for it; that
-    may be any node that is not ready and that no lease names. `alive` are the nodes whose agents renew their Leases:
-    such a node may run pods even without a Node object.
+    A pod that was deleted from the API may still run: its node does not answer, or the deletion was forced and the pod
+    ends slowly. Only the agent of its node can see this. `seen_on` is the node on which the pod was seen: "" if on
+    several nodes, None if on none. `is_over`: the node has reported that the containers have ended. `named` are the
+    nodes that leases name. If the lease's node has no Node object, the node was deleted, or the lease has another name
+    for it. In the second case it may be any node that is not ready and that no lease names. `alive` are the nodes whose
+    agents renew their Leases: such a node may run pods even without a Node object.
     """
     for name in (seen_on, lease.node):
         if name and name not in nodes and name in alive:

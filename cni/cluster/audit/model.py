@@ -119,7 +119,7 @@ class IpamBlock:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """The content of a store and its cluster at one time. A member is None if it was not read: its rules are skipped.
+    """The content of a store and its cluster at one time. Members that were not read are None; their rules are skipped.
 
     `kind` is that of the store. `agents` are the nodes whose agents may be alive. `nads` are the names of all NADs,
     "namespace/name", with any IPAM. For a file store, `records` are this node's records of the store, and `counted` the

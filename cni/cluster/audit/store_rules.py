@@ -25,7 +25,7 @@ def find(snapshot: Snapshot, in_use: InUse) -> list[Finding]:
 
 
 def of_lease(lease: Lease, record: Mapping[str, Any] | None, in_use: InUse) -> Finding | None:
-    """The finding about a lease, compared with `record`, its attachment's record or None; None without a fault."""
+    """The finding about a lease; None if it has no fault. `record` is its attachment's, None if there is none."""
     if record and record.get("pending") is True:
         why = "a DEL came and could not release it: `railcni ipam flush` does"
         return about(lease, kinds.RELEASE_PENDING, LOOK, why)

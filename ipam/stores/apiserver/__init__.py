@@ -162,7 +162,7 @@ class Api(http.Client):
                 )
 
     def patch(self, resource: str, name: str, operations: list[dict[str, Any]], namespace: str = "") -> dict[str, Any]:
-        """Apply a JSON patch; return at least the metadata. Raises Open, Gone, Conflict if a test fails."""
+        """Apply a JSON patch; return at least the metadata. Raises Open, Gone, or Conflict if a test fails."""
         return self._object(self._call("PATCH", resource, name, _UNWARNED, codec.dumps(operations).encode(), namespace))
 
     def delete(self, resource: str, name: str, uid: str, version: str = "", namespace: str = "") -> None:

@@ -87,7 +87,7 @@ class Access(http.ServerAddress):
         return bool(self._token_file or self.helper)
 
     def kept_as(self) -> Any:
-        """The key by which later calls find this connection; None if it must not be kept. For Client.kept."""
+        """The server and certificates, by which later calls find the connection (Client.kept); None to keep none."""
         if self.helper:
             return None
         pems = [
@@ -333,7 +333,7 @@ def _absolute(directory: str, path: str) -> str:
 
 
 def _path(pem: str | bytes, held: list[int]) -> str:
-    """Return `pem` if it is a path. Else write it to a memory file, kept open in `held`, and return that path."""
+    """Return `pem` if it is a path. Else return the path of a memory file with it; `held` gets its descriptor."""
     if isinstance(pem, str):
         return pem
     fd = os.memfd_create("pem", os.MFD_CLOEXEC)

@@ -109,7 +109,7 @@ class KubernetesStore(ObjectStore):
         )
 
     def survey(self, owner: Owner, windows: Sequence[Window], new: bool) -> Survey:
-        """As Store.survey, but its `pods` lack leases that a former pod of the same name may still use (`_strange`)."""
+        """As Store.survey, but its `pods` lack leases that a former pod of the same name may still use."""
         with self.session():
             ref, ifname = objects.podref(owner.pod), owner.attachment.ifname
             pods = self._leases(lambda x: x.text("podref") == ref and x.ifname == ifname) if owner.pod[1] else []

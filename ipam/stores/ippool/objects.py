@@ -101,7 +101,7 @@ class Allocation:
         return namespace, name
 
     def is_of(self, lease: Lease) -> bool:
-        """Whether the allocation belongs to `lease`. It may lack the ifname, which older CRDs of IPPool drop."""
+        """Whether the allocation belongs to `lease`. An allocation may lack ifname: older CRDs of IPPool drop it."""
         return self.container_id == lease.container_id and self.ifname in ("", lease.ifname)
 
 
@@ -117,8 +117,8 @@ class Closed(ValueError):
 class IPPool:
     """An IPPool as it was read. `entries` are its allocations by the value of the address.
 
-    `size` is the size of its JSON in bytes without managedFields, which each patch removes. `stray` are the keys of
-    allocations that are not the offset of an address. `scope` and `leases` are empty until `read_leases`.
+    `size` is the size of its JSON in bytes without managedFields, which each patch removes. `stray` are those
+    keys of allocations that are no valid offset. `scope` and `leases` are empty until `read_leases`.
     """
 
     __slots__ = (
@@ -127,7 +127,7 @@ class IPPool:
     )
 
     def __init__(self, document: dict[str, Any], size: int) -> None:
-        """`size` is the bytes of `document`. Raises Closed for a closed pool, ValueError for a wrong spec.range."""
+        """`size` is that of `document`, in bytes. Raises Closed if it is closed, ValueError if spec.range is wrong."""
         metadata = document.get("metadata") or {}
         self.name: str = metadata.get("name") or ""
         self.version: str = metadata.get("resourceVersion") or ""
@@ -307,7 +307,7 @@ def probed() -> Lease:
 
 
 def pruned(kept: dict[str, Any]) -> str:
-    """The fault of the server's CRD of IPPool, "" without a fault. `kept` answers the dry run of `probe()`."""
+    """The fault of the server's CRD of IPPool, "" without one. `kept` is the answer to the dry run of `probe()`."""
     allocations = (kept.get("spec") or {}).get("allocations") or {}
     if "ifname" in (allocations.get("0") or {"ifname": ""}):
         return ""
@@ -385,7 +385,7 @@ class Reservation:
         return self.lease.scope, self.address
 
     def is_of(self, lease: Lease) -> bool:
-        """Whether the reservation names the container of `lease`, or no container but the pod. Sequences may differ."""
+        """Whether the reservation names the container of `lease`, or without a container its pod, in any claim."""
         own = self.lease
         if own.ifname and lease.ifname and own.ifname != lease.ifname:
             return False
@@ -401,7 +401,7 @@ class Reservation:
         lease.netns, lease.boot_id, lease.sequence, lease.since = own.netns, own.boot_id, own.sequence, own.since
 
     def replacement(self, new: dict[str, Any]) -> list[dict[str, Any]]:
-        """The JSON patch that sets spec and adds labels and annotations of `new`. It fails if others were first."""
+        """The JSON patch that sets spec, and adds labels and annotations, from `new`. It fails after another change."""
         metadata = new["metadata"]
         members = {"/metadata/annotations": self._annotations | metadata["annotations"], "/spec": new["spec"]}
         if "labels" in metadata:

@@ -189,10 +189,10 @@ class View:
         cooled: Sequence[Lease] = (),
         released: Sequence[Lease] = (),
     ) -> None:
-        """Patch a pool with `changes`. Raises Open, Conflict if the pool has changed since it was read, or CniError.
+        """Patch a pool with `changes`. Raises Open, CniError for a full pool, Conflict if the pool has changed meanwhile.
 
         Unless the object is nearly full, the patch also adds cooldowns of the leases `cooled`, and the former addresses
-        of `released`. A full pool is a CniError.
+        of `released`.
         """
         pool = self.pool(name)
         if pool is None:
@@ -227,7 +227,7 @@ class View:
         )
 
     def create(self, name: str, family: int, changes: Changes) -> None:
-        """Create an empty pool for `changes`, which `patch` adds, since a late create cannot fail. Raises Open."""
+        """Create an empty pool; `patch` then adds `changes`. So a late create leases nothing. Raises Conflict, Open."""
         try:
             cidr = range_of(name, family, next(iter(changes)))
         except ValueError:
