@@ -61,7 +61,7 @@ class TreeNode:
         return exact[-1] if exact else folded[0] if folded else None
 
     def walk(self, keys: Keys) -> tuple[Member | None, TreeNode, int]:
-        """Follow `keys` until one is missing. Return the last member (None in a list), its node, and the keys' count."""
+        """Follow `keys` until one is missing. Return the last member (None in a list), its node, the number of keys."""
         found: Member | None = None
         node, depth = self, 0
         for key in keys:

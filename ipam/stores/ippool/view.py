@@ -189,7 +189,7 @@ class View:
         cooled: Sequence[Lease] = (),
         released: Sequence[Lease] = (),
     ) -> None:
-        """Patch a pool with `changes`. Raises Open, CniError for a full pool, Conflict if the pool has changed meanwhile.
+        """Patch a pool with `changes`. Raises Open, CniError for a full pool, Conflict if others have changed it.
 
         Unless the object is nearly full, the patch also adds cooldowns of the leases `cooled`, and the former addresses
         of `released`.
