@@ -143,8 +143,7 @@ def _ask(options: argparse.Namespace, agent: kubectl.NodeAgent) -> dict[str, Any
 def _answer(
     options: argparse.Namespace, agent: kubectl.NodeAgent, command: Sequence[str], *places: str, given: str = ""
 ) -> Any:
-    """Run `railcni` in the agent's pod with the agent's values of the options `places`; return its JSON. Raises
-    IoFailure."""
+    """Run `railcni` in the agent's pod, with the agent's options `places`; return its JSON. Raises IoFailure."""
     if agent.fault:
         raise IoFailure(agent.fault)
     argv = ["railcni", *command, *filter(None, (agent.argument(name) for name in places))]
@@ -273,8 +272,7 @@ def _ipam(run: Callable[[argparse.Namespace], int], cluster: subcommand.Parser, 
 
 
 def _ask_of_leases(options: argparse.Namespace, leases: Sequence[Lease]) -> dict[Key, tuple[str, str]]:
-    """Ask the agent of each lease's node whether the address is in use, all agents if the node is unknown; return the
-    answers by lease."""
+    """Return (use, reason) by lease: ask the agent of the lease's node, or all agents if the node is unknown."""
     agents = kubectl.agents(options) if leases else {}
     no_agent = kubectl.NodeAgent("", "", "", {}, "no agent has this node")
 

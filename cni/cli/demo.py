@@ -100,8 +100,7 @@ def run() -> Iterator[Observation]:
 def _isolate() -> None:
     """Move this process into new mount and network namespaces; without root, also into a user namespace, as its root.
 
-    There, /etc, /run and /var/lib look as before, but without CNI's files. Changes in them end with the process. Raises
-    OSError.
+    There, /etc, /run and /var/lib look as before, without CNI's files; changes end with the process. Raises OSError.
     """
     uid, gid = os.geteuid(), os.getegid()
     _call("unshare", (_CLONE_NEWUSER if uid else 0) | _CLONE_NEWNS | _CLONE_NEWNET)

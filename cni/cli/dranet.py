@@ -85,8 +85,7 @@ class Profiles:
         self._executables = executables
 
     def give(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Claim addresses for a device; return DRANET's reply, with routes. A repeated request gets the same
-        addresses."""
+        """Claim addresses for a device, or find those of an earlier request; return DRANET's reply, with routes."""
         result = self.run("ADD", _attachment(request)) or {}
         addresses = result.get("ips") or []
         gateways = {":" in one["gateway"]: one["gateway"] for one in addresses if one.get("gateway")}
@@ -143,8 +142,7 @@ def _attachment(request: dict[str, Any]) -> Attachment:
 
 
 def ifname_of(device: str) -> str:
-    """The interface name for the plugin: `device` if that is a valid name, else `device` without "pci-", else a
-    hash."""
+    """The interface name for the plugin: `device` if it is valid, else `device` without "pci-", else a hash."""
     for name in (device, device.removeprefix("pci-")):
         if name and not ifname_fault(name):
             return name

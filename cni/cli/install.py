@@ -1,7 +1,6 @@
 """railcni install, uninstall: put railcni into the plugin folder of the container runtime, or remove it.
 
-The package cni/node/installation describes the installed files, and why a call during an install finds one complete
-version.
+cni/node/installation describes the installed files, and why a call during an install finds one complete version.
 """
 
 from __future__ import annotations

@@ -97,7 +97,7 @@ def execute(
     given: str = "",
     seconds: float = 0,
 ) -> subprocess.CompletedProcess[str]:
-    """Run `argv` in the container `where`, with `given` on stdin. Raises IoFailure, which names `who`, after
+    """Run `argv` in the container `where`, with `given` on stdin. Raises IoFailure about `who` if it takes longer than
     `seconds`."""
     seconds, stdin = seconds or SECONDS, ["--stdin"] if given else []
     try:  # kubectl's --request-timeout does not end an `exec`

@@ -59,8 +59,7 @@ def existing(options: argparse.Namespace, cache: Cache) -> tuple[Network, Parame
 
 
 def _of_pod(options: argparse.Namespace, cache: Cache, name: str) -> argparse.Namespace:
-    """A copy of `options` with containerID, interface and namespace of the pod's one attachment to `name`. Raises
-    InvalidConfig if it has none or several."""
+    """A copy of `options` with containerID, interface and namespace of the pod's only attachment to `name`."""
     pod, found = options.pod, {}
     for attachment in recorded.found(name):
         if is_of_pod(attachment["pod"].partition("/")[::2], pod):

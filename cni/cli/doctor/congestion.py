@@ -35,11 +35,10 @@ _LOSSY = "RoCE loses packets under load, and then slows down by far"
 @dataclass(frozen=True)
 class Congestion:
     """The settings of a netdev. `pfc`: the lossless priorities. `ecn`: the priorities with ECN as notification and as
-    reaction point. Both are None if unknown. `trust` is "dscp", "pcp" or "" (unknown).
+    reaction point. Both are None if unknown. `trust` is "dscp", "pcp" or "" (unknown). `pci` is the PCI address.
 
-    `dscp` maps DSCPs to their priorities, if the driver shows them. `classes` maps the name of a setting to the type of
-    service (ToS, 8 bits) of its packets. `has_vlan`: a VLAN on the netdev tags packets with a priority. `pci` is the
-    netdev's PCI address.
+    `dscp` maps DSCPs to priorities, if the driver shows them. `classes` maps the name of a setting to the type of
+    service (ToS, 8 bits) of its packets. `has_vlan`: a VLAN on the netdev tags packets with a priority.
     """
 
     pfc: tuple[int, ...] | None = None

@@ -97,7 +97,7 @@ def _neighbours(own: ipaddress.IPv4Interface) -> list[ipaddress.IPv4Address]:
 
 
 def check_parameters(read: Mapping[str, LinkParameters], subnets: Mapping[str, Sequence[str]]) -> Iterator[Observation]:
-    """Find strict reverse path filters that drop the link's packets, and links of one subnet that answer ARP for each other."""
+    """Find strict reverse path filters that drop packets, and links of one subnet that answer ARP for each other."""
     for netdev, parameters in read.items():
         yield _check_filter(netdev, parameters)
     for subnet, netdevs in subnets.items():
@@ -114,8 +114,7 @@ def check_parameters(read: Mapping[str, LinkParameters], subnets: Mapping[str, S
 
 
 def _check_filter(netdev: str, parameters: LinkParameters) -> Observation:
-    """Judge strict rp_filter: a fault if replies to the link's subnets leave by another link, advice if only others
-    do."""
+    """Judge strict rp_filter: a fault if it drops packets from the link's subnets, advice if only from elsewhere."""
     value = parameters.rp_filter
     if value is None:
         return unknown(netdev, "rp_filter cannot be read")

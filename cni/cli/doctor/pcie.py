@@ -177,7 +177,7 @@ def relaxed_ordering(config: bytes) -> bool | None:
 
 
 def redirects_peers(config: bytes) -> bool | None:
-    """Whether ACS of a bridge redirects traffic between the devices below it to the host bridge; None if it cannot be read."""
+    """Whether ACS of a bridge sends traffic between devices below it to the host bridge; None if unknown."""
     if len(config) <= _FIRST_EXTENDED:
         return None
     return bool(_is_set(config, _extended(config), _ACS, _ACS_CONTROL, _REDIRECTS))
@@ -216,8 +216,7 @@ def _extended(config: bytes) -> Iterator[tuple[int, int]]:
 
 
 def read_peer_memory(root: str = "/sys", proc: str = "/proc") -> tuple[str, str, str]:
-    """Return (loaded module for peer memory, first line of the NVIDIA driver's version, kernel release), "" for each
-    that is missing."""
+    """Return (loaded peer memory module, first line of the NVIDIA version, kernel release), each "" if missing."""
     module = next((m for m in _PEER_MODULES if os.path.isdir(f"{root}/module/{m}")), "")
     driver = text(f"{proc}/driver/nvidia/version").partition("\n")[0]
     return module, driver, text(f"{proc}/sys/kernel/osrelease")

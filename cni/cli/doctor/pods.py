@@ -259,8 +259,7 @@ def _parameters(sandbox: NamespaceView, links: Sequence[SandboxInterface]) -> di
 
 
 def processes(sandbox: NamespaceView, proc: str = "/proc") -> list[PodProcess]:
-    """The first processes in the pod's network namespace by PID, without a runtime's helpers, which see the host's
-    files."""
+    """The first processes by PID in the pod's namespace, without a runtime's helpers, which see the host's files."""
     if not sandbox.netns:
         return []
     found = []

@@ -23,8 +23,8 @@ PortCounts = Mapping[Port, Counts]
 
 
 def check_state(ports: Sequence[Port], uses: Uses, up: Mapping[str, bool]) -> Iterator[Observation]:
-    """Find ports that are not ACTIVE: a fault if the port is used, or if no port is active. `up`: whether each netdev is set
-    up."""
+    """Find ports that are not ACTIVE: a fault if the port is used, or if no port is active. `up` tells for each netdev
+    whether it is set up."""
     any_active = any(port.is_active for port in ports)
     for port in ports:
         subject = _subject(port)
@@ -104,8 +104,7 @@ def _subject(port: Port) -> str:
 
 
 def check_counters(now: PortCounts, before: PortCounts, seconds: float) -> Iterator[Observation]:
-    """Find errors of ports in the `seconds` since the reading `before`; if it is empty, since the start of each
-    port."""
+    """Find errors of ports in the `seconds` since the reading `before`; if it is empty, since each port's start."""
     for port, values in now.items():
         found = list(_faults(str(port), values, before.get(port, {}), seconds))
         yield from found

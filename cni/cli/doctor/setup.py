@@ -85,7 +85,7 @@ def check_plugins(folders: Sequence[str]) -> Iterator[Observation]:
 
 
 def _plugin(path: str, ours: bool) -> Observation:
-    """Check that a plugin answers VERSION; find its release. Go's plugins print it if they are called without a verb
+    """Check that a plugin answers VERSION; find its release, which Go's plugins print if they are called without a verb
     (skel of containernetworking/cni), a few only with --version (rdma, multus-shim)."""
     healthy, remedy = "a plugin that answers VERSION", "install it again"
     try:
@@ -274,8 +274,8 @@ def _status(process: str, key: str) -> list[str]:
 
 
 def memlock_of(process: str) -> int | None:
-    """The soft limit of locked memory, in bytes, of the process with this directory in /proc: -1 for no limit, None if this
-    user may not read it."""
+    """The soft limit of locked memory, in bytes, of the process with this directory in /proc: -1 for no limit, None if
+    this user may not read it."""
     for line in text(f"{process}/limits").splitlines():
         if line.startswith("Max locked memory"):
             soft = line[len("Max locked memory") :].split()[0]

@@ -162,8 +162,7 @@ def _opened(choice: Choice, leases: Iterable[Lease], use: int = CREATE, moves: b
 
 
 def _is_same(other: Lease, lease: Lease) -> bool:
-    """Whether `other`, a lease in the target, is of the same attachment as `lease`. Go's reservations name only the
-    pod."""
+    """Whether `other`, a lease in the target, has `lease`'s attachment. Go's reservations name only the pod."""
     if other.ifname not in ("", lease.ifname):
         return False
     if other.container_id:
@@ -246,8 +245,7 @@ class _Migration:
         return {**copied, "removed": removed, "records": records}
 
     def _read(self) -> list[Lease]:
-        """Read the source's leases. For a move to IPPools, first make AddressLeases refuse new claims, then fill the
-        IPPools."""
+        """Read the source's leases. On the way to IPPools, stop claims of AddressLeases, then fill the IPPools."""
         leases = self._read_source()
         while self._opens and not self._opens.refuse(leases):
             leases = self._read_source()

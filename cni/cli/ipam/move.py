@@ -34,8 +34,7 @@ class Pools:
         self._moved: list[Lease] = []
 
     def moved_from(self, found: Snapshot) -> list[Lease]:
-        """Keep the versions of the pools `found` for `close`; return the leases of the pools that it has closed so
-        far."""
+        """Keep the versions of the pools `found` for `close`; return the leases of pools that it has already closed."""
         if sliced := [n.name for n in found.networks if n.sliced]:
             raise InvalidConfig(
                 f"the addresses of {sliced[0]} cannot be moved: it has node_slice_size, which datastore addresslease does not"
@@ -45,8 +44,7 @@ class Pools:
         return self._moved
 
     def close(self, leases: list[Lease]) -> bool:
-        """Close each pool that is unchanged, and delete the reservations of its `leases`. Return False if a pool has
-        changed."""
+        """Close each unchanged pool, and delete its reservations of `leases`. Return False if a pool has changed."""
         closed = True
         for name, version in self._versions.items():
             try:
@@ -65,8 +63,7 @@ class Pools:
         return closed
 
     def _replace(self, document: dict[str, Any], version: str, cidr: str, entries: dict[str, Any]) -> None:
-        """Write the range and the allocations of a pool. Raises Conflict if its version is not `version`, Gone if it is
-        deleted."""
+        """Write range and allocations of a pool. Raises Conflict if its version is not `version`, Gone if deleted."""
         metadata = document["metadata"]
         members: dict[str, Any] = {"/spec": {"range": cidr, "allocations": entries}}
         if NAMES in (metadata.get("annotations") or {}):
@@ -90,8 +87,8 @@ class Pools:
                     yield str(document["metadata"]["name"]), text.removeprefix(sign), document
 
     def refuse(self, leases: list[Lease]) -> bool:
-        """Make AddressLeases refuse claims in closed pools and the pools of `leases`. Return False if some did not
-        refuse before."""
+        """Make AddressLeases refuse claims in closed pools and in the pools of `leases`. Return False if some of these
+        pools did not refuse claims before."""
         missing = {lease.pool: lease for lease in leases}
         refused = True
         for document in self._api.list_all(POOLS):
@@ -106,13 +103,11 @@ class Pools:
         return not self._mark(MOVED, MOVING) and refused
 
     def settle(self) -> None:
-        """Make AddressLeases accept claims in pools that an interrupted move to IPPools has left closed for both
-        stores."""
+        """Make AddressLeases accept claims in pools that an interrupted move to IPPools left closed for both."""
         self._mark(MOVING, MOVED)
 
     def _mark(self, former: str, sign: str) -> bool:
-        """Replace the prefix `former` of the ranges of closed pools by `sign`. Return whether a pool had this
-        prefix."""
+        """Replace the prefix `former` of closed pools' ranges by `sign`. Return False if no pool had this prefix."""
         found = [
             (cidr, document) for _, cidr, document in self._closed() if document["spec"]["range"].startswith(former)
         ]

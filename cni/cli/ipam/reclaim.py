@@ -149,8 +149,7 @@ class _Found:
 
     def elsewhere(self, finding: Finding, options: argparse.Namespace) -> Lease | None:
         """The lease of the finding if the agent of its node must be asked whether the address is in use, else None.
-        With `options.ask` this node's agent is asked too: this command may run in a container that sees no
-        namespace."""
+        With `options.ask` this node's agent is asked too, as a container with this command may see no namespace."""
         found = [r.lease for r in self._seen.reserved or () if not finding.pool and r.name == finding.reservation[0]]
         lease = found[0] if found else self._leases.get(finding.of_address())
         if options.force or lease is None or finding.kind == LEASE_OF_ENDED_POD:
@@ -160,7 +159,7 @@ class _Found:
         return None if self._is_off(lease) else lease
 
     def _is_off(self, lease: Lease) -> bool:
-        """Whether the lease's node is known to be off: an administrator says so, or it is deleted and its agent is silent."""
+        """Whether the lease's node is off: it has the taint out-of-service, or is deleted and its agent is silent."""
         seen = self._seen
         if self._cluster is None or seen.nodes is None or not lease.node:
             return False
@@ -170,7 +169,7 @@ class _Found:
         return seen.agents is not None and not blocker(lease, seen.nodes, None, False, named, seen.agents)
 
     def free(self, finding: Finding, options: argparse.Namespace) -> None:
-        """Free the lease or reservation of the finding. Raises Changed or Kept if it must stay, CniError if it cannot be freed."""
+        """Free the finding's lease or reservation. Raises Changed or Kept if it must stay, CniError on a failure."""
         if lease := self.elsewhere(finding, options):
             state, why = self.told.get(lease.identity, (UNKNOWN, _NOT_ASKED))
             if state == USED:

@@ -153,8 +153,7 @@ def look(attached: AttachedRail) -> AttachedRail:
 
 
 def check(rails: Sequence[AttachedRail]) -> None:
-    """Add the state to each rail. In groups with one index on all rails, add a fault for each address with another
-    index."""
+    """Add the state to each rail, and a fault for each address whose index differs from most of a same-index group."""
     for rail in rails:
         look(rail)
     for group in {rail.rail.group for rail in rails}:
@@ -168,8 +167,7 @@ def check(rails: Sequence[AttachedRail]) -> None:
 
 
 def peer_of(text: str, rails: Sequence[AttachedRail], sandboxes: Sequence[NamespaceView]) -> Peer:
-    """The addresses of a peer by rail. `text` is the peer's index on every rail, an address with this index, or a pod
-    here.
+    """A peer's addresses by rail. `text` is their index in the subnets, one of them, or a pod of this node.
 
     Raises InvalidConfig when the address is in no rail's subnet, or no such pod is on this node.
     """

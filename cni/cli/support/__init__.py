@@ -157,8 +157,7 @@ def _tree(name: str, directory: str) -> list[Part]:
 
 
 def _file(name: str, path: str, end: bool = False) -> Part:
-    """Read a file as a part; with `end`, the end of a large one. Other large files and binary files are missing
-    parts."""
+    """Read a file as a part; with `end`, the end of a large one. Other large or binary files are missing parts."""
     try:
         if path.endswith(_CERTIFICATES):
             raise ValueError("certificates and keys are not gathered")

@@ -36,8 +36,7 @@ class Form:
 
 
 def _new(name: object, rows: Sequence[Any]) -> tuple[list[Any], bool]:
-    """Return (rows to print, whether a listing `name` came before). With -w, rows of the listing before are left
-    out."""
+    """Return (rows to print, whether a listing `name` came before). With -w, rows of that listing are left out."""
     if Form.seen is None:
         return list(rows), False
     before = Form.seen.get(name)
@@ -150,8 +149,7 @@ def counted(number: int, noun: str) -> str:
 
 
 def print_data(value: Any, form: str = "json", name: str = "") -> None:
-    """Print `value` in a `form` of -o. The form "name" prints the member `name` of each element, or its first
-    member."""
+    """Print `value` in a `form` of -o; "name" prints the member `name` of each element, or the first member."""
     if isinstance(value, list):
         value, is_repeated = _new("data", value)
         if is_repeated and not value:

@@ -134,8 +134,7 @@ def option(
     **more: Any,
 ) -> None:
     """Add an option with a value. Its help ends with the default, except "" and if `shown` is false. A given directory
-    must exist, unless railcni or a later program makes it (`made`). `old` is another spelling, which --help does not
-    show."""
+    must exist, unless railcni or a later program makes it (`made`). --help does not show `old`, another spelling."""
     text = f"{default:g}" if isinstance(default, float) else default
     texts = [about, "" if default in ("", None) or not shown else f"default: {text}"]
     if metavar in ("DIR", "DIR:DIR") and not made:

@@ -105,8 +105,7 @@ class Folder:
 
     @contextmanager
     def foreseen(self) -> Iterator[None]:
-        """Hold the lock during a dry run if the bundle folder exists. Raises IoFailure if an install could not make
-        this folder."""
+        """Hold the lock, if its folder exists, for a dry run. Raises IoFailure if that folder could not be made."""
         if not os.path.isdir(self.bundle) and not os.access(self.path, os.W_OK, effective_ids=True):
             code = errno.EROFS if os.statvfs(self.path).f_flag & os.ST_RDONLY else errno.EACCES
             raise self._refused("make the lock of the installers", OSError(code, os.strerror(code)))
@@ -212,8 +211,7 @@ def uninstall(folder: Folder, refuse: _Refuse, end_workers: Callable[[], object]
 
 
 def steps_away(folder: Folder, refuse: _Refuse) -> list[Step]:
-    """The steps that `uninstall` would carry out now. Raises the errors with which `uninstall` would refuse to
-    begin."""
+    """The steps that `uninstall` would carry out now. Raises the errors that would prevent the first step."""
     with folder.foreseen():
         found = layout.read(folder.path)
         refuse(found)
@@ -305,8 +303,7 @@ def _identity(status: os.stat_result) -> tuple[int, int]:
 
 
 class CommandLink:
-    """The link `railcni` in `directory` on the host with the root directory `root`. An install gives its content,
-    `wanted`.
+    """The link `railcni` in `directory` of the host below `root`. `wanted` is the content of an install.
 
     The link leads to the command of the version in use, or of a checkout, whose libraries are not installed. A foreign
     file is left alone. If `directory` is missing, as on some nodes that a container installs on, no link is made.

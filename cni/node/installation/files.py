@@ -1,5 +1,4 @@
-"""Paths below a root, and durable changes of a directory: when a function returns, its change is on the disk. The
-functions raise OSError."""
+"""Paths below a root, and durable changes: when a function returns, its change is on disk. Functions raise OSError."""
 
 from __future__ import annotations
 

@@ -108,8 +108,7 @@ def fingerprint(folder: str, found: Installation) -> tuple[object, ...]:
 
 
 def state_faults(state: str) -> Iterator[str]:
-    """Yield the faults of the directory `state`. This user must be able to write in it, or to make it if it is
-    missing."""
+    """Yield the faults of the directory `state`. This user must be able to write in it, or to make it."""
     above = state
     try:
         files.check_private_directory(state, links=True)

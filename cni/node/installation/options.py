@@ -82,8 +82,7 @@ def plugin_folder(root: str, to: str = "") -> str:
 
 
 def candidates(root: str) -> dict[str, str]:
-    """The plugin folder of each configured runtime, by runtime. If none is configured: the first existing usual folder
-    of each distribution, by distribution."""
+    """The plugin folder of each configured runtime, by runtime; if none is configured, the existing usual folders."""
     found = dict(_configured(root)) or dict(_usual(root))
     same: dict[str, str] = {}  # one folder by several paths is one folder
     return {runtime: same.setdefault(below(root, folder), folder) for runtime, folder in found.items()}
@@ -110,8 +109,7 @@ def _configured(root: str) -> Iterator[tuple[str, str]]:
 
 
 def _named(root: str, documents: list[dict[str, Any]]) -> str:
-    """The folder that `documents` name. Of the folders in the last document with such a key, the first existing one is
-    taken, or the first one if none exists."""
+    """The folder in use: the first existing one of those that the last document with folders names, else the first."""
     found = (_strings(_table(d, *table).get(key)) for d in reversed(documents) for table in _TABLES for key in _KEYS)
     folders = next(filter(None, found), [DEFAULT])
     return next((f for f in folders if os.path.isdir(below(root, f))), folders[0])

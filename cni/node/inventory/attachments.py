@@ -52,8 +52,7 @@ def changed(directory: str = STATE) -> int:
 
 
 def completed(directory: str = STATE) -> tuple[list[dict[str, Any]], bool]:
-    """Return (attachments and groups of rails on which no call is at work, whether a call is at work on another
-    one)."""
+    """Return (attachments and groups of rails on which no call is at work, whether a call is at work on others)."""
     records, ended, every = Records(directory), [], found(directory=directory)
     for one in every:
         held = records.try_locked(Attachment(one["network"], one["containerID"], one["ifname"]), LINK)
@@ -72,8 +71,8 @@ def device_of(attachment: dict[str, Any]) -> str:
 
 
 def network_data(attachment: dict[str, Any], every: Iterable[dict[str, Any]]) -> dict[str, Any]:
-    """The result of the ADD, as NetworkDeviceData of a ResourceClaim. `every` has all attachments of the node: the
-    record of a group of rails has the addresses of its rails."""
+    """The result of the ADD, as NetworkDeviceData of a ResourceClaim. The addresses of a rail come from the group of
+    rails in `every`."""
     link = attachment["records"][LINK]["link"]
     mac = link.get("mac") or (link.get("device") or {}).get("mac")
     known = {"interfaceName": attachment["ifname"], "hardwareAddress": mac, "ips": attachment["addresses"]}

@@ -16,8 +16,7 @@ from cni.shared.kernel.files import names_in
 @dataclass(frozen=True)
 class Gid:
     """An entry of a GID table. `kind` is "RoCE v2", for example; `ndev` is the name of its netdev in the netdev's
-    namespace. `owner` is the pod or namespace whose link `ndev` has `address`; "" for this namespace, or if it is
-    unknown."""
+    namespace. `owner` is the pod or namespace whose link `ndev` has `address`; "" for this namespace or if unknown."""
 
     index: int
     value: str
@@ -29,10 +28,9 @@ class Gid:
 
 @dataclass(frozen=True)
 class Port:
-    """A port of a verbs device. `mtu` is the MTU of the netdev in bytes, None if it cannot be seen. `roce_mtu` is the
-    RoCE MTU that results from it, None also without RoCE. `carrier` is None when the netdev is not seen. `room` is the
-    size of the GID table. `links` are the netdev and the links above it in this namespace; a GID with another netdev is
-    a pod's."""
+    """A port of a verbs device. `mtu` is the netdev's MTU in bytes, `roce_mtu` the RoCE MTU that results from it; each
+    is None if unknown, `roce_mtu` also without RoCE. `carrier` is None if the netdev is not seen. `room` is the size of
+    the GID table. `links` are the netdev and the links above it in this namespace; a GID on another is a pod's."""
 
     device: str
     number: int

@@ -100,8 +100,7 @@ def read(state: str = STATE, cache: str = DIRECTORY, unread: list[str] | None = 
 
 
 def find(text: str, sandboxes: list[NamespaceView], state: str = STATE, cache: str = DIRECTORY) -> NamespaceView:
-    """The namespace `text`: [NAMESPACE/]POD, a path, or a name below /run/netns. Raises InvalidConfig if there is none,
-    or if several pods have the name."""
+    """The namespace `text`: [NAMESPACE/]POD, a path, or a name below /run/netns. Raises InvalidConfig if missing."""
     named = {s.pod: s for s in sandboxes if "/" not in text and is_of_pod(s.pod.partition("/")[::2], text)}
     if len(named) > 1:
         raise InvalidConfig(f"several pods have the name {text}: want one of {', '.join(sorted(named))}")

@@ -93,8 +93,7 @@ class Runtime:
         return asked
 
     def status(self, network: Network) -> list[tuple[ChainStep, CniError | None]]:
-        """Return each plugin with its error for STATUS, None if it is ready. A plugin without STATUS has an error of
-        code 1."""
+        """Return each plugin with its error for STATUS, or None. A plugin without STATUS has an error of code 1."""
         answers: list[tuple[ChainStep, CniError | None]] = []
         for step in network.steps:
             faults: list[CniError] = []
@@ -107,8 +106,7 @@ class Runtime:
     # --- versions and results ---
 
     def negotiate(self, network: Network) -> str:
-        """The newest version that the network allows and all its plugins speak. Raises IncompatibleVersion if there is
-        none.
+        """The newest version that the network and its plugins allow. Raises IncompatibleVersion if there is none.
 
         SPEC.md, "Version considerations".
         """
@@ -183,7 +181,7 @@ def _request(
 
 
 def _result(answer: Any, plugin: str, version: str) -> dict[str, Any]:
-    """Check the plugin's result, and return it. A result without cniVersion gets `version` (containernetworking/cni
+    """Check the plugin's result, and return it. A missing cniVersion becomes `version` (containernetworking/cni
     895)."""
     if not isinstance(answer, dict):
         raise DecodingFailure(f"{plugin} ADD answered no result, but {json.dumps(answer)[:60]}")

@@ -54,8 +54,8 @@ class Executables:
     def run(self, verb: str, plugin: str, config: dict[str, Any], parameters: Parameters = _NOBODY) -> Any:
         """Run the plugin; return its answer, None if that is empty. If the plugin succeeds, its stderr is passed on.
 
-        Raises PluginFailed if the plugin answers an error, DelegateFailed if it fails without one, and DecodingFailure
-        if its answer is not JSON.
+        Raises PluginFailed if the plugin answers an error, DelegateFailed if it fails without one, DecodingFailure if
+        the answer is not JSON.
         """
         environ = {
             **self._environ,
@@ -98,8 +98,7 @@ def _execute(file: str, environ: Mapping[str, str], stdin: bytes) -> subprocess.
 
 
 def _interpreter(file: str) -> str:
-    """The interpreter of a script, as text for a message: execve(2) gives ENOENT also if the interpreter is missing. ""
-    for other files."""
+    """The interpreter of a script, as a part of a message: it may be the missing file (ENOENT). "" for other files."""
     try:
         with open(file, "rb") as script:
             first = script.readline(256)

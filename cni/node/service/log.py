@@ -37,8 +37,7 @@ class AgentLog(Log):
             pass  # nobody listens
 
     def state(self, about: str, text: str, **fields: object) -> None:
-        """Write `text` as a warning if it differs from the last text for the same `about`. "" means that the fault is
-        gone."""
+        """Write the warning `text` if it differs from the last text for `about`. "" means that there is no fault."""
         if self._last.get(about, "") != text:
             self._last[about] = text
             if text:
