@@ -32,7 +32,7 @@ from ipam.leases import Lease
 _AT_ONCE = 8  # nodes asked at the same time
 _START = 180.0  # seconds until the container of doctor runs
 _RUN = 600.0  # seconds until it has ended; kubelet ends it then
-_WEIGHT = {in_use.UNKNOWN: 0, in_use.ENDED: 1, in_use.USED: 2}  # of several agents' answers the largest counts
+_WEIGHT = {in_use.UNKNOWN: 0, in_use.ENDED: 1, in_use.USED: 2}  # the heaviest answer counts
 _STARTING = ("ContainerCreating", "PodInitializing", "ErrImagePull")  # the last becomes ImagePullBackOff if it persists
 _ENTER = """\
 import os, sys
@@ -143,7 +143,8 @@ def _ask(options: argparse.Namespace, agent: kubectl.NodeAgent) -> dict[str, Any
 def _answer(
     options: argparse.Namespace, agent: kubectl.NodeAgent, command: Sequence[str], *places: str, given: str = ""
 ) -> Any:
-    """Run `railcni` in the agent's pod, with the agent's options `places`; return its JSON. Raises IoFailure."""
+    """Run `railcni` in the agent's pod with those options of the agent that `places` names; return the JSON that it
+    prints. Raises IoFailure if the agent does not run or answer."""
     if agent.fault:
         raise IoFailure(agent.fault)
     argv = ["railcni", *command, *filter(None, (agent.argument(name) for name in places))]
@@ -292,4 +293,4 @@ def _ask_of_leases(options: argparse.Namespace, leases: Sequence[Lease]) -> dict
 
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         answers = [one for answer in pool.map(ask, {*agents, *(lease.node for lease in leases)}) for one in answer]
-    return dict(sorted(answers, key=lambda one: _WEIGHT[one[1][0]]))  # of equal keys the last counts
+    return dict(sorted(answers, key=lambda one: _WEIGHT[one[1][0]]))  # of several answers, the last remains

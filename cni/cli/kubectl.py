@@ -141,7 +141,7 @@ def agents(options: argparse.Namespace) -> dict[str, NodeAgent]:
         name, spec = pod["metadata"]["name"], pod["spec"]
         if spec.get("nodeName") and any(one["name"] == "agent" for one in spec["containers"]):
             agents.append(NodeAgent(spec["nodeName"], name, where, spec, fault(pod, "agent")))
-    agents.sort(key=lambda agent: (agent.node, not agent.fault))  # of one node the running pod last
+    agents.sort(key=lambda agent: (agent.node, not agent.fault))  # a node's running pod comes after its other pods
     return {agent.node: agent for agent in agents}
 
 

@@ -87,7 +87,7 @@ def distributions(extra: str = "") -> list[Distribution]:
 
 
 def packages(installed: list[Distribution]) -> Iterator[tuple[str, Path]]:
-    """Yield (path in the bundle, file) for each file of the `installed` distributions. Raises CannotBuild."""
+    """Yield (path in the bundle, file) for each file of `installed`. Raises CannotBuild if a file list is missing."""
     for dist in installed:
         if dist.files is None:
             raise CannotBuild(f"{dist.name} has no list of its files: install it with pip, from requirements.txt")

@@ -208,7 +208,7 @@ class _Migration:
     def run(self, progress: Callable[[str], object]) -> dict[str, int]:
         """Copy until the target has all leases. Raises InvalidConfig, with nothing written, if an address conflicts.
 
-        Returns the numbers of leases and of this node's records by change; of a dry run, the changes to be made.
+        Returns the numbers of leases and of this node's records by kind of change; a dry run only predicts them.
         """
         options, self._progress = self._options, progress
         self._progress("reading the source")
@@ -245,7 +245,8 @@ class _Migration:
         return {**copied, "removed": removed, "records": records}
 
     def _read(self) -> list[Lease]:
-        """Read the source's leases. On the way to IPPools, stop claims of AddressLeases, then fill the IPPools."""
+        """Read the source's leases. For a move to IPPools, first make AddressLeases refuse claims in the pools, then
+        give the pools their ranges and allocations."""
         leases = self._read_source()
         while self._opens and not self._opens.refuse(leases):
             leases = self._read_source()
@@ -273,7 +274,7 @@ class _Migration:
         return len(leases) if self._closes else _opened(self._source, leases).release(leases)
 
     def _planned(self, leases: list[Lease]) -> tuple[Groups, list[Lease]]:
-        """Return (leases to claim in the target, leases that are there). Raises InvalidConfig for a conflict."""
+        """Return (leases to copy to the target, leases that it already has). Raises InvalidConfig for a conflict."""
         self._progress(f"comparing {len(leases)} leases")
         copy: Groups = {}
         there, conflicts = [], []

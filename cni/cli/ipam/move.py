@@ -44,7 +44,8 @@ class Pools:
         return self._moved
 
     def close(self, leases: list[Lease]) -> bool:
-        """Close each unchanged pool, and delete its reservations of `leases`. Return False if a pool has changed."""
+        """Close each pool that has not changed since `moved_from`, and delete the reservations of `leases` in it.
+        Return False if a pool has changed."""
         closed = True
         for name, version in self._versions.items():
             try:
@@ -63,7 +64,8 @@ class Pools:
         return closed
 
     def _replace(self, document: dict[str, Any], version: str, cidr: str, entries: dict[str, Any]) -> None:
-        """Write range and allocations of a pool. Raises Conflict if its version is not `version`, Gone if deleted."""
+        """Write the range and the allocations of a pool. Raises Conflict if the pool's version is no longer `version`,
+        Gone if the pool was deleted."""
         metadata = document["metadata"]
         members: dict[str, Any] = {"/spec": {"range": cidr, "allocations": entries}}
         if NAMES in (metadata.get("annotations") or {}):
@@ -103,7 +105,7 @@ class Pools:
         return not self._mark(MOVED, MOVING) and refused
 
     def settle(self) -> None:
-        """Make AddressLeases accept claims in pools that an interrupted move to IPPools left closed for both."""
+        """Make AddressLeases accept claims in pools that an interrupted move to IPPools has closed for both."""
         self._mark(MOVING, MOVED)
 
     def _mark(self, former: str, sign: str) -> bool:

@@ -153,7 +153,8 @@ def look(attached: AttachedRail) -> AttachedRail:
 
 
 def check(rails: Sequence[AttachedRail]) -> None:
-    """Add the state to each rail, and a fault for each address whose index differs from most of a same-index group."""
+    """Add the state to each rail. In a group whose pods have the same index on all rails, add a fault for each address
+    with another index than most."""
     for rail in rails:
         look(rail)
     for group in {rail.rail.group for rail in rails}:
@@ -167,7 +168,7 @@ def check(rails: Sequence[AttachedRail]) -> None:
 
 
 def peer_of(text: str, rails: Sequence[AttachedRail], sandboxes: Sequence[NamespaceView]) -> Peer:
-    """A peer's addresses by rail. `text` is their index in the subnets, one of them, or a pod of this node.
+    """A peer's addresses by rail. `text` is an index on each rail, an address with this index, or a pod of this node.
 
     Raises InvalidConfig when the address is in no rail's subnet, or no such pod is on this node.
     """

@@ -94,7 +94,7 @@ class Rails(BaseModel):
     image: str = "busybox:1.36"  # the test pod's image
 
     def faults(self) -> list[tuple[Keys, str]]:
-        """The faults in combinations of keys, each with the path of the key to correct."""
+        """The faults in combinations of keys, each after the path of the key to correct."""
         return [*self._of_nics(), *self._of_subnets()]
 
     def _of_nics(self) -> Iterator[tuple[Keys, str]]:
@@ -179,7 +179,7 @@ def read(path: str, text: str) -> Rails:
 
 
 def rails_of(plan: Rails, nics: list[Nic]) -> list[PlannedRail]:
-    """The rails of the plan. With `pairing` they get `nics` in order; raises InvalidConfig if these are too few."""
+    """The rails of the plan. With `pairing` they get `nics` in order; raises InvalidConfig if NICs are missing."""
     if plan.pairing and len(nics) < plan.count:
         remedy = "run it on a node that has all, or give master or pci"
         raise InvalidConfig(f"pairing: this node has {len(nics)} NICs for {plan.count} rails: {remedy}")

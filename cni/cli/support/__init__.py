@@ -41,7 +41,7 @@ from cni.shared.spec.errors import CniError, IoFailure
 TOP = "railcni-support"
 INDEX = "index.json"
 FORMAT = 1
-MOST_BYTES = 1 << 20  # of one file; of a larger log the end, of another larger file nothing
+MOST_BYTES = 1 << 20  # of a file; of a larger log only the end is read, other larger files are left out
 _MOST_FILES = 500
 _PLUGINS = "/opt/cni/bin:/usr/lib/cni"
 _USUAL_LOGS = ("/var/log/whereabouts.log", "/tmp/whereabouts.log", "/var/log/multus.log")  # noqa: S108

@@ -105,7 +105,8 @@ class Folder:
 
     @contextmanager
     def foreseen(self) -> Iterator[None]:
-        """Hold the lock, if its folder exists, for a dry run. Raises IoFailure if that folder could not be made."""
+        """Hold the lock during a dry run if the bundle folder exists. Raises IoFailure if an install could not make
+        that folder."""
         if not os.path.isdir(self.bundle) and not os.access(self.path, os.W_OK, effective_ids=True):
             code = errno.EROFS if os.statvfs(self.path).f_flag & os.ST_RDONLY else errno.EACCES
             raise self._refused("make the lock of the installers", OSError(code, os.strerror(code)))
@@ -303,7 +304,8 @@ def _identity(status: os.stat_result) -> tuple[int, int]:
 
 
 class CommandLink:
-    """The link `railcni` in `directory` of the host below `root`. `wanted` is the content of an install.
+    """The link `railcni` in `directory` of the host below `root`. An install gives the content of its version,
+    `wanted`.
 
     The link leads to the command of the version in use, or of a checkout, whose libraries are not installed. A foreign
     file is left alone. If `directory` is missing, as on some nodes that a container installs on, no link is made.

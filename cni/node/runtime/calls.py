@@ -106,7 +106,7 @@ class Runtime:
     # --- versions and results ---
 
     def negotiate(self, network: Network) -> str:
-        """The newest version that the network and its plugins allow. Raises IncompatibleVersion if there is none.
+        """The newest version that the network and all its plugins allow. Raises IncompatibleVersion if there is none.
 
         SPEC.md, "Version considerations".
         """
@@ -181,7 +181,7 @@ def _request(
 
 
 def _result(answer: Any, plugin: str, version: str) -> dict[str, Any]:
-    """Check the plugin's result, and return it. A missing cniVersion becomes `version` (containernetworking/cni
+    """Check the plugin's result, and return it; set cniVersion to `version` if missing (containernetworking/cni
     895)."""
     if not isinstance(answer, dict):
         raise DecodingFailure(f"{plugin} ADD answered no result, but {json.dumps(answer)[:60]}")

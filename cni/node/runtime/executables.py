@@ -98,7 +98,8 @@ def _execute(file: str, environ: Mapping[str, str], stdin: bytes) -> subprocess.
 
 
 def _interpreter(file: str) -> str:
-    """The interpreter of a script, as a part of a message: it may be the missing file (ENOENT). "" for other files."""
+    """The interpreter of a script, as a part of a message: execve(2) gives ENOENT if the interpreter is missing, too.
+    "" for other files."""
     try:
         with open(file, "rb") as script:
             first = script.readline(256)
