@@ -273,7 +273,7 @@ def _ipam(run: Callable[[argparse.Namespace], int], cluster: subcommand.Parser, 
 
 
 def _ask_of_leases(options: argparse.Namespace, leases: Sequence[Lease]) -> dict[Key, tuple[str, str]]:
-    """Return (use, reason) by lease: ask the agent of the lease's node, or all agents if the node is unknown."""
+    """Return (state, reason) by lease, from the agent of the lease's node, or from all agents if it has no node."""
     agents = kubectl.agents(options) if leases else {}
     no_agent = kubectl.NodeAgent("", "", "", {}, "no agent has this node")
 

@@ -60,7 +60,7 @@ def _entries(document: Any) -> list[dict[str, Any]]:
 
 
 def check_node(claims: Sequence[PodClaim], kubelet: str) -> Iterator[Observation]:
-    """Count the prepared claims, and find those whose pods are gone, as kubelet has removed the pods' folders."""
+    """Count the prepared claims, and find those whose pods no longer have a folder of kubelet: these pods are gone."""
     prepared = [claim for claim in claims if claim.record is not None]
     lost = [c for c in prepared if not any(os.path.isdir(f"{kubelet}/pods/{uid}") for uid in c.pods)]
     if prepared:

@@ -158,7 +158,7 @@ def _show(options: argparse.Namespace) -> int:
 
 
 def _place(choice: Choice, leases: list[Lease]) -> None:
-    """Add the node to leases of living pods that lack it, if this user may read pods."""
+    """Add the node to each lease without one whose pod lives, if this user may read pods."""
     cluster = Cluster(choice.kubeconfig, choice.namespace)
     try:
         for lease in leases:

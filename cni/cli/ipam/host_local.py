@@ -22,7 +22,7 @@ from ipam.ranges import Range, format_address, parse_address
 def read(
     directory: str, network: str, network_name: str, ranges: Sequence[Range], node_name: str, cache: Cache
 ) -> list[Lease]:
-    """Read the leases in `directory`. `ranges` and `network_name` tell the pool of each.
+    """Read the leases in `directory`. `ranges` and `network_name` determine the pool of each lease.
 
     `network` names the CNI network; "" means the name of `directory`. Raises InvalidConfig for an address in no range.
     """

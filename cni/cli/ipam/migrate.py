@@ -150,8 +150,8 @@ def _claim(store: Store, group: list[Lease]) -> Claimed | Taken | Unknown:
 
 
 def _opened(choice: Choice, leases: Iterable[Lease], use: int = CREATE, moves: bool = False) -> Store:
-    """Open a store to create (CREATE) or only to read it (READ). An IPPool store locks the pools of `leases`. With
-    `moves`, an AddressLease store accepts claims in ranges that are still IPPools."""
+    """Open a store. `use` is CREATE, which makes a missing one, or READ. An IPPool store locks the pools of `leases`.
+    With `moves`, an AddressLease store accepts claims in ranges that are still IPPools."""
     own: dict[str, Any] = {"moves": moves}
     if choice.kind == "kubernetes":
         own = {"pools": sorted({lease.pool for lease in leases})}

@@ -34,7 +34,8 @@ class Pools:
         self._moved: list[Lease] = []
 
     def moved_from(self, found: Snapshot) -> list[Lease]:
-        """Keep the versions of the pools `found` for `close`; return the leases of pools that it has already closed."""
+        """Keep the versions of the pools `found` for `close`; return the leases of pools that it has already closed.
+        Raises InvalidConfig if a network has node_slice_size."""
         if sliced := [n.name for n in found.networks if n.sliced]:
             raise InvalidConfig(
                 f"the addresses of {sliced[0]} cannot be moved: it has node_slice_size, which datastore addresslease does not"
@@ -105,7 +106,7 @@ class Pools:
         return not self._mark(MOVED, MOVING) and refused
 
     def settle(self) -> None:
-        """Make AddressLeases accept claims in pools that an interrupted move to IPPools has closed for both."""
+        """Let AddressLeases accept claims in pools that an interrupted move to IPPools has closed for both stores."""
         self._mark(MOVING, MOVED)
 
     def _mark(self, former: str, sign: str) -> bool:

@@ -94,7 +94,7 @@ class Rails(BaseModel):
     image: str = "busybox:1.36"  # the test pod's image
 
     def faults(self) -> list[tuple[Keys, str]]:
-        """The faults in combinations of keys, each after the path of the key to correct."""
+        """Return (path of the key to correct, message) of each fault in a combination of keys."""
         return [*self._of_nics(), *self._of_subnets()]
 
     def _of_nics(self) -> Iterator[tuple[Keys, str]]:

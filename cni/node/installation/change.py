@@ -304,8 +304,7 @@ def _identity(status: os.stat_result) -> tuple[int, int]:
 
 
 class CommandLink:
-    """The link `railcni` in `directory` of the host below `root`. An install gives the content of its version,
-    `wanted`.
+    """The link `railcni` in `directory` of the host below `root`. `wanted` is the content that an install brings.
 
     The link leads to the command of the version in use, or of a checkout, whose libraries are not installed. A foreign
     file is left alone. If `directory` is missing, as on some nodes that a container installs on, no link is made.

@@ -93,7 +93,8 @@ class Runtime:
         return asked
 
     def status(self, network: Network) -> list[tuple[ChainStep, CniError | None]]:
-        """Return each plugin with its error for STATUS, or None. A plugin without STATUS has an error of code 1."""
+        """Return each plugin with its error for STATUS, None if ready. A plugin without STATUS has an error of code
+        1."""
         answers: list[tuple[ChainStep, CniError | None]] = []
         for step in network.steps:
             faults: list[CniError] = []
@@ -181,8 +182,7 @@ def _request(
 
 
 def _result(answer: Any, plugin: str, version: str) -> dict[str, Any]:
-    """Check the plugin's result, and return it; set cniVersion to `version` if missing (containernetworking/cni
-    895)."""
+    """Check the plugin's result, and return it with `version` as a missing cniVersion (containernetworking/cni 895)."""
     if not isinstance(answer, dict):
         raise DecodingFailure(f"{plugin} ADD answered no result, but {json.dumps(answer)[:60]}")
     if not answer.get("cniVersion"):
