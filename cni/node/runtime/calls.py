@@ -93,8 +93,7 @@ class Runtime:
         return asked
 
     def status(self, network: Network) -> list[tuple[ChainStep, CniError | None]]:
-        """Return each plugin with its error for STATUS, None if ready. A plugin without STATUS has an error of code
-        1."""
+        """Each plugin with its error for STATUS, None if ready. A plugin without STATUS has an error of code 1."""
         answers: list[tuple[ChainStep, CniError | None]] = []
         for step in network.steps:
             faults: list[CniError] = []
