@@ -68,14 +68,16 @@ def _show(options: argparse.Namespace) -> int:
     root = options.root.rstrip("/")
     host = read_host(root)
     found = resources(config.resources, host)
-    devices = slices.devices(found, host, read_topology(host, root))
+    is_faulty |= any(resource.unchosen or slices.unpublishable(resource.name) for resource in found)
+    publishable = [resource for resource in found if not slices.unpublishable(resource.name)]
+    devices = slices.devices(publishable, host, read_topology(host, root))
     if options.output == "table":
         output.print_table(_COLUMNS, _rows(found, devices))
     elif options.output == "name":
         output.print_data([{"device": device.name} for device in devices], "name")
     else:
         output.print_objects(slices.documents(devices, options.node or host_name(), 1), options.output)
-    return int(is_faulty or any(resource.unchosen for resource in found))
+    return int(is_faulty)
 
 
 def _rows(found: Sequence[Resource], devices: Sequence[Device]) -> list[Sequence[object]]:
@@ -87,13 +89,18 @@ def _rows(found: Sequence[Resource], devices: Sequence[Device]) -> list[Sequence
         offer = device.offer
         rows.append((device.name, device.resource.name, offer.name, len(offer.ids), *place, offer.fault))
     for resource in found:
+        unpublishable = slices.unpublishable(resource.name)
         reasons: list[tuple[str | None, str]] = [*resource.withheld.items()]
-        reasons += [(None, why) for why in (resource.limit, resource.unchosen) if why]
+        reasons += [(None, why) for why in (resource.limit, resource.unchosen, unpublishable) if why]
         rows += [(None, resource.name, name, None, None, None, None, reason) for name, reason in reasons]
     return rows
 
 
 def _classes(options: argparse.Namespace) -> int:
     config, is_faulty = read(options.config or [CONFIG])
-    output.print_objects([device_class(resource) for resource in config.resources], options.output)
-    return int(is_faulty)
+    faults = list(filter(None, (slices.unpublishable(resource.name) for resource in config.resources)))
+    for fault in faults:
+        output.print_fault(fault)
+    whole = [resource for resource in config.resources if not slices.unpublishable(resource.name)]
+    output.print_objects([device_class(resource) for resource in whole], options.output)
+    return int(is_faulty or bool(faults))

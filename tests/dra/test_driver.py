@@ -321,9 +321,24 @@ def test_a_resource_that_a_device_plugin_serves_is_not_published_as_long_as_it_d
             status, text = scene.page("readyz")
             assert status == 503
             assert "a device plugin serves rdma/a, with 2 devices, so no claim gets it" in text
+            scene.kubelet.stop()  # which takes no device from a pod
+            scene.configure(share("a", "ens0f0", "ens1f0"))
+            assert scene.until(lambda: VF not in scene.published())
+            assert SHARED not in scene.published()
+            scene.kubelet.start()
         assert scene.until(lambda: SHARED in scene.published())
     finally:
         scene.kubelet.stop()
+
+
+def test_a_resource_with_a_name_that_no_slice_takes_is_told_and_not_published(scene: DraScene) -> None:
+    long = "a" * 60  # 65 characters with the prefix
+    scene.configure(share(long, "ens0f0", "ens1f0"))
+    assert scene.until(lambda: not scene.published()), scene.lines
+    assert scene.page("readyz") == (
+        503,
+        f"rdma/{long} has 65 characters, and a ResourceSlice takes 64: shorten the name\n",
+    )
 
 
 def test_a_refused_registration_is_told(scene: DraScene) -> None:

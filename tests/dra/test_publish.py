@@ -98,6 +98,22 @@ def test_a_slice_that_another_deletes_comes_back(api: ApiServer, publisher: Publ
     assert [(generation, count) for _, generation, count, _ in pool(api)] == [(2, 2), (2, 2)]
 
 
+def test_slices_that_kubelet_deletes_while_they_are_written_come_back(api: ApiServer, publisher: Publisher) -> None:
+    """As a kubelet does that starts at the same time."""
+
+    def kubelet(method: str, resource: str, number: int) -> None:
+        if method == "GET" and resource == "resourceslices" and changes(api):
+            for key in [key for key in api.core.objects if key[0] == "resourceslices"]:
+                del api.core.objects[key]
+
+    api.faults = kubelet
+    assert publisher.publish(devices(2))
+    assert (pool(api), publisher.lacks) == ([], [])
+    api.faults = lambda method, resource, number: None
+    assert publisher.publish(devices(2))
+    assert [count for *_, count in pool(api)] == [2]
+
+
 def test_a_change_that_was_killed_half_way_is_completed(api: ApiServer, publisher: Publisher) -> None:
     publisher.publish(devices(200))
     api.faults = lambda method, resource, number: ((500, {}) if method == "PATCH" and changes(api) > 3 else None)

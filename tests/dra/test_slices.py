@@ -123,7 +123,7 @@ def test_claims_share_a_nic_as_often_as_the_device_plugin_has_devices_of_it(
 
 
 def test_resources_whose_names_differ_by_a_sign_alone_have_devices_of_their_own(machine: Machine) -> None:
-    long = "a" * 60
+    long = "a" * 59  # 64 characters with the prefix, the most of an attribute
     found = devices(machine, share("a_b", "ens0f0"), share("a.b", "ens0f0"), share(long, "ens0f0"))
     assert [device.resource.name for device in found.values()] == ["rdma/a_b", "rdma/a.b", f"rdma/{long}"]
 
@@ -171,6 +171,14 @@ def test_show_prints_a_line_for_each_device_and_why_there_is_none(command: Any) 
     assert lines[0][:8] == [SHARED, "rdma/a", "0000:30:00.0", "63", "pci0000:30", "0", "PHB", "0000:30:01.0"]
     assert "mlx5_2 port 1 is DOWN (Disabled)" in out
     assert "intel.com/none" in out and "pfNames ens9f0: there are ens0f0" in out
+
+
+@pytest.mark.parametrize("verb", ["show", "classes"])
+def test_a_resource_with_a_name_that_no_slice_takes_has_neither_devices_nor_a_class(command: Any, verb: str) -> None:
+    code, out, err = command(verb, share("a" * 60, "ens0f0"))
+    assert code == 1
+    assert " ".join((out + err).split()).count("has 65 characters, and a ResourceSlice takes 64: shorten the name") == 1
+    assert "0000:30" not in out and "DeviceClass" not in out
 
 
 def test_show_prints_the_slices_for_programs(command: Any) -> None:

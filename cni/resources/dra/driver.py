@@ -55,11 +55,9 @@ class Driver:
         self._records: dict[str, Record] = {}
         self._asked: set[str] = set()  # claims that this kubelet had prepared, and will unprepare
         self._publish_due = math.inf  # until the devices are read: without devices, all slices would be deleted
-        self._others_due = 0.0
-        self._fault = ""
-        self._pause = _FIRST_PAUSE
+        self._others_due, self._fault = 0.0, ""
+        self._pause, self._compares_claims = _FIRST_PAUSE, True
         self._unpublished = "the ResourceSlices are not published yet"
-        self._compares_claims = True
 
     async def run(self, ended: asyncio.Event) -> None:
         """Serve until `ended` is set."""
@@ -89,15 +87,15 @@ class Driver:
         if not is_new and monotonic() < self._others_due:
             return
         self._others_due = monotonic() + _OTHERS_SECONDS
-        served, found = await services.allocatable(self._pods) or {}, self._watch.resources
-        others = {one.name: len(served[one.name]) for one in found if served.get(one.name)}
+        served, found = await services.allocatable(self._pods), self._watch.resources
+        others = self._others if served is None else {r.name: len(served[r.name]) for r in found if served.get(r.name)}
         if not is_new and others.keys() == self._others.keys():
             return
         self._others = others
         for resource in found:
             self._log.state(f"{resource.name} served", self._refusal(resource.name), resource=resource.name)
         host = self._watch.host
-        ours = [resource for resource in found if resource.name not in others]
+        ours = [resource for resource in found if not self._refusal(resource.name)]
         devices = slices.devices(ours, host, read_topology(host, self._root))
         self._devices = {device.name: device for device in devices}
         self._publish_due = 0.0
@@ -106,7 +104,7 @@ class Driver:
     def _refusal(self, name: str) -> str:
         """The reason why the resource `name` is not published; "" when it is."""
         if name not in self._others:
-            return ""
+            return slices.unpublishable(name)
         return (
             f"a device plugin serves {name}, with {self._others[name]} devices, so no claim gets it: a NIC or function would be"
             " given twice. Remove the resource from the device plugin's configuration, or from this one"
@@ -207,7 +205,7 @@ class Driver:
     def ready(self) -> tuple[int, str, str]:
         """The answer to /readyz: 503 with the faults, or 200 with the limitations."""
         faults = [*self._watch.faults, *filter(None, [self._fault, self._endpoint.fault, self._unpublished])]
-        faults += [self._refusal(name) for name in self._others]
+        faults += filter(None, (self._refusal(one.name) for one in self._watch.resources))
         policies = _UNMADE if self._watch.config.policies else ""
         lacks = [*self._watch.limits, *self._publisher.lacks, *filter(None, [self._untold, policies])]
         return readiness(faults, lacks)
@@ -220,11 +218,10 @@ class Driver:
             devices.set(faults.count(False), resource.name, "healthy")
             devices.set(faults.count(True), resource.name, "unhealthy")
             conflict.set(resource.name in self._others, resource.name)
-        published = "1 while the ResourceSlices are as they should be."
         return page(
             devices,
             Family("railcni_dra_claims", "Claims that are prepared on this node.").set(len(self._records)),
-            Family("railcni_dra_published", published).set(not self._unpublished),
+            Family("railcni_dra_published", "1 while the ResourceSlices are right.").set(not self._unpublished),
             Family("railcni_dra_registered", "1 while kubelet has the driver.").set(not self._endpoint.fault),
             conflict,
             Counter("railcni_dra_prepared_total", "Claims that kubelet was answered.").set(self._endpoint.prepared),

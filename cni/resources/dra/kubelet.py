@@ -59,9 +59,7 @@ class Endpoint:
             return
         await self.close()
         if not os.path.isdir(folder := os.path.dirname(self._registry)):
-            raise FileNotFoundError(
-                2, "kubelet makes it: start kubelet, or name its folder with --kubelet-root", folder
-            )
+            raise FileNotFoundError(2, "start kubelet, or name its folder with --kubelet-root", folder)
         os.makedirs(self.own, mode=0o750, exist_ok=True)
         plugin, registrar = self._servers = [grpc.aio.server(), grpc.aio.server()]
         services.serve(_PLUGIN, plugin, self)
@@ -88,10 +86,8 @@ class Endpoint:
     # --- what kubelet calls ---
 
     async def GetInfo(self, request: Any, context: Any) -> registration.PluginInfo:
-        versions = ["v1.DRAPlugin", *(f"{version}.{_HEALTH.name}" for version in _HEALTH_VERSIONS)]
-        return registration.PluginInfo(
-            type="DRAPlugin", name=DRIVER, endpoint=self._socket, supported_versions=versions
-        )
+        spoken = ["v1.DRAPlugin", *(f"{version}.{_HEALTH.name}" for version in _HEALTH_VERSIONS)]
+        return registration.PluginInfo(type="DRAPlugin", name=DRIVER, endpoint=self._socket, supported_versions=spoken)
 
     async def NotifyRegistrationStatus(self, request: registration.RegistrationStatus, context: Any) -> Any:
         self.fault = "" if request.plugin_registered else f"kubelet does not register the driver: {request.error}"
@@ -107,13 +103,12 @@ class Endpoint:
             one = answer.claims[claim.uid]
             record, one.error = await self._called("prepare", claim, self._prepare)
             for number, device in enumerate(record["devices"] if record else ()):
-                share = {"share_id": device["share"]} if device["share"] else {}
                 one.devices.add(
                     request_names=[device["request"]],
                     pool_name=device["pool"],
                     device_name=device["device"],
                     cdi_device_ids=cdi_ids(record, number),
-                    **share,
+                    share_id=device["share"] or None,
                 )
             self.prepared += record is not None
         return answer
@@ -121,17 +116,17 @@ class Endpoint:
     async def NodeUnprepareResources(self, request: api.NodeUnprepareResourcesRequest, context: Any) -> Any:
         answer = api.NodeUnprepareResourcesResponse()
         for claim in request.claims:
-            one = answer.claims[claim.uid]
-            _, one.error = await self._called("unprepare", claim, self._unprepare)
+            _, answer.claims[claim.uid].error = await self._called("unprepare", claim, self._unprepare)
         return answer
 
     async def _called(self, what: str, claim: api.Claim, function: Change) -> tuple[Any, str]:
         """Call `function` in a thread; return (its result, "") or, after a fault that is logged, (None, the reason)."""
-        asked = {"uid": claim.uid, "namespace": claim.namespace, "name": claim.name}
         fields = {"claim": f"{claim.namespace}/{claim.name}", "uid": claim.uid}
         async with self.turn:
             try:
-                given = await asyncio.to_thread(function, asked)
+                given = await asyncio.to_thread(
+                    function, {"uid": claim.uid, "namespace": claim.namespace, "name": claim.name}
+                )
             except CniError as fault:
                 said = fault.msg
             except OSError as fault:

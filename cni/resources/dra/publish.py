@@ -76,7 +76,9 @@ class Publisher:
                 api.create(NODE_SLICES, document, EVERYWHERE)
         for name, former in found.items():
             api.delete(NODE_SLICES, name, former["metadata"]["uid"], namespace=EVERYWHERE)
-        self._sent, self._kept = content, _content(self._read(api).values())
+        kept = _content(self._read(api).values())
+        is_whole = kept.keys() == content.keys()  # otherwise slices have been deleted since they were written
+        self._sent, self._kept = (content, kept) if is_whole else ({}, {})
         return True
 
     def _read(self, api: Api) -> dict[str, dict[str, Any]]:

@@ -31,6 +31,12 @@ _TYPES = {bool: "bool", int: "int", str: "string"}
 Value = bool | int | str | None
 
 
+def unpublishable(name: str) -> str:
+    """The reason why the resource `name` cannot be published; "" when it can."""
+    has, most = len(name), _LONGEST_VALUE
+    return f"{name} has {has} characters, and a ResourceSlice takes {most}: shorten the name" if has > most else ""
+
+
 @dataclass(frozen=True)
 class Device:
     """A device of the node's pool; `document` is its entry in a slice."""
@@ -152,5 +158,4 @@ def device_class(resource: Shared | Exclusive) -> dict[str, Any]:
         f' && device.attributes["{DRIVER}"].healthy'
     )
     spec = {"selectors": [{"cel": {"expression": expression}}], "extendedResourceName": resource.name}
-    metadata = {"name": label(resource.name)}
-    return {"apiVersion": API, "kind": "DeviceClass", "metadata": metadata, "spec": spec}
+    return {"apiVersion": API, "kind": "DeviceClass", "metadata": {"name": label(resource.name)}, "spec": spec}
