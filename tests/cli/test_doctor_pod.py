@@ -142,6 +142,14 @@ def test_a_healthy_pod_has_no_fault_and_each_part_of_its_way_was_looked_at(scene
     assert "CNI plugins" in rest and "store of leases" in rest and "ports" not in rest
 
 
+@pytest.mark.parametrize("place, text", [("ports/1/link_layer", "InfiniBand"), ("node_type", "4: RNIC")])
+def test_a_healthy_pod_over_infiniband_or_iwarp_has_no_fault(scene: Scene, place: str, text: str) -> None:
+    scene.put(f"class/infiniband/mlx5_0/{place}", text)
+    found = scene.findings()
+    assert of_level(found, FAULT) == []
+    assert "needs no GID" in next(f.found for f in found if f.check == "pods")
+
+
 def test_the_record_of_a_group_of_rails_is_no_link(scene: Scene) -> None:
     group = Attachment("@gpu", "c1", "rails of gpu")
     Records(str(scene.folder / "state")).write(

@@ -169,7 +169,7 @@ class NodeFacts:
 
     @cached_property
     def attached(self) -> list[pods.AttachedLink]:
-        """The links over RoCE ports, of all pods or of the chosen one."""
+        """The links over RDMA ports, of all pods or of the chosen one."""
         wanted = [self.chosen] if self.pod else [s for s in self.sandboxes if s.netns]
         lowers = {i.lower for s in wanted for i in s.interfaces if i.lower}
         over = {name: rdma_sysfs.ports_of_netdev(name, self.places.sys) for name in lowers}
@@ -178,7 +178,7 @@ class NodeFacts:
             below = over.get(interface.lower, ())
             own = [d.name for d in self.devices if interface.bus == "pci" and d.pci == interface.device]
             ports = [p for p in inventory.ports(self.devices) if (p.device, p.number) in below or p.device in own]
-            if any(port.is_roce for port in ports):
+            if ports:
                 known = self._recorded.get((sandbox.netns, interface.name), [])
                 found.append(pods.AttachedLink(sandbox, interface, tuple(ports), tuple(known)))
         return found

@@ -31,7 +31,7 @@ _MOST_PROCESSES = 8
 
 @dataclass(frozen=True)
 class AttachedLink:
-    """A link of a pod over a RoCE port. `recorded` are the addresses of the link in railcni's record."""
+    """A link of a pod over an RDMA port. `recorded` are the addresses of the link in railcni's record."""
 
     sandbox: NamespaceView
     interface: SandboxInterface
@@ -102,6 +102,9 @@ def check(links: Sequence[AttachedLink]) -> Iterator[Observation]:
         lost = [a for a in link.recorded if a not in interface.addresses]
         bare = [a for a in interface.global_addresses if a not in with_gid]
         devices = ", ".join(str(p) for p in link.ports)
+        if not any(port.is_roce for port in link.ports):
+            yield ok(str(link), f"on {devices}, which needs no GID of an address")
+            continue
         if lost:
             found = f"{', '.join(lost)} is recorded for it, and is not on it any more; so there is no GID either"
             remedy = "detach and attach it again (delete the pod); see who removes addresses in its namespace"
@@ -162,12 +165,12 @@ def check_pod(
     processes: Sequence[PodProcess],
     needed: Sequence[PodNeed] = (),
 ) -> Iterator[Observation]:
-    """Check that a pod has a link over a RoCE port; check its kernel parameters, device nodes and limits."""
+    """Check that a pod has a link over an RDMA port; check its kernel parameters, device nodes and limits."""
     who = sandbox.owner or "this namespace"
     if not links:
         names = ", ".join(i.name for i in sandbox.interfaces if i.name != "lo") or "none"
-        remedy = "attach it to a network whose master is the netdev of a RoCE port (`railcni rdma` names them)"
-        yield broken(who, f"none of its links is over a RoCE port: {names}", "net1 over one", remedy)
+        remedy = "attach it to a network whose master is the netdev of an RDMA port (`railcni rdma` names them)"
+        yield broken(who, f"none of its links is over an RDMA port: {names}", "net1 over one", remedy)
     yield from namespaces.check_parameters(_parameters(sandbox, [link.interface for link in links]), {})
     for need in needed:
         offered = ", ".join(need.resources) or "no resource of kubelet's device manager on this node"
@@ -226,7 +229,7 @@ def check_peer(sandbox: NamespaceView, links: Sequence[AttachedLink], peer: str)
     chosen = next(iter(near or interfaces), None)
     own = [a for a in chosen.global_addresses if (":" in a) == (wanted.version == 6)] if chosen else []
     if chosen is None or not own:
-        why = f"0 bytes: no link over a RoCE port has an address of IPv{wanted.version}"
+        why = f"0 bytes: no link over an RDMA port has an address of IPv{wanted.version}"
         return [broken(peer, why, _PEER, _SEE)]
     with netns.open_namespace(sandbox.netns or "/proc/self/ns/net") as there, there.entered():
         return ping(peer, own[0], chosen.mtu)
