@@ -34,7 +34,7 @@ _REACHABLE, _PERMANENT = 0x02, 0x80
 
 
 class Wire:
-    """The wire of the configuration `network`. The kernel's neighbours are read once, at the first is_neighbour."""
+    """The addresses that the node and its neighbours have on the links of `network`. Neighbours are read once."""
 
     __slots__ = ("_names", "_neighbours", "_tables")
 

@@ -186,7 +186,7 @@ def _searched(request: Request, config: IpamConfig, group: Group | None) -> dict
 
 
 def _pools_of_go(request: Request, log: Log) -> dict[str, Any] | None:
-    """The reference to all pools of whereabouts, from a faulty configuration; None without a usable kubeconfig."""
+    """The store with the pools of Go's whereabouts, by a configuration with faults; None if no kubeconfig is usable."""
     faults: list[Fault] = []
     try:
         config = configuration.examine(request, flatfile, faults)

@@ -31,9 +31,9 @@ class SearchPlan:
     """The search for the addresses of `wanted`, over all attempts at a claim.
 
     `free_earlier_boots(pool)` is called when a pool is exhausted, and returns True if it has freed an address. An
-    address is given only when no other is free if `is_avoided("address/length")` is true. It is never given if
-    `is_own(want)` is true, since the node itself has it. If `is_neighbour(want)` is true, a neighbour of the node has
-    the address; then it is given only if it is preferred.
+    address for which `is_avoided("address/length")` is true is given last. An address of the node itself, for which
+    `is_own(want)` is true, is never given. An address of a neighbour (`is_neighbour(want)`) is given only if it is
+    preferred.
     """
 
     __slots__ = (
@@ -203,7 +203,7 @@ class SearchPlan:
         return index
 
     def _is_claimed_here(self, choice: Choice, index: int) -> bool:
-        """Whether another call of this node is about to claim an address of the index."""
+        """Whether another call of this node is about to claim an address of `index`."""
         return any(map(self._store.is_claimed_here, _wants(choice, index)))
 
     def _is_held(self, choice: Choice, index: int) -> bool:

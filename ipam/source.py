@@ -161,7 +161,7 @@ class Source:
                 fault.wanted = "is wrong, or does not fit the other keys: see the file and docs/reference.md"
 
     def hidden(self, target: object, table: Sequence[Key]) -> list[str]:
-        """The texts in `target` from a flat file that the block chose, the longest first: no error may show them."""
+        """Texts in `target` from a flat file that the block names, the longest first: no error may show them."""
         if not self._is_chosen:
             return []
         found: set[str] = set()

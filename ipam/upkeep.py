@@ -198,7 +198,7 @@ def flush(records: Records, store_ref: dict[str, Any] | None, seconds: float) ->
 
 
 def _lease_shared(attachment: Attachment, store_ref: dict[str, Any] | None, records: Records, seconds: float) -> bool:
-    """Lease to `attachment` its shared addresses without a lease. Returns False if this must be tried again later."""
+    """Lease to `attachment` those of its shared addresses that have no lease. Returns False if to be tried again."""
     lock = records.try_locked(attachment, PART)
     if lock is None:
         return False

@@ -75,7 +75,7 @@ def register(commands: subcommand.Commands) -> None:
 
 
 def add(verbs: subcommand.Commands) -> None:
-    """Add the command `test` to those of a cluster."""
+    """Add `test` to the commands of `railcni cluster`."""
     parser = subcommand.add(verbs, "test", "test a network between two nodes, by two pods", run=_run, shows=True)
     _add_options(parser)
     kubectl.add_access(parser)

@@ -172,7 +172,7 @@ class Text:
         return Text(self.path, f"[{self.text}]", self._whole, [self._places[0], *self._places, self._places[-1]])
 
     def inner(self, value: str, start: int, end: int) -> Text:
-        """Return `value`, whose source is this text from `start` to `end`."""
+        """Return the Text of `value`, which is written here from `start` to `end`."""
         places = [self._places[place] for place in _align(value, self.text, start, end)]
         return Text(self.path, value, self._whole, places)
 

@@ -168,7 +168,7 @@ def examine(
 
 
 def _places(keys: Keys, block: Mapping[str, Any]) -> list[Keys]:
-    """The keys of each range of the block, in the order of `IpamConfig.ranges`."""
+    """The path of keys to each range of the block, in the order of `IpamConfig.ranges`."""
     own: list[Keys] = [(*keys, "range")] if member(block, "range") else []
     return [*own, *((*keys, "ipRanges", i, "range") for i in range(len(member(block, "ipRanges") or [])))]
 

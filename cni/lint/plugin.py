@@ -56,10 +56,10 @@ class PodNetworks:
 class Surroundings:
     """The network of a plugin, and the objects that the lint has read so far.
 
-    The network has a `name`, its spec `versions`, `nad` when it is in a NAD, and the NAD's `resource`. Read so far:
-    `uses` are the ranges of all networks; by (namespace, name) of a NAD, `nads` has its file, `resources` its resource;
-    `offers` the resources that device plugins offer; `wants` the resources that are asked for; `requests` the
-    (DeviceClass, selected resource) of each request of a claim; `classes` the resources of DeviceClasses by name."""
+    The network: its `name`, its spec `versions`, `nad` (whether it is in a NAD) and the NAD's `resource`. Read so far:
+    `uses`, the ranges of all networks; `nads` and `resources`, the file and the resource of each NAD by (namespace,
+    name); `offers`, the resources of device plugins; `wants`, the places that ask for a resource; `requests`, the
+    (DeviceClass, selected resource) of each request by claim; `classes`, the resource of each DeviceClass by name."""
 
     name: str = ""
     versions: Sequence[str] = ()

@@ -148,9 +148,9 @@ def _candidate(nic: Function, ports: list[Port], resource: Shared, host: Host) -
 
 
 def _divided(candidates: Sequence[_Candidate]) -> dict[tuple[str, str], int]:
-    """Return the most devices that each resource can have of each NIC, by (resource, NIC).
+    """Return each resource's limit of devices on each NIC, by (resource, NIC).
 
-    Resources that want less than an even share of a NIC's GIDs get what they want; the others share the rest evenly."""
+    The GIDs of a NIC are shared evenly. What a resource does not want of its share goes to the others, again evenly."""
     given = {(c.resource, c.offer.name): c.wants for c in candidates}
     by_nic: dict[str, list[_Candidate]] = {}
     for candidate in candidates:

@@ -116,8 +116,8 @@ class Claimed:
 class Taken:
     """Answer of `claim`: nothing was changed.
 
-    `wants` are the wants that others hold, and the leases of `instead_of` that have ended. An empty list means that
-    others changed the store at the same time: the same claim may succeed next time.
+    `wants` are what prevents the claim (see `conflicts`). An empty list means that others changed the store at the same
+    time: the same claim may succeed next time.
     """
 
     __slots__ = ("wants",)

@@ -201,8 +201,9 @@ def check_store(store: str, seconds: float, fault: str) -> Iterator[Observation]
 
 
 def check_admission(has_dra: bool, config: str = "") -> Iterator[Observation]:
-    """Find missing bindings of admission policies in the flat file's cluster; with `has_dra` also the DRA driver's.
-    Yields no finding if this user may not read them."""
+    """Find missing bindings of admission policies in the cluster that the flat file names.
+
+    `has_dra`: those of the DRA driver too. Yields no finding if this user may not read them."""
     wanted = {file: names for file, names in POLICIES.items() if has_dra or not file.startswith("dra/")}
     missing: dict[str, str] = {}  # each with its file
     try:
@@ -293,8 +294,8 @@ def check_runtimes(limits: Mapping[str, int | None]) -> Iterator[Observation]:
 
 
 def check_process(process: str, limit: int | None, may_lock: bool, user: int | None) -> Observation:
-    """Check whether a process of a pod can lock enough memory. `may_lock`: it has IPC_LOCK where the kernel looks for
-    it. `user` is its user ID; None if that cannot be read."""
+    """Check whether a process of a pod can lock enough memory. `may_lock`: it has IPC_LOCK in the host's user namespace.
+    `user` is its user ID; None if that cannot be read."""
     if may_lock:
         return ok(f"memlock of {process}", "unlimited, since it has the capability IPC_LOCK")
     remedy = f"{_LIMIT}, or the capability IPC_LOCK in the container"

@@ -120,7 +120,7 @@ class Pools:
         return bool(found)
 
     def open(self, leases: list[Lease]) -> list[Lease]:
-        """Give each closed pool its former range, and its leases among `leases` as allocations; return these leases."""
+        """Give each closed pool its former range, and allocations for those of `leases` in it; return these leases."""
         opened = []
         for name, cidr in self.closed().items():
             _, first, _ = parse_cidr(cidr)

@@ -12,8 +12,8 @@ from cni.shared.records import STATE
 
 
 class Known(NamedTuple):
-    """The meaning of an option in every command. Without a metavar the option has no value. `old` is another spelling,
-    which --help does not show."""
+    """An option with one meaning in all commands. Without a metavar it has no value. `old` is another spelling, which
+    --help does not show."""
 
     flags: str
     metavar: str | None

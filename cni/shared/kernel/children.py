@@ -99,10 +99,10 @@ def _read(fd: int, deadline: float | None) -> bytes:
 def _keep_status() -> None:
     """Ensure that waitpid(2) returns the exit status of the children that this process starts from now on.
 
-    If the program that started this process ignores SIGCHLD, this process inherits that through exec. The kernel then drops the status of each
-    child, and waitpid fails with ECHILD after the last child has ended (wait(2), notes). Python sets signals
-    in the main thread alone. A call in another thread changes nothing: there the program has signal settings of its
-    own.
+    If the program that started this process ignores SIGCHLD, this process inherits that through exec. The kernel then
+    drops the status of each child, and waitpid fails with ECHILD after the last child has ended (wait(2), notes).
+    Python can set signals in the main thread only. In another thread this function does nothing: a program with threads
+    sets its signals itself.
     """
     try:
         if signal.getsignal(signal.SIGCHLD) == signal.SIG_IGN:

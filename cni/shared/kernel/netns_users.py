@@ -24,7 +24,7 @@ _FIRST_INODE = 0xF0000000  # of namespaces: PROC_DYNAMIC_FIRST (fs/proc/generic.
 
 
 def of(inode: int | None) -> Iterator[str]:
-    """Paths that may lead to the network namespace `inode`, or to any if it is None; the slow to find come last."""
+    """Paths that may lead to the network namespace `inode` (None: to any); those that are slow to find come last."""
     wanted = "net:[" if inode is None else f"net:[{inode}]"
     yield from (path for name, path in _mounts("self") if name.startswith(wanted))
     processes = _processes()

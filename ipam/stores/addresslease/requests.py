@@ -97,7 +97,7 @@ class Objects:
     def remove(self, entry: Entry) -> bool:
         """Delete `entry`; return whether it existed. Raises Conflict when it has changed since it was read.
 
-        If a late create may still arrive, the object stays, with a free address, so that the create fails.
+        If a late create may still arrive, the object stays, marked as free, so that the create fails.
         """
         if entry.is_fenced(time.time_ns()):
             self.replace(entry, entry.freed(time.time_ns(), 0))
