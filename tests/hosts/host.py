@@ -18,7 +18,7 @@ from tests.blackbox.test_host_device import PCI, bus
 from tests.faults import trace
 from tests.faults.inject import Command, Injector, Outcome, finished
 from tests.hosts import dump
-from tests.hosts.router import PREFIX, Router
+from tests.hosts.router import PREFIXES, Router
 from tests.hosts.scenes import DEVICE, HOST_DEVICE, OTHER, SCENES, Scene
 from tests.node import Call, Node, Reply, until
 from tests.view import View
@@ -39,7 +39,7 @@ class Host:
     def __init__(self, scene: Scene, plugin: str, node: Node) -> None:
         self.scene, self.plugin, self.node = scene, plugin, node
         self.executable = "macvlan" if plugin.startswith("macvlan-") else plugin
-        self.router: Router | None = None
+        self.routers: list[Router] = []
         self._away = self._done = False
         self.told = ""  # what plugins have written to their log
         self.is_attached = False  # an ADD has succeeded
@@ -48,8 +48,8 @@ class Host:
         self.furnish()
         self.eyes = dump.Host(self.node.host)
         try:
-            if self.scene.router:
-                self._route(self.wires[0])
+            for name, wire, prefix in zip((DEVICE, OTHER)[: self.scene.routers], self.wires, PREFIXES, strict=False):
+                self._route(name, wire, prefix)
             self.pod = self.node.pod()
             self.before = dump.settled(self.eyes)
         except BaseException:
@@ -58,13 +58,13 @@ class Host:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self.router:
-            self.router.close()
+        for router in self.routers:
+            router.close()
         self.eyes.close()
 
     def furnish(self) -> None:
         """Two network cards, and what the scene says of them."""
-        for key in _SOLICITS if self.scene.router else _QUIET:
+        for key in _SOLICITS if self.scene.routers else _QUIET:
             self.node.host.set_sysctl(f"net/ipv6/conf/default/{key}", 0)
         self.wires = [self.node.master(name, mtu=9000) for name in (DEVICE, OTHER)]
         if self.scene.is_probed_anew:
@@ -78,16 +78,16 @@ class Host:
         assert done.returncode == 0 and not done.stderr, (commands, done.stderr.decode())
         self.node.remember()
 
-    def _route(self, wire: View) -> None:
+    def _route(self, name: str, wire: View, prefix: str) -> None:
         wire.add_address("peer", "fe80::1/64")  # which it has at once
-        self.router = Router(wire, self.scene.router)
+        router = Router(wire, self.scene.router, prefix)
+        self.routers.append(router)
 
         def heard() -> bool:
-            link = self.node.host.link(DEVICE)
-            if not any(text.startswith(PREFIX.rstrip(":")) for text in link.texts) and self.router:
-                self.router.advertise()
-                return False
-            return True
+            if any(text.startswith(prefix.rstrip(":")) for text in self.node.host.link(name).texts):
+                return True
+            router.advertise()
+            return False
 
         assert until(heard), "the host takes no address of the router's prefix"
 

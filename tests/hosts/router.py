@@ -10,7 +10,7 @@ import threading
 
 from tests.view import View
 
-PREFIX = "2001:db8:5::"
+PREFIXES = ("2001:db8:5::", "2001:db8:6::")  # of the first and the second card
 _SOLICITATION, _ADVERTISEMENT = 133, 134
 _ALL_NODES = "ff02::1"
 _LIFETIME = 86400
@@ -18,11 +18,11 @@ _PERIOD_SECONDS = 0.5
 
 
 class Router:
-    """Speaks on the link `peer` of `wire`. `kind`: "prefix", "default" (it is a default router too), or "prefix once",
+    """Advertises `prefix` on the link `peer` of `wire`. `kind`: "prefix", "default" (it is a default router too), or "prefix once",
     which advertises when it begins and never again."""
 
-    def __init__(self, wire: View, kind: str) -> None:
-        self._kind = kind
+    def __init__(self, wire: View, kind: str, prefix: str) -> None:
+        self._kind, self.prefix = kind, prefix
         with wire.entered():
             self._index = socket.if_nametoindex("peer")
             self._socket = socket.socket(socket.AF_INET6, socket.SOCK_RAW, socket.IPPROTO_ICMPV6)
@@ -42,7 +42,9 @@ class Router:
         flags = 0xC0  # on-link, autonomous
         prefix = struct.pack("!BBBBIII", 3, 4, 64, flags, _LIFETIME, _LIFETIME // 2, 0)
         try:
-            self._socket.sendto(head + prefix + ipaddress.ip_address(PREFIX).packed, (_ALL_NODES, 0, 0, self._index))
+            self._socket.sendto(
+                head + prefix + ipaddress.ip_address(self.prefix).packed, (_ALL_NODES, 0, 0, self._index)
+            )
         except OSError:  # the other end is down
             pass
 

@@ -55,7 +55,8 @@ _ADVERTISED = Special("routes that a router has advertised", (("route", "proto 9
 
 @dataclass(frozen=True)
 class Scene:
-    """A host; `needs` are features of the kernel (features.py). `router`: what a router on the wire of ens2f0 advertises.
+    """A host; `needs` are features of the kernel (features.py). `router`: what a router on the wire of ens2f0 advertises,
+    and with `is_routed_twice` another one on that of ens3f0.
 
     `meddling` is what another program does to the device while a plugin works: "up" or "down", each time that the plugin
     has asked the kernel for something; or "up once", "down once" when the device is home again. `is_probed_anew`: after an
@@ -69,8 +70,14 @@ class Scene:
     has: tuple[Special, ...] = ()
     refused: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     router: str = ""
+    is_routed_twice: bool = False
     meddling: str = ""
     is_probed_anew: bool = False
+
+    @property
+    def routers(self) -> int:
+        """The number of cards with a router."""
+        return 0 if not self.router else 1 + self.is_routed_twice
 
     def refusal(self, plugin: str) -> tuple[str, ...] | None:
         """The words with which `plugin` is to refuse the device; None: it is to attach it."""
@@ -206,9 +213,10 @@ _SCENES = (
     Scene("slaac-default-route", router="default", refused={HOST_DEVICE: _DEFAULT, "passthru": _DEFAULT}),
     Scene(
         "router-advertisements-on-every-nic",
-        "ip route add default via 10.3.0.254; ip -6 route add default via fd00:3::fe proto ra metric 1024",
+        "ip route add default via 10.3.0.254",
         has=(_ADVERTISED,),
         router="default",
+        is_routed_twice=True,
     ),
     Scene("disable-ipv6-by-default", f"{_ADDRESSES}; sysctl -qw net.ipv6.conf.default.disable_ipv6=1"),
     Scene("disable-ipv6-on-it", "ip addr add 10.0.0.2/24 dev ens2f0; sysctl -qw net.ipv6.conf.ens2f0.disable_ipv6=1"),
