@@ -37,7 +37,7 @@ DRA = {
         "configList": [{"resourceName": "hca", "rdmaHcaMax": 9, "selectors": {"ifNames": ["ens2f0"]}}],
         "resourceList": [
             {"resourceName": name, "resourcePrefix": "example.com", "selectors": {"pfNames": ["p0"]}}
-            for name in ("VF_a", "a_name_that_is_longer_than_a_DeviceClass_may_have_for_its_own")
+            for name in ("VF_a", "a_name_that_is_longer_than_a_DeviceClass_may_have_it")
         ],
     },
 }
@@ -475,6 +475,10 @@ REFUSED: dict[str, tuple[Document, str]] = {
     ),
     "a pull secret in the old form": ({"imagePullSecrets": ["mine"]}, "/imagePullSecrets/0"),
     "a driver without a configuration": (DRA | {"dra.config": {}}, "dra.config is empty"),
+    "a name that no slice takes": (
+        DRA | {"dra.config": {"configList": [{"resourceName": "a" * 60}]}},
+        "has 65 characters, and a ResourceSlice takes 64: shorten the name",
+    ),
     "devices without a configuration": ({"devicePlugin.enabled": True}, "devicePlugin.config is empty"),
 }
 
