@@ -39,6 +39,7 @@ class Host:
     def __init__(self, scene: Scene, plugin: str, node: Node) -> None:
         self.scene, self.plugin, self.node = scene, plugin, node
         self.executable = "macvlan" if plugin.startswith("macvlan-") else plugin
+        self.wires: list[View] = []  # of the network cards, when they are not a machine's own
         self.routers: list[Router] = []
         self._away = self._done = False
         self.told = ""  # what plugins have written to their log
