@@ -243,7 +243,7 @@ def _way_out(request: Request, config: IpamConfig) -> str:
 
 
 def _excess(new: tuple[int, int], requested: Collection[tuple[int, int]], config: IpamConfig) -> str:
-    """The text of the fault if an attachment may not request `new` besides `requested`: too many. "" if it may."""
+    """The fault if `new` makes the addresses that an attachment requests too many, beside `requested`; "" otherwise."""
     holding = [r for r in config.ranges if r.family == new[0] and r.contains(new[1])]
     where, most = f"in {holding[0]}" if holding else "outside of the ranges", config.requested_addresses
     others = [(f, v) for f, v in requested if f == new[0] and (f, v) != new]

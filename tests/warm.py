@@ -40,7 +40,7 @@ def begin(node: Node) -> None:
 
 
 def wait(node: Node, besides: Collection[str] = ()) -> None:
-    """Wait until a call has started workers of this node. The sockets in `besides` are of other workers."""
+    """Wait until a call has started workers of this node. Workers with a socket in `besides` do not count."""
     deadline = time.monotonic() + BEGIN_SECONDS
     while not any(warm._ask(path).workers for path in sockets(node) if path not in besides):
         assert time.monotonic() < deadline, "no workers have begun"
