@@ -272,7 +272,7 @@ def refill(store: AddressLeaseStore, owner: Owner, records: Records, cooldown: i
     """
     by_attachment: dict[Attachment, list[Lease]] = {}
     others = found = False
-    for lease in store.of_node(owner.node):
+    for lease in store.each_lease(node=owner.node):
         is_own_pod = lease.is_of_pod(owner) and "" != lease.pod[2] == owner.pod[2]
         if is_own_pod or "" != lease.machine == owner.machine:
             by_attachment.setdefault(lease.attachment, []).append(lease)

@@ -146,7 +146,7 @@ class Store:
     that this call is. So simultaneous calls of one node choose different addresses.
     """
 
-    __slots__ = ("_depth", "cooldown", "is_claimed_here")
+    __slots__ = ("_depth", "cooldown", "is_claimed_here", "unread")
 
     kind = ""
     window = 4096  # addresses of one step of a search: a power of two, at most WINDOW of ipam.search
@@ -156,6 +156,7 @@ class Store:
     def __init__(self) -> None:
         self.cooldown = 0
         self.is_claimed_here: Callable[[Want], bool] = lambda want: False
+        self.unread: list[str] = []
         self._depth = 0
 
     def record(self) -> dict[str, Any]:
@@ -249,12 +250,16 @@ class Store:
         """Up to `limit` leases of a pool after `after`, sorted by address; with `node` only that node's leases."""
         raise NotImplementedError
 
-    def each_lease(self, pool: str, node: str = "") -> Iterator[Lease]:
-        """Yield all leases of a pool, read page by page; with `node` only that node's leases."""
-        page = self.leases(pool, node=node)
-        while page:
-            yield from page
-            page = self.leases(pool, page[-1], node=node)
+    def each_lease(self, pool: str | None = None, node: str = "") -> Iterator[Lease]:
+        """Yield the leases of a pool, or of all pools, read page by page; with `node` only that node's leases.
+
+        `unread` gets the fault of each object of an API server that cannot be read.
+        """
+        for name in [found.name for found in self.pools()] if pool is None else [pool]:
+            page = self.leases(name, node=node)
+            while page:
+                yield from page
+                page = self.leases(name, page[-1], node=node)
 
     def pools(self) -> list[Pool]:
         """The pools that have leases, sorted by name."""

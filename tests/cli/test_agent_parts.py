@@ -172,9 +172,8 @@ class Deleted(ClusterSource):
     def of_node(self, node: str) -> list[Lease]:
         return []
 
-    def read_abandoned(self, nodes: Any, networks: Any) -> Iterator[None]:
-        self._keep([lease_on("deleted", uid="u1")], nodes)
-        yield
+    def _pages(self, nodes: Any) -> Iterator[list[Lease]]:
+        yield [lease_on("deleted", uid="u1")]
 
 
 def test_the_grace_begins_when_the_node_that_a_lease_waited_for_is_ready(

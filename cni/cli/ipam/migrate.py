@@ -104,10 +104,8 @@ def _run(options: argparse.Namespace) -> int:
 def _complete(found: Snapshot, network: str) -> None:
     """Add the networks to leases of IPPools; remove the node from a lease whose boot or namespace is unknown.
 
-    Raises InvalidConfig for leases of IPAMClaims or of an unknown network, and if an object could not be read.
+    Raises InvalidConfig for leases of IPAMClaims or of an unknown network.
     """
-    if found.unread:
-        raise InvalidConfig(found.unread[0])
     if claimed := ", ".join([lease.text for lease in found.leases if lease.claimed][:10]):
         why = f"addresses of IPAMClaims cannot be kept elsewhere: {claimed}"
         raise InvalidConfig(f"{why}; leave their network where it is")
@@ -260,6 +258,8 @@ class _Migration:
             named = (options.network or "", options.network_name, options.ranges, options.node)
             return host_local.read(self._directory, *named, Cache(DIRECTORY))
         found = snapshot.read(source)
+        if found.unread:
+            raise InvalidConfig(found.unread[0])
         moved = self._closes.moved_from(found) if self._closes else []
         if source.kind == "kubernetes":
             _complete(found, options.network or "")

@@ -1,7 +1,6 @@
 """The two stores in the API server, as an agent reads them: the leases of its node, or page by page all leases.
 
-Of all leases an agent keeps only those that no node's agent frees, and the number of leases of each pool. To save
-memory, it first reads only names and labels of AddressLeases, and reads a few IPPools in a page.
+Of all leases an agent keeps only those that no node's agent frees, and the number of leases of each pool.
 """
 
 from __future__ import annotations
@@ -10,6 +9,7 @@ import contextlib
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import islice
 
 from cni.cluster.agent import events
 from cni.cluster.agent.loop import SECONDS
@@ -28,14 +28,13 @@ from ipam.leases import PART, Lease, recorded_leases
 from ipam.ranges import Range, range_of
 from ipam.stores import open_store
 from ipam.stores.addresslease import AddressLeaseStore
-from ipam.stores.addresslease import objects as addresses
 from ipam.stores.apiserver.faults import Conflict, Undefined
-from ipam.stores.apiserver.resources import ADDRESSES, POOLS, RESERVATIONS
+from ipam.stores.apiserver.resources import POOLS, RESERVATIONS, label
 from ipam.stores.base import CHANGE, Claimed, Store
 from ipam.stores.ippool import objects
 from ipam.stores.ippool.objects import IPPool, Reservation, allocation
 
-_NAMES = 1000  # names and labels of objects in one reply
+_PAGE = 500  # leases at each step
 
 Outcome = tuple[bool, str, str]  # False to try again; reason and message of an Event, "" without an Event
 _SETTLED: Outcome = (True, "", "")
@@ -43,25 +42,25 @@ _BUSY: Outcome = (False, "", "")
 
 
 class Usage:
-    """The counts of a pool. `used` are its leases by node; `object_bytes` is the size of its IPPool, or 0.
+    """The counts of a pool. `used` are its leases by node; `object_bytes` is the size of an IPPool, else 0.
 
     `size` is the number of addresses in `ranges`; if these are empty, in the CIDR of the pool's name; 0 without a CIDR.
     `inside` is the number of leases with one of these addresses.
     """
 
-    def __init__(self, name: str, family: int, value: int, object_bytes: int = 0, ranges: Iterable[Range] = ()) -> None:
+    def __init__(self, name: str, family: int, value: int, ranges: Iterable[Range]) -> None:
         self.name = name
         self.used: Counter[str] = Counter()
-        self.object_bytes = object_bytes
+        self.object_bytes = 0
         self.inside = 0
         self._spans: list[Span] = []
         with contextlib.suppress(ValueError):
             self._spans = spans_of(range_of(name, family, value), ranges)
         self.size = sum(high - low + 1 for low, high in self._spans)
 
-    def count(self, value: int, node: str) -> None:
-        self.used[node] += 1
-        self.inside += any(low <= value <= high for low, high in self._spans)
+    def count(self, lease: Lease) -> None:
+        self.used[lease.node] += 1
+        self.inside += any(low <= lease.value <= high for low, high in self._spans)
 
 
 class GraceTracker:
@@ -79,10 +78,10 @@ class GraceTracker:
 
 
 class ClusterSource(ABC):
-    """A store in the API server, as the agent reads it. `read_abandoned` sets `usage`, `named`, `abandoned`,
-    `unleased` and `faults`.
+    """A store in the API server, as the agent reads it.
 
-    `read_abandoned` sets `usage`, `named`, `abandoned`, `unleased` and `faults`. `node_records` are the records of this node; `below` maps a path of the host to its path in this container.
+    `read_abandoned` sets `usage`, `named`, `abandoned`, `unleased` and `faults`. `node_records` are the records of this
+    node; `below` maps a path of the host to its path in this container.
     """
 
     kind = ""
@@ -134,9 +133,19 @@ class ClusterSource(ABC):
     def of_node(self, node: str) -> list[Lease]:
         """The leases whose objects have the label of `node`, from the server's cache."""
 
-    @abstractmethod
     def read_abandoned(self, nodes: Mapping[str, Node], networks: Iterable[IpamBlock]) -> Iterator[None]:
         """Read all leases, one page at each step. Keep those that no node's agent frees. `networks` have the ranges."""
+        self._begin(networks)
+        for page in self._pages(nodes):
+            for lease in page:
+                self._usage(*lease.place).count(lease)
+                self.named.add(lease.node)
+            self._keep(page, nodes)
+            yield
+
+    @abstractmethod
+    def _pages(self, nodes: Mapping[str, Node]) -> Iterator[list[Lease]]:
+        """Yield all leases page by page."""
 
     @abstractmethod
     def holder(self, lease: Lease) -> Lease | None:
@@ -235,11 +244,10 @@ class ClusterSource(ABC):
             if is_abandoned(lease, nodes) and key not in self.marked and key not in self.records:
                 self.abandoned[key] = lease
 
-    def _count(self, pool: str, family: int, value: int, node: str) -> None:
+    def _usage(self, pool: str, family: int, value: int) -> Usage:
         if pool not in self.usage:
-            self.usage[pool] = Usage(pool, family, value, ranges=self._ranges.get(pool, ()))
-        self.usage[pool].count(value, node)
-        self.named.add(node)
+            self.usage[pool] = Usage(pool, family, value, self._ranges.get(pool, ()))
+        return self.usage[pool]
 
 
 class PoolSource(ClusterSource):
@@ -257,23 +265,17 @@ class PoolSource(ClusterSource):
 
     def of_node(self, node: str) -> list[Lease]:
         self._read = {}
-        if addresses.label(node) != node:
+        if label(node) != node:
             return []  # the node's name cannot be the value of a label
         pages = self.cluster.pages(RESERVATIONS, Reservation, labels=f"{objects.NODE_LABEL}={node}", recent=True)
         return [one.lease for page in pages for one in page if one.address and one.lease.pool]
 
-    def read_abandoned(self, nodes: Mapping[str, Node], networks: Iterable[IpamBlock]) -> Iterator[None]:
-        self._begin(networks)
+    def _pages(self, nodes: Mapping[str, Node]) -> Iterator[list[Lease]]:
         pools = PoolReading(self.cluster)
         for page in pools.read():
             for pool in page:
-                self.usage[pool.name] = Usage(
-                    pool.name, pool.family, pool.first, pool.size, self._ranges.get(pool.name, ())
-                )
-                for lease in pool.leases:
-                    self._count(pool.name, *lease.address, lease.node)
-                self._keep(pool.leases, nodes)
-            yield
+                self._usage(pool.name, pool.family, pool.first).object_bytes = pool.size
+            yield [lease for pool in page for lease in pool.leases]
         unleased = pools.unleased()
         self.named |= {one.lease.node for one in unleased}
         self._keep((one.lease for one in unleased if one.address), nodes)
@@ -319,40 +321,18 @@ class AddressSource(ClusterSource):
     store: AddressLeaseStore
 
     def of_node(self, node: str) -> list[Lease]:
-        pages = self._leases({addresses.NODE: addresses.label(node)}, recent=True)
-        return [lease for page in pages for lease in page]
+        return list(self._each(node, recent=True))
 
-    def _leases(self, labels: Mapping[str, str], recent: bool = False) -> Iterator[list[Lease]]:
-        selector = addresses.selector({**labels, addresses.STATE: addresses.HELD})
-        for documents in self.cluster.pages(ADDRESSES, dict, labels=selector, recent=recent):
-            found = []
-            for document in documents:
-                try:
-                    found.append(addresses.Entry(document))
-                except ValueError:
-                    self.faults.append(f"AddressLease {document['metadata']['name']} tells no address")
-            yield [entry.lease for entry in found if entry.held]
+    def _pages(self, nodes: Mapping[str, Node]) -> Iterator[list[Lease]]:
+        leases = self._each()
+        while page := list(islice(leases, _PAGE)):
+            yield page
+        self.faults = self.store.unread
 
-    def read_abandoned(self, nodes: Mapping[str, Node], networks: Iterable[IpamBlock]) -> Iterator[None]:
-        self._begin(networks)
-        named = {addresses.label(name): name for name in nodes}
-        lost: set[str] = set()
-        selector = addresses.selector({addresses.STATE: addresses.HELD})
-        for page in self.cluster.pages(ADDRESSES, dict, labels=selector, brief=True, size=_NAMES):
-            for metadata in (document["metadata"] for document in page):
-                name, labels = metadata["name"], metadata.get("labels") or {}
-                mark = labels.get(addresses.NODE, "")
-                try:
-                    self._count(labels.get(addresses.POOL, ""), *addresses.address_of(name), named.get(mark, mark))
-                except ValueError:
-                    self.faults.append(f"the name of AddressLease {name} tells no address")
-                if mark not in named or nodes[named[mark]].out_of_service:
-                    lost.add(mark)
-            yield
-        for mark in sorted(lost):
-            for leases in self._leases({addresses.NODE: mark}):
-                self._keep(leases, nodes)
-                yield
+    def _each(self, node: str = "", recent: bool = False) -> Iterator[Lease]:
+        self.store.unread = []
+        with contextlib.suppress(Undefined):
+            yield from self.store.each_lease(node=node, recent=recent)
 
     def abandon(self, lease: Lease) -> None:
         self.store.abandon(lease)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import stat
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from os import stat as read_status
 from typing import Any
@@ -23,10 +23,10 @@ from cni.shared.log import Log
 from cni.shared.records import STATE, Records
 from cni.shared.spec.request import Attachment
 from ipam import stores
-from ipam.leases import PART, Lease
+from ipam.leases import PART, Lease, by_place
 from ipam.stores.apiserver.faults import Forbidden
 from ipam.stores.apiserver.resources import EVERYWHERE, POOLS
-from ipam.stores.base import READ, Store
+from ipam.stores.base import READ
 from ipam.stores.etcd import EtcdStore
 
 _PAGE = 1000
@@ -146,21 +146,13 @@ def _content(choice: Choice, progress: Progress) -> Snapshot:
 
 def _of_store(choice: Choice, progress: Progress, pool: str = "") -> Snapshot:
     """The content of a store other than that of IPPools; with `pool` only of that pool."""
-    store = choice.open(READ)
+    store, found = choice.open(READ), []
     with store.session():  # the pages of one reading belong together
-        found = []
-        for lease in _leases(store, pool):
+        for lease in store.each_lease(pool or None):
             found.append(lease)
             if len(found) % _PAGE == 0:
                 progress(f"{len(found)} leases read")
-        return Snapshot(choice.kind, found, counts={"leases": len(found)})
-
-
-def _leases(store: Store, pool: str = "") -> Iterator[Lease]:
-    """Yield the leases of all pools, or of one, sorted by pool and address."""
-    for found in store.pools():
-        if pool in ("", found.name):
-            yield from store.each_lease(found.name)
+    return Snapshot(choice.kind, by_place(found), unread=store.unread, counts={"leases": len(found)})
 
 
 def _of_pools(cluster: Cluster, networks: list[IpamBlock], progress: Progress, pool: str = "") -> Snapshot:
@@ -200,7 +192,7 @@ def _at_files(choice: Choice, progress: Progress) -> Audit:
     store = choice.open(READ)
     with store.session():
         pools = store.pools()
-        leases = list(_leases(store))
+        leases = list(store.each_lease())
         records = [(a, r) for a, _, r in Records(STATE, Log("railcni")).all(PART) if _names(r, choice)]
     progress(f"{len(leases)} leases read")
     found = Snapshot(choice.kind, leases, records=records, counted=pools)

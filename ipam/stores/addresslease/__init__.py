@@ -38,7 +38,7 @@ from ipam.stores.apiserver.store import ObjectStore, attempt, refuse_elsewhere
 from ipam.stores.base import FORMER, SHARED_SECONDS, Claimed, Survey, Taken, Unknown
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
     from typing import Any, TypeVar
 
     from ipam.stores.base import Window
@@ -145,11 +145,6 @@ class AddressLeaseStore(ObjectStore):
             found = self._chosen({objects.STATE: objects.COOLING})
             return {entry.lease.value for entry in found if entry.cools(now) and concerns(entry.lease)}
 
-    def of_node(self, node: str) -> list[Lease]:
-        """All leases that name `node`."""
-        found = self._objects.chosen({objects.NODE: objects.label(node), objects.STATE: objects.HELD})
-        return [entry.lease for entry in found if entry.held and entry.lease.node == node]
-
     def holder(self, want: Want) -> Lease | None:
         entry = standing(self._objects, want)
         return entry.lease if entry else None
@@ -190,11 +185,13 @@ class AddressLeaseStore(ObjectStore):
         held = labels | {objects.STATE: objects.HELD}
         return self._once(("names", *labels.items()), lambda: self._objects.names(held, self._recent))
 
-    def _of_pool(self, pool: str, node: str) -> list[Lease]:
-        labels = {objects.POOL: objects.label(pool), objects.STATE: objects.HELD}
-        labels |= {objects.NODE: objects.label(node)} if node else {}
-        found = [entry.lease for entry in self._chosen(labels) if entry.held and entry.lease.pool == pool]
-        return [lease for lease in found if not node or lease.node == node]
+    def each_lease(self, pool: str | None = None, node: str = "", recent: bool = False) -> Iterator[Lease]:
+        """As Store.each_lease. `recent`: from the server's cache, perhaps a moment old."""
+        labels = {objects.STATE: objects.HELD} | ({objects.NODE: objects.label(node)} if node else {})
+        labels |= {} if pool is None else {objects.POOL: objects.label(pool)}
+        for entry in self._objects.each(labels, recent, self.unread):
+            if entry.held and pool in (None, entry.lease.pool) and node in ("", entry.lease.node):
+                yield entry.lease
 
     def pools(self) -> list[Pool]:
         with self.session():

@@ -17,7 +17,7 @@ from ipam.stores.apiserver.resources import ADDRESSES
 from ipam.stores.base import Open, Pauses
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from typing import Any, TypeVar
 
     from ipam.leases import Lease
@@ -47,6 +47,15 @@ class Objects:
     def chosen(self, labels: dict[str, str], recent: bool = False) -> list[Entry]:
         """The objects with all of `labels`. `recent`: from the server's cache, perhaps a moment old."""
         return [self._entry(found) for found in self.api.list_all(ADDRESSES, selector(labels), recent=recent)]
+
+    def each(self, labels: dict[str, str], recent: bool, unread: list[str]) -> Iterator[Entry]:
+        """As `chosen`, but read page by page. `unread` gets the fault of each object that cannot be read."""
+        for page in self.api.pages(ADDRESSES, selector(labels), recent=recent):
+            for found in page:
+                try:
+                    yield self._entry(found)
+                except StateDamaged as fault:
+                    unread.append(fault.msg)
 
     def names(self, labels: dict[str, str], recent: bool = False) -> list[str]:
         """The names of the objects with all of `labels`. `recent`: from the server's cache, perhaps a moment old."""

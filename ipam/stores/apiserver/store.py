@@ -12,7 +12,7 @@ from ipam.stores.apiserver.resources import EVERYWHERE, POOLS
 from ipam.stores.base import Claimed, Open, ServedStore, Taken, Unknown
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
+    from collections.abc import Callable, Collection, Iterator
     from typing import Any
 
     from ipam.leases import Lease, Want
@@ -31,12 +31,11 @@ class ObjectStore(ServedStore):
     def leases(self, pool: str, after: Lease | None = None, limit: int = 1000, node: str = "") -> list[Lease]:
         if after is None or after not in self._paged:  # later pages come from the first reading
             with self.session():
-                self._paged = by_place(self._of_pool(pool, node))
+                self._paged = by_place(self.each_lease(pool, node))
         last = after.address if after else (0, 0)
         return [lease for lease in self._paged if lease.address > last][:limit]
 
-    def _of_pool(self, pool: str, node: str) -> list[Lease]:
-        """The leases of a pool; with `node` only that node's leases."""
+    def each_lease(self, pool: str | None = None, node: str = "") -> Iterator[Lease]:
         raise NotImplementedError
 
     def next_open(self, pool: str, scope: str | None, family: int, value: int, high: int) -> int:

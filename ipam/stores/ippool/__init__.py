@@ -34,7 +34,7 @@ from ipam.stores.ippool.locks import PoolLocks
 from ipam.stores.ippool.view import View
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Sequence
+    from collections.abc import Callable, Collection, Iterator, Sequence
     from typing import Any
 
     from ipam.stores.base import Window
@@ -179,12 +179,12 @@ class KubernetesStore(ObjectStore):
     def _held(self, pool: str, scope: str | None, family: int) -> Collection[int]:
         return self._view.held(pool, family)
 
-    def _of_pool(self, pool: str, node: str) -> list[Lease]:
-        found = self._view.pool(pool)
-        if found is None:
-            return []
-        read = [(entry, self._view.lease(found, entry)) for entry in found.entries.values()]
-        return [lease for entry, lease in read if not node or (lease.node == node and not entry.claimed)]
+    def each_lease(self, pool: str | None = None, node: str = "") -> Iterator[Lease]:
+        for found in self._view.listed() if pool is None else filter(None, [self._view.pool(pool)]):
+            for entry in found.entries.values():
+                lease = self._view.lease(found, entry)
+                if not node or (lease.node == node and not entry.claimed):
+                    yield lease
 
     def pools(self) -> list[Pool]:
         with self.session():
