@@ -33,7 +33,7 @@ from ipam.ranges import Range, parse_cidr
 from ipam.stores.base import CREATE, READ, Claimed, Pauses, Store, Taken, Unknown
 
 _AT_ONCE = 200  # attachments in one session, for which this node's plugins wait
-_PASSES = 5
+_PASSES = 10  # readings of the source
 _SHOWN = 50  # conflicts listed in a message
 SECONDS = 30.0  # for one request
 
@@ -147,15 +147,6 @@ def _claim(store: Store, group: list[Lease]) -> Claimed | Taken | Unknown:
             return answer
 
 
-def _opened(choice: Choice, leases: Iterable[Lease], use: int = CREATE, moves: bool = False) -> Store:
-    """Open a store. `use` is CREATE, which makes a missing one, or READ. An IPPool store locks the pools of `leases`.
-    With `moves`, an AddressLease store accepts claims in ranges that are still IPPools."""
-    own: dict[str, Any] = {"moves": moves}
-    if choice.kind == "kubernetes":
-        own = {"pools": sorted({lease.pool for lease in leases})}
-    return kinds.open_store({**choice.store_ref, **own}, use, seconds=SECONDS)
-
-
 # --- the migration ---
 
 
@@ -181,7 +172,7 @@ class _Migration:
     """A migration of leases from one store to another. A source that is missing, or is the target, is refused.
 
     Each range is in one of a cluster's two stores. `_closes` are the source's IPPools if the target is AddressLeases;
-    `_opens` are the target's IPPools if the source is AddressLeases.
+    `_opens` are the target's IPPools if the source is AddressLeases. Either is None otherwise.
     """
 
     def __init__(self, options: argparse.Namespace) -> None:
@@ -210,22 +201,19 @@ class _Migration:
         """
         options, self._progress = self._options, progress
         self._progress("reading the source")
-        leases = self._read_source() if options.dry_run else self._read()
-        closed = self._opens.closed() if self._opens else {}
-        waiting = [lease for lease in leases if lease.pool in closed]
-        given = {lease.key() for lease in waiting} | self._copied.keys()
-        copy, there = self._planned([lease for lease in leases if lease.key() not in given])
         if options.dry_run:
-            missing = _count(copy) + len(waiting)
-            to_remove = missing + len(there) if options.remove_source else 0
-            return {"toCopy": missing, "there": len(there), "toRemove": to_remove}
+            copy, there = self._planned(self._read_source())
+            to_remove = _count(copy) + len(there) if options.remove_source else 0
+            return {"toCopy": _count(copy), "there": len(there), "toRemove": to_remove}
+        found: int | None = None  # the number of leases that the target had before
         for _ in range(_PASSES):
-            self._copy(copy)
             leases = self._read()
             self._take_back(leases)
-            copy, _held = self._planned(leases)
-            if not copy and (self._closes is None or self._closes.close(leases)):
+            copy, there = self._planned(leases)
+            found = len(there) if found is None else found
+            if not copy and self._switch_pools(leases):
                 break
+            self._copy(copy)
         else:
             raise TryAgainLater(
                 f"{_count(copy)} leases were new in the source each time: let no ADD run meanwhile, and run this again",
@@ -237,20 +225,22 @@ class _Migration:
             self._progress("removing from the source")
             removed = self._remove(leases)
         if pools:
-            pools.settle()
-            pools.choose(self._target.kind)
-        copied = {"copied": len(self._copied), "there": len(there), "takenBack": self._taken_back}
+            pools.finish(self._target.kind)
+        copied = {"copied": len(self._copied), "there": found or 0, "takenBack": self._taken_back}
         return {**copied, "removed": removed, "records": records}
 
     def _read(self) -> list[Lease]:
-        """Read the source's leases. For a move to IPPools, first make AddressLeases refuse claims in the pools, then
-        give the pools their ranges and allocations."""
+        """Read the source's leases. For a move to IPPools, first make AddressLeases refuse claims in the pools."""
         leases = self._read_source()
         while self._opens and not self._opens.refuse(leases):
             leases = self._read_source()
-        if self._opens:
-            self._copied.update((lease.key(), lease) for lease in self._opens.open(leases))
         return leases
+
+    def _switch_pools(self, leases: list[Lease]) -> bool:
+        """Close or open the pools, whose leases are all copied; return whether this was done without a new change."""
+        if self._opens:
+            return self._opens.open()
+        return self._closes is None or self._closes.close(leases)
 
     def _read_source(self) -> list[Lease]:
         options, source = self._options, self._source
@@ -271,14 +261,22 @@ class _Migration:
         """Free `leases` in the source; return the number of freed leases."""
         if self._source.kind == stores.HOST_LOCAL:
             return sum(host_local.remove(self._directory, lease) for lease in leases)
-        return len(leases) if self._closes else _opened(self._source, leases).release(leases)
+        return len(leases) if self._closes else self._opened(self._source, leases).release(leases)
+
+    def _opened(self, choice: Choice, leases: Iterable[Lease], use: int = CREATE) -> Store:
+        """Open a store. `use` is CREATE, which makes a missing one, or READ. An IPPool store locks the pools of
+        `leases`. In a move between the stores of a cluster, each store accepts claims in ranges of the other."""
+        store_ref: dict[str, Any] = {**choice.store_ref, "moves": bool(self._closes or self._opens)}
+        if choice.kind == "kubernetes":
+            store_ref["pools"] = sorted({lease.pool for lease in leases})
+        return kinds.open_store(store_ref, use, seconds=SECONDS)
 
     def _planned(self, leases: list[Lease]) -> tuple[Groups, list[Lease]]:
         """Return (leases to copy to the target, leases that it already has). Raises InvalidConfig for a conflict."""
         self._progress(f"comparing {len(leases)} leases")
         copy: Groups = {}
         there, conflicts = [], []
-        store = _opened(self._target, leases, READ)  # so that a dry run makes no store
+        store = self._opened(self._target, leases, READ)  # so that a dry run makes no store
         with store.session():
             for lease in leases:
                 other = store.holder(lease)
@@ -299,7 +297,7 @@ class _Migration:
     def _copy(self, copy: Groups) -> None:
         groups = list(copy.values())
         leases = [lease for group in groups for lease in group]
-        store = _opened(self._target, leases, moves=self._closes is not None)
+        store = self._opened(self._target, leases)
         for start in range(0, len(groups), _AT_ONCE):
             with store.session():
                 for group in groups[start : start + _AT_ONCE]:
@@ -316,7 +314,7 @@ class _Migration:
         there = {lease.key() for lease in leases}
         gone = [lease for key, lease in self._copied.items() if key not in there]
         if gone:
-            self._taken_back += _opened(self._target, gone).release(gone)
+            self._taken_back += self._opened(self._target, gone).release(gone)
             for lease in gone:
                 del self._copied[lease.key()]
 
@@ -324,7 +322,7 @@ class _Migration:
         """Replace the source by the target in this node's records, each under its lock; return how many changed."""
         source_ref = self._source.store_ref
         moved = {lease.attachment.key() for lease in leases}
-        closed = set(self._closes.closed() if self._closes else ())
+        closed = self._closes.closed() if self._closes else set()
         records, changed = Records(STATE, Log("railcni")), 0
         for attachment, _, listed in records.all(PART):
             here = attachment.key() in moved or bool(closed.intersection(listed.get("pools") or ()))

@@ -3,21 +3,20 @@
 The range in an IPPool tells which store has it. To AddressLeases: the leases are copied. Then one patch, which tests
 the resourceVersion, removes the allocations from the pool and replaces its range with a text that is no CIDR. Go's
 whereabouts and every version of railcni refuse an ADD from this pool. Back: another such text makes claims of
-AddressLeases fail too. Then the leases are read, and one patch gives the pool its range and its allocations.
+AddressLeases fail too. Then the leases are copied into the closed pool, and a patch gives the pool its range.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
 
 from cni.cluster.audit.cluster import Cluster
 from cni.cluster.audit.model import Snapshot
 from cni.cluster.audit.store import Choice
-from cni.shared.spec.errors import InvalidConfig, TryAgainLater
+from cni.shared.spec.errors import InvalidConfig
 from ipam.leases import Lease
-from ipam.ranges import parse_cidr, range_of
+from ipam.ranges import range_of
 from ipam.stores.addresslease.claim import NAMES
 from ipam.stores.apiserver.faults import Conflict, Gone
 from ipam.stores.apiserver.resources import MOVED, MOVING, POOLS, RESERVATIONS, replacement
@@ -51,7 +50,9 @@ class Pools:
         for name, version in self._versions.items():
             try:
                 document = self._api.get(POOLS, name)[0]
-                self._replace(document, version, f"{MOVED}{document['spec']['range']}", {})
+                if document["metadata"]["resourceVersion"] != version:
+                    raise Conflict
+                self._replace(document, f"{MOVED}{document['spec']['range']}")
             except (Conflict, Gone):
                 closed = False
                 continue
@@ -64,30 +65,22 @@ class Pools:
                         self._api.delete(RESERVATIONS, found.name, found.uid, found.version)
         return closed
 
-    def _replace(self, document: dict[str, Any], version: str, cidr: str, entries: dict[str, Any]) -> None:
-        """Write the range and the allocations of a pool. Raises Conflict if the pool's version is no longer `version`,
-        Gone if the pool was deleted."""
+    def _replace(self, document: dict[str, Any], text: str) -> None:
+        """Write `text` as the range of a pool. If it is no CIDR, which closes the pool, remove the allocations.
+
+        Raises Conflict if the pool has changed since it was read, Gone if it was deleted.
+        """
         metadata = document["metadata"]
-        members: dict[str, Any] = {"/spec": {"range": cidr, "allocations": entries}}
+        members: dict[str, Any] = {"/spec/range": text}
+        if text.startswith((MOVED, MOVING)):
+            members["/spec/allocations"] = {}
         if NAMES in (metadata.get("annotations") or {}):
             members["/metadata/annotations"] = {**metadata["annotations"], NAMES: ""}  # the next ADD lists them
-        self._api.patch(POOLS, metadata["name"], replacement(metadata["uid"], version, members))
+        self._api.patch(POOLS, metadata["name"], replacement(metadata["uid"], metadata["resourceVersion"], members))
 
-    def choose(self, kind: str) -> None:
-        """Write `kind` as the store of nodes that join the cluster, if an agent has written another one."""
-        self._cluster.move(kind)
-
-    def closed(self) -> dict[str, str]:
-        """The former range of each closed pool, by the pool's name."""
-        return {name: range_ for name, range_, _ in self._closed()}
-
-    def _closed(self) -> Iterator[tuple[str, str, dict[str, Any]]]:
-        """Yield (name, former range, object) of each closed pool, which gives no addresses."""
-        for document in self._api.list_all(POOLS):
-            text = str((document.get("spec") or {}).get("range") or "")
-            for sign in (MOVED, MOVING):
-                if text.startswith(sign):
-                    yield str(document["metadata"]["name"]), text.removeprefix(sign), document
+    def closed(self) -> set[str]:
+        """The names of the closed pools."""
+        return {document["metadata"]["name"] for document in self._api.list_all(POOLS) if objects.is_closed(document)}
 
     def refuse(self, leases: list[Lease]) -> bool:
         """Make AddressLeases refuse claims in closed pools and in the pools of `leases`. Return False if some of these
@@ -105,44 +98,22 @@ class Pools:
                 pass  # an ADD has made the pool, and the next reading closes it; or no IPPool can have the name
         return not self._mark(MOVED, MOVING) and refused
 
-    def settle(self) -> None:
-        """Let AddressLeases accept claims in pools that an interrupted move to IPPools has closed for both stores."""
+    def open(self) -> bool:
+        """Give each closed pool its former range. Return False if a pool was closed."""
+        return not self._mark(MOVING, "")
+
+    def finish(self, kind: str) -> None:
+        """Write `kind` as the store of nodes that join the cluster, if an agent has written another one.
+
+        Let AddressLeases accept claims in pools that an interrupted move to IPPools has closed for both stores.
+        """
         self._mark(MOVING, MOVED)
+        self._cluster.move(kind)
 
     def _mark(self, former: str, sign: str) -> bool:
         """Replace the prefix `former` of closed pools' ranges by `sign`. Return False if no pool had this prefix."""
-        found = [
-            (cidr, document) for _, cidr, document in self._closed() if document["spec"]["range"].startswith(former)
-        ]
-        for cidr, document in found:
+        found = [one for one in self._api.list_all(POOLS) if objects.range_text(one).startswith(former)]
+        for document in found:
             with suppress(Conflict, Gone):  # by an ADD, or another run; the next reading shows it
-                self._replace(document, document["metadata"]["resourceVersion"], f"{sign}{cidr}", {})
+                self._replace(document, sign + objects.range_text(document).removeprefix(former))
         return bool(found)
-
-    def open(self, leases: list[Lease]) -> list[Lease]:
-        """Give each closed pool its former range, and allocations for those of `leases` in it; return these leases."""
-        opened = []
-        for name, cidr in self.closed().items():
-            _, first, _ = parse_cidr(cidr)
-            own = [lease for lease in leases if lease.pool == name]
-            for lease in own:
-                self._reserve(lease)
-            entries = {str(lease.value - first): objects.entry_of(lease.owner) for lease in own}
-            document, _ = self._api.get(POOLS, name)
-            try:
-                self._replace(document, document["metadata"]["resourceVersion"], cidr, entries)
-            except (Conflict, Gone):
-                raise TryAgainLater(f"pool {name} was changed by another meanwhile: run this again") from None
-            opened += own
-        return opened
-
-    def _reserve(self, lease: Lease) -> None:
-        if lease.scope is None:
-            return
-        try:
-            self._api.create(RESERVATIONS, objects.reservation(lease))
-        except Conflict:
-            found = self._cluster.reservation(lease)
-            if not (found and found.is_of(lease)):
-                why = "is reserved for another already: `railcni ipam audit` tells"
-                raise InvalidConfig(f"address {objects.reservation_name(lease)} {why}") from None

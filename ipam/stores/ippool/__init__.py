@@ -65,6 +65,7 @@ class KubernetesStore(ObjectStore):
         self._locks = PoolLocks(self.api, store_ref.get("pools") or [], seconds, warn)
         node = store_ref.get("node") or ""
         self._view = View(self.api, self._locks.take, store_ref.get("pools"), known, node)
+        self._view.moves = store_ref.get("moves") is True
         self._warn = warn
         self._doubtful: list[Lease] = []  # given up by claims with an unknown outcome
 
@@ -167,8 +168,8 @@ class KubernetesStore(ObjectStore):
             if lease := self._view.lease_at(want):
                 return self._view.completed(lease)
             found = self._view.reservation(want)
-            if found is None:
-                return None
+            if found is None or (self._view.moves and isinstance(want, Lease) and found.is_of(want)):
+                return None  # the interrupted move of a lease has left its reservation
             return self._view.known_leases().get((found.lease.pool, want.family, want.value), found.lease)
 
     def occupied(self, pool: str, scope: str | None, family: int, low: int, high: int) -> int:

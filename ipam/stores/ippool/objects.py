@@ -105,9 +105,14 @@ class Allocation:
         return self.container_id == lease.container_id and self.ifname in ("", lease.ifname)
 
 
+def range_text(document: Mapping[str, Any]) -> str:
+    """The text of spec.range of an IPPool."""
+    return str((document.get("spec") or {}).get("range") or "")
+
+
 def is_closed(document: Mapping[str, Any]) -> bool:
     """Whether an IPPool is closed: it gives no addresses, since the leases of its range are AddressLeases."""
-    return str((document.get("spec") or {}).get("range")).startswith((MOVED, MOVING))
+    return range_text(document).startswith((MOVED, MOVING))
 
 
 class Closed(ValueError):
@@ -126,8 +131,11 @@ class IPPool:
         *("scope", "size", "stray", "version"),
     )
 
-    def __init__(self, document: dict[str, Any], size: int) -> None:
-        """`size` is that of `document`, in bytes. Raises Closed if it is closed, ValueError if spec.range is wrong."""
+    def __init__(self, document: dict[str, Any], size: int, moves: bool = False) -> None:
+        """`size` is that of `document`, in bytes. `moves`: a migration also uses closed pools.
+
+        Raises Closed if it is closed, ValueError if spec.range is wrong.
+        """
         metadata = document.get("metadata") or {}
         self.name: str = metadata.get("name") or ""
         self.version: str = metadata.get("resourceVersion") or ""
@@ -137,7 +145,9 @@ class IPPool:
             notes = codec.dumps(metadata["managedFields"])
             self.size -= len(notes) - notes.count(": ") - notes.count(", ")  # the server writes no blanks
         self._spec: dict[str, Any] = document.get("spec") or {}
-        cidr = str(self._spec.get("range") or "")
+        cidr = range_text(document)
+        if moves:
+            cidr = cidr.removeprefix(MOVED).removeprefix(MOVING)
         if cidr.startswith(MOVED):
             raise Closed(IN_ADDRESSES)
         if cidr.startswith(MOVING):

@@ -40,12 +40,13 @@ class View:
     """What was read since the last `forget`. `named` are the pools in which an attachment may have leases (None: all).
 
     `before` is called before each reading of a pool. `known` returns the leases in this node's records. `node` is the
-    node whose slices the pools are, "" for pools of whole ranges. `cooldown` is the store's, in seconds.
+    node whose slices the pools are, "" for pools of whole ranges. `cooldown` is the store's, in seconds. `moves`: a
+    migration uses closed pools too.
     """
 
     __slots__ = (
         *("_before", "_known", "_known_from", "_named", "_node", "_reservations"),
-        *("api", "cooldown", "read_pools"),
+        *("api", "cooldown", "moves", "read_pools"),
     )
 
     def __init__(
@@ -59,6 +60,7 @@ class View:
         self.api = api
         self._before = before
         self.cooldown = 0
+        self.moves = False
         self._named = named
         self._node = node
         self._known_from = known
@@ -104,7 +106,7 @@ class View:
     def parsed(self, document: dict[str, Any], size: int) -> IPPool:
         """The IPPool in a server's document. Raises InvalidConfig if it has no range, or is closed."""
         try:
-            return IPPool(document, size)
+            return IPPool(document, size, self.moves)
         except ValueError as fault:
             name = (document.get("metadata") or {}).get("name")
             if isinstance(fault, objects.Closed):
