@@ -25,10 +25,9 @@ from cni.shared.log import Log
 from cni.shared.records import STATE, UNENDED, Records
 from cni.shared.spec.request import Attachment
 from ipam import local, upkeep
-from ipam.leases import Lease, Want
+from ipam.leases import Lease
 from ipam.ranges import format_address, object_name, parse_address, parse_cidr
 from ipam.stores.apiserver.faults import Forbidden
-from ipam.stores.base import READ
 
 _FLUSH_SECONDS = 30.0
 
@@ -141,9 +140,6 @@ def _show(options: argparse.Namespace) -> int:
     found: list[Lease] = []
     with output.progress() as say:
         for choice in choices:
-            if address and choice.kind != "kubernetes":
-                found += _holders(choice, address)
-                continue
             leases = read(choice, say).leases
             own = [one for one in leases if (one.address == address if address else is_of_pod(one.pod_name, pod))]
             if choice.kind == "kubernetes":
@@ -167,16 +163,6 @@ def _place(choice: Choice, leases: list[Lease]) -> None:
                 lease.node, lease.pod = pod.node, (*lease.pod_name, lease.pod[2] or pod.uid)
     except Forbidden:
         pass  # the node stays unknown
-
-
-def _holders(choice: Choice, address: tuple[int, int]) -> Iterable[Lease]:
-    """Yield the leases of `address` in the store's pools."""
-    store = choice.open(READ)
-    with store.session():
-        for pool in store.pools():
-            lease = store.holder(Want(pool.name, *address, None)) if pool.family == address[0] else None
-            if lease:
-                yield lease
 
 
 def document(lease: Lease) -> dict[str, Any]:

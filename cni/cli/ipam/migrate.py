@@ -19,6 +19,7 @@ from cni.cli.ipam import options as stores
 from cni.cli.ipam.move import Pools
 from cni.cli.terminal import common, output, subcommand
 from cni.cluster.audit import snapshot
+from cni.cluster.audit.free import is_same
 from cni.cluster.audit.model import Snapshot
 from cni.cluster.audit.store import Choice
 from cni.node.inventory.places import require_directory
@@ -150,15 +151,6 @@ def _claim(store: Store, group: list[Lease]) -> Claimed | Taken | Unknown:
 # --- the migration ---
 
 
-def _is_same(other: Lease, lease: Lease) -> bool:
-    """Whether `other`, a lease in the target, has `lease`'s attachment. Go's reservations name only the pod."""
-    if other.ifname not in ("", lease.ifname):
-        return False
-    if other.container_id:
-        return other.container_id == lease.container_id
-    return bool(lease.pod[1]) and other.pod[:2] == lease.pod[:2]
-
-
 def _count(groups: Groups) -> int:
     return sum(map(len, groups.values()))
 
@@ -282,7 +274,7 @@ class _Migration:
                 other = store.holder(lease)
                 if other is None:
                     copy.setdefault((*lease.attachment.key(), lease.sequence), []).append(lease)
-                elif _is_same(other, lease):
+                elif is_same(other, lease):
                     there.append(lease)
                 else:
                     conflicts.append(f"{_shown(lease)}: here {lease.holder()}; there {other.holder()}")

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from cni.cluster.audit import in_use
 from cni.cluster.audit.cluster import Cluster
 from cni.shared.kernel import node
 from cni.shared.records import Records
-from cni.shared.spec.request import Attachment
 from ipam import stores, upkeep
 from ipam.leases import PART, Lease, recorded_cooldown
 from ipam.stores.apiserver.faults import Conflict, Gone
 from ipam.stores.apiserver.resources import RESERVATIONS
 from ipam.stores.base import Store
-from ipam.stores.ippool.objects import Reservation, allocation
+from ipam.stores.ippool.objects import Reservation
 
 Check = Callable[[Lease], object]
 
@@ -26,6 +26,15 @@ class Changed(Exception):
 
 class Kept(Changed):
     """It is unknown whether the address is in use; the text has the remedy."""
+
+
+def is_same(found: Lease, lease: Lease) -> bool:
+    """Whether `found`, a lease in a store, has the attachment of `lease`. Go's reservations name only the pod."""
+    if found.ifname not in ("", lease.ifname):
+        return False
+    if found.container_id:
+        return found.container_id == lease.container_id
+    return bool(lease.pod[1]) and found.pod_name == lease.pod_name
 
 
 @dataclass(frozen=True)
@@ -52,20 +61,14 @@ class Freeing:
         not in use; this counts if the process sees too little of the node to judge.
         """
         lease = in_use.recorded(lease, self.records)
-        if not self.is_here(lease):
-            self._release(lease, check, cooldown, dry_run)
-            return
-        with in_use.excluded(self.records, lease.attachment) as users:
-            if users is None:
-                raise Changed("an operation on its attachment is under way")
-            record = upkeep.read_record(lease.attachment, self.records)
-            own = record and stores.same(record["store"], self.store.record()) and not record["pending"]
-            if record and not (own and record["sequence"] == lease.sequence):
-                raise Changed("its record tells of another lease or store, or of a release that is pending")
-            self._refuse_used(lease, users, is_ended)
+        with self._unused(lease, is_ended) as is_here:
+            record = upkeep.read_record(lease.attachment, self.records) if is_here else None
             if record is None:
                 self._release(lease, check, cooldown, dry_run)
                 return
+            own = stores.same(record["store"], self.store.record()) and not record["pending"]
+            if not own or record["sequence"] != lease.sequence:
+                raise Changed("its record tells of another lease or store, or of a release that is pending")
             check(lease)
             if not dry_run:  # this frees all leases of the attachment
                 kept = recorded_cooldown(record) or cooldown
@@ -81,49 +84,40 @@ class Freeing:
             bool(is_of_machine) or self.records.read(in_use.recorded(lease, self.records).attachment, PART) is not None
         )
 
-    def _refuse_used(self, lease: Lease, users: list[Attachment], is_ended: bool) -> None:
-        try:
-            used = in_use.may_be(lease, users, self.records, self.below)
-        except OSError as fault:
-            if is_ended:
-                return
-            raise Kept(f"it is not known whether it is in use: {fault}") from None
-        if used:
-            raise Changed("it is in use on this node, or may be")
+    @contextmanager
+    def _unused(self, lease: Lease, is_ended: bool) -> Iterator[bool]:
+        """Hold the locks of the lease's attachment if this machine can judge it; yields whether it can.
+
+        Raises Changed while the address may be in use here, Kept if this is unknown and not `is_ended`.
+        """
+        if not self.is_here(lease):
+            yield False
+            return
+        with in_use.excluded(self.records, lease.attachment) as users:
+            if users is None:
+                raise Changed("an operation on its attachment is under way")
+            try:
+                if in_use.may_be(lease, users, self.records, self.below):
+                    raise Changed("it is in use on this node, or may be")
+            except OSError as fault:
+                if not is_ended:
+                    raise Kept(f"it is not known whether it is in use: {fault}") from None
+            yield True
 
     def _release(self, lease: Lease, check: Check, cooldown: int, dry_run: bool) -> None:
-        found = self._again(lease)
+        found = self.store.holder(lease)
+        if found is None:
+            raise Changed("the lease is gone")
+        if found.claimed:
+            raise Changed("it belongs to an IPAMClaim")
+        if not is_same(found, lease) or lease.sequence not in (0, found.sequence):
+            raise Changed(f"it is {found.user()}'s now, of container {found.container_id}")
         check(lease)
         if dry_run:
             return
         self.store.cooldown = cooldown
-        if not self.store.release([lease]) and found:
+        if not self.store.release([lease]) and self.store.holder(lease):  # 0 if only its reservation was left
             raise Changed("it has changed meanwhile")
-
-    def _again(self, lease: Lease) -> bool:
-        """Read the lease again. Return False if only its reservation is left. Raises Changed if it has changed."""
-        if self.store.kind != "kubernetes" or not self.cluster:
-            found = self.store.holder(lease)
-            if found is None or found.key() != lease.key():
-                raise Changed(f"it is {found.user()}'s now" if found else "the lease is gone")
-            return True
-        reserved = self.cluster.reservation(lease)
-        own = reserved is not None and reserved.is_of(lease)
-        if reserved and own and lease.sequence not in (0, reserved.lease.sequence):
-            raise Changed("its attachment has claimed it again")
-        try:
-            entry = allocation(self.cluster.pool(lease.pool), lease)
-        except ValueError as fault:
-            raise Changed(f"pool {lease.pool} cannot be read: {fault}") from None
-        if entry is None:
-            if not own:
-                raise Changed("the allocation is gone")
-            return False
-        if entry.claimed:
-            raise Changed("it belongs to an IPAMClaim")
-        if not entry.is_of(lease) or entry.pod != lease.pod_name:
-            raise Changed(f"it is pod {'/'.join(entry.pod)}'s now, of container {entry.container_id}")
-        return True
 
     def delete_reservation(
         self,
@@ -138,13 +132,7 @@ class Freeing:
         `is_ended` is as in `free_lease`.
         """
         lease = in_use.recorded(reserved.lease, self.records)
-        if not self.is_here(lease):
-            self._delete_reservation(reserved, check, dry_run)
-            return
-        with in_use.excluded(self.records, lease.attachment) as users:
-            if users is None:
-                raise Changed("an operation on its attachment is under way")
-            self._refuse_used(lease, users, is_ended)
+        with self._unused(lease, is_ended):
             self._delete_reservation(reserved, check, dry_run)
 
     def _delete_reservation(self, reserved: Reservation, check: Callable[[Reservation], object], dry_run: bool) -> None:
