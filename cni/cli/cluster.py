@@ -21,13 +21,12 @@ from typing import Any
 
 from cni import VERSION
 from cni.cli import ipam, kubectl, pair
-from cni.cli.ipam import reclaim
 from cni.cli.terminal import common, output, subcommand
 from cni.cluster.audit import in_use, lease_rules, silence
 from cni.cluster.audit.model import Key
 from cni.resources.claims import DRIVER
 from cni.shared.spec.errors import InvalidConfig, IoFailure
-from ipam.leases import Lease
+from ipam.leases import Lease, to_json
 
 _AT_ONCE = 8  # nodes asked at the same time
 _START = 180.0  # seconds until the container of doctor runs
@@ -284,7 +283,7 @@ def _ask_of_leases(options: argparse.Namespace, leases: Sequence[Lease]) -> dict
         """
         own = [lease for lease in leases if lease.node in ("", name)]
         try:
-            given = json.dumps([reclaim.document(lease) for lease in own])
+            given = json.dumps([to_json(lease) for lease in own])
             agent = agents.get(name, no_agent)
             answers = _answer(options, agent, ["ipam", "in-use"], "root", "state-dir", given=given) if own else []
         except IoFailure as fault:

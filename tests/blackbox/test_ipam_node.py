@@ -208,8 +208,9 @@ def test_only_a_caller_that_sees_the_nodes_sandboxes_says_that_an_address_is_not
     process = site.node.start(["sleep", "60"], pod=there)
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     given = [
-        {"pool": "10.0.0.0-24", "address": f"10.0.0.{number}", "attachment": ["rail", f"sandbox-{pod.name}", "net1"]}
-        | {"pod": ["team", pod.name, ""], "node": "n", "boot": boot, "netns": pod.path, "sequence": 1}
+        {"pool": "10.0.0.0-24", "address": f"10.0.0.{number}", "scope": "", "network": "rail", "ifname": "net1"}
+        | {"containerID": f"sandbox-{pod.name}", "pod": ["team", pod.name, ""], "node": "n", "bootID": boot}
+        | {"netns": pod.path, "sequence": 1}
         for number, pod in enumerate(site.pods, 1)
     ]
     site.node.delete_pod(gone)

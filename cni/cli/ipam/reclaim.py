@@ -37,8 +37,7 @@ from cni.shared.log import Log
 from cni.shared.records import STATE, Records
 from cni.shared.spec.errors import CniError, InvalidConfig
 from cni.shared.spec.request import Attachment
-from ipam.leases import Lease, Owner, Want
-from ipam.ranges import parse_address
+from ipam.leases import Lease, from_json
 from ipam.stores.base import CHANGE
 
 GRACE = 60.0  # seconds: longer than a sandbox takes to be made again
@@ -75,22 +74,9 @@ def register_in_use(commands: subcommand.Commands) -> None:
 def _answer(options: argparse.Namespace) -> int:
     records = Records(state_of(options), Log())
     place = str if options.root == "/" else partial(below, options.root)
-    leases = [from_document(one) for one in json.load(sys.stdin)]
+    leases = [from_json(one) for one in json.load(sys.stdin)]
     print(json.dumps([in_use.use(lease, records, place) for lease in leases]))
     return 0
-
-
-def document(lease: Lease) -> dict[str, Any]:
-    """The JSON object of a lease, with all that its node needs to tell whether the address is in use."""
-    owner = {"attachment": lease.attachment.key(), "pod": lease.pod, "node": lease.node, "boot": lease.boot_id}
-    return {"pool": lease.pool, "address": lease.text, **owner, "netns": lease.netns, "sequence": lease.sequence}
-
-
-def from_document(found: dict[str, Any]) -> Lease:
-    """The lease in a JSON object that `document` has made."""
-    want = Want(found["pool"], *parse_address(found["address"]), None)
-    attachment, pod = Attachment(*found["attachment"]), tuple(found["pod"])
-    return Lease(want, Owner(attachment, pod, found["node"], found["boot"], found["netns"], found["sequence"]))
 
 
 def _run(options: argparse.Namespace) -> int:
