@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from ipam.stores.apiserver.resources import MOVED
 from tests.agent.rig import GRACE, IFNAME, POOL, POOLS, RESERVATIONS, Rig, owner, status_of
 from tests.node import until
 from tests.stores import kubernetes_api, kubernetes_proxy
@@ -204,6 +205,15 @@ def test_a_reservation_without_a_lease_stays_while_its_address_may_be_in_use(rig
     agent = rig.agent_on_the_host("n1")
     assert until(lambda: rig.reservations() == ["10.0.0.8"], 20), agent.log
     assert agent.says("10.0.0.8 is not freed: it is in use on this node, or may be"), agent.log
+
+
+def test_a_reservation_that_a_migration_has_left_hinders_no_other_lease(rig: Rig) -> None:
+    rig.server.put(POOLS, "kube-system", POOL, {"range": f"{MOVED}10.0.0.0/24", "allocations": {}})
+    rig.reserve(8, owner("c8", "team/gone", node="deleted"))
+    rig.hold("addresslease", 9, owner("c9", "team/gone", node="deleted"))
+    agent = rig.agent("n1")
+    assert until(lambda: rig.held("addresslease") == [], 20), agent.log
+    assert agent.says("10.0.0.8 is not freed: IPPool 10.0.0.0-24: its addresses are in AddressLeases"), agent.log
 
 
 def test_pods_are_read_of_this_node_alone_and_in_pages(rig: Rig) -> None:

@@ -128,7 +128,7 @@ class _Found:
         self._choice = choice
         self._seen = seen
         self._cluster = Cluster(choice.kubeconfig, choice.namespace) if seen.pods is not None else None
-        self._freeing = Freeing(choice.open(CHANGE), self._cluster, Records(STATE, Log()))
+        self._freeing = Freeing(choice.open(CHANGE), Records(STATE, Log()))
         self._freed: set[Attachment] = set()
         self.told: Mapping[Key, tuple[str, str]] = {}  # the answers of the leases' nodes
         self._leases = {(lease.pool, lease.text, lease.container_id, lease.ifname): lease for lease in seen.leases}
@@ -136,13 +136,18 @@ class _Found:
     def elsewhere(self, finding: Finding, options: argparse.Namespace) -> Lease | None:
         """The lease of the finding if the agent of its node must be asked whether the address is in use, else None.
         With `options.ask` this node's agent is asked too, as a container with this command may see no namespace."""
-        found = [r.lease for r in self._seen.reserved or () if not finding.pool and r.name == finding.reservation[0]]
-        lease = found[0] if found else self._leases.get(finding.of_address())
+        lease = self._lease(finding)
         if options.force or lease is None or finding.kind == LEASE_OF_ENDED_POD:
             return None
         if not options.ask and self._freeing.is_here(lease):
             return None
         return None if self._is_off(lease) else lease
+
+    def _lease(self, finding: Finding) -> Lease | None:
+        """The lease of the finding; for a reservation without a lease, the lease that the reservation describes."""
+        if finding.pool:
+            return self._leases.get(finding.of_address())
+        return next((r.lease for r in self._seen.reserved or () if r.name == finding.reservation[0]), None)
 
     def _is_off(self, lease: Lease) -> bool:
         """Whether the lease's node is off: it has the taint out-of-service, or is deleted and its agent is silent."""
@@ -156,7 +161,10 @@ class _Found:
 
     def free(self, finding: Finding, options: argparse.Namespace) -> None:
         """Free the finding's lease or reservation. Raises Changed or Kept if it must stay, CniError on a failure."""
-        if lease := self.elsewhere(finding, options):
+        lease = self._lease(finding)
+        if lease is None:
+            raise Changed("it is gone")
+        if self.elsewhere(finding, options):
             state, why = self.told.get(lease.identity, (UNKNOWN, _NOT_ASKED))
             if state == USED:
                 raise Changed(f"{why}: node {lease.node}" if lease.node else why)
@@ -167,17 +175,6 @@ class _Found:
                     f"it may be in use {where}: {why}. Run `railcni ipam reclaim` there, or taint the node with {OUT_OF_SERVICE}"
                     " when it is off; --force frees it if its pod runs nowhere"
                 )
-        if not finding.pool:
-            (reserved,) = (r for r in self._seen.reserved or () if r.name == finding.reservation[0])
-            is_ended = bool(options.ask or options.force)
-            self._freeing.delete_reservation(
-                reserved,
-                lambda now: _agree(finding, self._rules_for(now.lease).reservation(now)),
-                options.dry_run,
-                is_ended,
-            )
-            return
-        lease = self._leases[finding.of_address()]
         is_ended = bool(options.ask or options.force or finding.kind == LEASE_OF_ENDED_POD)
         try:
             self._freeing.free_lease(
@@ -189,7 +186,12 @@ class _Found:
         self._freed.add(lease.attachment)
 
     def _check(self, finding: Finding, lease: Lease) -> None:
-        if self._seen.records is not None:
+        if not finding.pool:
+            reserved = self._cluster.reservation(lease) if self._cluster else None
+            if reserved is None or reserved.uid != finding.reservation[1]:
+                raise Changed("another has taken its place" if reserved else "the reservation is gone")
+            _agree(finding, self._rules_for(lease).reservation(reserved))
+        elif self._seen.records is not None:
             record = record_of(lease.attachment, self._choice)
             _agree(finding, store_rules.of_lease(lease, record, snapshot.is_there))
         else:

@@ -96,7 +96,7 @@ class ClusterSource(ABC):
         self.usage: dict[str, Usage] = {}
         self.named: set[str] = set()  # nodes that leases name
         self.abandoned: dict[Key, Lease] = {}  # the leases that no node's agent frees
-        self.unleased: dict[Key, Reservation] = {}  # reservations without a lease
+        self.unleased: set[Key] = set()  # those of `abandoned` of which only a reservation is left
         self.faults: list[str] = []
         self.records: dict[Key, Lease] = {}  # the leases in this node's records
         self.marked: dict[Key, Lease] = {}  # the leases of the last `of_node`, without those freed since
@@ -109,7 +109,7 @@ class ClusterSource(ABC):
         """Use `cluster` from now on."""
         self.cluster = cluster
         self.store = open_store({"kind": self.kind, "kubeconfig": cluster.path}, CHANGE, seconds=SECONDS)
-        self.freeing = Freeing(self.store, cluster, self._node_records, self._below, SECONDS)
+        self.freeing = Freeing(self.store, self._node_records, self._below, SECONDS)
 
     def forget(self) -> None:
         """Forget the leases of other nodes, since another agent is elected."""
@@ -235,7 +235,7 @@ class ClusterSource(ABC):
     def _begin(self, networks: Iterable[IpamBlock] = ()) -> None:
         """Forget the results of the last `read_abandoned`."""
         self._ranges = ranges_by_pool(networks)
-        self.usage, self.named, self.abandoned, self.unleased, self.faults = {}, set(), {}, {}, []
+        self.usage, self.named, self.abandoned, self.unleased, self.faults = {}, set(), {}, set(), []
 
     def _keep(self, leases: Iterable[Lease], nodes: Mapping[str, Node]) -> None:
         """Add to `abandoned` each of `leases` that is not this node's and that no agent on one of `nodes` frees."""
@@ -279,7 +279,7 @@ class PoolSource(ClusterSource):
         unleased = pools.unleased()
         self.named |= {one.lease.node for one in unleased}
         self._keep((one.lease for one in unleased if one.address), nodes)
-        self.unleased = {one.lease.identity: one for one in unleased}
+        self.unleased = {one.lease.identity for one in unleased}
         self.faults = pools.faults
 
     def holder(self, lease: Lease) -> Lease | None:

@@ -29,7 +29,7 @@ from cni.shared.spec.errors import CniError
 from cni.shared.spec.request import Attachment
 from ipam.leases import Lease
 from ipam.stores.addresslease import objects as addresses
-from ipam.stores.ippool.objects import LIMIT, Reservation
+from ipam.stores.ippool.objects import LIMIT
 
 Steps = Generator[None, None, None]
 _LISTED_GRACES = 10  # graces between two lists of a node's objects: for a list the server reads those of all nodes
@@ -230,15 +230,15 @@ class Collector:
         for key in self._due(source.abandoned_dead, free, dead):
             if not self.election.is_elected():
                 return
-            lease, reserved = leases[key], source.unleased.get(key)
+            lease = leases[key]
             node = lease.node or source.seen_on.get(key, "")
 
             def check(now: Lease, node: str = node, source: ClusterSource = source) -> None:
                 self._check(now, abandoned_by=node)
                 source.abandon(now)
 
-            if self._free(source, lease, check, reserved):
-                self._report_freed(source.abandoned_dead, lease, dead[key], bool(reserved))
+            if self._free(source, lease, check):
+                self._report_freed(source.abandoned_dead, lease, dead[key], key in source.unleased)
             yield
 
     def _measure(self) -> None:
@@ -277,15 +277,10 @@ class Collector:
         found = Counter((lease.pool, lease.node) for lease in self.suspects)
         self.metrics.candidates.replace({key: float(count) for key, count in found.items()})
 
-    def _free(
-        self, source: ClusterSource, lease: Lease, check: Callable[[Lease], object], reserved: Reservation | None = None
-    ) -> bool:
-        """Free the lease, or delete `reserved`, a reservation without a lease; return False if it must stay."""
+    def _free(self, source: ClusterSource, lease: Lease, check: Callable[[Lease], object]) -> bool:
+        """Free the lease; return False if it must stay."""
         try:
-            if reserved:
-                source.freeing.delete_reservation(reserved, lambda now: check(now.lease))
-            else:
-                source.freeing.free_lease(lease, check, self.cooldown())
+            source.freeing.free_lease(lease, check, self.cooldown())
         except Changed as fault:
             self.log.say("info", f"{lease.text} is not freed: {fault}", **_fields(lease))
             return False

@@ -1,21 +1,17 @@
-"""The freeing of dead leases and reservations. Each is read again first, and is not freed if it changes after that."""
+"""The freeing of dead leases. Each is read again first, and is not freed if it changes after that."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from cni.cluster.audit import in_use
-from cni.cluster.audit.cluster import Cluster
 from cni.shared.kernel import node
 from cni.shared.records import Records
+from cni.shared.spec.errors import InvalidConfig
 from ipam import stores, upkeep
 from ipam.leases import PART, Lease, recorded_cooldown
-from ipam.stores.apiserver.faults import Conflict, Gone
-from ipam.stores.apiserver.resources import RESERVATIONS
 from ipam.stores.base import Store
-from ipam.stores.ippool.objects import Reservation
 
 Check = Callable[[Lease], object]
 
@@ -39,7 +35,7 @@ def is_same(found: Lease, lease: Lease) -> bool:
 
 @dataclass(frozen=True)
 class Freeing:
-    """The freeing of leases in `store`, and of reservations in `cluster` (None for a store outside of a cluster).
+    """The freeing of leases in `store`. A reservation that is left of a lease of an IPPool is freed as the lease.
 
     A lease that this machine can judge (`is_here`) is freed only under the locks of its attachment, and not while its
     address may be in use here. `records` are those of this machine. `below` maps a path of the host to its path in
@@ -47,7 +43,6 @@ class Freeing:
     """
 
     store: Store
-    cluster: Cluster | None
     records: Records
     below: Callable[[str], str] = str
     seconds: float = 0
@@ -61,14 +56,25 @@ class Freeing:
         not in use; this counts if the process sees too little of the node to judge.
         """
         lease = in_use.recorded(lease, self.records)
-        with self._unused(lease, is_ended) as is_here:
-            record = upkeep.read_record(lease.attachment, self.records) if is_here else None
+        if not self.is_here(lease):
+            self._release(lease, check, cooldown, dry_run)
+            return
+        with in_use.excluded(self.records, lease.attachment) as users:
+            if users is None:
+                raise Changed("an operation on its attachment is under way")
+            record = upkeep.read_record(lease.attachment, self.records)
+            own = record and stores.same(record["store"], self.store.record()) and not record["pending"]
+            if record and not (own and record["sequence"] == lease.sequence):
+                raise Changed("its record tells of another lease or store, or of a release that is pending")
+            try:
+                if in_use.may_be(lease, users, self.records, self.below):
+                    raise Changed("it is in use on this node, or may be")
+            except OSError as fault:
+                if not is_ended:
+                    raise Kept(f"it is not known whether it is in use: {fault}") from None
             if record is None:
                 self._release(lease, check, cooldown, dry_run)
                 return
-            own = stores.same(record["store"], self.store.record()) and not record["pending"]
-            if not own or record["sequence"] != lease.sequence:
-                raise Changed("its record tells of another lease or store, or of a release that is pending")
             check(lease)
             if not dry_run:  # this frees all leases of the attachment
                 kept = recorded_cooldown(record) or cooldown
@@ -84,28 +90,11 @@ class Freeing:
             bool(is_of_machine) or self.records.read(in_use.recorded(lease, self.records).attachment, PART) is not None
         )
 
-    @contextmanager
-    def _unused(self, lease: Lease, is_ended: bool) -> Iterator[bool]:
-        """Hold the locks of the lease's attachment if this machine can judge it; yields whether it can.
-
-        Raises Changed while the address may be in use here, Kept if this is unknown and not `is_ended`.
-        """
-        if not self.is_here(lease):
-            yield False
-            return
-        with in_use.excluded(self.records, lease.attachment) as users:
-            if users is None:
-                raise Changed("an operation on its attachment is under way")
-            try:
-                if in_use.may_be(lease, users, self.records, self.below):
-                    raise Changed("it is in use on this node, or may be")
-            except OSError as fault:
-                if not is_ended:
-                    raise Kept(f"it is not known whether it is in use: {fault}") from None
-            yield True
-
     def _release(self, lease: Lease, check: Check, cooldown: int, dry_run: bool) -> None:
-        found = self.store.holder(lease)
+        try:
+            found = self.store.holder(lease)
+        except InvalidConfig as fault:  # for example, the pool is closed
+            raise Changed(fault.msg) from None
         if found is None:
             raise Changed("the lease is gone")
         if found.claimed:
@@ -118,33 +107,3 @@ class Freeing:
         self.store.cooldown = cooldown
         if not self.store.release([lease]) and self.store.holder(lease):  # 0 if only its reservation was left
             raise Changed("it has changed meanwhile")
-
-    def delete_reservation(
-        self,
-        reserved: Reservation,
-        check: Callable[[Reservation], object],
-        dry_run: bool = False,
-        is_ended: bool = False,
-    ) -> None:
-        """Delete a reservation without a lease. Raises CniError, or Changed, which `check(reservation)` may raise.
-
-        The deletion tests the resourceVersion too, since an ADD that takes over the address keeps the object's UID.
-        `is_ended` is as in `free_lease`.
-        """
-        lease = in_use.recorded(reserved.lease, self.records)
-        with self._unused(lease, is_ended):
-            self._delete_reservation(reserved, check, dry_run)
-
-    def _delete_reservation(self, reserved: Reservation, check: Callable[[Reservation], object], dry_run: bool) -> None:
-        then = reserved.lease
-        now = self.cluster.reservation(then) if self.cluster else None
-        if now is None or not self.cluster:
-            raise Changed("the reservation is gone")
-        if (now.uid, now.lease.pod_name, now.lease.container_id) != (reserved.uid, then.pod_name, then.container_id):
-            raise Changed("another has taken its place")
-        check(now)
-        if not dry_run:
-            try:
-                self.cluster.api.delete(RESERVATIONS, now.name, now.uid, now.version)
-            except (Conflict, Gone):
-                raise Changed("another has taken its place") from None

@@ -70,7 +70,7 @@ class View:
 
     def forget(self) -> None:
         """Forget all readings, so that all is read again."""
-        self.read_pools = {}
+        self.read_pools = {"": None}  # the reservations of Go's whereabouts name no pool
         self._reservations = {}
         self._known = None
 
