@@ -272,7 +272,7 @@ def refill(store: AddressLeaseStore, owner: Owner, records: Records, cooldown: i
     """
     by_attachment: dict[Attachment, list[Lease]] = {}
     others = found = False
-    for lease in store.each_lease(node=owner.node):
+    for lease in store.leases(node=owner.node):
         is_own_pod = lease.is_of_pod(owner) and "" != lease.pod[2] == owner.pod[2]
         if is_own_pod or "" != lease.machine == owner.machine:
             by_attachment.setdefault(lease.attachment, []).append(lease)
@@ -334,7 +334,7 @@ def _leases_of(listed: Iterable[tuple[Attachment, dict[str, Any]]], records: Rec
 
 def of_earlier_boots(store: Store, pool: str, owner: Owner) -> list[Lease]:
     """The leases of `pool` that the node of `owner` claimed in a boot other than the present one."""
-    return [lease for lease in store.each_lease(pool, owner.node) if lease.boot_id != owner.boot_id]
+    return [lease for lease in store.leases(pool, owner.node) if lease.boot_id != owner.boot_id]
 
 
 def free_earlier_boots(store: Store, pool: str, owner: Owner, records: Records) -> bool:
@@ -430,7 +430,7 @@ def _unlisted(
     found: dict[Attachment, None] = {}
     machine = node.machine_id()
     for pool in pools:
-        for lease in store.each_lease(pool, node_name):
+        for lease in store.leases(pool, node_name):
             if lease.network != network or lease.attachment in valid:
                 continue
             if _is_ours(lease, machine, store, records):

@@ -150,6 +150,7 @@ class Store:
 
     kind = ""
     window = 4096  # addresses of one step of a search: a power of two, at most WINDOW of ipam.search
+    page = 1000  # leases in one reading
     spreads = True  # whether claims of different addresses of a pool succeed at once
     places = 0  # places of a pool that a search tries before it reads the pool window by window
 
@@ -246,20 +247,20 @@ class Store:
     def forget(self) -> None:
         """Remove outdated memories of freed addresses, unless the store does so at each change."""
 
-    def leases(self, pool: str, after: Lease | None = None, limit: int = 1000, node: str = "") -> list[Lease]:
-        """Up to `limit` leases of a pool after `after`, sorted by address; with `node` only that node's leases."""
-        raise NotImplementedError
+    def leases(self, pool: str | None = None, node: str = "") -> Iterator[Lease]:
+        """Yield the leases of a pool, or of all pools, in any order; with `node` only that node's leases.
 
-    def each_lease(self, pool: str | None = None, node: str = "") -> Iterator[Lease]:
-        """Yield the leases of a pool, or of all pools, read page by page; with `node` only that node's leases.
-
-        `unread` gets the fault of each object of an API server that cannot be read.
+        They are read page by page. `unread` gets the fault of each object of an API server that cannot be read.
         """
         for name in [found.name for found in self.pools()] if pool is None else [pool]:
-            page = self.leases(name, node=node)
+            page = self._page(name, None, node)
             while page:
                 yield from page
-                page = self.leases(name, page[-1], node=node)
+                page = self._page(name, page[-1], node)
+
+    def _page(self, pool: str, after: Lease | None, node: str) -> list[Lease]:
+        """Up to `page` leases of a pool after `after`, sorted by address; with `node` only that node's leases."""
+        raise NotImplementedError
 
     def pools(self) -> list[Pool]:
         """The pools that have leases, sorted by name."""

@@ -153,7 +153,7 @@ def test_leases_are_compared_with_pods_and_the_dead_are_freed(site: Site) -> Non
 def test_a_lease_that_was_given_anew_since_the_report_stays(site: Site) -> None:
     site.lease(1)
     assert site.audit(*site.pods) == [("lease-without-pod", "reclaim", IP(1))]
-    site.store.release(site.store.leases(POOL))
+    site.store.release(list(site.store.leases(POOL)))
     site.lease(1, sequence=1001)
     assert site.reclaim() == [("skipped", IP(1))]
     assert site.addresses() == [IP(1)]

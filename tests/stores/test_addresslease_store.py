@@ -458,7 +458,7 @@ def test_a_release_whose_reply_is_lost_is_made_once(
     store.cooldown = cooldown
     once(server, "PATCH" if cooldown else "DELETE", fault)
     assert store.release(leases) == 1
-    assert opened().leases(POOL) == []
+    assert list(opened().leases(POOL)) == []
 
 
 def test_a_claim_that_cannot_be_told_is_unknown(server: ApiServer, opened: Callable[..., AddressLeaseStore]) -> None:
@@ -573,7 +573,7 @@ def test_a_create_that_was_repeated_is_not_made_by_the_first_request_after_the_r
     assert store.release([lease]) == 1
     with pytest.raises(Exception, match="already exists"):
         store.api.create(ADDRESSES, objects.document(lease))  # the first request, as the server would serve it now
-    assert store.leases(POOL) == []
+    assert list(store.leases(POOL)) == []
     assert claimed(opened(), TEN + 1, container="next", sequence=2)
 
 

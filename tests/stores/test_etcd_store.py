@@ -126,7 +126,7 @@ def test_a_value_that_another_wrote_is_an_error_that_names_the_key(store: EtcdSt
     key = f"{store.record()['prefix']}/v1/lease/pool/0a000001"
     etcd.shared(etcd.LARGE).ctl("put", key, "--", value)
     with pytest.raises(StateDamaged, match=f"etcdctl del {key}"):
-        store.leases("pool")
+        list(store.leases("pool"))
     answer = store.claim([want(TEN + 1)], owner())
     assert isinstance(answer, Taken)
 
@@ -159,8 +159,8 @@ def test_leases_of_a_node_are_read_without_those_of_others(store: EtcdStore, mon
     for i in range(6):
         store.claim([want(TEN + i)], owner(f"c{i}", i, node=f"node-{i % 2}"))
     assert [lease.value - TEN for lease in store.leases("pool", node="node-1")] == [1, 3, 5]
-    page = store.leases("pool", limit=2, node="node-1")
-    assert [lease.value - TEN for lease in store.leases("pool", page[-1], 2, node="node-1")] == [5]
+    monkeypatch.setattr(EtcdStore, "page", 2)
+    assert [lease.value - TEN for lease in store.leases("pool", node="node-1")] == [1, 3, 5]
 
 
 # --- what it costs ---
@@ -193,7 +193,7 @@ def test_the_first_reply_of_a_connection_may_be_large(store: EtcdStore) -> None:
     """Larger than what a server may send of itself, and the request larger than what it takes so."""
     claim(store, *range(1, 1_001))
     fresh = EtcdStore({**store.record(), "password": ""})
-    assert len(fresh.leases("pool")) == 1_000
+    assert len(list(fresh.leases("pool"))) == 1_000
     again = EtcdStore({**store.record(), "password": ""}, seconds=20)
     assert len(claim(again, *range(2_000, 3_000), container="c2")) == 1_000
 
@@ -512,7 +512,10 @@ def three() -> Iterator[Cluster]:
         yield cluster
 
 
-def test_claims_go_on_when_the_leader_dies_and_when_history_is_compacted(three: Cluster) -> None:
+def test_claims_go_on_when_the_leader_dies_and_when_history_is_compacted(
+    three: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(EtcdStore, "page", 10)
     own = EtcdStore(description(three.endpoints), seconds=20)
     for i in range(40):
         who = owner(f"c{i}", time.time_ns())
@@ -521,15 +524,13 @@ def test_claims_go_on_when_the_leader_dies_and_when_history_is_compacted(three: 
         if i == 20:
             leader = three.leader()
             leader.kill()
-    page = own.leases("pool", limit=10)
+    leases = own.leases("pool")
+    first = next(leases)
     revision = json.loads(_ctl_alive(three, leader, "endpoint", "status", "-w", "json"))[0]["Status"]["header"][
         "revision"
     ]
     _ctl_alive(three, leader, "compact", str(revision))
-    while page:
-        last = page[-1]
-        page = own.leases("pool", last, limit=10)
-    assert last.value == TEN + 40
+    assert [lease.value for lease in (first, *leases)] == list(range(TEN + 1, TEN + 41))
     assert offsets(own) == list(range(1, 41))
 
 

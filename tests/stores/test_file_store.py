@@ -168,7 +168,7 @@ def fill(directory: Path, count: int = 300) -> list[Lease]:
     ]
     with FileStore(str(directory), restore=lambda: leases).session():
         pass
-    assert len(store.leases("pool")) == count - 1
+    assert len(list(store.leases("pool"))) == count - 1
     return leases
 
 

@@ -569,7 +569,7 @@ def test_gc_collects_what_was_claimed_before_the_clock_was_set_back(host: Host) 
         attachment = Attachment("rdma-net", container, "net1")
         record = host.records.read(attachment, "ipam") or {}
         host.records.write(attachment, "ipam", {**record, "sequence": record["sequence"] + HOUR})
-    host.store.leases(POOL)
+    list(host.store.leases(POOL))
     host.gc("c2")
     assert list(host.recorded()) == ["c2"]
 

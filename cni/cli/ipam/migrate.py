@@ -163,8 +163,7 @@ def _shown(lease: Lease) -> str:
 class _Migration:
     """A migration of leases from one store to another. A source that is missing, or is the target, is refused.
 
-    Each range is in one of a cluster's two stores. `_closes` are the source's IPPools if the target is AddressLeases;
-    `_opens` are the target's IPPools if the source is AddressLeases. Either is None otherwise.
+    Each range is in one of a cluster's two stores. `_pools` are the IPPools in a move between these; else None.
     """
 
     def __init__(self, options: argparse.Namespace) -> None:
@@ -180,8 +179,7 @@ class _Migration:
         if source.kind == stores.HOST_LOCAL and not options.ranges:
             options.refuse("host-local keeps no subnets with its leases: name each with --range CIDR")
         way = (source.kind, target.kind)
-        self._closes = Pools(source) if way == ("kubernetes", "addresslease") else None
-        self._opens = Pools(target) if way == ("addresslease", "kubernetes") else None
+        self._pools = Pools(source, target.kind == "addresslease") if sorted(way) == sorted(kinds.IN_CLUSTER) else None
         self._copied: dict[tuple[Any, ...], Lease] = {}
         self._taken_back = 0
         self._progress: Callable[[str], object] = str
@@ -203,7 +201,7 @@ class _Migration:
             self._take_back(leases)
             copy, there = self._planned(leases)
             found = len(there) if found is None else found
-            if not copy and self._switch_pools(leases):
+            if not copy and (self._pools is None or self._pools.switch(leases)):
                 break
             self._copy(copy)
         else:
@@ -212,27 +210,20 @@ class _Migration:
                 "\n".join(_shown(group[0]) for group in copy.values()),
             )
         records, removed = self._switch_records(leases), 0
-        pools = self._opens or self._closes
-        if options.remove_source or pools:
+        if options.remove_source or self._pools:
             self._progress("removing from the source")
             removed = self._remove(leases)
-        if pools:
-            pools.finish(self._target.kind)
+        if self._pools:
+            self._pools.finish(self._target.kind)
         copied = {"copied": len(self._copied), "there": found or 0, "takenBack": self._taken_back}
         return {**copied, "removed": removed, "records": records}
 
     def _read(self) -> list[Lease]:
         """Read the source's leases. For a move to IPPools, first make AddressLeases refuse claims in the pools."""
         leases = self._read_source()
-        while self._opens and not self._opens.refuse(leases):
+        while self._pools and not self._pools.refuse(leases):
             leases = self._read_source()
         return leases
-
-    def _switch_pools(self, leases: list[Lease]) -> bool:
-        """Close or open the pools, whose leases are all copied; return whether this was done without a new change."""
-        if self._opens:
-            return self._opens.open()
-        return self._closes is None or self._closes.close(leases)
 
     def _read_source(self) -> list[Lease]:
         options, source = self._options, self._source
@@ -242,7 +233,7 @@ class _Migration:
         found = snapshot.read(source)
         if found.unread:
             raise InvalidConfig(found.unread[0])
-        moved = self._closes.moved_from(found) if self._closes else []
+        moved = self._pools.moved_from(found) if self._pools else []
         if source.kind == "kubernetes":
             _complete(found, options.network or "")
         if source.is_shared and not self._target.is_shared:
@@ -253,12 +244,13 @@ class _Migration:
         """Free `leases` in the source; return the number of freed leases."""
         if self._source.kind == stores.HOST_LOCAL:
             return sum(host_local.remove(self._directory, lease) for lease in leases)
-        return len(leases) if self._closes else self._opened(self._source, leases).release(leases)
+        is_done = self._pools and self._pools.closes
+        return len(leases) if is_done else self._opened(self._source, leases).release(leases)
 
     def _opened(self, choice: Choice, leases: Iterable[Lease], use: int = CREATE) -> Store:
         """Open a store. `use` is CREATE, which makes a missing one, or READ. An IPPool store locks the pools of
         `leases`. In a move between the stores of a cluster, each store accepts claims in ranges of the other."""
-        store_ref: dict[str, Any] = {**choice.store_ref, "moves": bool(self._closes or self._opens)}
+        store_ref: dict[str, Any] = {**choice.store_ref, "moves": self._pools is not None}
         if choice.kind == "kubernetes":
             store_ref["pools"] = sorted({lease.pool for lease in leases})
         return kinds.open_store(store_ref, use, seconds=SECONDS)
@@ -314,7 +306,7 @@ class _Migration:
         """Replace the source by the target in this node's records, each under its lock; return how many changed."""
         source_ref = self._source.store_ref
         moved = {lease.attachment.key() for lease in leases}
-        closed = self._closes.closed() if self._closes else set()
+        closed = self._pools.closed() if self._pools else set()
         records, changed = Records(STATE, Log("railcni")), 0
         for attachment, _, listed in records.all(PART):
             here = attachment.key() in moved or bool(closed.intersection(listed.get("pools") or ()))

@@ -24,9 +24,13 @@ from ipam.stores.ippool import objects
 
 
 class Pools:
-    """The IPPools of a cluster. A closed pool has a text that is no CIDR as its range, and so gives no addresses."""
+    """The IPPools of a cluster. A closed pool has a text that is no CIDR as its range, and so gives no addresses.
 
-    def __init__(self, choice: Choice) -> None:
+    `closes`: the leases are moved to AddressLeases, otherwise to the pools.
+    """
+
+    def __init__(self, choice: Choice, closes: bool) -> None:
+        self.closes = closes
         self._cluster = Cluster(choice.kubeconfig)
         self._api = self._cluster.api
         self._versions: dict[str, str] = {}
@@ -42,6 +46,10 @@ class Pools:
             )
         self._versions = {state.name: state.version for state in found.pools}
         return self._moved
+
+    def switch(self, leases: list[Lease]) -> bool:
+        """Close or open the pools, whose `leases` are all copied. Return False if the leases must be read again."""
+        return self.close(leases) if self.closes else not self._mark(MOVING, "")
 
     def close(self, leases: list[Lease]) -> bool:
         """Close each pool that has not changed since `moved_from`, and delete the reservations of `leases` in it.
@@ -83,8 +91,10 @@ class Pools:
         return {document["metadata"]["name"] for document in self._api.list_all(POOLS) if objects.is_closed(document)}
 
     def refuse(self, leases: list[Lease]) -> bool:
-        """Make AddressLeases refuse claims in closed pools and in the pools of `leases`. Return False if some of these
-        pools did not refuse claims before."""
+        """Before a move to the pools, make AddressLeases refuse claims in closed pools and in the pools of `leases`.
+        Return False if some of these pools did not refuse claims before."""
+        if self.closes:
+            return True
         missing = {lease.pool: lease for lease in leases}
         refused = True
         for document in self._api.list_all(POOLS):
@@ -97,10 +107,6 @@ class Pools:
             except (Conflict, ValueError):
                 pass  # an ADD has made the pool, and the next reading closes it; or no IPPool can have the name
         return not self._mark(MOVED, MOVING) and refused
-
-    def open(self) -> bool:
-        """Give each closed pool its former range. Return False if a pool was closed."""
-        return not self._mark(MOVING, "")
 
     def finish(self, kind: str) -> None:
         """Write `kind` as the store of nodes that join the cluster, if an agent has written another one.

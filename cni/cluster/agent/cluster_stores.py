@@ -332,7 +332,7 @@ class AddressSource(ClusterSource):
     def _each(self, node: str = "", recent: bool = False) -> Iterator[Lease]:
         self.store.unread = []
         with contextlib.suppress(Undefined):
-            yield from self.store.each_lease(node=node, recent=recent)
+            yield from self.store.leases(node=node, recent=recent)
 
     def abandon(self, lease: Lease) -> None:
         self.store.abandon(lease)

@@ -148,7 +148,7 @@ def _of_store(choice: Choice, progress: Progress, pool: str = "") -> Snapshot:
     """The content of a store other than that of IPPools; with `pool` only of that pool."""
     store, found = choice.open(READ), []
     with store.session():  # the pages of one reading belong together
-        for lease in store.each_lease(pool or None):
+        for lease in store.leases(pool or None):
             found.append(lease)
             if len(found) % _PAGE == 0:
                 progress(f"{len(found)} leases read")
@@ -192,7 +192,7 @@ def _at_files(choice: Choice, progress: Progress) -> Audit:
     store = choice.open(READ)
     with store.session():
         pools = store.pools()
-        leases = list(store.each_lease())
+        leases = list(store.leases())
         records = [(a, r) for a, _, r in Records(STATE, Log("railcni")).all(PART) if _names(r, choice)]
     progress(f"{len(leases)} leases read")
     found = Snapshot(choice.kind, leases, records=records, counted=pools)

@@ -185,8 +185,8 @@ class AddressLeaseStore(ObjectStore):
         held = labels | {objects.STATE: objects.HELD}
         return self._once(("names", *labels.items()), lambda: self._objects.names(held, self._recent))
 
-    def each_lease(self, pool: str | None = None, node: str = "", recent: bool = False) -> Iterator[Lease]:
-        """As Store.each_lease. `recent`: from the server's cache, perhaps a moment old."""
+    def leases(self, pool: str | None = None, node: str = "", recent: bool = False) -> Iterator[Lease]:
+        """As Store.leases. `recent`: from the server's cache, perhaps a moment old."""
         labels = {objects.STATE: objects.HELD} | ({objects.NODE: objects.label(node)} if node else {})
         labels |= {} if pool is None else {objects.POOL: objects.label(pool)}
         for entry in self._objects.each(labels, recent, self.unread):

@@ -5,14 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from cni.shared.spec.errors import CniError, InvalidConfig
-from ipam.leases import by_place
 from ipam.stores.apiserver import Api
 from ipam.stores.apiserver.faults import Conflict, Forbidden, Undefined
 from ipam.stores.apiserver.resources import EVERYWHERE, POOLS
 from ipam.stores.base import Claimed, Open, ServedStore, Taken, Unknown
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator
+    from collections.abc import Callable, Collection
     from typing import Any
 
     from ipam.leases import Lease, Want
@@ -21,22 +20,11 @@ if TYPE_CHECKING:
 class ObjectStore(ServedStore):
     """The store of `store_ref` (ipam.stores.ref_of). A request takes at most `seconds`, with all its attempts."""
 
-    __slots__ = ("_paged", "api")
+    __slots__ = ("api",)
 
     def __init__(self, store_ref: dict[str, Any], seconds: float) -> None:
         self.api = Api(store_ref.get("kubeconfig") or "", seconds, store_ref.get("namespace") or "")
         super().__init__(store_ref, self.api)
-        self._paged: list[Lease] = []  # the leases of a pool, of which `leases` returns pages
-
-    def leases(self, pool: str, after: Lease | None = None, limit: int = 1000, node: str = "") -> list[Lease]:
-        if after is None or after not in self._paged:  # later pages come from the first reading
-            with self.session():
-                self._paged = by_place(self.each_lease(pool, node))
-        last = after.address if after else (0, 0)
-        return [lease for lease in self._paged if lease.address > last][:limit]
-
-    def each_lease(self, pool: str | None = None, node: str = "") -> Iterator[Lease]:
-        raise NotImplementedError
 
     def next_open(self, pool: str, scope: str | None, family: int, value: int, high: int) -> int:
         with self.session():

@@ -211,7 +211,7 @@ class EtcdStore(ServedStore):
         except CniError:
             pass  # the release is done; a later release tries again
 
-    def leases(self, pool: str, after: Lease | None = None, limit: int = 1000, node: str = "") -> list[Lease]:
+    def _page(self, pool: str, after: Lease | None, node: str) -> list[Lease]:
         prefix = self.keys.all("node", node, pool) if node else self.keys.all(LEASE, pool)
         place = self.keys.all(LEASE, pool)[len(self.keys.all(LEASE)) :]
         start = prefix
@@ -219,12 +219,12 @@ class EtcdStore(ServedStore):
             key = self.keys.taken(LEASE, pool, after.family, after.value)
             start = next_key(prefix + keys.last_name(key).encode())
         while True:
-            (found,) = self._read(txn.read(start, end_of(prefix), limit, keys_only=bool(node)))
+            (found,) = self._read(txn.read(start, end_of(prefix), self.page, keys_only=bool(node)))
             if not node or not found:
                 return [self.keys.read(*entry) for entry in found]
             listed = self._leases([place + keys.last_name(key).encode() for key, _ in found])
-            if page := [lease for lease in listed if lease.node == node]:
-                return page
+            if own := [lease for lease in listed if lease.node == node]:
+                return own
             start = next_key(found[-1][0])  # all leases of this page are gone by now
 
     def pools(self) -> list[Pool]:

@@ -163,10 +163,10 @@ class FileStore(Store):
             database.commit()
         return len(gone)
 
-    def leases(self, pool: str, after: Lease | None = None, limit: int = 1000, node: str = "") -> list[Lease]:
+    def _page(self, pool: str, after: Lease | None, node: str) -> list[Lease]:
         start = schema.address_key(after.family, after.value) if after else b""
         with self.session():
-            return self._leases(schema.PAGE, pool, start, node, limit)
+            return self._leases(schema.PAGE, pool, start, node, self.page)
 
     def pools(self) -> list[Pool]:
         found: dict[str, Pool] = {}

@@ -180,12 +180,11 @@ class KubernetesStore(ObjectStore):
     def _held(self, pool: str, scope: str | None, family: int) -> Collection[int]:
         return self._view.held(pool, family)
 
-    def each_lease(self, pool: str | None = None, node: str = "") -> Iterator[Lease]:
-        for found in self._view.listed() if pool is None else filter(None, [self._view.pool(pool)]):
-            for entry in found.entries.values():
-                lease = self._view.lease(found, entry)
-                if not node or (lease.node == node and not entry.claimed):
-                    yield lease
+    def leases(self, pool: str | None = None, node: str = "") -> Iterator[Lease]:
+        with self.session():
+            pools = self._view.listed() if pool is None else filter(None, [self._view.pool(pool)])
+            read = [(entry, self._view.lease(found, entry)) for found in pools for entry in found.entries.values()]
+        return iter([lease for entry, lease in read if not node or (lease.node == node and not entry.claimed)])
 
     def pools(self) -> list[Pool]:
         with self.session():
