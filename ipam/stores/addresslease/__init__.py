@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING
 
 from cni.shared.spec.errors import CniError, InvalidConfig
 from cni.shared.spec.request import Attachment
-from ipam.leases import Lease, Owner, Pool, Want, by_place, returns
+from ipam.leases import Lease, Owner, Want, by_place, returns
 from ipam.ranges import parse_address
 from ipam.stores.addresslease import objects
 from ipam.stores.addresslease.claim import Claim, closed_pool, is_mixed, standing, twin_name
@@ -192,15 +192,6 @@ class AddressLeaseStore(ObjectStore):
         for entry in self._objects.each(labels, recent, self.unread):
             if entry.held and pool in (None, entry.lease.pool) and node in ("", entry.lease.node):
                 yield entry.lease
-
-    def pools(self) -> list[Pool]:
-        with self.session():
-            found = self._chosen({objects.STATE: objects.HELD})
-        used: dict[tuple[str, int], int] = {}
-        for entry in found:
-            key = entry.lease.pool, entry.lease.family
-            used[key] = used.get(key, 0) + 1
-        return [Pool(name, family, count) for (name, family), count in sorted(used.items())]
 
     def _chosen(self, labels: dict[str, str]) -> list[Entry]:
         """The objects with `labels`, read once in a session."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from cni.shared.spec.errors import CniError, InvalidConfig
+from ipam.leases import Pool
 from ipam.stores.apiserver import Api
 from ipam.stores.apiserver.faults import Conflict, Forbidden, Undefined
 from ipam.stores.apiserver.resources import EVERYWHERE, POOLS
@@ -25,6 +26,12 @@ class ObjectStore(ServedStore):
     def __init__(self, store_ref: dict[str, Any], seconds: float) -> None:
         self.api = Api(store_ref.get("kubeconfig") or "", seconds, store_ref.get("namespace") or "")
         super().__init__(store_ref, self.api)
+
+    def pools(self) -> list[Pool]:
+        used: dict[tuple[str, int], Pool] = {}
+        for lease in self.leases():
+            used.setdefault((lease.pool, lease.family), Pool(lease.pool, lease.family, 0)).used += 1
+        return [pool for _, pool in sorted(used.items())]
 
     def next_open(self, pool: str, scope: str | None, family: int, value: int, high: int) -> int:
         with self.session():

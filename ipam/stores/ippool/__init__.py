@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 
 from cni.shared.spec.errors import InvalidConfig, TryAgainLater
 from cni.shared.spec.request import Attachment
-from ipam.leases import Lease, Owner, Pool, Want, by_place, returns
+from ipam.leases import Lease, Owner, Want, by_place, returns
 from ipam.stores.apiserver import is_static, uid_of
 from ipam.stores.apiserver.faults import Conflict, Forbidden, Gone
 from ipam.stores.apiserver.resources import POOLS, RESERVATIONS
@@ -185,11 +185,6 @@ class KubernetesStore(ObjectStore):
             pools = self._view.listed() if pool is None else filter(None, [self._view.pool(pool)])
             read = [(entry, self._view.lease(found, entry)) for found in pools for entry in found.entries.values()]
         return iter([lease for entry, lease in read if not node or (lease.node == node and not entry.claimed)])
-
-    def pools(self) -> list[Pool]:
-        with self.session():
-            used = [Pool(pool.name, pool.family, len(pool.entries)) for pool in self._view.listed() if pool.entries]
-            return sorted(used, key=lambda pool: pool.name)
 
     def claim(self, wants: Sequence[Want], owner: Owner, instead_of: Sequence[Lease] = ()) -> Claimed | Taken | Unknown:
         """As Store.claim, but with one attempt: if others have changed a pool, the caller must search again."""
