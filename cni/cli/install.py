@@ -117,7 +117,6 @@ def _uninstall(options: argparse.Namespace) -> int:
         if not options.force:
             _refuse_held(options, found, folder)
 
-    refuse(layout.read(folder.path))  # before the lock, which makes the bundle folder
     link = CommandLink(folder, options.root, options.link_dir)
     if options.dry_run:
         return _print_steps([*change.steps_away(folder, refuse), *link.removed()], folder)

@@ -98,7 +98,6 @@ def listing(top: Path) -> dict[str, Any]:
         if p.is_symlink()
         else (p.stat().st_mode, p.is_file() and p.read_bytes())
         for p in sorted(top.rglob("*"))
-        if p.name != ".lock"
     }
 
 
@@ -559,7 +558,7 @@ def test_a_full_disk_a_folder_that_cannot_be_written_and_no_rights_say_so_and_ch
     node.run(["mount", "-t", "tmpfs", "-o", "size=200k", "tmpfs", folder]).check_returncode()
     assert "No space left on device; free space there" in refused()
     assert there() == []
-    node.run(["mount", "-o", "remount,size=4k,nr_inodes=2", folder]).check_returncode()  # not even the lock fits
+    node.run(["mount", "-o", "remount,size=4k,nr_inodes=2", folder]).check_returncode()  # not even the bundle folder fits
     assert "No space left on device; free space there" in refused()
     assert there() == []
     node.run(["mount", "-o", "remount,ro", folder]).check_returncode()
@@ -572,15 +571,13 @@ def test_a_full_disk_a_folder_that_cannot_be_written_and_no_rights_say_so_and_ch
     assert there() == []
 
 
-def test_the_lock_of_another_installer_stays_where_it_cannot_be_taken(
+def test_a_file_in_place_of_the_bundle_folder_is_named_and_stays(
     plugins: Path, bundles: tuple[content.Content, content.Content]
 ) -> None:
-    lock = plugins / BUNDLE / layout.LOCK
-    lock.parent.mkdir()
-    lock.symlink_to(lock)
-    with pytest.raises(CniError, match="make the lock of the installers"):
+    (plugins / BUNDLE).write_text("somebody's\n")
+    with pytest.raises(CniError, match="cannot copy version"):
         install(plugins, bundles[0])
-    assert lock.is_symlink()
+    assert (plugins / BUNDLE).read_text() == "somebody's\n"
 
 
 def test_files_of_others_under_our_names_are_left_alone(

@@ -8,8 +8,9 @@
         current             a link to the version in use
         previous            a link to the version before, which is kept for running calls, and to go back
         replaced/NAME       the file that had a plain name before --replace; uninstall puts it back
-        .lock               held by the one installer at work
         .new.*              unfinished files; the next installer removes those of a killed one
+
+The one installer at work holds a lock (flock) of PLUGIN_DIR itself.
 
 All executables are in the plugin folder, with relative links to them, so the folder may be mounted anywhere. A version
 is complete and on the disk before `current` leads to it, and each link changes by one rename. So a plugin that is

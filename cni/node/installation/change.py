@@ -12,7 +12,7 @@ import itertools
 import os
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import NamedTuple
 
@@ -70,47 +70,38 @@ class Folder:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Hold the lock of this folder's installers. The bundle folder is made for the lock, and removed if nothing
-        else is in it at the end.
+        """Hold the lock of this folder's installers: that of the folder itself, which ends with the process. A bundle
+        folder in which nothing is left is removed at the end.
 
-        Raises TryAgainLater if another installer holds the lock, IoFailure if the lock cannot be made.
+        Raises TryAgainLater if another installer holds the lock, IoFailure if the folder cannot be opened.
         """
-        path, lock = f"{self.bundle}/{layout.LOCK}", -1
-        while lock < 0:
-            try:
-                os.makedirs(self.bundle, 0o755, exist_ok=True)
-                lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-            except OSError as fault:
-                with suppress(OSError):
-                    os.rmdir(self.bundle)  # unless the lock of another installer is in it
-                raise self._refused("make the lock of the installers", fault) from None
+        try:
+            lock = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except OSError as fault:
+            raise self._refused("lock it", fault) from None
+        try:
             if not locks.try_lock_file(lock):
-                os.close(lock)
                 raise TryAgainLater(
                     f"another railcni install or uninstall is at work in {self.shown}: wait until it has ended",
-                    f"{self.shown}/{BUNDLE}/{layout.LOCK} is locked; `lslocks` names the process",
+                    f"{self.shown} is locked; `lslocks` names the process",
                 )
-            if not os.fstat(lock).st_nlink:  # the uninstall that held it has removed it: lock a new file
-                os.close(lock)
-                lock = -1
-        try:
-            yield
+            try:
+                yield
+            finally:
+                with suppress(OSError):
+                    os.rmdir(self.bundle)
+                    files.sync(self.path)
         finally:
-            with suppress(OSError):
-                if os.listdir(self.bundle) == [layout.LOCK]:
-                    os.unlink(path)
-                os.rmdir(self.bundle)
-                files.sync(self.path)
             os.close(lock)
 
     @contextmanager
     def foreseen(self) -> Iterator[None]:
-        """Hold the lock during a dry run if the bundle folder exists. Raises IoFailure if an install could not make
-        that folder."""
-        if not os.path.isdir(self.bundle) and not os.access(self.path, os.W_OK, effective_ids=True):
+        """Hold the lock during a dry run. Raises IoFailure if an install could not write in the folder."""
+        written = self.bundle if os.path.isdir(self.bundle) else self.path
+        if not os.access(written, os.W_OK, effective_ids=True):
             code = errno.EROFS if os.statvfs(self.path).f_flag & os.ST_RDONLY else errno.EACCES
-            raise self._refused("make the lock of the installers", OSError(code, os.strerror(code)))
-        with self.locked() if os.path.isdir(self.bundle) else nullcontext():
+            raise self._refused("write in it", OSError(code, os.strerror(code)))
+        with self.locked():
             yield
 
     def _refused(self, action: str, fault: OSError) -> IoFailure:
@@ -251,12 +242,12 @@ def _wait_for_calls(folder: Folder, before: Installation) -> None:
 
 
 def _end(folder: Folder) -> Step:
-    """The last step of `uninstall`, when no process runs from a version. `Folder.locked` removes what remains."""
+    """The last step of `uninstall`, when no process runs from a version."""
 
     def remove() -> None:
         files.sync(folder.path)  # the restored files are on the disk before the versions go
-        for name in (CURRENT, *sorted({*os.listdir(folder.bundle)} - {layout.LOCK})):
-            files.remove(f"{folder.bundle}/{name}")
+        files.remove(f"{folder.bundle}/{CURRENT}")
+        files.remove(folder.bundle)
 
     return Step(f"remove {BUNDLE} with all versions", remove)
 

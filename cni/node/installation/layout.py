@@ -12,7 +12,7 @@ from cni.link.plugins import EXECUTABLES
 from cni.shared.kernel import files
 from cni.shared.kernel.files import target_of
 
-BUNDLE, LOCK, TEMPORARY = "railcni-bundle", ".lock", ".new."
+BUNDLE, TEMPORARY = "railcni-bundle", ".new."
 CURRENT, PREVIOUS, REPLACED = "current", "previous", "replaced"
 PROGRAMS, SCRIPTS = "bin", "libexec"  # of a version: the executables, and the scripts that they start for a cold call
 COPIES = "plain"  # in a version: copies of the programs; the plain names lead to them
