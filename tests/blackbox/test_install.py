@@ -20,7 +20,7 @@ import pytest
 
 from cni.cli import install as install_command
 from cni.cli import main as command
-from cni.node.installation import change, content, layout
+from cni.node.installation import change, content
 from cni.node.installation.change import Folder
 from cni.node.installation.layout import BUNDLE, NAMES, PLAIN, PREFIXED
 from cni.shared.kernel import netns_users
@@ -558,7 +558,9 @@ def test_a_full_disk_a_folder_that_cannot_be_written_and_no_rights_say_so_and_ch
     node.run(["mount", "-t", "tmpfs", "-o", "size=200k", "tmpfs", folder]).check_returncode()
     assert "No space left on device; free space there" in refused()
     assert there() == []
-    node.run(["mount", "-o", "remount,size=4k,nr_inodes=2", folder]).check_returncode()  # not even the bundle folder fits
+    node.run(
+        ["mount", "-o", "remount,size=4k,nr_inodes=2", folder]
+    ).check_returncode()  # not even the bundle folder fits
     assert "No space left on device; free space there" in refused()
     assert there() == []
     node.run(["mount", "-o", "remount,ro", folder]).check_returncode()
