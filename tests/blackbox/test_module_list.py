@@ -56,10 +56,10 @@ UNLOADED_BY_PLUGIN = {
     ),
 }  # fmt: skip
 UNLOADED_BY_VERB = {
-    "ADD": ("cni.link.verbs.check", "cni.link.verbs.gc", "cni.link.verbs.status", "cni.link.verbs.unended", "ipam.check"),
-    "CHECK": ("cni.link.verbs.attach", "cni.link.verbs.gc", "cni.link.verbs.status", "cni.link.verbs.unended", "ipam.acquire", "ipam.search"),
+    "ADD": ("cni.link.verbs.check", "cni.link.verbs.gc", "ipam.check"),
+    "CHECK": ("cni.link.verbs.attach", "cni.link.verbs.gc", "ipam.acquire", "ipam.search"),
     "DEL": (
-        *NETLINK_OF_ADD, "cni.link.verbs.attach", "cni.link.verbs.check", "cni.link.verbs.gc", "cni.link.verbs.status", "cni.link.verbs.unended",
+        *NETLINK_OF_ADD, "cni.link.verbs.attach", "cni.link.verbs.check", "cni.link.verbs.gc",
         "ipam.acquire", "ipam.search", "ipam.check",
     ),
 }  # fmt: skip

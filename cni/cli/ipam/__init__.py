@@ -18,7 +18,7 @@ from cni.cluster.audit.model import Snapshot
 from cni.cluster.audit.occupancy import PoolUse
 from cni.cluster.audit.snapshot import given_part, read
 from cni.cluster.audit.store import Choice
-from cni.link.verbs import unended
+from cni.link.verbs import gc
 from cni.node.inventory import attachments as recorded
 from cni.node.inventory.places import is_of_pod, read_pod
 from cni.shared.log import Log
@@ -200,7 +200,7 @@ def _flush(options: argparse.Namespace) -> int:
         left -= _drop(options)
     from cni.cli.attach import PLUGIN_DIRECTORIES  # loads libraries that `flush` alone needs
 
-    left += unended.finish(Records(), Log(), {"CNI_PATH": ":".join(PLUGIN_DIRECTORIES)}, _FLUSH_SECONDS, settled=0)
+    left += gc.finish_unended(Records(), Log(), {"CNI_PATH": ":".join(PLUGIN_DIRECTORIES)}, _FLUSH_SECONDS, settled=0)
     after = _unended()
     _print_flushed(options, {key: one for key, one in before.items() if key not in after}, after)
     return 1 if left else 0

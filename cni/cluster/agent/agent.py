@@ -17,7 +17,7 @@ from cni.cluster.agent.loop import SECONDS, Ended, Task
 from cni.cluster.audit import silence
 from cni.cluster.audit import store as chosen
 from cni.cluster.audit.cluster import CHOICE, Cluster
-from cni.link.verbs import unended
+from cni.link.verbs import gc
 from cni.node.installation import layout
 from cni.node.installation.files import below
 from cni.node.installation.options import DEFAULT, folder_of, state_of
@@ -270,7 +270,7 @@ class Agent:
             left = upkeep.flush(self._records, self._store(), _FLUSH_SECONDS)
             if ends_too:
                 environ = {"CNI_PATH": ":".join((self._options.plugin_dir or DEFAULT, _OWN_FOLDER))}
-                left += unended.finish(self._records, self._log, environ, _FLUSH_SECONDS)
+                left += gc.finish_unended(self._records, self._log, environ, _FLUSH_SECONDS)
             self.metrics.pending.set(left)
             self._flushed = not left
             yield

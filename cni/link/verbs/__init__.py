@@ -7,7 +7,7 @@
     GC    a DEL for each record of this network that the runtime does not list and that no operation has locked
 
 A foreign IPAM plugin is called while the link is up: between "make" and "configure", and before the link is removed.
-The next ADD, DEL or GC of any network on the node ends what no DEL has ended (cni.link.verbs.unended).
+The next ADD, DEL or GC of any network on the node ends what no DEL has ended (cni.link.verbs.gc).
 
 Each call loads only the modules that its verb needs.
 """
@@ -43,18 +43,17 @@ def call(name: str, request: Request, log: Log) -> Result | None:
         from cni.link.verbs import detach  # each verb loads its own
 
         detach.delete(plugin, request, records)
-    elif request.command == "CHECK":
-        from cni.link.verbs import check  # each verb loads its own
-
-        check.check(plugin, request, records)
     elif request.command == "GC":
         from cni.link.verbs import gc  # each verb loads its own
 
         gc.gc(request, records)
     else:
-        from cni.link.verbs import status  # each verb loads its own
+        from cni.link.verbs import check  # each verb loads its own
 
-        status.status(plugin, request, log)
+        if request.command == "CHECK":
+            check.check(plugin, request, records)
+        else:
+            check.status(plugin, request, log)
     return None
 
 
@@ -62,9 +61,9 @@ def _finish_others(request: Request, records: Records) -> None:
     """Try to end the attachments that no DEL has ended, if the time for the next attempt has come."""
     if not records.is_look_due():
         return
-    from cni.link.verbs import unended  # each verb loads its own
+    from cni.link.verbs import gc  # each verb loads its own
 
     try:
-        unended.finish(records, records.log, request.environ, _SECONDS)
+        gc.finish_unended(records, records.log, request.environ, _SECONDS)
     except (CniError, OSError) as fault:  # if this call has the same fault, its verb raises an error
         records.log.warning(f"attachments that no DEL has ended stay for now: {fault}")

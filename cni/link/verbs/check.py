@@ -1,4 +1,6 @@
-"""CHECK of a link plugin, which compares the attachment with its plan, with prevResult and with the configuration."""
+"""CHECK of a link plugin, which compares the attachment with its plan, with prevResult and with the configuration; and
+STATUS, which tells whether an ADD could succeed now.
+"""
 
 from __future__ import annotations
 
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
     from cni.link.plugins.base import LinkPlugin
     from cni.shared.config import Fault
     from cni.shared.kernel.sandbox import Sandbox
+    from cni.shared.log import Log
     from cni.shared.spec.request import Request
     from cni.shared.spec.result import Interface, Route
 
@@ -114,3 +117,14 @@ def _without(expected: list[Route], others: list[str], inside: Rtnl) -> list[Rou
     links = [link for link in inside.links() if link.name in others]
     elsewhere = {route.dst for link in links for route in routes.list_of(inside, link.index)}
     return [route for route in expected if ipconfig.canonical(route.dst) not in elsewhere]
+
+
+def status(plugin: LinkPlugin, request: Request, log: Log) -> None:
+    """Raise NotAvailable or LimitedConnectivity when an ADD could not succeed now."""
+    faults: list[Fault] = []
+    config = plugin.read(request, faults)
+    asked = features.read(request, faults)
+    delegate.refuse(faults, request)
+    with Rtnl() as host:
+        features.status(asked, plugin.SHARES_NETDEV, plugin.status(config, host, log))
+    delegate.forward(request, log)

@@ -1,7 +1,7 @@
 """DEL of a link plugin, and GC of one attachment: remove the link from the sandbox, then release its addresses.
 
 A foreign IPAM plugin is called while the link is up but has no addresses any more, since dhcp needs the link. A DEL
-that cannot end its attachment notes this in the record. The runtime may not call again, so cni.link.verbs.unended ends
+that cannot end its attachment notes this in the record. The runtime may not call again, so cni.link.verbs.gc ends
 the attachment later.
 """
 
@@ -85,7 +85,7 @@ def end(
 
 def _untold(faults: list[CniError], log: Log) -> list[CniError]:
     """Return the `faults` of a repeated DEL without the errors of a foreign IPAM plugin. If that plugin always fails,
-    the pod could otherwise never end. The record stays, and cni.link.verbs.unended calls the plugin again."""
+    the pod could otherwise never end. The record stays, and cni.link.verbs.gc calls the plugin again."""
     for fault in faults:
         if isinstance(fault, DelegateFailed):
             log.warning(f"{fault}; that plugin is called again later")

@@ -1,16 +1,32 @@
-"""GC of a link plugin, which ends each attachment of the network that the runtime does not list, as a DEL would."""
+"""GC of a link plugin, and the end of attachments that no DEL has ended; each attachment ends as by a DEL.
+
+The shim of thick Multus reports success even if the plugin fails, and no DEL comes if Multus is killed. So the next
+ADD, DEL or GC of a link plugin on the node calls `finish_unended`, as do `railcni ipam flush` and an agent that runs as
+a process of the node. An attachment that another call has locked is skipped. If a sandbox is gone and no DEL has come,
+its attachment stays for ten minutes (SETTLED) after the absence was first seen: kubelet may still call DEL, and the
+pod's next sandbox has a right to the address.
+"""
 
 from __future__ import annotations
 
 import time
+from typing import TYPE_CHECKING
 
+from cni.link.plugins import whereabouts
 from cni.link.verbs import delegate
 from cni.link.verbs.detach import CLEARING_SECONDS, PART, end, for_attachment
+from cni.shared.kernel import netns, node, sandbox
 from cni.shared.kernel.links import Rtnl
-from cni.shared.records import UNENDED, Began, Records
+from cni.shared.records import LOOK_SECONDS, RETRY_SECONDS, UNENDED, Began, Records
 from cni.shared.spec import codec
 from cni.shared.spec.errors import CniError, report
 from cni.shared.spec.request import NOTHING_LISTED, VALID_ATTACHMENTS, Attachment, Request, valid_attachments
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+    from typing import Any
+
+    from cni.shared.log import Log
 
 
 def gc(request: Request, records: Records) -> None:
@@ -26,32 +42,38 @@ def gc(request: Request, records: Records) -> None:
     until = time.monotonic() + CLEARING_SECONDS
     faults: list[CniError] = []
     keep: list[Attachment] = []
+    network = request.attachment.network
+    chosen = [a for a, record in records.of_network(network, PART) if a not in valid or UNENDED in record]
     with Rtnl() as host:
-        for attachment, listed in records.of_network(request.attachment.network, PART):
-            if attachment in valid and UNENDED not in listed:
-                continue
-            held = records.try_locked(attachment, PART)
-            if held is None:  # an ADD or DEL of the attachment is under way
+        for attachment, record in _locked(chosen, records):
+            is_valid = attachment in valid and (record is None or UNENDED not in record)
+            if record is None or is_valid or not began.is_after(record["created"]):
                 keep.append(attachment)
                 continue
-            with held:
-                record = records.read(attachment, PART)
-                if record is None:
-                    continue
-                if not began.is_after(record["created"]) or (attachment in valid and UNENDED not in record):
-                    keep.append(attachment)
-                    continue
-                own = for_attachment(attachment, record, request.environ)
-                left, gone = end(record, own, host, records, log, until)
-                faults += left
-                if not gone:
-                    keep.append(attachment)
-    records.sweep(request.attachment.network)
+            own = for_attachment(attachment, record, request.environ)
+            left, gone = end(record, own, host, records, log, until)
+            faults += left
+            if not gone:
+                keep.append(attachment)
+    records.sweep(network)
     try:
         delegate.forward(_also_valid(request, keep), log)
     except CniError as fault:
         faults.append(fault)
     report(faults)
+
+
+def _locked(attachments: Iterable[Attachment], records: Records) -> Iterator[tuple[Attachment, dict[str, Any] | None]]:
+    """Yield each of `attachments` that has a record, with that, under its lock; with None if another call has the lock."""
+    for attachment in attachments:
+        held = records.try_locked(attachment, PART)
+        if held is None:
+            yield attachment, None
+            continue
+        with held:
+            record = records.read(attachment, PART)
+            if record is not None:
+                yield attachment, record
 
 
 def _also_valid(request: Request, keep: list[Attachment]) -> Request:
@@ -62,3 +84,69 @@ def _also_valid(request: Request, keep: list[Attachment]) -> Request:
         *({"containerID": a.container_id, "ifname": a.ifname} for a in keep),
     ]
     return delegate.with_config(request, codec.dumps({**request.config, VALID_ATTACHMENTS: listed}).encode())
+
+
+# --- attachments that no DEL has ended ---
+
+
+def finish_unended(
+    records: Records, log: Log, environ: Mapping[str, str], seconds: float, settled: float = sandbox.SETTLED
+) -> int:
+    """Try for about `seconds` to end the attachments that no DEL has ended, and return the number that remain.
+
+    Attachments whose release of addresses waits for an unreachable store are not counted. IPAM plugins get `environ`
+    with the CNI variables of the failed DEL. An attachment without a DEL is ended when its sandbox has been gone for
+    `settled` seconds. Raises IoFailure.
+    """
+    records.look_in(LOOK_SECONDS)  # so that concurrent calls do not try too; a failing DEL shortens the time
+    deadline = time.monotonic() + seconds
+    chosen = [a for a, _, record in records.all(PART) if UNENDED in record or sandbox.may_be_gone(record)]
+    if not chosen:
+        return 0
+    left = pending = 0
+    with netns.SearchedOnce():
+        for attachment, record in _locked(chosen, records):
+            if record is None or time.monotonic() >= deadline:
+                left += 1
+                continue
+            if not _is_due(attachment, record, records, settled):
+                continue
+            own = {**environ, "CNI_PATH": record.get(UNENDED) or environ.get("CNI_PATH", "")}
+            fault = _end(attachment, record, own, records, log)
+            if fault is None:
+                log.info(f"ended {attachment}, which no DEL has ended")
+                continue
+            if UNENDED not in record:  # the next call that tries uses its own CNI_PATH
+                records.write(attachment, PART, {**record, UNENDED: ""})
+            log.warning(f"{attachment} cannot be ended yet: {fault}")
+            left += 1
+            pending += whereabouts.is_pending(attachment, records)
+    if left:
+        records.look_in(RETRY_SECONDS)
+    return left - pending
+
+
+def _is_due(attachment: Attachment, record: dict[str, Any], records: Records, settled: float) -> bool:
+    """Whether to end the attachment now. When its sandbox is first seen to be gone, note the time in the record."""
+    if UNENDED in record:
+        return True
+    since = sandbox.gone_since(record)
+    if since is None:
+        return False
+    if node.seconds_up() - since >= settled:
+        return True
+    if since and sandbox.GONE not in record:
+        records.write(attachment, PART, {**record, sandbox.GONE: since})
+    return False
+
+
+def _end(
+    attachment: Attachment, record: dict[str, Any], environ: Mapping[str, str], records: Records, log: Log
+) -> Exception | None:
+    """End the attachment, and return the first error, None for success."""
+    try:
+        with Rtnl() as host:
+            faults, _ = end(record, for_attachment(attachment, record, environ), host, records, log, 0)
+    except OSError as fault:  # a kernel error that no plugin handles: the next DEL or GC reports it
+        return fault
+    return faults[0] if faults else None
