@@ -3,11 +3,12 @@
 The stages of `Restoration` follow their dependencies: identity, attributes of the link, parameters (disable_ipv6 must be
 off before IPv6 addresses can be added), flags and up, addresses, routes (those without a gateway first), neighbours. Each
 stage compares the device with the record and yields the missing steps, so nothing is written to a device that never
-left. A pass runs all stages and continues after each refusal. `goes_on` decides whether another pass follows:
+left. A pass runs all stages and continues after each refusal. At most PASSES passes run. Another one follows a refusal
 
-    one step was refused, another succeeded    another pass, since the first may depend on the second
-    a refusal was transient                    up to EXTRA more passes, each after a pause, even if no step succeeds
-    PASSES passes were run                     no further pass
+    if the pass has changed something, on which the refused step may depend
+    after a pause, while the kernel examines an address (duplicate address detection): meanwhile it refuses the address
+    as the source of a route
+    after a pause, up to EXTRA times in succession, if a refusal was transient
 
 A refusal of the last pass that `is_transient` (a failed read, or a transient errno) raises Unrestored: the record stays,
 and the next DEL continues. Every other refusal is logged, because a second DEL would meet it again.
@@ -41,11 +42,10 @@ if TYPE_CHECKING:
 
     Step = tuple[Any, ...]  # the name of the part to restore, the function that restores it, and the arguments
 
-PASSES, EXTRA = 16, 3
+PASSES, EXTRA = 60, 3  # 60 passes with their pauses take 3 s, duplicate address detection takes 1 to 2 s
 TRANSIENT = frozenset((errno.EAGAIN, errno.EBUSY, errno.EINTR, errno.EIO, errno.ENOBUFS, errno.ENOMEM))
 
 _PAUSE_SECONDS = 0.05
-_DETECTION_SECONDS = 3.0  # duplicate address detection takes 1 to 2 s
 _SHOWN = 8
 
 
@@ -56,14 +56,6 @@ class RefusedStep:
     def __init__(self, what: str, fault: OSError, is_read: bool = False) -> None:
         self.is_transient = is_read or fault.errno in TRANSIENT
         self.text = f"{what}: {fault if isinstance(fault, KernelError) else fault.strerror}"
-
-
-def goes_on(passes: int, idle: int, refused: list[RefusedStep]) -> bool:
-    """Whether another pass follows (pure). `passes` were run, the last `idle` of them changed nothing, and the last one had
-    the refusals `refused`."""
-    if not refused or passes >= PASSES:
-        return False
-    return idle == 0 or (idle <= EXTRA and any(refusal.is_transient for refusal in refused))
 
 
 def restore(planned: MovePlan, link: Link, host: Rtnl, log: Log) -> None:
@@ -160,18 +152,20 @@ class Restoration:
         self.came_up = False
 
     def run(self) -> list[RefusedStep]:
-        """Run passes until `goes_on` ends them. Returns the last refusals. Raises KernelError if the device leaves."""
-        passes = idle = 0
-        end = time.monotonic() + _DETECTION_SECONDS
-        while True:
+        """Run passes until the rule of the module ends them. Returns the last refusals. Raises KernelError if the device
+        leaves."""
+        idle = 0
+        refused: list[RefusedStep] = []
+        for _ in range(PASSES):
             done, refused = self._pass()
             self.link = self.own = None
-            passes, idle = passes + 1, 0 if done else idle + 1
-            if goes_on(passes, idle, refused):
-                if idle:
-                    time.sleep(_PAUSE_SECONDS)
-            elif not refused or passes >= PASSES or not self._await_detection(end):
-                return refused
+            idle = 0 if done else idle + 1
+            is_transient = idle <= EXTRA and any(refusal.is_transient for refusal in refused)
+            if not refused or not (done or is_transient or self._is_examined()):
+                break
+            if idle:
+                time.sleep(_PAUSE_SECONDS)
+        return refused
 
     def _pass(self) -> tuple[bool, list[RefusedStep]]:
         """Run all stages. Returns (whether a step succeeded, the refusals)."""
@@ -208,15 +202,6 @@ class Restoration:
             ("neighbours", self._neighbours),
             ("alias", self._alias),
         )
-
-    def _await_detection(self, end: float) -> bool:
-        """Wait for duplicate address detection, at most until `end`: meanwhile the kernel refuses the address as the
-        source of a route. Returns whether a detection was running."""
-        was_examined = False
-        while time.monotonic() < end and self._is_examined():
-            was_examined = True
-            time.sleep(_PAUSE_SECONDS)
-        return was_examined
 
     def _is_examined(self) -> bool:
         try:
