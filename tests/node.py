@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import Any
 
 from cni.link.plugins import EXECUTABLES
-from cni.warm import places
+from cni.warm import protocol
 from tests import command, recorder, warm
 from tests.namespaces import Namespaces, mount, unshare, up
 from tests.view import View
@@ -192,8 +192,8 @@ class Node:
 
     def _have_no_workers(self) -> None:
         """Put a file in place of the workers' directory: none can be made, and all calls are cold."""
-        self.path(places.PARENT).mkdir(mode=0o700, exist_ok=True)
-        self.path(places.DIRECTORY).touch()
+        self.path(protocol.PARENT).mkdir(mode=0o700, exist_ok=True)
+        self.path(protocol.DIRECTORY).touch()
 
     def _found(self) -> None:
         """Learn the paths by which this process reaches the node."""

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from cni.cli import warm
 from cni.shared.policy import PATHS
-from cni.warm import places
+from cni.warm import protocol
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -53,9 +53,9 @@ def found(node: Node) -> list[warm.Workers]:
 
 
 def sockets(node: Node) -> list[str]:
-    directory = f"{node.root}{places.DIRECTORY}"
+    directory = f"{node.root}{protocol.DIRECTORY}"
     names = os.listdir(directory) if os.path.isdir(directory) else []
-    return [f"{directory}/{name}" for name in names if name.endswith(places.SOCKET)]
+    return [f"{directory}/{name}" for name in names if name.endswith(protocol.SOCKET)]
 
 
 def served(node: Node) -> int:
@@ -65,7 +65,7 @@ def served(node: Node) -> int:
 
 def cold(node: Node) -> str:
     """The letters of the cold calls, oldest first: cni/cli/warm.py has the reasons."""
-    file = node.path(places.COLD)
+    file = node.path(protocol.COLD)
     return file.read_text() if file.exists() else ""
 
 

@@ -31,7 +31,7 @@ from cni.node.runtime.executables import Executables
 from cni.shared.kernel.netns import open_namespace
 from cni.shared.records import STATE
 from cni.shared.spec.errors import CniError, IoFailure
-from cni.warm import places
+from cni.warm import protocol
 
 NAD = os.path.join(ROOT, "conf", "nad", "rdma-net-ipam.yaml")
 FLAT_FILE = os.path.join(ROOT, "conf", "whereabouts.d", "file-store.conf")
@@ -118,8 +118,8 @@ def _isolate() -> None:
             if f"{directory}/{name}" not in _HIDDEN:
                 os.symlink(f".machine/{name}", f"{directory}/{name}")
         os.close(covered)
-    os.mkdir(places.PARENT, 0o700)
-    with open(places.DIRECTORY, "x"):
+    os.mkdir(protocol.PARENT, 0o700)
+    with open(protocol.DIRECTORY, "x"):
         pass  # a file in place of their directory keeps warm workers from starting: they would outlive the demo
 
 

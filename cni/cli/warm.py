@@ -18,7 +18,7 @@ from cni.node.installation.files import below
 from cni.shared.kernel import locks
 from cni.shared.kernel.files import names_in, read_regular
 from cni.shared.spec.errors import IoFailure, TryAgainLater
-from cni.warm import places, protocol
+from cni.warm import protocol
 
 END_SECONDS = 60.0  # a call in progress may wait this long for another call
 _ANSWER_SECONDS = 1.0
@@ -59,7 +59,7 @@ class Workers:
 def cold(root: str = "/") -> str:
     """A letter of REASONS for each of the last cold calls since the boot, oldest first; "" if they cannot be read."""
     try:
-        return read_regular(below(root, places.COLD), 1 << 17).decode("ascii", "replace")
+        return read_regular(below(root, protocol.COLD), 1 << 17).decode("ascii", "replace")
     except (OSError, ValueError):
         return ""
 
@@ -100,7 +100,7 @@ def stop(root: str = "/", seconds: float = END_SECONDS) -> int:
     asked = {path: _ask_to_end(path) for path in _sockets(root)}
     deadline = time.monotonic() + seconds
     for path, supervisor in asked.items():
-        lock = path.removesuffix(places.SOCKET) + places.LOCK
+        lock = path.removesuffix(protocol.SOCKET) + protocol.LOCK
         while _is_held(lock) and not (supervisor and not os.path.exists(f"/proc/{supervisor}")):
             if time.monotonic() > deadline:
                 raise TryAgainLater(f"warm workers of {path} are still at work: {_ask(path)}; try again, or end them")
@@ -139,17 +139,17 @@ def _stop(options: argparse.Namespace) -> int:
 
 def _be_root() -> None:
     if os.geteuid():
-        raise IoFailure(f"the workers are root's, and {places.DIRECTORY} can be read by root alone: run as root")
+        raise IoFailure(f"the workers are root's, and {protocol.DIRECTORY} can be read by root alone: run as root")
 
 
 def _sockets(root: str) -> list[str]:
-    directory = below(root, places.DIRECTORY)
-    return sorted(f"{directory}/{name}" for name in names_in(directory) if name.endswith(places.SOCKET))
+    directory = below(root, protocol.DIRECTORY)
+    return sorted(f"{directory}/{name}" for name in names_in(directory) if name.endswith(protocol.SOCKET))
 
 
 def _ask(path: str, what: str = protocol.STATUS) -> Workers:
     """Send `what` to the worker that listens at `path`; return its answer. Without an answer, `workers` is 0."""
-    name = os.path.basename(path).removesuffix(places.SOCKET)
+    name = os.path.basename(path).removesuffix(protocol.SOCKET)
     supervisor = 0
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
         connection.settimeout(_ANSWER_SECONDS)

@@ -5,8 +5,7 @@
     supervisor.py   keeps the pool of workers, and ends when no call comes
     worker.py       serves one call at a time
     board.py        the shared memory of a supervisor and its workers
-    protocol.py     the messages between launcher and worker           pure
-    places.py       the paths of the sockets
+    protocol.py     the messages between launcher and worker, the paths of the sockets    pure
 
 Results are the same without workers. Whenever it is uncertain that a worker can serve a call, a new Python serves it.
 """

@@ -1,4 +1,5 @@
-"""The messages between the launcher and a worker; launcher.c describes them. No I/O."""
+"""The messages between the launcher and a worker, and the paths of sockets and locks, in a directory that only root can
+enter. launcher.c has both too. No I/O."""
 
 from __future__ import annotations
 
@@ -7,11 +8,21 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+PARENT = "/run/railcni"
+DIRECTORY = f"{PARENT}/warm"
+COLD = f"{DIRECTORY}/cold"  # the launcher appends a letter, the reason, for each cold call
+SOCKET, LOCK = ".sock", ".lock"
+
 HELLO = b"h"
 FOR_OTHERS, OTHER_NETNS = b"o", b"p"  # the reasons for which a worker does not serve a call
 MOST_BYTES = 1 << 18  # of a request: more than the kernel's buffers take, unless net.core.wmem_default is raised
 STATUS, STOP = "status", "stop"  # sent by `railcni`, whose identity does not count, in place of a plugin's name
 _PIECE = 1 << 16  # the most bytes of stdout in a packet, as in launcher.c
+
+
+def name_of(identity: str) -> str:
+    """The name, without suffix, of socket and lock: pack, mount namespace, network namespace, settings of a caller."""
+    return "-".join(identity.split("-")[:4])
 
 
 class Call:

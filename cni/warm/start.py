@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import fcntl
 import os
+import resource
 import sys
 
 from cni.shared import policy
 from cni.shared.kernel import files, locks
 from cni.shared.spec.errors import CniError
-from cni.warm import places
+from cni.warm import protocol
 
 _LEAST_FILES = 256
 # The beginnings of the names of settings: variables of the resolver and OpenSSL, as in launcher.c.
@@ -44,16 +45,16 @@ def supervisor(script: str, identity: str) -> None:
 
 def _lock(identity: str) -> int:
     """A descriptor that holds the lock of the supervisor for `identity`; -1 when this lock is not free."""
-    files.take_directory(places.PARENT)
-    files.take_directory(places.DIRECTORY)
-    name = places.name_of(identity) + places.LOCK
-    opened = files.open_private(places.DIRECTORY, name)
+    files.take_directory(protocol.PARENT)
+    files.take_directory(protocol.DIRECTORY)
+    name = protocol.name_of(identity) + protocol.LOCK
+    opened = files.open_private(protocol.DIRECTORY, name)
     fd = fcntl.fcntl(
         opened, fcntl.F_DUPFD_CLOEXEC, 3
     )  # above stdin, stdout and stderr, which the caller may have closed
     os.close(opened)
     if locks.try_lock_file(fd):
-        status, now = os.fstat(fd), os.stat(f"{places.DIRECTORY}/{name}", follow_symlinks=False)
+        status, now = os.fstat(fd), os.stat(f"{protocol.DIRECTORY}/{name}", follow_symlinks=False)
         if (status.st_dev, status.st_ino) == (now.st_dev, now.st_ino):  # a supervisor removes the file when it ends
             return fd
     os.close(fd)
@@ -62,8 +63,6 @@ def _lock(identity: str) -> int:
 
 def _raise_limits() -> bool:
     """Raise the soft resource limits to the hard limits, and return whether these suffice for workers."""
-    import resource  # after the reply, so no call waits for this import
-
     unlimited = resource.RLIM_INFINITY
     for limit in (resource.RLIMIT_AS, resource.RLIMIT_CPU, resource.RLIMIT_DATA, resource.RLIMIT_FSIZE):
         _, most = resource.getrlimit(limit)

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING
 
 from cni.shared import policy
 from cni.shared.kernel import files, netns_users
-from cni.warm import places
+from cni.warm import protocol
 from cni.warm.board import FREE, IDLE, Board
 from cni.warm.worker import Worker
 
@@ -66,7 +66,7 @@ class Supervisor:
         self._identity = identity
         self._lock = lock
         self._prctl = prctl
-        self._path = f"{places.DIRECTORY}/{places.name_of(identity)}"
+        self._path = f"{protocol.DIRECTORY}/{protocol.name_of(identity)}"
         self._depends = (pack, *policy.PATHS)
         self._before = self._marks()
         self._idle_seconds, most = policy.current().warm
@@ -80,8 +80,8 @@ class Supervisor:
 
     def run(self) -> None:
         self._listening = socket(AF_UNIX, SOCK_SEQPACKET)
-        self._unlink(places.SOCKET)  # left by a killed supervisor
-        self._listening.bind(self._path + places.SOCKET)
+        self._unlink(protocol.SOCKET)  # left by a killed supervisor
+        self._listening.bind(self._path + protocol.SOCKET)
         self._socket = self._found()
         self._board.note(began=int(time.time()))
         signal.signal(signal.SIGTERM, self._end)
@@ -146,7 +146,7 @@ class Supervisor:
 
     def _found(self) -> tuple[int, ...]:
         """(device, inode) of the file at the socket's path; () when there is no file."""
-        return files.mark(self._path + places.SOCKET)[:2]
+        return files.mark(self._path + protocol.SOCKET)[:2]
 
     def _fill(self) -> None:
         """Make the workers that the pool lacks, and one more when none is idle."""
@@ -198,14 +198,14 @@ class Supervisor:
     def _finish(self) -> None:
         """Accept no more calls, let the workers finish, and remove the socket and the lock."""
         if self._found() == self._socket:
-            self._unlink(places.SOCKET)
+            self._unlink(protocol.SOCKET)
         self._listening.shutdown(SHUT_RDWR)
         while self._workers:
             try:
                 self._workers.pop(os.waitpid(-1, 0)[0], None)
             except ChildProcessError:
                 break
-        self._unlink(places.LOCK)
+        self._unlink(protocol.LOCK)
 
     def _unlink(self, kind: str) -> None:
         try:

@@ -25,7 +25,7 @@ from cni import link
 from cni.cli import warm as command
 from cni.node.installation import change, content
 from cni.node.installation.change import Folder
-from cni.warm import places
+from cni.warm import protocol
 from tests import callers, warm
 from tests import node as nodes
 from tests.blackbox.test_host_device import PCI, bus
@@ -665,16 +665,16 @@ def test_status_and_doctor_count_cold_calls_by_their_reasons(
 
 
 def test_the_file_of_cold_calls_stays_small_and_no_call_needs_it(node: Node, pod: Pod) -> None:
-    file = node.path(places.COLD)
+    file = node.path(protocol.COLD)
     file.write_text("n" * (1 << 16))
     node.cni("whereabouts", "STATUS", warm.NOTHING, more=warm.COLD).succeeded()
     assert file.read_text() == "c"
     for lies in ("mkdir cold", "mkfifo cold", "ln -s /run/elsewhere cold"):
-        node.run(["sh", "-ec", f"cd {places.DIRECTORY}; rm -rf cold; {lies}"]).check_returncode()
+        node.run(["sh", "-ec", f"cd {protocol.DIRECTORY}; rm -rf cold; {lies}"]).check_returncode()
         node.cni("whereabouts", "STATUS", warm.NOTHING, more=warm.COLD).succeeded()
     assert not node.path("/run/elsewhere").exists()
     assert node.railcni("warm", "status").returncode == 0
-    node.run(["rm", "-r", places.PARENT]).check_returncode()
+    node.run(["rm", "-r", protocol.PARENT]).check_returncode()
     node.cni("whereabouts", "STATUS", warm.NOTHING, more=warm.COLD).succeeded()
     assert file.read_text() == "c" and file.parent.stat().st_mode & 0o777 == 0o700
 
@@ -1047,9 +1047,9 @@ def test_a_worker_says_nothing_to_another_user(node: Node, pod: Pod) -> None:
 
 def test_a_directory_that_others_can_write_gets_no_workers(node: Node, pod: Pod) -> None:
     warm.end(node)
-    shutil.rmtree(node.path(places.DIRECTORY))
-    node.path(places.DIRECTORY).mkdir()
-    os.chown(node.path(places.DIRECTORY), 65534, 65534)
+    shutil.rmtree(node.path(protocol.DIRECTORY))
+    node.path(protocol.DIRECTORY).mkdir()
+    os.chown(node.path(protocol.DIRECTORY), 65534, 65534)
     cycle(node, pod)
     assert warm.of_node(node) == []
 
@@ -1104,7 +1104,7 @@ def test_workers_have_nothing_of_the_call_that_has_left_them_behind(node: Node) 
         assert (has["Umask"], has["SigBlk"], int(has["SigIgn"], 16)) == ("0077", plain["SigBlk"], ignored)
         files = {int(name): os.readlink(f"/proc/{process}/fd/{name}") for name in os.listdir(f"/proc/{process}/fd")}
         assert [files[number] for number in range(3)] == ["/dev/null"] * 3
-        assert not {path for path in files.values() if path.startswith("/run/") and places.DIRECTORY not in path}
+        assert not {path for path in files.values() if path.startswith("/run/") and protocol.DIRECTORY not in path}
 
 
 BACKGROUND_CALLER = """
@@ -1169,7 +1169,7 @@ def test_the_command_shows_the_workers_and_ends_them(node: Node, pod: Pod) -> No
     assert b"workers" in node.railcni("warm", "status").stdout
     assert b"have ended" in node.railcni("warm", "stop").stdout
     assert warm.of_node(node) == []
-    assert os.listdir(node.path(places.DIRECTORY)) == ["cold"]
+    assert os.listdir(node.path(protocol.DIRECTORY)) == ["cold"]
     assert b"no workers" in node.railcni("warm", "stop").stdout + node.railcni("warm", "status").stdout
     node.cni("whereabouts", "STATUS", warm.NOTHING).succeeded()
     assert until(lambda: any(w.workers for w in warm.found(node)))
@@ -1224,7 +1224,7 @@ def test_workers_end_when_no_call_comes(node: Node, pod: Pod) -> None:
     node.cni("whereabouts", "STATUS", warm.NOTHING).succeeded()
     assert until(lambda: any(w.workers for w in warm.found(node)))
     assert until(lambda: warm.of_node(node) == [])
-    assert os.listdir(node.path(places.DIRECTORY)) == ["cold"]
+    assert os.listdir(node.path(protocol.DIRECTORY)) == ["cold"]
 
 
 FIRST_PROCESS = """
@@ -1446,7 +1446,7 @@ time.sleep(60)
 @pytest.mark.parametrize("successor", ["", "and the next one begins at once"])
 def test_stop_waits_for_the_end_of_those_that_there_were(successor: str) -> None:
     with tempfile.TemporaryDirectory() as root:  # a short path, as a socket's must be
-        folder = Path(root + places.DIRECTORY)
+        folder = Path(root + protocol.DIRECTORY)
         folder.mkdir(parents=True)
         argv = [sys.executable, "-c", _SUPERVISOR, folder, successor]
         with subprocess.Popen(argv, stdout=subprocess.PIPE, process_group=0) as supervisor:

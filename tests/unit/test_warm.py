@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cni import link
-from cni.warm import places, protocol, worker
+from cni.warm import protocol, worker
 from cni.warm.board import BUSY, FREE, IDLE, Board
 from tests.node import ROOT
 
@@ -23,7 +23,7 @@ def test_the_launcher_and_python_agree_on_what_both_have() -> None:
         re.findall(r'^\t"(.*?)" *\\?$', LAUNCHER.partition("#define VERSION_REPLY")[2].partition("enum")[0], re.M)
     )
     assert said.replace('\\"', '"').replace("\\n", "\n").encode() == link._VERSION_REPLY
-    assert f'"{places.DIRECTORY}/%s{places.SOCKET}"' in LAUNCHER
+    assert f'"{protocol.DIRECTORY}/%s{protocol.SOCKET}"' in LAUNCHER
     assert f"PIECE = 1 << {protocol._PIECE.bit_length() - 1}" in LAUNCHER
 
 

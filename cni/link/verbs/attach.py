@@ -199,10 +199,9 @@ class _Attempt:
         self._planned = plugin.plan(self._config, self._request, facts)
         if asked:
             from cni.link import features  # most networks have none
-            from cni.link.features.base import Place  # most networks have none
 
             netdev, in_sandbox = plugin.carrier(self._planned)
-            place = Place(
+            place = features.Place(
                 netdev, plugin.SHARES_NETDEV, in_sandbox, self._planned.mtu, self.host, self._sandbox, self._log
             )
             self._features = features.plan(asked, self._request, place)

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 from cni.link.plugins.host_device import devices
 from cni.shared.kernel import addresses, files, raw_state, rdma_sysfs, routes
-from cni.shared.kernel.netlink import KernelError, number_of
+from cni.shared.kernel.netlink import APPEND, CREATE, KernelError, number_of
 from cni.shared.records import Records
 from cni.shared.spec.errors import TryAgainLater
 
@@ -225,3 +225,17 @@ def _route(r: KernelRoute) -> dict[str, Any]:
         "source": r.source,
         "protocol": r.protocol,
     }
+
+
+def keep_others(saved: dict[str, Any], index: int, host: Rtnl) -> None:
+    """Set saved IPv4 multipath routes again without the device `index`: the kernel dropped the whole routes with it."""
+    links = {link.index for link in host.links()} - {index}
+    for route in saved["routes"]:
+        legs = [leg for leg in route["legs"] if leg[2] in links]
+        if raw_state.family_of(route) == AF_INET and len(legs) not in (0, len(route["legs"])):
+            body = raw_state.route_again(route, legs, 0)
+            try:
+                if body:
+                    host.request(raw_state.NEWROUTE, body, CREATE if route.get("ahead") else CREATE | APPEND)
+            except KernelError:
+                pass  # the other device is down or has gone as well

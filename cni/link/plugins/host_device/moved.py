@@ -226,9 +226,7 @@ def move_in(planned: MovePlan, host: Rtnl, inside: Rtnl, sandbox: Namespace) -> 
         )
     saved = device.get("kernel")
     if saved and any(len(route["legs"]) > 1 for route in saved["routes"]):
-        from cni.link.plugins.host_device import restore  # most devices have no such route
-
-        restore.keep_others(saved, device["index"], host)
+        hoststate.keep_others(saved, device["index"], host)
     return link
 
 

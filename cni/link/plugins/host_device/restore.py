@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import errno
 import time
-from socket import AF_INET
 from typing import TYPE_CHECKING
 
 from cni.shared.kernel import addresses, link_sysctls, raw_state, routes
@@ -408,17 +407,3 @@ def _is_due(route: dict[str, Any], present: list[dict[str, Any]]) -> bool:
         return True
     own = {leg[2] for leg in route["legs"]}
     return bool(route.get("ahead")) and any(own.isdisjoint(leg[2] for leg in other["legs"]) for other in like[: at[0]])
-
-
-def keep_others(saved: dict[str, Any], index: int, host: Rtnl) -> None:
-    """Set saved IPv4 multipath routes again without the device `index`: the kernel dropped the whole routes with it."""
-    links = {link.index for link in host.links()} - {index}
-    for route in saved["routes"]:
-        legs = [leg for leg in route["legs"] if leg[2] in links]
-        if raw_state.family_of(route) == AF_INET and len(legs) not in (0, len(route["legs"])):
-            body = raw_state.route_again(route, legs, 0)
-            try:
-                if body:
-                    host.request(raw_state.NEWROUTE, body, CREATE if route.get("ahead") else CREATE | APPEND)
-            except KernelError:
-                pass  # the other device is down or has gone as well
