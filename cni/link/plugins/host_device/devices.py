@@ -28,18 +28,19 @@ RETURNED = "returned"
 REFUSED = "refused"  # an ADD could not fully restore the device: the next ADD takes the device as it is
 
 
-def find(links: Sequence[Link], name: str, mac: str, kernelpath: str, pci: str, device_id: str) -> Link | None:
-    """The link that the first non-empty selector names, in the order of Go's host-device; None without a match."""
-    if name:
-        wanted = [name]
-    elif mac:
-        return next((link for link in links if mac in (link.mac, link.permanent_mac)), None)
-    elif kernelpath:
-        wanted = sysfs.netdevs_of_path(kernelpath)
-    elif pci:
-        wanted = sysfs.netdevs_of_pci(pci)
+def find(links: Sequence[Link], kind: str, value: str) -> Link | None:
+    """The link with the `value` of a selector. Its `kind` is "name", "mac", "path" (in sysfs), "pci" or "auxiliary"; ""
+    finds none."""
+    if kind == "mac":
+        return next((link for link in links if value in (link.mac, link.permanent_mac)), None)
+    if kind == "name":
+        wanted = [value]
+    elif kind == "path":
+        wanted = sysfs.netdevs_of_path(value)
+    elif kind == "pci":
+        wanted = sysfs.netdevs_of_pci(value)
     else:
-        wanted = sysfs.netdevs_of_auxiliary(device_id) if device_id else []
+        wanted = sysfs.netdevs_of_auxiliary(value) if kind else []
     return next((link for link in links if link.name in wanted or set(link.altnames) & set(wanted)), None)
 
 

@@ -45,7 +45,11 @@ KEYS = (
 
 
 class HostDeviceConfig(LinkConfig):
-    """The checked keys of KEYS, and `device_id`: runtimeConfig.deviceID, a PCI address or auxiliary device."""
+    """The checked keys of KEYS, and `device_id`: runtimeConfig.deviceID, a PCI address or auxiliary device.
+
+    Of the given selectors the first counts, in the order of Go's host-device: `kind` and `value` are those of
+    `devices.find`, `selected` names key and value. All three are "" when the configuration has no selector.
+    """
 
     device: str
     hwaddr: str
@@ -53,19 +57,26 @@ class HostDeviceConfig(LinkConfig):
     pci: str
     device_id: str
     mtu: int
+    kind = value = selected = ""
 
-    def selected(self) -> str:
-        """The selector with the highest precedence, as key and value; "" when the configuration has none."""
-        for key, value in (
-            ("device", self.device),
-            ("hwaddr", self.hwaddr),
-            ("kernelpath", self.kernelpath),
-            ("runtimeConfig.deviceID", self.device_id),
-            ("pciBusID", self.pci),
+    def select(self) -> None:
+        """Set `kind`, `value` and `selected`."""
+        of_runtime = "pci" if sysfs.is_pci_address(self.device_id) else "auxiliary"
+        for kind, key, value in (
+            ("name", "device", self.device),
+            ("mac", "hwaddr", self.hwaddr),
+            ("path", "kernelpath", self.kernelpath),
+            (of_runtime, "runtimeConfig.deviceID", self.device_id),
+            ("pci", "pciBusID", self.pci),
         ):
             if value:
-                return f'{key} "{value}"'
-        return ""
+                self.kind, self.value, self.selected = kind, value, f'{key} "{value}"'
+                return
+
+    @property
+    def pci_address(self) -> str:
+        """The PCI address that selects the device; "" with another selector."""
+        return self.value if self.kind == "pci" else ""
 
 
 class HostDeviceFacts(moved.MoveFacts):
@@ -90,6 +101,7 @@ def read(request: Request, faults: list[Fault]) -> HostDeviceConfig:
     for key, value in (("pciBusID", config.pci), ("runtimeConfig.deviceID", config.device_id)):
         if "/" in value:
             faults.append(Fault(key, value, "want the name of one device, without /"))
+    config.select()
     return config
 
 
@@ -112,10 +124,10 @@ def claim(config: HostDeviceConfig, request: Request, host: Rtnl, records: Recor
     """
     claimed = DeviceClaim()
     claimed.links = host.links()
-    pci = _pci_address(config)
+    pci = config.pci_address
     if pci and sysfs.driver_of_pci(pci) in USERSPACE_DRIVERS:
         return claimed
-    device = _found(config, pci, claimed.links)
+    device = devices.find(claimed.links, config.kind, config.value)
     found = moved.holders(request.attachment, device, _is_meant(config), records)
     claimed.holder, is_back = moved.holder_of(found, request, host, records, named)
     if is_back:
@@ -132,32 +144,19 @@ def survey(
     facts.names = [link.name for link in links]
     facts.taken = inside.link(name=request.attachment.ifname)
     facts.holder = claimed.holder
-    pci = _pci_address(config)
+    pci = config.pci_address
     if pci:
         facts.driver = sysfs.driver_of_pci(pci)
         if facts.driver in USERSPACE_DRIVERS:
             moved.permit(None, pci)
             return facts
-    facts.device = _found(config, pci, links)
-    if not facts.device and not facts.holder and _found(config, pci, host.links()):
-        raise TryAgainLater(f"{config.selected()} has just come back from another attachment: retry")
+    facts.device = devices.find(links, config.kind, config.value)
+    if not facts.device and not facts.holder and devices.find(host.links(), config.kind, config.value):
+        raise TryAgainLater(f"{config.selected} has just come back from another attachment: retry")
     if facts.device:
         moved.permit(facts.device, pci)
         facts.look(facts.device, links, host, log)
     return facts
-
-
-def _found(config: HostDeviceConfig, pci: str, links: Sequence[Link]) -> Link | None:
-    return devices.find(links, config.device, config.hwaddr, config.kernelpath, pci, config.device_id)
-
-
-def _pci_address(config: HostDeviceConfig) -> str:
-    """The selected PCI address: deviceID if given, else pciBusID; "" with another selector, or no PCI device."""
-    if config.device or config.hwaddr or config.kernelpath:
-        return ""
-    if config.device_id:
-        return config.device_id if sysfs.is_pci(config.device_id) else ""
-    return config.pci
 
 
 def _is_meant(config: HostDeviceConfig) -> Callable[[dict[str, Any]], bool]:
@@ -167,13 +166,13 @@ def _is_meant(config: HostDeviceConfig) -> Callable[[dict[str, Any]], bool]:
 
 def plan(config: HostDeviceConfig, request: Request, facts: HostDeviceFacts) -> MovePlan:
     """Plan the move. Raises CniError, with the reason, when it cannot be made."""
-    selected = config.selected()
+    selected = config.selected
     if not selected:
         raise InvalidConfig(
             "no device is selected: give one of the keys `device`, `hwaddr`, `kernelpath`, `pciBusID`, or let the runtime"
             " pass runtimeConfig.deviceID (capability deviceID, or the NAD's annotation k8s.v1.cni.cncf.io/resourceName)"
         )
-    pci = _pci_address(config)
+    pci = config.pci_address
     if facts.driver in USERSPACE_DRIVERS:
         moved.refuse_mtu(config.mtu, selected)
         name = request.attachment.ifname
@@ -222,7 +221,7 @@ def adopt(request: Request, host: Rtnl, inside: Rtnl | None) -> MovePlan | None:
     config = read(request, [])  # a DEL goes on with a configuration that an ADD would refuse
     if devices.stands_on_its_own(state, link) or _stands_on_host(link, host):
         return None
-    if request.command != "CHECK" and config.selected():
+    if request.command != "CHECK" and config.selected:
         is_hardware = not link.kind  # older kernels do not show its parent device
         return planned if _selects(config, planned.document(), link, unknown=is_hardware) else None
     return planned
@@ -239,7 +238,7 @@ def _stands_on_host(link: Link, host: Rtnl) -> bool:
 def differences(planned: MovePlan, config: HostDeviceConfig, link: Link | None, host: Rtnl, inside: Rtnl) -> list[str]:
     """A text for each difference of the device from the plan and from the selector of the configuration."""
     found = moved.differences(planned, link)
-    selected = config.selected()
+    selected = config.selected
     if selected and not _selects(config, planned.document(), link, unknown=True):
         name = planned.device.get("name") or planned.pci
         found.append(f'device is "{name}", configured is {selected}')
@@ -247,39 +246,34 @@ def differences(planned: MovePlan, config: HostDeviceConfig, link: Link | None, 
 
 
 def _selects(config: HostDeviceConfig, recorded: dict[str, Any], link: Link | None, unknown: bool) -> bool:
-    """Whether the selector with the highest precedence names the recorded device; `unknown` if unclear."""
-    former = recorded["device"]
-    if config.device:
-        altnames = link.altnames if link else []
-        return config.device in (former.get("name"), *former.get("altnames", ()), *altnames)
-    if config.hwaddr:
-        known = (former.get("mac"), former.get("permanentMac"), link.permanent_mac if link else "")
-        return config.hwaddr in known
+    """Whether the selector names the recorded device; `unknown` if that is unclear."""
+    former, value = recorded["device"], config.value
+    if config.kind == "name":
+        return value in (former.get("name"), *former.get("altnames", ()), *(link.altnames if link else ()))
+    if config.kind == "mac":
+        return value in (former.get("mac"), former.get("permanentMac"), link.permanent_mac if link else "")
     bus, parent = former.get("bus", ""), former.get("parent", "")
-    pci = config.device_id or config.pci
-    if not config.kernelpath and not sysfs.is_pci_address(pci):
-        return (bus, parent) == ("auxiliary", config.device_id) if bus else unknown
+    if config.kind == "auxiliary":
+        return (bus, parent) == ("auxiliary", value) if bus else unknown
     path = sysfs.path_of(bus, parent) if parent else ""
-    if config.kernelpath:
-        return f"{path}/".startswith(config.kernelpath.rstrip("/") + "/") if path else unknown
+    if config.kind == "path":
+        return f"{path}/".startswith(value.rstrip("/") + "/") if path else unknown
     address = recorded["pci"] or sysfs.pci_above(path)
-    return address == pci if address else unknown
+    return address == value if address else unknown
 
 
 def status(config: HostDeviceConfig, host: Rtnl, log: Log) -> Link | None:
     """The device; None if it is in use, or comes with each request (deviceID). Raises NotAvailable if it is missing."""
-    if not config.selected() or config.device_id:
+    if not config.selected or config.device_id:
         return None  # the device comes with each request
-    pci = _pci_address(config)
+    pci = config.pci_address
     if pci and sysfs.driver_of_pci(pci) in USERSPACE_DRIVERS:
         moved.permit(None, pci)
         return None
     links = host.links()
-    device = devices.find(links, config.device, config.hwaddr, config.kernelpath, pci, "")
+    device = devices.find(links, config.kind, config.value)
     if device:
-        return moved.available(device, pci, config.selected(), links, host)
+        return moved.available(device, pci, config.selected, links, host)
     if not any(moved.holders(None, None, _is_meant(config), Records(log=log))):
-        raise NotAvailable(
-            f"{config.selected()} names no netdev of the host: correct the key, or bring the device back"
-        )
+        raise NotAvailable(f"{config.selected} names no netdev of the host: correct the key, or bring the device back")
     return None

@@ -211,7 +211,7 @@ def survey(
         return facts
     facts.function = vf.find(config.pci, host)
     links = host.links()
-    facts.device = devices.find(links, "", "", "", config.pci, "")
+    facts.device = devices.find(links, "pci", config.pci)
     moved.permit(facts.device, config.pci)
     if facts.device:
         facts.look(facts.device, links, host, log, ADVERTISED)
@@ -373,7 +373,7 @@ def status(config: SriovConfig, host: Rtnl, log: Log) -> Link | None:
     if not sysfs.is_pci(config.pci) or sysfs.is_physical_function(config.pci):
         raise NotAvailable(f'deviceID "{config.pci}" is no VF of this node: correct the key, or make the VFs')
     links = host.links()
-    device = devices.find(links, "", "", "", config.pci, "")
+    device = devices.find(links, "pci", config.pci)
     if device is None:
         moved.permit(None, config.pci)
         return None
