@@ -53,6 +53,23 @@ def test_a_delete_whose_add_was_refused_spares_the_link_that_was_in_the_way(node
 
 
 @pytest.mark.parametrize(
+    "network",
+    [{"type": "macvlan", "master": "ens2f0"}, {"type": "host-device", "device": "ens9"}],
+    ids=lambda network: network["type"],
+)
+def test_an_ifname_that_a_link_of_the_sandbox_has_is_refused_with_the_kind_of_that_link(
+    node: Node, pod: Pod, network: dict[str, Any]
+) -> None:
+    node.host.add_veth("ens9", "ens9-peer")
+    pod.view.add_veth("net1", "peer1")
+    before = node.leftovers()
+    config = {"cniVersion": "1.1.0", "name": "rail", **network}
+    said = "net1", "exists already", pod.path, "a veth link that this attachment did not make"
+    node.cni(network["type"], "ADD", config, netns=pod).refused(4, *said)
+    assert (node.leftovers(), node.host.link("ens9").name) == (before, "ens9")
+
+
+@pytest.mark.parametrize(
     "selector",
     [
         {"device": "ens2f0"},

@@ -14,7 +14,7 @@ from cni.link.plugins.host_device import plugin as host_device
 from cni.shared.config import Fault, refuse
 from cni.shared.kernel.links import Link, ifinfo
 from cni.shared.spec import codec
-from cni.shared.spec.errors import CniError, InvalidConfig, InvalidEnvironment, TryAgainLater
+from cni.shared.spec.errors import CniError, InvalidConfig, TryAgainLater
 from cni.shared.spec.request import Attachment, Request, parse
 
 ENVIRON = {
@@ -68,11 +68,10 @@ def facts(**found: Any) -> host_device.HostDeviceFacts:
             ["ens2f0", "c7", "net3", "storage"],
         ),
         ({"device": "ens2f0"}, {"reason": "it carries the default route"}, InvalidConfig, ["ens2f0", "default route"]),
-        ({"device": "ens2f0"}, {"taken": link(name="net1")}, InvalidEnvironment, ["net1", "exists already"]),
         ({"device": "ens2f0", "mtu": 10000}, {}, InvalidConfig, ["mtu 10000", "ens2f0", "9978"]),
         ({"device": "ens2f0", "mtu": 60}, {}, InvalidConfig, ["mtu 60", "68"]),
     ],
-    ids=["no selector", "absent", "held", "default route", "ifname taken", "mtu too large", "mtu too small"],
+    ids=["no selector", "absent", "held", "default route", "mtu too large", "mtu too small"],
 )
 def test_what_cannot_be_moved_is_refused_with_the_reason(
     config: dict[str, Any], found: dict[str, Any], kind: type[CniError], words: list[str]

@@ -14,7 +14,7 @@ from cni.shared.config import Fault
 from cni.shared.kernel import sysfs
 from cni.shared.kernel.links import Link
 from cni.shared.log import Log
-from cni.shared.spec.errors import CniError, InvalidConfig, InvalidEnvironment, TryAgainLater
+from cni.shared.spec.errors import CniError, InvalidConfig, TryAgainLater
 from cni.shared.spec.request import Attachment, Request, parse
 from tests.unit.test_host_device_plan import ENVIRON, link
 
@@ -142,7 +142,6 @@ def test_the_runtimes_mac_comes_before_that_of_cni_args_and_the_configuration() 
         ({}, {"device": None, "driver": "pci-stub"}, InvalidConfig, [VF, "pci-stub"]),
         ({"vlan": 5, "trust": "on"}, {"function": None}, InvalidConfig, ["vlan, trust", "virtual machine"]),
         ({}, {"reason": "it carries the default route"}, InvalidConfig, [VF, "default route"]),
-        ({}, {"taken": link(name="net1")}, InvalidEnvironment, ["net1", "exists already"]),
         ({"mtu": 9500}, {}, InvalidConfig, ["mtu 9500", "9000", "ens1f0"]),
     ],
     ids=[
@@ -155,7 +154,6 @@ def test_the_runtimes_mac_comes_before_that_of_cni_args_and_the_configuration() 
         "foreign driver",
         "no PF",
         "default route",
-        "ifname taken",
         "mtu above the PF's",
     ],
 )

@@ -32,7 +32,6 @@ from cni.shared.kernel.netlink import KernelError
 from cni.shared.records import digest
 from cni.shared.spec.errors import (
     InvalidConfig,
-    InvalidEnvironment,
     KernelRefused,
     LimitedConnectivity,
     Lingers,
@@ -145,17 +144,14 @@ def claim(config: MacvlanConfig, request: Request, host: Rtnl, records: Records,
 
 
 class MacvlanFacts:
-    """The result of `survey`: the master (if missing, all netdevs' names), and a link that already has the ifname.
+    """The result of `survey`: the master, or if it is missing, all netdevs' names.
 
     `reason` says why no network may have the link on the master, such as one that the node needs; "" when one may.
     """
 
-    def __init__(
-        self, master: Link | None, names: list[str], taken: Link | None, boot_id: str, reason: str = ""
-    ) -> None:
+    def __init__(self, master: Link | None, names: list[str], boot_id: str, reason: str = "") -> None:
         self.master = master
         self.names = names
-        self.taken = taken
         self.boot_id = boot_id
         self.reason = reason
 
@@ -163,7 +159,7 @@ class MacvlanFacts:
 def survey(
     config: MacvlanConfig, request: Request, host: Rtnl, inside: Rtnl, claimed: DeviceClaim, log: Log
 ) -> MacvlanFacts:
-    """Read the master, on the host or in the sandbox, and the link with the ifname in the sandbox."""
+    """Read the master, on the host or in the sandbox."""
     where = inside if config.link_in_container else host
     master = _find_master(config, where)
     reason = ""
@@ -180,7 +176,7 @@ def survey(
             _permit(device)
             reason = _refused(device, config.mode, host, log)
     names = [] if master else [link.name for link in where.links()]
-    return MacvlanFacts(master, names, inside.link(name=request.attachment.ifname), node.boot_id(), reason)
+    return MacvlanFacts(master, names, node.boot_id(), reason)
 
 
 def _refused(device: Link, mode: str, host: Rtnl, log: Log | None) -> str:
@@ -281,12 +277,6 @@ def plan(config: MacvlanConfig, request: Request, facts: MacvlanFacts) -> Macvla
     least = max(LEAST_MTU, master.min_mtu)  # a VLAN names 0, and macvlan_common_newlink gives a macvlan ETH_MIN_MTU
     if 0 < config.mtu < least:
         raise InvalidConfig(f"mtu {config.mtu} is below {least}, the minimum of a macvlan")
-    if facts.taken is not None:
-        kind = facts.taken.kind or "physical"
-        raise InvalidEnvironment(
-            f'CNI_IFNAME "{request.attachment.ifname}" exists already in the sandbox {request.netns} (a {kind} link that this'
-            " attachment did not make): choose another ifname, or remove that link"
-        )
     return _planned_on(config, request, master, _derived_mac(request, facts.boot_id))
 
 

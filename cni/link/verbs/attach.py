@@ -197,6 +197,7 @@ class _Attempt:
         plugin = self._plugin
         facts = plugin.survey(self._config, self._request, self.host, self._sandbox.rtnl, device, self._log)
         self._planned = plugin.plan(self._config, self._request, facts)
+        self._refuse_taken_name()
         if asked:
             from cni.link import features  # most networks have none
 
@@ -205,6 +206,16 @@ class _Attempt:
                 netdev, plugin.SHARES_NETDEV, in_sandbox, self._planned.mtu, self.host, self._sandbox, self._log
             )
             self._features = features.plan(asked, self._request, place)
+
+    def _refuse_taken_name(self) -> None:
+        """Raise InvalidEnvironment when the sandbox has a link with the name of the planned one."""
+        name = self._planned.name
+        taken = self._sandbox.rtnl.link(name=name)
+        if taken and self._plugin.without_link(self._planned) is None:
+            raise InvalidEnvironment(
+                f'CNI_IFNAME "{name}" exists already in the sandbox {self._request.netns} (a {taken.kind or "physical"} link that'
+                " this attachment did not make): choose another ifname, or remove that link"
+            )
 
     def write_record(self) -> None:
         """Write the record, so that a DEL finds everything that the next steps make."""

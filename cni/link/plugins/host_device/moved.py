@@ -28,7 +28,6 @@ from cni.shared.log import Log
 from cni.shared.records import Records
 from cni.shared.spec.errors import (
     InvalidConfig,
-    InvalidEnvironment,
     KernelRefused,
     Lingers,
     NotAvailable,
@@ -53,7 +52,7 @@ class MoveFacts:
     """The result of a survey: the device, its state, and the `driver` if it is a PCI function.
 
     `holder` is the attachment that has the device, or the path of a sandbox; None or "" if free. `reason` tells why the
-    node needs the device, `tied` why another link needs it. `taken` is the sandbox's link named CNI_IFNAME.
+    node needs the device, `tied` why another link needs it.
     """
 
     def __init__(self) -> None:
@@ -62,7 +61,6 @@ class MoveFacts:
         self.holder: Attachment | str | None = None
         self.reason = ""
         self.state: dict[str, Any] = {}
-        self.taken: Link | None = None
         self.tied = ""
 
     def look(self, device: Link, links: Sequence[Link], host: Rtnl, log: Log, advertised: bool = True) -> None:
@@ -155,8 +153,8 @@ def _return_device(attachment: Attachment, record: dict[str, Any], host: Rtnl, r
     records.write(attachment, PART, {**record, "link": {**record["link"], RETURNED: True}})
 
 
-def refuse_unfit(selected: str, device: Link, facts: MoveFacts, mtu: int, request: Request) -> None:
-    """Raise CniError, with the reason, when `device` cannot go to the sandbox of `request` (pure).
+def refuse_unfit(selected: str, device: Link, facts: MoveFacts, mtu: int) -> None:
+    """Raise InvalidConfig, with the reason, when `device` cannot go to a sandbox (pure).
 
     `selected` is the key and value that name the device, `mtu` the configured MTU (0: that of the device).
     """
@@ -164,10 +162,6 @@ def refuse_unfit(selected: str, device: Link, facts: MoveFacts, mtu: int, reques
         raise InvalidConfig(cut_off(selected, facts.reason))
     if facts.tied:
         raise InvalidConfig(f"{selected} is refused: {facts.tied}")
-    if facts.taken is not None:
-        raise InvalidEnvironment(
-            f'CNI_IFNAME "{request.attachment.ifname}" exists already in the sandbox {request.netns}: choose another ifname, or remove that link'
-        )
     refuse_mtu(mtu, f'device "{device.name}"', device.min_mtu, device.max_mtu)
 
 

@@ -142,7 +142,6 @@ def survey(
     facts = HostDeviceFacts()
     links = claimed.links
     facts.names = [link.name for link in links]
-    facts.taken = inside.link(name=request.attachment.ifname)
     facts.holder = claimed.holder
     pci = config.pci_address
     if pci:
@@ -182,7 +181,7 @@ def plan(config: HostDeviceConfig, request: Request, facts: HostDeviceFacts) -> 
         raise moved.held_by(selected, facts.holder)
     if device is None:
         raise _absent(selected, facts)
-    moved.refuse_unfit(selected, device, facts, config.mtu, request)
+    moved.refuse_unfit(selected, device, facts, config.mtu)
     return MovePlan(
         {
             "name": request.attachment.ifname,

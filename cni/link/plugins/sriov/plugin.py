@@ -206,7 +206,6 @@ def survey(
     facts.exists = sysfs.is_pci(config.pci)
     facts.is_physical = sysfs.is_physical_function(config.pci)
     facts.driver = sysfs.driver_of_pci(config.pci)
-    facts.taken = inside.link(name=request.attachment.ifname)
     if not facts.exists or facts.is_physical:
         return facts
     facts.function = vf.find(config.pci, host)
@@ -235,7 +234,7 @@ def plan(config: SriovConfig, request: Request, facts: SriovFacts) -> SriovPlan:
     _refuse_unfit(config, selected, facts)
     function, device = facts.function, facts.device
     if device:
-        moved.refuse_unfit(selected, device, facts, config.mtu, request)
+        moved.refuse_unfit(selected, device, facts, config.mtu)
     else:
         moved.refuse_mtu(config.mtu, selected)
     if function and config.mtu > function.pf.mtu:
