@@ -231,10 +231,10 @@ def test_the_file_is_whole_and_what_was_there_of_a_device_plugin_stays(tmp_path:
     assert merged["pci"] == {**of_pci(PCI)["pci"], "rdma-device": "mlx5_0"}
     assert (merged["version"], merged["rdma"]) == ("1.1.0", MARKED["rdma"])
     assert [p.name for p in path.parent.iterdir()] == ["net1.json"]
-    deviceinfo.remove(str(path), ME, [], Log())
-    deviceinfo.remove(str(path), ME, [], Log())
+    deviceinfo.remove(str(path), ME, Log())
+    deviceinfo.remove(str(path), ME, Log())
     assert list(path.parent.iterdir()) == []
-    deviceinfo.remove(str(tmp_path / "none/net1.json"), ME, [], Log())
+    deviceinfo.remove(str(tmp_path / "none/net1.json"), ME, Log())
 
 
 @pytest.mark.parametrize(
@@ -246,8 +246,7 @@ def test_what_describes_another_device_is_neither_changed_nor_removed(
     path = tmp_path / "net1.json"
     path.write_text(json.dumps(theirs))
     deviceinfo.write(str(path), DESCRIBED, ME, Log())
-    deviceinfo.remove(str(path), ME, ["mlx5_0"], Log())
-    deviceinfo.remove(str(path), None, ["mlx5_0"], Log())
+    deviceinfo.remove(str(path), ME, Log())
     assert json.loads(path.read_text()) == theirs
     assert f"{path} describes a device of type" in capfd.readouterr().err
 
@@ -258,7 +257,7 @@ OTHERS = {
     "that of the pod's former sandbox": (["rdma", "c0", "net1"], ["ns", "pod-1", ""], True),
     "one that nobody has any more": (["rdma", "c2", "net1"], None, True),
     "its own": (["rdma", "c1", "net1"], ["ns", "pod-1", ""], True),
-    "one of version 0.1.0": (None, None, False),
+    "one that names nobody": (None, None, False),
 }
 
 
@@ -281,7 +280,7 @@ def test_a_file_is_overwritten_and_removed_for_its_own_attachment_alone(
         return
     with pytest.raises(TryAgainLater, match=r"net1\.json"):
         deviceinfo.write(str(path), DESCRIBED, ME, Log())
-    deviceinfo.remove(str(path), ME, ["mlx5_0"], Log())
+    deviceinfo.remove(str(path), ME, Log())
     assert json.loads(path.read_text()) == theirs
 
 
@@ -291,18 +290,9 @@ def test_a_late_delete_leaves_the_file_of_the_sandbox_that_came_after(tmp_path: 
     records.write(Attachment("rdma", "c0", "net1"), "link", {"pod": ME["pod"]})
     deviceinfo.write(str(path), DESCRIBED, former, Log())
     deviceinfo.write(str(path), DESCRIBED, ME, Log())
-    deviceinfo.remove(str(path), former, ["mlx5_0"], Log())
+    deviceinfo.remove(str(path), former, Log())
     assert json.loads(path.read_text()) == MARKED
-    deviceinfo.remove(str(path), ME, ["mlx5_0"], Log())
-    assert not path.exists()
-
-
-def test_a_file_of_version_0_1_0_goes_with_its_record(tmp_path: Path, records: Records) -> None:
-    path = tmp_path / "net1.json"
-    path.write_text(json.dumps(DESCRIBED))
-    deviceinfo.remove(str(path), None, ["mlx5_1"], Log())
-    assert path.exists()
-    deviceinfo.remove(str(path), None, ["mlx5_0"], Log())
+    deviceinfo.remove(str(path), ME, Log())
     assert not path.exists()
 
 
@@ -322,7 +312,7 @@ def test_a_file_that_cannot_be_written_is_named(tmp_path: Path, records: Records
 
 def test_a_file_that_is_not_there_is_removed_also_where_nothing_can_be(tmp_path: Path, records: Records) -> None:
     (tmp_path / "file").write_text("")
-    deviceinfo.remove(str(tmp_path / "file/net1.json"), ME, [], Log())
+    deviceinfo.remove(str(tmp_path / "file/net1.json"), ME, Log())
 
 
 @pytest.mark.parametrize(

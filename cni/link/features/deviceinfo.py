@@ -89,17 +89,11 @@ def write(path: str, document: dict[str, Any], whose: dict[str, Any], log: Log) 
             raise IoFailure(f"the device-info file {path} cannot be written: {fault.strerror}") from None
 
 
-def remove(path: str, whose: dict[str, Any] | None, devices: Sequence[str], log: Log) -> None:
-    """Remove the file, if it exists and belongs to this attachment. Raises IoFailure.
-
-    `whose` is the owner from `claim`. None, in a record of version 0.1.0, means that the file does not name its owner:
-    such a file is removed when it names one of the verbs devices `devices`.
-    """
+def remove(path: str, whose: dict[str, Any], log: Log) -> None:
+    """Remove the file, if it exists and belongs to `whose`, the owner from `claim`. Raises IoFailure."""
     with _locked(path, log):
-        own = _own(_former(path))
-        mark = own.get(_MARK)
         is_there = files.mark(path) != ()
-        if is_there and (mark != whose["attachment"] if whose else (mark or own.get("rdma-device") not in devices)):
+        if is_there and _own(_former(path)).get(_MARK) != whose["attachment"]:
             log.warning(f"the device-info file {path} is not this attachment's: left as it is")
             return
         directory, _, name = path.rpartition("/")
@@ -138,9 +132,7 @@ def _refuse_living(path: str, mark: Any, pod: list[str]) -> None:
     """Raise TryAgainLater when the file's owner, in `mark`, still has a record and is not of the same `pod`."""
     what = f"the device-info file {path} (runtimeConfig.{CAPABILITY})"
     if not isinstance(mark, list) or [type(part) for part in mark] != [str, str, str]:
-        raise TryAgainLater(
-            f"{what} was written by railcni 0.1.0, for an attachment that it does not name: remove the file"
-        )
+        raise TryAgainLater(f"{what} does not name its attachment: remove the file")
     other = Attachment(*mark)
     record = Records().read(other, LINK)
     if record and not (pod[1] and record.get("pod") == pod):

@@ -215,8 +215,7 @@ def remarks(ports: Ports, netdev: str, ifname: str, mtu: int, root: str = "/sys"
 def remove(document: dict[str, Any], sandbox: Sandbox | None, log: Log) -> None:
     """Remove the device-info file; the kernel removes the GIDs."""
     if document["info"]:
-        devices = [device for device, _ in document["ports"]]
-        deviceinfo.remove(document["info"], document.get("whose"), devices, log)
+        deviceinfo.remove(document["info"], document["whose"], log)
 
 
 def differences(document: dict[str, Any], link: Link, expected: Result, sandbox: Sandbox) -> list[str]:

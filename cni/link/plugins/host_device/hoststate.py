@@ -132,7 +132,6 @@ def _state(device: Link, bodies: list[bytes], every: Sequence[bytes], host: Rtnl
             "inet6": raw.inet6.hex(),
             "token": raw.token.hex(),
             "parameters": _unlisted(device.name, raw.inet6),
-            "neighbourParameters": {},  # for an older version after a downgrade
             "neighbours": raw_state.neighbours(host, device.index),
             "addresses": [address.body.hex() for address in held],
             "routes": kept,
