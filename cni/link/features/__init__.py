@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from cni.link.features.base import Place as Place
 from cni.shared.config import OF_FEATURES
 from cni.shared.spec.errors import CniError, IoFailure
 
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import Any
 
-    from cni.link.features.base import Feature
+    from cni.link.features.base import Feature, Place
     from cni.shared.config import Fault
     from cni.shared.kernel.links import Link
     from cni.shared.kernel.sandbox import Sandbox

@@ -200,9 +200,10 @@ class _Attempt:
         self._refuse_taken_name()
         if asked:
             from cni.link import features  # most networks have none
+            from cni.link.features.base import Place  # most networks have none
 
             netdev, in_sandbox = plugin.carrier(self._planned)
-            place = features.Place(
+            place = Place(
                 netdev, plugin.SHARES_NETDEV, in_sandbox, self._planned.mtu, self.host, self._sandbox, self._log
             )
             self._features = features.plan(asked, self._request, place)
