@@ -41,16 +41,13 @@ def delete(plugin: LinkPlugin, request: Request, records: Records) -> None:
         record = records.read(request.attachment, PART)
         faults: list[CniError] = []
         gone = False
-        if record:
-            try:
-                faults, gone = end(record, request, host, records, log, time.monotonic() + CLEARING_SECONDS)
-            finally:
-                if faults or not gone:
-                    _mark(record, request, records)
-            if gone and UNENDED in record:
-                faults = _untold(faults, log)
-        else:
-            faults, gone = _end_unrecorded(plugin, request, host, records, log)
+        try:
+            faults, gone = end(record, request, host, records, log, time.monotonic() + CLEARING_SECONDS, plugin)
+        finally:
+            if record and (faults or not gone):
+                _mark(record, request, records)
+        if record and gone and UNENDED in record:
+            faults = _untold(faults, log)
         kind = request.ipam_type
         if faults and kind and not gone:
             faults[0].msg += f"; its addresses stay reserved with {kind} until the link is gone: repeat the DEL"
@@ -58,24 +55,37 @@ def delete(plugin: LinkPlugin, request: Request, records: Records) -> None:
 
 
 def end(
-    record: dict[str, Any], request: Request, host: Rtnl, records: Records, log: Log, until: float
+    record: dict[str, Any] | None,
+    request: Request,
+    host: Rtnl,
+    records: Records,
+    log: Log,
+    until: float,
+    plugin: LinkPlugin | None = None,
 ) -> tuple[list[CniError], bool]:
     """End the attachment of `record`, whose lock the caller holds. `until` is as for `detach`.
 
-    The IPAM plugin's DEL is made when the link is gone; that of a foreign plugin is made earlier. The record is removed
-    last. Returns the errors, and True if the link is gone or the IPAM plugin's DEL was made.
+    Without a record, another implementation of `plugin` made the attachment, or it never existed. The IPAM plugin's DEL
+    is made when the link is gone; that of a foreign plugin is made earlier. The record is removed last. Returns the
+    errors, and True if the link is gone or the IPAM plugin's DEL was made.
     """
     release = Release(record, request, log)
+    was_attached = True
     faults: list[CniError] = []
     gone = True
     try:
-        faults += detach(record, request, host, log, until, release)
+        if record:
+            faults += detach(record, request, host, log, until, release)
+        elif plugin:
+            was_attached = detach_unrecorded(plugin, request, host, records, log, release)
+    except Unrestored as fault:  # the link is gone from the sandbox
+        faults.append(fault)
     except CniError as fault:
         faults.append(fault)
         gone = False
     try:
         if gone or release.is_made:
-            release.finish()
+            release.finish(was_attached)
         if not faults:
             records.remove(request.attachment, PART)
     except CniError as fault:
@@ -90,27 +100,6 @@ def _untold(faults: list[CniError], log: Log) -> list[CniError]:
         if isinstance(fault, DelegateFailed):
             log.warning(f"{fault}; that plugin is called again later")
     return [fault for fault in faults if not isinstance(fault, DelegateFailed)]
-
-
-def _end_unrecorded(
-    plugin: LinkPlugin, request: Request, host: Rtnl, records: Records, log: Log
-) -> tuple[list[CniError], bool]:
-    """Do as `end` for an attachment that has no record: another implementation made it, or it never existed."""
-    release = Release(None, request, log)
-    faults: list[CniError] = []
-    try:
-        found = detach_unrecorded(plugin, request, host, records, log, release)
-    except Unrestored as fault:  # the link is gone from the sandbox
-        found = True
-        faults.append(fault)
-    except CniError as fault:
-        return [fault], release.is_made
-    try:
-        release.finish(found)
-        records.remove(request.attachment, PART)
-    except CniError as fault:
-        faults.append(fault)
-    return faults, True
 
 
 def _mark(record: dict[str, Any], request: Request, records: Records) -> None:
