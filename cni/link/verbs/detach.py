@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from cni.link import plugins
 from cni.link.verbs import delegate
-from cni.shared.kernel import node
+from cni.shared.kernel import addresses, node
 from cni.shared.kernel import sandbox as sandboxes
 from cni.shared.kernel.links import Rtnl
 from cni.shared.kernel.netlink import KernelError
@@ -238,8 +238,6 @@ class Release:
         """Remove the addresses from the link and release them, if the IPAM plugin is foreign and the link exists."""
         if not delegate.is_foreign(self._request):
             return
-        from cni.shared.kernel import addresses  # for a foreign IPAM plugin alone
-
         try:
             link = plugin.present(planned, sandbox.rtnl)
             if link is None:
