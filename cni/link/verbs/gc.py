@@ -23,7 +23,7 @@ from cni.shared.spec.errors import CniError, report
 from cni.shared.spec.request import NOTHING_LISTED, VALID_ATTACHMENTS, Attachment, Request, valid_attachments
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
     from typing import Any
 
     from cni.shared.log import Log
@@ -104,7 +104,7 @@ def finish_unended(
     if not chosen:
         return 0
     left = pending = 0
-    with netns.SearchedOnce():
+    with netns.SearchedOnce(), Rtnl() as host:
         for attachment, record in _locked(chosen, records):
             if record is None or time.monotonic() >= deadline:
                 left += 1
@@ -112,13 +112,17 @@ def finish_unended(
             if not _is_due(attachment, record, records, settled):
                 continue
             own = {**environ, "CNI_PATH": record.get(UNENDED) or environ.get("CNI_PATH", "")}
-            fault = _end(attachment, record, own, records, log)
-            if fault is None:
+            faults: Sequence[Exception]
+            try:
+                faults, _ = end(record, for_attachment(attachment, record, own), host, records, log, 0)
+            except OSError as fault:  # a kernel error that no plugin handles: the next DEL or GC reports it
+                faults = [fault]
+            if not faults:
                 log.info(f"ended {attachment}, which no DEL has ended")
                 continue
             if UNENDED not in record:  # the next call that tries uses its own CNI_PATH
                 records.write(attachment, PART, {**record, UNENDED: ""})
-            log.warning(f"{attachment} cannot be ended yet: {fault}")
+            log.warning(f"{attachment} cannot be ended yet: {faults[0]}")
             left += 1
             pending += whereabouts.is_pending(attachment, records)
     if left:
@@ -138,15 +142,3 @@ def _is_due(attachment: Attachment, record: dict[str, Any], records: Records, se
     if since and sandbox.GONE not in record:
         records.write(attachment, PART, {**record, sandbox.GONE: since})
     return False
-
-
-def _end(
-    attachment: Attachment, record: dict[str, Any], environ: Mapping[str, str], records: Records, log: Log
-) -> Exception | None:
-    """End the attachment, and return the first error, None for success."""
-    try:
-        with Rtnl() as host:
-            faults, _ = end(record, for_attachment(attachment, record, environ), host, records, log, 0)
-    except OSError as fault:  # a kernel error that no plugin handles: the next DEL or GC reports it
-        return fault
-    return faults[0] if faults else None
