@@ -270,6 +270,15 @@ def _exclusive(function: Function, selectors: ExclusiveSelectors, resource: Excl
     )
 
 
+def except_held(resource: Resource, held: Collection[str]) -> Resource:
+    """The resource; functions in `held`, which pods have from a device plugin, are not healthy."""
+    if not resource.is_exclusive:
+        return resource
+    why = "a pod has {} from a device plugin: drain the node, or delete the pod"
+    offers = [replace(one, fault=why.format(one.name)) if one.name in held else one for one in resource.offers]
+    return replace(resource, offers=tuple(offers))
+
+
 # --- both ---
 
 

@@ -25,7 +25,6 @@ from lightkube.resources.core_v1 import Node as NodeObject
 
 from cni.cli.device_plugin import FOLDER, PODS
 from cni.resources.kubelet import pod_resources_v1_pb2 as api
-from tests.containerd.api import pod_resources_v1_pb2 as listed
 from tests.containerd.cluster import Cluster
 from tests.containerd.runtime import SECONDS, SOCKET, TOP, Runtime, children
 from tests.node import until
@@ -150,7 +149,7 @@ class Kubelet:
 
     def devices(self, pod: str) -> dict[str, list[str]]:
         """What kubelet has given to the pod: IDs by resource."""
-        answer = self._ask("List", listed.ListPodResourcesRequest(), listed.ListPodResourcesResponse)
+        answer = self._ask("List", api.ListPodResourcesRequest(), api.ListPodResourcesResponse)
         mine = [one for one in answer.pod_resources if (one.namespace, one.name) == (self._cluster.namespace, pod)]
         devices = [device for one in mine for container in one.containers for device in container.devices]
         return {

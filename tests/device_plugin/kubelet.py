@@ -26,7 +26,6 @@ import grpc
 from cni.resources.kubelet import device_plugin_v1beta1_pb2 as api
 from cni.resources.kubelet import pod_resources_v1_pb2 as pods
 from cni.resources.kubelet import services
-from tests.containerd.api import pod_resources_v1_pb2 as listed
 
 SECONDS = 60.0  # for anything to come true, on however slow a machine
 DEVICE_PLUGIN = api.DESCRIPTOR.services_by_name["DevicePlugin"]
@@ -131,7 +130,6 @@ class Kubelet(Manager):
         self._read_checkpoint()
         lister = grpc.server(ThreadPoolExecutor(16))
         services.serve(LISTER, lister, self)
-        lister.add_generic_rpc_handlers([self._lister()])
         lister.add_insecure_port(f"unix:{self.pods}")
         asked = self.asked
         lister.start()
@@ -244,18 +242,9 @@ class Kubelet(Manager):
             ]
         return pods.AllocatableResourcesResponse(devices=listed)
 
-    def _lister(self) -> Any:
-        """PodResourcesLister's List, which the plugin does not ask for, and Multus does."""
-        types = {
-            "request_deserializer": listed.ListPodResourcesRequest.FromString,
-            "response_serializer": listed.ListPodResourcesResponse.SerializeToString,
-        }
-        method = grpc.unary_unary_rpc_method_handler(self._list, **types)
-        return grpc.method_handlers_generic_handler("v1.PodResourcesLister", {"List": method})
-
-    def _list(self, request: Any, context: Any) -> Any:
+    def List(self, request: Any, context: Any) -> Any:
         """The devices of containers whose name is NAMESPACE/POD/CONTAINER."""
-        answer = listed.ListPodResourcesResponse()
+        answer = pods.ListPodResourcesResponse()
         with self._changed:
             for container, devices in self.pod_devices.items():
                 namespace, pod, name = container.split("/")

@@ -331,6 +331,32 @@ def test_a_resource_that_a_device_plugin_serves_is_not_published_as_long_as_it_d
         scene.kubelet.stop()
 
 
+def test_a_function_that_a_pod_has_from_a_device_plugin_is_given_to_no_claim_until_the_pod_ends(
+    scene: DraScene,
+) -> None:
+    """As when the resource has moved from the device plugin's configuration to the driver's."""
+    scene.kubelet.start()
+    try:
+        with Other(scene.kubelet, "intel.com/vf", ["0000:31:00.1", "0000:31:00.2"]):
+            assert scene.until(lambda: VF not in scene.published()), scene.lines
+            scene.kubelet.pod_devices["team/pod-1/c"] = {"intel.com/vf": ["0000:31:00.1"]}
+        assert scene.until(lambda: VF in scene.published()), scene.lines
+        states = [scene.published()[name]["healthy"] for name in (VF, VF[:-1] + "2")]
+        assert states == [False, True], scene.lines
+        with pytest.raises(Refused, match="a pod has 0000:31:00.1 from a device plugin: drain the node"):
+            scene.dra.prepare(claim(scene, result(VF)))
+        scene.kubelet.stop()  # which ends no pod
+        scene.configure(CONFIG | {"periodicUpdateInterval": 59})
+        assert scene.said("the configuration was read")
+        assert scene.published()[VF]["healthy"] is False
+        scene.kubelet.start()
+        scene.kubelet.pod_devices.clear()
+        assert scene.until(lambda: scene.published()[VF]["healthy"]), scene.lines
+    finally:
+        scene.kubelet.pod_devices.clear()
+        scene.kubelet.stop()
+
+
 def test_a_resource_with_a_name_that_no_slice_takes_is_told_and_not_published(scene: DraScene) -> None:
     long = "a" * 60  # 65 characters with the prefix
     scene.configure(share(long, "ens0f0", "ens1f0"))

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import math
 import os
 from time import monotonic
-from typing import Any
 
 from cni.node.inventory import attachments, places
 from cni.node.service.endpoint import readiness
 from cni.node.service.log import AgentLog
 from cni.node.service.metrics import Counter, Family, page
 from cni.node.service.program import pause, serve
+from cni.resources.choose import except_held
 from cni.resources.claims import DRIVER, Record, named, records_folder
 from cni.resources.dra import slices
 from cni.resources.dra.claims import Claims
@@ -49,14 +48,15 @@ class Driver:
         self._claims = Claims(records_folder(options.kubelet_root), self._root, self._holder)
         self._publisher = Publisher(options.kubeconfig, self._node)
         self._statuses = Statuses(options.kubeconfig, f"{self._root}{STATE}")
-        self._statuses_due, self._untold = 0.0, ""
         self._others: dict[str, int] = {}  # resources of device plugins, with the number of their devices
+        self._held: set[str] = set()  # the devices that pods have from device plugins
         self._devices: dict[str, slices.Device] = {}
         self._records: dict[str, Record] = {}
         self._asked: set[str] = set()  # claims that this kubelet had prepared, and will unprepare
-        self._publish_due = math.inf  # until the devices are read: without devices, all slices would be deleted
-        self._others_due, self._fault = 0.0, ""
+        self._publish_due = float("inf")  # until the devices are read: without devices, all slices would be deleted
+        self._others_due, self._statuses_due, self._fault, self._untold = 0.0, 0.0, "", ""
         self._pause, self._compares_claims = _FIRST_PAUSE, True
+        self._tick: asyncio.Task[None] | None = None  # the pause between two checks
         self._unpublished = "the ResourceSlices are not published yet"
 
     async def run(self, ended: asyncio.Event) -> None:
@@ -77,7 +77,8 @@ class Driver:
                     await self._publish()
                 if monotonic() >= self._statuses_due:
                     await self._tell_claims()
-                await pause(ended, _TICK)
+                self._tick = asyncio.create_task(pause(ended, _TICK))
+                await asyncio.wait([self._tick])
         finally:
             await self._endpoint.close()
 
@@ -87,17 +88,18 @@ class Driver:
         if not is_new and monotonic() < self._others_due:
             return
         self._others_due = monotonic() + _OTHERS_SECONDS
-        served, found = await services.allocatable(self._pods), self._watch.resources
+        served, given = await services.allocatable(self._pods), await services.held(self._pods)
+        found = self._watch.resources
         others = self._others if served is None else {r.name: len(served[r.name]) for r in found if served.get(r.name)}
-        if not is_new and others.keys() == self._others.keys():
+        held = self._held if given is None else {one.name for r in found for one in r.offers if one.name in given}
+        if not is_new and others.keys() == self._others.keys() and held == self._held:
             return
-        self._others = others
+        self._others, self._held = others, held
         for resource in found:
             self._log.state(f"{resource.name} served", self._refusal(resource.name), resource=resource.name)
-        host = self._watch.host
-        ours = [resource for resource in found if not self._refusal(resource.name)]
-        devices = slices.devices(ours, host, read_topology(host, self._root))
-        self._devices = {device.name: device for device in devices}
+        host, topology = self._watch.host, read_topology(self._watch.host, self._root)
+        ours = [except_held(resource, held) for resource in found if not self._refusal(resource.name)]
+        self._devices = {device.name: device for device in slices.devices(ours, host, topology)}
         self._publish_due = 0.0
         self._tell()
 
@@ -149,23 +151,24 @@ class Driver:
         self._log.state("status", self._untold)
 
     def _registered(self) -> None:
-        """Compare slices and claims again soon: kubelet may have lost some while kubelet or the driver was away."""
-        self._publish_due, self._pause, self._compares_claims = 0.0, _FIRST_PAUSE, True
+        """Compare slices and claims at once: kubelet may have lost some while kubelet or the driver was away."""
+        self._publish_due, self._others_due, self._pause, self._compares_claims = 0.0, 0.0, _FIRST_PAUSE, True
         self._asked = set()
+        if self._tick:
+            self._tick.cancel()
 
     # --- claims; in a thread, one at a time ---
 
     def _prepare(self, asked: Record) -> Record:
-        status = allocated(self._kubeconfig, asked)
-        if status is None:
+        if (found := allocated(self._kubeconfig, asked)) is None:
             raise InvalidConfig(f"{named(asked)} is gone, is another one by now, or has no device")
-        allocation = status["allocation"]["devices"]
+        allocation, pods = found
         parameters = [config.get("opaque") or {} for config in allocation.get("config") or ()]
         if any(one.get("driver") == DRIVER for one in parameters):
             remedy = "remove them from the claim or its DeviceClass"
             raise InvalidConfig(f"{named(asked)}: {DRIVER} takes no parameters: {remedy}")
         results = [r for r in allocation.get("results") or () if (r["driver"], r["pool"]) == (DRIVER, self._node)]
-        record = self._claims.prepare(asked | {"pods": _pods(status)}, results, self._devices)
+        record = self._claims.prepare(asked | {"pods": pods}, results, self._devices)
         self._asked.add(asked["uid"])
         self._records = {one["uid"]: one for one in self._claims.records()}
         return record
@@ -184,8 +187,8 @@ class Driver:
         """
         if claim["uid"] in self._asked:
             return _KUBELETS
-        if (status := allocated(self._kubeconfig, claim)) is not None:
-            self._claims.add_pods(claim, _pods(status))
+        if (found := allocated(self._kubeconfig, claim)) is not None:
+            self._claims.add_pods(claim, found[1])
             return _KUBELETS
         functions = {one["function"] for one in claim["devices"] if not one["admin"]}
         recorded = attachments.found(directory=f"{self._root}{STATE}")
@@ -226,11 +229,6 @@ class Driver:
             conflict,
             Counter("railcni_dra_prepared_total", "Claims that kubelet was answered.").set(self._endpoint.prepared),
         )
-
-
-def _pods(status: dict[str, Any]) -> list[str]:
-    """The UIDs of the pods for which a claim is reserved."""
-    return [one["uid"] for one in status.get("reservedFor") or () if one["resource"] == "pods"]
 
 
 def run(options: argparse.Namespace) -> int:

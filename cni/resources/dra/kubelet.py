@@ -124,9 +124,8 @@ class Endpoint:
         fields = {"claim": f"{claim.namespace}/{claim.name}", "uid": claim.uid}
         async with self.turn:
             try:
-                given = await asyncio.to_thread(
-                    function, {"uid": claim.uid, "namespace": claim.namespace, "name": claim.name}
-                )
+                one = {"uid": claim.uid, "namespace": claim.namespace, "name": claim.name}
+                given = await asyncio.to_thread(function, one)
             except CniError as fault:
                 said = fault.msg
             except OSError as fault:

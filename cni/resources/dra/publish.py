@@ -173,11 +173,14 @@ class Statuses:
                 raise TryAgainLater(f"{named(claim)} changes meanwhile") from None
 
 
-def allocated(kubeconfig: str, claim: Record) -> dict[str, Any] | None:
-    """The status of the claim; None when the claim is gone, or has no device. Raises CniError."""
+def allocated(kubeconfig: str, claim: Record) -> tuple[dict[str, Any], list[str]] | None:
+    """The devices that are allocated to the claim, and the UIDs of the pods for which it is reserved; None when the claim
+    is gone, or has no device. Raises CniError."""
     with closing(Api(kubeconfig, _SECONDS)) as api:
         status = (_claim(api, claim) or {}).get("status") or {}
-    return status if isinstance((status.get("allocation") or {}).get("devices"), dict) else None
+    devices = (status.get("allocation") or {}).get("devices")
+    pods = [one["uid"] for one in status.get("reservedFor") or () if one["resource"] == "pods"]
+    return (devices, pods) if isinstance(devices, dict) else None
 
 
 def _claim(api: Api, claim: Record) -> dict[str, Any] | None:

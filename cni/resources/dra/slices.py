@@ -59,9 +59,8 @@ def devices(resources: Iterable[Resource], host: Host, topology: Topology) -> li
             if not offer.ids:
                 continue
             whole = f"{resource.name}-{offer.name}"
-            name = label(whole)
-            if name in found:  # of a resource whose name differs in a character that `label` replaces
-                name = label(whole, unique=True)
+            # `label` replaces characters: another resource's device may have the name already
+            name = label(whole, unique=label(whole) in found)
             known = _attributes(resource, offer, functions.get(offer.name), host, topology)
             given = ((key, v[:_LONGEST_VALUE] if isinstance(v, str) else v) for key, v in known if v not in ("", None))
             attributes = {key: {_TYPES[type(value)]: value} for key, value in given}

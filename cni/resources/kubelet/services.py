@@ -61,16 +61,33 @@ async def listen(server: grpc.aio.Server, path: str) -> None:
 
 async def allocatable(socket: str) -> dict[str, list[str]] | None:
     """Return the IDs of kubelet's healthy devices by resource; None when kubelet does not answer at `socket`."""
-    if not os.path.exists(socket):
+    answer = await _asked(socket, "GetAllocatableResources", resources.AllocatableResourcesRequest())
+    if answer is None:
         return None
-    options = [("grpc.max_receive_message_length", _MOST_BYTES)]
-    async with grpc.aio.insecure_channel(f"unix:{socket}", options=options) as channel:
-        stub = client(_LISTER, channel)
-        try:
-            answer = await stub.GetAllocatableResources(resources.AllocatableResourcesRequest(), timeout=_SECONDS)
-        except grpc.aio.AioRpcError:
-            return None
     found: dict[str, list[str]] = {}
     for devices in answer.devices:
         found.setdefault(devices.resource_name, []).extend(devices.device_ids)
     return found
+
+
+async def held(socket: str) -> set[str] | None:
+    """Return the IDs of the devices that containers have from device plugins, also from those that have ended; None
+    when kubelet does not answer at `socket`."""
+    answer = await _asked(socket, "List", resources.ListPodResourcesRequest())
+    if answer is None:
+        return None
+    return {
+        i for pod in answer.pod_resources for one in pod.containers for given in one.devices for i in given.device_ids
+    }
+
+
+async def _asked(socket: str, method: str, request: Any) -> Any:
+    """The answer of kubelet's pod resources API; None when kubelet does not answer."""
+    if not os.path.exists(socket):
+        return None
+    options = [("grpc.max_receive_message_length", _MOST_BYTES)]
+    async with grpc.aio.insecure_channel(f"unix:{socket}", options=options) as channel:
+        try:
+            return await getattr(client(_LISTER, channel), method)(request, timeout=_SECONDS)
+        except grpc.aio.AioRpcError:
+            return None
