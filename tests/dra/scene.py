@@ -15,6 +15,7 @@ from tests.node import until
 from tests.stores.kubernetes_api import ApiServer
 
 NODE = "node-1"
+RIGHT_SECONDS = 5.0  # the longest time until a node is right, once driver and kubelet run
 
 
 class DraScene(Scene):

@@ -1,0 +1,154 @@
+"""Driver and kubelet are restarted and killed at random: each time the node is right again within 5 s, and no file is left.
+A start publishes the devices at once."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import signal
+import threading
+import time
+from argparse import Namespace
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import grpc
+import pytest
+
+from cni.node.service.log import AgentLog
+from cni.resources.dra import driver
+from tests.device_plugin.test_restarts import report
+from tests.dra.kubelet import Refused, result
+from tests.dra.scene import NODE, RIGHT_SECONDS, DraScene
+from tests.dra.test_slices import SHARED, VF, VFS, share
+from tests.node import until
+
+DEVICES = sorted([SHARED, "rdma-a-0000-31-00-0", VF, VF[:-1] + "2"])
+Claim = tuple[str, str, str]
+
+
+def prepared(scene: DraScene, claim: Claim) -> Any:
+    """The answer of the driver; None when it does not answer, or refuses."""
+    try:
+        return scene.dra.prepare(claim)
+    except (grpc.RpcError, Refused, ValueError):  # a closed channel, or no driver any more
+        return None
+
+
+def is_right(scene: DraScene, held: dict[Claim, Any], registered: int) -> bool:
+    """Whether kubelet has registered the driver again, all devices are published, and the claims `held` alone have files
+    and answers: the same as before, if there were any."""
+    if len(scene.dra.registered) == registered or sorted(scene.published()) != DEVICES:
+        return False
+    answers = {claim: prepared(scene, claim) for claim in held}
+    is_answered = all(answers[claim] and before in (None, answers[claim]) for claim, before in held.items())
+    files = [name for name in scene.left() if not name.startswith("intel.com")]
+    if is_answered and len(files) == 2 * len(held):
+        held.update(answers)
+        return True
+    return False
+
+
+def restart(scene: DraScene, dice: random.Random, which: Sequence[int]) -> None:
+    """End driver (0), kubelet (1) or both in the order `which`, and start them again in any order."""
+    ends = (lambda: scene.end_plugin(dice.choice((signal.SIGKILL, signal.SIGTERM))), scene.dra.stop)
+    starts = (scene.start_plugin, scene.dra.start)
+    for number in which:
+        ends[number]()
+    for number in dice.sample(which, len(which)):
+        starts[number]()
+
+
+def restarts(scene: DraScene, dice: random.Random, count: int) -> list[float]:
+    """Restart `count` times, each time while a claim is prepared, and end some claims between. The seconds until the node
+    was right, from when both processes were started."""
+    held: dict[Claim, Any] = {}
+    took = []
+    for number in range(count):
+        for claim in [claim for claim in held if dice.random() < 0.5]:
+            scene.dra.unprepare(claim)
+            del scene.api.core.objects["resourceclaims", claim[1], claim[2]], held[claim]
+        results = [result(SHARED), *([result(VF)] if not any("vf" in claim[2] for claim in held) else [])]
+        name = f"{'vf' if results[1:] else 'nic'}-{number}"
+        new = scene.api.core.add_claim("team", name, *results), "team", name
+        registered = len(scene.dra.registered)
+        asking = threading.Thread(target=prepared, args=(scene, new))
+        asking.start()
+        restart(scene, dice, ([0], [1], [0, 1], [1, 0])[number % 4])
+        began = time.monotonic()
+        held[new] = None
+        is_whole = until(partial(is_right, scene, held, registered), RIGHT_SECONDS)
+        took.append(time.monotonic() - began)
+        asking.join()
+        state = f"after {took[-1]:.1f} s: {sorted(scene.published())}, {scene.left()}"
+        assert is_whole and took[-1] <= RIGHT_SECONDS, f"restart {number}, {state}\n" + "\n".join(scene.lines[-20:])
+    scene.dra.unprepare(*held)
+    assert scene.left() == []
+    return took
+
+
+@pytest.fixture
+def scene() -> Iterator[DraScene]:
+    with DraScene() as scene:
+        scene.machine.nic(0)
+        scene.machine.nic(1, vfs=2)
+        scene.configure(share("a", "ens0f0", "ens1f0") | VFS)
+        scene.dra.start()
+        scene.start_plugin()
+        yield scene
+
+
+def test_a_node_is_right_again_within_5_s_of_a_restart_of_driver_and_kubelet(scene: DraScene) -> None:
+    restarts(scene, random.Random(1), 4)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1800)
+def test_a_node_is_right_again_within_5_s_of_each_of_a_hundred_restarts(
+    scene: DraScene, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = report(restarts(scene, random.Random(seed := random.randrange(1 << 32)), 100))
+    with capsys.disabled():
+        print(f"\nseed {seed}: {text}")
+
+
+@contextmanager
+def in_a_thread(scene: DraScene) -> Iterator[None]:
+    """The driver in this process."""
+    options = Namespace(
+        config=[str(scene.config)],
+        root=str(scene.root),
+        node=NODE,
+        kubelet_root=str(scene.dra.folder),
+        kubeconfig=str(scene.api.kubeconfig(scene.folder)),
+    )
+    ended = asyncio.Event()
+    with asyncio.Runner() as runner:
+        loop = runner.get_loop()
+        thread = threading.Thread(target=runner.run, args=(driver.Driver(options, AgentLog()).run(ended),))
+        thread.start()
+        try:
+            yield
+        finally:
+            loop.call_soon_threadsafe(ended.set)
+            thread.join()
+
+
+def test_eight_nics_with_63_shares_each_are_published_as_soon_as_kubelet_has_registered_the_driver(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(driver, "_TICK", 3600.0)
+    with DraScene() as scene:
+        names = [f"ens{number}f0" for number in range(8) if scene.machine.nic(number)]
+        scene.configure(share("rail", *names, most=8 * 63))
+        scene.dra.start()
+        began = time.monotonic()
+        with in_a_thread(scene):
+            assert until(scene.slices, 1), "not published within 1 s"
+            took = time.monotonic() - began
+        (slice,) = scene.slices()
+        values = [device["capacity"]["gids"]["value"] for device in slice["spec"]["devices"]]
+        assert values == ["126"] * 8
+    print(f"published after {took:.2f} s")
