@@ -70,7 +70,7 @@ def _show(options: argparse.Namespace) -> int:
     found = resources(config.resources, host)
     is_faulty |= any(resource.unchosen or slices.unpublishable(resource.name) for resource in found)
     publishable = [resource for resource in found if not slices.unpublishable(resource.name)]
-    devices = slices.devices(publishable, host, read_topology(host, root))
+    devices = slices.devices(publishable, host, read_topology(host, root), config.rails)
     if options.output == "table":
         output.print_table(_COLUMNS, _rows(found, devices))
     elif options.output == "name":

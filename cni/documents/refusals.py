@@ -28,6 +28,7 @@ _WANTED = {
     "greater_than_equal": "want {ge} or more",
     "less_than_equal": "want {le} at most",
     "too_short": "want {min_length} or more members",
+    "too_long": "want {max_length} members at most",
     "string_too_short": "want {min_length} or more characters",
     "value_error": "{error}",
 }

@@ -9,7 +9,8 @@ from typing import Any
 from cni.node.inventory.devices import Port, VerbsDevice
 from cni.node.inventory.functions import Function
 from cni.resources import selection
-from cni.resources.models import VFIO, Exclusive, ExclusiveSelectors, Shared
+from cni.resources.models import VFIO, Exclusive, ExclusiveSelectors, Rails, Shared
+from cni.shared import rail
 
 _ADDRESSES = 2  # addresses of a pod's link: the configured one and the link-local one of IPv6
 _EXCLUSIVE = (
@@ -268,6 +269,13 @@ def _exclusive(function: Function, selectors: ExclusiveSelectors, resource: Excl
         info=info,
         file={"type": "pci", "version": _VERSION, "pci": pci},
     )
+
+
+def rail_of(function: Function, groups: Iterable[Rails]) -> tuple[int, str] | None:
+    """The number of the function's rail, and its group; a VF has the rail of its PF. None without a rail."""
+    names = {function.id, function.physical, *function.netdevs, *function.physical_netdevs}
+    found = ((rail.of_names(one.nics, names), one.group) for one in groups)
+    return next(((index, group) for index, group in found if index is not None), None)
 
 
 def except_held(resource: Resource, held: Collection[str]) -> Resource:

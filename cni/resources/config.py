@@ -1,6 +1,6 @@
 """The configuration. A file may have the list of the RDMA shared device plugin (`configList`), that of the SR-IOV
-device plugin (`resourceList`), both unchanged, and the wanted virtual functions (`virtualFunctions`, or objects of
-sriov-network-operator). As in Go's encoding/json, keys match in any case, null counts as absent, and unknown keys are
+device plugin (`resourceList`), both unchanged, the wanted virtual functions (`virtualFunctions`, or objects of
+sriov-network-operator), and the NICs of rails (`rails`). As in Go's encoding/json, keys match in any case, null counts as absent, and unknown keys are
 ignored; here they also get a warning.
 
 A faulty member of a list is left out, and the others count. Pure.
@@ -23,6 +23,7 @@ from cni.resources.models import (
     Exclusive,
     ExclusiveSelectors,
     NicSelector,
+    Rails,
     Shared,
     SharedSelectors,
     VfPolicy,
@@ -30,11 +31,11 @@ from cni.resources.models import (
 
 PERIOD = 60.0  # seconds
 _MODELS: dict[str, type[Shared | Exclusive]] = {"configList": Shared, "resourceList": Exclusive}
-_POLICIES = "virtualFunctions"
+_POLICIES, _RAILS = "virtualFunctions", "rails"
 _KIND = "SriovNetworkNodePolicy"
 _CONFIG_MAP = "ConfigMap"
 LISTS = (*_MODELS, _POLICIES)
-_ABOVE = {"periodicUpdateInterval", *LISTS}
+_ABOVE = {"periodicUpdateInterval", _RAILS, *LISTS}
 _UNSERVED = {"acpiIndexes", "ddpProfiles", "pKeys", "vdpaType", "auxTypes"}  # selectors that are refused here
 _UNMADE = {"netFilter", "vdpaType", "bridge"}  # keys of sriov-network-operator that are refused here
 _UNASKED = {"nodeSelector"}
@@ -50,6 +51,7 @@ class Config:
 
     resources: list[Shared | Exclusive] = field(default_factory=list)
     policies: list[VfPolicy] = field(default_factory=list)
+    rails: list[Rails] = field(default_factory=list)
     period: float = PERIOD
     findings: list[Diagnostic] = field(default_factory=list)
     is_whole: bool = True
@@ -104,6 +106,14 @@ def read_document(scope: Scope, config: Config) -> None:
             _resource(scope, (key, number), given, model, config)
     for number, given in _members(scope, _POLICIES):
         _policy(scope, (_POLICIES, number), given, config)
+    for number, given in _members(scope, _RAILS):
+        if isinstance(given, dict):
+            _unknown(scope, (_RAILS, number), given, set(Rails.model_fields))
+        if rails := scope.model(Rails, given, (_RAILS, number), FIXES):
+            config.rails.append(rails)
+            nics = [nic for one in config.rails for nic in one.nics]
+            if twice := next((nic for nic in nics if nics.count(nic) > 1), ""):
+                scope.error((_RAILS, number, "nics"), f"{twice} is a rail twice: the first one counts", FIXES["nics"])
 
 
 def _members(scope: Scope, key: str) -> list[tuple[int, Any]]:

@@ -15,6 +15,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, model_va
 
 from cni.documents.models import GoModel
 from cni.node.inventory import topology
+from cni.shared import rail
 
 MOST_DEVICES = 40_000  # of a resource: kubelet takes messages up to 4 MiB
 OTHER_PLUGIN = "leave this resource to the SR-IOV device plugin"
@@ -39,6 +40,9 @@ FIXES = {  # remedies by the last key; that of a list is for a member whose keys
     "drivers": 'write a list of drivers such as ["mlx5_core"]',
     "ifNames": 'write a list of NICs such as ["ens2f0"]',
     "gidsPerDevice": 'write a number such as "gidsPerDevice": 4',
+    "rails": 'write objects such as {"group": "gpu", "nics": ["eth_r0", "eth_r1"]}',
+    "group": "write a name such as gpu",
+    "nics": 'write the NIC of each rail, that of rail 0 first: ["eth_r0", "eth_r1"]',
     "additionalInfo": 'write values by name by PCI address: {"*": {"name": "value"}}',
     **dict.fromkeys(("umad", "allNics", "isRdma", "needVhostNet", "excludeTopology"), _SWITCH),
 }
@@ -188,6 +192,14 @@ class Exclusive(_Resource):
     excludeTopology: bool = False
     selectors: Annotated[list[ExclusiveSelectors], BeforeValidator(_listed), Field(min_length=1)]
     additionalInfo: dict[str, dict[str, Any]] = {}
+
+
+class Rails(_Model):
+    """The NICs of a group of rails, that of rail 0 first, each by its netdev or PCI address: as in the key `rail` of a
+    network. A key of this project."""
+
+    group: Annotated[str, AfterValidator(rail.group)]
+    nics: Annotated[Texts, Field(min_length=1, max_length=rail.MOST_RAILS)]
 
 
 class NicSelector(_Model):

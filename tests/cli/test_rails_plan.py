@@ -90,7 +90,8 @@ def test_the_device_plugins_take_the_resources_and_ours_has_a_config_map_of_its_
     others, ours = (render.resources(wanted, made, own) for own in (False, True))
     content, for_ours = (json.loads(config_map["data"]["config.json"]) for config_map in (others, ours))
     vfs = {"nicSelector": {"pfNames": ["eth_r0", "eth_r1"]}, "numVfs": 8, "isRdma": True, "mtu": 9000}
-    assert for_ours == {**content, **({"virtualFunctions": [vfs]} if kind == "sriov" else {})}
+    own = {"rails": [{"group": "gpu-a.b", "nics": ["eth_r0", "eth_r1"]}]}
+    assert for_ours == {**content, **({"virtualFunctions": [vfs]} if kind == "sriov" else {}), **own}
     assert ours["metadata"] == {"name": "railcni-device-plugin", "namespace": "railcni"}
     assert render.objects(wanted, made, True)[0] == ours
     read = device_plugin_config.read([("config.json", ours["data"]["config.json"])])

@@ -241,6 +241,41 @@ def test_what_chooses_nothing_is_told_with_the_remedy(text: str, message: str, f
     assert (finding.message, finding.fix) == (message, fix)
 
 
+RAILS = {"group": "gpu", "nics": ["eth_r0", "eth_r1"]}
+
+
+def with_rails(*rails: object) -> str:
+    return json.dumps({"configList": [{"resourceName": "a", "rdmaHcaMax": 1, "devices": ["x"]}], "rails": rails})
+
+
+def test_the_nics_of_rails_are_read() -> None:
+    config = one(with_rails(RAILS, {"group": "storage", "nics": ["0000:3b:00.0"]}))
+    assert config.findings == []
+    assert [(rails.group, rails.nics) for rails in config.rails] == [
+        ("gpu", ["eth_r0", "eth_r1"]),
+        ("storage", ["0000:3b:00.0"]),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("rails", "finding"),
+    [
+        ([{"nics": ["x"]}], 'rails[0].group: group is missing (add "group")'),
+        ([{"group": "g p u", "nics": ["x"]}], 'rails[0].group: "g p u": want at most 63 letters, digits'),
+        ([{"group": "gpu", "nics": []}], "rails[0].nics: []: want 1 or more members (write the NIC of each rail"),
+        ([{"group": "gpu", "nics": [f"e{n}" for n in range(33)]}], "want 32 members at most (write the NIC of each rail"),
+        ([{"group": "gpu", "nics": "x"}], 'rails[0].nics: "x": want a list (write the NIC of each rail'),
+        ([{"group": "gpu", "nics": ["x", "x"]}], "rails[0].nics: x is a rail twice: the first one counts"),
+        ([RAILS, {"group": "b", "nics": ["eth_r1"]}], "rails[1].nics: eth_r1 is a rail twice: the first one counts"),
+        ([{**RAILS, "nic": "x"}], 'rails[0].nic: there is no key "nic" (write "nics")'),
+    ],
+)
+def test_wrong_rails_are_told_with_their_place_and_the_resources_are_served(rails: list[Any], finding: str) -> None:
+    (found,) = told(with_rails(*rails))
+    assert finding in found
+    assert [resource.resourceName for resource in one(with_rails(*rails)).resources] == ["a"]
+
+
 def test_a_whole_configmap_is_read() -> None:
     manifest = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "c"}, "data": {"config.json": SRIOV}}
     config = read([("configmap.yaml", json.dumps(manifest))])

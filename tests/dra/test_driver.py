@@ -343,6 +343,7 @@ def test_a_function_that_a_pod_has_from_a_device_plugin_is_given_to_no_claim_unt
         assert scene.until(lambda: VF in scene.published()), scene.lines
         states = [scene.published()[name]["healthy"] for name in (VF, VF[:-1] + "2")]
         assert states == [False, True], scene.lines
+        assert scene.said("pods have 0000:31:00.1 from a device plugin: claims get them when these pods have ended")
         with pytest.raises(Refused, match="a pod has 0000:31:00.1 from a device plugin: drain the node"):
             scene.dra.prepare(claim(scene, result(VF)))
         scene.kubelet.stop()  # which ends no pod

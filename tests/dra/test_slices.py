@@ -48,7 +48,7 @@ def devices(machine: Machine, *documents: dict[str, Any]) -> dict[str, Device]:
     assert read.findings == []
     root = str(machine.root)
     host = read_host(root)
-    found = slices.devices(resources(read.resources, host), host, read_topology(host, root))
+    found = slices.devices(resources(read.resources, host), host, read_topology(host, root), read.rails)
     assert all(re.fullmatch(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?", device.name) for device in found)
     assert len({device.name for device in found}) == len(found)
     return {device.name: device for device in found}
@@ -87,6 +87,23 @@ def test_a_device_has_the_attributes(
 ) -> None:
     given = attributes(devices(machine, document)[name])
     assert {key: given.get(key) for key in wanted} == wanted
+
+
+@pytest.mark.parametrize(
+    ("name", "document", "wanted"),
+    [
+        (SHARED, share("a", "ens0f0"), (1, "gpu")),
+        (VF, VFS, (0, "storage")),
+        ("rdma-a-rxe0", share("a", "eth0"), (None, None)),
+        ("rdma-a-all", share("a", "ens0f0", "ens1f0", allNics=True), (None, None)),
+    ],
+)
+def test_a_device_has_the_rail_and_the_group_that_the_configuration_names(
+    machine: Machine, name: str, document: dict[str, Any], wanted: tuple[int | None, str | None]
+) -> None:
+    rails = [{"group": "gpu", "nics": ["ens9f0", "ens0f0"]}, {"group": "storage", "nics": ["0000:31:00.0"]}]
+    given = attributes(devices(machine, document | {"rails": rails})[name])
+    assert (given.get("rail"), given.get("group")) == wanted
 
 
 def by_two(value: int) -> dict[str, Any]:

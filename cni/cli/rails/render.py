@@ -38,7 +38,7 @@ def network(plan: Rails, rails: Sequence[PlannedRail], rail: PlannedRail) -> dic
     if plan.mtu:
         found["mtu"] = plan.mtu
     key: dict[str, Any] = {"group": plan.group}
-    key |= {"nics": [one.nic.netdev or one.nic.pci for one in rails]} if plan.oneNetwork else {"index": rail.index}
+    key |= {"nics": _nics(rails)} if plan.oneNetwork else {"index": rail.index}
     if not plan.routing:
         key["routing"] = False
     elif plan.tableBase != TABLE_BASE:
@@ -71,9 +71,16 @@ def resources(plan: Rails, rails: Sequence[PlannedRail], ours: bool = False) -> 
         content, name = {"periodicUpdateInterval": 300, "configList": listed}, "rdma-devices"
     if plan.type == "sriov" and ours:
         content["virtualFunctions"] = [_policy(plan, rails)]
+    if ours:
+        content["rails"] = [{"group": plan.group, "nics": _nics(rails)}]
     name, namespace = _OURS if ours else (name, _OTHERS)
     data = {"config.json": json.dumps(content, indent=2) + "\n"}
     return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name, "namespace": namespace}, "data": data}
+
+
+def _nics(rails: Sequence[PlannedRail]) -> list[str]:
+    """The NIC of each rail, by its netdev if that is known."""
+    return [rail.nic.netdev or rail.nic.pci for rail in rails]
 
 
 def _selectors(plan: Rails, rails: Sequence[PlannedRail]) -> dict[str, Any]:

@@ -97,9 +97,12 @@ class Driver:
         self._others, self._held = others, held
         for resource in found:
             self._log.state(f"{resource.name} served", self._refusal(resource.name), resource=resource.name)
-        host, topology = self._watch.host, read_topology(self._watch.host, self._root)
+        host, rails = self._watch.host, self._watch.config.rails
         ours = [except_held(resource, held) for resource in found if not self._refusal(resource.name)]
-        self._devices = {device.name: device for device in slices.devices(ours, host, topology)}
+        devices = slices.devices(ours, host, read_topology(host, self._root), rails)
+        self._devices = {device.name: device for device in devices}
+        why = f"pods have {', '.join(sorted(held))} from a device plugin: claims get them when these pods have ended"
+        self._log.state("held", why if held else "")
         self._publish_due = 0.0
         self._tell()
 

@@ -204,13 +204,9 @@ def _devices(claim: Record, found: Collection[dict[str, Any]]) -> list[Record]:
         if attached := next((one for one in own if attachments.device_of(one) == device["function"]), None):
             own.remove(attached)
             created = time.gmtime(attached["records"][LINK]["created"] // 1_000_000_000)
-            condition = {
-                "type": "Ready",
-                "status": "True",
-                "reason": "Attached",
-                "message": f"network {attached['network']}",
-                "lastTransitionTime": time.strftime("%Y-%m-%dT%H:%M:%SZ", created),
-            }
+            told = {"reason": "Attached", "message": f"network {attached['network']}"}
+            since = {"lastTransitionTime": time.strftime("%Y-%m-%dT%H:%M:%SZ", created)}
+            condition = {"type": "Ready", "status": "True"} | told | since
             entry = {"driver": DRIVER, "pool": device["pool"], "device": device["device"], "conditions": [condition]}
             data = attachments.network_data(attached, found)
             entries.append(entry | ({"shareID": device["share"]} if device["share"] else {}) | {"networkData": data})

@@ -17,9 +17,9 @@ from typing import Any
 from cni.node.inventory.devices import Port
 from cni.node.inventory.functions import ETHER, Function
 from cni.node.inventory.topology import NEAREST_FIRST, SYS, Topology
-from cni.resources.choose import Host, Offer, Resource
+from cni.resources.choose import Host, Offer, Resource, rail_of
 from cni.resources.claims import DRIVER
-from cni.resources.models import Exclusive, Shared, label
+from cni.resources.models import Exclusive, Rails, Shared, label
 from cni.shared.kernel.rdma_sysfs import ROCE_V2
 
 API = "resource.k8s.io/v1"
@@ -50,7 +50,7 @@ class Device:
         return str(self.document["name"])
 
 
-def devices(resources: Iterable[Resource], host: Host, topology: Topology) -> list[Device]:
+def devices(resources: Iterable[Resource], host: Host, topology: Topology, rails: Sequence[Rails] = ()) -> list[Device]:
     """The devices of all resources; `topology` has the node's GPUs, and its functions by their PCI addresses."""
     functions = {function.id: function for function in host.functions}
     found: dict[str, Device] = {}
@@ -61,7 +61,7 @@ def devices(resources: Iterable[Resource], host: Host, topology: Topology) -> li
             whole = f"{resource.name}-{offer.name}"
             # `label` replaces characters: another resource's device may have the name already
             name = label(whole, unique=label(whole) in found)
-            known = _attributes(resource, offer, functions.get(offer.name), host, topology)
+            known = _attributes(resource, offer, functions.get(offer.name), host, topology, rails)
             given = ((key, v[:_LONGEST_VALUE] if isinstance(v, str) else v) for key, v in known if v not in ("", None))
             attributes = {key: {_TYPES[type(value)]: value} for key, value in given}
             document: dict[str, Any] = {"name": name, "attributes": attributes}
@@ -80,7 +80,7 @@ def _capacity(offer: Offer) -> dict[str, Any]:
 
 
 def _attributes(
-    resource: Resource, offer: Offer, function: Function | None, host: Host, topology: Topology
+    resource: Resource, offer: Offer, function: Function | None, host: Host, topology: Topology, rails: Sequence[Rails]
 ) -> Iterator[tuple[str, Value]]:
     yield RESOURCE_NAME, resource.name
     yield DEVICE_ID, offer.name
@@ -94,6 +94,7 @@ def _attributes(
     yield "ifName", function.netdevs[0] if function.netdevs else ""
     yield "vendor", function.vendor
     yield "deviceID", function.product
+    yield from zip(("rail", "group"), rail_of(function, rails) or (), strict=False)
     yield from _place(function, topology)
     if function.verbs and function.verbs[0] in host.devices:
         verbs = host.devices[function.verbs[0]]
