@@ -9,7 +9,7 @@ from typing import Any
 from cni.node.inventory.devices import Port, VerbsDevice
 from cni.node.inventory.functions import Function
 from cni.resources import selection
-from cni.resources.models import VFIO, Exclusive, ExclusiveSelectors, Rails, Shared
+from cni.resources.models import VFIO, Exclusive, ExclusiveSelectors, RailNics, Shared
 from cni.shared import rail
 
 _ADDRESSES = 2  # addresses of a pod's link: the configured one and the link-local one of IPv6
@@ -19,6 +19,7 @@ _EXCLUSIVE = (
 )
 _VERSION = "1.1.0"  # version of the Device Information Specification
 
+RailGroups = Sequence[RailNics]
 DeviceNode = tuple[str, str]  # (path in the container, path on the host)
 _CM: DeviceNode = ("/dev/infiniband/rdma_cm", "/dev/infiniband/rdma_cm")
 _VHOST: tuple[DeviceNode, ...] = (("/dev/vhost-net", "/dev/vhost-net"), ("/dev/net/tun", "/dev/net/tun"))
@@ -271,7 +272,7 @@ def _exclusive(function: Function, selectors: ExclusiveSelectors, resource: Excl
     )
 
 
-def rail_of(function: Function, groups: Iterable[Rails]) -> tuple[int, str] | None:
+def rail_of(function: Function, groups: RailGroups) -> tuple[int, str] | None:
     """The number of the function's rail, and its group; a VF has the rail of its PF. None without a rail."""
     names = {function.id, function.physical, *function.netdevs, *function.physical_netdevs}
     found = ((rail.of_names(one.nics, names), one.group) for one in groups)

@@ -23,7 +23,7 @@ from cni.resources.models import (
     Exclusive,
     ExclusiveSelectors,
     NicSelector,
-    Rails,
+    RailNics,
     Shared,
     SharedSelectors,
     VfPolicy,
@@ -51,7 +51,7 @@ class Config:
 
     resources: list[Shared | Exclusive] = field(default_factory=list)
     policies: list[VfPolicy] = field(default_factory=list)
-    rails: list[Rails] = field(default_factory=list)
+    rails: list[RailNics] = field(default_factory=list)
     period: float = PERIOD
     findings: list[Diagnostic] = field(default_factory=list)
     is_whole: bool = True
@@ -108,8 +108,8 @@ def read_document(scope: Scope, config: Config) -> None:
         _policy(scope, (_POLICIES, number), given, config)
     for number, given in _members(scope, _RAILS):
         if isinstance(given, dict):
-            _unknown(scope, (_RAILS, number), given, set(Rails.model_fields))
-        if rails := scope.model(Rails, given, (_RAILS, number), FIXES):
+            _unknown(scope, (_RAILS, number), given, set(RailNics.model_fields))
+        if rails := scope.model(RailNics, given, (_RAILS, number), FIXES):
             config.rails.append(rails)
             nics = [nic for one in config.rails for nic in one.nics]
             if twice := next((nic for nic in nics if nics.count(nic) > 1), ""):

@@ -194,7 +194,7 @@ class Exclusive(_Resource):
     additionalInfo: dict[str, dict[str, Any]] = {}
 
 
-class Rails(_Model):
+class RailNics(_Model):
     """The NICs of a group of rails, that of rail 0 first, each by its netdev or PCI address: as in the key `rail` of a
     network. A key of this project."""
 

@@ -28,7 +28,10 @@ IMAGE = "r/railcni-device-plugin"
 DEVICES = {
     "enabled": True,
     "image": {"repository": IMAGE},
-    "config": {"configList": [{"resourceName": "hca", "selectors": {"ifNames": ["ens2f0"]}}]},
+    "config": {
+        "configList": [{"resourceName": "hca", "selectors": {"ifNames": ["ens2f0"]}}],
+        "rails": [{"group": "gpu", "nics": ["ens2f0"]}],
+    },
 }
 DRA = {
     "devicePlugin.image.repository": IMAGE,
@@ -39,6 +42,7 @@ DRA = {
             {"resourceName": name, "resourcePrefix": "example.com", "selectors": {"pfNames": ["p0"]}}
             for name in ("VF_a", "a_name_that_is_longer_than_a_DeviceClass_may_have_it")
         ],
+        "rails": [{"group": "gpu", "nics": ["ens2f0"]}],
     },
 }
 WITH_VFS = DEVICES | {"config": {"virtualFunctions": [{"nicSelector": {"pfNames": ["ens2f1"]}, "numVfs": 8}]}}

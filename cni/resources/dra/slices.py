@@ -17,9 +17,9 @@ from typing import Any
 from cni.node.inventory.devices import Port
 from cni.node.inventory.functions import ETHER, Function
 from cni.node.inventory.topology import NEAREST_FIRST, SYS, Topology
-from cni.resources.choose import Host, Offer, Resource, rail_of
+from cni.resources.choose import Host, Offer, RailGroups, Resource, rail_of
 from cni.resources.claims import DRIVER
-from cni.resources.models import Exclusive, Rails, Shared, label
+from cni.resources.models import Exclusive, Shared, label
 from cni.shared.kernel.rdma_sysfs import ROCE_V2
 
 API = "resource.k8s.io/v1"
@@ -50,7 +50,7 @@ class Device:
         return str(self.document["name"])
 
 
-def devices(resources: Iterable[Resource], host: Host, topology: Topology, rails: Sequence[Rails] = ()) -> list[Device]:
+def devices(resources: Iterable[Resource], host: Host, topology: Topology, rails: RailGroups = ()) -> list[Device]:
     """The devices of all resources; `topology` has the node's GPUs, and its functions by their PCI addresses."""
     functions = {function.id: function for function in host.functions}
     found: dict[str, Device] = {}
@@ -80,7 +80,7 @@ def _capacity(offer: Offer) -> dict[str, Any]:
 
 
 def _attributes(
-    resource: Resource, offer: Offer, function: Function | None, host: Host, topology: Topology, rails: Sequence[Rails]
+    resource: Resource, offer: Offer, function: Function | None, host: Host, topology: Topology, rails: RailGroups
 ) -> Iterator[tuple[str, Value]]:
     yield RESOURCE_NAME, resource.name
     yield DEVICE_ID, offer.name
