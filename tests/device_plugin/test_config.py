@@ -263,7 +263,10 @@ def test_the_nics_of_rails_are_read() -> None:
         ([{"nics": ["x"]}], 'rails[0].group: group is missing (add "group")'),
         ([{"group": "g p u", "nics": ["x"]}], 'rails[0].group: "g p u": want at most 63 letters, digits'),
         ([{"group": "gpu", "nics": []}], "rails[0].nics: []: want 1 or more members (write the NIC of each rail"),
-        ([{"group": "gpu", "nics": [f"e{n}" for n in range(33)]}], "want 32 members at most (write the NIC of each rail"),
+        (
+            [{"group": "gpu", "nics": [f"e{n}" for n in range(33)]}],
+            "want 32 members at most (write the NIC of each rail",
+        ),
         ([{"group": "gpu", "nics": "x"}], 'rails[0].nics: "x": want a list (write the NIC of each rail'),
         ([{"group": "gpu", "nics": ["x", "x"]}], "rails[0].nics: x is a rail twice: the first one counts"),
         ([RAILS, {"group": "b", "nics": ["eth_r1"]}], "rails[1].nics: eth_r1 is a rail twice: the first one counts"),

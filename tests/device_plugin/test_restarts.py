@@ -129,6 +129,12 @@ def report(took: list[float]) -> str:
     return f"{len(took)} events; whole again after {statistics.median(took):.1f} s (median), {max(took):.1f} s (worst) with both up"
 
 
+def memory(pid: int) -> list[float]:
+    """The RSS and the PSS of a process in MB."""
+    lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    return [int(line.split()[1]) / 1024 for line in lines if line.startswith(("Rss:", "Pss:"))]
+
+
 def bench(nics: int = 8, each: int = 1000) -> str:
     """From the start of the plugin's process, and from that of kubelet, until all devices are known; the memory."""
     with Scene() as scene:
@@ -155,8 +161,7 @@ def bench(nics: int = 8, each: int = 1000) -> str:
         scene.kubelet.restart()
         assert scene.kubelet.until(whole), scene.lines
         again = time.monotonic() - began
-        memory = Path(f"/proc/{plugin.pid}/smaps_rollup").read_text().splitlines()
-    rss, pss = (int(line.split()[1]) / 1024 for line in memory if line.startswith(("Rss:", "Pss:")))
+        rss, pss = memory(plugin.pid)
     return (
         f"{each} devices of each of {nics} NICs: known {first:.2f} s after the start of the plugin's process, {again:.2f} s after"
         f" a restart of kubelet; memory {rss:.0f} MB RSS, {pss:.0f} MB PSS"

@@ -19,7 +19,8 @@ import pytest
 
 from cni.node.service.log import AgentLog
 from cni.resources.dra import driver
-from tests.device_plugin.test_restarts import report
+from tests.device_plugin.scene import Scene
+from tests.device_plugin.test_restarts import memory, report
 from tests.dra.kubelet import Refused, result
 from tests.dra.scene import NODE, RIGHT_SECONDS, DraScene
 from tests.dra.test_slices import SHARED, VF, VFS, share
@@ -136,13 +137,17 @@ def in_a_thread(scene: DraScene) -> Iterator[None]:
             thread.join()
 
 
+def eight_nics(scene: Scene) -> None:
+    names = [f"ens{number}f0" for number in range(8) if scene.machine.nic(number)]
+    scene.configure(share("rail", *names, most=8 * 63))
+
+
 def test_eight_nics_with_63_shares_each_are_published_as_soon_as_kubelet_has_registered_the_driver(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(driver, "_TICK", 3600.0)
     with DraScene() as scene:
-        names = [f"ens{number}f0" for number in range(8) if scene.machine.nic(number)]
-        scene.configure(share("rail", *names, most=8 * 63))
+        eight_nics(scene)
         scene.dra.start()
         began = time.monotonic()
         with in_a_thread(scene):
@@ -152,3 +157,19 @@ def test_eight_nics_with_63_shares_each_are_published_as_soon_as_kubelet_has_reg
         values = [device["capacity"]["gids"]["value"] for device in slice["spec"]["devices"]]
         assert values == ["126"] * 8
     print(f"published after {took:.2f} s")
+
+
+def test_for_eight_nics_the_driver_has_at_most_10_mb_more_memory_than_the_device_plugin() -> None:
+    with DraScene() as scene:
+        eight_nics(scene)
+        scene.dra.start()
+        process = scene.start_plugin()
+        assert scene.until(scene.slices), scene.lines
+        ours, _ = memory(process.pid)
+    with Scene() as other:
+        eight_nics(other)
+        other.kubelet.start()
+        process = other.start_plugin()
+        assert other.kubelet.until(lambda: other.kubelet.allocatable("rdma/rail") == 8 * 63), other.lines
+        theirs, _ = memory(process.pid)
+    assert ours <= theirs + 10
