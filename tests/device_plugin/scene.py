@@ -130,6 +130,11 @@ class Scene:
         threading.Thread(target=self._read, args=(self.plugin,), daemon=True).start()
         return self.plugin
 
+    def make_read_only(self, folder: Path) -> None:
+        """Let the plugin start in a mount namespace of its own, in which `folder` is read-only."""
+        mount = f"mount --bind {folder} {folder} && mount -o remount,bind,ro {folder}"
+        self.inside = ["unshare", "--mount", "sh", "-c", f'{mount} && exec "$@"', "sh"]
+
     def end_plugin(self, number: int = signal.SIGTERM) -> int:
         """End the plugin by a signal; its exit code, 0 when there is none."""
         plugin, self.plugin = self.plugin, None

@@ -79,6 +79,30 @@ def test_specifications_that_cannot_be_written_are_told_since_no_container_would
         assert (status, "mount /var/run/cdi" in text) == (503, True), text
 
 
+def test_a_folder_of_kubelet_that_is_missing_is_told_with_the_remedy_and_served_when_it_is_there() -> None:
+    with Scene() as scene:
+        scene.machine.nic(0)
+        scene.configure({"configList": [scene.share("ens0f0")]})
+        scene.start_plugin()
+        assert scene.said("start kubelet, or name its folder with --kubelet-dir"), scene.lines
+        assert sum("start kubelet" in line for line in scene.lines) == 1
+        scene.kubelet.start()
+        assert is_whole(scene, 63), scene.lines
+
+
+def test_a_folder_of_kubelet_that_is_read_only_is_told_with_the_remedy_and_no_number_of_the_system() -> None:
+    with Scene() as scene:
+        scene.machine.nic(0)
+        scene.configure({"configList": [scene.share("ens0f0")]})
+        scene.kubelet.start()
+        scene.make_read_only(scene.kubelet.folder)
+        scene.start_plugin()
+        assert scene.said("Read-only file system: mount it writable"), scene.lines
+        assert "mount it writable" in scene.page("readyz")[1]
+        assert scene.end_plugin() == 0
+        assert not [line for line in scene.lines if "Errno" in line or "Traceback" in line]
+
+
 def test_a_device_that_is_gone_is_refused_by_name(scene: Scene) -> None:
     with pytest.raises(grpc.RpcError) as refused:
         scene.kubelet.allocate("pod/gone", SHARED, ids=["0000:99:00.0-1"])

@@ -395,6 +395,21 @@ def test_an_api_server_without_shares_is_told_by_log_and_readyz_and_a_claim_is_p
     assert scene.until(lambda: told not in scene.page("readyz")[1])
 
 
+@pytest.mark.parametrize("place", ["plugins_registry", "plugins"])
+def test_a_folder_of_kubelet_that_is_read_only_is_told_with_the_remedy(place: str) -> None:
+    with DraScene() as scene:
+        scene.machine.nic(0)
+        scene.configure(share("a", "ens0f0"))
+        scene.dra.start()
+        (scene.dra.folder / place).mkdir(exist_ok=True)
+        scene.make_read_only(scene.dra.folder / place)
+        scene.start_plugin()
+        assert scene.said("Read-only file system: mount it writable"), scene.lines
+        assert "mount it writable" in scene.page("readyz")[1]
+        assert scene.end_plugin() == 0
+        assert not [line for line in scene.lines if "Errno" in line or "Traceback" in line]
+
+
 def test_metrics_tell_devices_and_claims(scene: DraScene) -> None:
     scene.dra.prepare(claim(scene, result(SHARED)))
     text = scene.page("metrics")[1]

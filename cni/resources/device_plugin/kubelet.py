@@ -42,14 +42,14 @@ class Kubelet:
         return status.st_dev, status.st_ino, status.st_ctime_ns
 
     def fault(self) -> str:
-        """The reason, with ": " before it, why no plugin can listen in `folder`, and the remedy; "" without a fault."""
+        """The reason why no plugin can listen in `folder`, and the remedy; "" without a fault."""
         if not os.path.isdir(self.folder):
-            return f": there is no {self.folder}, which kubelet makes: start kubelet, or name its folder with --kubelet-dir"
+            return f"there is no {self.folder}, which kubelet makes: start kubelet, or name its folder with --kubelet-dir"
         try:
             with tempfile.TemporaryFile(dir=self.folder):
                 return ""
         except OSError as fault:
-            return f": {self.folder}: {fault.strerror}: mount it writable"
+            return services.refusal(OSError(fault.errno, fault.strerror, self.folder))
 
     async def register(self, endpoint: str, resource: str) -> None:
         """Register the socket named `endpoint` for the resource. Raises TryAgainLater with kubelet's answer.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 from collections.abc import Sequence
 from time import monotonic
 
@@ -16,6 +17,7 @@ from cni.resources.containers import CDI_FOLDER, INFO_FOLDER, info_name, remove_
 from cni.resources.device_plugin import answers, server
 from cni.resources.device_plugin.kubelet import Kubelet
 from cni.resources.device_plugin.server import ResourceServer
+from cni.resources.kubelet import services
 from cni.resources.vfs.apply import apply
 from cni.resources.watch import Watch
 from cni.shared.kernel import rdma_sysfs
@@ -40,10 +42,8 @@ class Plugin:
 
     async def run(self, ended: asyncio.Event) -> None:
         """Serve until `ended` is set."""
-        try:
+        with contextlib.suppress(OSError):  # kubelet makes the folder, which may also be read-only
             server.remove_stale(self._kubelet.folder)
-        except FileNotFoundError:
-            pass  # kubelet makes the folder
         look_due = 0.0
         await asyncio.to_thread(self._make_vfs)  # before kubelet gets a function that this would remove
         try:
@@ -52,9 +52,13 @@ class Plugin:
                     try:
                         await self._look()
                     except OSError as fault:  # such as a device that vanishes while it is read
-                        self._log.state("look", f"{fault.filename}: {fault.strerror}")
+                        self._log.state("look", services.refusal(fault))
                     look_due = monotonic() + _LOOK_SECONDS
-                await asyncio.gather(*(self._attend(endpoint) for endpoint in self._endpoints.values()))
+                unserved = any(not endpoint.is_served for endpoint in self._endpoints.values())
+                unusable = self._kubelet.fault() if unserved else ""
+                self._log.state("kubelet", unusable)
+                if not unusable:
+                    await asyncio.gather(*(self._attend(endpoint) for endpoint in self._endpoints.values()))
                 await pause(ended, _TICK)
         finally:
             await asyncio.gather(*(endpoint.close() for endpoint in self._endpoints.values()))
@@ -117,11 +121,12 @@ class Plugin:
         """The answer to /readyz: 503 with all faults, such as a wrong configuration, a resource without a device, or
         one that kubelet does not take from here. Otherwise 200 with the resources that lack configured devices."""
         faults = [*self._watch.faults, *self._unmade, *filter(None, [self._unwritten])]
+        fault = self._kubelet.fault()
         for name, endpoint in self._endpoints.items():
             if endpoint.conflict:
                 faults.append(f"another device plugin serves {name}")
             elif not endpoint.is_served:
-                faults.append(f"kubelet does not listen to {name}{self._kubelet.fault()}")
+                faults.append(f"kubelet does not listen to {name}{fault and f': {fault}'}")
         return readiness(faults, self._watch.limits)
 
     def metrics(self) -> tuple[int, str, str]:

@@ -13,6 +13,7 @@ for allocations, but uses the last list of either plugin. So no list is sent fro
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import secrets
 import socket
@@ -107,7 +108,8 @@ class ResourceServer:
         if server is not None:
             await server.stop(None)
         if self._path:
-            Path(self._path).unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # in a folder that is read-only it stays until the next start
+                os.unlink(self._path)
         self._streams.clear()
 
     async def _listen(self) -> None:
@@ -120,8 +122,7 @@ class ResourceServer:
             await services.listen(self._server, self._path)
         except OSError as fault:
             self._server = None
-            why = self._kubelet.fault() or f": {fault.strerror}"
-            raise TryAgainLater(f"cannot listen at {self._path}{why}") from None
+            raise TryAgainLater(f"cannot listen at {self._path}: {fault.strerror}") from None
 
     async def _register(self) -> None:
         name = self.resource.name

@@ -70,7 +70,7 @@ class Driver:
                     await self._endpoint.attend()
                     self._fault = ""
                 except OSError as fault:  # also when a device vanishes while it is read
-                    self._fault = f"{fault.filename}: {fault.strerror}"
+                    self._fault = services.refusal(fault)
                 self._log.state("look", self._fault)
                 # Not earlier: for a pod with a claim and no registered driver, kubelet tries again only after a minute.
                 if monotonic() >= self._publish_due and not self._endpoint.fault:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import time
 from collections.abc import AsyncIterator, Callable, Iterable
-from pathlib import Path
 from typing import Any
 
 import grpc
@@ -72,7 +72,8 @@ class Endpoint:
     async def close(self) -> None:
         """Stop listening; kubelet deletes the node's slices unless a driver registers within half a minute."""
         for path in (self._registry, self._socket):
-            Path(path).unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # in a folder that is read-only it stays until the next start
+                os.unlink(path)
         servers, self._servers = self._servers, []
         await asyncio.gather(*(server.stop(None) for server in servers))
 
@@ -129,7 +130,7 @@ class Endpoint:
             except CniError as fault:
                 said = fault.msg
             except OSError as fault:
-                said = f"{fault.filename}: {fault.strerror}"
+                said = services.refusal(fault)
             else:
                 self._log.say("info", f"{what}d", **fields)
                 return given, ""

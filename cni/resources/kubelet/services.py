@@ -3,6 +3,7 @@ resources API."""
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 from types import SimpleNamespace
@@ -57,6 +58,12 @@ async def listen(server: grpc.aio.Server, path: str) -> None:
         await server.start()
     except RuntimeError as fault:
         raise OSError(0, str(fault), path) from None
+
+
+def refusal(fault: OSError) -> str:
+    """The file that the system refused, with the reason and, for a mount that is read-only, the remedy."""
+    remedy = ": mount it writable" if fault.errno in (errno.EROFS, errno.EACCES) else ""
+    return f"{fault.filename}: {fault.strerror}{remedy}"
 
 
 async def allocatable(socket: str) -> dict[str, list[str]] | None:
