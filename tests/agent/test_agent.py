@@ -558,10 +558,16 @@ def test_the_metrics_are_what_prometheus_reads(rig: Rig) -> None:
 def test_the_metrics_have_the_errors_of_each_rdma_port_as_doctor_judges_them(rig: Rig) -> None:
     tree = Tree(rig.host("n1") / "sys")
     for number, device in enumerate(("mlx5_0", "mlx5_1")):
-        port = tree.verbs(device, size=4) / "ports/1"
-        tree.put(port, {counter.place: number * 1000 + i for i, counter in enumerate(ERRORS)})
+        netdev = tree.netdev(f"ens{number}f0", pci=(pci := f"0000:3{number}:00.0"))
+        port = tree.verbs(device, pci=pci, netdev=netdev.name, size=4) / "ports/1"
+        for i, counter in enumerate(ERRORS):
+            folder = netdev if counter.place.startswith("netdev/") else port
+            tree.put(folder, {counter.place.removeprefix("netdev/"): number * 1000 + i})
     tree.put(port, {ERRORS[0].place: "N/A (no PMA)"})
-    told = [line for line in rig.agent("n1").get("/metrics")[1].splitlines() if line.startswith("railcni_rdma_errors")]
+    page = rig.agent("n1").get("/metrics")[1].splitlines()
+    told = [line for line in page if line.startswith("railcni_rdma_errors")]
+    of_nics = [line.partition("{")[0] for line in page if line.startswith(("railcni_rdma_rate", "railcni_rdma_device"))]
+    assert of_nics == ["railcni_rdma_rate_bytes_per_second"] * 2 + ["railcni_rdma_device_info"] * 2
     wanted = [
         f'railcni_rdma_errors_total{{device="mlx5_{number}",port="1",counter="{counter.name}"}} {number * 1000 + i}'
         for number in (0, 1)

@@ -12,7 +12,7 @@ from cni.cli.doctor.facts import NodeFacts, NodePlaces
 from cni.cli.doctor.finding import ADVICE, FAULT, OK
 from cni.node.inventory import devices as inventory
 from cni.node.inventory import functions
-from cni.node.inventory.counters import ERRORS, ErrorCounter
+from cni.node.inventory.counters import ERRORS, ErrorCounter, siblings
 from tests.sysfs import Tree
 
 CARD = {"vendor": "0x15b3", "device": "0x1021", "class": "0x020000"}
@@ -35,7 +35,11 @@ class Rails:
     def count(self, rail: int, **counters: int) -> None:
         places = {counter.name: counter.place for counter in ERRORS}
         port = self.tree.root / f"class/infiniband/mlx5_{rail}/ports/1"
-        self.tree.put(port, {places[name]: value for name, value in counters.items()})
+        netdev = self.tree.root / f"class/net/ens{rail}f0"
+        for name, value in counters.items():
+            self.tree.put(
+                netdev if places[name].startswith("netdev/") else port, {places[name].removeprefix("netdev/"): value}
+            )
 
     def siblings(self) -> list[tuple[str, str, str]]:
         found = ports.check_siblings(self.devices, functions.read(str(self.tree)))
@@ -86,6 +90,26 @@ def test_errors_that_come_while_a_port_is_watched_are_a_fault_with_their_rate(tm
         (OK, "mlx5_0 port 1", "no error in 10 s"),
         (FAULT, "mlx5_1 port 1", "150 packets out of sequence in 10 s (15/s)"),
     ]
+
+
+def test_a_roce_port_that_flaps_is_told_by_the_carrier_of_its_netdev(tmp_path: Path) -> None:
+    rails = Rails(tmp_path, 1)
+    rails.count(0, carrier_down_count=57)
+    before, _, _ = rails.facts().counts
+    (found,) = ports.check_counters(before, {}, 0)
+    assert (found.level, found.found.partition(" since")[0]) == (ADVICE, "57 times that the netdev lost its carrier")
+    rails.count(0, carrier_down_count=59)
+    (found,) = ports.check_counters(rails.facts().counts[0], before, 10)
+    assert (found.level, found.found) == (FAULT, "2 times that the netdev lost its carrier in 10 s (0.2/s)")
+
+
+def test_rate_and_firmware_of_active_physical_nics_are_told_with_their_model(tmp_path: Path) -> None:
+    rails = Rails(tmp_path, 3, state="1: DOWN")
+    rails.tree.pci("0000:30:00.1", physical="0000:30:00.0", **CARD)
+    rails.tree.verbs("mlx5_9", pci="0000:30:00.1", size=4)
+    rates, firmware = siblings(str(rails.tree))
+    assert rates == {(f"mlx5_{rail}", "1", "15b3:1021"): 12.5e9 for rail in (0, 1)}
+    assert {(device, model) for device, model, _ in firmware} == {("mlx5_0", "15b3:1021"), ("mlx5_1", "15b3:1021")}
 
 
 def test_a_watch_reads_the_counters_twice(tmp_path: Path) -> None:

@@ -78,10 +78,33 @@ CASES: dict[str, tuple[Series, Series]] = {
         },
     ),
     "RailcniRdmaLinkFlaps": (
-        {'railcni_rdma_errors_total{device="mlx5_0",port="1",counter="link_downed",nodename="n1"}': "5x30 8x40"},
+        {'railcni_rdma_errors_total{device="mlx5_0",port="1",counter="carrier_down_count",nodename="n1"}': "5x30 8x40"},
         {
             'railcni_rdma_errors_total{device="mlx5_0",port="1",counter="link_downed",nodename="n1"}': "5x30 6x40",
             'railcni_rdma_errors_total{device="mlx5_1",port="1",counter="link_downed",nodename="n1"}': "57x70",
+        },
+    ),
+    "RailcniRdmaPortSlow": (
+        {
+            'railcni_rdma_rate_bytes_per_second{device="mlx5_0",port="1",model="15b3:1021",nodename="n1"}': "50x70",
+            'railcni_rdma_rate_bytes_per_second{device="mlx5_1",port="1",model="15b3:1021",nodename="n1"}': "50x70",
+            'railcni_rdma_rate_bytes_per_second{device="mlx5_2",port="1",model="15b3:1021",nodename="n1"}': "25x70",
+        },
+        {
+            'railcni_rdma_rate_bytes_per_second{device="mlx5_0",port="1",model="15b3:1021",nodename="n1"}': "50x70",
+            'railcni_rdma_rate_bytes_per_second{device="mlx5_1",port="1",model="15b3:1017",nodename="n1"}': "25x70",
+            'railcni_rdma_rate_bytes_per_second{device="mlx5_0",port="1",model="15b3:1021",nodename="n2"}': "25x70",
+        },
+    ),
+    "RailcniRdmaFirmwareDiffers": (
+        {
+            'railcni_rdma_device_info{device="mlx5_0",model="15b3:1021",firmware="28.39.1002",nodename="n1"}': "1x70",
+            'railcni_rdma_device_info{device="mlx5_1",model="15b3:1021",firmware="28.38.1002",nodename="n1"}': "1x70",
+        },
+        {
+            'railcni_rdma_device_info{device="mlx5_0",model="15b3:1021",firmware="28.39.1002",nodename="n1"}': "1x70",
+            'railcni_rdma_device_info{device="mlx5_1",model="15b3:1021",firmware="28.39.1002",nodename="n1"}': "1x70",
+            'railcni_rdma_device_info{device="mlx5_2",model="15b3:1017",firmware="16.35.1012",nodename="n1"}': "1x70",
         },
     ),
     "RailcniRdmaErrors": (

@@ -145,10 +145,10 @@ def check_siblings(devices: Sequence[VerbsDevice], functions: Sequence[Function]
 
 
 def _slower(group: Sequence[VerbsDevice]) -> Iterator[Observation]:
-    ports = [port for device in group for port in device.ports if port.is_active and _rate(port)]
-    usual = Counter(map(_rate, ports)).most_common(1)[0][0] if ports else 0
-    for port in ports:
-        if _rate(port) < usual:
+    speeds = {port: port.speed for device in group for port in device.ports if port.is_active and port.speed}
+    usual = Counter(speeds.values()).most_common(1)[0][0] if speeds else 0
+    for port, speed in speeds.items():
+        if speed < usual:
             healthy = f"{usual:g} Gb/s, as its siblings"
             yield advice(
                 str(port), f"runs at {port.rate}", healthy, f"{CABLE}; a job on all rails is as slow as this one"
@@ -178,11 +178,6 @@ def read_guids(devices: Sequence[VerbsDevice], root: str = "/sys") -> dict[str, 
     """Read the node GUIDs by device name; a device that shows none is left out."""
     found = {device.name: text(f"{root}{rdma_sysfs.CLASS}/{device.name}/node_guid") for device in devices}
     return {name: guid for name, guid in found.items() if guid}
-
-
-def _rate(port: Port) -> float:
-    number = port.rate.partition(" ")[0]
-    return float(number) if number.replace(".", "", 1).isdigit() else 0.0
 
 
 def _version(firmware: str) -> list[int]:

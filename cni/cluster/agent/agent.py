@@ -346,7 +346,11 @@ class Agent:
         """(status, content type, text) of the page /metrics."""
         self.metrics.healthy.set(not self.health.faults())
         self.metrics.leader.set(self.election.is_elected())
-        self.metrics.errors.replace(counters.samples(self._below("/sys")))
+        sys = self._below("/sys")
+        self.metrics.errors.replace(counters.samples(sys))
+        rates, firmware = counters.siblings(sys)
+        self.metrics.rates.replace(rates)
+        self.metrics.firmware.replace(firmware)
         return self.metrics.page()
 
 

@@ -1,4 +1,5 @@
-"""The error counters of RDMA ports: `railcni doctor` judges the values, and the agent reports them to Prometheus.
+"""The error counters of RDMA ports, and the rate and firmware by which NICs of one model are compared: `railcni doctor`
+judges the values, and the agent reports them to Prometheus.
 
 Sources: Documentation/ABI/stable/sysfs-class-infiniband of the kernel, "counters"; NVIDIA's "Understanding mlx5 Linux
 Counters" for hw_counters.
@@ -9,17 +10,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from cni.node.inventory.devices import gigabits
 from cni.node.inventory.topology import text
-from cni.shared.kernel import rdma_sysfs
+from cni.shared.kernel import rdma_sysfs, sysfs
 
 CABLE = "see cable and transceiver (ethtool -m), and the switch port's counters"
+_NETDEV = "netdev/"  # RoCE ports do not count in link_downed, but their netdevs do
 _LOSS = "see PFC and ECN here and on the switches: packets are lost on the way"
 
 
 @dataclass(frozen=True)
 class ErrorCounter:
-    """An error counter: its `place` below the port's folder, its `meaning`, and the `remedy` for errors. `many` is the
-    least value since the port's start that is reported."""
+    """An error counter: its `place` below the folder of the port or, after _NETDEV, of the port's netdev, its `meaning`,
+    and the `remedy` for errors. `many` is the least value since the port's start that is reported."""
 
     place: str
     meaning: str
@@ -34,6 +37,7 @@ class ErrorCounter:
 
 ERRORS = (
     ErrorCounter("counters/link_downed", "times that the link went down", 10, CABLE),
+    ErrorCounter(f"{_NETDEV}carrier_down_count", "times that the netdev lost its carrier", 10, CABLE),
     ErrorCounter("counters/symbol_error", "symbol errors", 1000, CABLE),
     ErrorCounter("counters/local_link_integrity_errors", "errors of the local link", 10, CABLE),
     ErrorCounter("counters/port_rcv_errors", "packets received with an error", 1000, CABLE),
@@ -45,16 +49,20 @@ ERRORS = (
 )
 Counts = Mapping[ErrorCounter, int]
 """The value of each counter that a port has."""
+Samples = dict[tuple[str, ...], float]
+"""The values of a metric by its labels."""
 
 
 def read(device: str, port: int, root: str = "/sys") -> Counts:
     """The counters of one port that have a value."""
     here = f"{root}{rdma_sysfs.CLASS}/{device}/ports/{port}"
-    values = {counter: text(f"{here}/{counter.place}") for counter in ERRORS}
+    netdev = f"{root}/class/net/{rdma_sysfs.netdev_of(device, port, root)}/"
+    places = {c: c.place.replace(_NETDEV, netdev) if _NETDEV in c.place else f"{here}/{c.place}" for c in ERRORS}
+    values = {counter: text(place) for counter, place in places.items()}
     return {counter: int(value) for counter, value in values.items() if value.isdigit()}
 
 
-def samples(root: str = "/sys") -> dict[tuple[str, ...], float]:
+def samples(root: str = "/sys") -> Samples:
     """The values of all ports, by device, port and the counter's name."""
     return {
         (device, str(port), counter.name): value
@@ -62,3 +70,22 @@ def samples(root: str = "/sys") -> dict[tuple[str, ...], float]:
         for port in rdma_sysfs.ports(device, root)
         for counter, value in read(device, port, root).items()
     }
+
+
+def siblings(root: str = "/sys") -> tuple[Samples, Samples]:
+    """The rate in bytes a second of each active port, by device, port and model; and 1 for each device with such a port,
+    by device, model and firmware. Virtual functions and software devices are left out."""
+    rates: Samples = {}
+    firmware: Samples = {}
+    for device in rdma_sysfs.devices(root):
+        address = rdma_sysfs.pci_of(device, root)
+        if not address or sysfs.physical_function_of(address, root):
+            continue
+        model = ":".join(text(f"{root}/bus/pci/devices/{address}/{name}")[2:] for name in ("vendor", "device"))
+        states = [rdma_sysfs.PortState(device, port, root) for port in rdma_sysfs.ports(device, root)]
+        for state in (state for state in states if state.state == rdma_sysfs.ACTIVE):
+            if speed := gigabits(state.rate):
+                rates[device, str(state.number), model] = speed * 1e9 / 8
+            if version := text(f"{root}{rdma_sysfs.CLASS}/{device}/fw_ver"):
+                firmware[device, model, version] = 1
+    return rates, firmware

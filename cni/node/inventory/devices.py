@@ -57,9 +57,8 @@ class Port:
 
     @property
     def speed(self) -> float | None:
-        """The rate in Gb/s, 100 for "100 Gb/sec (4X EDR)"; None when it is unknown."""
-        number, unit, _ = self.rate.partition(" Gb/sec")
-        return float(number) if unit else None
+        """The rate in Gb/s; None when it is unknown."""
+        return gigabits(self.rate)
 
 
 @dataclass(frozen=True)
@@ -83,6 +82,12 @@ def read(sandboxes: Sequence[NamespaceView] = (), root: str = "/sys") -> list[Ve
         for port in rdma_sysfs.ports_of_netdev(netdev, root):
             above.setdefault(port, set()).add(netdev)
     return [_device(name, links, above, root) for name in rdma_sysfs.devices(root)]
+
+
+def gigabits(rate: str) -> float | None:
+    """The number of Gb/s in a port's `rate`, 100 for "100 Gb/sec (4X EDR)"; None when it is unknown."""
+    number, unit, _ = rate.partition(" Gb/sec")
+    return float(number) if unit else None
 
 
 def ports(devices: Iterable[VerbsDevice]) -> list[Port]:

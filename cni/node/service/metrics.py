@@ -108,6 +108,9 @@ class Metrics:
         self.leader = Family("railcni_agent_leader", "1 in the agent that looks after nodes without one.")
         errors = "Errors of RDMA ports, by the counter's name in sysfs."
         self.errors = Counter("railcni_rdma_errors_total", errors, "device", "port", "counter")
+        rate = "Rate of an active port of a physical NIC."
+        self.rates = Family("railcni_rdma_rate_bytes_per_second", rate, "device", "port", "model")
+        self.firmware = Family("railcni_rdma_device_info", "1 for a NIC in use.", "device", "model", "firmware")
         self.healthy = Family("railcni_installation_healthy", "1 when this node's installation is whole.")
         self.written = Counter("railcni_node_files_written_total", "Writes of a node's file.", "file")
         self.passes = Counter("railcni_collector_passes_total", "Passes of the collector.", "result")

@@ -44,7 +44,9 @@ class Kubelet:
     def fault(self) -> str:
         """The reason why no plugin can listen in `folder`, and the remedy; "" without a fault."""
         if not os.path.isdir(self.folder):
-            return f"there is no {self.folder}, which kubelet makes: start kubelet, or name its folder with --kubelet-dir"
+            return (
+                f"there is no {self.folder}, which kubelet makes: start kubelet, or name its folder with --kubelet-dir"
+            )
         try:
             with tempfile.TemporaryFile(dir=self.folder):
                 return ""
