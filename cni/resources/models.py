@@ -52,7 +52,7 @@ POLICY_FIXES = FIXES | {
     "mtu": 'write a number such as "mtu": 9000',
     "priority": "write a number from 0, which counts most, to 99",
     "nicSelector": 'write "nicSelector": {"pfNames": ["ens2f1#0-3"]}',
-    "linkType": "leave InfiniBand functions, which need GUIDs, to sriov-network-operator",
+    "linkType": "write eth or ib",
     "eSwitchMode": "leave the switchdev mode to sriov-network-operator",
     "virtualFunctions": 'write objects such as {"nicSelector": {"pfNames": ["ens2f1"]}, "numVfs": 8}',
     "vendor": 'write an ID such as "15b3"',
@@ -228,7 +228,7 @@ class VfPolicy(_Model):
     isRdma: bool = False
     externallyManaged: bool = False
     priority: Annotated[int, Field(ge=0, le=99)] = 99
-    linkType: Literal["", "eth", "ETH"] = ""
+    linkType: Literal["", "eth", "ETH", "ib", "IB"] = ""
     eSwitchMode: Literal["", "legacy"] = ""
     resourceName: Annotated[str, AfterValidator(_name)] | None = None
     excludeTopology: bool = False

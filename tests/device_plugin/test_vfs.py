@@ -8,19 +8,25 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
+import struct
 import subprocess
 import sys
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
+from cni.node.inventory.functions import Function
 from cni.resources.config import Config, read
 from cni.resources.vfs import cards, macs
 from cni.resources.vfs.apply import apply
 from cni.resources.vfs.plan import VfPlan, VfStep, plan
-from cni.shared.kernel.netlink import KernelError
+from cni.shared.kernel.links import ifinfo
+from cni.shared.kernel.netlink import KernelError, attribute
 from cni.shared.kernel.vfs import NO_MAC
 from tests.device_plugin.scene import Machine
 from tests.node import ROOT, Node
@@ -142,7 +148,7 @@ def test_policies_with_one_resource_name_make_one_resource() -> None:
         ({"nicSelector": {"netFilter": "openstack/NetworkID:x", "vendor": "15b3"}}, "netFilter: this is not made here"),
         ({"vdpaType": "virtio"}, "vdpaType: this is not made here (leave this policy to sriov-network-operator)"),
         ({"eSwitchMode": "switchdev"}, "leave the switchdev mode to sriov-network-operator"),
-        ({"linkType": "ib"}, "leave InfiniBand functions, which need GUIDs, to sriov-network-operator"),
+        ({"linkType": "infiniband"}, "write eth or ib"),
         ({"numVf": 3}, 'warning virtualFunctions[1].numVf: there is no key "numVf" (write "numVfs")'),
     ],
 )
@@ -207,6 +213,39 @@ def test_a_vf_that_is_made_gets_a_mac_of_its_own_before_its_driver_and_the_same_
     assert given == [step.then for step in with_macs(machine, policy(numVfs=8), macs={}).steps if step.what == "mac"]
 
 
+def test_vfs_of_an_infiniband_card_get_guids_of_their_own_before_their_drivers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine = with_vfs(tmp_path)
+    machine.tree.put(machine.root / "sys/class/net/ens0f0", {"type": 32})
+    for vf in (0, 1):
+        machine.tree.put(machine.root / f"sys/class/net/ens0v{vf}", {"flags": "0x1002"})
+    given = {0: "00:00:00:00:00:00:00:00", 1: "02:00:00:00:00:00:00:01"}
+    monkeypatch.setattr(macs, "read", lambda *_: ("0c:42:a1:03:00:12:34:56", given))
+    found = [step for step in planned(machine, policy(linkType="ib")).steps if step.vf >= 0]
+    assert [(step.what, step.vf) for step in found] == [("guid", 0), ("rebind", 0)], "VF 1 has a GUID"
+    new = [step for step in planned(machine, policy(numVfs=8)).steps if step.vf >= 0]
+    assert [step.what for step in new] == ["guid", "driver"] * 8
+    guids = {step.then for step in new if step.what == "guid"} - {found[0].then}
+    assert len(guids) == 7 and all(re.fullmatch(r"[0-9a-f][26ae](:[0-9a-f]{2}){7}", guid) for guid in guids)
+
+
+def test_a_guid_is_read_and_set_by_the_netdev_of_an_infiniband_card(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Soft-RoCE and emulated cards have no such netdev: the messages are compared with pyroute2's."""
+    host, sent = Mock(), []
+    host.link.return_value.configure_mock(index=7, mac="80:00:00:28:fe:80:00:00:00:00:00:00:0c:42:a1:03:00:12:34:56")
+    host.get.return_value = ifinfo(7) + attribute(22, attribute(1, attribute(1, bytes(36)) + NODE_GUID))
+    host.request.side_effect = lambda kind, body: sent.append(body)
+    monkeypatch.setattr(macs, "_links", lambda root: nullcontext(host))
+    card = Function(PF, netdevs=("ib0",), link_type="infiniband")
+    assert macs.read(card, [0], "") == ("0c:42:a1:03:00:12:34:56", {0: "02:00:00:00:00:00:00:01"})
+    macs.write(card, 0, "02:00:00:00:00:00:00:01", "")
+    guids, state = sent
+    assert NODE_GUID in guids and NODE_GUID.replace(b"\x0a", b"\x0b", 1) in guids
+    assert state.endswith(attribute(5, bytes(8))), "the port follows the card's"
+
+
+NODE_GUID = attribute(10, struct.pack("=IIQ", 0, 0, 0x0200000000000001))
 DPDK = {"deviceType": "vfio-pci", "nicSelector": {"pfNames": ["ens0f0#1"]}}
 
 

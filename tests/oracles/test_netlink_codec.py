@@ -14,7 +14,7 @@ from pyroute2.netlink.rtnl.ifinfmsg import ifinfmsg
 from pyroute2.netlink.rtnl.nsidmsg import nsidmsg
 from pyroute2.netlink.rtnl.rtmsg import rtmsg
 
-from cni.shared.kernel import addresses, netlink, routes
+from cni.shared.kernel import addresses, netlink, routes, vfs
 from cni.shared.kernel.links import MACVLAN_MODES, Link, Rtnl
 
 numbers = st.integers(1, 2**31 - 1)
@@ -502,3 +502,22 @@ def test_a_gateway_of_the_other_family_is_read() -> None:
 
 def test_what_the_kernel_learned_of_a_path_is_no_route() -> None:
     assert list(routes._unpack(encoded(rtmsg(), family=10, flags=0x200, attrs=[("RTA_OIF", 3)]))) == []
+
+
+@given(st.integers(0, 127), st.binary(min_size=8, max_size=8).map(lambda b: b.hex(":")))
+def test_the_guids_of_a_virtual_function_are_set_as_pyroute2_sets_them(vf: int, guid: str) -> None:
+    """pyroute2 pads the value to 32 bytes."""
+    recorder, (node, port) = Recorder(), ("ib_node_guid", "ib_port_guid")
+    vfs.write(recorder, 7, vf, ("guid",), {"guid": guid})
+    info = [(f"IFLA_VF_{key.upper()}", {"vf": vf, key: guid}) for key in (node, port)]
+    attrs = [("IFLA_VFINFO_LIST", {"attrs": [("IFLA_VF_INFO", {"attrs": info})]})]
+    theirs = _members(encoded(ifinfmsg(), index=7, attrs=attrs))
+    ours = _members(recorder.sent[0][1])
+    assert list(ours) == list(theirs) == [10, 11]
+    assert all(theirs[kind][:16] == payload and not any(theirs[kind][16:]) for kind, payload in ours.items())
+
+
+def _members(body: bytes) -> dict[int, bytes]:
+    """The attributes of the one VF of the message."""
+    [(_, info)] = netlink.unpack_list(netlink.unpack_attributes(body, 16)[22])
+    return netlink.unpack_attributes(info)

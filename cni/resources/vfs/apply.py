@@ -17,7 +17,7 @@ from cni.node.inventory.functions import Function
 from cni.node.inventory.topology import text
 from cni.resources.models import VfPolicy
 from cni.resources.vfs import cards, macs
-from cni.resources.vfs.plan import DRIVER, KERNELS_CHOICE, MAC, MODULE, MTU, NUMBER, REBIND, VfStep, plan
+from cni.resources.vfs.plan import ADDRESSES, DRIVER, KERNELS_CHOICE, MODULE, MTU, NUMBER, REBIND, VfStep, plan
 from cni.shared.kernel import sysfs
 from cni.shared.spec.errors import CniError, IoFailure
 
@@ -45,15 +45,15 @@ def apply(policies: Sequence[VfPolicy], root: str, kubelet: str, done: Callable[
     failed: dict[str, str] = {}
     without_mac: dict[str, str] = {}
     for step in planned.steps:
-        if step.card in failed or (step.what in (MAC, REBIND) and step.card in without_mac):
+        if step.card in failed or (step.what in (*ADDRESSES, REBIND) and step.card in without_mac):
             continue
         try:
-            if step.what == MAC:
+            if step.what in ADDRESSES:
                 _give_mac(functions[step.card], step, root)
             else:
                 _do(step, root)
         except CniError as fault:
-            (without_mac if step.what == MAC else failed)[step.card] = fault.msg
+            (without_mac if step.what in ADDRESSES else failed)[step.card] = fault.msg
         else:
             done(step)
     return [*planned.refused, *without_mac.values(), *failed.values()]
@@ -63,8 +63,11 @@ def _give_mac(card: Function, step: VfStep, root: str) -> None:
     try:
         macs.write(card, step.vf, step.then, root)
     except OSError as fault:
-        remedy = _REMEDIES.get(fault.errno or 0, "the VFs of this card have MACs that their drivers choose")
-        raise IoFailure(f"{step.place}: the card's driver refuses an administrative MAC: {fault}: {remedy}") from None
+        kind = step.what.upper()
+        remedy = _REMEDIES.get(fault.errno or 0, f"the VFs of this card have {kind}s that their drivers choose")
+        raise IoFailure(
+            f"{step.place}: the card's driver refuses an administrative {kind}: {fault}: {remedy}"
+        ) from None
 
 
 def _do(step: VfStep, root: str = "") -> None:

@@ -1,7 +1,10 @@
-"""Administrative MACs of virtual functions, which are read and set through the netdev of the card.
+"""Administrative MACs of virtual functions, or their GUIDs on InfiniBand, which are read and set through the netdev of
+the card.
 
 From this MAC mlx5 derives the VF's node GUID, which RDMA CM needs to find the VF (mlx5_eswitch_set_vport_mac of the
-kernel's drivers/net/ethernet/mellanox/mlx5/core/eswitch.c). A VF's driver reads both when it is bound.
+kernel's drivers/net/ethernet/mellanox/mlx5/core/eswitch.c). On InfiniBand a new VF has neither node nor port GUID, and
+its port is down until it follows the card's (drivers/infiniband/hw/mlx5/ib_virt.c). A VF's driver reads these when it is
+bound.
 """
 
 from __future__ import annotations
@@ -9,37 +12,47 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 
-from cni.node.inventory.functions import Function
+from cni.node.inventory.functions import ETHER, INFINIBAND, Function
 from cni.shared.kernel import netns, vfs
 from cni.shared.kernel.links import Link, Rtnl
 from cni.shared.spec.errors import IoFailure
 
+_GUID_LENGTH = len("02:00:00:00:00:00:00:01")
+
 
 def read(card: Function, numbers: Iterable[int], root: str) -> tuple[str, dict[int, str]]:
-    """The card's permanent MAC, and the administrative MACs of its VFs by number; "" and {} when this
-    process does not see the netdev. Raises OSError when the node's network namespace may not be entered."""
+    """The card's permanent MAC, and the administrative MACs of its VFs by number, or on InfiniBand the GUIDs; "" and {}
+    when this process does not see the netdev. Raises OSError when the node's network namespace may not be entered."""
     with _links(root) as host:
         link = _of(card, host) if host else None
         if host is None or link is None:
             return "", {}
+        if card.link_type == INFINIBAND:  # the address of an IPoIB netdev ends with the port's GUID
+            guids = {number: vfs.guid(host, link.index, number) for number in numbers}
+            return link.mac[-_GUID_LENGTH:], {number: guid for number, guid in guids.items() if guid}
         states = {number: vfs.read(host, link.index, number) for number in numbers}
         return link.permanent_mac or link.mac, {number: state["mac"] for number, state in states.items() if state}
 
 
 def write(card: Function, number: int, mac: str, root: str) -> None:
-    """Give the VF `number` of `card` the MAC. Raises OSError and IoFailure."""
+    """Give the VF `number` of `card` the MAC or, on InfiniBand, the GUID and a port that follows the card's. Raises
+    OSError and IoFailure."""
     with _links(root) as host:
         link = _of(card, host) if host else None
         if host is None or link is None:
             raise IoFailure(
                 f"{card.id}: the card has no netdev in the node's network namespace: see `railcni vfs show`"
             )
+        if card.link_type == INFINIBAND:
+            vfs.write(host, link.index, number, ("guid",), {"guid": mac})
+            vfs.write(host, link.index, number, ("link_state",), {"link_state": "auto"})
+            return
         vfs.write(host, link.index, number, ("mac",), {"mac": mac})
 
 
 def _of(card: Function, host: Rtnl) -> Link | None:
-    """The card's netdev if it is Ethernet, else None, since IPoIB has no administrative MACs."""
-    links = (host.link(netdev) for netdev in card.netdevs[:1] if card.link_type == "ether")
+    """The card's netdev; None without a netdev, or for a card of another kind."""
+    links = (host.link(netdev) for netdev in card.netdevs[:1] if card.link_type in (ETHER, INFINIBAND))
     return next(links, None)
 
 

@@ -10,11 +10,11 @@ import hashlib
 from collections.abc import Collection, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 
-from cni.node.inventory.functions import Function
+from cni.node.inventory.functions import INFINIBAND, Function
 from cni.resources.models import VFIO, VfPolicy
-from cni.shared.kernel.vfs import NO_MAC
 
-NUMBER, MAC, DRIVER, REBIND, MTU, UP, MODULE = "numVfs", "mac", "driver", "rebind", "mtu", "up", "module"
+NUMBER, MAC, GUID, DRIVER, REBIND, MTU, UP, MODULE = "numVfs", "mac", "guid", "driver", "rebind", "mtu", "up", "module"
+ADDRESSES = (MAC, GUID)
 KERNELS_CHOICE = "the kernel's choice"
 _LOCAL, _GROUP = 0x02, 0x01  # bits of the first octet of a MAC
 _NO_NETDEV = frozenset({VFIO, "uio_pci_generic", "igb_uio"})
@@ -25,7 +25,8 @@ _MODULES = {VFIO: ("vfio-pci",), "RDMA": ("ib_uverbs", "rdma_ucm")}
 @dataclass(frozen=True)
 class Card:
     """A physical function, its VFs by number, and `most`, the most VFs that it can have. `macs` are the administrative
-    MACs of the VFs by number; `mac` is the permanent MAC, "" when administrative MACs are impossible or not seen."""
+    MACs of the VFs by number; `mac` is the permanent MAC, "" when administrative MACs are impossible or not seen. On
+    InfiniBand both are GUIDs."""
 
     function: Function
     most: int
@@ -149,9 +150,11 @@ def _vf(card: Card, number: int, policy: VfPolicy | None, now: Function | None, 
         return
     else:
         right = now.driver == VFIO if wants_vfio else bool(now.driver) and now.driver not in _NO_NETDEV
-    lacks_mac = card.mac and (now is None or (card.macs.get(number) == NO_MAC and not _is_used(now, node)))
+    has_none = not card.macs.get(number, "unseen").strip("0:")
+    lacks_mac = card.mac and (now is None or (has_none and not _is_used(now, node)))
     if lacks_mac:
-        yield VfStep(MAC, "none", _mac(card.mac, number), card.function.id, number)
+        kind = GUID if card.function.link_type == INFINIBAND else MAC
+        yield VfStep(kind, "none", _mac(card.mac, number), card.function.id, number)
     if lacks_mac and right and not wants_vfio:  # a driver reads the MAC and the node GUID when it is bound
         yield VfStep(REBIND, "", KERNELS_CHOICE, card.function.id, number)
     elif not right:
@@ -181,8 +184,9 @@ def _refuse_used(vfs: Collection[Function], node: NodeCards, what: str) -> None:
 
 
 def _mac(mac: str, vf: int) -> str:
-    """The MAC of VF number `vf` of a card with the permanent MAC `mac`: locally administered, and always the same."""
-    octets = bytearray(hashlib.sha256(f"{mac} {vf}".encode()).digest()[:6])
+    """The MAC or GUID of VF number `vf` of a card with the permanent MAC or GUID `mac`: locally administered, and always
+    the same."""
+    octets = bytearray(hashlib.sha256(f"{mac} {vf}".encode()).digest()[: len(mac.split(":"))])
     octets[0] = (octets[0] | _LOCAL) & ~_GROUP
     return octets.hex(":")
 

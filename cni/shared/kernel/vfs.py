@@ -38,10 +38,12 @@ _VFINFO_LIST, _EXT_MASK = 22, 29  # attributes of a link
 _WITH_VFS = attribute(_EXT_MASK, b"\x09\0\0\0")  # RTEXT_FILTER_VF | RTEXT_FILTER_SKIP_STATS
 _VF_INFO = 1  # in _VFINFO_LIST
 _MAC, _VLAN, _SPOOFCHK, _LINK_STATE, _RATE, _TRUST, _VLAN_LIST = 1, 2, 4, 5, 6, 9, 12  # in _VF_INFO
+_NODE_GUID, _PORT_GUID = 10, 11  # in _VF_INFO, of InfiniBand
 _VLAN_INFO = 1  # in _VLAN_LIST
 
 _PAIR = Struct("=II")  # vf, setting
 _MAC_BYTES = Struct("=I32s")
+_GUID = Struct("=I4xQ")
 _RATES = Struct("=III")
 _TAG = Struct("=III2s")  # vf, vlan, qos, protocol in network order
 _PROTOCOLS = {"802.1q": b"\x81\x00", "802.1ad": b"\x88\xa8"}
@@ -52,13 +54,24 @@ _STATES = ("auto", "enable", "disable")
 
 def read(host: Rtnl, pf_index: int, vf: int) -> dict[str, Any] | None:
     """The state of the VF number `vf` of the PF; None when the PF has no such VF. Raises KernelError."""
+    found = _info(host, pf_index, vf)
+    return _state(found) if found else None
+
+
+def guid(host: Rtnl, pf_index: int, vf: int) -> str | None:
+    """The node GUID of the VF number `vf` of an InfiniBand PF; None when it is not told. Raises KernelError."""
+    payload = _info(host, pf_index, vf).get(_NODE_GUID)
+    return _GUID.unpack_from(payload)[1].to_bytes(8, "big").hex(":") if payload else None
+
+
+def _info(host: Rtnl, pf_index: int, vf: int) -> dict[int, bytes]:
     body = host.get(GETLINK, ifinfo(pf_index) + _WITH_VFS)
     listed = unpack_attributes(body, len(ifinfo(0))).get(_VFINFO_LIST, b"")
     for kind, payload in unpack_list(listed):
         found = unpack_attributes(payload)
         if kind == _VF_INFO and _MAC in found and _MAC_BYTES.unpack_from(found[_MAC])[0] == vf:
-            return _state(found)
-    return None
+            return found
+    return {}
 
 
 def _state(found: dict[int, bytes]) -> dict[str, Any]:
@@ -82,7 +95,7 @@ def _switched(payload: bytes) -> str:
 
 
 def write(host: Rtnl, pf_index: int, vf: int, setting: tuple[str, ...], state: dict[str, Any]) -> None:
-    """Set one of SETTINGS of the VF to its values in `state`. Raises KernelError when driver or device refuses."""
+    """Set one of SETTINGS of the VF, or ("guid",), to its values in `state`. Raises KernelError when driver or device refuses."""
     info = attribute(_VF_INFO | NESTED, _packed(vf, setting[0], state))
     host.request(NEWLINK, ifinfo(pf_index) + attribute(_VFINFO_LIST | NESTED, info))
 
@@ -92,6 +105,9 @@ def _packed(vf: int, first: str, state: dict[str, Any]) -> bytes:
     value = state[first]
     if first == "mac":
         return attribute(_MAC, _MAC_BYTES.pack(vf, bytes.fromhex(value.replace(":", ""))))
+    if first == "guid":
+        payload = _GUID.pack(vf, int(value.replace(":", ""), 16))
+        return attribute(_NODE_GUID, payload) + attribute(_PORT_GUID, payload)
     if first == "vlan":
         if state["vlanProto"] == "802.1q":  # which every driver with VLANs has
             return attribute(_VLAN, Struct("=III").pack(vf, value, state["vlanQoS"]))
