@@ -36,6 +36,7 @@ from cni.cluster.agent.loop import Ended, end_on_signals
 from cni.cluster.audit.cluster import read_all
 from cni.cluster.audit.store import kubeconfig_of, of_flat_file
 from cni.documents import NET_DIRECTORY
+from cni.documents.tree import string_at
 from cni.node.runtime.cache import Parameters
 from cni.node.runtime.executables import Executables
 from cni.node.service.endpoint import TEXT, Handler
@@ -122,7 +123,7 @@ class Profiles:
                 continue  # a file of a runtime or of another program
             if not isinstance(found, dict) or found.get("name") != name:
                 continue
-            kind = _member(found, "ipam", "type")
+            kind = string_at(found, "ipam", "type")
             if "type" in found or not kind or "/" in kind:
                 raise InvalidConfig(
                     f"{path}: a profile has `name` and `ipam` with its `type`, such as whereabouts, and no `type` beside them"
@@ -135,10 +136,11 @@ class Profiles:
 
 def _attachment(request: dict[str, Any]) -> Attachment:
     """The attachment that `request` names: profile, claim UID and device name. Raises InvalidConfig for a wrong UID."""
-    container = _member(request, "claim_uid")
+    container = string_at(request, "claim_uid")
     if not is_identifier(container):
         raise InvalidConfig(f'claim_uid "{container}": want the UID of a ResourceClaim')
-    return Attachment(_member(request, "config", "profile"), container, ifname_of(_member(request, "device", "name")))
+    ifname = ifname_of(string_at(request, "device", "name"))
+    return Attachment(string_at(request, "config", "profile"), container, ifname)
 
 
 def ifname_of(device: str) -> str:
@@ -155,13 +157,6 @@ def ifname_of(device: str) -> str:
 def _route(route: dict[str, Any], gateways: dict[bool, str]) -> dict[str, Any]:
     gateway = route.get("gw") or gateways.get(":" in route["dst"])
     return {"destination": route["dst"], **({"gateway": gateway} if gateway else {"scope": _LINK_SCOPE})}
-
-
-def _member(document: Any, *keys: str) -> str:
-    """The string in `document` at the path `keys`; "" if there is none."""
-    for key in keys:
-        document = document.get(key) if isinstance(document, dict) else None
-    return document if isinstance(document, str) else ""
 
 
 class _ProfileServer(ThreadingMixIn, UnixStreamServer):
@@ -205,7 +200,7 @@ class _ProfileHandler(Handler):
         try:
             return 200, _JSON, json.dumps(act(request))
         except CniError as fault:
-            claim, device = _member(request, "claim_uid"), _member(request, "device", "name")
+            claim, device = string_at(request, "claim_uid"), string_at(request, "device", "name")
             self.server.log.say("warning", fault.msg, request=self.path, claim=claim, device=device)
             status = 404 if isinstance(fault, UnknownProfile) else 400 if fault.code in _OF_CALLER else 500
             return status, TEXT, fault.msg

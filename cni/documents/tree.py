@@ -18,6 +18,25 @@ MOST_NODES = 100_000
 Keys = tuple[str | int, ...]
 
 
+def value_at(document: Any, *keys: str) -> Any:
+    """The value in `document` at the path `keys`, which match exactly; None where a key or an object is missing."""
+    for key in keys:
+        document = document.get(key) if isinstance(document, dict) else None
+    return document
+
+
+def object_at(document: Any, *keys: str) -> dict[str, Any]:
+    """The object in `document` at the path `keys`; {} if there is none, or another value."""
+    found = value_at(document, *keys)
+    return found if isinstance(found, dict) else {}
+
+
+def string_at(document: Any, *keys: str) -> str:
+    """The string in `document` at the path `keys`; "" if there is none, or another value."""
+    found = value_at(document, *keys)
+    return found if isinstance(found, str) else ""
+
+
 class DocumentTooLarge(ValueError):
     """A document has more levels, or more values, than a network can have."""
 

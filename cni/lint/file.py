@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from cni.documents import networks, reader
 from cni.documents.diagnostic import WARNING, Diagnostic, Scope
 from cni.documents.reader import JSON, STDIN, YAML, about
-from cni.documents.tree import Text
+from cni.documents.tree import Text, string_at
 from cni.lint import manifest, network, operators, resources
 from cni.lint.addresses import Assumed, overlaps
 from cni.lint.plugin import Surroundings
@@ -93,8 +93,7 @@ class _File:
             appended = _appended(scope.text.path, document)
             for path in appended:
                 self._appended(path, document)
-            name = document.get("name") if isinstance(document, dict) else None
-            self.name = name if isinstance(name, str) and self._extension in JSON else ""
+            self.name = string_at(document, "name") if self._extension in JSON else ""
             network.examine(scope, around, self._extension, len(appended))
             return 1
         if not isinstance(document, dict) or not (
@@ -123,10 +122,10 @@ class _File:
 
 def _appended(path: str, document: Any) -> list[str]:
     """The files with further plugins, which libcni 1.3 appends: those in the directory with the network's name."""
-    name = document.get("name") if isinstance(document, dict) else None
-    if not isinstance(name, str) or "/" in name or not name or document.get("loadOnlyInlinedPlugins"):
+    name = string_at(document, "name")
+    if not name or "/" in name or "type" in document or document.get("loadOnlyInlinedPlugins"):
         return []
-    return [] if "type" in document else networks.files(os.path.join(os.path.dirname(path), name), (".conf",))
+    return networks.files(os.path.join(os.path.dirname(path), name), (".conf",))
 
 
 def _directory(path: str, around: Surroundings) -> list[list[Diagnostic]]:

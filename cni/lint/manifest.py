@@ -11,6 +11,7 @@ from cni.documents.diagnostic import Scope
 from cni.documents.models import NetworkAttachmentDefinition, is_namespace
 from cni.documents.networks import RESOURCE_NAME
 from cni.documents.refusals import correction, near, shown
+from cni.documents.tree import object_at, string_at
 from cni.lint import network
 from cni.lint.plugin import ResourceWant, Surroundings
 
@@ -32,16 +33,15 @@ def is_nad(document: Any) -> bool:
 def examine(scope: Scope, around: Surroundings) -> None:
     """Note the faults of the NAD in `scope`, and of the network inside it."""
     document = scope.root.data
-    metadata = document.get("metadata")
-    name = metadata.get("name") if isinstance(metadata, dict) else None
-    scope.network = name if isinstance(name, str) else ""
+    metadata = object_at(document, "metadata")
+    scope.network = string_at(metadata, "name")
     for key in document:
         if key not in _KEYS and (meant := near(key, _KEYS)):
             scope.error((key,), f'a NAD has no key "{key}"', f'write "{meant}"', at_key=True)
     checked = {k: v for k, v in document.items() if k != "spec"}
     scope.model(NetworkAttachmentDefinition, checked, fixes={"kind": f"write {KIND}", "apiVersion": f"write {VERSION}"})
     if scope.network and not (len(scope.network) <= 253 and _OBJECT_NAME.fullmatch(scope.network)):
-        message = f"{shown(name)}: Kubernetes takes no object of this name"
+        message = f"{shown(scope.network)}: Kubernetes takes no object of this name"
         scope.error(
             ("metadata", "name"), message, "write small letters, digits, - and . , the first and last no - or ."
         )
@@ -53,9 +53,9 @@ def examine(scope: Scope, around: Surroundings) -> None:
     _config(scope, document, replace(around, name=scope.network, nad=True, resource=resource))
 
 
-def _namespace(scope: Scope, metadata: Any, around: Surroundings) -> None:
+def _namespace(scope: Scope, metadata: dict[str, Any], around: Surroundings) -> None:
     """Check the name of the NAD's namespace, and that no other NAD in the namespace has the same name."""
-    namespace = metadata.get("namespace") if isinstance(metadata, dict) else None
+    namespace = metadata.get("namespace")
     if isinstance(namespace, str) and not is_namespace(namespace):
         message = f"{shown(namespace)}: Kubernetes has no namespace of this name"
         scope.error(("metadata", "namespace"), message, "write small letters, digits and -, the first and last no -")
@@ -68,10 +68,9 @@ def _namespace(scope: Scope, metadata: Any, around: Surroundings) -> None:
         scope.error(("metadata", "name"), message, "give one of them another name, or remove it")
 
 
-def _resource(scope: Scope, metadata: Any) -> str:
-    annotations = metadata.get("annotations") if isinstance(metadata, dict) else None
+def _resource(scope: Scope, metadata: dict[str, Any]) -> str:
     found = ""
-    for key, value in (annotations if isinstance(annotations, dict) else {}).items():
+    for key, value in object_at(metadata, "annotations").items():
         at = ("metadata", "annotations", key)
         if key == RESOURCE_NAME and isinstance(value, str):
             found = value
@@ -110,8 +109,8 @@ def _config(scope: Scope, document: dict[str, Any], around: Surroundings) -> Non
     if inner is None:
         return
     reader.duplicates(inner)
-    written = inner.root.data.get("name") if isinstance(inner.root.data, dict) else None
-    if isinstance(written, str) and written and scope.network and written != scope.network:
+    written = string_at(inner.root.data, "name")
+    if written and scope.network and written != scope.network:
         message = f"the network is called {written}, and its NAD {scope.network}: leases and records go by the first"
         inner.warn(("name",), message, f'write "{scope.network}"')
     network.examine(inner, around)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
@@ -20,6 +20,7 @@ from cni.documents import reader
 from cni.documents.diagnostic import ERROR, Diagnostic, Scope
 from cni.documents.networks import RESOURCE_NAME
 from cni.documents.refusals import correction, near, shown
+from cni.documents.tree import string_at, value_at
 
 VERSION = "mellanox.com/v1alpha1"
 _RESOURCE_PREFIX = "nvidia.com/"
@@ -35,50 +36,57 @@ def _resource(text: str) -> str:
 
 
 class _Spec(BaseModel):
+    """The spec of a network. Fields without `exclude` are keys of its plugin, after those of `plugin`."""
+
     model_config = ConfigDict(extra="forbid", strict=True)
 
-    networkNamespace: str = ""
-    ipam: str = ""
+    plugin: ClassVar[dict[str, Any]] = {}
+    networkNamespace: str = Field("", exclude=True)
+    ipam: str = Field("", exclude=True)
 
 
 class MacvlanNetwork(_Spec):
     """The spec of a MacvlanNetwork; `mtu` is in bytes, 0 for the MTU of the master."""
 
+    plugin = {"type": "macvlan"}
     master: str = ""
     mode: Literal["", "bridge", "private", "vepa", "passthru"] = ""
     mtu: Annotated[int, Field(ge=0, le=_MOST)] = 0
-    metaPlugins: str = ""
+    metaPlugins: str = Field("", exclude=True)
 
 
 class HostDeviceNetwork(_Spec):
     """The spec of a HostDeviceNetwork; `resourceName` with or without the prefix nvidia.com/."""
 
-    resourceName: Annotated[str, AfterValidator(_resource)]
-    metaPlugins: str = ""
+    plugin = {"type": "host-device"}
+    resourceName: Annotated[str, AfterValidator(_resource)] = Field(exclude=True)
+    metaPlugins: str = Field("", exclude=True)
 
 
 class IPoIBNetwork(_Spec):
     """The spec of an IPoIBNetwork."""
 
+    plugin = {"type": "ipoib", "master": ""}
     master: str = ""
 
 
 class SriovNetwork(_Spec):
     """The spec of a SriovNetwork. Rates are in Mbit/s, -1 when they are not given."""
 
-    resourceName: Annotated[str, AfterValidator(_resource)]
-    capabilities: str = ""
+    plugin = {"type": "sriov", "vlan": 0}
+    resourceName: Annotated[str, AfterValidator(_resource)] = Field(exclude=True)
     vlan: Annotated[int, Field(ge=0, le=4096)] = 0
+    spoofChk: Literal["", "on", "off"] = Field("", serialization_alias="spoofchk")
+    trust: Literal["", "on", "off"] = ""
     vlanQoS: Annotated[int, Field(ge=0, le=7)] = 0
     vlanProto: Literal["", "802.1q", "802.1Q", "802.1ad", "802.1AD"] = ""
-    spoofChk: Literal["", "on", "off"] = ""
-    trust: Literal["", "on", "off"] = ""
-    linkState: Literal["", "auto", "enable", "disable"] = ""
-    minTxRate: Annotated[int, Field(ge=-1)] = -1
-    maxTxRate: Annotated[int, Field(ge=-1)] = -1
+    minTxRate: int = Field(-1, ge=-1, serialization_alias="min_tx_rate")
+    maxTxRate: int = Field(-1, ge=-1, serialization_alias="max_tx_rate")
+    capabilities: str = ""
+    linkState: Literal["", "auto", "enable", "disable"] = Field("", serialization_alias="link_state")
     logLevel: Literal["", "panic", "error", "warning", "info", "debug"] = ""
     logFile: str = ""
-    metaPlugins: str = ""
+    metaPlugins: str = Field("", exclude=True)
 
 
 KINDS: dict[str, type[_Spec]] = {
@@ -127,12 +135,11 @@ def render(scope: Scope, prefix: str = SRIOV_PREFIX) -> dict[str, Any] | None:
     """Return the NAD of the network in `scope`; None, with findings, for faults. `prefix` precedes SR-IOV resources."""
     document, findings = scope.root.data, scope.findings
     before = len(findings)
-    metadata = document.get("metadata")
-    name = metadata.get("name") if isinstance(metadata, dict) else None
-    if not isinstance(name, str) or not name:
-        scope.error(("metadata", "name"), f"{shown(name)}: want a name", 'write "name": ... below metadata')
+    scope.network = name = string_at(document, "metadata", "name")
+    if not name:
+        found = shown(value_at(document, "metadata", "name"))
+        scope.error(("metadata", "name"), f"{found}: want a name", 'write "name": ... below metadata')
         return None
-    scope.network = name
     kind = near(str(document.get("kind")), KINDS)
     for key, wanted in (("kind", kind), ("apiVersion", VERSIONS.get(kind, VERSION))):
         if document.get(key) != wanted:
@@ -143,7 +150,7 @@ def render(scope: Scope, prefix: str = SRIOV_PREFIX) -> dict[str, Any] | None:
     config = _config(scope, name, spec)
     if any(f.severity == ERROR for f in findings[before:]):
         return None
-    nad = _nad(name, spec, str(metadata.get("namespace") or "default"), prefix)
+    nad = _nad(name, spec, str(value_at(document, "metadata", "namespace") or "default"), prefix)
     nad["spec"] = {"config": json.dumps(config, indent=2) + "\n"}
     return nad
 
@@ -212,32 +219,9 @@ def _nad(name: str, spec: _Spec, namespace: str, prefix: str) -> dict[str, Any]:
 def _config(scope: Scope, name: str, spec: _Spec) -> dict[str, Any]:
     """The configuration that the operator writes into the NAD of `spec`; a conflist when `spec` has metaPlugins."""
     ipam, capabilities, chained = (_objects(scope, spec, key) for key in ("ipam", "capabilities", "metaPlugins"))
-    plugin: dict[str, Any]
-    if isinstance(spec, SriovNetwork):
-        plugin = _sriov(spec, *capabilities)
-    elif isinstance(spec, MacvlanNetwork):
-        given = {"master": spec.master, "mode": spec.mode, "mtu": spec.mtu}
-        plugin = {"type": "macvlan", **{key: value for key, value in given.items() if value}}
-    elif isinstance(spec, IPoIBNetwork):
-        plugin = {"type": "ipoib", "master": spec.master}
-    else:
-        plugin = {"type": "host-device"}
+    plugin = {**spec.plugin, **spec.model_dump(by_alias=True, exclude_defaults=True)}
+    if capabilities:
+        plugin["capabilities"] = capabilities[0]
     plugin["ipam"] = ipam[0] if ipam else {}
     head = {"cniVersion": "1.0.0" if isinstance(spec, SriovNetwork) else "0.3.1", "name": name}
     return {**head, "plugins": [plugin, *chained]} if chained else {**head, **plugin}
-
-
-def _sriov(spec: SriovNetwork, capabilities: Any = None) -> dict[str, Any]:
-    given = {
-        "spoofchk": spec.spoofChk,
-        "trust": spec.trust,
-        "vlanQoS": spec.vlanQoS or None,
-        "vlanProto": spec.vlanProto,
-        "min_tx_rate": spec.minTxRate if spec.minTxRate >= 0 else None,
-        "max_tx_rate": spec.maxTxRate if spec.maxTxRate >= 0 else None,
-        "capabilities": capabilities,
-        "link_state": spec.linkState,
-        "logLevel": spec.logLevel,
-        "logFile": spec.logFile,
-    }
-    return {"type": "sriov", "vlan": spec.vlan, **{k: v for k, v in given.items() if v not in (None, "")}}

@@ -16,7 +16,7 @@ from typing import Any
 from cni.documents import reader
 from cni.documents.diagnostic import Diagnostic, Scope
 from cni.documents.refusals import keys_of, shown
-from cni.documents.tree import Keys, Text
+from cni.documents.tree import Keys, Text, object_at, string_at, value_at
 from cni.lint import manifest, nvidia, resources
 from cni.lint.addresses import Use
 from cni.lint.plugin import ResourceWant, Surroundings
@@ -33,14 +33,10 @@ def examine(scope: Scope, around: Surroundings) -> bool:
     if not isinstance(document, dict):
         return False
     kind, group = str(document.get("kind")), str(document.get("apiVersion", "")).partition("/")[0]
-    metadata = document.get("metadata")
-    name = metadata.get("name") if isinstance(metadata, dict) else None
     if nvidia.is_network(document):
         _network(scope, around)
         return True
-    scope.network = name if isinstance(name, str) else ""
-    written = document.get("spec")
-    spec: dict[str, Any] = written if isinstance(written, dict) else {}
+    scope.network, spec = string_at(document, "metadata", "name"), object_at(document, "spec")
     if (kind, group) == ("SriovNetworkNodePolicy", "sriovnetwork.openshift.io"):
         _node_policy(scope, spec)
         if isinstance(spec.get("resourceName"), str):
@@ -107,13 +103,10 @@ def _node_policy(scope: Scope, spec: dict[str, Any]) -> None:
 
 def _cluster_policy(scope: Scope, spec: dict[str, Any], around: Surroundings) -> None:
     for name in _DEVICE_PLUGINS:
-        at: Keys = ("spec", name, "config")
-        _, node, depth = scope.root.walk(at)
-        is_given = depth == len(at) and isinstance(node.data, str) and node.data.strip()
-        if is_given and (inner := reader.json_inside(scope, at)):
+        is_given = string_at(spec, name, "config").strip()
+        if is_given and (inner := reader.json_inside(scope, ("spec", name, "config"))):
             reader.duplicates(inner)
             resources.examine(inner, around)
-    secondary = spec.get("secondaryNetwork")
     for name, message, fix in (
         (
             "ipamPlugin",
@@ -126,7 +119,7 @@ def _cluster_policy(scope: Scope, spec: dict[str, Any], around: Surroundings) ->
             "remove it, or let networks name railcni-macvlan and railcni-host-device",
         ),
     ):
-        if isinstance(secondary, dict) and secondary.get(name):
+        if value_at(spec, "secondaryNetwork", name):
             scope.warn(("spec", "secondaryNetwork", name), message, fix, at_key=True)
 
 

@@ -11,14 +11,14 @@ from cni.documents import reader
 from cni.documents.diagnostic import Scope
 from cni.documents.networks import NETWORKS
 from cni.documents.refusals import near
-from cni.documents.tree import Keys
+from cni.documents.tree import Keys, object_at, string_at, value_at
 from cni.lint.plugin import Claim, PodNetworks, ResourceWant, Surroundings
 from cni.resources import config
 from cni.resources.models import label
 
-_PODS: tuple[Keys, ...] = (("spec",), ("spec", "template", "spec"), ("spec", "jobTemplate", "spec", "template", "spec"))
+_TEMPLATES = (), ("spec", "template"), ("spec", "jobTemplate", "spec", "template")  # places of a pod, or its template
 _TEMPLATE = "ResourceClaimTemplate"  # Multus reads only claims that are made from one
-_CLAIMS: dict[str, Keys] = {"ResourceClaim": (), _TEMPLATE: ("spec",)}
+_CLAIMS: dict[str, tuple[str, ...]] = {"ResourceClaim": (), _TEMPLATE: ("spec",)}
 _RESOURCE = re.compile(r'"k8s\.cni\.cncf\.io"\]\.resourceName\s*==\s*"([^"]+)"')  # in a selector of devices
 _CONTAINERS = ("initContainers", "containers")
 
@@ -37,34 +37,32 @@ def examine_object(scope: Scope, around: Surroundings) -> bool:
     if not isinstance(document, dict):
         return False
     scope.network = ""
-    metadata = document.get("metadata")
-    namespace = str((metadata if isinstance(metadata, dict) else {}).get("namespace") or "default")
+    namespace = str(value_at(document, "metadata", "namespace") or "default")
     if document.get("kind") == "ConfigMap":
-        data = document.get("data")
-        texts = {k: v for k, v in (data if isinstance(data, dict) else {}).items() if isinstance(v, str)}
+        texts = {k: v for k, v in object_at(document, "data").items() if isinstance(v, str)}
         of_plugins = [key for key, text in texts.items() if any(f'"{name}"' in text for name in config.LISTS)]
         for key in of_plugins:
             if inner := reader.json_inside(scope, ("data", key)):
                 examine(inner, around)
         return bool(of_plugins)
-    name = str((metadata if isinstance(metadata, dict) else {}).get("name") or "")
+    name = str(value_at(document, "metadata", "name") or "")
     if (kind := str(document.get("kind"))) in _CLAIMS:
-        requests = _value(scope, (*_CLAIMS[kind], "spec", "devices", "requests"))
-        around.requests[kind, namespace, name] = set(_requests(requests))
+        listed = value_at(document, *_CLAIMS[kind], "spec", "devices", "requests")
+        around.requests[kind, namespace, name] = set(_requests(listed))
         return False
     if kind == "DeviceClass":
-        spec = _value(scope, ("spec",))
-        of = spec.get("extendedResourceName") or _selected(spec) if isinstance(spec, dict) else ""
+        spec = object_at(document, "spec")
+        of = spec.get("extendedResourceName") or _selected(spec)
         around.classes.update({name: str(of)} if of else {})
         return False
-    for keys in _PODS:
+    for template in _TEMPLATES:
+        keys = (*template, "spec")
         asked = list(_asked(scope, keys))
         around.wants.extend(asked)
-        claims = _claims(_value(scope, (*keys, "resourceClaims")), namespace)
-        at = (*keys[:-1], "metadata", "annotations", NETWORKS)
-        _, node, depth = scope.root.walk(at)
-        if (asked or claims) and depth == len(at) and isinstance(node.data, str):
-            names, resources = _names(node.data, namespace), {want.resource for want in asked}
+        claims = _claims(value_at(document, *keys, "resourceClaims"), namespace)
+        at = (*template, "metadata", "annotations", NETWORKS)
+        if (asked or claims) and (text := string_at(document, *at)):
+            names, resources = _names(text, namespace), {want.resource for want in asked}
             around.pods.append(PodNetworks(scope, at, names, resources, claims))
     return False
 
@@ -79,11 +77,6 @@ def _asked(scope: Scope, keys: Keys) -> Iterator[ResourceWant]:
             _, limits, reached = scope.root.walk(place)
             for one in limits.members or [] if reached == len(place) else []:
                 yield ResourceWant(one.name, scope, (*place, one.name), at_key=True)
-
-
-def _value(scope: Scope, keys: Keys) -> Any:
-    _, node, depth = scope.root.walk(keys)
-    return node.data if depth == len(keys) else None
 
 
 def _objects(value: Any) -> list[dict[str, Any]]:
