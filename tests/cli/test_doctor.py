@@ -725,25 +725,17 @@ def test_networks_with_faults_or_without_their_plugins_are_named(tmp_path: Path)
     assert any(f.subject.startswith(f"{tmp_path}/20-b.conf:1:") for f in faults)
 
 
-def test_a_store_that_does_not_answer_is_a_fault_and_a_slow_one_advice() -> None:
-    def level(store: str, seconds: float = 0.0, fault: str = "") -> str:
-        return only(setup.check_store(store, seconds, fault)).level
-
-    assert [level(""), level("etcd", 0.01), level("etcd", 1.5), level("etcd", 0.0, "refused")] == [
-        NOTE,
-        OK,
-        ADVICE,
-        FAULT,
-    ]
-
-
-def test_the_store_of_a_flat_file_is_asked_and_one_that_is_not_there_is_named(tmp_path: Path) -> None:
+def test_the_store_of_a_flat_file_is_asked_a_slow_one_is_advice_and_one_that_is_not_there_a_fault(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     flat = tmp_path / "whereabouts.conf"
     flat.write_text(json.dumps({"datastore": "file", "dataDir": str(tmp_path)}))
-    found = only(setup.check_store(*setup.reach(str(flat))))
+    found = only(setup.check_store(str(flat)))
     assert (found.level, found.subject) == (OK, f"store: {tmp_path}")
+    monkeypatch.setattr(setup, "_SLOW_SECONDS", 0)
+    assert only(setup.check_store(str(flat))).level == ADVICE
     flat.write_text(json.dumps({"datastore": "etcd", "etcd_host": "127.0.0.1:1"}))
-    found = only(setup.check_store(*setup.reach(str(flat))))
+    found = only(setup.check_store(str(flat)))
     assert found.level == FAULT and "etcd at http://127.0.0.1:1" in found.subject
 
 
@@ -806,10 +798,9 @@ def test_the_policies_that_doctor_asks_for_are_those_that_are_installed() -> Non
     assert rule["resourceNames"] == [name for names in setup.POLICIES.values() for name in names]
 
 
-def test_where_no_flat_file_is_installed_no_store_is_asked() -> None:
-    if any(os.path.exists(path) for path in flatfile.PATHS):
-        pytest.skip("this machine has a flat file of whereabouts")
-    assert setup.reach()[0] == ""
+def test_where_no_flat_file_is_installed_no_store_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(flatfile, "PATHS", ())
+    assert only(setup.check_store()).level == NOTE
 
 
 # --- the report ---
@@ -872,7 +863,7 @@ def test_what_root_alone_may_read_is_unknown_to_another_user_with_the_remedy_and
     )
     checks = [check for check in report.CHECKS if check.name in ("access", "plugins", "networks", "store")]
     facts = NodeFacts(places)
-    monkeypatch.setattr(setup, "reach", partial(setup.reach, str(of_root / "flat.conf")))
+    monkeypatch.setattr(setup, "check_store", partial(setup.check_store, str(of_root / "flat.conf")))
     found = report.run(checks, facts)
     assert {f.check for f in found if f.level == UNKNOWN} == {"access", "plugins", "networks", "store"}
     assert {f.remedy for f in found if f.level == UNKNOWN} == {"run it as root"}

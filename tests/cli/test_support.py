@@ -198,7 +198,7 @@ def test_a_bundle_that_cannot_be_written_leaves_nothing(node: Path, monkeypatch:
     assert code == 1
     with pytest.raises(Exception, match="cannot be written"):
         output.write_file("support bundle", str(node), b"")
-    assert not [p for p in node.iterdir() if ".new-" in p.name]
+    assert not [p for p in node.iterdir() if ".tmp" in p.name]
     assert not target.exists()
 
 

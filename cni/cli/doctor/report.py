@@ -53,7 +53,7 @@ def _guids(f: NodeFacts) -> Iterator[Observation]:
 
 
 def _store(f: NodeFacts) -> Iterator[Observation]:
-    yield from setup.check_store(*setup.reach())
+    yield from setup.check_store()
     yield from setup.check_admission(os.path.isdir(own_folder(f.places.kubelet)))
     yield from setup.check_pending(f.places.state)
 

@@ -163,41 +163,40 @@ def check_policy(masters: Collection[str]) -> Iterator[Observation]:
         yield ok("policy", f"{found.path} allows it" if os.path.exists(found.path) else "none: the defaults hold")
 
 
-def reach(config: str = "") -> tuple[str, float, str]:
-    """Ask the store of a flat file, by default of the installed one, for its pools. Returns the store's name ("" without a flat
-    file), the seconds until it answered, and the fault ("" if it answered)."""
+def _store_of(config: str) -> stores.Choice | None:
+    """The store of the flat file `config`, by default of the installed one; None if none is installed."""
     if not config and not any(os.path.exists(path) for path in flatfile.PATHS):
-        return "", 0.0, ""
+        return None
+    return stores.of_flat_file(config)
+
+
+def check_store(config: str = "") -> Iterator[Observation]:
+    """Ask the store of the flat file `config`, by default of the installed one, for its pools."""
+    subject, begun = "store: the flat file's", time.monotonic()
     try:
-        choice = stores.of_flat_file(config)
-    except CniError as fault:
-        return "the flat file's", 0.0, fault.msg
-    begun, name = time.monotonic(), choice.kind
-    try:
-        name = str(choice)
+        choice = _store_of(config)
+        if choice is None:
+            yield note(
+                "store of leases",
+                "no flat file names one: the agent writes it, or copy one of conf/whereabouts.d; a network's own ipam"
+                " block may",
+            )
+            return
+        subject = f"store: {choice.kind}"
+        subject = f"store: {choice}"  # it may have to read the kubeconfig
         opened = choice.open(READ)
         opened.ready()
         opened.pools()
-        return name, time.monotonic() - begun, ""
     except CniError as fault:
-        return name, 0.0, fault.msg
-
-
-def check_store(store: str, seconds: float, fault: str) -> Iterator[Observation]:
-    """Judge the answer of a store. The arguments come from `reach`."""
-    if not store:
-        yield note(
-            "store of leases",
-            "no flat file names one: the agent writes it, or copy one of conf/whereabouts.d; a network's own ipam block may",
-        )
-    elif fault:
         remedy = "see the server, the kubeconfig's token and the network between: each ADD fails meanwhile"
-        yield broken(f"store: {store}", fault, "it answers", remedy)
-    elif seconds > _SLOW_SECONDS:
+        yield broken(subject, fault.msg, "it answers", remedy)
+        return
+    seconds = time.monotonic() - begun
+    if seconds > _SLOW_SECONDS:
         found = f"answered in {seconds:.2f} s"
-        yield advice(f"store: {store}", found, f"less than {_SLOW_SECONDS:g} s", "see its load")
+        yield advice(subject, found, f"less than {_SLOW_SECONDS:g} s", "see its load")
     else:
-        yield ok(f"store: {store}", f"answered in {seconds * 1000:.0f} ms")
+        yield ok(subject, f"answered in {seconds * 1000:.0f} ms")
 
 
 def check_admission(has_dra: bool, config: str = "") -> Iterator[Observation]:
@@ -207,10 +206,8 @@ def check_admission(has_dra: bool, config: str = "") -> Iterator[Observation]:
     wanted = {file: names for file, names in POLICIES.items() if has_dra or not file.startswith("dra/")}
     missing: dict[str, str] = {}  # each with its file
     try:
-        if not config and not any(os.path.exists(path) for path in flatfile.PATHS):
-            return
-        choice = stores.of_flat_file(config)
-        if choice.kind not in IN_CLUSTER:
+        choice = _store_of(config)
+        if choice is None or choice.kind not in IN_CLUSTER:
             return
         with closing(Api(choice.kubeconfig, _PLUGIN_SECONDS)) as api:
             for file, names in wanted.items():

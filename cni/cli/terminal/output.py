@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from typing import IO, TYPE_CHECKING, Any
 
 from cni.cli.terminal import jsonpath
+from cni.shared.kernel import files
 from cni.shared.spec.errors import IoFailure
 
 if TYPE_CHECKING:
@@ -219,13 +220,7 @@ def write_file(noun: str, path: str, data: bytes, mode: int = 0o600) -> None:
     if os.path.lexists(path) and not stat.S_ISREG(os.lstat(path).st_mode):
         why = "it is no regular file but a link, device, pipe or folder: name a path that is free, or a regular file"
         raise IoFailure(f"the {noun} cannot be written to {path}: {why}")
-    new = f"{folder}/.{name}.new-{os.getpid()}"  # hidden: programs that watch a folder pass it over
     try:
-        with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode), "wb") as file:
-            file.write(data)
-        os.replace(new, path)
+        files.write_whole(folder, name, data, mode=mode)
     except OSError as fault:
         raise IoFailure(f"the {noun} cannot be written to {path}: {fault.strerror}") from None
-    finally:
-        if os.path.lexists(new):
-            os.unlink(new)
