@@ -1,3 +1,18 @@
 """railcni's CNI side: the protocol, the kernel, the link plugins and the command."""
 
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from typing import Any
+
 VERSION = "0.1.0"  # of railcni
+
+
+def load(module: str, name: str = "") -> Any:
+    """The module of this name, or the member `name` of it. Tables of modules use this: a call imports what it needs."""
+    found = sys.modules.get(module) or import_module(module)
+    return getattr(found, name) if name else found

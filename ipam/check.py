@@ -13,9 +13,9 @@ from cni.shared.spec.request import at_least
 from ipam import rules, stores
 from ipam.call import configured_rail, reached
 from ipam.leases import PART
+from ipam.local import read_record, recorder
 from ipam.ranges import format_address, host_of, parse_address, parse_cidr
 from ipam.stores.base import READ, SHARED_SECONDS
-from ipam.upkeep import read_record, recorder
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence

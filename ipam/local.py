@@ -1,4 +1,4 @@
-"""The memory of this node beside its records: addresses to prefer or avoid at the next ADD, and holders of addresses.
+"""The IPAM records of this node, and its memory beside them: addresses to prefer or avoid at the next ADD.
 
 Kubelet calls DEL for a pod's old sandbox before the ADD for its new one, so no lease has the pod's former address. And
 when another host answers for an address, the ADD fails and releases the address, so the next ADD could get it again.
@@ -6,10 +6,6 @@ when another host answers for an address, the ADD fails and releases the address
 The file `remembered` beside the node's records has SLOTS slots. The hash of an entry's key is the number of its slot,
 so a later entry replaces an earlier one of the same slot, and no lock and no cleaning are needed. Entries are only
 hints: if one is lost, damaged or cannot be written, no lease changes and no call fails.
-
-The folder `held` beside this file is an index of the records by address, for the search of an ADD: a symbolic link per
-address, whose target names the attachment. The record of the attachment decides, so a stale or lost link changes no
-lease. A missing folder is made from the records.
 """
 
 from __future__ import annotations
@@ -22,16 +18,17 @@ from typing import TYPE_CHECKING
 from cni.shared.kernel import files
 from cni.shared.spec import codec
 from cni.shared.spec.errors import CniError
-from cni.shared.spec.request import Attachment
+from ipam import stores
 from ipam.leases import PART, recorded_leases
 from ipam.ranges import parse_address
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Iterable, Sequence
     from typing import Any
 
     from cni.shared.records import Records
-    from ipam.leases import Lease, Owner, Want
+    from cni.shared.spec.request import Attachment
+    from ipam.leases import Lease, Owner
 
 FILE = "remembered"
 SLOTS, SLOT = 4096, 512  # the number of slots, and the bytes of each
@@ -44,16 +41,16 @@ def released(records: Records, leases: Sequence[Lease]) -> None:
     """Remember the addresses of an attachment that its pod has just released."""
     if leases and leases[0].pod[1]:
         first = leases[0]
-        texts = [lease.text for lease in leases[:8]]  # for a group of rails one is enough: all have the same index
-        key = _key("pod", *first.pod[:2], first.network, first.ifname)
-        _write(records, key, {"uid": first.pod[2], "addresses": texts}, SECONDS)
+        addresses = [lease.text for lease in leases[:8]]  # for a group of rails one is enough: all have the same index
+        key = key_of("pod", *first.pod[:2], first.network, first.ifname)
+        _write(records, key, {"uid": first.pod[2], "addresses": addresses}, SECONDS)
 
 
 def preferred(records: Records, owner: Owner) -> list[tuple[int, int]]:
     """The addresses, (family, value), that the pod of `owner` has released in this network under this ifname."""
     if not owner.pod[1]:
         return []
-    found = _read(records, _key("pod", *owner.pod[:2], owner.attachment.network, owner.attachment.ifname))
+    found = _read(records, key_of("pod", *owner.pod[:2], owner.attachment.network, owner.attachment.ifname))
     try:
         is_of_pod = "" in (found["uid"], owner.pod[2]) or found["uid"] == owner.pod[2]
         return [parse_address(text) for text in found["addresses"]] if is_of_pod else []
@@ -63,13 +60,13 @@ def preferred(records: Records, owner: Owner) -> list[tuple[int, int]]:
 
 def found_in_use(records: Records, address: str) -> None:
     """Remember that another host uses `address`, given with its prefix length."""
-    _write(records, _key("avoid", address), {"avoid": address}, AVOIDED_SECONDS)
+    _write(records, key_of("avoid", address), {"avoid": address}, AVOIDED_SECONDS)
     records.log.warning(f"{address} is in use by another host: this node avoids it for {AVOIDED_SECONDS} s")
 
 
 def is_avoided(records: Records, address: str) -> bool:
     """Whether `address`, with its prefix length, was found in use a short time ago."""
-    return bool(_read(records, _key("avoid", address)))
+    return bool(_read(records, key_of("avoid", address)))
 
 
 def is_complete(records: Records) -> bool:
@@ -99,7 +96,7 @@ def avoided(directory: str) -> list[tuple[str, float]]:
     return sorted(found.items())
 
 
-def _key(*texts: str) -> bytes:
+def key_of(*texts: str) -> bytes:
     return hashlib.blake2b("\0".join(texts).encode("utf-8", "surrogateescape"), digest_size=16).digest()
 
 
@@ -143,54 +140,66 @@ def _offset(key: bytes) -> int:
     return (SLOTS - 1 if key == _COMPLETE else int.from_bytes(key[:8], "big") % (SLOTS - 1)) * SLOT
 
 
-# --- the index of holders ---
+# --- the records ---
 
 
-def note_holder(records: Records, attachment: Attachment, wants: Sequence[Want]) -> None:
-    """Note in the index that `attachment` holds the addresses of `wants`."""
-    target = codec.dumps(list(attachment.key()))
-    for want in wants:
-        path = _link(records, want)
-        try:
-            _make_folder(records)
-            forget_holder(records, [want])
-            os.symlink(target, path)
-        except OSError as fault:
-            records.log.debug(f"{want.text} is not in the index of held addresses: {fault}")
-
-
-def forget_holder(records: Records, wants: Sequence[Want]) -> None:
-    """Remove the addresses of `wants` from the index."""
-    for want in wants:
-        try:
-            os.unlink(_link(records, want))
-        except OSError:
-            pass  # the index does not have it
-
-
-def holder(records: Records, want: Want) -> Attachment | None:
-    """The attachment that holds the address of `want`, as the index says; None if there is none."""
-    try:
-        _make_folder(records)
-        return Attachment(*codec.loads(os.readlink(_link(records, want)).encode()))
-    except (OSError, ValueError, TypeError):
+def read_record(attachment: Attachment, records: Records) -> dict[str, Any] | None:
+    """The IPAM record of `attachment`; None when it is missing or damaged."""
+    record = records.read(attachment, PART)
+    if record is None:
         return None
-
-
-def _link(records: Records, want: Want) -> str:
-    space = f"pool {want.pool}" if want.scope is None else f"scope {want.scope}"
-    return f"{records.directory}/held/{_key(space, want.text).hex()}"
-
-
-def _make_folder(records: Records) -> None:
-    """Make the index from the present records, if it is missing."""
     try:
-        os.stat(records.directory + "/held")
-        return
-    except FileNotFoundError:
-        files.make_private_directory(records.directory + "/held")
-    for attachment, _, record in records.all(PART):
+        recorded_leases(attachment, record)
+    except ValueError as fault:
+        records.log.error(f"the record of {attachment} is damaged: {fault}; only the store is used")
+        return None
+    return record
+
+
+def is_pending(attachment: Attachment, records: Records) -> bool:
+    """Whether the release is pending in the record of `attachment`."""
+    record = records.read(attachment, PART)
+    return record is not None and record.get("pending") is True
+
+
+def restorer(store_ref: dict[str, Any], records: Records, owner: Owner | None = None) -> Callable[[], list[Lease]]:
+    """Return a function that reads the first leases of a new store `store_ref` from the records that name the store.
+
+    With an `owner`, the store addresslease gets only the leases of its container and its pod in its network.
+    """
+    if owner and store_ref.get("kind") == "addresslease":
+        return recorder(owner.attachment.network, records, owner.attachment.container_id, owner.pod[1])
+
+    def restore() -> list[Lease]:
+        listed = [(attachment, record) for attachment, _, record in (*records.all(PART), *records.newer(PART))]
+        named = [x for x in listed if not isinstance(x[1].get("store"), dict) or stores.same(x[1]["store"], store_ref)]
+        # A record of a newer format is read as far as possible: its own version releases a surplus address.
+        found = _leases_of(named, records)
+        if found and not stores.is_shared(store_ref):
+            records.log.warning(f"the store was new; restored from the attachment records: {texts(found)}")
+        return found
+
+    return restore
+
+
+def recorder(network: str, records: Records, *names: str) -> Callable[[], list[Lease]]:
+    """Return a function that reads the leases in a network's records, whatever store they name, as after a migration.
+
+    With `names` of containers and pods, it reads only the records that contain one of them.
+    """
+    return lambda: _leases_of(records.of_network(network, PART, *names), records)
+
+
+def _leases_of(listed: Iterable[tuple[Attachment, dict[str, Any]]], records: Records) -> list[Lease]:
+    found: list[Lease] = []
+    for attachment, record in listed:
         try:
-            note_holder(records, attachment, recorded_leases(attachment, record))
-        except ValueError:
-            pass  # the next verb that reads the record reports this
+            found += recorded_leases(attachment, record)
+        except ValueError as fault:
+            records.log.error(f"the record of {attachment} cannot be read: {fault}; its addresses are not restored")
+    return found
+
+
+def texts(leases: Iterable[Lease]) -> str:
+    """The addresses of `leases`, for messages."""
+    return ", ".join(lease.text for lease in leases)

@@ -18,19 +18,17 @@ from typing import TYPE_CHECKING
 
 from cni.shared.config import asks_for_same_index
 from cni.shared.spec.request import member
-from ipam.ranges import format_address, host_of
+from ipam.ranges import format_address
 
 if TYPE_CHECKING:
     from typing import Any
 
-    from cni.shared.kernel.links import Rtnl
     from ipam.leases import Want
 
 _FAMILIES = {4: socket.AF_INET, 6: socket.AF_INET6}
 # rtnetlink(7), include/uapi/linux/neighbour.h
 _DUMP_NEIGHBOURS = Struct("=IHHIIB11x")  # struct nlmsghdr and struct ndmsg, of which only the family is set
-_GETNEIGH, _REQUEST_DUMP, _DESTINATION = 30, 0x301, 1
-_REACHABLE, _PERMANENT = 0x02, 0x80
+_GETNEIGH, _REQUEST_DUMP = 30, 0x301
 
 
 class Wire:
@@ -50,7 +48,7 @@ class Wire:
         """
         if self._names == [] or not any(_can_bind(want, name) for name in self._names or [""]):
             return False
-        return self._names is None or want.address in of_wire(self._names)
+        return self._names is None or want.address in self._read()
 
     def is_neighbour(self, want: Want) -> bool:
         """Whether a neighbour has the address of `want`. A search in the undecoded table excludes most addresses."""
@@ -62,43 +60,13 @@ class Wire:
         if address not in self._tables[want.family]:
             return False
         if self._neighbours is None:
-            self._neighbours = _neighbours_of(self._names)
+            self._neighbours = self._read(of_neighbours=True)
         return want.address in self._neighbours
 
+    def _read(self, of_neighbours: bool = False) -> set[tuple[int, int]]:
+        from ipam import neighbourhood  # most addresses are neither of the node nor of a neighbour
 
-def of_wire(names: list[str]) -> set[tuple[int, int]]:
-    """The addresses, (family, value), of the links `names` and of the links below and above them."""
-    from cni.shared.kernel import addresses  # most addresses are not of the node
-    from cni.shared.kernel.links import Rtnl  # most addresses are not of the node
-
-    with Rtnl() as rtnl:
-        return {host_of(address.text) for index in _near(rtnl, names) for address in addresses.list_of(rtnl, index)}
-
-
-def _neighbours_of(names: list[str] | None) -> set[tuple[int, int]]:
-    """The addresses, (family, value), of the neighbours on the links that `of_wire` reads; None means all links."""
-    from cni.shared.kernel.links import GETNEIGH, NDMSG, Rtnl  # most addresses are not of a neighbour
-    from cni.shared.kernel.netlink import unpack_attributes  # most addresses are not of a neighbour
-
-    found = set()
-    with Rtnl() as rtnl:
-        near = None if names is None else _near(rtnl, names)
-        for number, family in _FAMILIES.items():
-            for body in rtnl.dump(GETNEIGH, NDMSG.pack(family, 0, 0, 0, 0)):
-                _, index, state, _, _ = NDMSG.unpack_from(body)
-                if state & (_REACHABLE | _PERMANENT) and (near is None or index in near):
-                    found.add((number, int.from_bytes(unpack_attributes(body, NDMSG.size)[_DESTINATION], "big")))
-    return found
-
-
-def _near(rtnl: Rtnl, names: list[str]) -> set[int]:
-    """The indexes of the links `names` and of the links below and above them."""
-    from cni.shared.kernel.links import with_those_below  # most addresses are neither of the node nor of a neighbour
-
-    links = rtnl.links()
-    wire = {link.index for link in links if link.name in names}
-    below = set().union(*(with_those_below(index, links) for index in wire))
-    return below | {link.index for link in links if wire & with_those_below(link.index, links)}
+        return neighbourhood.addresses_of(self._names, of_neighbours)
 
 
 def _table(family: int) -> bytes:

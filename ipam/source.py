@@ -22,7 +22,7 @@ from cni.shared.log import LEVELS
 from cni.shared.spec import codec
 from cni.shared.spec.errors import IoFailure
 from cni.shared.spec.request import member
-from ipam import flatfile
+from ipam import flatfile, stores
 from ipam.keys import DATASTORES, ETCD, NESTED, NOT_FROM_FLAT_FILE, ROOTS, SPELLED
 
 if TYPE_CHECKING:
@@ -133,15 +133,13 @@ class Source:
 
         Otherwise the error of a connection would show which ports of any host are open.
         """
-        from ipam.stores.etcd.client import endpoint  # other stores have no endpoints
-
         of_block, of_file = (
             [part.strip() for part in str(keys.get("etcd_host") or "").split(",")] for keys in (self._block, self._flat)
         )
         for text in of_block:
             if text and text not in of_file:
                 try:
-                    host = endpoint(text, False).host
+                    host = stores.endpoint(text, False).host
                 except ValueError:
                     continue  # the choice of the store reports this fault
                 try:

@@ -1,4 +1,4 @@
-"""Keep leases and records in agreement: release, GC, and the restoration of a store whose file was lost.
+"""Keep leases and records in agreement: release, its repetition, and GC.
 
 DEL, GC, `flush` and the agent call `release` to free the addresses of a recorded attachment. After a reboot,
 `free_earlier_boots` frees addresses as well.
@@ -10,7 +10,7 @@ import time
 from typing import TYPE_CHECKING
 
 from cni.shared.kernel import netns, node
-from cni.shared.records import GROUP, LINK, Began
+from cni.shared.records import LINK, Began
 from cni.shared.spec.errors import CniError, InvalidConfig
 from ipam import local, stores
 from ipam.leases import (
@@ -23,34 +23,22 @@ from ipam.leases import (
     recorded_leases,
     want_from_json,
 )
+from ipam.local import is_pending, read_record, restorer, texts
+from ipam.shared import forget_holder
 from ipam.stores.base import CHANGE, CREATE, Taken, Unreachable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable
+    from collections.abc import Collection, Iterable
     from typing import Any
 
     from cni.shared.records import Records
     from cni.shared.spec.request import Attachment
-    from ipam.leases import Lease, Want
-    from ipam.stores.addresslease import AddressLeaseStore
+    from ipam.leases import Lease
     from ipam.stores.base import Store
 
 _FLUSH_SECONDS = 1.0
 _REASON = 400  # characters of an error in a record
 _FLUSH_PAUSE = 10.0  # seconds after a `flush` that left pending releases; a new pending release is due at once
-
-
-def read_record(attachment: Attachment, records: Records) -> dict[str, Any] | None:
-    """The IPAM record of `attachment`; None when it is missing or damaged."""
-    record = records.read(attachment, PART)
-    if record is None:
-        return None
-    try:
-        recorded_leases(attachment, record)
-    except ValueError as fault:
-        records.log.error(f"the record of {attachment} is damaged: {fault}; only the store is used")
-        return None
-    return record
 
 
 def release(
@@ -109,9 +97,22 @@ def release(
         raise
     if held:
         local.released(records, held)
-        local.forget_holder(records, held)
-        records.log.info(f"released {_texts(held)}")
+        forget_holder(records, held)
+        records.log.info(f"released {texts(held)}")
     records.remove(attachment, PART)
+
+
+def leave_store(attachment: Attachment, record: dict[str, Any], records: Records) -> None:
+    """Release the leases of an attachment in its former store: the network names another one now."""
+    try:
+        release(attachment, record, record["store"], records)
+    except CniError as fault:
+        addresses = ", ".join(record["addresses"])
+        if addresses:
+            fault.msg = f"{addresses} of the network's former store cannot be released (or given up: railcni ipam flush --drop): {fault.msg}"
+            raise
+        records.log.warning(f"{attachment} had no address in its network's former store: {fault.msg}")
+        records.remove(attachment, PART)
 
 
 def _is_over(record: dict[str, Any] | None, store_ref: dict[str, Any], fault: CniError) -> bool:
@@ -135,12 +136,6 @@ def keep_pending(
         records.write(attachment, PART, {**record, "pending": True, "reason": reason[:_REASON]})
     if stores.is_shared(store_ref):
         records.remind(True, due=True)
-
-
-def is_pending(attachment: Attachment, records: Records) -> bool:
-    """Whether the release is pending in the record of `attachment`."""
-    record = records.read(attachment, PART)
-    return record is not None and record.get("pending") is True
 
 
 def flush_reminded(records: Records, store_ref: dict[str, Any]) -> None:
@@ -244,94 +239,6 @@ def is_among(store: Any, found: Iterable[dict[str, Any]]) -> bool:
     return isinstance(store, dict) and any(stores.same(store, one) for one in found)
 
 
-def restorer(store_ref: dict[str, Any], records: Records, owner: Owner | None = None) -> Callable[[], list[Lease]]:
-    """Return a function that reads the first leases of a new store `store_ref` from the records that name the store.
-
-    With an `owner`, the store addresslease gets only the leases of its container and its pod in its network.
-    """
-    if owner and store_ref.get("kind") == "addresslease":
-        return recorder(owner.attachment.network, records, owner.attachment.container_id, owner.pod[1])
-
-    def restore() -> list[Lease]:
-        listed = [(attachment, record) for attachment, _, record in (*records.all(PART), *records.newer(PART))]
-        named = [x for x in listed if not isinstance(x[1].get("store"), dict) or stores.same(x[1]["store"], store_ref)]
-        # A record of a newer format is read as far as possible: its own version releases a surplus address.
-        found = _leases_of(named, records)
-        if found and not stores.is_shared(store_ref):
-            records.log.warning(f"the store was new; restored from the attachment records: {_texts(found)}")
-        return found
-
-    return restore
-
-
-def refill(store: AddressLeaseStore, owner: Owner, records: Records, cooldown: int) -> bool:
-    """Make lost records again from the leases that name this node. Returns True if `owner` got its record.
-
-    This is done once for a state directory that is younger than the node's leases. The caller holds the lock of its own
-    record. A lease of another machine with the same node name gets no record, unless it is of the caller's pod.
-    """
-    by_attachment: dict[Attachment, list[Lease]] = {}
-    others = found = False
-    for lease in store.leases(node=owner.node):
-        is_own_pod = lease.is_of_pod(owner) and "" != lease.pod[2] == owner.pod[2]
-        if is_own_pod or "" != lease.machine == owner.machine:
-            by_attachment.setdefault(lease.attachment, []).append(lease)
-        else:
-            others = others or bool(lease.machine and owner.machine)
-    made: list[Lease] = []
-    for attachment, leases in by_attachment.items():
-        if attachment.network.startswith(GROUP):
-            continue  # its record names rails, which a lease does not
-        is_callers = attachment == owner.attachment
-        held = None if is_callers else records.try_locked(attachment, PART)
-        if (is_callers or held) and records.read(attachment, PART) is None:
-            new = recorded_document(stores.recorded(store.record()), leases, leases[0].owner, cooldown)
-            records.write(attachment, PART, {**new, "bootID": leases[0].boot_id})
-            local.note_holder(records, attachment, leases)
-            made += leases
-            found = found or is_callers
-        if held:
-            held.release()
-    if made:
-        records.log.warning(f"records of {len(by_attachment)} attachments were lost, and are read back: {_texts(made)}")
-    if not others:
-        local.set_complete(records)
-    return found
-
-
-def is_held_here(want: Want, owner: Owner, records: Records) -> bool:
-    """Whether another living attachment of this node has `want` in its record, for a store that shows it as free."""
-    attachment = local.holder(records, want)
-    record = records.read(attachment, PART) if attachment and attachment != owner.attachment else None
-    if not attachment or not record or record["pending"] is True or record["bootID"] != owner.boot_id:
-        return False
-    if netns.has_lost_path(str(record.get("netns"))):
-        return False
-    try:
-        leases = recorded_leases(attachment, record)
-    except ValueError:
-        return False  # the next verb that reads the record reports this
-    return any(lease.excludes(want) and not lease.is_of_pod(owner) for lease in leases)
-
-
-def recorder(network: str, records: Records, *names: str) -> Callable[[], list[Lease]]:
-    """Return a function that reads the leases in a network's records, whatever store they name, as after a migration.
-
-    With `names` of containers and pods, it reads only the records that contain one of them.
-    """
-    return lambda: _leases_of(records.of_network(network, PART, *names), records)
-
-
-def _leases_of(listed: Iterable[tuple[Attachment, dict[str, Any]]], records: Records) -> list[Lease]:
-    found: list[Lease] = []
-    for attachment, record in listed:
-        try:
-            found += recorded_leases(attachment, record)
-        except ValueError as fault:
-            records.log.error(f"the record of {attachment} cannot be read: {fault}; its addresses are not restored")
-    return found
-
-
 def of_earlier_boots(store: Store, pool: str, owner: Owner) -> list[Lease]:
     """The leases of `pool` that the node of `owner` claimed in a boot other than the present one."""
     return [lease for lease in store.leases(pool, owner.node) if lease.boot_id != owner.boot_id]
@@ -354,7 +261,7 @@ def free_earlier_boots(store: Store, pool: str, owner: Owner, records: Records) 
                 continue
             freed = store.release(dead) > 0 or freed
             records.remove(attachment, PART)
-            records.log.warning(f"reclaimed {_texts(dead)} of {attachment}, left by an earlier boot")
+            records.log.warning(f"reclaimed {texts(dead)} of {attachment}, left by an earlier boot")
     return freed
 
 
@@ -458,7 +365,3 @@ def _gc_one(
             if where:
                 release(attachment, record, where, records, cooldown=recorded_cooldown(record) or cooldown)
                 records.log.info(f"collected {attachment}")
-
-
-def _texts(leases: Iterable[Lease]) -> str:
-    return ", ".join(lease.text for lease in leases)

@@ -9,8 +9,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from cni import VERSION
-from cni.link.plugins import whereabouts
+from cni import VERSION, load
 from cni.shared import log
 from cni.shared.spec.codec import MOST_BYTES, dumps
 from cni.shared.spec.errors import CniError, Internal, IoFailure
@@ -21,6 +20,8 @@ if TYPE_CHECKING:
 
     from cni.shared.spec.request import Request
     from cni.shared.spec.result import Result
+
+_WITH_OWN_VERBS = {"whereabouts": "cni.link.plugins.whereabouts", "rdma": "cni.link.plugins.rdma"}
 
 
 def main(plugin: str) -> int:
@@ -61,15 +62,12 @@ def _call(plugin: str, call: Request) -> Result | None:
         from cni.shared.allocated import complete  # most networks are no rail
 
         complete(call, tagged)
-    if plugin == "whereabouts":
-        return whereabouts.call(call, tagged)
-    if plugin == "rdma":
-        from cni.link.plugins import rdma  # a call has one plugin
-
-        return rdma.call(call, tagged)
-    from cni.link import verbs  # the plugins above need no verbs of links
-
-    return verbs.call(plugin, call, tagged)
+    result: Result | None
+    if plugin in _WITH_OWN_VERBS:
+        result = load(_WITH_OWN_VERBS[plugin], "call")(call, tagged)
+    else:
+        result = load("cni.link.verbs", "call")(plugin, call, tagged)
+    return result
 
 
 def _unforeseen(fault: Exception) -> CniError:

@@ -19,7 +19,7 @@ from cni.shared.spec import codec
 from cni.shared.spec.errors import CniError
 from cni.shared.spec.request import Request, member
 from ipam import config as ipam_config
-from ipam import flatfile, own
+from ipam import flatfile, neighbourhood
 from ipam.entries import read_ranges
 from ipam.group import indexes
 from ipam.keys import BLOCK_KEYS, MEMBERS
@@ -257,7 +257,7 @@ def _own(scope: Scope, keys: Keys, config: ipam_config.IpamConfig) -> None:
     if not isinstance(master, str) or not master or member(config.network, "linkInContainer") is True:
         return
     try:
-        held = own.of_wire([master])
+        held = neighbourhood.addresses_of([master])
     except OSError:
         return
     for family, value in sorted(held):

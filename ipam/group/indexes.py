@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from cni.shared import rail as rails_key
 from cni.shared.config import Fault, refuse
 from ipam.entries import read_ranges
 from ipam.ranges import BITS, Range, format_address, parse_address
@@ -16,6 +17,7 @@ from ipam.rules import Exhausted, Need
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from typing import Any
 
     from cni.shared.rail import Rail
     from ipam.config import IpamConfig
@@ -85,6 +87,15 @@ class Group:
             f" more{waiting}. Delete attachments or enlarge the ranges; `railcni ipam leases` shows who holds them",
             f"pools {', '.join(self.pools())}",
         )
+
+
+def rail_of(network: dict[str, Any]) -> Rail:
+    """The key `rail` of the configuration `network`, which has it. Raises InvalidConfig for wrong values."""
+    faults: list[Fault] = []
+    found = rails_key.read(network, faults)
+    refuse(faults)
+    assert found is not None  # noqa: S101  # the key is there
+    return found
 
 
 def group_of(rail: Rail, config: IpamConfig) -> Group:

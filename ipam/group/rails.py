@@ -35,11 +35,13 @@ from cni.shared.spec import codec
 from cni.shared.spec.errors import CniError, InvalidConfig, TryAgainLater
 from cni.shared.spec.request import Attachment
 from ipam import call, stores
+from ipam.claim import claim
 from ipam.leases import PART, Owner, recorded_document, recorded_leases
+from ipam.local import read_record, restorer
 from ipam.ranges import format_address
 from ipam.rules import is_current
 from ipam.stores.base import CHANGE, READ, SHARED_SECONDS, Unreachable
-from ipam.upkeep import is_among, note_fault, read_record, release, restorer
+from ipam.upkeep import is_among, note_fault, release
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -250,7 +252,7 @@ def _claim(
         _keep(group, found)
     of_group = {"members": joined, "complete": fixed}
     try:
-        values, written = call.claim([group], owner, config, store_ref, record, records, of_group)
+        values, written = claim([group], owner, config, store_ref, record, records, of_group)
     except TryAgainLater as fault:
         if len(joined) > 1 and not isinstance(fault, Unreachable):
             fault.details = f"{fault.details}\nrails attached already: {', '.join(m[1] for m in joined[:-1])}".lstrip()

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from ipam.config import IpamConfig
     from ipam.leases import Lease
     from ipam.stores.base import Store
+    from ipam.stores.http import ServerAddress
 
 IN_CLUSTER = ("kubernetes", "addresslease")  # kinds that are objects in an API server
 SECRETS = ("password", "borrowed")  # members of a reference that no record keeps
@@ -149,9 +150,14 @@ def is_shared(store_ref: dict[str, Any]) -> bool:
     return store_ref.get("kind") != "file"
 
 
-def _endpoints(text: str, tls: bool) -> list[str]:
-    from ipam.stores.etcd.client import endpoint  # other stores have no endpoints
+def endpoint(text: str, tls: bool) -> ServerAddress:
+    """The endpoint of etcd in `text` (ipam.stores.etcd.client)."""
+    from ipam.stores.etcd import client  # other stores have no endpoints
 
+    return client.endpoint(text, tls)
+
+
+def _endpoints(text: str, tls: bool) -> list[str]:
     try:
         return [str(endpoint(part, tls)) for part in text.split(",") if part.strip()]
     except ValueError as fault:

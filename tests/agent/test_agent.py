@@ -69,12 +69,12 @@ def call(rig: Rig, verb: str, container: str) -> Any:
     block["kubernetes"] = {"kubeconfig": str(folder(rig) / "whereabouts.kubeconfig")}
     state = str(rig.directory / "plugin")
     program = (
-        "import sys, json; from cni.shared import policy; from cni.shared.log import Log; from cni.shared.spec import request; from ipam import plugin\n"
+        "import sys, json; from cni.shared import policy; from cni.shared.log import Log; from cni.shared.spec import request; from cni.link.plugins import whereabouts\n"
         "from ipam.stores.ippool import locks\n"
         "policy._current = policy.Policy({k: ['/'] for k in ('dataRoots', 'logRoots', 'configRoots')})\n"
         f"locks.DIRECTORY = {state + '/run'!r}\n"
         "import os; parsed = request.parse(dict(os.environ), sys.stdin.buffer.read())\n"
-        f"result = plugin.call(parsed, Log(), {state!r})\n"
+        f"result = whereabouts.call(parsed, Log(), {state!r})\n"
         "print(json.dumps([a.address for a in result.ips]) if result else '[]')"
     )
     environ = {

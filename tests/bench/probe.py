@@ -37,7 +37,7 @@ PHASES = {
         "cni.shared.config:fill",
         "cni.link.plugins.macvlan:read",
         "cni.link.plugins.host_device.plugin:read",
-        "ipam.plugin:configured",
+        "ipam.call:configured",
     ),
     "record": ("cni.shared.records:Records.*", "cni.shared.records:HeldLock.__exit__"),
     "store": (

@@ -370,7 +370,7 @@ def test_pods_are_attached_and_detached_while_versions_change(node: Node, plugin
         for part in ("bin", "libexec", "cni", "ipam"):
             ignored = shutil.ignore_patterns("__pycache__", "cli", "dist")
             shutil.copytree(ROOT / part, top / part, symlinks=True, ignore=ignored)
-    with open(work / "two/ipam/plugin.py", "a") as module:
+    with open(work / "two/ipam/add.py", "a") as module:
         module.write("\nOTHER = True\n")
     interpreter = content.checkout(str(ROOT)).interpreter
     subprocess.run([interpreter, "-I", work / "two/cni/compiled/pack.py"], check=True)

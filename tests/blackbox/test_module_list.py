@@ -45,6 +45,7 @@ LINKS = (
 DEVICES = ("cni.shared.kernel.sysfs", "cni.link.plugins.host_device")
 NETLINK_OF_ADD = ("cni.shared.kernel.ipconfig",)
 RESTORE = ("cni.link.plugins.host_device.restore", "cni.shared.kernel.link_sysctls")
+RELEASE = ("ipam.upkeep", "ipam.shared")  # with the file store, ADD and CHECK release nothing
 FEATURES = ("cni.link.features.*",)  # the networks here ask for none
 
 UNLOADED_BY_PLUGIN = {
@@ -56,11 +57,17 @@ UNLOADED_BY_PLUGIN = {
     ),
 }  # fmt: skip
 UNLOADED_BY_VERB = {
-    "ADD": ("cni.link.verbs.check", "cni.link.verbs.gc", "ipam.check"),
-    "CHECK": ("cni.link.verbs.attach", "cni.link.verbs.gc", "ipam.acquire", "ipam.search"),
+    "ADD": (
+        "cni.link.verbs.check", "cni.link.verbs.detach", "cni.link.verbs.gc",
+        "ipam.check", "ipam.ending", "ipam.status",
+    ),
+    "CHECK": (
+        "cni.link.verbs.attach", "cni.link.verbs.gc",
+        "ipam.acquire", "ipam.search", "ipam.add", "ipam.ending", "ipam.status",
+    ),
     "DEL": (
         *NETLINK_OF_ADD, "cni.link.verbs.attach", "cni.link.verbs.check", "cni.link.verbs.gc",
-        "ipam.acquire", "ipam.search", "ipam.check",
+        "ipam.acquire", "ipam.search", "ipam.add", "ipam.check", "ipam.status",
     ),
 }  # fmt: skip
 
@@ -87,6 +94,8 @@ def test_a_call_loads_no_module_that_costs_a_pod_time(node: Node, pod: Pod, plug
         unloaded = (*UNLOADED_BY_PLUGIN[plugin], *UNLOADED_BY_VERB[verb], *SHARED_STORES)
         if (plugin, verb) != ("host-device", "DEL"):
             unloaded += RESTORE
+        if verb != "DEL":
+            unloaded += RELEASE
         assert of(found, unloaded) == []
 
 
@@ -120,7 +129,7 @@ def test_the_rules_name_modules_that_exist() -> None:
     root = Path(__file__).resolve().parents[2]
     files = [path.relative_to(root).with_suffix("") for top in ("cni", "ipam") for path in (root / top).rglob("*.py")]
     modules = dict.fromkeys((".".join(file.parts).removesuffix(".__init__") for file in files), False)
-    rules = (*UNLOADED_BY_PLUGIN.values(), *UNLOADED_BY_VERB.values(), SHARED_STORES, FILE_STORE, RESTORE)
+    rules = (*UNLOADED_BY_PLUGIN.values(), *UNLOADED_BY_VERB.values(), SHARED_STORES, FILE_STORE, RESTORE, RELEASE)
     names = {name for rule in rules for name in rule if name.startswith(("cni", "ipam"))}
     assert [name for name in names if not of(modules, (name,))] == []
 

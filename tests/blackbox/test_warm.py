@@ -1339,7 +1339,7 @@ def other(tmp_path: Path) -> Path:
     top = tmp_path / "other"
     for part in ("bin", "cni", "ipam", "libexec"):
         shutil.copytree(ROOT / part, top / part, symlinks=True, ignore=shutil.ignore_patterns("__pycache__", "cli"))
-    with open(top / "ipam/plugin.py", "a") as module:
+    with open(top / "ipam/add.py", "a") as module:
         module.write("\nOTHER = True\n")
     interpreter = (top / "libexec/macvlan").read_text().partition("\n")[0][2:].split()[0]
     subprocess.run([interpreter, "-I", top / "cni/compiled/pack.py"], check=True)
@@ -1375,7 +1375,7 @@ def test_two_versions_serve_one_pool_each_with_its_own_workers(node: Node, other
 def test_modules_that_change_end_the_workers_that_have_the_former_ones(node: Node, other: Path) -> None:
     node.cni(other / "whereabouts", "STATUS", warm.NOTHING, path=[other]).succeeded()
     assert until(lambda: len([w for w in warm.found(node) if w.workers]) == 2)
-    with open(other.parent / "ipam/plugin.py", "a") as module:
+    with open(other.parent / "ipam/add.py", "a") as module:
         module.write("\nANOTHER = True\n")
     subprocess.run([sys.executable, "-I", other.parent / "cni/compiled/pack.py"], check=True)
     assert until(lambda: len(warm.found(node)) == 1)

@@ -19,7 +19,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from cni.link.features import verbs_device
-from cni.link.plugins import macvlan
+from cni.link.plugins import macvlan, whereabouts
 from cni.link.plugins import rdma as chained
 from cni.link.plugins.host_device import plugin as host_device
 from cni.link.plugins.sriov import plugin as sriov
@@ -31,7 +31,6 @@ from cni.shared.spec.errors import CniError, Internal
 from cni.shared.spec.request import Attachment, Request
 from ipam import config as ipam_config
 from ipam import flatfile
-from ipam import plugin as ipam_plugin
 from tests import each, warm
 from tests.blackbox.test_host_device import PCI, bus
 from tests.faults import hostile
@@ -162,7 +161,7 @@ def call(verb: str, state: Path, container: str = "c1", block: dict[str, Any] | 
         "prevResult": previous,
         "cni.dev/valid-attachments": [],
     }
-    return ipam_plugin.call(request.parse(environ, json.dumps(config).encode()), Log(level="panic"), str(state))
+    return whereabouts.call(request.parse(environ, json.dumps(config).encode()), Log(level="panic"), str(state))
 
 
 @pytest.fixture
@@ -212,7 +211,7 @@ def test_the_verbs_of_the_ipam_plugin_serve_or_refuse_any_block(
     environ = more.draw(hostile.environments(hostile.ENVIRON)) | {"CNI_COMMAND": verb}
     asked = answer(lambda: request.parse(environ, json.dumps(config).encode()))
     if isinstance(asked, Request):
-        answer(lambda: ipam_plugin.call(asked, Log(level="panic"), str(state)))
+        answer(lambda: whereabouts.call(asked, Log(level="panic"), str(state)))
 
 
 # --- the executables ---

@@ -47,7 +47,7 @@ PLANTED: dict[str, Sequence[Edit]] = {
         Edit("ipam/stores/file/schema.py", "INSERT INTO lease", "INSERT OR REPLACE INTO lease"),
     ],
     "ADD does not lock its attachment": [
-        Edit("cni/link/verbs/attach.py", r", records\.locked\(request\.attachment, PART\)(?=, Rtnl)", "")
+        Edit("cni/link/verbs/attach.py", r", records\.locked\(request\.attachment, LINK\)(?=, Rtnl)", "")
     ],
     "GC does not heed locks": [
         Edit(

@@ -47,7 +47,7 @@ MISORDERED = {
         "has no record",
     ),
 }
-UNLOCKED = Edit("cni/link/verbs/attach.py", r", records\.locked\(request\.attachment, PART\)(?=, Rtnl)", "")
+UNLOCKED = Edit("cni/link/verbs/attach.py", r", records\.locked\(request\.attachment, LINK\)(?=, Rtnl)", "")
 _RELEASED_EARLY, _, _ON_WIRE = MISORDERED["addresses released before the link is gone"]
 _CLAIMED_EARLY, _, _UNRECORDED = MISORDERED["the lease's record written after the claim"]
 MISORDERED |= {
@@ -133,7 +133,7 @@ UNCLEARED = {
     "a device that a retried ADD does not give back": (
         Edit(
             "cni/link/verbs/attach.py",
-            r"\n {12}report\(detach\(former, self\._request, .*\)\)\n",
+            r"\n {12}report\(detach\.detach\(former, self\._request, .*\)\)\n",
             "\n            pass\n",
         ),
         "host-device-add",

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from cni.link.plugins import whereabouts
 from cni.shared.kernel.node import boot_id
 from cni.shared.log import Log
 from cni.shared.records import Records
@@ -26,7 +27,7 @@ from cni.shared.spec.errors import (
     TryAgainLater,
 )
 from cni.shared.spec.request import Attachment
-from ipam import acquire, plugin, rules, search, stores, upkeep
+from ipam import acquire, rules, search, stores, upkeep
 from ipam.leases import Lease, Owner, Want, recorded_document, recorded_leases
 from ipam.ranges import Range, format_address
 from ipam.stores.base import Claimed, Store, Taken, Unknown
@@ -63,7 +64,7 @@ class Host:
         if verb in ("GC", "STATUS"):
             del environ["CNI_CONTAINERID"], environ["CNI_IFNAME"], environ["CNI_NETNS"]
         config = {"cniVersion": "1.1.0", "name": more.pop("name", "rdma-net"), "ipam": block, **more}
-        result = plugin.call(requests.parse(environ, json.dumps(config).encode()), Log(), self.state)
+        result = whereabouts.call(requests.parse(environ, json.dumps(config).encode()), Log(), self.state)
         return [a.address for a in result.ips] if result else []
 
     def add(self, container: str = "c1", ipam: dict[str, Any] | None = None, **more: Any) -> list[str]:

@@ -21,12 +21,13 @@ import yaml
 
 from cni import VERSION as RAILCNI
 from cni.cluster.audit import cluster as clusters
+from cni.link.plugins import whereabouts
 from cni.shared.log import Log
 from cni.shared.records import Records
 from cni.shared.spec import request as requests
 from cni.shared.spec.errors import CniError, InvalidConfig, IoFailure, NotAvailable, TryAgainLater
 from cni.shared.spec.request import Attachment
-from ipam import acquire, plugin, rules
+from ipam import acquire, rules
 from ipam.leases import Lease, Want
 from ipam.ranges import Range, format_address
 from ipam.stores import apiserver as stores_api
@@ -77,7 +78,7 @@ class Cluster:
             del environ["CNI_CONTAINERID"], environ["CNI_IFNAME"], environ["CNI_NETNS"]
         config = {"cniVersion": "1.1.0", "name": "rdma-net", "ipam": block, **more}
         request = requests.parse(environ, json.dumps(config).encode())
-        result = plugin.call(request, Log(), str(self.directory / node))
+        result = whereabouts.call(request, Log(), str(self.directory / node))
         return [a.address for a in result.ips] if result else []
 
     def recorded(self, node: str = "node-1") -> dict[str, list[str]]:

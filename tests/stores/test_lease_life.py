@@ -14,12 +14,13 @@ from typing import Any
 
 import pytest
 
+from cni.link.plugins import whereabouts
 from cni.shared.kernel import node
 from cni.shared.log import Log
 from cni.shared.records import Records
 from cni.shared.spec import request as requests
 from cni.shared.spec.errors import AttachmentDiffers, CniError, InvalidConfig, NotAvailable, TryAgainLater
-from ipam import local, plugin, stores, upkeep
+from ipam import ending, local, stores, upkeep
 from ipam.group import rails
 from ipam.leases import recorded_cooldown
 from ipam.ranges import format_address
@@ -73,7 +74,9 @@ class Place:
             del environ["CNI_CONTAINERID"], environ["CNI_IFNAME"], environ["CNI_NETNS"]
         config = {"cniVersion": "1.1.0", "name": "rdma-net", **more.pop("config", {})}
         config["ipam"] = self.block | more
-        result = plugin.call(requests.parse(environ, json.dumps(config).encode()), Log(), str(self.directory / node))
+        result = whereabouts.call(
+            requests.parse(environ, json.dumps(config).encode()), Log(), str(self.directory / node)
+        )
         return [a.address.partition("/")[0] for a in result.ips] if result else []
 
     def add(self, container: str, pod: str = "", **more: Any) -> str:
@@ -100,7 +103,7 @@ class Place:
         return found
 
     def store(self, store_ref: dict[str, Any]) -> Store:
-        return stores.open_store(store_ref, CREATE, upkeep.restorer(store_ref, self.records()), 5)
+        return stores.open_store(store_ref, CREATE, local.restorer(store_ref, self.records()), 5)
 
     def leased(self, store_ref: dict[str, Any]) -> dict[str, str]:
         store = self.store(store_ref)
@@ -653,7 +656,7 @@ def cut(place: Place) -> None:
 def fail(place: Place, fault: Callable[[bytes], str]) -> None:
     assert place.proxy
     place.proxy.fault = fault
-    for module in (base, plugin, rails):
+    for module in (base, ending, rails):
         place.hurry.setattr(module, "SHARED_SECONDS", HURRY_SECONDS)
     place.hurry.setattr(upkeep, "_FLUSH_SECONDS", HURRY_SECONDS)
 

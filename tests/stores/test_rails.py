@@ -10,12 +10,13 @@ from typing import Any
 
 import pytest
 
+from cni.link.plugins import whereabouts
 from cni.shared.log import Log
 from cni.shared.records import Records
 from cni.shared.spec import request as requests
 from cni.shared.spec.errors import AttachmentDiffers, CniError, InvalidConfig, NotAvailable, TryAgainLater
 from cni.shared.spec.request import Attachment
-from ipam import local, own, plugin, upkeep
+from ipam import local, own, upkeep
 from ipam.group.rails import attachment_of
 from ipam.stores.apiserver import Api
 from ipam.stores.etcd.client import EtcdClient
@@ -55,7 +56,7 @@ class Rails:
         if verb in ("GC", "STATUS"):
             del environ["CNI_CONTAINERID"], environ["CNI_IFNAME"], environ["CNI_NETNS"]
         state = str(self.place.directory / environ["NODENAME"])
-        result = plugin.call(requests.parse(environ, json.dumps(config).encode()), Log(), state)
+        result = whereabouts.call(requests.parse(environ, json.dumps(config).encode()), Log(), state)
         return [a.address.partition("/")[0] for a in result.ips] if result else []
 
     def add(self, rail: int, container: str = "c1", pod: str = "", **more: Any) -> str:

@@ -28,7 +28,7 @@ def modules() -> dict[str, Path]:
 
 
 def imports(file: Path) -> Iterator[str]:
-    """The modules of the product that `file` imports when it runs, at its top or in a function."""
+    """The modules of the product that `file` imports when it runs: at its top, in a function, or by `cni.load`."""
     known = modules()
     tree = ast.parse(file.read_text())
     for_types = {
@@ -40,7 +40,9 @@ def imports(file: Path) -> Iterator[str]:
     for node in ast.walk(tree):
         if id(node) in for_types:
             continue
-        if isinstance(node, ast.Import):
+        if isinstance(node, ast.Constant) and node.value in known:  # in a table for `cni.load`
+            yield node.value
+        elif isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names if alias.name in known)
         elif isinstance(node, ast.ImportFrom) and node.module:
             for alias in node.names:

@@ -23,7 +23,7 @@ from cni.node.service.log import AgentLog
 from cni.shared.records import Records
 from cni.shared.spec.errors import InvalidConfig
 from cni.shared.spec.request import Attachment
-from ipam import upkeep
+from ipam import local
 from ipam.leases import PART, Lease, recorded_leases
 from ipam.ranges import Range, range_of
 from ipam.stores import open_store
@@ -198,7 +198,7 @@ class ClusterSource(ABC):
         the address, a migration has moved the lease, and `railcni ipam migrate` updates the record.
         """
         with in_use.excluded(self._node_records, lease.attachment) as users:
-            record = upkeep.read_record(lease.attachment, self._node_records) if users else None
+            record = local.read_record(lease.attachment, self._node_records) if users else None
             if record is None or users is None or record["pending"] or record["sequence"] != lease.sequence:
                 return _BUSY
             try:

@@ -9,7 +9,7 @@ from cni.cluster.audit import in_use
 from cni.shared.kernel import node
 from cni.shared.records import Records
 from cni.shared.spec.errors import InvalidConfig
-from ipam import stores, upkeep
+from ipam import local, stores, upkeep
 from ipam.leases import PART, Lease, recorded_cooldown
 from ipam.stores.base import Store
 
@@ -62,7 +62,7 @@ class Freeing:
         with in_use.excluded(self.records, lease.attachment) as users:
             if users is None:
                 raise Changed("an operation on its attachment is under way")
-            record = upkeep.read_record(lease.attachment, self.records)
+            record = local.read_record(lease.attachment, self.records)
             own = record and stores.same(record["store"], self.store.record()) and not record["pending"]
             if record and not (own and record["sequence"] == lease.sequence):
                 raise Changed("its record tells of another lease or store, or of a release that is pending")

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from cni import load
 from cni.shared.config import OF_FEATURES
 from cni.shared.spec.errors import CniError, IoFailure
 
@@ -19,27 +20,43 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import Any
 
-    from cni.link.features.base import Feature, Place
+    from cni.link.features.base import Feature
     from cni.shared.config import Fault
-    from cni.shared.kernel.links import Link
+    from cni.shared.kernel.links import Link, Rtnl
     from cni.shared.kernel.sandbox import Sandbox
     from cni.shared.log import Log
     from cni.shared.spec.request import Request
     from cni.shared.spec.result import Result
 
 NAMES = OF_FEATURES
+_MODULES = {"rail": "cni.link.features.routing", "rdma": "cni.link.features.verbs_device"}
 UNASKED = ("rdma",)  # these may apply without their key
 
 
 def named(name: str) -> Feature:
     """The feature `name`; only its module is loaded."""
-    if name == "rail":
-        from cni.link.features import routing  # most networks have at most one feature
+    feature: Feature = load(_MODULES[name])
+    return feature
 
-        return routing
-    from cni.link.features import verbs_device  # most networks have at most one feature
 
-    return verbs_device
+class Place:
+    """The netdev and the sandbox of an attachment, for the plan of a feature.
+
+    `netdev` is the name of the netdev that carries the link: macvlan's master, host-device's device, "" for none.
+    `is_shared`: the netdev stays on the host, for use by other attachments too. `in_sandbox`: it is in the sandbox.
+    `mtu` is the link's planned MTU in bytes (0: none). `host` is an rtnetlink socket on the host.
+    """
+
+    def __init__(
+        self, netdev: str, is_shared: bool, in_sandbox: bool, mtu: int, host: Rtnl, sandbox: Sandbox, log: Log
+    ) -> None:
+        self.netdev = netdev
+        self.is_shared = is_shared
+        self.in_sandbox = in_sandbox
+        self.mtu = mtu
+        self.host = host
+        self.sandbox = sandbox
+        self.log = log
 
 
 class Features:

@@ -11,8 +11,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any, Protocol
 
+    from cni.link.features import Place
     from cni.shared.config import Fault, Key
-    from cni.shared.kernel.links import Link, Rtnl
+    from cni.shared.kernel.links import Link
     from cni.shared.kernel.sandbox import Sandbox
     from cni.shared.log import Log
     from cni.shared.spec.request import Request
@@ -57,23 +58,3 @@ if TYPE_CHECKING:
 
             `netdev` is the host's netdev that an ADD would use, None when unknown; `is_shared` is as in Place.
             """
-
-
-class Place:
-    """The netdev and the sandbox of an attachment, for the plan of a feature.
-
-    `netdev` is the name of the netdev that carries the link: macvlan's master, host-device's device, "" for none.
-    `is_shared`: the netdev stays on the host, for use by other attachments too. `in_sandbox`: it is in the sandbox.
-    `mtu` is the link's planned MTU in bytes (0: none). `host` is an rtnetlink socket on the host.
-    """
-
-    def __init__(
-        self, netdev: str, is_shared: bool, in_sandbox: bool, mtu: int, host: Rtnl, sandbox: Sandbox, log: Log
-    ) -> None:
-        self.netdev = netdev
-        self.is_shared = is_shared
-        self.in_sandbox = in_sandbox
-        self.mtu = mtu
-        self.host = host
-        self.sandbox = sandbox
-        self.log = log

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import Any
 
-    from cni.link.features.base import Place
+    from cni.link.features import Place
     from cni.shared.kernel.links import Link
     from cni.shared.kernel.sandbox import Sandbox
     from cni.shared.log import Log

@@ -16,15 +16,26 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from cni import load
 from cni.link import plugins
 from cni.shared.records import Records
 from cni.shared.spec.errors import CniError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from cni.link.plugins.base import LinkPlugin
     from cni.shared.log import Log
     from cni.shared.spec.request import Request
     from cni.shared.spec.result import Result
 
+_VERBS = {
+    "ADD": ("cni.link.verbs.attach", "add"),
+    "DEL": ("cni.link.verbs.detach", "delete"),
+    "CHECK": ("cni.link.verbs.check", "check"),
+    "GC": ("cni.link.verbs.gc", "gc"),
+    "STATUS": ("cni.link.verbs.check", "status"),
+}
 _SECONDS = 1.0  # approximate seconds in which a call ends attachments of others
 
 
@@ -35,26 +46,8 @@ def call(name: str, request: Request, log: Log) -> Result | None:
     records = Records(log=log)
     if request.command in ("ADD", "DEL", "GC"):
         _finish_others(request, records)
-    if request.command == "ADD":
-        from cni.link.verbs import attach  # each verb loads its own
-
-        return attach.add(plugin, request, records)
-    if request.command == "DEL":
-        from cni.link.verbs import detach  # each verb loads its own
-
-        detach.delete(plugin, request, records)
-    elif request.command == "GC":
-        from cni.link.verbs import gc  # each verb loads its own
-
-        gc.gc(request, records)
-    else:
-        from cni.link.verbs import check  # each verb loads its own
-
-        if request.command == "CHECK":
-            check.check(plugin, request, records)
-        else:
-            check.status(plugin, request, log)
-    return None
+    verb: Callable[[LinkPlugin, Request, Records], Result | None] = load(*_VERBS[request.command])
+    return verb(plugin, request, records)
 
 
 def _finish_others(request: Request, records: Records) -> None:

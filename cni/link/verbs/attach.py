@@ -9,13 +9,12 @@ from typing import TYPE_CHECKING
 from cni.link import plugins
 from cni.link.plugins import whereabouts
 from cni.link.verbs import delegate
-from cni.link.verbs.detach import CLEARING_SECONDS, PART, Release, detach
 from cni.shared.config import OF_FEATURES, OF_RUNTIMES, Fault, misspelt
 from cni.shared.kernel import ipconfig
 from cni.shared.kernel import sandbox as sandboxes
 from cni.shared.kernel.links import Rtnl
 from cni.shared.kernel.netlink import KernelError
-from cni.shared.records import Records
+from cni.shared.records import LINK, Records
 from cni.shared.spec.errors import (
     AddressInUse,
     CniError,
@@ -33,6 +32,7 @@ if TYPE_CHECKING:
 
     from cni.link.features import Features
     from cni.link.plugins.base import DeviceClaim, LinkPlugin
+    from cni.link.verbs.detach import Release
     from cni.shared.kernel.links import Link
     from cni.shared.kernel.sandbox import Sandbox
     from cni.shared.log import Log
@@ -46,7 +46,7 @@ def add(plugin: LinkPlugin, request: Request, records: Records) -> Result:
     log = records.log
     config, asked = _read(plugin, request, log)
     earlier = _earlier(request)
-    with sandboxes.opened(request) as sandbox, records.locked(request.attachment, PART), Rtnl() as host:
+    with sandboxes.opened(request) as sandbox, records.locked(request.attachment, LINK), Rtnl() as host:
         attempt = _Attempt(plugin, config, request, sandbox, host, records, log)
         attempt.clear_predecessor()
         with plugin.claim(config, request, host, records, plugins.named) as device:
@@ -184,11 +184,13 @@ class _Attempt:
 
         The addresses stay leased if our IPAM plugin will give the same ones again.
         """
-        former = self._records.read(self._request.attachment, PART)
+        former = self._records.read(self._request.attachment, LINK)
         if former:
-            release = Release(former, self._request, self._log)
-            until = time.monotonic() + CLEARING_SECONDS
-            report(detach(former, self._request, self.host, self._log, until, release))
+            from cni.link.verbs import detach  # most ADDs are the first of their attachment
+
+            release = detach.Release(former, self._request, self._log)
+            until = time.monotonic() + detach.CLEARING_SECONDS
+            report(detach.detach(former, self._request, self.host, self._log, until, release))
             if release.ipam_type != self._ipam or self.is_foreign:
                 release.finish()
 
@@ -200,10 +202,9 @@ class _Attempt:
         self._refuse_taken_name()
         if asked:
             from cni.link import features  # most networks have none
-            from cni.link.features.base import Place  # most networks have none
 
             netdev, in_sandbox = plugin.carrier(self._planned)
-            place = Place(
+            place = features.Place(
                 netdev, plugin.SHARES_NETDEV, in_sandbox, self._planned.mtu, self.host, self._sandbox, self._log
             )
             self._features = features.plan(asked, self._request, place)
@@ -236,7 +237,7 @@ class _Attempt:
         self._write()
 
     def _write(self) -> None:
-        self._records.write(self._request.attachment, PART, self._record)
+        self._records.write(self._request.attachment, LINK, self._record)
 
     def claim(self) -> None:
         """Get the addresses from the IPAM plugin, if the network has one."""
@@ -310,6 +311,8 @@ class _Attempt:
 
         If a step cannot be undone, the record stays for the next DEL, and the details of `fault` name the step.
         """
+        from cni.link.verbs.detach import Release  # most ADDs succeed
+
         sandbox = self._sandbox
         left = self._features.remove(sandbox, self._log) if self._features else []
         release = Release(None, self._request, self._log)
@@ -321,7 +324,7 @@ class _Attempt:
             if self._claimed:
                 _release(release, fault, left)
             if not left:
-                self._records.remove(self._request.attachment, PART)
+                self._records.remove(self._request.attachment, LINK)
         except CniError as second:
             left.append(second)
         if left and isinstance(fault, CniError):

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from cni.link.plugins.base import LinkPlugin
     from cni.shared.config import Fault
     from cni.shared.kernel.sandbox import Sandbox
-    from cni.shared.log import Log
     from cni.shared.spec.request import Request
     from cni.shared.spec.result import Interface, Route
 
@@ -119,12 +118,12 @@ def _without(expected: list[Route], others: list[str], inside: Rtnl) -> list[Rou
     return [route for route in expected if ipconfig.canonical(route.dst) not in elsewhere]
 
 
-def status(plugin: LinkPlugin, request: Request, log: Log) -> None:
+def status(plugin: LinkPlugin, request: Request, records: Records) -> None:
     """Raise NotAvailable or LimitedConnectivity when an ADD could not succeed now."""
     faults: list[Fault] = []
     config = plugin.read(request, faults)
     asked = features.read(request, faults)
     delegate.refuse(faults, request)
     with Rtnl() as host:
-        features.status(asked, plugin.SHARES_NETDEV, plugin.status(config, host, log))
-    delegate.forward(request, log)
+        features.status(asked, plugin.SHARES_NETDEV, plugin.status(config, host, records.log))
+    delegate.forward(request, records.log)

@@ -26,10 +26,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
     from typing import Any
 
+    from cni.link.plugins.base import LinkPlugin
     from cni.shared.log import Log
 
 
-def gc(request: Request, records: Records) -> None:
+
+def gc(_: LinkPlugin, request: Request, records: Records) -> None:
     """End attachments that the runtime does not list or that a DEL could not end; then forward GC to the IPAM plugin.
 
     An attachment that was made after the start of this call stays, since the runtime's list cannot contain it.

@@ -1,0 +1,68 @@
+"""ADD of the IPAM plugin: lease the addresses of an attachment, and answer with its result."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from cni.shared.spec.result import IPConfig, Result
+from ipam import rules, stores
+from ipam.call import configured_rail, owner_of, permit
+from ipam.claim import claim
+from ipam.leases import PART
+from ipam.local import read_record
+from ipam.ranges import format_address
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import Any
+
+    from cni.shared.records import Records
+    from cni.shared.spec.request import Request
+    from ipam.config import IpamConfig
+    from ipam.rules import Need
+
+
+def add(request: Request, records: Records) -> Result:
+    """Lease all addresses of the attachment or none; return the result. A repeated ADD keeps leased addresses."""
+    config, group = configured_rail(request, records.log)
+    permit(config, group)
+    store_ref: dict[str, Any] | None
+    if group:
+        from ipam.group import rails  # most networks are no rail
+
+        store_ref, values = rails.add(group, config, request.attachment, owner_of(request, config), records)
+        needs = group.own
+    else:
+        stores.locate(config, request.attachment.network, True, config.store_timeout)
+        needs = rules.needs(config)
+        store_ref, values = _add(needs, config, request, records)
+    if store_ref and stores.is_shared(store_ref):
+        from ipam import upkeep  # a release in a file is never pending
+
+        upkeep.flush_reminded(records, store_ref)
+    addresses = [f"{format_address(n.rng.family, v)}/{n.rng.prefix}" for n, v in zip(needs, values, strict=True)]
+    ips = [IPConfig(address, config.gateway_of(address)) for address in addresses]
+    ips += [IPConfig(a.address, config.gateway_of(a.address, a.gateway)) for a in config.addresses]
+    return Result(ips=ips, routes=config.routes, dns=config.dns)
+
+
+def _add(
+    needs: Sequence[Need], config: IpamConfig, request: Request, records: Records
+) -> tuple[dict[str, Any] | None, list[int]]:
+    """Lease an address for each of `needs`; return (the store, the addresses). Without `needs` the store is None."""
+    store_ref = stores.ref_of(config) if needs else None
+    with records.locked(request.attachment, PART):
+        record = read_record(request.attachment, records)
+        # the configuration may have changed after the ADD that wrote the record
+        if record and not (store_ref and stores.same(record["store"], store_ref)):
+            from ipam import upkeep  # most networks keep their store
+
+            upkeep.leave_store(request.attachment, record, records)
+            record = None
+        if store_ref is None:
+            return None, []
+        if record:
+            store_ref = stores.joined(record["store"], store_ref)
+        wanted = [*needs, *rules.statics(config)]
+        values = claim(wanted, owner_of(request, config), config, store_ref, record, records)[0]
+        return store_ref, values[: len(needs)]

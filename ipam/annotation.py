@@ -1,0 +1,46 @@
+"""The annotation of a pod with the addresses that it prefers."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from cni.shared.spec.errors import CniError
+from ipam.ranges import host_of
+from ipam.stores.apiserver import Api, uid_of
+from ipam.stores.apiserver.faults import Gone
+from ipam.stores.base import SHARED_SECONDS
+
+if TYPE_CHECKING:
+    from cni.shared.log import Log
+    from ipam.config import IpamConfig
+
+_PREFERRED = "whereabouts.cni.cncf.io/preferred-ip"
+
+
+def preferred(config: IpamConfig, pod: tuple[str, str, str], log: Log) -> list[tuple[int, int]]:
+    """The addresses, (family, value), in the annotation of the pod (namespace, name, uid), the best first.
+
+    Returns [] if the uid differs and, with a log line, if the pod or the annotation cannot be read.
+    Some builds of whereabouts read the same annotation, with one address, and ignore it if the address is not free.
+    """
+    api = Api(config.kubeconfig, min(SHARED_SECONDS, config.store_timeout))
+    try:
+        metadata = api.pod(*pod[:2])
+    except Gone:
+        log.warning(f"there is no pod {pod[0]}/{pod[1]}: its annotation {_PREFERRED} is ignored")
+        return []
+    except CniError as fault:
+        log.warning(f"annotation {_PREFERRED} is ignored: {fault.msg}")
+        return []
+    finally:
+        api.close()
+    if pod[2] and uid_of(metadata) != pod[2]:
+        return []
+    text = str((metadata.get("annotations") or {}).get(_PREFERRED) or "")
+    try:
+        return [host_of(part.strip()) for part in text.split(",") if part.strip()]
+    except ValueError:
+        log.warning(
+            f'annotation {_PREFERRED} "{text[:100]}" of pod {pod[0]}/{pod[1]}: want addresses, separated by commas'
+        )
+        return []

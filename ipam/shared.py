@@ -1,0 +1,158 @@
+"""What a node keeps for the stores that nodes share: an index of its records by address, and locks of proposed addresses.
+
+The folder `held` beside the node's records is the index, for the search of an ADD: a symbolic link per address, whose
+target names the attachment. The record of the attachment decides, so a stale or lost link changes no lease. A missing
+folder is made from the records.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from cni.shared.kernel import files, netns
+from cni.shared.records import GROUP
+from cni.shared.spec import codec
+from cni.shared.spec.request import Attachment
+from ipam import local, stores
+from ipam.leases import PART, recorded_document, recorded_leases
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from cni.shared.records import HeldLock, Records
+    from ipam.leases import Lease, Owner, Want
+    from ipam.stores.addresslease import AddressLeaseStore
+
+
+def note_holder(records: Records, attachment: Attachment, wants: Sequence[Want]) -> None:
+    """Note in the index that `attachment` holds the addresses of `wants`."""
+    target = codec.dumps(list(attachment.key()))
+    for want in wants:
+        path = _link(records, want)
+        try:
+            _make_folder(records)
+            forget_holder(records, [want])
+            os.symlink(target, path)
+        except OSError as fault:
+            records.log.debug(f"{want.text} is not in the index of held addresses: {fault}")
+
+
+def forget_holder(records: Records, wants: Sequence[Want]) -> None:
+    """Remove the addresses of `wants` from the index."""
+    for want in wants:
+        try:
+            os.unlink(_link(records, want))
+        except OSError:
+            pass  # the index does not have it
+
+
+def holder(records: Records, want: Want) -> Attachment | None:
+    """The attachment that holds the address of `want`, as the index says; None if there is none."""
+    try:
+        _make_folder(records)
+        return Attachment(*codec.loads(os.readlink(_link(records, want)).encode()))
+    except (OSError, ValueError, TypeError):
+        return None
+
+
+def _link(records: Records, want: Want) -> str:
+    space = f"pool {want.pool}" if want.scope is None else f"scope {want.scope}"
+    return f"{records.directory}/held/{local.key_of(space, want.text).hex()}"
+
+
+def _make_folder(records: Records) -> None:
+    """Make the index from the present records, if it is missing."""
+    try:
+        os.stat(records.directory + "/held")
+        return
+    except FileNotFoundError:
+        files.make_private_directory(records.directory + "/held")
+    for attachment, _, record in records.all(PART):
+        try:
+            note_holder(records, attachment, recorded_leases(attachment, record))
+        except ValueError:
+            pass  # the next verb that reads the record reports this
+
+
+class ClaimsHere:
+    """The addresses that other attachments of this node hold or are about to claim, whatever a shared store shows.
+
+    `owner` makes the claim. Each address that a call proposes is locked, so that other calls of this node propose others.
+    """
+
+    __slots__ = ("_locks", "_owner", "_records")
+
+    def __init__(self, records: Records, owner: Owner) -> None:
+        self._records, self._owner = records, owner
+        self._locks: dict[tuple[str, str], HeldLock] = {}
+
+    def is_being_claimed(self, want: Want) -> bool:
+        """Lock the address of `want` and return False; return True if another call has locked it already."""
+        place = want.pool, want.text
+        if place not in self._locks:
+            lock = self._records.try_locked_address(*place)
+            if lock is None:
+                return True
+            self._locks[place] = lock
+        return False
+
+    def release(self) -> None:
+        """Release the locks of all addresses."""
+        for lock in self._locks.values():
+            lock.release()
+
+    def note(self, wants: Sequence[Want]) -> None:
+        """Note in the index that the owner's attachment holds the addresses of `wants`."""
+        note_holder(self._records, self._owner.attachment, wants)
+
+    def is_recorded(self, want: Want) -> bool:
+        """Whether another living attachment has `want` in its record, for a store that shows it as free."""
+        records, owner = self._records, self._owner
+        attachment = holder(records, want)
+        record = records.read(attachment, PART) if attachment and attachment != owner.attachment else None
+        if not attachment or not record or record["pending"] is True or record["bootID"] != owner.boot_id:
+            return False
+        if netns.has_lost_path(str(record.get("netns"))):
+            return False
+        try:
+            leases = recorded_leases(attachment, record)
+        except ValueError:
+            return False  # the next verb that reads the record reports this
+        return any(lease.excludes(want) and not lease.is_of_pod(owner) for lease in leases)
+
+    def refill(self, store: AddressLeaseStore, cooldown: int) -> bool:
+        """Make lost records again from the leases that name this node. Returns True if the owner got its record.
+
+        This is done once for a state directory that is younger than the node's leases. The caller holds the lock of the
+        owner's record. A lease of another machine with the same node name gets no record, unless it is of the owner's pod.
+        """
+        records, owner = self._records, self._owner
+        by_attachment: dict[Attachment, list[Lease]] = {}
+        others = found = False
+        for lease in store.leases(node=owner.node):
+            is_own_pod = lease.is_of_pod(owner) and "" != lease.pod[2] == owner.pod[2]
+            if is_own_pod or "" != lease.machine == owner.machine:
+                by_attachment.setdefault(lease.attachment, []).append(lease)
+            else:
+                others = others or bool(lease.machine and owner.machine)
+        made: list[Lease] = []
+        for attachment, leases in by_attachment.items():
+            if attachment.network.startswith(GROUP):
+                continue  # its record names rails, which a lease does not
+            is_callers = attachment == owner.attachment
+            held = None if is_callers else records.try_locked(attachment, PART)
+            if (is_callers or held) and records.read(attachment, PART) is None:
+                new = recorded_document(stores.recorded(store.record()), leases, leases[0].owner, cooldown)
+                records.write(attachment, PART, {**new, "bootID": leases[0].boot_id})
+                note_holder(records, attachment, leases)
+                made += leases
+                found = found or is_callers
+            if held:
+                held.release()
+        if made:
+            count = len(by_attachment)
+            records.log.warning(f"records of {count} attachments were lost, and are read back: {local.texts(made)}")
+        if not others:
+            local.set_complete(records)
+        return found

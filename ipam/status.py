@@ -1,0 +1,55 @@
+"""STATUS of the IPAM plugin: search the store as an ADD would, without a claim."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from cni.shared.spec.errors import CniError, InvalidConfig, NotAvailable
+from ipam import own, rules, stores
+from ipam.call import configured_rail, owner_of, permit, ref_of
+from ipam.local import restorer
+from ipam.search import SearchPlan
+from ipam.stores.base import CREATE, SHARED_SECONDS
+from ipam.upkeep import free_earlier_boots
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from cni.shared.records import Records
+    from cni.shared.spec.request import Request
+    from ipam.rules import Choice
+
+
+def status(request: Request, records: Records) -> None:
+    """Search the store for the addresses that an ADD would claim. Raises NotAvailable when that ADD would fail.
+
+    It also fails if the configuration names no store: runtimes that call STATUS run Kubernetes' pods, where ADD fails.
+    """
+    config, group = configured_rail(request, records.log)
+    permit(config, group)
+    if config.unnamed:
+        raise NotAvailable(str(config.unnamed), config.unnamed.details)
+    if not group and not rules.needs(config):
+        return
+    owner = owner_of(request, config)
+    seconds = min(SHARED_SECONDS, config.store_timeout)
+    try:
+        if not group:
+            stores.locate(config, request.attachment.network, False, seconds)
+        wanted: Sequence[Choice] = [group] if group else rules.needs(config)
+        store_ref = ref_of(config, group)
+        store = stores.open_store(store_ref, CREATE, restorer(store_ref, records), seconds)
+        store.cooldown = config.cooldown_seconds
+        needs = [need for choice in wanted for need in choice.needs]
+        chosen = [None for need in needs]
+        with store.session():
+            free, wire = lambda pool: free_earlier_boots(store, pool, owner, records), own.Wire(config.network)
+            values = SearchPlan(store, wanted, owner, free, wire.is_own, wire.is_neighbour).propose(chosen)
+    except InvalidConfig:
+        raise
+    except CniError as fault:
+        raise NotAvailable(fault.msg, fault.details) from None
+    try:
+        store.ready([need.want(value) for need, value in zip(needs, values, strict=True)])
+    except CniError as fault:
+        raise NotAvailable(fault.msg, fault.details) from None
