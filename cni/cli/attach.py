@@ -28,6 +28,7 @@ from cni.documents import NET_DIRECTORY, networks
 from cni.documents.networks import Network
 from cni.node.inventory import attachments as recorded
 from cni.node.inventory.places import NAMED_NAMESPACES, is_alive
+from cni.node.runtime import PLUGIN_DIRECTORIES
 from cni.node.runtime.cache import DIRECTORY, Cache, Parameters
 from cni.node.runtime.calls import Runtime
 from cni.node.runtime.executables import Executables, PluginFailed, StepsFailed
@@ -35,9 +36,6 @@ from cni.shared.kernel import netns as namespaces
 from cni.shared.kernel.links import Link, Rtnl
 from cni.shared.spec import result as results
 from cni.shared.spec.errors import CniError, InvalidConfig
-
-ROOT = os.path.abspath(__file__).rpartition("/cni/")[0]
-PLUGIN_DIRECTORIES = (os.path.join(ROOT, "bin"), "/opt/cni/bin", "/usr/lib/cni")
 
 
 def register(commands: subcommand.Commands) -> None:

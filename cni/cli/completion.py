@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 import sys
 
-from cni.cli.attach import ROOT
 from cni.cli.terminal import subcommand
+from cni.node.runtime import ROOT
 from cni.shared.spec.errors import InvalidConfig
 
 # The file of each shell's completion, below /usr/share.

@@ -18,13 +18,13 @@ from pyroute2 import IPRoute
 from pyroute2 import netns as namespaces
 
 from cni.cli import target
-from cni.cli.attach import ROOT
 from cni.cli.doctor.finding import Observation, broken, ok
 from cni.cli.doctor.pods import ping
 from cni.cluster.audit import snapshot
 from cni.cluster.audit.store import Choice
 from cni.documents import networks
 from cni.node.inventory import attachments as recorded
+from cni.node.runtime import ROOT
 from cni.node.runtime.cache import Cache, Parameters
 from cni.node.runtime.calls import Runtime
 from cni.node.runtime.executables import Executables

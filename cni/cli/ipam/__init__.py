@@ -21,6 +21,7 @@ from cni.cluster.audit.store import Choice
 from cni.link.verbs import gc
 from cni.node.inventory import attachments as recorded
 from cni.node.inventory.places import is_of_pod, read_pod
+from cni.node.runtime import PLUGIN_DIRECTORIES
 from cni.shared.log import Log
 from cni.shared.records import STATE, UNENDED, Records
 from cni.shared.spec.request import Attachment
@@ -198,8 +199,6 @@ def _flush(options: argparse.Namespace) -> int:
         left = upkeep.flush(Records(log=Log()), choice.store_ref, _FLUSH_SECONDS)
     if left and options.drop:
         left -= _drop(options)
-    from cni.cli.attach import PLUGIN_DIRECTORIES  # loads libraries that `flush` alone needs
-
     left += gc.finish_unended(Records(), Log(), {"CNI_PATH": ":".join(PLUGIN_DIRECTORIES)}, _FLUSH_SECONDS, settled=0)
     after = _unended()
     _print_flushed(options, {key: one for key, one in before.items() if key not in after}, after)

@@ -22,6 +22,7 @@ from cni.node.installation import layout
 from cni.node.installation.files import below
 from cni.node.installation.options import DEFAULT, folder_of, state_of
 from cni.node.inventory import counters
+from cni.node.runtime import PLUGIN_DIRECTORIES
 from cni.node.service.endpoint import TEXT, HttpEndpoint
 from cni.node.service.log import AgentLog
 from cni.node.service.metrics import Metrics
@@ -35,7 +36,6 @@ from ipam.stores.apiserver.faults import Conflict, Gone, Unauthorized
 from ipam.stores.apiserver.kubeconfig import service_url
 from ipam.stores.apiserver.resources import POOLS
 
-_OWN_FOLDER = os.path.join(os.path.abspath(__file__).rpartition("/cni/")[0], "bin")
 _FLUSH_SECONDS = 2.0  # for all releases of one step
 _FLUSH_EVERY, _FLUSH_LONGEST = 10.0, 300.0
 _REFRESH_EVERY = 1.0  # a token rotates hours before it expires, but an authority may be replaced at any time
@@ -269,7 +269,7 @@ class Agent:
         if not self._flushed or self._records.is_reminded(0) or (ends_too and self._records.is_look_due()):
             left = upkeep.flush(self._records, self._store(), _FLUSH_SECONDS)
             if ends_too:
-                environ = {"CNI_PATH": ":".join((self._options.plugin_dir or DEFAULT, _OWN_FOLDER))}
+                environ = {"CNI_PATH": ":".join((self._options.plugin_dir or DEFAULT, PLUGIN_DIRECTORIES[0]))}
                 left += gc.finish_unended(self._records, self._log, environ, _FLUSH_SECONDS)
             self.metrics.pending.set(left)
             self._flushed = not left
