@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 from cni.shared.spec.result import IPConfig, Result
 from ipam import rules, stores
+from ipam.acquire import claim
 from ipam.call import configured_rail, owner_of, permit
-from ipam.claim import claim
 from ipam.leases import PART
 from ipam.local import read_record
 from ipam.ranges import format_address

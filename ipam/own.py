@@ -34,8 +34,6 @@ _GETNEIGH, _REQUEST_DUMP = 30, 0x301
 class Wire:
     """The addresses that the node and its neighbours have on the links of `network`. Neighbours are read once."""
 
-    __slots__ = ("_names", "_neighbours", "_tables")
-
     def __init__(self, network: dict[str, Any]) -> None:
         self._names = _names_of(network)
         self._tables: dict[int, bytes] = {}

@@ -100,8 +100,6 @@ class ClaimPlan:
     `given_up` are the leases that the claim replaces. `settled`: the store already has all leases of the plan.
     """
 
-    __slots__ = ("chosen", "given_up", "settled")
-
     def __init__(self, chosen: list[int | None], given_up: list[Lease], settled: bool) -> None:
         self.chosen = chosen
         self.given_up = given_up

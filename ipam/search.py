@@ -36,12 +36,6 @@ class SearchPlan:
     preferred.
     """
 
-    __slots__ = (
-        *("_free_earlier_boots", "_is_avoided", "_is_neighbour", "_is_own", "_owner", "_place", "_store", "_taken"),
-        "_wanted",
-        "preferred",
-    )
-
     def __init__(
         self,
         store: Store,

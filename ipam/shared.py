@@ -81,8 +81,6 @@ class ClaimsHere:
     `owner` makes the claim. Each address that a call proposes is locked, so that other calls of this node propose others.
     """
 
-    __slots__ = ("_locks", "_owner", "_records")
-
     def __init__(self, records: Records, owner: Owner) -> None:
         self._records, self._owner = records, owner
         self._locks: dict[tuple[str, str], HeldLock] = {}

@@ -55,8 +55,6 @@ class Source:
     An existing attachment (`is_new` false) is not: each key is read alone, as in version 0.1.0, to find its store.
     """
 
-    __slots__ = ("_block", "_brings", "_flat", "_from_file", "_is_chosen", "borrowed", "notes", "path", "searched")
-
     def __init__(self, block: dict[str, Any], files: Files, faults: list[Fault], is_new: bool = True) -> None:
         self.borrowed: list[Fault] = []
         self._block = _flattened(block, "ipam.", faults)
@@ -237,8 +235,6 @@ def _follow(key: str, path: str, roots: str, files: Files, faults: list[Fault]) 
 
 class _FileFault(Fault):
     """A fault of the flat file as a whole. The text has the path but not the content, which may belong to anyone."""
-
-    __slots__ = ()
 
     def __init__(self, path: str, reason: str) -> None:
         super().__init__(f"the flat file {path}", None, reason)

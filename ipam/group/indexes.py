@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from cni.shared import rail as rails_key
 from cni.shared.config import Fault, refuse
-from ipam.entries import read_ranges
+from ipam.config import read_ranges
 from ipam.ranges import BITS, Range, format_address, parse_address
 from ipam.rules import Exhausted, Need
 
@@ -32,8 +32,6 @@ class Group:
     `index` is the number of the network's own rail, `own` has the needs of this rail, `needs` those of all rails.
     `space` has the indexes that all rails can give, as addresses from 0 on.
     """
-
-    __slots__ = ("_before", "index", "name", "needs", "own", "space")
 
     def __init__(self, name: str, rails: Sequence[Sequence[Need]], index: int) -> None:
         self.name = name

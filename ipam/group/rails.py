@@ -35,7 +35,7 @@ from cni.shared.spec import codec
 from cni.shared.spec.errors import CniError, InvalidConfig, TryAgainLater
 from cni.shared.spec.request import Attachment
 from ipam import call, stores
-from ipam.claim import claim
+from ipam.acquire import claim
 from ipam.leases import PART, Owner, recorded_document, recorded_leases
 from ipam.local import read_record, restorer
 from ipam.ranges import format_address

@@ -22,7 +22,7 @@ from cni.shared.kernel import node
 from cni.shared.spec.errors import CniError, InvalidConfig, IoFailure, StateDamaged, TryAgainLater
 from ipam.leases import Lease, Want
 from ipam.stores.base import CHANGE, CREATE, READ, Claimed, Taken
-from ipam.stores.file import FileStore, database, locked, schema
+from ipam.stores.file import FileStore, database, schema
 from ipam.stores.file.database import Database, open_database
 from tests.stores.kinds import owner, want
 
@@ -549,7 +549,7 @@ RECORDED = (
     ],
 )
 def test_a_network_file_system_is_known_by_its_mount(mount_id: bytes, kind: str) -> None:
-    assert locked.find_remote(mount_id, RECORDED) == kind
+    assert database.find_remote(mount_id, RECORDED) == kind
 
 
 @pytest.mark.parametrize("kind", ["nfs4", "cifs", "9p", "fuse.glusterfs", "ext4"])
@@ -562,7 +562,7 @@ def test_a_store_on_a_network_file_system_is_refused_before_anything_is_made(
     os.close(fd)
     recorded = directory.parent / "mountinfo"
     recorded.write_bytes(RECORDED + f"{mount_id} 22 0:60 / {directory} rw - {kind} source rw\n".encode())
-    monkeypatch.setattr(locked, "MOUNTINFO", str(recorded))
+    monkeypatch.setattr(database, "MOUNTINFO", str(recorded))
     if kind == "ext4":
         claim(FileStore(str(directory)), 1)
         return

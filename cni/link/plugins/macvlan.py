@@ -10,7 +10,6 @@ import errno
 import os
 from typing import TYPE_CHECKING
 
-from cni.link.plugins import uplink
 from cni.link.plugins.base import KEYS_OF_EACH, DeviceClaim, LinkConfig, RecordedPlan, differs, keep_log
 from cni.shared import policy
 from cni.shared.config import (
@@ -187,6 +186,8 @@ def _refused(device: Link, mode: str, host: Rtnl, log: Log | None) -> str:
     """
     if mode != "passthru" and device.lower_netnsid is None:  # no end of a pair such as a veth
         return ""
+    from cni.link.plugins import uplink  # most masters are no such end, and keep their own frames
+
     if mode != "passthru":
         return uplink.others(device, host)
     reason = uplink.needed(device, host.links(), host)

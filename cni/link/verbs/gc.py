@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from cni.link.plugins import whereabouts
 from cni.link.verbs import delegate
 from cni.link.verbs.detach import CLEARING_SECONDS, PART, end, for_attachment
-from cni.shared.kernel import netns, node, sandbox
+from cni.shared.kernel import netns, netns_users, node, sandbox
 from cni.shared.kernel.links import Rtnl
 from cni.shared.records import LOOK_SECONDS, RETRY_SECONDS, UNENDED, Began, Records
 from cni.shared.spec import codec
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
     from cni.link.plugins.base import LinkPlugin
     from cni.shared.log import Log
-
 
 
 def gc(_: LinkPlugin, request: Request, records: Records) -> None:
@@ -136,7 +135,7 @@ def _is_due(attachment: Attachment, record: dict[str, Any], records: Records, se
     """Whether to end the attachment now. When its sandbox is first seen to be gone, note the time in the record."""
     if UNENDED in record:
         return True
-    since = sandbox.gone_since(record)
+    since = _gone_since(record)
     if since is None:
         return False
     if node.seconds_up() - since >= settled:
@@ -144,3 +143,20 @@ def _is_due(attachment: Attachment, record: dict[str, Any], records: Records, se
     if since and sandbox.GONE not in record:
         records.write(attachment, PART, {**record, sandbox.GONE: since})
     return False
+
+
+def _gone_since(record: dict[str, Any]) -> float | None:
+    """The uptime, in seconds, since which the sandbox of `record` is known to be gone; None when it may be there.
+
+    It is gone when `may_be_gone` is true and its namespace has no user. A process that does not see the processes of
+    the node cannot know this. A sandbox of an earlier boot has been gone since the present boot began.
+    """
+    if record["bootID"] != node.boot_id():
+        return 0.0
+    if not netns.has_lost_path(record["netns"]) or not netns_users.sees_node():
+        return None
+    found = sandbox.kept(record["sandbox"])
+    if found:
+        found.close()
+        return None
+    return float(record.get(sandbox.GONE, node.seconds_up()))

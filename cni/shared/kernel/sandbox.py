@@ -113,25 +113,6 @@ def may_be_gone(record: dict[str, Any]) -> bool:
     return record["bootID"] != node.boot_id() or netns.has_lost_path(record["netns"])
 
 
-def gone_since(record: dict[str, Any]) -> float | None:
-    """The uptime, in seconds, since which the sandbox of `record` is known to be gone; None when it may be there.
-
-    It is gone when `may_be_gone` is true and its namespace has no user. A process that does not see the processes of
-    the node cannot know this. A sandbox of an earlier boot has been gone since the present boot began.
-    """
-    if record["bootID"] != node.boot_id():
-        return 0.0
-    from cni.shared.kernel import netns_users  # needed only when the path is gone
-
-    if not netns.has_lost_path(record["netns"]) or not netns_users.sees_node():
-        return None
-    found = kept(record["sandbox"])
-    if found:
-        found.close()
-        return None
-    return float(record.get(GONE, node.seconds_up()))
-
-
 def is_certain(identity: dict[str, int]) -> bool:
     """Whether no later namespace can have this `identity`, because it has a cookie (since Linux 5.14)."""
     return identity["cookie"] != 0
