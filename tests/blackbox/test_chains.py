@@ -15,6 +15,8 @@ import pytest
 
 from tests.node import GO_PLUGINS, Node, Pod, Reply
 
+pytestmark = pytest.mark.forked
+
 OURS = ("macvlan", "host-device", "sriov", "rdma")
 MAC = "02:00:00:00:00:99"
 SELF = "ours"  # stands for the plugin under test in a chain

@@ -21,6 +21,8 @@ from tests.blackbox.command import run
 from tests.fabric import Fabric
 from tests.node import COMMAND, ROOT, STATE, Node, Pod, until
 
+pytestmark = pytest.mark.forked
+
 CONFIG = {
     "cniVersion": "1.0.0",
     "name": "rail",

@@ -14,6 +14,8 @@ import pytest
 from tests.node import ROOT, Node, Pod, Reply, until
 from tests.tools import needs_compiler
 
+pytestmark = pytest.mark.forked
+
 PORT = 8001
 OBJECTS = f"http://127.0.0.1:{PORT}/apis/whereabouts.cni.cncf.io/v1alpha1/namespaces/kube-system"
 DIRECTORY = "/etc/cni/net.d/whereabouts.d"

@@ -16,6 +16,8 @@ from tests.blackbox.test_host_device import PCI, bus
 from tests.each import ATTACHING, each_and, each_attaching, each_plugin
 from tests.node import BIN, VERSIONS, Node, Pod
 
+pytestmark = pytest.mark.forked
+
 ATTACHMENT_VERBS = ("ADD", "CHECK", "DEL")
 VERBS = (*ATTACHMENT_VERBS, "GC", "STATUS")
 NEEDED = {
@@ -56,7 +58,7 @@ def unchanged(executables: Path) -> Iterator[Node]:
     """A node with what each configuration asks for, and a pod, for calls that are all refused."""
     if nodes.unusable():
         pytest.skip(nodes.unusable())
-    with Node(executables) as node:
+    with Node(executables, is_forked=True) as node:
         node.master()
         node.host.add_veth("ens9", "ens9-peer")
         node.remember()
@@ -168,7 +170,7 @@ def test_python_variables_of_the_runtime_have_no_effect(node: Node, pod: Pod, tm
     (tmp_path / "cni.py").write_text("raise SystemExit(9)")
     more = {"PYTHONPATH": str(tmp_path), "PYTHONHOME": "/nowhere", "PYTHONSTARTUP": "/nowhere", "LC_ALL": "C"}
     for verb in ("ADD", "DEL") if plugin in ATTACHING else ("DEL",):
-        assert node.cni(plugin, verb, configuration(plugin), netns=pod, more=more).status == 0
+        assert node.start_cni(plugin, verb, configuration(plugin), netns=pod, more=more).finish().status == 0
 
 
 @each_attaching

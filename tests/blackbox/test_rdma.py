@@ -16,6 +16,8 @@ import pytest
 from tests.node import Node, Pod, until
 from tests.sysfs import Tree
 
+pytestmark = pytest.mark.forked
+
 LEASES = {"type": "whereabouts", "range": "192.168.111.0/24", "datastore": "file"}
 KEYS = ({"rdma": False}, {"rdma": {"ipv6LinkLocal": False, "waitSeconds": 60}})
 ANOTHERS_IPAM = """#!/bin/sh

@@ -14,6 +14,8 @@ import pytest
 
 from tests.node import Node, Pod
 
+pytestmark = pytest.mark.forked
+
 CACHE = "/var/lib/cni/rdma"
 RESULT = {"cniVersion": "1.1.0", "interfaces": [{"name": "net1", "sandbox": "/run/netns/pod1"}], "ips": []}
 
