@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import pytest
@@ -18,6 +18,11 @@ each_plugin = pytest.mark.parametrize("plugin", PLUGINS)
 # What the code that all link plugins call does for each of them alike; all of them when the long tests run.
 one_link = pytest.mark.parametrize("plugin", ["macvlan", pytest.param("host-device", marks=pytest.mark.long)])
 each_attaching = pytest.mark.parametrize("plugin", ATTACHING)
+
+
+def quick(cases: Iterable[Any], *few: Any) -> list[Any]:
+    """The cases as parameters; all but `few` of them are long."""
+    return [pytest.param(case, marks=() if case in few else pytest.mark.long) for case in cases]
 
 
 def each_and(

@@ -31,6 +31,7 @@ from tests.callers import KUBECTL
 from tests.command import LOCKS
 from tests.docs import cluster as docs
 from tests.docs.kubelet import creating, status_of
+from tests.each import quick
 from tests.node import BIN, railcni, until
 
 pytestmark = [
@@ -49,6 +50,9 @@ NOT_PULLED = {
     "initContainerStatuses": [{"name": "install", "state": PULL}],
     "containerStatuses": [{"name": "agent", "state": {"waiting": {"reason": "PodInitializing"}}}],
 }
+
+# What the agent of a node answers without a fault.
+WELL: Document = {"version": "1", "healthy": True, "faults": [], "attachments": {"live": 0, "gone": 0, "pending": 0}}
 
 
 class Nodes:
@@ -262,6 +266,7 @@ def test_status_tells_of_each_node_what_its_agent_finds_or_why_there_is_none(clu
 
 
 def test_status_counts_the_claims_whose_devices_are_of_a_node(cluster: Cluster) -> None:
+    cluster.nodes.answers = ["echo", json.dumps(WELL)]
     assert "CLAIMS" not in cluster("status")[1]
     for name, *results in (
         ("two", ("railcni.io", "n1"), ("railcni.io", "n1")),
@@ -282,6 +287,7 @@ def test_status_counts_the_claims_whose_devices_are_of_a_node(cluster: Cluster) 
 
 
 def test_a_deleted_node_whose_agent_has_a_lease_is_told(cluster: Cluster) -> None:
+    cluster.nodes.answers = ["echo", json.dumps(WELL)]
     for name in ("n1", "n9"):
         lease = {"metadata": {"name": f"node-{name}"}, "spec": {"holderIdentity": name}}
         cluster.server.keep("leases", "railcni-node-leases", lease)
@@ -300,7 +306,7 @@ def test_a_deleted_node_whose_agent_has_a_lease_is_told(cluster: Cluster) -> Non
 
 
 def test_attachments_without_a_namespace_are_told_with_the_command_that_ends_them(cluster: Cluster) -> None:
-    told = {"version": "1", "healthy": True, "faults": [], "attachments": {"live": 2, "gone": 3, "pending": 0}}
+    told = {**WELL, "attachments": {"live": 2, "gone": 3, "pending": 0}}
     cluster.nodes.answers = ["echo", json.dumps(told)]
     assert "3 attachments without a namespace: the node's next calls end them" in " ".join(cluster("status")[1].split())
     cluster.nodes.answers = ["echo", json.dumps({**told, "faults": ["a \x1b[2J node"]})]  # which an attacker has
@@ -326,6 +332,7 @@ def test_a_node_with_a_fault_and_one_that_does_not_answer_are_told_and_change_th
 
 
 def test_the_pod_that_runs_stands_for_its_node_and_not_one_that_was_evicted_there(cluster: Cluster) -> None:
+    cluster.nodes.answers = ["echo", json.dumps(WELL)]
     cluster.agent("railcni-zz", "n1", {"phase": "Failed", "reason": "Evicted"})
     assert json.loads(cluster("status", "--output=json")[1])[0]["healthy"] is True
 
@@ -342,7 +349,9 @@ ASKED = {
 }
 
 
-@pytest.mark.parametrize("case", ASKED)
+@pytest.mark.parametrize(
+    "case", quick(ASKED, "in use there", "no agent runs there", "an IPPool, and a record of n1")
+)
 def test_reclaim_from_afar_asks_the_agent_of_each_lease(rig: Rig, cluster: Cluster, case: str) -> None:
     node, netns, kind, result = ASKED[case]
     holder = owner("c2", "team/gone", node=node, netns=netns)
@@ -449,7 +458,7 @@ FATES = {
 }
 
 
-@pytest.mark.parametrize("fate", FATES)
+@pytest.mark.parametrize("fate", quick(FATES, "its image cannot be pulled", "somebody deletes it"))
 def test_a_pod_of_doctor_that_does_not_run_is_told_with_a_remedy_and_goes_too(cluster: Cluster, fate: str) -> None:
     cluster.nodes.fate, named = FATES[fate]
     code, told, said = cluster("doctor", "n1")
@@ -469,7 +478,7 @@ def test_a_pod_of_doctor_that_never_starts_is_told_and_goes_too(
     assert cluster.is_clean()
 
 
-@pytest.mark.parametrize("form", ["table", "json", pytest.param("yaml", marks=pytest.mark.long)])
+@pytest.mark.parametrize("form", quick(["table", "json", "yaml"], "json"))
 def test_a_node_whose_installation_is_gone_is_told_in_place_of_a_traceback(cluster: Cluster, form: str) -> None:
     shutil.rmtree(cluster.plugins / "railcni-bundle")
     code, told, said = cluster("doctor", "n1", f"--output={form}")
@@ -484,7 +493,7 @@ def test_a_doctor_that_refuses_is_told_and_its_message_is_no_json(cluster: Clust
     assert "doctor did not run on node n1: railcni: " in said
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("number", quick([signal.SIGINT, signal.SIGTERM, signal.SIGHUP], signal.SIGINT))
 def test_a_signal_ends_the_command_and_removes_its_pod(cluster: Cluster, number: signal.Signals) -> None:
     """As a terminal does, the signal goes to kubectl too, and comes twice."""
     cluster.nodes.fate = [waits("ContainerCreating")]
@@ -512,7 +521,9 @@ RIGHTS = {
 }
 
 
-@pytest.mark.parametrize("lacking", RIGHTS, ids=" ".join)
+@pytest.mark.parametrize(
+    "lacking", quick(RIGHTS, ("status", "create", "pods/exec"), ("doctor n1", "create", "pods")), ids=" ".join
+)
 def test_a_right_that_the_user_lacks_is_named_with_a_remedy(cluster: Cluster, lacking: tuple[str, str, str]) -> None:
     words, *right = lacking
     cluster.server.forbidden = {(right[0], right[1])}
@@ -597,7 +608,7 @@ def test_of_what_kubectl_writes_the_error_is_told_without_its_log(stderr: str, t
     (tmp_path / "kubectl").write_text(f"#!/bin/sh\nread -r line\ncat {tmp_path}/said >&2\nexit 1\n")
     (tmp_path / "kubectl").chmod(0o755)
     environ = {"PATH": f"{tmp_path}:/usr/bin:/bin", "HOME": str(tmp_path)}
-    done = subprocess.run([BIN / "kubectl-railcni", "status"], env=environ, capture_output=True, text=True)
+    done = railcni("cluster", "status", env=environ)
     assert (done.returncode, done.stderr.endswith(SAID[stderr]), done.stderr.count("E1128")) == (
         1,
         True,

@@ -11,7 +11,7 @@ import os
 import signal
 import subprocess
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from tests.agent.rig import Rig, owner
 from tests.agent.test_kubectl import RUNNING, Cluster, Document, Server
 from tests.command import LOCKS
 from tests.docs.kubelet import NETWORKS, STATUS, creating, status_of
+from tests.each import quick
 from tests.node import BIN, until
 from tests.stores.kubernetes_api import ADDRESSES
 from tests.tools import needs_ip
@@ -172,12 +173,7 @@ FAULTS: dict[str, tuple[set[str], set[str], str]] = {
 }
 
 
-def quick(cases: Iterable[Any], *few: Any) -> list[Any]:
-    """The cases, of which all but a few are long."""
-    return [pytest.param(case, marks=() if case in few else pytest.mark.long) for case in cases]
-
-
-@pytest.mark.parametrize("fault", quick(FAULTS, "", "another MTU", "the plugin fails", "a release fails"))
+@pytest.mark.parametrize("fault", quick(FAULTS, "another MTU", "the plugin fails"))
 def test_each_fault_between_two_nodes_is_a_row_with_a_remedy_and_nothing_is_left(nodes: Cluster, fault: str) -> None:
     nodes.nodes.fault = fault  # type: ignore[assignment]
     failing, skipped, said = FAULTS[fault]
