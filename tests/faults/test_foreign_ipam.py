@@ -76,9 +76,9 @@ def points(trace: Path) -> list[tuple[str, int]]:
 
 @pytest.mark.parametrize(
     ("verb", "plugin"),
-    [  # the verbs are those of all link plugins
+    [  # the verbs are those of all link plugins, and DEL is what clears after both
         ("ADD", "macvlan"),
-        ("DEL", "host-device"),
+        pytest.param("DEL", "host-device", marks=pytest.mark.long),
         pytest.param("ADD", "host-device", marks=pytest.mark.long),
         pytest.param("DEL", "macvlan", marks=pytest.mark.long),
     ],

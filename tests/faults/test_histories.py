@@ -73,6 +73,7 @@ def test_seconds_of_churn_with_random_kills_keep_every_promise(executables: Path
     pytest.fail(f"hardly anything was done, so that nothing is shown: {done}")
 
 
+@pytest.mark.long
 def test_a_watcher_that_is_seldom_served_finds_that_a_del_was_answered_before_the_link_was_gone(
     executables: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.each import quick
 from tests.faults import backing, powerloss, runner, sweep, tree
 from tests.faults.cases import OPERATIONS
 from tests.faults.history import record
@@ -36,13 +37,17 @@ def thinned(units: Sequence[Unit], count: int) -> list[Unit]:
 
 
 @pytest.mark.parametrize(
-    "operation", ["macvlan-first-add", "macvlan-del", "host-device-add", "host-device-del", "routed-del"]
+    "operation",
+    quick(
+        ["macvlan-first-add", "macvlan-del", "host-device-add", "host-device-del", "routed-del"],
+        *("macvlan-first-add", "host-device-del"),
+    ),
 )
 def test_a_killed_plugin_leaves_nothing_that_a_retry_a_del_or_gc_does_not_clear(plugins: Path, operation: str) -> None:
     assert failures(thinned(sweep.plan([operation], [KILL], plugins), 3), plugins) == {}
 
 
-@pytest.mark.parametrize("operation", ["macvlan-add", "host-device-del"])
+@pytest.mark.parametrize("operation", quick(["macvlan-add", "host-device-del"], "macvlan-add"))
 def test_a_failed_system_call_is_a_cni_error_and_leaves_nothing_for_good(plugins: Path, operation: str) -> None:
     assert failures(thinned(sweep.plan([operation], ["EIO", "ENOSPC", "EBUSY"], plugins), 3), plugins) == {}
 
@@ -51,7 +56,7 @@ def test_a_del_waits_for_an_add_that_still_runs_and_clears_what_it_did(plugins: 
     assert failures(thinned(sweep.plan(["macvlan-add"], [STOP], plugins), 3), plugins) == {}
 
 
-@pytest.mark.parametrize("operation", ["etcd-macvlan-del", "kubernetes-macvlan-add"])
+@pytest.mark.parametrize("operation", quick(["etcd-macvlan-del", "kubernetes-macvlan-add"], "etcd-macvlan-del"))
 def test_over_a_store_of_all_nodes_neither_kills_nor_lost_replies_leave_anything(plugins: Path, operation: str) -> None:
     store = OPERATIONS[operation].store
     if backing.unavailable(store):
@@ -62,6 +67,7 @@ def test_over_a_store_of_all_nodes_neither_kills_nor_lost_replies_leave_anything
     assert failures(chosen, plugins) == {}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("longer", [2, -2], ids=["longer", "shorter"])
 def test_a_point_behind_the_list_of_mounts_is_found_where_that_list_has_another_length(
     plugins: Path, longer: int
@@ -73,6 +79,7 @@ def test_a_point_behind_the_list_of_mounts_is_found_where_that_list_has_another_
     assert failures([replace(units[-1], call=as_planned, continuations=("delete",))], plugins) == {}
 
 
+@pytest.mark.long
 def test_a_device_that_is_not_given_back_whole_is_refused_to_others_until_it_is(plugins: Path) -> None:
     units = [u for u in sweep.plan(["host-device-del"], ["EIO"], plugins) if u.call.name == "sendto"]
     assert len(units) > 5

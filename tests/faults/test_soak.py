@@ -55,6 +55,7 @@ def test_the_plot_has_a_line_for_each_value() -> None:
     assert lines[0].split()[-1] == "119"
 
 
+@pytest.mark.long
 @pytest.mark.skipif(bool(unusable()), reason=unusable())
 def test_a_soak_judges_each_stretch_and_ends_with_nothing_left(executables: Path, tmp_path: Path) -> None:
     with Churn(tree.copy(tmp_path), seed=3, workers=2, pods=4) as churn:
