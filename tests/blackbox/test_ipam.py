@@ -225,8 +225,8 @@ def test_no_address_is_given_twice_to_fifty_processes_at_once(node: Node) -> Non
     given = [reply.addresses for reply in node.cni_at_once(calls)]
     assert sorted(given, key=lambda a: ipaddress.ip_interface(a[0])) == [[f"192.168.111.{i}/24"] for i in range(1, 51)]
     assert len(node.leases()) == 50
-    calls = [node.start_cni("whereabouts", "DEL", config, container_id=f"c{i}", netns="/dev/null") for i in range(50)]
-    assert [reply.status for reply in node.cni_at_once(calls)] == [0] * 50
+    for i in range(50):
+        node.cni("whereabouts", "DEL", config, container_id=f"c{i}", netns="/dev/null").succeeded()
     assert node.leftovers() == []
 
 

@@ -606,10 +606,10 @@ def run_workers(store_ref: dict[str, Any], count: int, each: int, meanwhile: Cal
     return held
 
 
-def test_fifty_processes_claim_from_one_pool_without_a_duplicate(store: EtcdStore) -> None:
-    held = run_workers({**store.record(), "password": ""}, 50, 4, lambda: None)
+def test_sixteen_processes_claim_from_one_pool_without_a_duplicate(store: EtcdStore) -> None:
+    held = run_workers({**store.record(), "password": ""}, 16, 4, lambda: None)
     assert {lease.value: lease.container_id for lease in store.leases("pool")} == held
-    assert len(held) == 50 * 2
+    assert len(held) == 16 * 2
 
 
 @pytest.mark.long

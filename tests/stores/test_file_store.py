@@ -576,47 +576,6 @@ def test_a_store_on_a_network_file_system_is_refused_before_anything_is_made(
 # --- other processes ---
 
 
-def test_fifty_processes_that_claim_at_once_get_fifty_addresses(directory: Path) -> None:
-    program = """
-import sys
-sys.path.insert(0, sys.argv[1])
-from cni.shared.spec.request import Attachment
-from ipam.leases import Owner, Want
-from ipam.stores.base import Claimed
-from ipam.stores.file import FileStore
-store = FileStore(sys.argv[2])
-print(flush=True)
-sys.stdin.readline()
-with store.session():
-    bits = store.occupied("pool", "", 4, 10 << 24, (10 << 24) + 255)
-    value = (10 << 24) + (~bits & -~bits).bit_length() - 1
-    owner = Owner(Attachment("n", f"c{sys.argv[3]}", "net1"), sequence=int(sys.argv[3]))
-    answer = store.claim([Want("pool", 4, value, "")], owner)
-assert isinstance(answer, Claimed)
-print(value - (10 << 24))
-"""
-    children = [
-        subprocess.Popen(
-            [sys.executable, "-c", program, str(ROOT), str(directory), str(i)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for i in range(50)
-    ]
-    for child in children:
-        assert child.stdout
-        child.stdout.readline()
-    for child in children:
-        assert child.stdin
-        child.stdin.write("go\n")
-        child.stdin.flush()
-    got = sorted(int(child.communicate()[0]) for child in children)
-    assert got == list(range(50))
-    assert offsets(FileStore(str(directory))) == list(range(50))
-    consistent(directory)
-
-
 def test_processes_that_claim_without_taking_turns_get_one_address_once(directory: Path) -> None:
     first, second = FileStore(str(directory)), FileStore(str(directory))
     assert first.occupied("pool", "", 4, TEN, TEN + 9) == second.occupied("pool", "", 4, TEN, TEN + 9) == 0
