@@ -13,8 +13,11 @@ from tests.stores.kinds import KINDS, Kind
 from tests.stores.kubernetes_api import ApiServer
 from tests.stores.unwell import Hurry
 
+# An unwell server is the matter of the state machine and of test_unwell_servers.py; the long tests run the contract over it.
+_PARAMS = [pytest.param(kind, marks=pytest.mark.long if kind.unwell else ()) for kind in KINDS]
 
-@pytest.fixture(params=KINDS, ids=lambda kind: kind.name)
+
+@pytest.fixture(params=_PARAMS, ids=lambda kind: kind.name)
 def reopen(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], Store]]:
     """Opens the same store once more, as another process would."""
     kind: Kind = request.param

@@ -36,7 +36,7 @@ class FileKind:
 
     name = "file"
     leaf = 4096  # addresses that are skipped as one when all are taken
-    examples = 12  # runs of the state machine
+    examples = 6  # runs of the state machine
     cools_scopes = True  # whether an address that cools does so in other pools of its scope
     searches_scopes = True  # whether a search sees the leases of other pools of the scope
     remembers_beside = True  # whether an address that cools still does when another has it, and has left it again
@@ -71,7 +71,7 @@ class EtcdKind:
 
     name = "etcd"
     leaf = 64
-    examples = 6
+    examples = 3
     cools_scopes = True
     searches_scopes = True
     remembers_beside = True
@@ -197,7 +197,7 @@ class ApiKind:
     watch cache stays empty."""
 
     name = ""
-    examples = 8
+    examples = 4
     _namespaces = itertools.count()
     _server: ApiServer | None = None
     _before: Unwell

@@ -314,7 +314,7 @@ def is_again(want: Want, lease: Lease) -> bool:
 
 
 @pytest.mark.timeout(1200)  # on a busy machine
-@pytest.mark.parametrize("times", [1, pytest.param(5, marks=pytest.mark.long)])
+@pytest.mark.parametrize("times", [1, pytest.param(10, marks=pytest.mark.long)])
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
 def test_a_store_does_what_a_dictionary_would(kind: Kind, times: int, monkeypatch: pytest.MonkeyPatch) -> None:
     if kind.unusable():

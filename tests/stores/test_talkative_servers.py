@@ -123,9 +123,7 @@ def store_of(kind: str, talker: Talker, folder: Path) -> dict[str, object]:
 CASES = [
     *(("etcd", case) for case in SAID if case not in LONG),
     ("addresslease", "headers"),
-    *(pytest.param(kind, case, marks=pytest.mark.long) for case in LONG[:1] for kind in ("etcd", "addresslease")),
-    ("addresslease", LONG[1]),
-    pytest.param("etcd", LONG[1], marks=pytest.mark.long),
+    *(pytest.param(kind, case, marks=pytest.mark.long) for case in LONG for kind in ("etcd", "addresslease")),
 ]
 
 
