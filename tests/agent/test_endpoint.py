@@ -50,10 +50,10 @@ def probes(port: int) -> list[int]:
 @pytest.mark.parametrize(
     ("peers", "sent"),
     [
-        (1, b""),
+        pytest.param(1, b"", marks=pytest.mark.long),
         (1, b"GET /healthz HTTP/1.1\r\nX-Slow: "),
-        (1, b"GET /metrics HTTP/1.1\r\n\r\n"),
-        (64, b""),
+        pytest.param(1, b"GET /metrics HTTP/1.1\r\n\r\n", marks=pytest.mark.long),
+        pytest.param(64, b"", marks=pytest.mark.long),
         (64, b"GET /metrics HTTP/1.1\r\n\r\n"),
     ],
     ids=["silent", "half a header", "slow readers of metrics", "silent from 64 addresses", "readers from 64 addresses"],
