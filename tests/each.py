@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -25,10 +25,15 @@ def quick(cases: Iterable[Any], *few: Any) -> list[Any]:
     return [pytest.param(case, marks=() if case in few else pytest.mark.long) for case in cases]
 
 
+def quick_of(table: Mapping[str, Any], *few: str) -> list[Any]:
+    """The values of a table as parameters with its names; all but those of `few` names are long."""
+    return [pytest.param(table[name], marks=() if name in few else pytest.mark.long, id=name) for name in table]
+
+
 def each_and(
     names: str, rows: Sequence[Any], ids: Callable[[Any], str] | Sequence[str] = str, plugins: Sequence[str] = PLUGINS
 ) -> pytest.MarkDecorator:
-    """Each of `plugins` with the first row, and each row with one of them; all pairs when the long tests run.
+    """Each row with one of `plugins` in turn, and each of them with a row; all pairs when the long tests run.
 
     One dispatcher serves all plugins, so a row seldom tells more of the second than of the first.
     """
@@ -37,7 +42,8 @@ def each_and(
         values = row if isinstance(row, tuple) else (row,)
         name = "-".join(map(ids, values)) if callable(ids) else ids[number]
         for plugin in plugins:
-            is_short = number == 0 or plugin == plugins[number % len(plugins)]
+            is_left = number == 0 and plugin in plugins[len(rows) :]
+            is_short = is_left or plugin == plugins[number % len(plugins)]
             marks = () if is_short else (pytest.mark.long,)
             pairs.append(pytest.param(plugin, *values, marks=marks, id=f"{plugin}-{name}"))
     return pytest.mark.parametrize(f"plugin, {names}", pairs)

@@ -30,6 +30,7 @@ from tests import callers, warm
 from tests import node as nodes
 from tests.blackbox.test_host_device import PCI, bus
 from tests.blackbox.test_protocol import UNREADABLE
+from tests.each import quick, quick_of
 from tests.faults import backing
 from tests.node import CHROOT, INTERPRETER, IS_BUNDLE, ROOT, STATE, Node, Pod, Reply, unusable
 from tests.users import AnotherUser
@@ -325,7 +326,10 @@ BETWEEN = {  # two calls of one worker, which has the lease file open: what a sh
 }
 
 
-@pytest.mark.parametrize("does", BETWEEN.values(), ids=BETWEEN)
+@pytest.mark.parametrize(
+    "does",
+    quick_of(BETWEEN, "the file is removed", "the directory is moved", "others can write the file", "the node boots"),
+)
 def test_what_becomes_of_the_lease_file_between_two_calls_is_met_as_by_cold_calls(executables: Path, does: str) -> None:
     def outcome(is_warm: bool) -> Any:
         with Node(executables, is_warm) as node:
@@ -550,15 +554,15 @@ SETTINGS = {  # what the resolver and OpenSSL read from the environment of their
 }
 
 
-@pytest.mark.parametrize("name", UNREAD)
-def test_a_variable_that_no_result_depends_on_makes_no_call_cold(node: Node, name: str) -> None:
-    before = state_of(node).calls
-    for verb in ("STATUS", "STATUS"):
-        node.cni("whereabouts", verb, warm.NOTHING, more={name: UNREAD[name]}).succeeded()
-    assert state_of(node).calls == before + 2
+def test_a_variable_that_no_result_depends_on_makes_no_call_cold(node: Node) -> None:
+    for name, value in UNREAD.items():
+        before = state_of(node).calls
+        for verb in ("STATUS", "STATUS"):
+            node.cni("whereabouts", verb, warm.NOTHING, more={name: value}).succeeded()
+        assert state_of(node).calls == before + 2, name
 
 
-@pytest.mark.parametrize("name", SETTINGS)
+@pytest.mark.parametrize("name", quick(SETTINGS, "RES_OPTIONS", "OPENSSL_CONF"))
 def test_callers_with_settings_of_the_resolver_or_openssl_have_workers_with_the_same(node: Node, name: str) -> None:
     """In any order: Go lays out an environment anew for each call."""
     former = state_of(node)
@@ -645,10 +649,11 @@ COLD_CALLS = {  # a caller's variables, what it goes through, and the letter tha
 }
 
 
-@pytest.mark.parametrize(("more", "through", "letter"), COLD_CALLS.values(), ids=COLD_CALLS)
+@pytest.mark.parametrize("cold_call", quick_of(COLD_CALLS, "asked", "limited to nothing", "of others"))
 def test_status_and_doctor_count_cold_calls_by_their_reasons(
-    node: Node, more: dict[str, str], through: list[str], letter: str
+    node: Node, cold_call: tuple[dict[str, str], list[str], str]
 ) -> None:
+    more, through, letter = cold_call
     before = warm.cold(node)
     argv = ["unshare", "--mount", *through] if letter == "k" else through
     env = {"CNI_COMMAND": "STATUS", "CNI_PATH": "/", "PATH": os.environ["PATH"]} | more
@@ -885,7 +890,7 @@ def test_a_supervisor_that_can_make_no_worker_tries_again(node: Node, pod: Pod, 
     assert warm.served(node) == before + 3
 
 
-@pytest.mark.parametrize("files", [5, 6, 8, 12, 24])
+@pytest.mark.parametrize("files", quick([5, 6, 8, 12, 24], 5, 12))
 def test_a_caller_with_few_descriptors_gets_the_answer_of_a_cold_call(node: Node, pod: Pod, files: int) -> None:
     replies = []
     for more in ({}, warm.COLD):
@@ -919,7 +924,10 @@ CALLERS = {  # what a shell does before it becomes the executable
 }
 
 
-@pytest.mark.parametrize("caller", CALLERS.values(), ids=CALLERS)
+@pytest.mark.parametrize(
+    "caller",
+    quick_of(CALLERS, "all closed", "an empty verb", "more stdin than is read", "a reader of stdout that has gone"),
+)
 def test_a_caller_gets_the_answer_of_a_cold_call_to_the_byte(node: Node, pod: Pod, caller: str) -> None:
     """And the same is on the node after it."""
     config = network(unread="x" * (100 << 10))
@@ -987,7 +995,13 @@ def _end(connection: socket.socket) -> None:
     pass
 
 
-@pytest.mark.parametrize("what", ["nothing", "file", "directory", "another's", "garbage", "hello", "endless", "end"])
+@pytest.mark.parametrize(
+    "what",
+    quick(
+        ["nothing", "file", "directory", "another's", "garbage", "hello", "endless", "end"],
+        *("file", "another's", "endless"),
+    ),
+)
 def test_whatever_lies_where_the_workers_listen_a_call_is_served(node: Node, pod: Pod, what: str) -> None:
     (path,) = warm.sockets(node)
     warm.end(node)
@@ -1012,7 +1026,7 @@ def test_whatever_lies_where_the_workers_listen_a_call_is_served(node: Node, pod
         assert until(lambda: any(w.workers for w in warm.found(node)))
 
 
-@pytest.mark.parametrize("what", ["nothing", "file", "another's"])
+@pytest.mark.parametrize("what", quick(["nothing", "file", "another's"], "another's"))
 def test_workers_whose_socket_is_not_in_its_place_any_more_end(node: Node, pod: Pod, what: str) -> None:
     """And leave alone what is there."""
     (path,) = warm.sockets(node)
@@ -1189,7 +1203,7 @@ def test_workers_that_must_end_finish_what_they_serve(node: Node, pod: Pod) -> N
     detached(node, pod)
 
 
-@pytest.mark.parametrize("off", [{"workers": 0}, {"idleSeconds": 0}])
+@pytest.mark.parametrize("off", quick([{"workers": 0}, {"idleSeconds": 0}], {"workers": 0}))
 def test_the_administrator_switches_them_off(node: Node, pod: Pod, off: dict[str, int]) -> None:
     policy = node.path("/etc/cni/net.d/whereabouts.d/railcni.json")
     policy.parent.mkdir(parents=True)
@@ -1524,7 +1538,7 @@ def traced(node: Node, *options: str, process: int = 0) -> Iterator[list[str]]:
 
 
 @pytest.mark.skipif(not shutil.which("strace"), reason="needs strace: apt-get install strace")
-@pytest.mark.parametrize("verb", ["ADD", "DEL"])
+@pytest.mark.parametrize("verb", quick(["ADD", "DEL"], "ADD"))
 def test_a_worker_that_is_killed_at_a_system_call_is_made_up_for(node: Node, pod: Pod, verb: str) -> None:
     have_workers(node, 1)
 
@@ -1574,7 +1588,7 @@ def launchers_calls(node: Node, verb: str, pod: Pod) -> list[tuple[str, int]]:
 
 
 @pytest.mark.skipif(not shutil.which("strace"), reason="needs strace: apt-get install strace")
-@pytest.mark.parametrize("verb", ["ADD", "DEL"])
+@pytest.mark.parametrize("verb", quick(["ADD", "DEL"], "DEL"))
 def test_a_launcher_that_is_killed_at_a_system_call_leaves_nothing_for_good(node: Node, pod: Pod, verb: str) -> None:
     cycle(node, pod)
     if verb == "DEL":
