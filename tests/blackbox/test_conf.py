@@ -15,6 +15,7 @@ import yaml
 from tests.blackbox.test_command import GO
 from tests.blackbox.test_host_device import bus
 from tests.cli.test_conf import CONF, CONFLISTS, NADS, NETWORKS
+from tests.each import quick
 from tests.fabric import rules
 from tests.node import GO_PLUGINS, Node, Pod
 
@@ -116,7 +117,7 @@ def test_a_pod_is_attached_by_the_nad(site: Site, name: str) -> None:
 
 
 @GO
-@pytest.mark.parametrize("name", [n for n in PRESENT if n in CONFLISTS])
+@pytest.mark.parametrize("name", quick([n for n in PRESENT if n in CONFLISTS], "rdma-net", "rdma-net-tuning"))
 def test_a_namespace_is_attached_by_the_conflist(site: Site, name: str) -> None:
     assert_whole_life(site, name, name)
 

@@ -18,6 +18,7 @@ from cni.shared.spec.request import Attachment
 from ipam.leases import Owner, Want
 from ipam.stores.file import FileStore
 from tests.blackbox.command import run
+from tests.each import quick
 from tests.fabric import Fabric
 from tests.node import COMMAND, ROOT, STATE, Node, Pod, until
 
@@ -202,7 +203,9 @@ CALLERS = {
 }
 
 
-@pytest.mark.parametrize("caller", CALLERS)
+@pytest.mark.parametrize(
+    "caller", quick(CALLERS, "the host", "a node that is a container", "a pod", "a pod with an old /run/netns")
+)
 def test_only_a_caller_that_sees_the_nodes_sandboxes_says_that_an_address_is_not_in_use(
     site: Site, caller: str
 ) -> None:
