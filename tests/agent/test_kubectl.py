@@ -349,9 +349,7 @@ ASKED = {
 }
 
 
-@pytest.mark.parametrize(
-    "case", quick(ASKED, "in use there", "no agent runs there", "an IPPool, and a record of n1")
-)
+@pytest.mark.parametrize("case", quick(ASKED, "in use there", "no agent runs there", "an IPPool, and a record of n1"))
 def test_reclaim_from_afar_asks_the_agent_of_each_lease(rig: Rig, cluster: Cluster, case: str) -> None:
     node, netns, kind, result = ASKED[case]
     holder = owner("c2", "team/gone", node=node, netns=netns)
