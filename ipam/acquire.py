@@ -344,7 +344,7 @@ def _opened(
     store.cooldown = config.cooldown_seconds
     if here and store_ref["kind"] == "addresslease" and not local.is_complete(records):
         store.finish_by(time.monotonic() + config.store_timeout)
-        if here.refill(store, config.cooldown_seconds) and record is None:  # type: ignore[arg-type]  # it is the class of this kind
+        if here.refill(store, config.cooldown_seconds) and record is None:
             record = read_record(owner.attachment, records)
             owner.sequence = max(owner.sequence, record["sequence"] + 1) if record else owner.sequence
     return store, record

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from cni.shared.records import HeldLock, Records
     from ipam.leases import Lease, Owner, Want
-    from ipam.stores.addresslease import AddressLeaseStore
+    from ipam.stores.base import Store
 
 
 def note_holder(records: Records, attachment: Attachment, wants: Sequence[Want]) -> None:
@@ -119,7 +119,7 @@ class ClaimsHere:
             return False  # the next verb that reads the record reports this
         return any(lease.excludes(want) and not lease.is_of_pod(owner) for lease in leases)
 
-    def refill(self, store: AddressLeaseStore, cooldown: int) -> bool:
+    def refill(self, store: Store, cooldown: int) -> bool:
         """Make lost records again from the leases that name this node. Returns True if the owner got its record.
 
         This is done once for a state directory that is younger than the node's leases. The caller holds the lock of the

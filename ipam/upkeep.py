@@ -63,10 +63,8 @@ def release(
         recorded = list(held)
         restore = lambda: recorded  # noqa: E731
     store = stores.open_store(store_ref, CREATE if record else CHANGE, restore, seconds)
-    if seconds:
-        store.finish_by(time.monotonic() + seconds)
+    store.finish_by(time.monotonic() + seconds if seconds else float("inf"), hurries=True)
     store.cooldown = recorded_cooldown(record) if cooldown is None else cooldown
-    store.hurry()
     if record and stores.is_shared(store_ref) and not record["pending"]:
         # A store may serve the request long after this process was killed: with the mark, an ADD takes other addresses.
         marked = {**record, "pending": True}

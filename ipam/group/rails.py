@@ -329,7 +329,7 @@ def _release_own(
         restore = restorer(store_ref, records)
         store = stores.open_store(narrowed(store_ref, group), CHANGE, restore, seconds)
         store.cooldown = cooldown
-        store.hurry()
+        store.finish_by(hurries=True)
         with store.session():
             held = [lease for lease in store.find(shared) if lease.pool in pools]
             if held:

@@ -214,11 +214,11 @@ class Store:
         """
         raise NotImplementedError
 
-    def finish_by(self, deadline: float) -> None:
-        """End all requests by `deadline` (time.monotonic). Only a store behind a server makes requests."""
+    def finish_by(self, deadline: float = float("inf"), hurries: bool = False) -> None:
+        """End all requests by `deadline` (time.monotonic). Only a store behind a server makes requests.
 
-    def hurry(self) -> None:
-        """Fail at the first refused connection, for a caller that can record the release as pending."""
+        `hurries`: fail at the first refused connection, for a caller that can record the release as pending.
+        """
 
     def holder(self, want: Want) -> Lease | None:
         """The lease that prevents a claim of `want`; None if there is none."""
@@ -280,11 +280,8 @@ class ServedStore(Store):
     def record(self) -> dict[str, Any]:
         return self._store_ref
 
-    def finish_by(self, deadline: float) -> None:
-        self._client.deadline = deadline
-
-    def hurry(self) -> None:
-        self._client.hurries = True
+    def finish_by(self, deadline: float = float("inf"), hurries: bool = False) -> None:
+        self._client.deadline, self._client.hurries = deadline, hurries
 
     def close(self) -> None:
         self._client.close()
