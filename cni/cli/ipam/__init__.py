@@ -136,16 +136,14 @@ def _leases(options: argparse.Namespace) -> int:
 
 
 def _show(options: argparse.Namespace) -> int:
-    choices = stores.choose(options)
+    choices, snapshots = _read(options)
     address, pod = options.what
     found: list[Lease] = []
-    with output.progress() as say:
-        for choice in choices:
-            leases = read(choice, say).leases
-            own = [one for one in leases if (one.address == address if address else is_of_pod(one.pod_name, pod))]
-            if choice.kind == "kubernetes":
-                _place(choice, own)
-            found += own
+    for choice, snapshot in zip(choices, snapshots, strict=True):
+        own = [one for one in snapshot.leases if (one.address == address if address else is_of_pod(one.pod_name, pod))]
+        if choice.kind == "kubernetes":
+            _place(choice, own)
+        found += own
     documents = [document(lease) for lease in found]
     lines = [[f"{key + ':':<13}{value}".rstrip() for key, value in one.items()] for one in documents]
     what = f"{format_address(*address)} is not leased" if address else f"pod {pod} has no lease"
