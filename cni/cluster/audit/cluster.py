@@ -169,9 +169,7 @@ class PoolReading:
             self._reserved.update((one.name, one) for one in page)
             yield []
         for documents in self._cluster.pages(POOLS, dict, size=_POOLS):
-            while documents:
-                state = self._parsed(documents.pop())
-                yield [state] if state else []
+            yield [state for state in map(self._parsed, documents) if state]
 
     def _parsed(self, document: dict[str, Any]) -> IPPool | None:
         if is_closed(document):
