@@ -59,7 +59,8 @@ class Objects:
 
     def names(self, labels: dict[str, str], recent: bool = False) -> list[str]:
         """The names of the objects with all of `labels`. `recent`: from the server's cache, perhaps a moment old."""
-        return self.api.names(ADDRESSES, selector(labels), recent)
+        rows = self.api.list_all(ADDRESSES, selector(labels), recent=recent, table=True)
+        return [row["cells"][0] if "cells" in row else row["metadata"]["name"] for row in rows]
 
     def create(self, document: dict[str, Any], lease: Lease) -> tuple[Entry, bool]:
         """Create `document`; return (the object of this name, whether it belongs to `lease`).

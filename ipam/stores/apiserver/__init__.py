@@ -77,11 +77,6 @@ class Api(http.Client):
         body = self._call("GET", resource, name, query, namespace=namespace, accept="application/json")
         return self._object(body), len(body)
 
-    def names(self, resource: str, labels: str = "", recent: bool = False) -> list[str]:
-        """The names of all objects of `resource` in the namespace; the parameters are those of `pages`."""
-        rows = self.list_all(resource, labels, recent=recent, table=True)
-        return [row["cells"][0] if "cells" in row else row["metadata"]["name"] for row in rows]
-
     def list_all(self, resource: str, labels: str = "", **choice: Any) -> list[dict[str, Any]]:
         """All objects of `resource` in the namespace; the parameters are those of `pages`."""
         while True:
