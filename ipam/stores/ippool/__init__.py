@@ -178,7 +178,8 @@ class KubernetesStore(ObjectStore):
             return sum(1 << value - low for value in range(low, high + 1) if value in held)
 
     def _held(self, pool: str, scope: str | None, family: int) -> Collection[int]:
-        return self._view.held(pool, family)
+        found = self._view.pool(pool)
+        return found.entries if found and found.family == family else {}
 
     def leases(self, pool: str | None = None, node: str = "") -> Iterator[Lease]:
         with self.session():

@@ -27,7 +27,7 @@ from ipam.stores.ippool import objects
 from ipam.stores.ippool.objects import IPPool, Reservation, reservation_name
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
     from typing import Any
 
     from ipam.stores.apiserver import Api
@@ -126,11 +126,6 @@ class View:
             except Gone:
                 self._reservations[name] = None
         return self._reservations[name]
-
-    def held(self, name: str, family: int) -> Collection[int]:
-        """The values of the leased addresses in a pool."""
-        pool = self.pool(name)
-        return pool.entries if pool and pool.family == family else {}
 
     def lease(self, pool: IPPool, entry: Allocation) -> Lease:
         """The lease of an allocation: from this node's records if they have it, else from the allocation alone."""
