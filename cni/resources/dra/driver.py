@@ -56,15 +56,18 @@ class Driver:
         self._publish_due = float("inf")  # until the devices are read: without devices, all slices would be deleted
         self._others_due, self._statuses_due, self._fault, self._untold = 0.0, 0.0, "", ""
         self._pause, self._compares_claims = _FIRST_PAUSE, True
-        self._tick: asyncio.Task[None] | None = None  # the pause between two checks
+        self._news = asyncio.Event()  # ends the pause between two checks
         self._unpublished = "the ResourceSlices are not published yet"
 
     async def run(self, ended: asyncio.Event) -> None:
         """Serve until `ended` is set."""
         self._log.state("virtual functions", _UNMADE if self._watch.config.policies else "")
         self._records = {one["uid"]: one for one in await asyncio.to_thread(self._claims.restore)}
+        end = asyncio.create_task(ended.wait())
+        end.add_done_callback(lambda _: self._news.set())
         try:
             while not ended.is_set():
+                self._news.clear()
                 try:
                     await self._look()
                     await self._endpoint.attend()
@@ -77,8 +80,7 @@ class Driver:
                     await self._publish()
                 if monotonic() >= self._statuses_due:
                     await self._tell_claims()
-                self._tick = asyncio.create_task(pause(ended, _TICK))
-                await asyncio.wait([self._tick])
+                await pause(self._news, _TICK)
         finally:
             await self._endpoint.close()
 
@@ -157,8 +159,7 @@ class Driver:
         """Compare slices and claims at once: kubelet may have lost some while kubelet or the driver was away."""
         self._publish_due, self._others_due, self._pause, self._compares_claims = 0.0, 0.0, _FIRST_PAUSE, True
         self._asked = set()
-        if self._tick:
-            self._tick.cancel()
+        self._news.set()
 
     # --- claims; in a thread, one at a time ---
 
