@@ -1,11 +1,13 @@
-"""railcni completion: prints a shell's completion of the command, from a file of the bundle or of `make manual`."""
+"""railcni completion: prints a shell's completion of the command, from a file of the bundle or of `make manual`; and
+railcni version."""
 
 from __future__ import annotations
 
 import argparse
 import sys
 
-from cni.cli.terminal import subcommand
+from cni import VERSION
+from cni.cli.terminal import output, subcommand
 from cni.node.runtime import ROOT
 from cni.shared.spec.errors import InvalidConfig
 
@@ -18,12 +20,18 @@ SHELLS = {
 
 
 def register(commands: subcommand.Commands) -> None:
-    """Add the command `completion`."""
+    """Add the commands `completion` and `version`."""
+    subcommand.add(commands, "version", "print the version of this command", run=_version, shows=True)
     about = "print the completion of this command for a shell"
     parser = subcommand.add(
         commands, "completion", about, ", such as for `source <(railcni completion bash)`.", run=_run
     )
     parser.add_argument("shell", choices=tuple(SHELLS), metavar="SHELL", help=f"one of {', '.join(SHELLS)}")
+
+
+def _version(options: argparse.Namespace) -> int:
+    output.show(options.output, {"client": VERSION}, lambda: print(f"railcni {VERSION}"))
+    return 0
 
 
 def _run(options: argparse.Namespace) -> int:

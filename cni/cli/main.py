@@ -44,7 +44,7 @@ GROUPS = {
         "warm": "warm",
     },
     "call plugins by hand": dict.fromkeys(("attach", "detach", "check", "gc"), "attach"),
-    "this command": {"completion": "completion"},
+    "this command": {"completion": "completion", "version": "completion"},
 }
 MODULES = {name: module for group in GROUPS.values() for name, module in group.items()}
 EXAMPLES = """\
@@ -58,7 +58,7 @@ examples:
   kubectl railcni test team/rdma-net       test a network between two nodes
 """
 
-ALIASES = {"add": "attach", "del": "detach", "ls": "attachments", "demo": "test", "version": "--version"}
+ALIASES = {"add": "attach", "del": "detach", "ls": "attachments", "demo": "test"}
 _SAME_SIGNAL_SECONDS = 1.0  # a terminal and a parent may both send a signal: the second must not end the clean-up
 _WATCH_SECONDS = 2.0
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)

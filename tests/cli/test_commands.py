@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from cni import VERSION
 from cni.cli import pair
 from cni.cli.main import MODULES
 from cni.cli.terminal import subcommand
@@ -84,10 +85,16 @@ def test_a_file_that_is_not_there_is_named_with_the_option_that_names_it(tmp_pat
         ("del --help", "detach --help"),
         ("ls --help", "attachments --help"),
         ("version", "--version"),
+        ("version --no-headers -o table", "--version"),
     ],
 )
 def test_the_words_of_kubectl_and_of_cni_are_known(argv: str, like: str) -> None:
     assert run_any(*argv.split()) == run_any(*like.split())
+
+
+@pytest.mark.parametrize(("form", "said"), [("json", '{\n    "client": "V"\n}\n'), ("yaml", "client: V\n")])
+def test_the_version_is_data_too(form: str, said: str) -> None:
+    assert run_any("version", "-o", form) == said.replace("V", VERSION)
 
 
 def test_kubectls_plugin_calls_itself_so_and_takes_kubectls_options_on_both_sides(
@@ -106,6 +113,8 @@ def test_kubectls_plugin_calls_itself_so_and_takes_kubectls_options_on_both_side
         ("cluster status --contxt x", "--context"),
         ("ipam leases --netwrok=x", "--network"),
         ("install --dryrun", "--dry-run"),
+        ("attach --contaner-id x", "--container-id"),
+        ("ipam show --kubecnfig x", "--kubeconfig"),
     ],
 )
 def test_of_a_misspelled_option_the_likely_one_is_named(argv: str, meant: str) -> None:

@@ -8,7 +8,7 @@ import argparse
 import difflib
 import os
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from cni.cli.terminal import jsonpath
 from cni.node.inventory.places import read_pod, require_directory
@@ -46,17 +46,22 @@ class Parser(argparse.ArgumentParser):
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self.given: set[str] = set()
+        self._words: Sequence[str] = ()
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
+        self._words = args or ()
         found, more = super().parse_known_args(args, namespace)
         if more:
-            words = (
-                difflib.get_close_matches(word.partition("=")[0], self._option_string_actions, n=1, cutoff=0.8)
-                for word in more
-            )
-            meant = next((f"did you mean {near[0]}?" for near in words if near), "leave it out;")
-            self.error(f"there is no use for {' '.join(more)}: {meant} `{self.prog} --help` lists the options")
+            self.error(f"there is no use for {' '.join(more)}: leave it out; `{self.prog} --help` lists the options")
         return found, more
+
+    def error(self, message: str) -> NoReturn:
+        known = self._option_string_actions
+        for name in (word.partition("=")[0] for word in self._words if word.startswith("--")):
+            near = difflib.get_close_matches(name, known, n=1, cutoff=0.8)
+            if near and not any(option.startswith(name) for option in known):  # its value was taken for something else
+                message = f"there is no option {name}: did you mean {near[0]}? `{self.prog} --help` lists the options"
+        super().error(message)
 
     def only(self, applies: object, condition: str, *options: str) -> None:
         """Refuse given `options` unless `applies`: they would change nothing. `condition` says when they do."""

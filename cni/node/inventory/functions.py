@@ -143,7 +143,7 @@ def _software(name: str, nodes: dict[str, list[str]], root: str) -> Function:
     numa = [topology.device(address, root).numa_node for address in below if address]
     return Function(
         id=name,
-        driver="siw" if text(f"{root}{rdma_sysfs.CLASS}/{name}/node_type").endswith("RNIC") else "rdma_rxe",
+        driver="siw" if rdma_sysfs.is_iwarp(name, root) else "rdma_rxe",
         numa_node=numa[0] if numa else -1,
         netdevs=netdevs,
         link_type=_link_type((name,), netdevs, root),

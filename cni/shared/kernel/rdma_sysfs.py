@@ -83,7 +83,12 @@ def pci_of(device: str, root: str = "/sys") -> str:
 def is_roce(device: str, port: int, root: str = "/sys") -> bool:
     """Whether the port is a RoCE port. InfiniBand has another link layer, and iWARP uses no GIDs."""
     ethernet = _value(f"{_port(device, port, root)}/link_layer") == ETHERNET
-    return ethernet and not _value(f"{root}{CLASS}/{device}/node_type").endswith("RNIC")
+    return ethernet and not is_iwarp(device, root)
+
+
+def is_iwarp(device: str, root: str = "/sys") -> bool:
+    """Whether the verbs device speaks iWARP."""
+    return _value(f"{root}{CLASS}/{device}/node_type").endswith("RNIC")  # "4: RNIC"
 
 
 def netdev_of(device: str, port: int, root: str = "/sys") -> str:
