@@ -63,12 +63,14 @@ def render(*options: str, values: Document | None = None, release: str = "railcn
 def template(
     *options: str, values: Document | None = None, namespace: str = "railcni", release: str = "railcni"
 ) -> tuple[int, str, str]:
-    """Exit code, stdout and stderr of `helm template`; `values` goes over those of the chart."""
+    """Exit code, stdout and stderr of `helm template`, without the hooks unless asked for; `values` goes over those of the
+    chart."""
     sets = [
         f"--set-json={key}={json.dumps(value)}"
         for key, value in {"image.repository": "r/railcni", **(values or {})}.items()
     ]
-    done = run("helm", "template", release, str(CHART), f"--namespace={namespace}", *sets, *options)
+    hooks = [] if "--show-only" in options else ["--no-hooks"]
+    done = run("helm", "template", release, str(CHART), f"--namespace={namespace}", *sets, *hooks, *options)
     return done.returncode, done.stdout, done.stderr
 
 
@@ -153,6 +155,21 @@ def test_the_chart_installs_what_the_kustomization_does() -> None:
     assert ours.keys() == theirs.keys()
     for name in ours:
         assert ours[name] == theirs[name], name
+
+
+@needs_helm
+def test_helm_test_runs_the_command_test_in_a_job_of_the_agents_image_and_nothing_else_installs_it() -> None:
+    values = {"image.repository": "r/x", "fullnameOverride": "rails"}
+    [job] = render("--show-only", "templates/tests/plugins.yaml", values=values)
+    assert (job["kind"], job["metadata"]["name"]) == ("Job", "rails-test")
+    assert job["metadata"]["annotations"]["helm.sh/hook"] == "test"
+    known = json.loads(json.dumps(codecs.from_dict(job).to_dict(), default=str))
+    assert missing(job, known) == []
+    [container] = job["spec"]["template"]["spec"]["containers"]
+    [agent] = pod_of(everything := render(values=values))["containers"]
+    assert container["image"] == agent["image"] and "Job" not in {d["kind"] for d in everything}
+    options = command._parser(["test"]).parse_args(container["args"])
+    assert options.run.__module__ == "cni.cli.pair"
 
 
 @needs_helm
