@@ -230,6 +230,15 @@ def test_vfs_of_an_infiniband_card_get_guids_of_their_own_before_their_drivers(
     assert len(guids) == 7 and all(re.fullmatch(r"[0-9a-f][26ae](:[0-9a-f]{2}){7}", guid) for guid in guids)
 
 
+def test_an_infiniband_card_without_a_netdev_is_named_with_the_module_that_makes_one(machine: Machine) -> None:
+    tree, card = cards.read(str(machine.root)), policy(nicSelector={"rootDevices": [PF]})
+    (one,) = tree.cards
+    without = replace(one, function=replace(one.function, link_type="infiniband", netdevs=()))
+    found = plan(config(card).policies, replace(tree, cards=[without]))
+    assert found.refused == (f"{PF}: its VFs get no GUIDs, which are set through its netdev: load ib_ipoib",)
+    assert "numVfs" in [step.what for step in found.steps]
+
+
 def test_a_guid_is_read_and_set_by_the_netdev_of_an_infiniband_card(monkeypatch: pytest.MonkeyPatch) -> None:
     """Soft-RoCE and emulated cards have no such netdev: the messages are compared with pyroute2's."""
     host, sent = Mock(), []

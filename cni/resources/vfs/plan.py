@@ -100,7 +100,10 @@ def plan(policies: Sequence[VfPolicy], node: NodeCards) -> VfPlan:
             refused.append(f"{card.name}: {fault}")
             continue
         steps += found
-        if node.unseen and any(step.what == NUMBER and step.then != "0" for step in found):
+        makes = any(step.what == NUMBER and step.then != "0" for step in found)
+        if makes and card.function.link_type == INFINIBAND and not card.function.netdevs:
+            refused.append(f"{card.name}: its VFs get no GUIDs, which are set through its netdev: load ib_ipoib")
+        elif makes and node.unseen:
             why = f"{node.unseen}: {_ENTER}"
             refused.append(f"{card.name}: its VFs get no administrative MAC, and those of mlx5 no node GUID: {why}")
         for policy in own:
