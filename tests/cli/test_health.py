@@ -13,6 +13,7 @@ from cni.cli.doctor.finding import ADVICE, FAULT, OK
 from cni.node.inventory import devices as inventory
 from cni.node.inventory import functions
 from cni.node.inventory.counters import ERRORS, ErrorCounter, siblings
+from tests import machines
 from tests.sysfs import Tree
 
 CARD = {"vendor": "0x15b3", "device": "0x1021", "class": "0x020000"}
@@ -101,6 +102,15 @@ def test_a_roce_port_that_flaps_is_told_by_the_carrier_of_its_netdev(tmp_path: P
     rails.count(0, carrier_down_count=59)
     (found,) = ports.check_counters(rails.facts().counts[0], before, 10)
     assert (found.level, found.found) == (FAULT, "2 times that the netdev lost its carrier in 10 s (0.2/s)")
+
+
+def test_a_bond_flaps_with_each_of_its_ports(tmp_path: Path) -> None:
+    machine = machines.bond(tmp_path)
+    for netdev, count in {"ens2f0np0": 30, "ens2f1np1": 12, "bond0": 1}.items():
+        machine.put(tmp_path / "class/net" / netdev, {"carrier_down_count": count})
+    facts = NodeFacts(NodePlaces(sys=str(tmp_path), live=False))
+    (found,) = ports.check_counters(*facts.counts)
+    assert found.found.startswith("42 times that the netdev lost its carrier")
 
 
 def test_rate_and_firmware_of_active_physical_nics_are_told_with_their_model(tmp_path: Path) -> None:

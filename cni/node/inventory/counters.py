@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from cni.node.inventory.devices import gigabits
-from cni.node.inventory.topology import text
+from cni.node.inventory.topology import beside, text
 from cni.shared.kernel import rdma_sysfs, sysfs
 
 CABLE = "see cable and transceiver (ethtool -m), and the switch port's counters"
@@ -21,8 +21,8 @@ _LOSS = "see PFC and ECN here and on the switches: packets are lost on the way"
 
 @dataclass(frozen=True)
 class ErrorCounter:
-    """An error counter: its `place` below the folder of the port or, after _NETDEV, of the port's netdev, its `meaning`,
-    and the `remedy` for errors. `many` is the least value since the port's start that is reported."""
+    """An error counter: its `place` below the folder of the port or, after _NETDEV, of the port's netdev (of a bond, of
+    all its ports), its `meaning`, and the `remedy` for errors. `many` is the least value since the port's start that is reported."""
 
     place: str
     meaning: str
@@ -56,10 +56,15 @@ Samples = dict[tuple[str, ...], float]
 def read(device: str, port: int, root: str = "/sys") -> Counts:
     """The counters of one port that have a value."""
     here = f"{root}{rdma_sysfs.CLASS}/{device}/ports/{port}"
-    netdev = f"{root}/class/net/{rdma_sysfs.netdev_of(device, port, root)}/"
-    places = {c: c.place.replace(_NETDEV, netdev) if _NETDEV in c.place else f"{here}/{c.place}" for c in ERRORS}
-    values = {counter: text(place) for counter, place in places.items()}
-    return {counter: int(value) for counter, value in values.items() if value.isdigit()}
+    netdev = rdma_sysfs.netdev_of(device, port, root)
+    folders = [f"{root}/class/net/{name}" for name in beside(netdev, "lower_", root) or [netdev]]  # a bond's ports
+    found = {}
+    for counter in ERRORS:
+        own = counter.place.removeprefix(_NETDEV)
+        values = [text(f"{folder}/{own}") for folder in (folders if own != counter.place else [here])]
+        if any(map(str.isdigit, values)):
+            found[counter] = sum(int(value) for value in values if value.isdigit())
+    return found
 
 
 def samples(root: str = "/sys") -> Samples:
