@@ -137,7 +137,7 @@ def read(path: str, directory: str = NET_DIRECTORY) -> list[Network]:
     """Return every network in the file `path`. Raises InvalidConfig with all faults, IoFailure when reading fails."""
     faults: list[Diagnostic] = []
     found: list[Network | None] = []
-    for is_json, document in reader.documents(path, reader.require_text(path), faults):
+    for is_json, document in reader.documents(path, None, faults):
         for scope in reader.objects(document):
             content = scope.root.data
             if isinstance(content, dict) and content.get("kind") == "NetworkAttachmentDefinition":
@@ -226,11 +226,6 @@ def _more_steps(folder: str, faults: list[Diagnostic]) -> list[ChainStep]:
     """Return the plugins that libcni 1.3 appends, one from each .conf file in the directory with the network's name."""
     steps = []
     for path in files(folder, (".conf",)):
-        try:
-            scope = reader.of_json(Text(path, reader.read_text(path)), faults)
-        except OSError as fault:
-            faults.append(reader.unreadable(path, fault))
-            continue
-        if scope is not None:
+        if scope := reader.json_file(path, faults):
             steps += _steps(scope, [((), scope.root.data)])
     return steps

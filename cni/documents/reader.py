@@ -20,7 +20,6 @@ from cni.documents.diagnostic import ERROR, Diagnostic, Scope
 from cni.documents.refusals import name_of
 from cni.documents.tree import DocumentTooLarge, Keys, Text, TreeNode, compose, of_yaml
 from cni.shared.spec.codec import MOST_BYTES
-from cni.shared.spec.errors import InvalidConfig, IoFailure
 
 STDIN = "-"
 JSON = (".conflist", ".conf", ".json")  # the extensions that libcni reads in net.d
@@ -28,24 +27,20 @@ YAML = (".yaml", ".yml")
 _DOCUMENT = re.compile(r"^(?=---(?:\s|$))", re.MULTILINE)
 
 
-class Unreadable(OSError):
-    """A file that is too large or not UTF-8 text. `strerror` is the reason, `fix` the remedy."""
-
-    def __init__(self, reason: str, fix: str) -> None:
-        super().__init__(0, reason)
-        self.fix = fix
-
-
-def read_text(path: str) -> str:
-    """Return the text of the file `path` ("-": stdin). Raises OSError, or Unreadable if it is too large or no text."""
-    data = sys.stdin.buffer.read(MOST_BYTES + 1) if path == STDIN else _read(path)
-    if len(data) > MOST_BYTES:
-        raise Unreadable(f"is larger than {MOST_BYTES >> 20} MiB, which no plugin reads", "make it smaller")
+def read_text(path: str, findings: list[Diagnostic]) -> str | None:
+    """Return the text of the file `path` ("-": stdin); None, with a finding, if it cannot be read, or is no text."""
     try:
-        return data.decode("utf-8").removeprefix("\ufeff").replace("\r\n", "\n")
+        data = sys.stdin.buffer.read(MOST_BYTES + 1) if path == STDIN else _read(path)
+        if len(data) <= MOST_BYTES:
+            return data.decode("utf-8").removeprefix("\ufeff").replace("\r\n", "\n")
+        found = about(path, f"is larger than {MOST_BYTES >> 20} MiB, which no plugin reads", "make it smaller")
     except UnicodeDecodeError as fault:
         line = data.count(b"\n", 0, fault.start) + 1
-        raise Unreadable(f"is not UTF-8 text: byte {fault.start}, in line {line}", "save it as UTF-8") from None
+        found = about(path, f"is not UTF-8 text: byte {fault.start}, in line {line}", "save it as UTF-8")
+    except OSError as fault:
+        found = about(path, f"cannot be read: {fault.strerror or fault}", "name a file that can")
+    findings.append(found)
+    return None
 
 
 def _read(path: str) -> bytes:
@@ -55,37 +50,23 @@ def _read(path: str) -> bytes:
         return file.read(MOST_BYTES + 1)
 
 
-def require_text(path: str) -> str:
-    """Return the text as `read_text` does, but raise InvalidConfig for Unreadable, IoFailure for another OSError."""
-    try:
-        return read_text(path)
-    except Unreadable as fault:
-        raise InvalidConfig(f"{shown_path(path)} {fault.strerror}: {fault.fix}") from None
-    except OSError as fault:
-        raise IoFailure(f"{shown_path(path)} cannot be read: {fault.strerror}") from None
-
-
 def shown_path(path: str) -> str:
     """The name of the file `path` in messages."""
     return "<stdin>" if path == STDIN else path
 
 
-def unreadable(path: str, fault: OSError) -> Diagnostic:
-    """The finding for the file `path`, for which `read_text` raised `fault`."""
-    reason = str(fault.strerror or fault)
-    if isinstance(fault, Unreadable):
-        return about(path, reason, fault.fix)
-    return about(path, f"cannot be read: {reason}", "name a file that can")
-
-
 def about(path: str, message: str, fix: str, severity: str = ERROR) -> Diagnostic:
     """A finding about a file as a whole."""
-    return Diagnostic(path, 0, 0, 0, severity, "", message, fix)
+    return Diagnostic(shown_path(path), 0, 0, 0, severity, "", message, fix)
 
 
-def documents(path: str, text: str, findings: list[Diagnostic]) -> Iterator[tuple[bool, Scope]]:
-    """Yield (is JSON, document) for each document in the `text` of the file `path`; add syntax errors to `findings`."""
-    whole = Text(path, text)
+def documents(path: str, text: str | None, findings: list[Diagnostic]) -> Iterator[tuple[bool, Scope]]:
+    """Yield (is JSON, document) for each document in the file `path`, whose `text` is read unless given; add faults of
+    reading and of syntax to `findings`."""
+    text = read_text(path, findings) if text is None else text
+    if text is None:
+        return
+    whole = Text(shown_path(path), text)
     if _is_json(path, text):
         if scope := of_json(whole, findings):
             yield True, scope
@@ -117,6 +98,12 @@ def of_json(text: Text, findings: list[Diagnostic], network: str = "", prefix: K
     except jsontext.SyntaxFault as fault:
         scope.span(ERROR, fault.start, fault.end, name_of(prefix), f"not JSON: {fault}", fault.fix)
         return None
+
+
+def json_file(path: str, findings: list[Diagnostic], network: str = "") -> Scope | None:
+    """Return the JSON document of the file `path`; None, with a finding, when it cannot be read or is not JSON."""
+    text = read_text(path, findings)
+    return None if text is None else of_json(Text(path, text), findings, network)
 
 
 def json_inside(scope: Scope, keys: Keys, is_list: bool = False) -> Scope | None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from cni.documents import networks, reader
 from cni.documents.diagnostic import WARNING, Diagnostic, Scope
 from cni.documents.reader import JSON, STDIN, YAML, about
-from cni.documents.tree import Text, string_at
+from cni.documents.tree import string_at
 from cni.lint import manifest, network, operators, resources
 from cni.lint.addresses import Assumed, overlaps
 from cni.lint.plugin import Surroundings
@@ -58,21 +58,15 @@ class _File:
     def __init__(self, path: str, around: Surroundings, text: str | None = None, inside: bool = False) -> None:
         self.findings: list[Diagnostic] = []
         self.name = ""
-        self._path = reader.shown_path(path)
         self._extension = os.path.splitext(path)[1]
         self._around = around
         self.count = 0
-        try:
-            text = reader.read_text(path) if text is None else text
-        except OSError as fault:
-            self.findings.append(reader.unreadable(self._path, fault))
-            return
-        for is_json, scope in reader.documents(self._path, text, self.findings):
+        for is_json, scope in reader.documents(path, text, self.findings):
             reader.duplicates(scope)
             self.count += self._examine(is_json, scope)
         if not self.count and not self.findings and not inside:
             message = "there is no network here: neither a CNI configuration nor a NetworkAttachmentDefinition"
-            self.findings.append(about(self._path, message, "name another file"))
+            self.findings.append(about(path, message, "name another file"))
 
     def _examine(self, is_json: bool, scope: Scope) -> int:
         """Examine one document; return the number of networks in it."""
@@ -109,12 +103,7 @@ class _File:
 
     def _appended(self, path: str, outer: dict[str, Any]) -> None:
         """Examine the file `path`, which has one further plugin of the conflist `outer`."""
-        try:
-            text = Text(path, reader.read_text(path))
-        except OSError as fault:
-            self.findings.append(reader.unreadable(path, fault))
-            return
-        scope = reader.of_json(text, self.findings, str(outer.get("name")))
+        scope = reader.json_file(path, self.findings, str(outer.get("name")))
         if scope is not None and isinstance(scope.root.data, dict):
             reader.duplicates(scope)
             network.examine_plugin(scope, outer, self._around)

@@ -113,21 +113,15 @@ def render_files(paths: Iterable[str], prefix: str = SRIOV_PREFIX) -> tuple[list
     nads: list[dict[str, Any]] = []
     findings: list[Diagnostic] = []
     for path in paths:
-        shown_path, before = reader.shown_path(path), len(findings)
-        try:
-            text = reader.read_text(path)
-        except OSError as fault:
-            findings.append(reader.unreadable(shown_path, fault))
-            continue
-        found = 0
-        for _, document in reader.documents(shown_path, text, findings):
+        before, found = len(findings), 0
+        for _, document in reader.documents(path, None, findings):
             for scope in reader.objects(document):
                 if is_network(scope.root.data):
                     found += 1
                     reader.duplicates(scope)
                     nads += filter(None, [render(scope, prefix)])
         if not found and len(findings) == before:
-            findings.append(reader.about(shown_path, f"there is none of {', '.join(KINDS)}", "name another file"))
+            findings.append(reader.about(path, f"there is none of {', '.join(KINDS)}", "name another file"))
     return nads, findings
 
 

@@ -27,10 +27,8 @@ def read_config(paths: Sequence[str]) -> Config:
     contents: list[tuple[str, str]] = []
     faults: list[Diagnostic] = []
     for path in paths:
-        try:
-            contents.append((path, reader.read_text(path)))
-        except OSError as fault:
-            faults.append(reader.unreadable(path, fault))
+        if (text := reader.read_text(path, faults)) is not None:
+            contents.append((path, text))
     read = config.read(contents)
     read.findings += faults
     read.is_whole = read.is_whole and not faults

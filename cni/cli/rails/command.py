@@ -9,7 +9,6 @@ from typing import Any
 
 from cni.cli.rails import attached, plan, render
 from cni.cli.terminal import common, output, subcommand
-from cni.documents import reader
 from cni.node.inventory import devices as inventory
 from cni.node.inventory import sandboxes, topology
 from cni.shared.kernel import sysfs
@@ -48,7 +47,7 @@ def register(commands: subcommand.Commands) -> None:
 
 def _render(options: argparse.Namespace) -> int:
     options.only(options.output != "table", "without -o table", "--devices")
-    wanted = plan.read(reader.shown_path(options.file), reader.require_text(options.file))
+    wanted = plan.read(options.file)
     rails = plan.rails_of(wanted, plan.nodes_nics(wanted.pairing) if wanted.pairing else [])
     if options.output == "table":
         output.print_table(render.COLUMNS, render.rows(wanted, rails))

@@ -162,10 +162,11 @@ class PlannedRail:
     resource: str
 
 
-def read(path: str, text: str) -> Rails:
-    """Parse `text`, the content of the file `path`. Raises InvalidConfig with every fault and its place."""
+def read(path: str, text: str | None = None) -> Rails:
+    """Parse the file `path`, whose `text` is read unless given. Raises InvalidConfig with every fault and its place."""
     faults: list[Diagnostic] = []
     scope = next((scope for _, scope in reader.documents(path, text, faults)), None)
+    path = reader.shown_path(path)
     if faults:
         raise refusal(path, faults)
     if scope is None or not isinstance(scope.root.data, dict):
