@@ -97,32 +97,31 @@ def overlaps(uses: Sequence[Use]) -> None:
     """Warn of overlapping ranges of networks. Exceptions: one pool on one master, two pools on different masters."""
     for i, second in enumerate(uses):
         for first in uses[:i]:
-            same_names = first.network_name == second.network_name
-            is_one = same_names and first.guarded and second.guarded and first.text == second.text
             is_apart = first.family != second.family or first.low > second.high or second.low > first.high
             if first.owner == second.owner or is_apart:
                 continue
-            if not (first.master and second.master and first.master != second.master):
+            is_one_space = first.guarded and second.guarded and first.network_name == second.network_name
+            is_on_two_wires = bool(first.master and second.master and first.master != second.master)
+            if not is_on_two_wires:
                 _kept_back(first, second)
                 _kept_back(second, first)
-            if is_one and first.master and second.master and first.master != second.master:
+            about = f"{second.text} overlaps with {first.text} of {first.owner}"
+            fix = "write the same range in both, or ranges apart from one another"
+            if is_one_space and first.text == second.text:
+                if not is_on_two_wires:
+                    continue
                 message = (
-                    f"{first.owner} has {first.text} too, on the master {first.master}: a pod with both has two links in one subnet,"
-                    f" and answers ARP for each address on both"
+                    f"{first.owner} has {first.text} too, on the master {first.master}: a pod with both has two links in"
+                    " one subnet, and answers ARP for each address on both"
                 )
                 fix = "give each master a range of its own, unless no pod and no node has both"
-                second.scope.warn(second.keys, message, fix)
-                break
-            if is_one:
-                continue
-            about = f"{second.text} overlaps with {first.text} of {first.owner}"
-            if same_names and first.guarded and second.guarded:
+            elif is_one_space:
                 message = f"{about}: pods of one subnet get another prefix length than those of the other"
-            elif first.master and second.master and first.master != second.master:
+            elif is_on_two_wires:
                 continue  # different wires, on purpose
             else:
                 message = f"{about}, and nothing keeps both from giving the same address"
-            second.scope.warn(second.keys, message, "write the same range in both, or ranges apart from one another")
+            second.scope.warn(second.keys, message, fix)
             break
 
 
