@@ -24,6 +24,7 @@ from cni.cli import ipam, kubectl, pair
 from cni.cli.terminal import common, output, subcommand
 from cni.cluster.audit import in_use, lease_rules, silence
 from cni.cluster.audit.model import Key
+from cni.documents.tree import value_at
 from cni.resources.claims import DRIVER
 from cni.shared.spec.errors import InvalidConfig, IoFailure
 from ipam.leases import Lease, to_json
@@ -124,10 +125,8 @@ def _claims(options: argparse.Namespace) -> Counter[str]:
         claims = kubectl.read(options, "get", "resourceclaims.resource.k8s.io", "--all-namespaces")["items"]
     except IoFailure:
         return Counter()  # or the server is older than 1.34
-    given = [((claim.get("status") or {}).get("allocation") or {}).get("devices") or {} for claim in claims]
-    return Counter(
-        node for one in given for node in {d["pool"] for d in one.get("results") or () if d["driver"] == DRIVER}
-    )
+    given = [value_at(claim, "status", "allocation", "devices", "results") or () for claim in claims]
+    return Counter(node for results in given for node in {d["pool"] for d in results if d["driver"] == DRIVER})
 
 
 def _ask(options: argparse.Namespace, agent: kubectl.NodeAgent) -> dict[str, Any]:
