@@ -14,7 +14,7 @@ import ipaddress
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from cni.node.inventory.devices import Gid, Port, VerbsDevice
+from cni.node.inventory.devices import Gid, Port, VerbsDevice, ports_of
 from cni.node.inventory.sandboxes import NamespaceView, SandboxInterface
 from cni.shared.kernel import rdma_sysfs
 from cni.shared.spec.errors import CniError
@@ -118,11 +118,8 @@ def _ways(sandbox: NamespaceView, devices: Sequence[VerbsDevice], root: str) -> 
         if found:
             yield _Way(interface.name, *found)
             continue
-        below = set(rdma_sysfs.ports_of_netdev(interface.lower, root)) if interface.lower else set()
-        own = {device.name for device in devices if interface.bus == "pci" and device.pci == interface.device}
-        for port in ports:
-            of_link = (port.device, port.number) in below or port.device in own
-            if of_link and port.link_layer == rdma_sysfs.INFINIBAND:
+        for port in ports_of(interface, devices, root):
+            if port.link_layer == rdma_sysfs.INFINIBAND:
                 yield _Way(interface.name, port, None)
 
 

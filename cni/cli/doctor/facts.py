@@ -171,14 +171,9 @@ class NodeFacts:
     def attached(self) -> list[pods.AttachedLink]:
         """The links over RDMA ports, of all pods or of the chosen one."""
         wanted = [self.chosen] if self.pod else [s for s in self.sandboxes if s.netns]
-        lowers = {i.lower for s in wanted for i in s.interfaces if i.lower}
-        over = {name: rdma_sysfs.ports_of_netdev(name, self.places.sys) for name in lowers}
         found = []
         for sandbox, interface in [(s, i) for s in wanted for i in s.interfaces]:
-            below = over.get(interface.lower, ())
-            own = [d.name for d in self.devices if interface.bus == "pci" and d.pci == interface.device]
-            ports = [p for p in inventory.ports(self.devices) if (p.device, p.number) in below or p.device in own]
-            if ports:
+            if ports := inventory.ports_of(interface, self.devices, self.places.sys):
                 known = self._recorded.get((sandbox.netns, interface.name), [])
                 found.append(pods.AttachedLink(sandbox, interface, tuple(ports), tuple(known)))
         return found

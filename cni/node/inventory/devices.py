@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from cni.node.inventory import topology
-from cni.node.inventory.sandboxes import NamespaceView
+from cni.node.inventory.sandboxes import NamespaceView, SandboxInterface
 from cni.node.inventory.topology import text
 from cni.shared.kernel import rdma_sysfs
 from cni.shared.kernel.files import names_in
@@ -93,6 +93,13 @@ def gigabits(rate: str) -> float | None:
 def ports(devices: Iterable[VerbsDevice]) -> list[Port]:
     """All ports of the devices."""
     return [port for device in devices for port in device.ports]
+
+
+def ports_of(link: SandboxInterface, devices: Sequence[VerbsDevice], root: str = "/sys") -> list[Port]:
+    """The ports that carry the traffic of `link`: those of the netdev below it, or of its own PCI function."""
+    below = rdma_sysfs.ports_of_netdev(link.lower, root) if link.lower else ()
+    own = [device.name for device in devices if link.bus == "pci" and device.pci == link.device]
+    return [port for port in ports(devices) if (port.device, port.number) in below or port.device in own]
 
 
 _Links = dict[tuple[str, str], tuple[str, int]]
