@@ -61,17 +61,16 @@ def _run(options: argparse.Namespace) -> int:
     options.only(not options.pod, "without --pod, since it labels the node", "--nfd")
     options.only(options.nfd != "-", "without --nfd -", "-o")
     options.only(options.nfd != "-" and not options.pod, "for a node", "-v")
-    from cni.cli.doctor import report  # loads the lint and its libraries, which --help does not need
-    from cni.cli.doctor.facts import NodeFacts, NodePlaces  # likewise
+    from cni.cli.doctor import facts, report  # load the lint and its libraries, which --help does not need
 
     folders = tuple(f for f in options.cni_path.split(":") if f)
-    places = NodePlaces(networks=options.conf_dir, plugins=folders)
-    facts = NodeFacts(places, options.pod or "", str(options.peer or ""), options.watch)
+    places = facts.NodePlaces(networks=options.conf_dir, plugins=folders)
+    of_node = facts.NodeFacts(places, options.pod or "", str(options.peer or ""), options.watch)
     try:
         with output.progress() as say:
             if options.watch:
                 say(f"counting errors of ports for {options.watch:g} s")
-            found = report.examine(facts)
+            found = report.examine(of_node)
     except CniError as fault:  # the pod is not here: nothing of the node was checked
         output.print_fault(f"railcni: {fault.msg}", fault.details)
         return _CALLED_WRONGLY

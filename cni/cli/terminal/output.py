@@ -86,13 +86,13 @@ def print_table(
         sys.stderr.write("" if is_repeated else f"{empty}\n")
         return
     headers = Form.headers and not is_repeated
-    from rich import box
-    from rich.table import Table
-    from rich.text import Text
+    from rich import box, table, text
 
     out = console(stream)
-    heads = [Text(column.upper()) for column in columns]
-    all_cells = [[c if isinstance(c, Text) else Text("" if c is None else plain(str(c))) for c in row] for row in rows]
+    heads = [text.Text(column.upper()) for column in columns]
+    all_cells = [
+        [c if isinstance(c, text.Text) else text.Text("" if c is None else plain(str(c))) for c in row] for row in rows
+    ]
     widths = [max(cell.cell_len for cell in column) for column in zip(heads, *all_cells, strict=True)]
     cells = [line for line, row in zip(all_cells, rows, strict=True) if row in new]
     if not out.is_terminal or Form.is_wide:
@@ -105,13 +105,13 @@ def print_table(
     while order and sum(widths[i] for i in kept[:-1]) + 2 * len(kept) + min(widths[kept[-1]], _LEAST) > out.width:
         kept.remove(order.pop(0))
     how: dict[str, Any] = {"show_header": headers, "header_style": "bold", "show_edge": False}
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), **how)
+    grid = table.Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), **how)
     for place in kept:
         least_width = widths[place] if place != kept[-1] else None
-        table.add_column(heads[place], no_wrap=place != kept[-1], overflow="fold", min_width=least_width)
+        grid.add_column(heads[place], no_wrap=place != kept[-1], overflow="fold", min_width=least_width)
     for line in cells:
-        table.add_row(*(line[place] for place in kept))
-    out.print(table)
+        grid.add_row(*(line[place] for place in kept))
+    out.print(grid)
     filled = [place for place in range(len(columns)) if any(line[place].plain for line in cells)]
     if headers and (left := [columns[place] for place in filled if place not in kept]):
         out.print(styled(f"not shown, for the terminal is narrow: {', '.join(left)} (-o wide)", "dim"))
