@@ -636,7 +636,7 @@ def test_a_runtime_whose_containers_may_lock_little_is_advice(tmp_path: Path) ->
         (tmp_path / str(pid) / "comm").write_text(name + "\n")
         limits = f"Limit                     Soft Limit           Hard Limit           Units     \n{'Max locked memory':26}{limit:21}{limit:21}bytes     \n"
         (tmp_path / str(pid) / "limits").write_text(limits)
-    found = list(setup.check_runtimes(setup.read_runtimes(str(tmp_path))))
+    found = list(setup.check_runtimes(str(tmp_path)))
     assert [(f.level, f.subject) for f in found] == [
         (OK, "memlock of crio (9)"),
         (ADVICE, "memlock of containerd (17)"),

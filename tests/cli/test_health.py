@@ -140,5 +140,5 @@ def test_a_device_without_a_node_guid_is_a_fault_and_one_of_software_is_not(
     rails.tree.netdev("eth0")
     rails.tree.verbs("rxe0", netdev="eth0", node_guid="0000:0000:0000:0000")
     devices = inventory.read(root=str(tmp_path))
-    (found,) = ports.check_guids(devices, ports.read_guids(devices, str(tmp_path)))
+    (found,) = ports.check_guids(devices, str(tmp_path))
     assert (found.level, found.subject) == (FAULT, "mlx5_1") and given in found.remedy

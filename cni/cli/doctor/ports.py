@@ -1,5 +1,5 @@
 """Checks of the ports of verbs devices: state, MTU, GID tables, errors since their start or during a watch; and of NICs
-that are slower or older than others of their kind. Pure, but for `read_guids`: cni.node.inventory reads the ports.
+that are slower or older than others of their kind. Pure, but for `check_guids`: cni.node.inventory reads the ports.
 
 A counter that grows while traffic runs is a fault of cable or switch, or congestion. Older errors may be long over.
 """
@@ -164,20 +164,15 @@ def _older(group: Sequence[VerbsDevice]) -> Iterator[Observation]:
             )
 
 
-def check_guids(devices: Sequence[VerbsDevice], guids: Mapping[str, str]) -> Iterator[Observation]:
+def check_guids(devices: Sequence[VerbsDevice], root: str = "/sys") -> Iterator[Observation]:
     """Find devices without a node GUID, which RDMA CM cannot use. A new virtual function of mlx5 has none."""
     for device in devices:
-        if device.pci and not guids.get(device.name, "1").replace(":", "").strip("0"):
+        guid = text(f"{root}{rdma_sysfs.CLASS}/{device.name}/node_guid")
+        if device.pci and guid and not guid.replace(":", "").strip("0"):
             is_ethernet = any(port.link_layer == rdma_sysfs.ETHERNET for port in device.ports)
             given = "mac MAC" if is_ethernet else "node_guid GUID and port_guid GUID"  # mlx5 derives it from the MAC
             remedy = f"ip link set PF vf N {given}, with a value of its own, then bind the function's driver again"
             yield broken(device.name, "its node GUID is 0: RDMA CM does not find it", "a GUID of its own", remedy)
-
-
-def read_guids(devices: Sequence[VerbsDevice], root: str = "/sys") -> dict[str, str]:
-    """Read the node GUIDs by device name; a device that shows none is left out."""
-    found = {device.name: text(f"{root}{rdma_sysfs.CLASS}/{device.name}/node_guid") for device in devices}
-    return {name: guid for name, guid in found.items() if guid}
 
 
 def _version(firmware: str) -> list[int]:

@@ -48,8 +48,7 @@ def _nodes(f: NodeFacts) -> Iterator[Observation]:
 
 def _guids(f: NodeFacts) -> Iterator[Observation]:
     used = {port.device for port in f.ports}
-    devices = [device for device in f.devices if device.name in used]
-    return ports.check_guids(devices, ports.read_guids(devices, f.places.sys))
+    return ports.check_guids([device for device in f.devices if device.name in used], f.places.sys)
 
 
 def _store(f: NodeFacts) -> Iterator[Observation]:
@@ -90,7 +89,7 @@ CHECKS: tuple[Check, ...] = (
     _of_both("pcie", "PCIe links", lambda f: pcie.check_links(f.functions)),
     _of_both("pcie-settings", "PCIe settings", _pcie_settings),
     _of_both("peer-memory", "GPU memory", _peer_memory),
-    Check("memlock", "memlock", lambda f: setup.check_runtimes(setup.read_runtimes(f.places.proc))),
+    Check("memlock", "memlock", lambda f: setup.check_runtimes(f.places.proc)),
     Check("plugins", "CNI plugins", lambda f: setup.check_plugins(f.folders)),
     Check("claims", "ResourceClaims", lambda f: claims.check_node(f.node_claims, f.places.kubelet)),
     Check("networks", "CNI networks", lambda f: setup.check_networks(f.network_files, f.folders, f.places.networks)),

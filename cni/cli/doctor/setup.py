@@ -10,7 +10,7 @@ import os
 import re
 import subprocess
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 
@@ -24,6 +24,7 @@ from cni.node.installation.layout import NAMES
 from cni.node.inventory import attachments as recorded
 from cni.node.inventory.topology import text
 from cni.shared import policy
+from cni.shared.kernel.files import names_in
 from cni.shared.spec.errors import CniError
 from ipam import flatfile
 from ipam.stores import IN_CLUSTER
@@ -240,16 +241,6 @@ def check_pending(state: str) -> Iterator[Observation]:
 # --- runtime ---
 
 
-def read_runtimes(proc: str = "/proc") -> dict[str, int | None]:
-    """The running container runtimes, each with the limit from `memlock_of`."""
-    found = {}
-    for pid in sorted(int(n) for n in os.listdir(proc) if n.isdigit()) if os.path.isdir(proc) else ():
-        name = text(f"{proc}/{pid}/comm")
-        if name in _RUNTIMES:
-            found[f"{name} ({pid})"] = memlock_of(f"{proc}/{pid}")
-    return found
-
-
 def may_lock(process: str) -> bool:
     """Whether the process with this directory in /proc has the effective capability IPC_LOCK in the host's user namespace: the
     kernel looks for it there (ib_umem_get in drivers/infiniband/core/umem.c)."""
@@ -281,13 +272,16 @@ def memlock_of(process: str) -> int | None:
     return None
 
 
-def check_runtimes(limits: Mapping[str, int | None]) -> Iterator[Observation]:
-    """Find runtimes whose containers can lock little memory. `limits` has the answer of `memlock_of` for each."""
-    if not limits:
+def check_runtimes(proc: str = "/proc") -> Iterator[Observation]:
+    """Find running container runtimes whose containers can lock little memory."""
+    pids = sorted(int(name) for name in names_in(proc) if name.isdigit())
+    running = [(pid, name) for pid in pids if (name := text(f"{proc}/{pid}/comm")) in _RUNTIMES]
+    if not running:
         yield note("memlock", "no container runtime is seen to run here")
-    for process, limit in limits.items():
-        who = "containers that do not run as root with the capability IPC_LOCK"
-        yield _memlock(process, limit, who, f"{_LIMIT}, or, for containers that run as root, the capability IPC_LOCK")
+    who = "containers that do not run as root with the capability IPC_LOCK"
+    remedy = f"{_LIMIT}, or, for containers that run as root, the capability IPC_LOCK"
+    for pid, name in running:
+        yield _memlock(f"{name} ({pid})", memlock_of(f"{proc}/{pid}"), who, remedy)
 
 
 def check_process(process: str, limit: int | None, may_lock: bool, user: int | None) -> Observation:
