@@ -485,26 +485,19 @@ def test_the_memory_of_gpus_is_reached_by_either_module_or_by_the_open_ones(tmp_
     opened = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  550.54.15"
 
     def level(module: str, driver: str, release: str) -> str:
-        return only(pcie.check_memory(module, driver, release, seen)).level
+        root = tmp_path / f"{module} {driver} {release}"
+        (root / "module" / module).mkdir(parents=True)
+        for name, said in (("driver/nvidia/version", driver), ("sys/kernel/osrelease", release)):
+            (root / name).parent.mkdir(parents=True)
+            (root / name).write_text(said and f"{said}\nmore\n")
+        return only(pcie.check_memory(seen, str(root), str(root))).level
 
-    assert level("nvidia_peermem", closed, "6.1.0") == OK
+    assert level("nvidia_peermem", closed, "6.1.0") == level("nv_peer_mem", closed, "6.1.0") == OK
     assert level("", opened, "6.1.0-37-amd64") == OK
     assert level("", opened, "5.4.0") == FAULT
     assert level("", closed, "6.1.0") == FAULT
     assert level("", "", "6.1.0") == UNKNOWN
-    assert list(pcie.check_memory("", closed, "6.1.0", topology.Topology((), ()))) == []
-
-
-def test_the_way_to_the_memory_of_gpus_is_read_from_modules_driver_and_kernel(tmp_path: Path) -> None:
-    for name, said in (
-        ("driver/nvidia/version", "NVRM version: a\nGCC version: b\n"),
-        ("sys/kernel/osrelease", "6.1\n"),
-    ):
-        (tmp_path / name).parent.mkdir(parents=True)
-        (tmp_path / name).write_text(said)
-    for module in ("", "nv_peer_mem", "nvidia_peermem"):
-        (tmp_path / "module" / module).mkdir(parents=True)
-        assert pcie.read_peer_memory(str(tmp_path), str(tmp_path)) == (module, "NVRM version: a", "6.1")
+    assert list(pcie.check_memory(topology.Topology((), ()), str(tmp_path))) == []
 
 
 # --- pods ---

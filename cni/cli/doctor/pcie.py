@@ -215,19 +215,14 @@ def _extended(config: bytes) -> Iterator[tuple[int, int]]:
 # --- GPUs ---
 
 
-def read_peer_memory(root: str = "/sys", proc: str = "/proc") -> tuple[str, str, str]:
-    """Return (loaded peer memory module, first line of the NVIDIA version, kernel release), each "" if missing."""
-    module = next((m for m in _PEER_MODULES if os.path.isdir(f"{root}/module/{m}")), "")
-    driver = text(f"{proc}/driver/nvidia/version").partition("\n")[0]
-    return module, driver, text(f"{proc}/sys/kernel/osrelease")
-
-
-def check_memory(module: str, driver: str, release: str, topology: Topology) -> Iterator[Observation]:
-    """Check whether NICs reach the memory of NVIDIA GPUs. The first three arguments come from `read_peer_memory`."""
+def check_memory(topology: Topology, root: str = "/sys", proc: str = "/proc") -> Iterator[Observation]:
+    """Check whether NICs reach the memory of NVIDIA GPUs."""
     if not any(gpu.vendor == _NVIDIA for gpu in topology.gpus):
         return
+    module = next((m for m in _PEER_MODULES if os.path.isdir(f"{root}/module/{m}")), "")
+    driver = text(f"{proc}/driver/nvidia/version").partition("\n")[0]
     subject = "memory of the GPUs"
-    version = re.match(r"(\d+)\.(\d+)", release)
+    version = re.match(r"(\d+)\.(\d+)", text(f"{proc}/sys/kernel/osrelease"))
     is_new = version is not None and (int(version[1]), int(version[2])) >= _DMA_BUF
     if module:
         yield ok(subject, f"reached by {module}")

@@ -23,7 +23,7 @@ from cni.shared.spec.errors import CniError
 def _peer_memory(f: NodeFacts) -> Iterator[Observation]:
     """Check the memory of GPUs; for one pod only if it has a GPU."""
     if not f.pod or any(process.gpus for process in f.pod_processes):
-        yield from pcie.check_memory(*pcie.read_peer_memory(f.places.sys, f.places.proc), f.topology)
+        yield from pcie.check_memory(f.topology, f.places.sys, f.places.proc)
 
 
 def _mode(f: NodeFacts) -> Iterator[Observation]:
