@@ -11,18 +11,15 @@ import importlib
 import os
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from cni.cli.nad import command as nad
 from cni.cli.terminal import common, output, subcommand
 from cni.lint import ERROR
-from cni.resources.choose import resources
+from cni.resources.choose import Resource, resources
+from cni.resources.config import Config
 from cni.resources.node import read_config, read_host
 from cni.shared.spec.errors import InvalidConfig
-
-if TYPE_CHECKING:
-    from cni.resources.choose import Resource
-    from cni.resources.config import Config
 
 CONFIG = "/etc/railcni/device-plugin.json"
 FOLDER = "/var/lib/kubelet/device-plugins"

@@ -7,20 +7,15 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from cni.cli.device_plugin import CONFIG, read, serve
 from cni.cli.terminal import common, output, subcommand
 from cni.cluster.audit.store import kubeconfig_of
-from cni.resources.choose import resources
+from cni.resources.choose import Resource, resources
 from cni.resources.dra import slices
-from cni.resources.dra.slices import device_class
+from cni.resources.dra.slices import Device, device_class
 from cni.resources.node import read_host, read_topology
 from cni.shared.kernel.node import host_name
-
-if TYPE_CHECKING:
-    from cni.resources.choose import Resource
-    from cni.resources.dra.slices import Device
 
 KUBELET = "/var/lib/kubelet"
 LISTEN = "127.0.0.1:9110"

@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import argparse
 import sys
-from typing import IO, TYPE_CHECKING
+from typing import IO
 
 from cni.cli.nad import schema
 from cni.cli.terminal import common, output, subcommand
 from cni.documents import NET_DIRECTORY
 from cni.documents.diagnostic import WIDTH
-from cni.lint import ERROR, Named, lint, nvidia
+from cni.lint import ERROR, Diagnostic, Named, lint, nvidia
 from cni.node.installation.layout import PLAIN
 from cni.node.inventory.places import is_missing
 from cni.shared.spec.errors import InvalidConfig
 
 _MARGIN = 4 + len("12345 | ……")  # columns beside the text of a line
-
-if TYPE_CHECKING:
-    from cni.lint import Diagnostic
 
 
 def register(commands: subcommand.Commands) -> None:
