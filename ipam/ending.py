@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from cni.shared.records import Began
+from cni.shared.kernel import node
+from cni.shared.records import LINK, Began
 from cni.shared.spec.errors import CniError, InvalidConfig, UnsupportedField, report
 from cni.shared.spec.request import NOTHING_LISTED, valid_attachments
 from ipam import config as configuration
-from ipam import flatfile, rules, stores, upkeep
+from ipam import flatfile, rules, stores
 from ipam.call import configured, configured_rail, is_of_group, reached, ref_of
-from ipam.leases import PART
+from ipam.leases import PART, recorded_cooldown
 from ipam.local import is_pending, read_record
-from ipam.stores.base import SHARED_SECONDS
-from ipam.upkeep import flush_reminded, release
+from ipam.stores.base import CHANGE, SHARED_SECONDS
+from ipam.upkeep import flush_reminded, is_among, is_ours, note_fault, release
 
 if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable
     from typing import Any
 
     from cni.shared.config import Fault
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
     from cni.shared.spec.request import Attachment, Request
     from ipam.config import IpamConfig
     from ipam.group.indexes import Group
+    from ipam.stores.base import Store
 
 
 def may_hold(request: Request, records: Records) -> bool:
@@ -138,10 +141,91 @@ def gc(request: Request, records: Records) -> None:
                 store_ref, pools = stores.ref_of(config), list(dict.fromkeys(need.pool for need in wanted))
     except CniError as fault:
         faults.append(fault)
-    faults += upkeep.gc(request.attachment.network, valid, node_name, store_ref, pools, records, cooldown)
+    faults += _collect(request.attachment.network, valid, node_name, store_ref, pools, records, cooldown, began)
     groups = records.of_groups(PART)
     if groups:
         from ipam.group import rails  # most networks are no rail
 
         faults += rails.gc(request.attachment.network, valid, began, groups, store_ref, records)
     report(faults)
+
+
+def _collect(
+    network: str,
+    valid: set[Attachment],
+    node_name: str,
+    store_ref: dict[str, Any] | None,
+    pools: Collection[str],
+    records: Records,
+    cooldown: int,
+    began: Began,
+) -> list[CniError]:
+    """Release the leases of the attachments of `network` that are not in `valid`. Returns the errors.
+
+    The attachments are found by their records and, in case a record is damaged, by this node's leases in `pools` of
+    the store `store_ref`. An attachment stays while an operation holds its lock. It also stays if it was claimed after
+    `began`: the runtime's list cannot have it. A pending release is made even if the list has the attachment.
+    """
+    faults: list[CniError] = []
+    silent: list[dict[str, Any]] = []  # unreachable stores: the next GC tries them again
+    doomed: dict[Attachment, dict[str, Any] | None] = {}
+    for attachment, record in records.of_network(network, PART):
+        if attachment not in valid or record.get("pending") is True:
+            doomed[attachment] = record.get("store")
+    try:
+        if store_ref and pools:
+            for attachment in _unlisted(
+                network, valid, node_name, stores.open_store(store_ref, CHANGE), pools, records
+            ):
+                doomed.setdefault(attachment, store_ref)
+    except CniError as fault:
+        note_fault(fault, store_ref, faults, silent)
+    for attachment, where in doomed.items():
+        if is_among(where, silent):
+            continue
+        try:
+            _gc_one(attachment, began, store_ref, records, cooldown)
+        except CniError as fault:
+            note_fault(fault, where, faults, silent)
+    try:
+        records.sweep(network)
+    except CniError as fault:
+        faults.append(fault)
+    return faults
+
+
+def _unlisted(
+    network: str, valid: set[Attachment], node_name: str, store: Store, pools: Iterable[str], records: Records
+) -> list[Attachment]:
+    """The attachments of `network` that have leases of this node in `pools`, and are not in `valid`."""
+    found: dict[Attachment, None] = {}
+    machine = node.machine_id()
+    for pool in pools:
+        for lease in store.leases(pool, node_name):
+            if lease.network != network or lease.attachment in valid:
+                continue
+            if is_ours(lease, machine, store, records):
+                found[lease.attachment] = None
+    return list(found)
+
+
+def _gc_one(
+    attachment: Attachment, began: Began, store_ref: dict[str, Any] | None, records: Records, cooldown: int
+) -> None:
+    link = records.try_locked(attachment, LINK)
+    if link is None:
+        return
+    with link:
+        own = records.try_locked(attachment, PART)
+        if own is None:
+            return
+        with own:
+            record = read_record(attachment, records)
+            if record and not began.is_after(record["sequence"]):
+                return
+            if not (record and record["pending"]) and records.read(attachment, LINK):
+                return  # an ADD made the link after the link plugin read its records, or the link could not be removed
+            where = stores.joined(record["store"], store_ref) if record else store_ref
+            if where:
+                release(attachment, record, where, records, cooldown=recorded_cooldown(record) or cooldown)
+                records.log.info(f"collected {attachment}")

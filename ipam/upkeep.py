@@ -1,4 +1,4 @@
-"""Keep leases and records in agreement: release, its repetition, and GC.
+"""Keep leases and records in agreement: release, and its repetition.
 
 DEL, GC, `flush` and the agent call `release` to free the addresses of a recorded attachment. After a reboot,
 `free_earlier_boots` frees addresses as well.
@@ -9,8 +9,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from cni.shared.kernel import netns, node
-from cni.shared.records import LINK, Began
+from cni.shared.kernel import netns
 from cni.shared.spec.errors import CniError, InvalidConfig
 from ipam import local, stores
 from ipam.leases import (
@@ -255,7 +254,7 @@ def free_earlier_boots(store: Store, pool: str, owner: Owner, records: Records) 
             dead = store.find(attachment)
             if any(lease.boot_id == owner.boot_id or netns.may_be_at(lease.netns) for lease in dead):
                 continue
-            if not all(_is_ours(lease, owner.machine, store, records) for lease in dead):
+            if not all(is_ours(lease, owner.machine, store, records) for lease in dead):
                 continue
             freed = store.release(dead) > 0 or freed
             records.remove(attachment, PART)
@@ -263,7 +262,7 @@ def free_earlier_boots(store: Store, pool: str, owner: Owner, records: Records) 
     return freed
 
 
-def _is_ours(lease: Lease, machine: str, store: Store, records: Records) -> bool:
+def is_ours(lease: Lease, machine: str, store: Store, records: Records) -> bool:
     """Whether a lease that names this node was claimed on this `machine`: another machine may have the same node name.
 
     A lease of an older version, which does not name its machine, is ours if this node has a record of it.
@@ -275,50 +274,6 @@ def _is_ours(lease: Lease, machine: str, store: Store, records: Records) -> bool
     return records.read(lease.attachment, PART) is not None
 
 
-def gc(
-    network: str,
-    valid: set[Attachment],
-    node_name: str,
-    store_ref: dict[str, Any] | None,
-    pools: Collection[str],
-    records: Records,
-    cooldown: int = 0,
-) -> list[CniError]:
-    """Release the leases of the attachments of `network` that are not in `valid`. Returns the errors.
-
-    The attachments are found by their records and, in case a record is damaged, by this node's leases in `pools` of
-    the store `store_ref`. An attachment stays while an operation holds its lock. It also stays if it was claimed after
-    this call began: the runtime's list cannot have it. A pending release is made even if the list has the attachment.
-    """
-    began = Began()
-    faults: list[CniError] = []
-    silent: list[dict[str, Any]] = []  # unreachable stores: the next GC tries them again
-    doomed: dict[Attachment, dict[str, Any] | None] = {}
-    for attachment, record in records.of_network(network, PART):
-        if attachment not in valid or record.get("pending") is True:
-            doomed[attachment] = record.get("store")
-    try:
-        if store_ref and pools:
-            for attachment in _unlisted(
-                network, valid, node_name, stores.open_store(store_ref, CHANGE), pools, records
-            ):
-                doomed.setdefault(attachment, store_ref)
-    except CniError as fault:
-        note_fault(fault, store_ref, faults, silent)
-    for attachment, where in doomed.items():
-        if is_among(where, silent):
-            continue
-        try:
-            _gc_one(attachment, began, store_ref, records, cooldown)
-        except CniError as fault:
-            note_fault(fault, where, faults, silent)
-    try:
-        records.sweep(network)
-    except CniError as fault:
-        faults.append(fault)
-    return faults
-
-
 def note_fault(
     fault: CniError, store: dict[str, Any] | None, faults: list[CniError], silent: list[dict[str, Any]]
 ) -> None:
@@ -326,40 +281,3 @@ def note_fault(
     faults.append(fault)
     if store and isinstance(fault, Unreachable):
         silent.append(store)
-
-
-def _unlisted(
-    network: str, valid: set[Attachment], node_name: str, store: Store, pools: Iterable[str], records: Records
-) -> list[Attachment]:
-    """The attachments of `network` that have leases of this node in `pools`, and are not in `valid`."""
-    found: dict[Attachment, None] = {}
-    machine = node.machine_id()
-    for pool in pools:
-        for lease in store.leases(pool, node_name):
-            if lease.network != network or lease.attachment in valid:
-                continue
-            if _is_ours(lease, machine, store, records):
-                found[lease.attachment] = None
-    return list(found)
-
-
-def _gc_one(
-    attachment: Attachment, began: Began, store_ref: dict[str, Any] | None, records: Records, cooldown: int
-) -> None:
-    link = records.try_locked(attachment, LINK)
-    if link is None:
-        return
-    with link:
-        own = records.try_locked(attachment, PART)
-        if own is None:
-            return
-        with own:
-            record = read_record(attachment, records)
-            if record and not began.is_after(record["sequence"]):
-                return
-            if not (record and record["pending"]) and records.read(attachment, LINK):
-                return  # an ADD made the link after the link plugin read its records, or the link could not be removed
-            where = stores.joined(record["store"], store_ref) if record else store_ref
-            if where:
-                release(attachment, record, where, records, cooldown=recorded_cooldown(record) or cooldown)
-                records.log.info(f"collected {attachment}")

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import Any
 
+    from cni.link.features import routing, verbs_device
     from cni.link.features.base import Feature
     from cni.shared.config import Fault
     from cni.shared.kernel.links import Link, Rtnl
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
     from cni.shared.log import Log
     from cni.shared.spec.request import Request
     from cni.shared.spec.result import Result
+
+    _: tuple[Feature, ...] = (routing, verbs_device)  # mypy compares each with the contract
 
 NAMES = OF_FEATURES
 _MODULES = {"rail": "cni.link.features.routing", "rdma": "cni.link.features.verbs_device"}

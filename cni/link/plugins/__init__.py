@@ -7,7 +7,12 @@ from typing import TYPE_CHECKING
 from cni import load
 
 if TYPE_CHECKING:
+    from cni.link.plugins import macvlan
     from cni.link.plugins.base import LinkPlugin
+    from cni.link.plugins.host_device import plugin as host_device
+    from cni.link.plugins.sriov import plugin as sriov
+
+    _: tuple[LinkPlugin, ...] = (macvlan, host_device, sriov)  # mypy compares each with the contract
 
 _MODULES = {
     "macvlan": "cni.link.plugins.macvlan",

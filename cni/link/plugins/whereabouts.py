@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     from cni.shared.log import Log
     from cni.shared.spec.request import Attachment, Request
     from cni.shared.spec.result import Result
+    from ipam import add, check, ending, status
+
+    Verb = Callable[[Request, Records], Result | None]
+    _: tuple[Verb, ...] = (add.add, ending.delete, ending.gc, check.check, status.status)
 
 
 _VERBS = {
@@ -31,7 +35,7 @@ _VERBS = {
 
 def call(request: Request, log: Log, state: str = STATE) -> Result | None:
     """Serve `request`, with the records under the directory `state`. Returns the result of an ADD, or None."""
-    verb: Callable[[Request, Records], Result | None] = load(*_VERBS[request.command])
+    verb: Verb = load(*_VERBS[request.command])
     try:
         return verb(request, Records(state, log))
     except CniError as fault:

@@ -25,9 +25,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from cni.link.plugins.base import LinkPlugin
+    from cni.link.verbs import attach, check, detach, gc
     from cni.shared.log import Log
     from cni.shared.spec.request import Request
     from cni.shared.spec.result import Result
+
+    Verb = Callable[[LinkPlugin, Request, Records], Result | None]
+    _: tuple[Verb, ...] = (attach.add, detach.delete, check.check, gc.gc, check.status)
 
 _VERBS = {
     "ADD": ("cni.link.verbs.attach", "add"),
@@ -46,7 +50,7 @@ def call(name: str, request: Request, log: Log) -> Result | None:
     records = Records(log=log)
     if request.command in ("ADD", "DEL", "GC"):
         _finish_others(request, records)
-    verb: Callable[[LinkPlugin, Request, Records], Result | None] = load(*_VERBS[request.command])
+    verb: Verb = load(*_VERBS[request.command])
     return verb(plugin, request, records)
 
 
