@@ -24,7 +24,7 @@ from ipam.leases import (
 )
 from ipam.local import is_pending, read_record, restorer, texts
 from ipam.shared import forget_holder
-from ipam.stores.base import CHANGE, CREATE, Taken, Unreachable
+from ipam.stores.base import CHANGE, CREATE, Taken, Unknown, Unreachable
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
@@ -204,15 +204,18 @@ def _lease_shared(attachment: Attachment, store_ref: dict[str, Any] | None, reco
         with store.session():
             for pool, text in list(record["shared"]):
                 want = want_from_json(record, pool, text)
-                if store.holder(want):
+                holder = store.holder(want)
+                if holder and (holder.container_id, holder.ifname) != (attachment.container_id, attachment.ifname):
                     continue
-                left = [place for place in record["shared"] if place != [pool, text]]
-                more = {"pools": [*record["pools"], pool], "addresses": [*record["addresses"], text], "shared": left}
+                more: dict[str, Any] = {"pools": [*record["pools"], pool], "addresses": [*record["addresses"], text]}
+                if (pool, text) in zip(record["pools"], record["addresses"], strict=False):
+                    more = {}  # by a claim whose outcome was open
                 records.write(attachment, PART, {**record, **more})
-                if isinstance(store.claim([want], owner), Taken):
-                    records.write(attachment, PART, record)
-                else:
-                    record |= more
+                answer = None if holder else store.claim([want], owner)
+                record |= {} if isinstance(answer, Taken) else more
+                if not isinstance(answer, Taken | Unknown):
+                    record["shared"] = [place for place in record["shared"] if place != [pool, text]]
+                records.write(attachment, PART, record)
         return not record["shared"]
 
 

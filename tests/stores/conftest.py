@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
@@ -11,6 +12,7 @@ from ipam.stores.base import Store
 from tests.stores import kubernetes_proxy
 from tests.stores.kinds import KINDS, Kind
 from tests.stores.kubernetes_api import ApiServer
+from tests.stores.places import MAKERS, SHARED, Place, made
 from tests.stores.unwell import Hurry
 
 # An unwell server is the matter of the state machine and of test_unwell_servers.py; the long tests run the contract over it.
@@ -40,3 +42,13 @@ def server() -> Iterator[ApiServer]:
 def store(reopen: Callable[[], Store]) -> Store:
     """A store without leases."""
     return reopen()
+
+
+@pytest.fixture(params=MAKERS)
+def place(request: pytest.FixtureRequest, tmp_path: Path, free_paths: None) -> Iterator[Place]:
+    yield from made(request, tmp_path)
+
+
+@pytest.fixture(params=SHARED)
+def shared(request: pytest.FixtureRequest, tmp_path: Path, free_paths: None) -> Iterator[Place]:
+    yield from made(request, tmp_path)

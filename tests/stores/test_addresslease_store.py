@@ -24,7 +24,7 @@ from ipam.stores.base import Claimed, Store, Taken, Unknown
 from tests.stores import kubernetes_api, kubernetes_proxy
 from tests.stores.kinds import owner, want
 from tests.stores.kubernetes_api import DROP_AFTER, DROP_BEFORE, ApiServer, Refusal
-from tests.stores.test_lease_life import MAKERS, Place
+from tests.stores.places import Place, made
 
 ADDRESSES, POOL = "addressleases", "10.0.0.0-24"
 TEN = 10 << 24
@@ -49,8 +49,8 @@ def opened(server: ApiServer, tmp_path: Path) -> Iterator[Callable[..., AddressL
 
 
 @pytest.fixture
-def place(tmp_path: Path, free_paths: None) -> Iterator[Place]:
-    yield from MAKERS["addresslease"](tmp_path)
+def place(request: pytest.FixtureRequest, tmp_path: Path, free_paths: None) -> Iterator[Place]:
+    yield from made(request, tmp_path, "addresslease")
 
 
 def asked(server: ApiServer) -> list[str]:

@@ -2,185 +2,34 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
 import shutil
 import socket
 import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from cni.link.plugins import whereabouts
 from cni.shared.kernel import node
-from cni.shared.log import Log
-from cni.shared.records import Records
 from cni.shared.spec import request as requests
 from cni.shared.spec.errors import AttachmentDiffers, CniError, InvalidConfig, NotAvailable, TryAgainLater
-from ipam import ending, local, stores, upkeep
-from ipam.group import rails
+from ipam import local, stores, upkeep
 from ipam.leases import recorded_cooldown
-from ipam.ranges import format_address
 from ipam.stores import base
-from ipam.stores.base import CREATE, Store
 from ipam.stores.etcd import client
-from ipam.stores.ippool import locks
 from tests import etcd
-from tests.proxy import Proxy
-from tests.stores import kubernetes_proxy
 from tests.stores.kubernetes_api import ApiServer
+from tests.stores.places import SHARED, Place, cut, fail, mend, silent
 
-RANGE = "10.0.0.0/24"
 TINY = {"range": "10.0.0.0/30"}
-_prefixes = itertools.count()
-
-
-class Place:
-    """Nodes that share a store, each with its records. `block` finds the store; a shared one is behind `proxy`.
-
-    `server` has the pods; for Kubernetes it is the store, too.
-    """
-
-    def __init__(self, directory: Path, block: dict[str, Any], proxy: Proxy | None, server: ApiServer) -> None:
-        self.directory = directory
-        self.server = server
-        self.block = {"range": RANGE, "log_file": str(directory / "log"), "store_timeout": 10, **block}
-        self.proxy = proxy
-        self.shared = proxy is not None
-        self.pods: dict[tuple[str, str], str] = {}  # uids
-        self.hurry = pytest.MonkeyPatch()  # undone by `mend`
-
-    def call(self, verb: str, container: str = "c1", pod: str = "", **more: Any) -> list[str]:
-        """What an ADD gives, without lengths. `node`, `uid`, `ip`, `config`: else as `ipam`, into the block."""
-        node = more.pop("node", "node-1")
-        args = (
-            f"K8S_POD_NAMESPACE=ns;K8S_POD_NAME={pod};K8S_POD_UID={more.pop('uid', '')}" if pod else "IgnoreUnknown=1"
-        )
-        if ip := more.pop("ip", ""):
-            args += f";IP={ip}"
-        environ = {
-            "CNI_COMMAND": verb,
-            "CNI_CONTAINERID": container,
-            "CNI_IFNAME": "net1",
-            "CNI_NETNS": "/run/no-such-namespace",
-            "CNI_PATH": "/opt/cni/bin",
-            "CNI_ARGS": args,
-            "NODENAME": node,
-        }
-        if verb in ("GC", "STATUS"):
-            del environ["CNI_CONTAINERID"], environ["CNI_IFNAME"], environ["CNI_NETNS"]
-        config = {"cniVersion": "1.1.0", "name": "rdma-net", **more.pop("config", {})}
-        config["ipam"] = self.block | more
-        result = whereabouts.call(
-            requests.parse(environ, json.dumps(config).encode()), Log(), str(self.directory / node)
-        )
-        return [a.address.partition("/")[0] for a in result.ips] if result else []
-
-    def add(self, container: str, pod: str = "", **more: Any) -> str:
-        return " ".join(self.call("ADD", container, pod, **more))
-
-    def delete(self, container: str, pod: str = "", **more: Any) -> None:
-        self.call("DEL", container, pod, **more)
-
-    def collect(self, *valid: str, **more: Any) -> None:
-        listed = [{"containerID": container, "ifname": "net1"} for container in valid]
-        self.call("GC", config={"cni.dev/valid-attachments": listed}, **more)
-
-    def records(self, node: str = "node-1") -> Records:
-        return Records(str(self.directory / node), Log())
-
-    def pending(self) -> list[str]:
-        return sorted(a.container_id for a, _, record in self.records().all("ipam") if record["pending"])
-
-    @property
-    def store_ref(self) -> dict[str, Any]:
-        """The store itself, past the proxy."""
-        ((_, _, record),) = self.records().all()
-        found: dict[str, Any] = record["store"]
-        return found
-
-    def store(self, store_ref: dict[str, Any]) -> Store:
-        return stores.open_store(store_ref, CREATE, local.restorer(store_ref, self.records()), 5)
-
-    def leased(self, store_ref: dict[str, Any]) -> dict[str, str]:
-        store = self.store(store_ref)
-        found = [lease for pool in store.pools() for lease in store.leases(pool.name)]
-        return {format_address(lease.family, lease.value): lease.container_id for lease in found}
-
-    def log(self) -> str:
-        path = self.directory / "log"
-        return path.read_text() if path.exists() else ""
-
-    def age(self) -> None:
-        """Let the reminder of pending releases be old."""
-        os.utime(self.directory / "node-1/pending", (0, 0))
-
-
-def _file(directory: Path) -> Iterator[Place]:
-    server = ApiServer()
-    yield Place(directory, {"datastore": "file", "dataDir": str(directory / "data")}, None, server)
-    server.close()
-
-
-def _etcd(directory: Path) -> Iterator[Place]:
-    if etcd.unusable():
-        pytest.skip(etcd.unusable())
-    server = ApiServer()
-    with Proxy(etcd.shared(etcd.LARGE).members[0].port) as proxy:
-        prefix = f"/railcni-life-{os.getpid()}-{next(_prefixes)}"
-        block = {"datastore": "etcd", "etcd_host": f"127.0.0.1:{proxy.port}", "etcd_prefix": prefix}
-        yield Place(directory, block, proxy, server)
-    server.close()
-
-
-def _kubernetes(directory: Path, datastore: str = "kubernetes") -> Iterator[Place]:
-    server = kubernetes_proxy.start()
-    with Proxy(server.port) as proxy:
-        kubeconfig = Path(server.kubeconfig(directory))
-        kubeconfig.write_text(kubeconfig.read_text().replace(f":{server.port}", f":{proxy.port}"))
-        yield Place(directory, {"datastore": datastore, "kubernetes": {"kubeconfig": str(kubeconfig)}}, proxy, server)
-    server.close()
-
-
-def _addresslease(directory: Path) -> Iterator[Place]:
-    yield from _kubernetes(directory, "addresslease")
-
-
-MAKERS: dict[str, Callable[[Path], Iterator[Place]]] = {
-    "file": _file,
-    "etcd": _etcd,
-    "kubernetes": _kubernetes,
-    "addresslease": _addresslease,
-}
-
-
-@pytest.fixture(params=MAKERS)
-def place(
-    request: pytest.FixtureRequest, tmp_path: Path, free_paths: None, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Place]:
-    monkeypatch.setattr(locks, "DIRECTORY", str(tmp_path / "run"))
-    yield from MAKERS[request.param](tmp_path)
-
-
-SHARED = ("etcd", "kubernetes", "addresslease")
-
-
-@pytest.fixture(params=SHARED)
-def shared(
-    request: pytest.FixtureRequest, tmp_path: Path, free_paths: None, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Place]:
-    monkeypatch.setattr(locks, "DIRECTORY", str(tmp_path / "run"))
-    for made in MAKERS[request.param](tmp_path):
-        yield made
-        made.hurry.undo()
 
 
 # --- pods that return ---
 
 
+@pytest.mark.well("the former address of a pod is read from the watch cache")
 def test_a_pod_that_returns_gets_its_address_again_also_on_another_node(place: Place) -> None:
     for i in range(3):
         assert place.add(f"c{i}", f"web-{i}", uid=f"u{i}") == f"10.0.0.{i + 1}"
@@ -276,6 +125,7 @@ def test_pods_of_one_network_share_a_static_address(place: Place) -> None:
     assert place.leased(store_ref) == {}
 
 
+@pytest.mark.well("which pod leases a shared address again, and when, depends on the outcome of each attempt")
 def test_a_shared_address_is_leased_again_when_the_pod_with_the_lease_has_ended(place: Place) -> None:
     """The agent calls `flush`, while there is the reminder of it."""
     place.add("c1", "a", **STATIC)
@@ -283,16 +133,16 @@ def test_a_shared_address_is_leased_again_when_the_pod_with_the_lease_has_ended(
         place.add(container, container, node="node-2", **STATIC)
     records = place.records("node-2")
     store_ref = place.records().all()[0][2]["store"]
-    assert records.is_reminded(0) and upkeep.flush(records, store_ref, 5) == 0 and records.is_reminded(0)
+    assert records.is_reminded(0) and place.flush(store_ref, "node-2") == 0 and records.is_reminded(0)
     assert place.leased(store_ref)["10.0.0.2"] == "c1"
     place.delete("c1", "a", **STATIC)
-    assert upkeep.flush(records, store_ref, 5) == 0
+    assert place.flush(store_ref, "node-2") == 0
     holder = place.leased(store_ref)["10.0.0.2"]
     assert holder in ("c2", "c3")
     assert place.add("c9", "b", config=OTHER) == "10.0.0.1"
     assert place.add("c8", "b2", config=OTHER) == "10.0.0.5"
     place.delete(holder, holder, node="node-2", **STATIC)
-    assert upkeep.flush(records, store_ref, 5) == 0 and not records.is_reminded(0)
+    assert place.flush(store_ref, "node-2") == 0 and not records.is_reminded(0)
     (other,) = {"c2", "c3"} - {holder}
     assert place.leased(store_ref)["10.0.0.2"] == other
     place.delete(other, other, node="node-2", **STATIC)
@@ -305,7 +155,7 @@ def test_a_damaged_list_of_shared_addresses_stops_no_flush(place: Place, shared:
     place.add("c1", "a", **STATIC)
     ((attachment, _, record),) = place.records().all()
     place.records().write(attachment, "ipam", {**record, "shared": shared})
-    assert upkeep.flush(place.records(), record["store"], 5) == 0
+    assert place.flush(record["store"]) == 0
     place.delete("c1", "a", **STATIC)
     assert place.leased(record["store"]) == {}
 
@@ -543,6 +393,7 @@ WAYS: dict[str, Callable[[str], dict[str, Any]]] = {
 }
 
 
+@pytest.mark.well("an undo that an ill server leaves open makes a refused ADD of two IPPools take a minute")
 @pytest.mark.parametrize("victim_first", [True, False], ids=["victim-first", "attacker-first"])
 @pytest.mark.parametrize(("way", "length"), zip(WAYS, (16, 24, 32), strict=True))
 def test_no_request_outside_of_its_networks_ranges_takes_another_pods_address(
@@ -639,32 +490,6 @@ def test_leases_elsewhere_do_not_wait_for_an_api_server_that_is_away(place: Plac
 
 
 # --- a store out of reach ---
-
-
-HURRY_SECONDS = 0.3  # in place of SHARED_SECONDS, for a store that gives no answer anyway
-
-
-def silent(place: Place, when: Callable[[bytes], bool] = lambda data: True) -> None:
-    """From now on requests `when` so get no answer."""
-    fail(place, lambda data: "hold" if when(data) else "")
-
-
-def cut(place: Place) -> None:
-    fail(place, lambda data: "request")
-
-
-def fail(place: Place, fault: Callable[[bytes], str]) -> None:
-    assert place.proxy
-    place.proxy.fault = fault
-    for module in (base, ending, rails):
-        place.hurry.setattr(module, "SHARED_SECONDS", HURRY_SECONDS)
-    place.hurry.setattr(upkeep, "_FLUSH_SECONDS", HURRY_SECONDS)
-
-
-def mend(place: Place) -> None:
-    assert place.proxy
-    place.proxy.fault = lambda data: ""
-    place.hurry.undo()
 
 
 def changes(data: bytes) -> bool:
@@ -766,7 +591,7 @@ def test_a_delete_without_its_store_succeeds_and_is_pending_where_an_address_may
     assert shared.pending() == ["c1", *of_go]
     mend(shared)
     assert shared.leased(store_ref) == {"10.0.0.1": "c1"}
-    assert upkeep.flush(shared.records(), store_ref, 10) == 0
+    assert shared.flush(store_ref) == 0
     assert shared.leased(store_ref) == {}
     assert shared.records().all() == []
 
@@ -782,17 +607,13 @@ def test_a_delete_tries_no_refused_connection_again(shared: Place, monkeypatch: 
     assert "c1" in shared.pending()
 
 
-@pytest.mark.parametrize("datastore", ["kubernetes", "addresslease"])
-def test_a_del_waits_for_a_server_that_answers_and_has_much_to_do(
-    datastore: str, tmp_path: Path, free_paths: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(locks, "DIRECTORY", str(tmp_path / "run"))
-    for place in MAKERS[datastore](tmp_path):
-        place.add("c0")
-        place.server.faults = lambda method, resource, number: None if method == "GET" else time.sleep(0.7)
-        place.delete("c0", store_timeout=0.5)
-        assert place.pending() == []
-        assert place.records().all() == []
+@pytest.mark.parametrize("place", ["kubernetes", "addresslease"], indirect=True)
+def test_a_del_waits_for_a_server_that_answers_and_has_much_to_do(place: Place) -> None:
+    place.add("c0")
+    place.server.faults = lambda method, resource, number: None if method == "GET" else time.sleep(0.7)
+    place.delete("c0", store_timeout=0.5)
+    assert place.pending() == []
+    assert place.records().all() == []
 
 
 def test_what_a_del_left_pending_is_released_by_the_next_call_that_reaches_the_store(shared: Place) -> None:
@@ -886,7 +707,7 @@ def test_a_release_that_was_pending_cools_from_when_it_is_made(shared: Place) ->
     cut(shared)
     shared.delete("c1", "a", cooldown_seconds=600, store_timeout=1)
     mend(shared)
-    assert upkeep.flush(shared.records(), store_ref, 10) == 0
+    assert shared.flush(store_ref) == 0
     assert shared.add("c2", "b", cooldown_seconds=600) == "10.0.0.2"
 
 

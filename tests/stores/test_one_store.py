@@ -11,16 +11,16 @@ import pytest
 from cni.shared.spec.errors import CniError, InvalidConfig
 from ipam.stores.addresslease import claim
 from tests.stores.kubernetes_api import ADDRESSES
-from tests.stores.test_lease_life import MAKERS, Place
+from tests.stores.places import Place, made
 
 POOLS, POOL = "ippools", "10.0.0.0-24"
 KINDS = ("addresslease", "kubernetes")
 NAMED = {"addresslease": "AddressLeases", "kubernetes": "IPPools"}
 
 
-@pytest.fixture
-def place(tmp_path: Path, free_paths: None) -> Iterator[Place]:
-    yield from MAKERS["addresslease"](tmp_path)
+@pytest.fixture(params=["addresslease", "addresslease, unwell"])
+def place(request: pytest.FixtureRequest, tmp_path: Path, free_paths: None) -> Iterator[Place]:
+    yield from made(request, tmp_path)
 
 
 def other(kind: str) -> str:
@@ -72,6 +72,7 @@ def test_a_range_stays_in_the_store_of_its_first_claim(place: Place, kind: str, 
     assert add(place, other(kind), "c3", range="10.1.0.0/24") == "10.1.0.1"
 
 
+@pytest.mark.well("it counts the requests of a well server")
 @pytest.mark.parametrize("request_number", range(1, 9))
 @pytest.mark.parametrize("first", KINDS)
 def test_of_two_first_claims_at_once_one_store_gives_addresses(place: Place, first: str, request_number: int) -> None:
@@ -169,6 +170,7 @@ def test_a_range_is_in_one_namespace_as_far_as_the_credentials_show_it(
     assert add(place, kind, "c2", **elsewhere) == "10.0.0.1"
 
 
+@pytest.mark.well("it counts the requests of a well server")
 @pytest.mark.parametrize(("kind", "adding", "deleting"), [("addresslease", 3, 2), ("kubernetes", 3, 3)])
 def test_once_a_range_is_in_a_store_a_call_asks_no_more_than_before(
     place: Place, kind: str, adding: int, deleting: int

@@ -21,8 +21,7 @@ from ipam.group.rails import attachment_of
 from ipam.stores.apiserver import Api
 from ipam.stores.etcd.client import EtcdClient
 from ipam.stores.file.database import Database
-from ipam.stores.ippool import locks
-from tests.stores.test_lease_life import MAKERS, Place
+from tests.stores.places import MAKERS, SHARED, Place, made
 
 COUNT = 4
 RANGES = [f"10.0.{rail}.0/28" for rail in range(COUNT)]
@@ -57,6 +56,8 @@ class Rails:
             del environ["CNI_CONTAINERID"], environ["CNI_IFNAME"], environ["CNI_NETNS"]
         state = str(self.place.directory / environ["NODENAME"])
         result = whereabouts.call(requests.parse(environ, json.dumps(config).encode()), Log(), state)
+        if verb in ("DEL", "GC"):
+            self.place.make_up(environ["NODENAME"])
         return [a.address.partition("/")[0] for a in result.ips] if result else []
 
     def add(self, rail: int, container: str = "c1", pod: str = "", **more: Any) -> str:
@@ -92,11 +93,11 @@ class Rails:
     def cut(self) -> None:
         """Let the store be out of reach, which a file is not."""
         if self.place.proxy:
-            self.place.proxy.fault = lambda data: "request"
+            self.place.is_cut, self.place.proxy.fault = True, lambda data: "request"
 
     def mend(self) -> None:
         if self.place.proxy:
-            self.place.proxy.fault = lambda data: ""
+            self.place.is_cut, self.place.proxy.fault = False, lambda data: ""
 
     def flush(self, store_ref: dict[str, Any]) -> int:
         """As by the command or the agent, which know the store of a configuration: with all pools."""
@@ -127,24 +128,17 @@ def no_own_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(own.Wire, name, lambda wire, want: False)
 
 
-@pytest.fixture(
-    params=["file", *(pytest.param(name, marks=pytest.mark.long) for name in ("etcd", "kubernetes", "addresslease"))]
-)
-def rails(
-    request: pytest.FixtureRequest, tmp_path: Path, free_paths: None, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Rails]:
-    monkeypatch.setattr(locks, "DIRECTORY", str(tmp_path / "run"))
-    for place in MAKERS[request.param](tmp_path):
-        yield Rails(place)
+LONG = [pytest.param(name, marks=pytest.mark.long) for name in SHARED]
 
 
-@pytest.fixture(params=["etcd", "kubernetes", "addresslease"])
-def shared_rails(
-    request: pytest.FixtureRequest, tmp_path: Path, free_paths: None, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Rails]:
-    monkeypatch.setattr(locks, "DIRECTORY", str(tmp_path / "run"))
-    for place in MAKERS[request.param](tmp_path):
-        yield Rails(place)
+@pytest.fixture(params=["file", *LONG])
+def rails(request: pytest.FixtureRequest, tmp_path: Path, free_paths: None) -> Iterator[Rails]:
+    yield from map(Rails, made(request, tmp_path))
+
+
+@pytest.fixture(params=SHARED)
+def shared_rails(request: pytest.FixtureRequest, tmp_path: Path, free_paths: None) -> Iterator[Rails]:
+    yield from map(Rails, made(request, tmp_path))
 
 
 def test_stores_that_nodes_share_give_an_index_once_too(shared_rails: Rails) -> None:

@@ -18,11 +18,10 @@ from ipam.stores import base, http
 from ipam.stores.addresslease import objects
 from ipam.stores.apiserver.resources import POOLS, RESERVATIONS, RIGHTS
 from ipam.stores.etcd import EtcdStore, txn
-from ipam.stores.ippool import locks
 from tests.stores import kubernetes_proxy
 from tests.stores.kubernetes_api import DROP_LATE, Refusal
-from tests.stores.test_lease_life import MAKERS, Place, mend, silent
-from tests.stores.unwell import ILL, LATE, Hurry, Unwell, first, in_turn
+from tests.stores.places import Place, made, mend, silent
+from tests.stores.unwell import ILL, LATE, LOST, LOST_AFTER, Hurry, Unwell, first, in_turn
 
 ADDRESSES = "addressleases"
 ILL_STORES = ("addresslease", "kubernetes", "etcd")
@@ -30,12 +29,9 @@ pytestmark = pytest.mark.skipif(bool(kubernetes_proxy.path()), reason="a real se
 
 
 @pytest.fixture
-def place(
-    request: pytest.FixtureRequest, tmp_path: Path, free_paths: None, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Place]:
+def place(request: pytest.FixtureRequest, tmp_path: Path, free_paths: None) -> Iterator[Place]:
     """A place over the store that a test names, else over addresslease."""
-    monkeypatch.setattr(locks, "DIRECTORY", str(tmp_path / "run"))
-    yield from MAKERS[getattr(request, "param", "addresslease")](tmp_path)
+    yield from made(request, tmp_path, "addresslease")
 
 
 def fill(place: Place, cidr: str, count: int) -> None:
@@ -163,6 +159,29 @@ def test_an_add_outlasts_a_server_that_is_ill(place: Place, illness: str, monkey
     upkeep.flush(place.records(), None, 20)
     assert unwell.met and place.leased(store_ref) == {}
     assert place.records().all() == [] and not place.server.names("overlappingrangeipreservations")
+
+
+@pytest.mark.parametrize("illness", ["timeout", LOST, LOST_AFTER, LATE])
+@pytest.mark.parametrize("place", ILL_STORES, indirect=True)
+def test_a_shared_address_is_leased_again_although_the_first_attempt_was_open(
+    place: Place, illness: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A later attempt of the agent makes it: in etcd when the member has forgotten that the first one was forbidden."""
+    monkeypatch.setattr(base, "time", Hurry)
+    static = {"addresses": [{"address": "10.0.0.2/24"}]}
+    for container in ("c1", "c2"):
+        place.add(container, container, **static)
+    store_ref = place.records().all()[0][2]["store"]
+    place.delete("c1", "c1", **static)
+    with ill(place, first(illness, 3)) as unwell:
+        place.flush(store_ref)
+    assert unwell.met
+    place.flush(store_ref)
+    ((_, _, record),) = place.records().all("ipam")
+    assert record["shared"] == [] if "10.0.0.2" in place.leased(store_ref) else place.records().is_reminded(0)
+    assert "10.0.0.2" in place.leased(store_ref) or record["store"]["kind"] == "etcd"
+    place.delete("c2", "c2", **static)
+    assert place.leased(store_ref) == {} and place.records().all() == []
 
 
 WORKERS, ROUNDS, TRIES = 5, 4, 200

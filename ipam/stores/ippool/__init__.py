@@ -114,7 +114,9 @@ class KubernetesStore(ObjectStore):
         with self.session():
             ref, ifname = objects.podref(owner.pod), owner.attachment.ifname
             pods = self._leases(lambda x: x.text("podref") == ref and x.ifname == ifname) if owner.pod[1] else []
-            unknown = [lease for lease in pods if lease.attachment != owner.attachment and not lease.pod[2]]
+            unknown = [
+                lease for lease in pods if lease.container_id != owner.attachment.container_id and not lease.pod[2]
+            ]
             if unknown and owner.pod[2]:
                 strange = self._strange(unknown, owner.pod)
                 pods = [lease for lease in pods if lease not in strange]
@@ -208,9 +210,10 @@ class KubernetesStore(ObjectStore):
             left = [lease for lease in left if not self._view.is_superseded(lease)]
             self._view.unreserve(left)  # without the lock, since others wait for it
             self._locks.take()
-            attempts = self._view.pauses()
+            attempts, lost = self._view.pauses(), False
             while True:
                 there = [lease for lease in left if self._view.is_there(lease)]
+                freed += len(left) - len(there) if lost else 0
                 self._view.reserve_for_others([lease for lease in left if lease not in there])
                 left = there
                 try:
@@ -221,9 +224,10 @@ class KubernetesStore(ObjectStore):
                         freed += len(gone)
                         left = [lease for lease in left if lease.pool != name]
                     return freed
-                except Conflict as fault:
+                except (Conflict, Open) as fault:
+                    lost = isinstance(fault, Open)
                     what = f"pool {left[0].pool} of {self.api} was changed by others each time that it was to be: retry"
-                    attempts.insist(TryAgainLater(what, str(fault)))
+                    attempts.insist(fault if isinstance(fault, Open) else TryAgainLater(what, str(fault)))
                 self._view.forget()
 
     def settle(self, attachment: Attachment, sequence: int) -> None:

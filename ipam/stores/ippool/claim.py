@@ -80,8 +80,9 @@ class PoolClaim:
         return found is not None and not any(found.is_of(old) for old in self._at(want))
 
     def _at(self, place: Want) -> list[Lease]:
-        """The leases at the pool and address of `place` that the claim gives up."""
-        return [old for old in self._instead_of if (old.pool, old.value) == (place.pool, place.value)]
+        """The leases at the pool and address of `place` that the claim gives up, or an open one before it gave up."""
+        given = (*self._instead_of, *self._doubtful)
+        return [old for old in given if (old.pool, old.value) == (place.pool, place.value)]
 
     def _write(self) -> None:
         changes: dict[str, Changes] = {}

@@ -262,6 +262,8 @@ class View:
                     break
                 except Gone:
                     break
+                except Open as fault:  # this version is deleted at most once
+                    attempts.insist(fault)
                 except Conflict as fault:  # another version may still belong to the lease
                     what = f"reservation {found.name} of {self.api} was changed by others each time: {fault}"
                     attempts.insist(Open(what))
