@@ -432,6 +432,7 @@ class Killer:
         self._at = -1
 
 
+@pytest.mark.well("it is killed at each of the requests that a well server gets")
 @pytest.mark.long
 def test_an_add_that_is_killed_anywhere_is_completed_by_a_retry_or_cleared_by_a_delete(
     rails: Rails, monkeypatch: pytest.MonkeyPatch

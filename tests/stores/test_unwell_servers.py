@@ -19,7 +19,7 @@ from ipam.stores.addresslease import objects
 from ipam.stores.apiserver.resources import POOLS, RESERVATIONS, RIGHTS
 from ipam.stores.etcd import EtcdStore, txn
 from tests.stores import kubernetes_proxy
-from tests.stores.kubernetes_api import DROP_LATE, Refusal
+from tests.stores.kubernetes_api import DROP_LATE, SPECS, Refusal
 from tests.stores.places import Place, made, mend, silent
 from tests.stores.unwell import ILL, LATE, LOST, LOST_AFTER, Hurry, Unwell, first, in_turn
 
@@ -404,9 +404,32 @@ def test_status_names_each_missing_right_of_an_add(place: Place, right: tuple[st
         place.call("STATUS")
 
 
+NOT_FOUND = (404, "404 page not found\n")  # of a server that does not serve the version, or serves it in no namespace
+TEXT = {"type": "string"}
+DEFINITIONS: dict[str, dict[str, Any] | None] = {
+    "missing": None,
+    "of another version or scope": {},
+    "without containerid": {"properties": {"podref": TEXT, "ifname": TEXT}},
+    "without all members": {"properties": {}},
+    "with another required member": {
+        "properties": {"podref": TEXT, "containerid": TEXT, "ifname": TEXT, "x": TEXT},
+        "required": ["x"],
+    },
+}
+
+
+@pytest.mark.parametrize("case", DEFINITIONS)
 @pytest.mark.parametrize("place", ["kubernetes"], indirect=True)
-def test_status_tries_the_definition_of_reservations(place: Place) -> None:
+def test_status_finds_each_wrong_definition_of_reservations(
+    place: Place, case: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     place.call("STATUS")
-    place.server.resources.remove(RESERVATIONS)
-    with pytest.raises(CniError, match=RESERVATIONS):
+    definition = DEFINITIONS[case]
+    if definition is None:
+        place.server.resources.remove(RESERVATIONS)
+    elif not definition:
+        place.server.faults = lambda method, resource, number: NOT_FOUND if resource == RESERVATIONS else None
+    else:
+        monkeypatch.setitem(SPECS, RESERVATIONS, {"type": "object", **definition})
+    with pytest.raises(CniError, match="(?i)overlappingrangeipreservation"):
         place.call("STATUS")

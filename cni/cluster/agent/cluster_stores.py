@@ -259,7 +259,7 @@ class PoolSource(ClusterSource):
 
     def fault(self) -> str:
         try:
-            return objects.pruned(self.cluster.api.try_create(POOLS, objects.probe()))
+            return objects.pruned(self.cluster.api.try_create(POOLS, objects.probe()), {})
         except Undefined:
             return ""  # the cluster has no pools
 

@@ -19,7 +19,7 @@ from cni.shared.spec import codec
 from cni.shared.spec.request import Attachment
 from ipam.leases import COOLDOWN, Lease, Owner, Want, as_text, owner_from_json, returns
 from ipam.ranges import BITS, format_address, network_name_of, object_name, parse_address, parse_cidr
-from ipam.stores.apiserver.resources import MOVED, MOVING, replacement
+from ipam.stores.apiserver.resources import MOVED, MOVING, POOLS, RESERVATIONS, replacement
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -316,14 +316,18 @@ def probed() -> Lease:
     )
 
 
-def pruned(kept: dict[str, Any]) -> str:
-    """The fault of the server's CRD of IPPool, "" without one. `kept` is the answer to the dry run of `probe()`."""
-    allocations = (kept.get("spec") or {}).get("allocations") or {}
-    if "ifname" in (allocations.get("0") or {"ifname": ""}):
+def pruned(pool: dict[str, Any], reservation: dict[str, Any]) -> str:
+    """The fault of the server's definitions, "" without one, by its answers to the dry runs (`probe`; {}: none was made)."""
+    allocations = (pool.get("spec") or {}).get("allocations") or {}
+    if "ifname" not in (allocations.get("0") or {"ifname": ""}):
+        kind, lost, why = POOLS, "ifname", "nothing tells the interfaces of a pod apart"
+    elif reservation and "containerid" not in (reservation.get("spec") or {}):
+        kind, lost, why = RESERVATIONS, "containerid", "nothing tells whose a reservation is"
+    else:
         return ""
     return (
-        "the CustomResourceDefinition ippools.whereabouts.cni.cncf.io is too old: it has no ifname, which the server drops"
-        " from each lease, so nothing tells the interfaces of a pod apart. Apply conf/kubernetes/crds/ippools.yaml"
+        f"the CustomResourceDefinition {kind}.whereabouts.cni.cncf.io is too old: it has no {lost}, which the server drops"
+        f" from each object, so {why}. Apply conf/kubernetes/crds/{kind}.yaml"
     )
 
 
