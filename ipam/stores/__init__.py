@@ -103,7 +103,9 @@ def open_store(
     if kind == "addresslease" and isinstance(store_ref.get("kubeconfig"), str):
         from ipam.stores.addresslease import AddressLeaseStore  # a call has one store
 
-        return AddressLeaseStore(store_ref, seconds or SHARED_SECONDS, restore)
+        store = AddressLeaseStore(store_ref, seconds or SHARED_SECONDS, restore)
+        store.api.warn = warn
+        return store
     raise UnsupportedField(
         f'the attachment record names a store of kind "{kind}", which this railcni does not know: use a newer one'
     )

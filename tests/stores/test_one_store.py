@@ -50,7 +50,8 @@ def refused(place: Place, kind: str, container: str = "late", **more: Any) -> st
 
 def held(place: Place) -> tuple[list[str], dict[str, list[str]]]:
     pools = {name: place.server.spec(POOLS, name) or {} for name in place.server.names(POOLS)}
-    return place.server.names(ADDRESSES), {name: sorted(spec.get("allocations", {})) for name, spec in pools.items()}
+    leases = [name for name in place.server.names(ADDRESSES) if place.server.spec(ADDRESSES, name)["state"] == "held"]
+    return leases, {name: sorted(spec.get("allocations", {})) for name, spec in pools.items()}
 
 
 def assert_names_both_and_the_remedy(said: str, kind: str) -> None:
@@ -168,6 +169,8 @@ def test_a_range_is_in_one_namespace_as_far_as_the_credentials_show_it(
     assert f"kubectl -n kube-system delete ippool {POOL}" in said
     place.server.forbidden = {("list", f"{POOLS} in all namespaces")}  # credentials of one namespace
     assert add(place, kind, "c2", **elsewhere) == "10.0.0.1"
+    add(place, kind, "c3", **elsewhere)
+    assert place.log().count("cannot show whether another namespace has it") == 1
 
 
 @pytest.mark.well("it counts the requests of a well server")

@@ -52,7 +52,7 @@ class Api(http.Client):
 
     observe: Callable[[str, str, float, BaseException | None], object] | None = None
 
-    __slots__ = ("_access", "_namespace", "_path", "_token")
+    __slots__ = ("_access", "_namespace", "_path", "_token", "warn")
 
     def __init__(self, path: str, seconds: float, namespace: str = "") -> None:
         super().__init__(seconds)
@@ -60,6 +60,7 @@ class Api(http.Client):
         self._namespace = namespace
         self._access: Access | None = None
         self._token: str | None = None
+        self.warn: Callable[[str], object] = lambda text: None  # called with texts for the administrator
 
     @property
     def access(self) -> Access:

@@ -46,11 +46,18 @@ class ObjectStore(ServedStore):
 
 
 def refuse_elsewhere(api: Api, pool: str) -> None:
-    """Raise InvalidConfig when another namespace has an IPPool of this name, if the credentials may list them all."""
+    """Raise InvalidConfig when another namespace has an IPPool of this name; warn if the credentials may not list them all."""
     try:
         pages = api.pages(POOLS, fields=f"metadata.name={pool}", namespace=EVERYWHERE, brief=True)
         found = {item["metadata"]["namespace"] for page in pages for item in page}
-    except (Forbidden, Undefined):
+    except Undefined:
+        return
+    except Forbidden:
+        api.warn(
+            f"pool {pool} is new in namespace {api.access.namespace}, and these credentials cannot show whether another namespace"
+            f" has it, which would give the same addresses: allow to list {POOLS} in all namespaces, or let every node name one"
+            f" namespace. Credentials: {api.named()}"
+        )
         return
     if others := sorted(found - {api.access.namespace}):
         raise InvalidConfig(

@@ -48,7 +48,7 @@ class KubernetesStore(ObjectStore):
     claim fails, since it finds the reservation.
     """
 
-    __slots__ = ("_doubtful", "_locks", "_view", "_warn")
+    __slots__ = ("_doubtful", "_locks", "_view")
 
     kind = "kubernetes"
     window = 256  # the pool is in memory, and `next_open` skips full spans
@@ -62,11 +62,11 @@ class KubernetesStore(ObjectStore):
         warn: Callable[[str], object] = lambda text: None,
     ) -> None:
         super().__init__(store_ref, seconds)
+        self.api.warn = warn
         self._locks = PoolLocks(self.api, store_ref.get("pools") or [], seconds, warn)
         node = store_ref.get("node") or ""
         self._view = View(self.api, self._locks.take, store_ref.get("pools"), known, node)
         self._view.moves = store_ref.get("moves") is True
-        self._warn = warn
         self._doubtful: list[Lease] = []  # given up by claims with an unknown outcome
 
     def _begin(self) -> None:
@@ -82,9 +82,10 @@ class KubernetesStore(ObjectStore):
 
     def ready(self, wants: Sequence[Want] = ()) -> None:
         """As Store.ready, by dry runs: they show a missing namespace, missing rights, and a CRD that is too old."""
-        if fault := objects.pruned(self.api.try_create(POOLS, objects.probe())):
+        pool = self.api.try_create(POOLS, objects.probe())
+        reservation = self.api.try_create(RESERVATIONS, objects.reservation(objects.probed()))
+        if fault := objects.pruned(pool, reservation):
             raise InvalidConfig(fault)
-        self.api.try_create(RESERVATIONS, objects.reservation(objects.probed()))
         for resource in (POOLS, RESERVATIONS):
             self.api.check_rights(resource)
         with self.session():
@@ -130,7 +131,7 @@ class KubernetesStore(ObjectStore):
         """
         strange = [lease for lease in leases if lease.scope is None]
         for lease in strange:
-            self._warn(
+            self.api.warn(
                 f"{lease.text} may be in use by another pod {'/'.join(pod[:2])}, of container"
                 f" {lease.container_id}, because the UID of its pod is unknown: the lease does not move. See `railcni ipam audit`"
             )
@@ -140,7 +141,7 @@ class KubernetesStore(ObjectStore):
         except Gone:
             return strange
         except Forbidden as fault:
-            self._warn(f"the lease of {pod[0]}/{pod[1]} moves, although its pod is unknown: {fault.msg}")
+            self.api.warn(f"the lease of {pod[0]}/{pod[1]} moves, although its pod is unknown: {fault.msg}")
             return strange
         for lease in reserved:
             found = self._view.reservation(lease)
