@@ -140,12 +140,15 @@ def _of_node(leases: Iterable[Lease], node: str) -> list[Lease]:
 
 
 def _claim(store: Store, group: list[Lease]) -> Claimed | Taken | Unknown:
-    """Claim the leases of one attachment; return the answer. Retry if another process changed the store meanwhile."""
+    """Claim the leases of one attachment; return the answer. Retry after an open outcome, and if others changed the store."""
     attempts = Pauses(monotonic() + SECONDS)
+    places = {lease.place for lease in group}
+    made: list[Lease] = []  # by a claim whose outcome was open
     while True:
-        answer = store.claim(group, group[0].owner)
-        if not isinstance(answer, Taken) or answer.wants or not attempts.wait():
+        answer = store.claim(group, group[0].owner, made)
+        if isinstance(answer, Claimed) or (isinstance(answer, Taken) and answer.wants) or not attempts.wait():
             return answer
+        made = [lease for lease in store.find(group[0].attachment) if lease.place in places]
 
 
 # --- the migration ---
