@@ -35,6 +35,7 @@ class FileKind:
     """File stores, each in a directory of its own."""
 
     name = "file"
+    unwell = False
     leaf = 4096  # addresses that are skipped as one when all are taken
     examples = 6  # runs of the state machine
     cools_scopes = True  # whether an address that cools does so in other pools of its scope
