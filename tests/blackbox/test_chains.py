@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from tests.each import each_and
 from tests.node import GO_PLUGINS, Node, Pod, Reply
 
 pytestmark = pytest.mark.forked
@@ -74,7 +75,8 @@ CHAINS = (
     ("loopback", "tuning", "bandwidth", "portmap", SELF, "sbr", "bandwidth", "portmap"),
 )
 
-each_plugin = pytest.mark.parametrize("plugin", ["macvlan", "host-device"])
+LINKS = ("macvlan", "host-device")
+each_plugin = pytest.mark.parametrize("plugin", LINKS)
 needs_go = pytest.mark.skipif(
     not (GO_PLUGINS / "tuning").exists(), reason="needs Debian's package containernetworking-plugins"
 )
@@ -281,8 +283,7 @@ def test_the_dns_of_the_network_counts_before_that_of_earlier_plugins(node: Node
     assert chain.call("ADD", config, EARLIER).succeeded()["dns"] == {"nameservers": ["192.0.2.1"]}
 
 
-@each_plugin
-@pytest.mark.parametrize("previous", [[], 7, {"cniVersion": "9.9.9"}, {"ips": [{"address": "nonsense"}]}], ids=str)
+@each_and("previous", [[], 7, {"cniVersion": "9.9.9"}, {"ips": [{"address": "nonsense"}]}], ids=str, plugins=LINKS)
 def test_a_result_of_earlier_plugins_that_is_none_is_refused_before_anything_is_made(
     node: Node, pod: Pod, plugin: str, previous: Any
 ) -> None:
@@ -291,8 +292,7 @@ def test_a_result_of_earlier_plugins_that_is_none_is_refused_before_anything_is_
     assert node.leftovers() == []
 
 
-@each_plugin
-@pytest.mark.parametrize("version", ["0.1.0", "0.2.0"])
+@each_and("version", ["0.1.0", "0.2.0"], plugins=LINKS)
 def test_a_version_without_chains_is_answered_with_ours_alone(node: Node, pod: Pod, plugin: str, version: str) -> None:
     config = {"cniVersion": version, "name": "chained", **member(SELF, plugin)}
     previous = {"cniVersion": version, "ip4": {"ip": "10.44.0.7/16"}}

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from tests.blackbox.test_macvlan import gratuitous_arp, hears, listen, unsolicited_neighbour_advertisement
-from tests.each import one_link
+from tests.each import each_and, one_link
 from tests.node import GO_PLUGINS, Node, Pod, Reply, until
 from tests.tools import needs_ip
 from tests.view import View
@@ -56,7 +56,8 @@ cat reply.$CNI_COMMAND 2>/dev/null
 exit $(cat status.$CNI_COMMAND 2>/dev/null || echo 0)
 """
 
-each_plugin = pytest.mark.parametrize("plugin", ["macvlan", "host-device"])
+LINKS = ("macvlan", "host-device")
+each_plugin = pytest.mark.parametrize("plugin", LINKS)
 needs_go = pytest.mark.skipif(
     not (GO_PLUGINS / "dhcp").exists(), reason="needs Debian's package containernetworking-plugins"
 )
@@ -164,8 +165,7 @@ def test_an_add_that_fails_after_its_addresses_are_set_takes_them_off_before_the
     assert node.leftovers() == []
 
 
-@each_plugin
-@pytest.mark.parametrize("after", ["DEL", "GC", "ADD"])
+@each_and("after", ["DEL", "GC", "ADD"], plugins=LINKS)
 def test_what_an_add_left_that_was_killed_at_the_ipam_plugin_is_given_back_by_the_link(
     node: Node, pod: Pod, ipam: Ipam, plugin: str, after: str
 ) -> None:
@@ -255,8 +255,7 @@ def test_an_attachment_without_a_record_is_given_back_in_the_same_order(
 # --- that neighbours hear of it ---
 
 
-@each_plugin
-@pytest.mark.parametrize("dad", [False, True])
+@each_and("dad", [False, True], plugins=LINKS)
 def test_addresses_that_come_after_the_link_is_up_are_announced(
     node: Node, pod: Pod, wire: View, ipam: Ipam, plugin: str, dad: bool
 ) -> None:
@@ -353,9 +352,8 @@ def is_back(ipam: Ipam) -> None:
     ipam.replies("DEL", None)
 
 
-@each_plugin
-@pytest.mark.parametrize(
-    ("why", "way"),
+@each_and(
+    "why, way",
     [
         (is_nowhere, "DEL"),
         (is_nowhere, "flush"),
@@ -364,6 +362,7 @@ def is_back(ipam: Ipam) -> None:
         (refuses, "DEL"),
     ],
     ids=lambda value: getattr(value, "__name__", value),
+    plugins=LINKS,
 )
 def test_an_ipam_plugin_whose_delete_fails_fails_one_of_ours_and_is_asked_again_later(
     node: Node, pod: Pod, ipam: Ipam, plugin: str, why: Callable[[Ipam], None], way: str
@@ -538,8 +537,7 @@ def of_dhcp(plugin: str, version: str = "1.0.0") -> dict[str, Any]:
 
 @needs_go
 @needs_dnsmasq
-@each_plugin
-@pytest.mark.parametrize("version", ["0.2.0", "0.3.1", "1.0.0"])
+@each_and("version", ["0.2.0", "0.3.1", "1.0.0"], plugins=LINKS)
 def test_a_dhcp_server_gives_the_address_and_gets_it_back(
     node: Node, pod: Pod, dhcp: Dhcp, plugin: str, version: str
 ) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from tests.each import each_and
 from tests.node import Node, Pod, until
 from tests.sysfs import Tree
 
@@ -24,7 +25,8 @@ ANOTHERS_IPAM = """#!/bin/sh
 [ "$CNI_COMMAND" != ADD ] || echo '{"cniVersion": "1.0.0", "ips": [{"address": "10.9.0.7/24"}]}'
 """
 
-each_plugin = pytest.mark.parametrize("plugin", ["macvlan", "host-device"])
+LINKS = ("macvlan", "host-device")
+each_plugin = pytest.mark.parametrize("plugin", LINKS)
 
 
 def network(plugin: str, **more: Any) -> dict[str, Any]:
@@ -65,8 +67,7 @@ def test_every_bad_value_is_named_beside_those_of_the_plugin(node: Node, pod: Po
     assert node.leftovers() == []
 
 
-@each_plugin
-@pytest.mark.parametrize("rdma", [True, {"required": True}], ids=str)
+@each_and("rdma", [True, {"required": True}], ids=str, plugins=LINKS)
 def test_a_verbs_device_that_is_required_and_not_there_is_refused(
     node: Node, pod: Pod, plugin: str, rdma: object
 ) -> None:
