@@ -183,20 +183,19 @@ REFUSED: dict[str, tuple[tuple[str, str, str], int, str]] = {
 }
 
 
-@pytest.mark.parametrize("fault", REFUSED)
-def test_what_cannot_be_given_is_refused_with_the_status_that_dranet_knows(webhook: Webhook, fault: str) -> None:
-    (profile, claim, name), status, text = REFUSED[fault]
-    for ask in (webhook.give, webhook.release):
-        if ask == webhook.release and fault == "a range with a prefix of 33 bits":
-            continue  # a release with a broken configuration is the plugin's to judge
-        found, said = ask(profile, claim, name)
-        assert (found, text in said) == (status, True), said
+def test_what_cannot_be_given_is_refused_with_the_status_that_dranet_knows(webhook: Webhook) -> None:
+    for fault, ((profile, claim, name), status, text) in REFUSED.items():
+        for ask in (webhook.give, webhook.release):
+            if ask == webhook.release and fault == "a range with a prefix of 33 bits":
+                continue  # a release with a broken configuration is the plugin's to judge
+            found, said = ask(profile, claim, name)
+            assert (found, text in said) == (status, True), (fault, said)
     assert webhook.leases() == []
 
 
-@pytest.mark.parametrize("body", [b"", b"[]", b"{", b"null"])
-def test_a_body_that_is_no_object_is_refused_and_the_next_request_is_served(webhook: Webhook, body: bytes) -> None:
-    assert webhook.ask("/GetProfileConfig", body)[0] == 400
+def test_a_body_that_is_no_object_is_refused_and_the_next_request_is_served(webhook: Webhook) -> None:
+    for body in (b"", b"[]", b"{", b"null"):
+        assert webhook.ask("/GetProfileConfig", body)[0] == 400, body
     assert webhook.ask("/GetProfileConfig", b"{}", size=1 << 21)[0] == 400
     assert webhook.ask("/nothing", {})[0] == webhook.ask("/nothing")[0] == 404
     assert webhook.ask("/health")[0] == 200
