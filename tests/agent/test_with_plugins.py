@@ -111,8 +111,7 @@ def test_what_a_pod_without_a_del_leaves_is_freed_when_its_namespace_is_gone(nod
         node.cni("macvlan", "DEL", config, **late).succeeded()
 
 
-@pytest.mark.parametrize("datastore", ["kubernetes", "addresslease"])
-@pytest.mark.parametrize("recorded", [True, False])
+@pytest.mark.parametrize(("datastore", "recorded"), [("kubernetes", True), ("addresslease", False)])
 def test_a_lease_of_another_link_plugin_stays_while_something_keeps_its_namespace(
     node: Node, datastore: str, recorded: bool
 ) -> None:

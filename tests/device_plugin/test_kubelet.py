@@ -269,7 +269,11 @@ def test_an_exclusive_function_comes_with_its_variables_and_its_device_info_file
 # --- each with a process of its own ---
 
 
-@pytest.mark.parametrize(("by_path", "pods"), [(True, True), (False, False)], ids=["kubelet", "older kubelet"])
+@pytest.mark.parametrize(
+    ("by_path", "pods"),
+    [(True, True), pytest.param(False, False, marks=pytest.mark.long)],
+    ids=["kubelet", "older kubelet"],
+)
 def test_a_plugin_that_was_killed_starts_again_and_no_container_loses_its_device(by_path: bool, pods: bool) -> None:
     """The plugin is there before kubelet."""
     with Scene(by_path, pods) as scene:
