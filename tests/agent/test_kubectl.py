@@ -259,9 +259,9 @@ def test_status_tells_of_each_node_what_its_agent_finds_or_why_there_is_none(clu
     assert found["n1"]["version"]
     assert found["n2"]["faults"] == ["install: ImagePullBackOff: no such image"]
     assert found["n3"]["faults"] == ["no agent has this node"]
-    code, told, said = cluster.by_kubectl("--context=admin", "status")
+    code, told, said = cluster("--context=admin", "status")
     assert (code, 'context "admin" does not exist' in said) == (1, True)
-    code, told, _ = cluster.by_kubectl("--context=whereabouts-context", "status")
+    code, told, _ = cluster("--context=whereabouts-context", "status")
     assert (code, "ImagePullBackOff" in told, "whole" in told) == (1, True, True)
 
 
