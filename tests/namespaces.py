@@ -24,6 +24,12 @@ _MS_BIND, _MS_REC, _MS_PRIVATE = 1 << 12, 1 << 14, 1 << 18
 _MNT_DETACH = 2
 _SIOCGIFFLAGS, _SIOCSIFFLAGS, _IFF_UP = 0x8913, 0x8914, 1
 _IFREQ = struct.Struct("16sh22x")
+_HEADER, _IFINFO = (
+    struct.Struct("=IHHII"),
+    struct.Struct("=4xi8x"),
+)  # struct nlmsghdr; ifinfomsg, of which we set the index
+_RTM_NEWLINK, _CREATE = 16, 0x605  # NLM_F_REQUEST | NLM_F_ACK | NLM_F_EXCL | NLM_F_CREATE
+_IFLA_IFNAME, _IFLA_MTU, _IFLA_LINKINFO, _IFLA_NET_NS_FD = 3, 4, 18, 28
 _OWN = "/proc/thread-self/ns/net"
 
 
@@ -120,6 +126,33 @@ def up(name: str) -> None:
         request = fcntl.ioctl(asking, _SIOCGIFFLAGS, _IFREQ.pack(name.encode(), 0))
         flags = _IFREQ.unpack(request)[1]
         fcntl.ioctl(asking, _SIOCSIFFLAGS, _IFREQ.pack(name.encode(), flags | _IFF_UP))
+
+
+def add_veth(name: str, index: int, mtu: int, peer: str, there: str) -> None:
+    """Make the link `name` in the calling thread's network namespace, and its `peer` in the one at the path `there`.
+
+    By a message of our own: pyroute2 takes 6 ms for it, and nearly every test has such a link.
+    """
+    fd = os.open(there, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        other = _IFINFO.pack(0) + _named(peer, mtu) + _attribute(_IFLA_NET_NS_FD, struct.pack("=I", fd))
+        link = _attribute(1, b"veth") + _attribute(2, _attribute(1, other))  # IFLA_INFO_KIND; _DATA with VETH_INFO_PEER
+        body = _IFINFO.pack(index) + _named(name, mtu) + _attribute(_IFLA_LINKINFO, link)
+        with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, 0) as rtnl:
+            rtnl.send(_HEADER.pack(_HEADER.size + len(body), _RTM_NEWLINK, _CREATE, 1, 0) + body)
+            (code,) = struct.unpack_from("=i", rtnl.recv(1 << 16), _HEADER.size)
+    finally:
+        os.close(fd)
+    if code:
+        raise OSError(-code, f"veth {name}: {os.strerror(-code)}")
+
+
+def _named(name: str, mtu: int) -> bytes:
+    return _attribute(_IFLA_IFNAME, name.encode() + b"\0") + _attribute(_IFLA_MTU, struct.pack("=I", mtu))
+
+
+def _attribute(kind: int, data: bytes) -> bytes:
+    return struct.pack("=HH", 4 + len(data), kind) + data + bytes(-len(data) % 4)
 
 
 def _done(status: int, what: str) -> None:

@@ -34,7 +34,7 @@ from typing import Any
 from cni.link.plugins import EXECUTABLES
 from cni.warm import protocol
 from tests import command, recorder, warm
-from tests.namespaces import Namespaces, mount, unshare, up
+from tests.namespaces import Namespaces, add_veth, mount, unshare, up
 from tests.view import View
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -228,16 +228,10 @@ class Node:
         """An RDMA-like master: one end of a veth pair, up; its other end is `peer` in a namespace of its own,
         whose view is returned: it sees what leaves the master on the wire."""
         wire = self.outside(name)
-        fd = os.open(wire.path, os.O_RDONLY)
-        try:
-            # Made where it belongs: the kernel takes 30 ms to move a device. Of other indices than the peer's: it takes
-            # up to a second until a device is operational whose other end has the same index.
-            self._masters += 1
-            peer = {"ifname": "peer", "mtu": mtu, "net_ns_fd": fd}
-            with self.host.rtnl() as ipr:
-                ipr.link("add", ifname=name, index=1000 + self._masters, kind="veth", mtu=mtu, peer=peer)
-        finally:
-            os.close(fd)
+        # Made where it belongs: the kernel takes 30 ms to move a device. Of other indices than the peer's: it takes
+        # up to a second until a device is operational whose other end has the same index.
+        self._masters += 1
+        self._there.call(add_veth, name, 1000 + self._masters, mtu, "peer", wire.path)
         self._there.call(up, name)
         self._there.call_in(wire.path, up, "peer")
         self.remember()
