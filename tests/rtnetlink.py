@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import socket
 import struct
+from typing import TYPE_CHECKING
 
-from tests.view import View
+if TYPE_CHECKING:
+    from tests.view import View
 
 GETLINK, GETADDR, GETROUTE, GETNEIGH, GETRULE, GETQDISC, GETNEXTHOP = 18, 22, 26, 30, 34, 38, 106
 HEADER = 16  # bytes of struct nlmsghdr
