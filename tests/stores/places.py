@@ -73,7 +73,9 @@ class Place:
             del environ["CNI_CONTAINERID"], environ["CNI_IFNAME"], environ["CNI_NETNS"]
         config = {"cniVersion": "1.1.0", "name": "rdma-net", **more.pop("config", {})}
         config["ipam"] = self.block | more
-        result = whereabouts.call(requests.parse(environ, json.dumps(config).encode()), Log(), str(self.directory / node))
+        result = whereabouts.call(
+            requests.parse(environ, json.dumps(config).encode()), Log(), str(self.directory / node)
+        )
         if verb in ("DEL", "GC"):
             self.make_up(node)
         return [a.address.partition("/")[0] for a in result.ips] if result else []
