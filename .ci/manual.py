@@ -17,14 +17,16 @@ import shtab
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from cni import VERSION
-from cni.cli import attach, main
-from cni.cli.completion import SHELLS
+from cni.node import runtime
+
+runtime.PLUGIN_DIRECTORIES = ("BUNDLE/bin", *runtime.PLUGIN_DIRECTORIES[1:])  # before the commands import it
+from cni.cli import main  # noqa: E402
+from cni.cli.completion import SHELLS  # noqa: E402
 
 
 def write(share: Path) -> None:
     """Write them below `share`."""
     os.environ["COLUMNS"] = "100"  # of the lines of a synopsis
-    attach.PLUGIN_DIRECTORIES = ("BUNDLE/bin", *attach.PLUGIN_DIRECTORIES[1:])  # and not where this is built
     parser = main._parser()
     files = {path: shtab.complete(parser, shell) for shell, path in SHELLS.items()}
     files |= {f"man/man1/{name}.1": text for name, text in pages(parser, "networks for RDMA pods")}

@@ -176,7 +176,7 @@ def gpu(scene: Scene, patch: pytest.MonkeyPatch) -> None:
     (proc / "driver/nvidia/version").write_text("NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.15\n")
     from cni.cli.doctor import pcie
 
-    patch.setattr(pcie, "read_peer_memory", lambda *_, read=pcie.read_peer_memory: read(str(scene.sys), str(proc)))
+    patch.setattr(pcie, "check_memory", lambda of, *_, check=pcie.check_memory: check(of, str(scene.sys), str(proc)))
 
 
 def forbid(scene: Scene, patch: pytest.MonkeyPatch) -> None:
