@@ -25,7 +25,7 @@ from tests.faults.churn.checker import History, check
 from tests.faults.churn.events import DONE, KILLED, Event, Operation, Rest
 from tests.faults.churn.run import Churn
 from tests.faults.tree import Edit
-from tests.node import ROOT, STATE, until, unusable
+from tests.node import ROOT, STATE, unusable
 from tests.stores import etcd_dump
 
 pytestmark = [pytest.mark.skipif(bool(unusable()), reason=unusable()), pytest.mark.long]
@@ -36,7 +36,6 @@ HeldAddress = tuple[str, str, str, str]  # address, network ("" for what the sto
 _SERVER = """
 import sys, time
 from tests.stores.kubernetes_api import ApiServer
-from tests.stores.unwell import LATE, Unwell, in_turn
 server = ApiServer()
 
 def slow(method, resource, number):
@@ -45,31 +44,41 @@ def slow(method, resource, number):
 
 server.faults = slow
 server.lag()
-late = in_turn(2, [LATE])
+port, is_etcd = server.port, False
+"""
+_BEFORE_A_MEMBER = """
+import sys
+port, is_etcd = 2379, True
+"""
+_UNWELL = """
+from tests.stores.unwell import LATE, Unwell, in_turn
+late = in_turn(4 if is_etcd else 2, [LATE])  # all changes of etcd have one path
 
-def half_of_the_leases(change):
-    return late(change) if change.startswith("POST ") and "/addressleases " in change else ""
+def some_of_the_leases(change):
+    is_pool = change.startswith("PATCH ") and "/ippools/" in change
+    is_lease = change.startswith("POST ") and "/addressleases " in change
+    return late(change) if is_etcd or is_pool or is_lease else ""
 
-with Unwell(server.port, False, half_of_the_leases, int(sys.argv[1])) as unwell:
+with Unwell(port, is_etcd, some_of_the_leases, int(sys.argv[1])) as unwell:
+    print("done", flush=True)
     for line in sys.stdin:
         is_well = line == "well\\n"
-        unwell.choose = (lambda change: "") if is_well else half_of_the_leases
+        unwell.choose = (lambda change: "") if is_well else some_of_the_leases
         if is_well:
             unwell.catch_up()
         print("done", flush=True)
 """
 
 
-class SlowServer(Server):
-    """An API server that takes its time for a change, so that processes wait for it, and are killed in the midst of one. Its
-    watch cache stays empty, and it serves half of the creates of AddressLeases when it has cut their connections and served
-    some of the next changes."""
+class UnwellServer(Server):
+    """A server at `port` of the node, by `script`. It serves many changes of AddressLeases, IPPools and etcd's keys when
+    it has cut their connections and served some of the next changes."""
 
-    def __init__(self, churn: Churn) -> None:
+    def __init__(self, churn: Churn, script: str, port: int) -> None:
         self.node = churn.node
-        argv = [sys.executable, "-c", _SERVER, str(PORT)]
+        argv = [sys.executable, "-c", script + _UNWELL, str(port)]
         self.process = self.node.start(["env", f"PYTHONPATH={ROOT}", *argv])
-        assert until(self.serves, 20)
+        assert self.process.stdout and self.process.stdout.readline() == b"done\n"
 
     def be(self, how: str) -> None:
         """Be "well", with all late creates served, or "ill" again."""
@@ -80,7 +89,14 @@ class SlowServer(Server):
 
 
 class StoreChurn(Churn):
-    """Churn with the leases in a store that nodes share. Each lease that is left at rest must have a record."""
+    """Churn with the leases in a store that nodes share. Each lease that is left at rest must have a record.
+
+    A DEL whose fence the server cuts succeeds and stays pending until it is called again: each look does so, when the server
+    is well.
+    """
+
+    server: UnwellServer
+    retried = 0
 
     def held(self) -> tuple[list[HeldAddress], list[str]]:
         """(all leases, what is wrong in the store)."""
@@ -91,6 +107,19 @@ class StoreChurn(Churn):
         yield
 
     def _look(self) -> Rest:
+        self.server.be("well")
+        for one in json.loads(self.node.railcni("ipam", "flush", "--dry-run", "-o", "json").stdout)["left"]:
+            if one["pending"]:
+                config = {**self._orders[0].network, "name": one["network"]}
+                how = {"container_id": one["containerID"], "ifname": one["ifname"]}
+                self.node.cni("macvlan", "DEL", config, netns=f"/run/netns/{one['containerID']}", **how).succeeded()
+                self.retried += 1
+        try:
+            return self._look_at_the_store()
+        finally:
+            self.server.be("ill")
+
+    def _look_at_the_store(self) -> Rest:
         rest = super()._look()
         held, faults = self.held()
         leases: dict[str, tuple[str, ...]] = {}
@@ -116,7 +145,7 @@ class KubernetesChurn(StoreChurn):
         directory = self.node.path(DIRECTORY)
         directory.mkdir(parents=True)
         (directory / "whereabouts.kubeconfig").write_text(KUBECONFIG)
-        self.server = SlowServer(self)
+        self.server = UnwellServer(self, _SERVER, PORT)
         self._reserved_for: dict[str, str] = {}  # the container of each fault
         return self
 
@@ -145,24 +174,9 @@ class KubernetesChurn(StoreChurn):
 
 
 class AddressLeaseChurn(KubernetesChurn):
-    """The leases are AddressLeases. A DEL whose fence the server cuts succeeds and stays pending until it is called again: each
-    look does so, when the server is well."""
+    """The leases are AddressLeases."""
 
     datastore = "addresslease"
-    retried = 0
-
-    def _look(self) -> Rest:
-        self.server.be("well")
-        for one in json.loads(self.node.railcni("ipam", "flush", "--dry-run", "-o", "json").stdout)["left"]:
-            if one["pending"]:
-                config = {**self._orders[0].network, "name": one["network"]}
-                how = {"container_id": one["containerID"], "ifname": one["ifname"]}
-                self.node.cni("macvlan", "DEL", config, netns=f"/run/netns/{one['containerID']}", **how).succeeded()
-                self.retried += 1
-        try:
-            return super()._look()
-        finally:
-            self.server.be("ill")
 
     def held(self) -> tuple[list[HeldAddress], list[str]]:
         url = f"{OBJECTS}/addressleases".replace("whereabouts.cni.cncf.io", "railcni.io")
@@ -173,13 +187,14 @@ class AddressLeaseChurn(KubernetesChurn):
 
 
 class EtcdChurn(StoreChurn):
-    """The leases are in one etcd member in the node, which is stopped now and then, for less than a DEL waits."""
+    """The leases are in one etcd member in the node, which is stopped now and then, for less than a DEL waits, behind a server that serves late."""
 
     def __enter__(self) -> EtcdChurn:
         for orders in self._orders:
-            orders.network["ipam"] |= {"datastore": "etcd", "etcd_host": "127.0.0.1:2379"}
+            orders.network["ipam"] |= {"datastore": "etcd", "etcd_host": f"127.0.0.1:{PORT}"}
         super().__enter__()
         self.member = Etcd(self.node)
+        self.server = UnwellServer(self, _BEFORE_A_MEMBER, PORT)
         return self
 
     @contextmanager
