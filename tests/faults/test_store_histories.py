@@ -189,9 +189,11 @@ class AddressLeaseChurn(KubernetesChurn):
 class EtcdChurn(StoreChurn):
     """The leases are in one etcd member in the node, which is stopped now and then, for less than a DEL waits, behind a server that serves late."""
 
+    port = PORT
+
     def __enter__(self) -> EtcdChurn:
         for orders in self._orders:
-            orders.network["ipam"] |= {"datastore": "etcd", "etcd_host": f"127.0.0.1:{PORT}"}
+            orders.network["ipam"] |= {"datastore": "etcd", "etcd_host": f"127.0.0.1:{self.port}"}
         super().__enter__()
         self.member = Etcd(self.node)
         self.server = UnwellServer(self, _BEFORE_A_MEMBER, PORT)
@@ -221,6 +223,12 @@ class EtcdChurn(StoreChurn):
         leases = etcd_dump.leases(entries)
         found = [(lease["address"], lease["network"], lease["containerID"], lease["ifname"]) for lease in leases]
         return found, etcd_dump.faults(entries)
+
+
+class DirectEtcdChurn(EtcdChurn):
+    """Its calls reach the member itself, so that more of them are made at once."""
+
+    port = 2379
 
 
 def churn(kind: type[StoreChurn], executables: Path, seconds: float, seed: int) -> list[Event]:
@@ -253,6 +261,6 @@ CARELESS = Edit(
 @needs_etcd
 def test_a_claim_that_takes_what_another_has_is_found(executables: Path, tmp_path: Path) -> None:
     for seed in range(6):
-        if check(churn(EtcdChurn, tree.copy(tmp_path / str(seed), [CARELESS]), 5, seed)):
+        if check(churn(DirectEtcdChurn, tree.copy(tmp_path / str(seed), [CARELESS]), 5, seed)):
             return
     pytest.fail("30 s of churn have not shown it")
