@@ -44,6 +44,6 @@ def test_every_verb_does_its_work_when_it_is_executed(node: Node) -> None:
     say("rdma")
     say("rails", "show")
     assert "healthy: " in say("doctor", codes=(0, 1))
-    say("support-bundle", "-f", "/run/bundle.tar.gz")
+    say("support-bundle", "--file", "/run/bundle.tar.gz")
     assert node.path("/run/bundle.tar.gz").stat().st_size > 0
     assert node.leftovers() == []

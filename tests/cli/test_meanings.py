@@ -94,7 +94,6 @@ def test_the_page_has_the_table_of_the_parser() -> None:
         ("nad lint x --config", "nad lint x --flat-file"),
         ("status --to", "status --plugin-dir"),
         ("attachments --container c --state-dir", "attachments --container-id c --state-dir"),
-        ("doctor --pod /no/where --conf-dir", "doctor --netns /no/where --conf-dir"),
         ("check n --container-id a/b --cache-dir", "check n --pod a/b --cache-dir"),
     ],
 )

@@ -114,7 +114,7 @@ def node(tmp_path: Path) -> Path:
 
 def run(node: Path, monkeypatch: pytest.MonkeyPatch, *more: str) -> tuple[Path, int]:
     target = node / "bundle.tar.gz"
-    argv = ["railcni", "support-bundle", "-f", str(target), "--conf-dir", str(node / "net.d"), "--state-dir", str(node / "state"), "--cache-dir", str(node / "cache"), "--cni-path", str(node / "bin"), "--config", str(node / "net.d/whereabouts.d/whereabouts.conf"), "--log", str(node / "other.log"), *more]  # fmt: skip
+    argv = ["railcni", "support-bundle", "--file", str(target), "--conf-dir", str(node / "net.d"), "--state-dir", str(node / "state"), "--cache-dir", str(node / "cache"), "--cni-path", str(node / "bin"), "--config", str(node / "net.d/whereabouts.d/whereabouts.conf"), "--log", str(node / "other.log"), *more]  # fmt: skip
     monkeypatch.setattr(sys, "argv", argv)
     return target, main()
 
@@ -185,7 +185,7 @@ def test_a_node_without_anything_still_has_a_bundle(
     monkeypatch.setattr(support, "NET_DIRECTORY", f"{tmp_path}/none")
     monkeypatch.setattr(support, "STATE", f"{tmp_path}/none")
     target = tmp_path / "bundle.tar.gz"
-    monkeypatch.setattr(sys, "argv", ["railcni", "support-bundle", "-f", str(target)])
+    monkeypatch.setattr(sys, "argv", ["railcni", "support-bundle", "--file", str(target)])
     assert main() == 0
     missing = {m["path"]: m["why"] for m in json.loads(members(target)["index.json"])["missing"]}
     assert missing["checks"] == "a fault of railcni itself: ZeroDivisionError: division by zero"
@@ -194,7 +194,7 @@ def test_a_node_without_anything_still_has_a_bundle(
 
 def test_a_bundle_that_cannot_be_written_leaves_nothing(node: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(support, "gather", lambda places, report: [])
-    target, code = run(node, monkeypatch, "-f", str(node / "none/x.tar.gz"))
+    target, code = run(node, monkeypatch, "--file", str(node / "none/x.tar.gz"))
     assert code == 1
     with pytest.raises(Exception, match="cannot be written"):
         output.write_file("support bundle", str(node), b"")
@@ -305,7 +305,7 @@ def test_no_file_of_the_host_makes_a_part_fail_by_a_fault_of_ours(what: str) -> 
         for file in {" ".join(OF_HOST)}; do
             if [ -d $file ]; then mount --bind /run/empty $file; elif [ -e $file ]; then mount --bind /run/it $file; fi
         done
-        {shlex.join(map(str, COMMAND))} support-bundle -f /run/b.tar.gz"""
+        {shlex.join(map(str, COMMAND))} support-bundle --file /run/b.tar.gz"""
     with Node() as host:
         done = host.run(["sh", "-ec", lay])
         assert done.returncode == 0, done.stderr.decode()

@@ -41,7 +41,7 @@ def register(commands: subcommand.Commands) -> None:
         " limits and the node's policy"
     )
     of = parser.add_mutually_exclusive_group()
-    common.add(of, "pod", about, type=common.pod_or_path)
+    common.add(of, "pod", about)
     about = "in place of --pod: the path of the pod's namespace, or its name in /run/netns"
     subcommand.option(of, "--netns", None, about, "NETNS", dest="pod", type=namespace_path)
     address = subcommand.typed(ipaddress.ip_address, "want an IP address such as 192.168.111.2")

@@ -69,7 +69,7 @@ def register(commands: subcommand.Commands) -> None:
     )
     parser = subcommand.add(commands, "support-bundle", _ABOUT, more, run=_run, shows=True)
     about = "default: railcni-support-NODE-TIME.tar.gz in the working directory, mode 0600"
-    subcommand.option(parser, "--file", "", about, "FILE", old="-f")
+    subcommand.option(parser, "--file", "", about, "FILE")
     for flag, default in (("conf", NET_DIRECTORY), ("state", STATE), ("cache", DIRECTORY)):
         common.add(parser, f"{flag}-dir", "", default)
     common.add(parser, "flat-file", "default: the installed one", "")

@@ -80,8 +80,3 @@ def listen(parser: argparse._ActionsContainer, default: str) -> None:
 def log_level(parser: argparse._ActionsContainer) -> None:
     """Add --log-level."""
     subcommand.option(parser, "--log-level", "info", "the least level of the log's lines", None, choices=LEVELS)
-
-
-def pod_or_path(text: str) -> str:
-    """Parse --pod: a pod, or a namespace's path, which older versions took in place of --netns."""
-    return text if text.startswith("/") else subcommand.pod(text)
