@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 CLAIM_SECONDS = 30.0
 CONTENDED_SECONDS = 200.0  # for attempts that lose to other claims: kubelet ends its call after 240
 _SPREAD, _SHARED = (0.0, 1.0), (0.005, 5.0)  # seconds of the first and the longest pause
-_UNKNOWN_TRIES = 3  # for claims that a fault of this node leaves open; a server may answer until the deadline
+_UNKNOWN_TRIES = 3  # attempts at an open claim; after an Unreachable, attempts continue until the deadline
 _PATIENT = 5.0  # seconds after which a call makes one request a second
 
 
@@ -398,7 +398,7 @@ class _Draft:
 
 
 def _forget(attachment: Attachment, store: Store, records: Records, former: dict[str, Any] | None) -> None:
-    """Replace the record of a failed ADD by the `former` one (None: no record), if certainly nothing was claimed.
+    """If a failed ADD surely claimed nothing new, restore the `former` record, or remove the record (None).
 
     A lost store is restored from the records, so no record may name an address that its attachment does not have.
     """

@@ -262,7 +262,7 @@ def _way_out(request: Request, config: IpamConfig) -> str:
 
 
 def _excess(new: tuple[int, int], requested: Collection[tuple[int, int]], config: IpamConfig) -> str:
-    """The fault if `new` makes the addresses that an attachment requests too many, beside `requested`; "" otherwise."""
+    """The fault if an attachment that requests `new` beside `requested` requests too many addresses; else ""."""
     holding = [r for r in config.ranges if r.family == new[0] and r.contains(new[1])]
     where, most = f"in {holding[0]}" if holding else "outside of the ranges", config.requested_addresses
     others = [(f, v) for f, v in requested if f == new[0] and (f, v) != new]
@@ -335,7 +335,7 @@ def missing_key(config: IpamConfig) -> str:
 
 
 def _choose_store(request: Request, config: IpamConfig, source: Source, faults: list[Fault]) -> None:
-    """Choose the store. For a Kubernetes pod, the file store of this node alone must be named in `datastore`."""
+    """Choose the store. A Kubernetes pod gets the file store of this node only if `datastore` names it."""
     if source.names("etcd_host") and not (source.names("datastore") or source.names("kubernetes.kubeconfig")):
         config.datastore = "etcd"  # the network's choice has precedence over a kubeconfig in the flat file
     chosen, where = config.datastore, source.where("datastore")

@@ -17,8 +17,8 @@ _NAME_MAX = 255  # bytes (include/uapi/linux/limits.h)
 def confined(path: str) -> str:
     """The directory that `path` leads to. Raises ValueError, with the reason, when leases may not be kept there.
 
-    Allowed are the node's own store, directories below `dataRoots` of the node's policy, and, unless the administrator has
-    set dataRoots, stores that version 0.1.0 has made elsewhere, which have a lease file. The author of a network is no
+    Allowed are the node's own store and directories below `dataRoots` of the node's policy. If the administrator has not
+    set dataRoots, the directories of version 0.1.0 that have a lease file are allowed too. The author of a network is no
     administrator, and even one new file in another program's directory does harm: host-local takes each name below
     /var/lib/cni/networks/NETWORK for an address in use.
     """

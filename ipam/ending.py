@@ -108,7 +108,7 @@ def _searched(request: Request, config: IpamConfig, group: Group | None) -> dict
 
 
 def _pools_of_go(request: Request, log: Log) -> dict[str, Any] | None:
-    """The store with the pools of Go's whereabouts, by a configuration with faults; None if no kubeconfig is usable."""
+    """The store of Go's whereabouts that a faulty configuration names; None unless its kubeconfig is usable."""
     faults: list[Fault] = []
     try:
         config = configuration.examine(request, flatfile, faults)

@@ -58,7 +58,7 @@ def allow_host(host: str) -> None:
 
 
 def formerly(path: str) -> str:
-    """The target of the flat file `path` if configRoots is unset and version 0.1.0 let networks name it; or ""."""
+    """The target of the flat file `path` if configRoots is unset and 0.1.0 let networks name it; else ""."""
     resolved = follow(path)
     is_below = any(files.is_below(resolved, root) for root in _FORMER_CONFIG_ROOTS)
     return resolved if is_below and policy.current().config_roots is policy.CONFIG_ROOTS else ""

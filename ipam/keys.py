@@ -73,7 +73,7 @@ def slice_size(value: Any) -> int:
 
 
 def log_level(value: Any) -> str:
-    """Return a name of LEVELS; for any other name the default, as in whereabouts: no attachment fails for its log."""
+    """Return the level in lower case, "warning" for an unknown one: as in whereabouts, that is no fault."""
     name = string(value).lower()
     return name if name in LEVELS else "warning"
 

@@ -104,7 +104,7 @@ class Owner:
 class Lease(Want):
     """An address and its owner, with the fields of Want and Owner.
 
-    `claimed`: an IPAMClaim, which outlives the pod, has the address. `since`: RFC 3339, for a lease without sequence.
+    `claimed`: an IPAMClaim, which outlives the pod, has the address. `since`: when its reservation was made, RFC 3339.
     """
 
     __slots__ = (
@@ -287,7 +287,7 @@ def recorded_cooldown(record: dict[str, Any] | None) -> int:
 
 
 def names_nothing(record: dict[str, Any] | None) -> bool:
-    """Whether the record is missing, or names neither address nor rail: no ADD of railcni has claimed an address."""
+    """Whether the record is missing or names neither address nor rail, so that no ADD of railcni claimed any."""
     return not (record and (record.get("addresses") or record.get("members")))
 
 

@@ -167,7 +167,7 @@ class Range:
         return self.cidr
 
     def part(self, family: int, value: int, prefix: int) -> Range:
-        """The part of this range in a smaller CIDR, with this prefix length. Raises ValueError if not inside."""
+        """The part in a smaller CIDR, with this range's prefix length. Raises ValueError for other CIDRs."""
         if family != self.family or prefix < self.prefix or not self.contains(value):
             raise ValueError(f"not inside of {self}")
         found = Range(family, value, prefix, self.first, self.last, self.blocked)

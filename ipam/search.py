@@ -68,7 +68,7 @@ class SearchPlan:
         return found
 
     def pass_full(self, near_full: bool) -> None:
-        """Begin the search elsewhere if the windows at the present place are full (`near_full`: by the Survey)."""
+        """Begin the search elsewhere if a window at the present place is full, or `near_full` (of the Survey)."""
         if near_full:
             self._place = max(self._place, _FAR)
         while self._is_at_full_window():
@@ -217,7 +217,7 @@ class SearchPlan:
 
 
 def start_of(rng: Range, owner: Owner, place: int) -> int:
-    """The address at which a search begins: 0 for the lowest place; for others it differs by place and owner."""
+    """The address at which a search of `place` begins: 0 for _LOWEST, else it depends on `owner` and `place`."""
     if place == _LOWEST:
         return 0
     if place == _NEAR:

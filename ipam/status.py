@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 def status(request: Request, records: Records) -> None:
     """Search the store for the addresses that an ADD would claim. Raises NotAvailable when that ADD would fail.
 
-    It also fails if the configuration names no store: runtimes that call STATUS run Kubernetes' pods, where ADD fails.
+    STATUS also fails if no store is named: its callers run pods of Kubernetes, for which an ADD then fails.
     """
     config, group = configured_rail(request, records.log)
     permit(config, group)

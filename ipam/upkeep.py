@@ -190,7 +190,7 @@ def flush(records: Records, store_ref: dict[str, Any] | None, seconds: float) ->
 
 
 def _lease_shared(attachment: Attachment, store_ref: dict[str, Any] | None, records: Records, seconds: float) -> bool:
-    """Lease to `attachment` those of its shared addresses that have no lease. Returns False if to be tried again."""
+    """Lease to `attachment` those of its shared addresses that have no lease. Returns False when a retry is due."""
     lock = records.try_locked(attachment, PART)
     if lock is None:
         return False

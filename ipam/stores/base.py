@@ -295,7 +295,7 @@ def conflicts(
 ) -> list[Want]:
     """What prevents a claim of `wants` in place of the leases `instead_of`.
 
-    These are the leases that no longer exist or are repeated, and each want that excludes an earlier want or whose
+    These are leases of `instead_of` that are gone or repeated, and wants that exclude an earlier want or whose
     address has another lease.
 
     `is_there(lease)`: whether the lease still exists. `is_held(want, given)`: whether a lease other than `given`

@@ -216,7 +216,7 @@ class Connection:
             self._replies.begin(deadline)
             reply = HTTPResponse(self, method=method)  # type: ignore[arg-type]
             reply.begin()
-            while reply.status // 100 == 1:  # http.client passes over 100 alone
+            while reply.status // 100 == 1:  # http.client skips only 100
                 reply.headers = None  # type: ignore[assignment]
                 reply.begin()
             if reply.length is None and not reply.chunked and "content-length" in reply.headers:

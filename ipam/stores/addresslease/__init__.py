@@ -181,7 +181,7 @@ class AddressLeaseStore(ObjectStore):
         return self._once(("whole", pool, scope, family), read)
 
     def _listed(self, labels: dict[str, str]) -> list[str]:
-        """The names of the objects with `labels` whose addresses are held."""
+        """The names of the objects with `labels` that hold an address."""
         held = labels | {objects.STATE: objects.HELD}
         return self._once(("names", *labels.items()), lambda: self._objects.names(held, self._recent))
 

@@ -118,7 +118,7 @@ class Claim:
         return replaced[0]
 
     def undo(self) -> None:
-        """Restore the former objects, where they are still as this claim has left them."""
+        """Undo the changes to those objects that still belong to this claim."""
         while self._replaced:
             now, former = self._replaced[-1]
             before = {"metadata": {"labels": former.labels}, "spec": former.spec}
@@ -129,7 +129,7 @@ class Claim:
             self._made.pop()
 
     def taken(self) -> list[Want]:
-        """All obstacles to the claim; [] for a claim of one address, for which `make` has returned them."""
+        """All obstacles to the claim; [] for a claim of one address: `make` returned its obstacle."""
         if len(self._wants) == 1 and not self._instead_of:
             return []
         return conflicts(self._instead_of, self._wants, self._is_there, self._is_held)
@@ -143,7 +143,7 @@ class Claim:
 
 
 def is_mixed(found: Objects, place: Want) -> bool:
-    """Whether the pool's objects may have both kinds of names. Raises Open, InvalidConfig for an open IPPool."""
+    """Whether a pool's objects may have both kinds of names. Raises Open; InvalidConfig for a pool in IPPools."""
     attempts = Pauses(min(time.monotonic() + found.api.seconds, found.api.deadline))
     while True:
         try:

@@ -278,7 +278,7 @@ class _Unserved(Exception):
 
 
 def _token_of(reply: Any) -> str:
-    """The token in the reply to a login. Raises ValueError, TypeError, KeyError or AttributeError for other replies."""
+    """The token in the reply to a login. Raises ValueError, TypeError or KeyError when there is no valid token."""
     token = reply["token"]
     if not isinstance(token, str) or not token or not token.isascii() or not token.isprintable():
         raise ValueError("not a token")

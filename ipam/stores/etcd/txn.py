@@ -60,7 +60,7 @@ def transaction(compare: Sequence[Op], then: Iterable[Op], otherwise: Iterable[O
 
 
 def reads(ops: Sequence[Op]) -> Op:
-    """The transaction that runs the reads `ops` at one revision; etcd's Raft log gets no entry if none is nested."""
+    """The transaction that runs the reads `ops` at one revision. With no nested read, etcd writes no Raft entry."""
     return {"success": ops}
 
 
@@ -70,7 +70,7 @@ def within(inner: Op) -> Op:
 
 
 def _packed(ops: list[Op]) -> list[Op]:
-    """Move all but the first of many `ops` into inner transactions: etcd's limit counts those of one nested path.
+    """Move all but the first of many `ops` into inner transactions: etcd counts operations per branch of nesting.
 
     The first stays outside, since etcd's quota does not count inner operations (server/etcdserver, costTxn).
     """
@@ -93,7 +93,7 @@ class Answer:
 
 
 class Reply:
-    """The reply to the transaction `asked`. Raises ValueError, TypeError, KeyError or AttributeError for others.
+    """The reply to transaction `asked`. Raises ValueError, TypeError, KeyError or AttributeError if malformed.
 
     `succeeded`: whether the transaction's comparisons held; `inner` has the same for each inner transaction.
     `answers` has the answer to each operation, also to the operations in inner transactions.

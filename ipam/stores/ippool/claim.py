@@ -80,7 +80,7 @@ class PoolClaim:
         return found is not None and not any(found.is_of(old) for old in self._at(want))
 
     def _at(self, place: Want) -> list[Lease]:
-        """The leases at the pool and address of `place` that the claim gives up, or an open one before it gave up."""
+        """The leases at `place` that this claim, or an earlier one with an unknown outcome, gives up."""
         given = (*self._instead_of, *self._doubtful)
         return [old for old in given if (old.pool, old.value) == (place.pool, place.value)]
 
@@ -174,7 +174,7 @@ class PoolClaim:
             self._view.forget_reservation(former)
 
     def undo(self) -> None:
-        """Restore reservations, then pools, where they are still as this claim has left them."""
+        """Restore reservations, then pools, where others have changed nothing since."""
         for lease, old in self._moved:
             found = self._view.reservation(lease)
             if found and found.is_of(lease):

@@ -317,7 +317,7 @@ def probed() -> Lease:
 
 
 def pruned(pool: dict[str, Any], reservation: dict[str, Any]) -> str:
-    """The fault of the server's definitions, "" without one, by its answers to the dry runs (`probe`; {}: none was made)."""
+    """The fault of the CRDs, by the objects that the dry runs returned ({}: no dry run); "" without a fault."""
     allocations = (pool.get("spec") or {}).get("allocations") or {}
     if "ifname" not in (allocations.get("0") or {"ifname": ""}):
         kind, lost, why = POOLS, "ifname", "nothing tells the interfaces of a pod apart"
@@ -399,7 +399,7 @@ class Reservation:
         return self.lease.scope, self.address
 
     def is_of(self, lease: Lease) -> bool:
-        """Whether the reservation names the container of `lease`, or without a container its pod, in any claim."""
+        """Whether the reservation names the container of `lease` or, having none, its pod. Sequences may differ."""
         own = self.lease
         if own.ifname and lease.ifname and own.ifname != lease.ifname:
             return False

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 def narrow(config: IpamConfig, network: str, seconds: float, take: bool) -> None:
-    """Set the range of `config` to this node's slice, or without one to a free slice; `take`: assign it to the node.
+    """Set the range of `config` to this node's slice, else to a free one, which `take` assigns to the node.
 
     Raises TryAgainLater when no slice is left, InvalidConfig for a configuration that does not fit the NodeSlicePool,
     and the errors of the API server.
