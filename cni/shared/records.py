@@ -278,7 +278,7 @@ class Records:
             raise self._refused("remove", f"attachments/{name}", fault) from None
 
     def of_network(self, network: str, part: str, *texts: str) -> list[tuple[Attachment, dict[str, Any]]]:
-        """(attachment, document) of each record of `network` and `part`; with `texts`, of those that contain one."""
+        """(attachment, document) of the records of `network` and `part`, or only of those with one of `texts`."""
         every = self._every(network + ":", part, texts=texts)
         return [(a, d) for a, _, d in every if a.network == network]
 
@@ -296,7 +296,7 @@ class Records:
         return None if damaged else found
 
     def all(self, part: str = "", *texts: str) -> list[tuple[Attachment, str, dict[str, Any]]]:
-        """(attachment, part, document) of each record, or of each of one `part`; with `texts`, if it contains one."""
+        """(attachment, part, document) of each record; if given, of this `part`, and with one of `texts`."""
         return self._every("", part, texts=texts)
 
     def refuse_newer(self, *devices: str) -> None:

@@ -149,7 +149,7 @@ class Agent:
         return chosen
 
     def _compare_datastore(self, named: str) -> None:
-        """If the cluster has no store yet, set it to the flat file's, `named`. Warn once if it has another store."""
+        """Record `named`, the flat file's store, for a cluster without one. Warn once if it has another."""
         if named not in stores.IN_CLUSTER or named == self._compared:
             return
         chosen = self.server().choose(named)

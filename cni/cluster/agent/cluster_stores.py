@@ -156,7 +156,7 @@ class ClusterSource(ABC):
 
     def has_lost(self, before: float) -> bool:
         """Whether the store has lost the newest recorded lease older than `before` (ns since 1970), as after a backup's
-        restore. For this the server reads one object; for a list, those of all nodes."""
+        restore. The server reads one object for this, those of all nodes for a list."""
         old = [lease for lease in self.records.values() if lease.sequence < before]
         newest = max(old, key=lambda lease: lease.sequence, default=None)
         if newest is None or newest.identity not in self.intact:

@@ -1,8 +1,8 @@
 """The election of one agent, the leader, which frees orphaned leases: it renews a Lease of coordination.k8s.io.
 
 The protocol is that of client-go (tools/leaderelection). The leader counts time from the start of its last renewal,
-by a clock that runs while the machine sleeps. It stops freeing leases after two thirds of the time after which others
-may take the Lease. The others count from the renewal that they have seen, by their own clocks.
+by a clock that runs while the machine sleeps. It stops freeing leases after two thirds of the Lease's duration. The
+others count from the renewal that they have seen, by their own clocks.
 
 An earlier version had its Lease in the namespace of the leases, so during a rollout two agents may be elected. Both
 may find the same lease dead, but no address is given twice: each agent reads the lease again right before the

@@ -82,7 +82,7 @@ def flat_file(present: bytes | None, folder: str, datastore: str, choose: Callab
 
     A file with a store outside of the API server gets neither `datastore` nor a kubeconfig. For a file without a
     store, `choose(proposed)` returns the cluster's store: `datastore` is proposed for a new file, "kubernetes" for a
-    present one, which is that of whereabouts with leases in IPPools. `folder` is the host's path of whereabouts.d.
+    present one, which whereabouts wrote: its leases are in IPPools. `folder` is the host's path of whereabouts.d.
     Raises InvalidConfig for a file that is no JSON object, since another program may own it.
     """
     document: Any = {}

@@ -1,4 +1,4 @@
-"""The freeing of dead leases. Each is read again first, and is not freed if it changes after that."""
+"""The freeing of dead leases. Each is read again, and is freed only if it has not changed since."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def is_same(found: Lease, lease: Lease) -> bool:
 
 @dataclass(frozen=True)
 class Freeing:
-    """The freeing of leases in `store`. A reservation that is left of a lease of an IPPool is freed as the lease.
+    """The freeing of leases in `store`. A reservation without its lease in an IPPool is freed like a lease.
 
     A lease that this machine can judge (`is_here`) is freed only under the locks of its attachment, and not while its
     address may be in use here. `records` are those of this machine. `below` maps a path of the host to its path in
@@ -82,7 +82,7 @@ class Freeing:
                 upkeep.release(lease.attachment, record, where, self.records, self.seconds, kept)
 
     def is_here(self, lease: Lease) -> bool:
-        """Whether this machine can judge the use of the address: it has store or record, or the lease names it."""
+        """Whether this machine can judge the address's use: it has the store or a record, or the lease names it."""
         if not stores.is_shared(self.store.record()) or lease.boot_id == node.boot_id():
             return True
         is_of_machine = lease.machine and lease.machine == node.machine_id()

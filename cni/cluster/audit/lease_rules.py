@@ -301,7 +301,7 @@ class AuditRules:
 
 
 def find_dead(leases: Collection[Lease], pods: Mapping[Name, Pod]) -> dict[Key, str]:
-    """Return why each dead one of `leases` is dead, by key. `pods` are the existing pods with the leases' pod names.
+    """The reason for each dead lease of `leases`, by key. `pods` are the existing pods with the leases' pod names.
 
     Only the Pod object decides: the pod is gone, is another pod with the same name, or has ended. The network-status
     does not count, since Multus writes it after the ADD.

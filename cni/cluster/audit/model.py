@@ -45,7 +45,7 @@ class PodInterface:
 
 @dataclass(frozen=True)
 class Pod:
-    """A pod. `interfaces` is None when the pod has no network-status, or none yet.
+    """A pod. `interfaces` is None while the pod has no network-status.
 
     `static_uid` is the other UID of a static pod, which the kubelet makes and passes to the plugins.
     """

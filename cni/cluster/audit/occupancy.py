@@ -26,7 +26,7 @@ _PLAIN = ".12345678"
 
 @dataclass(frozen=True)
 class Occupancy:
-    """The use of a pool, which may give `size` addresses. `used` are leased; `outside` of these it may no longer give.
+    """The use of a pool that may give `size` addresses. `used` counts leases, `outside` those of other addresses.
 
     `cells` has the leased share, from 0 to 1, of each of up to CELLS equal parts of the first `shown` addresses.
     """

@@ -63,7 +63,7 @@ class Choice:
 
 
 def of_flat_file(config: str = "") -> Choice:
-    """The store that the flat file `config` names; "" means the installed one. In a pod without it: the IPPools."""
+    """The store that the flat file `config` names; "" means the installed one. In a pod without one: IPPools."""
     faults: list[Fault] = []
     source = Source({"configuration_path": config}, _Files, faults)
     if config and source.path != config:

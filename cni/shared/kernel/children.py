@@ -81,7 +81,7 @@ def run(
 
 
 def _read(fd: int, deadline: float | None) -> bytes:
-    """All bytes of `fd` up to its end. With a deadline: raises TimeoutError when it passes, or after a MiB."""
+    """All bytes of `fd`. With a `deadline`, raises TimeoutError when it has passed or for over a MiB."""
     poll = select.poll()
     poll.register(fd, select.POLLIN)
     output = b""

@@ -62,7 +62,7 @@ def configure(inside: Rtnl, link: Link, wanted: Result, dad: bool, set_up: Calla
         _refuse_numbers(route, gw)
         add_route(inside, link, route, gw)
     after = inside.link(index=link.index) or link
-    if wanted.ips and not after.kind and not after.carrier:  # what was announced went nowhere
+    if wanted.ips and not after.kind and not after.carrier:  # no announcement went out
         _await_carrier(inside, link)
         _announce_again(inside, link)
     return after.mac, after.mtu
@@ -141,7 +141,7 @@ def add_route(inside: Rtnl, link: Link, route: WantedRoute, gw: str, source: str
         ) from None
     except KernelError as fault:
         if fault.errno == errno.EEXIST:
-            return  # it is listed twice, or set by the kernel: no fault with Go's plugins either
+            return  # the result has it twice, or the kernel set it: Go's plugins accept both
         by, table = f" by {gw}" if gw else "", f" in table {route.table}" if route.table else ""
         reason = _route_reason(fault)
         if fault.errno == errno.EINVAL and gw in [

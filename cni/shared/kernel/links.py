@@ -286,7 +286,7 @@ class Rtnl(Socket):
             os.close(fd)
 
     def links_of(self, nsid: int) -> list[Link]:
-        """All links of the namespace that has the id `nsid` in this one; [] if it has ended, or before Linux 4.15."""
+        """All links of the namespace with the id `nsid` in this one; [] for an ended one and before Linux 4.15."""
         try:
             return [Link(body) for body in self.dump(GETLINK, ifinfo(0) + number(_TARGET_NETNSID, nsid))]
         except KernelError:

@@ -35,7 +35,7 @@ def forget() -> None:
 
 
 def machine_id() -> str:
-    """An identifier of this machine, the same in every boot; "" if unknown. Machines with one host name differ in it.
+    """An identifier of this machine, equal in each boot; "" if unknown. It distinguishes machines with one host name.
 
     It is a digest, because machine-id(5) is confidential. It includes the identity from firmware or hypervisor, because
     copies of one image have the same machine-id.

@@ -177,7 +177,7 @@ def gid_table_size(device: str, port: int, root: str = "/sys") -> int:
 
 
 def gid_of(address: str) -> str:
-    """The GID of an IP address ("192.168.111.7", "fd00::7") in the form of `GidEntry.value`. Raises ValueError."""
+    """The GID of an IP address ("192.168.111.7", "fd00::7"), as `GidEntry.value`. Raises ValueError for others."""
     try:
         if ":" in address:
             octets = inet_pton(AF_INET6, address)

@@ -59,7 +59,7 @@ def read(host: Rtnl, pf_index: int, vf: int) -> dict[str, Any] | None:
 
 
 def guid(host: Rtnl, pf_index: int, vf: int) -> str | None:
-    """The node GUID of the VF number `vf` of an InfiniBand PF; None when it is not told. Raises KernelError."""
+    """The node GUID of the VF number `vf` of an InfiniBand PF; None if not shown. Raises KernelError."""
     payload = _info(host, pf_index, vf).get(_NODE_GUID)
     return _GUID.unpack_from(payload)[1].to_bytes(8, "big").hex(":") if payload else None
 
@@ -101,7 +101,7 @@ def write(host: Rtnl, pf_index: int, vf: int, setting: tuple[str, ...], state: d
 
 
 def _packed(vf: int, first: str, state: dict[str, Any]) -> bytes:
-    """The attribute that sets the keys of one member of SETTINGS, which `first` begins, to their values in `state`."""
+    """The attribute that sets the keys of a setting, the first of which is `first`, to their values in `state`."""
     value = state[first]
     if first == "mac":
         return attribute(_MAC, _MAC_BYTES.pack(vf, bytes.fromhex(value.replace(":", ""))))
