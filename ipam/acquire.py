@@ -117,7 +117,7 @@ def acquire(store: Store, wanted: Sequence[Choice], owner: Owner, terms: Terms) 
             while True:
                 try:
                     answer = attempts.once()
-                except Open as fault:  # a change before the claim is open: a fence, or a release that makes room
+                except Open as fault:  # a fence, or a release before the claim, has an unknown outcome
                     answer = Unknown(fault)
                 if not isinstance(answer, Taken | Unknown):
                     return answer
@@ -136,7 +136,7 @@ def acquire(store: Store, wanted: Sequence[Choice], owner: Owner, terms: Terms) 
         repeats = repeats or Pauses(deadline)
         if (unknown >= _UNKNOWN_TRIES and not isinstance(answer.reason, Unreachable)) or not repeats.wait():
             raise answer.reason
-        owner.sequence = max(time.time_ns(), owner.sequence + 1)  # a request under way has the former number
+        owner.sequence = max(time.time_ns(), owner.sequence + 1)  # a request under way has the former one
 
 
 class _Attempts:

@@ -165,7 +165,7 @@ def is_pending(attachment: Attachment, records: Records) -> bool:
 def restorer(store_ref: dict[str, Any], records: Records, owner: Owner | None = None) -> Callable[[], list[Lease]]:
     """Return a function that reads the first leases of a new store `store_ref` from the records that name the store.
 
-    With an `owner`, the store addresslease gets only the leases of its container and its pod in its network.
+    With an `owner`, the store addresslease gets only leases of the owner's container and pod in the network.
     """
     if owner and store_ref.get("kind") == "addresslease":
         return recorder(owner.attachment.network, records, owner.attachment.container_id, owner.pod[1])

@@ -77,7 +77,7 @@ def release(
             # a claim is made as a whole, so an attachment with a correct record has no other lease
             if not held or store.release(held) < len(held):
                 held = store.find(attachment)
-                if not held and record and record["sequence"]:  # without a sequence the attachment has claimed nothing
+                if not held and record and record["sequence"]:  # no sequence: nothing was claimed
                     store.settle(attachment, record["sequence"])
                     held = store.find(attachment)  # the store may just have executed a claim that was under way
                 if held:

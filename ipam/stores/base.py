@@ -138,9 +138,9 @@ class Unknown:
 class Store:
     """A store of leases. Any method may raise a CniError that names the store; only `release` may then leave changes.
 
-    Each method begins a session of its own unless the caller is in one. While there is room, a store remembers freed
-    addresses. For a pod that `returns`, this is the last address, which the pod gets again if it is free (`survey`).
-    For each address, it is the former pod: for `cooldown` seconds no other pod gets the address (`cooling`).
+    Each method begins a session of its own unless the caller is in one. While there is room, a store remembers the
+    last address of a pod that `returns`, which the pod gets again if it is free (`survey`), and the former pod of
+    each freed address, which no other pod gets for `cooldown` seconds (`cooling`).
 
     `is_claimed_here(want)` returns whether another call of this node is about to claim the address; if not, it notes
     that this call is. So simultaneous calls of one node choose different addresses.
@@ -229,7 +229,7 @@ class Store:
         raise NotImplementedError
 
     def next_open(self, pool: str, scope: str | None, family: int, value: int, high: int) -> int:
-        """An address in value..high + 1: no address from `value` up to, but excluding, this one can be claimed."""
+        """An address in value..high + 1: no address from `value` to the one before it can be claimed."""
         raise NotImplementedError
 
     def claim(self, wants: Sequence[Want], owner: Owner, instead_of: Sequence[Lease] = ()) -> Claimed | Taken | Unknown:

@@ -30,7 +30,7 @@ AGENT = f"railcni/{VERSION}"  # Kubernetes takes the part before the / as the fi
 
 _MOMENT = 0.25  # seconds for each place in the first round of `dial`
 _MOST_BYTES = 64 << 20  # of a reply
-_MOST_LINES = 1 << 18  # bytes of the lines of a reply: heads, also those of interim replies, sizes of chunks, trailers
+_MOST_LINES = 1 << 18  # bytes of a reply's lines: headers, also of interim replies, sizes of chunks, and trailers
 _MOST_KEPT, _KEPT_SECONDS = 4, 30.0  # connections; servers close an idle connection after a minute or more
 
 

@@ -56,7 +56,7 @@ class AddressLeaseStore(ObjectStore):
 
     kind = "addresslease"
     window = objects.BLOCK_SIZE
-    places = 6  # reading on from a full block lists the pool
+    places = 6  # reading past a full block lists the whole pool
 
     def __init__(
         self, store_ref: dict[str, Any], seconds: float = SHARED_SECONDS, known: Callable[[], list[Lease]] = list

@@ -245,7 +245,7 @@ class Database:
                     f"lease file {self.path} could not be read for a moment: retry; see the kernel's log for errors of its disk"
                 )
             return self.damaged(str(fault))
-        if str(fault).startswith(("no such ", "Could not decode ")):  # table or column; a text that is not UTF-8
+        if str(fault).startswith(("no such ", "Could not decode ")):  # no such table or column; text not in UTF-8
             return self.damaged(str(fault))
         if code == sqlite3.SQLITE_CONSTRAINT:
             return self.damaged(f"its bitmaps and leases differ: {fault}")

@@ -124,7 +124,7 @@ class KubernetesStore(ObjectStore):
             return Survey(self.find(owner.attachment), pods, self._former(owner.pod, ifname))
 
     def _strange(self, leases: Sequence[Lease], pod: tuple[str, str, str]) -> list[Lease]:
-        """Those of `leases`, none of which has a pod UID, that a former pod of the same name may still use.
+        """The `leases`, all without a pod UID, that a former pod of the same name may still use.
 
         A reservation older than the living pod was made for a former pod. A lease without a reservation has no known
         age, so a former pod may use it.

@@ -69,7 +69,7 @@ class PoolLocks:
                     f"{what}; it must be a local directory of root with mode 700, such as a tmpfs"
                 ) from None
             self._warn(f"{what}: processes of this node compete for their pools")
-        self._api.deadline += monotonic() - began  # waiting for the lock takes no time from requests
+        self._api.deadline += monotonic() - began  # requests do not lose the time of this wait
 
     @staticmethod
     def _lock(fd: int, seconds: float, last: float) -> None:

@@ -174,7 +174,7 @@ class IPPool:
     def named_scope(self, node: str = "") -> str | None:
         """The scope of leases without a record: the pool's name before the range. None for a name without a range.
 
-        In the name of a node slice's pool, the name of `node` stands before the range; it is left out too.
+        The pool's name of a node slice has the name of `node` before the range; it is left out as well.
         """
         try:
             scope = network_name_of(self.name, self.family, self.first)
