@@ -191,7 +191,7 @@ class _Attempts:
         return answer
 
     def _forbid_open(self, wants: Sequence[Want], own: Sequence[Lease]) -> None:
-        """Cancel the claims that may still be executed, if one would make a lease that is neither in `wants` nor in `own`."""
+        """If a claim that may still be executed would make a lease that is neither in `wants` nor in `own`, cancel it."""
         known = [*wants, *own]
         if not {(*want.place, want.scope) for want in self._open} <= {(*want.place, want.scope) for want in known}:
             self._store.settle(self._owner.attachment, self._owner.sequence - 1)

@@ -1,8 +1,8 @@
 """The IPAM configuration: the `ipam` block, the flat file and the caller's requested addresses as one checked object.
 
-All faults are collected and reported at once, each with its key as it is written: `ipam.ipRanges[1].exclude[0]`,
-`CNI_ARGS IP`, or `PATH: gateway` for a key of the flat file at PATH. The type of each value is
-checked in ipam.keys; ranges, addresses and routes, and combinations of keys (`_check_whole`, `_choose_store`) here. Sources: whereabouts v0.9 (pkg/config, pkg/types); for `ips` and `args` the CNI project's CONVENTIONS.md.
+All faults are reported at once, each with its key as written: `ipam.ipRanges[1].exclude[0]`, `CNI_ARGS IP`, or
+`PATH: gateway` for a key of the flat file at PATH. ipam.keys checks the types; this module checks ranges, addresses,
+routes and combinations of keys. Sources: whereabouts v0.9 (pkg/config, pkg/types); CNI's CONVENTIONS.md.
 """
 
 from __future__ import annotations

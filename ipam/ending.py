@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 def may_hold(request: Request, records: Records) -> bool:
-    """Whether a failed ADD may have left addresses: its record is written before the claim."""
+    """Whether a failed ADD may have left addresses: it has a record, or that is unreadable."""
     holder: Attachment | None = request.attachment
     try:
         if is_of_group(request):

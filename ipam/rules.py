@@ -109,7 +109,7 @@ class ClaimPlan:
 def needs(config: IpamConfig) -> list[Need]:
     """One need for each range, in order. A requested address becomes the address of the need for its range.
 
-    A further request in that range is a further need, of the first range that contains the address. A request outside
+    A further request in the same range is a need of its own, in the first range with the address. A request outside
     of the network's ranges has a range of this address alone, which is always reserved under the network_name.
     """
     scope = config.network_name if config.overlap else None

@@ -98,7 +98,7 @@ def tls_context(authority: str, certificate: str, key: str) -> Any:
 
 
 class _Incoming(io.RawIOBase):
-    """The bytes that a socket receives: after each `begin` a limited number, until a deadline."""
+    """The bytes that a socket receives. `begin` limits their number and sets a deadline."""
 
     def __init__(self, connected: socket.socket) -> None:
         self._socket = connected

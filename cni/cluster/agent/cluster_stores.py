@@ -134,7 +134,7 @@ class ClusterSource(ABC):
         """The leases whose objects have the label of `node`, from the server's cache."""
 
     def read_abandoned(self, nodes: Mapping[str, Node], networks: Iterable[IpamBlock]) -> Iterator[None]:
-        """Read all leases, one page at each step. Keep those that no node's agent frees. `networks` have the ranges."""
+        """Read all leases, one page at each step. Keep those that no node's agent frees. `networks`: for pool sizes."""
         self._begin(networks)
         for page in self._pages(nodes):
             for lease in page:

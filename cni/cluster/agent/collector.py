@@ -264,7 +264,7 @@ class Collector:
     # --- what came of it ---
 
     def _due(self, tracker: GraceTracker, found: dict[Key, Lease], why: dict[Key, str]) -> list[Key]:
-        """The keys of `found`, dead leases, that have been dead for the grace period. Logs leases new to `tracker`."""
+        """The keys of dead leases `found` that have been dead for the grace period. Logs leases new to `tracker`."""
         for key in found.keys() - tracker.leases.keys():
             self.log.say(
                 "info", f"{why[key]}: it is freed if this is still so in {self.grace:g} s", **_fields(found[key])

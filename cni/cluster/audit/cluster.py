@@ -77,7 +77,7 @@ class Cluster:
     # --- the store of the nodes ---
 
     def datastore(self) -> str:
-        """The kind of the store that the cluster's nodes use, by a ConfigMap; "" before an agent has created that."""
+        """The kind of the store that the cluster's nodes use, by a ConfigMap; "" before an agent has created it."""
         found = self._one(CONFIGMAPS, lambda document: (document.get("data") or {}).get("datastore", ""), CHOICE)
         if found is not None and found not in IN_CLUSTER:
             raise InvalidConfig(

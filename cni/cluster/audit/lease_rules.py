@@ -350,7 +350,7 @@ def blocker(
     ends slowly. Only the agent of its node can see this. `seen_on` is the node on which the pod was seen: "" if on
     several nodes, None if on none. `is_over`: the node has reported that the containers have ended. `named` are the
     nodes that leases name. If the lease's node has no Node object, the node was deleted, or the lease has another name
-    for it. In the second case it may be any node that is not ready and that no lease names. `alive` are the nodes whose
+    for it: any node that is not ready and that no lease names may be the lease's node. `alive` are the nodes whose
     agents renew their Leases: such a node may run pods even without a Node object.
     """
     for name in (seen_on, lease.node):

@@ -109,7 +109,7 @@ class AddressLeaseStore(ObjectStore):
         """As Store.survey. A pool counts as near full while the last address of its first block is held."""
         with self.session():
             if new and self._surveyed:
-                self._recent = False  # another claim was first: the cache may be far behind
+                self._recent = False  # another claim was first: the cache may be stale
                 return self._surveyed
             if new != self._recent:
                 self._forget()

@@ -87,7 +87,7 @@ class Access(http.ServerAddress):
         return bool(self._token_file or self.helper)
 
     def kept_as(self) -> Any:
-        """The server and certificates, by which later calls find the connection (Client.kept); None to keep none."""
+        """The server and certificates, the key to a kept connection (Client.kept); None if none is to be kept."""
         if self.helper:
             return None
         pems = [

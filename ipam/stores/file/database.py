@@ -1,8 +1,8 @@
 """The lease file: an SQLite database that one process at a time has open, under flock(2).
 
 A process waits for the lock in the kernel's queue, without polling and for a bounded time. Then it compares the inode,
-since the file may have been renamed or replaced during the wait. Only other programs contend for SQLite's own locks. A killed process leaves a hot journal (PATH-journal), which SQLite
-rolls back when the next process opens the file.
+since the file may have been renamed or replaced during the wait. Only other programs contend for SQLite's own locks.
+A killed process leaves a hot journal (PATH-journal); SQLite rolls it back when the next process opens the file.
 
 journal_mode=PERSIST is the fastest mode here. The journal keeps its disk blocks, so leases can be released on a full
 disk.

@@ -382,7 +382,7 @@ class Reservation:
         self.place(scopes)
 
     def place(self, scopes: Iterable[str]) -> None:
-        """Split the name into scope and address. The scope is the longest of `scopes` that fits, else a prefix."""
+        """Split the name into scope and address, at the longest fitting one of `scopes` or the first fitting "-"."""
         known = sorted(scopes, key=len, reverse=True)
         split = (self.name[:at] for at, sign in enumerate(self.name) if sign == "-" and at)
         self.address, self.lease.scope = None, ""
