@@ -66,7 +66,7 @@ def _lease_differences(
     ranges: Sequence[Range],
     records: Records,
 ) -> list[str]:
-    """A text for each difference of the leases of `attachment` from the addresses `given` and from `ranges`."""
+    """A text for each difference between the leases of `attachment` and `given` (addresses) or `ranges`."""
     record = read_record(attachment, records)
     if config.borrowed and not record:
         raise InvalidConfig(config.borrowed)

@@ -105,7 +105,7 @@ class ClaimsHere:
         note_holder(self._records, self._owner.attachment, wants)
 
     def is_recorded(self, want: Want) -> bool:
-        """Whether another living attachment has `want` in its record, for a store that shows it as free."""
+        """Whether the record of another living attachment has `want`, which the store may show as free."""
         records, owner = self._records, self._owner
         attachment = holder(records, want)
         record = records.read(attachment, PART) if attachment and attachment != owner.attachment else None

@@ -215,7 +215,7 @@ class Source:
         return ETCD[name] if _is_left_out(value) else value
 
     def _is_of_flat_file(self, name: str, is_apart: bool) -> bool:
-        """Whether the flat file gives the value of `name`; for another etcd of the block only if `is_apart`."""
+        """Whether the flat file gives the value of `name`; if the block has its own etcd, only with `is_apart`."""
         if name in NOT_FROM_FLAT_FILE or _is_left_out(self._flat[name]):
             return False
         is_left_out = _is_left_out(self._block.get(name))

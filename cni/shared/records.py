@@ -414,7 +414,7 @@ class Records:
 
 
 def digest(attachment: Attachment, salt: str, size: int) -> bytes:
-    """A digest of `attachment` and `salt`, of `size` bytes."""
+    """A digest of `size` bytes of `attachment` and `salt`."""
     return _hash(size, salt, *attachment.key())
 
 

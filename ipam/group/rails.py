@@ -359,7 +359,7 @@ def differences(
     given: Mapping[tuple[int, int], str],
     records: Records,
 ) -> list[str]:
-    """A text for each difference of this rail's leases from the addresses `given` in prevResult."""
+    """A text for each difference between this rail's leases and the addresses `given` in prevResult."""
     shared = attachment_of(group.name, attachment.container_id)
     found: list[str] = []
     with records.locked(shared, PART):

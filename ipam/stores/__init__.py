@@ -131,8 +131,8 @@ def joined(recorded: dict[str, Any], store_ref: dict[str, Any] | None) -> dict[s
 
     If `store_ref`, from the configuration, means another store than `recorded`, the result is `recorded`. If both mean
     one store, the result is `store_ref` with the pools of both. If the network may not name that store (`borrowed`),
-    the result is `recorded`; it gets the configuration's password only if both references name the same user, and then
-    has only the endpoints that both name.
+    the result is `recorded`. Only if both references name the same user does it also get the configuration's password,
+    and then it has only their common endpoints.
     """
     if not store_ref or not same(recorded, store_ref):
         return recorded

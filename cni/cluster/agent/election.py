@@ -39,7 +39,7 @@ class Election:
         return self._clock() < self._until
 
     def renew(self, api: Api) -> None:
-        """Renew the Lease, or take it when it has no holder. After a CniError of `api` it is left to expire."""
+        """Renew the Lease, or take it when it has no holder. After a CniError the Lease is left to expire."""
         sent = self._clock()
         version, spec = self._read(api)
         self.holder = spec.get("holderIdentity") or ""

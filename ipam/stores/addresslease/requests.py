@@ -67,7 +67,7 @@ class Objects:
 
         Raises Conflict when an object of this name was just deleted. After a lost reply a second request is made, and
         the first may still arrive. So the second one marks its object with the label FENCE, and `remove` keeps a marked
-        object. It raises Open when it finds a lease of another owner, or no object.
+        object. Raises Open when the second finds another owner's lease, or no object.
         """
 
         def create(again: bool) -> tuple[Entry, bool]:
