@@ -289,8 +289,8 @@ def search(
     """The first address that can be claimed, from `start` to the end of `rng`, then from its beginning; or None.
 
     `occupied(low, high)` returns the bitset of a window. `next_open(low, high)` returns an address up to high + 1; all
-    addresses from `low` to the one before it are occupied. It is called after a full window, so that a store can skip
-    full windows unread. `avoid` has addresses that the store does not know as taken, such as those proposed
+    addresses from `low` to the one before are occupied. `next_open` is called after a full window, so that a store can
+    skip full windows unread. `avoid` has addresses that the store does not know as taken, such as those proposed
     for this attachment or in their cooldown. A window has `size` addresses, a power of two.
     """
     for at, end in ((start, rng.last), (rng.first, min(start - 1, rng.last))):

@@ -80,7 +80,7 @@ class EtcdClient(http.Client):
             try:
                 return self._attempt(method, document, read, once, deadline)
             except Failed as failed:
-                if failure is None or monotonic() < deadline:  # the deadline ended this attempt: no cause is known
+                if failure is None or monotonic() < deadline:  # an attempt cut off by the deadline shows no cause
                     failure = failed.failure
             if not attempts.wait():
                 raise failure

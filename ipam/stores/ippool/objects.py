@@ -174,7 +174,7 @@ class IPPool:
     def named_scope(self, node: str = "") -> str | None:
         """The scope of leases without a record: the pool's name before the range. None for a name without a range.
 
-        The pool's name of a node slice has the name of `node` before the range; it is left out as well.
+        The name of a node slice's pool has the name of `node` before the range; the scope lacks both.
         """
         try:
             scope = network_name_of(self.name, self.family, self.first)
