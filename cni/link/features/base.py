@@ -32,7 +32,7 @@ if TYPE_CHECKING:
             """
 
         def plan(self, config: Any, request: Request, place: Place) -> dict[str, Any] | None:
-            """Plan without any change. Returns the document for the record, None for no feature. Raises CniError."""
+            """Plan without any change. Returns the document for the record; None for nothing to do. Raises CniError."""
 
         def before_up(self, document: dict[str, Any], link: Link, sandbox: Sandbox) -> None:
             """Make the changes that precede addresses and start of the link. The thread is in the sandbox."""

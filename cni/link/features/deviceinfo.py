@@ -2,8 +2,8 @@
 
 Source: Device Information Specification of the Network Plumbing Working Group, version 1.1.0. The specification has no
 `type` for RDMA devices without PCI (soft-RoCE): "rdma", as a type and as a member, is railcni's own. The file is
-DIRECTORY/cni/UNIQUE NAME. Before an ADD it holds nothing, or has the device plugin's description of the device that
-this attachment gets (4.2.1). The directory dp/ beside it is for device plugins alone.
+DIRECTORY/cni/UNIQUE NAME. Before an ADD it is missing or empty, or has the device plugin's description of the
+attachment's device (4.2.1). The directory dp/ beside it is for device plugins alone.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ def _is_free(path: str, former: dict[str, Any], addresses: Sequence[str], whose:
 
 
 def _refuse_living(path: str, mark: Any, pod: list[str]) -> None:
-    """Raise TryAgainLater when the file's owner, in `mark`, still has a record and is not of the same `pod`."""
+    """Raise TryAgainLater when the file's owner `mark` still has a record and is not an attachment of `pod`."""
     what = f"the device-info file {path} (runtimeConfig.{CAPABILITY})"
     if not isinstance(mark, list) or [type(part) for part in mark] != [str, str, str]:
         raise TryAgainLater(f"{what} does not name its attachment: remove the file")

@@ -52,7 +52,7 @@ def read(value: Any, request: Request, faults: list[Fault]) -> Rail | None:
 
 
 def plan(config: Rail, request: Request, place: Place) -> dict[str, Any] | None:
-    """The document with group, index and table; None if `routing` is false. The table must be unused so far."""
+    """The document with group, index and table; None if `routing` is false. Raises InvalidConfig for a used table."""
     if not config.routing:
         return None
     if any(rule.table == config.table for rule in routes.rules(place.sandbox.rtnl)):

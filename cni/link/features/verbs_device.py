@@ -234,7 +234,7 @@ def differences(document: dict[str, Any], link: Link, expected: Result, sandbox:
 
 
 def unlike(document: dict[str, Any] | None, config: VerbsConfig) -> list[str]:
-    """The differences, as texts, between plan and configuration. A missing plan is one only if `required` is true."""
+    """The differences, as texts, between plan and configuration. A missing plan counts only if `required` is true."""
     if document is None:
         return ["rdma has no verbs device, configured is that one is required"] if config.required else []
     was = document["ipv6LinkLocal"]

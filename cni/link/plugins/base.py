@@ -96,7 +96,7 @@ if TYPE_CHECKING:
             """
 
         def recognises(self, planned: Any, inside: Rtnl) -> bool:
-            """Whether `inside` certainly has the plan's link. If not, `inside` may be a later namespace."""
+            """Whether `inside` certainly has the plan's link. If not, it may be a later namespace of the same inode."""
 
         def lingers(self, planned: Any, host: Rtnl) -> bool:
             """Whether the host's namespace shows that the plan's link is in use in a sandbox that cannot be found."""
@@ -173,7 +173,7 @@ class DeviceClaim:
 
 
 def keep_log(request: Request, log: Log) -> None:
-    """Leave `log` as it is: the `direct_log` of a plugin without keys for a log."""
+    """The `direct_log` of a plugin without keys for a log: leave `log` as it is."""
 
 
 _UNKNOWN = (None, "")

@@ -145,7 +145,7 @@ def claim(config: MacvlanConfig, request: Request, host: Rtnl, records: Records,
 class MacvlanFacts:
     """The result of `survey`: the master, or if it is missing, all netdevs' names.
 
-    `reason` says why no network may have the link on the master, such as one that the node needs; "" when one may.
+    `reason` says why no network may have the link on the master, for example because the node needs it, or is "".
     """
 
     def __init__(self, master: Link | None, names: list[str], boot_id: str, reason: str = "") -> None:
@@ -480,8 +480,8 @@ def remove(planned: MacvlanPlan, host: Rtnl, inside: Rtnl | None, log: Log) -> N
 def lingers(planned: MacvlanPlan, host: Rtnl) -> bool:
     """Whether the master shows that the link is still up in some namespace, and answers for its addresses.
 
-    A master in the sandbox may stand on a netdev of the host, which then receives the MAC; otherwise none does, and
-    this is False. A configured MAC proves nothing: another attachment may have it by now.
+    With a master in the sandbox, True needs a netdev of the host below the master: that netdev receives the MAC. A
+    configured MAC proves nothing: another attachment may have it by now.
     """
     return planned.macIsDerived and host.receives(planned.lower, planned.mac)
 

@@ -63,7 +63,7 @@ _NO_RDMA = "this kernel has no RDMA: load ib_core and the NIC's RDMA driver, or 
 
 
 def device_name(value: Any) -> str:
-    """A reader of configuration values: the name of a device."""
+    """Check a value of the configuration: the name of a device."""
     if "/" in string(value):
         raise ValueError("want the name of one device, without /")
     return str(value)

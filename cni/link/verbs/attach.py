@@ -333,7 +333,7 @@ class _Attempt:
 
 
 def _release(release: Release, fault: BaseException, left: list[CniError]) -> None:
-    """Release the claimed addresses; append an error to `left`, unless the ADD failed with it, and claimed none."""
+    """Release the claimed addresses. Append an error to `left`, unless it repeats `fault`: then nothing was claimed."""
     try:
         release.finish()
     except CniError as second:

@@ -86,7 +86,7 @@ def is_foreign(request: Request) -> bool:
 
 
 def refuse(faults: Sequence[Fault], request: Request) -> None:
-    """Raise InvalidConfig if there are `faults`, with these and, if the IPAM plugin is ours, the faults of `ipam`."""
+    """If there are `faults`, raise InvalidConfig with them and, if the IPAM plugin is ours, the faults of `ipam`."""
     if not faults:  # the IPAM plugin reads its block when it is called
         return
     every: list[Fault | CniError] = [*faults]

@@ -66,8 +66,8 @@ def end(
     """End the attachment of `record`, whose lock the caller holds. `until` is as for `detach`.
 
     Without a record, another implementation of `plugin` made the attachment, or it never existed. The IPAM plugin's DEL
-    is made when the link is gone; that of a foreign plugin is made earlier. The record is removed last. Returns the
-    errors, and True if the link is gone or the IPAM plugin's DEL was made.
+    is made when the link is gone, or earlier if the plugin is foreign. The record is removed last. Returns the errors,
+    and True if the link is gone or the IPAM plugin's DEL was made.
     """
     release = Release(record, request, log)
     was_attached = True

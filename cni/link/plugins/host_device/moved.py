@@ -115,8 +115,8 @@ def holders(
 def holder_of(
     found: Iterable[tuple[Attachment, dict[str, Any]]], request: Request, host: Rtnl, records: Records, named: Named
 ) -> tuple[Attachment | None, bool]:
-    """Return (the first attachment in `found` that still has the device, or None; True if another has returned it). If
-    the sandbox of an attachment ended without a DEL, this function returns the device to the host."""
+    """Return (the first attachment in `found` that still has the device, or None; True if the device was restored). A
+    device whose sandbox ended without a DEL is restored."""
     is_back = False
     for attachment, record in found:
         held = records.try_locked(attachment, PART)
@@ -283,7 +283,7 @@ def move_out(planned: MovePlan, host: Rtnl, inside: Rtnl | None, log: Log) -> Li
 def lingers(planned: MovePlan, host: Rtnl) -> bool:
     """Whether the device is in another network namespace, so that it may still answer to the attachment's addresses.
 
-    Only a namespace with an id (nsid) in that of `host` is found."""
+    Only namespaces that have an id (nsid) in the host's namespace are searched."""
     if not planned.device or planned.returned:
         return False
     return _in_namespace_of(planned, host) and not _is_of_another(planned)
@@ -298,7 +298,7 @@ def _refuse_missing(planned: MovePlan, host: Rtnl, inside: Rtnl | None) -> None:
     its namespace. Until then the host can list it there: the kernel gave the host's namespace an id for that namespace when
     the device was moved (peernet2id_alloc in __dev_change_net_namespace, net/core/dev.c, since Linux 4.15).
 
-    When a driver was bound again, or a VF made again, a new netdev, the successor, shows that the former is gone.
+    A new netdev (the successor) of a rebound driver or a recreated VF shows that the former netdev is gone.
     """
     former = planned.device
     bus, parent = ("pci", planned.pci) if planned.pci else (former["bus"], former["parent"])

@@ -229,7 +229,7 @@ def adopt(request: Request, host: Rtnl, inside: Rtnl | None) -> MovePlan | None:
 def _stands_on_host(link: Link, host: Rtnl) -> bool:
     """Whether the device named by the alias of `link` is still on the host. The pod itself has then made `link`.
 
-    The host's link of that name counts only if it is hardware or has the MAC of `link`: any other took it later."""
+    A host link of that name counts only if it is hardware or has the MAC of `link`: any other got the name later."""
     other = host.link(name=link.alias)
     return other is not None and (bool(other.parent_device) or other.mac == link.mac)
 
@@ -245,7 +245,7 @@ def differences(planned: MovePlan, config: HostDeviceConfig, link: Link | None, 
 
 
 def _selects(config: HostDeviceConfig, recorded: dict[str, Any], link: Link | None, unknown: bool) -> bool:
-    """Whether the selector names the recorded device; `unknown` if that is unclear."""
+    """Whether the selector names the recorded device; `unknown` if the record does not tell."""
     former, value = recorded["device"], config.value
     if config.kind == "name":
         return value in (former.get("name"), *former.get("altnames", ()), *(link.altnames if link else ()))
@@ -262,7 +262,7 @@ def _selects(config: HostDeviceConfig, recorded: dict[str, Any], link: Link | No
 
 
 def status(config: HostDeviceConfig, host: Rtnl, log: Log) -> Link | None:
-    """The device; None if it is in use, or comes with each request (deviceID). Raises NotAvailable if it is missing."""
+    """The selected netdev; None while it is in use, or if requests name it. Raises NotAvailable if it is missing."""
     if not config.selected or config.device_id:
         return None  # the device comes with each request
     pci = config.pci_address

@@ -3,7 +3,7 @@
 The stages of `Restoration` follow their dependencies: identity, attributes of the link, parameters (disable_ipv6 must be
 off before IPv6 addresses can be added), flags and up, addresses, routes (those without a gateway first), neighbours. Each
 stage compares the device with the record and yields the missing steps, so nothing is written to a device that never
-left. A pass runs all stages and continues after each refusal. At most PASSES passes run. Another one follows a refusal
+left. A pass runs all stages and continues after each refusal. At most PASSES passes run. Another pass follows a refusal
 
     if the pass has changed something, on which the refused step may depend
     after a pause, while the kernel examines an address (duplicate address detection): meanwhile it refuses the address

@@ -38,14 +38,14 @@ LOG_LEVELS = ("panic", "error", "warning", "info", "verbose", "debug")
 
 
 def pci_address(value: Any) -> str:
-    """A reader of configuration values: a PCI address."""
+    """Check a value of the configuration: a PCI address."""
     if not sysfs.is_pci_address(string(value)):
         raise ValueError("want the PCI address of a VF, such as 0000:3b:00.2")
     return str(value).lower()
 
 
 def vlan_protocol(value: Any) -> str:
-    """A reader of configuration values: the protocol of a VLAN."""
+    """Check a value of the configuration: the protocol of a VLAN."""
     return str(one_of("802.1q", "802.1ad")(string(value).lower()))
 
 
@@ -150,7 +150,7 @@ def direct_log(request: Request, log: Log) -> None:
 
 
 class SriovFacts(moved.MoveFacts):
-    """The facts of a move, and the VF as its PF sees it. `exists` is that of the PCI device."""
+    """The facts of a move, and the VF as its PF sees it. `exists`: the PCI device exists."""
 
     exists = True
     function: vf.VirtualFunction | None = None
@@ -218,7 +218,7 @@ def survey(
 
 
 def _holder(pci: str, request: Request, host: Rtnl, records: Records, named: Named) -> Attachment | str:
-    """The attachment, or sandbox of Go's plugin, with the VF; or "". Restores a VF whose sandbox has ended."""
+    """The attachment with the VF, or a sandbox's path (Go's plugin), or "". Restores a VF whose sandbox has ended."""
     every = devices.recorded(request.attachment, records, pci)
     found = ((a, record) for a, record in every if record["link"]["pci"] == pci)
     holder, _ = moved.holder_of(found, request, host, records, named)

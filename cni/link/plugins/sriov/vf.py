@@ -1,7 +1,7 @@
 """The settings of a VF that sriov makes and restores through the PF, and the MAC, which PF and netdev both keep.
 
 A VF has the MAC of its netdev and the administrative MAC, which the PF keeps. Drivers differ: some VFs take over the
-administrative MAC at once or when their driver is loaded, some refuse any other MAC while there is one (igb, i40e:
+administrative MAC at once or when their driver is loaded, some refuse any other MAC while one is set (igb, i40e:
 drivers/net/ethernet/intel), and for some the two are independent (mlx5). So the netdev's MAC is set first. If the
 driver refuses, the administrative MAC is removed before another try. Both are set again until they read back right.
 """
