@@ -41,7 +41,7 @@ def is_chosen(options: argparse.Namespace, document: dict[str, Any]) -> bool:
 
 
 def told(options: argparse.Namespace, *further: str) -> str:
-    """The text of the given filters and `further` options, for a message that nothing was found."""
+    """The given filters and `further` options as text, for the message that nothing was found."""
     filters = {name: getattr(options, name) for name in ("network", "pod", "container_id", *further)}
     return "".join(f" with --{name.replace('_', '-')} {value}" for name, value in filters.items() if value)
 

@@ -133,7 +133,7 @@ def compare(around: Surroundings) -> None:
 
 def _compare(pod: PodNetworks, around: Surroundings, classes: dict[str, str]) -> None:
     """Warn of each network whose resource the pod lacks, when the pod asks for other resources of that domain, or
-    claims devices that no network needs. No warning if the pod asks for nothing: an admission webhook may do that."""
+    claims devices that no network needs. No warning if the pod asks for nothing: a webhook may add requests."""
     asked = {
         claim: {(name, of or classes.get(name, "")) for name, of in around.requests.get(claim, ())}
         for claim in pod.claims

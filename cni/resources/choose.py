@@ -142,7 +142,7 @@ def _candidate(nic: Function, ports: list[Port], resource: Shared, host: Host) -
     if resource.gidsPerDevice == 0 or not ports or not all(port.is_roce and port.room for port in ports):
         return _Candidate(resource.name, offer, resource.rdmaHcaMax, 0, 0, 0)
     cost = resource.gidsPerDevice or _ADDRESSES * max(len({gid.kind for gid in port.gids}) or 1 for port in ports)
-    # without the host's own entries; a device uses one port, so the remainder of a port is of no use
+    # entries that are not the host's own; a device uses one port, so the remainder of a port is of no use
     free = [port.room - sum(not gid.ndev or gid.ndev in port.links for gid in port.gids) for port in ports]
     room = sum(port.room for port in ports)
     offer = replace(offer, gids=cost)
@@ -152,7 +152,7 @@ def _candidate(nic: Function, ports: list[Port], resource: Shared, host: Host) -
 def _divided(candidates: Sequence[_Candidate]) -> dict[tuple[str, str], int]:
     """Return each resource's limit of devices on each NIC, by (resource, NIC).
 
-    The GIDs of a NIC are shared evenly. What a resource does not want of its share goes to the others, again evenly."""
+    The GIDs of a NIC are shared evenly. The unwanted part of a resource's share goes to the others, again evenly."""
     given = {(c.resource, c.offer.name): c.wants for c in candidates}
     by_nic: dict[str, list[_Candidate]] = {}
     for candidate in candidates:

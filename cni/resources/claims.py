@@ -19,7 +19,7 @@ Record = dict[str, Any]
 
 
 def named(claim: Record) -> str:
-    """The claim in messages."""
+    """The claim's name for messages."""
     return f"ResourceClaim {claim['namespace']}/{claim['name']}"
 
 

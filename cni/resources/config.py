@@ -1,7 +1,7 @@
-"""The configuration. A file may have the list of the RDMA shared device plugin (`configList`), that of the SR-IOV
-device plugin (`resourceList`), both unchanged, the wanted virtual functions (`virtualFunctions`, or objects of
-sriov-network-operator), and the NICs of rails (`rails`). As in Go's encoding/json, keys match in any case, null counts as absent, and unknown keys are
-ignored; here they also get a warning.
+"""The configuration. A file may have the `configList` of the RDMA shared device plugin and the `resourceList` of the
+SR-IOV device plugin, both unchanged, the wanted virtual functions (`virtualFunctions`, or objects of
+sriov-network-operator), and the NICs of rails (`rails`). As in Go's encoding/json, keys match in any case, null counts
+as absent, and unknown keys are ignored; each unknown key also gets a warning.
 
 A faulty member of a list is left out, and the others count. Pure.
 """

@@ -21,7 +21,7 @@ _PIECE = 1 << 16  # the most bytes of stdout in a packet, as in launcher.c
 
 
 def name_of(identity: str) -> str:
-    """The name, without suffix, of socket and lock: pack, mount namespace, network namespace, settings of a caller."""
+    """The name of socket and lock, without suffix: the pack, the namespaces and the settings in `identity`."""
     return "-".join(identity.split("-")[:4])
 
 

@@ -153,7 +153,7 @@ def _show(options: argparse.Namespace) -> int:
 
 
 def _place(choice: Choice, leases: list[Lease]) -> None:
-    """Add the node to each lease without one whose pod lives, if this user may read pods."""
+    """Add the pod's node to each lease that has no node but a living pod, if this user may read pods."""
     cluster = Cluster(choice.kubeconfig, choice.namespace)
     try:
         for lease in leases:

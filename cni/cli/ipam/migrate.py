@@ -251,8 +251,8 @@ class _Migration:
         return len(leases) if is_done else self._opened(self._source, leases).release(leases)
 
     def _opened(self, choice: Choice, leases: Iterable[Lease], use: int = CREATE) -> Store:
-        """Open a store. `use` is CREATE, which makes a missing one, or READ. An IPPool store locks the pools of
-        `leases`. In a move between the stores of a cluster, each store accepts claims in ranges of the other."""
+        """Open a store. `use` is READ, or CREATE to make a missing store. An IPPool store locks the pools of `leases`.
+        In a move between a cluster's stores, each store accepts claims in ranges that the other one has."""
         store_ref: dict[str, Any] = {**choice.store_ref, "moves": self._pools is not None}
         if choice.kind == "kubernetes":
             store_ref["pools"] = sorted({lease.pool for lease in leases})

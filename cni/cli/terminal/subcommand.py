@@ -64,7 +64,7 @@ class Parser(argparse.ArgumentParser):
         super().error(message)
 
     def only(self, applies: object, condition: str, *options: str) -> None:
-        """Refuse given `options` unless `applies`: they would change nothing. `condition` says when they do."""
+        """Refuse the given ones of `options` unless `applies`; `condition` says when these options have an effect."""
         for option in options:
             if option in self.given and not applies:
                 names = "/".join(self._option_string_actions[option].option_strings)

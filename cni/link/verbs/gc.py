@@ -65,8 +65,7 @@ def gc(_: LinkPlugin, request: Request, records: Records) -> None:
 
 
 def _locked(attachments: Iterable[Attachment], records: Records) -> Iterator[tuple[Attachment, dict[str, Any] | None]]:
-    """Yield each (attachment, record) under its lock, without unrecorded ones; (…, None) if another call has the
-    lock."""
+    """Yield each recorded (attachment, record) under its lock; (attachment, None) if another call has the lock."""
     for attachment in attachments:
         held = records.try_locked(attachment, PART)
         if held is None:

@@ -52,7 +52,7 @@ class Folder:
         self.bundle = f"{path}/{BUNDLE}"
 
     def carry_out(self, steps: Iterable[Step], say: _Say = str) -> None:
-        """Carry out `steps`, after `say` of the text of each. Raises IoFailure, which names the failed step."""
+        """Carry out `steps`, and first `say` the text of each. Raises IoFailure, which names the failed step."""
         for step in steps:
             say(step.text)
             try:

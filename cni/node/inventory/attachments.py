@@ -52,7 +52,7 @@ def changed(directory: str = STATE) -> int:
 
 
 def completed(directory: str = STATE) -> tuple[list[dict[str, Any]], bool]:
-    """Return (attachments and groups of rails on which no call is at work, whether a call is at work on others)."""
+    """Return (attachments and groups of rails that no call is changing, True if a call is changing another one)."""
     records, ended, every = Records(directory), [], found(directory=directory)
     for one in every:
         held = records.try_locked(Attachment(one["network"], one["containerID"], one["ifname"]), LINK)

@@ -15,14 +15,14 @@ from cni.node.inventory.topology import beside, text
 from cni.shared.kernel import rdma_sysfs, sysfs
 
 CABLE = "see cable and transceiver (ethtool -m), and the switch port's counters"
-_NETDEV = "netdev/"  # RoCE ports do not count in link_downed, but their netdevs do
+_NETDEV = "netdev/"  # link_downed does not count for RoCE ports; their netdevs count instead
 _LOSS = "see PFC and ECN here and on the switches: packets are lost on the way"
 
 
 @dataclass(frozen=True)
 class ErrorCounter:
-    """An error counter: its `place` below the folder of the port or, after _NETDEV, of the port's netdev (of a bond, of
-    all its ports), its `meaning`, and the `remedy` for errors. `many` is the least value since the port's start that is reported."""
+    """An error counter. `place` is its path in the port's folder or, after _NETDEV, in the folder of the port's netdev;
+    for a bond, its ports' counters are added up. Fewer errors than `many` since the port's start are not reported."""
 
     place: str
     meaning: str

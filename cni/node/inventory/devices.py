@@ -30,7 +30,7 @@ class Gid:
 class Port:
     """A port of a verbs device. `mtu` is the netdev's MTU in bytes, `roce_mtu` the RoCE MTU that results from it; each
     is None if unknown, `roce_mtu` also without RoCE. `carrier` is None if the netdev is not seen. `room` is the size of
-    the GID table. `links` are the netdev and the links above it in this namespace; a GID on another is a pod's."""
+    the GID table. `links` are the netdev and the links above it in this namespace; a GID of another link is a pod's."""
 
     device: str
     number: int

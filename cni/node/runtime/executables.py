@@ -98,7 +98,7 @@ def _execute(file: str, environ: Mapping[str, str], stdin: bytes) -> subprocess.
 
 
 def _interpreter(file: str) -> str:
-    """The interpreter of a script, as a part of a message: execve(2) gives ENOENT if the interpreter is missing, too.
+    """The part of a message that names a script's interpreter, since ENOENT of execve(2) may mean that this is missing;
     "" for other files."""
     try:
         with open(file, "rb") as script:

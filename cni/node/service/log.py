@@ -14,8 +14,8 @@ LEVELS = ("debug", "info", "warning", "error")
 
 
 class AgentLog(Log):
-    """A log for people and programs, which the plugins' code can also use. A lasting fault has one line. Lines below
-    the `threshold`, one of LEVELS, are not written."""
+    """A log for people and programs, which the plugins' code can also use. `state` logs a lasting fault once. Lines
+    below the `threshold`, one of LEVELS, are not written."""
 
     __slots__ = ("_last", "_shown")
 

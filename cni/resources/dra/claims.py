@@ -76,8 +76,8 @@ class Claims:
     def _free(self, record: Record, exclusive: Collection[str]) -> None:
         """Unprepare each other claim that has a device of `record` whose name is in `exclusive`.
 
-        Raises TryAgainLater when `holder` gives a reason why the other claim is in use: two containers would have the
-        device.
+        Raises TryAgainLater when `holder` gives a reason why the other claim is in use, so that no two containers have
+        the device.
         """
         wanted = _held(record).intersection(exclusive)
         for other in self.records():

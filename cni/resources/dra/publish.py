@@ -117,7 +117,7 @@ class Publisher:
 
 
 def _content(documents: Iterable[dict[str, Any]]) -> _Content:
-    """The content of slices that is compared, by their names: all except the generation."""
+    """The content to compare, by slice name: all but the pool's generation."""
     specs = {one["metadata"]["name"]: one["spec"] for one in documents}
     return {name: (spec["devices"], spec["pool"]["resourceSliceCount"]) for name, spec in specs.items()}
 

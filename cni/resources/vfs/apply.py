@@ -37,7 +37,7 @@ _REMEDIES = {
 def apply(policies: Sequence[VfPolicy], root: str, kubelet: str, done: Callable[[VfStep], object]) -> list[str]:
     """Make the VFs, and call `done` after each step; return a sentence for each refusal and failure.
 
-    After a failure, the card gets no further steps; after that of a MAC, no MACs and rebinding. Other cards go on.
+    A failed step ends the steps of its card; a failed MAC ends only MACs and rebinding. Other cards go on.
     """
     node = cards.read(root, kubelet)
     functions = {card.function.id: card.function for card in node.cards}
