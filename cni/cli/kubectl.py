@@ -61,7 +61,7 @@ class NodeAgent:
 
 
 def add_access(parser: argparse.ArgumentParser, default: str = argparse.SUPPRESS, files: bool = True) -> None:
-    """Add --context and, if `files`, --kubeconfig. A subcommand has them too, but without a `default`."""
+    """Add --context and, if `files`, --kubeconfig. A subcommand has these options too, but without a `default`."""
     about = "a context of kubectl's configuration; default: the current one"
     subcommand.option(parser, "--context", default, about, "NAME", shown=False)
     if files:

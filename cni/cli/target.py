@@ -113,7 +113,7 @@ def default_container_id(netns: str) -> str:
 
 
 def _same(a: str, b: str) -> bool:
-    """Whether two paths lead to the same namespace; if one is gone, whether the paths are the same."""
+    """Whether two paths lead to the same namespace; if a namespace is gone, whether the paths are the same."""
     try:
         return os.path.samefile(a, b)
     except OSError:

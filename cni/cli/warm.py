@@ -95,7 +95,7 @@ def found(root: str = "/") -> list[Workers]:
 def stop(root: str = "/", seconds: float = END_SECONDS) -> int:
     """End all workers when they have served their calls; return the number of supervisors.
 
-    Raises TryAgainLater if one of them is still there after `seconds`. A supervisor that starts meanwhile stays.
+    Raises TryAgainLater if a supervisor is still there after `seconds`. A supervisor that starts meanwhile stays.
     """
     asked = {path: _ask_to_end(path) for path in _sockets(root)}
     deadline = time.monotonic() + seconds

@@ -32,8 +32,8 @@ def variables(resource: Resource, offers: Sequence[Offer]) -> dict[str, str]:
 
 
 def cdi_document(kind: str, devices: Iterable[tuple[str, Sequence[DeviceNode], Mapping[str, str]]]) -> dict[str, Any]:
-    """The CDI specification of `devices`, (name, nodes, variables). Devices with only a name are left out: CDI refuses
-    them."""
+    """The CDI specification of `devices`, (name, nodes, variables). Devices without nodes and variables are left out:
+    CDI refuses them."""
     return {
         "cdiVersion": _CDI_VERSION,
         "kind": kind,

@@ -34,7 +34,7 @@ def matches(function: Function, selectors: Selectors) -> bool:
 
 
 def _is_of(ranged: Sequence[str], names: Collection[str], index: int) -> bool:
-    """Whether `ranged`, such as ["NAME#0-3,7"], selects the VF `index` of the PF `names`. NAME alone: all VFs."""
+    """Whether `ranged`, such as ["NAME#0-3,7"], selects the VF `index` of the PF with `names`. NAME alone: all VFs."""
     folded = {name.lower() for name in names}
     for item in ranged:
         name, parts = spans(item)

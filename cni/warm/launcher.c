@@ -61,8 +61,8 @@
 
 enum {
 	DIGEST_AT = 12288 - 32, DIGEST_SIZE = 32, /* where the pack has its digest: cni/compiled/pack.py */
-	MOST_STDIN = (8 << 20) + 1,              /* as cni/link/run.py reads: one byte more than is taken */
-	HELLO_MS = 1000,                         /* none comes when the workers are busy or stopped */
+	MOST_STDIN = (8 << 20) + 1,              /* as cni/link/run.py reads: one byte more than is accepted */
+	HELLO_MS = 1000,                         /* no hello comes when the workers are busy or stopped */
 	REPLY_MS = 300000,                       /* kubelet itself gives up after 240 s */
 	MOST_REPLY = 1 << 20,
 	PIECE = 1 << 16,
@@ -85,7 +85,7 @@ static int begins(const char *text, const char *start)
 	return !strncmp(text, start, strlen(start));
 }
 
-/* Append to `text`, which has room for `size` bytes, what printf would print, as far as there is room. */
+/* Append a text in printf's format to `text`, a buffer of `size` bytes; what does not fit is cut off. */
 __attribute__((format(printf, 3, 4))) static void append(char *text, size_t size, const char *format, ...)
 {
 	size_t used = strlen(text);
@@ -112,7 +112,7 @@ __attribute__((noreturn)) static void fail(const char *before, const char *path,
 	_exit(1);
 }
 
-/* Write `said` to stdout, and exit with `status`. Exit with 1 after a failed write: the runtime sees the failure. */
+/* Write `said` to stdout, and exit with `status`; after a failed write with 1, so that the runtime sees the failure. */
 __attribute__((noreturn)) static void answer(const char *said, size_t size, int status)
 {
 	signal(SIGPIPE, SIG_IGN);
@@ -130,7 +130,7 @@ __attribute__((noreturn)) static void answer(const char *said, size_t size, int 
 
 /* --- warm --- */
 
-static char identity[512];         /* what a worker must be one of: the pack, the namespaces, the settings, the root, the powers */
+static char identity[512];         /* of the callers that a worker serves: pack, namespaces, settings, root, powers */
 static struct sockaddr_un address; /* where such workers listen */
 static int kept_stdin = -1;        /* a memfd with all of stdin, once it was read */
 static char said[MOST_REPLY];      /* stdout, as far as the worker has sent it */
@@ -155,7 +155,7 @@ static int have_streams(void)
 	return 1;
 }
 
-/* Replace a stdin that is a directory by such a descriptor: with a directory, Python would exit without a reply. */
+/* Replace a stdin that is a directory by an unreadable descriptor: with a directory, Python would exit without a reply. */
 static void have_no_directory(void)
 {
 	struct stat found;
@@ -187,7 +187,7 @@ static unsigned settings(void)
 }
 
 /* Fill `identity` and `address`. `root` is the folder of the bundle or checkout. Returns 0 on a failure: without /proc
- * and on older kernels nothing distinguishes two namespaces. */
+ * or on an older kernel nothing distinguishes two namespaces. */
 static int identify(const char *root)
 {
 	static const char *const namespaces[] = { /* the first two are in the name of the socket, with the settings */
@@ -241,7 +241,7 @@ static ssize_t read_stdin(char *piece, size_t size)
 }
 
 /* Read stdin to its end into a memfd. Returns 0 when nothing was read: after a failure, or when the caller limits the
- * size of files, and so of a memfd. After a part was read, a failure is an error: this part cannot be read again. */
+ * size of files, and so of a memfd. A failure after a part was read ends the call: this part cannot be read again. */
 static int keep_stdin(void)
 {
 	static const char again[] = "retry when the node has memory";

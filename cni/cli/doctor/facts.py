@@ -228,7 +228,7 @@ class NodeFacts:
 
     @cached_property
     def counts(self) -> tuple[PortCounts, PortCounts, float]:
-        """Return (the ports' counters now, those of `watch` seconds ago, `watch`); without `watch`, (now, {}, 0)."""
+        """Return (the counters now, the counters `watch` seconds ago, `watch`); without `watch`, (now, {}, 0)."""
         before = self._read_counts() if self.watch else {}
         time.sleep(self.watch)
         return self._read_counts(), before, self.watch

@@ -20,8 +20,8 @@ MEANINGS = {
 
 @dataclass(frozen=True)
 class Observation:
-    """A finding of a check: `found` is the state of `subject`, `healthy` the wanted state, `remedy` the way there. The
-    last two are "" if nothing is wrong."""
+    """A finding of a check: `found` is the state of `subject`, `healthy` the wanted state, `remedy` the way to that
+    state. The last two are "" if nothing is wrong."""
 
     level: str
     subject: str

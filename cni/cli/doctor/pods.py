@@ -220,7 +220,7 @@ def _check_indexes(subject: str, process: PodProcess, links: Sequence[AttachedLi
 
 
 def check_peer(sandbox: NamespaceView, links: Sequence[AttachedLink], peer: str) -> list[Observation]:
-    """Ping the peer from inside the pod's namespace, with a small packet and with one of the link's whole MTU."""
+    """Ping the peer from the pod's namespace, with a small packet and with a packet of the link's whole MTU."""
     if not peer:
         return [Observation(SKIPPED, "a peer", "not looked at: name the address of another pod with --peer")]
     wanted = ipaddress.ip_address(peer)
@@ -236,7 +236,7 @@ def check_peer(sandbox: NamespaceView, links: Sequence[AttachedLink], peer: str)
 
 
 def ping(peer: str, own: str, mtu: int) -> list[Observation]:
-    """Ping `peer` from the address `own` of this namespace: with a small packet, and with one of the whole `mtu`."""
+    """Ping `peer` from the address `own` of this namespace: with a small packet, and with a packet of `mtu` bytes."""
     headers = 28 if ":" not in peer else 48  # IP and ICMP
     found, remedy = [], _SEE
     subject, small = f"{peer} from {own}", ""

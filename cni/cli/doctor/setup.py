@@ -165,14 +165,14 @@ def check_policy(masters: Collection[str]) -> Iterator[Observation]:
 
 
 def _store_of(config: str) -> stores.Choice | None:
-    """The store of the flat file `config`, by default of the installed one; None if none is installed."""
+    """The store of the flat file `config`, by default the installed file; None if no file is installed."""
     if not config and not any(os.path.exists(path) for path in flatfile.PATHS):
         return None
     return stores.of_flat_file(config)
 
 
 def check_store(config: str = "") -> Iterator[Observation]:
-    """Ask the store of the flat file `config`, by default of the installed one, for its pools."""
+    """Ask the store of the flat file `config`, by default the installed file, for its pools."""
     subject, begun = "store: the flat file's", time.monotonic()
     try:
         choice = _store_of(config)
@@ -203,7 +203,7 @@ def check_store(config: str = "") -> Iterator[Observation]:
 def check_admission(has_dra: bool, config: str = "") -> Iterator[Observation]:
     """Find missing bindings of admission policies in the cluster that the flat file names.
 
-    `has_dra`: those of the DRA driver too. Yields no finding if this user may not read them."""
+    `has_dra`: also those of the DRA driver. Yields no finding if this user may not read bindings."""
     wanted = {file: names for file, names in POLICIES.items() if has_dra or not file.startswith("dra/")}
     missing: dict[str, str] = {}  # each with its file
     try:

@@ -116,7 +116,7 @@ def seen_twice(choices: Sequence[Choice], say: Callable[[str], object]) -> snaps
 
 
 def _pending(found: Sequence[Finding], unread: list[str]) -> Iterator[Finding]:
-    """Yield this node's pending releases that `found` lacks. If records cannot be read, add the reason to `unread`."""
+    """Yield this node's pending releases that `found` lacks. If records are unreadable, add the reason to `unread`."""
     told = {(f.network, f.container_id, f.ifname) for f in found if f.kind == RELEASE_PENDING}
     try:
         known = recorded.pending()

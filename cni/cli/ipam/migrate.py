@@ -164,7 +164,7 @@ def _shown(lease: Lease) -> str:
 
 
 class _Migration:
-    """A migration of leases from one store to another. A source that is missing, or is the target, is refused.
+    """A migration of leases from one store to another. A missing source, or the target as source, is refused.
 
     Each range is in one of a cluster's two stores. `_pools` are the IPPools in a move between these; else None.
     """

@@ -242,7 +242,7 @@ def _one(finding: Finding, found_again: bool, found: _Found, options: argparse.N
 
 
 def _wait(made: Report, grace: float, say: Callable[[str], object]) -> None:
-    """Wait until the report `made` is `grace` seconds old, so that the next reading is at least that much later."""
+    """Wait until the report `made` is `grace` seconds old: the next reading is then at least a grace period later."""
     age = (datetime.now(UTC) - made.created).total_seconds()
     end = time.monotonic() + min(grace - age, grace)
     while (left := end - time.monotonic()) > 0:

@@ -187,7 +187,7 @@ def peer_of(text: str, rails: Sequence[AttachedRail], sandboxes: Sequence[Namesp
 
 
 def ping(rails: Sequence[AttachedRail], peer: Peer) -> None:
-    """Ping each address of the peer from an address of the same rail, of the same subnet if possible, else of the same
+    """Ping each address of the peer from an address of the same rail: in the same subnet if possible, else of the same
     family. Add times and faults to the rails."""
     for attached in rails:
         theirs = peer.get(attached.key, [])

@@ -157,7 +157,7 @@ def _tree(name: str, directory: str) -> list[Part]:
 
 
 def _file(name: str, path: str, end: bool = False) -> Part:
-    """Read a file as a part; with `end`, the end of a large one. Other large or binary files are missing parts."""
+    """Read a file as a part. A large file is cut to its end if `end`, else missing; a binary file is missing."""
     try:
         if path.endswith(_CERTIFICATES):
             raise ValueError("certificates and keys are not gathered")

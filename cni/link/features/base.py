@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from cni.shared.spec.result import Result
 
     class Feature(Protocol):
-        """The module of a feature. `config` is of the module's own class; `document`, in the record, is JSON."""
+        """The module of a feature. `config` is what `read` returns, `document` what `plan` returns (JSON)."""
 
         KEY: Key  # the feature's key in the network configuration
         KEYS: Sequence[Key]  # the keys of the object that may be the value of KEY

@@ -70,8 +70,8 @@ class Folder:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Hold the lock of this folder's installers: that of the folder itself, which ends with the process. A bundle
-        folder in which nothing is left is removed at the end.
+        """Hold the lock of this folder's installers, a flock of the folder itself, which ends with the process. A
+        bundle folder in which nothing is left is removed at the end.
 
         Raises TryAgainLater if another installer holds the lock, IoFailure if the folder cannot be opened.
         """

@@ -85,5 +85,5 @@ def preferred(resource: Resource, available: Sequence[str], needed: Sequence[str
 
 
 def cdi_document(resource: Resource) -> dict[str, Any]:
-    """The CDI specification of the resource's devices, without those that bring no device node."""
+    """The CDI specification of those devices of the resource that bring a device node."""
     return containers.cdi_document(resource.name, ((o.name, o.nodes, {}) for o in resource.offers))

@@ -3,8 +3,8 @@
 kubelet ends a stream without notice when it restarts, when another plugin takes the resource, and when it mistakes the
 new connection of a quickly restarted plugin for the old one. So a resource counts as served only while a stream is
 open, whether or not the registration succeeded. When any connection of a resource ends, kubelet sets all devices of the
-resource to unhealthy. So soon after a stream has begun, and then from time to time, the devices that kubelet has are
-read. The list is sent again when kubelet's devices differ from the list.
+resource to unhealthy. So kubelet's devices are read soon after a stream has begun, and then from time to time. The list
+is sent again when they differ from it.
 
 Devices that were never offered here belong to another plugin, which has registered later. kubelet then asks that plugin
 for allocations, but uses the last list of either plugin. So no list is sent from here until the other plugin has gone.

@@ -184,7 +184,7 @@ def allocated(kubeconfig: str, claim: Record) -> tuple[dict[str, Any], list[str]
 
 
 def _claim(api: Api, claim: Record) -> dict[str, Any] | None:
-    """The claim at the API server; None when the claim is gone, or its name has another UID now. Raises CniError."""
+    """The claim at the API server; None when the claim is gone, or was made again with another UID. Raises CniError."""
     try:
         found, _ = api.get(CLAIMS, claim["name"], namespace=claim["namespace"])
     except Gone:

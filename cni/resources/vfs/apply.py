@@ -145,7 +145,7 @@ def _autoprobe(card: str, wanted: str) -> Iterator[None]:
 
 
 def _set(sys: str, address: str, step: VfStep) -> None:
-    """Set the MTU of the function's netdev, or set the netdev up, even if udev renames it in the meantime."""
+    """Set the MTU of the function's netdev, or set the netdev up, even if udev renames the netdev meanwhile."""
     name = "mtu" if step.what == MTU else "flags"
     for _ in range(_RENAMES):
         for netdev in sysfs.netdevs_of_pci(address, sys)[:1]:
