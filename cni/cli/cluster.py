@@ -141,7 +141,7 @@ def _ask(options: argparse.Namespace, agent: kubectl.NodeAgent) -> dict[str, Any
 def _answer(
     options: argparse.Namespace, agent: kubectl.NodeAgent, command: Sequence[str], *places: str, given: str = ""
 ) -> Any:
-    """Run `railcni` in the agent's pod with those options of the agent that `places` names; return the JSON that it
+    """Run `railcni` in the agent's pod, with the agent's values of the options `places`; return the JSON that it
     prints. Raises IoFailure if the agent does not run or answer."""
     if agent.fault:
         raise IoFailure(agent.fault)

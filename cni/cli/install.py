@@ -158,8 +158,8 @@ def _refuse_held(options: argparse.Namespace, found: Installation, folder: Folde
 
     An attachment of an earlier boot needs no DEL: the kernel has forgotten it. Nor does a macvlan whose namespace is
     gone. But a physical device is then on the host under its name in the pod, and only its record has the former name.
-    In a container (--root), a namespace counts as gone if the host's directory of its path is there and the namespace
-    is not.
+    In a container (--root), a namespace counts as gone if the host has the directory of its path, but not the
+    namespace.
     """
     remaining, boot_id, held = found.kept | found.foreign, node.boot_id(), []
     for attachment in recorded.found(directory=state_of(options)):
@@ -234,8 +234,7 @@ def _attachments(state: str, root: str, faults: list[str]) -> dict[str, int] | N
     """Count the attachments: `live`, `gone` (the namespace is gone), `pending` (a release is pending). If this user
     cannot read them, return None and add the reason to `faults`.
 
-    In a container, a namespace counts as gone if nothing is at its path on the host, but the directory of that path
-    exists.
+    In a container, a namespace counts as gone if the host has the directory of its path, but nothing at the path.
     """
     try:
         found = recorded.found(directory=state)

@@ -16,7 +16,7 @@ LARGEST_PAGE = 0x10000  # bytes; aarch64 kernels with 64 KB pages (RHEL's, NVIDI
 
 
 def is_elf(file: Path) -> bool:
-    """Whether this is a 64-bit little-endian ELF file."""
+    """Whether `file` is a 64-bit little-endian ELF file."""
     with file.open("rb") as opened:
         return opened.read(6) == b"\x7fELF\x02\x01"
 

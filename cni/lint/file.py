@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 def lint(paths: Iterable[str], flat: Files | None = None) -> list[Diagnostic]:
     """Return the findings about `paths`, in their order: files, directories such as /etc/cni/net.d, or "-" for stdin.
 
-    `flat` reads the flat file; the module ipam.flatfile reads this node's. Without `flat`, a flat file that names a
+    `flat` reads the flat file, as the module ipam.flatfile reads this node's. Without `flat`, a flat file that names a
     store is assumed, as usual in clusters. A file that cannot be read is a finding too.
     """
     around = Surroundings(flat=flat or Assumed())

@@ -36,7 +36,7 @@ def _resource(text: str) -> str:
 
 
 class _Spec(BaseModel):
-    """The spec of a network. Fields without `exclude` are keys of its plugin, after those of `plugin`."""
+    """The spec of a network. Its plugin gets the keys of `plugin`, then the fields without `exclude`."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 

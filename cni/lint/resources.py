@@ -84,7 +84,7 @@ def _objects(value: Any) -> list[dict[str, Any]]:
 
 
 def _claims(listed: Any, namespace: str) -> list[Claim]:
-    """The claims of a pod, by its `resourceClaims`."""
+    """The claims that the `resourceClaims` of a pod name."""
     kinds = {"resourceClaimTemplateName": "ResourceClaimTemplate", "resourceClaimName": "ResourceClaim"}
     return [(kinds[key], namespace, str(one[key])) for one in _objects(listed) for key in kinds if one.get(key)]
 
@@ -105,7 +105,7 @@ def _selected(chooser: dict[str, Any]) -> str:
 
 
 def _names(text: str, namespace: str) -> list[tuple[str, str]]:
-    """The (namespace, name) of each network in a pod's annotation: JSON, or "NAMESPACE/NAME@IFNAME, ..."."""
+    """The (namespace, name) of each network in an annotation's text: JSON, or "NAMESPACE/NAME@IFNAME, ..."."""
     try:
         listed = json.loads(text) if text.lstrip().startswith("[") else []
         return [(str(one.get("namespace") or namespace), str(one["name"])) for one in listed] or [

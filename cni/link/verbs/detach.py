@@ -130,8 +130,8 @@ def detach(
 ) -> list[CniError]:
     """Remove the features of the attachment, and call the plugin of `record` to remove the link. Return errors.
 
-    On return the link is gone. Errors concern only features, or a device that lacks a part of its former state. While
-    the kernel clears a dead sandbox, this waits until the monotonic time `until` at most. The caller calls `finish` of
+    On return the link is gone. Errors concern only features, or a device that lacks a part of its former state. Waits
+    while the kernel clears a dead sandbox, until the monotonic time `until` at most. The caller calls `finish` of
     `release`.
     """
     plugin = plugins.named(record["plugin"])

@@ -140,7 +140,7 @@ class Runtime:
         return results.parse(entry.result, "the cached result").document(version)
 
     def _version(self, network: Network) -> str:
-        """The version for verbs after an ADD: negotiated again where the network allows several."""
+        """The version for verbs after an ADD. It is negotiated again if the network allows several."""
         if len(network.versions) > 1:
             try:
                 return self.negotiate(network)

@@ -50,7 +50,7 @@ class HttpEndpoint:
 
 
 class _Server(ThreadingHTTPServer):
-    """A server that closes the oldest of too many connections: a probe, which sends its request at once, is served."""
+    """A server that closes the oldest connection if there are too many. A probe, which sends at once, is served."""
 
     daemon_threads = True
     request_queue_size = _MOST_CLIENTS

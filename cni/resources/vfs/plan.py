@@ -57,7 +57,7 @@ class NodeCards:
 
 @dataclass(frozen=True)
 class VfStep:
-    """A change of `what` from `now` to `then` on a card, on its VF number `vf`, or, if `card` is "", in the kernel."""
+    """A change of `what` from `now` to `then`: on a card, on its VF number `vf`, or in the kernel (`card` is "")."""
 
     what: str
     now: str

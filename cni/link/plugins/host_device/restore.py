@@ -325,7 +325,7 @@ class Restoration:
                 yield what, self.host.request, raw_state.DELROUTE, body
 
     def _routes(self) -> Iterator[Step]:
-        """The steps for missing routes: first those without a gateway; last, in reverse, those that precede others."""
+        """The steps for missing routes: first those without a gateway; last, in reverse, routes that precede others."""
         saved = self._saved_routes()
         if not saved:
             return
