@@ -31,7 +31,7 @@ from ipam.leases import Lease, to_json
 
 _AT_ONCE = 8  # nodes asked at the same time
 _START = 180.0  # seconds until the container of doctor runs
-_RUN = 600.0  # seconds until it has ended; kubelet ends it then
+_RUN = 600.0  # seconds of its run, after which kubelet ends it
 _WEIGHT = {in_use.UNKNOWN: 0, in_use.ENDED: 1, in_use.USED: 2}  # the heaviest answer counts
 _STARTING = ("ContainerCreating", "PodInitializing", "ErrImagePull")  # the last becomes ImagePullBackOff if it persists
 _ENTER = """\

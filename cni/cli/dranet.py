@@ -166,7 +166,7 @@ class _ProfileServer(ThreadingMixIn, UnixStreamServer):
         self.posts: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
             "/GetProfileConfig": profiles.give,
             "/ReleaseProfileConfig": profiles.release,
-            "/GetDeviceAttributes": lambda request: {},  # of a cloud: /health says that we have none
+            "/GetDeviceAttributes": lambda request: {},  # a cloud's: /health says that this program has none
             "/GetDeviceConfig": lambda request: {},
         }
         self.log = log

@@ -81,7 +81,7 @@ def run(
     if not shutil.which("kubectl"):
         raise IoFailure("kubectl is not on PATH: it is what reaches the cluster")
     argv = ["kubectl", *(f"--{name}={value}" for name, value in access.items() if value), *arguments]
-    environ = {**os.environ, "KUBERC": "off", "KUBECTL_KUBERC": "false"}  # else defaults such as delete --interactive
+    environ = {**os.environ, "KUBERC": "off", "KUBECTL_KUBERC": "false"}  # no defaults such as delete --interactive
     how: dict[str, Any] = {"env": environ, "start_new_session": arguments[0] in ("create", "delete")}
     done = subprocess.run(argv, input=given, capture_output=True, text=True, timeout=timeout, **how)
     lines = done.stderr.splitlines(keepends=True)
@@ -165,7 +165,7 @@ def temporary(options: argparse.Namespace, pods: Sequence[dict[str, Any]]) -> It
         try:
             said(options, "create", "--filename=-", given="\n".join(map(json.dumps, pods)))
         except IoFailure:
-            names = names if len(names) > 1 else []  # a single pod was not made
+            names = names if len(names) > 1 else []  # a single pod does not exist then
             raise
         yield
     finally:

@@ -102,7 +102,7 @@ def _as_attached(entry: CachedResult, network: Network | None, missing: CniError
         return network
     if network is None:
         return kept
-    if kept.document == network.document:  # only this one has the plugins from files of their own
+    if kept.document == network.document:  # only `network` has plugins from files of their own
         return network
     return replace(kept, disable_check=kept.disable_check or network.disable_check)
 

@@ -170,7 +170,7 @@ def check_guids(devices: Sequence[VerbsDevice], root: str = "/sys") -> Iterator[
         guid = text(f"{root}{rdma_sysfs.CLASS}/{device.name}/node_guid")
         if device.pci and guid and not guid.replace(":", "").strip("0"):
             is_ethernet = any(port.link_layer == rdma_sysfs.ETHERNET for port in device.ports)
-            given = "mac MAC" if is_ethernet else "node_guid GUID and port_guid GUID"  # mlx5 derives it from the MAC
+            given = "mac MAC" if is_ethernet else "node_guid GUID and port_guid GUID"  # mlx5 derives the node GUID
             remedy = f"ip link set PF vf N {given}, with a value of its own, then bind the function's driver again"
             yield broken(device.name, "its node GUID is 0: RDMA CM does not find it", "a GUID of its own", remedy)
 

@@ -184,7 +184,7 @@ def check_store(config: str = "") -> Iterator[Observation]:
             )
             return
         subject = f"store: {choice.kind}"
-        subject = f"store: {choice}"  # it may have to read the kubeconfig
+        subject = f"store: {choice}"  # the text of `choice` may need the kubeconfig
         opened = choice.open(READ)
         opened.ready()
         opened.pools()

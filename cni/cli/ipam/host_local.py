@@ -48,7 +48,7 @@ def read(
         cached = known.get((container, ifname))
         args = dict(cached.parameters.args) if cached else {}
         pod = (args.get("K8S_POD_NAMESPACE", ""), args.get("K8S_POD_NAME", ""), args.get("K8S_POD_UID", ""))
-        netns = cached.parameters.netns if cached else ""  # without it no node: the namespace would count as gone
+        netns = cached.parameters.netns if cached else ""  # no netns, no node: the namespace would count as gone
         where = (node_name, node.boot_id(), netns) if netns else ("", "", "")
         found.append(Lease(want, Owner(Attachment(network, container, ifname), pod, *where, sequence)))
     if strays:

@@ -143,7 +143,7 @@ def _claim(store: Store, group: list[Lease]) -> Claimed | Taken | Unknown:
     """Claim the leases of one attachment; return the answer. Retry after an open outcome, and if others changed the store."""
     attempts = Pauses(monotonic() + SECONDS)
     places = {lease.place for lease in group}
-    made: list[Lease] = []  # by a claim whose outcome was open
+    made: list[Lease] = []  # made by an earlier claim with an open outcome
     while True:
         answer = store.claim(group, group[0].owner, made)
         if isinstance(answer, Claimed) or (isinstance(answer, Taken) and answer.wants) or not attempts.wait():

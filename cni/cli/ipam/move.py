@@ -69,7 +69,7 @@ class Pools:
             for lease in own:
                 found = self._cluster.reservation(lease)
                 if found and found.is_of(lease):
-                    with suppress(Conflict, Gone):  # another attachment has it by now
+                    with suppress(Conflict, Gone):  # another attachment has the reservation now
                         self._api.delete(RESERVATIONS, found.name, found.uid, found.version)
         return closed
 
@@ -105,7 +105,7 @@ class Pools:
                 refused = False
                 self._api.create(POOLS, objects.new_pool(name, f"{MOVING}{cidr}", {}))
             except (Conflict, ValueError):
-                pass  # an ADD has made the pool, and the next reading closes it; or no IPPool can have the name
+                pass  # an ADD has made the pool, which the next reading closes; or no IPPool can have the name
         return not self._mark(MOVED, MOVING) and refused
 
     def finish(self, kind: str) -> None:
@@ -120,6 +120,6 @@ class Pools:
         """Replace the prefix `former` of closed pools' ranges by `sign`. Return False if no pool had this prefix."""
         found = [one for one in self._api.list_all(POOLS) if objects.range_text(one).startswith(former)]
         for document in found:
-            with suppress(Conflict, Gone):  # by an ADD, or another run; the next reading shows it
+            with suppress(Conflict, Gone):  # an ADD or another run came first; the next reading shows it
                 self._replace(document, sign + objects.range_text(document).removeprefix(former))
         return bool(found)

@@ -59,7 +59,7 @@ class Parser(argparse.ArgumentParser):
         known = self._option_string_actions
         for name in (word.partition("=")[0] for word in self._words if word.startswith("--")):
             near = difflib.get_close_matches(name, known, n=1, cutoff=0.8)
-            if near and not any(option.startswith(name) for option in known):  # its value was taken for something else
+            if near and not any(option.startswith(name) for option in known):  # argparse took its value for an argument
                 message = f"there is no option {name}: did you mean {near[0]}? `{self.prog} --help` lists the options"
         super().error(message)
 

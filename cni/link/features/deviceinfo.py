@@ -98,7 +98,7 @@ def remove(path: str, whose: dict[str, Any], log: Log) -> None:
             return
         directory, _, name = path.rpartition("/")
         try:
-            files.remove(directory, name)  # without the file, at least the temporary file of a killed writer
+            files.remove(directory, name)  # also a killed writer's temporary file, even without the file
         except OSError as fault:
             if not is_there:
                 return  # there was no file to remove

@@ -184,9 +184,9 @@ def _refused(device: Link, mode: str, host: Rtnl, log: Log | None) -> str:
     In mode passthru the kernel hands all frames of the netdev to the link (macvlan_handle_frame, drivers/net/macvlan.c), and
     gives the netdev each MAC that the link gets.
     """
-    if mode != "passthru" and device.lower_netnsid is None:  # no end of a pair such as a veth
+    if mode != "passthru" and device.lower_netnsid is None:  # not an end of a pair, such as a veth
         return ""
-    from cni.link.plugins import uplink  # most masters are no such end, and keep their own frames
+    from cni.link.plugins import uplink  # most masters are not, and keep their own frames
 
     if mode != "passthru":
         return uplink.others(device, host)

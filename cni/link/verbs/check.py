@@ -94,7 +94,7 @@ def _differences(
     found = plugin.differences(planned, config, link, host, inside) if planned else []
     found += differs("mac", link.mac, known.mac, getattr(config, "mac", ""))
     former = record.get("link", {})
-    if config.mtu or former.get("mtuIsAsked"):  # otherwise the chain may set it, as Go's `tuning` does
+    if config.mtu or former.get("mtuIsAsked"):  # otherwise the chain may set the MTU, as Go's `tuning` does
         found += differs("mtu", link.mtu, known.mtu or former.get("mtu") or None, config.mtu or None)
     if not link.up:
         found.append("link is down")

@@ -65,7 +65,7 @@ def here() -> Content:
 def bundle(top: str) -> Content:
     """The content of the bundle in the directory `top`."""
     release = read_whole(f"{top}/{VERSION_FILE}").decode().split()[0]
-    own = [entry for entry in tree(top) if entry.path.partition("/")[0] != COPIES]  # an installed version has them
+    own = [entry for entry in tree(top) if entry.path.partition("/")[0] != COPIES]  # an installed version has copies
     return Content(top, release, (*own, *_copies(top)))
 
 

@@ -124,7 +124,7 @@ def _device(name: str, links: _Links, above: _Above, root: str) -> VerbsDevice:
 
 def _port(device: str, number: int, links: _Links, above: _Above, root: str) -> Port:
     read = rdma_sysfs.PortState(device, number, root)
-    is_infiniband = read.link_layer == rdma_sysfs.INFINIBAND  # the kernel's "IB/RoCE v1" is of both
+    is_infiniband = read.link_layer == rdma_sysfs.INFINIBAND  # the kernel says "IB/RoCE v1" for both
     gids = tuple(
         Gid(
             g.index,
@@ -141,7 +141,7 @@ def _port(device: str, number: int, links: _Links, above: _Above, root: str) -> 
     mtu = text(f"{seen}/mtu") if netdev else ""
     is_here = mtu.isdigit()
     of_pod = [links[g.ndev, g.address][1] for g in gids if g.ndev == netdev and (g.ndev, g.address) in links]
-    size = int(mtu) if is_here else next(iter(of_pod), None)  # for a device that was moved into a pod
+    size = int(mtu) if is_here else next(iter(of_pod), None)  # the second for a device in a pod
     is_roce = rdma_sysfs.is_roce(device, number, root)
     return Port(
         device=device,

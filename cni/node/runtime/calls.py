@@ -46,7 +46,7 @@ class Runtime:
         if at_least(version, "0.4.0"):
             try:
                 previous = self.cached_result(network, parameters, version)
-            except CniError:  # a DEL works without it
+            except CniError:  # a DEL works without prevResult
                 pass
         faults: list[CniError] = []
         for step in reversed(network.steps):

@@ -57,7 +57,7 @@ class Claims:
         else:
             record = claim | {"devices": [one | _given(one["device"], devices) for one in wanted]}
             self._free(record, {name for name, device in devices.items() if device.resource.is_exclusive})
-            for one in record["devices"]:  # a container has one value of a variable: all functions of a resource
+            for one in record["devices"]:  # one variable of the container names all functions of a resource
                 same = [other["device"] for other in record["devices"] if other["resource"] == one["resource"]]
                 offers = [devices[name].offer for name in same]
                 one["variables"] = containers.variables(devices[one["device"]].resource, offers)

@@ -28,7 +28,7 @@ from ipam.stores.apiserver.resources import CLAIMS, CLASSES, EVERYWHERE, NODE_SL
 from ipam.stores.base import Unreachable
 
 _SECONDS = 10.0  # seconds for a request; kubelet waits 45 s for a preparation
-_SETTLED = 1_000_000_000  # ns, in which a file system's clock ticks: a later change gives the folder another time
+_SETTLED = 1_000_000_000  # ns; a file system's clock ticks within this time, so a later change gives another time
 
 _Content = Mapping[str, tuple[list[dict[str, Any]], int]]  # the devices of each slice, and the number of slices
 

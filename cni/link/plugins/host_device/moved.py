@@ -211,7 +211,7 @@ def move_in(planned: MovePlan, host: Rtnl, inside: Rtnl, sandbox: Namespace) -> 
     except KernelError as fault:
         refusal = _refused_move(planned, fault)
         if fault.errno == errno.ENODEV:
-            planned.device = {}  # another attachment has it: there is nothing to bring back
+            planned.device = {}  # another attachment has the device: this one returns nothing
         raise refusal from None
     link = inside.link(name=planned.name)
     if link is None:
