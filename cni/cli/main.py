@@ -162,7 +162,7 @@ def _run() -> int:
 
 
 def _watch(options: argparse.Namespace) -> int:
-    """Run the listing again and again until Ctrl-C or the reader's end; return the exit code of the last one."""
+    """Run the listing again and again until Ctrl-C or the reader's end; return the last exit code."""
     output.Form.seen, code = {}, 0
     try:
         while True:

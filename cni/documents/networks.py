@@ -180,7 +180,7 @@ def _named(scope: Scope, name: str, directory: str) -> Network | None:
 
 def _network(scope: Scope, nad: str = "") -> Network | None:
     """Return the network of a conflist or a single configuration; None, with findings, when it has faults. As in
-    libcni, a single configuration becomes a list of one plugin; as in Multus, one without a name is called `nad`."""
+    libcni, a single configuration becomes a list of one plugin; as in Multus, a nameless one is called `nad`."""
     document, known = scope.root.data, len(scope.findings)
     if not isinstance(document, dict):
         scope.error((), "want a JSON object")

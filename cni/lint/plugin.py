@@ -156,7 +156,7 @@ def _of_a_rail(
 
 
 def _same_index(scope: Scope, keys: Keys, document: Mapping[str, Any], asked: Rail | None) -> None:
-    """Check that a network that gives pods one index on all rails uses our IPAM plugin, since no other one can."""
+    """Check that a network that gives pods one index on all rails uses our IPAM plugin, since no other can."""
     block = member(document, "ipam")
     kind = member(block, "type") if isinstance(block, dict) else None
     if asked and asked.is_same_index and known.own(str(kind)) != known.OWN_IPAM:

@@ -110,7 +110,7 @@ def _print(found: DoctorReport, verbose: bool) -> None:
 
 
 def _folded(findings: Iterable[Observation]) -> list[Observation]:
-    """Merge findings that differ in the subject alone, such as those of eight NICs, into one with all subjects. PCI
+    """Merge findings that differ in the subject alone, such as eight NICs' findings, into one with all subjects. PCI
     addresses in the remedies may differ too; the merged finding has the first remedy. OK findings are not merged."""
     groups: dict[object, list[Observation]] = {}
     for one in findings:

@@ -169,7 +169,7 @@ class NodeFacts:
 
     @cached_property
     def attached(self) -> list[pods.AttachedLink]:
-        """The links over RDMA ports, of all pods or of the chosen one."""
+        """The links over RDMA ports, of all pods or of the chosen pod."""
         wanted = [self.chosen] if self.pod else [s for s in self.sandboxes if s.netns]
         found = []
         for sandbox, interface in [(s, i) for s in wanted for i in s.interfaces]:

@@ -109,7 +109,7 @@ class Pools:
         return not self._mark(MOVED, MOVING) and refused
 
     def finish(self, kind: str) -> None:
-        """Write `kind` as the store of nodes that join the cluster, if an agent has written another one.
+        """Write `kind` as the store of nodes that join the cluster, if an agent has written another kind.
 
         Let AddressLeases accept claims in pools that an interrupted move to IPPools has closed for both stores.
         """

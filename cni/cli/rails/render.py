@@ -58,8 +58,8 @@ def network(plan: Rails, rails: Sequence[PlannedRail], rail: PlannedRail) -> dic
 
 
 def resources(plan: Rails, rails: Sequence[PlannedRail], ours: bool = False) -> dict[str, Any]:
-    """The ConfigMap of the device plugin that offers the NICs, as shared ones or as SR-IOV functions. With `ours`, that
-    of `railcni device-plugin`, which also makes the VFs."""
+    """The ConfigMap of the device plugin that offers the NICs, as shared ones or as SR-IOV functions. With `ours`, the
+    ConfigMap of `railcni device-plugin`, which also makes VFs."""
     listed = []
     for nics in [rails] if plan.oneNetwork else [[rail] for rail in rails]:
         names = {"resourcePrefix": plan.resourcePrefix, "resourceName": nics[0].resource}

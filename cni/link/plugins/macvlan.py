@@ -100,9 +100,9 @@ class MacvlanConfig(LinkConfig):
 class MacvlanPlan(RecordedPlan):
     """The link to make. `name` is its final name, `temporary` the name under which it is made.
 
-    `over` is the index of the configured master, `lower` that of the device on which the kernel puts the link. If the master
-    is a macvlan or macvtap, this is another device, perhaps in another namespace. `apply` reads `lower` from the link, so
-    that the record has the kernel's choice.
+    `over` is the index of the configured master, `lower` that of the device on which the kernel puts the link. If the
+    master is a macvlan or macvtap, `lower` is another device, perhaps in another namespace. `apply` reads `lower` from
+    the link, so that the record has the kernel's choice.
     """
 
     name: str

@@ -145,8 +145,8 @@ def default_routes(host: Rtnl, bodies: Iterable[bytes]) -> list[KernelRoute]:
 def in_use(defaults: Sequence[KernelRoute]) -> list[KernelRoute]:
     """The default routes that the kernel prefers among `defaults`, with each of their next hops (pure).
 
-    Routers advertise a default route to each link unasked. Such a route counts only without a configured one, and only
-    if the node has no other way: it has no IPv4 default route, or no other link has an IPv6 default route.
+    Routers advertise a default route to each link unasked. Such a route counts only without a configured default route,
+    and only if the node has no other way: it has no IPv4 default route, or no other link has an IPv6 default route.
     """
     groups: dict[tuple[int, str], list[KernelRoute]] = {}
     for route in defaults:

@@ -210,7 +210,7 @@ class _Attempt:
             self._features = features.plan(asked, self._request, place)
 
     def _refuse_taken_name(self) -> None:
-        """Raise InvalidEnvironment when the sandbox has a link with the name of the planned one."""
+        """Raise InvalidEnvironment when the planned link's name is taken in the sandbox."""
         name = self._planned.name
         taken = self._sandbox.rtnl.link(name=name)
         if taken and self._plugin.without_link(self._planned) is None:

@@ -5,7 +5,7 @@ is for hosts with Python. Its plugins are installed as `make` has written them, 
 with the absolute path of their interpreter. The command itself stays in the checkout, since it needs more packages.
 
 A version has the plugins twice: in bin/, and as copies for the plain names in plain/. An installer of the Go plugins
-may run `cp -f whereabouts /opt/cni/bin`, as that of whereabouts does at every start, and so write through our link.
+may run `cp -f whereabouts /opt/cni/bin`, as whereabouts' installer does at every start, and so write through our link.
 This should change `whereabouts`, but must not change `railcni-whereabouts`.
 """
 

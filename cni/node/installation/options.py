@@ -60,7 +60,7 @@ def state_of(options: argparse.Namespace) -> str:
 def plugin_folder(root: str, to: str = "") -> str:
     """The path, on the host, of the plugin folder: `to` if given, otherwise the folder of the node's runtime.
 
-    Raises InvalidConfig when there is none, when runtimes have different ones, or when the folder does not exist.
+    Raises InvalidConfig when there is none, when runtimes have different folders, or when the folder does not exist.
     """
     found = {"--plugin-dir": os.path.abspath(to)} if to else candidates(root)
     if not found:
@@ -109,7 +109,7 @@ def _configured(root: str) -> Iterator[tuple[str, str]]:
 
 
 def _named(root: str, documents: list[dict[str, Any]]) -> str:
-    """The plugin folder in the last document that names any: the first existing one of its list, else the first one."""
+    """The plugin folder in the last document that names any: the first existing folder of its list, else the first."""
     found = (_strings(_table(d, *table).get(key)) for d in reversed(documents) for table in _TABLES for key in _KEYS)
     folders = next(filter(None, found), [DEFAULT])
     return next((f for f in folders if os.path.isdir(below(root, f))), folders[0])

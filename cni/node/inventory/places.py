@@ -55,7 +55,7 @@ def namespace_path(text: str) -> str:
 
 
 def is_alive(netns: str) -> bool:
-    """Whether the namespace `netns` exists. True also if this is not certain, so that nothing in use is collected."""
+    """Whether the namespace `netns` exists. True also in doubt, so that nothing in use is collected."""
     return not netns or namespaces.may_be_at(netns)
 
 

@@ -185,7 +185,7 @@ def uplinks(proc: str = "/proc/self", sys: str = "/sys") -> dict[str, str]:
     """The links that carry the node's own traffic, and the links below them, each with the reason.
 
     `proc` is the directory of a process in the node's network namespace. If this process is in the same namespace, the
-    kernel is asked, as by the plugins. Otherwise /proc and sysfs show the default routes and those to storage.
+    kernel is asked, as by the plugins. Otherwise /proc and sysfs show the default routes and the routes to storage.
     """
     if _is_own_namespace(proc):
         with Rtnl() as host:

@@ -98,8 +98,8 @@ def _execute(file: str, environ: Mapping[str, str], stdin: bytes) -> subprocess.
 
 
 def _interpreter(file: str) -> str:
-    """The part of a message that names a script's interpreter, since ENOENT of execve(2) may mean that this is missing;
-    "" for other files."""
+    """The part of a message that names a script's interpreter, since ENOENT of execve(2) may mean a missing
+    interpreter; "" for other files."""
     try:
         with open(file, "rb") as script:
             first = script.readline(256)

@@ -118,8 +118,8 @@ class Plugin:
     # --- health and metrics ---
 
     def ready(self) -> tuple[int, str, str]:
-        """The answer to /readyz: 503 with all faults, such as a wrong configuration, a resource without a device, or
-        one that kubelet does not take from here. Otherwise 200 with the resources that lack configured devices."""
+        """The answer to /readyz: 503 with all faults, such as a wrong configuration, or a resource that has no device
+        or that kubelet does not take from here. Otherwise 200 with the resources that lack configured devices."""
         faults = [*self._watch.faults, *self._unmade, *filter(None, [self._unwritten])]
         fault = self._kubelet.fault()
         for name, endpoint in self._endpoints.items():

@@ -103,7 +103,7 @@ def stands_on_its_own(remembered: dict[str, Any], link: Link) -> bool:
     """Whether a pod may have made `link` itself: the lower link or the peer is in the pod's namespace, not on the host.
 
     A pod can give a link of its own any index, MAC and alias, but no lower link or peer outside of its namespace. Also
-    True for a link without MAC and mark, such as `lo` or tunl0: each namespace can have one like it.
+    True for a link without MAC and mark, such as `lo` or tunl0: any namespace can have such a link.
     """
     is_any = _is_bare(remembered) and link.alias != remembered["name"]
     return is_any or bool(remembered.get("lower") and link.lower_index and link.lower_netnsid is None)

@@ -6,8 +6,8 @@ the sandbox the alias is the name on the host. Go's host-device uses the same ma
 return the other's devices.
 
 Sources: net/core/dev.c (__dev_change_net_namespace: a move closes the device and drops its addresses and routes;
-default_device_exit_net: a dying namespace returns a physical device to the initial one under the name that it had in
-the pod, and destroys a virtual one).
+default_device_exit_net: a dying namespace returns a physical device to the initial namespace under its name in the pod,
+and destroys a virtual device).
 """
 
 from __future__ import annotations

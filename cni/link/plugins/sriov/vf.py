@@ -159,7 +159,7 @@ def _not_as_it_was(
 
 
 def differences(function: VirtualFunction, wanted: dict[str, Any], configured: dict[str, Any]) -> list[str]:
-    """A text for each setting of the VF that differs from that of ADD (`wanted`) or from that of the configuration."""
+    """A text for each setting of the VF that differs from the ADD's (`wanted`) or from the configuration's."""
     return [
         text
         for key, now in function.state.items()
