@@ -126,8 +126,7 @@ def render_files(paths: Iterable[str], prefix: str = SRIOV_PREFIX) -> tuple[list
 
 
 def render(scope: Scope, prefix: str = SRIOV_PREFIX) -> dict[str, Any] | None:
-    """Return the NAD of the network in `scope`; None, with findings, if it is faulty. `prefix` precedes SR-IOV
-    resources."""
+    """Return the NAD of the network in `scope`; None, with findings, if faulty. `prefix` precedes SR-IOV resources."""
     document, findings = scope.root.data, scope.findings
     before = len(findings)
     scope.network = name = string_at(document, "metadata", "name")

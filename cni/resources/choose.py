@@ -152,7 +152,7 @@ def _candidate(nic: Function, ports: list[Port], resource: Shared, host: Host) -
 def _divided(candidates: Sequence[_Candidate]) -> dict[tuple[str, str], int]:
     """Return each resource's limit of devices on each NIC, by (resource, NIC).
 
-    The GIDs of a NIC are shared evenly. The unwanted part of a resource's share goes to the others, again evenly."""
+    The GIDs of a NIC are shared evenly. The unwanted part of a resource's share goes to the other resources, evenly."""
     given = {(c.resource, c.offer.name): c.wants for c in candidates}
     by_nic: dict[str, list[_Candidate]] = {}
     for candidate in candidates:

@@ -242,8 +242,8 @@ def check_pending(state: str) -> Iterator[Observation]:
 
 
 def may_lock(process: str) -> bool:
-    """Whether the process with this directory in /proc has the effective capability IPC_LOCK in the host's user namespace: the
-    kernel looks for it there (ib_umem_get in drivers/infiniband/core/umem.c)."""
+    """Whether the process with this directory in /proc has IPC_LOCK in effect in the host's user namespace, where the
+    kernel looks for this capability (ib_umem_get in drivers/infiniband/core/umem.c)."""
     effective = _status(process, "CapEff")
     whole = f"0 0 {_ALL_USERS}".split()
     return (

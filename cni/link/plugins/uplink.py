@@ -129,7 +129,7 @@ def ways(host: Rtnl, bodies: Iterable[bytes], but_advertised_to: int = 0) -> lis
 
 def default_routes(host: Rtnl, bodies: Iterable[bytes]) -> list[KernelRoute]:
     """The default routes in `bodies`, one for each next hop, in tables that packets without source and mark use. Those
-    of the main table always count, because a VPN's own packets use it. Raises KernelError."""
+    of the main table always count, because a VPN's own packets use that table. Raises KernelError."""
     every, found = routes.default_routes(host, bodies), []
     for rules, is_ipv6 in zip(routes.unconditional_rules(host), (False, True), strict=True):
         own = [route for route in every if (":" in route.dst) is is_ipv6]

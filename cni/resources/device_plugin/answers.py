@@ -16,7 +16,7 @@ _LONGEST = 48  # characters in the name of a socket, whose path has at most 107,
 
 
 def plain(name: str) -> str:
-    """Turn the name of a resource into a part of a file name, which differs for each resource."""
+    """Turn the name of a resource into a part of a file name that no other resource has."""
     text = name.replace("/", "_")
     return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 9]}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
 
