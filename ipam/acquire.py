@@ -29,7 +29,7 @@ An attempt is made in one session of the store. Its rules, in order:
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from cni.shared.spec.errors import CniError, TryAgainLater
 from ipam import local, own, rules, stores
@@ -42,7 +42,6 @@ from ipam.stores.base import CREATE, Claimed, Open, Pauses, Store, Taken, Unknow
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from typing import Any
 
     from cni.shared.records import Records
     from cni.shared.spec.request import Attachment

@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import Any
 
+from cni.shared.records import Records
+from cni.shared.spec.request import Request
 from cni.shared.spec.result import IPConfig, Result
 from ipam import rules, stores
 from ipam.acquire import claim
 from ipam.call import configured_rail, owner_of, permit
+from ipam.config import IpamConfig
 from ipam.leases import PART
 from ipam.local import read_record
 from ipam.ranges import format_address
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from typing import Any
-
-    from cni.shared.records import Records
-    from cni.shared.spec.request import Request
-    from ipam.config import IpamConfig
-    from ipam.rules import Need
+from ipam.rules import Need
 
 
 def add(request: Request, records: Records) -> Result:

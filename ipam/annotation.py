@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from cni.shared.log import Log
 from cni.shared.spec.errors import CniError
+from ipam.config import IpamConfig
 from ipam.ranges import host_of
 from ipam.stores.apiserver import Api, uid_of
 from ipam.stores.apiserver.faults import Gone
 from ipam.stores.base import SHARED_SECONDS
-
-if TYPE_CHECKING:
-    from cni.shared.log import Log
-    from ipam.config import IpamConfig
 
 _PREFERRED = "whereabouts.cni.cncf.io/preferred-ip"
 

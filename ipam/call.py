@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from cni.shared import policy
 from cni.shared.config import asks_for_same_index
@@ -16,8 +16,6 @@ from ipam.leases import Owner
 from ipam.ranges import BITS, Range, host_of, parse_cidr
 
 if TYPE_CHECKING:
-    from typing import Any
-
     from cni.shared.log import Log
     from cni.shared.spec.request import Request
     from ipam.config import IpamConfig

@@ -5,30 +5,22 @@ Keys that are absent in the configuration are not compared.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
 
+from cni.shared.records import Records
 from cni.shared.spec import result
 from cni.shared.spec.errors import AttachmentDiffers, InvalidConfig
-from cni.shared.spec.request import at_least
+from cni.shared.spec.request import Attachment, Request, at_least
+from cni.shared.spec.result import Result
 from ipam import rules, stores
 from ipam.call import configured_rail, reached
-from ipam.leases import PART
+from ipam.config import IpamConfig
+from ipam.leases import PART, Lease
 from ipam.local import read_record, recorder
-from ipam.ranges import format_address, host_of, parse_address, parse_cidr
+from ipam.ranges import Range, format_address, host_of, parse_address, parse_cidr
+from ipam.rules import Need
 from ipam.stores.base import READ, SHARED_SECONDS
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
-    from typing import Any
-
-    from cni.shared.records import Records
-    from cni.shared.spec.request import Attachment, Request
-    from cni.shared.spec.result import Result
-    from ipam.config import IpamConfig
-    from ipam.leases import Lease
-    from ipam.ranges import Range
-    from ipam.rules import Need
-
 
 _OF_ROUTES = ("gw", "table", "priority", "mtu", "advmss", "scope")
 

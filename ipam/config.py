@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from cni.shared.config import MOST_MEMBERS, Fault, asks_for_same_index, fill, misspelt, refuse
+from cni.shared.config import MOST_MEMBERS, Fault, Key, asks_for_same_index, fill, misspelt, refuse
 from cni.shared.spec.errors import InvalidConfig
-from cni.shared.spec.request import at_least, member
+from cni.shared.spec.request import Request, at_least, member
 from cni.shared.spec.result import IPConfig, Route
 from ipam import flatfile
 from ipam.keys import (
@@ -40,8 +40,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
     from typing import Any, TypeVar
 
-    from cni.shared.config import Key
-    from cni.shared.spec.request import Request
     from ipam.source import Files
 
     T = TypeVar("T")

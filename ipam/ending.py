@@ -2,31 +2,27 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from cni.shared.kernel import node
-from cni.shared.records import LINK, Began
+from cni.shared.records import LINK, Began, Records
 from cni.shared.spec.errors import CniError, InvalidConfig, UnsupportedField, report
-from cni.shared.spec.request import NOTHING_LISTED, valid_attachments
+from cni.shared.spec.request import NOTHING_LISTED, Attachment, Request, valid_attachments
 from ipam import config as configuration
 from ipam import flatfile, rules, stores
 from ipam.call import configured, configured_rail, is_of_group, reached, ref_of
 from ipam.leases import PART, recorded_cooldown
 from ipam.local import is_pending, read_record
-from ipam.stores.base import CHANGE, SHARED_SECONDS
+from ipam.stores.base import CHANGE, SHARED_SECONDS, Store
 from ipam.upkeep import flush_reminded, is_among, is_ours, note_fault, release
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
-    from typing import Any
 
     from cni.shared.config import Fault
     from cni.shared.log import Log
-    from cni.shared.records import Records
-    from cni.shared.spec.request import Attachment, Request
     from ipam.config import IpamConfig
     from ipam.group.indexes import Group
-    from ipam.stores.base import Store
 
 
 def may_hold(request: Request, records: Records) -> bool:

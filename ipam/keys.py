@@ -7,15 +7,12 @@ whereabouts v0.9, pkg/types and doc/extended-configuration.md; `dataDir` is host
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Any
 
 from cni.shared.config import Key, boolean, integer, list_of, mapping, one_of, optional, string
 from cni.shared.log import LEVELS
 from cni.shared.spec.result import MOST_SCOPE
 from ipam.ranges import Range, format_address, parse_address, parse_cidr
-
-if TYPE_CHECKING:
-    from typing import Any
 
 DATA_DIR = "/var/lib/cni/railcni"
 DATASTORES = {

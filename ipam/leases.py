@@ -23,14 +23,11 @@ that a lost lease file can be restored with the addresses in use. Members, in ad
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from cni.shared.spec.request import Attachment
 from ipam.ranges import format_address, parse_address
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-    from typing import Any
 
 PART = "ipam"  # of a record
 COOLDOWN = 86_400  # the longest cooldown, in seconds; a longer one comes from a wrong clock

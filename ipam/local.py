@@ -13,22 +13,17 @@ from __future__ import annotations
 import hashlib
 import os
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 from cni.shared.kernel import files
+from cni.shared.records import Records
 from cni.shared.spec import codec
 from cni.shared.spec.errors import CniError
+from cni.shared.spec.request import Attachment
 from ipam import stores
-from ipam.leases import PART, recorded_leases
+from ipam.leases import PART, Lease, Owner, recorded_leases
 from ipam.ranges import parse_address
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-    from typing import Any
-
-    from cni.shared.records import Records
-    from cni.shared.spec.request import Attachment
-    from ipam.leases import Lease, Owner
 
 FILE = "remembered"
 SLOTS, SLOT = 4096, 512  # the number of slots, and the bytes of each

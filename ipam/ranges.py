@@ -9,13 +9,10 @@ have addresses to give, a range can reserve its gateway, and an IPv4 address has
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from socket import AF_INET, AF_INET6, inet_ntop, inet_pton
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    Span = tuple[int, int]  # (low, high): the addresses from low to high, both included
+Span = tuple[int, int]  # (low, high): the addresses from low to high, both included
 
 BITS = {4: 32, 6: 128}
 _MAPPED = 0xFFFF  # ::ffff:0:0/96, RFC 4291 section 2.5.5.2: an IPv4 address written as an IPv6 one

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from cni.shared.spec.errors import TryAgainLater
 from ipam.leases import Lease, Owner, Want
-from ipam.ranges import host_of
+from ipam.ranges import Range, host_of
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
     from ipam.config import IpamConfig
     from ipam.group.indexes import Group
-    from ipam.ranges import Range
 
     Choice: TypeAlias = "Need | Group"
     """A choice of an index of `space`: it stands for an address for each of `needs`. A single need is a choice too."""

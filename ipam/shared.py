@@ -8,21 +8,15 @@ folder is made from the records.
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 from cni.shared.kernel import files, netns
-from cni.shared.records import GROUP
+from cni.shared.records import GROUP, HeldLock, Records
 from cni.shared.spec import codec
 from cni.shared.spec.request import Attachment
 from ipam import local, stores
-from ipam.leases import PART, recorded_document, recorded_leases
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from cni.shared.records import HeldLock, Records
-    from ipam.leases import Lease, Owner, Want
-    from ipam.stores.base import Store
+from ipam.leases import PART, Lease, Owner, Want, recorded_document, recorded_leases
+from ipam.stores.base import Store
 
 
 def note_holder(records: Records, attachment: Attachment, wants: Sequence[Want]) -> None:

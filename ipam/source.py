@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from cni.shared.config import Fault, misspelt
+from cni.shared.config import Fault, Key, misspelt
 from cni.shared.log import LEVELS
 from cni.shared.spec import codec
 from cni.shared.spec.errors import IoFailure
@@ -28,8 +28,6 @@ from ipam.keys import DATASTORES, ETCD, NESTED, NOT_FROM_FLAT_FILE, ROOTS, SPELL
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any, Protocol
-
-    from cni.shared.config import Key
 
     class Files(Protocol):
         """Access to files, the host name, and the policy for paths and hosts: the module ipam.flatfile, or a test's."""

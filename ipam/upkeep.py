@@ -7,13 +7,17 @@ DEL, GC, `flush` and the agent call `release` to free the addresses of a recorde
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Collection, Iterable
+from typing import Any
 
 from cni.shared.kernel import netns
+from cni.shared.records import Records
 from cni.shared.spec.errors import CniError, InvalidConfig
+from cni.shared.spec.request import Attachment
 from ipam import local, stores
 from ipam.leases import (
     PART,
+    Lease,
     Owner,
     names_nothing,
     owner_from_json,
@@ -24,16 +28,7 @@ from ipam.leases import (
 )
 from ipam.local import is_pending, read_record, restorer, texts
 from ipam.shared import forget_holder
-from ipam.stores.base import CHANGE, CREATE, Taken, Unknown, Unreachable
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable
-    from typing import Any
-
-    from cni.shared.records import Records
-    from cni.shared.spec.request import Attachment
-    from ipam.leases import Lease
-    from ipam.stores.base import Store
+from ipam.stores.base import CHANGE, CREATE, Store, Taken, Unknown, Unreachable
 
 _FLUSH_SECONDS = 1.0
 _REASON = 400  # characters of an error in a record

@@ -7,19 +7,14 @@ Success gives exit code 0, and after ADD alone a result on stdout.
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
 
 from cni import VERSION, load
 from cni.shared import log
 from cni.shared.spec.codec import MOST_BYTES, dumps
 from cni.shared.spec.errors import CniError, Internal, IoFailure
-from cni.shared.spec.request import parse, version_of
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from cni.shared.spec.request import Request
-    from cni.shared.spec.result import Result
+from cni.shared.spec.request import Request, parse, version_of
+from cni.shared.spec.result import Result
 
 _WITH_OWN_VERBS = {"whereabouts": "cni.link.plugins.whereabouts", "rdma": "cni.link.plugins.rdma"}
 

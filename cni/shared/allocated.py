@@ -7,20 +7,15 @@ After the ADD the rail is read from this record, because the device may be gone.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Any
 
 from cni.shared import rail
 from cni.shared.kernel import rdma_sysfs
+from cni.shared.log import Log
 from cni.shared.records import LINK, Records
 from cni.shared.spec import codec
 from cni.shared.spec.errors import CniError, InvalidConfig
-from cni.shared.spec.request import member
-
-if TYPE_CHECKING:
-    from typing import Any
-
-    from cni.shared.log import Log
-    from cni.shared.spec.request import Request
+from cni.shared.spec.request import Request, member
 
 _REMEDY = (
     "name the resource of the rails' NICs in the NAD's annotation k8s.v1.cni.cncf.io/resourceName, and ask for a device of it"

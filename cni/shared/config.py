@@ -7,18 +7,12 @@ keys are ignored, and null means absent. Go's encoding/json does the same, and e
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Any
 
 from cni.shared.spec import codec
-from cni.shared.spec.errors import InvalidConfig
+from cni.shared.spec.errors import CniError, InvalidConfig
 from cni.shared.spec.request import fold, member
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-    from typing import Any
-
-    from cni.shared.spec.errors import CniError
-
 
 _MOST_CHARACTERS = 4095  # the longest path, PATH_MAX less its final zero
 MOST_MEMBERS = 1000  # of a list: some checks compare each pair of members

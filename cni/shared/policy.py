@@ -7,17 +7,14 @@ the administrator writes that file.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import Any
 
 from cni.shared import log
 from cni.shared.config import Fault, Key, fill, integer, list_of, mapping, refuse, string
 from cni.shared.kernel import files
 from cni.shared.spec import codec
 from cni.shared.spec.errors import InvalidConfig
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from typing import Any
 
 PATHS = (
     "/etc/kubernetes/cni/net.d/whereabouts.d/railcni.json",

@@ -5,14 +5,11 @@ The link plugins use the key for routing, the IPAM plugin for addresses. The mod
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Collection, Sequence
+from typing import Any
 
 from cni.shared.config import PLAIN, Fault, Key, boolean, fill, integer, list_of, mapping, one_of, string
 from cni.shared.spec.request import is_identifier, member
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
-    from typing import Any
 
 SAME_INDEX = "same-index"
 MOST_RAILS = 32

@@ -30,17 +30,14 @@ import errno
 import hashlib
 import os
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import Any
 
 from cni.shared.kernel import files, locks, node
 from cni.shared.log import Log
 from cni.shared.spec import codec
 from cni.shared.spec.errors import IoFailure, TryAgainLater
 from cni.shared.spec.request import Attachment
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from typing import Any
 
 STATE = "/var/lib/cni/railcni"
 FORMAT = 1

@@ -3,10 +3,7 @@ enter. launcher.c has both too. No I/O."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+from collections.abc import Iterator
 
 PARENT = "/run/railcni"
 DIRECTORY = f"{PARENT}/warm"

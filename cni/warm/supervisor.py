@@ -23,18 +23,15 @@ import select
 import signal
 import ssl
 import time
+from collections.abc import Callable, Iterable
 from socket import AF_UNIX, SHUT_RDWR, SOCK_SEQPACKET, socket
-from typing import TYPE_CHECKING
+from typing import NoReturn
 
 from cni.shared import policy
 from cni.shared.kernel import files, netns_users
 from cni.warm import protocol
 from cni.warm.board import FREE, IDLE, Board
 from cni.warm.worker import Worker
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-    from typing import NoReturn
 
 LEAST = 2
 _MOST_EARLY = 10  # workers in succession that ended right after their start; after these the supervisor ends

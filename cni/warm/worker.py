@@ -25,7 +25,7 @@ from socket import (
     socket,
 )
 from struct import Struct
-from typing import TYPE_CHECKING
+from typing import NoReturn
 
 from cni.link import run
 from cni.link.plugins import whereabouts
@@ -34,9 +34,6 @@ from cni.shared.kernel import node
 from cni.shared.spec import codec
 from cni.warm import protocol
 from cni.warm.board import BUSY, IDLE, Board
-
-if TYPE_CHECKING:
-    from typing import NoReturn
 
 CALLS = 256
 _MOST_KIB = 64 << 10  # of resident memory: an ordinary call needs a third of this

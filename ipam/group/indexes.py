@@ -7,21 +7,16 @@ may give its address. An index is taken when its address is taken on one rail.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import Any
 
 from cni.shared import rail as rails_key
 from cni.shared.config import Fault, refuse
-from ipam.config import read_ranges
+from cni.shared.rail import Rail
+from ipam.config import IpamConfig, read_ranges
+from ipam.leases import Want
 from ipam.ranges import BITS, Range, format_address, parse_address
 from ipam.rules import Exhausted, Need
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from typing import Any
-
-    from cni.shared.rail import Rail
-    from ipam.config import IpamConfig
-    from ipam.leases import Want
 
 MOST_ADDRESSES = 48  # of a group, which are claimed in one transaction: etcd allows 128 comparisons there
 

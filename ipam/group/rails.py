@@ -27,16 +27,16 @@ fails records no pending release, since a later release could free addresses tha
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from cni.shared import rail as rails_key
-from cni.shared.records import GROUP, LINK
+from cni.shared.records import GROUP, LINK, Began, Records
 from cni.shared.spec import codec
 from cni.shared.spec.errors import CniError, InvalidConfig, TryAgainLater
-from cni.shared.spec.request import Attachment
+from cni.shared.spec.request import Attachment, Request
 from ipam import call, stores
 from ipam.acquire import claim
-from ipam.leases import PART, Owner, recorded_document, recorded_leases
+from ipam.leases import PART, Lease, Owner, recorded_document, recorded_leases
 from ipam.local import read_record, restorer
 from ipam.ranges import format_address
 from ipam.rules import is_current
@@ -45,15 +45,11 @@ from ipam.upkeep import is_among, note_fault, release
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-    from typing import Any
 
     from cni.shared.config import Fault
     from cni.shared.log import Log
-    from cni.shared.records import Began, Records
-    from cni.shared.spec.request import Request
     from ipam.config import IpamConfig
     from ipam.group.indexes import Group
-    from ipam.leases import Lease
 
     Member = list[Any]
 

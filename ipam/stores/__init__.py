@@ -5,19 +5,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from cni.shared.spec.errors import InvalidConfig, UnsupportedField
-from ipam.leases import are_texts
-from ipam.stores.base import SHARED_SECONDS
+from ipam.leases import Lease, are_texts
+from ipam.stores.base import SHARED_SECONDS, Store
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from typing import Any
 
     from ipam.config import IpamConfig
-    from ipam.leases import Lease
-    from ipam.stores.base import Store
     from ipam.stores.http import ServerAddress
 
 IN_CLUSTER = ("kubernetes", "addresslease")  # kinds that are objects in an API server

@@ -12,21 +12,18 @@ from __future__ import annotations
 
 import os
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from cni.shared.spec.errors import TryAgainLater
+from cni.shared.spec.errors import CniError, TryAgainLater
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Sequence
-    from typing import Any
 
-    from cni.shared.spec.errors import CniError
     from cni.shared.spec.request import Attachment
     from ipam.leases import Lease, Owner, Pool, Want
     from ipam.stores.http import Client, Connection
 
-    Window = tuple[str, str | None, int, int, int]  # pool, scope, family, low, high
-
+Window = tuple[str, str | None, int, int, int]  # pool, scope, family, low, high
 READ, CHANGE, CREATE = range(3)  # the use of a store; CREATE makes a missing file, for others it is an empty store
 
 SHARED_SECONDS = 2.0  # bound of a request to a store that nodes share, unless the request is for an ADD

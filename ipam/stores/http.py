@@ -13,18 +13,14 @@ import os
 import select
 import socket
 import ssl
+from collections.abc import Callable, Iterator, Sequence
 from http.client import HTTPException, HTTPResponse
 from time import monotonic
-from typing import TYPE_CHECKING
+from typing import Any
 
 from cni import VERSION
+from cni.shared.spec.errors import CniError
 from ipam.stores import base
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-    from typing import Any
-
-    from cni.shared.spec.errors import CniError
 
 AGENT = f"railcni/{VERSION}"  # Kubernetes takes the part before the / as the field manager
 

@@ -10,19 +10,17 @@ first side effect. So a DEL can undo the feature, even if the configuration has 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from cni import load
-from cni.shared.config import OF_FEATURES
+from cni.shared.config import OF_FEATURES, Fault
 from cni.shared.spec.errors import CniError, IoFailure
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from typing import Any
 
     from cni.link.features import routing, verbs_device
     from cni.link.features.base import Feature
-    from cni.shared.config import Fault
     from cni.shared.kernel.links import Link, Rtnl
     from cni.shared.kernel.sandbox import Sandbox
     from cni.shared.log import Log

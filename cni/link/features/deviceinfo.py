@@ -8,22 +8,16 @@ attachment's device (4.2.1). The directory dp/ beside it is for device plugins a
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import Any
 
 from cni.shared import policy
 from cni.shared.kernel import files, rdma_sysfs, sysfs
-from cni.shared.records import LINK, Records
+from cni.shared.log import Log
+from cni.shared.records import LINK, HeldLock, Records
 from cni.shared.spec import codec
 from cni.shared.spec.errors import InvalidConfig, IoFailure, TryAgainLater
-from cni.shared.spec.request import Attachment
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from typing import Any
-
-    from cni.shared.log import Log
-    from cni.shared.records import HeldLock
-    from cni.shared.spec.request import Request
+from cni.shared.spec.request import Attachment, Request
 
 CAPABILITY = "CNIDeviceInfoFile"
 _VERSION = "1.1.0"

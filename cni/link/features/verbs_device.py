@@ -10,7 +10,7 @@ Specification of the Network Plumbing Working Group, version 1.1.0, for the file
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from cni.link.features import deviceinfo, gids
 from cni.shared.config import Fault, Key, boolean, fill, integer
@@ -25,7 +25,6 @@ from cni.shared.spec.errors import (
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from typing import Any
 
     from cni.link.features import Place
     from cni.shared.kernel.links import Link

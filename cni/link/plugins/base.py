@@ -7,13 +7,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from cni.shared.config import Key, boolean, dns_settings, ipam_block
+from cni.shared.config import Fault, Key, boolean, dns_settings, ipam_block
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from typing import Any, Protocol
 
-    from cni.shared.config import Fault
     from cni.shared.kernel.links import Link, Rtnl
     from cni.shared.kernel.netlink import KernelError
     from cni.shared.kernel.netns import Namespace

@@ -26,9 +26,9 @@ from cni.shared.config import (
     take,
 )
 from cni.shared.kernel import addresses, node, routes
-from cni.shared.kernel.links import ARPHRD_ETHER, ARPHRD_INFINIBAND, LEAST_MTU
+from cni.shared.kernel.links import ARPHRD_ETHER, ARPHRD_INFINIBAND, LEAST_MTU, Link, Rtnl
 from cni.shared.kernel.netlink import KernelError
-from cni.shared.records import digest
+from cni.shared.records import Records, digest
 from cni.shared.spec.errors import (
     InvalidConfig,
     KernelRefused,
@@ -39,10 +39,8 @@ from cni.shared.spec.errors import (
 
 if TYPE_CHECKING:
     from cni.link.plugins.base import Named
-    from cni.shared.kernel.links import Link, Rtnl
     from cni.shared.kernel.netns import Namespace
     from cni.shared.log import Log
-    from cni.shared.records import Records
     from cni.shared.spec.request import Request
 
 NAME = "macvlan"

@@ -19,16 +19,18 @@ from __future__ import annotations
 import os
 import time
 from errno import ENODEV, EOPNOTSUPP, EPROTONOSUPPORT
-from typing import TYPE_CHECKING
+from typing import Any
 
 from cni.link.plugins import uplink
 from cni.shared import policy
-from cni.shared.config import OF_RUNTIMES, Key, fill, misspelt, optional, refuse, string, take
+from cni.shared.config import OF_RUNTIMES, Fault, Key, fill, misspelt, optional, refuse, string, take
 from cni.shared.kernel import files, netns, node, rdma_sysfs, sysfs
 from cni.shared.kernel import sandbox as sandboxes
 from cni.shared.kernel.links import Rtnl
 from cni.shared.kernel.netlink import KernelError
 from cni.shared.kernel.rdma_netlink import EXCLUSIVE, Rdma, RdmaDevice
+from cni.shared.kernel.sandbox import Sandbox
+from cni.shared.log import Log
 from cni.shared.records import Began, Records
 from cni.shared.spec import codec, result
 from cni.shared.spec.errors import (
@@ -41,15 +43,7 @@ from cni.shared.spec.errors import (
     TryAgainLater,
     report,
 )
-from cni.shared.spec.request import NOTHING_LISTED, member, valid_attachments
-
-if TYPE_CHECKING:
-    from typing import Any
-
-    from cni.shared.config import Fault
-    from cni.shared.kernel.sandbox import Sandbox
-    from cni.shared.log import Log
-    from cni.shared.spec.request import Request
+from cni.shared.spec.request import NOTHING_LISTED, Request, member, valid_attachments
 
 PART = "rdma"  # the part of the attachment records for this plugin
 _GO_CACHE = "/var/lib/cni/rdma"

@@ -18,19 +18,14 @@ a link are refused too: the lower link of a VLAN or macvlan, the ports of a brid
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable, Iterator, Sequence
 from socket import AF_INET, AF_INET6, inet_ntop
-from typing import TYPE_CHECKING
 
 from cni.shared import policy
 from cni.shared.kernel import addresses, files, netns, routes
-from cni.shared.kernel.links import with_those_below
+from cni.shared.kernel.links import Link, Rtnl, with_those_below
 from cni.shared.kernel.netlink import address_of
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
-
-    from cni.shared.kernel.links import Link, Rtnl
-    from cni.shared.kernel.routes import KernelRoute
+from cni.shared.kernel.routes import KernelRoute
 
 KUBECONFIGS = (
     "/etc/kubernetes/kubelet.conf",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from cni.link import plugins
 from cni.link.plugins import whereabouts
@@ -12,7 +12,7 @@ from cni.link.verbs import delegate
 from cni.shared.config import OF_FEATURES, OF_RUNTIMES, Fault, misspelt
 from cni.shared.kernel import ipconfig
 from cni.shared.kernel import sandbox as sandboxes
-from cni.shared.kernel.links import Rtnl
+from cni.shared.kernel.links import Link, Rtnl
 from cni.shared.kernel.netlink import KernelError
 from cni.shared.records import LINK, Records
 from cni.shared.spec.errors import (
@@ -24,19 +24,15 @@ from cni.shared.spec.errors import (
     KernelRefused,
     report,
 )
-from cni.shared.spec.request import at_least
+from cni.shared.spec.request import Request, at_least
 from cni.shared.spec.result import IPV6_LEAST_MTU, Interface, Result, parse
 
 if TYPE_CHECKING:
-    from typing import Any
-
     from cni.link.features import Features
     from cni.link.plugins.base import DeviceClaim, LinkPlugin
     from cni.link.verbs.detach import Release
-    from cni.shared.kernel.links import Link
     from cni.shared.kernel.sandbox import Sandbox
     from cni.shared.log import Log
-    from cni.shared.spec.request import Request
 
 _VERBS_DEVICES = "/sys/class/infiniband"  # the directory exists when the kernel has RDMA
 

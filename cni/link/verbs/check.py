@@ -4,7 +4,7 @@ STATUS, which tells whether an ADD could succeed now.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from cni.link import features
 from cni.link.plugins.base import differs
@@ -16,16 +16,13 @@ from cni.shared.kernel.links import Rtnl
 from cni.shared.records import Records
 from cni.shared.spec import result
 from cni.shared.spec.errors import AttachmentDiffers, InvalidConfig
-from cni.shared.spec.result import Result
+from cni.shared.spec.result import Interface, Result, Route
 
 if TYPE_CHECKING:
-    from typing import Any
-
     from cni.link.plugins.base import LinkPlugin
     from cni.shared.config import Fault
     from cni.shared.kernel.sandbox import Sandbox
     from cni.shared.spec.request import Request
-    from cni.shared.spec.result import Interface, Route
 
 
 def check(plugin: LinkPlugin, request: Request, records: Records) -> None:

@@ -12,21 +12,17 @@ while the link is up (attach.py, detach.py), since it may need the link: dhcp re
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 import cni
 from cni.link.plugins import EXECUTABLES, whereabouts
 from cni.shared import config
+from cni.shared.config import Fault
+from cni.shared.log import Log
 from cni.shared.spec import codec, result
 from cni.shared.spec.errors import CniError, DelegateFailed, IncompatibleVersion, InvalidConfig, NotAvailable
 from cni.shared.spec.request import Request, member
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from cni.shared.config import Fault
-    from cni.shared.log import Log
-    from cni.shared.spec.result import Result
+from cni.shared.spec.result import Result
 
 _OURS = ("bin/whereabouts", "plain/whereabouts")  # the second after `railcni install --replace`
 

@@ -8,7 +8,7 @@ the attachment later.
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from cni.link import plugins
 from cni.link.verbs import delegate
@@ -19,16 +19,14 @@ from cni.shared.kernel.netlink import KernelError
 from cni.shared.records import RETRY_SECONDS, UNENDED, Records
 from cni.shared.spec import codec
 from cni.shared.spec.errors import CniError, DelegateFailed, Lingers, TryAgainLater, Unrestored, report
-from cni.shared.spec.request import Request, member
+from cni.shared.spec.request import Attachment, Request, member
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from typing import Any
 
     from cni.link.plugins.base import LinkPlugin
     from cni.shared.kernel.sandbox import Sandbox
     from cni.shared.log import Log
-    from cni.shared.spec.request import Attachment
 
 PART = "link"
 CLEARING_SECONDS = 2.0  # measured: the kernel needs up to 0.07 s to clear 150 sandboxes that end at once

@@ -10,7 +10,7 @@ pod's next sandbox has a right to the address.
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from cni.link.plugins import whereabouts
 from cni.link.verbs import delegate
@@ -24,7 +24,6 @@ from cni.shared.spec.request import NOTHING_LISTED, VALID_ATTACHMENTS, Attachmen
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
-    from typing import Any
 
     from cni.link.plugins.base import LinkPlugin
     from cni.shared.log import Log

@@ -5,12 +5,9 @@ from __future__ import annotations
 import os
 import select
 import signal
+from collections.abc import Mapping
 from time import monotonic
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from typing import Any
+from typing import Any
 
 _MOST_BYTES = 1 << 20  # of a program with a deadline
 

@@ -18,14 +18,13 @@ from typing import TYPE_CHECKING
 from cni.shared.kernel import addresses, files, routes
 from cni.shared.kernel.netlink import KernelError, address_of
 from cni.shared.spec.errors import AddressInUse, InvalidConfig, KernelRefused
-from cni.shared.spec.result import MOST_SCOPE
+from cni.shared.spec.result import MOST_SCOPE, IPConfig, Result
+from cni.shared.spec.result import Route as WantedRoute
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from cni.shared.kernel.links import Link, Rtnl
-    from cni.shared.spec.result import IPConfig, Result
-    from cni.shared.spec.result import Route as WantedRoute
 
 DAD_SECONDS = 5.0  # as upstream; detection itself takes 1 to 2 s
 CARRIER_SECONDS = 0.2  # as sriov-cni

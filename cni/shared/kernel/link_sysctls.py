@@ -7,13 +7,10 @@ Parameters that newer kernels append to these are not compared.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from struct import Struct
-from typing import TYPE_CHECKING
 
 from cni.shared.kernel import files
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 IPV4 = (
     "forwarding", "", "proxy_arp", "accept_redirects", "secure_redirects", "send_redirects", "shared_media",

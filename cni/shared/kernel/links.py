@@ -7,9 +7,9 @@ An `Rtnl` stays bound to the namespace in which the thread makes it. For a pod's
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from errno import ENODEV, EOPNOTSUPP
 from struct import Struct
-from typing import TYPE_CHECKING
 
 from cni.shared.kernel.netlink import (
     APPEND,
@@ -27,9 +27,6 @@ from cni.shared.kernel.netlink import (
     unpack_attributes,
     unpack_list,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 NEWLINK, GETLINK = 16, 18
 _DELLINK, _GETNSID, _NEWLINKPROP, _DELLINKPROP = 17, 90, 108, 109

@@ -15,13 +15,10 @@ from __future__ import annotations
 
 import fcntl
 import signal
+from collections.abc import Callable
 from errno import EACCES, EAGAIN
 from struct import pack
 from time import monotonic
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 _SEEK_SET = 0
 _ALARM = (signal.SIGALRM,)

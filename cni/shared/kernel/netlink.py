@@ -9,17 +9,14 @@ from __future__ import annotations
 
 import os
 import socket
+from collections.abc import Iterator
 from errno import EAGAIN, EINTR, ENOBUFS
 from fcntl import ioctl
 from struct import Struct
 from sys import byteorder
-from typing import TYPE_CHECKING
+from typing import Self
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from typing import Self
-
-    Message = tuple[int, int, int, bytes]  # type, flags, sequence number, body
+Message = tuple[int, int, int, bytes]  # type, flags, sequence number, body
 
 # struct nlmsghdr flags
 REQUEST, ACK, _ECHO = 0x1, 0x4, 0x8

@@ -7,15 +7,12 @@ kernel says so (NS_GET_NSTYPE, ioctl_ns(2)), wherever it is.
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Iterator
 from errno import ENOENT, ENOTDIR
 from fcntl import ioctl
-from typing import TYPE_CHECKING
 
 from cni.shared.kernel import files
 from cni.shared.spec.errors import InvalidNamespace
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 _OWN = "/proc/thread-self/ns/net"
 _NS_GET_NSTYPE = 0xB703  # include/uapi/linux/nsfs.h

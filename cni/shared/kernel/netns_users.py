@@ -10,13 +10,9 @@ in transit between two processes. (pidfd_getfd(2) and SIOCGSKNS could ask each s
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 from cni.shared.kernel.files import names_in, target_of
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
 
 _DETACHED = "/"  # the target in /proc/PID/fd when the path that opened the descriptor is no longer mounted
 _FIRST_PIDS = f"pid:[{0xEFFFFFFC}]"  # PROC_PID_INIT_INO (include/linux/proc_ns.h)

@@ -15,14 +15,15 @@ Sources: rtnetlink(7), include/uapi/linux/{if_link,if_addr,rtnetlink,neighbour,p
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from socket import AF_INET, AF_INET6, inet_ntop
 from struct import Struct
 from sys import byteorder
-from typing import TYPE_CHECKING
+from typing import Any
 
 from cni.shared.kernel.addresses import CACHE, CACHEINFO, FLAGS, IFADDR, Address, list_of
 from cni.shared.kernel.links import GETNEIGH, IFINFO, NDMSG
-from cni.shared.kernel.netlink import NESTED, KernelError, attribute, number, number_of, unpack_attributes
+from cni.shared.kernel.netlink import NESTED, KernelError, Socket, attribute, number, number_of, unpack_attributes
 from cni.shared.kernel.routes import (
     KERNEL_PROTOCOL,
     LOCAL_TABLE,
@@ -33,12 +34,6 @@ from cni.shared.kernel.routes import (
     dump_routes,
     next_hops,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-    from typing import Any
-
-    from cni.shared.kernel.netlink import Socket
 
 NEWADDR, NEWROUTE, DELROUTE, NEWNEIGH = 20, 24, 25, 28
 _GETQDISC, _GETNEIGHTBL = 38, 66

@@ -6,13 +6,8 @@ include/uapi/rdma/rdma_netlink.h; the kernel's part is in drivers/infiniband/cor
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from cni.shared.kernel.links import with_those_below
+from cni.shared.kernel.links import Rtnl, with_those_below
 from cni.shared.kernel.netlink import Socket, number, number_of, string, text_of, unpack_attributes
-
-if TYPE_CHECKING:
-    from cni.shared.kernel.links import Rtnl
 
 _NETLINK_RDMA = 20
 _NLDEV = 5 << 10  # RDMA_NL_NLDEV, in the upper bits of a message's type

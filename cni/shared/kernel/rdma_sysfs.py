@@ -12,14 +12,11 @@ Documentation/ABI/stable/sysfs-class-infiniband of the kernel; include/rdma/ib_a
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from socket import AF_INET, AF_INET6, inet_ntop, inet_pton
-from typing import TYPE_CHECKING
 
 from cni.shared.kernel import sysfs
 from cni.shared.kernel.files import names_in, target_of
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 CLASS = "/class/infiniband"
 ROCE_V2 = "RoCE v2"

@@ -8,10 +8,10 @@ functions raise KernelError when the kernel refuses a request, and ValueError fo
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from errno import EAFNOSUPPORT, ENOENT, EOPNOTSUPP
 from socket import AF_INET, AF_INET6, AF_UNSPEC, inet_ntop
 from struct import Struct
-from typing import TYPE_CHECKING
 
 from cni.shared.kernel.netlink import (
     CREATE,
@@ -25,9 +25,6 @@ from cni.shared.kernel.netlink import (
     number_of,
     unpack_attributes,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
 
 _NEWROUTE, _GETROUTE, _GETNEXTHOP = 24, 26, 106
 RTMSG = Struct("=BBBBBBBBI")  # struct rtmsg: family, two prefix lengths, tos, table, protocol, scope, type, flags

@@ -6,15 +6,13 @@ its path as long as a process, a mount or an open descriptor uses it. So the rec
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from cni.shared.kernel import netns, node
 from cni.shared.kernel.links import Rtnl
 from cni.shared.spec.errors import InvalidNamespace, TryAgainLater
 
 if TYPE_CHECKING:
-    from typing import Any
-
     from cni.shared.kernel.netns import Namespace
     from cni.shared.spec.request import Request
 

@@ -16,13 +16,10 @@ from __future__ import annotations
 
 from errno import EINVAL, ENODEV, EOPNOTSUPP, EPERM
 from struct import Struct
-from typing import TYPE_CHECKING
+from typing import Any
 
 from cni.shared.kernel.links import GETLINK, NEWLINK, Rtnl, ifinfo
 from cni.shared.kernel.netlink import NESTED, KernelError, attribute, unpack_attributes, unpack_list
-
-if TYPE_CHECKING:
-    from typing import Any
 
 NO_MAC = "00:00:00:00:00:00"
 SETTINGS = (  # each is set whole, by one message

@@ -8,10 +8,7 @@ since the size of a reply is limited already.
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from typing import Any
+from typing import Any
 
 
 class TooMuch(ValueError):

@@ -6,10 +6,7 @@ The first 250 characters of `msg` must hold cause and remedy: runtimes wrap the 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
+from collections.abc import Sequence
 
 
 class CniError(Exception):

@@ -12,14 +12,11 @@ Sources: SPEC.md sections 1 and 2; the order is that of the dispatcher in pkg/sk
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import Any
 
 from cni.shared.spec import codec
 from cni.shared.spec.errors import DecodingFailure, IncompatibleVersion, InvalidConfig, InvalidEnvironment
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from typing import Any
 
 SUPPORTED = ("0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0")
 NEWEST = SUPPORTED[-1]

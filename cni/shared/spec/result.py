@@ -14,13 +14,10 @@ Sources: SPEC.md section 5 of each version; the conversions of pkg/types/{020,04
 from __future__ import annotations
 
 from socket import AF_INET, AF_INET6, inet_pton
-from typing import TYPE_CHECKING
+from typing import Any
 
 from cni.shared.spec.errors import DecodingFailure, IncompatibleVersion
 from cni.shared.spec.request import NEWEST, SUPPORTED, at_least
-
-if TYPE_CHECKING:
-    from typing import Any
 
 IPV6_LEAST_MTU = 1280  # bytes: RFC 8200, section 5
 _SINCE_1_1 = ("mtu", "socketPath", "pciID")  # members of an interface

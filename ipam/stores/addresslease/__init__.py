@@ -35,13 +35,11 @@ from ipam.stores.addresslease.requests import Objects
 from ipam.stores.apiserver.faults import Conflict
 from ipam.stores.apiserver.resources import ADDRESSES
 from ipam.stores.apiserver.store import ObjectStore, attempt, refuse_elsewhere
-from ipam.stores.base import FORMER, SHARED_SECONDS, Claimed, Survey, Taken, Unknown
+from ipam.stores.base import FORMER, SHARED_SECONDS, Claimed, Survey, Taken, Unknown, Window
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
     from typing import Any, TypeVar
-
-    from ipam.stores.base import Window
 
     T = TypeVar("T")
 

@@ -15,7 +15,8 @@ the resourceVersion of the claim's own object (Kubernetes API Concepts, "Resourc
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
 
 from cni.shared.spec.errors import InvalidConfig, TryAgainLater
 from ipam.leases import Lease, Owner, Want
@@ -23,16 +24,11 @@ from ipam.leases import given_up as left_free
 from ipam.ranges import network_name_of, range_of
 from ipam.stores.addresslease import objects
 from ipam.stores.addresslease.objects import Entry
+from ipam.stores.addresslease.requests import Objects
 from ipam.stores.apiserver.faults import Conflict, Gone, Undefined
 from ipam.stores.apiserver.resources import GROUP, MOVED, POOLS, VERSION, replacement
 from ipam.stores.apiserver.store import refuse_elsewhere
 from ipam.stores.base import Pauses, conflicts
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Sequence
-    from typing import Any
-
-    from ipam.stores.addresslease.requests import Objects
 
 NAMES = "railcni.io/names"  # annotation of an IPPool: the kinds of names of its AddressLeases, "net", "pool" or both
 

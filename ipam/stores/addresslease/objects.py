@@ -14,18 +14,13 @@ A name is a DNS subdomain of at most 253 characters, and a label value has at mo
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import Any
 
-from ipam.leases import COOLDOWN, Lease, from_json, to_json
+from ipam.leases import COOLDOWN, Lease, Want, from_json, to_json
 from ipam.ranges import format_address, parse_address
 from ipam.stores.apiserver import resources
 from ipam.stores.apiserver.resources import ALNUM, replacement
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from typing import Any
-
-    from ipam.leases import Want
 
 API_VERSION = "railcni.io/v1alpha1"
 POOL, STATE, HELD = resources.ADDRESS_POOL, resources.ADDRESS_STATE, resources.HELD

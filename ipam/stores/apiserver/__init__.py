@@ -8,22 +8,18 @@ reads again.
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Iterator
 from time import monotonic
-from typing import TYPE_CHECKING
+from typing import Any
 
 from cni.shared.spec import codec
 from cni.shared.spec.errors import CniError, InvalidConfig
 from ipam.stores import http
 from ipam.stores.apiserver import kubeconfig
 from ipam.stores.apiserver.faults import Conflict, Expired, Forbidden, refusal
+from ipam.stores.apiserver.kubeconfig import Access
 from ipam.stores.apiserver.resources import EVERYWHERE, PODS, POOLS, REVIEWS, RIGHTS, VERBS, group_of, path_of, verb_of
 from ipam.stores.base import Open, Pauses, Unreachable
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from typing import Any
-
-    from ipam.stores.apiserver.kubeconfig import Access
 
 JSON_PATCH = "application/json-patch+json"
 BRIEF = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1,application/json"  # the object's metadata

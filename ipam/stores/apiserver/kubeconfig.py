@@ -14,17 +14,14 @@ from __future__ import annotations
 import binascii
 import os
 import sys
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import Any
 
 from cni.shared.kernel import files
 from cni.shared.spec import codec
 from cni.shared.spec.errors import InvalidConfig, TryAgainLater
 from ipam.leases import are_texts
 from ipam.stores import http
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from typing import Any
 
 NAMESPACE = "kube-system"  # for objects, when the context names no namespace
 SERVICE_ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from typing import Any
+from typing import Any
 
 GROUP = "whereabouts.cni.cncf.io"
 ADDRESS_GROUP = "railcni.io"

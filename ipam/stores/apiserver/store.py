@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Collection
+from typing import Any
 
 from cni.shared.spec.errors import CniError, InvalidConfig
-from ipam.leases import Pool
+from ipam.leases import Lease, Pool, Want
 from ipam.stores.apiserver import Api
 from ipam.stores.apiserver.faults import Conflict, Forbidden, Undefined
 from ipam.stores.apiserver.resources import EVERYWHERE, POOLS
 from ipam.stores.base import Claimed, Open, ServedStore, Taken, Unknown
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
-    from typing import Any
-
-    from ipam.leases import Lease, Want
 
 
 class ObjectStore(ServedStore):

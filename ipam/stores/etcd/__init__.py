@@ -13,7 +13,7 @@ while.
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from cni.shared.spec.errors import CniError
 from ipam.leases import Lease, Owner, Pool, Want, given_up, returns
@@ -27,6 +27,7 @@ from ipam.stores.base import (
     Taken,
     Unknown,
     Unreachable,
+    Window,
     conflicts,
 )
 from ipam.stores.etcd import keys, txn
@@ -37,10 +38,8 @@ from ipam.stores.etcd.txn import Reply
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
-    from typing import Any
 
     from cni.shared.spec.request import Attachment
-    from ipam.stores.base import Window
     from ipam.stores.etcd.txn import Answer, Entry, Op
 
 _VOID_SECONDS = 600  # the longest time for which a lost request may still arrive

@@ -11,13 +11,12 @@ from typing import TYPE_CHECKING
 
 from ipam.leases import Want
 from ipam.stores.etcd import txn
-from ipam.stores.etcd.keys import BLOCK, LEASE, value_of
+from ipam.stores.etcd.keys import BLOCK, LEASE, Keys, value_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from ipam.stores.base import Window
-    from ipam.stores.etcd.keys import Keys
     from ipam.stores.etcd.txn import Answer, Op, Reply
 
 _COUNTED = 64  # blocks in a request, and blocks in a group: etcd takes 128 reads

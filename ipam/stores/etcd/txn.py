@@ -7,11 +7,10 @@ values are base64. A reply has numbers as strings, and omits members that are 0,
 from __future__ import annotations
 
 import binascii
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
-    from typing import Any
 
     Op = dict[str, Any]
     Entry = tuple[bytes, bytes]  # key, value

@@ -14,20 +14,14 @@ attachment records. A sound file of an earlier boot keeps its leases (ipam.store
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
 
 from cni.shared.spec.request import Attachment
 from ipam.leases import COOLDOWN, Lease, Owner, Pool, Want, given_up, returns
-from ipam.stores.base import CREATE, FORMER, Claimed, Store, Survey, Taken, Unknown
+from ipam.stores.base import CREATE, FORMER, Claimed, Store, Survey, Taken, Unknown, Window
 from ipam.stores.file import schema
-from ipam.stores.file.database import WAIT_SECONDS, DiskFull, OutcomeUnknown, open_database
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Sequence
-    from typing import Any
-
-    from ipam.stores.base import Window
-    from ipam.stores.file.database import Database
+from ipam.stores.file.database import WAIT_SECONDS, Database, DiskFull, OutcomeUnknown, open_database
 
 NAME = "leases.db"
 

@@ -19,18 +19,12 @@ import hashlib
 import os
 import sqlite3
 from time import monotonic
-from typing import TYPE_CHECKING
+from typing import Any
 
 from cni.shared.kernel import files, locks, node
-from cni.shared.spec.errors import InvalidConfig, IoFailure, StateDamaged, TryAgainLater
+from cni.shared.spec.errors import CniError, InvalidConfig, IoFailure, StateDamaged, TryAgainLater
 from ipam.stores.base import CREATE, READ
 from ipam.stores.file.schema import FORMAT, TABLES
-
-if TYPE_CHECKING:
-    from typing import Any
-
-    from cni.shared.spec.errors import CniError
-
 
 WAIT_SECONDS = 60.0  # as for an attachment's lock: on a slow disk a hundred processes may wait
 _BUSY_SECONDS = 2.0

@@ -18,7 +18,8 @@ and patches it again, and `settle` changes the object only to make late requests
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import Any
 
 from cni.shared.spec.errors import InvalidConfig, TryAgainLater
 from cni.shared.spec.request import Attachment
@@ -27,18 +28,12 @@ from ipam.stores.apiserver import is_static, uid_of
 from ipam.stores.apiserver.faults import Conflict, Forbidden, Gone
 from ipam.stores.apiserver.resources import POOLS, RESERVATIONS
 from ipam.stores.apiserver.store import ObjectStore, attempt
-from ipam.stores.base import SHARED_SECONDS, Claimed, Open, Survey, Taken, Unknown
+from ipam.stores.base import SHARED_SECONDS, Claimed, Open, Survey, Taken, Unknown, Window
 from ipam.stores.ippool import objects
 from ipam.stores.ippool.claim import PoolClaim
 from ipam.stores.ippool.locks import PoolLocks
+from ipam.stores.ippool.objects import Allocation
 from ipam.stores.ippool.view import View
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Sequence
-    from typing import Any
-
-    from ipam.stores.base import Window
-    from ipam.stores.ippool.objects import Allocation
 
 
 class KubernetesStore(ObjectStore):

@@ -10,18 +10,14 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections.abc import Callable, Sequence
 from errno import EACCES, EPERM, EROFS
 from time import monotonic
-from typing import TYPE_CHECKING
 
 from cni.shared.kernel import files, locks
 from cni.shared.spec.errors import IoFailure
+from ipam.stores.apiserver import Api
 from ipam.stores.base import SHARED_SECONDS
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from ipam.stores.apiserver import Api
 
 DIRECTORY = "/run/railcni"
 _SECONDS = 30.0  # the least wait, if the caller has not set a shorter one: many DELs must not go on without the lock

@@ -13,7 +13,7 @@ An IPPool is one value in etcd, which takes requests of at most 1.5 MiB (--max-r
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from cni.shared.spec import codec
 from cni.shared.spec.request import Attachment
@@ -23,7 +23,6 @@ from ipam.stores.apiserver.resources import MOVED, MOVING, POOLS, RESERVATIONS, 
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
-    from typing import Any
 
     Changes = dict[int, dict[str, Any] | None]  # the new allocation of each address; None to remove it
 

@@ -14,7 +14,7 @@ from time import monotonic
 from typing import TYPE_CHECKING
 
 from cni.shared.spec.errors import InvalidConfig, TryAgainLater
-from ipam.ranges import format_address, parse_cidr
+from ipam.ranges import Range, format_address, parse_cidr
 from ipam.stores.apiserver import Api
 from ipam.stores.apiserver.faults import Conflict, Gone
 from ipam.stores.apiserver.resources import POOLS, SLICES
@@ -23,7 +23,6 @@ from ipam.stores.ippool.objects import IPPool
 
 if TYPE_CHECKING:
     from ipam.config import IpamConfig
-    from ipam.ranges import Range
 
 
 def narrow(config: IpamConfig, network: str, seconds: float, take: bool) -> None:

@@ -6,7 +6,7 @@ A patch tests that the object has not changed since it was read.
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from cni.shared.spec.errors import InvalidConfig, TryAgainLater
 from ipam.leases import Lease, Want
@@ -28,7 +28,6 @@ from ipam.stores.ippool.objects import IPPool, Reservation, reservation_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
-    from typing import Any
 
     from ipam.stores.apiserver import Api
     from ipam.stores.ippool.objects import Allocation, Changes

@@ -10,14 +10,13 @@ cni.link.plugins.host_device.hoststate adds the state of the device on the host.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from cni.link.plugins.base import RecordedPlan
 from cni.shared.kernel import node, sysfs
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
-    from typing import Any
 
     from cni.shared.kernel.links import Link, Rtnl
     from cni.shared.records import Records

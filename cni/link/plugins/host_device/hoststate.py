@@ -16,23 +16,19 @@ from __future__ import annotations
 
 import errno
 import time
+from collections.abc import Sequence
 from socket import AF_INET, AF_INET6
-from typing import TYPE_CHECKING
+from typing import Any
 
 from cni.link.plugins.host_device import devices
 from cni.shared.kernel import addresses, files, raw_state, rdma_sysfs, routes
+from cni.shared.kernel.addresses import Address
+from cni.shared.kernel.links import Link, Rtnl
 from cni.shared.kernel.netlink import APPEND, CREATE, KernelError, number_of
+from cni.shared.kernel.routes import KernelRoute
+from cni.shared.log import Log
 from cni.shared.records import Records
 from cni.shared.spec.errors import TryAgainLater
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from typing import Any
-
-    from cni.shared.kernel.addresses import Address
-    from cni.shared.kernel.links import Link, Rtnl
-    from cni.shared.kernel.routes import KernelRoute
-    from cni.shared.log import Log
 
 _AUTOMATIC = (routes.KERNEL_PROTOCOL, routes.RA_PROTOCOL)
 _OF_THE_KERNEL = ("01:00:5e:00:00:01", "33:33:00:00:00:01", "33:33:00:00:00:02", "33:33:00:00:00:6a", "33:33:ff:")

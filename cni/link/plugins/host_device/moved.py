@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import errno
 import os
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from cni.link.plugins import uplink
 from cni.link.plugins.host_device import devices, hoststate
@@ -22,7 +22,7 @@ from cni.link.plugins.host_device.devices import PART, REFUSED, RETURNED, MovePl
 from cni.shared import policy
 from cni.shared.kernel import addresses, routes, sysfs
 from cni.shared.kernel import sandbox as sandboxes
-from cni.shared.kernel.links import LEAST_MTU
+from cni.shared.kernel.links import LEAST_MTU, Link, Rtnl
 from cni.shared.kernel.netlink import KernelError
 from cni.shared.log import Log
 from cni.shared.records import Records
@@ -34,16 +34,13 @@ from cni.shared.spec.errors import (
     TryAgainLater,
     Unrestored,
 )
-from cni.shared.spec.request import Request
+from cni.shared.spec.request import Attachment, Request
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
-    from typing import Any
 
     from cni.link.plugins.base import Named
-    from cni.shared.kernel.links import Link, Rtnl
     from cni.shared.kernel.netns import Namespace
-    from cni.shared.spec.request import Attachment
 
 USERSPACE_DRIVERS = ("vfio-pci", "uio_pci_generic", "igb_uio")
 

@@ -5,7 +5,7 @@ Source: plugins/main/host-device of containernetworking/plugins for keys and res
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from cni.link.plugins.base import KEYS_OF_EACH, DeviceClaim, LinkConfig, keep_log
 from cni.link.plugins.host_device import devices, moved
@@ -18,7 +18,6 @@ from cni.shared.spec.errors import InvalidConfig, NotAvailable, TryAgainLater
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from typing import Any
 
     from cni.link.plugins.base import Named
     from cni.shared.kernel.links import Link, Rtnl

@@ -22,21 +22,19 @@ from __future__ import annotations
 
 import errno
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from cni.shared.kernel import addresses, link_sysctls, raw_state, routes
 from cni.shared.kernel.addresses import DADFAILED, NODAD, TENTATIVE, Address
-from cni.shared.kernel.links import NEWLINK, ifinfo
+from cni.shared.kernel.links import NEWLINK, Link, Rtnl, ifinfo
 from cni.shared.kernel.netlink import APPEND, CREATE, EXCLUSIVE, REPLACE, KernelError, attribute
 from cni.shared.kernel.netns import Namespace
 from cni.shared.spec.errors import KernelRefused, Unrestored
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from typing import Any
 
     from cni.link.plugins.host_device.devices import MovePlan
-    from cni.shared.kernel.links import Link, Rtnl
     from cni.shared.log import Log
 
     Step = tuple[Any, ...]  # the name of the part to restore, the function that restores it, and the arguments

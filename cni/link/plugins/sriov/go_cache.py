@@ -16,13 +16,11 @@ from cni.link.plugins.host_device.devices import MovePlan
 from cni.shared.kernel import files, netns
 from cni.shared.spec import codec
 from cni.shared.spec.errors import IoFailure
-from cni.shared.spec.request import member
+from cni.shared.spec.request import Attachment, member
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any, TypeVar
-
-    from cni.shared.spec.request import Attachment
 
     T = TypeVar("T", str, int)
 

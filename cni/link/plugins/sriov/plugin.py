@@ -8,7 +8,7 @@ Sources: k8snetworkplumbingwg/sriov-cni for keys, defaults and results; its issu
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from cni.link.plugins.base import KEYS_OF_EACH, DeviceClaim, LinkConfig
 from cni.link.plugins.host_device import devices, moved
@@ -22,7 +22,6 @@ from cni.shared.spec.errors import InvalidConfig, NotAvailable, Unrestored
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from typing import Any
 
     from cni.link.plugins.base import Named
     from cni.shared.kernel.links import Link, Rtnl

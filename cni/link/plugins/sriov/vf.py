@@ -9,17 +9,13 @@ driver refuses, the administrative MAC is removed before another try. Both are s
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from typing import Any
 
 from cni.link.plugins.base import differs
 from cni.shared.kernel import sysfs, vfs
+from cni.shared.kernel.links import Link, Rtnl
 from cni.shared.kernel.netlink import KernelError
 from cni.shared.spec.errors import KernelRefused
-
-if TYPE_CHECKING:
-    from typing import Any
-
-    from cni.shared.kernel.links import Link, Rtnl
 
 MAC_SECONDS = 2.0  # as in Go's plugin: a change may reset the VF, which keeps its driver busy
 _AGAIN_SECONDS = 0.1
