@@ -143,7 +143,7 @@ class ClaimsHere:
             if held:
                 held.release()
         if made:
-            count = len(by_attachment)
+            count = len({lease.attachment for lease in made})
             records.log.warning(f"records of {count} attachments were lost, and are read back: {local.texts(made)}")
         if not others:
             local.set_complete(records)
