@@ -38,7 +38,7 @@ from ipam.local import read_record, restorer
 from ipam.ranges import format_address
 from ipam.rules import Exhausted, SharedLease
 from ipam.search import SearchPlan, needs_of
-from ipam.stores.base import CREATE, Claimed, Open, Pauses, Store, Taken, Unknown, Unreachable
+from ipam.stores.base import CREATE, Claimed, OutcomeUnknown, Pauses, Store, Taken, Unknown, Unreachable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -116,7 +116,7 @@ def acquire(store: Store, wanted: Sequence[Choice], owner: Owner, terms: Terms) 
             while True:
                 try:
                     answer = attempts.once()
-                except Open as fault:  # a fence, or a release before the claim, has an unknown outcome
+                except OutcomeUnknown as fault:  # a fence, or a release before the claim, has an unknown outcome
                     answer = Unknown(fault)
                 if not isinstance(answer, Taken | Unknown):
                     return answer

@@ -7,7 +7,7 @@ from cni.shared.spec.errors import CniError
 from ipam.config import IpamConfig
 from ipam.ranges import host_of
 from ipam.stores.apiserver import Api, uid_of
-from ipam.stores.apiserver.faults import Gone
+from ipam.stores.apiserver.faults import NotFound
 from ipam.stores.base import SHARED_SECONDS
 
 _PREFERRED = "whereabouts.cni.cncf.io/preferred-ip"
@@ -22,7 +22,7 @@ def preferred(config: IpamConfig, pod: tuple[str, str, str], log: Log) -> list[t
     api = Api(config.kubeconfig, min(SHARED_SECONDS, config.store_timeout))
     try:
         metadata = api.pod(*pod[:2])
-    except Gone:
+    except NotFound:
         log.warning(f"there is no pod {pod[0]}/{pod[1]}: its annotation {_PREFERRED} is ignored")
         return []
     except CniError as fault:

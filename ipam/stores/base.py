@@ -41,7 +41,7 @@ class Unreachable(TryAgainLater):
     """Error: a store that nodes share cannot be reached, or does not serve now."""
 
 
-class Open(Unreachable):
+class OutcomeUnknown(Unreachable):
     """Error: a request was sent, and its outcome is unknown: the store may have carried it out."""
 
 

@@ -44,7 +44,7 @@ class _TlsSocket(ssl.SSLSocket):
         self.close()
 
 
-class Lost(OSError):
+class ConnectionLost(OSError):
     """A request was sent, at least in part, and no whole reply came: the server may have served the request."""
 
 
@@ -204,7 +204,7 @@ class Connection:
         return self._replies
 
     def request(self, method: str, target: str, headers: str, body: bytes, deadline: float) -> tuple[int, bytes]:
-        """(status, body) of the reply. `headers` are whole lines. On failure closes, and raises Lost or Untrusted."""
+        """(status, body) of the reply. `headers` are whole lines. Raises ConnectionLost or Untrusted, and closes."""
         head = f"{method} {target} HTTP/1.1\r\nHost: {self._host}\r\nUser-Agent: {AGENT}\r\n{headers}"
         head += f"Content-Length: {len(body)}\r\n\r\n"
         try:
@@ -222,7 +222,7 @@ class Connection:
             raise self.lost(fault) from None
         except (HTTPException, ValueError):
             self.close()
-            raise Lost(errno.EPROTO, "the reply is not HTTP") from None
+            raise ConnectionLost(errno.EPROTO, "the reply is not HTTP") from None
         self.reused = self.answers = True
         asked = reply.headers.get("retry-after", "")
         self.retry_after = int(asked) if asked.isascii() and asked.isdigit() and len(asked) < 10 else 0
@@ -231,7 +231,7 @@ class Connection:
         return reply.status, data
 
     def lost(self, fault: OSError) -> OSError:
-        """Close the connection after `fault`; return the error to raise: Untrusted or Lost."""
+        """Close the connection after `fault`; return the error to raise: Untrusted or ConnectionLost."""
         self.close()
         fault = _tls_fault(fault)
         if isinstance(fault, Untrusted):
@@ -239,7 +239,7 @@ class Connection:
         why = _why(fault)
         if fault.errno == errno.ECONNRESET and not self.reused and not self._tls:
             why += " (does it want TLS, https://?)"
-        return Lost(fault.errno, why)
+        return ConnectionLost(fault.errno, why)
 
     def is_silent(self) -> bool:
         """Whether the connection is still open, and no data has come since the last reply."""

@@ -129,7 +129,7 @@ class Server:
             try:
                 status, reply = connection.request(method, self._access.base + target, headers, body, deadline)
                 break
-            except http.Lost:
+            except http.ConnectionLost:
                 if not used:  # else the server has closed it, because nothing came for long
                     raise
         try:

@@ -23,7 +23,7 @@ from cni.shared.records import Records
 from cni.shared.spec.errors import InvalidConfig
 from cni.shared.spec.request import Attachment
 from ipam.leases import Lease, Owner, Want
-from ipam.stores.apiserver.faults import Conflict, Gone, NoNamespace
+from ipam.stores.apiserver.faults import Conflict, NoNamespace, NotFound
 from ipam.stores.base import Store
 
 
@@ -218,7 +218,7 @@ class Leases:
 
     def get(self, resource: str, name: str, namespace: str) -> tuple[dict[str, Any], int]:
         if not self.version:
-            raise Gone(name)
+            raise NotFound(name)
         return {"metadata": {"resourceVersion": str(self.version)}, "spec": self.spec}, 0
 
     def create(self, resource: str, document: dict[str, Any], namespace: str) -> None:

@@ -84,8 +84,8 @@ MISTAKEN = {
     "a reservation left because it has changed": (
         Edit(
             "ipam/stores/ippool/view.py",
-            r"except Gone:\n {20}break",
-            "except (Gone, Conflict):\n                    break",
+            r"except NotFound:\n {20}break",
+            "except (NotFound, Conflict):\n                    break",
         ),
         ("kubernetes-macvlan-del", "conflicts", "delete"),
         "allocated to nobody",

@@ -18,7 +18,7 @@ from ipam.stores.addresslease import AddressLeaseStore
 from ipam.stores.addresslease.objects import name_of
 from ipam.stores.apiserver import Api
 from ipam.stores.apiserver.resources import POOLS
-from ipam.stores.base import Claimed, Open, Store, Taken, Unknown
+from ipam.stores.base import Claimed, OutcomeUnknown, Store, Taken, Unknown
 from ipam.stores.etcd import EtcdStore
 from ipam.stores.file import FileStore
 from ipam.stores.ippool import KubernetesStore, locks
@@ -178,14 +178,14 @@ class RecordingStore(KubernetesStore):
         there = sum(self._is_there(lease) for lease in _distinct(leases))
         try:
             return super().release(leases)
-        except Open:
+        except OutcomeUnknown:
             self.release(leases)
             return there
 
     def settle(self, attachment: Attachment, sequence: int) -> None:
         try:
             super().settle(attachment, sequence)
-        except Open:
+        except OutcomeUnknown:
             self.settle(attachment, sequence)
 
     def _is_there(self, lease: Lease) -> bool:

@@ -1,6 +1,6 @@
 """Calls of etcd's JSON gateway (ipam.stores.etcd.client) against a server that plays whatever HTTP/1.1 allows, and more.
 
-A call ends in time. It is repeated when it was certainly not served, and is open (Open) when it may have been.
+A call ends in time. It is repeated when it was certainly not served, and its outcome is unknown when it may have been.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import pytest
 
 from cni.shared.spec.errors import CniError, InvalidConfig, TryAgainLater
 from ipam.stores import base
-from ipam.stores.base import Open, Unreachable
+from ipam.stores.base import OutcomeUnknown, Unreachable
 from ipam.stores.etcd import client
 from ipam.stores.etcd.client import EtcdClient, endpoint
 from tests import proxy
@@ -214,7 +214,7 @@ def test_a_claim_that_may_have_been_served_is_not_made_again(case: str, older: i
         for _ in range(older):
             assert called(own) == "second"
         began = time.monotonic()
-        with pytest.raises(Open) as caught:
+        with pytest.raises(OutcomeUnknown) as caught:
             called(own)
         assert time.monotonic() - began < SECONDS + 0.5
         assert word in caught.value.msg
@@ -310,6 +310,6 @@ def test_an_error_names_the_endpoint_of_a_kept_connection(kept: None) -> None:
     own = of(dead, one)
     assert called(own) == "second"
     own.close()
-    with pytest.raises(Open, match=f"127.0.0.1:{one.port} has not answered"):
+    with pytest.raises(OutcomeUnknown, match=f"127.0.0.1:{one.port} has not answered"):
         called(of(dead, one))
     one.close()

@@ -19,7 +19,7 @@ import yaml
 
 from cni.shared.spec.errors import CniError, InvalidConfig, TryAgainLater
 from ipam.stores.apiserver import Api, kubeconfig
-from ipam.stores.apiserver.faults import Gone
+from ipam.stores.apiserver.faults import NotFound
 from ipam.stores.apiserver.resources import POOLS
 from ipam.stores.base import Unreachable
 from tests.stores import certificates
@@ -216,7 +216,7 @@ def api(tmp_path: Path, server: ApiServer, user: Any = None, seconds: float = 2,
 def works(one: Api) -> bool:
     try:
         one.get(POOLS, "none")
-    except Gone:
+    except NotFound:
         return True
     finally:
         one.close()

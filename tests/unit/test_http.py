@@ -25,6 +25,6 @@ def test_a_request_says_who_asks() -> None:
         _, connected = http.dial([server.getsockname()], 20)
         connection = http.Connection(connected, "localhost", None, 0)
         with server.accept()[0] as peer:
-            with pytest.raises(http.Lost):  # nobody answers
+            with pytest.raises(http.ConnectionLost):  # nobody answers
                 connection.request("GET", "/", "", b"", time.monotonic() + 0.1)
             assert f"\r\nUser-Agent: railcni/{VERSION}\r\n".encode() in peer.recv(1000)

@@ -29,7 +29,7 @@ from cni.shared.spec.errors import CniError
 from ipam import flatfile
 from ipam.stores import IN_CLUSTER
 from ipam.stores.apiserver import Api
-from ipam.stores.apiserver.faults import Gone, Undefined
+from ipam.stores.apiserver.faults import NotFound, Undefined
 from ipam.stores.apiserver.resources import BINDINGS, EVERYWHERE
 from ipam.stores.base import READ
 
@@ -215,7 +215,7 @@ def check_admission(has_dra: bool, config: str = "") -> Iterator[Observation]:
                 for name in names:
                     try:
                         api.get(BINDINGS, name, namespace=EVERYWHERE)
-                    except Gone:
+                    except NotFound:
                         missing[name] = file
     except Undefined:
         missing = {"the server knows no such policies": "admission.yaml"}

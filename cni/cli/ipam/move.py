@@ -18,7 +18,7 @@ from cni.shared.spec.errors import InvalidConfig
 from ipam.leases import Lease
 from ipam.ranges import range_of
 from ipam.stores.addresslease.claim import NAMES
-from ipam.stores.apiserver.faults import Conflict, Gone
+from ipam.stores.apiserver.faults import Conflict, NotFound
 from ipam.stores.apiserver.resources import MOVED, MOVING, POOLS, RESERVATIONS, replacement
 from ipam.stores.ippool import objects
 
@@ -61,7 +61,7 @@ class Pools:
                 if document["metadata"]["resourceVersion"] != version:
                     raise Conflict
                 self._replace(document, f"{MOVED}{document['spec']['range']}")
-            except (Conflict, Gone):
+            except (Conflict, NotFound):
                 closed = False
                 continue
             own = [lease for lease in leases if lease.pool == name]
@@ -69,14 +69,14 @@ class Pools:
             for lease in own:
                 found = self._cluster.reservation(lease)
                 if found and found.is_of(lease):
-                    with suppress(Conflict, Gone):  # another attachment has the reservation now
+                    with suppress(Conflict, NotFound):  # another attachment has the reservation now
                         self._api.delete(RESERVATIONS, found.name, found.uid, found.version)
         return closed
 
     def _replace(self, document: dict[str, Any], text: str) -> None:
         """Write `text` as the range of a pool. If it is no CIDR, which closes the pool, remove the allocations.
 
-        Raises Conflict if the pool has changed since it was read, Gone if it was deleted.
+        Raises Conflict if the pool has changed since it was read, NotFound if it was deleted.
         """
         metadata = document["metadata"]
         members: dict[str, Any] = {"/spec/range": text}
@@ -120,6 +120,6 @@ class Pools:
         """Replace the prefix `former` of closed pools' ranges by `sign`. Return False if no pool had this prefix."""
         found = [one for one in self._api.list_all(POOLS) if objects.range_text(one).startswith(former)]
         for document in found:
-            with suppress(Conflict, Gone):  # an ADD or another run came first; the next reading shows it
+            with suppress(Conflict, NotFound):  # an ADD or another run came first; the next reading shows it
                 self._replace(document, sign + objects.range_text(document).removeprefix(former))
         return bool(found)

@@ -32,7 +32,7 @@ from cni.shared.records import Records
 from cni.shared.spec.errors import CniError, InvalidConfig, TryAgainLater
 from ipam import flatfile, stores, upkeep
 from ipam.stores.apiserver import Api
-from ipam.stores.apiserver.faults import Conflict, Gone, Unauthorized
+from ipam.stores.apiserver.faults import Conflict, NotFound, Unauthorized
 from ipam.stores.apiserver.kubeconfig import service_url
 from ipam.stores.apiserver.resources import POOLS
 
@@ -221,7 +221,7 @@ class Agent:
         api = Api(f"{self._folder()}/{nodefiles.KUBECONFIG}", SECONDS)
         try:
             api.get(POOLS, "railcni-status")
-        except Gone:
+        except NotFound:
             pass
         except Unauthorized as fault:
             self._tokens.forget()

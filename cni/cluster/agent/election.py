@@ -17,7 +17,7 @@ from typing import Any
 
 from cni.cluster.audit.silence import BOOT_CLOCK, LEASES, NAMESPACE, document, stamp
 from ipam.stores.apiserver import Api
-from ipam.stores.apiserver.faults import Conflict, Gone
+from ipam.stores.apiserver.faults import Conflict, NotFound
 
 NAME = "railcni-agent"
 
@@ -82,7 +82,7 @@ class Election:
         """(resourceVersion, spec) of the Lease; ("", {}) when there is none."""
         try:
             found, _ = api.get(LEASES, NAME, namespace=NAMESPACE)
-        except Gone:
+        except NotFound:
             return "", {}
         return found["metadata"]["resourceVersion"], found.get("spec") or {}
 
@@ -95,6 +95,6 @@ class Election:
                 api.patch(LEASES, NAME, [test, change], NAMESPACE)
             else:
                 api.create(LEASES, document(NAME, spec), NAMESPACE)
-        except (Conflict, Gone):
+        except (Conflict, NotFound):
             return False
         return True

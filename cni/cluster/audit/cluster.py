@@ -15,7 +15,7 @@ from ipam.leases import Lease
 from ipam.stores import IN_CLUSTER
 from ipam.stores.addresslease import objects as addresses
 from ipam.stores.apiserver import Api
-from ipam.stores.apiserver.faults import Conflict, Expired, Gone, Undefined
+from ipam.stores.apiserver.faults import Conflict, Expired, NotFound, Undefined
 from ipam.stores.apiserver.resources import (
     ADDRESSES,
     CONFIGMAPS,
@@ -67,7 +67,7 @@ class Cluster:
     def _one(self, resource: str, parse: Callable[[dict[str, Any]], T], name: str, namespace: str = "") -> T | None:
         try:
             return parse(self.api.get(resource, name, namespace=namespace)[0]) if name else None
-        except Gone:
+        except NotFound:
             return None
         except Undefined:
             if resource not in _DEFINED:

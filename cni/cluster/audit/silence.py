@@ -16,7 +16,7 @@ from typing import Any
 
 from cni.cluster.audit.cluster import Cluster
 from ipam.stores.apiserver import Api
-from ipam.stores.apiserver.faults import Conflict, Gone
+from ipam.stores.apiserver.faults import Conflict, NotFound
 
 NAMESPACE = "railcni-node-leases"
 LEASES = "leases"
@@ -47,7 +47,7 @@ def renew(api: Api, node: str, seconds: float) -> None:
     name = _PREFIX + node
     try:
         api.patch(LEASES, name, [{"op": "add", "path": "/spec", "value": spec}], NAMESPACE)
-    except (Conflict, Gone):
+    except (Conflict, NotFound):
         try:
             api.create(LEASES, document(name, spec), NAMESPACE)
         except Conflict:
@@ -58,7 +58,7 @@ def delete(api: Api, metadata: dict[str, Any]) -> bool:
     """Delete the Lease of a node that is gone; return False if it has changed since it was read. Raises CniError."""
     try:
         api.delete(LEASES, metadata["name"], metadata["uid"], metadata["resourceVersion"], NAMESPACE)
-    except (Conflict, Gone):
+    except (Conflict, NotFound):
         return False
     return True
 

@@ -23,7 +23,7 @@ from cni.resources.models import label
 from cni.shared.records import LINK
 from cni.shared.spec.errors import CniError, InvalidConfig, TryAgainLater
 from ipam.stores.apiserver import Api
-from ipam.stores.apiserver.faults import Conflict, Gone, Undefined
+from ipam.stores.apiserver.faults import Conflict, NotFound, Undefined
 from ipam.stores.apiserver.resources import CLAIMS, CLASSES, EVERYWHERE, NODE_SLICES, NODES, replacement
 from ipam.stores.base import Unreachable
 
@@ -55,7 +55,7 @@ class Publisher:
                 raise InvalidConfig(
                     f"{api} does not know {slices.API}: Kubernetes 1.34 is the first that has it"
                 ) from None
-            except (Conflict, Gone):
+            except (Conflict, NotFound):
                 raise TryAgainLater(f"another program changes the ResourceSlices of {DRIVER} on {self._node}") from None
 
     def _publish(self, api: Api, devices: Sequence[slices.Device]) -> bool:
@@ -91,7 +91,7 @@ class Publisher:
         """The Node as an owner reference. Raises InvalidConfig when there is no such Node."""
         try:
             node, _ = api.get(NODES, self._node, namespace=EVERYWHERE)
-        except Gone:
+        except NotFound:
             raise InvalidConfig(f"{api} has no Node {self._node}: name this node with --node") from None
         return {"apiVersion": "v1", "kind": "Node", "name": self._node, "uid": node["metadata"]["uid"]}
 
@@ -167,7 +167,7 @@ class Statuses:
             change = replacement(claim["uid"], version, {"/status/devices": wanted})
             try:
                 api.patch(f"{CLAIMS}/{claim['name']}", "status", change, claim["namespace"])
-            except Gone:
+            except NotFound:
                 pass
             except Conflict:
                 raise TryAgainLater(f"{named(claim)} changes meanwhile") from None
@@ -187,7 +187,7 @@ def _claim(api: Api, claim: Record) -> dict[str, Any] | None:
     """The claim at the API server; None when the claim is gone, or was made again with another UID. Raises CniError."""
     try:
         found, _ = api.get(CLAIMS, claim["name"], namespace=claim["namespace"])
-    except Gone:
+    except NotFound:
         return None
     return found if found["metadata"]["uid"] == claim["uid"] else None
 

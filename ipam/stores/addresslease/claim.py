@@ -25,7 +25,7 @@ from ipam.ranges import network_name_of, range_of
 from ipam.stores.addresslease import objects
 from ipam.stores.addresslease.objects import Entry
 from ipam.stores.addresslease.requests import Objects
-from ipam.stores.apiserver.faults import Conflict, Gone, Undefined
+from ipam.stores.apiserver.faults import Conflict, NotFound, Undefined
 from ipam.stores.apiserver.resources import GROUP, MOVED, POOLS, VERSION, replacement
 from ipam.stores.apiserver.store import refuse_elsewhere
 from ipam.stores.base import Pauses, conflicts
@@ -70,7 +70,7 @@ class Claim:
         self.leases = [Lease(want, owner) for want in wants]
 
     def make(self) -> list[Want]:
-        """Make the objects; return the obstacles (base.conflicts). If any, the caller must call `undo`. Raises Open."""
+        """Make the objects; return the obstacles (base.conflicts). After any, call `undo`. Raises OutcomeUnknown."""
         given = {old.key(): entry for old in self._instead_of if (entry := self._known(old)) and entry.is_of(old)}
         failed = conflicts(self._instead_of, self._wants, lambda old: old.key() in given, lambda want, freed: False)
         if failed:
@@ -139,12 +139,12 @@ class Claim:
 
 
 def is_mixed(found: Objects, place: Want) -> bool:
-    """Whether a pool's objects may have both kinds of names. Raises Open; InvalidConfig for a pool in IPPools."""
+    """Whether a pool's objects may have both kinds of names. Raises OutcomeUnknown; InvalidConfig for an IPPool."""
     attempts = Pauses(min(time.monotonic() + found.api.seconds, found.api.deadline))
     while True:
         try:
             return _read_names(found, place)
-        except (Conflict, Gone) as fault:
+        except (Conflict, NotFound) as fault:
             what = f"IPPool {place.pool} of {found.api} was changed by others each time: retry"
             attempts.insist(TryAgainLater(what, str(fault)))
 
@@ -160,7 +160,7 @@ def closed_pool(found: Objects, place: Want) -> dict[str, Any] | None:
         pool = api.get(POOLS, name)[0] if objects.is_subdomain(name) else None
     except (Undefined, ValueError):
         return None
-    except Gone:
+    except NotFound:
         return {}
     if pool and not str((pool.get("spec") or {}).get("range")).startswith(MOVED):
         raise InvalidConfig(

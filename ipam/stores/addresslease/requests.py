@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 from cni.shared.spec.errors import CniError, StateDamaged
 from ipam.stores.addresslease.objects import FENCE, HELD, Entry, selector
 from ipam.stores.apiserver import Api
-from ipam.stores.apiserver.faults import Conflict, Gone, TooLarge
+from ipam.stores.apiserver.faults import Conflict, NotFound, TooLarge
 from ipam.stores.apiserver.resources import ADDRESSES
-from ipam.stores.base import Open, Pauses
+from ipam.stores.base import OutcomeUnknown, Pauses
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class Objects:
-    """The AddressLeases of one namespace. Every method may raise a CniError: Open after a lost reply."""
+    """The AddressLeases of one namespace. Every method may raise a CniError, such as OutcomeUnknown."""
 
     __slots__ = ("api",)
 
@@ -39,7 +39,7 @@ class Objects:
         try:
             version = "0" if recent else since
             return self._entry(self.api.get(ADDRESSES, name, f"resourceVersion={version}" if version else "")[0])
-        except Gone:
+        except NotFound:
             return None
         except TooLarge:  # the resourceVersion is newer than the cache, which is some seconds behind
             return self.get(name)
@@ -67,7 +67,7 @@ class Objects:
 
         Raises Conflict when an object of this name was just deleted. After a lost reply a second request is made, and
         the first may still arrive. So the second one marks its object with the label FENCE, and `remove` keeps a marked
-        object. Raises Open when the second finds another owner's lease, or no object.
+        object. Raises OutcomeUnknown when the second finds another owner's lease, or no object.
         """
 
         def create(again: bool) -> tuple[Entry, bool]:
@@ -80,7 +80,9 @@ class Objects:
                 found = self.get(document["metadata"]["name"])
                 ours = found is not None and found.is_of(lease)
                 if again and document["spec"]["state"] == HELD and not ours and (found is None or found.held):
-                    raise Open(f"a create of addresslease {document['metadata']['name']} may be served late") from None
+                    raise OutcomeUnknown(
+                        f"a create of addresslease {document['metadata']['name']} may be served late"
+                    ) from None
                 if found is None:
                     raise
                 return found, ours
@@ -94,11 +96,11 @@ class Objects:
             try:
                 metadata = self.api.patch(ADDRESSES, entry.name, entry.replacement(new)).get("metadata") or {}
                 return self._entry({**new, "metadata": metadata})
-            except (Open, Conflict, Gone) as fault:
+            except (OutcomeUnknown, Conflict, NotFound) as fault:
                 found = self.get(entry.name) if again else None
                 if found and found.spec == new["spec"]:
                     return found  # the request with the lost reply was served
-                if isinstance(fault, Gone):
+                if isinstance(fault, NotFound):
                     raise Conflict(f"{entry.name} has gone") from None
                 raise
 
@@ -116,14 +118,14 @@ class Objects:
         def delete(again: bool) -> bool:
             try:
                 self.api.delete(ADDRESSES, entry.name, entry.uid, entry.version)
-            except Gone:
+            except NotFound:
                 return again
             return True
 
         return _twice(delete)
 
     def free(self, entry: Entry | None, lease: Lease, cooldown: int) -> bool:
-        """Free the address of `lease`, whose object is `entry`; return whether it was held. Raises Open."""
+        """Free the address of `lease`, whose object is `entry`; return whether it was held. Raises OutcomeUnknown."""
 
         def free(entry: Entry) -> bool:
             if cooldown:
@@ -135,14 +137,14 @@ class Objects:
     def change(self, entry: Entry | None, lease: Lease, make: Callable[[Entry], T]) -> T | None:
         """Call `make(entry)`, and again after each change by others; return its result.
 
-        Returns None when the object no longer belongs to `lease`. Raises Open when others change it for too long."""
+        Returns None when the object is no longer of `lease`. Raises OutcomeUnknown when others keep changing it."""
         attempts = Pauses(min(time.monotonic() + self.api.seconds, self.api.deadline))
         while entry and entry.is_of(lease):
             try:
                 return make(entry)
             except Conflict as fault:
                 attempts.insist(
-                    Open(f"addresslease {entry.name} of {self.api} was changed by others each time: {fault}")
+                    OutcomeUnknown(f"addresslease {entry.name} of {self.api} was changed by others each time: {fault}")
                 )
             entry = self.get(entry.name)
         return None
@@ -162,7 +164,7 @@ def _twice(request: Callable[[bool], T]) -> T:
     """Return `request(False)`, or after a lost reply `request(True)`. If both calls fail, raises the first error."""
     try:
         return request(False)
-    except Open as lost:
+    except OutcomeUnknown as lost:
         try:
             return request(True)
         except CniError:

@@ -1,8 +1,8 @@
 """Requests to an API server: one connection for all requests of a call, credentials, and attempts.
 
 A reading request is repeated within its time after any fault. A changing request is repeated only when the server has
-surely not carried it out (status 429, or 503 with Retry-After). After a lost reply it raises Open, and the caller
-reads again.
+surely not carried it out (status 429, or 503 with Retry-After). After a lost reply it raises OutcomeUnknown, and the
+caller reads again.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ipam.stores.apiserver import kubeconfig
 from ipam.stores.apiserver.faults import Conflict, Expired, Forbidden, refusal
 from ipam.stores.apiserver.kubeconfig import Access
 from ipam.stores.apiserver.resources import EVERYWHERE, PODS, POOLS, REVIEWS, RIGHTS, VERBS, group_of, path_of, verb_of
-from ipam.stores.base import Open, Pauses, Unreachable
+from ipam.stores.base import OutcomeUnknown, Pauses, Unreachable
 
 JSON_PATCH = "application/json-patch+json"
 BRIEF = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1,application/json"  # the object's metadata
@@ -70,7 +70,7 @@ class Api(http.Client):
         return f"the API server {self.access}"
 
     def get(self, resource: str, name: str, query: str = "", namespace: str = "") -> tuple[dict[str, Any], int]:
-        """Return (the object, the size of its JSON in bytes). Raises Gone when there is no such object."""
+        """Return (the object, the size of its JSON in bytes). Raises NotFound when there is no such object."""
         body = self._call("GET", resource, name, query, namespace=namespace, accept="application/json")
         return self._object(body), len(body)
 
@@ -113,15 +113,15 @@ class Api(http.Client):
             yield page.get("rows") or page.get("items") or []
 
     def pod(self, namespace: str, name: str) -> dict[str, Any]:
-        """The metadata of a pod. Raises Gone when there is no such pod."""
+        """The metadata of a pod. Raises NotFound when there is no such pod."""
         return self._object(self._call("GET", PODS, name, namespace=namespace, accept=BRIEF)).get("metadata") or {}
 
     def create(
         self, resource: str, document: dict[str, Any], namespace: str = "", brief: bool = False
     ) -> dict[str, Any]:
-        """Create an object; return it as the server has it. Raises Conflict if the name is in use, or Open.
+        """Create an object; return it as the server has it. Raises Conflict if the name is in use, or OutcomeUnknown.
 
-        Open means that the reply is lost. `brief`: return at least the metadata, which takes the server less time.
+        OutcomeUnknown: the reply is lost. `brief`: return at least the metadata, which takes the server less time.
         """
         accept = BRIEF if brief else ""
         body = codec.dumps(document).encode()
@@ -154,11 +154,11 @@ class Api(http.Client):
                 )
 
     def patch(self, resource: str, name: str, operations: list[dict[str, Any]], namespace: str = "") -> dict[str, Any]:
-        """Apply a JSON patch; return at least the metadata. Raises Open, Gone, or Conflict if a test fails."""
+        """Apply a JSON patch; return at least the metadata. Raises OutcomeUnknown, NotFound, Conflict (a test failed)."""
         return self._object(self._call("PATCH", resource, name, _UNWARNED, codec.dumps(operations).encode(), namespace))
 
     def delete(self, resource: str, name: str, uid: str, version: str = "", namespace: str = "") -> None:
-        """Delete the object. Raises Open, Gone if it is missing, Conflict if `uid` or a given `version` differs."""
+        """Delete the object. Raises OutcomeUnknown, NotFound; Conflict if `uid` or a given `version` differs."""
         preconditions = {"uid": uid} | ({"resourceVersion": version} if version else {})
         options = {"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": preconditions}
         self._call("DELETE", resource, name, "", codec.dumps(options).encode(), namespace=namespace)
@@ -218,7 +218,7 @@ class Api(http.Client):
             except http.Failed as failed:
                 failure = failed.failure
                 if changes and failed.sent:
-                    raise Open(f"{failure.msg} ({VERBS[method]} {where})") from None
+                    raise OutcomeUnknown(f"{failure.msg} ({VERBS[method]} {where})") from None
             if failure is None:
                 if status < 300:
                     return reply
@@ -248,7 +248,7 @@ class Api(http.Client):
             return connection.request(method, target, headers, body, limit)
         except http.Untrusted as fault:
             raise self._untrusted(fault) from None
-        except http.Lost as fault:
+        except http.ConnectionLost as fault:
             self._connection = None
             said = f"{self} has not answered: {fault.strerror}. See that it is well and can be reached from this node"
             raise http.Failed(Unreachable(said), True) from None

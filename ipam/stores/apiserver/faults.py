@@ -16,7 +16,7 @@ from ipam.stores.apiserver.resources import (
     group_of,
     verb_of,
 )
-from ipam.stores.base import Open, Unreachable
+from ipam.stores.base import OutcomeUnknown, Unreachable
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -53,7 +53,7 @@ class Conflict(Exception):
     """The object exists already, has changed, or a test of the JSON patch has failed."""
 
 
-class Gone(Exception):
+class NotFound(Exception):
     """The object does not exist."""
 
 
@@ -106,7 +106,7 @@ _DOING = "{api} refuses to {doing} {where}"
 _REFUSALS: tuple[tuple[int, Callable[[Refusal], object], type[Exception], str], ...] = (
     # status (0: any), further condition, error class, its text with attributes of a Refusal; the first match counts
     (404, lambda r: not r.is_known, Undefined, "{api} does not know {kind}: {crds}correct `server` in {named}"),
-    (404, lambda r: r.name, Gone, "{where}"),
+    (404, lambda r: r.name, NotFound, "{where}"),
     (
         404,
         lambda r: True,
@@ -177,8 +177,8 @@ def refusal(
 ) -> tuple[CniError, float]:
     """Return (the error to raise if no time is left for another attempt, the seconds of Retry-After or 0).
 
-    Raises the error at once if another attempt would not help: Conflict, Gone, Expired, TooLarge, Open or another
-    CniError.
+    Raises the error at once if another attempt would not help: Conflict, NotFound, Expired, TooLarge, OutcomeUnknown or
+    another CniError.
     """
     read = Refusal(api, status, body, method, resource, name, namespace)
     words = {**vars(read), "doing": VERBS[method]}
@@ -191,5 +191,5 @@ def refusal(
     after = read.details.get("retryAfterSeconds")
     text = "{api} does not serve now ({status}) to {doing} {where}: {short}. Retry".format_map(words)
     if method != "GET" and status != 429 and not (status == 503 and after):
-        raise Open(text)  # the server may have carried out the request
+        raise OutcomeUnknown(text)  # the server may have carried out the request
     return (TryAgainLater if status == 429 else Unreachable)(text), after if isinstance(after, int) else 0

@@ -10,7 +10,7 @@ from ipam.leases import Lease, Pool, Want
 from ipam.stores.apiserver import Api
 from ipam.stores.apiserver.faults import Conflict, Forbidden, Undefined
 from ipam.stores.apiserver.resources import EVERYWHERE, POOLS
-from ipam.stores.base import Claimed, Open, ServedStore, Taken, Unknown
+from ipam.stores.base import Claimed, OutcomeUnknown, ServedStore, Taken, Unknown
 
 
 class ObjectStore(ServedStore):
@@ -70,8 +70,8 @@ def attempt(
 ) -> Claimed | Taken | Unknown:
     """Make a claim of several requests by `make`; if that fails, call `undo`. Return the answer for Store.claim.
 
-    `make` returns the first obstacles to the claim, [] on success; it may raise Conflict or Open. After `undo`, `taken`
-    returns all obstacles. After any other CniError of `make`, `undo` is called, and the error is raised again.
+    `make` returns the first obstacles to the claim, [] on success; and may raise Conflict or OutcomeUnknown. After `undo`,
+    `taken` returns all obstacles. After any other CniError of `make`, `undo` is called, and the error is raised again.
     """
     failure: Exception | None = None
     failed: list[Want] = []
@@ -79,7 +79,7 @@ def attempt(
         failed = make()
         if not failed:
             return Claimed(leases)
-    except Open as fault:
+    except OutcomeUnknown as fault:
         return Unknown(fault)  # the next `find` shows the outcome
     except (CniError, Conflict) as fault:
         failure = fault

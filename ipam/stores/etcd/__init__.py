@@ -21,7 +21,7 @@ from ipam.stores.base import (
     FORMER,
     SHARED_SECONDS,
     Claimed,
-    Open,
+    OutcomeUnknown,
     ServedStore,
     Survey,
     Taken,
@@ -129,12 +129,12 @@ class EtcdStore(ServedStore):
         changes += [txn.put(key, pod, term) for key, pod in memory.items()]
         try:
             reply = self._call(txn.transaction(compare, changes, reads), once=True)
-        except Open as fault:
+        except OutcomeUnknown as fault:
             return self._settled(leases, owner, fault)
         if reply.succeeded:
             return Claimed(leases)
         taken = self._taken(wants, instead_of, reply.answers)
-        return Taken(taken) if taken else Unknown(Open(f"a claim of {owner.attachment} came too late: retry"))
+        return Taken(taken) if taken else Unknown(OutcomeUnknown(f"a claim of {owner.attachment} came too late: retry"))
 
     def _taken(self, wants: Sequence[Want], instead_of: Sequence[Lease], found: Sequence[Answer]) -> list[Want]:
         """The obstacles to a claim (ipam.stores.base.conflicts): `found` has the keys that exist."""

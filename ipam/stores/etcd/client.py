@@ -1,7 +1,7 @@
 """Requests to the JSON gateway of etcd: endpoints, authentication and errors.
 
 A request tries the endpoints in their order, again and again until its time is over. A request that must not be made
-twice (`once`) is not repeated after a lost reply, but raises Open.
+twice (`once`) is not repeated after a lost reply, but raises OutcomeUnknown.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from cni.shared.kernel import files
 from cni.shared.spec import codec
 from cni.shared.spec.errors import CniError, InvalidConfig, TryAgainLater
 from ipam.stores import http
-from ipam.stores.base import Open, Pauses, Unreachable
+from ipam.stores.base import OutcomeUnknown, Pauses, Unreachable
 from ipam.stores.http import Failed, ServerAddress
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ class EtcdClient(http.Client):
     def call(self, method: str, document: Any, read: Read[Reply], once: bool = False) -> Reply:
         """Post `document` to /v3/`method`; return `read(reply)`.
 
-        Raises Unreachable when no endpoint serves in time, Open after a lost reply to a request that is made `once`,
+        Raises Unreachable when no endpoint serves in time, OutcomeUnknown after a lost reply to a request made `once`,
         InvalidConfig for a fault of the configuration, here or in etcd, and TryAgainLater when etcd is full or damaged.
         """
         deadline = min(monotonic() + self.seconds, self.deadline)
@@ -94,7 +94,7 @@ class EtcdClient(http.Client):
                 self._log_in(connection, deadline)
             sent = once
             return self._exchange(connection, method, document, read, deadline)
-        except http.Lost as fault:
+        except http.ConnectionLost as fault:
             said = f"has not answered: {fault.strerror}"
             remedy = "see that the member is well"
         except _Unserved as fault:
@@ -103,7 +103,7 @@ class EtcdClient(http.Client):
         said = f"etcd at {self._where()} {said}"
         self._move_on()
         if sent:
-            raise Open(f"{said}; {remedy}")
+            raise OutcomeUnknown(f"{said}; {remedy}")
         raise Failed(self._unreachable([said]))
 
     def _exchange(

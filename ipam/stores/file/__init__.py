@@ -21,7 +21,7 @@ from cni.shared.spec.request import Attachment
 from ipam.leases import COOLDOWN, Lease, Owner, Pool, Want, given_up, returns
 from ipam.stores.base import CREATE, FORMER, Claimed, Store, Survey, Taken, Unknown, Window
 from ipam.stores.file import schema
-from ipam.stores.file.database import WAIT_SECONDS, Database, DiskFull, OutcomeUnknown, open_database
+from ipam.stores.file.database import WAIT_SECONDS, CommitUnknown, Database, DiskFull, open_database
 
 NAME = "leases.db"
 
@@ -130,7 +130,7 @@ class FileStore(Store):
                 return Taken(taken)
             try:
                 database.commit()
-            except OutcomeUnknown as reason:
+            except CommitUnknown as reason:
                 return Unknown(reason)
             return Claimed(leases)
 

@@ -65,14 +65,14 @@ class Database:
             raise InvalidConfig(f"{values!r:.100} cannot be kept in {self.path}: {fault}; want another name") from None
 
     def commit(self) -> None:
-        """Commit the open transaction. Raises OutcomeUnknown if it may be committed, CniError if it is rolled back."""
+        """Commit the open transaction. Raises CommitUnknown if it may be committed, CniError if it is rolled back."""
         try:
             self._connection.execute("COMMIT")
         except sqlite3.Error as fault:
             self.roll_back()
             failure = self._failure(fault)
             if _code(fault) == sqlite3.SQLITE_IOERR:
-                raise OutcomeUnknown(failure.msg) from None
+                raise CommitUnknown(failure.msg) from None
             raise failure from None
 
     def roll_back(self) -> None:
@@ -264,7 +264,7 @@ class Torn(StateDamaged):
     """A power loss has damaged the file, which was renamed."""
 
 
-class OutcomeUnknown(IoFailure):
+class CommitUnknown(IoFailure):
     """The disk failed during a commit. The next process that opens the file finds the commit made or not made."""
 
 

@@ -25,10 +25,10 @@ from cni.shared.spec.errors import InvalidConfig, TryAgainLater
 from cni.shared.spec.request import Attachment
 from ipam.leases import Lease, Owner, Want, by_place, returns
 from ipam.stores.apiserver import is_static, uid_of
-from ipam.stores.apiserver.faults import Conflict, Forbidden, Gone
+from ipam.stores.apiserver.faults import Conflict, Forbidden, NotFound
 from ipam.stores.apiserver.resources import POOLS, RESERVATIONS
 from ipam.stores.apiserver.store import ObjectStore, attempt
-from ipam.stores.base import SHARED_SECONDS, Claimed, Open, Survey, Taken, Unknown, Window
+from ipam.stores.base import SHARED_SECONDS, Claimed, OutcomeUnknown, Survey, Taken, Unknown, Window
 from ipam.stores.ippool import objects
 from ipam.stores.ippool.claim import PoolClaim
 from ipam.stores.ippool.locks import PoolLocks
@@ -133,7 +133,7 @@ class KubernetesStore(ObjectStore):
         reserved = [lease for lease in leases if lease.scope is not None]
         try:
             living = self.api.pod(*pod[:2]) if reserved else {}
-        except Gone:
+        except NotFound:
             return strange
         except Forbidden as fault:
             self.api.warn(f"the lease of {pod[0]}/{pod[1]} moves, although its pod is unknown: {fault.msg}")
@@ -220,10 +220,10 @@ class KubernetesStore(ObjectStore):
                         freed += len(gone)
                         left = [lease for lease in left if lease.pool != name]
                     return freed
-                except (Conflict, Open) as fault:
-                    lost = isinstance(fault, Open)
+                except (Conflict, OutcomeUnknown) as fault:
+                    lost = isinstance(fault, OutcomeUnknown)
                     what = f"pool {left[0].pool} of {self.api} was changed by others each time that it was to be: retry"
-                    attempts.insist(fault if isinstance(fault, Open) else TryAgainLater(what, str(fault)))
+                    attempts.insist(fault if isinstance(fault, OutcomeUnknown) else TryAgainLater(what, str(fault)))
                 self._view.forget()
 
     def settle(self, attachment: Attachment, sequence: int) -> None:
@@ -236,17 +236,17 @@ class KubernetesStore(ObjectStore):
             self._view.unreserve([lease for lease in own if not self._view.lease_at(lease)])
 
     def _fence(self, name: str) -> None:
-        """Change a pool, so that every patch that tests its present version fails. Raises Open."""
+        """Change a pool, so that every patch that tests its present version fails. Raises OutcomeUnknown."""
         pool = self._view.pool(name)
         if pool is None:
             return
         fence = pool.patch({}, {objects.FENCE: str(time.time_ns())})
         try:
             self.api.patch(POOLS, name, fence)
-        except Gone:
+        except NotFound:
             pass  # the pool's leases are gone too
         except Conflict as fault:
             self._view.forget_pool(name)
             now = self._view.pool(name)
             if now and now.version == pool.version:  # a change by others is enough, too
-                raise Open(f"pool {name} of {self.api} could not be changed: {fault}") from None
+                raise OutcomeUnknown(f"pool {name} of {self.api} could not be changed: {fault}") from None

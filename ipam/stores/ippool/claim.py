@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 from ipam.leases import Lease, Owner, Want, given_up
 from ipam.stores.apiserver import uid_of
-from ipam.stores.apiserver.faults import Conflict, Forbidden, Gone
+from ipam.stores.apiserver.faults import Conflict, Forbidden, NotFound
 from ipam.stores.apiserver.resources import RESERVATIONS
-from ipam.stores.base import Open, conflicts
+from ipam.stores.base import OutcomeUnknown, conflicts
 from ipam.stores.ippool import objects
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ class PoolClaim:
         self._moved: list[tuple[Lease, Lease]] = []  # (lease with a changed reservation, its former lease)
 
     def make(self, between: Callable[[], object]) -> list[Want]:
-        """Write the pools, then the reservations; return the obstacles (base.conflicts). Raises Conflict, Open.
+        """Write pools, then reservations; return the obstacles (base.conflicts). Raises Conflict, OutcomeUnknown.
 
         After an obstacle or an error the caller must call `undo`. `between` is called after the pools are written:
         from then on their allocations protect the addresses.
@@ -95,7 +95,7 @@ class PoolClaim:
             self._written.append((name, self._patched(name, change, cooled)))
 
     def _patched(self, name: str, change: Changes, cooled: Sequence[Lease]) -> Changes:
-        """Write `change` into a pool, which is made if missing; return the former allocations. Raises Conflict, Open.
+        """Write `change` into a pool, made if missing; return the former allocations. Raises Conflict, OutcomeUnknown.
 
         A change of the claim's first pool by others makes the whole claim begin again. A further pool that others
         change is read and written again here.
@@ -155,20 +155,20 @@ class PoolClaim:
         namespace, name, uid = found.lease.pod
         try:
             return bool(name) and uid in ("", uid_of(self._view.api.pod(namespace, name)))
-        except Gone:
+        except NotFound:
             return False
         except Forbidden:
             return True
 
     def _replace(self, former: Lease, lease: Lease) -> None:
-        """Give the reservation of the address of `former` to `lease`. Raises Conflict, Open."""
+        """Give the reservation of the address of `former` to `lease`. Raises Conflict, OutcomeUnknown."""
         found = self._view.reservation(former)
         try:
             if found is None:
-                raise Gone
+                raise NotFound
             new = objects.reservation(Lease(Want(lease.pool, *former.address, former.scope), lease.owner))
             self._view.api.patch(RESERVATIONS, found.name, found.replacement(new))
-        except Gone:
+        except NotFound:
             raise Conflict(f"the reservation of {former.text} has gone") from None
         finally:
             self._view.forget_reservation(former)
@@ -205,4 +205,6 @@ class PoolClaim:
                 return
             except Conflict as fault:
                 self._view.forget_pool(name)
-                attempts.insist(Open(f"pool {name} of {self._view.api} was changed by others each time: {fault}"))
+                attempts.insist(
+                    OutcomeUnknown(f"pool {name} of {self._view.api} was changed by others each time: {fault}")
+                )

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING
 from cni.shared.spec.errors import InvalidConfig, TryAgainLater
 from ipam.ranges import Range, format_address, parse_cidr
 from ipam.stores.apiserver import Api
-from ipam.stores.apiserver.faults import Conflict, Gone
+from ipam.stores.apiserver.faults import Conflict, NotFound
 from ipam.stores.apiserver.resources import POOLS, SLICES
-from ipam.stores.base import Open, Pauses
+from ipam.stores.base import OutcomeUnknown, Pauses
 from ipam.stores.ippool.objects import IPPool
 
 if TYPE_CHECKING:
@@ -70,9 +70,9 @@ def _slice(api: Api, name: str, network_name: str, node: str, rng: Range, take: 
                     {"op": "add", "path": f"{place}/nodeName", "value": node},
                 ],
             )
-        except (Conflict, Gone, Open) as fault:
+        except (Conflict, NotFound, OutcomeUnknown) as fault:
             if not attempts.wait():
-                if isinstance(fault, Open):
+                if isinstance(fault, OutcomeUnknown):
                     raise
                 raise TryAgainLater(
                     f"NodeSlicePool {name} of {api} was changed by others each time that node {node} was to take a slice"
@@ -87,7 +87,7 @@ def _read(api: Api, name: str) -> tuple[str, list[tuple[str, str]]]:
     """(resourceVersion, (node, CIDR) of each slice) of a NodeSlicePool; the node is "" for a free slice."""
     try:
         document, _ = api.get(SLICES, name)
-    except Gone:
+    except NotFound:
         raise TryAgainLater(
             f"there is no NodeSlicePool {name} in namespace {api.access.namespace} of {api}: whereabouts' node-slice-controller"
             " makes it of a NAD with node_slice_size. Check that it runs and has seen this NAD, or remove node_slice_size"

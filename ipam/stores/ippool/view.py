@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from cni.shared.spec.errors import InvalidConfig, TryAgainLater
 from ipam.leases import Lease, Want
 from ipam.ranges import format_address, range_of
-from ipam.stores.apiserver.faults import Conflict, Forbidden, Gone, TooLarge, Undefined
+from ipam.stores.apiserver.faults import Conflict, Forbidden, NotFound, TooLarge, Undefined
 from ipam.stores.apiserver.resources import (
     ADDRESS_POOL,
     ADDRESS_STATE,
@@ -22,7 +22,7 @@ from ipam.stores.apiserver.resources import (
     label,
 )
 from ipam.stores.apiserver.store import refuse_elsewhere
-from ipam.stores.base import SHARED_SECONDS, Open, Pauses
+from ipam.stores.base import SHARED_SECONDS, OutcomeUnknown, Pauses
 from ipam.stores.ippool import objects
 from ipam.stores.ippool.objects import IPPool, Reservation, reservation_name
 
@@ -98,7 +98,7 @@ class View:
             self._before()
             try:
                 self.read_pools[name] = self.parsed(*self.api.get(POOLS, name))
-            except Gone:
+            except NotFound:
                 self.read_pools[name] = None
         return self.read_pools[name]
 
@@ -122,7 +122,7 @@ class View:
         if name not in self._reservations:
             try:
                 self._reservations[name] = Reservation(self.api.get(RESERVATIONS, name)[0], (place.scope,))
-            except Gone:
+            except NotFound:
                 self._reservations[name] = None
         return self._reservations[name]
 
@@ -185,7 +185,7 @@ class View:
         cooled: Sequence[Lease] = (),
         released: Sequence[Lease] = (),
     ) -> None:
-        """Patch a pool with `changes`. Raises Open, CniError for a full pool, Conflict if others have changed it.
+        """Patch a pool with `changes`. Raises OutcomeUnknown, Conflict, or CniError for a full pool.
 
         Unless the object is nearly full, the patch also adds cooldowns of the leases `cooled`, and the former addresses
         of `released`.
@@ -204,11 +204,11 @@ class View:
         operations = pool.patch(changes, annotations)
         try:
             metadata = self.api.patch(POOLS, name, operations).get("metadata") or {}
-        except Gone:
+        except NotFound:
             raise Conflict(f"pool {name} has gone") from None
         except TooLarge:
             raise self._full(name, pool) from None
-        except Open:
+        except OutcomeUnknown:
             self.forget_pool(name)
             raise
         pool.annotations = metadata.get("annotations") or {}
@@ -223,7 +223,7 @@ class View:
         )
 
     def create(self, name: str, family: int, changes: Changes) -> None:
-        """Create an empty pool; `patch` then adds `changes`. So a late create leases nothing. Raises Conflict, Open."""
+        """Create an empty pool, so that a late create leases nothing; `patch` it. Raises Conflict, OutcomeUnknown."""
         try:
             cidr = range_of(name, family, next(iter(changes)))
         except ValueError:
@@ -252,25 +252,25 @@ class View:
         return Pauses(min(time.monotonic() + seconds, self.api.deadline), longest=_LONGEST_PAUSE)
 
     def unreserve(self, leases: Sequence[Lease]) -> None:
-        """Delete the reservations that belong to `leases`. Raises Open."""
+        """Delete the reservations that belong to `leases`. Raises OutcomeUnknown."""
         for lease in leases:
             attempts = self.pauses()
             while (found := self.reservation(lease)) and found.is_of(lease):
                 try:
                     self.api.delete(RESERVATIONS, found.name, found.uid, found.version)
                     break
-                except Gone:
+                except NotFound:
                     break
-                except Open as fault:  # this version is deleted at most once
+                except OutcomeUnknown as fault:  # this version is deleted at most once
                     attempts.insist(fault)
                 except Conflict as fault:  # another version may still belong to the lease
                     what = f"reservation {found.name} of {self.api} was changed by others each time: {fault}"
-                    attempts.insist(Open(what))
+                    attempts.insist(OutcomeUnknown(what))
                 finally:
                     self.forget_reservation(lease)
 
     def reserve_for_others(self, leases: Sequence[Lease]) -> None:
-        """Create missing reservations of those addresses of `leases` that now have other owners. Raises Open.
+        """Create missing reservations of those addresses of `leases` that now have other owners. Raises OutcomeUnknown.
 
         whereabouts moves an allocation to a restarted sandbox, but its reservation still names the former container,
         so that the release of the former lease deletes it.
