@@ -229,6 +229,13 @@ def test_only_a_caller_that_sees_the_nodes_sandboxes_says_that_an_address_is_not
     process.communicate()
 
 
+@pytest.mark.parametrize("given", ["{", "3", '{"pool": 1}', '[{"pool": "10.0.0.0-24"}]', "[null]"])
+def test_leases_as_another_version_writes_them_are_refused_by_name(node: Node, given: str) -> None:
+    done = node.railcni("ipam", "in-use", stdin=given.encode())
+    assert (done.returncode, done.stdout) == (1, b"")
+    assert done.stderr.startswith(b"railcni: stdin: want leases as `kubectl railcni` of this version writes them: ")
+
+
 def test_a_namespace_that_comes_right_before_the_change_keeps_its_lease(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -74,7 +74,10 @@ def register_in_use(commands: subcommand.Commands) -> None:
 def _answer(options: argparse.Namespace) -> int:
     records = Records(state_of(options), Log())
     place = str if options.root == "/" else partial(below, options.root)
-    leases = [from_json(one) for one in json.load(sys.stdin)]
+    try:
+        leases = [from_json(one) for one in json.load(sys.stdin)]
+    except (ValueError, TypeError) as fault:
+        raise InvalidConfig(f"stdin: want leases as `kubectl railcni` of this version writes them: {fault}") from None
     print(json.dumps([in_use.use(lease, records, place) for lease in leases]))
     return 0
 
