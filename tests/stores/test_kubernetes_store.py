@@ -526,6 +526,21 @@ def test_an_address_reserved_by_another_range_is_passed_over_and_nothing_of_the_
     assert len(cluster.server.names(RESERVATIONS)) == 2
 
 
+def test_what_an_undo_left_in_a_pool_hides_no_holder_in_another_range(cluster: Cluster) -> None:
+    cluster.call("ADD", "holding", {"range": "10.0.0.0/28"})
+    spec = {"range": "10.0.0.0/24", "allocations": {"1": {"id": "c1", "podref": "ns/c1", "ifname": "net1"}}}
+    cluster.server.put(POOLS, "kube-system", POOL, spec)
+    (left,) = cluster.store().leases(POOL)
+    assert [cluster.store().holder(x).container_id for x in (left, want(TEN + 1))] == ["c1", "holding"]  # type: ignore[union-attr]
+    cluster.asked()
+    with pytest.raises(TryAgainLater, match=r"10\.0\.0\.1 \(pool 10\.0\.0\.0-28\) is held by pod ns/holding,"):
+        cluster.call("ADD", "c1", args=";IP=10.0.0.1")
+    assert [line for line in cluster.asked() if not line.startswith("GET ")] == []
+    assert cluster.call("ADD", "c1") == ["10.0.0.2/24"]
+    assert set(cluster.allocations()) == {"2"}
+    assert cluster.server.names(RESERVATIONS) == ["10.0.0.1", "10.0.0.2"]
+
+
 def test_a_lost_reservation_is_made_again_by_a_retry(cluster: Cluster) -> None:
     cluster.call("ADD")
     cluster.server.remove(RESERVATIONS, "10.0.0.1")
@@ -955,11 +970,15 @@ def test_a_reservation_that_changes_while_it_is_deleted_is_deleted_all_the_same(
     assert (cluster.allocations(), cluster.server.names(RESERVATIONS)) == ({}, [])
 
 
-def test_a_reservation_that_was_made_too_late_is_taken_over_by_the_next_claim(cluster: Cluster) -> None:
+@pytest.mark.parametrize("is_left", [False, True], ids=["first", "after a killed one"])
+def test_a_reservation_that_was_made_too_late_is_taken_over_by_the_next_claim(cluster: Cluster, is_left: bool) -> None:
     cluster.call("ADD", "c1")
     made = next(body for method, path, body in cluster.server.seen if method == "POST" and RESERVATIONS in path)
     cluster.call("DEL", "c1")
     Api(cluster.kubeconfig, 5).create(RESERVATIONS, made)
+    if is_left:
+        allocations = {"1": {"id": "c2", "podref": "ns/c2", "ifname": "net1"}}
+        cluster.server.put(POOLS, "kube-system", POOL, {"range": "10.0.0.0/24", "allocations": allocations})
     assert cluster.call("ADD", "c2") == ["10.0.0.1/24"]
     found = cluster.server.spec(RESERVATIONS, "10.0.0.1")
     assert found and found["containerid"] == "c2"

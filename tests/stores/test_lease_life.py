@@ -393,7 +393,6 @@ WAYS: dict[str, Callable[[str], dict[str, Any]]] = {
 }
 
 
-@pytest.mark.well("an undo that an ill server leaves open makes a refused ADD of two IPPools take a minute")
 @pytest.mark.parametrize("victim_first", [True, False], ids=["victim-first", "attacker-first"])
 @pytest.mark.parametrize(("way", "length"), zip(WAYS, (16, 24, 32), strict=True))
 def test_no_request_outside_of_its_networks_ranges_takes_another_pods_address(

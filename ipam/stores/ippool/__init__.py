@@ -162,10 +162,14 @@ class KubernetesStore(ObjectStore):
             return {value for value in values if low <= value <= high}
 
     def holder(self, want: Want) -> Lease | None:
+        """As Store.holder. If the pool allocates an address that is reserved for another lease, the other lease holds it.
+
+        But if `want` is a Lease, the allocation counts.
+        """
         with self.session():
-            if lease := self._view.lease_at(want):
+            lease, found = self._view.lease_at(want), self._view.reservation(want)
+            if lease and (found is None or found.is_of(lease) or isinstance(want, Lease)):
                 return self._view.completed(lease)
-            found = self._view.reservation(want)
             if found is None or (self._view.moves and isinstance(want, Lease) and found.is_of(want)):
                 return None  # the interrupted move of a lease has left its reservation
             return self._view.known_leases().get((found.lease.pool, want.family, want.value), found.lease)

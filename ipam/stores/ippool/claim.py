@@ -50,7 +50,7 @@ class PoolClaim:
         After an obstacle or an error the caller must call `undo`. `between` is called after the pools are written:
         from then on their allocations protect the addresses.
         """
-        if failed := conflicts(self._instead_of, self._wants, self._view.is_there, self._is_in_pool):
+        if failed := conflicts(self._instead_of, self._wants, self._view.is_there, self._is_seen):
             return failed
         self._write()
         between()
@@ -66,6 +66,15 @@ class PoolClaim:
         """All obstacles to the claim in pools and reservations."""
         return conflicts(self._instead_of, self._wants, self._view.is_there, self._is_held)
 
+    def _is_seen(self, want: Want, given: Sequence[Lease]) -> bool:
+        """Whether the address has another holder, as far as the survey has read it.
+
+        A lease of `given` without a scope is what an unfinished claim left in the pool: the survey has looked for its
+        reservation.
+        """
+        is_left = any(old.place == want.place and old.scope is None for old in given)
+        return (self._is_held if is_left else self._is_in_pool)(want, given)
+
     def _is_in_pool(self, want: Want, given: Sequence[Lease]) -> bool:
         pool = self._view.pool(want.pool)
         freed = any(old.place == want.place for old in given)
@@ -77,7 +86,9 @@ class PoolClaim:
         if any((old.scope, old.family, old.value) == (want.scope, want.family, want.value) for old in given):
             return False
         found = self._view.reservation(want)
-        return found is not None and not any(found.is_of(old) for old in self._at(want))
+        if found is None or any(found.is_of(old) for old in self._at(want)):
+            return False
+        return not self._is_leftover(found, want)
 
     def _at(self, place: Want) -> list[Lease]:
         """The leases at `place` that this claim, or an earlier one with an unknown outcome, gives up."""
@@ -138,27 +149,28 @@ class PoolClaim:
             if found and any(found.is_of(old) for old in (*given, *self._at(lease), lease)):
                 self._replace(lease, lease)
                 self._moved += [(lease, old) for old in (given or self._at(lease))[:1]]
-            elif found and found.lease.pool == lease.pool and not self._is_used(found, lease):
-                # a leftover: the pool had no allocation for it before _write
+            elif found and self._is_leftover(found, lease):
                 self._replace(lease, lease)
                 self._made.append(lease)
             else:
                 return [lease]
         return []
 
-    def _is_used(self, found: Reservation, lease: Lease) -> bool:
-        """Whether the pod of a reservation may use the address, although the pool has no allocation for it.
+    def _is_leftover(self, found: Reservation, place: Want) -> bool:
+        """Whether no pod uses the address by the reservation `found`, for which the pool at `place` has no allocation.
 
         An interrupted DEL of whereabouts leaves the reservation of a dead pod; but a pool can also lose the
         allocation of a living pod.
         """
         namespace, name, uid = found.lease.pod
-        try:
-            return bool(name) and uid in ("", uid_of(self._view.api.pod(namespace, name)))
-        except NotFound:
+        if found.lease.pool != place.pool:
             return False
-        except Forbidden:
+        try:
+            return not name or uid not in ("", uid_of(self._view.api.pod(namespace, name)))
+        except NotFound:
             return True
+        except Forbidden:
+            return False
 
     def _replace(self, former: Lease, lease: Lease) -> None:
         """Give the reservation of the address of `former` to `lease`. Raises Conflict, OutcomeUnknown."""
