@@ -98,8 +98,8 @@ MISTAKEN = {
     "nobody's reservation taken for another's": (
         Edit(
             "ipam/stores/ippool/claim.py",
-            r"elif found and found\.lease\.pool == lease\.pool and not .*:",
-            "elif False:",
+            r"if found\.lease\.pool != place\.pool:",
+            "if True:",
         ),
         ("kubernetes-macvlan-add", "late", "delete"),
         "allocated to nobody",
