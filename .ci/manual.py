@@ -17,17 +17,20 @@ import shtab
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from cni import VERSION
+from cni.cli import main
+from cni.cli.completion import SHELLS
 from cni.node import runtime
-
-runtime.PLUGIN_DIRECTORIES = ("BUNDLE/bin", *runtime.PLUGIN_DIRECTORIES[1:])  # before the commands import it
-from cni.cli import main  # noqa: E402
-from cni.cli.completion import SHELLS  # noqa: E402
 
 
 def write(share: Path) -> None:
     """Write them below `share`."""
     os.environ["COLUMNS"] = "100"  # of the lines of a synopsis
-    parser = main._parser()
+    folders = runtime.PLUGIN_DIRECTORIES
+    runtime.PLUGIN_DIRECTORIES = ("BUNDLE/bin", *folders[1:])  # and not where this is built
+    try:
+        parser = main._parser()
+    finally:
+        runtime.PLUGIN_DIRECTORIES = folders
     files = {path: shtab.complete(parser, shell) for shell, path in SHELLS.items()}
     files |= {f"man/man1/{name}.1": text for name, text in pages(parser, "networks for RDMA pods")}
     for path, text in files.items():

@@ -26,9 +26,9 @@ from cni.cli import install, target
 from cni.cli.terminal import common, output, subcommand
 from cni.documents import NET_DIRECTORY, networks
 from cni.documents.networks import Network
+from cni.node import runtime
 from cni.node.inventory import attachments as recorded
 from cni.node.inventory.places import NAMED_NAMESPACES, is_alive
-from cni.node.runtime import PLUGIN_DIRECTORIES
 from cni.node.runtime.cache import DIRECTORY, Cache, Parameters
 from cni.node.runtime.calls import Runtime
 from cni.node.runtime.executables import Executables, PluginFailed, StepsFailed
@@ -86,7 +86,7 @@ def _add_attachment(parser: argparse.ArgumentParser, takes_pod: bool) -> None:
 def _add_places(parser: argparse.ArgumentParser) -> None:
     for name, variable, usual in (
         ("conf-dir", "NETCONFPATH", (NET_DIRECTORY,)),
-        ("cni-path", "CNI_PATH", PLUGIN_DIRECTORIES),
+        ("cni-path", "CNI_PATH", runtime.PLUGIN_DIRECTORIES),
     ):
         default = os.environ.get(variable) or ":".join(usual)
         common.add(parser, name, f"default: {variable}, then {', '.join(usual)}", default, shown=False)

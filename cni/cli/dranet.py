@@ -36,7 +36,7 @@ from cni.cluster.audit.cluster import read_all
 from cni.cluster.audit.store import kubeconfig_of, of_flat_file
 from cni.documents import NET_DIRECTORY
 from cni.documents.tree import string_at
-from cni.node.runtime import PLUGIN_DIRECTORIES
+from cni.node import runtime
 from cni.node.runtime.cache import Parameters
 from cni.node.runtime.executables import Executables
 from cni.node.service.endpoint import TEXT, Handler
@@ -68,7 +68,7 @@ def register(commands: subcommand.Commands) -> None:
     subcommand.option(parser, "--socket", SOCKET, "DRANET's --webhook-url=unix://FILE", "FILE")
     about = "its profiles: files *.conf and *.json with `name` and `ipam`, without `type`"
     common.add(parser, "conf-dir", about, NET_DIRECTORY)
-    common.add(parser, "cni-path", "those of IPAM", ":".join(PLUGIN_DIRECTORIES))
+    common.add(parser, "cni-path", "those of IPAM", ":".join(runtime.PLUGIN_DIRECTORIES))
     common.add(parser, "kubeconfig", "for reading ResourceClaims; default: that of the installed flat file", "")
     common.log_level(parser)
     common.add(parser, "grace", "here a claim before its leases", GRACE)
