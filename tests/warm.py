@@ -40,7 +40,7 @@ def begin(node: Node) -> None:
 
 
 def wait(node: Node, besides: Collection[str] = ()) -> None:
-    """Wait until a call has started workers of this node. Workers with a socket in `besides` do not count."""
+    """Wait until a worker of this node serves at a socket that is not in `besides`."""
     deadline = time.monotonic() + BEGIN_SECONDS
     while not any(warm._ask(path).workers for path in sockets(node) if path not in besides):
         assert time.monotonic() < deadline, "no workers have begun"

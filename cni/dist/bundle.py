@@ -2,8 +2,8 @@
 
 Measured, medians of one run of 200 calls, in ms; x86_64, CPython 3.11 of Debian 12: a script that ends at once takes
 4.69 with the interpreter alone (`python3 -IS`), 4.74 through the bundle's launcher and loader, 5.10 through a launcher
-linked with a static glibc, 5.22 through a shell script, and 5.10 with a program that embeds the distribution's
-libpython.a and is told all paths. So a bundle has any CPython's interpreter, unchanged, and the smallest launcher.
+linked with a static glibc, 5.22 through a shell script, and 5.10 with a program that contains Debian's
+libpython.a. So a bundle has the unchanged interpreter of a CPython, and the smallest launcher.
 """
 
 from __future__ import annotations

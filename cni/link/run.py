@@ -57,12 +57,12 @@ def _call(plugin: str, call: Request) -> Result | None:
         from cni.shared.allocated import complete  # most networks are no rail
 
         complete(call, tagged)
-    result: Result | None
     if plugin in _WITH_OWN_VERBS:
-        result = load(_WITH_OWN_VERBS[plugin], "call")(call, tagged)
-    else:
-        result = load("cni.link.verbs", "call")(plugin, call, tagged)
-    return result
+        result: Result | None = load(_WITH_OWN_VERBS[plugin], "call")(call, tagged)
+        return result
+    from cni.link import verbs  # the plugins with verbs of their own need none of these
+
+    return verbs.call(plugin, call, tagged)
 
 
 def _unforeseen(fault: Exception) -> CniError:

@@ -46,34 +46,43 @@ def call(request: Request, log: Log, state: str = STATE) -> Result | None:
 
 def faults(request: Request) -> list[Fault]:
     """The faults of the IPAM configuration in `request`."""
+    from ipam import config, flatfile  # only for a network with this IPAM
+
     found: list[Fault] = []
-    load("ipam.config", "examine")(request, load("ipam.flatfile"), found)
+    config.examine(request, flatfile, found)
     return found
 
 
 def may_hold(request: Request, records: Records) -> bool:
     """Whether a failed ADD may have left addresses leased."""
-    held: bool = load("ipam.ending", "may_hold")(request, records)
-    return held
+    from ipam import ending  # only after a failed ADD
+
+    return ending.may_hold(request, records)
 
 
 def is_pending(attachment: Attachment, records: Records) -> bool:
     """Whether the release of the attachment's addresses is pending, because the store could not be reached."""
-    pending: bool = load("ipam.local", "is_pending")(attachment, records)
-    return pending
+    from ipam import local  # only after a release that failed
+
+    return local.is_pending(attachment, records)
 
 
 def found_in_use(addresses: Iterable[str], records: Records) -> None:
     """Remember that other hosts use `addresses`, so that this node avoids them for some minutes."""
+    from ipam import local  # only after a conflict
+
     for address in addresses:
-        load("ipam.local", "found_in_use")(records, address)
+        local.found_in_use(records, address)
 
 
 class KeptOpen:
     """Keeps the lease file and the connections to stores open after each call from now on, for the next call."""
 
     def __init__(self) -> None:
-        self._base, self._database = load("ipam.stores.base"), load("ipam.stores.file.database")
+        from ipam.stores import base  # only a worker keeps them open
+        from ipam.stores.file import database  # only a worker keeps them open
+
+        self._base, self._database = base, database
         self._database.kept, self._base.connections = {}, {}
 
     def files(self) -> int:

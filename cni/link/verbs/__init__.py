@@ -58,7 +58,7 @@ def _finish_others(request: Request, records: Records) -> None:
     """Try to end the attachments that no DEL has ended, if the time for the next attempt has come."""
     if not records.is_look_due():
         return
-    from cni.link.verbs import gc  # each verb loads its own
+    from cni.link.verbs import gc  # most calls look for none
 
     try:
         gc.finish_unended(records, records.log, request.environ, _SECONDS)
