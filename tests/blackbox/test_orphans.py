@@ -241,7 +241,8 @@ def test_another_suites_ipam_plugin_is_called_by_the_next_call_that_finds_it(nod
 
     assert until(lambda: "unended" in after_a_call())  # of a runtime with other plugin folders
     assert until(lambda: not after_a_call(ROOT))
-    assert [call.split()[0] for call in ipam.calls] == ["ADD", "DEL"]
+    first, *others = [call.split()[0] for call in ipam.calls]
+    assert first == "ADD" and set(others) == {"DEL"}  # repeated while the kernel clears the namespace
 
 
 def test_a_group_of_rails_frees_its_addresses_when_all_its_links_have_ended(node: Node) -> None:

@@ -159,6 +159,9 @@ class StoreMachine(RuleBasedStateMachine):
             self.model = before
             assert isinstance(answer, Taken)
             assert [want.value for want in answer.wants] == conflicts
+            if self.kind.unwell:  # what the claim gave up is free, if an attempt was left open before it was refused
+                held = {lease.key() for old in given_up for lease in self.store.find(old.attachment)}
+                self.model = {at: lease for at, lease in before.items() if lease not in given_up or lease.key() in held}
             return multiple()
         assert isinstance(answer, Claimed)
         assert [lease.value for lease in answer.leases] == [want.value for want in wanted]
@@ -235,7 +238,8 @@ class StoreMachine(RuleBasedStateMachine):
         told = set(self.store.survey(owner("asks", pod=pod), [], False).former)
         expected = [values for (*of, _), values in self.former.items() if tuple(of) == pod[:2]]
         assert all(told & values for values in expected)
-        assert told <= set().union(*expected)
+        # Of an attempt that was left open, and released when the claim was refused, a store may keep the memory.
+        assert self.kind.unwell or told <= set().union(*expected)
 
     @rule(pool=st.sampled_from(POOLS), family=st.sampled_from(sorted(BASES)), scope=st.sampled_from(SCOPES), pod=pods)
     def what_cools(self, pool: str, family: int, scope: str | None, pod: tuple[str, str, str]) -> None:
@@ -255,7 +259,7 @@ class StoreMachine(RuleBasedStateMachine):
                 if lease.pool == f"{pool}{family}" or (scope is not None and lease.scope == scope)
             }
         found = self.store.cooling(f"{pool}{family}", scope, family, base, base + SPAN - 1, owner("x", pod=pod))
-        assert set(found) == expected
+        assert expected <= set(found) if self.kind.unwell else set(found) == expected
 
     @rule(want=wants)
     def holder(self, want: Want) -> None:

@@ -91,9 +91,9 @@ class PoolClaim:
         return not self._is_leftover(found, want)
 
     def _at(self, place: Want) -> list[Lease]:
-        """The leases at `place` that this claim, or an earlier one with an unknown outcome, gives up."""
+        """The leases of the address, in its pool or scope, that this claim or one with an unknown outcome gives up."""
         given = (*self._instead_of, *self._doubtful)
-        return [old for old in given if (old.pool, old.value) == (place.pool, place.value)]
+        return [old for old in given if old.place == place.place or old.excludes(place)]
 
     def _write(self) -> None:
         changes: dict[str, Changes] = {}
