@@ -154,7 +154,7 @@ def test_what_an_older_server_drops_is_told_until_it_keeps_it(api: ApiServer, pu
 @pytest.mark.parametrize(
     ("break_it", "said"),
     [
-        (lambda api: api.dra.clear(), "does not know resource.k8s.io/v1: Kubernetes 1.34 is the first that has it"),
+        (lambda api: api.dra.clear(), "does not know resource.k8s.io/v1: it needs Kubernetes 1.34 or newer"),
         (lambda api: api.core.objects.clear(), "has no Node node-1: name this node with --node"),
         (lambda api: api.forbidden.add(("create", "resourceslices")), "forbids to create resourceslices"),
         (lambda api: api.forbidden.add(("list", "resourceslices")), "forbids to list resourceslices"),

@@ -52,9 +52,7 @@ class Publisher:
                 self.lacks = list(self._lacks(api, devices))
                 return is_changed
             except Undefined:
-                raise InvalidConfig(
-                    f"{api} does not know {slices.API}: Kubernetes 1.34 is the first that has it"
-                ) from None
+                raise InvalidConfig(f"{api} does not know {slices.API}: it needs Kubernetes 1.34 or newer") from None
             except (Conflict, NotFound):
                 raise TryAgainLater(f"another program changes the ResourceSlices of {DRIVER} on {self._node}") from None
 
