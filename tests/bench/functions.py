@@ -51,7 +51,7 @@ found.sort_stats("ncalls").print_stats(30)
 def of_add() -> tuple[dict[str, str], str]:
     """The facts, and the functions that are called most."""
     with Node() as node:
-        node.master()
+        node.host.add_veth("ens2f0", "ens2f0-peer", mtu=9000)  # as in scene.py
         environ = {"CNI_COMMAND": "ADD", "CNI_NETNS": node.pod().path, "CNI_PATH": str(node.executables)}
         done = node.run([sys.executable, "-c", _CALLS, str(ROOT), json.dumps(CONFIG)], env=environ)
     if done.returncode:
