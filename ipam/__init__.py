@@ -1,9 +1,8 @@
 """The IPAM plugin `whereabouts`: ADD, DEL, CHECK, GC and STATUS over a store of leases.
 
-CNI_NETNS is only a text here, kept with the lease, so that a later boot can test whether the namespace still exists.
-ADD and DEL never open the namespace, since some callers pass /dev/null. The order of the writes ensures that after a
-kill a later call can finish:
+ADD and DEL never open the namespace at CNI_NETNS, since some callers pass /dev/null. They keep the path with the lease:
+after a reboot it shows whether the namespace still exists. If a call is killed, a later call can finish its work:
 
-    ADD   writes the record (store, addresses), then claims: each lease has a record
-    DEL   releases, then removes the record: the next DEL or GC removes a record without leases
+    ADD   writes the record, with the store and the addresses, before the claim: so each lease has a record
+    DEL   removes the record after the release: so the next DEL or GC can remove a record whose leases are gone
 """

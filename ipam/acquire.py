@@ -1,29 +1,29 @@
 """Lease addresses to an attachment: propose addresses, claim them, and repeat both until a claim succeeds.
 
-`claim`, the claim of an ADD of a network or of a group of rails, writes the record before each attempt. `acquire` makes
-the attempts, in a store alone.
+`claim` makes the claim of an ADD, for one network or for a group of rails, and writes the record before each attempt.
+`acquire` makes the attempts; it uses the store but no record.
 
 An attempt is made in one session of the store. Its rules, in order:
 
 1. *Survey.* The store returns the leases of the attachment and of its pod (`Store.survey`). The lease rules
-   (ipam.rules) keep those that the configuration still gives. The other needs get an address by ipam.search.
+   (ipam.rules) keep the leases that the configuration still gives. For every other need ipam.search finds an address.
 2. *Preference.* An address that the pod has just had, or that its annotation names, is proposed if it is free.
 3. *Place.* Otherwise the search begins at the lowest address of the range and takes the first free one: pods then have
-   addresses that people expect, and a store reads few blocks. But concurrent calls all propose this address, so a lost
+   addresses that people expect, and the search reads little. But concurrent calls all propose this address, so a lost
    claim moves the search to another place of the range, which differs by node and attachment (search.search_start).
-   Where a store keeps pools as one object (`spreads` is false), all claims of a pool exclude one another: another place
-   does not help, and the call waits instead.
-4. *Full blocks.* In a store with `places` above 0, a read costs more than a failed claim. There the search leaves the
-   lowest block when the block's last address is held, or when its window is full. It proposes the next three places
-   without a read. The first of them is among the first 256 addresses, so that this block soon is full and is no longer
-   listed; the others are among the first 65,536. From the fourth on, the search reads the window of each place, and
-   leaves a full one. From the place with the number `places` it reads to the end of the pool.
-5. *Never given* is an address that the node itself has. The address of a neighbour is given only if it is preferred.
-   Given last are addresses found in use on the wire; and after these, addresses of lost claims, if the store then shows
-   no holder. Before a pool counts as exhausted, the leases of this node's earlier boots are freed.
-6. *Claim.* It gives up former leases and makes all new ones, or changes nothing. Before another attempt the call waits a
-   random time, whose bound grows; after some seconds also about a second for each request of an attempt. A claim that the
-   server left open is settled before other addresses are claimed.
+   Where a store keeps each pool in one object (`spreads` is false), all claims of a pool exclude one another: another
+   place does not help, and the call waits instead.
+4. *Full windows.* In a store with `places` above 0, a read costs more than a failed claim. There the search leaves the
+   lowest window when its last address is held, or when the whole window is full. It proposes an address at each of the
+   next three places without a read. The first of these places is among the first 256 addresses, so that their window
+   soon is full and is no longer listed; the others are among the first 65,536. From the fourth place on, the search
+   reads the window of each place, and leaves a full one. From place number `places` it reads to the end of the pool.
+5. *Exceptions.* An address that the node itself has is never given. The address of a neighbour is given only if it is
+   preferred. Addresses found in use on the wire are given last; after these only addresses of lost claims, if the store
+   then shows no holder. Before a pool counts as exhausted, the leases of this node's earlier boots are freed.
+6. *Claim.* The claim gives up former leases and makes all new ones, or changes nothing. Before another attempt the call
+   waits a random time, whose bound grows, and after some seconds also about a second for each request of an attempt. If
+   the server left the outcome of a claim open, the claim is settled before other addresses are claimed.
 """
 
 from __future__ import annotations
@@ -51,19 +51,19 @@ if TYPE_CHECKING:
 
 CLAIM_SECONDS = 30.0
 CONTENDED_SECONDS = 200.0  # for attempts that lose to other claims: kubelet ends its call after 240
-_SPREAD, _SHARED = (0.0, 1.0), (0.005, 5.0)  # seconds of the first and the longest pause
-_UNKNOWN_TRIES = 3  # attempts at an open claim; after an Unreachable, attempts continue until the deadline
+_SPREAD, _SHARED = (0.0, 1.0), (0.005, 5.0)  # seconds of the first and the longest pause, if the store `spreads` or not
+_UNKNOWN_TRIES = 3  # attempts whose outcome stays unknown; after an Unreachable, attempts continue until the deadline
 _PATIENT = 5.0  # seconds after which a call makes one request a second
 
 
 class Terms:
-    """The terms of a claim, apart from its store, its needs and its owner.
+    """The parameters of a claim other than its store, its needs and its owner.
 
     `remember(wants, sequence)` is called before each claim, and when the leases exist already. An earlier call may have
-    claimed the addresses in `recorded`, and the server may still execute its claim. The addresses in `doubtful` are not
+    claimed the addresses in `recorded`, and the server may still execute the claim. The addresses in `doubtful` are not
     kept, since their release may still be under way. `preferred()` returns the addresses, (family, value), to give if
-    they are free, the best first. `free_earlier_boots`, `is_own`, `is_neighbour` and `is_avoided` are passed to the search
-    plan. The claim ends within `seconds`; 0 stands for CLAIM_SECONDS. `new`: the attachment never had a lease (`Store.survey`).
+    they are free, the most preferred first. `free_earlier_boots`, `is_own`, `is_neighbour` and `is_avoided` are for the
+    SearchPlan. An attempt ends within `seconds`; 0 stands for CLAIM_SECONDS. `new`: the attachment never had a lease.
     """
 
     def __init__(
@@ -92,12 +92,12 @@ class Terms:
 
 
 def acquire(store: Store, wanted: Sequence[Choice], owner: Owner, terms: Terms) -> list[int]:
-    """Lease an address for each need of `wanted` to `owner`, all or none. Returns them in the order of the needs.
+    """Lease to `owner` an address for each need of `wanted`, or none. Returns the addresses in the order of the needs.
 
     Each attempt may take `terms.seconds`. After an attempt that other claims win, the next one has the full time again.
     A claim whose outcome a server leaves open is repeated within the time of its attempt. Raises Exhausted when a pool
     has no free address, and TryAgainLater when another attachment holds a requested address, or when other claims
-    succeed first for CONTENDED_SECONDS. Also raises the errors of the store.
+    succeed first for CONTENDED_SECONDS. Errors of the store are raised too.
     """
     began = time.monotonic()
     deadline = began + terms.seconds
@@ -135,7 +135,7 @@ def acquire(store: Store, wanted: Sequence[Choice], owner: Owner, terms: Terms) 
         repeats = repeats or Pauses(deadline)
         if (unknown >= _UNKNOWN_TRIES and not isinstance(answer.reason, Unreachable)) or not repeats.wait():
             raise answer.reason
-        owner.sequence = max(time.time_ns(), owner.sequence + 1)  # a request under way has the former one
+        owner.sequence = max(time.time_ns(), owner.sequence + 1)  # a request under way has the former sequence
 
 
 class _Attempts:
@@ -154,7 +154,7 @@ class _Attempts:
         self._new = terms.new
 
     def once(self) -> list[int] | Taken | Unknown:
-        """Make one attempt in a session of the store. Returns the addresses, or the store's answer to a lost claim."""
+        """Make one attempt in a session of the store. Returns the addresses, or the answer of a claim without success."""
         store, owner, terms, search = self._store, self._owner, self._terms, self._search
         found = store.survey(owner, search.windows(), self._new)
         planned = rules.plan(self._wanted, found.own, found.pods, owner, self._lost)
@@ -190,7 +190,7 @@ class _Attempts:
         return answer
 
     def _forbid_open(self, wants: Sequence[Want], own: Sequence[Lease]) -> None:
-        """If a claim that may still be executed would make a lease that is neither in `wants` nor in `own`, cancel it."""
+        """Cancel the open claim, which the server may still execute, if it names an address outside `wants` and `own`."""
         known = [*wants, *own]
         if not {(*want.place, want.scope) for want in self._open} <= {(*want.place, want.scope) for want in known}:
             self._store.settle(self._owner.attachment, self._owner.sequence - 1)
@@ -219,10 +219,10 @@ def _lost(
     taken: Sequence[Want],
     owner: Owner,
 ) -> list[Want]:
-    """The addresses in `taken` that the plan would have kept. Raises TryAgainLater when one of them was requested.
+    """The addresses in `taken` that the plan would have kept, and that another owner now holds.
 
-    The request of a killed call may have made a lease of the owner or its pod after the survey. The next plan keeps
-    this lease.
+    A lease of `owner` or its pod is not lost: the request of a killed call made it after the survey, and the next plan
+    keeps it. Raises TryAgainLater when a requested address is lost, SharedLease when a shared one is.
     """
     known = {lease.key() for lease in planned.given_up}
     lost = []
@@ -272,7 +272,7 @@ def claim(
     is_shared = stores.is_shared(store_ref)
     here = None
     if is_shared:
-        from ipam.shared import ClaimsHere  # a file's leases are all of this node
+        from ipam.shared import ClaimsHere  # all leases in a file store are of this node
 
         here = ClaimsHere(records, owner)
     store, record = _opened(owner, config, store_ref, record, records, here)
@@ -309,7 +309,7 @@ def claim(
 
 
 def _acquire_unshared(store: Store, wanted: Sequence[Choice], owner: Owner, terms: Terms, draft: _Draft) -> list[int]:
-    """As `acquire`, without the shared addresses that another attachment has: these needs go to `draft.shared`."""
+    """Call `acquire`. Needs whose shared address another attachment leases are left out, and added to `draft.shared`."""
     while True:
         try:
             return acquire(store, wanted, owner, terms)
@@ -337,7 +337,7 @@ def _opened(
     records: Records,
     here: ClaimsHere | None,
 ) -> tuple[Store, dict[str, Any] | None]:
-    """(the store to claim in, the present record). A lost record may be made again here from AddressLeases."""
+    """Open the store. Returns the store and the present record; a lost record may be made again from AddressLeases."""
     restore = restorer(store_ref, records, owner)
     store = stores.open_store(store_ref, CREATE, restore, config.store_timeout, records.log.warning)
     store.cooldown = config.cooldown_seconds
@@ -365,7 +365,7 @@ def _annotated(config: IpamConfig, owner: Owner, records: Records) -> list[tuple
 
 
 class _Draft:
-    """The record of an ADD, written before each claim. `shared` are the needs whose lease another attachment has."""
+    """The record of an ADD, written before each claim. `shared` has the needs whose address another attachment leases."""
 
     def __init__(
         self,
@@ -397,7 +397,7 @@ class _Draft:
 
 
 def _forget(attachment: Attachment, store: Store, records: Records, former: dict[str, Any] | None) -> None:
-    """If a failed ADD surely claimed nothing new, restore the `former` record, or remove the record (None).
+    """After a failed ADD that claimed nothing new, restore the record `former`; remove the record if `former` is None.
 
     A lost store is restored from the records, so no record may name an address that its attachment does not have.
     """

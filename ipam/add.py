@@ -24,7 +24,7 @@ def add(request: Request, records: Records) -> Result:
     permit(config, group)
     store_ref: dict[str, Any] | None
     if group:
-        from ipam.group import rails  # most networks are no rail
+        from ipam.group import rails  # most networks are not rails
 
         store_ref, values = rails.add(group, config, request.attachment, owner_of(request, config), records)
         needs = group.own
@@ -33,7 +33,7 @@ def add(request: Request, records: Records) -> Result:
         needs = rules.needs(config)
         store_ref, values = _add(needs, config, request, records)
     if store_ref and stores.is_shared(store_ref):
-        from ipam import upkeep  # a release in a file is never pending
+        from ipam import upkeep  # only in a shared store can a release be pending
 
         upkeep.flush_reminded(records, store_ref)
     addresses = [f"{format_address(n.rng.family, v)}/{n.rng.prefix}" for n, v in zip(needs, values, strict=True)]
@@ -45,7 +45,7 @@ def add(request: Request, records: Records) -> Result:
 def _add(
     needs: Sequence[Need], config: IpamConfig, request: Request, records: Records
 ) -> tuple[dict[str, Any] | None, list[int]]:
-    """Lease an address for each of `needs`; return (the store, the addresses). Without `needs` the store is None."""
+    """Lease an address for each of `needs`. Returns the reference to the store (None without `needs`) and the addresses."""
     store_ref = stores.ref_of(config) if needs else None
     with records.locked(request.attachment, PART):
         record = read_record(request.attachment, records)

@@ -14,10 +14,10 @@ _PREFERRED = "whereabouts.cni.cncf.io/preferred-ip"
 
 
 def preferred(config: IpamConfig, pod: tuple[str, str, str], log: Log) -> list[tuple[int, int]]:
-    """The addresses, (family, value), in the annotation of the pod (namespace, name, uid), the best first.
+    """The addresses, (family, value), in the annotation of `pod` (namespace, name, uid), the most preferred first.
 
-    Returns [] if the uid differs and, with a log line, if the pod or the annotation cannot be read.
-    Some builds of whereabouts read the same annotation, with one address, and ignore it if the address is not free.
+    Returns [] if the pod now has another uid. If the pod or the annotation cannot be read, logs this and returns [].
+    Some builds of whereabouts read one address from the same annotation, and ignore an address that is not free.
     """
     api = Api(config.kubeconfig, min(SHARED_SECONDS, config.store_timeout))
     try:

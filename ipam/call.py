@@ -26,7 +26,7 @@ _PREFERRED = "whereabouts.cni.cncf.io/preferred-ip"
 
 
 def configured(request: Request, log: Log) -> IpamConfig:
-    """The checked configuration. `log` gets its log file and level."""
+    """Read and check the configuration, and set up `log` by it. Raises InvalidConfig and IoFailure as `config.read`."""
     config = configuration.read(request)
     log.path, log.level, log.hidden = config.log_file, config.log_level, config.hidden
     for note in config.notes:
@@ -37,10 +37,10 @@ def configured(request: Request, log: Log) -> IpamConfig:
 
 
 def configured_rail(request: Request, log: Log) -> tuple[IpamConfig, Group | None]:
-    """(the checked configuration, the group of a rail with addressing same-index; None for any other network)."""
+    """The checked configuration, and the group if the network is a rail with addressing same-index, otherwise None."""
     if not is_of_group(request):
         return configured(request, log), None
-    from ipam.group import indexes  # most networks are no rail
+    from ipam.group import indexes  # most networks are not rails
 
     rail = indexes.rail_of(request.config)
     config = configured(request, log)

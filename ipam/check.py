@@ -26,7 +26,7 @@ _OF_ROUTES = ("gw", "table", "priority", "mtu", "advmss", "scope")
 
 
 def check(request: Request, records: Records) -> None:
-    """Compare the store with prevResult, and prevResult with the configuration. Raises AttachmentDiffers."""
+    """Compare the store with prevResult, and prevResult with the configuration. Raises AttachmentDiffers on differences."""
     config, group = configured_rail(request, records.log)
     previous = request.member("prevResult")
     if previous is None:
@@ -34,7 +34,7 @@ def check(request: Request, records: Records) -> None:
     expected = result.parse(previous)
     given = {host_of(a.address): a.address for a in expected.ips}
     if group:
-        from ipam.group import rails  # most networks are no rail
+        from ipam.group import rails  # most networks are not rails
 
         found = rails.differences(group, request.attachment, config, given, records)
     else:
@@ -58,7 +58,7 @@ def _lease_differences(
     ranges: Sequence[Range],
     records: Records,
 ) -> list[str]:
-    """A text for each difference between the leases of `attachment` and `given` (addresses) or `ranges`."""
+    """A text for each difference of the leases of `attachment` from the addresses `given` in prevResult or `ranges`."""
     record = read_record(attachment, records)
     if config.borrowed and not record:
         raise InvalidConfig(config.borrowed)
@@ -158,7 +158,7 @@ def elsewhere(held: Sequence[Lease], wanted: Sequence[Need]) -> list[str]:
 
 
 def name_of(store: Mapping[str, Any]) -> str:
-    """The kind and place of a store, as text for messages."""
+    """The kind of a store and its endpoints, path, prefix or kubeconfig, for messages."""
     place = [*store.get("endpoints", ()), store.get("path") or store.get("prefix") or store.get("kubeconfig") or ""]
     return " ".join([str(store.get("kind")), *place]).rstrip()
 

@@ -54,13 +54,13 @@ class IpamConfig:
     ranges: list[Range]  # each gives an address; the block's own range first
     addresses: list[IPConfig]  # static addresses, which every attachment gets
     requested: list[Requested]  # from CNI_ARGS IP, runtimeConfig.ips, args.cni.ips: for this attachment alone
-    outside: list[Range]  # at the end of `ranges`: one for each requested address outside of the network's ranges
+    outside: list[Range]  # the last of `ranges`: one for each requested address outside of the network's ranges
     gateways: list[tuple[int, int]]  # (family, value) of CNI_ARGS GATEWAY
     kept_back: list[tuple[int, int]]  # (family, value): gateways, next hops and static addresses, which no range gives
     routes: list[Route]
     dns: dict[str, Any]  # the object of the CNI spec; {} when no key of DNS is given
     node: str  # this node's name
-    slice_node: str  # the node whose slices the ranges are; "" for whole ranges (ipam.stores.ippool.slices)
+    slice_node: str  # the node whose slices are in `ranges`; "" for whole ranges (ipam.stores.ippool.slices)
     config_path: str  # the flat file that was read, or ""
     hidden: list[str]  # texts of a flat file that the network chose: no error may show them
     borrowed: str = ""  # why the network may not name this store; "" if it may
@@ -118,7 +118,7 @@ def read(request: Request, files: Files = flatfile) -> IpamConfig:
     """The IPAM configuration of `request`.
 
     Raises InvalidConfig (7) with all faults, IoFailure (5) for a flat file that cannot be read. For a Kubernetes pod,
-    ADD and CHECK alone refuse a configuration without a store: other verbs may have to clean up.
+    only ADD and CHECK refuse a configuration without a store: other verbs may have to clean up.
     """
     faults: list[Fault] = []
     config = examine(request, files, faults)
@@ -194,11 +194,11 @@ def _gateways(request: Request, faults: list[Fault]) -> list[tuple[int, int]]:
 
 
 def _requested(request: Request, config: IpamConfig, faults: list[Fault]) -> tuple[list[Requested], list[Range]]:
-    """(the addresses that the caller requests, a range for each of these that no range of the network contains).
+    """The addresses that the caller requests, and a range for each of them that lies outside of the network's ranges.
 
-    An address in two places counts once: Multus sends both IP and `ips`. Each address may come from a pod's annotation.
-    A request that only the network's configuration forbids is a fault for ADD alone, so that CHECK and DEL still work
-    after a change of the configuration.
+    An address in two places counts once: Multus sends both IP and `ips`. An address may come from a pod's annotation.
+    If only the network's configuration forbids a request, this is a fault for ADD alone, so that CHECK and DEL still
+    work after a change of the configuration.
     """
     text = request.args.get("IP", "")
     asked = [("CNI_ARGS IP", part.strip()) for part in text.split(",") if text]
@@ -260,7 +260,7 @@ def _way_out(request: Request, config: IpamConfig) -> str:
 
 
 def _excess(new: tuple[int, int], requested: Collection[tuple[int, int]], config: IpamConfig) -> str:
-    """The fault if an attachment that requests `new` beside `requested` requests too many addresses; else ""."""
+    """The fault if `new` is one requested address too many in addition to `requested`; else ""."""
     holding = [r for r in config.ranges if r.family == new[0] and r.contains(new[1])]
     where, most = f"in {holding[0]}" if holding else "outside of the ranges", config.requested_addresses
     others = [(f, v) for f, v in requested if f == new[0] and (f, v) != new]
@@ -283,7 +283,7 @@ def _never_given(rng: Range, value: int) -> str:
 
 
 def _strings(document: Any, key: str, faults: list[Fault]) -> list[tuple[str, str]]:
-    """(name for a fault, string) for each member of the list at the dotted `key` of `document`."""
+    """The name in faults, such as args.cni.ips[0], and the text of each member of the list at `key` in `document`."""
     for name in key.split("."):
         document = member(document, name) if isinstance(document, dict) else None
     if document is None:
@@ -405,7 +405,7 @@ def attempt(read: Callable[[str], T], text: str, key: str, faults: list[Fault]) 
 def read_own_range(
     own: RangeEntry, where: Where, kept_back: Sequence[tuple[int, int]], notes: list[str], faults: list[Fault]
 ) -> list[Range]:
-    """[the block's own range], without the addresses in `kept_back`; [] if the block has none."""
+    """A list of the block's own range, without the addresses in `kept_back`; [] if the range is absent or faulty."""
     if own.range:
         rng = _range(own, where, kept_back, notes, faults)
         return [rng] if rng else []
@@ -436,10 +436,10 @@ def _filled(
     notes: list[str],
     faults: list[Fault],
 ) -> Iterator[tuple[str, T]]:
-    """Yield (prefix such as "ipRanges[1].", object) for each of `documents` without a fault.
+    """Yield a prefix such as "ipRanges[1]." and an object for each of `documents` that has no fault.
 
-    `documents` are the members of the list `name`. `make` makes an object, which gets the values of the keys in
-    `table`. Misspelt keys are added to `notes`.
+    `documents` are the members of the list `name`. `make` makes an object, whose attributes get the values of the keys
+    in `table`. Misspelt keys are added to `notes`.
     """
     for i, document in enumerate(documents):
         prefix, entry, before = f"{name}[{i}].", make(), len(faults)
@@ -489,7 +489,7 @@ def _bounds(
     where: Where,
     faults: list[Fault],
 ) -> tuple[int | None, int | None]:
-    """(first address, last address), None for an absent key. Bounds outside of the range or out of order are faults."""
+    """The values of range_start and range_end, None if absent. Bounds outside of the CIDR or out of order are faults."""
     for name, bound in (("range_start", start), ("range_end", end)):
         if bound and not (bound[0] == whole.family and whole.contains(bound[1])):
             faults.append(Fault(where(name), getattr(entry, name), f"want an address of the range {whole}"))

@@ -15,12 +15,12 @@ _NAME_MAX = 255  # bytes (include/uapi/linux/limits.h)
 
 
 def confined(path: str) -> str:
-    """The directory that `path` leads to. Raises ValueError, with the reason, when leases may not be kept there.
+    """The directory that `path` leads to through links. Raises ValueError when leases may not be kept in the directory.
 
-    Allowed are the node's own store and directories below `dataRoots` of the node's policy. If the administrator has not
-    set dataRoots, the directories of version 0.1.0 that have a lease file are allowed too. The author of a network is no
-    administrator, and even one new file in another program's directory does harm: host-local takes each name below
-    /var/lib/cni/networks/NETWORK for an address in use.
+    Allowed are the node's own store and directories below `dataRoots` of the node's policy. If dataRoots is not set,
+    the directories that version 0.1.0 allowed are allowed too, if they have a lease file. The author of a network may
+    not be an administrator, and a new file in another program's directory does harm: for host-local, each file name in
+    /var/lib/cni/networks/NETWORK is an address in use.
     """
     allowed = policy.current()
     try:

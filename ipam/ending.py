@@ -1,4 +1,4 @@
-"""DEL and GC of the IPAM plugin: the end of attachments, with the leases that their records or the configuration name."""
+"""DEL and GC of the IPAM plugin: release the leases of an attachment, and remove its record."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ if TYPE_CHECKING:
 
 
 def may_hold(request: Request, records: Records) -> bool:
-    """Whether a failed ADD may have left addresses: it has a record, or that is unreadable."""
+    """Whether a failed ADD may have left addresses: its record exists, or cannot be read."""
     holder: Attachment | None = request.attachment
     try:
         if is_of_group(request):
-            from ipam.group import rails  # most networks are no rail
+            from ipam.group import rails  # most networks are not rails
 
             holder = rails.holder_of(request)
         return holder is not None and records.read(holder, PART) is not None
@@ -39,13 +39,14 @@ def may_hold(request: Request, records: Records) -> bool:
 
 
 def delete(request: Request, records: Records) -> None:
-    """Release the attachment's leases in the store that its record names. Without a record, the configuration names it.
+    """Release the attachment's leases in the store that its record names; without a record, in that of the configuration.
 
-    The rails of a group have common leases, which the DEL of the last rail releases.
+    The DEL of the last rail of a group releases the leases of all rails. If the release in a store that nodes share
+    fails, the record notes it as pending, and DEL succeeds. The errors of a file store are raised.
     """
     holder, read = request.attachment, read_record
     if is_of_group(request):
-        from ipam.group import rails  # most networks are no rail
+        from ipam.group import rails  # most networks are not rails
 
         found = rails.holder_of(request)
         if not found:
@@ -62,7 +63,7 @@ def delete(request: Request, records: Records) -> None:
             store_ref = reached(store_ref, config) if store_ref else _searched(request, config, group)
             seconds, cooldown = min(SHARED_SECONDS, config.store_timeout), config.cooldown_seconds
         except (InvalidConfig, UnsupportedField) as fault:
-            if record is None:  # railcni's ADD refuses this; but Go's may have claimed an address
+            if record is None:  # railcni's ADD refuses this configuration; but Go's may have claimed an address
                 records.log.warning(
                     f"there is no record of this attachment, and its configuration cannot be used: {fault.msg}"
                 )
@@ -88,7 +89,7 @@ def delete(request: Request, records: Records) -> None:
 def _searched(request: Request, config: IpamConfig, group: Group | None) -> dict[str, Any] | None:
     """The reference to the store where an attachment without a record may have leases; None if there can be no lease.
 
-    The reference has no member `pools`, and so stands for all pools, if this node's slices cannot be read.
+    If this node's slices cannot be read, the reference has no member `pools`, and so means all pools.
     """
     if group:
         return ref_of(config, group)
@@ -117,7 +118,7 @@ def _pools_of_go(request: Request, log: Log) -> dict[str, Any] | None:
 
 
 def gc(request: Request, records: Records) -> None:
-    """Release the leases of this network's attachments that the runtime does not list. Errors are raised at the end."""
+    """Release the leases of this network's attachments that the runtime does not list. Raises its errors at the end."""
     began = Began()
     valid = valid_attachments(request)
     if valid is None:
@@ -140,7 +141,7 @@ def gc(request: Request, records: Records) -> None:
     faults += _collect(request.attachment.network, valid, node_name, store_ref, pools, records, cooldown, began)
     groups = records.of_groups(PART)
     if groups:
-        from ipam.group import rails  # most networks are no rail
+        from ipam.group import rails  # most networks are not rails
 
         faults += rails.gc(request.attachment.network, valid, began, groups, store_ref, records)
     report(faults)
@@ -159,8 +160,8 @@ def _collect(
     """Release the leases of the attachments of `network` that are not in `valid`. Returns the errors.
 
     The attachments are found by their records and, in case a record is damaged, by this node's leases in `pools` of
-    the store `store_ref`. An attachment stays while an operation holds its lock. It also stays if it was claimed after
-    `began`: the runtime's list cannot have it. A pending release is made even if the list has the attachment.
+    the store `store_ref`. An attachment stays while an operation holds its lock. It also stays if its claim is later
+    than `began`, since the runtime's list may be older. A pending release is made even for a listed attachment.
     """
     faults: list[CniError] = []
     silent: list[dict[str, Any]] = []  # unreachable stores: the next GC tries them again

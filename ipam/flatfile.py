@@ -1,4 +1,4 @@
-"""Read the files of the node for the IPAM configuration: the flat file and the host name; and follow paths.
+"""Read the node's flat file and host name for the IPAM configuration; check the paths and hosts that a network names.
 
 This module is the default for the parameter `files` of `ipam.config.read`; tests pass another reader.
 """
@@ -21,7 +21,7 @@ PATHS = (
 
 _LIMIT = 1 << 20  # bytes; a network's author may choose the path: no device, FIFO or endless file is read
 
-_FORMER_CONFIG_ROOTS = ("/etc/cni", "/etc/kubernetes", "/host/etc/cni", "/host/etc/kubernetes")  # of configRoots
+_FORMER_CONFIG_ROOTS = ("/etc/cni", "/etc/kubernetes", "/host/etc/cni", "/host/etc/kubernetes")  # of version 0.1.0
 
 
 def load(path: str) -> bytes | None:
@@ -36,7 +36,7 @@ def load(path: str) -> bytes | None:
 
 
 def follow(path: str, roots: str = "") -> str:
-    """The target of `path`. Raises ValueError when it is unreadable, or outside of the policy's directories `roots`."""
+    """Resolve the links in `path`. Raises ValueError when this fails, or the policy's key `roots` forbids the target."""
     if roots:
         if roots == "dataRoots":
             from ipam.datadir import confined  # most networks keep the usual directory
@@ -58,7 +58,7 @@ def allow_host(host: str) -> None:
 
 
 def formerly(path: str) -> str:
-    """The target of the flat file `path` if configRoots is unset and 0.1.0 let networks name it; else ""."""
+    """`path` with its links resolved if configRoots is unset and version 0.1.0 let networks name this file; else ""."""
     resolved = follow(path)
     is_below = any(files.is_below(resolved, root) for root in _FORMER_CONFIG_ROOTS)
     return resolved if is_below and policy.current().config_roots is policy.CONFIG_ROOTS else ""

@@ -45,7 +45,7 @@ def interface_address(value: Any) -> str:
 
 
 def destination(value: Any) -> str:
-    """Check a CIDR; return the canonical form without host bits: with them the kernel would refuse a route."""
+    """Check a CIDR; return the canonical form without host bits, since the kernel refuses a route with host bits."""
     return Range(*parse_cidr(string(value))).cidr
 
 
@@ -70,7 +70,7 @@ def slice_size(value: Any) -> int:
 
 
 def log_level(value: Any) -> str:
-    """Return the level in lower case, "warning" for an unknown one: as in whereabouts, that is no fault."""
+    """Return the level in lower case; "warning" for an unknown level, which is not a fault in whereabouts either."""
     name = string(value).lower()
     return name if name in LEVELS else "warning"
 
@@ -260,7 +260,7 @@ ACCEPTED_KEYS = (
     Key("sleep_for_race", _ANY_INTEGER, 0, "accepted, no effect: a test aid of whereabouts"),
     Key("reconciler_cron_expression", string, "", "accepted, no effect: it is for whereabouts' reconciler"),
 )
-"""Keys without effect, of which only the type is checked."""
+"""Keys without effect. Only their types are checked."""
 
 BLOCK_KEYS = (*RANGE_KEYS, *IPAM_KEYS, *ACCEPTED_KEYS)
 SPELLED = {key.name.lower(): key.name for key in BLOCK_KEYS}

@@ -1,11 +1,11 @@
 """Leases: which address of a pool belongs to which attachment. Pure: no I/O, no clock, and no store.
 
-An address is (family, value). A pool's name ends with its range (ipam.ranges). The scope of a lease is a
-name: all pools whose leases have this scope share one reservation of the address. None: the pool alone reserves it.
+An address is (family, value). A pool's name ends with its range (ipam.ranges). The scope of a lease is a name: among
+all leases of this scope, in whatever pool, an address has one lease. With None it has one lease in its pool.
 
 The IPAM part of an attachment record names the store that has the attachment's leases, and their addresses. It is
-written before the claim, so that DEL and GC find the leases that a killed ADD may have claimed. It has the addresses, so
-that a lost lease file can be restored with the addresses in use. Members, in addition to those of every record:
+written before the claim, so that DEL and GC find the leases that a killed ADD may have claimed. By its addresses a lost
+lease file can be restored. Members, in addition to those of every record:
 
     store      {"kind": "file", "path": DIRECTORY}, or the reference to another store by ipam.stores.ref_of
     netns      CNI_NETNS of the ADD
@@ -15,7 +15,7 @@ that a lost lease file can be restored with the addresses in use. Members, in ad
     scope      the reservation scope of all addresses, null for none
     pools, addresses   lists of the same length: the pool and the text of each address
     machine    the node's machine ID (cni.shared.kernel.node.machine_id); absent if there is none
-    cooldown   the seconds for which the freed addresses are given to no other pod; absent if there are none
+    cooldown   the seconds for which the freed addresses are given to no other pod; absent for 0
     pending    true when a DEL could not release the addresses
     shared     [pool, address] of each static address that another attachment of the network leases; absent for none
     reason     the error of the last failed release; absent before the first failure
@@ -29,13 +29,13 @@ from typing import Any
 from cni.shared.spec.request import Attachment
 from ipam.ranges import format_address, parse_address
 
-PART = "ipam"  # of a record
+PART = "ipam"  # the name of the IPAM part of a record
 COOLDOWN = 86_400  # the longest cooldown, in seconds; a longer one comes from a wrong clock
 _SEQUENCES = 1 << 63  # the limit of SQLite, etcd's keys and JSON readers in Go
 
 
 class Want:
-    """An address of a pool, in a scope: one to claim, or the address of a lease."""
+    """An address in a pool and a scope: an address to claim, or that of a lease."""
 
     __slots__ = ("family", "pool", "scope", "value")
 
@@ -101,7 +101,7 @@ class Owner:
 class Lease(Want):
     """An address and its owner, with the fields of Want and Owner.
 
-    `claimed`: an IPAMClaim, which outlives the pod, has the address. `since`: when its reservation was made, RFC 3339.
+    `claimed`: an IPAMClaim, which outlives the pod, has the address. `since`: the time of the reservation, in RFC 3339.
     """
 
     __slots__ = (
@@ -183,7 +183,7 @@ class Pool:
 
 
 def given_up(instead_of: Sequence[Lease], wants: Sequence[Want]) -> list[Lease]:
-    """The leases of `instead_of` that no element of `wants` claims again, in the same pool or scope."""
+    """The leases of `instead_of` whose addresses `wants` does not have again, in the same pool or scope."""
     return [lease for lease in instead_of if not any(want.excludes(lease) for want in wants)]
 
 
@@ -223,7 +223,7 @@ def from_json(document: Mapping[str, Any]) -> Lease:
 
 
 def want_from_json(document: Mapping[str, Any], pool: Any, address: Any) -> Want:
-    """The Want of the JSON values `pool` and `address`, in the scope that is a member of `document`."""
+    """The Want of the JSON values `pool` and `address` and the member `scope` of `document`. Raises ValueError, KeyError."""
     scope = document["scope"]
     return Want(as_text(pool), *parse_address(as_text(address)), None if scope is None else as_text(scope))
 
@@ -284,7 +284,7 @@ def recorded_cooldown(record: dict[str, Any] | None) -> int:
 
 
 def names_nothing(record: dict[str, Any] | None) -> bool:
-    """Whether the record is missing or names neither address nor rail, so that no ADD of railcni claimed any."""
+    """Whether the record is missing or names no address and no rail, so that no ADD of railcni claimed an address."""
     return not (record and (record.get("addresses") or record.get("members")))
 
 

@@ -1,4 +1,4 @@
-"""The IPAM records of this node, and its memory beside them: addresses to prefer or avoid at the next ADD.
+"""The IPAM records of this node, and a file of addresses to prefer or avoid at the next ADD.
 
 Kubelet calls DEL for a pod's old sandbox before the ADD for its new one, so no lease has the pod's former address. And
 when another host answers for an address, the ADD fails and releases the address, so the next ADD could get it again.
@@ -27,9 +27,9 @@ from ipam.ranges import parse_address
 
 FILE = "remembered"
 SLOTS, SLOT = 4096, 512  # the number of slots, and the bytes of each
-SECONDS = 3600  # a pod whose sandbox cannot be made is tried again every five minutes
+SECONDS = 3600  # the life of an entry; kubelet tries again every five minutes to make a sandbox
 AVOIDED_SECONDS = 600
-_COMPLETE = b"\xff" * 16  # the key of the last slot, whose one entry never ends
+_COMPLETE = b"\xff" * 16  # the key of the last slot, whose only entry never expires
 
 
 def released(records: Records, leases: Sequence[Lease]) -> None:
@@ -78,7 +78,7 @@ def set_complete(records: Records) -> None:
 
 
 def avoided(directory: str) -> list[tuple[str, float]]:
-    """(address, end) of each address that this node avoids until `end`, in seconds since 1970; sorted."""
+    """Each address that this node avoids, and the time until when, in seconds since 1970; sorted."""
     found: dict[str, float] = {}
     try:
         data = files.read_regular(f"{directory}/{FILE}", SLOTS * SLOT, os.O_NOFOLLOW, private=True)
@@ -109,7 +109,7 @@ def _read(records: Records, key: bytes) -> dict[str, Any]:
 
 
 def _entry(data: bytes) -> dict[str, Any]:
-    """The entry in the bytes of a slot; {} if there is none, or its time has ended."""
+    """The entry in the bytes of a slot; {} if there is none, or it has expired."""
     if not data.startswith(b"{"):
         return {}
     try:
@@ -158,7 +158,7 @@ def is_pending(attachment: Attachment, records: Records) -> bool:
 
 
 def restorer(store_ref: dict[str, Any], records: Records, owner: Owner | None = None) -> Callable[[], list[Lease]]:
-    """Return a function that reads the first leases of a new store `store_ref` from the records that name the store.
+    """Return a function that reads the leases to put into a new store `store_ref` from the records that name the store.
 
     With an `owner`, the store addresslease gets only leases of the owner's container and pod in the network.
     """
@@ -178,9 +178,9 @@ def restorer(store_ref: dict[str, Any], records: Records, owner: Owner | None = 
 
 
 def recorder(network: str, records: Records, *names: str) -> Callable[[], list[Lease]]:
-    """Return a function that reads the leases in a network's records, whatever store they name, as after a migration.
+    """Return a function that reads the leases in a network's records, also those in stores of before a migration.
 
-    With `names` of containers and pods, it reads only the records that contain one of them.
+    With `names` of containers and pods, the function reads only the records that contain one of the names.
     """
     return lambda: _leases_of(records.of_network(network, PART, *names), records)
 

@@ -1,4 +1,4 @@
-"""Read which addresses the node, and its neighbours, have on the links of a wire (ipam.own)."""
+"""Read the addresses of the node and of its neighbours on the links of a wire (ipam.own)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _REACHABLE, _PERMANENT = 0x02, 0x80
 def addresses_of(names: list[str] | None, of_neighbours: bool = False) -> set[tuple[int, int]]:
     """The addresses, (family, value), of the links `names` and of the links below and above them; None means all links.
 
-    `of_neighbours`: the addresses of the neighbours on these links instead.
+    With `of_neighbours`, the addresses of reachable and permanent neighbours on these links instead.
     """
     with Rtnl() as rtnl:
         near = {link.index for link in rtnl.links()} if names is None else _near(rtnl, names)

@@ -1,12 +1,12 @@
-"""The addresses on the wire of a network that this node itself has, or knows as those of its neighbours.
+"""The addresses of this node and of its neighbours on the wire of a network: those of the links that lead to the network.
 
 No pod of the network can use an address of the node itself. A neighbour counts while its entry in the kernel's table is
-reachable or permanent. Any other entry may be of a pod that has ended, and an entry may stay reachable for up to 45 s
-after the pod's end. So a pod may get its former address again, whatever the table says.
+reachable or permanent. Any other entry may be of a deleted pod, and an entry may stay reachable for up to 45 s after a
+pod's end. So a pod may get its former address again, whatever the table says.
 
-The link plugin's keys name the wire: `master` (or `bridge`), the links below and above it, and the physical function of
-a virtual one. The addresses of all links count for a macvlan without `master`, whose master is the link of the default
-route. They also count for a group of rails, because this network names the `master` of its own rail alone.
+The wire follows from the link plugin's keys: it is the link `master` (or `bridge`) with the links below and above it, or
+the physical function of a virtual one. The addresses of all links count for a macvlan without `master`, which uses the
+link of the default route. They also count for a group of rails, because a network names only its own rail's `master`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _GETNEIGH, _REQUEST_DUMP = 30, 0x301
 
 
 class Wire:
-    """The addresses that the node and its neighbours have on the links of `network`. Neighbours are read once."""
+    """The addresses of the node and its neighbours on the wire of `network`. Neighbours are read once."""
 
     def __init__(self, network: dict[str, Any]) -> None:
         self._names = _names_of(network)
@@ -40,7 +40,7 @@ class Wire:
     def is_own(self, want: Want) -> bool:
         """Whether the node has the address of `want`.
 
-        Most addresses are not the node's. An attempt to bind a socket shows this at less cost than a list of all addresses.
+        For most addresses the answer is no, which an attempt to bind a socket shows at less cost than a list of addresses.
         """
         if self._names == [] or not any(_can_bind(want, name) for name in self._names or [""]):
             return False
@@ -66,7 +66,7 @@ class Wire:
 
 
 def _table(family: int) -> bytes:
-    """The messages with the kernel's neighbours of `family`."""
+    """The kernel's neighbours of `family` (4 or 6), as undecoded netlink messages."""
     parts = []
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW) as found:
         size = _DUMP_NEIGHBOURS.size

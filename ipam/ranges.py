@@ -1,4 +1,4 @@
-"""Address arithmetic: addresses as integers, and the ranges that addresses are taken from.
+"""Address arithmetic: addresses as integers, and the ranges from which pods get addresses.
 
 No cost depends on the size of a range: a /8 and a /64 cost the same as a /28. An address is a pair (family, value):
 family 4 or 6, value an integer in network byte order.
@@ -74,9 +74,8 @@ def parse_cidr(text: str) -> tuple[int, int, int]:
 
 
 def unassignable(family: int, value: int) -> str:
-    """The kind of an address that no pod can use, such as "multicast"; "" for a usable one (RFC 6890). 240.0.0.0/4 is
-    usable: the kernel forwards packets to these addresses."""
-    if family == 4:
+    """The kind of an address that no pod can use, such as "multicast"; "" for a usable address (RFC 6890)."""
+    if family == 4:  # 240.0.0.0/4 is usable: the kernel forwards packets to these addresses
         kinds = {0: "reserved", 127: "loopback", **dict.fromkeys(range(224, 240), "multicast")}
         return "broadcast" if value == (1 << 32) - 1 else kinds.get(value >> 24, "")
     if value >> 120 == 0xFF:
@@ -164,7 +163,7 @@ class Range:
         return self.cidr
 
     def part(self, family: int, value: int, prefix: int) -> Range:
-        """The part in a smaller CIDR, with this range's prefix length. Raises ValueError for other CIDRs."""
+        """This range cut to a smaller CIDR, with the former prefix length. Raises ValueError for a CIDR not inside."""
         if family != self.family or prefix < self.prefix or not self.contains(value):
             raise ValueError(f"not inside of {self}")
         found = Range(family, value, prefix, self.first, self.last, self.blocked)
@@ -196,9 +195,9 @@ class Range:
         return self.network + offset
 
     def pool_name(self, network_name: str = "", node: str = "") -> str:
-        """The name of the pool that holds this range's leases: [network_name-][node-]CIDR, `:` and `/` as `-`.
+        """The name of the pool with this range's leases: [network_name-][node-]CIDR, with `-` for each `:` and `/`.
 
-        This is whereabouts' rule (pkg/storage/kubernetes, IPPoolName), so that both find the same IPPool object.
+        Whereabouts has the same rule (pkg/storage/kubernetes, IPPoolName), and so finds the same IPPool object.
         """
         cidr = self.cidr.replace(":", "-").replace("/", "-")
         return "-".join(part for part in (network_name, node, cidr) if part)
@@ -237,7 +236,7 @@ def _bounds(family: int, value: int, prefix: int) -> Span:
 
 
 def merge(spans: Iterable[Span], low: int, high: int) -> list[Span]:
-    """`spans` cut to low..high and sorted; overlapping and adjacent ones are joined."""
+    """`spans` cut to low..high and sorted; overlapping and adjacent spans are joined."""
     merged: list[Span] = []
     for a, b in sorted((max(a, low), min(b, high)) for a, b in spans):
         if a > b:

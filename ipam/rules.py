@@ -2,7 +2,7 @@
 
 1. The same attachment keeps its addresses, as long as the configuration still gives them.
 2. If the same pod (namespace and name) has a new sandbox, the leases of the same ifname move to it. They do not move if
-   both uids are known and differ: the other pod of this name may still use them. They do not move either if a uid is
+   both uids are known and differ: the former pod of this name may still use them. They do not move either if a uid is
    unknown and the machines differ: a pod gets a new sandbox only on its node.
 3. A lease without a pod name matches no pod.
 4. The claim of new addresses also gives up addresses that the configuration no longer gives.
@@ -24,10 +24,10 @@ if TYPE_CHECKING:
     from ipam.group.indexes import Group
 
     Choice: TypeAlias = "Need | Group"
-    """A choice of an index of `space`: it stands for an address for each of `needs`. A single need is a choice too."""
+    """A need or a group. The claim chooses one index of its `space`, which stands for an address for each of `needs`."""
 
 
-MOST_STATICS = 32  # leased static addresses of a network: a claim is one transaction (ipam.group.indexes)
+MOST_STATICS = 32  # leased static addresses of a network: a claim is one transaction (see MOST_ADDRESSES of a group)
 
 
 class SharedLease(Exception):
@@ -44,7 +44,7 @@ class Exhausted(TryAgainLater):
 class Need:
     """One address that an attachment gets from a pool: any address of `rng`, or the `requested` one.
 
-    A need alone is also a Choice; then the value of an address is its index. `shared`: all attachments of the network
+    A need is also a Choice, in which the index of an address is its value. `shared`: all attachments of the network
     use the same address, and one of them has the lease.
     """
 
@@ -80,12 +80,12 @@ class Need:
         return value if family == self.rng.family else None
 
     def kept_index(self, place: Want) -> int | None:
-        """The index to keep for a lease at `place`; None if the place is not in the pool and range of this need."""
+        """The index to keep for a lease of the address `place`; None if pool or range of this need do not contain it."""
         is_kept = place.pool == self.pool and place.family == self.rng.family and self.rng.usable(place.value)
         return place.value if is_kept else None
 
     def exhausted(self, free: int, waiting: str) -> Exhausted:
-        """The error when no index is free. `free` counts addresses without a lease; `waiting` describes cooldowns."""
+        """The error when no index is free. `free`: the number of addresses not in use; `waiting`: why others have no lease."""
         size = self.rng.size()
         return Exhausted(
             f"pool {self.pool} is exhausted: {size - free} of the {size} addresses that range {self.rng} may give are in"
@@ -94,7 +94,7 @@ class Need:
 
 
 class ClaimPlan:
-    """The plan of a claim. `chosen[i]` is the address for the need i, None if the store must be searched for one.
+    """The plan of a claim. `chosen[i]` is the address for the need i; with None the store is searched for an address.
 
     `given_up` are the leases that the claim replaces. `settled`: the store already has all leases of the plan.
     """
@@ -130,7 +130,7 @@ def needs(config: IpamConfig) -> list[Need]:
 
 
 def statics(config: IpamConfig) -> list[Need]:
-    """A need for each static address in a range of the network: a lease keeps other networks off the address."""
+    """A need for each static address in a range of the network: its lease keeps other networks from giving the address."""
     scope = config.network_name if config.overlap else None
     found = []
     for family, value in (host_of(a.address) for a in config.addresses):
@@ -143,7 +143,7 @@ def statics(config: IpamConfig) -> list[Need]:
 def plan(
     wanted: Sequence[Choice], own: Sequence[Lease], pods: Sequence[Lease], owner: Owner, lost: Collection[Want] = ()
 ) -> ClaimPlan:
-    """Plan the claim of `owner`, whose attachment holds `own`; `pods` are the leases of its pod under its ifname.
+    """Plan the claim of `owner`. `own` are the leases of its attachment, `pods` those of its pod under its ifname.
 
     `lost` are addresses of leases that cannot be kept, because another owner has the reservation. A choice keeps the
     index that most of the leases have.
@@ -151,7 +151,7 @@ def plan(
     gone = {(want.pool, want.value) for want in lost}
     former = [lease for lease in pods if lease.attachment != owner.attachment and may_take_over(lease, owner)]
     usable = [lease for lease in (*own, *former) if (lease.pool, lease.value) not in gone]
-    # an address and its lease for each need, by place in `wanted`
+    # an address and its lease for each need, by the choice's position in `wanted`
     found: dict[int, list[tuple[int | None, Lease | None]]] = {}
     for i in sorted(range(len(wanted)), key=lambda i: wanted[i].requested is None):  # a requested address first
         choice, found[i] = wanted[i], []
@@ -176,7 +176,7 @@ def plan(
 
 
 def _most_kept(choice: Choice, usable: Sequence[Lease], lost: Collection[Want]) -> int | None:
-    """The most frequent index of the leases `usable`, in a tie the one that comes first; None if there is none."""
+    """The most frequent index of the leases `usable` without those `lost`; in a tie the first; None if there is none."""
     gone = {choice.kept_index(want) for want in lost}
     counts: dict[int, int] = {}
     for lease in usable:
@@ -187,7 +187,7 @@ def _most_kept(choice: Choice, usable: Sequence[Lease], lost: Collection[Want]) 
 
 
 def may_take_over(lease: Lease, owner: Owner) -> bool:
-    """Whether a lease of another sandbox belongs to the owner's pod: compare uids or, if one is unknown, machines."""
+    """Whether a lease of another sandbox is of the owner's pod: the uids or, if a uid is unknown, the machines agree."""
     same = lease.is_of_pod(owner)
     if lease.pod[2] and owner.pod[2]:
         return same and lease.pod[2] == owner.pod[2]

@@ -1,7 +1,7 @@
 """The search plan of a claim (ipam.acquire): where the search begins, and which of the free addresses it returns.
 
 `search` returns the lowest free address, as in whereabouts. After a lost claim, the plan continues from `search_start`,
-so that many nodes do not compete for one address after another. A search is bounded in the size of the pool.
+so that many nodes do not compete for one address after another. A search ends after one pass through the pool.
 
 A window is a span (low, high) of addresses, both included, that crosses no multiple of WINDOW. A store returns the
 unavailable addresses of a window as a bitset, an integer whose bit i stands for the address low + i.
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 WINDOW = 4096  # addresses
 SPREAD = 1 << 16  # a search begins at one of the first SPREAD addresses of the range
-_LOWEST, _NEAR, _FAR = 0, 1, 2  # numbers of places where a search begins; from 2 on, each is another far place
+_LOWEST, _NEAR, _FAR = 0, 1, 2  # numbers of the places where a search begins; each number from 2 on is a far place
 _NEAR_SPREAD = 256  # the near place is one of the first _NEAR_SPREAD addresses of the range
 _UNSEEN = 3  # places after the lowest one that are tried without a read, where a read costs more than a failed claim
 
@@ -31,9 +31,8 @@ class SearchPlan:
     """The search for the addresses of `wanted`, over all attempts at a claim.
 
     `free_earlier_boots(pool)` is called when a pool is exhausted, and returns True if it has freed an address. An
-    address for which `is_avoided("address/length")` is true is given last. An address of the node itself, for which
-    `is_own(want)` is true, is never given. An address of a neighbour (`is_neighbour(want)`) is given only if it is
-    preferred.
+    address for which `is_avoided("address/length")` is true is given last. An address of the node itself (`is_own(want)`)
+    is never given. An address of a neighbour (`is_neighbour(want)`) is given only if the pod prefers it.
     """
 
     def __init__(
@@ -68,7 +67,7 @@ class SearchPlan:
         return found
 
     def pass_full(self, near_full: bool) -> None:
-        """Begin the search elsewhere if a window at the present place is full, or `near_full` (of the Survey)."""
+        """Move the search to another place if a window at the present place is full, or `near_full` (of the Survey)."""
         if near_full:
             self._place = max(self._place, _FAR)
         while self._is_at_full_window():
@@ -85,7 +84,7 @@ class SearchPlan:
         return _LOWEST < self._place <= min(_UNSEEN, self._store.places)
 
     def lose(self, wants: Sequence[Want]) -> None:
-        """Note that a claim lost the proposed addresses `wants`. If the store `spreads`, search elsewhere next time."""
+        """Note that another claim took the proposed addresses `wants`. If the store `spreads`, go to another place."""
         self.preferred = []
         self._taken += wants
         if not wants or not self._store.spreads:
@@ -96,10 +95,10 @@ class SearchPlan:
             self._place += 1
 
     def propose(self, chosen: Sequence[int | None]) -> list[int]:
-        """Return `chosen`, which has an address or None for each need, with a free address in place of each None.
+        """Return `chosen`, a list of an address or None for each need, with a free address in place of each None.
 
-        `preferred` addresses are used first. `chosen` has addresses for all needs of a choice, or for none. Raises
-        Exhausted when no address is free.
+        The free address is a `preferred` one if possible. `chosen` has addresses for all needs of a choice, or for none.
+        Raises Exhausted when no address is free.
         """
         values: list[int] = []
         proposed: list[tuple[int, int]] = []
@@ -118,10 +117,10 @@ class SearchPlan:
         return values
 
     def _index(self, choice: Choice, own: set[int], proposed: set[int]) -> int:
-        """A free index that is not in `own`, the attachment's leased and `proposed` indexes. Raises Exhausted.
+        """A free index that is not in `own`, the indexes of this attachment. Raises Exhausted when there is none.
 
-        Lost indexes come last, and only if a read of the address itself shows no holder: an object whose labels were
-        removed is in no list.
+        `own` also has the `proposed` indexes. An index that a claim has lost comes last, and only if a read of its address
+        shows no holder: a list shows no object whose labels were removed.
         """
         lost = _indexes(choice, [want.address for want in self._taken])
         cooling = self._cooling(choice)
@@ -141,7 +140,7 @@ class SearchPlan:
         return index
 
     def _given(self, choice: Choice, avoid: set[int]) -> tuple[int | None, int]:
-        """(the index to give, or None; the number of free indexes that the node itself or a neighbour uses)."""
+        """The index to give, or None, and the number of free indexes whose address the node or a neighbour uses."""
         nodes, in_use = 0, None
         while (index := self._free(choice, avoid)) is not None:
             avoid.add(index)
@@ -175,7 +174,7 @@ class SearchPlan:
         return index
 
     def _preferred_free(self, choice: Choice, avoid: Collection[int]) -> int | None:
-        """The index of the first preferred address that is free and that `choice` can give; None if there is none."""
+        """The index of the first preferred address that is free and can be given by `choice`; None if there is none."""
         for address in self.preferred or ():
             index = choice.index_of(*address)
             if index is not None and choice.space.usable(index) and index not in avoid:
@@ -201,7 +200,7 @@ class SearchPlan:
         return any(map(self._store.is_claimed_here, _wants(choice, index)))
 
     def _is_held(self, choice: Choice, index: int) -> bool:
-        """Whether an address of `index` is leased, by a read of each address rather than of the window."""
+        """Whether an address of `index` is leased. Each address is read, since the window may not show it."""
         return any(map(self._store.holder, _wants(choice, index)))
 
     def _cooling(self, choice: Choice) -> set[int]:
@@ -217,7 +216,7 @@ class SearchPlan:
 
 
 def start_of(rng: Range, owner: Owner, place: int) -> int:
-    """The address at which a search of `place` begins: 0 for _LOWEST, else it depends on `owner` and `place`."""
+    """The address where the search begins at place number `place`; for _LOWEST it is 0, also if the range begins later."""
     if place == _LOWEST:
         return 0
     if place == _NEAR:
@@ -248,7 +247,7 @@ def needs_of(wanted: Sequence[Choice]) -> list[Need]:
 
 
 def _occupied(store: Store, choice: Choice, low: int, high: int) -> int:
-    """The bitset of the indexes low..high that have an address which cannot be claimed."""
+    """The bitset of the indexes low..high of which an address cannot be claimed."""
     bits = 0
     for window in _windows_of(choice, low, high):
         bits |= store.occupied(*window)
@@ -267,7 +266,7 @@ def _wants(choice: Choice, index: int) -> list[Want]:
 
 
 def _indexes(choice: Choice, addresses: Sequence[tuple[int, int]]) -> set[int]:
-    """The indexes of `addresses`, (family, value), without those that have no index."""
+    """The indexes of `addresses`, (family, value). Addresses without an index are left out."""
     return {index for address in addresses if (index := choice.index_of(*address)) is not None}
 
 
@@ -288,10 +287,10 @@ def search(
 ) -> int | None:
     """The first address that can be claimed, from `start` to the end of `rng`, then from its beginning; or None.
 
-    `occupied(low, high)` returns the bitset of a window. `next_open(low, high)` returns an address up to high + 1; all
-    addresses from `low` to the one before are occupied. `next_open` is called after a full window, so that a store can
-    skip full windows unread. `avoid` has addresses that the store does not know as taken, such as those proposed
-    for this attachment or in their cooldown. A window has `size` addresses, a power of two.
+    `occupied(low, high)` returns the bitset of a window. `next_open(low, high)` returns an address in low..high + 1 below
+    which all addresses from `low` on are occupied. It is called after a full window, so that a store can skip further
+    full windows unread. `avoid` has addresses that the store does not show as occupied, such as addresses proposed for
+    this attachment or in their cooldown. A window has `size` addresses, a power of two.
     """
     for at, end in ((start, rng.last), (rng.first, min(start - 1, rng.last))):
         while window := window_from(rng, at, end, size):
@@ -328,7 +327,7 @@ def search_start(rng: Range, node: str, attachment: tuple[str, ...], spread: int
     """The address from which this attachment on this node continues its search after a lost claim.
 
     The result depends only on the arguments. Results are spread evenly over the first `spread` addresses that `rng` may
-    give. A range without such addresses returns its first address.
+    give. For a range that gives no address, the result is `rng.first`.
     """
     key = "\0".join((rng.cidr, node, *attachment)).encode("utf-8", "surrogateescape")
     digest = int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "big")

@@ -1,8 +1,8 @@
-"""What a node keeps for the stores that nodes share: an index of its records by address, and locks of proposed addresses.
+"""For stores that nodes share: the node's own index of its records by address, and locks of proposed addresses.
 
-The folder `held` beside the node's records is the index, for the search of an ADD: a symbolic link per address, whose
-target names the attachment. The record of the attachment decides, so a stale or lost link changes no lease. A missing
-folder is made from the records.
+The index is for the search of an ADD. It is the folder `held` beside the node's records, with a symbolic link for each
+address, whose target names the attachment. The record of the attachment decides, so a stale or lost link changes no
+lease. A missing folder is made from the records.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ def forget_holder(records: Records, wants: Sequence[Want]) -> None:
         try:
             os.unlink(_link(records, want))
         except OSError:
-            pass  # the index does not have it
+            pass  # the index does not have the address
 
 
 def holder(records: Records, want: Want) -> Attachment | None:
-    """The attachment that holds the address of `want`, as the index says; None if there is none."""
+    """The attachment that holds the address of `want` according to the index; None if there is none."""
     try:
         _make_folder(records)
         return Attachment(*codec.loads(os.readlink(_link(records, want)).encode()))
@@ -72,7 +72,7 @@ def _make_folder(records: Records) -> None:
 class ClaimsHere:
     """The addresses that other attachments of this node hold or are about to claim, whatever a shared store shows.
 
-    `owner` makes the claim. Each address that a call proposes is locked, so that other calls of this node propose others.
+    `owner` makes the claim. A call locks each address that it proposes, so that other calls of this node propose others.
     """
 
     def __init__(self, records: Records, owner: Owner) -> None:
@@ -99,7 +99,10 @@ class ClaimsHere:
         note_holder(self._records, self._owner.attachment, wants)
 
     def is_recorded(self, want: Want) -> bool:
-        """Whether the record of another living attachment has `want`, which the store may show as free."""
+        """Whether another attachment has `want` in its record, even if the store shows the address as free.
+
+        A record with a pending release, of an earlier boot, of a lost namespace or of the owner's pod does not count.
+        """
         records, owner = self._records, self._owner
         attachment = holder(records, want)
         record = records.read(attachment, PART) if attachment and attachment != owner.attachment else None
@@ -116,8 +119,8 @@ class ClaimsHere:
     def refill(self, store: Store, cooldown: int) -> bool:
         """Make lost records again from the leases that name this node. Returns True if the owner got its record.
 
-        This is done once for a state directory that is younger than the node's leases. The caller holds the lock of the
-        owner's record. A lease of another machine with the same node name gets no record, unless it is of the owner's pod.
+        This is needed once for a state directory that is younger than the node's leases. The caller holds the lock of the
+        owner's record. No record is made from a lease of another machine with the same node name, except the owner's pod's.
         """
         records, owner = self._records, self._owner
         by_attachment: dict[Attachment, list[Lease]] = {}
@@ -131,7 +134,7 @@ class ClaimsHere:
         made: list[Lease] = []
         for attachment, leases in by_attachment.items():
             if attachment.network.startswith(GROUP):
-                continue  # its record names rails, which a lease does not
+                continue  # the record of a group names rails, which a lease does not
             is_callers = attachment == owner.attachment
             held = None if is_callers else records.try_locked(attachment, PART)
             if (is_callers or held) and records.read(attachment, PART) is None:

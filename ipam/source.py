@@ -3,8 +3,8 @@
 The flat file has the values of keys that the block leaves out, also inside `dns` and `kubernetes`
 (whereabouts, pkg/config, GetFlatIPAM and the lines after its call).
 
-The author of a network may use no credentials that only the administrator can read, and learn nothing of hosts that the
-node does not let networks name. So a block that names a store of its own
+The author of a network may use no credentials that only the administrator can read, and may learn nothing about hosts
+that the node does not let networks name. So a block that names a store of its own
 
 - must have all keys of etcd (server, prefix and credentials) as soon as one differs from the flat file. A kubeconfig is
   one file with server and credentials, so it needs no other key;
@@ -39,18 +39,16 @@ if TYPE_CHECKING:
 
 
 _HIDDEN = "(not shown)"
-_COMMON = 2  # characters: a text this short is in most messages by chance
+_COMMON = 2  # characters: most messages contain texts as short as this by chance
 
 
 class Source:
-    """The `ipam` block and the flat file of a configuration. `path` is the flat file, or "" when none of the paths
-    `searched` exists.
+    """The `ipam` block and the flat file of a configuration.
 
-    `notes` are texts for the log about keys without effect. A flat file that the block chose may belong to anyone, so
-    faults and errors name its keys, but not its values.
-
-    `borrowed` are the faults of a block that names a store which it may not use. A new attachment is refused for them.
-    An existing attachment (`is_new` false) is not: each key is read alone, as in version 0.1.0, to find its store.
+    `path` is the flat file, or "" when none of the paths `searched` exists. `notes` are texts for the log about keys
+    without effect. A flat file that the block chose may belong to anyone, so faults and errors name its keys, but not its
+    values. `borrowed` are the faults of a block that names a store which it may not use. They prevent a new attachment.
+    To find the store of an existing one (`is_new` false), each key is read by itself, as in version 0.1.0.
     """
 
     def __init__(self, block: dict[str, Any], files: Files, faults: list[Fault], is_new: bool = True) -> None:
@@ -148,7 +146,7 @@ class Source:
         return name in self._from_file and not self._is_chosen
 
     def hide(self, faults: list[Fault]) -> None:
-        """Remove from the faults the values of a flat file that the block chose, and texts made from them."""
+        """Remove from the faults the values of a flat file that the block chose, and texts made from these values."""
         for fault in faults:
             if self._is_of_chosen(fault) and fault.value != _HIDDEN:
                 fault.value = _HIDDEN
@@ -185,7 +183,7 @@ class Source:
         return name or files.host_name()
 
     def _left_out(self) -> list[Fault]:
-        """[a fault] if the block changes the flat file's etcd, but lacks a key of etcd that the file has; or []."""
+        """A list of one fault if the block changes the flat file's etcd, but lacks a key of etcd that the file has."""
         if not self._brings:
             return []
         known = [name for name in ETCD if name == "etcd_host" or not _is_left_out(self._flat.get(name))]
@@ -198,7 +196,7 @@ class Source:
         return [Fault(f"ipam.{name}", _HIDDEN if name == "etcd_password" else self._block[name], wanted)]
 
     def _refuse_key(self, name: str, path: str, files: Files) -> None:
-        """Refuse the TLS key of the flat file's etcd for another server or prefix: the key is for that etcd alone."""
+        """Refuse a block that uses the TLS key of the flat file's etcd for another server or prefix."""
         own = self._flat.get(name)
         is_elsewhere = "etcd_host" in self._brings or "etcd_prefix" in self._brings
         if name != "etcd_key_file" or not is_elsewhere or not isinstance(own, str):
@@ -213,7 +211,10 @@ class Source:
         return ETCD[name] if _is_left_out(value) else value
 
     def _is_of_flat_file(self, name: str, is_apart: bool) -> bool:
-        """Whether the flat file gives the value of `name`; if the block has its own etcd, only with `is_apart`."""
+        """Whether the value of `name` is the flat file's. For a block with its own etcd no key of etcd is, unless `is_apart`.
+
+        `is_apart`: the block may not use its store, but has attachments; each key is read by itself to find their store.
+        """
         if name in NOT_FROM_FLAT_FILE or _is_left_out(self._flat[name]):
             return False
         is_left_out = _is_left_out(self._block.get(name))
@@ -260,7 +261,7 @@ def _object(path: str, data: bytes, faults: list[Fault]) -> dict[str, Any]:
     try:
         document = codec.loads(data)
     except ValueError as fault:
-        # another text of the parser may quote the content
+        # other messages of the parser may quote the content
         place = str(fault) if " at line " in str(fault) else "see it with `python3 -m json.tool`"
         faults.append(_FileFault(path, f"is not JSON: {place}"))
         return {}
@@ -271,7 +272,7 @@ def _object(path: str, data: bytes, faults: list[Fault]) -> dict[str, Any]:
 
 
 def _flattened(document: dict[str, Any], prefix: str, faults: list[Fault]) -> dict[str, Any]:
-    """`document` with the keys of nested objects as "object.key", all in the spelling of the tables."""
+    """`document` with the keys of nested objects as "object.key"; all keys are spelled as in the tables."""
     found = [(name, value) for name, value in document.items() if "." not in name]
     for name in NESTED:
         nested = member(document, name)
@@ -282,7 +283,7 @@ def _flattened(document: dict[str, Any], prefix: str, faults: list[Fault]) -> di
     flat: dict[str, Any] = {}
     for name, value in found:
         spelled = SPELLED.get(name.lower(), name)
-        if name == spelled or spelled not in flat:  # as `member`: an exact name, else the first in any case
+        if name == spelled or spelled not in flat:  # as in `member`: the exact name, else the first in any case
             flat[spelled] = value
     return flat
 

@@ -1,4 +1,4 @@
-"""Keep leases and records in agreement: release, and its repetition.
+"""Keep leases and records in agreement: release the leases of an attachment, and retry releases that failed.
 
 DEL, GC, `flush` and the agent call `release` to free the addresses of a recorded attachment. After a reboot,
 `free_earlier_boots` frees addresses as well.
@@ -45,11 +45,11 @@ def release(
 ) -> None:
     """Free the leases of `attachment` in the store `store_ref`, then remove the record, whose lock the caller holds.
 
-    With a record, a missing lease file is made first. Otherwise another process could make the file now, and restore
-    this record into it. `seconds` (0: no bound) bound all requests together; a `cooldown` of None stands for that of
-    the record. After a CniError the record says that the release is pending. But if no address is recorded and another
-    attempt would be useless, the error is only logged, and the record removed: an ADD records addresses before it
-    claims them.
+    If there is a record, a missing lease file is made first. Otherwise another process could make the file now, and
+    restore this record into it. `seconds` is the limit for all requests together, 0 for no limit. `cooldown` is in
+    seconds; None stands for the record's. After a CniError the record says that the release is pending. But if no address
+    is recorded and another attempt would be useless, the error is only logged, and the record removed: an ADD records
+    addresses before it claims them.
     """
     held = recorded_leases(attachment, record) if record else []
     restore = restorer(store_ref, records)
@@ -60,7 +60,7 @@ def release(
     store.finish_by(time.monotonic() + seconds if seconds else float("inf"), hurries=True)
     store.cooldown = recorded_cooldown(record) if cooldown is None else cooldown
     if record and stores.is_shared(store_ref) and not record["pending"]:
-        # A store may serve the request long after this process was killed: with the mark, an ADD takes other addresses.
+        # A store may serve the request long after this process was killed: while pending, an ADD takes other addresses.
         marked = {**record, "pending": True}
         try:
             records.write(attachment, PART, marked)
@@ -95,7 +95,10 @@ def release(
 
 
 def leave_store(attachment: Attachment, record: dict[str, Any], records: Records) -> None:
-    """Release the leases of an attachment in its former store: the network names another one now."""
+    """Release the leases of an attachment in its former store, after its network has changed to another store.
+
+    Raises CniError when recorded addresses cannot be released.
+    """
     try:
         release(attachment, record, record["store"], records)
     except CniError as fault:
@@ -108,7 +111,7 @@ def leave_store(attachment: Attachment, record: dict[str, Any], records: Records
 
 
 def _is_over(record: dict[str, Any] | None, store_ref: dict[str, Any], fault: CniError) -> bool:
-    """Whether it is useless to repeat, after `fault`, the release of an attachment without a recorded address."""
+    """Whether `fault` shows that the release of an attachment without recorded addresses need not be repeated."""
     from ipam.stores.apiserver.faults import Forbidden, Unauthorized  # the file store has no API server
 
     if isinstance(fault, InvalidConfig) and not isinstance(fault, Forbidden | Unauthorized):
@@ -139,9 +142,9 @@ def flush_reminded(records: Records, store_ref: dict[str, Any]) -> None:
 def flush(records: Records, store_ref: dict[str, Any] | None, seconds: float) -> int:
     """Retry the pending releases for about `seconds`. Returns the number of releases that are still pending.
 
-    A shared static address that has lost its lease is leased to another attachment that has the address. `store_ref`,
-    from the configuration, has the password of the store; it may be None. An unreachable store is tried once, and the
-    wait for it does not shorten the time for other stores.
+    A shared static address without a lease is leased to another attachment that has the address. `store_ref` is from the
+    configuration and has the password of the store; it may be None. An unreachable store is tried once, and the wait for
+    this store does not shorten the time for other stores.
     """
     records.remind(False)
     deadline = time.monotonic() + seconds
@@ -185,7 +188,7 @@ def flush(records: Records, store_ref: dict[str, Any] | None, seconds: float) ->
 
 
 def _lease_shared(attachment: Attachment, store_ref: dict[str, Any] | None, records: Records, seconds: float) -> bool:
-    """Lease to `attachment` those of its shared addresses that have no lease. Returns False when a retry is due."""
+    """Lease to `attachment` each of its shared addresses that has no lease. Returns False if some address still waits."""
     lock = records.try_locked(attachment, PART)
     if lock is None:
         return False
@@ -204,7 +207,7 @@ def _lease_shared(attachment: Attachment, store_ref: dict[str, Any] | None, reco
                     continue
                 more: dict[str, Any] = {"pools": [*record["pools"], pool], "addresses": [*record["addresses"], text]}
                 if (pool, text) in zip(record["pools"], record["addresses"], strict=False):
-                    more = {}  # by a claim whose outcome was open
+                    more = {}  # recorded already, by a claim whose outcome was unknown
                 records.write(attachment, PART, {**record, **more})
                 answer = None if holder else store.claim([want], owner)
                 record |= {} if isinstance(answer, Taken) else more
@@ -215,7 +218,7 @@ def _lease_shared(attachment: Attachment, store_ref: dict[str, Any] | None, reco
 
 
 def drop(records: Records, chosen: Collection[Attachment]) -> int:
-    """Remove those records of `chosen` whose release is pending; the leases stay. Returns the number of records."""
+    """Remove each record of `chosen` whose release is pending; the leases stay. Returns the number of removed records."""
     dropped = 0
     for attachment in chosen:
         held = records.try_locked(attachment, PART)
@@ -240,7 +243,7 @@ def of_earlier_boots(store: Store, pool: str, owner: Owner) -> list[Lease]:
 
 
 def free_earlier_boots(store: Store, pool: str, owner: Owner, records: Records) -> bool:
-    """Release this node's leases of earlier boots in `pool` whose namespaces are gone. Returns False if none was."""
+    """Release this node's leases of earlier boots in `pool` whose namespaces are gone. Returns whether any was released."""
     freed = False
     for attachment in {lease.attachment for lease in of_earlier_boots(store, pool, owner)}:
         if attachment == owner.attachment:

@@ -1,4 +1,4 @@
-"""The same index on all rails of a group: the addresses of an index, and the choice of an index. No I/O.
+"""One index for a pod on all rails of a group: the indexes that a group can give, and their addresses. No I/O.
 
 The index n of a pod stands for the address n of every range of every rail, counted from the start of its CIDR: with the
 ranges 192.168.0.0/24 and 192.168.1.0/24 index 5 is 192.168.0.5 and 192.168.1.5. An index can be given when every range
@@ -18,14 +18,14 @@ from ipam.leases import Want
 from ipam.ranges import BITS, Range, format_address, parse_address
 from ipam.rules import Exhausted, Need
 
-MOST_ADDRESSES = 48  # of a group, which are claimed in one transaction: etcd allows 128 comparisons there
+MOST_ADDRESSES = 48  # of a group, claimed in one transaction; etcd allows 128 comparisons in a transaction
 
 
 class Group:
     """The rails of a group, as one network of the group defines them: the needs of all rails, and the common indexes.
 
     `index` is the number of the network's own rail, `own` has the needs of this rail, `needs` those of all rails.
-    `space` has the indexes that all rails can give, as addresses from 0 on.
+    `space` has the indexes that all rails can give, as a range that begins at 0.
     """
 
     def __init__(self, name: str, rails: Sequence[Sequence[Need]], index: int) -> None:
@@ -69,12 +69,12 @@ class Group:
         return [need.rng.at(index) for need in self.needs]
 
     def kept_index(self, place: Want) -> int | None:
-        """The index to keep for a lease at `place`, in any pool; None if one of the rails cannot give it."""
+        """The index to keep for a lease of the address `place`, in any pool; None if some rail cannot give this index."""
         index = self.index_of(place.family, place.value)
         return index if index is not None and self.space.usable(index) else None
 
     def exhausted(self, free: int, waiting: str) -> Exhausted:
-        """The error when no index is free; `waiting` describes cooldowns."""
+        """The error when no index is free; `waiting` is a text about indexes in use without a lease."""
         return Exhausted(
             f"rail group {self.name} is exhausted: each of its {self.space.size()} indexes is in use on one of its rails or"
             f" more{waiting}. Delete attachments or enlarge the ranges; `railcni ipam leases` shows who holds them",
@@ -83,7 +83,7 @@ class Group:
 
 
 def rail_of(network: dict[str, Any]) -> Rail:
-    """The key `rail` of the configuration `network`, which has it. Raises InvalidConfig for wrong values."""
+    """The key `rail` of the configuration `network`, which must have this key. Raises InvalidConfig for wrong values."""
     faults: list[Fault] = []
     found = rails_key.read(network, faults)
     refuse(faults)
@@ -102,7 +102,8 @@ def group_of(rail: Rail, config: IpamConfig) -> Group:
 def needs_of(rail: Rail, config: IpamConfig, faults: list[Fault]) -> list[list[Need]]:
     """The needs of each rail of the group; the faults of rail.ranges go to `faults`.
 
-    The next hops of this network's routes are kept back. Those of other rails are not, unless rail.ranges exclude them.
+    The network's own rail gives no next hop of the network's routes. The next hops of other rails are not known here, so
+    rail.ranges must exclude them.
     """
     next_hops = [parse_address(route.gw) for route in config.routes if route.gw]
     scope = config.network_name if config.overlap else None

@@ -1,4 +1,4 @@
-"""A container's rails in a group that gives a pod one index on all rails (rail.addressing: same-index).
+"""ADD, DEL, CHECK and GC of a container's rails in a group with one index on all rails (rail.addressing: same-index).
 
 The addresses of all rails are leased together to the container. The first rail's ADD claims them in one step, all or
 none, so an index that is taken on one rail is given on no rail. The ADDs of the other rails find their addresses
@@ -7,14 +7,14 @@ no network and no link can have. Under these names the node keeps a record of th
 of ipam.leases with two more members:
 
     members    [network, ifname, rail, time of the ADD in ns since 1970] of each rail with an ADD and no DEL yet
-    complete   true when all addresses are claimed; no ADD of a member returns before
+    complete   true when all addresses are claimed; the ADD of a member returns only then
 
 The order of the writes ensures that after a kill a later call can finish:
 
     ADD   writes the record with this rail among its members, claims, then writes that the claim is complete
     DEL   writes the record without this rail; for the last rail it releases, then removes the record
 
-An ADD returns when the claim is complete. Until then the index may change; later it stays while another rail is a member.
+Until the claim is complete, the index may change. After that it stays the same while another rail is a member.
 
 If the record is lost, DEL makes it again from the records of the container's links, without addresses: these are in the
 store. So the addresses of all rails still stay until the last rail's DEL. (Therefore railcni's plugins must make all
@@ -55,12 +55,12 @@ if TYPE_CHECKING:
 
 
 def attachment_of(group: str, container_id: str) -> Attachment:
-    """The attachment (no real link) under which the leases of all rails of `group` are kept for a container."""
+    """The attachment to which the leases of all rails of `group` belong for a container. No link has this name."""
     return Attachment(f"{GROUP}{group}", container_id, f"rails of {group}")
 
 
 def holder_of(request: Request) -> Attachment | None:
-    """The attachment under which the group of `request` has its leases; None when `request` names no group."""
+    """The attachment to which the leases of the group of `request` belong; None when `request` names no group."""
     name = rails_key.group_of(request.config)
     return attachment_of(name, request.attachment.container_id) if name else None
 
@@ -87,7 +87,7 @@ def listed(record: dict[str, Any] | None) -> list[Member]:
 
 
 def of_links(group: str, container_id: str, records: Records) -> list[Member] | None:
-    """The container's rails of the group, from the records of railcni's link plugins; None when one cannot be read.
+    """The container's rails of the group, from the records of railcni's link plugins; None when a record is unreadable.
 
     [] does not mean that the container has no rail: other link plugins keep no such records, and records may be lost.
     """
@@ -203,7 +203,7 @@ def _held(
 ) -> list[int] | None:
     """The addresses of all rails, from the record of a complete claim; None if this rail's leases are lost or outdated.
 
-    Only this rail's pools are read: a complete claim was made in one step, so leases of one rail show those of all.
+    Only this rail's pools are read: a complete claim was made in one step, so the leases of one rail stand for all.
     """
     found = recorded_leases(owner.attachment, record)
     index, places = _index(group, found), {lease.place for lease in found}
@@ -259,7 +259,7 @@ def _claim(
 
 
 def _keep(group: Group, found: Sequence[Lease]) -> None:
-    """Restrict the group to the index of the leases `found`. Raises InvalidConfig if another is requested."""
+    """Restrict the group to the index of the leases `found`. Raises InvalidConfig if another index is requested."""
     index = _index(group, found)
     if index is None:
         return
@@ -284,9 +284,9 @@ def leave(
     cooldown: int,
     records: Records,
 ) -> dict[str, Any] | None:
-    """Remove the rail `attachment` from the members of `shared`. For the last rail, returns the record to release.
+    """Remove the rail `attachment` from the members of `shared`. Returns the record to release after the last rail.
 
-    `group` is the group of the configuration. The caller gives it if there is no record.
+    `group`, the group of the configuration, is needed only without a `record`.
     """
     if record is None:
         links = of_links(shared.network.removeprefix(GROUP), shared.container_id, records)
@@ -396,7 +396,7 @@ def gc(
     store_ref: dict[str, Any] | None,
     records: Records,
 ) -> list[CniError]:
-    """Remove the members on `network` that the runtime does not list; free the leases of groups that then have none.
+    """Remove the members on `network` that the runtime does not list; free the leases of groups then left without members.
     Returns the errors."""
     faults: list[CniError] = []
     silent: list[dict[str, Any]] = []
