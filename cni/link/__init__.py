@@ -1,4 +1,4 @@
-"""The link plugins, and the entry of all executables, which answers VERSION before any other module is imported."""
+"""The link plugins, and the entry of all executables. `main` answers VERSION without the import of another module."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _VERSION_REPLY = (
 
 
 def main(plugin: str) -> int:
-    """Serve a call of the executable `plugin`, and return the exit status."""
+    """Serve a call of the executable `plugin`. Returns the exit status."""
     command = os.environb.get(b"CNI_COMMAND")
     if command == b"VERSION":
         os.write(1, _VERSION_REPLY)

@@ -1,7 +1,7 @@
 """The dispatcher of all executables: the only place that makes a reply or chooses an exit code.
 
-VERSION is answered before, by the package. Each failure gives the error object of the spec on stdout and exit code 1.
-Success gives exit code 0, and after ADD alone a result on stdout.
+Calls of VERSION do not come here: `cni.link.main` answers them. Each failure gives the error object of the spec on
+stdout and exit code 1. Success gives exit code 0, and a result on stdout only after ADD.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def main(plugin: str) -> int:
 
 
 def serve(plugin: str, environ: Mapping[bytes, bytes], stdin: bytes | None = None) -> tuple[bytes, int]:
-    """Serve a call; return (bytes for stdout, exit status). Stdin is read if `stdin` is None."""
+    """Serve a call. Returns the bytes for stdout and the exit status. Stdin is read if `stdin` is None."""
     try:
         if stdin is None:
             stdin = _stdin(MOST_BYTES + 1)  # one byte above the limit is enough to refuse it
@@ -41,7 +41,7 @@ def serve(plugin: str, environ: Mapping[bytes, bytes], stdin: bytes | None = Non
         return (dumps(result.document(call.cni_version)).encode() + b"\n" if result else b""), 0
     except CniError as fault:
         failure = fault
-    except Exception as fault:  # a fault of railcni: the details name its lines of code, and no part of the input
+    except Exception as fault:  # a fault of railcni: the details name lines of code, and no part of the input
         failure = _unforeseen(fault)
     return dumps(failure.document(version_of(stdin or b""))).encode() + b"\n", 1
 
@@ -54,7 +54,7 @@ def _call(plugin: str, call: Request) -> Result | None:
         f"{plugin} {call.command} {attachment.container_id} {attachment.ifname}{pod} network {attachment.network}"
     )
     if call.member("rail") is not None:
-        from cni.shared.allocated import complete  # most networks are no rail
+        from cni.shared.allocated import complete  # most networks are not rails
 
         complete(call, tagged)
     if plugin in _WITH_OWN_VERBS:

@@ -1,11 +1,11 @@
-"""The optional features of an attachment beside its link, each with a key in the network configuration.
+"""The features: optional parts of an attachment beside its link, each with a key in the network configuration.
 
     rail    a routing table of its own, and ARP settings                         routing.py
     rdma    the verbs device of its netdev, and the GIDs of its addresses        verbs_device.py
 
-A module is loaded only for an attachment that asks for the feature, or that has it in its record. `Feature` in base.py
-lists the functions of a module. The plan of each feature is written to the attachment's record, as `extras`, before the
-first side effect. So a DEL can undo the feature, even if the configuration has changed.
+The module of a feature is loaded only for an attachment whose configuration or record has the feature. `Feature` in
+base.py lists the functions of a module. The plan of each feature is written to the attachment's record, as `extras`,
+before the first side effect. So a DEL can undo the feature, even if the configuration has changed.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ if TYPE_CHECKING:
 
 NAMES = OF_FEATURES
 _MODULES = {"rail": "cni.link.features.routing", "rdma": "cni.link.features.verbs_device"}
-UNASKED = ("rdma",)  # these may apply without their key
+UNASKED = ("rdma",)  # features that may apply without their key
 
 
 def named(name: str) -> Feature:
-    """The feature `name`; only its module is loaded."""
+    """Load and return the module of the feature `name`."""
     feature: Feature = load(_MODULES[name])
     return feature
 
@@ -44,7 +44,7 @@ class Place:
     """The netdev and the sandbox of an attachment, for the plan of a feature.
 
     `netdev` is the name of the netdev that carries the link: macvlan's master, host-device's device, "" for none.
-    `is_shared`: the netdev stays on the host, for use by other attachments too. `in_sandbox`: it is in the sandbox.
+    `is_shared`: the netdev stays on the host, and attachments share it. `in_sandbox`: the netdev is in the sandbox.
     `mtu` is the link's planned MTU in bytes (0: none). `host` is an rtnetlink socket on the host.
     """
 
@@ -67,7 +67,7 @@ class Features:
         self.documents = documents
 
     def before_up(self, link: Link, sandbox: Sandbox) -> None:
-        """Make the changes that must precede the addresses and the start of the link. Runs in the sandbox."""
+        """Make the changes that must come before the link has addresses and is up. Runs in the sandbox."""
         for name, document in self.documents.items():
             named(name).before_up(document, link, sandbox)
 
@@ -96,7 +96,7 @@ class Features:
         return faults
 
     def differences(self, link: Link, expected: Result, sandbox: Sandbox) -> list[str]:
-        """The differences, as texts, between the features and the state in which ADD left them."""
+        """A text for each difference between the present state of the features and their state after ADD."""
         found = []
         for name, document in self.documents.items():
             found += named(name).differences(document, link, expected, sandbox)
@@ -104,12 +104,12 @@ class Features:
 
 
 def unlike(documents: Mapping[str, dict[str, Any]], asked: Mapping[str, Any]) -> list[str]:
-    """A text for each difference between the configurations `asked` and the plans `documents`, by names of features."""
+    """A text for each difference between the configurations `asked` and the plans `documents`; both by feature name."""
     return [text for name, config in asked.items() for text in named(name).unlike(documents.get(name), config)]
 
 
 def read(request: Request, faults: list[Fault]) -> dict[str, Any]:
-    """The checked configuration of each feature that `request` asks for, by name; append wrong keys to `faults`."""
+    """The checked configuration, by name, of each feature that `request` asks for. The faults of keys go to `faults`."""
     asked = {}
     for name in NAMES:
         value = request.member(name)
@@ -122,7 +122,7 @@ def read(request: Request, faults: list[Fault]) -> dict[str, Any]:
 
 
 def plan(asked: Mapping[str, Any], request: Request, place: Place) -> Features | None:
-    """Plan the features `asked`; change nothing. Returns None if no feature has a plan. Raises the first CniError."""
+    """Plan the features `asked`; change nothing. Returns None if there is nothing to do. Raises the first CniError."""
     documents = {}
     for name, config in asked.items():
         document = named(name).plan(config, request, place)

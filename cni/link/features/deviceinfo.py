@@ -1,9 +1,9 @@
-"""Write the device-info file, which describes an attachment's device; Multus copies it into the pod's network-status.
+"""Write the device-info file, which describes an attachment's device. Multus copies it into the pod's network-status.
 
 Source: Device Information Specification of the Network Plumbing Working Group, version 1.1.0. The specification has no
-`type` for RDMA devices without PCI (soft-RoCE): "rdma", as a type and as a member, is railcni's own. The file is
-DIRECTORY/cni/UNIQUE NAME. Before an ADD it is missing or empty, or has the device plugin's description of the
-attachment's device (4.2.1). The directory dp/ beside it is for device plugins alone.
+`type` for RDMA devices without PCI (soft-RoCE): the type "rdma" and the member `rdma` are railcni's own. The file is
+DIRECTORY/cni/UNIQUE NAME. Before an ADD the file is missing or empty, or has the device plugin's description of the
+attachment's device (section 4.2.1). Only device plugins use the directory dp/ beside cni/.
 """
 
 from __future__ import annotations
@@ -51,10 +51,11 @@ def described(device: str, port: int, indexes: dict[str, int], root: str = "/sys
 
 
 def claim(value: Any, devices: Sequence[str], request: Request, log: Log) -> tuple[str, dict[str, Any]]:
-    """Return (path of the file, its owner: {"attachment", "pod"}), or ("", {}) when no file is to be written.
+    """The path of the file and its owner, {"attachment", "pod"}; ("", {}) when no file is to be written.
 
-    The author of a network can name any file. So a file that describes another device than `devices` is left as it is,
-    with a line in the log. Raises TryAgainLater for the file of another attachment that has a record.
+    The author of a network can name any file. So a file that describes a device not in `devices` is left as it is, with
+    a line in the log. Raises InvalidConfig for a path that the policy forbids, and TryAgainLater for the file of another
+    attachment that has a record.
     """
     place = path(value)
     if not place:
@@ -66,7 +67,7 @@ def claim(value: Any, devices: Sequence[str], request: Request, log: Log) -> tup
 
 
 def write(path: str, document: dict[str, Any], whose: dict[str, Any], log: Log) -> None:
-    """Write the file that `claim` allowed, whole or not at all; keep the device plugin's members. Raises IoFailure."""
+    """Write the file that `claim` allowed, and keep the device plugin's members. Raises IoFailure when this fails."""
     with _locked(path, log):
         former = _former(path)
         if not _is_free(path, former, [document.get("pci", {}).get("pci-address", "")], whose, log):
@@ -84,7 +85,7 @@ def write(path: str, document: dict[str, Any], whose: dict[str, Any], log: Log) 
 
 
 def remove(path: str, whose: dict[str, Any], log: Log) -> None:
-    """Remove the file, if it exists and belongs to `whose`, the owner from `claim`. Raises IoFailure."""
+    """Remove the file if it belongs to `whose`, the owner from `claim`. Raises IoFailure when this fails."""
     with _locked(path, log):
         is_there = files.mark(path) != ()
         if is_there and _own(_former(path)).get(_MARK) != whose["attachment"]:
@@ -92,7 +93,7 @@ def remove(path: str, whose: dict[str, Any], log: Log) -> None:
             return
         directory, _, name = path.rpartition("/")
         try:
-            files.remove(directory, name)  # also a killed writer's temporary file, even without the file
+            files.remove(directory, name)  # removes a killed writer's temporary file too, even if the file is missing
         except OSError as fault:
             if not is_there:
                 return  # there was no file to remove
@@ -107,7 +108,7 @@ def _locked(path: str, log: Log) -> HeldLock:
 
 
 def _is_free(path: str, former: dict[str, Any], addresses: Sequence[str], whose: dict[str, Any], log: Log) -> bool:
-    """Whether the owner `whose`, with a device at one of the PCI `addresses`, may replace the content `former`."""
+    """Whether the owner `whose` may replace the content `former` of the file. `addresses`: the owner's PCI devices."""
     kind, own = former.get("type"), _own(former)
     if not isinstance(kind, str) or own.get(_MARK) == whose["attachment"]:
         return True
@@ -123,7 +124,7 @@ def _is_free(path: str, former: dict[str, Any], addresses: Sequence[str], whose:
 
 
 def _refuse_living(path: str, mark: Any, pod: list[str]) -> None:
-    """Raise TryAgainLater when the file's owner `mark` still has a record and is not an attachment of `pod`."""
+    """Raise TryAgainLater when the file's owner `mark` still has a record and is an attachment of another pod."""
     what = f"the device-info file {path} (runtimeConfig.{CAPABILITY})"
     if not isinstance(mark, list) or [type(part) for part in mark] != [str, str, str]:
         raise TryAgainLater(f"{what} does not name its attachment: remove the file")

@@ -14,13 +14,13 @@ if TYPE_CHECKING:
     from collections.abc import Container, Iterator, Sequence
 
     Ports = Sequence[tuple[str, int]]
-    Place = tuple[str, int, int]  # verbs device, port, index in its table
+    Place = tuple[str, int, int]  # of a GID: verbs device, port, index in the port's GID table
 
-_POLL_SECONDS = 0.005  # the kernel enters an address from a work queue, usually within some ms
+_POLL_SECONDS = 0.005  # a work queue of the kernel enters the GID of an address, usually within some ms
 
 
 def find(ports: Ports, addresses: Sequence[str], ifname: str, root: str = "/sys") -> dict[str, Place]:
-    """The places of the RoCE v2 GIDs of the netdev `ifname`, by address; `addresses` without a GID are left out."""
+    """The place of the RoCE v2 GID of each of `addresses` on the netdev `ifname`; addresses without a GID are left out."""
     wanted = {rdma_sysfs.gid_of(address): address for address in addresses}
     found: dict[str, Place] = {}
     for device, port in ports:
@@ -49,7 +49,7 @@ def wait(ports: Ports, addresses: Sequence[str], ifname: str, seconds: float, ro
 
 
 def missing(ports: Ports, address: str, ifname: str, root: str = "/sys") -> str:
-    """The text of the error that `address` has no GID, with the state of the table and the remedy."""
+    """The error text for an `address` without a GID, with the state of the table and the remedy."""
     device, port = ports[0]
     where = f"{device} port {port}"
     said = f"address {address} of {ifname} has no RoCE v2 GID on {where}"
@@ -74,5 +74,5 @@ def missing(ports: Ports, address: str, ifname: str, root: str = "/sys") -> str:
 
 
 def use(device: str, port: int, root: str = "/sys") -> tuple[int, int]:
-    """(number of entries in use, number of all entries) of the port's GID table."""
+    """The number of entries in use in the port's GID table, and the number of all its entries."""
     return sum(1 for _ in rdma_sysfs.gid_values(device, port, root)), rdma_sysfs.gid_table_size(device, port, root)

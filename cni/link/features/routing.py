@@ -1,15 +1,15 @@
 """The key `rail`: routing that separates the traffic of several NICs in a sandbox.
 
-With an interface per subnet, Linux answers ARP requests for any of its addresses on each interface, and sends replies
-by the link in its main table. For RDMA each NIC needs its own traffic: otherwise peers learn the MAC of another NIC. So
-a rail gets
+With several interfaces, Linux answers ARP requests for any of its addresses on each interface, and sends replies by the
+link in its main table. For RDMA each NIC needs its own traffic: otherwise peers learn the MAC of another NIC. So a rail
+gets
 
     arp_ignore 1, arp_announce 2, rp_filter 2     on the interface, before it comes up (ip-sysctl.rst)
     table TABLE                                   its subnets, the attachment's routes, and a default route by the gateway
     from ADDRESS lookup TABLE                     a rule for each of its addresses, priority 7000
 
 The kernel removes the table's routes with the link, but not the rules. DEL removes the rules by the number of the
-table, which must be unique in the sandbox: two groups there need different values of `tableBase`.
+table. This number must be unique in the sandbox, so two groups there need different values of `tableBase`.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from cni.shared.spec.request import Request
 
 KEY = Key("rail", mapping, None, "which rail of a group of NICs the network is; an object")
-PRIORITY = 7000  # of the rules: before the main table's, 32766
+PRIORITY = 7000  # of the rules, so that they come before the main table's rule, 32766
 SYSCTLS = (("arp_ignore", "1"), ("arp_announce", "2"), ("rp_filter", "2"))
 _ROOT = "net/ipv4/conf"
 
@@ -50,7 +50,7 @@ def read(value: Any, request: Request, faults: list[Fault]) -> Rail | None:
 
 
 def plan(config: Rail, request: Request, place: Place) -> dict[str, Any] | None:
-    """The document with group, index and table; None if `routing` is false. Raises InvalidConfig for a used table."""
+    """The group, index and table for the record; None if `routing` is false. Raises InvalidConfig for a used table."""
     if not config.routing:
         return None
     if any(rule.table == config.table for rule in routes.rules(place.sandbox.rtnl)):
@@ -62,7 +62,7 @@ def plan(config: Rail, request: Request, place: Place) -> dict[str, Any] | None:
 
 
 def before_up(document: dict[str, Any], link: Link, sandbox: Sandbox) -> None:
-    """Set the ARP sysctls, so that the link never answers for addresses of other links."""
+    """Set the ARP sysctls, so that the link never answers for addresses of other links. Raises KernelRefused."""
     for name, value in SYSCTLS:
         try:
             files.write_sysctl(f"{_ROOT}/{link.name}/{name}", value)
@@ -74,7 +74,7 @@ def before_up(document: dict[str, Any], link: Link, sandbox: Sandbox) -> None:
 
 
 def after_up(document: dict[str, Any], link: Link, result: Result, sandbox: Sandbox, log: Log) -> bool:
-    """Fill the rail's table with routes, then add the rules that lead to the table; `document` stays as it is."""
+    """Fill the rail's table with routes, then add the rules that lead to the table. Raises KernelRefused."""
     table = document["table"]
     for address in result.ips:
         text = address.address.partition("/")[0]
@@ -102,7 +102,7 @@ def after_up(document: dict[str, Any], link: Link, result: Result, sandbox: Sand
 
 
 def _defaults(result: Result) -> Iterator[Entry]:
-    """Yield (destination, gateway) of a default route for each family with a gateway but no such route."""
+    """Yield a default route for each family that has a gateway, but no default route in `result`."""
     for family, dst in ((4, "0.0.0.0/0"), (6, "::/0")):
         gw = ipconfig.gateway(family, result.ips)
         if gw and not any(route.family == family and route.dst.endswith("/0") for route in result.routes):

@@ -1,8 +1,8 @@
 """The key `rdma`: the verbs device of the netdev that carries an attachment, and a GID for each of its addresses.
 
-RDMA over Ethernet works for a pod when the GID table of the port below has a RoCE v2 entry with the pod's link for each
-of its addresses. The kernel makes these entries some time after an address is set, if the table has room. No error
-reaches pod or runtime if an entry is missing. So an ADD waits for the entries and reports missing ones.
+RDMA over Ethernet needs a RoCE v2 entry for each address of the pod's link in the GID table of the NIC's port. The
+kernel makes these entries some time after an address is set, if the table has room. No error reaches pod or runtime if
+an entry is missing. So an ADD waits for the entries and reports missing ones.
 
 Sources: drivers/infiniband/core/roce_gid_mgmt.c and cache.c for the entries of the table; the Device Information
 Specification of the Network Plumbing Working Group, version 1.1.0, for the file.
@@ -93,7 +93,8 @@ def read(value: Any, request: Request, faults: list[Fault]) -> VerbsConfig | Non
 
 
 def plan(config: VerbsConfig, request: Request, place: Place) -> dict[str, Any] | None:
-    """The document with the verbs ports of the netdev and the settings; None without a port. Raises InvalidConfig."""
+    """The verbs ports of the netdev and the settings, for the record; None if the netdev has no verbs port. Raises
+    InvalidConfig if `required` is true and pods could not use a port, and the errors of `deviceinfo.claim`."""
     ports = _ports(place)
     if not ports:
         if config.required:
@@ -131,7 +132,7 @@ def _ports(place: Place) -> Ports:
 
 
 def _without_device(netdev: str) -> tuple[str, str]:
-    """(message, details) of the error that there is no verbs device."""
+    """The message and the details of the error that there is no verbs device."""
     known = [
         f"{d} port {p} ({rdma_sysfs.netdev_of(d, p) or 'no netdev'})"
         for d in rdma_sysfs.devices()
@@ -169,7 +170,8 @@ def before_up(document: dict[str, Any], link: Link, sandbox: Sandbox) -> None:
 
 
 def after_up(document: dict[str, Any], link: Link, result: Result, sandbox: Sandbox, log: Log) -> bool:
-    """Wait for the GIDs, log the faults, and write the device-info file; returns whether `document` changed."""
+    """Wait for the GIDs, log those missing, and write the device-info file. Returns whether `document` changed. Raises
+    TryAgainLater if `required` is true and a GID is missing."""
     ports, roce = document["ports"], document["roce"]
     interface = result.interfaces[0]
     found: dict[str, gids.Place] = {}
@@ -193,7 +195,7 @@ def after_up(document: dict[str, Any], link: Link, result: Result, sandbox: Sand
 
 
 def remarks(ports: Ports, netdev: str, ifname: str, mtu: int, root: str = "/sys") -> list[str]:
-    """Warnings, as texts: a RoCE MTU below the maximum of 4096 bytes, and GID tables that are nearly full."""
+    """The texts of warnings about a RoCE MTU below 4096 bytes, the maximum, and GID tables that are nearly full."""
     found = []
     size = rdma_sysfs.roce_mtu(mtu)
     if size < rdma_sysfs.WHOLE_ROCE_MTU:
@@ -218,7 +220,7 @@ def remove(document: dict[str, Any], sandbox: Sandbox | None, log: Log) -> None:
 
 
 def differences(document: dict[str, Any], link: Link, expected: Result, sandbox: Sandbox) -> list[str]:
-    """A text for each address that had a GID after ADD and has none now, or for a verbs device that is gone."""
+    """A text for a verbs device that is gone, or for each address that had a GID after ADD and has no GID now."""
     ports, roce = document["ports"], document["roce"]
     known = rdma_sysfs.devices()
     gone = [device for device, _ in ports if device not in known]
@@ -233,7 +235,7 @@ def differences(document: dict[str, Any], link: Link, expected: Result, sandbox:
 
 
 def unlike(document: dict[str, Any] | None, config: VerbsConfig) -> list[str]:
-    """The differences, as texts, between plan and configuration. A missing plan counts only if `required` is true."""
+    """A text for each difference between plan and configuration. A missing plan counts only if `required` is true."""
     if document is None:
         return ["rdma has no verbs device, configured is that one is required"] if config.required else []
     was = document["ipv6LinkLocal"]

@@ -1,6 +1,6 @@
-"""The contract of a link plugin: the functions of its module, which `cni.link.verbs` calls.
+"""The contract of a link plugin, `LinkPlugin`: the functions of the plugin's module, which `cni.link.verbs` calls.
 
-A module implements `LinkPlugin` by its functions. After the contract comes the code that the plugins share.
+After the contract comes the code that the plugins share.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
             """The plan as a JSON object for the record, from which `load` makes the plan again."""
 
     class LinkPlugin(Protocol):
-        """The steps that differ from plugin to plugin. Config, Facts and Plan are the plugin's own classes.
+        """The steps that differ from plugin to plugin. The types of `config`, `facts` and `planned` are the plugin's own.
 
         `host` and `inside` are rtnetlink sockets: on the host, and in the sandbox.
         """
@@ -61,8 +61,8 @@ if TYPE_CHECKING:
         def claim(self, config: Any, request: Request, host: Rtnl, records: Records, named: Named) -> DeviceClaim:
             """Claim the device of the configuration, or name the attachment that has it.
 
-            This changes the host and the records: a device whose sandbox ended without a DEL is restored. A plugin without
-            a device claims nothing. `named` finds the plugin of another attachment.
+            A device whose sandbox ended without a DEL is restored on the host, and the record of its attachment changed.
+            A plugin without a device claims nothing. `named` finds the plugin of another attachment.
             """
 
         def survey(
@@ -77,34 +77,34 @@ if TYPE_CHECKING:
             """The plan that `Plan.document` has written to a record."""
 
         def adopt(self, request: Request, host: Rtnl, inside: Rtnl | None) -> Any:
-            """The plan of an attachment that Go's plugin made: read from the link, or from Go's files.
+            """The plan of an attachment that Go's plugin made, read from the link or from Go's files; None without these.
 
-            None if there is neither. `inside` is None when the sandbox is gone.
+            `inside` is None when the sandbox is gone.
             """
 
         def apply(self, planned: Any, host: Rtnl, inside: Rtnl, sandbox: Namespace) -> Link | None:
             """Bring the link into the sandbox, with its name, but not up. Returns the link, or None (DPDK)."""
 
         def refused_up(self, planned: Any, fault: KernelError) -> str:
-            """The error message for `fault`, by which the kernel refused to set the link up."""
+            """The error message when the kernel refuses, by `fault`, to set the link up."""
 
         def remove(self, planned: Any, host: Rtnl, inside: Rtnl | None, log: Log) -> None:
             """Undo `apply`, also after a partial failure; this may be repeated. `inside` is None when the sandbox is gone.
 
-            Raises Lingers while the link or device is in a third namespace: only the kernel or a person can end this.
+            Raises Lingers while the link or device is in another namespace, from which railcni cannot remove it.
             """
 
         def recognises(self, planned: Any, inside: Rtnl) -> bool:
-            """Whether `inside` certainly has the plan's link. If not, it may be a later namespace of the same inode."""
+            """Whether `inside` certainly has the plan's link, and so is not a later namespace with the same inode."""
 
         def lingers(self, planned: Any, host: Rtnl) -> bool:
-            """Whether the host's namespace shows that the plan's link is in use in a sandbox that cannot be found."""
+            """Whether the plan's link is still in use in a sandbox that cannot be found, as far as the host shows this."""
 
         def present(self, planned: Any, inside: Rtnl) -> Link | None:
             """The link in the sandbox, under any name; None when the sandbox does not have it."""
 
         def without_link(self, planned: Any) -> tuple[str, int] | None:
-            """(MAC, MTU) of a device without a link (DPDK), ("", 0) if unknown; None for a plan with a link."""
+            """The MAC and MTU of a device without a link (DPDK), "" and 0 if unknown; None for a plan with a link."""
 
         def differences(self, planned: Any, config: Any, link: Link | None, host: Rtnl, inside: Rtnl) -> list[str]:
             """A text for each difference of the link, or of a device without a link, from the plan and from `config`.
@@ -114,12 +114,12 @@ if TYPE_CHECKING:
             """
 
         def carrier(self, planned: Any) -> tuple[str, bool]:
-            """(the name of the netdev that carries the link's traffic, "" for none; whether it is in the sandbox)."""
+            """The name of the netdev that carries the link's traffic, or "", and whether the netdev is in the sandbox."""
 
         def status(self, config: Any, host: Rtnl, log: Log) -> Link | None:
-            """Raise NotAvailable or LimitedConnectivity when an ADD could not be served now.
+            """The netdev of the host that an ADD would use now; None when it is not on the host or not yet known.
 
-            Otherwise return the netdev of the host that an ADD would use; None when it is not there or not yet known.
+            Raises NotAvailable or LimitedConnectivity when an ADD could not succeed.
             """
 
     Named = Callable[[str], LinkPlugin]
@@ -152,10 +152,10 @@ class RecordedPlan:
 
 
 class DeviceClaim:
-    """An ADD's claim of a device: a `with` block from before the plan until the record is written.
+    """An ADD's claim of a device, for a `with` block from before the plan until the record is written.
 
-    `holder` is the attachment that has the device, or the path of a sandbox that Go's plugin attached; None: it is free.
-    `links` are the links of the host, () if they were not read. `lock` keeps other ADDs from claiming the device.
+    `holder` is the attachment that has the device, or the path of a sandbox that Go's plugin attached; None or "" for a
+    free device. `links` are the links of the host, () if not read. `lock` keeps other ADDs from claiming the device.
     """
 
     def __init__(self, lock: HeldLock | None = None) -> None:
@@ -172,17 +172,17 @@ class DeviceClaim:
 
 
 def keep_log(request: Request, log: Log) -> None:
-    """The `direct_log` of a plugin without keys for a log: leave `log` as it is."""
+    """Leave `log` as it is: the `direct_log` of a plugin without keys for a log."""
 
 
 _UNKNOWN = (None, "")
 
 
 def differs(key: str, now: Any, was: Any, configured: Any = None) -> list[str]:
-    """[a clause about `key`] if its value `now` differs from `was` or from `configured`; otherwise [].
+    """A list of one text if the value `now` of `key` differs from `was` or from `configured`; otherwise [].
 
-    None and "" are not compared. In `now` they mean that the kernel does not show the key, in `was` that ADD left the
-    key to the kernel, in `configured` that the configuration does not have the key.
+    None and "" are not compared. In `now` they mean that the kernel does not show the value, in `was` that ADD left it
+    to the kernel, in `configured` that the configuration does not have the key.
     """
     if now in _UNKNOWN:
         return []

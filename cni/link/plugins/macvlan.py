@@ -1,7 +1,6 @@
 """The plugin macvlan: it makes a link with its own MAC on a master, inside the sandbox.
 
-Sources: plugins/main/macvlan of containernetworking/plugins for keys and results; drivers/net/macvlan.c for the
-kernel's refusals.
+Sources: plugins/main/macvlan of containernetworking/plugins for keys and results; drivers/net/macvlan.c for errors.
 """
 
 from __future__ import annotations
@@ -47,10 +46,10 @@ NAME = "macvlan"
 SHARES_NETDEV = True
 ONLY_OURS = ""
 MODES = ("bridge", "private", "vepa", "passthru")
-STANDS_FOR_ITS_LOWER = ("macvlan", "macvtap")  # a link on such a master is put on its lower link
+STANDS_FOR_ITS_LOWER = ("macvlan", "macvtap")  # the kernel puts a link on such a master on the master's lower link
 
 MOST_QUEUED = 1 << 16
-"""The largest `bcqueuelen` of a new link. The kernel accepts any. All macvlans of a master share one queue."""
+"""The largest `bcqueuelen` of a new link, in packets. The kernel has no limit. All macvlans of a master share a queue."""
 
 KEYS = (
     Key(
@@ -83,7 +82,7 @@ KEYS = (
 
 
 class MacvlanConfig(LinkConfig):
-    """The checked keys of KEYS. `mac` comes from runtimeConfig, else from CNI_ARGS, else from the configuration."""
+    """The checked values of KEYS. `mac` comes from runtimeConfig, else from CNI_ARGS, else from the configuration."""
 
     master: str
     device_id: str
@@ -99,7 +98,7 @@ class MacvlanPlan(RecordedPlan):
     """The link to make. `name` is its final name, `temporary` the name under which it is made.
 
     `over` is the index of the configured master, `lower` that of the device on which the kernel puts the link. If the
-    master is a macvlan or macvtap, `lower` is another device, perhaps in another namespace. `apply` reads `lower` from
+    master is a macvlan or macvtap, `lower` is another device, perhaps in another namespace. `apply` corrects `lower` by
     the link, so that the record has the kernel's choice.
     """
 
@@ -141,9 +140,9 @@ def claim(config: MacvlanConfig, request: Request, host: Rtnl, records: Records,
 
 
 class MacvlanFacts:
-    """The result of `survey`: the master, or if it is missing, all netdevs' names.
+    """The result of `survey`: the master, or if there is none, the names of all netdevs.
 
-    `reason` says why no network may have the link on the master, for example because the node needs it, or is "".
+    `reason` says why no network may have the link on the master, for example that the node needs the master; "" if none.
     """
 
     def __init__(self, master: Link | None, names: list[str], boot_id: str, reason: str = "") -> None:
@@ -177,14 +176,14 @@ def survey(
 
 
 def _refused(device: Link, mode: str, host: Rtnl, log: Log | None) -> str:
-    """Why no network may have a link of `mode` on the netdev `device`, or "". The log names the addresses that the node loses.
+    """Why no network may have a link of `mode` on the netdev `device`, or "". Logs addresses that the node cannot use then.
 
     In mode passthru the kernel hands all frames of the netdev to the link (macvlan_handle_frame, drivers/net/macvlan.c), and
     gives the netdev each MAC that the link gets.
     """
-    if mode != "passthru" and device.lower_netnsid is None:  # not an end of a pair, such as a veth
+    if mode != "passthru" and device.lower_netnsid is None:  # not a veth or the like with its peer elsewhere
         return ""
-    from cni.link.plugins import uplink  # most masters are not, and keep their own frames
+    from cni.link.plugins import uplink  # most networks have another mode and no veth as master
 
     if mode != "passthru":
         return uplink.others(device, host)
@@ -198,7 +197,7 @@ def _refused(device: Link, mode: str, host: Rtnl, log: Log | None) -> str:
 
 
 def _refusal(mode: str, master: Link, reason: str) -> str:
-    """The message that refuses `master` for `reason`: the node needs it, or it belongs to another sandbox."""
+    """The message that refuses `master` for `reason`: the node needs the master, or a sandbox has its other end."""
     what, instead = f'master "{master.name}" is refused', "use another master"
     if mode == "passthru":
         what, instead = f'mode passthru is refused on master "{master.name}"', "use mode bridge, another master"
@@ -280,7 +279,7 @@ def plan(config: MacvlanConfig, request: Request, facts: MacvlanFacts) -> Macvla
 
 
 def _planned_on(config: MacvlanConfig, request: Request, master: Link, derived: str) -> MacvlanPlan:
-    """The plan of a macvlan over `master`; `derived` is the MAC if none is configured."""
+    """The plan of a macvlan over `master`. The MAC is `derived` unless a MAC is configured."""
     passthru = config.mode == "passthru"
     return MacvlanPlan(
         {
@@ -301,19 +300,19 @@ def _planned_on(config: MacvlanConfig, request: Request, master: Link, derived: 
 
 
 def _temporary_name(request: Request) -> str:
-    """The name under which the link is made: derived from the attachment, so that a later call recognises its own link."""
+    """The name under which the link is made, derived from the attachment, so that a later call recognises the link."""
     return "mv" + digest(request.attachment, "temporary", 6).hex()
 
 
 def _derived_mac(request: Request, boot_id: str) -> str:
-    """A locally administered unicast MAC: the same for a retried ADD, different for every other attachment of any node."""
+    """A locally administered unicast MAC: the same for a retried ADD, but another for each attachment on any node."""
     octets = bytearray(digest(request.attachment, "mac" + boot_id, 6))
     octets[0] = octets[0] & 0xFC | 0x02
     return octets.hex(":")
 
 
 def adopt(request: Request, host: Rtnl, inside: Rtnl | None) -> MacvlanPlan | None:
-    """The plan of a link that Go's plugin made, found by its name, on the master that is configured now.
+    """The plan of a link without a record, such as one of Go's plugin, with the master that is configured now.
 
     For CHECK the plan describes the link as it is: without a record only the configuration can be compared.
     """
@@ -419,7 +418,7 @@ def _mac_in_use(planned: MacvlanPlan) -> str:
 
 
 def owns(planned: MacvlanPlan, link: Link) -> bool:
-    """Whether this plan made `link`, even if its name, MAC or MTU was changed since.
+    """Whether `link` was made by this plan, even if its name, MAC or MTU has been changed since.
 
     A MAC alone identifies the link only if it is derived: another attachment may have the same configured MAC. A killed
     ADD may have recorded another `lower` than the link has; then name and MAC identify the link.
@@ -448,8 +447,8 @@ def recognises(planned: MacvlanPlan, inside: Rtnl) -> bool:
 def remove(planned: MacvlanPlan, host: Rtnl, inside: Rtnl | None, log: Log) -> None:
     """Remove the plan's link from the sandbox, under any name; a missing link is no error.
 
-    Raises Lingers while the link is up elsewhere: the kernel has not yet removed it with its sandbox, or the pod has
-    moved it into another namespace.
+    Raises Lingers while the link is up elsewhere: the kernel has not yet removed the link with its sandbox, or the pod
+    has moved the link into another namespace.
     """
     removed = False
     others = []
@@ -476,10 +475,10 @@ def remove(planned: MacvlanPlan, host: Rtnl, inside: Rtnl | None, log: Log) -> N
 
 
 def lingers(planned: MacvlanPlan, host: Rtnl) -> bool:
-    """Whether the master shows that the link is still up in some namespace, and answers for its addresses.
+    """Whether the link is still up in some namespace, and so answers for its addresses: its lower netdev shows this.
 
-    With a master in the sandbox, True needs a netdev of the host below the master: that netdev receives the MAC. A
-    configured MAC proves nothing: another attachment may have it by now.
+    The lower netdev must be on the host, and then receives frames for the link's MAC. A configured MAC proves nothing,
+    since another attachment may have the same MAC by now.
     """
     return planned.macIsDerived and host.receives(planned.lower, planned.mac)
 
@@ -540,7 +539,7 @@ def _lower(link: Link, host: Rtnl, inside: Rtnl) -> Link | None:
 
 
 def carrier(planned: MacvlanPlan) -> tuple[str, bool]:
-    """(the name of the master, whether it is in the sandbox)."""
+    """The name of the master, and whether the master is in the sandbox."""
     return planned.master, planned.inSandbox
 
 

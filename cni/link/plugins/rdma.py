@@ -1,10 +1,10 @@
 """The plugin rdma: after sriov or host-device in a chain, it moves the verbs device of the netdev into the sandbox too.
 
-A DEL brings the verbs device back before the netdev, because a chain is undone from its end.
+A DEL brings the verbs device back before the netdev, because a runtime calls DEL from the end of the chain.
 
 Only in RDMA's exclusive netns mode does a verbs device belong to one namespace. When a namespace ends, the kernel moves
-its verbs devices back (rdma_dev_exit_net, drivers/infiniband/core/device.c). This plugin keeps its own record and lock
-of an attachment, since the link plugin of the chain may be of another suite.
+its verbs devices back (rdma_dev_exit_net, drivers/infiniband/core/device.c). This plugin has its own record and lock for
+an attachment, since the link plugin of the chain may be of another suite.
 
 Go's rdma-cni writes a file on the node for each attachment, and reads it to end the attachment (pkg/cache, pkg/types):
 
@@ -57,7 +57,7 @@ _NO_RDMA = "this kernel has no RDMA: load ib_core and the NIC's RDMA driver, or 
 
 
 def device_name(value: Any) -> str:
-    """Check a value of the configuration: the name of a device."""
+    """Check and return the name of a device. Raises ValueError for any other value."""
     if "/" in string(value):
         raise ValueError("want the name of one device, without /")
     return str(value)
@@ -82,7 +82,7 @@ KEYS = (
 
 
 class RdmaConfig:
-    """The checked keys of KEYS. `device_id` is runtimeConfig.deviceID, otherwise the configuration's."""
+    """The checked values of KEYS. `device_id` is runtimeConfig.deviceID, otherwise the configuration's."""
 
     device_id: str
     verbs_device: str
@@ -124,7 +124,7 @@ def read(request: Request) -> RdmaConfig:
 
 
 def add(request: Request, records: Records, log: Log) -> Passed:
-    """Move the verbs device into the sandbox; after a failure it is on the host again."""
+    """Move the verbs device into the sandbox. After a failure the device is on the host."""
     config = read(request)
     for text in misspelt(request.config, (*(key.name for key in KEYS), *OF_RUNTIMES)):
         log.warning(text)
@@ -157,7 +157,7 @@ def _previous(request: Request) -> Passed:
 
 
 def _exclusive(kind: type[CniError]) -> Rdma:
-    """Open RDMA netlink in this namespace. Raises `kind` when the netns mode is shared, or the kernel has no RDMA."""
+    """Open an RDMA netlink socket here. Raises the error `kind` in shared netns mode, or if the kernel has no RDMA."""
     try:
         rdma = Rdma()
         mode = rdma.netns_mode()
@@ -171,7 +171,7 @@ def _exclusive(kind: type[CniError]) -> Rdma:
 def _find(
     config: RdmaConfig, passed: Passed, request: Request, sandbox: Sandbox, host: Rdma, records: Records
 ) -> tuple[RdmaDevice, str]:
-    """(the verbs device to move, the name of its parent device; "" if the key `verbsDevice` selects the device)."""
+    """The verbs device to move, and the name of its parent device, "" if the key `verbsDevice` selects the device."""
     name, parent = config.verbs_device, ""
     if not name:
         parent = config.device_id or _parent(passed, request, sandbox)
@@ -201,7 +201,7 @@ def _find(
 def _permit(device: str, parent: str, sandbox: Sandbox) -> None:
     """Raise InvalidConfig when the policy does not allow the verbs device, or the node needs its netdev on the host.
 
-    If the netdev is already in the sandbox, the plugin that moved it has checked both.
+    If the netdev is already in the sandbox, nothing is checked: the plugin that moved the netdev has done so.
     """
     from cni.link.plugins.host_device import moved  # only an ADD needs it
 
@@ -259,7 +259,7 @@ def _refused(name: str, fault: KernelError, where: str) -> KernelRefused | TryAg
 
 
 def delete(request: Request, records: Records, log: Log) -> None:
-    """Bring the verbs device back. DEL may be repeated, and works when the sandbox or the device is gone."""
+    """Bring the verbs device back, if sandbox and device still exist. DEL may be repeated."""
     with records.locked(request.attachment, PART):
         record = records.read(request.attachment, PART)
         if record:
@@ -280,7 +280,7 @@ def _give_back(record: dict[str, Any], request: Request, log: Log) -> None:
 
 
 def _bring_back(name: str, index: int, sandbox: Sandbox, log: Log) -> None:
-    """Move the verbs device `index` (0: the one named `name`) from the sandbox to the host, if the sandbox has it."""
+    """Move the verbs device with this `index`, or with this `name` if `index` is 0, from the sandbox to the host."""
     with netns.own() as home, sandbox.namespace.entered():
         try:
             inside = Rdma()
@@ -345,7 +345,7 @@ def check(request: Request, records: Records, log: Log) -> None:
         _exclusive(AttachmentDiffers)
         record = records.read(request.attachment, PART)
         if record is None:
-            return  # Go's plugin has attached it, or there is nothing to compare with
+            return  # Go's plugin has attached the device, or the record is lost
         for key, has, configured in (
             ("verbsDevice", record["device"], config.verbs_device),
             ("deviceID", record["parent"], "" if config.verbs_device else config.device_id),
@@ -365,7 +365,7 @@ def check(request: Request, records: Records, log: Log) -> None:
 
 
 def gc(request: Request, records: Records, log: Log) -> None:
-    """Bring back the verbs devices of attachments that the runtime no longer knows; the first fault is raised at the end."""
+    """Bring back the verbs devices of attachments that the runtime does not list. Errors are raised at the end."""
     began = Began()
     valid = valid_attachments(request)
     if valid is None:

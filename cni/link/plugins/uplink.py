@@ -1,18 +1,18 @@
-"""The links that no network may take unless the policy lists them. host-device, sriov, rdma, macvlan in mode passthru,
-the device plugin and doctor ask this module.
+"""The links that no network may take unless the policy lists them. Used by host-device, sriov, rdma, macvlan, the device
+plugin and `railcni doctor`.
 
-A link is refused for its kind (`by_kind`): the host's end of a sandbox, a bridge, a tunnel. It is also refused when it
-carries traffic that the node needs:
+A link is refused for its kind (`by_kind`): a bridge, a tunnel, or the host's end of a sandbox's veth. A link is also
+refused when it carries traffic that the node needs:
 
     a default route    the best of the main table, and of each table that a rule without a selector leads to, with each
                        next hop; also the large prefixes that replace one (`routes.default_routes`)
     the API server     the route to each address of KUBECONFIGS, as the kernel chooses it
-    the node's address the link that has the source address of these routes
+    the node's address a link that has the source address of such a route
     a routing daemon   a route by a gateway that it has set, such as that of BGP
     storage            the route to each server of NFS, iSCSI and NVMe over Fabrics that this network namespace uses
 
-A route with a worse metric, or in a table only for packets with a source or mark, does not count. The links below such
-a link are refused too: the lower link of a VLAN or macvlan, the ports of a bridge or bond.
+A route with a worse metric, or in a table only for packets with a source or mark, does not count. The links below a
+refused link are refused too: the lower link of a VLAN or macvlan, the ports of a bridge or bond.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ KUBECONFIGS = (
     "/etc/cni/net.d/whereabouts.d/whereabouts.kubeconfig",
     "/etc/cni/net.d/multus.d/multus.kubeconfig",
 )
-SANDBOX_ENDS = ("veth", "netkit", "vxcan")  # kinds that are made in pairs; the peer's namespace is IFLA_LINK_NETNSID
+SANDBOX_ENDS = ("veth", "netkit", "vxcan")  # links made in pairs; IFLA_LINK_NETNSID is the namespace of the peer
 SANDBOXES = ("/run/netns", "/run/docker/netns")  # where runtimes mount the namespaces of sandboxes
 BRIDGES = ("bridge", "openvswitch")
 _IN_IP = ("gre", "gretap", "ip6gre", "ip6gretap", "erspan", "ip6erspan", "ipip", "sit", "ip6tnl", "vti", "vti6")
 TUNNELS = (*_IN_IP, "vxlan", "geneve", "xfrm", "wireguard", "ovpn", "tun", "l2tpeth", "gtp", "bareudp", "amt")
 _MOST_BYTES = 1 << 20
 
-Way = tuple[int, str]  # the index of a link, and a text: the traffic that it carries
+Way = tuple[int, str]  # the index of a link that the node needs, and a text about the traffic on this link
 
 
 def needed(
@@ -48,8 +48,8 @@ def needed(
 ) -> str:
     """Why no network may take `device`, one of the node's `links`; "" when a network may, or the policy lists it.
 
-    `bodies` are all routes of the host, which are read if they are not given. Without `advertised`, a default route that a
-    router has advertised to the device itself does not count. Raises KernelError.
+    `bodies` are all routes of the host; without them the routes are read. If `advertised` is False, a default route that
+    a router has advertised on the device itself does not count. Raises KernelError when the kernel refuses a request.
     """
     reason = by_kind(device, host)
     if not reason:
@@ -74,9 +74,9 @@ def _unless_listed(device: Link, reason: str) -> str:
 
 
 def by_kind(device: Link, host: Rtnl) -> str:
-    """Why no network may take `device`: it is a bridge, a tunnel, or the host's end of a sandbox's veth. Otherwise "".
+    """Why no network may take a `device` of its kind: a bridge, a tunnel, or the host's end of a sandbox's veth. Else "".
 
-    A veth with its peer in this namespace is allowed. So is the uplink of a node that is itself a container."""
+    Allowed are a veth with its peer in this namespace, and the uplink veth of a node that is itself a container."""
     if device.kind in BRIDGES:
         return f'"{device.name}" is a bridge of the node'
     if device.kind in TUNNELS:
@@ -110,7 +110,7 @@ def _is_of_sandbox(nsid: int, host: Rtnl) -> bool:
 
 
 def ways(host: Rtnl, bodies: Iterable[bytes], but_advertised_to: int = 0) -> list[Way]:
-    """The links that carry the node's own traffic. Default routes advertised to `but_advertised_to` do not count."""
+    """The links that carry the node's own traffic. Default routes advertised on link `but_advertised_to` do not count."""
     bodies = list(bodies)
     found = default_routes(host, bodies)
     used = in_use([r for r in found if (r.index, r.protocol) != (but_advertised_to, routes.RA_PROTOCOL)])
@@ -123,8 +123,8 @@ def ways(host: Rtnl, bodies: Iterable[bytes], but_advertised_to: int = 0) -> lis
 
 
 def default_routes(host: Rtnl, bodies: Iterable[bytes]) -> list[KernelRoute]:
-    """The default routes in `bodies`, one for each next hop, in tables that packets without source and mark use. Those
-    of the main table always count, because a VPN's own packets use that table. Raises KernelError."""
+    """The default routes in `bodies`, one for each next hop, in tables that packets without source and mark use. Routes
+    of the main table always count, because a VPN's own packets use that table. Raises KernelError as `needed`."""
     every, found = routes.default_routes(host, bodies), []
     for rules, is_ipv6 in zip(routes.unconditional_rules(host), (False, True), strict=True):
         own = [route for route in every if (":" in route.dst) is is_ipv6]
@@ -140,8 +140,8 @@ def default_routes(host: Rtnl, bodies: Iterable[bytes]) -> list[KernelRoute]:
 def in_use(defaults: Sequence[KernelRoute]) -> list[KernelRoute]:
     """The default routes that the kernel prefers among `defaults`, with each of their next hops (pure).
 
-    Routers advertise a default route to each link unasked. Such a route counts only without a configured default route,
-    and only if the node has no other way: it has no IPv4 default route, or no other link has an IPv6 default route.
+    Routers advertise an IPv6 default route on each link unasked. This counts only without a configured default route, and
+    only if the node has no IPv4 default route or no other link has an advertised route.
     """
     groups: dict[tuple[int, str], list[KernelRoute]] = {}
     for route in defaults:
@@ -161,7 +161,7 @@ def in_use(defaults: Sequence[KernelRoute]) -> list[KernelRoute]:
 
 
 def carried(device: Link, links: Sequence[Link], ways: Sequence[Way]) -> str:
-    """A text about the first of `ways` that uses `device` or a link on top of it; "" if none does (pure)."""
+    """A text about the first of `ways` by `device` or by a link on top of `device`; "" if there is none (pure)."""
     known = {link.index: link for link in links}
     for index, text in sorted(ways, key=lambda way: way[0] != device.index):
         if index in known and device.index in with_those_below(index, links):
@@ -170,7 +170,7 @@ def carried(device: Link, links: Sequence[Link], ways: Sequence[Way]) -> str:
 
 
 def said(device: str, carrier: str, text: str) -> str:
-    """The reason why `device` is needed. `carrier`, `device` itself or a link on top, carries the traffic `text`."""
+    """The reason why the node needs `device`: the traffic in `text`, on `carrier`, which is `device` or a link on top."""
     above = "" if carrier == device else f', on top of "{device}",'
     return f'"{carrier}"{above} {text.format(carrier)}'
 
@@ -224,7 +224,7 @@ def storage_servers(net: str = "/proc/net", classes: str = "/sys/class") -> Iter
 
 
 def _of_addresses(host: Rtnl, sources: Sequence[str]) -> Iterator[Way]:
-    """Yield a `Way` for each link that has one of the addresses `sources`. An element "" is ignored."""
+    """Yield a `Way` for each link that has one of the addresses `sources`; "" stands for no address."""
     wanted = {address_of(source)[1] for source in sources if source}
     for address in addresses.all_of(host) if wanted else ():
         if address.local in wanted and address.index != routes.LOOPBACK:

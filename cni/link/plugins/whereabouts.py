@@ -1,6 +1,6 @@
-"""The plugin whereabouts (IPAM): the calls of the other plugins into the package `ipam`, in this process.
+"""The IPAM plugin whereabouts: the calls into the package `ipam`, which other plugins make in their own process.
 
-Each loads only the modules that it needs: a network without addresses has no IPAM.
+Each function loads only the modules that it needs: a network without addresses needs no IPAM.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def found_in_use(addresses: Iterable[str], records: Records) -> None:
 
 
 class KeptOpen:
-    """Keeps the lease file and the connections to stores open after each call from now on, for the next call."""
+    """Keep the lease file and the connections to stores open between the calls of a warm worker."""
 
     def __init__(self) -> None:
         from ipam.stores import base  # only a worker keeps them open
@@ -86,7 +86,7 @@ class KeptOpen:
         self._database.kept, self._base.connections = {}, {}
 
     def files(self) -> int:
-        """The number of file descriptors that are kept. A lease file has two, for its lock and for SQLite."""
+        """The number of file descriptors that are kept open. A lease file has two, for its lock and for SQLite."""
         return 2 * len(self._database.kept or ()) + len(self._base.connections or ())
 
     def end_call(self) -> None:

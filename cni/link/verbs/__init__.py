@@ -1,13 +1,14 @@
-"""The verbs of the link plugins. The steps are the same for all of them, in this order:
+"""The verbs of the link plugins. All link plugins have the same steps, in this order:
 
     ADD   lock; clear the rest of a killed ADD; claim the device; plan; write the record; claim the addresses; make the
-          link; configure it. A failure undoes the steps that were made
+          link; configure the link. A failure undoes the steps that were made
     DEL   lock; remove the link from the sandbox; release the addresses; remove the record. Every step is tried, but the
-          addresses stay leased while the link cannot be removed, since it may still answer for them
-    GC    a DEL for each record of this network that the runtime does not list and that no operation has locked
+          addresses stay leased while the link cannot be removed, since the link may still answer for them
+    GC    a DEL for each attachment of this network that has a record, is not in the runtime's list, and is not locked
 
-A foreign IPAM plugin is called while the link is up: between "make" and "configure", and before the link is removed.
-The next ADD, DEL or GC of any network on the node ends what no DEL has ended (cni.link.verbs.gc).
+A foreign IPAM plugin (one of another suite) is called while the link is up: in an ADD after the link is made, in a DEL
+before the link is removed. If an attachment remains because its DEL failed or never came, the next ADD, DEL or GC of any
+network on the node removes it (cni.link.verbs.gc).
 
 Each call loads only the modules that its verb needs.
 """
@@ -40,11 +41,11 @@ _VERBS = {
     "GC": ("cni.link.verbs.gc", "gc"),
     "STATUS": ("cni.link.verbs.check", "status"),
 }
-_SECONDS = 1.0  # approximate seconds in which a call ends attachments of others
+_SECONDS = 1.0  # approximate time that a call spends on remaining attachments
 
 
 def call(name: str, request: Request, log: Log) -> Result | None:
-    """Serve `request` with the link plugin `name`, and return the result of an ADD, None for every other verb."""
+    """Serve `request` with the link plugin `name`. Returns the result of an ADD, None for every other verb."""
     plugin = plugins.named(name)
     plugin.direct_log(request, log)
     records = Records(log=log)
@@ -58,7 +59,7 @@ def _finish_others(request: Request, records: Records) -> None:
     """Try to end the attachments that no DEL has ended, if the time for the next attempt has come."""
     if not records.is_look_due():
         return
-    from cni.link.verbs import gc  # most calls look for none
+    from cni.link.verbs import gc  # most calls do not look for such attachments
 
     try:
         gc.finish_unended(records, records.log, request.environ, _SECONDS)

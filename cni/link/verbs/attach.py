@@ -1,4 +1,4 @@
-"""ADD of a link plugin, which makes the whole attachment or nothing, after it has cleared the rest of a killed ADD."""
+"""ADD of a link plugin: it clears the rest of a killed ADD, then makes the whole attachment or nothing."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _VERBS_DEVICES = "/sys/class/infiniband"  # the directory exists when the kernel
 
 
 def add(plugin: LinkPlugin, request: Request, records: Records) -> Result:
-    """Make the attachment, and return the result of the whole chain. A failure undoes the completed steps."""
+    """Make the attachment. Returns the result of the whole chain. A failure undoes the completed steps."""
     log = records.log
     config, asked = _read(plugin, request, log)
     earlier = _earlier(request)
@@ -66,9 +66,9 @@ def add(plugin: LinkPlugin, request: Request, records: Records) -> Result:
 
 
 def _read(plugin: LinkPlugin, request: Request, log: Log) -> tuple[Any, dict[str, Any]]:
-    """Return the checked configuration of the link, and those of the features by name.
+    """The checked configuration of the link, and the checked configurations of the features by name.
 
-    Raises InvalidConfig with all faults of these and, if the IPAM plugin is ours, of `ipam`."""
+    Raises InvalidConfig with all their faults and, if the IPAM plugin is ours, those of `ipam`."""
     faults: list[Fault] = []
     config = plugin.read(request, faults)
     asked = _features(request, faults, log)
@@ -88,7 +88,7 @@ def _read(plugin: LinkPlugin, request: Request, log: Log) -> tuple[Any, dict[str
 
 
 def _features(request: Request, faults: list[Fault], log: Log) -> dict[str, Any]:
-    """The checked configuration, by name, of each feature that `request` asks for. Without one, no module is loaded."""
+    """The checked configuration, by name, of each feature that `request` asks for. Loads no module without a feature."""
     rdma = request.member("rdma")
     if (rdma is False or (rdma is None and not _has_rdma())) and request.member("rail") is None:
         return {}
@@ -118,8 +118,8 @@ def _has_rdma() -> bool:
 def _earlier(request: Request) -> Result | None:
     """The result of the earlier plugins of the chain (prevResult, since 0.3.0); None for the first plugin.
 
-    Raises InvalidEnvironment when an earlier plugin has made the interface CNI_IFNAME (SPEC.md, section 4, ADD). A
-    record or link of this attachment then belongs to that plugin, and is not the rest of a killed ADD.
+    Raises InvalidEnvironment when an earlier plugin has made the interface CNI_IFNAME (SPEC.md, section 4, ADD): a
+    record or link of this attachment is then that plugin's, and not the rest of a killed ADD.
     """
     document = request.member("prevResult")
     if document is None or not at_least(request.cni_version, "0.3.0"):
@@ -135,7 +135,7 @@ def _earlier(request: Request) -> Result | None:
 
 
 def _appended(earlier: Result, own: Result) -> Result:
-    """The result of the chain, from `earlier` and `own` (SPEC.md, section 5, Success). Go's macvlan drops `earlier`."""
+    """The result of the chain: `earlier` with `own` (SPEC.md, section 5, Success). Go's macvlan drops `earlier`."""
     for address in own.ips:
         address.interface = len(earlier.interfaces)
     interfaces = earlier.interfaces + own.interfaces
@@ -145,8 +145,8 @@ def _appended(earlier: Result, own: Result) -> Result:
 class _Attempt:
     """The steps of an ADD. `add` calls the methods roughly in this order, and `undo` after a failure.
 
-    `is_foreign`: the IPAM plugin is not ours, and is called when the link is up, since dhcp uses the link. Our plugin
-    is called before the link is made, so that an ADD without a free address makes no link.
+    `is_foreign`: the IPAM plugin is of another suite, and is called when the link is up, since dhcp uses the link. Our
+    plugin is called before the link is made, so that an ADD without a free address makes no link.
     """
 
     def __init__(
@@ -176,9 +176,9 @@ class _Attempt:
         self._claimed = self._applied = False
 
     def clear_predecessor(self) -> None:
-        """Detach the rest of an earlier ADD of this attachment: it was killed, or the runtime did not get its result.
+        """Detach the rest of an earlier ADD of this attachment, which was killed or whose result the runtime did not get.
 
-        The addresses stay leased if our IPAM plugin will give the same ones again.
+        The addresses stay leased if our IPAM plugin will give the same addresses again.
         """
         former = self._records.read(self._request.attachment, LINK)
         if former:
@@ -191,7 +191,7 @@ class _Attempt:
                 release.finish()
 
     def plan(self, asked: dict[str, Any], device: DeviceClaim) -> None:
-        """Plan the link, and the features with the configurations `asked`. The caller holds the claim of `device`."""
+        """Plan the link, and the features, whose configurations are `asked`. The caller holds the claim of `device`."""
         plugin = self._plugin
         facts = plugin.survey(self._config, self._request, self.host, self._sandbox.rtnl, device, self._log)
         self._planned = plugin.plan(self._config, self._request, facts)
@@ -238,7 +238,7 @@ class _Attempt:
     def claim(self) -> None:
         """Get the addresses from the IPAM plugin, if the network has one."""
         if self._ipam:
-            self._claimed = True  # a failed call may have claimed some
+            self._claimed = True  # a failed call may have claimed addresses
             try:
                 self._addresses = delegate.add(self._request, self._log)
             except CniError:
@@ -247,7 +247,7 @@ class _Attempt:
             self._refuse_ipv6_on_a_small_mtu()
 
     def _refuse_ipv6_on_a_small_mtu(self) -> None:
-        """Raise InvalidConfig for an MTU too small for IPv6, since the kernel only answers EINVAL. MTU 0 is unknown."""
+        """Raise InvalidConfig for an MTU too small for IPv6: the kernel would only answer EINVAL. MTU 0 is unknown."""
         mtu = self._planned.mtu
         for address in self._addresses.ips:
             if address.family == 6 and 0 < mtu < IPV6_LEAST_MTU:
@@ -281,7 +281,7 @@ class _Attempt:
             raise KernelRefused(self._plugin.refused_up(self._planned, fault), str(fault)) from None
 
     def configure(self) -> Result:
-        """Set up the link with its addresses, routes and features, and return the result of the ADD."""
+        """Set up the link with its addresses, routes and features. Returns this plugin's result of the ADD."""
         outside = self._plugin.without_link(self._planned) or ("", 0)
         interface = Interface(self._planned.name, *outside, self._request.netns, self._planned.pci)
         addresses = self._addresses
@@ -303,7 +303,7 @@ class _Attempt:
         return result
 
     def undo(self, fault: BaseException) -> None:
-        """Undo the steps that were begun before `fault`.
+        """Undo the steps that were begun before the error `fault`.
 
         If a step cannot be undone, the record stays for the next DEL, and the details of `fault` name the step.
         """
@@ -329,7 +329,7 @@ class _Attempt:
 
 
 def _release(release: Release, fault: BaseException, left: list[CniError]) -> None:
-    """Release the claimed addresses. Append an error to `left`, unless it repeats `fault`: then nothing was claimed."""
+    """Release the claimed addresses; append an error to `left`. The same error as `fault` means that nothing was claimed."""
     try:
         release.finish()
     except CniError as second:

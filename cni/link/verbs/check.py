@@ -1,5 +1,5 @@
-"""CHECK of a link plugin, which compares the attachment with its plan, with prevResult and with the configuration; and
-STATUS, which tells whether an ADD could succeed now.
+"""CHECK of a link plugin: compare the attachment with its plan, prevResult and the configuration. STATUS: find out
+whether an ADD could succeed now.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def check(plugin: LinkPlugin, request: Request, records: Records) -> None:
 
 
 def _features(request: Request, faults: list[Fault]) -> dict[str, Any]:
-    """The checked configuration, by name, of each feature that `request` asks for. Without one, no module is loaded."""
+    """The checked configuration, by name, of each feature whose key is in `request`."""
     if request.member("rail") is None and request.member("rdma") is None:
         return {}
     return features.read(request, faults)

@@ -1,9 +1,9 @@
 """Call the IPAM plugin, in this process if it is ours, otherwise by exec, with the same outcome.
 
-The file that is found in CNI_PATH decides. If this is railcni's own file (the same device and inode, also by a link), a
-call in this process saves the start of an interpreter. Any other file is run as in the spec: with the same parameters,
-the same bytes on stdin, and our stderr (SPEC.md, section 4). The plugin gets only the variables that plugins need
-(cni.shared.kernel.children), not all of the runtime's.
+The file in CNI_PATH decides. If its device and inode are those of railcni's own file, also through links, the call in
+this process saves the start of an interpreter. Any other file is run as in the spec: with the same parameters, the same
+bytes on stdin, and our stderr (SPEC.md, section 4). Of the runtime's environment variables the plugin gets only those
+that plugins need (cni.shared.kernel.children).
 
 Our plugin claims addresses before the link is made, and releases them when the link is gone. A foreign plugin is called
 while the link is up (attach.py, detach.py), since it may need the link: dhcp reaches its server through the link.
@@ -30,7 +30,7 @@ FORGETFUL = frozenset(("static", "dhcp"))  # IPAM plugins that keep no addresses
 
 
 def add(request: Request, log: Log) -> Result:
-    """The result of the IPAM plugin's ADD. After a failure, which may leave addresses claimed, call `delete`."""
+    """Call the IPAM plugin's ADD, and return its result. A CniError may leave addresses claimed: then call `delete`."""
     kind = request.ipam_type
     addresses = _call(kind, request, log)
     assert addresses is not None  # noqa: S101  # ADD always has a result
@@ -42,7 +42,7 @@ def add(request: Request, log: Log) -> Result:
 
 
 def delete(request: Request, log: Log) -> None:
-    """Release the addresses by the IPAM plugin's DEL, which may be repeated."""
+    """Call the IPAM plugin's DEL, which releases the addresses. May be repeated. Raises the plugin's CniError."""
     kind = request.ipam_type
     if _is_name(kind):  # with an invalid ipam.type no ADD has called a plugin
         _call(kind, with_command(request, "DEL"), log)
@@ -69,10 +69,9 @@ def forward(request: Request, log: Log) -> None:
 
 
 def is_foreign(request: Request) -> bool:
-    """Whether the IPAM plugin is not ours. False when the network has none, or the plugin is not found.
+    """Whether the IPAM plugin is of another suite. False when the network has no IPAM plugin, or it is not found.
 
-    Only our plugin answers a repeated ADD with the addresses of the first; host-local, for example, refuses a repeated
-    ADD.
+    Only our plugin answers a repeated ADD with the same addresses; host-local, for example, refuses the ADD.
     """
     kind = request.ipam_type
     try:
@@ -82,7 +81,7 @@ def is_foreign(request: Request) -> bool:
 
 
 def refuse(faults: Sequence[Fault], request: Request) -> None:
-    """If there are `faults`, raise InvalidConfig with them and, if the IPAM plugin is ours, the faults of `ipam`."""
+    """Raise InvalidConfig if there are `faults`, with these and, if the IPAM plugin is ours, the faults of `ipam`."""
     if not faults:  # the IPAM plugin reads its block when it is called
         return
     every: list[Fault | CniError] = [*faults]
@@ -118,7 +117,7 @@ def _call(kind: str, request: Request, log: Log) -> Result | None:
 
 def _is_name(kind: str) -> bool:
     own = kind.removeprefix("railcni-")
-    would_wait = own in EXECUTABLES and own != "whereabouts"  # for the lock that this call holds
+    would_wait = own in EXECUTABLES and own != "whereabouts"  # a link plugin would wait for the lock of this call
     return not ("/" in kind or "\0" in kind or kind in (".", "..") or would_wait)
 
 
@@ -151,7 +150,7 @@ def _is_ours(path: str) -> bool:
 
 
 def _execute(kind: str, path: str, request: Request) -> tuple[bytes, int]:
-    """Run the plugin at `path`, and return (stdout, exit code). The code is negative if a signal ended the plugin."""
+    """Run the plugin at `path`. Returns its stdout and exit code, or the negative number of the signal that ended it."""
     from cni.shared.kernel import children  # usually the IPAM plugin is ours
 
     environ = {
@@ -166,7 +165,7 @@ def _execute(kind: str, path: str, request: Request) -> tuple[bytes, int]:
 
 
 def _versions(path: str, request: Request) -> list[str]:
-    """The versions in the answer of the plugin at `path` to VERSION (SPEC.md, section 4); [] for no valid answer."""
+    """The versions that the plugin at `path` supports, by its answer to VERSION (SPEC.md, section 4); [] without one."""
     asked = Request(with_command(request, "VERSION").environ, b'{"cniVersion":"1.0.0"}', {}, {})
     try:
         reply = codec.loads(_execute("", path, asked)[0])

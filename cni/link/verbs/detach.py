@@ -1,8 +1,8 @@
 """DEL of a link plugin, and GC of one attachment: remove the link from the sandbox, then release its addresses.
 
-A foreign IPAM plugin is called while the link is up but has no addresses any more, since dhcp needs the link. A DEL
-that cannot end its attachment notes this in the record. The runtime may not call again, so cni.link.verbs.gc ends
-the attachment later.
+An IPAM plugin of another suite is called while the link is up, after its addresses are removed, since dhcp needs the
+link. If a DEL cannot remove all of the attachment, it notes this in the record. The runtime may not call again, so
+cni.link.verbs.gc removes the rest later.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ if TYPE_CHECKING:
     from cni.shared.log import Log
 
 PART = "link"
-CLEARING_SECONDS = 2.0  # measured: the kernel needs up to 0.07 s to clear 150 sandboxes that end at once
+CLEARING_SECONDS = 2.0  # longest wait; by measurement the kernel clears 150 sandboxes that end at once in 0.07 s
 
 
 def delete(plugin: LinkPlugin, request: Request, records: Records) -> None:
-    """End the attachment. DEL may be repeated, even if sandbox, device or configuration have changed or are gone."""
+    """Remove the attachment, even if sandbox, device or configuration are gone. Raises CniError if some part remains."""
     log = records.log
     with records.locked(request.attachment, PART), Rtnl() as host:
         record = records.read(request.attachment, PART)
@@ -61,11 +61,11 @@ def end(
     until: float,
     plugin: LinkPlugin | None = None,
 ) -> tuple[list[CniError], bool]:
-    """End the attachment of `record`, whose lock the caller holds. `until` is as for `detach`.
+    """Remove the attachment of `record`, whose lock the caller holds: link, addresses and record. `until`: see `detach`.
 
     Without a record, another implementation of `plugin` made the attachment, or it never existed. The IPAM plugin's DEL
-    is made when the link is gone, or earlier if the plugin is foreign. The record is removed last. Returns the errors,
-    and True if the link is gone or the IPAM plugin's DEL was made.
+    is called when the link is gone, or earlier if the plugin is of another suite. Returns the errors, and whether the
+    link is gone or the IPAM plugin's DEL was called.
     """
     release = Release(record, request, log)
     was_attached = True
@@ -92,8 +92,8 @@ def end(
 
 
 def _untold(faults: list[CniError], log: Log) -> list[CniError]:
-    """Return the `faults` of a repeated DEL without the errors of a foreign IPAM plugin. If that plugin always fails,
-    the pod could otherwise never end. The record stays, and cni.link.verbs.gc calls the plugin again."""
+    """The `faults` of a repeated DEL without those of a foreign IPAM plugin, whose failure must not keep a pod for ever.
+    The record stays, and cni.link.verbs.gc calls the plugin again."""
     for fault in faults:
         if isinstance(fault, DelegateFailed):
             log.warning(f"{fault}; that plugin is called again later")
@@ -107,7 +107,7 @@ def _mark(record: dict[str, Any], request: Request, records: Records) -> None:
         if record.get(UNENDED) != path:
             records.write(request.attachment, PART, {**record, UNENDED: path})
     except CniError:
-        return  # GC and the next DEL go by the record as it is
+        return  # GC and the next DEL use the record as it is
     records.look_in(RETRY_SECONDS)
 
 
@@ -126,11 +126,11 @@ def for_attachment(attachment: Attachment, record: dict[str, Any], environ: Mapp
 def detach(
     record: dict[str, Any], request: Request, host: Rtnl, log: Log, until: float, release: Release
 ) -> list[CniError]:
-    """Remove the features of the attachment, and call the plugin of `record` to remove the link. Return errors.
+    """Remove the features of the attachment, and call the plugin of `record` to remove the link. Returns the errors.
 
-    On return the link is gone. Errors concern only features, or a device that lacks a part of its former state. Waits
-    while the kernel clears a dead sandbox, until the monotonic time `until` at most. The caller calls `finish` of
-    `release`.
+    On return the link is gone: the errors concern only features, or a device that lacks a part of its former state.
+    Raises the CniError of a link that remains. Waits while the kernel clears a dead sandbox, but not after `until`
+    (time.monotonic). The caller calls `finish` of `release`.
     """
     plugin = plugins.named(record["plugin"])
     planned = plugin.load(record["link"])
@@ -138,7 +138,7 @@ def detach(
         return _remove_extras(record, None, log)  # the links of that boot went with it
     sandbox = sandboxes.of_record(record, request)
     if sandbox and not sandboxes.is_certain(record["sandbox"]) and not plugin.recognises(planned, sandbox.rtnl):
-        sandbox.close()  # a later namespace has the same inode
+        sandbox.close()  # it may be a later namespace with the same inode
         sandbox = None
     faults: list[CniError] = []
     try:
@@ -151,7 +151,7 @@ def detach(
                 release.by_link(plugin, planned, sandbox)
                 _remove(plugin, planned, host, sandbox.rtnl, log, until)
     except Unrestored as fault:  # the link is gone from the sandbox
-        if UNENDED in record:  # an earlier DEL could not restore it either
+        if UNENDED in record:  # an earlier DEL could not restore the device either
             log.warning(f"{fault}; it is not tried again")
         else:
             faults.append(fault)
@@ -192,7 +192,7 @@ def _remove_extras(record: dict[str, Any], sandbox: Sandbox | None, log: Log) ->
 def detach_unrecorded(
     plugin: LinkPlugin, request: Request, host: Rtnl, records: Records, log: Log, release: Release
 ) -> bool:
-    """Detach a link that has no record: another implementation of the plugin made it. Return False if there is none."""
+    """Detach a link without a record, made by another implementation of `plugin`. Returns False without such a link."""
     sandbox = sandboxes.at(request.netns, request)
     if sandbox is None:
         planned = plugin.adopt(request, host, None)
@@ -217,9 +217,9 @@ def _is_recorded(name: str, identity: dict[str, int], records: Records) -> bool:
 
 
 class Release:
-    """The DEL of an attachment's IPAM plugin, made once, with the configuration of the ADD that claimed its addresses.
+    """One call of the IPAM plugin's DEL for an attachment, with the configuration of the ADD that claimed its addresses.
 
-    `by_link` calls a foreign plugin while the link exists; otherwise `finish` calls the plugin when the link is gone.
+    `by_link` calls a plugin of another suite while the link exists; otherwise `finish` calls the plugin after that.
     """
 
     def __init__(self, record: dict[str, Any] | None, request: Request, log: Log) -> None:
@@ -233,7 +233,7 @@ class Release:
         self.is_made = False
 
     def by_link(self, plugin: LinkPlugin, planned: Any, sandbox: Sandbox) -> None:
-        """Remove the addresses from the link and release them, if the IPAM plugin is foreign and the link exists."""
+        """If the IPAM plugin is foreign and the link exists, remove the addresses from the link and release them."""
         if not delegate.is_foreign(self._request):
             return
         try:
@@ -247,9 +247,9 @@ class Release:
         self._make()
 
     def in_advance(self) -> bool:
-        """Make the DEL of a foreign plugin before the link is gone: dhcp's daemon keeps the sandbox open until this DEL.
+        """Call a foreign plugin's DEL before the link is gone, since dhcp's daemon keeps the sandbox open until then.
 
-        Returns True if this call made the DEL, False if the DEL was made already or the plugin is ours.
+        Returns False if the DEL was called already or the plugin is ours.
         """
         if self.is_made or not delegate.is_foreign(self._request):
             return False
@@ -264,7 +264,7 @@ class Release:
             self._fault = fault
 
     def finish(self, was_attached: bool = True) -> None:
-        """Make the DEL, unless it was made already. Raises the CniError with which the DEL failed.
+        """Call the DEL, unless it was called already. Raises the CniError of the DEL, also of an earlier call.
 
         An attachment without record and link (`was_attached` is False) has no addresses from a foreign plugin: its ADD
         failed, and each DEL would fail. So the plugin's error is only logged.

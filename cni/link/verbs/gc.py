@@ -1,10 +1,10 @@
-"""GC of a link plugin, and the end of attachments that no DEL has ended; each attachment ends as by a DEL.
+"""GC of a link plugin, and the removal of unended attachments: those whose DEL failed or never came.
 
 The shim of thick Multus reports success even if the plugin fails, and no DEL comes if Multus is killed. So the next
-ADD, DEL or GC of a link plugin on the node calls `finish_unended`, as do `railcni ipam flush` and an agent that runs as
-a process of the node. An attachment that another call has locked is skipped. If a sandbox is gone and no DEL has come,
-its attachment stays for ten minutes (SETTLED) after the absence was first seen: kubelet may still call DEL, and the
-pod's next sandbox has a right to the address.
+ADD, DEL or GC of a link plugin on the node calls `finish_unended`, which removes such attachments as a DEL would. So do
+`railcni ipam flush` and an agent that runs as a process of the node. An attachment that another call has locked is
+skipped. If a sandbox is gone and no DEL has come, its attachment stays for ten minutes (SETTLED) after the absence was
+first seen: kubelet may still call DEL, and the pod's next sandbox should get the same address.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ if TYPE_CHECKING:
 
 
 def gc(_: LinkPlugin, request: Request, records: Records) -> None:
-    """End attachments that the runtime does not list or that a DEL could not end; then forward GC to the IPAM plugin.
+    """Remove attachments that the runtime does not list or whose DEL failed; then forward GC to the IPAM plugin.
 
-    An attachment that was made after the start of this call stays, since the runtime's list cannot contain it.
+    An attachment made after the start of this call stays: the runtime's list cannot contain it. Errors are raised last.
     """
     began, log = Began(), records.log
     valid = valid_attachments(request)
@@ -64,7 +64,7 @@ def gc(_: LinkPlugin, request: Request, records: Records) -> None:
 
 
 def _locked(attachments: Iterable[Attachment], records: Records) -> Iterator[tuple[Attachment, dict[str, Any] | None]]:
-    """Yield each recorded (attachment, record) under its lock; (attachment, None) if another call has the lock."""
+    """Yield each attachment that has a record, with the record, under its lock; with None if another call has the lock."""
     for attachment in attachments:
         held = records.try_locked(attachment, PART)
         if held is None:
@@ -92,11 +92,11 @@ def _also_valid(request: Request, keep: list[Attachment]) -> Request:
 def finish_unended(
     records: Records, log: Log, environ: Mapping[str, str], seconds: float, settled: float = sandbox.SETTLED
 ) -> int:
-    """Try for about `seconds` to end the attachments that no DEL has ended, and return the number that remain.
+    """Try for about `seconds` to remove the unended attachments. Returns how many remain.
 
-    Attachments whose release of addresses waits for an unreachable store are not counted. IPAM plugins get `environ`
-    with the CNI variables of the failed DEL. An attachment without a DEL is ended when its sandbox has been gone for
-    `settled` seconds. Raises IoFailure.
+    Attachments of which only the release of addresses is pending are not counted. IPAM plugins get `environ` with the
+    CNI variables of the failed DEL. An attachment without a DEL is removed when its sandbox has been gone for `settled`
+    seconds. Raises IoFailure when records cannot be read or written.
     """
     records.look_in(LOOK_SECONDS)  # so that concurrent calls do not try too; a failing DEL shortens the time
     deadline = time.monotonic() + seconds
@@ -131,7 +131,7 @@ def finish_unended(
 
 
 def _is_due(attachment: Attachment, record: dict[str, Any], records: Records, settled: float) -> bool:
-    """Whether to end the attachment now. When its sandbox is first seen to be gone, note the time in the record."""
+    """Whether to remove the attachment now. When its sandbox is first seen to be gone, note the time in the record."""
     if UNENDED in record:
         return True
     since = _gone_since(record)
@@ -147,8 +147,8 @@ def _is_due(attachment: Attachment, record: dict[str, Any], records: Records, se
 def _gone_since(record: dict[str, Any]) -> float | None:
     """The uptime, in seconds, since which the sandbox of `record` is known to be gone; None when it may be there.
 
-    It is gone when `may_be_gone` is true and its namespace has no user. A process that does not see the processes of
-    the node cannot know this. A sandbox of an earlier boot has been gone since the present boot began.
+    A sandbox is gone when its path has disappeared and its namespace has no user, which only a process that sees the
+    node's processes can know. A sandbox of an earlier boot has been gone since the present boot began.
     """
     if record["bootID"] != node.boot_id():
         return 0.0

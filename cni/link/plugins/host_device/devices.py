@@ -23,13 +23,13 @@ if TYPE_CHECKING:
     from cni.shared.spec.request import Attachment
 
 PART = "link"  # the part of the attachment records for the link
-RETURNED = "returned"
-REFUSED = "refused"  # an ADD could not fully restore the device: the next ADD takes the device as it is
+RETURNED = "returned"  # a member of the plan in a record (MovePlan)
+REFUSED = "refused"  # likewise: an ADD could not fully restore the device, and the next ADD takes the device as it is
 
 
 def find(links: Sequence[Link], kind: str, value: str) -> Link | None:
-    """The link with the `value` of a selector. Its `kind` is "name", "mac", "path" (in sysfs), "pci" or "auxiliary"; ""
-    finds none."""
+    """The link that a selector names by `value`. Its `kind` is "name", "mac", "path" (in sysfs), "pci" or "auxiliary"; ""
+    selects no link."""
     if kind == "mac":
         return next((link for link in links if value in (link.mac, link.permanent_mac)), None)
     if kind == "name":
@@ -58,14 +58,14 @@ def identity_of(link: Link) -> dict[str, Any]:
 
 
 def is_same(remembered: dict[str, Any], link: Link) -> bool:
-    """Whether `link` can be the remembered device.
+    """Whether `link` can be the device with the identity `remembered`.
 
     Hardware is compared by its parent device, or by its permanent MAC if it has no parent. Netdevs of the same parent
-    are distinguished by the permanent MAC, the mark (the alias in a sandbox), or the index: a VF's permanent MAC may
-    become the MAC that it was given (igbvf_reset, drivers/net/ethernet/intel/igbvf).
+    are distinguished by the permanent MAC, the mark (the alias that a device has in a sandbox), or the index: a VF's
+    permanent MAC may change to the MAC that was set (igbvf_reset, drivers/net/ethernet/intel/igbvf).
 
-    A virtual device has neither. It has three signs: its MAC, the mark, and an end outside of the sandbox
-    (`_has_end_outside`). A link with the remembered index must match in one sign, any other link in two, since a move
+    A virtual device has no parent and no permanent MAC. It has three signs: its MAC, the mark, and a lower link or peer
+    outside of the sandbox. A link with the remembered index must match in one sign, any other link in two, since a move
     keeps the index if it is free. A tunnel has no MAC: it needs the mark, or its index and its name on the host.
     """
     if link.kind != remembered["kind"]:
@@ -85,8 +85,8 @@ def is_same(remembered: dict[str, Any], link: Link) -> bool:
 
 
 def signs_of(link: Link) -> tuple[str, ...]:
-    """Strings for a search of records: each record of the hardware device `link` contains one of them. () for a virtual
-    device."""
+    """Strings for a search of records: a record of the hardware device `link` contains at least one of these. () for a
+    virtual device."""
     return (link.parent_device, link.permanent_mac, link.mac, link.alias, link.name) if link.parent_device else ()
 
 
@@ -101,15 +101,15 @@ def known_again(remembered: dict[str, Any], links: Sequence[Link], away: bool = 
 def stands_on_its_own(remembered: dict[str, Any], link: Link) -> bool:
     """Whether a pod may have made `link` itself: the lower link or the peer is in the pod's namespace, not on the host.
 
-    A pod can give a link of its own any index, MAC and alias, but no lower link or peer outside of its namespace. Also
-    True for a link without MAC and mark, such as `lo` or tunl0: any namespace can have such a link.
+    A pod can give a link of its own any index, MAC and alias, but no lower link or peer outside of its namespace. The
+    result is True also for a link without MAC and mark, such as `lo` or tunl0, which any namespace can have.
     """
     is_any = _is_bare(remembered) and link.alias != remembered["name"]
     return is_any or bool(remembered.get("lower") and link.lower_index and link.lower_netnsid is None)
 
 
 def _is_bare(remembered: dict[str, Any]) -> bool:
-    """Whether the remembered device has no MAC and no parent device. A tunnel is an example."""
+    """Whether the remembered device has no MAC and no parent device, such as a tunnel."""
     return not (remembered["parent"] or remembered["permanentMac"] or remembered["mac"].strip("0:"))
 
 
@@ -119,7 +119,7 @@ def _has_end_outside(remembered: dict[str, Any], link: Link) -> bool:
 
 
 class MovePlan(RecordedPlan):
-    """The plan of a move. `device` has the identity and state to restore; {} for a userspace driver.
+    """The plan of a move. `device` has the identity of the device and the state to restore; {} for a userspace driver.
 
     `returned`: a later ADD has restored the device because the sandbox was gone; the attachment has lost the device.
     """
@@ -136,7 +136,7 @@ class MovePlan(RecordedPlan):
 
 
 def recorded(own: Attachment | None, records: Records, *texts: str) -> Iterator[tuple[Attachment, dict[str, Any]]]:
-    """Yield (attachment, record) of each attachment other than `own` that has a device, or has not fully restored it.
+    """Yield each attachment other than `own` that has a device, or has not fully restored its device, and its record.
     With `texts`, only records that contain one of these strings count."""
     boot = node.boot_id()
     for attachment, _, record in records.all(PART, *texts):

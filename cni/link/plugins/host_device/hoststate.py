@@ -1,6 +1,6 @@
 """The state of a device on the host, before it is moved into a sandbox.
 
-The table in docs/devices.md says which parts are saved and restored, which forbid the move, and which are lost.
+The table in docs/devices.md says which parts of the state are restored, which forbid the move, and which are lost.
 `look` reads the state, and `cni.link.plugins.host_device.restore` restores it. A move to another network namespace
 (__dev_change_net_namespace, net/core/dev.c) closes the device, drops its qdiscs, addresses and routes, and resets its
 parameters to those of the other namespace.
@@ -49,10 +49,9 @@ _BY_SECRET = (2, 3)  # IN6_ADDR_GEN_MODE_STABLE_PRIVACY and IN6_ADDR_GEN_MODE_RA
 def look(
     device: Link, links: Sequence[Link], every: Sequence[bytes], host: Rtnl, log: Log
 ) -> tuple[dict[str, Any], str]:
-    """Return (the state of the device, ""), or ({}, the reason why another link needs the device).
+    """The state of the device and "", or {} and the reason why another link needs the device.
 
     The log names the parts of the state that will be lost. Raises TryAgainLater if the device leaves meanwhile.
-
     `links` are all links of the host, and `every` are all its routes, as RTM_NEWROUTE bodies.
     """
     try:
@@ -77,7 +76,7 @@ def look(
 
 
 def _tied(device: Link, links: Sequence[Link], others: list[bytes]) -> str:
-    """Why a move of `device` would break another link, with the remedy; "" when it would not."""
+    """Why a move of `device` would break another link, with the remedy; "" for a device that can be moved."""
     if device.master_index:
         master = next((link for link in links if link.index == device.master_index), None)
         name = f'"{master.name}" ({master.kind})' if master else f"with index {device.master_index}"
@@ -109,7 +108,7 @@ def _state(device: Link, bodies: list[bytes], every: Sequence[bytes], host: Rtnl
     found = raw.attributes
     kept = raw_state.routes(host, device.index, bodies, [address.local for address in held], every)
     if not all(map(_is_automatic, kept)):
-        # Read all records (100 in 9 ms) after the routes: a device that left in between had its record before.
+        # Read all records (100 in 9 ms) after the routes: if a device left in between, its record was written before.
         away = (record["link"]["device"].get("kernel") for _, record in devices.recorded(None, Records()))
         raw_state.with_those_away(kept, [route for saved in away if saved for route in saved["routes"]])
     return {
@@ -136,9 +135,7 @@ def _state(device: Link, bodies: list[bytes], every: Sequence[bytes], host: Rtnl
 
 
 def _is_automatic(route: dict[str, Any]) -> bool:
-    """Whether the saved `route` is one that the kernel makes by itself for an IPv6 address.
-
-    The order of such routes among the links is not recorded."""
+    """Whether the kernel made the saved `route` by itself for an IPv6 address. The order of such routes is not recorded."""
     return raw_state.family_of(route) == AF_INET6 and raw_state.protocol_of(route) == routes.KERNEL_PROTOCOL
 
 
@@ -223,7 +220,7 @@ def _route(r: KernelRoute) -> dict[str, Any]:
 
 
 def keep_others(saved: dict[str, Any], index: int, host: Rtnl) -> None:
-    """Set saved IPv4 multipath routes again without the device `index`: the kernel dropped the whole routes with it."""
+    """Set saved IPv4 multipath routes again without the device `index`, with which the kernel dropped the whole routes."""
     links = {link.index for link in host.links()} - {index}
     for route in saved["routes"]:
         legs = [leg for leg in route["legs"] if leg[2] in links]
@@ -233,4 +230,4 @@ def keep_others(saved: dict[str, Any], index: int, host: Rtnl) -> None:
                 if body:
                     host.request(raw_state.NEWROUTE, body, CREATE if route.get("ahead") else CREATE | APPEND)
             except KernelError:
-                pass  # the other device is down or has gone as well
+                pass  # the other devices of the route are down or gone as well

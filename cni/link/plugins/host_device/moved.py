@@ -1,9 +1,9 @@
 """The move of a device from the host into a sandbox, and back to the host in its former state.
 
-The record has the former state of the device before the device is changed. A hardware device is recognised by its PCI
-path or permanent MAC, never only by its name. A virtual device, which has neither, is recognised by kind and alias. In
-the sandbox the alias is the name on the host. Go's host-device uses the same mark, so each of the two plugins can
-return the other's devices.
+The former state of the device is recorded before the device is changed. A hardware device is recognised by its parent
+device or permanent MAC, never only by its name; for a virtual device see `devices.is_same`. In the sandbox the device
+has a mark: its alias is its name on the host. Go's host-device sets the same mark, so each of the two plugins can bring
+back the other's devices.
 
 Sources: net/core/dev.c (__dev_change_net_namespace: a move closes the device and drops its addresses and routes;
 default_device_exit_net: a dying namespace returns a physical device to the initial namespace under its name in the pod,
@@ -48,8 +48,8 @@ USERSPACE_DRIVERS = ("vfio-pci", "uio_pci_generic", "igb_uio")
 class MoveFacts:
     """The result of a survey: the device, its state, and the `driver` if it is a PCI function.
 
-    `holder` is the attachment that has the device, or the path of a sandbox; None or "" if free. `reason` tells why the
-    node needs the device, `tied` why another link needs it.
+    `holder` is the attachment that has the device, or the path of a sandbox; None or "" for a free device. `reason` is why
+    the node needs the device, `tied` why another link needs it; "" if not.
     """
 
     def __init__(self) -> None:
@@ -80,8 +80,8 @@ def permit(device: Link | None, pci: str) -> None:
 def available(
     device: Link, pci: str, selected: str, links: Sequence[Link], host: Rtnl, advertised: bool = True
 ) -> Link:
-    """Return `device`, which `selected` names. Raises NotAvailable when the node needs the device, InvalidConfig when
-    the policy does not allow it. `advertised` is passed to `uplink.needed`."""
+    """Return `device` if networks may take it. Raises NotAvailable when the node needs the device, InvalidConfig when the
+    policy does not allow the device. `advertised` is passed to `uplink.needed`, `selected` is for the message."""
     permit(device, pci)
     reason = uplink.needed(device, links, host, advertised=advertised)
     if reason:
@@ -92,9 +92,9 @@ def available(
 def holders(
     own: Attachment | None, device: Link | None, is_meant: Callable[[dict[str, Any]], bool], records: Records
 ) -> Iterator[tuple[Attachment, dict[str, Any]]]:
-    """Yield (attachment, record) of each attachment other than `own` that has the device.
+    """Yield each attachment other than `own` that has the device, and its record.
 
-    While the device is not on the host (`device` is None), `is_meant` recognises it by the member `link` of a record.
+    If the device is not on the host, `device` is None, and `is_meant` recognises it by the member `link` of a record.
     Raises IoFailure when a record of a newer format mentions the device.
     """
     for attachment, record in recorded(own, records, *(devices.signs_of(device) if device else ())):
@@ -112,8 +112,8 @@ def holders(
 def holder_of(
     found: Iterable[tuple[Attachment, dict[str, Any]]], request: Request, host: Rtnl, records: Records, named: Named
 ) -> tuple[Attachment | None, bool]:
-    """Return (the first attachment in `found` that still has the device, or None; True if the device was restored). A
-    device whose sandbox ended without a DEL is restored."""
+    """The first attachment in `found` that still has the device, or None; and True if a device was restored, because its
+    sandbox ended without a DEL."""
     is_back = False
     for attachment, record in found:
         held = records.try_locked(attachment, PART)
@@ -134,8 +134,8 @@ def _return_device(attachment: Attachment, record: dict[str, Any], host: Rtnl, r
     """Return the device of an attachment to the host, as its DEL would, and note this in the record.
 
     The caller holds the lock of the attachment, whose sandbox ended without a DEL. The DEL may come later, when another
-    attachment has the device; because of the note, it does not touch the device (sriov-cni #219). After a refusal that
-    may be transient, the first call for a record raises Unrestored, and a second one only logs it.
+    attachment has the device; because of the note, the DEL does not touch the device (sriov-cni #219). When the kernel
+    refuses to restore a part, perhaps only now, the first call for a record raises Unrestored, a second only logs this.
     """
     plugin = named(record["plugin"])
     log = records.log or Log(str(attachment))
@@ -189,7 +189,8 @@ def held_by(selected: str, holder: Attachment | str) -> TryAgainLater:
 
 
 def move_in(planned: MovePlan, host: Rtnl, inside: Rtnl, sandbox: Namespace) -> Link | None:
-    """Move, name and mark the device in one netlink message. Returns its link; None when there is no netdev to move."""
+    """Move, name and mark the device in one netlink message. Returns its link; None for a device without a netdev. Raises
+    KernelRefused or, if the device has left the host, TryAgainLater."""
     if not planned.device:
         return None
     device = planned.device
@@ -245,7 +246,8 @@ def refused_up(planned: MovePlan, fault: KernelError) -> str:
 
 
 def remove(planned: MovePlan, host: Rtnl, inside: Rtnl | None, log: Log) -> None:
-    """Bring the device back to the host and restore its state; a repeated call continues the first."""
+    """Bring the device back to the host and restore its state; a repeated call continues the first. Raises Lingers as
+    `move_out`, Unrestored as `restore.restore`."""
     device = move_out(planned, host, inside, log)
     if device:
         from cni.link.plugins.host_device import restore  # an ADD that succeeds restores nothing
@@ -254,7 +256,7 @@ def remove(planned: MovePlan, host: Rtnl, inside: Rtnl | None, log: Log) -> None
 
 
 def move_out(planned: MovePlan, host: Rtnl, inside: Rtnl | None, log: Log) -> Link | None:
-    """Move the device back to the host, if it is not there yet. Returns its link; None if it is gone, or had no netdev.
+    """Move the device back, if it is not yet on the host. Returns its link; None for one that is gone or had no netdev.
 
     Raises Lingers while the device is in a namespace other than the sandbox and the host's.
     """
@@ -278,7 +280,7 @@ def move_out(planned: MovePlan, host: Rtnl, inside: Rtnl | None, log: Log) -> Li
 
 
 def lingers(planned: MovePlan, host: Rtnl) -> bool:
-    """Whether the device is in another network namespace, so that it may still answer to the attachment's addresses.
+    """Whether the device is in another network namespace, where it may still answer for the attachment's addresses.
 
     Only namespaces that have an id (nsid) in the host's namespace are searched."""
     if not planned.device or planned.returned:
@@ -287,15 +289,15 @@ def lingers(planned: MovePlan, host: Rtnl) -> bool:
 
 
 def _refuse_missing(planned: MovePlan, host: Rtnl, inside: Rtnl | None) -> None:
-    """Raise Lingers unless the device certainly no longer exists, or another attachment has it. The device is neither
-    in its sandbox `inside` nor on the host.
+    """Raise Lingers when a device that is neither in its sandbox `inside` nor on the host may exist elsewhere, and no
+    other attachment has it.
 
     A hardware device exists as long as its directory in sysfs has the subdirectory `net`: the driver keeps it while the
     device has a netdev in any network namespace (cleanup_glue_dir, drivers/base/core.c). A virtual device is destroyed with
-    its namespace. Until then the host can list it there: the kernel gave the host's namespace an id for that namespace when
-    the device was moved (peernet2id_alloc in __dev_change_net_namespace, net/core/dev.c, since Linux 4.15).
+    its namespace. Until then the host can list the device there: when a device moves, the kernel gives its new namespace
+    an id in the host's (peernet2id_alloc in __dev_change_net_namespace, net/core/dev.c, since Linux 4.15).
 
-    A new netdev (the successor) of a rebound driver or a recreated VF shows that the former netdev is gone.
+    A successor, the new netdev of a rebound driver or a recreated VF, shows that the former netdev is gone.
     """
     former = planned.device
     bus, parent = ("pci", planned.pci) if planned.pci else (former["bus"], former["parent"])
@@ -315,16 +317,16 @@ def _refuse_missing(planned: MovePlan, host: Rtnl, inside: Rtnl | None) -> None:
 
 
 def _is_only(has_name: bool, parent: str) -> bool:
-    """Whether another netdev of `parent` proves that the former one is gone: it has the former name (`has_name`), or
-    `parent` is a VF, which has only one netdev. Other functions may have a netdev for each of several ports."""
+    """Whether another netdev of `parent` proves that the former netdev is gone: it has the former name (`has_name`), or
+    `parent` is a VF, which has only one netdev. Other functions may have several ports, each with a netdev."""
     return has_name or sysfs.physical_function_of(parent) != ""
 
 
 def _is_of_another(planned: MovePlan) -> bool:
-    """Whether the device, or its successor, is in the sandbox of another attachment: several concurrent ADDs may each have
-    written a record.
+    """Whether the device, or its successor, is in the sandbox of another attachment.
 
-    The caller has searched the sandbox of `planned` itself, or that sandbox cannot be found.
+    Several concurrent ADDs may each have written a record. The caller has searched the sandbox of `planned` itself, or
+    that sandbox cannot be found.
     """
     former, own = planned.device, (planned.pci, planned.device["parent"])
     for _, record in devices.recorded(None, Records()):
@@ -349,8 +351,8 @@ def _in_namespace_of(planned: MovePlan, rtnl: Rtnl, but: Rtnl | None = None) -> 
 
 
 def _is_of(planned: MovePlan, link: Link) -> bool:
-    """Whether `link` is the device: by its mark and index, or by MAC and name. A later device may have the same mark,
-    so the mark needs the index. A link that the pod itself made does not count."""
+    """Whether `link` is the device: by its mark and index, or by MAC and name. The mark alone is not enough, since a later
+    device may have the same mark. A link that the pod itself made does not count."""
     former = planned.device
     is_marked = link.alias == former["name"] and link.index == former["index"]
     is_named = link.mac == former["mac"] and link.name in (planned.name, former["name"])
@@ -417,17 +419,17 @@ def with_names_free(here: Rtnl, there: Rtnl, index: int, move: Callable[[], None
 
 
 def without_link(planned: MovePlan) -> tuple[str, int] | None:
-    """("", the configured MTU) of a device with a userspace driver: its MAC is unknown. None for a netdev."""
+    """For a device with a userspace driver "", since its MAC is unknown, and the configured MTU; None for a netdev."""
     return None if planned.device else ("", planned.mtu)
 
 
 def differences(planned: MovePlan, link: Link | None) -> list[str]:
-    """[a text] when `link` is not the device of the plan; [] when it is."""
+    """A list of one text if `link` is not the device of the plan; otherwise []."""
     if link and planned.device and not devices.is_same(planned.device, link):
         return [f'"{link.name}" is not the device "{planned.device["name"]}" of the host']
     return []
 
 
 def carrier(planned: MovePlan) -> tuple[str, bool]:
-    """(the name of the device on the host, False): when the plan is made, the device is not yet in the sandbox."""
+    """The name of the device on the host, and False: when the plan is made, the device is not yet in the sandbox."""
     return planned.device.get("name", ""), False

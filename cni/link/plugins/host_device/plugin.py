@@ -1,4 +1,4 @@
-"""host-device: it moves a device of the host into a sandbox, and later restores it (the module `moved`).
+"""The verbs of host-device: move a device of the host into a sandbox, and later restore it (the module `moved`).
 
 Source: plugins/main/host-device of containernetworking/plugins for keys and results.
 """
@@ -44,10 +44,10 @@ KEYS = (
 
 
 class HostDeviceConfig(LinkConfig):
-    """The checked keys of KEYS, and `device_id`: runtimeConfig.deviceID, a PCI address or auxiliary device.
+    """The checked values of KEYS, and `device_id`: runtimeConfig.deviceID, a PCI address or auxiliary device.
 
-    Of the given selectors the first counts, in the order of Go's host-device: `kind` and `value` are those of
-    `devices.find`, `selected` names key and value. All three are "" when the configuration has no selector.
+    If several keys select a device, the first counts, in the order of Go's host-device. `kind` and `value` are the
+    arguments of `devices.find`, `selected` names key and value. All three are "" if no key selects a device.
     """
 
     device: str
@@ -59,7 +59,7 @@ class HostDeviceConfig(LinkConfig):
     kind = value = selected = ""
 
     def select(self) -> None:
-        """Set `kind`, `value` and `selected`."""
+        """Set `kind`, `value` and `selected` by the first selector."""
         of_runtime = "pci" if sysfs.is_pci_address(self.device_id) else "auxiliary"
         for kind, key, value in (
             ("name", "device", self.device),
@@ -158,7 +158,7 @@ def survey(
 
 
 def _is_meant(config: HostDeviceConfig) -> Callable[[dict[str, Any]], bool]:
-    """A predicate for the member `link` of a record: True if `config` selects the device, which has left the host."""
+    """A function of the member `link` of a record: whether `config` selects the recorded device, which has left the host."""
     return lambda recorded: _selects(config, recorded, None, unknown=False)
 
 
@@ -226,9 +226,9 @@ def adopt(request: Request, host: Rtnl, inside: Rtnl | None) -> MovePlan | None:
 
 
 def _stands_on_host(link: Link, host: Rtnl) -> bool:
-    """Whether the device named by the alias of `link` is still on the host. The pod itself has then made `link`.
+    """Whether the device named by the alias of `link` is still on the host. If so, the pod itself has made `link`.
 
-    A host link of that name counts only if it is hardware or has the MAC of `link`: any other got the name later."""
+    A host link of that name counts only if it is hardware or has the MAC of `link`: another link got the name later."""
     other = host.link(name=link.alias)
     return other is not None and (bool(other.parent_device) or other.mac == link.mac)
 
@@ -244,7 +244,7 @@ def differences(planned: MovePlan, config: HostDeviceConfig, link: Link | None, 
 
 
 def _selects(config: HostDeviceConfig, recorded: dict[str, Any], link: Link | None, unknown: bool) -> bool:
-    """Whether the selector names the recorded device; `unknown` if the record does not tell."""
+    """Whether the selector names the recorded device. Returns `unknown` if the record does not show this."""
     former, value = recorded["device"], config.value
     if config.kind == "name":
         return value in (former.get("name"), *former.get("altnames", ()), *(link.altnames if link else ()))
@@ -261,7 +261,7 @@ def _selects(config: HostDeviceConfig, recorded: dict[str, Any], link: Link | No
 
 
 def status(config: HostDeviceConfig, host: Rtnl, log: Log) -> Link | None:
-    """The selected netdev; None while it is in use, or if requests name it. Raises NotAvailable if it is missing."""
+    """The selected netdev; None while a pod has it, or if each request names its device. Raises NotAvailable without it."""
     if not config.selected or config.device_id:
         return None  # the device comes with each request
     pci = config.pci_address

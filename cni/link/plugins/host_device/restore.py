@@ -1,17 +1,18 @@
-"""Restores a device that is back on the host to the state in its record (cni.link.plugins.host_device.hoststate).
+"""Restore a device that is back on the host to the state in its record (cni.link.plugins.host_device.hoststate).
 
-The stages of `Restoration` follow their dependencies: identity, attributes of the link, parameters (disable_ipv6 must be
-off before IPv6 addresses can be added), flags and up, addresses, routes (those without a gateway first), neighbours. Each
-stage compares the device with the record and yields the missing steps, so nothing is written to a device that never
-left. A pass runs all stages and continues after each refusal. At most PASSES passes run. Another pass follows a refusal
+The stages of `Restoration` are in the order of their dependencies: identity, attributes of the link, parameters
+(disable_ipv6 must be off before IPv6 addresses can be added), flags with up, addresses, routes (those without a gateway
+first), neighbours. Each stage compares the device with the record and yields the missing steps, so nothing is written
+to a device that never left. A pass runs all stages and continues after each refusal. At most PASSES passes run. After a
+pass with a refusal, another pass follows
 
-    if the pass has changed something, on which the refused step may depend
+    at once, if the pass has changed something, on which the refused step may depend
     after a pause, while the kernel examines an address (duplicate address detection): meanwhile it refuses the address
     as the source of a route
     after a pause, up to EXTRA times in succession, if a refusal was transient
 
-A refusal of the last pass that `is_transient` (a failed read, or a transient errno) raises Unrestored: the record stays,
-and the next DEL continues. Every other refusal is logged, because a second DEL would meet it again.
+If the last pass has a transient refusal (a failed read, or an errno in TRANSIENT), `restore` raises Unrestored: the
+record stays, and the next DEL continues. Every other refusal is logged, because the next DEL would be refused too.
 
 Sources: fib_table_insert (net/ipv4/fib_trie.c): an IPv4 route is inserted before the routes of the same key, with
 NLM_F_APPEND after them; fib_sync_down_dev (net/ipv4/fib_semantics.c): the kernel drops a multipath route when the first
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
 
     Step = tuple[Any, ...]  # the name of the part to restore, the function that restores it, and the arguments
 
-PASSES, EXTRA = 60, 3  # 60 passes with their pauses take 3 s, duplicate address detection takes 1 to 2 s
+PASSES, EXTRA = 60, 3  # 60 passes with their pauses take 3 s; duplicate address detection takes 1 to 2 s
 TRANSIENT = frozenset((errno.EAGAIN, errno.EBUSY, errno.EINTR, errno.EIO, errno.ENOBUFS, errno.ENOMEM))
 
 _PAUSE_SECONDS = 0.05
@@ -47,8 +48,8 @@ _SHOWN = 8
 
 
 class RefusedStep:
-    """A refusal of the kernel to restore the part `what` of the state, or to read it (`is_read`). `is_transient`: the
-    same step may succeed later without any other change."""
+    """The kernel has refused to restore the part `what` of the state, or to show the part (`is_read`). `is_transient`:
+    the same step may succeed later without any other change."""
 
     def __init__(self, what: str, fault: OSError, is_read: bool = False) -> None:
         self.is_transient = is_read or fault.errno in TRANSIENT
@@ -56,9 +57,10 @@ class RefusedStep:
 
 
 def restore(planned: MovePlan, link: Link, host: Rtnl, log: Log) -> None:
-    """Restore the device, which is on the host, to the state in the record. Parts that are right already stay.
+    """Restore the device, which is on the host, to the state in the record.
 
-    Raises Unrestored when a later call can restore more, such as a name that another link has now.
+    Raises KernelRefused if the device cannot get its name, Unrestored if a later call can restore more, such as a name
+    that another link has now.
     """
     former = planned.device
     name, other = former["name"], None
@@ -88,7 +90,7 @@ def restore(planned: MovePlan, link: Link, host: Rtnl, log: Log) -> None:
 
 
 def _name_taken(name: str, other: Link) -> str:
-    """The reason why a device cannot get `name` back: the link `other` has it. Tells how to free the name."""
+    """The reason why a device cannot get `name` back, which the link `other` has, and how to free the name."""
     if other.name == name:
         return f"another link has that name; rename it (ip link set {name} name ...)"
     return f'link "{other.name}" has it as an alternative name; remove that (ip link property del dev {other.name} altname {name})'
@@ -132,8 +134,8 @@ def _said(refused: list[RefusedStep]) -> str:
 
 class Restoration:
     """The restoration of one device. `saved` is its state as the kernel showed it, None in a record of an older version;
-    `was` is the former index, `index` the present one. `link` and `own` cache the device and its routes: a step that may
-    change them sets them to None, and the next reader reads them again."""
+    `was` is the former index, `index` the present index. `link` and `own` cache the device and its routes: each step
+    sets both to None, and the next stage that needs them reads them again."""
 
     def __init__(self, former: dict[str, Any], link: Link, host: Rtnl) -> None:
         self.former = former
@@ -149,8 +151,8 @@ class Restoration:
         self.came_up = False
 
     def run(self) -> list[RefusedStep]:
-        """Run passes until the rule of the module ends them. Returns the last refusals. Raises KernelError if the device
-        leaves."""
+        """Run passes as the module's docstring says. Returns the refusals of the last pass. Raises KernelError if the device
+        leaves the host."""
         idle = 0
         refused: list[RefusedStep] = []
         for _ in range(PASSES):
@@ -165,7 +167,7 @@ class Restoration:
         return refused
 
     def _pass(self) -> tuple[bool, list[RefusedStep]]:
-        """Run all stages. Returns (whether a step succeeded, the refusals)."""
+        """Run all stages. Returns whether a step succeeded, and the refusals."""
         done = False
         refused: list[RefusedStep] = []
         for what, stage in self._stages():
@@ -222,18 +224,18 @@ class Restoration:
             if name not in link.altnames:
                 yield f"alternative name {name}", self.host.add_altname, index, name
         for name in link.altnames if self.saved else ():
-            if name not in former["altnames"]:  # the pod added it, and a device that is away may have this name
+            if name not in former["altnames"]:  # a name that the pod added may be that of a device in another sandbox
                 yield f"removal of alternative name {name}", self.host.remove_altname, index, name
 
     def _alias(self) -> Iterator[Step]:
-        """The step that restores the alias. It is the last one: until then the alias identifies the device."""
+        """The step that restores the alias. This step is the last, because until then the alias identifies the device."""
         if self._present().alias != self.former["alias"]:
             yield "alias", self.host.change_link, self.index, "", 0, "", self.former["alias"]
 
     def _set_mac(self, link: Link) -> None:
         """Restore the MAC, unless the driver accepts only the MAC that the PF has set for its VF.
 
-        igb and i40e impose that MAC when the VF is next set up, and refuse any other afterwards.
+        igb and i40e give the VF the PF's MAC when the VF is next set up, and then refuse any other.
         """
         if link.up:
             self.host.change_link(self.index, up=False)  # many drivers take a MAC only when down
@@ -256,7 +258,7 @@ class Restoration:
         now = self._now()
         wanted = {int(kind): bytes.fromhex(value) for kind, value in self.saved["link"].items()}
         different = [kind for kind, value in wanted.items() if now.attributes.get(kind, value) != value]
-        if set(different) & set(raw_state.SIZES):  # the size of all families sets that of IPv4
+        if set(different) & set(raw_state.SIZES):  # setting the size for all families also sets that of IPv4
             different = [kind for kind in different if kind not in raw_state.SIZES] + [
                 k for k in raw_state.SIZES if k in wanted
             ]
@@ -290,7 +292,7 @@ class Restoration:
         """The steps for the missing addresses, in the kernel's order.
 
         An IPv6 address that is the source of a route must be usable when the route is set. So such an address is added
-        without duplicate detection, which it passed before the device left, and gets its former flags afterwards.
+        without duplicate address detection, which it passed before the device left, and then gets its former flags.
         """
         saved = [Address(bytes.fromhex(text)) for text in self.saved["addresses"]]
         now = addresses.list_of(self.host, self.index) if saved else []
@@ -312,7 +314,7 @@ class Restoration:
                 yield what, self.host.request, raw_state.NEWADDR, again, REPLACE
 
     def _surplus(self) -> Iterator[Step]:
-        """The steps that remove unsaved prefix routes, which the kernel added when the device came up."""
+        """The steps that remove prefix routes which are not saved: the kernel added them when the device came up."""
         if not self.came_up:
             return
         wanted = {raw_state.identity_of(route) for route in self._saved_routes()}
@@ -323,7 +325,7 @@ class Restoration:
                 yield what, self.host.request, raw_state.DELROUTE, body
 
     def _routes(self) -> Iterator[Step]:
-        """The steps for missing routes: first those without a gateway; last, in reverse, routes that precede others."""
+        """The steps for missing routes: those without a gateway first; last, in reverse order, those `ahead` of others."""
         saved = self._saved_routes()
         if not saved:
             return
@@ -398,7 +400,7 @@ class Restoration:
 
 
 def _is_due(route: dict[str, Any], present: list[dict[str, Any]]) -> bool:
-    """Whether the route is missing, or now follows routes of the same key that it preceded."""
+    """Whether the route is missing, or comes after routes of the same key although it came before them when saved."""
     like = [other for other in present if raw_state.key_of(other) == raw_state.key_of(route)]
     at = [number for number, other in enumerate(like) if raw_state.identity_of(other) == raw_state.identity_of(route)]
     if not at:

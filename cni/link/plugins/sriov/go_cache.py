@@ -1,4 +1,4 @@
-"""Read the files of Go's sriov-cni on the node, to end its attachments and to leave their VFs unclaimed until then.
+"""Read the files of Go's sriov-cni on the node: a DEL ends its attachments by them, and no ADD takes their VFs until then.
 
     /var/lib/cni/sriov/CONTAINERID-IFNAME    the network's configuration, its keys as sriov-cni spells them, with
                                              VFID, Master and OrigVfState, the former state of the VF
@@ -39,7 +39,7 @@ _SET = {  # for each key of a configuration, the settings of the VF that it chan
 
 
 def holder(pci: str) -> str:
-    """The path of the sandbox to which Go's plugin has given the VF; "" if there is none, or it is gone."""
+    """The path of the sandbox to which Go's plugin has given the VF; "" if there is none, or the sandbox is gone."""
     try:
         path = _content(f"pci/{pci}").decode("utf-8", "surrogateescape")
     except FileNotFoundError:
@@ -48,9 +48,9 @@ def holder(pci: str) -> str:
 
 
 def plan(attachment: Attachment) -> tuple[dict[str, Any], list[str]] | None:
-    """(the plan of an attachment of Go's plugin, in the form of sriov's records; the names of its files in DIRECTORY).
+    """The plan of an attachment of Go's plugin, as a `SriovPlan.document`, and the names of its files in DIRECTORY.
 
-    None when there is no such attachment. Raises IoFailure when its file cannot be read.
+    None when there is no such attachment. Raises IoFailure when the file of the attachment cannot be read.
     """
     name = f"{attachment.container_id}-{attachment.ifname}"
     try:
@@ -111,7 +111,7 @@ def _member(state: dict[str, Any], key: str, kind: type[T]) -> T:
 
 
 def forget(names: Sequence[str], sandbox: str) -> None:
-    """Remove the files `names` of an ended attachment. The file of the VF stays if it does not name `sandbox`."""
+    """Remove the files `names` of an ended attachment; that of the VF only if it names `sandbox`. May raise IoFailure."""
     for name in names:
         try:
             if name.startswith("pci/") and _content(name).decode("utf-8", "surrogateescape") != sandbox:

@@ -1,7 +1,7 @@
-"""sriov: it configures a virtual function (VF) through its PF, moves it into a sandbox, and restores it later.
+"""The verbs of sriov: configure a virtual function (VF) through its PF, move it into a sandbox, and restore it later.
 
 A VF is identified by its PCI address. ADD makes the settings before the move, and DEL restores them after the move back,
-so a pod never sees another VLAN. The record stays until all is restored. A VF of a userspace driver (DPDK) is not moved.
+so a pod never uses another VLAN. The record stays until all is restored. A VF of a userspace driver (DPDK) is not moved.
 
 Sources: k8snetworkplumbingwg/sriov-cni for keys, defaults and results; its issue 219 for a late DEL.
 """
@@ -31,20 +31,20 @@ if TYPE_CHECKING:
 
 NAME = "sriov"
 SHARES_NETDEV = False
-ADVERTISED = False  # a VF that is up takes a route from any router of its fabric: such a route is not the node's own
+ADVERTISED = False  # argument of `uplink.needed`: any router of the fabric may give a VF that is up a default route
 ONLY_OURS = "the VF would keep the settings of this pod, and its name there"
 LOG_LEVELS = ("panic", "error", "warning", "info", "verbose", "debug")
 
 
 def pci_address(value: Any) -> str:
-    """Check a value of the configuration: a PCI address."""
+    """Check a PCI address; return it in lower case. Raises ValueError for any other value."""
     if not sysfs.is_pci_address(string(value)):
         raise ValueError("want the PCI address of a VF, such as 0000:3b:00.2")
     return str(value).lower()
 
 
 def vlan_protocol(value: Any) -> str:
-    """Check a value of the configuration: the protocol of a VLAN."""
+    """Check the protocol of a VLAN; return it in lower case. Raises ValueError for any other value."""
     return str(one_of("802.1q", "802.1ad")(string(value).lower()))
 
 
@@ -159,7 +159,7 @@ class SriovFacts(moved.MoveFacts):
 class SriovPlan(devices.MovePlan):
     """The plan of a move, and of the settings `wanted` of the VF. DEL sets `keys` back to their `former` values.
 
-    `mac` is the MAC to set, or ""; `told` is [MAC, MTU] for the result if there is no netdev. For an attachment of Go's
+    `mac` is the MAC to set, or "". `told` is [MAC, MTU] for the result of a VF without a netdev. For an attachment of Go's
     plugin, `cache` has the names of its files (go_cache), and `sandbox` the path of its sandbox.
     """
 
@@ -217,7 +217,8 @@ def survey(
 
 
 def _holder(pci: str, request: Request, host: Rtnl, records: Records, named: Named) -> Attachment | str:
-    """The attachment with the VF, or a sandbox's path (Go's plugin), or "". Restores a VF whose sandbox has ended."""
+    """The attachment that has the VF, the path of a sandbox to which Go's plugin gave it, or "" for a free VF. A VF whose
+    sandbox ended without a DEL is restored."""
     every = devices.recorded(request.attachment, records, pci)
     found = ((a, record) for a, record in every if record["link"]["pci"] == pci)
     holder, _ = moved.holder_of(found, request, host, records, named)
@@ -290,7 +291,7 @@ def _refuse_unfit(config: SriovConfig, selected: str, facts: SriovFacts) -> None
 
 
 def adopt(request: Request, host: Rtnl, inside: Rtnl | None) -> SriovPlan | None:
-    """The plan of a VF that Go's plugin attached, read from the files of that plugin; None without them."""
+    """The plan of a VF that Go's plugin attached, read from the files of that plugin; None without the files."""
     found = go_cache.plan(request.attachment)
     if found is None:
         return None
@@ -316,19 +317,19 @@ def apply(planned: SriovPlan, host: Rtnl, inside: Rtnl, sandbox: Namespace) -> L
 
 
 def without_link(planned: SriovPlan) -> tuple[str, int] | None:
-    """(MAC, MTU) of a VF that a userspace driver holds; None for a VF with a netdev."""
+    """The MAC and MTU of a VF with a userspace driver; None for a VF with a netdev."""
     return None if planned.device else (planned.told[0], planned.told[1])
 
 
 def remove(planned: SriovPlan, host: Rtnl, inside: Rtnl | None, log: Log) -> None:
     """Bring the VF back to the host and restore its state; a repeated call continues the first.
 
-    Raises Lingers, and resets nothing, while the VF is in a sandbox that cannot be found: its VLAN must not change.
+    Raises Lingers, and restores nothing, while the VF is in a sandbox that cannot be found: its VLAN must not change.
     """
     try:
         if not planned.returned:
             _give_back(planned, host, inside, log)
-    except Unrestored:  # if the files stayed, each DEL would fail like this one
+    except Unrestored:  # if Go's files stayed, each further DEL would fail too
         go_cache.forget(planned.cache, planned.sandbox)
         raise
     go_cache.forget(planned.cache, planned.sandbox)

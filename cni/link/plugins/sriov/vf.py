@@ -1,9 +1,9 @@
-"""The settings of a VF that sriov makes and restores through the PF, and the MAC, which PF and netdev both keep.
+"""Make and restore the settings of a VF through its PF, and set its two MACs.
 
 A VF has the MAC of its netdev and the administrative MAC, which the PF keeps. Drivers differ: some VFs take over the
-administrative MAC at once or when their driver is loaded, some refuse any other MAC while one is set (igb, i40e:
-drivers/net/ethernet/intel), and for some the two are independent (mlx5). So the netdev's MAC is set first. If the
-driver refuses, the administrative MAC is removed before another try. Both are set again until they read back right.
+administrative MAC at once or when their driver is loaded, some refuse any other MAC while an administrative MAC is set
+(igb, i40e: drivers/net/ethernet/intel), and for some the two are independent (mlx5). So the netdev's MAC is set first.
+If the driver refuses, the administrative MAC is removed before another try. Both are set until the kernel shows both.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ class VirtualFunction:
 
 
 def find(pci: str, host: Rtnl) -> VirtualFunction | None:
-    """The VF at a PCI address; None when its PF is in another machine, or has no netdev here that lists the VF."""
+    """The VF at a PCI address; None when its PF is not visible here, as in a virtual machine, or has no netdev here."""
     place = sysfs.function_of(pci)
     if place is None:
         return None
     physical, number = place
-    for name in sysfs.netdevs_of_pci(physical):  # there may also be representors of its VFs
+    for name in sysfs.netdevs_of_pci(physical):  # the PF's netdev, perhaps also representors of its VFs
         pf = host.link(name=name)
         state = vfs.read(host, pf.index, number) if pf else None
         if pf and state:
@@ -48,7 +48,7 @@ def find(pci: str, host: Rtnl) -> VirtualFunction | None:
 
 
 def settle(function: VirtualFunction, wanted: dict[str, Any], host: Rtnl) -> None:
-    """Make the settings in `wanted` that the VF lacks. Raises KernelRefused, which names the key."""
+    """Make the settings in `wanted` that the VF lacks. Raises KernelRefused with the key of a refused setting."""
     for setting in vfs.SETTINGS:
         if setting[0] in wanted and any(wanted[key] != function.state[key] for key in setting):
             try:
@@ -61,7 +61,8 @@ def settle(function: VirtualFunction, wanted: dict[str, Any], host: Rtnl) -> Non
 
 
 def give_mac(mac: str, function: VirtualFunction | None, link: Link | None, inside: Rtnl, host: Rtnl) -> None:
-    """Set the MAC of the VF's netdev `link`, in the namespace of `inside`, and in the PF. Raises KernelRefused."""
+    """Set the MAC of the VF's netdev `link`, in the namespace of `inside`, and the VF's administrative MAC. Raises
+    KernelRefused after MAC_SECONDS without success."""
     end = time.monotonic() + MAC_SECONDS
     first = True
     while True:
@@ -112,9 +113,9 @@ def _has_mac(mac: str, function: VirtualFunction | None, link: Link | None, insi
 
 
 def clear(pci: str, keys: list[str], former: dict[str, Any], host: Rtnl) -> None:
-    """Restore the settings `keys` of the VF to `former`, in reverse order. Raises KernelRefused.
+    """Restore the settings `keys` of the VF to `former`, in reverse order. Raises KernelRefused for a refused setting.
 
-    A wrong administrative MAC is removed, so that the netdev's MAC can be restored; `finish` sets the former one.
+    A different administrative MAC is removed, so that the netdev's MAC can be restored; `finish` sets the former one.
     """
     function = find(pci, host)
     if function is None:
