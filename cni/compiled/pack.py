@@ -2,10 +2,10 @@
 
     python cni/compiled/pack.py
 
-writes bin/modules.TAG for the Python that runs it. TAG names its version (cpython-311), because compiled code fits only
-one. The file begins with a head of HEAD bytes: the marshalled pair (code of cni/compiled/packed.py, index), and at the
-end of the head a digest of the whole content. The code of each module follows. Docstrings, assertions, annotations and
-the imports for annotations are left out: nothing reads them in a plugin.
+writes bin/modules.TAG. TAG is the version of the Python that runs the command (cpython-311), because compiled code fits
+only one version. The file begins with a head of HEAD bytes: the marshalled pair (code of cni/compiled/packed.py, index),
+and at the end of the head a digest of the content. The code of each module follows. Docstrings, assertions, annotations
+and the imports for annotations are left out: nothing reads them in a plugin.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ NOT_OF_PLUGINS = (
 
 
 def main() -> None:
-    """Write the file under a temporary name, and rename it when it is whole."""
+    """Write the pack under a temporary name, and rename it when it is whole."""
     path = f"{ROOT}/bin/modules.{sys.implementation.cache_tag}"
-    new = f"{path}.{os.getpid()}"  # two processes may write it at once
+    new = f"{path}.{os.getpid()}"  # two processes may write the pack at the same time
     content = pack(ROOT)
     with open(new, "wb") as file:
         file.write(content)
@@ -45,7 +45,7 @@ def main() -> None:
 
 
 def pack(root: str) -> bytes:
-    """The content of the pack for the sources below `root`."""
+    """The content of the pack for the sources below `root`. Raises ValueError when the head is too large."""
     index = {}
     codes = []
     place = HEAD
@@ -64,7 +64,7 @@ def pack(root: str) -> bytes:
 
 
 def modules(root: str) -> list[tuple[str, bool, str]]:
-    """(name, whether the module is a package, path) of each module that a plugin may import, sorted."""
+    """Each module that a plugin may import, sorted: its name, whether it is a package, and its path."""
     found = []
     for top in ("cni", "ipam"):
         for directory, _, files in os.walk(f"{root}/{top}"):
@@ -89,7 +89,7 @@ def compiled(root: str, path: str) -> CodeType:
             for argument in ast.walk(node.args):
                 if isinstance(argument, ast.arg):
                     argument.annotation = None
-    flags = __future__.annotations.compiler_flag  # as each file asks; the import itself would be one more module
+    flags = __future__.annotations.compiler_flag  # in place of each file's import, which would load one more module
     code: CodeType = compile(tree, os.path.relpath(path, root), "exec", flags, dont_inherit=True, optimize=2)
     return code
 

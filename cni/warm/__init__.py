@@ -1,8 +1,8 @@
 """Warm workers: processes that wait for calls, so that a call need not start Python.
 
-    launcher.c      the executables: they ask a worker, and start Python if none answers
+    launcher.c      the executables: they ask a worker, and start Python if no worker answers
     start.py        starts a supervisor after a call that found no workers
-    supervisor.py   keeps the pool of workers, and ends when no call comes
+    supervisor.py   keeps the pool of workers, and ends when no call has come for some time
     worker.py       serves one call at a time
     board.py        the shared memory of a supervisor and its workers
     protocol.py     the messages between launcher and worker, the paths of the sockets    pure

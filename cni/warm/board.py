@@ -30,7 +30,7 @@ class Board:
         _SLOT.pack_into(self._memory, place, state, served + calls, call)
 
     def call(self, slot: int) -> str:
-        """The current call of the slot's worker, "PLUGIN VERB CONTAINERID"; "" when it serves none."""
+        """The current call of the slot's worker, "PLUGIN VERB CONTAINERID"; "" when the worker is idle."""
         return _text(_SLOT.unpack_from(self._memory, _HEAD.size + slot * _SLOT.size)[2])
 
     def states(self) -> list[int]:
@@ -44,7 +44,7 @@ class Board:
 
     @property
     def head(self) -> tuple[int, str]:
-        """(start of the supervisor in seconds since 1970, text of the last fault)."""
+        """The start of the supervisor, in seconds since 1970, and the text of the last fault."""
         began, fault = _HEAD.unpack_from(self._memory)
         return began, _text(fault)
 

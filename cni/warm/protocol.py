@@ -1,5 +1,5 @@
 """The messages between the launcher and a worker, and the paths of sockets and locks, in a directory that only root can
-enter. launcher.c has both too. No I/O."""
+enter. launcher.c has the same messages and paths. No I/O."""
 
 from __future__ import annotations
 
@@ -13,17 +13,18 @@ SOCKET, LOCK = ".sock", ".lock"
 HELLO = b"h"
 FOR_OTHERS, OTHER_NETNS = b"o", b"p"  # the reasons for which a worker does not serve a call
 MOST_BYTES = 1 << 18  # of a request: more than the kernel's buffers take, unless net.core.wmem_default is raised
-STATUS, STOP = "status", "stop"  # sent by `railcni`, whose identity does not count, in place of a plugin's name
+STATUS, STOP = "status", "stop"  # requests of the command `railcni`, in place of a plugin's name; identity is ignored
 _PIECE = 1 << 16  # the most bytes of stdout in a packet, as in launcher.c
 
 
 def name_of(identity: str) -> str:
-    """The name of socket and lock, without suffix: the pack, the namespaces and the settings in `identity`."""
+    """The name of socket and lock, without suffix: the part of `identity` for the pack, the namespaces and the settings."""
     return "-".join(identity.split("-")[:4])
 
 
 class Call:
-    """A request: the plugin's name, the caller's identity, umask and environment, and "minor:inode" of CNI_NETNS."""
+    """A request. `plugin` is the plugin's name; `identity`, `umask` and `environ` are the caller's. `netns` identifies the
+    namespace at CNI_NETNS: "minor:inode", of the file's device and inode numbers."""
 
     __slots__ = ("environ", "identity", "netns", "plugin", "umask")
 
@@ -41,7 +42,7 @@ def parse(packet: bytes) -> Call:
     environ: dict[bytes, bytes] = {}
     for entry in entries:
         name, sign, value = entry.partition(b"=")
-        if sign and name not in environ:  # the first counts, as in os.environb
+        if sign and name not in environ:  # of several entries the first counts, as in os.environb
             environ[name] = value
     return Call(identity.decode("ascii"), plugin.decode("ascii"), int(umask), netns.decode("ascii"), environ)
 

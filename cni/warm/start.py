@@ -1,8 +1,9 @@
 """Start a supervisor after the reply of a call that found no workers.
 
-The supervisor inherits from the caller its namespaces, control group and settings. It inherits no descriptor (a runtime
-would wait for a pipe's end), session, signal handler, directory or other variable. A failure to start it is ignored.
-A caller whose resource limits or seccomp filter would hinder the calls of others starts no supervisor.
+The supervisor inherits from the caller the namespaces, the control group and some environment variables (_SETTINGS). It
+inherits no descriptor (a runtime would wait for a pipe's end), session, signal handler, directory or other variable. A
+failure of the start is ignored. If the resource limits or the seccomp filter of a caller would hinder the calls of
+others, no supervisor is started.
 """
 
 from __future__ import annotations
@@ -18,14 +19,14 @@ from cni.shared.spec.errors import CniError
 from cni.warm import protocol
 
 _LEAST_FILES = 256
-# The beginnings of the names of settings: variables of the resolver and OpenSSL, as in launcher.c.
+# the settings: variables of the resolver and OpenSSL whose names begin so, as in launcher.c
 _SETTINGS = (b"HOSTALIASES", b"LOCALDOMAIN", b"RES_OPTIONS", b"RESOLV_", b"OPENSSL_", b"SSL_CERT_DIR", b"SSL_CERT_FILE")
 
 
 def supervisor(script: str, identity: str) -> None:
     """Start a supervisor (Python with `script`) for callers with the launcher's `identity`, if there is none.
 
-    The process that this function forks ends or becomes the supervisor: it never returns.
+    In the forked process this function never returns: that process ends or becomes the supervisor.
     """
     try:
         if not all(policy.current().warm) or not _raise_limits() or _is_filtered():
@@ -38,7 +39,7 @@ def supervisor(script: str, identity: str) -> None:
     try:
         _leave_caller(lock)
         settings = {name: value for name, value in os.environb.items() if name.startswith(_SETTINGS)}
-        os.execve(sys.executable, [sys.executable, "-IS", script, identity, str(lock)], settings)  # noqa: S606  # a shell has no part in it
+        os.execve(sys.executable, [sys.executable, "-IS", script, identity, str(lock)], settings)  # noqa: S606  # without a shell
     finally:
         os._exit(1)
 
@@ -87,7 +88,7 @@ def _leave_caller(lock: int) -> None:
         try:
             reset()
         except OSError:
-            pass  # a container without the right: the workers go on as their caller
+            pass  # a container without this right: the workers keep the caller's value
     os.chdir("/")
     os.umask(0o077)
     null = os.open("/dev/null", os.O_RDWR)

@@ -1,17 +1,17 @@
 """The supervisor, which keeps a pool of workers, and ends when no call has come for some time.
 
-The pool has LEAST workers. When a call has taken the last idle worker, the supervisor adds one, up to the maximum of
-the policy, so that the next call finds an idle worker. It removes none. A worker ends after a number of calls, and is
-replaced only when the pool has too few. Calls that find no idle worker wait in the kernel's queue, and run cold after a
-second.
+The pool has LEAST workers. When a call has taken the last idle worker, the supervisor adds a worker, up to the maximum
+of the policy, so that the next call finds an idle worker. The pool shrinks only because a worker ends after a number of
+calls, and is replaced only when the pool has too few. Calls that find no idle worker wait in the kernel's queue, and
+run cold (without a worker) after a second.
 
 The supervisor serves no calls itself. It also ends when its socket is gone from its path, when the compiled modules or
 the node's policy change, and at SIGTERM. The workers then finish the current and the waiting calls. If the supervisor
 is killed, the kernel kills its workers.
 
-Process 1 of the PID namespace inherits the supervisor. In a container, for example of thick Multus, it may never wait for
-an inherited process, and an ended supervisor would stay as a zombie. So only the supervisor of the node's first PID
-namespace ends when no call comes. Any other ends its workers, waits for them, and makes new workers at the next call.
+Process 1 of the PID namespace inherits the supervisor. In a container, for example of thick Multus, process 1 may never
+wait for an inherited process, and an ended supervisor would stay as a zombie. So only a supervisor in the PID namespace
+of the boot ends when no call comes. Any other supervisor ends only its workers, and makes new workers at the next call.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from cni.warm.board import FREE, IDLE, Board
 from cni.warm.worker import Worker
 
 LEAST = 2
-_MOST_EARLY = 10  # workers in succession that ended right after their start; after these the supervisor ends
+_MOST_EARLY = 10  # the supervisor ends when this many workers in succession have ended right after their start
 _WAITING = 128  # connections in the kernel's queue
 _LOOK = 1.0  # seconds between two checks of the files on which the supervisor depends
 _PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15  # include/uapi/linux/prctl.h
@@ -43,7 +43,7 @@ _PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15  # include/uapi/linux/prctl.h
 def main(identity: str, lock: int, pack: str, modules: Iterable[str]) -> NoReturn:
     """Run the supervisor of workers for callers with the launcher's `identity`, and end the process.
 
-    `lock` is the descriptor that holds the lock of the only supervisor, `pack` the path of the compiled modules.
+    `lock` is the descriptor with the lock that only one supervisor can hold, `pack` the path of the compiled modules.
     `modules` are the names of the modules that are loaded before the first call.
     """
     prctl = ctypes.CDLL(None).prctl
@@ -138,15 +138,15 @@ class Supervisor:
         return self._found() != self._socket or self._marks() != self._before
 
     def _marks(self) -> list[tuple[int, ...]]:
-        """The states of the pack and the policy files. A change of a ConfigMap replaces the target of a link."""
+        """Values that change with the pack and the policy files, also if a ConfigMap replaces the target of a link."""
         return [files.mark(path, links=True) for path in self._depends]
 
     def _found(self) -> tuple[int, ...]:
-        """(device, inode) of the file at the socket's path; () when there is no file."""
+        """The device and inode of the file at the socket's path; () when there is no file."""
         return files.mark(self._path + protocol.SOCKET)[:2]
 
     def _fill(self) -> None:
-        """Make the workers that the pool lacks, and one more when none is idle."""
+        """Make the workers that the pool lacks to LEAST, or one more worker when none is idle."""
         missing = min(LEAST, self._board.size) - len(self._workers)
         if missing <= 0 and IDLE not in self._board.states() and len(self._workers) < self._board.size:
             missing = 1

@@ -46,7 +46,7 @@ _OWN = "/proc/self/ns/net"
 
 
 class Worker:
-    """The worker in `slot` of `board`. It accepts calls on `listening`, and wakes the supervisor by the pipe `poke`."""
+    """The worker in `slot` of `board`. It accepts calls on `listening`, and writes to `poke` to wake the supervisor."""
 
     def __init__(self, listening: socket, board: Board, slot: int, identity: str, poke: int) -> None:
         self._listening = listening
@@ -66,14 +66,14 @@ class Worker:
         log.how = "warm"
         self._kept = whereabouts.KeptOpen()
         gc.collect()
-        gc.freeze()  # the objects that exist now stay for good
+        gc.freeze()  # the objects that exist now stay until the process ends
         served = 0
         while served < CALLS and not self._is_ending:
             self._board.set(self._slot, IDLE)
             try:
                 connection, _ = self._listening.accept()
             except OSError:
-                break  # the supervisor has shut the socket down: no call waits any more
+                break  # the supervisor has shut the socket down, and no call is waiting
             self._is_busy = True
             served += 1
             with connection:  # closed right after the call: the launcher may wait for the end of the connection
@@ -90,7 +90,7 @@ class Worker:
         self._is_ending = True
 
     def _accepted(self, connection: socket) -> bool:
-        """Serve the call of a connection, and return whether this worker can serve another call."""
+        """Serve the call of a connection. Returns whether this worker can serve another call."""
         fds: list[int] = []
         try:
             _, uid, _ = _CREDENTIALS.unpack(connection.getsockopt(SOL_SOCKET, SO_PEERCRED, _CREDENTIALS.size))
@@ -108,7 +108,7 @@ class Worker:
             call = protocol.parse(packet)
         except (ValueError, OSError):
             _close(fds)
-            return True  # the launcher has ended or has too large an environment, or the caller is no launcher
+            return True  # the launcher has ended, its environment is too large, or the caller is not a launcher
         try:
             if call.plugin in (protocol.STATUS, protocol.STOP):
                 return self._tell(connection, call.plugin)
@@ -117,7 +117,7 @@ class Worker:
                 return True
             return self._call(connection, call, fds)
         except OSError:
-            return False  # a new worker begins in a known state
+            return False  # this worker's state is unknown: a new worker replaces it
         finally:
             _close(fds)
 
@@ -142,7 +142,7 @@ class Worker:
         os.environb.update(call.environ)
         os.unsetenv(b"PATH")
         if b"PATH" in call.environ:
-            os.putenv(b"PATH", call.environ[b"PATH"])  # for posix_spawnp; no PATH differs from an empty one
+            os.putenv(b"PATH", call.environ[b"PATH"])  # for posix_spawnp, for which an empty PATH differs from none
         policy.forget()
         node.forget()
         os.dup2(stderr, 2)
@@ -194,7 +194,7 @@ def _close(fds: list[int]) -> None:
 
 
 def _seen(path: bytes) -> str:
-    """The namespace at `path` in this process, in the form of `netns` in protocol.Call; "" when there is none."""
+    """The namespace at `path`, as this process sees it, in the form of `protocol.Call.netns`; "" when there is none."""
     try:
         status = os.stat(path)
     except (OSError, ValueError):
@@ -203,7 +203,7 @@ def _seen(path: bytes) -> str:
 
 
 def _dies_with(connection: socket) -> bool:
-    """Make the kernel kill this process when the launcher ends. Return False when it has already ended."""
+    """Make the kernel kill this process when the launcher ends. Returns False if the launcher has already ended."""
     fd = connection.fileno()
     fcntl.fcntl(fd, fcntl.F_SETOWN, os.getpid())
     fcntl.fcntl(fd, fcntl.F_SETSIG, signal.SIGKILL)
