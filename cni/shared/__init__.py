@@ -1,1 +1,1 @@
-"""The base of `cni` and `ipam`: messages, checks of configurations, the kernel, records and locks, the log."""
+"""The base of `cni` and `ipam`: messages, checks of configurations, access to the kernel, records, locks, the log."""

@@ -1,8 +1,8 @@
-"""The rail of a network with `rail.nics`: the rail whose NIC was allocated to the pod.
+"""Choose the rail of an attachment to a network with `rail.nics`: the rail whose NIC was allocated to the pod.
 
-`complete` replaces the configuration of a request by the configuration of this rail, before other code reads it. So all
-other code works as for a network with `rail.index`. The record of the attachment keeps the configuration of the rail.
-After the ADD the rail is read from this record, because the device may be gone.
+`complete` replaces the configuration of a request by the configuration of this rail, before other code reads the
+configuration. So all other code works as for a network with `rail.index`. The record of the attachment keeps the
+configuration of the rail. After the ADD the rail is read from this record, because the device may be gone.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def complete(request: Request, log: Log) -> None:
             if index is None:  # another suite's plugin has made the link
                 index = rail.of_names(nics, _names(request))
         elif index is None:
-            index = 0  # for the network as a whole: a pod has an index on all rails or on none
+            index = 0  # GC and STATUS concern the whole network, and a pod's index is the same on all rails
     config = rail.completed(request.config, index)
     if config != request.config:
         request.configure(config, codec.dumps(config).encode())
@@ -79,7 +79,7 @@ def _names(request: Request) -> set[str]:
 
 
 def _recorded(request: Request, log: Log) -> Any:
-    """The number of the rail in the record of the attachment; None when there is no record, or it has no number."""
+    """The number of the rail in the record of the attachment; None when there is no record, or no number in the record."""
     try:
         record = Records(log=log).read(request.attachment, LINK)
         config = codec.loads(record["config"].encode()) if record else {}

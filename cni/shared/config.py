@@ -1,8 +1,8 @@
 """Check a network configuration by a table of its keys, and fill an object with the values.
 
-A plugin declares its keys as a table of `Key`. `fill` reads them from a JSON object into the attributes of a plain
-object, and collects all faults, so that an author sees all of them at once. Keys match without regard to case, unknown
-keys are ignored, and null means absent. Go's encoding/json does the same, and existing configurations rely on it.
+A plugin declares its keys as a table of `Key`. `fill` reads the keys from a JSON object into the attributes of a plain
+object, and collects all faults, so that an author sees all faults at once. Keys match without regard to case, unknown
+keys are ignored, and null means absent. Go's encoding/json does the same, and existing configurations rely on this.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from cni.shared.spec import codec
 from cni.shared.spec.errors import CniError, InvalidConfig
 from cni.shared.spec.request import fold, member
 
-_MOST_CHARACTERS = 4095  # the longest path, PATH_MAX less its final zero
+_MOST_CHARACTERS = 4095  # of a string: the longest path, PATH_MAX less its final zero
 MOST_MEMBERS = 1000  # of a list: some checks compare each pair of members
 _MOST_FAULTS = 100
 _NETDEV_BYTES = 127
@@ -24,7 +24,7 @@ OF_RUNTIMES = (
     "ipam",
 )  # fmt: skip
 """The keys of every plugin that the runtime reads or writes (SPEC.md, section 1, and CONVENTIONS.md)."""
-OF_FEATURES = ("rail", "rdma")  # keys of every link plugin; here, since most calls do not load `cni.link.features`
+OF_FEATURES = ("rail", "rdma")  # keys of every link plugin, not in cni.link.features, which most calls do not load
 
 
 PLAIN = "plain"  # the default of rail.addressing
@@ -34,8 +34,8 @@ class Key:
     """A key of a configuration: its name, its default, its description `doc`, and the attribute that `fill` sets.
 
     `read`, the reader, checks the JSON value and returns the value of the attribute. It raises ValueError with the
-    wanted form. For a key that is a path, `roots` names the key of the node's policy (cni.shared.policy) that lists the
-    directories in which the path may lie.
+    wanted form. If the value is a path, `roots` is the key of the node's policy (cni.shared.policy) with the directories
+    in which the path may lie.
     """
 
     def __init__(
@@ -72,8 +72,8 @@ class Fault:
 def fill(
     target: object, table: Sequence[Key], document: Mapping[str, Any], faults: list[Fault], prefix: str = ""
 ) -> None:
-    """Set the attribute of each key in `table` on `target`, to the value in `document` or to the default. Append wrong
-    values to `faults`, with `prefix` before the names of the keys."""
+    """Set an attribute of `target` for each key in `table`, to the value in `document` or to the default. Append faults
+    of values to `faults`, with `prefix` before the names of the keys."""
     folded = fold(document)
     values = {key.attribute: key.default for key in table}
     for key in table:
@@ -90,8 +90,8 @@ def fill(
 def take(
     target: object, attribute: str, read: Callable[[Any], Any], faults: list[Fault], given: Sequence[tuple[str, Any]]
 ) -> None:
-    """Set `attribute` again, to the last valid value in `given`, pairs of (name of the value's source, value).
-    Ignore empty values. Append wrong ones to `faults`."""
+    """Set `attribute` again, to the last valid value in `given`, which has pairs of a source's name and its value.
+    Ignore empty values. Append faults of values to `faults`."""
     for place, value in given:
         if value:
             try:
@@ -101,7 +101,7 @@ def take(
 
 
 def misspelt(document: Mapping[str, Any], names: Collection[str], prefix: str = "") -> list[str]:
-    """Return a warning for each key of `document` that misspells one of `names` (see `slip`)."""
+    """A warning for each key of `document` that misspells one of `names` (see `slip`)."""
     other = document.keys() - names
     if not other:
         return []
@@ -111,7 +111,7 @@ def misspelt(document: Mapping[str, Any], names: Collection[str], prefix: str = 
 
 
 def slip(word: str, names: Iterable[str]) -> str:
-    """The first of `names` from which `word` differs by one letter or by two swapped letters, without regard to
+    """The first of `names` from which `word` differs only by one letter or by two swapped neighbours, without regard to
     case; "" when there is none."""
     for name in names:
         ours, theirs = word.lower(), name.lower()
@@ -191,7 +191,7 @@ def mapping(value: Any) -> dict[str, Any]:
 
 
 def ipam_block(value: Any) -> dict[str, Any]:
-    """Check the object `ipam`, and return it. `type` names the IPAM plugin; without it there are no addresses."""
+    """Check the object `ipam`, and return it. Its `type` names the IPAM plugin; without a type there are no addresses."""
     block = mapping(value)
     kind = member(block, "type")
     if kind is not None and not isinstance(kind, str):
@@ -200,7 +200,7 @@ def ipam_block(value: Any) -> dict[str, Any]:
 
 
 def dns_settings(value: Any) -> dict[str, Any]:
-    """Check the object `dns`, and return it. A runtime would refuse a result in which its members have other types."""
+    """Check the object `dns`, and return it. A runtime would refuse a result with `dns` members of wrong types."""
     settings = mapping(value)
     for name, read in (("domain", string), *((name, list_of(string)) for name in ("nameservers", "search", "options"))):
         found = member(settings, name)
@@ -213,7 +213,7 @@ def dns_settings(value: Any) -> dict[str, Any]:
 
 
 def asks_for_same_index(config: dict[str, Any]) -> bool:
-    """Whether `rail.addressing` in `config` is not the default "plain": a pod gets one host number on all rails."""
+    """Whether `rail.addressing` in `config` has a value other than "plain", so that a pod has one index on all rails."""
     document = member(config, "rail")
     return isinstance(document, dict) and member(document, "addressing") not in (None, PLAIN)
 
@@ -232,7 +232,7 @@ def list_of(read: Callable[[Any], Any], most: int = MOST_MEMBERS) -> Callable[[A
 
 
 def hardware_address(value: Any) -> str:
-    """A unicast MAC as "aa:bb:cc:dd:ee:ff"; `value` may also be "aa-bb-cc-dd-ee-ff" or "aabb.ccdd.eeff", as in Go."""
+    """Check a unicast MAC, also "aa-bb-cc-dd-ee-ff" or "aabb.ccdd.eeff" as in Go; return it as "aa:bb:cc:dd:ee:ff"."""
     text = string(value)
     words = text.split(".")
     if len(words) == 3 and all(len(word) == 4 for word in words):
@@ -253,7 +253,7 @@ def _is_hex(text: str) -> bool:
 
 
 def optional(read: Callable[[Any], Any], empty: Any = "") -> Callable[[Any], Any]:
-    """A reader that returns `empty` for "", which Go takes as absent, and otherwise calls `read`."""
+    """A reader that returns `empty` for "", which means absent in Go, and otherwise calls `read`."""
 
     def read_unless_empty(value: Any) -> Any:
         return empty if value == "" else read(value)

@@ -1,6 +1,6 @@
 """Write log lines, each with its attachment, to stderr and to the file that the configuration names.
 
-Runtimes often discard the stderr of a plugin, so a fact that a user must know is never in the log alone. The names of
+Runtimes often discard the stderr of a plugin, so a fact that a user must know is never only in the log. The names of
 networks and pods are untrusted: characters that cannot be printed become "?", so that a message stays one line.
 """
 
@@ -19,8 +19,8 @@ LEVELS = ("debug", "verbose", "warning", "error", "panic")  # as in whereabouts;
 
 
 def tell(line: bytes) -> None:
-    """Write `line` to stderr, and ignore a failure. There is no buffer: it would keep a line that cannot be written,
-    and a warm worker would write that line to its next caller."""
+    """Write `line` to stderr without a buffer, and ignore a failure. A buffer would keep a line that cannot be written,
+    and a warm worker would write this line to its next caller."""
     try:
         os.write(sys.stderr.fileno(), line)
     except (OSError, AttributeError):
@@ -56,7 +56,7 @@ class Log:
         if LEVELS.index(level) < LEVELS.index(self.level):
             return
         stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-        text = f"{self.context} ({how}): {text}" if self.context else text  # a command has none
+        text = f"{self.context} ({how}): {text}" if self.context else text  # the command `railcni` has no context
         shown = "".join(c if c.isprintable() else "?" for c in text)
         line = f"{stamp} [{level}] {shown}\n".encode("utf-8", "replace")
         tell(line)
@@ -64,12 +64,12 @@ class Log:
             try:
                 fd = _open(self.path)
             except OSError:
-                return  # a log that cannot be written is no reason to fail an attachment
+                return  # an attachment does not fail because its log cannot be written
             try:
                 if os.fstat(fd).st_mode & _FILE_TYPE == _REGULAR:
                     os.write(fd, line)
             except OSError:
-                pass  # a full disk, likewise
+                pass  # a full disk
             finally:
                 os.close(fd)
 

@@ -22,7 +22,7 @@ PATHS = (
     "/host/etc/cni/net.d/whereabouts.d/railcni.json",
     "/host/etc/kubernetes/cni/net.d/whereabouts.d/railcni.json",
 )
-"""The places of railcni.json, beside the flat file (ipam.flatfile.PATHS); the first file that exists counts."""
+"""The paths of railcni.json, beside the flat file (ipam.flatfile.PATHS); the first file that exists is used."""
 
 _USUAL_PATH = PATHS[1]
 DATA_ROOTS = ("/var/lib/cni/railcni/stores",)
@@ -31,7 +31,7 @@ _MOST_BYTES = 1 << 20
 
 
 def root(value: Any) -> str:
-    """Check that `value` is an absolute path, and return it. Networks may name paths below it."""
+    """Check that `value` is an absolute path, and return it. Networks may name paths below this path."""
     if not string(value).startswith("/"):
         raise ValueError("want absolute paths")
     return str(value)
@@ -48,7 +48,7 @@ WARM = {"idleSeconds": (600, 3600), "workers": (14, 256)}  # (default, maximum)
 
 
 def warm(value: Any) -> tuple[int, int]:
-    """Check the key `warm`, and return (idle seconds, largest number of workers)."""
+    """Check the key `warm`. Returns the idle seconds and the largest number of workers."""
     block = mapping(value)
     if not block.keys() <= WARM.keys():
         raise ValueError(f"want no other keys than {', '.join(WARM)}")
@@ -144,7 +144,7 @@ KEYS = (
 
 
 class Policy:
-    """The checked values of KEYS. `path` is the file with the values; when there is none, the usual path for it."""
+    """The checked values of KEYS. `path` is the file with the values; without a file, the usual path of the file."""
 
     config_roots: Sequence[str]
     data_dirs: int
@@ -160,7 +160,7 @@ class Policy:
     warm: tuple[int, int]  # idle seconds, most workers
 
     def __init__(self, document: dict[str, Any], path: str = _USUAL_PATH) -> None:
-        """Check `document`. Raises InvalidConfig for a wrong key, and for an unknown one: it may be misspelt."""
+        """Check `document`. Raises InvalidConfig for a wrong value or an unknown key, which may be misspelt."""
         self.path = path
         faults: list[Fault] = []
         fill(self, KEYS, document, faults, f"{path}: ")
@@ -172,7 +172,7 @@ class Policy:
         refuse(faults)
 
     def confine(self, key: str, value: str) -> str:
-        """The path `value` without symbolic links. Raises ValueError when it is below no root of the list `key`."""
+        """The path `value` without symbolic links. Raises ValueError when the path is below no root of the list `key`."""
         roots: Sequence[str] = getattr(self, next(k.attribute for k in KEYS if k.name == key))
         try:
             resolved = files.resolve(value)
@@ -234,7 +234,7 @@ def current() -> Policy:
 
 
 def forget() -> None:
-    """Drop the policy, because this process begins another call."""
+    """Forget the policy, because this process begins another call."""
     global _current
     _current = None
 

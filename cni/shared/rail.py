@@ -17,14 +17,15 @@ TABLE_BASE = 7000
 
 
 def group(value: Any) -> str:
-    """Check the name of a group, which becomes a part of names of records, and return it."""
+    """Check the name of a group, and return it. The name becomes a part of the names of records."""
     if not is_identifier(string(value)) or len(value) > 63:
         raise ValueError('want at most 63 letters, digits, ".", "_" and "-", such as gpu')
     return str(value)
 
 
 def ranges(value: Any) -> list[dict[str, Any]]:
-    """The ranges of one rail, as objects. `value` is a CIDR or an object as in `ipam.ipRanges`, or a list of these."""
+    """Check the ranges of one rail, and return a list of objects. `value` is a CIDR, an object of `ipam.ipRanges`, or a
+    list of these."""
     found = value if isinstance(value, list) else [value]
     if not found or len(found) > MOST_RAILS:
         raise ValueError("has a rail without a range, or with too many")
@@ -96,12 +97,12 @@ class Rail:
 
     @property
     def is_same_index(self) -> bool:
-        """Whether a pod gets the same host number on all rails of the group."""
+        """Whether a pod gets the same index on all rails of the group."""
         return self.addressing == SAME_INDEX
 
 
 def read(config: dict[str, Any], faults: list[Fault]) -> Rail | None:
-    """The checked key `rail` of the network `config`; None when it is absent or wrong. `faults` gets the reasons."""
+    """The checked key `rail` of the network `config`; None when the key is absent or wrong. Faults go to `faults`."""
     document = member(config, "rail")
     if document is None:
         return None
@@ -142,7 +143,7 @@ def of_names(nics: Sequence[Any], names: Collection[str]) -> int | None:
 
 
 def completed(config: dict[str, Any], index: Any) -> dict[str, Any]:
-    """The network `config` for the rail `index`, with the ranges and the gateway that rail.ranges has for this rail.
+    """The network `config` for the rail `index`, with the ranges and the gateway of this rail from rail.ranges.
 
     Each gateway is excluded from its range. A faulty `config` is returned unchanged: `read` reports the faults.
     """
@@ -166,7 +167,7 @@ def completed(config: dict[str, Any], index: Any) -> dict[str, Any]:
 
 
 def each(config: dict[str, Any]) -> list[dict[str, Any]]:
-    """The `completed` configurations of `config`: one for rail.index, or else one for each NIC of rail.nics."""
+    """The configurations of all rails of `config` (see `completed`): that of rail.index, or else one for each NIC."""
     document = member(config, "rail")
     if not isinstance(document, dict):
         return [config]
@@ -185,7 +186,7 @@ def _without_gateway(part: dict[str, Any], index: int, gateways: dict[int, Any])
 
 
 def group_of(config: dict[str, Any]) -> str:
-    """The name of the group in the key `rail` of `config`; "" when it is absent or wrong."""
+    """The name of the group in the key `rail` of `config`; "" when the name is absent or wrong."""
     document = member(config, "rail")
     try:
         return group(member(document, "group") if isinstance(document, dict) else None)

@@ -6,21 +6,22 @@ On disk, under STATE (mode 0700):
                                                  and part, a device, a device-info file, an address
     remembered                                   released addresses (ipam.local)
     pending                                      exists when a release is pending because its store is out of reach
-    unended                                      its mtime: when to search next for attachments that no DEL has ended
+    unended                                      its mtime: the time of the next search for unended attachments, whose
+                                                 DEL failed or never came
     held/                                        the index of records by address (ipam.local)
     attachments/NETWORK:CONTAINERID:IFNAME:PART  a record, JSON; PART is "link" (the plugin's own) or "ipam"
 
-The separator cannot occur in any of the names (cni.shared.spec.request). A key that would exceed the longest file name is
-replaced by "#" and its hash; the record itself always says whose it is. A record is written before the first side
-effect of an ADD and is removed last in a DEL, so the next process finds everything that a killed one left.
-When `write` returns, a record of something that outlives this boot is on the disk. Of any other record a power loss may
-leave a part, which counts as no record (docs/durability.md).
+The separator cannot occur in any of the names (cni.shared.spec.request). If the names are too long for a file name, "#"
+and a hash replace them; the record itself always names its attachment. A record is written before the first side effect
+of an ADD and is removed last in a DEL, so the next process finds everything that a killed process left. When `write`
+returns, the record is on the disk if it names leases or addresses that survive a power loss. Of any other record a power
+loss may leave a part, which counts as no record (docs/durability.md).
 The parts have locks of their own because our link plugin may exec our IPAM plugin.
 
 Records decide which links and leases are deleted, moved and released. So a record is trusted only if no user but root
 can have written it, and if its checksum, the last member, is right. Every later format keeps the number of the format,
-the checksum and the members network, containerID and ifname, so that an older version can tell a newer record from a
-damaged one, and leave it. `read` refuses a record of a newer format, and listings skip it, so that an attachment of a
+the checksum and the members network, containerID and ifname, so that an older version can distinguish a newer record
+from a damaged record. `read` refuses a record of a newer format. Listings skip such records, so that an attachment of a
 newer railcni does not hinder the others.
 """
 
@@ -41,13 +42,13 @@ from cni.shared.spec.request import Attachment
 
 STATE = "/var/lib/cni/railcni"
 FORMAT = 1
-WAIT_SECONDS = 60.0  # a DEL waits so long for an ADD that still runs; kubelet itself gives up after 240
-GROUP = "@"  # begins the "network" in a record of a container in a group of rails; no name of a CNI network begins so
+WAIT_SECONDS = 60.0  # longest wait of a DEL for an ADD that still runs; kubelet itself gives up after 240 s
+GROUP = "@"  # begins the member "network" of the record of a group of rails; no name of a CNI network begins so
 _CLOCK_STEP = 1_000_000_000  # ns: more than a busy machine needs to read two clocks in succession
 LINK = "link"  # the part of an attachment that a link plugin of this suite records
 PENDING, UNENDED = "pending", "unended"  # files beside the records; a record has a member of the same name
-LOOK_SECONDS = 300.0  # to the next search for attachments that no DEL has ended
-RETRY_SECONDS = 10.0  # to the next search while such an attachment is known
+LOOK_SECONDS = 300.0  # from one search for unended attachments to the next
+RETRY_SECONDS = 10.0  # likewise, while an unended attachment is known
 _RECORD_BYTES = 64 << 20  # far above the size of a record with the largest configuration
 _SEAL = b', "checksum": "%s"}'
 _SEAL_BYTES = len(_SEAL) - len("%s") + 32
@@ -58,9 +59,9 @@ _NAME_BYTES = 200  # NAME_MAX is 255; the temporary name of a durable write is a
 class Began:
     """The moment at which a GC began, by the wall clock and by the monotonic clock.
 
-    Records hold wall-clock times, which can be compared across boots. If the wall clock was set back after an ADD, the
-    time in its record is in the future. Such an attachment is older than the GC too: the time of an attachment that is
-    made during the GC is between the start of the GC and now.
+    Records have wall-clock times, which can be compared across boots. If the wall clock was set back after an ADD, the
+    time in the record is in the future. Such an attachment is older than the GC too, because the time of an attachment
+    that was made during the GC is between the start of the GC and now.
     """
 
     def __init__(self) -> None:
@@ -72,7 +73,7 @@ class Began:
         valid although the GC request does not list it.
 
         Returns False for every attachment when the wall clock was set during the GC, since times before and after the
-        change cannot be compared. The next GC then ends the attachments that this GC has kept.
+        change cannot be compared. The next GC then removes the attachments that this GC has kept.
         """
         now = time.time_ns()
         is_set = abs((now - self._wall) - (time.monotonic_ns() - self._steady)) > _CLOCK_STEP
@@ -92,7 +93,7 @@ class HeldLock:
         self.release()
 
     def release(self) -> None:
-        os.close(self._fd)  # the lock belongs to the open file description and goes with it
+        os.close(self._fd)  # the lock belongs to the open file description, and ends with it
 
 
 class Records:
@@ -131,11 +132,11 @@ class Records:
         return self._locked(_offset("info", "", path, ""), WAIT_SECONDS, busy)
 
     def try_locked(self, attachment: Attachment, part: str) -> HeldLock | None:
-        """The lock of a `part` of `attachment`, if it is free now; else None."""
+        """Take the lock of a `part` of `attachment` if it is free now; otherwise return None."""
         return self._try_locked(_offset(part, *attachment.key()))
 
     def try_locked_address(self, pool: str, address: str) -> HeldLock | None:
-        """The lock of an `address` in `pool`, which a call is about to claim, if it is free now; else None."""
+        """Take the lock of an `address` in `pool`, which is about to be claimed, if it is free now; else return None."""
         return self._try_locked(_offset("address", pool, address, ""))
 
     def open_file(self, name: str) -> int:
@@ -175,7 +176,7 @@ class Records:
     def read(self, attachment: Attachment, part: str) -> dict[str, Any] | None:
         """The record of a `part` of `attachment`, or None. A damaged record is renamed, with a line in the log.
 
-        Raises IoFailure for a record of a newer format: no step may rely on its content, and none may ignore it.
+        Raises IoFailure for a record of a newer format: its content is unknown, but must not be ignored.
         """
         name = _name(attachment, part)
         document = self._load(name)
@@ -184,7 +185,7 @@ class Records:
         return document
 
     def write(self, attachment: Attachment, part: str, document: dict[str, Any]) -> None:
-        """Write the record. It survives a crash of the process, and a power loss too if `_outlives_boot` is true."""
+        """Write the record, which survives a crash of the process and, if `_outlives_boot` is true, a power loss."""
         document = {
             "format": FORMAT,
             "network": attachment.network,
@@ -211,7 +212,7 @@ class Records:
     def remind(self, on: bool, due: bool = False) -> None:
         """Set or remove the reminder that some releases are pending. A failure is ignored.
 
-        `due`: the next call retries the releases at once.
+        `due`: the next call retries the releases, without a pause since the last attempt.
         """
         try:
             if on:
@@ -220,7 +221,7 @@ class Records:
             else:
                 os.unlink(f"{self.directory}/{PENDING}")
         except OSError:
-            pass  # GC goes by the records
+            pass  # GC finds pending releases by the records
 
     def is_reminded(self, seconds: float) -> bool:
         """Whether `remind` set a reminder at least `seconds` ago. A time in the future counts as long ago."""
@@ -231,15 +232,15 @@ class Records:
         return not 0 <= age < seconds
 
     def look_in(self, seconds: float) -> None:
-        """Set the next search for attachments that no DEL has ended to `seconds` from now. A failure is ignored."""
+        """Set the next search for unended attachments to `seconds` from now. A failure is ignored."""
         try:
             self._stamp(UNENDED, time.time() + seconds)
         except OSError:
-            pass  # there is no directory yet; or GC goes by the records
+            pass  # there is no directory yet; or GC finds the attachments by the records
 
     def is_look_due(self) -> bool:
-        """Whether the search for attachments that no DEL has ended is due. The first search is due LOOK_SECONDS after
-        the first call of this method on the node."""
+        """Whether a search for unended attachments is due. The first search is due LOOK_SECONDS after the first call of
+        this method on the node."""
         try:
             return not 0 < self._time_of(UNENDED) - time.time() <= LOOK_SECONDS
         except OSError:
@@ -275,16 +276,16 @@ class Records:
             raise self._refused("remove", f"attachments/{name}", fault) from None
 
     def of_network(self, network: str, part: str, *texts: str) -> list[tuple[Attachment, dict[str, Any]]]:
-        """(attachment, document) of the records of `network` and `part`, or only of those with one of `texts`."""
+        """Each attachment to `network` with its record of `part`; with `texts`, only records that contain one of them."""
         every = self._every(network + ":", part, texts=texts)
         return [(a, d) for a, _, d in every if a.network == network]
 
     def of_groups(self, part: str) -> list[tuple[Attachment, dict[str, Any]]]:
-        """(attachment, document) of each record of `part` that is for a group of rails, and not for a network."""
+        """Each record of `part` for a group of rails, with the attachment to which the group's leases belong."""
         return [(a, d) for a, _, d in self._every(GROUP, part) if a.network.startswith(GROUP)]
 
     def of_container(self, container_id: str, part: str) -> list[tuple[Attachment, dict[str, Any]]] | None:
-        """(attachment, document) of the container's records of `part`; None if one has a newer format or is damaged."""
+        """Each attachment of the container with its record of `part`; None if a record is damaged or of a newer format."""
         within = f":{container_id}:"
         found = [(a, d) for a, _, d in self._every("", part, within) if a.container_id == container_id]
         if any(a.container_id == container_id for a, _, _ in self.newer(part)):
@@ -293,14 +294,14 @@ class Records:
         return None if damaged else found
 
     def all(self, part: str = "", *texts: str) -> list[tuple[Attachment, str, dict[str, Any]]]:
-        """(attachment, part, document) of each record; if given, of this `part`, and with one of `texts`."""
+        """Each attachment, part and record; of this `part` if given, and with `texts` only records with one of them."""
         return self._every("", part, texts=texts)
 
     def refuse_newer(self, *devices: str) -> None:
         """Raise IoFailure when a record of a newer format contains one of `devices`, which are PCI or MAC addresses.
 
-        Listings skip such records. But a device of a userspace driver, or of a sandbox that has died, is on the host:
-        only its record shows that the device is in use. A newer format may have other members, but has full addresses.
+        Listings skip such records. But a device with a userspace driver, or of a sandbox that has died, is on the host:
+        only the record shows that the device is in use. A newer format may have other members, but has whole addresses.
         """
         for name, document in self._newer.items():
             text = codec.dumps(document)
@@ -308,9 +309,9 @@ class Records:
                 raise _newer_format(f"{self._folder}/{name}", document)
 
     def newer(self, part: str = "") -> list[tuple[Attachment, str, dict[str, Any]]]:
-        """(attachment, part, document) of each record of a newer format that listings have skipped so far.
+        """Each attachment, part and record of a newer format that listings have skipped so far.
 
-        Only the members that name the attachment have a known meaning.
+        Of such a record only the members that name the attachment have a known meaning.
         """
         parts = [(name.rpartition(":")[2], document) for name, document in self._newer.items()]
         return [(a, p, d) for p, d in parts if part in ("", p) and (a := _attachment(d))]
@@ -383,14 +384,14 @@ class Records:
         return None
 
     def _examine(self) -> None:
-        """Raise IoFailure if other users can write the directories. Check once: others cannot replace a private one."""
+        """Raise IoFailure if other users can write the directories. One check is enough: a private directory stays so."""
         if self._examined:
             return
         for what, path in (("", self.directory), ("attachments", self._folder)):
             try:
                 files.check_private_directory(path, links=not what)
             except (FileNotFoundError, NotADirectoryError):
-                pass  # whatever makes or reads the directory reports this
+                pass  # the code that makes or reads the directory reports this
             except OSError as fault:
                 raise self._refused("use", what, fault) from None
         self._examined = True
@@ -420,7 +421,7 @@ def _hash(size: int, *texts: str) -> bytes:
 
 
 def _offset(*texts: str) -> int:
-    """The offset of the lock for `texts`. All versions agree on it: during an upgrade, two run side by side."""
+    """The offset of the lock for `texts`, the same in all versions, since two run side by side during an upgrade."""
     return int.from_bytes(_hash(8, *texts), "big") >> 2  # an off_t is signed, and the range ends at offset + 1
 
 
@@ -432,7 +433,7 @@ def _name(attachment: Attachment, part: str) -> str:
 
 
 def _sealed(document: dict[str, Any]) -> bytes:
-    """The bytes of a record: JSON, whose last member is the checksum of the bytes before it."""
+    """The bytes of a record: JSON whose last member is the checksum of all bytes before this member."""
     data = codec.dumps(document)[:-1].encode()
     return data + _SEAL % hashlib.blake2b(data, digest_size=16).hexdigest().encode()
 
@@ -453,10 +454,10 @@ def _is_part(data: bytes) -> bool:
 
 
 def _outlives_boot(document: dict[str, Any]) -> bool:
-    """Whether the record `document` must survive a power loss, because it names leases or addresses that survive one.
+    """Whether the record `document` must survive a power loss, because its leases or addresses do.
 
-    Leases in a store that nodes share survive a power loss, and so do the addresses of a foreign IPAM plugin. Links and
-    leases in a file of this node do not survive.
+    Leases in a store that nodes share survive a power loss of this node, and so do the addresses of a foreign IPAM
+    plugin. Links and the leases in a file of this node do not survive.
     """
     store = document.get("store")
     return document.get("foreign") is True or (isinstance(store, dict) and store.get("kind") != "file")
@@ -468,7 +469,7 @@ def _is_newer(document: dict[str, Any]) -> bool:
 
 
 def _newer_format(path: str, document: dict[str, Any]) -> IoFailure:
-    """The error for a record of a newer version: its content is unknown, and nothing else describes the attachment."""
+    """The error for a record of a newer format, whose content is unknown although nothing else describes the attachment."""
     return IoFailure(
         f"record {path} has format {document['format']}, and this railcni knows {FORMAT}: a newer railcni has made that"
         " attachment; install that version again, at least until its pod is gone"

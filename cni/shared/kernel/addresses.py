@@ -26,7 +26,7 @@ from cni.shared.kernel.netlink import (
 
 _NEWADDR, _DELADDR, _GETADDR = 20, 21, 22
 IFADDR = Struct("=BBBBI")  # struct ifaddrmsg: family, prefix length, flags, scope, index
-CACHE = Struct("=IIII")  # struct ifa_cacheinfo: preferred and valid lifetime, made, changed
+CACHE = Struct("=IIII")  # struct ifa_cacheinfo: preferred and valid lifetime in seconds, made, changed
 _ADDRESS, _LOCAL, _LABEL, _BROADCAST, CACHEINFO, FLAGS, _METRIC = 1, 2, 3, 4, 6, 8, 9
 
 NODAD, DADFAILED, TENTATIVE, PERMANENT, NOPREFIXROUTE = 0x2, 0x8, 0x40, 0x80, 0x200
@@ -38,8 +38,8 @@ class Address:
 
     `text` is "address/length". `peer` is the other end of a point-to-point address, otherwise "". `broadcast` may be
     "", and only IPv4 addresses have a `label`. `scope` is a number of rtnetlink(7), 0 for global. `flags` has the
-    IFA_F_*. `metric` is the metric of the prefix route, 0 for the kernel's default. `local` has the bytes of the
-    address, `body` the netlink message.
+    IFA_F_* bits. `metric` is the metric of the prefix route, 0 for the kernel's default. `local` has the bytes of the
+    address, `body` is the body of the netlink message.
     """
 
     def __init__(self, body: bytes) -> None:
@@ -58,7 +58,7 @@ class Address:
 
     @property
     def permanent(self) -> bool:
-        """Whether the address has no end of validity: an administrator or a plugin has set it, and not SLAAC."""
+        """Whether the address never expires, so that an administrator or a plugin has set it, and not SLAAC."""
         return bool(self.flags & PERMANENT)
 
     @property
@@ -76,7 +76,7 @@ def list_of(rtnl: Socket, index: int) -> list[Address]:
     """The addresses of the link `index`, IPv4 first, in the kernel's order."""
     return [
         address for address in all_of(rtnl, index) if address.index == index
-    ]  # a kernel before 4.20 lists all links
+    ]  # a kernel before 4.20 lists the addresses of all links
 
 
 def all_of(rtnl: Socket, index: int = 0) -> list[Address]:
@@ -99,8 +99,8 @@ def add(
     """Give the link `index` the address `text`, permanently. Raises EEXIST when the link has the address.
 
     `broadcast` sets the broadcast address of the prefix, for IPv4 with a prefix shorter than 31 bits. `nodad` makes an
-    IPv6 address usable at once; without it the kernel first looks for a duplicate (see Address.tentative). The other
-    parameters restore an address as it was read.
+    IPv6 address usable at once; otherwise the kernel first looks for a duplicate (see Address.tentative). The other
+    parameters are for an address that is restored as it was read.
     """
     family, local, length = _parse(text)
     body = IFADDR.pack(family, length, 0, scope, index) + attribute(_LOCAL, local)
@@ -127,19 +127,19 @@ def remove(rtnl: Socket, index: int, text: str) -> None:
 
 
 def clear(rtnl: Socket, index: int) -> None:
-    """Remove all addresses except link-local ones from the link `index`."""
+    """Remove all addresses from the link `index` except those of link scope."""
     for address in list_of(rtnl, index):
         if address.scope == LINK_SCOPE:
             continue
         try:
             remove(rtnl, index, address.text)
         except KernelError as fault:
-            if fault.errno != EADDRNOTAVAIL:  # the secondary addresses of a subnet go with its primary one
+            if fault.errno != EADDRNOTAVAIL:  # the kernel removes secondary addresses with the primary one of a subnet
                 raise
 
 
 def _parse(text: str) -> tuple[int, bytes, int]:
-    """(family, bytes, prefix length) of `text`, "address/length". Raises ValueError for any other text."""
+    """The family, bytes and prefix length of `text`, "address/length". Raises ValueError for any other text."""
     address, _, length = text.partition("/")
     try:
         return *address_of(address), int(length)

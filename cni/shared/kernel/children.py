@@ -12,9 +12,9 @@ from typing import Any
 _MOST_BYTES = 1 << 20  # of a program with a deadline
 
 _NAMES = (
-    b"PATH",  # for the programs that it starts
-    b"HOME",  # for its own files, such as the cache of a cloud's command
-    b"TZ",  # for the times in its log
+    b"PATH",  # for programs that the program starts
+    b"HOME",  # for the program's own files, such as the cache of a cloud's command
+    b"TZ",  # for the times in the program's log
     b"NODENAME",  # this node, for Go's whereabouts
     *(b"HTTP_PROXY", b"HTTPS_PROXY", b"NO_PROXY"),  # for servers behind a proxy; in lower case too
 )
@@ -22,12 +22,12 @@ _BEGINNINGS = (
     b"CNI_",  # the parameters of the call
     b"LD_",  # the libraries that a runtime gives its plugins, as containerd does
     b"KUBERNETES_SERVICE_",  # the address of the API server, in a container
-    b"SSL_CERT_",  # the authorities that it trusts
+    b"SSL_CERT_",  # the trusted certificate authorities
 )
 
 
 def environment(variables: Mapping[bytes, bytes]) -> dict[bytes, bytes]:
-    """The environment for a program: those of `variables` that programs need, since a runtime's may hold secrets.
+    """The environment for a program: those of `variables` that programs need, since a runtime's variables may be secret.
     Without CNI_COMMAND no runtime has made this call, and all `variables` are returned."""
     if b"CNI_COMMAND" not in variables:
         return dict(variables)
@@ -37,9 +37,9 @@ def environment(variables: Mapping[bytes, bytes]) -> dict[bytes, bytes]:
 def run(
     argv: list[str], environ: Mapping[bytes, bytes], stdin: bytes = b"", deadline: float | None = None
 ) -> tuple[bytes, int]:
-    """Run the program `argv`, found as by execvp(3), and return (stdout, exit code).
+    """Run the program `argv`, found as by execvp(3). Returns its stdout and its exit code, or -N if signal N ended it.
 
-    The code is -N if signal N ended the program. The program inherits stderr.
+    The program inherits stderr.
 
     At the `deadline` (time.monotonic), or after more than a MiB of output, the program is killed with its process
     group, and TimeoutError is raised. Without a deadline, time and output have no limit. Raises OSError when the
@@ -78,7 +78,7 @@ def run(
 
 
 def _read(fd: int, deadline: float | None) -> bytes:
-    """All bytes of `fd`. With a `deadline`, raises TimeoutError when it has passed or for over a MiB."""
+    """All bytes of `fd`. With a `deadline`, raises TimeoutError when it has passed, or for more than a MiB."""
     poll = select.poll()
     poll.register(fd, select.POLLIN)
     output = b""
@@ -96,10 +96,10 @@ def _read(fd: int, deadline: float | None) -> bytes:
 def _keep_status() -> None:
     """Ensure that waitpid(2) returns the exit status of the children that this process starts from now on.
 
-    If the program that started this process ignores SIGCHLD, this process inherits that through exec. The kernel then
-    drops the status of each child, and waitpid fails with ECHILD after the last child has ended (wait(2), notes).
-    Python can set signals in the main thread only. In another thread this function does nothing: a program with threads
-    sets its signals itself.
+    If the program that started this process ignores SIGCHLD, this process ignores the signal too. The kernel then drops
+    the status of each child, and waitpid fails with ECHILD after the last child has ended (wait(2), notes). Python can
+    set signals in the main thread only. In another thread this function does nothing: a program with threads sets its
+    signals itself.
     """
     try:
         if signal.getsignal(signal.SIGCHLD) == signal.SIG_IGN:

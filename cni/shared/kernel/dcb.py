@@ -1,4 +1,4 @@
-"""Read the Data Center Bridging settings of a link, priority flow control and trust, if its driver shows them.
+"""Read the Data Center Bridging (DCB) settings of a link, priority flow control and trust, if its driver shows them.
 
 Numbers are those of include/uapi/linux/dcbnl.h. The request needs no privilege (net/dcb/dcbnl.c). It fails with
 EOPNOTSUPP if the driver has no DCB operations or the kernel no CONFIG_DCB.
@@ -14,7 +14,7 @@ _GETDCB = 78  # RTM_GETDCB
 _HEADER = b"\0\x15\0\0"  # struct dcbmsg: AF_UNSPEC, DCB_CMD_IEEE_GET, padding
 _IFNAME, _IEEE = 1, 13
 _PFC, _APP_TABLE = 2, 3  # in DCB_ATTR_IEEE
-_APP = 1  # in DCB_ATTR_IEEE_APP_TABLE: struct dcb_app: the selector, the priority, and in two octets the DSCP
+_APP = 1  # in DCB_ATTR_IEEE_APP_TABLE: struct dcb_app: the selector, the priority, and the DSCP in two octets
 _SELECTOR_DSCP = 5
 
 
@@ -37,7 +37,7 @@ def read(socket: Socket, name: str) -> Dcb | None:
 
 
 def parse(body: bytes) -> Dcb:
-    """The settings in `body`, the reply to DCB_CMD_IEEE_GET. Raises ValueError for a truncated reply."""
+    """The settings in `body`, the answer to DCB_CMD_IEEE_GET. Raises ValueError for a truncated body."""
     told = unpack_attributes(unpack_attributes(body, len(_HEADER)).get(_IEEE, b""))
     pfc = None
     if len(told.get(_PFC, b"")) > 1:  # struct ieee_pfc: capabilities, enabled priorities as bits, ...

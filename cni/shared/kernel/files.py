@@ -1,11 +1,10 @@
-"""Write small files whole, read files only if no other user can have written them, and access kernel parameters; resolve
-paths from untrusted configurations, and open a path only at the place that was checked.
+"""Read and write small files safely, access kernel parameters, and check paths from untrusted configurations.
 
 A file is written under a temporary name in its own directory and then renamed, so a reader sees the old content or the
 new content, never a part. The temporary name is derived from the name of the file: the next writer replaces the
 temporary file of a killed writer, and the removal of the file removes both. Two processes must not write one name at
-the same time. A power loss may undo or tear a write that is not durable (docs/durability.md). The functions do not
-catch OSError: the caller knows the purpose of the file and words the error.
+the same time. A power loss may undo a write that is not durable, or leave a part (docs/durability.md). The functions do
+not catch OSError: the caller knows the purpose of the file and words the error.
 
 `resolve` follows a path, the caller checks the result, and `open_resolved` opens this result. `open_resolved` follows
 no symbolic link, so it refuses a link that somebody made after the check.
@@ -37,7 +36,7 @@ def write_whole(directory: str, name: str, data: bytes, durable: bool = False, m
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
         fd = os.open(temporary, flags, mode)
-    except FileExistsError:  # its writer was killed
+    except FileExistsError:  # of a killed writer
         os.unlink(temporary)
         fd = os.open(temporary, flags, mode)
     try:
@@ -116,8 +115,8 @@ def names_in(directory: str) -> list[str]:
 
 
 def mark(path: str, links: bool = False) -> tuple[int, ...]:
-    """A value that differs when `path` is another file or its content has changed; () when there is no file.
-    `links`: follow a symbolic link."""
+    """A value that changes when another file is at `path` or its content changes; () when there is no file. `links`:
+    follow a symbolic link."""
     try:
         status = os.stat(path, follow_symlinks=links)
     except OSError:
@@ -126,10 +125,10 @@ def mark(path: str, links: bool = False) -> tuple[int, ...]:
 
 
 def read_regular(path: str, most: int, flags: int = 0, private: bool = False) -> bytes:
-    """The content of a file from an untrusted user, of at most `most` bytes. The call does not block; `flags` are O_*.
+    """The content of the file at `path`, which may be hostile: a FIFO or device does not block. `flags` are further O_*.
 
-    Raises ValueError when the file is not regular or too large, and, if `private`, NotPrivate when other users can
-    write the file.
+    Raises ValueError when the file is not regular or has more than `most` bytes and, if `private`, NotPrivate when
+    other users can write the file.
     """
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY | flags)
     try:
@@ -177,7 +176,7 @@ def check_private_file(status: os.stat_result) -> None:
 def check_private_directory(path: str, links: bool = False) -> None:
     """Raise NotPrivate when `path` is no directory, or other users can write it.
 
-    With `links` it may be a symbolic link to a directory. Raises FileNotFoundError when nothing is there.
+    With `links`, a symbolic link is followed. Raises FileNotFoundError when nothing is at `path`.
     """
     status = os.stat(path, follow_symlinks=links)
     if status.st_mode & _FILE_TYPE != _DIRECTORY:
@@ -204,7 +203,7 @@ def make_private_directory(path: str, has_parent: bool = False) -> None:
     parent = path.rstrip("/").rpartition("/")[0]
     try:
         os.mkdir(path, 0o700)
-        sync_directory(parent or "/")  # else a power loss may take the directory, with all that is synced in it
+        sync_directory(parent or "/")  # else a power loss may remove the directory with all files that are synced in it
     except FileExistsError:
         if os.stat(path).st_mode & _FILE_TYPE != _DIRECTORY:
             raise NotADirectoryError(20, "Not a directory", path) from None
@@ -216,10 +215,10 @@ def make_private_directory(path: str, has_parent: bool = False) -> None:
 
 
 def take_directory(path: str) -> None:
-    """Make the directory `path` as make_private_directory does, and let no other user write it.
+    """Make the directory `path` as make_private_directory does, and ensure that no other user can write it.
 
-    If others can write it, set mode 0700: a tmpfs has mode 1777 by default. Raises NotPrivate for a symbolic link or a
-    directory of another user.
+    If others can write the directory, it gets mode 0700: a tmpfs has mode 1777 by default. Raises NotPrivate for a
+    symbolic link or a directory of another user.
     """
     make_private_directory(path)
     try:
@@ -230,7 +229,7 @@ def take_directory(path: str) -> None:
             fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
             os.fchmod(fd, 0o700)
         except OSError:
-            pass  # the check below says what is wrong
+            pass  # the check below raises the error
         finally:
             if fd >= 0:
                 os.close(fd)
@@ -253,7 +252,7 @@ def open_private(directory: str, name: str) -> int:
 
 
 def open_checked(path: str) -> int:
-    """A descriptor, for reading and writing, of the file at `path`, which is made (mode 0600) if it is missing.
+    """A descriptor, for reading and writing, of the file at `path`. A missing file is made with mode 0600.
 
     Raises NotPrivate when other users can write the file.
     """

@@ -2,10 +2,10 @@
 
 The steps are those of pkg/ipam of containernetworking/plugins, in the sandbox and in this order: sysctls, addresses,
 up, routes. With arp_notify the kernel announces the IPv4 addresses when the link comes up (inetdev_event,
-net/ipv4/devinet.c). It does not announce an IPv6 address that skips duplicate detection. To make it do so, this module
-sets the link's MAC to its present value (NETDEV_CHANGEADDR in ndisc_netdev_event, net/ipv6/ndisc.c), which saves a raw
-socket and 12 ms. This step is also needed for hardware that gets its carrier only after it is up, and, for both
-families, if the link is up before it has addresses (NETDEV_CHANGEADDR in inetdev_event).
+net/ipv4/devinet.c). The kernel does not announce an IPv6 address that skips duplicate address detection. To trigger the
+announcement, this module sets the link's MAC to its present value (NETDEV_CHANGEADDR in ndisc_netdev_event,
+net/ipv6/ndisc.c), which saves a raw socket and 12 ms. This step is also needed for hardware that gets its carrier only
+after it is up and, for both families, if the link is up before it has addresses (NETDEV_CHANGEADDR in inetdev_event).
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ if TYPE_CHECKING:
 
     from cni.shared.kernel.links import Link, Rtnl
 
-DAD_SECONDS = 5.0  # as upstream; detection itself takes 1 to 2 s
-CARRIER_SECONDS = 0.2  # as sriov-cni
+DAD_SECONDS = 5.0  # as in containernetworking/plugins; duplicate address detection takes 1 to 2 s
+CARRIER_SECONDS = 0.2  # as in sriov-cni
 
 
 def configure(inside: Rtnl, link: Link, wanted: Result, dad: bool, set_up: Callable[[], None]) -> tuple[str, int]:
-    """Configure `link`, in the namespace of `inside` and of the calling thread; return its new (MAC, MTU).
+    """Configure `link`, in the namespace of `inside` and of the calling thread. Returns the link's new MAC and MTU.
 
-    `set_up` sets the link up, if it is down: with a foreign IPAM plugin it is up already. `dad`: wait until duplicate
-    detection has finished for the IPv6 addresses. Raises KernelRefused or InvalidConfig when a step fails.
+    `set_up` sets a link up that is down; for a foreign IPAM plugin the link is up already. `dad`: wait until duplicate
+    address detection has finished for the IPv6 addresses. Raises KernelRefused or InvalidConfig when a step fails.
     """
     has_ipv6 = any(a.family == 6 for a in wanted.ips)
     if wanted.ips:
@@ -68,7 +68,7 @@ def configure(inside: Rtnl, link: Link, wanted: Result, dad: bool, set_up: Calla
 
 
 def _await_carrier(inside: Rtnl, link: Link) -> None:
-    """Wait at most CARRIER_SECONDS for the carrier of hardware that was just set up: it may have no cable."""
+    """Wait for the carrier of hardware that was just set up, at most CARRIER_SECONDS: there may be no cable."""
     end = time.monotonic() + CARRIER_SECONDS
     while time.monotonic() < end:
         now = inside.link(index=link.index)
@@ -82,7 +82,7 @@ def _announce_again(inside: Rtnl, link: Link) -> None:
     try:
         inside.change_link(link.index, mac=link.mac)
     except KernelError:
-        pass  # igb may refuse even the present MAC of a VF whose MAC an administrator set: then neighbours ask
+        pass  # igb may refuse even the present MAC of a VF with an administrative MAC: neighbours then must ask
 
 
 def _announce(name: str, has_ipv6: bool) -> None:
@@ -130,7 +130,8 @@ def _await_detection(inside: Rtnl, link: Link) -> None:
 
 
 def add_route(inside: Rtnl, link: Link, route: WantedRoute, gw: str, source: str = "") -> None:
-    """Add `route` by the gateway `gw`, with the preferred `source`; do nothing when this very route exists."""
+    """Add `route` by the gateway `gw`, with the preferred source address `source`; do nothing if the same route exists.
+    Raises InvalidConfig for invalid texts, KernelRefused when the kernel refuses the route."""
     own = (route.priority, route.table, route.scope, route.mtu, route.advmss)
     try:
         routes.add(inside, link.index, route.dst, gw, *own, source=source)
@@ -140,7 +141,7 @@ def add_route(inside: Rtnl, link: Link, route: WantedRoute, gw: str, source: str
         ) from None
     except KernelError as fault:
         if fault.errno == errno.EEXIST:
-            return  # the result has it twice, or the kernel set it: Go's plugins accept both
+            return  # the result has the route twice, or the kernel has set it: Go's plugins accept both
         by, table = f" by {gw}" if gw else "", f" in table {route.table}" if route.table else ""
         reason = _route_reason(fault)
         if fault.errno == errno.EINVAL and gw in [
@@ -197,7 +198,7 @@ def differences(inside: Rtnl, link: Link, wanted: Result) -> list[str]:
         dst, gw = subnet(route.dst), _next_hop(route, wanted.ips)
         keys: tuple[str, ...] = ("table", "priority", "mtu", "advmss")
         place = (dst, route.table or routes.MAIN_TABLE, route.priority or routes.IPV6_PRIORITY)
-        if route.family == 6 and place in known:  # IPv6 keeps the metrics of the first: fib6_add_rt2node, ip6_fib.c
+        if route.family == 6 and place in known:  # IPv6 keeps the first route's metrics: fib6_add_rt2node, ip6_fib.c
             keys = keys[:2]
         known.add(place)
         more = [(key, value) for key in keys if (value := getattr(route, key))]
@@ -220,7 +221,7 @@ _MOST = {
     "mtu": _UINT32,
     "advmss": _UINT32,
 }
-_KEPT = {"mtu": 65535 - 15, "advmss": 65535 - 40}  # the kernel keeps no more: ip_metrics_convert, net/ipv4/metrics.c
+_KEPT = {"mtu": 65535 - 15, "advmss": 65535 - 40}  # the kernel's limits: ip_metrics_convert, net/ipv4/metrics.c
 
 
 def canonical(text: str) -> str:

@@ -1,8 +1,8 @@
 """The sysctls of a single link, read from the arrays in which rtnetlink shows them.
 
-Sources: IPV4_DEVCONF_* in include/uapi/linux/ip.h, DEVCONF_* in include/uapi/linux/ipv6.h, which only ever grow;
-devinet_sysctl (net/ipv4/devinet.c), addrconf_sysctl and ipv6_store_devconf (net/ipv6/addrconf.c) for names and units.
-Parameters that newer kernels append to these are not compared.
+Sources: IPV4_DEVCONF_* in include/uapi/linux/ip.h, DEVCONF_* in include/uapi/linux/ipv6.h; devinet_sysctl
+(net/ipv4/devinet.c), addrconf_sysctl and ipv6_store_devconf (net/ipv6/addrconf.c) for names and units. Newer kernels
+only append parameters to these arrays; parameters that are not listed here are not compared.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ IPV6 = (
     "accept_ra_rt_info_min_plen", "ndisc_tclass", "rpl_seg_enabled", "ra_defrtr_metric", "ioam6_enabled", "ioam6_id",
     "ioam6_id_wide", "ndisc_evict_nocarrier", "accept_untracked_na", "accept_ra_min_lft", "force_forwarding",
 )  # fmt: skip
-# "": mc_forwarding, which nobody can write, and stable_secret, which the array does not hold.
+# "" stands for mc_forwarding, which nobody can write, and stable_secret, which is not in the array.
 _SECONDS = frozenset(  # the file has seconds, the array milliseconds
     (
         "router_solicitation_interval", "router_solicitation_delay", "router_probe_interval",
@@ -61,7 +61,7 @@ def values(names: tuple[str, ...], array: bytes) -> dict[str, str]:
 def due(
     link: str, wanted: dict[str, tuple[bytes, bytes]], more: dict[str, str]
 ) -> Iterator[tuple[str, Callable[[str, str], None], str, str]]:
-    """The writes that the sysctls of `link` still need for the wanted values: (description, function, path, value).
+    """Yield each write that the sysctls of `link` still need: its description, the function to call, the path, the value.
 
     The files are those of the thread's namespace. `wanted` maps "ipv4" and "ipv6" to (wanted array, present array).
     `more` has the parameters that are in no array: it maps paths, in which {} stands for the link, to wanted values.

@@ -41,13 +41,13 @@ _NET_NS_FD, _EXT_MASK, _LOWER_NETNSID, _NEW_INDEX, _MIN_MTU, _MAX_MTU = 28, 29, 
 _PROP_LIST, _ALT_IFNAME, _PERM_ADDRESS, _PARENT_DEVICE, _PARENT_BUS = 52, 53, 54, 56, 57
 _INFO_KIND, _INFO_DATA = 1, 2  # in _LINKINFO
 _MACVLAN_MODE, _MACVLAN_BC_QUEUE_LEN = 1, 7  # in _INFO_DATA
-# kinds that name the links below them in _INFO_DATA alone: IFLA_VXLAN_LINK, IFLA_HSR_SLAVE1 and 2, IFLA_AMT_LINK
+# kinds that name the links below them only in _INFO_DATA: IFLA_VXLAN_LINK, IFLA_HSR_SLAVE1 and 2, IFLA_AMT_LINK
 _LOWERS = {"vxlan": (3,), "hsr": (1, 2), "amt": (4,)}
-_NSID, _NSID_FD, _TARGET_NETNSID = 1, 3, 46  # two of RTM_GETNSID; in RTM_GETLINK, IFLA_TARGET_NETNSID
+_NSID, _NSID_FD, _TARGET_NETNSID = 1, 3, 46  # the first two in RTM_GETNSID, IFLA_TARGET_NETNSID in RTM_GETLINK
 
 _SKIP_STATISTICS = attribute(_EXT_MASK, b"\x08\0\0\0")  # RTEXT_FILTER_SKIP_STATS
 _IFNAME_BYTES, _ALT_IFNAME_BYTES = 15, 127
-LEAST_MTU = 68  # bytes: ETH_MIN_MTU (RFC 791, section 3.2), of a link that names no bound
+LEAST_MTU = 68  # bytes: ETH_MIN_MTU (RFC 791, section 3.2), for a link without a min_mtu
 
 MACVLAN_MODES = {"private": 1, "vepa": 2, "bridge": 4, "passthru": 8, "source": 16}
 _MODE_NAMES = {mode: name for name, mode in MACVLAN_MODES.items()}
@@ -76,13 +76,13 @@ class Link:
     """A network device as the kernel describes it.
 
     `kind` is the driver of a software link ("macvlan", "veth", "bridge"), "" for hardware. MACs are
-    "aa:bb:cc:dd:ee:ff", "" where there is none. `mtu`, `min_mtu` and `max_mtu` are bytes (0: no bound). `up` is what
-    an administrator set, `carrier` the state of the wire (False while not up).
-    `master_index` is the bridge or bond that the link is enslaved to. `lower_index` is the link below this one, or the
-    peer of a veth, in the namespace with the id `lower_netnsid` (None: the same namespace). An index of 0 means none.
-    `lowers` are the indices of all links below; the kernel deletes this link with any of them. A veth has none.
-    `macvlan_mode` and `bcqueuelen` apply to a macvlan. `parent_bus` and `parent_device` name the hardware as /sys/bus
-    does ("pci", "0000:3b:00.0"; "virtio", "virtio0"). `body` is the netlink message.
+    "aa:bb:cc:dd:ee:ff", or "" for none. `mtu`, `min_mtu` and `max_mtu` are bytes (0: no bound). `up` is the state that an
+    administrator has set, `carrier` that of the wire (False while the link is not up).
+    `master_index` is the index of the link's bridge or bond. `lower_index` is the index of the link below, or of a
+    veth's peer, in the namespace with the id `lower_netnsid` (None: the same namespace). An index of 0 means none.
+    `lowers` are the indexes of all links below; the kernel deletes this link with any of them. A veth has no `lowers`.
+    `macvlan_mode` and `bcqueuelen` apply to a macvlan. `parent_bus` and `parent_device` name the hardware as in
+    /sys/bus ("pci", "0000:3b:00.0"; "virtio", "virtio0"). `body` is the body of the netlink message.
     """
 
     name = mac = permanent_mac = kind = alias = parent_bus = parent_device = macvlan_mode = ""
@@ -154,9 +154,9 @@ class Rtnl(Socket):
     ) -> None:
         """Make a macvlan over the link `lower_index` of this namespace, directly in the namespace `netns_fd`.
 
-        `mode` is a key of MACVLAN_MODES; the kernel chooses the values that are 0, "" or -1. Errors
+        `mode` is a key of MACVLAN_MODES; the kernel chooses values for arguments that are 0, "" or -1. Errors
         (drivers/net/macvlan.c): EBUSY when the lower link has another master; EINVAL for passthru beside another
-        macvlan, and when the lower link is no Ethernet; EEXIST when the name is taken, before kernel 6.14 also by a
+        macvlan, and when the lower link is not Ethernet; EEXIST when the name is taken, before kernel 6.14 also by a
         link of this namespace. A MAC in use is refused only when the link is set up (EADDRINUSE).
         """
         data = number(_MACVLAN_MODE, MACVLAN_MODES[mode])
@@ -186,10 +186,10 @@ class Rtnl(Socket):
         """Change the given attributes of the link `index` in one message; `alias` "" removes the alias.
 
         The kernel works in this order (do_setlink, net/core/rtnetlink.c): move to `netns_fd`, MAC, MTU, name, alias,
-        up. It stops at the first failure and keeps the changes before. So if `name` is taken in the other namespace,
-        the link has moved, under its old name. A move sets the link down and loses its addresses and routes.
+        up. The kernel stops at the first failure and keeps the earlier changes. So if `name` is taken in the other
+        namespace, the link has moved, under its old name. A move sets the link down and loses its addresses and routes.
         `new_index` is the index after the move (EBUSY when it is taken); for 0, and before kernel 5.13, the kernel
-        chooses one. Kernels before 6.2 rename only a link that is down (EBUSY).
+        chooses an index. Kernels before 6.2 rename only a link that is down (EBUSY).
         """
         flags = mask = 0
         if up is not None:
@@ -210,12 +210,12 @@ class Rtnl(Socket):
         self.request(NEWLINK, body)
 
     def delete_link(self, index: int) -> bool:
-        """Remove the link `index`, and return after it is gone. Return False when there was no such link.
+        """Remove the link `index`, and wait until it is gone. Returns False when there was no such link.
 
-        A link is gone when it is down, without addresses, off its master and out of the namespace. About 1 ms after the
-        request, the kernel then sends RTM_DELLINK (unregister_netdevice_many_notify, net/core/dev.c). The kernel then
-        waits another 10 to 20 ms for all processors (rcu_barrier in netdev_run_todo), to free the link's memory. This
-        process does not wait for that. Kernels before 6.2 send RTM_DELLINK only after that wait.
+        A link is gone when it is down, without addresses, off its master and out of the namespace. The kernel then
+        sends RTM_DELLINK, about 1 ms after the request (unregister_netdevice_many_notify, net/core/dev.c). After that
+        the kernel waits 10 to 20 ms for all processors (rcu_barrier in netdev_run_todo), to free the link's memory.
+        This process does not wait so long. Kernels before 6.2 send RTM_DELLINK only after that wait.
         """
         try:
             self.request_and_leave(_DELLINK, ifinfo(index))
@@ -234,7 +234,7 @@ class Rtnl(Socket):
         return _octets(mac) in self.received(index)
 
     def received(self, index: int) -> list[bytes]:
-        """The MACs, beside its own, whose frames the link `index` receives; [] if the kernel does not list them."""
+        """The MACs, beside its own, for which the link `index` receives frames; [] if the kernel does not list them."""
         try:
             bodies = self.dump(GETNEIGH, NDMSG.pack(_AF_BRIDGE, index, 0, 0, 0))
         except KernelError as fault:
@@ -263,7 +263,7 @@ class Rtnl(Socket):
         self.request(_DELLINKPROP, ifinfo(index) + _altname(name))
 
     def ids_of_others(self, but: Rtnl | None = None) -> list[int]:
-        """The ids that this namespace has for others (`ip netns list-id`), without `but`; [] if the kernel refuses.
+        """The ids that this namespace has for others (`ip netns list-id`), except that of `but`; [] if the kernel refuses.
 
         When a namespace ends, another may get its id. A namespace may also have an id for itself, which is left out.
         """
@@ -283,7 +283,7 @@ class Rtnl(Socket):
             os.close(fd)
 
     def links_of(self, nsid: int) -> list[Link]:
-        """All links of the namespace with the id `nsid` in this one; [] for an ended one and before Linux 4.15."""
+        """All links of the namespace that has the id `nsid` in this namespace; [] if it has ended, and before Linux 4.15."""
         try:
             return [Link(body) for body in self.dump(GETLINK, ifinfo(0) + number(_TARGET_NETNSID, nsid))]
         except KernelError:
@@ -297,7 +297,7 @@ class Rtnl(Socket):
 
 
 def ifinfo(index: int, flags: int = 0, mask: int = 0) -> bytes:
-    """The header of a message about the link `index` (0: none). The kernel changes only those flags that `mask` has."""
+    """The header of a message about the link `index` (0: none). The kernel changes only those of the `flags` in `mask`."""
     return IFINFO.pack(0, 0, index, flags, mask)
 
 

@@ -1,14 +1,14 @@
 """Locks between processes, with a limit on the wait: the kernel queues the waiters, so none of them polls.
 
-There are two kinds. The kernel releases both when the last descriptor of the open file closes, hence also when the
-process is killed:
+There are two kinds of locks. The kernel releases both when the last descriptor of the open file closes, hence also when
+the process is killed:
 
-- a byte of a file (open file description lock, fcntl(2)): an open file can hold a lock for each offset;
-- a whole file (flock(2)).
+- a lock of a byte (open file description lock, fcntl(2)): an open file can hold a lock for each offset;
+- a lock of a whole file (flock(2)).
 
-SIGALRM ends the wait. Then the caller's handler, timer and signal mask are restored. The waiting functions work in the
-main thread alone: elsewhere Python refuses to set a handler, with ValueError. They also work if the caller blocked or
-ignored SIGALRM, which this process inherits through exec (signal(7)).
+SIGALRM ends the wait. Then the caller's handler, timer and signal mask are restored. Waiting works only in the main
+thread: elsewhere Python refuses to set a handler, with ValueError. It also works if SIGALRM is blocked or ignored, which
+a process inherits through exec (signal(7)).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from time import monotonic
 
 _SEEK_SET = 0
 _ALARM = (signal.SIGALRM,)
-_RING_AGAIN = 0.05  # seconds: a SIGALRM just before the wait begins does not end it, so it is repeated
+_RING_AGAIN = 0.05  # seconds to a repeated SIGALRM, since a signal just before the wait begins does not end the wait
 
 
 def lock_byte(fd: int, offset: int, seconds: float) -> None:
@@ -34,7 +34,7 @@ def lock_byte(fd: int, offset: int, seconds: float) -> None:
 
 
 def try_lock_byte(fd: int, offset: int) -> bool:
-    """Lock the byte at `offset` of `fd`, and return True; return False when another open file holds the lock."""
+    """Lock the byte at `offset` of `fd` if it is free. Returns False when another open file holds the lock."""
     try:
         fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _flock(fcntl.F_WRLCK, offset))
     except OSError as fault:
@@ -56,7 +56,7 @@ def lock_file(fd: int, seconds: float) -> None:
 
 
 def try_lock_file(fd: int) -> bool:
-    """Lock the whole file `fd`, and return True; return False when another open file holds the lock."""
+    """Lock the whole file `fd` if it is free. Returns False when another open file holds the lock."""
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -82,8 +82,8 @@ def _wait(lock: Callable[[], object], unlock: Callable[[], None], seconds: float
 
     def ring(number: int, frame: object) -> None:
         nonlocal rung
-        # Only once: a second SIGALRM must not break off the clean-up below. And not early: a SIGALRM that has been
-        # pending, because the caller blocked it, comes as soon as it is unblocked.
+        # Raise only once: a second SIGALRM must not break off the clean-up below. And not early: a pending SIGALRM,
+        # which the caller had blocked, comes as soon as the signal is unblocked.
         if not rung and monotonic() - began >= seconds:
             rung = True
             raise TimeoutError
@@ -97,7 +97,7 @@ def _wait(lock: Callable[[], object], unlock: Callable[[], None], seconds: float
         finally:
             signal.setitimer(signal.ITIMER_REAL, 0)
     except TimeoutError:
-        unlock()  # it may have rung after the lock was got
+        unlock()  # the signal may have come after the lock was taken
         raise
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)

@@ -1,8 +1,8 @@
 """Netlink: encode and decode messages and attributes, and exchange them with the kernel by a Socket.
 
-The codec does no I/O. A message is struct nlmsghdr (length, type, flags, sequence, port) and a body. A body is a fixed
-header of its family and then attributes, each struct nlattr (length, type) and a payload, padded to 4 bytes. All
-integers are in host order. Sources: netlink(7), rtnetlink(7), include/uapi/linux/netlink.h and rtnetlink.h.
+The codec does no I/O. A message has a header, struct nlmsghdr (length, type, flags, sequence, port), and a body. A body
+has the fixed header of its family and then attributes: struct nlattr (length, type) and a payload, padded to 4 bytes.
+All integers are in host order. Sources: netlink(7), rtnetlink(7), include/uapi/linux/netlink.h and rtnetlink.h.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ _GET_NAMESPACE = 0x894C  # SIOCGSKNS, include/uapi/linux/sockios.h; since Linux 
 _EXT_ACK, _GET_STRICT_CHK = 11, 12  # setsockopt(2) of netlink(7)
 _EXT_ACK_MESSAGE = 1  # NLMSGERR_ATTR_MSG
 _RECEIVE = 1 << 16  # bytes; the kernel fills at most 32 KiB of a dump at a time
-_UNSENT_SECONDS = 1  # between two checks whether the thread could not send
-_ATTEMPTS = 16  # reads that the kernel says were interrupted
+_UNSENT_SECONDS = 1  # between two checks whether the thread has failed to send
+_ATTEMPTS = 16  # at a list that changes while it is read
 
 
 class KernelError(OSError):
-    """The kernel refused a request with `errno`. `text` is the message of the extended acknowledgement, or ""."""
+    """The kernel refused a request with `errno`. `text` is the kernel's explanation (extended acknowledgement), or ""."""
 
     def __init__(self, number: int, text: str = "") -> None:
         super().__init__(number, os.strerror(number))
@@ -64,7 +64,7 @@ def pack_message(kind: int, flags: int, sequence: int, body: bytes) -> bytes:
 
 
 def unpack_messages(data: bytes) -> Iterator[Message]:
-    """(type, flags, sequence number, body) of each message in `data`. Raises ValueError for a truncated message."""
+    """Yield type, flags, sequence number and body of each message in `data`. Raises ValueError for a truncated message."""
     start = 0
     end = len(data)
     while start < end:
@@ -94,14 +94,14 @@ def string(kind: int, value: str) -> bytes:
 
 
 def unpack_attributes(data: bytes, start: int = 0) -> dict[int, bytes]:
-    """The payloads of the attributes in `data` from `start`, by type without flags.
+    """The payloads of the attributes in `data` from `start`, which is even, by type without flags.
 
-    `start` is even. Of attributes of one type the last counts; `unpack_list` returns all. Raises ValueError for a
+    Of several attributes with one type only the last is returned; `unpack_list` returns all. Raises ValueError for a
     truncated attribute.
     """
     found = {}
     end = len(data)
-    words = memoryview(data[: end & ~1]).cast("H")  # most of what a plugin runs is this loop
+    words = memoryview(data[: end & ~1]).cast("H")  # a plugin spends much of its time in this loop
     while end - start >= 4:
         length, kind = words[start // 2], words[start // 2 + 1]
         if not 4 <= length <= end - start:
@@ -112,7 +112,7 @@ def unpack_attributes(data: bytes, start: int = 0) -> dict[int, bytes]:
 
 
 def unpack_list(data: bytes) -> list[tuple[int, bytes]]:
-    """(type without flags, payload) of each attribute in `data`, in order. Raises ValueError for a truncated one."""
+    """The type without flags and the payload of each attribute in `data`, in order. Raises ValueError if truncated."""
     found: list[tuple[int, bytes]] = []
     while data:
         end = max((number_of(data[:2]) + 3) & ~3, _ATTRIBUTE.size)
@@ -127,7 +127,7 @@ def text_of(payload: bytes) -> str:
 
 
 def number_of(payload: bytes) -> int:
-    """The unsigned number in a payload of 1, 2, 4 or 8 bytes; 0 for an empty one."""
+    """The unsigned number in a payload of 1, 2, 4 or 8 bytes; 0 for an empty payload."""
     return int.from_bytes(payload, byteorder)
 
 
@@ -138,7 +138,7 @@ def signed_of(payload: bytes) -> int:
 
 
 def address_of(text: str) -> tuple[int, bytes]:
-    """(family, bytes) of the IP address `text`. Raises ValueError for any other text."""
+    """The family and the bytes of the IP address `text`. Raises ValueError for any other text."""
     family = socket.AF_INET6 if ":" in text else socket.AF_INET
     try:
         return family, socket.inet_pton(family, text)
@@ -149,8 +149,8 @@ def address_of(text: str) -> tuple[int, bytes]:
 class Socket:
     """A netlink socket, which stays bound to the network namespace in which the thread makes it.
 
-    `protocol` is a NETLINK_* number, by default that of rtnetlink. Raises EPROTONOSUPPORT when the kernel does not have
-    it.
+    `protocol` is a NETLINK_* number, by default that of rtnetlink. Raises OSError EPROTONOSUPPORT when the kernel does
+    not have the protocol.
     """
 
     def __init__(self, protocol: int = 0) -> None:
@@ -160,7 +160,7 @@ class Socket:
             try:
                 self._socket.setsockopt(_SOL_NETLINK, option, 1)
             except OSError:
-                pass  # a kernel before 4.20: refusals have no text, and dumps come whole
+                pass  # a kernel before 4.20: refusals have no text, and dumps are not filtered
 
     def namespace_cookie(self) -> int:
         """The cookie of this socket's network namespace, unique in this boot; 0 before Linux 5.14.
@@ -198,10 +198,10 @@ class Socket:
     def request_and_leave(self, kind: int, body: bytes) -> None:
         """Send a request and return when the kernel confirms it, even if sendto(2) returns later.
 
-        To an echoed request (NLM_F_ECHO) the kernel replies before it frees memory. A thread waits in sendto(2), so
+        The kernel confirms an echoed request (NLM_F_ECHO) before it frees memory. A thread waits in sendto(2), so that
         the caller can go on. The process ends only after this thread. Raises KernelError when the kernel refuses.
         """
-        from threading import Thread  # a DEL alone needs it
+        from threading import Thread  # only a DEL needs a thread
 
         self._sequence += 1
         message = pack_message(kind, _ECHO | ACK | REQUEST, self._sequence, body)
@@ -215,7 +215,7 @@ class Socket:
 
         try:
             Thread(target=send, daemon=True).start()
-        except RuntimeError:  # no thread is to be had
+        except RuntimeError:  # no thread can be started
             send()
         self._wait_at_most(_UNSENT_SECONDS)
         try:
@@ -235,7 +235,7 @@ class Socket:
         raise KernelError(unsent[0].errno or 0)
 
     def _wait_at_most(self, seconds: int) -> None:
-        """Let a recv that gets nothing fail with EAGAIN after `seconds`; 0: never."""
+        """Let a recv without data fail with EAGAIN after `seconds`; for 0 it waits for ever."""
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _TIMEVAL.pack(seconds, 0))
 
     def dump(self, kind: int, body: bytes) -> list[bytes]:
@@ -262,7 +262,7 @@ class Socket:
             except OSError as fault:
                 if fault.errno != ENOBUFS or not flags & DUMP:
                     raise KernelError(fault.errno or 0) from None
-                interrupted = True  # the kernel was short of memory for a part of the list, and goes on
+                interrupted = True  # the kernel had no memory for a part of the list, and sends the rest
                 continue
             for message in unpack_messages(data):
                 kind, its_flags, sequence, reply = message
@@ -291,7 +291,7 @@ def _raise_refusal(message: Message) -> None:
     text = ""
     if flags & _ACK_HAS_ATTRIBUTES:
         start = _INT.size
-        if kind == _ERROR:  # here the request stands before the attributes
+        if kind == _ERROR:  # the request comes before the attributes
             echoed: int = _HEADER.unpack_from(body, start)[0]
             start += (echoed + 3) & ~3
         text = text_of(unpack_attributes(body, start).get(_EXT_ACK_MESSAGE, b""))

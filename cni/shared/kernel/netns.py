@@ -17,12 +17,12 @@ from cni.shared.spec.errors import InvalidNamespace
 _OWN = "/proc/thread-self/ns/net"
 _NS_GET_NSTYPE = 0xB703  # include/uapi/linux/nsfs.h
 _CLONE_NEWNET = 0x40000000
-_searched: list[set[tuple[int, int]]] = []  # the identities that a SearchedOnce has found
-_known: list[Callable[[int, int], None]] = []  # setns, after the first call of _setns
+_searched: list[set[tuple[int, int]]] = []  # in a SearchedOnce: (device, inode) of each namespace that was found
+_known: list[Callable[[int, int], None]] = []  # the function setns, after the first call of _setns
 
 
 class Namespace:
-    """An open network namespace. It was opened at `path` as the descriptor `fd`; `device` and `inode` identify it."""
+    """An open network namespace: its `path`, its descriptor `fd`, and `device` and `inode`, which identify it."""
 
     def __init__(self, path: str, fd: int) -> None:
         self.path = path
@@ -44,12 +44,12 @@ class Namespace:
         self.close()
 
     def entered(self) -> Entered:
-        """A context, inside which the calling thread is in this namespace. Raises OSError when it cannot enter."""
+        """A `with` block in which the calling thread is in this namespace. Raises OSError when it cannot enter."""
         return Entered(self)
 
 
 class Entered:
-    """A context, inside which the calling thread is in `namespace`."""
+    """A `with` block in which the calling thread is in `namespace`."""
 
     def __init__(self, namespace: Namespace) -> None:
         self._namespace = namespace
@@ -135,7 +135,7 @@ def found_again(device: int, inode: int) -> Namespace | None:
 
 
 class SearchedOnce:
-    """A context in which one search serves all calls of `found_again`: a namespace that has no user never gets one."""
+    """A `with` block with one search for all calls of `found_again`: a namespace without a user never gets a user."""
 
     def __enter__(self) -> SearchedOnce:
         _searched.append({(namespace.device, namespace.inode) for namespace in all_kept()})
@@ -146,7 +146,7 @@ class SearchedOnce:
 
 
 def all_kept() -> Iterator[Namespace]:
-    """Each network namespace, except our own, that has a user. It is open until the next one is requested."""
+    """Yield each network namespace, except our own, that has a user. Each is open until the next is requested."""
     with own() as ours:
         seen = {(ours.device, ours.inode)}
     for namespace in _opened(None, lambda identity: identity not in seen):
@@ -164,14 +164,14 @@ def may_be_at(path: str) -> bool:
 
 
 def names(path: str) -> set[str]:
-    """`path` and its form without "/var": /var/run is /run, and a container may have only one of the two."""
+    """`path` with and without "/var": /var/run is a link to /run, and a container may have only one of the two."""
     return {path, path.removeprefix("/var")} - {""}
 
 
 def has_lost_path(path: str, below: Callable[[str], str] = str) -> bool:
-    """Whether nothing is at `path`, but its directory exists. False when the path cannot be examined.
+    """Whether nothing is at `path`, although its directory exists. False when the path cannot be examined.
 
-    `below` maps a path of the host to its path in this container.
+    `below` maps a path of the host to the path in this container.
     """
     places = [below(name) for name in names(path)]
     return any(map(_is_lost, places)) and not any(map(os.path.lexists, places))
@@ -188,7 +188,7 @@ def _is_lost(path: str) -> bool:
 
 
 def _opened(inode: int | None, is_wanted: Callable[[tuple[int, int]], bool]) -> Iterator[Namespace]:
-    """The namespaces of netns_users.of(`inode`) whose (device, inode) satisfies `is_wanted`, each opened."""
+    """Yield, opened, each namespace of netns_users.of(`inode`) for which `is_wanted((device, inode))` is true."""
     from cni.shared.kernel import netns_users  # needed only when a path is gone
 
     for path in netns_users.of(inode):
@@ -196,14 +196,14 @@ def _opened(inode: int | None, is_wanted: Callable[[tuple[int, int]], bool]) -> 
             status = os.stat(path)
             namespace = _open(path) if is_wanted((status.st_dev, status.st_ino)) else None
         except (OSError, ValueError):
-            continue  # gone meanwhile, or a process that this one may not examine
+            continue  # the path is gone meanwhile, or is of a process that this process may not examine
         if namespace:
             yield namespace
 
 
 def _open(path: str) -> Namespace:
-    """The namespace at `path`, opened. Raises ValueError with the kind of file for any other file."""
-    handle = os.open(path, os.O_PATH | os.O_CLOEXEC)  # opens nothing: no FIFO waits, no device wakes
+    """Open the namespace at `path`. Raises ValueError with the kind of file for any other file, OSError as open(2)."""
+    handle = os.open(path, os.O_PATH | os.O_CLOEXEC)  # does not open the file: no FIFO waits, no device wakes
     try:
         if not files.is_regular(os.fstat(handle)):
             raise ValueError("a directory, device, FIFO or socket")
@@ -222,14 +222,14 @@ def _open(path: str) -> Namespace:
 
 
 def _setns(fd: int) -> None:
-    """Move the calling thread into the network namespace `fd` by setns(2). Raises OSError."""
+    """Move the calling thread into the network namespace `fd` by setns(2). Raises OSError as setns(2)."""
     if not _known:
-        _known.append(getattr(os, "setns", None) or _c_setns())  # os has it from Python 3.12 on
+        _known.append(getattr(os, "setns", None) or _c_setns())  # os.setns exists from Python 3.12 on
     _known[0](fd, _CLONE_NEWNET)
 
 
 def _c_setns() -> Callable[[int, int], None]:
-    import ctypes  # 3.11 alone needs it
+    import ctypes  # only Python 3.11 needs this
 
     library = ctypes.CDLL(None, use_errno=True)
 

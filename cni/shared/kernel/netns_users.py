@@ -1,11 +1,11 @@
 """The users of a network namespace whose path is gone: mounts, processes, threads and open descriptors.
 
-A namespace and its links exist as long as it has a user. For example, thick Multus keeps a descriptor of each namespace
-that it serves, in a process of the host's namespace, after the runtime has removed the path. Sources: namespaces(7),
+A namespace and its links exist as long as the namespace has a user. For example, a process of thick Multus, in the host's
+namespace, keeps a descriptor of a pod's namespace open after the runtime has removed the path. Sources: namespaces(7),
 proc(5).
 
 Two kinds of users are not found, because no path leads to them: a socket that was made in the namespace, and a descriptor
-in transit between two processes. (pidfd_getfd(2) and SIOCGSKNS could ask each socket of each process.)
+in transit between two processes. (With pidfd_getfd(2) and SIOCGSKNS each socket of each process could be examined.)
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _FIRST_INODE = 0xF0000000  # of namespaces: PROC_DYNAMIC_FIRST (fs/proc/generic.
 
 
 def of(inode: int | None) -> Iterator[str]:
-    """Paths that may lead to the network namespace `inode` (None: to any); those that are slow to find come last."""
+    """Yield paths that may lead to the network namespace `inode` (None: to any). Paths that are slow to find come last."""
     wanted = "net:[" if inode is None else f"net:[{inode}]"
     yield from (path for name, path in _mounts("self") if name.startswith(wanted))
     processes = _processes()
@@ -41,8 +41,8 @@ def of(inode: int | None) -> Iterator[str]:
 def sees_node() -> bool:
     """Whether this process sees the processes of the node.
 
-    Processes of the host and of containers with hostPID are in the PID namespace of the boot. A node that is itself a
-    container, as in kind, has another PID namespace, but sees processes in the PID namespaces of its pods. In any other
+    Processes of the host and of containers with hostPID are in the first PID namespace of the boot. A node that is itself
+    a container, as in kind, has another PID namespace, but sees processes in the PID namespaces of its pods. In any other
     container all visible processes are in one PID namespace.
     """
     own = target_of("/proc/self/ns/pid")
@@ -50,12 +50,12 @@ def sees_node() -> bool:
 
 
 def in_first_pids() -> bool:
-    """Whether this process is in the PID namespace of the boot, whose process 1 is the host's init."""
+    """Whether this process is in the first PID namespace of the boot, whose process 1 is the host's init."""
     return target_of("/proc/self/ns/pid") == _FIRST_PIDS
 
 
 def mounted() -> dict[int, set[str]]:
-    """The network namespaces that are mounted in any mount namespace: inode -> last parts of their paths."""
+    """The network namespaces that are mounted in any mount namespace: by inode, the last parts of their paths."""
     found: dict[int, set[str]] = {}
     for process in ("self", *_of_other_mounts(_processes())):
         for name, path in _mounts(process):
@@ -68,7 +68,7 @@ def _processes() -> list[str]:
 
 
 def _of_other_mounts(processes: list[str]) -> Iterator[str]:
-    """One of `processes` for each mount namespace except our own."""
+    """Yield one of `processes` for each mount namespace except our own."""
     seen = {target_of("/proc/self/ns/mnt")}
     for process in processes:
         mounts = target_of(f"/proc/{process}/ns/mnt")
@@ -78,7 +78,7 @@ def _of_other_mounts(processes: list[str]) -> Iterator[str]:
 
 
 def _mounts(process: str) -> Iterator[tuple[str, str]]:
-    """(name "net:[INODE]", path as `process` sees it) of each network namespace in the mounts of `process`."""
+    """Yield the name "net:[INODE]" and the path, as `process` sees it, of each network namespace that it has mounted."""
     try:
         with open(f"/proc/{process}/mountinfo", "rb") as lines:
             for line in lines:
@@ -98,11 +98,11 @@ def _may_be(inode: int | None, info: str) -> bool:
         with open(info, "rb") as lines:
             found = next((int(line[4:]) for line in lines if line.startswith(b"ino:")), None)
     except (OSError, ValueError):
-        return False  # closed meanwhile
+        return False  # the descriptor is closed meanwhile
     return found is None or (found >= _FIRST_INODE if inode is None else found == inode)
 
 
 def _those(wanted: str, link: str) -> Iterator[str]:
-    """The path `link`, if its target begins with `wanted`. Only the link is read, and the target is not opened."""
+    """Yield the path `link` if its target begins with `wanted`. The target is not opened."""
     if target_of(link).startswith(wanted):
         yield link

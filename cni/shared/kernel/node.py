@@ -25,20 +25,20 @@ def boot_id() -> str:
 
 
 def seconds_up() -> float:
-    """The seconds since the start of this boot (proc_uptime(5)). Raises OSError or ValueError."""
+    """The seconds since the start of this boot (proc_uptime(5)). Raises OSError or ValueError if they cannot be read."""
     return float(read_whole(_UPTIME).split()[0])
 
 
 def forget() -> None:
-    """Drop the known boot ID, because this process begins another call."""
+    """Forget the boot ID, because this process begins another call."""
     _known.clear()
 
 
 def machine_id() -> str:
-    """An identifier of this machine, equal in each boot; "" if unknown. It distinguishes machines with one host name.
+    """An identifier of this machine, equal in each boot; "" if unknown. It distinguishes machines with the same name.
 
-    It is a digest, because machine-id(5) is confidential. It includes the identity from firmware or hypervisor, because
-    copies of one image have the same machine-id.
+    The identifier is a digest, because machine-id(5) is confidential. The product UUID of firmware or hypervisor is
+    included, because copies of one image have the same machine-id.
     """
     found = []
     for path in _MACHINE:

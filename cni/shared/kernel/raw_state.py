@@ -3,10 +3,10 @@
 Attributes are not decoded if their bytes can be sent back unchanged. So members that a newer kernel adds to a metric or
 an encapsulation are kept too. Saved state is plain JSON, with bytes as hexadecimal text.
 
-A route is {"common", "legs"} with, if they apply, "expires" (seconds) and "ahead". "common" has the header and the
-attributes that all legs (next hops) share; a leg is [flags, weight, index of its link, attributes]. "ahead" (IPv4
-alone) is true if the kernel listed this route before another link's route with the same destination, TOS, priority and
-table.
+A saved route has the members "common" and "legs" and, if they apply, "expires" (seconds) and "ahead". "common" has the
+header and the attributes that all legs (next hops) share; a leg is [flags, weight, index of its link, attributes].
+"ahead", only for IPv4, is true if the kernel listed this route before another link's route with the same destination,
+TOS, priority and table.
 
 Sources: rtnetlink(7), include/uapi/linux/{if_link,if_addr,rtnetlink,neighbour,pkt_sched}.h; inet_rtm_newaddr
 (net/ipv4/devinet.c), inet6_rtm_newaddr (net/ipv6/addrconf.c), fib_dump_info (net/ipv4/fib_semantics.c), rt6_fill_node
@@ -76,12 +76,12 @@ _NOT_SETTINGS = frozenset((1, 2, 3, 17))  # NDTPA_IFINDEX, REFCNT, REACHABLE_TIM
 
 _TCMSG = Struct("=BxxxiIII")  # family, index, handle, parent, info
 _ROOT, _INGRESS = 0xFFFFFFFF, 0xFFFFFFF1
-_ECHO = 0x8  # without it the kernel answers the listeners alone (nlmsg_notify, net/netlink/af_netlink.c)
+_ECHO = 0x8  # without this flag only listeners get the kernel's answer (nlmsg_notify, net/netlink/af_netlink.c)
 
 
 class Raw:
-    """A link in an RTM_NEWLINK message. `flags` has the IFF_*, `attributes` the payloads by number. `inet` and `inet6`
-    are its sysctls, arrays of 32-bit numbers (b"" without the family). `token`, for SLAAC, has 16 bytes, or is b""."""
+    """A link in an RTM_NEWLINK message. `flags` has the IFF_* bits, `attributes` the payloads by type. `inet` and `inet6`
+    are its sysctls, arrays of 32-bit numbers (b"" without the family). `token` is the SLAAC token, 16 bytes or b""."""
 
     def __init__(self, body: bytes) -> None:
         self.flags = IFINFO.unpack_from(body)[3]
@@ -94,7 +94,7 @@ class Raw:
 
 
 def token_attributes(token: bytes) -> bytes:
-    """Attributes that set a link's SLAAC token. EINVAL means that the link takes no router advertisements."""
+    """The attributes that set a link's SLAAC token. The kernel answers EINVAL if the link ignores router advertisements."""
     return attribute(_AF_SPEC | NESTED, attribute(AF_INET6 | NESTED, attribute(_INET6_TOKEN, token)))
 
 
@@ -104,7 +104,7 @@ def token_attributes(token: bytes) -> bytes:
 def addresses(rtnl: Socket, index: int) -> list[Address]:
     """The addresses of the link, in the order in which they must be added again.
 
-    IPv4 keeps the order in which addresses come (__inet_insert_ifa), IPv6 puts a new one first (ipv6_link_dev_addr).
+    IPv4 keeps the order in which addresses are added (__inet_insert_ifa), IPv6 puts a new one first (ipv6_link_dev_addr).
     Temporary addresses (privacy extensions) are left out, because only the kernel can make them.
     """
     found = list_of(rtnl, index)
@@ -136,7 +136,7 @@ def address_again(address: Address, index: int, elapsed: int, flags: int) -> byt
 
 
 def of_link(bodies: Iterable[bytes], index: int) -> list[bytes]:
-    """The `bodies` with routes by the link `index`, and perhaps some others: the test only searches bytes."""
+    """The `bodies` of routes by the link `index`, and perhaps of some other routes: the test only searches bytes."""
     single, leg, multipath = number(_OIF, index), index.to_bytes(4, byteorder), _MULTIPATH.to_bytes(2, byteorder)
     return [body for body in bodies if single in body or (leg in body and multipath in body)]
 
@@ -147,7 +147,7 @@ def routes(
     """The routes in `bodies` by the link `index`, and the IPv4 routes by other links with a source address in
     `sources`: the kernel removes such a route with the address (fib_sync_down_addr). The kernel's local routes, routes
     that routers advertise, and routes by nexthop objects are left out. `every` has the bodies of all routes; for None
-    they are read if they are needed."""
+    all routes are read if they are needed."""
     found = [route for route in map(of_body, bodies) if route and any(leg[2] == index for leg in route["legs"])]
     old = [route for route in found if family_of(route) == AF_INET]
     new = found[len(old) :]
@@ -159,8 +159,8 @@ def routes(
 
 
 def _place(own: list[dict[str, Any]], bodies: list[bytes], wanted: list[bytes]) -> None:
-    """Set "ahead" in each of the IPv4 routes `own` that precedes another link's route with an equal key. Append the
-    other links' routes with a source in `wanted` to `own`."""
+    """Set "ahead" in each of the IPv4 routes `own` that precedes another link's route with an equal key (`key_of`).
+    Append the other links' routes with a source in `wanted` to `own`."""
     destinations = {destination_of(route): route for route in own}
     patterns = [attribute(_DST, destination) for _, destination in destinations if destination]
     defaults = any(length == 0 for length, _ in destinations)
@@ -193,9 +193,9 @@ def is_part(other: dict[str, Any], route: dict[str, Any]) -> bool:
 
 
 def with_those_away(own: list[dict[str, Any]], away: Iterable[dict[str, Any]]) -> None:
-    """Add to the routes `own` the legs and the "ahead" that the kernel dropped when other links left.
+    """Give the routes `own` the legs and the "ahead" that they had before other links left.
 
-    `away` are the saved routes of the links that left. So these devices may come back in any order.
+    `away` are the saved routes of these links. With this, the links may come back in any order.
     """
     for saved in away:
         for route in own:
@@ -206,7 +206,7 @@ def with_those_away(own: list[dict[str, Any]], away: Iterable[dict[str, Any]]) -
 
 
 def of_body(body: bytes) -> dict[str, Any] | None:
-    """The route in an RTM_NEWROUTE body, as the module describes it; None for a route that is not saved."""
+    """The route in an RTM_NEWROUTE body, in the form for saving; None for a route that is not saved."""
     family, length, source, tos, table, protocol, scope, kind, flags = RTMSG.unpack_from(body)
     found = unpack_attributes(body, RTMSG.size)
     get = found.get
@@ -242,12 +242,12 @@ def attributes_of(route: dict[str, Any]) -> dict[int, bytes]:
 
 
 def destination_of(route: dict[str, Any]) -> tuple[int, bytes]:
-    """(prefix length, address) of the destination; (0, b"") for a default route."""
+    """The prefix length and the address of the destination; 0 and b"" for a default route."""
     return bytes.fromhex(route["common"])[1], attributes_of(route).get(_DST, b"")
 
 
 def key_of(route: dict[str, Any]) -> tuple[Any, ...]:
-    """The values that identify a route's place in the kernel's tables: family, prefix, TOS, table and priority."""
+    """The values that determine a route's place in the kernel's tables: family, prefix, TOS, table and priority."""
     family, length, source, tos, table, _, _, _, _ = RTMSG.unpack_from(bytes.fromhex(route["common"]))
     found = attributes_of(route)
     return (
@@ -258,7 +258,7 @@ def key_of(route: dict[str, Any]) -> tuple[Any, ...]:
 
 
 def identity_of(route: dict[str, Any]) -> tuple[str, str]:
-    """(common, legs as text): the parts of a route that do not change between two readings."""
+    """The members "common" and "legs" as texts: the parts of a route that do not change between two readings."""
     return route["common"], str(route["legs"])
 
 
@@ -291,7 +291,7 @@ def destination_text(route: dict[str, Any]) -> str:
 
 
 def has_gateway(route: dict[str, Any]) -> bool:
-    """Whether the route has a gateway, which another route must reach."""
+    """Whether the route has a gateway, to which another route must lead."""
     return any(leg[3] for leg in route["legs"])
 
 
@@ -319,7 +319,7 @@ def route_again(route: dict[str, Any], legs: Sequence[Sequence[Any]], elapsed: i
 
 
 def neighbours(rtnl: Socket, index: int) -> list[str]:
-    """The permanent neighbours and the proxy entries of the link `index`, as RTM_NEWNEIGH bodies without its index."""
+    """The permanent neighbours and proxy entries of the link `index`, as RTM_NEWNEIGH bodies without the index, in hex."""
     found = []
     for flags in (0, _PROXY):
         header = NDMSG.pack(0, 0, 0, flags, 0) + number(_NEIGHBOUR_INDEX, index)
@@ -343,7 +343,7 @@ def families_with_neighbour_parameters(rtnl: Socket, index: int) -> list[int]:
             continue
         nested = unpack_attributes(body, _NDTMSG.size).get(_PARAMETERS, b"")
         settings = {k: v for k, v in unpack_attributes(nested).items() if k not in _NOT_SETTINGS}
-        if family not in defaults:  # a table's own come first (neightbl_dump_info)
+        if family not in defaults:  # the defaults of a table come first (neightbl_dump_info)
             defaults[family] = settings
         elif nested.startswith(mark) and settings != defaults[family]:
             found.append(family)
@@ -367,7 +367,7 @@ def neighbour_text(text: str) -> str:
 
 
 def has_qdisc(rtnl: Socket, index: int) -> bool:
-    """Whether an administrator has set a qdisc on the link: one with a handle at the root, or any at the ingress."""
+    """Whether an administrator has set a qdisc on the link: a root qdisc with a handle, or any ingress qdisc."""
     for parent in (_ROOT, _INGRESS):
         try:
             bodies = rtnl.request(_GETQDISC, _TCMSG.pack(0, index, 0, parent, 0), _ECHO)

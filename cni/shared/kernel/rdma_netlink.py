@@ -1,4 +1,4 @@
-"""RDMA netlink: list the verbs devices of a network namespace, move them to another, and read the netns mode.
+"""RDMA netlink: list the verbs devices of a network namespace, move a device to another, and read the netns mode.
 
 Like an `Rtnl`, an `Rdma` stays bound to the namespace in which the thread makes it. Numbers are those of
 include/uapi/rdma/rdma_netlink.h; the kernel's part is in drivers/infiniband/core/nldev.c.
@@ -28,7 +28,7 @@ class RdmaDevice:
 
 
 class PortNetdev:
-    """The port `number` of a verbs `device`. `ndev_index` is its netdev's index, 0 if that is in another namespace."""
+    """The port `number` of a verbs `device`. `ndev_index` is the index of its netdev, 0 for one in another namespace."""
 
     def __init__(self, body: bytes) -> None:
         found = unpack_attributes(body)
@@ -38,7 +38,7 @@ class PortNetdev:
 
 
 class Rdma(Socket):
-    """A socket for RDMA netlink. Raises EPROTONOSUPPORT when the kernel has no RDMA, KernelError when it refuses."""
+    """A socket for RDMA netlink. Raises OSError EPROTONOSUPPORT if the kernel has no RDMA, KernelError for a refusal."""
 
     def __init__(self) -> None:
         super().__init__(_NETLINK_RDMA)
@@ -50,7 +50,7 @@ class Rdma(Socket):
         self.close()
 
     def netns_mode(self) -> str:
-        """SHARED (each namespace sees all verbs devices) or EXCLUSIVE (each device is in one). Before 5.2: SHARED."""
+        """SHARED (all namespaces see all verbs devices) or EXCLUSIVE (a device is in one). Before Linux 5.2: SHARED."""
         for body in self.request(_SYS_GET, b""):
             mode = unpack_attributes(body).get(_NETNS_MODE)
             if mode is not None:
@@ -73,10 +73,9 @@ class Rdma(Socket):
         """Move a verbs device to the namespace `netns_fd`, in exclusive mode.
 
         The thread must be in the device's namespace: the kernel checks the thread, not the socket
-        (rdma_dev_change_netns).
-
-        Errors: EOPNOTSUPP in shared mode and for drivers that cannot move a device (rxe); ENODEV when the device is not
-        in this namespace; EPERM without CAP_NET_ADMIN in the new namespace; EEXIST when its name is taken there.
+        (rdma_dev_change_netns). Errors: EOPNOTSUPP in shared mode and for drivers that cannot move a device (rxe);
+        ENODEV when the device is not in this namespace; EPERM without CAP_NET_ADMIN in the new namespace; EEXIST when
+        the device's name is taken there.
         """
         self.request(_SET, number(_DEVICE_INDEX, device_index) + number(_NETNS_FD, netns_fd))
 
@@ -104,7 +103,7 @@ def has_device(name: str) -> bool:
 
 
 def ports_of_netdev(name: str, rtnl: Rtnl) -> list[tuple[str, int]]:
-    """As `rdma_sysfs.ports_of_netdev`, for a netdev of the namespace that the thread and `rtnl` are in."""
+    """The ports of a netdev as by `rdma_sysfs.ports_of_netdev`, in the namespace of the thread and of `rtnl`."""
     socket = _opened()
     if socket is None:
         return []

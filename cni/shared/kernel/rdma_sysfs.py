@@ -24,16 +24,16 @@ ETHERNET, INFINIBAND = "Ethernet", "InfiniBand"  # link layers
 ACTIVE = "ACTIVE"
 WHOLE_ROCE_MTU = 4096
 HEADERS = 96  # of RoCE, in bytes: GRH 40, UDP 8, BTH 12, XRC 4, AtomicETH 28, ICRC 4
-MTU_FOR_WHOLE_ROCE = WHOLE_ROCE_MTU + HEADERS  # of a netdev whose RoCE MTU is the largest
+MTU_FOR_WHOLE_ROCE = WHOLE_ROCE_MTU + HEADERS  # the least MTU of a netdev with the largest RoCE MTU
 
 _EMPTY = "0000:0000:0000:0000:0000:0000:0000:0000"
 _PAGE = 4096
-_DEPTH = 8  # links on top of one another: the kernel allows no more (MAX_NEST_DEV, include/linux/netdevice.h)
+_DEPTH = 8  # the most links on top of one another (MAX_NEST_DEV, include/linux/netdevice.h)
 
 
 class PortState:
-    """A port of a verbs device. `state` is "ACTIVE" or "DOWN", for example, `physical_state` "LinkUp" or "Disabled",
-    and `rate` "100 Gb/sec (4X EDR)". Each is "" when it cannot be read."""
+    """A port of a verbs device. For example, `state` is "ACTIVE" or "DOWN", `physical_state` "LinkUp" or "Disabled", and
+    `rate` "100 Gb/sec (4X EDR)". An attribute that cannot be read is ""."""
 
     def __init__(self, device: str, number: int, root: str = "/sys") -> None:
         here = _port(device, number, root)
@@ -92,7 +92,7 @@ def netdev_of(device: str, port: int, root: str = "/sys") -> str:
     """The name of the netdev of a port; "" when the port has none or sysfs does not show it.
 
     An rxe device names its netdev in an attribute. For another RoCE port, the first GID names the port's own netdev, or
-    the bond if ports form a LAG. Without GIDs, the netdev is that of the same PCI function that has the port's number.
+    the bond if ports form a LAG. Without GIDs, it is the netdev of the same PCI function with the number of the port.
     """
     parent = _value(f"{root}{CLASS}/{device}/parent")
     if parent:
@@ -106,8 +106,8 @@ def netdev_of(device: str, port: int, root: str = "/sys") -> str:
 
 
 def netdevs_of_device(device: str, root: str = "/sys") -> list[str]:
-    """The netdevs of the allocated `device`: a PCI function, a subfunction or a soft-RoCE device. A device plugin that
-    shares a NIC adds a number, "0000:3b:00.0-7"."""
+    """The netdevs of the allocated `device`: a PCI function, a subfunction or a soft-RoCE device. The name may end with
+    the number that a device plugin adds for a shared NIC, "0000:3b:00.0-7"."""
     function = _function(device)
     found = sysfs.netdevs_of_pci(function, root) or sysfs.netdevs_of_auxiliary(function, root)
     if not found and function in devices(root):
@@ -116,7 +116,7 @@ def netdevs_of_device(device: str, root: str = "/sys") -> list[str]:
 
 
 def names_of_nic(device: str, root: str = "/sys") -> set[str]:
-    """The PCI addresses and netdevs of the allocated `device`; for a virtual function or subfunction, also of its
+    """The PCI address and the netdevs of the allocated `device`; for a virtual function or subfunction, also those of its
     physical function."""
     function = _function(device)
     above = sysfs.pci_above(sysfs.path_of("auxiliary", function, root))
@@ -130,8 +130,8 @@ def _function(device: str) -> str:
 
 
 def ports_of_netdev(name: str, root: str = "/sys") -> list[tuple[str, int]]:
-    """(verbs device, port) of each port that the traffic of the netdev can use, sorted: the netdev's own ports, and
-    those of the links below it (VLAN, bond, macvlan). Only netdevs in this mount of sysfs are considered."""
+    """The verbs device and number of each port that the traffic of the netdev can use, sorted: the netdev's own ports,
+    and those of the links below a VLAN, bond or macvlan. Only netdevs in this mount of sysfs are considered."""
     names = [name]
     level = [name]
     for _ in range(_DEPTH):
@@ -154,7 +154,7 @@ def gids(device: str, port: int, root: str = "/sys") -> list[GidEntry]:
 
 
 def gid_values(device: str, port: int, root: str = "/sys") -> Iterator[tuple[int, str]]:
-    """(index, value) of each GID in use, in order. An entry is read when it is requested: a table may have 1024."""
+    """Yield index and value of each GID in use, in order. Entries are read one by one, since a table may have 1024."""
     here = f"{_port(device, port, root)}/gids"
     for index in sorted(int(n) for n in names_in(here)):
         value = _value(f"{here}/{index}")
@@ -174,7 +174,7 @@ def gid_table_size(device: str, port: int, root: str = "/sys") -> int:
 
 
 def gid_of(address: str) -> str:
-    """The GID of an IP address ("192.168.111.7", "fd00::7"), as `GidEntry.value`. Raises ValueError for others."""
+    """The GID of an IP address, in the form of `GidEntry.value`. Raises ValueError for any other text."""
     try:
         if ":" in address:
             octets = inet_pton(AF_INET6, address)
@@ -186,7 +186,7 @@ def gid_of(address: str) -> str:
 
 
 def address_of(gid: str) -> str:
-    """The IP address in `gid`; `gid` itself when that is no GID."""
+    """The IP address in `gid`; a text that is no GID is returned unchanged."""
     try:
         octets = bytes.fromhex(gid.replace(":", ""))
         if octets.startswith(bytes(10) + b"\xff\xff"):
@@ -197,7 +197,7 @@ def address_of(gid: str) -> str:
 
 
 def roce_mtu(mtu: int) -> int:
-    """The RoCE MTU for a netdev with `mtu` bytes: the largest, 256 to 4096, that fits with headers; 0 if none fits."""
+    """The RoCE MTU of a netdev with `mtu`, both in bytes: the largest, 256 to 4096, that fits with headers; or 0."""
     return next((size for size in (4096, 2048, 1024, 512, 256) if mtu >= size + HEADERS), 0)
 
 
@@ -206,7 +206,7 @@ def _port(device: str, number: int, root: str) -> str:
 
 
 def _port_of_netdev(place: str) -> int:
-    """The number of the port, from 1, that the netdev at `place` in sysfs belongs to. (dev_port begins with 0.)"""
+    """The number of the port, from 1, to which the netdev at `place` in sysfs belongs. (dev_port begins with 0.)"""
     number = _value(f"{place}/dev_port")
     return int(number) + 1 if number.isdigit() else 1
 
@@ -217,7 +217,7 @@ def _lower(name: str, root: str) -> list[str]:
 
 
 def _value(path: str) -> str:
-    """The value of an attribute, "" on a failure. One read returns all of it; an unused GID entry gives EINVAL."""
+    """The value of an attribute, which one read returns whole; "" on a failure, such as EINVAL for an unused GID entry."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:

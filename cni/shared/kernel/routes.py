@@ -2,8 +2,8 @@
 
 Sources: rtnetlink(7), ip-nexthop(8), ip-rule(8), include/uapi/linux/rtnetlink.h, nexthop.h and fib_rules.h.
 
-Destinations are "network/length", with "0.0.0.0/0" and "::/0" for the default routes, gateways "address" or "". The
-functions raise KernelError when the kernel refuses a request, and ValueError for a text that is no address.
+A destination is "network/length", of a default route "0.0.0.0/0" or "::/0"; a gateway is "address" or "". The functions
+raise KernelError when the kernel refuses a request, and ValueError for a text that is no address.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ _VIA_FAMILY = Struct("=H")  # struct rtvia begins with it
 _METRIC_MTU, _METRIC_ADVMSS = 2, 8  # in _METRICS
 _ONLINK, _CLONED = 0x4, 0x200
 _ADDRESS_BYTES = {AF_INET: 4, AF_INET6: 16}
-_DEFAULT_BITS: dict[int, int] = {AF_INET: 1, AF_INET6: 4}  # the longest prefixes of `default_routes`
+_DEFAULT_BITS: dict[int, int] = {AF_INET: 1, AF_INET6: 4}  # the longest prefixes that count as a default route
 
 UNICAST = 1  # a type of route
 LOOPBACK = 1  # the index of lo, in each namespace (LOOPBACK_IFINDEX)
 MAIN_TABLE, LOCAL_TABLE = 254, 255
 IPV6_PRIORITY = 1024  # of an IPv6 route that was added without a priority
-IPV6_PREFIX_PRIORITY = 256  # of the IPv6 routes that the kernel sets to the subnets of a link
+IPV6_PREFIX_PRIORITY = 256  # of the IPv6 routes that the kernel makes to the subnets of a link
 UNIVERSE_SCOPE, LINK_SCOPE = 0, 253
 KERNEL_PROTOCOL, BOOT_PROTOCOL, RA_PROTOCOL = 2, 3, 9
 # RTPROT_* of routing daemons: zebra, bird, xorp, babel, openr, bgp, isis, ospf, rip, eigrp
@@ -52,11 +52,11 @@ _DAEMONS = frozenset((11, 12, 14, 42, 99, 186, 187, 188, 189, 192))
 
 
 class KernelRoute:
-    """A route by the link `index`; of a multipath route, the part that goes by this link.
+    """A route by the link `index`, or one next hop of a multipath route.
 
     `mtu` and `advmss` are bytes, 0 for none. `priority` is the metric; the lowest wins. An IPv6 route that was added
     without a metric has 1024. `table`, `scope`, `protocol` and `kind` (the type) are numbers of rtnetlink(7).
-    `source` is the preferred source address, `body` the message, which all next hops of a route share.
+    `source` is the preferred source address, `body` the message's body, which all next hops of a route share.
     """
 
     def __init__(self, body: bytes, index: int, flags: int, hop: dict[int, bytes]) -> None:
@@ -100,10 +100,10 @@ def of_bodies(bodies: Iterable[bytes], index: int) -> list[KernelRoute]:
 
 
 def way_to(rtnl: Socket, address: str, source: str = "") -> tuple[int, str]:
-    """(link index, source) of a packet without mark from `source` to `address`, as by `ip route get`; (0, "") for no
-    route.
+    """The index of the link for a packet without mark to `address`, and its source address; 0 and "" without a route.
 
-    The index is LOOPBACK for an address of this namespace. Without `source` the kernel chooses the source address."""
+    As `ip route get`: the index is LOOPBACK for an address of this namespace; without `source` the kernel chooses the
+    source address."""
     family, octets = address_of(address)
     own = address_of(source)[1] if source else b""
     body = RTMSG.pack(family, 8 * len(octets), 8 * len(own), 0, 0, 0, 0, 0, 0) + attribute(_DST, octets)
@@ -111,7 +111,7 @@ def way_to(rtnl: Socket, address: str, source: str = "") -> tuple[int, str]:
         body += attribute(_SRC, own)
     try:
         found = unpack_attributes(rtnl.get(_GETROUTE, body), RTMSG.size)
-    except KernelError:  # no route, such as ENETUNREACH, or one that discards packets
+    except KernelError:  # no route, such as ENETUNREACH, or a route that discards packets
         return 0, ""
     return number_of(found.get(_OIF, b"")), inet_ntop(family, found[_PREFSRC]) if _PREFSRC in found else ""
 
@@ -123,8 +123,8 @@ def default_route_link(rtnl: Socket) -> int:
 
 
 def default_route(rtnl: Socket) -> KernelRoute | None:
-    """The main table's default route with the best metric, IPv4 before IPv6; None when there is none. Of routes
-    with equal metrics, a configured one precedes one that a router advertised; then the lowest link index counts."""
+    """The main table's default route with the best metric, IPv4 before IPv6; None when there is none. Of routes with
+    equal metrics, a configured route precedes an advertised route; then the lowest link index counts."""
     for family in (AF_INET, AF_INET6):
         found = [
             route
@@ -188,13 +188,13 @@ def _links_by_id(rtnl: Socket, body: bytes) -> list[int]:
     try:
         return _links_of_nexthop(rtnl, number_of(identity))
     except KernelError as fault:
-        if fault.errno == ENOENT:  # removed meanwhile, and the route with it
+        if fault.errno == ENOENT:  # the object was removed meanwhile, and the route with it
             return []
         raise
 
 
 def _links_of_nexthop(rtnl: Socket, identity: int) -> list[int]:
-    """The indexes of the links that a nexthop object or group uses; [] if it discards packets. Raises KernelError."""
+    """The indexes of the links that a nexthop object or group uses; [] if the object discards packets."""
     body = rtnl.get(_GETNEXTHOP, _NHMSG.pack(0, 0, 0, 0) + number(_NHA_ID, identity))
     found = unpack_attributes(body, _NHMSG.size)
     if _NHA_OIF in found:
@@ -218,12 +218,12 @@ def add(
     source: str = "",
     protocol: int = BOOT_PROTOCOL,
 ) -> None:
-    """Add a route to `dst` by the link `index`, by default to the main table. Other Nones leave a choice to the kernel.
+    """Add a route to `dst` by the link `index`, by default to the main table. For other Nones the kernel has defaults.
 
-    `scope` None is link scope without a gateway and universe scope with one, as in ip-route(8). `onlink` treats `gw` as
-    a neighbour even if no prefix of the link contains `gw`. Raises EEXIST when this very route exists, and EINVAL when
-    `dst` has host bits. A route by another link with the same `dst` and priority is no error. As with the Go plugins,
-    a new IPv4 route then precedes the old one, and a new IPv6 route shares the traffic with the old one.
+    `scope` None is link scope without a gateway and universe scope with a gateway, as in ip-route(8). `onlink` treats
+    `gw` as a neighbour even if no prefix of the link contains `gw`. Raises EEXIST when the same route exists, and EINVAL
+    when `dst` has host bits. A route by another link with the same `dst` and priority is no error. As with the Go
+    plugins, a new IPv4 route then precedes the old route, and a new IPv6 route shares the traffic with the old route.
     """
     network, _, length = dst.partition("/")
     family, destination = address_of(network)
@@ -261,7 +261,7 @@ def dump_routes(rtnl: Socket, family: int, only: bytes = b"") -> list[bytes]:
 
 
 def _unpack(body: bytes) -> Iterator[KernelRoute]:
-    """The route in an RTM_NEWROUTE body, one for each next hop."""
+    """Yield a route for each next hop in an RTM_NEWROUTE body."""
     flags = RTMSG.unpack_from(body)[8]
     if flags & _CLONED:  # an exception that the kernel learned, such as a path's MTU
         return
@@ -274,7 +274,7 @@ def _unpack(body: bytes) -> Iterator[KernelRoute]:
 
 
 def next_hops(hops: bytes) -> Iterator[tuple[int, int, int, dict[int, bytes]]]:
-    """(flags, weight, index of the link, attributes) of each next hop in `hops`, the payload of RTA_MULTIPATH."""
+    """Yield flags, weight, link index and attributes of each next hop in `hops`, the payload of RTA_MULTIPATH."""
     start = 0
     while start + NEXTHOP.size <= len(hops):
         length, flags, less_one, index = NEXTHOP.unpack_from(hops, start)
@@ -295,7 +295,7 @@ _NONE = 0xFFFFFFFF
 
 
 class Rule:
-    """A routing policy rule. It belongs to the namespace, so the removal of a link does not remove it. `source` is
+    """A routing policy rule. A rule belongs to the namespace, so it outlives the removal of a link. `source` is
     "address/length", or "" for any address. The rule with the lowest `priority` comes first.
 
     `is_unconditional`: the rule applies to each packet of the node that has neither source nor mark, like the rules
@@ -327,7 +327,7 @@ def rules(rtnl: Socket) -> list[Rule]:
 
 
 def unconditional_rules(rtnl: Socket) -> tuple[list[Rule], list[Rule]]:
-    """The unconditional rules, as (IPv4 rules, IPv6 rules), both in order of priority."""
+    """The unconditional IPv4 rules and the unconditional IPv6 rules, both in order of priority."""
     found = [rule for rule in rules(rtnl) if rule.is_unconditional]
     found.sort(key=lambda rule: rule.priority)
     return [rule for rule in found if not rule.is_ipv6], [rule for rule in found if rule.is_ipv6]

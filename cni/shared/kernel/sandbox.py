@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from cni.shared.kernel.netns import Namespace
     from cni.shared.spec.request import Request
 
-SETTLED = 600.0  # seconds in which kubelet calls DEL for a sandbox that has ended, and makes the pod's next one
+SETTLED = 600.0  # seconds in which kubelet calls DEL for a sandbox that has ended, and makes the pod's next sandbox
 GONE = "gone"  # the member of a record with the uptime at which its sandbox was first seen to be gone
 
 
@@ -42,7 +42,7 @@ class Sandbox:
     def identity(self) -> dict[str, int]:
         """The identity of this namespace: its cookie (0 before Linux 5.14), device and inode.
 
-        The inode serves to find the namespace. Unlike the cookie, it may go to another namespace when this one is gone.
+        The inode serves to find the namespace. Unlike the cookie, the inode may be reused when the namespace is gone.
         """
         return {
             "cookie": self.rtnl.namespace_cookie(),
@@ -81,16 +81,16 @@ def at(path: str, request: Request) -> Sandbox | None:
 
 
 def of_record(record: dict[str, Any], request: Request) -> Sandbox | None:
-    """The sandbox of the attachment in `record`, wherever it is now; None when it is not found.
+    """The sandbox of the attachment in `record`, at any path or only in use by a process; None when it is not found.
 
-    Before Linux 5.14 it may be a later sandbox with the same inode: see `is_certain`.
+    Before Linux 5.14 the result may be a later sandbox with the same inode: see `is_certain`.
     """
     for path in dict.fromkeys((record["netns"], request.netns)):
         found = at(path, request)
         if found:
             if found.identity() == record["sandbox"]:
                 return found
-            found.close()  # a later one at the path of the former
+            found.close()  # a later sandbox at the same path
     return kept(record["sandbox"])
 
 
@@ -107,7 +107,7 @@ def kept(identity: dict[str, int]) -> Sandbox | None:
 
 
 def may_be_gone(record: dict[str, Any]) -> bool:
-    """Whether the sandbox of `record` is of an earlier boot, or its path is missing in an existing directory."""
+    """Whether the sandbox of `record` is of an earlier boot, or its path has disappeared from an existing directory."""
     return record["bootID"] != node.boot_id() or netns.has_lost_path(record["netns"])
 
 

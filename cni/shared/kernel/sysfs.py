@@ -33,9 +33,9 @@ def is_physical_function(address: str, root: str = "/sys") -> bool:
 
 
 def function_of(address: str, root: str = "/sys") -> tuple[str, int] | None:
-    """(PCI address of the physical function, number of the VF) for the VF `address`.
+    """The PCI address of the physical function of the VF `address`, and the number of the VF.
 
-    None when `address` is no VF, or when this machine, perhaps a virtual one, does not have the physical function.
+    None when `address` is no VF, or when this machine, such as a virtual machine, does not have the physical function.
     """
     physical = physical_function_of(address, root)
     for name in _listed(f"{root}/bus/pci/devices/{physical}") if physical else []:
@@ -46,12 +46,12 @@ def function_of(address: str, root: str = "/sys") -> tuple[str, int] | None:
 
 
 def netdevs_of_pci(address: str, root: str = "/sys") -> list[str]:
-    """The netdevs, sorted by name, of a PCI device, which may be a virtio device."""
+    """The netdevs, sorted by name, of a PCI device, also of a virtio device."""
     return netdevs_of("pci", address, root)
 
 
 def netdevs_of_auxiliary(device: str, root: str = "/sys") -> list[str]:
-    """The netdevs of an auxiliary device, in order of name."""
+    """The netdevs, sorted by name, of an auxiliary device."""
     return netdevs_of("auxiliary", device, root)
 
 
@@ -103,12 +103,12 @@ def path_of(bus: str, device: str, root: str = "/sys") -> str:
 
 
 def pci_above(path: str) -> str:
-    """The address of the last PCI device in `path`: the device itself or the nearest one above it; "" if none."""
+    """The address of the last PCI device in `path`, the path of a device below /sys/devices; "" if there is none."""
     return next((part for part in reversed(path.split("/")) if is_pci_address(part)), "")
 
 
 def _absolute(target: str) -> str:
-    """The target of a link of sysfs: "../../devices/pci0000:3a/…" as "/sys/devices/pci0000:3a/…"."""
+    """The relative target of a link of sysfs, "../../devices/pci0000:3a/…", as "/sys/devices/pci0000:3a/…"."""
     return "/sys/" + target[target.index("devices/") :] if "devices/" in target else ""
 
 
@@ -122,7 +122,7 @@ def _netdevs(device: str) -> list[str]:
 
 
 def is_pci_address(text: str) -> bool:
-    """Whether `text` is domain:bus:device.function, in hexadecimal digits; a domain may have more than four."""
+    """Whether `text` is domain:bus:device.function, in hexadecimal digits, of which the domain has four or more."""
     rest, dot, function = text.rpartition(".")
     domain, *parts = rest.split(":")
     lengths = [len(p) for p in (*parts, function)]

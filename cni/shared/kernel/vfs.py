@@ -5,7 +5,7 @@ A state is a dictionary with the settings of a VF, named as in ip-link(8):
     mac           the administrative MAC, "00:00:00:00:00:00" for none; some drivers show the VF's own MAC instead
     vlan          0 to 4094, 0: none; vlanQoS 0 to 7; vlanProto "802.1q" or "802.1ad"
     min_tx_rate   Mbit/s, 0: no bound; max_tx_rate likewise
-    spoofchk      "on" or "off", "" when the driver does not show it; trust likewise
+    spoofchk      "on" or "off", "" when the driver does not show the setting; trust likewise
     link_state    "auto", "enable" or "disable"
 
 A driver refuses a setting that it does not support with EOPNOTSUPP. Sources: struct ifla_vf_* of
@@ -22,7 +22,7 @@ from cni.shared.kernel.links import GETLINK, NEWLINK, Rtnl, ifinfo
 from cni.shared.kernel.netlink import NESTED, KernelError, attribute, unpack_attributes, unpack_list
 
 NO_MAC = "00:00:00:00:00:00"
-SETTINGS = (  # each is set whole, by one message
+SETTINGS = (  # the keys of each are set together, by one message
     ("vlan", "vlanQoS", "vlanProto"),
     ("min_tx_rate", "max_tx_rate"),
     ("spoofchk",),
@@ -50,13 +50,13 @@ _STATES = ("auto", "enable", "disable")
 
 
 def read(host: Rtnl, pf_index: int, vf: int) -> dict[str, Any] | None:
-    """The state of the VF number `vf` of the PF; None when the PF has no such VF. Raises KernelError."""
+    """The state of the VF number `vf` of the PF; None when the PF has no such VF. Raises KernelError on a refusal."""
     found = _info(host, pf_index, vf)
     return _state(found) if found else None
 
 
 def guid(host: Rtnl, pf_index: int, vf: int) -> str | None:
-    """The node GUID of the VF number `vf` of an InfiniBand PF; None if not shown. Raises KernelError."""
+    """The node GUID of VF number `vf` of an InfiniBand PF; None if not shown. Raises KernelError on a refusal."""
     payload = _info(host, pf_index, vf).get(_NODE_GUID)
     return _GUID.unpack_from(payload)[1].to_bytes(8, "big").hex(":") if payload else None
 
@@ -92,13 +92,13 @@ def _switched(payload: bytes) -> str:
 
 
 def write(host: Rtnl, pf_index: int, vf: int, setting: tuple[str, ...], state: dict[str, Any]) -> None:
-    """Set one of SETTINGS of the VF, or ("guid",), to its values in `state`. Raises KernelError when driver or device refuses."""
+    """Set one of SETTINGS, or ("guid",), of the VF to the values in `state`. Raises KernelError if the driver refuses."""
     info = attribute(_VF_INFO | NESTED, _packed(vf, setting[0], state))
     host.request(NEWLINK, ifinfo(pf_index) + attribute(_VFINFO_LIST | NESTED, info))
 
 
 def _packed(vf: int, first: str, state: dict[str, Any]) -> bytes:
-    """The attribute that sets the keys of the setting that begins with `first` to their values in `state`."""
+    """The attribute that sets the setting whose first key is `first` to the values in `state`."""
     value = state[first]
     if first == "mac":
         return attribute(_MAC, _MAC_BYTES.pack(vf, bytes.fromhex(value.replace(":", ""))))
@@ -106,7 +106,7 @@ def _packed(vf: int, first: str, state: dict[str, Any]) -> bytes:
         payload = _GUID.pack(vf, int(value.replace(":", ""), 16))
         return attribute(_NODE_GUID, payload) + attribute(_PORT_GUID, payload)
     if first == "vlan":
-        if state["vlanProto"] == "802.1q":  # which every driver with VLANs has
+        if state["vlanProto"] == "802.1q":  # every driver with VLANs supports this attribute
             return attribute(_VLAN, Struct("=III").pack(vf, value, state["vlanQoS"]))
         tag = _TAG.pack(vf, value, state["vlanQoS"], _PROTOCOLS[state["vlanProto"]])
         return attribute(_VLAN_LIST | NESTED, attribute(_VLAN_INFO, tag + b"\0\0"))
@@ -118,7 +118,7 @@ def _packed(vf: int, first: str, state: dict[str, Any]) -> bytes:
 
 
 def refusal(setting: tuple[str, ...], fault: KernelError) -> str:
-    """The text, with cause and remedy, for an error: the kernel refused to set `setting`, with `fault`."""
+    """The cause and the remedy, for an error message, when the kernel has refused `setting` with `fault`."""
     key = setting[0]
     if fault.errno == EOPNOTSUPP:
         return f"the PF's driver cannot set `{key}`: leave the key out"

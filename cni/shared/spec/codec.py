@@ -1,8 +1,8 @@
 """Convert JSON to Python objects and back, by the standard: without NaN and Infinity.
 
 The text may be hostile. A limit on nesting ensures that each decoded value can be encoded and compared. To bound time
-and memory, `loads_foreign` also limits size and number of values. `loads_reply` limits the number of values alone,
-since the size of a reply is limited already.
+and memory, `loads_foreign` also limits the size of the text and the number of values. `loads_reply` limits only the
+number of values, since the size of a reply is limited already.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ _decode = json.JSONDecoder(parse_float=_finite, parse_int=_bounded, parse_consta
 _encode = json.JSONEncoder(check_circular=False, allow_nan=False).encode
 _encode_unicode = json.JSONEncoder(check_circular=False, allow_nan=False, ensure_ascii=False).encode
 _DEPTH = 100  # lists and objects within one another
-MOST_BYTES = 8 << 20  # Kubernetes takes no object of more than 1.5 MiB
+MOST_BYTES = 8 << 20  # of a foreign text; Kubernetes accepts no object above 1.5 MiB
 _VALUES = 100_000  # an empty list takes 30 times the memory of its text
-_VALUES_OF_REPLY = 4_000_000  # in the largest reply that ipam.stores.http reads, they take some 500 MiB
+_VALUES_OF_REPLY = 4_000_000  # values that take some 500 MiB of memory; ipam.stores.http limits the text of a reply
 _TOO_DEEP = f"it is nested too deeply, more than {_DEPTH} levels"
 _DIGITS = 4300  # of an integer: Python's own limit, for bounded time (sys.int_info)
 
 
 def loads_foreign(data: bytes) -> Any:
-    """The value of the untrusted JSON text `data`. Raises TooMuch for too many bytes or values, unlike `loads`."""
+    """The value of the untrusted JSON text `data`. Raises ValueError as `loads`, and TooMuch for too many bytes or values."""
     if len(data) > MOST_BYTES:
         raise TooMuch(f"it is larger than {MOST_BYTES >> 20} MiB")
     value = _loads_bounded(data, _VALUES)
@@ -57,7 +57,7 @@ def loads_foreign(data: bytes) -> Any:
 
 
 def loads_reply(data: bytes) -> Any:
-    """The value of the JSON text `data` from a server. Raises TooMuch for too many values, unlike `loads`."""
+    """The value of the JSON text `data` from a server. Raises ValueError as `loads`, and TooMuch for too many values."""
     return _loads_bounded(data, _VALUES_OF_REPLY)
 
 
@@ -68,7 +68,8 @@ def _loads_bounded(data: bytes, most: int) -> Any:
 
 
 def loads(data: bytes) -> Any:
-    """The value of the UTF-8 JSON text `data`. Raises ValueError with line and column of a syntax error."""
+    """The value of the UTF-8 JSON text `data`. Raises ValueError with line and column of a syntax error, TooMuch for too
+    deep nesting."""
     text = data.decode("utf-8")  # UnicodeDecodeError is a ValueError
     try:
         value = _decode(text)

@@ -1,7 +1,7 @@
-"""The errors: every failure that a caller sees is one of these classes.
+"""The errors: every failure that a caller sees is of one of these classes.
 
-Codes up to 99 are the spec's (SPEC.md, section 5, "Error"); from 100 on they are railcni's own.
-The first 250 characters of `msg` must hold cause and remedy: runtimes wrap the message and cut off its end.
+Codes up to 99 are those of the spec (SPEC.md, section 5, "Error"), codes from 100 on are railcni's own. The first 250
+characters of `msg` must contain cause and remedy, since runtimes wrap the message and cut off its end.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class IncompatibleVersion(CniError):
 
 
 class UnsupportedField(CniError):
-    """A known key has a value that this plugin cannot honour."""
+    """A known key has a value that this plugin does not support."""
 
     code = 2
 
@@ -91,13 +91,13 @@ class Unrestored(TryAgainLater):
 
 
 class NotAvailable(CniError):
-    """STATUS: no ADD can succeed."""
+    """STATUS: no ADD can succeed now."""
 
     code = 50
 
 
 class LimitedConnectivity(CniError):
-    """STATUS: no ADD can succeed, and existing attachments may have no connectivity."""
+    """STATUS: no ADD can succeed now, and existing attachments may have no connectivity."""
 
     code = 51
 

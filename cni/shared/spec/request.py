@@ -1,4 +1,4 @@
-"""Parse environment and stdin into a Request, with the protocol's checks in this order (right: the error code).
+"""Parse environment and stdin into a Request. The checks of the protocol, in this order, with their error codes:
 
     1. CNI_CONTAINERID and CNI_IFNAME are well formed                    4
     2. no variable that the verb needs is missing; all in one message    4
@@ -37,7 +37,7 @@ _NEEDED = {
     "GC": ("CNI_PATH",),
     "STATUS": ("CNI_PATH",),
 }
-_OF_NO_LINK = frozenset("/:\0")  # characters that no link's name has; white space, too, is in none
+_OF_NO_LINK = frozenset("/:\0")  # characters that no link's name may have, beside white space
 IFNAME_BYTES = 15  # IFNAMSIZ less its final zero, include/uapi/linux/if.h
 VALID_ATTACHMENTS = "cni.dev/valid-attachments"
 NOTHING_LISTED = (
@@ -46,7 +46,7 @@ NOTHING_LISTED = (
 
 
 class Attachment:
-    """The identity of an attachment, which an ADD makes and a DEL removes: network name, containerID and ifname."""
+    """The identity of an attachment: network name, containerID and ifname. ADD makes attachments, DEL removes them."""
 
     def __init__(self, network: str, container_id: str, ifname: str) -> None:
         self.network = network
@@ -54,7 +54,7 @@ class Attachment:
         self.ifname = ifname
 
     def key(self) -> tuple[str, str, str]:
-        """(network name, containerID, ifname), for names of records and for keys."""
+        """The network name, the containerID and the ifname, for names of records and for keys."""
         return (self.network, self.container_id, self.ifname)
 
     def __eq__(self, other: object) -> bool:
@@ -70,10 +70,10 @@ class Attachment:
 class Request:
     """One call of a plugin.
 
-    `command` is the verb, `config` the parsed stdin with its keys as written, and `stdin` its bytes, for a delegated
+    `command` is the verb, `config` the parsed stdin with its keys as written, and `stdin` the bytes, for a delegated
     plugin. `cni_version` is the version of the reply, `args` CNI_ARGS as a dictionary, `environ` the whole environment.
     `pod` is (namespace, name, uid) by CNI_ARGS, with "" for a missing part. `ipam_type` is `ipam.type`, "" for a link
-    without addresses. `attachment` has an empty containerID and ifname in GC and STATUS, which concern a network.
+    without addresses. GC and STATUS concern a network: there the containerID and ifname of `attachment` are empty.
     """
 
     def __init__(self, environ: Mapping[str, str], stdin: bytes, config: dict[str, Any], args: dict[str, str]) -> None:
@@ -135,7 +135,7 @@ def parse(environ: Mapping[str, str], stdin: bytes) -> Request:
 
 
 def at_least(version: str, floor: str) -> bool:
-    """Whether `version`, one of SUPPORTED, is `floor` or newer. Strings suffice: SUPPORTED is in alphabetical order."""
+    """Whether `version`, one of SUPPORTED, is `floor` or newer. The texts can be compared: all numbers have one digit."""
     return version >= floor
 
 
@@ -155,7 +155,7 @@ def _require(version: str, verb: str) -> None:
 
 
 def version_of(stdin: bytes) -> str:
-    """The cniVersion for an error reply: the one in `stdin` if it is supported, else the newest."""
+    """The cniVersion for an error reply: the cniVersion in `stdin` if it is supported, else the newest."""
     try:
         config = codec.loads_foreign(stdin)
     except ValueError:
@@ -165,9 +165,9 @@ def version_of(stdin: bytes) -> str:
 
 
 def member(document: Mapping[str, Any], key: str) -> Any:
-    """The value of `key` in `document`; without an exact match, of the first key that differs only in case; else None.
+    """The value of `key` in `document`, or else of the first key that differs only in case; None without such a key.
 
-    Go's encoding/json matches keys in this way, and existing configurations rely on it.
+    Go's encoding/json matches keys in this way, and existing configurations rely on this.
     """
     if key in document:
         return document[key]
@@ -203,9 +203,9 @@ def is_identifier(text: str) -> bool:
 def ifname_fault(name: str, command: str = "ADD") -> str:
     """The reason why `name` cannot be the name of a link; "" if it can (dev_valid_name, net/core/dev.c).
 
-    The kernel takes a name with % for a pattern, "net%d", and gives the link another name (__dev_alloc_name). "all" and
-    "default" stand for all links in /proc/sys (sysctl_dev_name_is_allowed). Runtimes may pass such names, so DEL
-    accepts them: it must succeed even if the ADD was refused.
+    The kernel reads a name with % as a pattern, "net%d", and gives the link another name (__dev_alloc_name). "all" and
+    "default" mean all links in /proc/sys (sysctl_dev_name_is_allowed). DEL accepts such names, because a runtime calls
+    DEL even after an ADD that was refused, and the DEL must succeed.
     """
     if len(name.encode("utf-8", "surrogateescape")) > IFNAME_BYTES:
         return f"is longer than {IFNAME_BYTES} bytes: want a shorter one, such as net1"
@@ -259,7 +259,7 @@ def _parse_args(text: str) -> dict[str, str]:
 
 
 def valid_attachments(request: Request) -> set[Attachment] | None:
-    """The attachments that GC must keep. None when the key is absent, so that nothing may be collected.
+    """The attachments that GC must keep. None when the key is absent: then GC must collect nothing.
 
     The value null means an empty list: runtimes written in Go send null for a network without attachments.
     Raises InvalidConfig when the value is no list of attachments.

@@ -1,11 +1,11 @@
 """The result of an ADD, and its form in every version of the spec.
 
-In memory a result has the form of 1.1.0. `document` converts it to any version, `parse` reads any version. Members that
-an older version does not have are left out:
+In memory a result has the form of 1.1.0. `document` converts a result to any version, `parse` reads any version. Members
+that an older version does not have are left out:
 
     1.1.0          interfaces (mtu, socketPath, pciID), ips, routes (mtu, advmss, priority, table, scope), dns
     1.0.0          without mtu, socketPath and pciID; routes keep dst and gw
-    0.3.0 - 0.4.0  as 1.0.0, and each of `ips` says its `version` ("4" or "6")
+    0.3.0 - 0.4.0  as 1.0.0, and each of `ips` has its IP `version` ("4" or "6")
     0.1.0 - 0.2.0  no interfaces; the first IPv4 and the first IPv6 address as `ip4` and `ip6`, with their routes
 
 Sources: SPEC.md section 5 of each version; the conversions of pkg/types/{020,040,100} in containernetworking/cni.
@@ -24,7 +24,7 @@ _SINCE_1_1 = ("mtu", "socketPath", "pciID")  # members of an interface
 
 
 class Interface:
-    """A link that the attachment made or moved: `mtu` in bytes (0: absent), `sandbox` "" for a link on the host."""
+    """A link that an ADD made or moved. `mtu` is in bytes, 0 if absent; `sandbox` is "" for a link on the host."""
 
     def __init__(
         self, name: str, mac: str = "", mtu: int = 0, sandbox: str = "", pci_id: str = "", socket_path: str = ""
@@ -38,7 +38,7 @@ class Interface:
 
 
 class IPConfig:
-    """An address "a.b.c.d/len" or "x::y/len", its gateway ("": none) and the index of its interface (None: absent)."""
+    """An address "a.b.c.d/len" or "x::y/len", its gateway or "", and the index of its interface, None if absent."""
 
     def __init__(self, address: str, gateway: str = "", interface: int | None = None) -> None:
         self.address = address
@@ -55,7 +55,7 @@ MOST_SCOPE = 254  # of a route; 255 is RT_SCOPE_NOWHERE
 
 
 class Route:
-    """A route to `dst` (CIDR) by `gw` ("": the address's gateway). The others are as in spec 1.1.0 (None: absent)."""
+    """A route to `dst`, a CIDR, by `gw`; "" for the address's gateway. Other attributes: as in spec 1.1.0, None if absent."""
 
     def __init__(
         self,
@@ -82,7 +82,7 @@ class Route:
 
 
 class Result:
-    """The result of an ADD. `dns` is the spec's dictionary, unchanged; {} when there is none."""
+    """The result of an ADD. `dns` is the unchanged object of the spec; {} when there is none."""
 
     def __init__(
         self,
@@ -133,7 +133,7 @@ class Result:
 
 
 def parse(document: Any, what: str = "prevResult", has_interfaces: bool = True) -> Result:
-    """The result in `document`, of any version. Raises DecodingFailure, with `what` as the document's name.
+    """The result in `document`, of any version. Raises DecodingFailure for another document, named `what` in the error.
 
     Without `has_interfaces`, as for the result of an IPAM plugin, interfaces are ignored (SPEC.md, section 5).
     """
@@ -230,7 +230,8 @@ def _number(entry: Any, key: str) -> int | None:
 
 
 def _index(address: Any, count: int) -> int | None:
-    """The index, below `count`, of the interface of `address`; None if absent, or negative, as some plugins write."""
+    """The index of the interface of `address`; None if absent or, as some plugins write, negative. Raises TypeError for
+    an index of `count` or more."""
     index = _number(address, "interface")
     if index is None or index < 0:
         return None
