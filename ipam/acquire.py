@@ -94,10 +94,10 @@ class Terms:
 def acquire(store: Store, wanted: Sequence[Choice], owner: Owner, terms: Terms) -> list[int]:
     """Lease to `owner` an address for each need of `wanted`, or none. Returns the addresses in the order of the needs.
 
-    Each attempt may take `terms.seconds`. After an attempt that other claims win, the next one has the full time again.
-    A claim whose outcome a server leaves open is repeated within the time of its attempt. Raises Exhausted when a pool
-    has no free address, and TryAgainLater when another attachment holds a requested address, or when other claims
-    succeed first for CONTENDED_SECONDS. Errors of the store are raised too.
+    Each attempt may take `terms.seconds`. After an attempt that loses to other claims, the next has the full time again.
+    A claim with an unknown outcome is repeated within the time of its attempt. Raises Exhausted when a pool has no free
+    address, and TryAgainLater when another attachment holds a requested address, or when other claims succeed first for
+    CONTENDED_SECONDS. Errors of the store are raised too.
     """
     began = time.monotonic()
     deadline = began + terms.seconds
@@ -111,7 +111,7 @@ def acquire(store: Store, wanted: Sequence[Choice], owner: Owner, terms: Terms) 
     while True:
         with store.session():
             store.take_locks()
-            # if claims spread, the search begins elsewhere after a lost claim, and needs no pause
+            # if the store `spreads`, the search begins elsewhere after a lost claim, and the first pause is 0
             pauses = pauses or Pauses(last, *(_SPREAD if store.spreads else _SHARED))
             while True:
                 try:
@@ -260,7 +260,7 @@ def claim(
     records: Records,
     of_group: dict[str, Any] | None = None,
 ) -> tuple[list[int], dict[str, Any] | None]:
-    """Lease an address for each need of `wanted` to `owner`. Returns (the addresses, the record that names them).
+    """Lease an address for each need of `wanted` to `owner`. Returns the addresses and the record that names them.
 
     `record` is the present record, whose lock the caller holds. `of_group` has the extra members of a group's record.
     """

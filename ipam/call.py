@@ -85,7 +85,7 @@ def ref_of(config: IpamConfig, group: Group | None) -> dict[str, Any]:
 def owner_of(request: Request, config: IpamConfig) -> Owner:
     namespace, name, uid = (_printable(part) for part in request.pod)
     netns = _printable(request.netns)
-    machine = "" if config.datastore == "file" else node.machine_id()  # a file's leases are of one machine
+    machine = "" if config.datastore == "file" else node.machine_id()  # a file store is of one machine
     boot = node.boot_id()
     return Owner(request.attachment, (namespace, name, uid), config.node, boot, netns, time.time_ns(), machine)
 

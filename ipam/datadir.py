@@ -67,7 +67,6 @@ def _nearest(path: str) -> str:
 
 
 def _has_more_directories(root: str, most: int) -> bool:
-    """Whether there are more than `most` directories below `root`."""
     found = [root]
     for directory in found:
         inner = [f"{directory}/{name}" for name in files.names_in(directory)]

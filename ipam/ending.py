@@ -97,7 +97,7 @@ def _searched(request: Request, config: IpamConfig, group: Group | None) -> dict
         return None
     try:
         stores.locate(config, request.attachment.network, False, min(SHARED_SECONDS, config.store_timeout))
-    except CniError:  # the controller makes no NodeSlicePool for a deleted network
+    except CniError:  # such as for a deleted network, which has no NodeSlicePool
         store_ref = stores.ref_of(config)
         del store_ref["pools"]
         return store_ref

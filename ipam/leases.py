@@ -150,7 +150,7 @@ class Lease(Want):
 
     @property
     def identity(self) -> tuple[str, tuple[int, int], str, str, tuple[str, str]]:
-        """(pool, (family, value), container ID, ifname, (namespace, pod name)), equal in all readings of a lease.
+        """The pool, address, container ID, ifname and pod name, which are equal in all readings of a lease.
 
         Every store keeps these values, even the objects of Go whereabouts.
         """

@@ -36,7 +36,7 @@ def released(records: Records, leases: Sequence[Lease]) -> None:
     """Remember the addresses of an attachment that its pod has just released."""
     if leases and leases[0].pod[1]:
         first = leases[0]
-        addresses = [lease.text for lease in leases[:8]]  # for a group of rails one is enough: all have the same index
+        addresses = [lease.text for lease in leases[:8]]  # one address is enough for a group of rails with one index
         key = key_of("pod", *first.pod[:2], first.network, first.ifname)
         _write(records, key, {"uid": first.pod[2], "addresses": addresses}, SECONDS)
 
@@ -96,7 +96,6 @@ def key_of(*texts: str) -> bytes:
 
 
 def _read(records: Records, key: bytes) -> dict[str, Any]:
-    """The entry of `key`; {} if there is none."""
     try:
         fd = records.open_file(FILE)
         try:

@@ -37,7 +37,6 @@ def _neighbours_of(rtnl: Rtnl, near: set[int]) -> set[tuple[int, int]]:
 
 
 def _near(rtnl: Rtnl, names: list[str]) -> set[int]:
-    """The indexes of the links `names` and of the links below and above them."""
     links = rtnl.links()
     wire = {link.index for link in links if link.name in names}
     below = set().union(*(with_those_below(index, links) for index in wire))

@@ -19,7 +19,7 @@ _MAPPED = 0xFFFF  # ::ffff:0:0/96, RFC 4291 section 2.5.5.2: an IPv4 address wri
 
 
 def parse_address(text: str) -> tuple[int, int]:
-    """(family, value) of an address. Raises ValueError for any other text.
+    """The family and the value of an address. Raises ValueError for any other text.
 
     An IPv4 address may have leading zeros, which are read as decimal, or the form ::ffff:a.b.c.d. Go accepts both, so
     configurations contain them.
@@ -45,7 +45,7 @@ def parse_address(text: str) -> tuple[int, int]:
 
 
 def host_of(text: str) -> tuple[int, int]:
-    """(family, value) of "address/length" or of an address alone. Raises ValueError for any other text."""
+    """The family and the value of the address in "address/length" or "address". Raises ValueError for any other text."""
     return parse_address(text.partition("/")[0])
 
 
@@ -59,7 +59,7 @@ def format_address(family: int, value: int) -> str:
 
 
 def parse_cidr(text: str) -> tuple[int, int, int]:
-    """(family, value with its host bits, prefix length) of "address/length". Raises ValueError for any other text."""
+    """The family, value with host bits, and prefix length of "address/length". Raises ValueError for any other text."""
     address, _, length = text.partition("/")
     prefix = _decimal(length)
     try:
@@ -89,7 +89,7 @@ def is_link_local(family: int, value: int) -> bool:
 
 
 def parse_span(text: str) -> tuple[int, int, int]:
-    """(family, low, high) of a CIDR or of a single address. Raises ValueError for any other text."""
+    """The family, the first and the last address of a CIDR or single address. Raises ValueError for any other text."""
     try:
         if "/" not in text:
             family, value = parse_address(text)
@@ -101,7 +101,7 @@ def parse_span(text: str) -> tuple[int, int, int]:
 
 
 def parse_range(text: str) -> tuple[int, int, int, Span | None]:
-    """(family, value, prefix length, span) of "CIDR" or "first-last/length"; the span is None in the first form.
+    """The family, value, prefix length and span of a range "first-last/length", or of a CIDR, for which the span is None.
 
     Raises ValueError for another form, or when first is outside of the CIDR of last/length, or after last.
     """

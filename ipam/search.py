@@ -242,7 +242,6 @@ def lowest_free(store: Store, choice: Choice, start: int = 0, avoid: Collection[
 
 
 def needs_of(wanted: Sequence[Choice]) -> list[Need]:
-    """The needs of all choices, in order."""
     return [need for choice in wanted for need in choice.needs]
 
 
@@ -261,7 +260,6 @@ def _windows_of(choice: Choice, low: int, high: int) -> list[Window]:
 
 
 def _wants(choice: Choice, index: int) -> list[Want]:
-    """The addresses of an index, as Wants for a claim."""
     return [need.want(value) for need, value in zip(choice.needs, choice.values(index), strict=True)]
 
 

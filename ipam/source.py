@@ -211,10 +211,8 @@ class Source:
         return ETCD[name] if _is_left_out(value) else value
 
     def _is_of_flat_file(self, name: str, is_apart: bool) -> bool:
-        """Whether the value of `name` is the flat file's. For a block with its own etcd no key of etcd is, unless `is_apart`.
-
-        `is_apart`: the block may not use its store, but has attachments; each key is read by itself to find their store.
-        """
+        """Whether the value of `name` is the flat file's. If the block has its own etcd, a key of etcd is not, unless the
+        keys are read by themselves (`is_apart`)."""
         if name in NOT_FROM_FLAT_FILE or _is_left_out(self._flat[name]):
             return False
         is_left_out = _is_left_out(self._block.get(name))
@@ -243,7 +241,7 @@ class _FileFault(Fault):
 
 
 def _flat_file(paths: Sequence[str], files: Files, faults: list[Fault]) -> tuple[str, dict[str, Any]]:
-    """(the first of `paths` that exists, the JSON object in the file), or ("", {})."""
+    """The first of `paths` that exists and the JSON object in this file; "" and {} if no path exists."""
     for path in paths:
         try:
             data = files.load(path)

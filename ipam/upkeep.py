@@ -95,10 +95,8 @@ def release(
 
 
 def leave_store(attachment: Attachment, record: dict[str, Any], records: Records) -> None:
-    """Release the leases of an attachment in its former store, after its network has changed to another store.
-
-    Raises CniError when recorded addresses cannot be released.
-    """
+    """Release the leases of an attachment in its former store, after its network has changed the store. Raises CniError
+    when recorded addresses cannot be released."""
     try:
         release(attachment, record, record["store"], records)
     except CniError as fault:
@@ -115,8 +113,8 @@ def _is_over(record: dict[str, Any] | None, store_ref: dict[str, Any], fault: Cn
     from ipam.stores.apiserver.faults import Forbidden, Unauthorized  # the file store has no API server
 
     if isinstance(fault, InvalidConfig) and not isinstance(fault, Forbidden | Unauthorized):
-        return True  # the store cannot be opened with this configuration, so no ADD could
-    return record is None and store_ref.get("kind") in ("addresslease", "etcd")  # Go's plugins do not know these
+        return True  # the store cannot be opened with this configuration, so no ADD could open the store
+    return record is None and store_ref.get("kind") in ("addresslease", "etcd")  # Go's plugins do not use these stores
 
 
 def keep_pending(

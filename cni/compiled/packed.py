@@ -54,16 +54,16 @@ def main(plugin):  # type: ignore[no-untyped-def]
     if arguments and arguments[0].partition("-")[0] != os.pread(pack, 32, 12256).decode():
         arguments = []  # the executable is of another version than the modules
     if len(arguments) > 1:
-        from cni.warm import supervisor  # most calls need one of the three
+        from cni.warm import supervisor  # most calls need only one of the three imports
 
         supervisor.main(arguments[0], int(arguments[1]), f"{root}/bin/modules.{sys.implementation.cache_tag}", index)
     for name in [name for name in os.environb if name.startswith(b"!D_")]:
         os.environb[b"L" + name[1:]] = os.environb.pop(name)  # the launcher hid LD_* from the dynamic linker
-    from cni import link  # most calls need one of the three
+    from cni import link  # most calls need only one of the three imports
 
     status = link.main(plugin)
     if arguments and status == 0:
-        from cni.warm import start  # most calls need one of the three
+        from cni.warm import start  # most calls need only one of the three imports
 
         start.supervisor(sys.argv[0], arguments[0])
     os._exit(status)  # nothing is left to do: finalizing the interpreter costs 2 ms

@@ -60,7 +60,7 @@ def _call(plugin: str, call: Request) -> Result | None:
     if plugin in _WITH_OWN_VERBS:
         result: Result | None = load(_WITH_OWN_VERBS[plugin], "call")(call, tagged)
         return result
-    from cni.link import verbs  # the plugins with verbs of their own need none of these
+    from cni.link import verbs  # the plugins with verbs of their own do not need this module
 
     return verbs.call(plugin, call, tagged)
 

@@ -24,8 +24,7 @@ def group(value: Any) -> str:
 
 
 def ranges(value: Any) -> list[dict[str, Any]]:
-    """Check the ranges of one rail, and return a list of objects. `value` is a CIDR, an object of `ipam.ipRanges`, or a
-    list of these."""
+    """Check the ranges of a rail: a CIDR, an object as in `ipam.ipRanges`, or a list of these. Returns a list of objects."""
     found = value if isinstance(value, list) else [value]
     if not found or len(found) > MOST_RAILS:
         raise ValueError("has a rail without a range, or with too many")

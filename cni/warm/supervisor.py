@@ -68,7 +68,7 @@ class Supervisor:
         self._before = self._marks()
         self._idle_seconds, most = policy.current().warm
         self._board = Board(most)
-        self._workers: dict[int, tuple[int, float]] = {}  # process -> its slot, and when it was made
+        self._workers: dict[int, tuple[int, float]] = {}  # by process: the slot, and the time of the start
         self._reading, self._poke = os.pipe()
         os.set_blocking(self._reading, False)
         os.set_blocking(self._poke, False)

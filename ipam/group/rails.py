@@ -127,7 +127,8 @@ def has(record: dict[str, Any] | None, attachment: Attachment) -> bool:
 def add(
     group: Group, config: IpamConfig, attachment: Attachment, owner: Owner, records: Records
 ) -> tuple[dict[str, Any], list[int]]:
-    """Lease addresses on all rails, if the container has none yet; return (the store, the addresses of this rail)."""
+    """Lease addresses on all rails, unless the container has them. Returns the reference to the store and the addresses
+    of this rail. Raises InvalidConfig when the network does not fit to the rails that are attached already."""
     store_ref = call.ref_of(config, group)
     shared = owner.attachment = attachment_of(group.name, attachment.container_id)
     _ask(group, config)

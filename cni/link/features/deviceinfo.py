@@ -96,7 +96,7 @@ def remove(path: str, whose: dict[str, Any], log: Log) -> None:
             files.remove(directory, name)  # removes a killed writer's temporary file too, even if the file is missing
         except OSError as fault:
             if not is_there:
-                return  # there was no file to remove
+                return  # there is no file
             raise IoFailure(
                 f"the device-info file {path} cannot be removed: {fault.strerror}; repeat the DEL"
             ) from None

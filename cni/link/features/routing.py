@@ -62,7 +62,7 @@ def plan(config: Rail, request: Request, place: Place) -> dict[str, Any] | None:
 
 
 def before_up(document: dict[str, Any], link: Link, sandbox: Sandbox) -> None:
-    """Set the ARP sysctls, so that the link never answers for addresses of other links. Raises KernelRefused."""
+    """Set the ARP sysctls, so that the link never answers for other links. Raises KernelRefused when this fails."""
     for name, value in SYSCTLS:
         try:
             files.write_sysctl(f"{_ROOT}/{link.name}/{name}", value)
@@ -74,7 +74,7 @@ def before_up(document: dict[str, Any], link: Link, sandbox: Sandbox) -> None:
 
 
 def after_up(document: dict[str, Any], link: Link, result: Result, sandbox: Sandbox, log: Log) -> bool:
-    """Fill the rail's table with routes, then add the rules that lead to the table. Raises KernelRefused."""
+    """Fill the rail's table with routes, then add the rules that lead to it. Raises KernelRefused when this fails."""
     table = document["table"]
     for address in result.ips:
         text = address.address.partition("/")[0]

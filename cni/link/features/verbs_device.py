@@ -162,7 +162,7 @@ def before_up(document: dict[str, Any], link: Link, sandbox: Sandbox) -> None:
     try:
         files.write_sysctl(f"net/ipv6/conf/{link.name}/addr_gen_mode", "1")  # IN6_ADDR_GEN_MODE_NONE, if_link.h
     except FileNotFoundError:
-        pass  # no IPv6 in this kernel: no such address either
+        pass  # without IPv6 in the kernel there is no link-local address
     except OSError as fault:
         raise KernelRefused(
             f"rdma.ipv6LinkLocal false cannot be applied to {link.name}: {fault.strerror}; is /proc/sys writable here?"

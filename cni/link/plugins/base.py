@@ -147,7 +147,6 @@ class RecordedPlan:
         self.__dict__.update(document)
 
     def document(self) -> dict[str, Any]:
-        """The plan as a JSON object for the record."""
         return dict(self.__dict__)
 
 

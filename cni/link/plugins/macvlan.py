@@ -176,7 +176,7 @@ def survey(
 
 
 def _refused(device: Link, mode: str, host: Rtnl, log: Log | None) -> str:
-    """Why no network may have a link of `mode` on the netdev `device`, or "". Logs addresses that the node cannot use then.
+    """Why no network may have a link of `mode` on the netdev `device`, or "". Logs a warning if the node loses addresses.
 
     In mode passthru the kernel hands all frames of the netdev to the link (macvlan_handle_frame, drivers/net/macvlan.c), and
     gives the netdev each MAC that the link gets.
@@ -330,7 +330,6 @@ def adopt(request: Request, host: Rtnl, inside: Rtnl | None) -> MacvlanPlan | No
 
 
 def _as_it_is(link: Link, in_sandbox: bool, host: Rtnl, inside: Rtnl) -> MacvlanPlan:
-    """The plan that describes `link` as it is."""
     return MacvlanPlan(
         {
             "name": link.name,
@@ -385,7 +384,7 @@ def apply(planned: MacvlanPlan, host: Rtnl, inside: Rtnl, sandbox: Namespace) ->
 
 
 def _refused_making(planned: MacvlanPlan, fault: KernelError) -> str:
-    """Why the kernel did not make the link (macvlan_common_newlink)."""
+    """The error message when the kernel refuses, by `fault`, to make the link (macvlan_common_newlink)."""
     master = planned.master
     if fault.errno == errno.EBUSY:
         return f'master "{master}" belongs to a bridge, bond or other upper device: use another netdev, or remove it from that device'
@@ -395,7 +394,7 @@ def _refused_making(planned: MacvlanPlan, fault: KernelError) -> str:
         return f'master "{master}" cannot carry this macvlan: has it a macvlan of mode passthru, or is it no Ethernet link?'
     if fault.errno == errno.EADDRINUSE:
         return _mac_in_use(planned)
-    if fault.errno == errno.EEXIST:  # before Linux 6.14 also when the host has it
+    if fault.errno == errno.EEXIST:  # before Linux 6.14 also when a link of the host has the name
         return f'a link has the temporary name "{planned.temporary}" already, in the sandbox or on the host: remove it'
     if fault.errno in (errno.ENODEV, errno.ENXIO):
         return f'master "{master}" vanished meanwhile: retry when it is back'
@@ -407,7 +406,7 @@ def _refused_making(planned: MacvlanPlan, fault: KernelError) -> str:
 
 
 def refused_up(planned: MacvlanPlan, fault: KernelError) -> str:
-    """Why the kernel did not set the link up (macvlan_open)."""
+    """The error message when the kernel refuses, by `fault`, to set the link up (macvlan_open)."""
     if fault.errno == errno.EADDRINUSE:
         return _mac_in_use(planned)
     return f'the link "{planned.name}" cannot be set up: {fault.strerror}'

@@ -203,7 +203,7 @@ def _permit(device: str, parent: str, sandbox: Sandbox) -> None:
 
     If the netdev is already in the sandbox, nothing is checked: the plugin that moved the netdev has done so.
     """
-    from cni.link.plugins.host_device import moved  # only an ADD needs it
+    from cni.link.plugins.host_device import moved  # only an ADD needs this module
 
     hardware = rdma_sysfs.pci_of(device) or parent
     if hardware and any(link.parent_device == hardware for link in sandbox.rtnl.links()):

@@ -207,7 +207,7 @@ def _to_storage(host: Rtnl) -> Iterator[Way]:
 
 
 def storage_servers(net: str = "/proc/net", classes: str = "/sys/class") -> Iterator[tuple[str, str]]:
-    """Yield (address, kind) of each storage server that the node has mounted or logged in to, once for each connection.
+    """Yield address and kind of each storage server that the node has mounted or logged in to, once for each connection.
 
     CIFS, Ceph and user-space storage are left out: the kernel has no short list of their servers. Sources:
     fs/nfs/client.c (nfs_server_list_show), drivers/scsi/scsi_transport_iscsi.c, drivers/nvme/host/fabrics.c

@@ -145,8 +145,8 @@ def _appended(earlier: Result, own: Result) -> Result:
 class _Attempt:
     """The steps of an ADD. `add` calls the methods roughly in this order, and `undo` after a failure.
 
-    `is_foreign`: the IPAM plugin is of another suite, and is called when the link is up, since dhcp uses the link. Our
-    plugin is called before the link is made, so that an ADD without a free address makes no link.
+    `is_foreign`: the IPAM plugin is of another suite, and is called when the link is up, since dhcp reaches its server
+    by the link. Our plugin is called before the link is made, so that an ADD without a free address makes no link.
     """
 
     def __init__(

@@ -4,9 +4,6 @@ The file in CNI_PATH decides. If its device and inode are those of railcni's own
 this process saves the start of an interpreter. Any other file is run as in the spec: with the same parameters, the same
 bytes on stdin, and our stderr (SPEC.md, section 4). Of the runtime's environment variables the plugin gets only those
 that plugins need (cni.shared.kernel.children).
-
-Our plugin claims addresses before the link is made, and releases them when the link is gone. A foreign plugin is called
-while the link is up (attach.py, detach.py), since it may need the link: dhcp reaches its server through the link.
 """
 
 from __future__ import annotations
@@ -26,7 +23,7 @@ from cni.shared.spec.result import Result
 
 _OURS = ("bin/whereabouts", "plain/whereabouts")  # the second after `railcni install --replace`
 
-FORGETFUL = frozenset(("static", "dhcp"))  # IPAM plugins that keep no addresses beyond a boot
+FORGETFUL = frozenset(("static", "dhcp"))  # IPAM plugins whose addresses do not outlive a boot
 
 
 def add(request: Request, log: Log) -> Result:

@@ -135,7 +135,7 @@ def detach(
     plugin = plugins.named(record["plugin"])
     planned = plugin.load(record["link"])
     if record["bootID"] != node.boot_id():
-        return _remove_extras(record, None, log)  # the links of that boot went with it
+        return _remove_extras(record, None, log)  # the links of an earlier boot are gone
     sandbox = sandboxes.of_record(record, request)
     if sandbox and not sandboxes.is_certain(record["sandbox"]) and not plugin.recognises(planned, sandbox.rtnl):
         sandbox.close()  # it may be a later namespace with the same inode

@@ -86,7 +86,7 @@ def _also_valid(request: Request, keep: list[Attachment]) -> Request:
     return delegate.with_config(request, codec.dumps({**request.config, VALID_ATTACHMENTS: listed}).encode())
 
 
-# --- attachments that no DEL has ended ---
+# --- unended attachments ---
 
 
 def finish_unended(
@@ -98,7 +98,7 @@ def finish_unended(
     CNI variables of the failed DEL. An attachment without a DEL is removed when its sandbox has been gone for `settled`
     seconds. Raises IoFailure when records cannot be read or written.
     """
-    records.look_in(LOOK_SECONDS)  # so that concurrent calls do not try too; a failing DEL shortens the time
+    records.look_in(LOOK_SECONDS)  # concurrent calls then do not search too; a failing DEL shortens the time
     deadline = time.monotonic() + seconds
     chosen = [a for a, _, record in records.all(PART) if UNENDED in record or sandbox.may_be_gone(record)]
     if not chosen:

@@ -68,7 +68,7 @@ def run(
         try:
             os.kill(-pid, signal.SIGKILL)
         except ProcessLookupError:
-            pass  # it has just ended
+            pass  # the program has just ended
     finally:
         os.close(reading)
     status = os.waitpid(pid, 0)[1]

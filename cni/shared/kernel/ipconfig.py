@@ -61,7 +61,7 @@ def configure(inside: Rtnl, link: Link, wanted: Result, dad: bool, set_up: Calla
         _refuse_numbers(route, gw)
         add_route(inside, link, route, gw)
     after = inside.link(index=link.index) or link
-    if wanted.ips and not after.kind and not after.carrier:  # no announcement went out
+    if wanted.ips and not after.kind and not after.carrier:  # hardware without carrier: nothing was announced
         _await_carrier(inside, link)
         _announce_again(inside, link)
     return after.mac, after.mtu

@@ -212,7 +212,6 @@ def _port_of_netdev(place: str) -> int:
 
 
 def _lower(name: str, root: str) -> list[str]:
-    """The names of the links directly below the netdev."""
     return [n[6:] for n in sorted(names_in(f"{root}/class/net/{name}")) if n.startswith("lower_")]
 
 

@@ -34,7 +34,7 @@ _NH_ID = 30
 _NHMSG = Struct("=BBBxI")  # struct nhmsg: family, scope, protocol, flags
 _NHA_ID, _NHA_GROUP, _NHA_OIF = 1, 2, 5
 _NHA_MEMBER = Struct("=IBBH")  # struct nexthop_grp: the id of the nexthop, weight - 1
-_VIA_FAMILY = Struct("=H")  # struct rtvia begins with it
+_VIA_FAMILY = Struct("=H")  # the first member of struct rtvia
 _METRIC_MTU, _METRIC_ADVMSS = 2, 8  # in _METRICS
 _ONLINK, _CLONED = 0x4, 0x200
 _ADDRESS_BYTES = {AF_INET: 4, AF_INET6: 16}

@@ -68,8 +68,7 @@ def _loads_bounded(data: bytes, most: int) -> Any:
 
 
 def loads(data: bytes) -> Any:
-    """The value of the UTF-8 JSON text `data`. Raises ValueError with line and column of a syntax error, TooMuch for too
-    deep nesting."""
+    """The value of the UTF-8 JSON text `data`. Raises ValueError, for a syntax error with its line and column."""
     text = data.decode("utf-8")  # UnicodeDecodeError is a ValueError
     try:
         value = _decode(text)

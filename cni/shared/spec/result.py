@@ -230,8 +230,7 @@ def _number(entry: Any, key: str) -> int | None:
 
 
 def _index(address: Any, count: int) -> int | None:
-    """The index of the interface of `address`; None if absent or, as some plugins write, negative. Raises TypeError for
-    an index of `count` or more."""
+    """The interface index of `address`; None if absent, or negative as of some plugins. Raises TypeError from `count` on."""
     index = _number(address, "interface")
     if index is None or index < 0:
         return None

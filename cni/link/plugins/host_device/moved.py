@@ -209,7 +209,7 @@ def move_in(planned: MovePlan, host: Rtnl, inside: Rtnl, sandbox: Namespace) -> 
     except KernelError as fault:
         refusal = _refused_move(planned, fault)
         if fault.errno == errno.ENODEV:
-            planned.device = {}  # another attachment has the device: this one returns nothing
+            planned.device = {}  # another attachment has the device, so this attachment has nothing to bring back
         raise refusal from None
     link = inside.link(name=planned.name)
     if link is None:
@@ -241,7 +241,7 @@ def _refused_move(planned: MovePlan, fault: KernelError) -> KernelRefused | TryA
 
 
 def refused_up(planned: MovePlan, fault: KernelError) -> str:
-    """Why the kernel did not set the device up."""
+    """The error message when the kernel refuses, by `fault`, to set the device up."""
     return f'device "{planned.device["name"]}" cannot be set up in the sandbox: {fault.strerror}; see the kernel log for its driver'
 
 
@@ -275,7 +275,7 @@ def move_out(planned: MovePlan, host: Rtnl, inside: Rtnl | None, log: Log) -> Li
             f'device "{planned.device["name"]}" is neither in the sandbox nor on the host: it vanished, or another attachment has it'
         )
     elif inside and (cookie := inside.namespace_cookie()) and cookie == host.namespace_cookie():
-        addresses.clear(host, device.index)  # in the host's namespace (CNI_NETNS_OVERRIDE) no move drops them
+        addresses.clear(host, device.index)  # no move has dropped them: the sandbox is the host's (CNI_NETNS_OVERRIDE)
     return device
 
 
@@ -401,10 +401,10 @@ def _name_again(link: Link, name: str, inside: Rtnl) -> None:
 
 
 def with_names_free(here: Rtnl, there: Rtnl, index: int, move: Callable[[], None]) -> None:
-    """Call `move`, which moves the link `index` from `here` to `there`. Raises KernelError.
+    """Call `move`, which moves the link `index` from `here` to `there`. Raises the KernelError of `move`.
 
-    A move fails when a name of the link is taken `there`. Then the link loses the taken alternative names, and the move is
-    repeated. The record keeps these names, and the DEL restores those that are free.
+    A move fails when a name of the link is taken `there`. Then the link loses the taken alternative names, and the move
+    is repeated. The record keeps these names, and the DEL restores the names that are free.
     """
     try:
         move()

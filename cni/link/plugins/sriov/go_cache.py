@@ -28,7 +28,7 @@ DIRECTORY = "/var/lib/cni/sriov"
 _MOST_BYTES = 1 << 20
 _PROTOCOLS = {0x8100: "802.1q", 0x88A8: "802.1ad"}
 _STATES = {0: "auto", 1: "enable", 2: "disable"}
-_SET = {  # for each key of a configuration, the settings of the VF that it changes
+_SET = {  # for each key of a configuration, the settings of the VF that the key changes
     "vlan": ("vlan", "vlanQoS", "vlanProto"),
     "min_tx_rate": ("min_tx_rate", "max_tx_rate"),
     "max_tx_rate": ("min_tx_rate", "max_tx_rate"),
