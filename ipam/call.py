@@ -1,4 +1,4 @@
-"""The code that single networks and groups of rails share: the configuration, the owner, and the claim of addresses."""
+"""The code that single networks and groups of rails share: configuration, policy, owner and reference to the store."""
 
 from __future__ import annotations
 

@@ -177,7 +177,7 @@ def restorer(store_ref: dict[str, Any], records: Records, owner: Owner | None = 
 
 
 def recorder(network: str, records: Records, *names: str) -> Callable[[], list[Lease]]:
-    """Return a function that reads the leases in a network's records, also those in stores of before a migration.
+    """Return a function that reads the leases in a network's records, even if these name another store (a migration).
 
     With `names` of containers and pods, the function reads only the records that contain one of the names.
     """

@@ -9,7 +9,7 @@ On disk, under STATE (mode 0700):
     unended                                      its mtime: the time of the next search for unended attachments, whose
                                                  DEL failed or never came
     held/                                        the index of records by address (ipam.local)
-    attachments/NETWORK:CONTAINERID:IFNAME:PART  a record, JSON; PART is "link" (the plugin's own) or "ipam"
+    attachments/NETWORK:CONTAINERID:IFNAME:PART  a record, JSON; PART is "link", "ipam" or "rdma" (by plugin)
 
 The separator cannot occur in any of the names (cni.shared.spec.request). If the names are too long for a file name, "#"
 and a hash replace them; the record itself always names its attachment. A record is written before the first side effect

@@ -1,4 +1,4 @@
-"""CHECK of a link plugin: compare the attachment with its plan, prevResult and the configuration. STATUS: find out
+"""CHECK of a link plugin compares the attachment with its plan, prevResult and the configuration. STATUS finds out
 whether an ADD could succeed now.
 """
 

@@ -218,7 +218,7 @@ def add(
     source: str = "",
     protocol: int = BOOT_PROTOCOL,
 ) -> None:
-    """Add a route to `dst` by the link `index`, by default to the main table. For other Nones the kernel has defaults.
+    """Add a route to `dst` by the link `index`, by default to the main table. The kernel chooses other values that are None.
 
     `scope` None is link scope without a gateway and universe scope with a gateway, as in ip-route(8). `onlink` treats
     `gw` as a neighbour even if no prefix of the link contains `gw`. Raises EEXIST when the same route exists, and EINVAL

@@ -256,7 +256,7 @@ def remove(planned: MovePlan, host: Rtnl, inside: Rtnl | None, log: Log) -> None
 
 
 def move_out(planned: MovePlan, host: Rtnl, inside: Rtnl | None, log: Log) -> Link | None:
-    """Move the device back, if it is not yet on the host. Returns its link; None for one that is gone or had no netdev.
+    """Move the device back, if it is not yet on the host. Returns its link; None if the device is gone or had no netdev.
 
     Raises Lingers while the device is in a namespace other than the sandbox and the host's.
     """
