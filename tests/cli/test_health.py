@@ -11,7 +11,6 @@ from cni.cli.doctor import ports
 from cni.cli.doctor.facts import NodeFacts, NodePlaces
 from cni.cli.doctor.finding import ADVICE, FAULT, OK
 from cni.node.inventory import devices as inventory
-from cni.node.inventory import functions
 from cni.node.inventory.counters import ERRORS, ErrorCounter, siblings
 from tests import machines
 from tests.sysfs import Tree
@@ -43,7 +42,7 @@ class Rails:
             )
 
     def siblings(self) -> list[tuple[str, str, str]]:
-        found = ports.check_siblings(self.devices, functions.read(str(self.tree)))
+        found = ports.check_siblings(inventory.read(root=str(self.tree)))
         return [(one.level, one.subject, one.found) for one in found]
 
     def facts(self, watch: float = 0.0) -> NodeFacts:
@@ -61,6 +60,22 @@ def test_a_rail_that_runs_slower_than_its_siblings_is_named(tmp_path: Path) -> N
 
 def test_a_nic_with_older_firmware_than_its_siblings_is_named(tmp_path: Path) -> None:
     assert Rails(tmp_path, 8, fw_ver="28.9.2000").siblings() == [(ADVICE, "mlx5_7", "firmware 28.9.2000")]
+
+
+@pytest.mark.parametrize("slow", [0, 1])
+def test_the_slower_one_of_two_rails_is_named_whichever_comes_first(tmp_path: Path, slow: int) -> None:
+    rails, rate = Rails(tmp_path, 2), "25 Gb/sec (1X EDR)"
+    rails.tree.put(tmp_path / f"class/infiniband/mlx5_{slow}/ports/1", {"rate": rate})
+    assert rails.siblings() == [(ADVICE, f"mlx5_{slow} port 1", f"runs at {rate}")]
+
+
+@pytest.mark.parametrize(
+    ("place", "change"), [("", {"board_id": "MT_0000000834"}), ("ports/1", {"link_layer": "InfiniBand"})]
+)
+def test_a_nic_of_another_board_or_link_layer_may_be_slower(tmp_path: Path, place: str, change: dict[str, str]) -> None:
+    rails = Rails(tmp_path, 3, rate="200 Gb/sec (4X HDR)")
+    rails.tree.put(tmp_path / "class/infiniband/mlx5_2" / place, change)
+    assert [level for level, _, _ in rails.siblings()] == [OK]
 
 
 def test_nics_of_other_kinds_and_ports_that_are_down_are_no_siblings(tmp_path: Path) -> None:
@@ -117,9 +132,11 @@ def test_rate_and_firmware_of_active_physical_nics_are_told_with_their_model(tmp
     rails = Rails(tmp_path, 3, state="1: DOWN")
     rails.tree.pci("0000:30:00.1", physical="0000:30:00.0", **CARD)
     rails.tree.verbs("mlx5_9", pci="0000:30:00.1", size=4)
+    rails.tree.put(tmp_path / "class/infiniband/mlx5_1", {"board_id": "MT_0000000838"})
     rates, firmware = siblings(str(rails.tree))
-    assert rates == {(f"mlx5_{rail}", "1", "15b3:1021"): 12.5e9 for rail in (0, 1)}
-    assert {(device, model) for device, model, _ in firmware} == {("mlx5_0", "15b3:1021"), ("mlx5_1", "15b3:1021")}
+    models = {"mlx5_0": "15b3:1021", "mlx5_1": "15b3:1021 MT_0000000838"}
+    assert rates == {(device, "1", model, "Ethernet"): 12.5e9 for device, model in models.items()}
+    assert {(device, model) for device, model, _ in firmware} == {*models.items()}
 
 
 def test_a_watch_reads_the_counters_twice(tmp_path: Path) -> None:

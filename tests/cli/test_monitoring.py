@@ -25,11 +25,21 @@ needs_promtool = needs("promtool", "apt-get install prometheus")
 
 Series = dict[str, str]
 
+
+def rate(node: str, rail: int, model: str = "15b3:1021", layer: str = "Ethernet") -> str:
+    """The series of the rate of a NIC's port."""
+    port = f'device="mlx5_{rail}",port="1",model="{model}",link_layer="{layer}",nodename="{node}"'
+    return f"railcni_rdma_rate_bytes_per_second{{{port}}}"
+
+
 # Of each alert: series that let it fire after an hour, and series that do not (values of a minute each, promtool's notation).
 CASES: dict[str, tuple[Series, Series]] = {
     "RailcniInstallationUnhealthy": (
         {'railcni_installation_healthy{nodename="n1"}': "1x10 0x60"},
-        {'railcni_installation_healthy{nodename="n1"}': "0x55 1x20"},
+        {
+            'railcni_installation_healthy{nodename="n1"}': "0x55 1x20",
+            'railcni_installation_healthy{nodename="n2"}': "1x55 0x20",
+        },
     ),
     "RailcniReleasesPending": (
         {'railcni_pending_releases{nodename="n1"}': "2x70"},
@@ -44,6 +54,7 @@ CASES: dict[str, tuple[Series, Series]] = {
             'ipam_allocations_in_use{ippool="p",node="n1",nodename="n1"}': "60x70",
             'ipam_allocations_in_use{ippool="p",node="n2",nodename="n1"}': "35x70",
             'ipam_ippool_size{ippool="p",nodename="n1"}': "100x70",
+            'ipam_ippool_size{ippool="q",nodename="n1"}': "1000x70",
         },
         {
             'ipam_allocations_in_use{ippool="p",node="n1",nodename="n1"}': "60x70",
@@ -85,15 +96,14 @@ CASES: dict[str, tuple[Series, Series]] = {
         },
     ),
     "RailcniRdmaPortSlow": (
+        {rate("n1", 0): "50x70", rate("n1", 1): "50x70", rate("n1", 2): "25x70"},
         {
-            'railcni_rdma_rate_bytes_per_second{device="mlx5_0",port="1",model="15b3:1021",nodename="n1"}': "50x70",
-            'railcni_rdma_rate_bytes_per_second{device="mlx5_1",port="1",model="15b3:1021",nodename="n1"}': "50x70",
-            'railcni_rdma_rate_bytes_per_second{device="mlx5_2",port="1",model="15b3:1021",nodename="n1"}': "25x70",
-        },
-        {
-            'railcni_rdma_rate_bytes_per_second{device="mlx5_0",port="1",model="15b3:1021",nodename="n1"}': "50x70",
-            'railcni_rdma_rate_bytes_per_second{device="mlx5_1",port="1",model="15b3:1017",nodename="n1"}': "25x70",
-            'railcni_rdma_rate_bytes_per_second{device="mlx5_0",port="1",model="15b3:1021",nodename="n2"}': "25x70",
+            rate("n1", 0): "50x70",
+            rate("n1", 1, model="15b3:1017"): "25x70",
+            rate("n1", 2, layer="InfiniBand"): "25x70",
+            rate("n2", 0): "25x70",
+            rate("n2", 1): "25x70",
+            rate("n2", 2): "50x70",
         },
     ),
     "RailcniRdmaFirmwareDiffers": (
@@ -105,6 +115,7 @@ CASES: dict[str, tuple[Series, Series]] = {
             'railcni_rdma_device_info{device="mlx5_0",model="15b3:1021",firmware="28.39.1002",nodename="n1"}': "1x70",
             'railcni_rdma_device_info{device="mlx5_1",model="15b3:1021",firmware="28.39.1002",nodename="n1"}': "1x70",
             'railcni_rdma_device_info{device="mlx5_2",model="15b3:1017",firmware="16.35.1012",nodename="n1"}': "1x70",
+            'railcni_rdma_device_info{device="mlx5_0",model="15b3:1021",firmware="28.38.1002",nodename="n2"}': "1x70",
         },
     ),
     "RailcniRdmaErrors": (
@@ -112,6 +123,7 @@ CASES: dict[str, tuple[Series, Series]] = {
         {
             'railcni_rdma_errors_total{device="mlx5_0",port="1",counter="out_of_sequence",nodename="n1"}': "0+30x70",
             'railcni_rdma_errors_total{device="mlx5_1",port="1",counter="symbol_error",nodename="n1"}': "0x30 9000x40",
+            'railcni_rdma_errors_total{device="mlx5_2",port="1",counter="symbol_error",nodename="n1"}': "0x55 9000x20",
         },
     ),
 }

@@ -6,13 +6,12 @@ A counter that grows while traffic runs is a fault of cable or switch, or conges
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from statistics import median
 
 from cni.cli.doctor.finding import Observation, advice, broken, note, ok, unknown
 from cni.node.inventory.counters import CABLE, Counts
 from cni.node.inventory.devices import Port, VerbsDevice
-from cni.node.inventory.functions import Function
 from cni.node.inventory.topology import text
 from cni.shared.kernel import rdma_sysfs
 
@@ -129,30 +128,31 @@ def _faults(name: str, values: Counts, former: Counts, seconds: float) -> Iterat
             )
 
 
-def check_siblings(devices: Sequence[VerbsDevice], functions: Sequence[Function]) -> Iterator[Observation]:
-    """Find NICs that are slower than most NICs of their model, or have older firmware."""
-    models = {function.id: (function.vendor, function.product) for function in functions}
-    groups: dict[tuple[str, str], list[VerbsDevice]] = {}
+def check_siblings(devices: Sequence[VerbsDevice]) -> Iterator[Observation]:
+    """Find NICs that are slower than most NICs of their model and link layer, or have older firmware than one of their
+    model. The alerts RailcniRdmaPortSlow and RailcniRdmaFirmwareDiffers judge the same."""
+    groups: dict[str, list[VerbsDevice]] = {}
     for device in devices:
-        if device.pci in models and not device.is_virtual_function and any(port.is_active for port in device.ports):
-            groups.setdefault(models[device.pci], []).append(device)
+        if device.model and not device.is_virtual_function and any(port.is_active for port in device.ports):
+            groups.setdefault(device.model, []).append(device)
     for group in groups.values():
         if len(group) > 1:
             found = [*_slower(group), *_older(group)]
             yield from found
             if not found:
-                yield ok(", ".join(device.name for device in group), "as fast as one another, with the same firmware")
+                yield ok(", ".join(device.name for device in group), "none is slower than most, or of older firmware")
 
 
 def _slower(group: Sequence[VerbsDevice]) -> Iterator[Observation]:
-    speeds = {port: port.speed for device in group for port in device.ports if port.is_active and port.speed}
-    usual = Counter(speeds.values()).most_common(1)[0][0] if speeds else 0
-    for port, speed in speeds.items():
-        if speed < usual:
-            healthy = f"{usual:g} Gb/s, as its siblings"
-            yield advice(
-                str(port), f"runs at {port.rate}", healthy, f"{CABLE}; a job on all rails is as slow as this one"
-            )
+    speeds: dict[str, dict[Port, float]] = {}
+    for port in (port for device in group for port in device.ports if port.is_active and port.speed):
+        speeds.setdefault(port.link_layer, {})[port] = port.speed or 0.0
+    for alike in speeds.values():
+        for port, speed in alike.items():
+            if speed < median(alike.values()):
+                healthy = f"{max(alike.values()):g} Gb/s, as its siblings"
+                remedy = f"{CABLE}; a job on all rails is as slow as this one"
+                yield advice(str(port), f"runs at {port.rate}", healthy, remedy)
 
 
 def _older(group: Sequence[VerbsDevice]) -> Iterator[Observation]:

@@ -81,7 +81,7 @@ CHECKS: tuple[Check, ...] = (
     _of_both("mtu", "MTU", lambda f: ports.check_mtu(f.ports, f.management)),
     _of_both("gids", "GID tables", lambda f: ports.check_gids(f.ports)),
     _of_both("counters", "errors of ports", lambda f: ports.check_counters(*f.counts)),
-    _of_devices("siblings", "NICs of one kind", lambda f: ports.check_siblings(f.devices, f.loaded.functions)),
+    _of_devices("siblings", "NICs of one kind", lambda f: ports.check_siblings(f.devices)),
     _of_both("node-guids", "node GUIDs", _guids),
     _of_both("pods", "GIDs of pods", lambda f: pods.check(f.attached)),
     _of_devices("parameters", "rp_filter and ARP", lambda f: namespaces.check_parameters(f.parameters, f.subnets)),

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from cni.node.inventory.devices import gigabits
+from cni.node.inventory.devices import gigabits, model_of
 from cni.node.inventory.topology import beside, text
 from cni.shared.kernel import rdma_sysfs, sysfs
 
@@ -78,19 +78,19 @@ def samples(root: str = "/sys") -> Samples:
 
 
 def siblings(root: str = "/sys") -> tuple[Samples, Samples]:
-    """The rate in bytes a second of each active port, by device, port and model; and 1 for each device with such a port,
-    by device, model and firmware. Virtual functions and software devices are left out."""
+    """The rate in bytes a second of each active port, by device, port, model and link layer; and 1 for each device with
+    such a port, by device, model and firmware. Virtual functions and software devices are left out."""
     rates: Samples = {}
     firmware: Samples = {}
     for device in rdma_sysfs.devices(root):
         address = rdma_sysfs.pci_of(device, root)
         if not address or sysfs.physical_function_of(address, root):
             continue
-        model = ":".join(text(f"{root}/bus/pci/devices/{address}/{name}")[2:] for name in ("vendor", "device"))
+        model = model_of(device, address, root)
         states = [rdma_sysfs.PortState(device, port, root) for port in rdma_sysfs.ports(device, root)]
         for state in (state for state in states if state.state == rdma_sysfs.ACTIVE):
             if speed := gigabits(state.rate):
-                rates[device, str(state.number), model] = speed * 1e9 / 8
+                rates[device, str(state.number), model, state.link_layer] = speed * 1e9 / 8
             if version := text(f"{root}{rdma_sysfs.CLASS}/{device}/fw_ver"):
                 firmware[device, model, version] = 1
     return rates, firmware

@@ -63,12 +63,13 @@ class Port:
 
 @dataclass(frozen=True)
 class VerbsDevice:
-    """A verbs device. `pci` and `driver` are "" for a software device; `numa_node` is -1 when it is unknown."""
+    """A verbs device. `pci`, `driver` and `model` are "" for a software device; `numa_node` is -1 when it is unknown."""
 
     name: str
     pci: str
     numa_node: int
     driver: str
+    model: str
     firmware: str
     is_virtual_function: bool
     ports: tuple[Port, ...]
@@ -88,6 +89,15 @@ def gigabits(rate: str) -> float | None:
     """The number of Gb/s in a port's `rate`, 100 for "100 Gb/sec (4X EDR)"; None when it is unknown."""
     number, unit, _ = rate.partition(" Gb/sec")
     return float(number) if unit else None
+
+
+def model_of(device: str, address: str, root: str = "/sys") -> str:
+    """The vendor and product of a verbs device's PCI function and, where the driver tells it, the board: boards of one
+    product are made for different rates, and have firmware of their own. "" for a software device."""
+    if not address:
+        return ""
+    product = ":".join(text(f"{root}/bus/pci/devices/{address}/{name}")[2:] for name in ("vendor", "device"))
+    return f"{product} {text(f'{root}{rdma_sysfs.CLASS}/{device}/board_id')}".strip()
 
 
 def ports(devices: Iterable[VerbsDevice]) -> list[Port]:
@@ -116,6 +126,7 @@ def _device(name: str, links: _Links, above: _Above, root: str) -> VerbsDevice:
         pci=address,
         numa_node=function.numa_node,
         driver=function.driver,
+        model=model_of(name, address, root),
         firmware=text(f"{root}{rdma_sysfs.CLASS}/{name}/fw_ver"),
         is_virtual_function=function.is_virtual_function,
         ports=tuple(_port(name, number, links, above, root) for number in rdma_sysfs.ports(name, root)),

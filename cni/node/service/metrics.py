@@ -109,7 +109,7 @@ class Metrics:
         errors = "Errors of RDMA ports, by the counter's name in sysfs."
         self.errors = Counter("railcni_rdma_errors_total", errors, "device", "port", "counter")
         rate = "Rate of an active port of a physical NIC."
-        self.rates = Family("railcni_rdma_rate_bytes_per_second", rate, "device", "port", "model")
+        self.rates = Family("railcni_rdma_rate_bytes_per_second", rate, "device", "port", "model", "link_layer")
         self.firmware = Family("railcni_rdma_device_info", "1 for a NIC in use.", "device", "model", "firmware")
         self.healthy = Family("railcni_installation_healthy", "1 when this node's installation is whole.")
         self.written = Counter("railcni_node_files_written_total", "Writes of a node's file.", "file")
