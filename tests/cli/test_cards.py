@@ -128,6 +128,14 @@ def software_iwarp(machine: Machine) -> None:
     machine.node("infiniband/uverbs0")
 
 
+def efa(machine: Machine, **options: object) -> None:
+    """The kernel gives it neither a netdev nor a node GUID, and calls its link layer unknown."""
+    card = (machine, "efa", "0x1d0f", "0xefa2", "rdmap16s25", "")
+    kind = {"link_layer": "Unknown", "node_type": "7: unspecified", "node_guid": "0000:0000:0000:0000"}
+    nic(*card, size=1, **kind, **options)  # type: ignore[arg-type]
+
+
+DOWN = {"state": "1: DOWN", "physical_state": "3: Disabled"}
 IWARP = {"node_type": "4: RNIC", "size": 1}
 MAC_GID = (("b496:9112:3456::", "IB/RoCE v1"),)
 CARDS = {
@@ -160,26 +168,29 @@ CARDS = {
         shared=1000,
         exclusive=1,
     ),
+    "Intel E810 in iWARP mode, down": Card(
+        lambda m: nic(m, "ice", "0x8086", "0x1592", "irdma0", link={"carrier": 0}, **IWARP, **DOWN),  # type: ignore[arg-type]
+        ((FAULT, "ports", "no carrier on ens1f0"),),
+        exclusive=1,
+    ),
     "Alibaba eRDMA": Card(
         lambda m: nic(m, "erdma", "0x1ded", "0x107f", "erdma_0", "", "0x028000", gids=(), **IWARP),  # type: ignore[arg-type]
         shared=1000,
         exclusive=1,
     ),
-    "Amazon EFA": Card(
-        lambda m: nic(
-            *(m, "efa", "0x1d0f", "0xefa2", "rdmap16s25", ""),
-            link_layer="Unspecified",
-            node_type="7: unspecified",
-            size=1,
-        ),
-        shared=1000,
-        exclusive=1,
+    "Amazon EFA": Card(efa, shared=1000, exclusive=1),
+    "Amazon EFA that is down": Card(
+        lambda m: efa(m, **DOWN), ((FAULT, "ports", "see `dmesg` for messages of its driver"),), exclusive=1
     ),
     "Huawei": Card(lambda m: nic(m, "hns3", "0x19e5", "0xa222", "hns_0"), shared=127, exclusive=1),
     "AMD Pollara without its verbs driver": Card(
         lambda m: nic(m, "ionic", "0x1dd8", "0x1002"),
         ((ADVICE, "modules", "ionic without ionic_rdma"), (FAULT, "devices", "none in")),
         exclusive=1,
+    ),
+    "ConnectX for DPDK": Card(
+        lambda m: nic(m, "vfio-pci", "0x15b3", "0x101e", netdev=""),
+        ((FAULT, "devices", "bind 0000:30:00.0 to the vendor's driver: vfio-pci is for DPDK"),),
     ),
     "Azure MANA without its verbs driver": Card(
         lambda m: nic(m, "mana", "0x1414", "0x00ba"),
@@ -216,7 +227,7 @@ def test_doctor_finds_what_is_wrong_with_a_card_and_no_more(machine: Machine, na
     ]
     assert len(found) == len(CARDS[name].findings), found
     for one, (level, check, words) in zip(found, CARDS[name].findings, strict=True):
-        assert (one.level, one.check) == (level, check) and words in f"{one.subject} {one.found}"
+        assert (one.level, one.check) == (level, check) and words in f"{one.subject} {one.found} {one.remedy}"
         assert "no RDMA NIC" not in one.remedy
 
 

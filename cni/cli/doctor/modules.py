@@ -15,6 +15,7 @@ from cni.cli.doctor.finding import ADVICE, FAULT, Observation, broken, note, ok
 from cni.node.inventory import functions
 from cni.node.inventory.functions import Function
 from cni.node.inventory.topology import beside, text
+from cni.resources.models import VFIO
 from cni.shared.kernel import rdma_sysfs
 from cni.shared.kernel.files import names_in
 
@@ -126,13 +127,18 @@ def check_devices(names: Sequence[str], modules: Modules, moved: bool) -> Iterat
     if moved:
         yield note("verbs devices", "none in this namespace: the plugin rdma may have moved them into pods")
         return
-    nics = [f.id for f in modules.functions if f.driver in _COMPANIONS or f.vendor == _MELLANOX]
+    for_dpdk = [f.id for f in modules.functions if f.driver == VFIO]
+    nics = [
+        f.id for f in modules.functions if f.driver in _COMPANIONS or (f.vendor == _MELLANOX and f.driver != VFIO)
+    ]
     remedy = (
         "load the verbs driver of the node's RDMA NIC; without such a NIC, soft-RoCE:"
         " rdma link add rxe0 type rxe netdev NETDEV"
     )
     if nics:
         remedy = f"load the verbs driver of {', '.join(nics)}"
+    elif for_dpdk:
+        remedy = f"for RDMA, bind {', '.join(for_dpdk)} to the vendor's driver: {VFIO} is for DPDK"
     found = f"none in /sys{rdma_sysfs.CLASS}"
     if "ib_core" not in modules.loaded:
         missing = [name for name, _, _ in _NEEDED if name not in modules.loaded]

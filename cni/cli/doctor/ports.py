@@ -40,10 +40,12 @@ def check_state(ports: Sequence[Port], uses: Uses, up: Mapping[str, bool]) -> It
 
 
 def _remedy(port: Port, up: bool | None) -> str:
-    if not port.is_roce:
+    if port.link_layer == rdma_sysfs.INFINIBAND:
         if port.state in ("INIT", "ARMED"):
             return "no subnet manager has set it up: start opensm, or the switch's"
         return "see cable, transceiver and switch port; ibstat names the fault"
+    if not port.is_roce and not port.netdev:  # EFA
+        return "see `dmesg` for messages of its driver"
     if up is False:
         return f"ip link set {port.netdev} up, and let the node's network configuration do so at each boot"
     where = port.netdev or "its netdev"
@@ -165,11 +167,13 @@ def _older(group: Sequence[VerbsDevice]) -> Iterator[Observation]:
 
 
 def check_guids(devices: Sequence[VerbsDevice], root: str = "/sys") -> Iterator[Observation]:
-    """Find devices without a node GUID, which RDMA CM cannot use. A new virtual function of mlx5 has none."""
+    """Find devices of RoCE and InfiniBand without a node GUID, which RDMA CM cannot use. A new virtual function of mlx5
+    has none. EFA never has one."""
     for device in devices:
         guid = text(f"{root}{rdma_sysfs.CLASS}/{device.name}/node_guid")
-        if device.pci and guid and not guid.replace(":", "").strip("0"):
-            is_ethernet = any(port.link_layer == rdma_sysfs.ETHERNET for port in device.ports)
+        is_ethernet = any(port.is_roce for port in device.ports)
+        needs_guid = is_ethernet or any(port.link_layer == rdma_sysfs.INFINIBAND for port in device.ports)
+        if device.pci and needs_guid and guid and not guid.replace(":", "").strip("0"):
             given = "mac MAC" if is_ethernet else "node_guid GUID and port_guid GUID"  # mlx5 derives the node GUID
             remedy = f"ip link set PF vf N {given}, with a value of its own, then bind the function's driver again"
             yield broken(device.name, "its node GUID is 0: RDMA CM does not find it", "a GUID of its own", remedy)
