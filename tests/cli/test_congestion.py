@@ -11,12 +11,15 @@ import pytest
 
 from cni.cli.doctor import congestion
 from cni.cli.doctor.congestion import Congestion
+from cni.cli.doctor.facts import NodeFacts, NodePlaces
 from cni.cli.doctor.finding import ADVICE, OK, UNKNOWN
 from cni.node.inventory import devices as inventory
 from cni.node.inventory.devices import Port
 from cni.shared.kernel import dcb
 from cni.shared.kernel.netlink import attribute
 from tests import machines
+from tests.cli.test_cards import CARDS
+from tests.device_plugin.scene import Machine
 from tests.view import View
 
 EIGHT = tuple(range(8))
@@ -35,15 +38,17 @@ GOOD: dict[str, Any] = {"pfc": (3,), "trust": "dscp", "ecn": (3,), "classes": RO
         ({"trust": "pcp", "classes": {}, "has_vlan": True}, []),
         ({"trust": "pcp", "pfc": (0, 3)}, []),
         ({"pfc": EIGHT}, ["a pause of RoCE stops all other traffic too"]),
-        ({"ecn": ()}, ["without ECN only pauses slow a sender down"]),
+        ({"ecn": ()}, ["without ECN on lossless priorities only pauses slow a sender down"]),
+        ({"ecn": (0, 5)}, ["without ECN on lossless priorities only pauses slow a sender down"]),
+        ({"ecn": (3, 5)}, []),
         (
             {"classes": {"traffic_class": 184}},
             ["traffic_class 184 is DSCP 46, which gets the priority 5, and lossless is 3"],
         ),
         ({"classes": {"traffic_class": 184}, "dscp": {46: 3}}, []),
         ({"dscp": {26: 0}}, ["default_roce_tos 106 is DSCP 26, which gets the priority 0, and lossless is 3"]),
-        ({"trust": "pcp", "ecn": ()}, ["packets are marked by DSCP", "without ECN"]),
-        ({"pfc": EIGHT, "ecn": ()}, ["a pause of RoCE", "without ECN"]),
+        ({"trust": "pcp", "ecn": ()}, ["packets are marked by DSCP", "without ECN on"]),
+        ({"pfc": EIGHT, "ecn": ()}, ["a pause of RoCE", "without ECN on"]),
     ],
 )
 def test_settings_that_do_not_go_together_are_advice_each_with_its_remedy(
@@ -92,6 +97,15 @@ def test_a_driver_without_dcb_says_nothing(namespaces: Callable[[], View], tmp_p
     view.add_veth("ens2f0", "wire")
     with view.entered():
         assert congestion.read(of_machine(tmp_path), "", str(tmp_path)) == Congestion()
+
+
+@pytest.mark.parametrize("card", ["ConnectX with a virtual function without a GUID", "ConnectX with a subfunction"])
+def test_the_settings_of_a_virtual_function_or_subfunction_are_those_of_its_card(tmp_path: Path, card: str) -> None:
+    machine = Machine(tmp_path)
+    CARDS[card].make(machine)
+    facts = NodeFacts(NodePlaces(sys=str(machine.tree), live=False))
+    assert len(facts.active_netdevs) == 2
+    assert facts.congestion == {"ens1f0": Congestion(driver="mlx5_core", pci="0000:30:00.0")}
 
 
 def test_what_sysfs_and_configfs_say_is_read(tmp_path: Path) -> None:

@@ -117,8 +117,8 @@ def _faults(netdev: str, told: Congestion) -> Iterator[tuple[str, str, str]]:
         yield "a pause of RoCE stops all other traffic too", one, set_pfc
     elif told.pfc:
         yield from _missed(netdev, told, told.pfc)
-    if told.pfc and told.ecn == ():
-        why = "without ECN only pauses slow a sender down, and they spread through the fabric"
+    if told.pfc and told.ecn is not None and set(told.pfc).isdisjoint(told.ecn):
+        why = "without ECN on lossless priorities only pauses slow a sender down, and they spread through the fabric"
         remedy = (
             f"echo 1 > /sys/class/net/{netdev}/ecn/roce_np/enable/N and roce_rp/enable/N for the priority N of RoCE"
         )

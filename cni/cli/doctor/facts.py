@@ -22,7 +22,7 @@ from cni.node.inventory import devices as inventory
 from cni.node.inventory.devices import Port
 from cni.node.inventory.sandboxes import NamespaceView, SandboxInterface
 from cni.node.runtime.cache import DIRECTORY
-from cni.shared.kernel import rdma_sysfs
+from cni.shared.kernel import rdma_sysfs, sysfs
 from cni.shared.kernel.files import read_whole
 from cni.shared.records import GROUP, STATE
 from cni.shared.spec.errors import CniError
@@ -238,17 +238,27 @@ class NodeFacts:
 
     @cached_property
     def congestion(self) -> dict[str, Congestion]:
-        """The congestion settings of each active RoCE netdev of this namespace; of a bond, those of its ports."""
+        """The congestion settings of each active RoCE netdev of this namespace. Those of a bond are its ports', those of a
+        virtual function or subfunction are its card's."""
         active = self.active_netdevs
-        ports = [
-            (p, d.driver) for d in self.devices for p in d.ports if p.netdev in active and p.is_active and p.is_roce
-        ]
         sys = self.places.sys
-        return {
-            name: congestion.read(replace(port, netdev=name), driver, sys, self.places.live)
-            for port, driver in ports
-            for name in topology.beside(port.netdev, "lower_", sys) or [port.netdev]
-        }
+        found: dict[str, Congestion] = {}
+        for device in self.devices:
+            for number in (p.number for p in device.ports if p.netdev in active and p.is_active and p.is_roce):
+                card = self._card_of(device)
+                port = next(p for p in (*card.ports, *device.ports) if p.number == number and p.netdev)
+                for name in topology.beside(port.netdev, "lower_", sys) or [port.netdev]:
+                    if name not in found:
+                        own = replace(port, netdev=name)
+                        found[name] = congestion.read(own, card.driver, sys, self.places.live)
+        return found
+
+    def _card_of(self, device: inventory.VerbsDevice) -> inventory.VerbsDevice:
+        """The verbs device of the physical function of `device`; `device` itself if that is none or is not seen."""
+        own = sysfs.pci_above(rdma_sysfs.path_of(device.name, self.places.sys))
+        physical = sysfs.physical_function_of(own, self.places.sys) or own
+        cards = [one for one in self.devices if one.pci == physical and physical != device.pci]
+        return cards[0] if cards else device
 
     @cached_property
     def functions(self) -> list[pcie.PcieFunction]:

@@ -71,6 +71,11 @@ def ports(device: str, root: str = "/sys") -> list[int]:
     return sorted(int(n) for n in names_in(f"{root}{CLASS}/{device}/ports") if n.isdigit())
 
 
+def path_of(device: str, root: str = "/sys") -> str:
+    """The path of the directory of the verbs device, "../../devices/pci…/infiniband/mlx5_0"; "" if it is missing."""
+    return target_of(f"{root}{CLASS}/{device}")
+
+
 def pci_of(device: str, root: str = "/sys") -> str:
     """The address of the PCI function that the verbs device belongs to; "" for a software device (rxe, siw)."""
     name = target_of(f"{root}{CLASS}/{device}/device").rpartition("/")[2]
