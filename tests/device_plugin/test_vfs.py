@@ -165,10 +165,13 @@ def test_a_wrong_policy_has_line_column_key_and_remedy_and_the_right_one_counts(
 # --- what would be done ---
 
 
-def test_vfs_are_made_with_their_drivers_and_mtus_after_the_modules_and_the_mtu_of_the_card(machine: Machine) -> None:
+def test_vfs_are_made_with_their_addresses_drivers_and_mtus_after_the_modules_and_the_mtu_of_the_card(machine: Machine) -> None:
     dpdk = policy(numVfs=3, deviceType="vfio-pci", nicSelector={"pfNames": ["ens0f0#1"]})
     rdma = policy(numVfs=3, isRdma=True, mtu=9216, nicSelector={"rootDevices": [f"{PF}#0"]})
-    assert steps(planned(machine, dpdk, rdma)) == [
+    found = steps(planned(machine, dpdk, rdma))
+    made = [step for step in found if ": mac from none to " in step]
+    assert [step.partition(": mac")[0] for step in made] == [f"{PF} VF {n}" for n in range(3)]
+    assert [step for step in found if step not in made] == [
         "kernel: module from not loaded to vfio-pci",
         "kernel: module from not loaded to rdma_ucm",
         f"{PF}: mtu from 9000 to 9216",
@@ -239,6 +242,16 @@ def test_an_infiniband_card_without_a_netdev_is_named_with_the_module_that_makes
     assert "numVfs" in [step.what for step in found.steps]
 
 
+def test_guids_are_planned_on_the_copy_of_a_tree_too(machine: Machine) -> None:
+    guid = "0c:42:a1:03:00:12:34:56"
+    address = f"00:00:10:29:fe:80:00:00:00:00:00:00:{guid}"
+    machine.tree.put(machine.root / "sys/class/net/ens0f0", {"type": 32, "address": address})
+    found = planned(machine, policy(linkType="ib"))
+    assert [step.what for step in found.steps if step.vf == 0] == ["guid", "driver"]
+    (card,) = cards.read(str(machine.root)).cards
+    assert card.mac == guid
+
+
 def test_a_guid_is_read_and_set_by_the_netdev_of_an_infiniband_card(monkeypatch: pytest.MonkeyPatch) -> None:
     """Soft-RoCE and emulated cards have no such netdev: the messages are compared with pyroute2's."""
     host, sent = Mock(), []
@@ -295,7 +308,8 @@ def test_the_macs_are_read_and_set_in_the_nodes_own_namespace(node: Node, tmp_pa
     machine = with_vfs(tmp_path)
     node.master("ens0f0")
     (card,) = [card.function for card in cards.read(str(machine.root)).cards]
-    assert macs.read(card, (0, 1), str(machine.root)) == ("", {}), "the copy of a tree has no namespace"
+    copied = (machine.root / "sys/class/net/ens0f0/address").read_text().strip()
+    assert macs.read(card, (0, 1), str(machine.root)) == (copied, {}), "the copy of a tree has no namespace"
     (machine.root / "proc/1/ns").mkdir(parents=True)
     (machine.root / "proc/1/ns/net").symlink_to(node.host.path)
     assert macs.read(card, (0, 1), str(machine.root)) == (node.host.link("ens0f0").mac, {}), "a veth has no VFs"

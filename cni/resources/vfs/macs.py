@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 
 from cni.node.inventory.functions import ETHER, INFINIBAND, Function
+from cni.node.inventory.topology import text
 from cni.shared.kernel import netns, vfs
 from cni.shared.kernel.links import Link, Rtnl
 from cni.shared.spec.errors import IoFailure
@@ -22,10 +23,16 @@ _GUID_LENGTH = len("02:00:00:00:00:00:00:01")
 
 def read(card: Function, numbers: Iterable[int], root: str) -> tuple[str, dict[int, str]]:
     """The card's permanent MAC, and the administrative MACs of its VFs by number, or on InfiniBand the GUIDs; "" and {}
-    when this process does not see the netdev. Raises OSError when the node's network namespace may not be entered."""
+    when this process does not see the netdev. Raises OSError when the node's network namespace may not be entered.
+
+    A copied tree has no namespace: the MAC is that of its sysfs, and the VFs' MACs are not known."""
     with _links(root) as host:
-        link = _of(card, host) if host else None
-        if host is None or link is None:
+        if host is None:
+            netdev = next(iter(card.netdevs), "") if card.link_type in (ETHER, INFINIBAND) else ""
+            mac = text(f"{root}/sys/class/net/{netdev}/address") if netdev else ""
+            return mac[-_GUID_LENGTH:], {}
+        link = _of(card, host)
+        if link is None:
             return "", {}
         if card.link_type == INFINIBAND:  # the address of an IPoIB netdev ends with the port's GUID
             guids = {number: vfs.guid(host, link.index, number) for number in numbers}
