@@ -8,6 +8,8 @@ from cni.node.inventory.functions import Function
 from cni.resources.models import RANGED, Exclusive, ExclusiveSelectors, Selectors, Shared, spans
 
 NOTHING = "no NIC or function is chosen"
+_NO_VERBS = "has no verbs device (`railcni doctor` names a verbs driver that is not loaded)"
+_NOT_ON_PCI = "is not on PCI: a resource of configList can have it"
 _MOST = 8  # the most values that a message names
 _VALUES: dict[str, Callable[[Function], Collection[str]]] = {  # the values that a selector is compared with
     "vendors": lambda function: [function.vendor],
@@ -52,11 +54,13 @@ def reason(
     """A sentence for the log: the reason why `resource` has no devices.
 
     `taken` are the functions of earlier resources; `below` maps a netdev to the links below it, a bond to its ports."""
+    if not functions:
+        return f"{NOTHING}: the node has no network function and no verbs device"
     if isinstance(resource, Shared):
-        found = [_selector(resource.selectors, [f for f in functions if f.verbs], functions, taken, below)]
+        found = [_selector(resource.selectors, [f for f in functions if f.verbs], functions, taken, below, _NO_VERBS)]
     else:
         on_pci = [function for function in functions if function.is_on_pci]
-        found = [_selector(one, on_pci, functions, taken, below) for one in resource.selectors]
+        found = [_selector(one, on_pci, functions, taken, below, _NOT_ON_PCI) for one in resource.selectors]
     return f"{NOTHING}: {'; '.join(dict.fromkeys(found))}"
 
 
@@ -66,21 +70,24 @@ def _selector(
     functions: Sequence[Function],
     taken: Collection[str],
     below: Mapping[str, Sequence[str]],
+    unfit: str,
 ) -> str:
-    if not candidates:
-        return "the node has no such device" if functions else "the node has no network function and no verbs device"
+    """The reason why `selectors` match none of `candidates`; `unfit` is the fault of the node's other `functions`."""
+    others = [function for function in functions if function not in candidates]
     given = {key: wanted for key in _VALUES if (wanted := getattr(selectors, key, None))}
     faults = []
     for key, wanted in given.items():
         names = {spans(text)[0].lower() for text in wanted}
         there = sorted({value for one in candidates for value in _VALUES[key](one) if value})
         if names.isdisjoint(value.lower() for value in there):
-            faults.append(f"{key} {', '.join(wanted)}: {_instead(wanted, there, functions, below)}")
+            faults.append(f"{key} {', '.join(wanted)}: {_instead(wanted, there, others, below, _VALUES[key], unfit)}")
         elif numbers := _missing_numbers(wanted, candidates, _VALUES[key]):
             faults.append(f"{key} {', '.join(wanted)}: {numbers}")
     if faults:
         return "; ".join(faults)
     if isinstance(selectors, ExclusiveSelectors):
+        if not candidates:
+            return f"{', '.join(function.id for function in others[:_MOST])} {_NOT_ON_PCI}"
         if selectors.isRdma and not any(function.has_rdma for function in candidates):
             return "isRdma: no function has a verbs device"
         if held := sorted(taken):
@@ -89,15 +96,23 @@ def _selector(
 
 
 def _instead(
-    wanted: Sequence[str], there: Sequence[str], functions: Sequence[Function], below: Mapping[str, Sequence[str]]
+    wanted: Sequence[str],
+    there: Sequence[str],
+    others: Sequence[Function],
+    below: Mapping[str, Sequence[str]],
+    values: Callable[[Function], Collection[str]],
+    unfit: str,
 ) -> str:
-    """A text about the values (`there`) that the node has instead of `wanted`: similar ones or, without these, all."""
+    """A text about the values (`there`) that the node has instead of `wanted`: similar ones or, without these, all. If
+    one of the `others` has such a value, the text says that it is `unfit`."""
     names = [spans(text)[0] for text in wanted]
     for name in names:
         if ports := below.get(name):
             return f"{name} is a link on top of {', '.join(ports)}: name these"
-        if any(name in function.netdevs for function in functions):
-            return f"{name} has no verbs device"
+    if meant := [
+        ", ".join(one.netdevs) or one.id for one in others if not set(names).isdisjoint((*values(one), *one.netdevs))
+    ]:
+        return f"{', '.join(meant[:_MOST])} {unfit}"
     near = [value for value in there if any(value.startswith(name) or name.startswith(value) for name in names)]
     shown = near or there
     more = f" and {len(shown) - _MOST} more" if len(shown) > _MOST else ""

@@ -262,12 +262,12 @@ def test_in_the_exclusive_mode_of_rdma_no_shared_device_is_healthy(machine: Mach
         ("configList", {"devices": ["bond0"]}, "ifNames bond0: bond0 is a link on top of ens0f0, eth9: name these"),
         ("configList", {"devices": ["en1"]}, "ifNames en1: there are ens0f0, ens0v0, ens0v1"),
         ("configList", {"devices": ["eno1"]}, "ifNames eno1: eno1 has no verbs device"),
-        ("configList", {"selectors": {"vendors": ["8086"]}}, "vendors 8086: there is 15b3"),
+        ("configList", {"selectors": {"vendors": ["8086"]}}, "vendors 8086: eno1 has no verbs device"),
         ("configList", {"selectors": {"drivers": ["mlx5_ib"]}}, "drivers mlx5_ib: there is mlx5_core"),
         (
             "configList",
             {"selectors": {"vendors": ["8086"], "linkTypes": ["infiniband"]}},
-            "vendors 8086: there is 15b3; linkTypes infiniband: there is ether",
+            "vendors 8086: eno1 has no verbs device (`railcni doctor` names a verbs driver that is not loaded); linkTypes",
         ),
         ("resourceList", {"selectors": {"pfNames": ["ens0f0#2-7"]}}, "pfNames ens0f0#2-7: ens0f0 has the VFs 0 to 1"),
         ("resourceList", {"selectors": {"pfNames": ["eno1#0"]}}, "pfNames eno1#0: eno1 has no VF"),
@@ -297,6 +297,22 @@ def test_a_resource_without_a_device_names_each_selector_with_what_there_is(
     (found,) = chosen(machine, {key: [{"resourceName": "a", **member}]})
     assert found.unchosen.startswith(f"no NIC or function is chosen: {told}")
     assert found.offers == ()
+
+
+@pytest.mark.parametrize("is_alone", [True, False])
+def test_a_shared_resource_of_a_nic_without_its_verbs_driver_says_that(machine: Machine, is_alone: bool) -> None:
+    if not is_alone:
+        machine.nic(0)
+    machine.tree.pci("0000:01:00.0", driver="bnxt_en", vendor="0x14e4", device="0x1760", **{"class": "0x020000"})
+    told = shared(machine, selectors={"drivers": ["bnxt_en"]}).unchosen
+    assert "0000:01:00.0 has no verbs device (`railcni doctor` names a verbs driver that is not loaded)" in told
+
+
+def test_a_resource_of_functions_says_that_a_software_device_is_none(machine: Machine) -> None:
+    machine.tree.netdev("eth0")
+    machine.rxe("rxe0", "eth0", 7)
+    told = exclusive(machine, {"pfNames": ["eth0"]}).unchosen
+    assert "eth0 is not on PCI: a resource of configList can have it" in told
 
 
 def test_a_resource_whose_functions_an_earlier_one_has_names_them(machine: Machine) -> None:

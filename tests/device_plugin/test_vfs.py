@@ -165,7 +165,9 @@ def test_a_wrong_policy_has_line_column_key_and_remedy_and_the_right_one_counts(
 # --- what would be done ---
 
 
-def test_vfs_are_made_with_their_addresses_drivers_and_mtus_after_the_modules_and_the_mtu_of_the_card(machine: Machine) -> None:
+def test_vfs_are_made_with_their_addresses_drivers_and_mtus_after_the_modules_and_the_mtu_of_the_card(
+    machine: Machine,
+) -> None:
     dpdk = policy(numVfs=3, deviceType="vfio-pci", nicSelector={"pfNames": ["ens0f0#1"]})
     rdma = policy(numVfs=3, isRdma=True, mtu=9216, nicSelector={"rootDevices": [f"{PF}#0"]})
     found = steps(planned(machine, dpdk, rdma))

@@ -128,9 +128,7 @@ def check_devices(names: Sequence[str], modules: Modules, moved: bool) -> Iterat
         yield note("verbs devices", "none in this namespace: the plugin rdma may have moved them into pods")
         return
     for_dpdk = [f.id for f in modules.functions if f.driver == VFIO]
-    nics = [
-        f.id for f in modules.functions if f.driver in _COMPANIONS or (f.vendor == _MELLANOX and f.driver != VFIO)
-    ]
+    nics = [f.id for f in modules.functions if f.driver in _COMPANIONS or (f.vendor == _MELLANOX and f.driver != VFIO)]
     remedy = (
         "load the verbs driver of the node's RDMA NIC; without such a NIC, soft-RoCE:"
         " rdma link add rxe0 type rxe netdev NETDEV"
