@@ -41,7 +41,7 @@ def advice(
     """Return (variables for the containers of a pod, notes about them). Raises CniError if no port has a GID of the pod."""
     ways = list(_ways(sandbox, devices, root))
     if not ways:
-        raise CniError(_missing(sandbox, devices), code=100)
+        raise CniError(_missing(sandbox, devices, root), code=100)
     names = ",".join(f"{way.port.device}:{way.port.number}" for way in ways)  # "=" compares whole names
     variables = {"NCCL_IB_HCA": f"={names}", "NCCL_SOCKET_IFNAME": "=" + ",".join(dict.fromkeys(w.link for w in ways))}
     chosen = {way: way.gid for way in ways if way.gid is not None}
@@ -140,11 +140,15 @@ def _common(addresses: Sequence[str]) -> Network:
     return network
 
 
-def _missing(sandbox: NamespaceView, devices: Sequence[VerbsDevice]) -> str:
+def _missing(sandbox: NamespaceView, devices: Sequence[VerbsDevice], root: str) -> str:
     has = [f"{i.name} {a}" for i in sandbox.interfaces for a in i.global_addresses if i.name != "lo"]
     who = sandbox.owner or "this namespace"
     if not devices:
         return f"{who} has no RDMA: this node shows no verbs device; see `railcni doctor`"
+    for link in sandbox.interfaces:
+        for port in ports_of(link, devices, root):
+            if rdma_sysfs.is_iwarp(port.device, root):
+                return f"{port.device} of {link.name} speaks iWARP, which NCCL cannot use: it has TCP on {link.name}"
     return (
         f"no verbs device has a RoCE v2 GID of {who}, which has {', '.join(has) or 'no address'}: an interface gets one"
         " when its master is the netdev of a RoCE port that is up; see `railcni rdma` and `railcni doctor`"

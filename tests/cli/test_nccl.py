@@ -128,6 +128,15 @@ def test_a_pod_without_a_gid_is_told_what_it_has_instead(node: Node) -> None:
         node.advice(link("net1", "192.168.1.9"))
 
 
+def test_a_pod_of_iwarp_is_told_that_nccl_does_not_use_it(tmp_path: Path) -> None:
+    machine = machines.Machine(tmp_path)
+    machine.netdev("ens0f0")
+    machine.verbs("irdma0", netdev="ens0f0", node_type="4: RNIC", size=1)
+    inside = SandboxInterface("net1", "macvlan", 9000, True, ("10.0.0.5",), lower="ens0f0")
+    with pytest.raises(CniError, match="irdma0 of net1 speaks iWARP, which NCCL cannot use"):
+        nccl.advice(pod(inside), inventory.read([pod(inside)], str(tmp_path)), str(tmp_path))
+
+
 def port(number: int, *entries: tuple[str, str, str]) -> Port:
     gids = tuple(Gid(index, "", kind, address, ndev) for index, (address, ndev, kind) in enumerate(entries))
     return Port(
