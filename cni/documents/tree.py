@@ -84,6 +84,9 @@ class TreeNode:
         found: Member | None = None
         node, depth = self, 0
         for key in keys:
+            if key == 0 and node.members is not None:  # one object in place of a list
+                depth += 1
+                continue
             if isinstance(key, int):
                 if node.items is None or key >= len(node.items):
                     break

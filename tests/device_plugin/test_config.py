@@ -152,6 +152,14 @@ def test_a_selector_that_would_choose_something_else_is_refused(member: dict[str
     assert finding in found
 
 
+@pytest.mark.parametrize("form", ["{}", "[{}]"])
+def test_the_place_of_a_fault_is_that_of_its_value_also_where_one_selector_stands_for_a_list(form: str) -> None:
+    selectors = form.replace("{}", '{"pfNames": ["ens2f0#5-1"]}')
+    text = f'{{"resourceList": [{{"resourceName": "a", "selectors": {selectors}}}]}}'
+    (found,) = one(text).findings
+    assert found.column == text.index('"ens2f0#5-1"') + 1
+
+
 @pytest.mark.parametrize(
     ("text", "finding"),
     [
