@@ -20,6 +20,8 @@ from cni.documents.tree import Keys, Text, object_at, string_at, value_at
 from cni.lint import manifest, nvidia, resources
 from cni.lint.addresses import Use
 from cni.lint.plugin import ResourceWant, Surroundings
+from cni.resources import config
+from cni.resources.models import POLICY_FIXES, VFIO, NicSelector
 from cni.shared.kernel import rdma_sysfs
 from ipam.ranges import parse_span
 
@@ -88,17 +90,20 @@ def _written(scope: Scope, keys: Keys) -> tuple[Scope, Keys]:
 
 def _node_policy(scope: Scope, spec: dict[str, Any]) -> None:
     kind, is_rdma, mtu = spec.get("deviceType") or "netdevice", spec.get("isRdma"), spec.get("mtu")
-    if is_rdma is True and kind == "vfio-pci":
-        message = "vfio-pci with isRdma: a VF of vfio-pci has neither netdev nor verbs device"
-        scope.error(("spec", "deviceType"), message, "write deviceType: netdevice")
-    elif is_rdma is not True and kind == "netdevice":
+    selector, number = spec.get("nicSelector"), spec.get("numVfs")
+    at, names = ("spec", "nicSelector"), NicSelector.model_construct()
+    if isinstance(selector, dict) and not selector.get("netFilter"):  # this chooses NICs of OpenStack
+        names = scope.model(NicSelector, selector, at, POLICY_FIXES) or names
+    whole = number if isinstance(number, int) else 0
+    config.check_policy(scope, at[:1], names, whole, is_rdma is True and kind == VFIO)
+    if is_rdma is not True and kind == "netdevice":
         message = "without isRdma: true the device plugin gives pods no /dev/infiniband"
         scope.warn(("spec", "isRdma"), message, "add isRdma: true, where pods use RDMA")
     if isinstance(mtu, int) and 0 < mtu < rdma_sysfs.MTU_FOR_WHOLE_ROCE:
         message = f"RoCE makes {rdma_sysfs.roce_mtu(mtu)} of {mtu}: for its {rdma_sysfs.WHOLE_ROCE_MTU} it needs {rdma_sysfs.MTU_FOR_WHOLE_ROCE} or more"
         scope.warn(("spec", "mtu"), message, "write 9000, where the fabric carries it")
-    if not isinstance(spec.get("numVfs"), int) or spec["numVfs"] < 1:
-        scope.error(("spec", "numVfs"), f"{shown(spec.get('numVfs'))}: want 1 or more", "write numVfs: 8, for example")
+    if whole < 1:
+        scope.error(("spec", "numVfs"), f"{shown(number)}: want 1 or more", "write numVfs: 8, for example")
 
 
 def _cluster_policy(scope: Scope, spec: dict[str, Any], around: Surroundings) -> None:

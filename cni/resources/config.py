@@ -20,6 +20,8 @@ from cni.resources.models import (
     FIXES,
     OTHER_PLUGIN,
     POLICY_FIXES,
+    RANGED,
+    VFIO,
     Exclusive,
     ExclusiveSelectors,
     NicSelector,
@@ -27,6 +29,7 @@ from cni.resources.models import (
     Shared,
     SharedSelectors,
     VfPolicy,
+    spans,
 )
 
 PERIOD = 60.0  # seconds
@@ -139,6 +142,8 @@ def _policy(scope: Scope, keys: Keys, given: Any, config: Config) -> None:
             )
             _unknown(scope, within, part, {*model.model_fields, *_UNMADE, *_UNASKED})
     policy: VfPolicy | None = scope.model(VfPolicy, given, keys, POLICY_FIXES)
+    if policy is not None:
+        check_policy(scope, keys, policy.nicSelector, policy.numVfs, policy.isRdma and policy.deviceType == VFIO)
     if policy is None or any(f.severity == ERROR for f in config.findings[before:]):
         return
     if given.get("nodeSelector"):
@@ -154,6 +159,19 @@ def _policy(scope: Scope, keys: Keys, given: Any, config: Config) -> None:
             same.selectors += resource.selectors
         else:
             config.resources.append(resource)
+
+
+def check_policy(scope: Scope, keys: Keys, selector: NicSelector, number: int, has_rdma_and_vfio: bool) -> None:
+    """Find contradictions in the policy at `keys` of `scope`, which makes `number` VFs: VFs in `selector` that it does
+    not make, and RDMA (`has_rdma_and_vfio`) of VFs for DPDK. `railcni nad lint` calls this too."""
+    if has_rdma_and_vfio:
+        message = f"{VFIO} with isRdma: a VF of {VFIO} has neither netdev nor verbs device"
+        scope.error((*keys, "deviceType"), message, "write deviceType: netdevice")
+    for key in RANGED:
+        for place, text in enumerate(getattr(selector, key)):
+            if number and any(last >= number for _, last in spans(text)[1]):
+                message = f"{text}: numVfs {number} makes the VFs 0 to {number - 1}"
+                scope.error((*keys, "nicSelector", key, place), message, "raise numVfs, or name VFs that it makes")
 
 
 def _resource(scope: Scope, keys: Keys, given: Any, model: type[Shared | Exclusive], config: Config) -> None:

@@ -234,15 +234,6 @@ class VfPolicy(_Model):
     excludeTopology: bool = False
     needVhostNet: bool = False
 
-    @model_validator(mode="after")
-    def _can_be(self) -> VfPolicy:
-        if self.isRdma and self.deviceType == VFIO:
-            raise ValueError("a function has either RDMA or the driver vfio-pci: want isRdma or deviceType")
-        for _, spans in self.chosen:
-            if self.numVfs and any(last >= self.numVfs for _, last in spans):
-                raise ValueError(f"nicSelector names a VF that numVfs {self.numVfs} does not make")
-        return self
-
     @property
     def chosen(self) -> list[tuple[str, list[tuple[int, int]]]]:
         """The names in `pfNames` and `rootDevices`, each with its VF ranges (first, last); no range means all VFs."""

@@ -134,6 +134,18 @@ def told(*documents: Any) -> list[tuple[str, str, str]]:
         ((resource("SriovNetworkNodePolicy", SRIOV, numVfs=0, isRdma=True),), [("error", "spec.numVfs", "want 1 or more")]),
         ((resource("SriovNetworkNodePolicy", SRIOV, numVfs=8, isRdma=True, mtu=9000),), []),
         (
+            (resource("SriovNetworkNodePolicy", SRIOV, numVfs=8, isRdma=True, nicSelector={"pfNames": ["a", "b#0-9"]}),),
+            [("error", "spec.nicSelector.pfNames[1]", "numVfs 8 makes the VFs 0 to 7")],
+        ),
+        (
+            (resource("SriovNetworkNodePolicy", SRIOV, numVfs=8, isRdma=True, nicSelector={"pfNames": ["b#3-1"]}),),
+            [("error", "spec.nicSelector.pfNames[0]", "the range 3-1 is empty")],
+        ),
+        (
+            (resource("SriovNetworkNodePolicy", SRIOV, numVfs=8, isRdma=True, nicSelector={"netFilter": "openstack/x"}),),
+            [],
+        ),
+        (
             (resource("SriovNetwork", SRIOV, resourceName="vf", networkNamespace="Bad_NS"),),
             [("error", "spec.networkNamespace", "Kubernetes has no namespace of this name")],
         ),

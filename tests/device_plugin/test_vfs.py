@@ -141,8 +141,11 @@ def test_policies_with_one_resource_name_make_one_resource() -> None:
         ({"numVfs": "2"}, 'error virtualFunctions[1].numVfs: "2": want an integer'),
         ({"mtu": 10}, "error virtualFunctions[1].mtu: 10: want 68 or more"),
         ({"deviceType": "dpdk"}, '"dpdk": want one of netdevice, vfio-pci (write netdevice or vfio-pci)'),
-        ({"deviceType": "vfio-pci", "isRdma": True}, "a function has either RDMA or the driver vfio-pci"),
-        ({"nicSelector": {"pfNames": ["ens0f0#0-2"]}}, "nicSelector names a VF that numVfs 2 does not make"),
+        ({"deviceType": "vfio-pci", "isRdma": True}, "error virtualFunctions[1].deviceType: vfio-pci with isRdma: a VF of vfio-pci has neither netdev nor"),
+        (
+            {"nicSelector": {"pfNames": ["ens0f0#0-2"]}},
+            "error virtualFunctions[1].nicSelector.pfNames[0]: ens0f0#0-2: numVfs 2 makes the VFs 0 to 1",
+        ),
         ({"nicSelector": {"pfNames": ["ens0f0#x"]}}, '"ens0f0#x": want a name, or a name with the numbers of VFs'),
         ({"nicSelector": {}}, "want one of pfNames, rootDevices, vendor and deviceID"),
         ({"nicSelector": {"netFilter": "openstack/NetworkID:x", "vendor": "15b3"}}, "netFilter: this is not made here"),
