@@ -7,7 +7,7 @@ import ipaddress
 import os
 import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -111,14 +111,21 @@ def _print(found: DoctorReport, verbose: bool) -> None:
 
 def _folded(findings: Iterable[Observation]) -> list[Observation]:
     """Merge findings that differ in the subject alone, such as eight NICs' findings, into one with all subjects. PCI
-    addresses in the remedies may differ too; the merged finding has the first remedy. OK findings are not merged."""
+    addresses in the remedies may differ too; the merged finding has the first remedy. OK findings are not merged.
+    Findings of checks that one cause stopped are merged too, and have the number of the checks."""
     groups: dict[object, list[Observation]] = {}
     for one in findings:
         found = _ADDRESS.sub("", one.found) if one.level == UNKNOWN else one.found
         texts = (text.replace(one.subject, "") for text in (found, one.healthy, _ADDRESS.sub("", one.remedy)))
-        key = id(one) if one.level == OK else (one.level, one.check, *texts)
-        groups.setdefault(key, []).append(one)
-    return [replace(same[0], subject=", ".join(one.subject for one in same)) for same in groups.values()]
+        check = "" if one.level == SKIPPED else one.check
+        groups.setdefault(id(one) if one.level == OK else (one.level, check, *texts), []).append(one)
+    return [_merged(same) for same in groups.values()]
+
+
+def _merged(same: Sequence[Observation]) -> Observation:
+    checks = {one.check for one in same}
+    name = same[0].check if len(checks) == 1 else f"{len(checks)} checks"
+    return replace(same[0], subject=", ".join(one.subject for one in same), check=name)
 
 
 def _row(finding: Observation) -> tuple[object, ...]:
