@@ -81,7 +81,17 @@ def _show(options: argparse.Namespace) -> int:
     config, is_faulty = read(options.config)
     found = resources(config.resources, read_host(options.root.rstrip("/")))
     output.show(options.output, _document(found), lambda: output.print_table(_COLUMNS, _rows(found)))
+    tell_unmade(config, found)
     return int(is_faulty or any(resource.unchosen for resource in found))
+
+
+def tell_unmade(config: Config, found: Sequence[Resource]) -> None:
+    """Say how the functions are made, if a resource in `found` has none and the configuration asks for them."""
+    if config.policies and any(resource.unchosen for resource in found):
+        output.print_fault(
+            "railcni: the configuration asks for virtual functions that are not there yet: `railcni vfs plan` shows the"
+            " steps; `railcni vfs apply` makes them, and so does the device plugin when it starts"
+        )
 
 
 def _rows(found: Sequence[Resource]) -> list[Sequence[object]]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 
-from cni.cli.device_plugin import CONFIG, read, serve
+from cni.cli.device_plugin import CONFIG, read, serve, tell_unmade
 from cni.cli.terminal import common, output, subcommand
 from cni.cluster.audit.store import kubeconfig_of
 from cni.resources.choose import Resource, resources
@@ -72,6 +72,7 @@ def _show(options: argparse.Namespace) -> int:
         output.print_data([{"device": device.name} for device in devices], "name")
     else:
         output.print_objects(slices.documents(devices, options.node or host_name(), 1), options.output)
+    tell_unmade(config, found)
     return int(is_faulty)
 
 

@@ -539,6 +539,17 @@ def test_the_command_shows_plans_and_says_what_is_wrong_in_a_file(machine: Machi
         assert (done.returncode, done.stdout) == (1, ""), "what a file asks for that cannot be read is not known"
 
 
+@pytest.mark.parametrize("words", [("device-plugin", "--show"), ("dra", "show")])
+def test_show_names_the_command_that_makes_the_functions_of_its_configuration(
+    machine: Machine, tmp_path: Path, words: tuple[str, str]
+) -> None:
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps({"virtualFunctions": [policy(resourceName="vf")]}))
+    done = railcni(*words, f"--root={tmp_path}", f"--config={file}")
+    assert done.returncode == 1
+    assert "virtual functions that are not there yet: `railcni vfs plan` shows the steps" in done.stderr
+
+
 def test_apply_says_what_the_kernel_refuses_and_leaves_that_card(machine: Machine, tmp_path: Path) -> None:
     file = tmp_path / "config.json"
     file.write_text(json.dumps({"virtualFunctions": [policy()]}))
