@@ -1,8 +1,8 @@
 """The error counters of RDMA ports, and the rate and firmware by which NICs of one model are compared: `railcni doctor`
 judges the values, and the agent reports them to Prometheus.
 
-Sources: Documentation/ABI/stable/sysfs-class-infiniband of the kernel, "counters"; NVIDIA's "Understanding mlx5 Linux
-Counters" for hw_counters.
+Sources: Documentation/ABI/stable/sysfs-class-infiniband of the kernel, "counters"; for hw_counters NVIDIA's
+"Understanding mlx5 Linux Counters", and the kernel's drivers/infiniband/hw/bnxt_re/hw_counters.c and ionic.
 """
 
 from __future__ import annotations
@@ -46,6 +46,13 @@ ERRORS = (
     ErrorCounter("hw_counters/packet_seq_err", "negative acknowledgements of a sequence error", 10_000, _LOSS),
     ErrorCounter("hw_counters/local_ack_timeout_err", "acknowledgements that did not come in time", 1000, _LOSS),
     ErrorCounter("hw_counters/roce_adp_retrans", "adaptive retransmissions of RoCE", 1000, _LOSS),
+    # Broadcom's bnxt_re, then AMD's ionic_rdma
+    ErrorCounter("hw_counters/oos_drop_count", "packets out of sequence", 10_000, _LOSS),
+    ErrorCounter("hw_counters/seq_err_naks_rcvd", "negative acknowledgements of a sequence error", 10_000, _LOSS),
+    ErrorCounter("hw_counters/to_retransmits", "retransmissions after a timeout", 1000, _LOSS),
+    ErrorCounter("hw_counters/resp_rx_outouf_seq", "packets out of sequence", 10_000, _LOSS),
+    ErrorCounter("hw_counters/req_rx_pkt_seq_err", "negative acknowledgements of a sequence error", 10_000, _LOSS),
+    ErrorCounter("hw_counters/tx_rdma_ack_timeout", "acknowledgements that did not come in time", 1000, _LOSS),
 )
 Counts = Mapping[ErrorCounter, int]
 """The value of each counter that a port has."""
