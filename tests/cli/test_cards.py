@@ -151,6 +151,14 @@ CARDS = {
         shared=1000,
         exclusive=1,
     ),
+    "ConnectX on InfiniBand without a netdev": Card(
+        lambda m: nic(*(m, "mlx5_core", "0x15b3", "0x1021", "mlx5_0", "", INFINIBAND), link_layer="InfiniBand", size=1),
+        shared=1000,
+        exclusive=1,
+    ),
+    "virtual function of a ConnectX in a virtual machine": Card(
+        lambda m: nic(m, "mlx5_core", "0x15b3", "0x101e", "mlx5_0", "eth1"), shared=127, exclusive=1
+    ),
     "ConnectX on InfiniBand without a subnet manager": Card(
         lambda m: infiniband(m, state="2: INIT"),
         ((FAULT, "ports", "INIT"),),

@@ -141,7 +141,10 @@ def test_policies_with_one_resource_name_make_one_resource() -> None:
         ({"numVfs": "2"}, 'error virtualFunctions[1].numVfs: "2": want an integer'),
         ({"mtu": 10}, "error virtualFunctions[1].mtu: 10: want 68 or more"),
         ({"deviceType": "dpdk"}, '"dpdk": want one of netdevice, vfio-pci (write netdevice or vfio-pci)'),
-        ({"deviceType": "vfio-pci", "isRdma": True}, "error virtualFunctions[1].deviceType: vfio-pci with isRdma: a VF of vfio-pci has neither netdev nor"),
+        (
+            {"deviceType": "vfio-pci", "isRdma": True},
+            "error virtualFunctions[1].deviceType: vfio-pci with isRdma: a VF of vfio-pci has neither netdev nor",
+        ),
         (
             {"nicSelector": {"pfNames": ["ens0f0#0-2"]}},
             "error virtualFunctions[1].nicSelector.pfNames[0]: ens0f0#0-2: numVfs 2 makes the VFs 0 to 1",
