@@ -145,10 +145,11 @@ def _missing(sandbox: NamespaceView, devices: Sequence[VerbsDevice], root: str) 
     who = sandbox.owner or "this namespace"
     if not devices:
         return f"{who} has no RDMA: this node shows no verbs device; see `railcni doctor`"
-    for link in sandbox.interfaces:
-        for port in ports_of(link, devices, root):
-            if rdma_sysfs.is_iwarp(port.device, root):
-                return f"{port.device} of {link.name} speaks iWARP, which NCCL cannot use: it has TCP on {link.name}"
+    own = [port for link in sandbox.interfaces for port in ports_of(link, devices, root)]
+    ports = own or [port for device in devices for port in device.ports]
+    if not any(port.is_roce or port.link_layer == rdma_sysfs.INFINIBAND for port in ports):
+        names = ", ".join(dict.fromkeys(port.device for port in ports))
+        return f"{names} has neither RoCE nor InfiniBand, which NCCL's own transport needs; EFA needs aws-ofi-nccl"
     return (
         f"no verbs device has a RoCE v2 GID of {who}, which has {', '.join(has) or 'no address'}: an interface gets one"
         " when its master is the netdev of a RoCE port that is up; see `railcni rdma` and `railcni doctor`"

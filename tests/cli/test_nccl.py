@@ -128,12 +128,18 @@ def test_a_pod_without_a_gid_is_told_what_it_has_instead(node: Node) -> None:
         node.advice(link("net1", "192.168.1.9"))
 
 
-def test_a_pod_of_iwarp_is_told_that_nccl_does_not_use_it(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("device", "netdev", "kind"),
+    [("irdma0", "ens0f0", {"node_type": "4: RNIC"}), ("rdmap16s25", "", {"link_layer": "Unknown"})],
+)
+def test_a_pod_of_iwarp_or_efa_is_told_that_nccl_does_not_use_it_by_itself(
+    tmp_path: Path, device: str, netdev: str, kind: dict[str, str]
+) -> None:
     machine = machines.Machine(tmp_path)
     machine.netdev("ens0f0")
-    machine.verbs("irdma0", netdev="ens0f0", node_type="4: RNIC", size=1)
+    machine.verbs(device, netdev=netdev, size=1, **kind)
     inside = SandboxInterface("net1", "macvlan", 9000, True, ("10.0.0.5",), lower="ens0f0")
-    with pytest.raises(CniError, match="irdma0 of net1 speaks iWARP, which NCCL cannot use"):
+    with pytest.raises(CniError, match=f"^{device} has neither RoCE nor InfiniBand, .* EFA needs aws-ofi-nccl"):
         nccl.advice(pod(inside), inventory.read([pod(inside)], str(tmp_path)), str(tmp_path))
 
 
