@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import struct
 from collections.abc import Callable
 from pathlib import Path
@@ -13,8 +14,10 @@ from cni.cli.doctor import congestion
 from cni.cli.doctor.congestion import Congestion
 from cni.cli.doctor.facts import NodeFacts, NodePlaces
 from cni.cli.doctor.finding import ADVICE, OK, UNKNOWN
+from cni.cli.doctor.pods import AttachedLink
 from cni.node.inventory import devices as inventory
 from cni.node.inventory.devices import Port
+from cni.node.inventory.sandboxes import NamespaceView, SandboxInterface
 from cni.shared.kernel import dcb
 from cni.shared.kernel.netlink import attribute
 from tests import machines
@@ -106,6 +109,19 @@ def test_the_settings_of_a_virtual_function_or_subfunction_are_those_of_its_card
     facts = NodeFacts(NodePlaces(sys=str(machine.tree), live=False))
     assert len(facts.active_netdevs) == 2
     assert facts.congestion == {"ens1f0": Congestion(driver="mlx5_core", pci="0000:30:00.0")}
+
+
+def test_the_settings_of_a_pods_virtual_function_are_those_of_its_card_on_the_node(tmp_path: Path) -> None:
+    machine = Machine(tmp_path)
+    CARDS["ConnectX with a virtual function without a GUID"].make(machine)
+    shutil.rmtree((machine.tree.root / "class/net/ens1f0v0").resolve())  # its netdev is in the pod
+    (machine.tree.root / "class/net/ens1f0v0").unlink()
+    facts = NodeFacts(NodePlaces(sys=str(machine.tree), live=False), "default/pod-1")
+    inside = SandboxInterface("net1", "", 9000, True, (), bus="pci", device="0000:30:00.1")
+    pod = NamespaceView("/run/netns/a", "default/pod-1", (inside,))
+    ports = tuple(inventory.ports_of(inside, facts.devices, str(machine.tree)))
+    facts.__dict__["attached"] = [AttachedLink(pod, inside, ports)]
+    assert facts.ports and facts.congestion == {"ens1f0": Congestion(driver="mlx5_core", pci="0000:30:00.0")}
 
 
 def test_what_sysfs_and_configfs_say_is_read(tmp_path: Path) -> None:

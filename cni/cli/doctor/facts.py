@@ -238,19 +238,18 @@ class NodeFacts:
 
     @cached_property
     def congestion(self) -> dict[str, Congestion]:
-        """The congestion settings of each active RoCE netdev of this namespace. Those of a bond are its ports', those of a
-        virtual function or subfunction are its card's."""
-        active = self.active_netdevs
+        """The congestion settings of each netdev of this namespace that carries RoCE. Those of a bond are its ports',
+        those of a virtual function or subfunction, which may be in a pod, are its card's."""
         sys = self.places.sys
+        devices = {device.name: device for device in self.devices}
         found: dict[str, Congestion] = {}
-        for device in self.devices:
-            for number in (p.number for p in device.ports if p.netdev in active and p.is_active and p.is_roce):
-                card = self._card_of(device)
-                port = next(p for p in (*card.ports, *device.ports) if p.number == number and p.netdev)
-                for name in topology.beside(port.netdev, "lower_", sys) or [port.netdev]:
-                    if name not in found:
-                        own = replace(port, netdev=name)
-                        found[name] = congestion.read(own, card.driver, sys, self.places.live)
+        for port in (p for p in self.ports if p.is_active and p.is_roce):
+            card = self._card_of(devices[port.device])
+            own = next((one for one in card.ports if one.number == port.number), port)
+            seen = [own.netdev] if own.netdev and own.carrier is not None else []
+            for name in [lower for netdev in seen for lower in topology.beside(netdev, "lower_", sys)] or seen:
+                if name not in found:
+                    found[name] = congestion.read(replace(own, netdev=name), card.driver, sys, self.places.live)
         return found
 
     def _card_of(self, device: inventory.VerbsDevice) -> inventory.VerbsDevice:
