@@ -8,13 +8,16 @@ the administrator writes that file.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cni.shared import log
 from cni.shared.config import Fault, Key, fill, integer, list_of, mapping, refuse, string
 from cni.shared.kernel import files
 from cni.shared.spec import codec
 from cni.shared.spec.errors import InvalidConfig
+
+if TYPE_CHECKING:
+    from cni.shared.kernel.links import Link
 
 PATHS = (
     "/etc/kubernetes/cni/net.d/whereabouts.d/railcni.json",
@@ -187,6 +190,10 @@ class Policy:
     def allows(self, key: str, names: Sequence[str]) -> bool:
         """Whether one of `names` matches a pattern in the list `key`."""
         return any(matches(one, name) for one in getattr(self, key) for name in names if name)
+
+    def lists_uplink(self, device: Link) -> bool:
+        """Whether the list `uplinks` has the device, by its name or its PCI address."""
+        return self.allows("uplinks", (device.name, device.parent_device))
 
     def way_out(self) -> str:
         """The remedy, for an error message, when networks may not take a device."""

@@ -477,7 +477,7 @@ def test_a_route_is_read_as_pyroute2_wrote_it(
         "type": 1,
     }
     body = encoded(rtmsg(), flags=flags, attrs=attrs, **fields)
-    found = list(routes._unpack(body))
+    found = list(routes.unpack(body))
     assert [(r.index, r.onlink, r.gw) for r in found] == [
         (h["oif"], h["flags"] == 4, gw if h["gateway"] else "") for h in several
     ]
@@ -488,20 +488,20 @@ def test_a_route_is_read_as_pyroute2_wrote_it(
 
 @pytest.mark.parametrize(("family", "dst"), [(2, "0.0.0.0/0"), (10, "::/0")])
 def test_a_route_without_a_destination_is_the_default_route(family: int, dst: str) -> None:
-    [route] = routes._unpack(encoded(rtmsg(), family=family, table=254, attrs=[("RTA_OIF", 3)]))
+    [route] = routes.unpack(encoded(rtmsg(), family=family, table=254, attrs=[("RTA_OIF", 3)]))
     assert (route.dst, route.table, route.index) == (dst, 254, 3)
 
 
 def test_a_gateway_of_the_other_family_is_read() -> None:
     via = ("RTA_VIA", {"family": 10, "addr": "fe80::1"})
-    [route] = routes._unpack(
+    [route] = routes.unpack(
         encoded(rtmsg(), family=2, dst_len=24, attrs=[("RTA_DST", "192.0.2.0"), ("RTA_OIF", 3), via])
     )
     assert route.gw == "fe80::1"
 
 
 def test_what_the_kernel_learned_of_a_path_is_no_route() -> None:
-    assert list(routes._unpack(encoded(rtmsg(), family=10, flags=0x200, attrs=[("RTA_OIF", 3)]))) == []
+    assert list(routes.unpack(encoded(rtmsg(), family=10, flags=0x200, attrs=[("RTA_OIF", 3)]))) == []
 
 
 @given(st.integers(0, 127), st.binary(min_size=8, max_size=8).map(lambda b: b.hex(":")))

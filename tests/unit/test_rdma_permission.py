@@ -13,7 +13,7 @@ import pytest
 from cni.link.plugins import rdma as plugin
 from cni.link.plugins import uplink
 from cni.shared import policy
-from cni.shared.kernel import rdma_sysfs, routes
+from cni.shared.kernel import node_routes, rdma_sysfs
 from cni.shared.kernel import sandbox as sandboxes
 from cni.shared.kernel.links import Link
 from cni.shared.log import Log
@@ -62,7 +62,7 @@ def host(monkeypatch: pytest.MonkeyPatch) -> None:
     carries = {"ens2f0": '"ens2f0" carries the default route', "eth0": '"eth0" carries the default route'}
     monkeypatch.setattr(uplink, "ways", lambda *_: [])
     monkeypatch.setattr(uplink, "carried", lambda device, *_: carries.get(device.name, ""))
-    monkeypatch.setattr(routes, "all_bodies", lambda _: [])
+    monkeypatch.setattr(node_routes, "all_bodies", lambda _: [])
 
 
 def given(monkeypatch: pytest.MonkeyPatch, **document: Any) -> None:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from cni.shared import rail
 from cni.shared.config import Fault, Key, mapping
-from cni.shared.kernel import files, ipconfig, routes
+from cni.shared.kernel import files, ipconfig, routes, rules
 from cni.shared.kernel.netlink import KernelError
 from cni.shared.rail import KEYS as KEYS
 from cni.shared.rail import Rail
@@ -53,7 +53,7 @@ def plan(config: Rail, request: Request, place: Place) -> dict[str, Any] | None:
     """The group, index and table for the record; None if `routing` is false. Raises InvalidConfig for a used table."""
     if not config.routing:
         return None
-    if any(rule.table == config.table for rule in routes.rules(place.sandbox.rtnl)):
+    if any(rule.table == config.table for rule in rules.list_of(place.sandbox.rtnl)):
         raise InvalidConfig(
             f"rail {config.index} of group {config.group}: routing table {config.table} is already in use in the sandbox, perhaps by"
             f" rail {config.index} of another group: give each group its own rail.tableBase"
@@ -90,7 +90,7 @@ def after_up(document: dict[str, Any], link: Link, result: Result, sandbox: Sand
     for address in result.ips:
         source = address.address.partition("/")[0]
         try:
-            routes.add_rule(sandbox.rtnl, source, table, PRIORITY)
+            rules.add(sandbox.rtnl, source, table, PRIORITY)
         except KernelError as fault:
             if fault.errno != errno.EEXIST:
                 raise KernelRefused(
@@ -114,11 +114,11 @@ def remove(document: dict[str, Any], sandbox: Sandbox | None, log: Log) -> None:
     if sandbox is None:
         return
     table = document["table"]
-    for rule in routes.rules(sandbox.rtnl):
+    for rule in rules.list_of(sandbox.rtnl):
         if rule.table != table or rule.priority != PRIORITY or not rule.source:
             continue
         try:
-            routes.remove_rule(sandbox.rtnl, rule.source, table, PRIORITY)
+            rules.remove(sandbox.rtnl, rule.source, table, PRIORITY)
         except KernelError as fault:
             if fault.errno not in (errno.ENOENT, errno.ESRCH):
                 raise KernelRefused(
@@ -139,7 +139,7 @@ def differences(document: dict[str, Any], link: Link, expected: Result, sandbox:
                 value = os.strerror(fault.errno or 0)
             if value != wanted:
                 found.append(f"{name} of {link.name} is {value}, was {wanted}")
-    there_now = {rule.source.partition("/")[0] for rule in routes.rules(sandbox.rtnl) if rule.table == table}
+    there_now = {rule.source.partition("/")[0] for rule in rules.list_of(sandbox.rtnl) if rule.table == table}
     held = {(r.dst, r.gw) for r in routes.list_of(sandbox.rtnl, link.index) if r.table == table}
     for address in expected.ips:
         source = ipconfig.canonical(address.address).partition("/")[0]

@@ -24,7 +24,7 @@ from cni.shared.config import (
     string,
     take,
 )
-from cni.shared.kernel import addresses, node, routes
+from cni.shared.kernel import addresses, node, routes, sandbox
 from cni.shared.kernel.links import ARPHRD_ETHER, ARPHRD_INFINIBAND, LEAST_MTU, Link, Rtnl
 from cni.shared.kernel.netlink import KernelError
 from cni.shared.records import Records, digest
@@ -183,10 +183,11 @@ def _refused(device: Link, mode: str, host: Rtnl, log: Log | None) -> str:
     """
     if mode != "passthru" and device.lower_netnsid is None:  # not a veth or the like with its peer elsewhere
         return ""
-    from cni.link.plugins import uplink  # most networks have another mode and no veth as master
+    if mode != "passthru":  # on the end of a sandbox's pair, the link could answer for the pod's gateway
+        reason = sandbox.end_of_pair(device, host)
+        return "" if reason and policy.current().lists_uplink(device) else reason
+    from cni.link.plugins import uplink  # most masters keep their own frames
 
-    if mode != "passthru":
-        return uplink.others(device, host)
     reason = uplink.needed(device, host.links(), host)
     held = [a.text for a in addresses.list_of(host, device.index) if a.scope != addresses.LINK_SCOPE]
     if held and log and not reason:

@@ -5,7 +5,7 @@ A link is refused for its kind (`by_kind`): a bridge, a tunnel, or the host's en
 refused when it carries traffic that the node needs:
 
     a default route    the best of the main table, and of each table that a rule without a selector leads to, with each
-                       next hop; also the large prefixes that replace one (`routes.default_routes`)
+                       next hop; also the large prefixes that replace one (`node_routes.default_routes`)
     the API server     the route to each address of KUBECONFIGS, as the kernel chooses it
     the node's address a link that has the source address of such a route
     a routing daemon   a route by a gateway that it has set, such as that of BGP
@@ -17,12 +17,11 @@ refused link are refused too: the lower link of a VLAN or macvlan, the ports of 
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Iterator, Sequence
 from socket import AF_INET, AF_INET6, inet_ntop
 
 from cni.shared import policy
-from cni.shared.kernel import addresses, files, netns, routes
+from cni.shared.kernel import addresses, files, node_routes, routes, rules, sandbox
 from cni.shared.kernel.links import Link, Rtnl, with_those_below
 from cni.shared.kernel.netlink import address_of
 from cni.shared.kernel.routes import KernelRoute
@@ -33,8 +32,6 @@ KUBECONFIGS = (
     "/etc/cni/net.d/whereabouts.d/whereabouts.kubeconfig",
     "/etc/cni/net.d/multus.d/multus.kubeconfig",
 )
-SANDBOX_ENDS = ("veth", "netkit", "vxcan")  # links made in pairs; IFLA_LINK_NETNSID is the namespace of the peer
-SANDBOXES = ("/run/netns", "/run/docker/netns")  # where runtimes mount the namespaces of sandboxes
 BRIDGES = ("bridge", "openvswitch")
 _IN_IP = ("gre", "gretap", "ip6gre", "ip6gretap", "erspan", "ip6erspan", "ipip", "sit", "ip6tnl", "vti", "vti6")
 TUNNELS = (*_IN_IP, "vxlan", "geneve", "xfrm", "wireguard", "ovpn", "tun", "l2tpeth", "gtp", "bareudp", "amt")
@@ -53,24 +50,13 @@ def needed(
     """
     reason = by_kind(device, host)
     if not reason:
-        found = ways(host, bodies or routes.all_bodies(host), 0 if advertised else device.index)
+        found = ways(host, bodies or node_routes.all_bodies(host), 0 if advertised else device.index)
         reason = carried(device, links, found)
     return _unless_listed(device, reason)
 
 
-def others(device: Link, host: Rtnl) -> str:
-    """Why no network may have a link on top of `device`; "" when a network may, or the policy lists the device.
-
-    On the host's end of a sandbox's veth, the link would share a wire with the pod: it could answer for the pod's
-    gateway, and receive all frames that the pod sends.
-    """
-    return _unless_listed(device, _end_of_sandbox(device, host))
-
-
 def _unless_listed(device: Link, reason: str) -> str:
-    if not reason:
-        return ""
-    return "" if policy.current().allows("uplinks", (device.name, device.parent_device)) else reason
+    return "" if reason and policy.current().lists_uplink(device) else reason
 
 
 def by_kind(device: Link, host: Rtnl) -> str:
@@ -81,32 +67,7 @@ def by_kind(device: Link, host: Rtnl) -> str:
         return f'"{device.name}" is a bridge of the node'
     if device.kind in TUNNELS:
         return f'"{device.name}" is a tunnel of the node ({device.kind})'
-    return _end_of_sandbox(device, host)
-
-
-def _end_of_sandbox(device: Link, host: Rtnl) -> str:
-    if device.kind in SANDBOX_ENDS and device.lower_netnsid is not None and _is_of_sandbox(device.lower_netnsid, host):
-        return f'"{device.name}" is the host\'s end of a {device.kind} of a sandbox'
-    return ""
-
-
-def _is_of_sandbox(nsid: int, host: Rtnl) -> bool:
-    """Whether the namespace that the host knows as `nsid` has a path among SANDBOXES."""
-    for directory in SANDBOXES:
-        try:
-            names = os.listdir(directory)
-        except OSError:
-            continue
-        for name in names:
-            try:
-                found = netns.at(f"{directory}/{name}")
-            except OSError:
-                continue
-            if found:
-                with found:
-                    if host.netns_id(found.fd) == nsid:
-                        return True
-    return False
+    return sandbox.end_of_pair(device, host)
 
 
 def ways(host: Rtnl, bodies: Iterable[bytes], but_advertised_to: int = 0) -> list[Way]:
@@ -116,7 +77,7 @@ def ways(host: Rtnl, bodies: Iterable[bytes], but_advertised_to: int = 0) -> lis
     used = in_use([r for r in found if (r.index, r.protocol) != (but_advertised_to, routes.RA_PROTOCOL)])
     of_routes = [(route.index, text_of(route)) for route in used]
     of_routes += [
-        (r.index, f"carries the route {r.dst} via {r.gw} of a routing daemon") for r in routes.of_daemons(bodies)
+        (r.index, f"carries the route {r.dst} via {r.gw} of a routing daemon") for r in node_routes.of_daemons(bodies)
     ]
     own = _of_addresses(host, [route.source for route in used])
     return [*of_routes, *_to_servers(host), *own, *_to_storage(host)]
@@ -125,11 +86,11 @@ def ways(host: Rtnl, bodies: Iterable[bytes], but_advertised_to: int = 0) -> lis
 def default_routes(host: Rtnl, bodies: Iterable[bytes]) -> list[KernelRoute]:
     """The default routes in `bodies`, one for each next hop, in tables that packets without source and mark use. Routes
     of the main table always count, because a VPN's own packets use that table. Raises KernelError as `needed`."""
-    every, found = routes.default_routes(host, bodies), []
-    for rules, is_ipv6 in zip(routes.unconditional_rules(host), (False, True), strict=True):
+    every, found = node_routes.default_routes(host, bodies), []
+    for ordered, is_ipv6 in zip(rules.unconditional(host), (False, True), strict=True):
         own = [route for route in every if (":" in route.dst) is is_ipv6]
         tables = {routes.MAIN_TABLE}
-        for rule in rules:
+        for rule in ordered:
             tables.add(rule.table)
             if not rule.suppresses_defaults and any(r.table == rule.table and r.dst.endswith("/0") for r in own):
                 break

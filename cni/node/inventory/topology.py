@@ -15,7 +15,7 @@ from ipaddress import ip_address, ip_network
 from socket import AF_INET6, inet_ntoa, inet_ntop
 
 from cni.link.plugins import uplink
-from cni.shared.kernel import routes, sysfs
+from cni.shared.kernel import node_routes, routes, sysfs
 from cni.shared.kernel.files import names_in
 from cni.shared.kernel.links import Rtnl
 
@@ -189,7 +189,7 @@ def uplinks(proc: str = "/proc/self", sys: str = "/sys") -> dict[str, str]:
     """
     if _is_own_namespace(proc):
         with Rtnl() as host:
-            links, ways = host.links(), uplink.ways(host, routes.all_bodies(host))
+            links, ways = host.links(), uplink.ways(host, node_routes.all_bodies(host))
         return {link.name: reason for link in links if (reason := uplink.carried(link, links, ways))}
     found: dict[str, str] = {}
     for carrier, carries in _shown_ways(proc, sys):

@@ -24,13 +24,13 @@ from typing import Any
 from cni.shared.kernel.addresses import CACHE, CACHEINFO, FLAGS, IFADDR, Address, list_of
 from cni.shared.kernel.links import GETNEIGH, IFINFO, NDMSG
 from cni.shared.kernel.netlink import NESTED, KernelError, Socket, attribute, number, number_of, unpack_attributes
+from cni.shared.kernel.node_routes import all_bodies
 from cni.shared.kernel.routes import (
     KERNEL_PROTOCOL,
     LOCAL_TABLE,
     NEXTHOP,
     RA_PROTOCOL,
     RTMSG,
-    all_bodies,
     dump_routes,
     next_hops,
 )

@@ -6,6 +6,7 @@ its path as long as a process, a mount or an open descriptor uses it. So the rec
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any
 
 from cni.shared.kernel import netns, node
@@ -13,9 +14,12 @@ from cni.shared.kernel.links import Rtnl
 from cni.shared.spec.errors import InvalidNamespace, TryAgainLater
 
 if TYPE_CHECKING:
+    from cni.shared.kernel.links import Link
     from cni.shared.kernel.netns import Namespace
     from cni.shared.spec.request import Request
 
+PAIRS = ("veth", "netkit", "vxcan")  # links made in pairs; IFLA_LINK_NETNSID is the namespace of the peer
+PLACES = ("/run/netns", "/run/docker/netns")  # where runtimes mount the namespaces of sandboxes
 SETTLED = 600.0  # seconds in which kubelet calls DEL for a sandbox that has ended, and makes the pod's next sandbox
 GONE = "gone"  # the member of a record with the uptime at which its sandbox was first seen to be gone
 
@@ -121,3 +125,29 @@ def _is_own(namespace: Namespace, request: Request) -> bool:
         return False
     with netns.own() as own:
         return netns.same(namespace, own)
+
+
+def end_of_pair(device: Link, host: Rtnl) -> str:
+    """The reason that no network may take `device` if it is the host's end of a pair in a sandbox; else ""."""
+    if device.kind in PAIRS and device.lower_netnsid is not None and _is_of_sandbox(device.lower_netnsid, host):
+        return f'"{device.name}" is the host\'s end of a {device.kind} of a sandbox'
+    return ""
+
+
+def _is_of_sandbox(nsid: int, host: Rtnl) -> bool:
+    """Whether the namespace that the host knows as `nsid` has a path in PLACES."""
+    for directory in PLACES:
+        try:
+            names = os.listdir(directory)
+        except OSError:
+            continue
+        for name in names:
+            try:
+                found = netns.at(f"{directory}/{name}")
+            except OSError:
+                continue
+            if found:
+                with found:
+                    if host.netns_id(found.fd) == nsid:
+                        return True
+    return False

@@ -21,7 +21,7 @@ from socket import AF_INET, AF_INET6
 from typing import Any
 
 from cni.link.plugins.host_device import devices
-from cni.shared.kernel import addresses, files, raw_state, rdma_sysfs, routes
+from cni.shared.kernel import addresses, files, node_routes, raw_state, rdma_sysfs, routes
 from cni.shared.kernel.addresses import Address
 from cni.shared.kernel.links import Link, Rtnl
 from cni.shared.kernel.netlink import APPEND, CREATE, KernelError, number_of
@@ -118,7 +118,7 @@ def _state(device: Link, bodies: list[bytes], every: Sequence[bytes], host: Rtnl
         "mtu": device.mtu,
         "up": device.up,
         "addresses": [_address(a) for a in held if a.permanent],
-        "routes": [_route(r) for r in routes.of_bodies(bodies, device.index) if r.protocol not in _AUTOMATIC],
+        "routes": [_route(r) for r in node_routes.of_bodies(bodies, device.index) if r.protocol not in _AUTOMATIC],
         "kernel": {
             "read": int(time.monotonic()),
             "flags": raw.flags & raw_state.SETTABLE_FLAGS,
@@ -159,7 +159,7 @@ def _lost(device: Link, others: list[bytes], host: Rtnl) -> list[str]:
     found = []
     if raw_state.has_qdisc(host, device.index):
         found.append("its qdiscs and filters (tc)")
-    nexthops = [str(number) for number in routes.nexthops_of(host, device.index)]
+    nexthops = [str(number) for number in node_routes.nexthops_of(host, device.index)]
     if nexthops:
         found.append(f"its nexthop objects {_listed(nexthops)} and the routes by them")
     families = raw_state.families_with_neighbour_parameters(host, device.index)

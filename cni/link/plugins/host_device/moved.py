@@ -20,7 +20,7 @@ from cni.link.plugins import uplink
 from cni.link.plugins.host_device import devices, hoststate
 from cni.link.plugins.host_device.devices import PART, REFUSED, RETURNED, MovePlan, among, recorded
 from cni.shared import policy
-from cni.shared.kernel import addresses, routes, sysfs
+from cni.shared.kernel import addresses, node_routes, sysfs
 from cni.shared.kernel import sandbox as sandboxes
 from cni.shared.kernel.links import LEAST_MTU, Link, Rtnl
 from cni.shared.kernel.netlink import KernelError
@@ -62,7 +62,7 @@ class MoveFacts:
 
     def look(self, device: Link, links: Sequence[Link], host: Rtnl, log: Log, advertised: bool = True) -> None:
         """Read the state of the device and the reasons against a move. `advertised` is passed to `uplink.needed`."""
-        bodies = routes.all_bodies(host)
+        bodies = node_routes.all_bodies(host)
         self.reason = uplink.needed(device, links, host, bodies, advertised)
         self.state, self.tied = hoststate.look(device, links, bodies, host, log)
 
