@@ -192,36 +192,6 @@ def by_place(leases: Iterable[Lease]) -> list[Lease]:
     return sorted(leases, key=lambda lease: lease.place)
 
 
-def to_json(lease: Lease) -> dict[str, Any]:
-    """The JSON object of a lease in stores and records. Without a machine, `machine` is absent."""
-    machine = {"machine": lease.machine} if lease.machine else {}
-    return {
-        "pool": lease.pool,
-        "address": lease.text,
-        "scope": lease.scope,
-        "network": lease.network,
-        "containerID": lease.container_id,
-        "ifname": lease.ifname,
-        "pod": list(lease.pod),
-        "node": lease.node,
-        "bootID": lease.boot_id,
-        "netns": lease.netns,
-        "sequence": lease.sequence,
-        **machine,
-    }
-
-
-def from_json(document: Mapping[str, Any]) -> Lease:
-    """The lease that `to_json` wrote. Raises ValueError for a member that is missing or of a wrong type."""
-    try:
-        attachment = Attachment(*(as_text(document[key]) for key in ("network", "containerID", "ifname")))
-        return Lease(
-            want_from_json(document, document["pool"], document["address"]), owner_from_json(document, attachment)
-        )
-    except KeyError as fault:
-        raise ValueError(f"{fault} is missing") from None
-
-
 def want_from_json(document: Mapping[str, Any], pool: Any, address: Any) -> Want:
     """The Want of the JSON values `pool` and `address` and the member `scope` of `document`. Raises ValueError, KeyError."""
     scope = document["scope"]
@@ -229,7 +199,7 @@ def want_from_json(document: Mapping[str, Any], pool: Any, address: Any) -> Want
 
 
 def owner_from_json(document: Mapping[str, Any], attachment: Attachment) -> Owner:
-    """The owner that `to_json` wrote. Raises ValueError for a wrong type, or a missing member other than `machine`."""
+    """The owner that `recorded_document` or `ipam.stores.served.to_json` wrote. Raises ValueError for a wrong type, or a missing member other than `machine`."""
     try:
         namespace, name, uid = map(as_text, document["pod"])
         node, boot_id, netns = (as_text(document[key]) for key in ("node", "bootID", "netns"))

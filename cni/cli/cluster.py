@@ -27,7 +27,8 @@ from cni.cluster.audit.model import Key
 from cni.documents.tree import value_at
 from cni.resources.claims import DRIVER
 from cni.shared.spec.errors import InvalidConfig, IoFailure
-from ipam.leases import Lease, to_json
+from ipam.leases import Lease
+from ipam.stores.served import to_json
 
 _AT_ONCE = 8  # nodes asked at the same time
 _START = 180.0  # seconds until the container of doctor runs

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from cni.shared.spec.request import Attachment
     from ipam.leases import Lease, Owner, Pool, Want
-    from ipam.stores.http import Client, Connection
+    from ipam.stores.http import Connection
 
 Window = tuple[str, str | None, int, int, int]  # pool, scope, family, low, high
 READ, CHANGE, CREATE = range(3)  # the use of a store; CREATE makes a missing file, for others it is an empty store
@@ -113,7 +113,7 @@ class Claimed:
 class Taken:
     """Answer of `claim`: nothing was changed.
 
-    `wants` are what prevents the claim (see `conflicts`). An empty list means that others changed the store at the same
+    `wants` are what prevents the claim (see `served.conflicts`). An empty list means that others changed the store at the same
     time: the same claim may succeed next time.
     """
 
@@ -262,49 +262,3 @@ class Store:
     def pools(self) -> list[Pool]:
         """The pools that have leases, sorted by name."""
         raise NotImplementedError
-
-
-class ServedStore(Store):
-    """A store behind a server. `record` returns `store_ref`; `client` makes the requests."""
-
-    __slots__ = ("_client", "_store_ref")
-
-    def __init__(self, store_ref: dict[str, Any], client: Client) -> None:
-        super().__init__()
-        self._store_ref = store_ref
-        self._client = client
-
-    def record(self) -> dict[str, Any]:
-        return self._store_ref
-
-    def finish_by(self, deadline: float = float("inf"), hurries: bool = False) -> None:
-        self._client.deadline, self._client.hurries = deadline, hurries
-
-    def close(self) -> None:
-        self._client.close()
-
-
-def conflicts(
-    instead_of: Sequence[Lease],
-    wants: Sequence[Want],
-    is_there: Callable[[Lease], bool],
-    is_held: Callable[[Want, Sequence[Lease]], bool],
-) -> list[Want]:
-    """What prevents a claim of `wants` in place of the leases `instead_of`.
-
-    These are leases of `instead_of` that are gone or repeated, and wants that exclude an earlier want or whose
-    address has another lease.
-
-    `is_there(lease)`: whether the lease still exists. `is_held(want, given)`: whether a lease other than `given`
-    holds the address.
-    """
-    given: list[Lease] = []
-    accepted: list[Want] = []
-    taken: list[Want] = []
-    for old in instead_of:
-        is_given = is_there(old) and not any(old.place == other.place for other in given)
-        (given if is_given else taken).append(old)
-    for want in wants:
-        held = any(want.excludes(other) for other in accepted) or is_held(want, given)
-        (taken if held else accepted).append(want)
-    return taken

@@ -30,6 +30,7 @@ SHARED_STORES = (
     "ipam.stores.addresslease*",
     "ipam.stores.etcd*",
     "ipam.stores.http",
+    "ipam.stores.served",
     "ipam.stores.ippool*",
     "ipam.stores.apiserver*",
 )

@@ -10,9 +10,10 @@ from cni.cluster.audit import store_rules
 from cni.shared.spec import codec
 from cni.shared.spec.errors import StateDamaged
 from cni.shared.spec.request import Attachment
-from ipam.leases import Lease, Owner, Want, to_json
+from ipam.leases import Lease, Owner, Want
 from ipam.stores.etcd import keys
 from ipam.stores.etcd.keys import Keys
+from ipam.stores.served import to_json
 
 ROOT = b"/railcni/v1/"
 LEASE = Lease(

@@ -8,10 +8,11 @@ import time
 import pytest
 
 from cni.shared.spec.request import Attachment
-from ipam.leases import Lease, Owner, Want, from_json, to_json
+from ipam.leases import Lease, Owner, Want
 from ipam.stores.addresslease import _values
 from ipam.stores.base import Pauses
 from ipam.stores.ippool.objects import ANNOTATION, COOLING, IPPool, Reservation
+from ipam.stores.served import from_json, to_json
 
 LEASE = Lease(
     Want("blue-10.0.0.0-24", 4, 10 << 24 | 7, "blue"),

@@ -37,8 +37,9 @@ from cni.shared.log import Log
 from cni.shared.records import STATE, Records
 from cni.shared.spec.errors import CniError, InvalidConfig
 from cni.shared.spec.request import Attachment
-from ipam.leases import Lease, from_json
+from ipam.leases import Lease
 from ipam.stores.base import CHANGE
+from ipam.stores.served import from_json
 
 GRACE = 60.0  # seconds: longer than a sandbox takes to be made again
 

@@ -28,7 +28,8 @@ from ipam.stores.addresslease.requests import Objects
 from ipam.stores.apiserver.faults import Conflict, NotFound, Undefined
 from ipam.stores.apiserver.resources import GROUP, MOVED, POOLS, VERSION, replacement
 from ipam.stores.apiserver.store import refuse_elsewhere
-from ipam.stores.base import Pauses, conflicts
+from ipam.stores.base import Pauses
+from ipam.stores.served import conflicts
 
 NAMES = "railcni.io/names"  # annotation of an IPPool: the kinds of names of its AddressLeases, "net", "pool" or both
 
@@ -70,7 +71,7 @@ class Claim:
         self.leases = [Lease(want, owner) for want in wants]
 
     def make(self) -> list[Want]:
-        """Make the objects; return the obstacles (base.conflicts). After any, call `undo`. Raises OutcomeUnknown."""
+        """Make the objects; return the obstacles (served.conflicts). After any, call `undo`. Raises OutcomeUnknown."""
         given = {old.key(): entry for old in self._instead_of if (entry := self._known(old)) and entry.is_of(old)}
         failed = conflicts(self._instead_of, self._wants, lambda old: old.key() in given, lambda want, freed: False)
         if failed:

@@ -17,10 +17,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ipam.leases import COOLDOWN, Lease, Want, from_json, to_json
+from ipam.leases import COOLDOWN, Lease, Want
 from ipam.ranges import format_address, parse_address
 from ipam.stores.apiserver import resources
 from ipam.stores.apiserver.resources import ALNUM, replacement
+from ipam.stores.served import from_json, to_json
 
 API_VERSION = "railcni.io/v1alpha1"
 POOL, STATE, HELD = resources.ADDRESS_POOL, resources.ADDRESS_STATE, resources.HELD

@@ -10,7 +10,8 @@ from ipam.leases import Lease, Pool, Want
 from ipam.stores.apiserver import Api
 from ipam.stores.apiserver.faults import Conflict, Forbidden, Undefined
 from ipam.stores.apiserver.resources import EVERYWHERE, POOLS
-from ipam.stores.base import Claimed, OutcomeUnknown, ServedStore, Taken, Unknown
+from ipam.stores.base import Claimed, OutcomeUnknown, Taken, Unknown
+from ipam.stores.served import ServedStore
 
 
 class ObjectStore(ServedStore):

@@ -22,19 +22,18 @@ from ipam.stores.base import (
     SHARED_SECONDS,
     Claimed,
     OutcomeUnknown,
-    ServedStore,
     Survey,
     Taken,
     Unknown,
     Unreachable,
     Window,
-    conflicts,
 )
 from ipam.stores.etcd import keys, txn
 from ipam.stores.etcd.client import EtcdClient, endpoint
 from ipam.stores.etcd.keys import BLOCK, LEASE, Keys, end_of, next_key
 from ipam.stores.etcd.search import Search
 from ipam.stores.etcd.txn import Reply
+from ipam.stores.served import ServedStore, conflicts
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -137,7 +136,7 @@ class EtcdStore(ServedStore):
         return Taken(taken) if taken else Unknown(OutcomeUnknown(f"a claim of {owner.attachment} came too late: retry"))
 
     def _taken(self, wants: Sequence[Want], instead_of: Sequence[Lease], found: Sequence[Answer]) -> list[Want]:
-        """The obstacles to a claim (ipam.stores.base.conflicts): `found` has the keys that exist."""
+        """The obstacles to a claim (ipam.stores.served.conflicts): `found` has the keys that exist."""
         there = {key for answer in found for key, _ in answer.entries}
 
         def is_held(want: Want, given: Sequence[Lease]) -> bool:

@@ -24,7 +24,8 @@ from __future__ import annotations
 from cni.shared.spec import codec
 from cni.shared.spec.errors import InvalidConfig, StateDamaged
 from cni.shared.spec.request import Attachment
-from ipam.leases import Lease, Want, from_json, to_json
+from ipam.leases import Lease, Want
+from ipam.stores.served import from_json, to_json
 
 BLOCK = 64  # addresses that a search reads at once
 LEASE, RESERVED = "lease", "reserved"

@@ -8,8 +8,9 @@ from ipam.leases import Lease, Owner, Want, given_up
 from ipam.stores.apiserver import uid_of
 from ipam.stores.apiserver.faults import Conflict, Forbidden, NotFound
 from ipam.stores.apiserver.resources import RESERVATIONS
-from ipam.stores.base import OutcomeUnknown, conflicts
+from ipam.stores.base import OutcomeUnknown
 from ipam.stores.ippool import objects
+from ipam.stores.served import conflicts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -45,7 +46,7 @@ class PoolClaim:
         self._moved: list[tuple[Lease, Lease]] = []  # (lease with a changed reservation, its former lease)
 
     def make(self, between: Callable[[], object]) -> list[Want]:
-        """Write pools, then reservations; return the obstacles (base.conflicts). Raises Conflict, OutcomeUnknown.
+        """Write pools, then reservations; return the obstacles (served.conflicts). Raises Conflict, OutcomeUnknown.
 
         After an obstacle or an error the caller must call `undo`. `between` is called after the pools are written:
         from then on their allocations protect the addresses.

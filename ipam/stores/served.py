@@ -1,0 +1,91 @@
+"""The parts that the stores behind a server share: the client, the obstacles to a claim, and the JSON object of a lease."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from cni.shared.spec.request import Attachment
+from ipam.leases import Lease, as_text, owner_from_json, want_from_json
+from ipam.stores.base import Store
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from ipam.leases import Want
+    from ipam.stores.http import Client
+
+
+class ServedStore(Store):
+    """A store behind a server. `record` returns `store_ref`; `client` makes the requests."""
+
+    __slots__ = ("_client", "_store_ref")
+
+    def __init__(self, store_ref: dict[str, Any], client: Client) -> None:
+        super().__init__()
+        self._store_ref = store_ref
+        self._client = client
+
+    def record(self) -> dict[str, Any]:
+        return self._store_ref
+
+    def finish_by(self, deadline: float = float("inf"), hurries: bool = False) -> None:
+        self._client.deadline, self._client.hurries = deadline, hurries
+
+    def close(self) -> None:
+        self._client.close()
+
+
+def conflicts(
+    instead_of: Sequence[Lease],
+    wants: Sequence[Want],
+    is_there: Callable[[Lease], bool],
+    is_held: Callable[[Want, Sequence[Lease]], bool],
+) -> list[Want]:
+    """What prevents a claim of `wants` in place of the leases `instead_of`.
+
+    These are leases of `instead_of` that are gone or repeated, and wants that exclude an earlier want or whose
+    address has another lease.
+
+    `is_there(lease)`: whether the lease still exists. `is_held(want, given)`: whether a lease other than `given`
+    holds the address.
+    """
+    given: list[Lease] = []
+    accepted: list[Want] = []
+    taken: list[Want] = []
+    for old in instead_of:
+        is_given = is_there(old) and not any(old.place == other.place for other in given)
+        (given if is_given else taken).append(old)
+    for want in wants:
+        held = any(want.excludes(other) for other in accepted) or is_held(want, given)
+        (taken if held else accepted).append(want)
+    return taken
+
+
+def to_json(lease: Lease) -> dict[str, Any]:
+    """The JSON object of a lease in stores and records. Without a machine, `machine` is absent."""
+    machine = {"machine": lease.machine} if lease.machine else {}
+    return {
+        "pool": lease.pool,
+        "address": lease.text,
+        "scope": lease.scope,
+        "network": lease.network,
+        "containerID": lease.container_id,
+        "ifname": lease.ifname,
+        "pod": list(lease.pod),
+        "node": lease.node,
+        "bootID": lease.boot_id,
+        "netns": lease.netns,
+        "sequence": lease.sequence,
+        **machine,
+    }
+
+
+def from_json(document: Mapping[str, Any]) -> Lease:
+    """The lease that `to_json` wrote. Raises ValueError for a member that is missing or of a wrong type."""
+    try:
+        attachment = Attachment(*(as_text(document[key]) for key in ("network", "containerID", "ifname")))
+        return Lease(
+            want_from_json(document, document["pool"], document["address"]), owner_from_json(document, attachment)
+        )
+    except KeyError as fault:
+        raise ValueError(f"{fault} is missing") from None
