@@ -60,7 +60,7 @@ PHASES = {
         "cni.shared.kernel.addresses:*",
         "cni.shared.kernel.routes:*",
     ),
-    "delegated plugin": ("cni.link.verbs.delegate:_execute",),
+    "delegated plugin": ("cni.link.verbs.foreign:_execute",),
     "kernel": (
         "cni.shared.kernel.netns:_setns",
         "cni.shared.kernel.netns:_open",

@@ -48,10 +48,11 @@ NETLINK_OF_ADD = ("cni.shared.kernel.ipconfig",)
 RESTORE = ("cni.link.plugins.host_device.restore", "cni.shared.kernel.link_sysctls")
 RELEASE = ("ipam.upkeep", "ipam.shared")  # with the file store, ADD and CHECK release nothing
 NODE_ROUTES = ("cni.link.plugins.uplink", "cni.shared.kernel.node_routes", "cni.shared.kernel.rules")
+FOREIGN = ("cni.link.verbs.foreign", "cni.shared.kernel.children")
 FEATURES = ("cni.link.features.*",)  # the networks here ask for none
 
 UNLOADED_BY_PLUGIN = {
-    "macvlan": (*FEATURES, *DEVICES, *NODE_ROUTES, "cni.link.plugins.sriov", "cni.link.plugins.rdma"),
+    "macvlan": (*FEATURES, *DEVICES, *FOREIGN, *NODE_ROUTES, "cni.link.plugins.sriov", "cni.link.plugins.rdma"),
     "host-device": (*FEATURES, "cni.link.plugins.macvlan", "cni.link.plugins.sriov", "cni.link.plugins.rdma"),
     "whereabouts": (
         *FEATURES, *LINKS, *DEVICES, *NETLINK_OF_ADD, "cni.link.verbs.delegate", "cni.link.plugins.macvlan",

@@ -1,9 +1,7 @@
 """Call the IPAM plugin, in this process if it is ours, otherwise by exec, with the same outcome.
 
 The file in CNI_PATH decides. If its device and inode are those of railcni's own file, also through links, the call in
-this process saves the start of an interpreter. Any other file is run as in the spec: with the same parameters, the same
-bytes on stdin, and our stderr (SPEC.md, section 4). Of the runtime's environment variables the plugin gets only those
-that plugins need (cni.shared.kernel.children).
+this process saves the start of an interpreter. Any other file is run as in the spec (foreign.py).
 """
 
 from __future__ import annotations
@@ -16,9 +14,9 @@ from cni.link.plugins import EXECUTABLES, whereabouts
 from cni.shared import config
 from cni.shared.config import Fault
 from cni.shared.log import Log
-from cni.shared.spec import codec, result
-from cni.shared.spec.errors import CniError, DelegateFailed, IncompatibleVersion, InvalidConfig, NotAvailable
-from cni.shared.spec.request import Request, member
+from cni.shared.spec import codec
+from cni.shared.spec.errors import CniError, DelegateFailed, InvalidConfig
+from cni.shared.spec.request import Request
 from cni.shared.spec.result import Result
 
 _OURS = ("bin/whereabouts", "plain/whereabouts")  # the second after `railcni install --replace`
@@ -46,23 +44,9 @@ def delete(request: Request, log: Log) -> None:
 
 
 def forward(request: Request, log: Log) -> None:
-    """Forward CHECK, GC or STATUS to the IPAM plugin, if the network has one.
-
-    GC and STATUS exist since version 1.1.0. A foreign plugin that does not support the request's version is not called.
-    For GC this is harmless, since attachments are released one by one. STATUS then raises NotAvailable, since each
-    ADD would fail.
-    """
-    kind = request.ipam_type
-    if not kind:
-        return
-    if request.command != "CHECK" and is_foreign(request):
-        spoken = _versions(_find(kind, request.path), request)
-        if request.cni_version not in spoken:
-            if spoken and request.command == "STATUS":
-                raise NotAvailable(f"no ADD can be served: {_unspoken(kind, spoken, request)}")
-            log.debug(f"{request.command} is not forwarded: {_unspoken(kind, spoken, request)}")
-            return
-    _call(kind, request, log)
+    """Forward CHECK, GC or STATUS to the IPAM plugin, if the network has one."""
+    if request.ipam_type:
+        _call(request.ipam_type, request, log)
 
 
 def is_foreign(request: Request) -> bool:
@@ -109,7 +93,9 @@ def _call(kind: str, request: Request, log: Log) -> Result | None:
         except CniError as fault:
             fault.msg = f"{kind}: {fault.msg}"  # the same text as after an exec
             raise
-    return _answer(kind, path, request, *_execute(kind, path, request))
+    from cni.link.verbs import foreign  # usually the IPAM plugin is ours
+
+    return foreign.call(kind, path, request, log)
 
 
 def _is_name(kind: str) -> bool:
@@ -144,59 +130,3 @@ def _is_ours(path: str) -> bool:
         if (own.st_dev, own.st_ino) == (found.st_dev, found.st_ino):
             return True
     return False
-
-
-def _execute(kind: str, path: str, request: Request) -> tuple[bytes, int]:
-    """Run the plugin at `path`. Returns its stdout and exit code, or the negative number of the signal that ended it."""
-    from cni.shared.kernel import children  # usually the IPAM plugin is ours
-
-    environ = {
-        k.encode("utf-8", "surrogateescape"): v.encode("utf-8", "surrogateescape") for k, v in request.environ.items()
-    }
-    try:
-        return children.run([path], children.environment(environ), request.stdin)
-    except OSError as fault:
-        raise DelegateFailed(
-            f'the IPAM plugin "{kind}" cannot be run: {path}: {fault.strerror}; install it again'
-        ) from None
-
-
-def _versions(path: str, request: Request) -> list[str]:
-    """The versions that the plugin at `path` supports, by its answer to VERSION (SPEC.md, section 4); [] without one."""
-    asked = Request(with_command(request, "VERSION").environ, b'{"cniVersion":"1.0.0"}', {}, {})
-    try:
-        reply = codec.loads(_execute("", path, asked)[0])
-    except (CniError, ValueError):
-        return []
-    found = member(reply, "supportedVersions") if isinstance(reply, dict) else None
-    return [version for version in found if isinstance(version, str)] if isinstance(found, list) else []
-
-
-def _unspoken(kind: str, versions: list[str], request: Request) -> str:
-    """The error message, with remedy, when the IPAM plugin supports `versions`, but not the network's cniVersion."""
-    spoken = (
-        f", but {', '.join(versions)[:80]}: set the network's cniVersion to one of these"
-        if versions
-        else ": use an older one"
-    )
-    return f'the IPAM plugin "{kind[:60]}" does not speak cniVersion {request.cni_version}{spoken}, or install a newer {kind[:60]}'
-
-
-def _answer(kind: str, path: str, request: Request, stdout: bytes, status: int) -> Result | None:
-    if status == 0 and request.command != "ADD":
-        return None
-    try:
-        document = codec.loads(stdout)
-    except ValueError as fault:
-        end = f"exit code {status}" if status >= 0 else f"signal {-status}"
-        msg = f'the IPAM plugin "{kind}" ended with {end} and no JSON on stdout ({fault}): run {path} by hand, or see its log'
-        raise DelegateFailed(msg, stdout[:500].decode("utf-8", "replace")) from None
-    code, text = (member(document, key) if isinstance(document, dict) else None for key in ("code", "msg"))
-    if status == 0 and code is None:
-        return result.parse(document, f'the answer of the IPAM plugin "{kind}"', has_interfaces=False)
-    if type(code) is not int or code < 1 or not isinstance(text, str) or not text:  # JSON's true is an int of Python
-        msg = f'the IPAM plugin "{kind}" failed without an error code and message: run {path} by hand, or see its log'
-        raise DelegateFailed(msg, stdout[:500].decode("utf-8", "replace"))
-    if code == IncompatibleVersion.code:
-        raise DelegateFailed(_unspoken(kind, _versions(path, request), request), f"{kind}: {text}", code)
-    raise DelegateFailed(f"{kind}: {text}", str(member(document, "details") or ""), code)
