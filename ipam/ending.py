@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from cni.shared.gc import NOTHING_LISTED, Began, valid_attachments
 from cni.shared.kernel import node
-from cni.shared.records import LINK, Began, Records
+from cni.shared.records import LINK, Records
 from cni.shared.spec.errors import CniError, InvalidConfig, UnsupportedField, report
-from cni.shared.spec.request import NOTHING_LISTED, Attachment, Request, valid_attachments
+from cni.shared.spec.request import Attachment, Request
 from ipam import config as configuration
 from ipam import flatfile, rules, stores
 from ipam.call import configured, configured_rail, is_of_group, reached, ref_of

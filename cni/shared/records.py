@@ -44,7 +44,6 @@ STATE = "/var/lib/cni/railcni"
 FORMAT = 1
 WAIT_SECONDS = 60.0  # longest wait of a DEL for an ADD that still runs; kubelet itself gives up after 240 s
 GROUP = "@"  # begins the member "network" of the record of a group of rails; no name of a CNI network begins so
-_CLOCK_STEP = 1_000_000_000  # ns: more than a busy machine needs to read two clocks in succession
 LINK = "link"  # the part of an attachment that a link plugin of this suite records
 PENDING, UNENDED = "pending", "unended"  # files beside the records; a record has a member of the same name
 LOOK_SECONDS = 300.0  # from one search for unended attachments to the next
@@ -54,30 +53,6 @@ _SEAL = b', "checksum": "%s"}'
 _SEAL_BYTES = len(_SEAL) - len("%s") + 32
 _SECTOR = 512  # bytes that a disk writes whole or not at all
 _NAME_BYTES = 200  # NAME_MAX is 255; the temporary name of a durable write is a little longer than the record's
-
-
-class Began:
-    """The moment at which a GC began, by the wall clock and by the monotonic clock.
-
-    Records have wall-clock times, which can be compared across boots. If the wall clock was set back after an ADD, the
-    time in the record is in the future. Such an attachment is older than the GC too, because the time of an attachment
-    that was made during the GC is between the start of the GC and now.
-    """
-
-    def __init__(self) -> None:
-        self._wall = time.time_ns()
-        self._steady = time.monotonic_ns()
-
-    def is_after(self, created: int) -> bool:
-        """Whether an attachment made at `created` (ns since 1970) is older than the GC. A younger attachment may be
-        valid although the GC request does not list it.
-
-        Returns False for every attachment when the wall clock was set during the GC, since times before and after the
-        change cannot be compared. The next GC then removes the attachments that this GC has kept.
-        """
-        now = time.time_ns()
-        is_set = abs((now - self._wall) - (time.monotonic_ns() - self._steady)) > _CLOCK_STEP
-        return not (is_set or self._wall <= created <= now)
 
 
 class HeldLock:

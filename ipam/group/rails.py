@@ -30,7 +30,8 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from cni.shared import rail as rails_key
-from cni.shared.records import GROUP, LINK, Began, Records
+from cni.shared.gc import Began
+from cni.shared.records import GROUP, LINK, Records
 from cni.shared.spec import codec
 from cni.shared.spec.errors import CniError, InvalidConfig, TryAgainLater
 from cni.shared.spec.request import Attachment, Request

@@ -24,6 +24,7 @@ from typing import Any
 from cni.link.plugins import uplink
 from cni.shared import policy
 from cni.shared.config import OF_RUNTIMES, Fault, Key, fill, misspelt, optional, refuse, string, take
+from cni.shared.gc import NOTHING_LISTED, Began, valid_attachments
 from cni.shared.kernel import files, netns, node, rdma_sysfs, sysfs
 from cni.shared.kernel import sandbox as sandboxes
 from cni.shared.kernel.links import Rtnl
@@ -31,7 +32,7 @@ from cni.shared.kernel.netlink import KernelError
 from cni.shared.kernel.rdma_netlink import EXCLUSIVE, Rdma, RdmaDevice
 from cni.shared.kernel.sandbox import Sandbox
 from cni.shared.log import Log
-from cni.shared.records import Began, Records
+from cni.shared.records import Records
 from cni.shared.spec import codec, result
 from cni.shared.spec.errors import (
     AttachmentDiffers,
@@ -43,7 +44,7 @@ from cni.shared.spec.errors import (
     TryAgainLater,
     report,
 )
-from cni.shared.spec.request import NOTHING_LISTED, Request, member, valid_attachments
+from cni.shared.spec.request import Request, member
 
 PART = "rdma"  # the part of the attachment records for this plugin
 _GO_CACHE = "/var/lib/cni/rdma"

@@ -15,12 +15,13 @@ from typing import TYPE_CHECKING, Any
 from cni.link.plugins import whereabouts
 from cni.link.verbs import delegate
 from cni.link.verbs.detach import CLEARING_SECONDS, PART, end, for_attachment
+from cni.shared.gc import NOTHING_LISTED, VALID_ATTACHMENTS, Began, valid_attachments
 from cni.shared.kernel import netns, netns_users, node, sandbox
 from cni.shared.kernel.links import Rtnl
-from cni.shared.records import LOOK_SECONDS, RETRY_SECONDS, UNENDED, Began, Records
+from cni.shared.records import LOOK_SECONDS, RETRY_SECONDS, UNENDED, Records
 from cni.shared.spec import codec
 from cni.shared.spec.errors import CniError, report
-from cni.shared.spec.request import NOTHING_LISTED, VALID_ATTACHMENTS, Attachment, Request, valid_attachments
+from cni.shared.spec.request import Attachment, Request
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence

@@ -39,10 +39,6 @@ _NEEDED = {
 }
 _OF_NO_LINK = frozenset("/:\0")  # characters that no link's name may have, beside white space
 IFNAME_BYTES = 15  # IFNAMSIZ less its final zero, include/uapi/linux/if.h
-VALID_ATTACHMENTS = "cni.dev/valid-attachments"
-NOTHING_LISTED = (
-    f'GC without the key "{VALID_ATTACHMENTS}" collects nothing: it does not say which attachments are in use'
-)
 
 
 class Attachment:
@@ -256,26 +252,3 @@ def _parse_args(text: str) -> dict[str, str]:
             raise InvalidEnvironment(f'CNI_ARGS part "{part[:60]}" has no "=": write KEY=VALUE;KEY=VALUE')
         args[key.strip()] = value.strip()
     return args
-
-
-def valid_attachments(request: Request) -> set[Attachment] | None:
-    """The attachments that GC must keep. None when the key is absent: then GC must collect nothing.
-
-    The value null means an empty list: runtimes written in Go send null for a network without attachments.
-    Raises InvalidConfig when the value is no list of attachments.
-    """
-    listed = request.member(VALID_ATTACHMENTS)
-    if listed is None:
-        return set() if any(key.lower() == VALID_ATTACHMENTS for key in request.config) else None
-    if not isinstance(listed, list):
-        raise InvalidConfig(f'"{VALID_ATTACHMENTS}" is not a list: nothing is collected')
-    found = set()
-    for entry in listed:
-        container_id = member(entry, "containerID") if isinstance(entry, dict) else None
-        ifname = member(entry, "ifname") if isinstance(entry, dict) else None
-        if not isinstance(container_id, str) or not isinstance(ifname, str):
-            raise InvalidConfig(
-                f'an entry of "{VALID_ATTACHMENTS}" is not {{"containerID": string, "ifname": string}}: nothing is collected'
-            )
-        found.add(Attachment(request.attachment.network, container_id, ifname))
-    return found

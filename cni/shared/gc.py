@@ -1,0 +1,61 @@
+"""The parts of every GC: the moment at which it began, and the attachments that it must keep."""
+
+from __future__ import annotations
+
+import time
+
+from cni.shared.spec.errors import InvalidConfig
+from cni.shared.spec.request import Attachment, Request, member
+
+VALID_ATTACHMENTS = "cni.dev/valid-attachments"
+NOTHING_LISTED = (
+    f'GC without the key "{VALID_ATTACHMENTS}" collects nothing: it does not say which attachments are in use'
+)
+_CLOCK_STEP = 1_000_000_000  # ns: more than a busy machine needs to read two clocks in succession
+
+
+class Began:
+    """The moment at which a GC began, by the wall clock and by the monotonic clock.
+
+    Records have wall-clock times, which can be compared across boots. If the wall clock was set back after an ADD, the
+    time in the record is in the future. Such an attachment is older than the GC too, because the time of an attachment
+    that was made during the GC is between the start of the GC and now.
+    """
+
+    def __init__(self) -> None:
+        self._wall = time.time_ns()
+        self._steady = time.monotonic_ns()
+
+    def is_after(self, created: int) -> bool:
+        """Whether an attachment made at `created` (ns since 1970) is older than the GC. A younger attachment may be
+        valid although the GC request does not list it.
+
+        Returns False for every attachment when the wall clock was set during the GC, since times before and after the
+        change cannot be compared. The next GC then removes the attachments that this GC has kept.
+        """
+        now = time.time_ns()
+        is_set = abs((now - self._wall) - (time.monotonic_ns() - self._steady)) > _CLOCK_STEP
+        return not (is_set or self._wall <= created <= now)
+
+
+def valid_attachments(request: Request) -> set[Attachment] | None:
+    """The attachments that GC must keep. None when the key is absent: then GC must collect nothing.
+
+    The value null means an empty list: runtimes written in Go send null for a network without attachments.
+    Raises InvalidConfig when the value is no list of attachments.
+    """
+    listed = request.member(VALID_ATTACHMENTS)
+    if listed is None:
+        return set() if any(key.lower() == VALID_ATTACHMENTS for key in request.config) else None
+    if not isinstance(listed, list):
+        raise InvalidConfig(f'"{VALID_ATTACHMENTS}" is not a list: nothing is collected')
+    found = set()
+    for entry in listed:
+        container_id = member(entry, "containerID") if isinstance(entry, dict) else None
+        ifname = member(entry, "ifname") if isinstance(entry, dict) else None
+        if not isinstance(container_id, str) or not isinstance(ifname, str):
+            raise InvalidConfig(
+                f'an entry of "{VALID_ATTACHMENTS}" is not {{"containerID": string, "ifname": string}}: nothing is collected'
+            )
+        found.add(Attachment(request.attachment.network, container_id, ifname))
+    return found
