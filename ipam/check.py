@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from cni.shared.records import Records
-from cni.shared.spec import result
+from cni.shared.spec import parsing
 from cni.shared.spec.errors import AttachmentDiffers, InvalidConfig
 from cni.shared.spec.request import Attachment, Request, at_least
 from cni.shared.spec.result import Result
@@ -31,7 +31,7 @@ def check(request: Request, records: Records) -> None:
     previous = request.member("prevResult")
     if previous is None:
         raise InvalidConfig("CHECK needs the key prevResult: the result of the ADD, which the runtime passes on")
-    expected = result.parse(previous)
+    expected = parsing.parse(previous)
     given = {host_of(a.address): a.address for a in expected.ips}
     if group:
         from ipam.group import rails  # most networks are not rails

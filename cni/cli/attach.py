@@ -34,8 +34,9 @@ from cni.node.runtime.calls import Runtime
 from cni.node.runtime.executables import Executables, PluginFailed, StepsFailed
 from cni.shared.kernel import netns as namespaces
 from cni.shared.kernel.links import Link, Rtnl
-from cni.shared.spec import result as results
+from cni.shared.spec import parsing
 from cni.shared.spec.errors import CniError, InvalidConfig
+from cni.shared.spec.result import IPConfig
 
 
 def register(commands: subcommand.Commands) -> None:
@@ -291,7 +292,7 @@ def _identity(network: str, parameters: Parameters) -> dict[str, Any]:
 
 def _rows(document: dict[str, Any], parameters: Parameters) -> Iterator[tuple[object, ...]]:
     """Yield a row for each interface, with its addresses, and a last row for addresses without an interface."""
-    result = results.parse(document, "the result")
+    result = parsing.parse(document, "the result")
     for index, interface in enumerate(result.interfaces):
         own = [a for a in result.ips if a.interface == index]
         mtu = interface.mtu or None  # results before CNI 1.1.0 have none
@@ -303,5 +304,5 @@ def _rows(document: dict[str, Any], parameters: Parameters) -> Iterator[tuple[ob
         yield (parameters.ifname, None, None, *_texts(rest), parameters.netns)
 
 
-def _texts(addresses: list[results.IPConfig]) -> tuple[str, str]:
+def _texts(addresses: list[IPConfig]) -> tuple[str, str]:
     return ", ".join(a.address for a in addresses), ", ".join(a.gateway for a in addresses if a.gateway)

@@ -64,7 +64,7 @@ class Worker:
         """Serve calls until the worker must end, and end the process."""
         signal.signal(signal.SIGTERM, self._end)
         log.how = "warm"
-        self._kept = whereabouts.KeptOpen()
+        self._kept = whereabouts.keep_open()
         gc.collect()
         gc.freeze()  # the objects that exist now stay until the process ends
         served = 0

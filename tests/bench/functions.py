@@ -26,7 +26,7 @@ sys.path.insert(0, sys.argv[1])
 from cni.link import run
 from cni.link.plugins import whereabouts
 
-kept = whereabouts.KeptOpen()
+kept = whereabouts.keep_open()
 environ = dict(os.environb)
 
 

@@ -61,7 +61,7 @@ UNLOADED_BY_PLUGIN = {
 }  # fmt: skip
 UNLOADED_BY_VERB = {
     "ADD": (
-        "cni.link.verbs.check", "cni.link.verbs.detach", "cni.link.verbs.gc", "cni.shared.gc",
+        "cni.link.verbs.check", "cni.link.verbs.detach", "cni.link.verbs.gc", "cni.shared.gc", "cni.shared.spec.parsing",
         "ipam.check", "ipam.ending", "ipam.status",
     ),
     "CHECK": (

@@ -26,7 +26,7 @@ from cni.link.plugins.sriov import plugin as sriov
 from cni.shared import policy, rail
 from cni.shared.log import Log
 from cni.shared.records import Records
-from cni.shared.spec import codec, request, result
+from cni.shared.spec import codec, parsing, request, result
 from cni.shared.spec.errors import CniError, Internal
 from cni.shared.spec.request import Attachment, Request
 from ipam import config as ipam_config
@@ -98,7 +98,7 @@ def test_environment_and_stdin_are_read_or_refused(environ: dict[str, str], stdi
         answer(lambda: rail.read(parsed.config, []))
         answer(lambda: verbs_device.read(request.member(parsed.config, "rdma"), parsed, []))
         answer(lambda: ipam_config.read(parsed, Files(None)))
-        previous = answer(lambda: result.parse(request.member(parsed.config, "prevResult")))
+        previous = answer(lambda: parsing.parse(request.member(parsed.config, "prevResult")))
         if isinstance(previous, result.Result):
             answer(lambda: previous.document(parsed.cni_version))
 
@@ -246,7 +246,7 @@ class Site:
             assert document["msg"].strip(), shown
             assert "out of memory" not in document["msg"], shown
         elif document and environ.get("CNI_COMMAND") == "ADD":
-            result.parse(document)
+            parsing.parse(document)
         return document
 
     def begin(self) -> None:

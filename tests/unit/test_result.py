@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cni.shared.spec import result
+from cni.shared.spec import parsing
 from cni.shared.spec.errors import DecodingFailure, IncompatibleVersion
 from cni.shared.spec.request import SUPPORTED
 from cni.shared.spec.result import Interface, IPConfig, Result, Route
@@ -70,8 +70,8 @@ def test_what_an_older_version_can_say_survives_the_way_through_any_newer(older:
     if SUPPORTED.index(older) > SUPPORTED.index(newer):
         older, newer = newer, older
     direct = full().document(older)
-    assert result.parse(full().document(newer)).document(older) == direct
-    assert result.parse(direct).document(older) == direct
+    assert parsing.parse(full().document(newer)).document(older) == direct
+    assert parsing.parse(direct).document(older) == direct
 
 
 @pytest.mark.parametrize(
@@ -95,7 +95,7 @@ def test_what_an_older_version_can_say_survives_the_way_through_any_newer(older:
 )
 def test_what_is_no_result_is_refused_by_name(document: object) -> None:
     with pytest.raises(DecodingFailure, match="prevResult"):
-        result.parse(document)
+        parsing.parse(document)
 
 
 @pytest.mark.parametrize(
@@ -114,4 +114,4 @@ def test_what_is_no_result_is_refused_by_name(document: object) -> None:
 )
 def test_what_is_no_address_is_refused_with_its_key(key: str, value: object) -> None:
     with pytest.raises(DecodingFailure, match="is not a CNI result of version 1.1.0: (address|gateway|dst|gw) '"):
-        result.parse({"cniVersion": "1.1.0", key: value})
+        parsing.parse({"cniVersion": "1.1.0", key: value})

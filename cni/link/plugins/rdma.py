@@ -33,7 +33,7 @@ from cni.shared.kernel.rdma_netlink import EXCLUSIVE, Rdma, RdmaDevice
 from cni.shared.kernel.sandbox import Sandbox
 from cni.shared.log import Log
 from cni.shared.records import Records
-from cni.shared.spec import codec, result
+from cni.shared.spec import codec, parsing, result
 from cni.shared.spec.errors import (
     AttachmentDiffers,
     CniError,
@@ -93,7 +93,7 @@ class Passed(result.Result):
     """The result of the previous plugin, which is returned unchanged."""
 
     def __init__(self, document: dict[str, Any]) -> None:
-        parsed = result.parse(document)
+        parsed = parsing.parse(document)
         super().__init__(parsed.interfaces, parsed.ips, parsed.routes, parsed.dns)
         self._document = document
 

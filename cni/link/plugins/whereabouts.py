@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from cni.shared.spec.request import Attachment, Request
     from cni.shared.spec.result import Result
     from ipam import add, check, ending, status
+    from ipam.stores.file.database import KeptOpen
 
     Verb = Callable[[Request, Records], Result | None]
     _: tuple[Verb, ...] = (add.add, ending.delete, ending.gc, check.check, status.status)
@@ -75,21 +76,8 @@ def found_in_use(addresses: Iterable[str], records: Records) -> None:
         local.found_in_use(records, address)
 
 
-class KeptOpen:
-    """Keep the lease file and the connections to stores open between the calls of a warm worker."""
+def keep_open() -> KeptOpen:
+    """Keep the lease file and the connections to stores open after each call from now on, for the next call."""
+    from ipam.stores.file import database  # only a worker keeps them open
 
-    def __init__(self) -> None:
-        from ipam.stores import base  # only a worker keeps them open
-        from ipam.stores.file import database  # only a worker keeps them open
-
-        self._base, self._database = base, database
-        self._database.kept, self._base.connections = {}, {}
-
-    def files(self) -> int:
-        """The number of file descriptors that are kept open. A lease file has two, for its lock and for SQLite."""
-        return 2 * len(self._database.kept or ()) + len(self._base.connections or ())
-
-    def end_call(self) -> None:
-        """Close the connections to stores that were opened for the call that ends."""
-        while self._base.at_end:
-            self._base.at_end.pop()()
+    return database.KeptOpen()

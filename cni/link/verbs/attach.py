@@ -25,7 +25,7 @@ from cni.shared.spec.errors import (
     report,
 )
 from cni.shared.spec.request import Request, at_least
-from cni.shared.spec.result import IPV6_LEAST_MTU, Interface, Result, parse
+from cni.shared.spec.result import IPV6_LEAST_MTU, Interface, Result
 
 if TYPE_CHECKING:
     from cni.link.features import Features
@@ -124,6 +124,8 @@ def _earlier(request: Request) -> Result | None:
     document = request.member("prevResult")
     if document is None or not at_least(request.cni_version, "0.3.0"):
         return None
+    from cni.shared.spec.parsing import parse  # most networks have one plugin
+
     earlier = parse(document)
     name = request.attachment.ifname
     if any(made.name == name and made.sandbox == request.netns for made in earlier.interfaces):

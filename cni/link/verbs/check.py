@@ -14,7 +14,7 @@ from cni.shared.kernel import ipconfig, routes
 from cni.shared.kernel import sandbox as sandboxes
 from cni.shared.kernel.links import Rtnl
 from cni.shared.records import Records
-from cni.shared.spec import result
+from cni.shared.spec import parsing
 from cni.shared.spec.errors import AttachmentDiffers, InvalidConfig
 from cni.shared.spec.result import Interface, Result, Route
 
@@ -38,7 +38,7 @@ def check(plugin: LinkPlugin, request: Request, records: Records) -> None:
     previous = request.member("prevResult")
     if previous is None:
         raise InvalidConfig("CHECK needs the key prevResult: the result of the ADD, which the runtime passes on")
-    expected = result.parse(previous)
+    expected = parsing.parse(previous)
     delegate.forward(request, records.log)
     with sandboxes.opened(request) as sandbox, Rtnl() as host:
         name = request.attachment.ifname

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from cni.shared.kernel import children
 from cni.shared.log import Log
-from cni.shared.spec import codec, result
+from cni.shared.spec import codec, parsing
 from cni.shared.spec.errors import CniError, DelegateFailed, IncompatibleVersion, NotAvailable
 from cni.shared.spec.request import Request, member
 from cni.shared.spec.result import Result
@@ -76,7 +76,7 @@ def _answer(kind: str, path: str, request: Request, stdout: bytes, status: int) 
         raise DelegateFailed(msg, stdout[:500].decode("utf-8", "replace")) from None
     code, text = (member(document, key) if isinstance(document, dict) else None for key in ("code", "msg"))
     if status == 0 and code is None:
-        return result.parse(document, f'the answer of the IPAM plugin "{kind}"', has_interfaces=False)
+        return parsing.parse(document, f'the answer of the IPAM plugin "{kind}"', has_interfaces=False)
     if type(code) is not int or code < 1 or not isinstance(text, str) or not text:  # JSON's true is an int of Python
         msg = f'the IPAM plugin "{kind}" failed without an error code and message: run {path} by hand, or see its log'
         raise DelegateFailed(msg, stdout[:500].decode("utf-8", "replace"))

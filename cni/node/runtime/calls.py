@@ -15,7 +15,7 @@ from typing import Any
 from cni.documents.networks import ChainStep, Network
 from cni.node.runtime.cache import Cache, CachedResult, Parameters
 from cni.node.runtime.executables import Executables, PluginFailed, StepsFailed
-from cni.shared.spec import result as results
+from cni.shared.spec import parsing
 from cni.shared.spec.errors import CniError, DecodingFailure, IncompatibleVersion, InvalidConfig
 from cni.shared.spec.request import NEWEST, SUPPORTED, VERBS_SINCE, at_least
 
@@ -137,7 +137,7 @@ class Runtime:
         entry = self.cache.read(network.name, parameters)
         if entry is None or entry.result is None:
             return None
-        return results.parse(entry.result, "the cached result").document(version)
+        return parsing.parse(entry.result, "the cached result").document(version)
 
     def _version(self, network: Network) -> str:
         """The version for verbs after an ADD. It is negotiated again if the network allows several."""
@@ -186,7 +186,7 @@ def _result(answer: Any, plugin: str, version: str) -> dict[str, Any]:
         raise DecodingFailure(f"{plugin} ADD answered no result, but {json.dumps(answer)[:60]}")
     if not answer.get("cniVersion"):
         answer["cniVersion"] = version
-    results.parse(answer, f"the answer of {plugin}")
+    parsing.parse(answer, f"the answer of {plugin}")
     return answer
 
 
