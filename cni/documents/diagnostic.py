@@ -120,9 +120,15 @@ class Scope:
         )
 
     def model(
-        self, model: type[BaseModel], document: Any, prefix: Keys = (), fixes: dict[str, str] | None = None
+        self,
+        model: type[BaseModel],
+        document: Any,
+        prefix: Keys = (),
+        fixes: dict[str, str] | None = None,
+        additions: dict[str, str] | None = None,
     ) -> Any:
-        """Return `document` as a `model`; None, with errors, if refused. `fixes` has remedies by last key."""
+        """Return `document` as a `model`; None, with errors, if refused. `fixes` has the remedies for refused values,
+        `additions` those for missing keys, each by last key."""
         try:
             return model.model_validate(document)
         except ValidationError as invalid:
@@ -132,5 +138,5 @@ class Scope:
                 if reason:
                     self.error(keys, reason, (fixes or {}).get(last, ""))
                 else:
-                    self.error(keys, f"{last} is missing", f'add "{last}"')
+                    self.error(keys, f"{last} is missing", (additions or {}).get(last, f'add "{last}"'))
             return None

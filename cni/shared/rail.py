@@ -57,7 +57,7 @@ KEYS: Sequence[Key] = (
         "addressing",
         one_of(PLAIN, SAME_INDEX),
         PLAIN,
-        "plain: the rails' addresses are independent; same-index: a pod has the same host number on every rail, which"
+        "plain: the rails' addresses are independent; same-index: a pod has the same index on every rail, which"
         " needs railcni's IPAM plugin whereabouts, and `ranges`",
     ),
     Key(

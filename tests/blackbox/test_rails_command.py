@@ -14,6 +14,7 @@ count: 2
 master: eth_r{rail}
 mtu: 4200
 subnet: ["192.168.{rail}.0/24", "fd00:{rail}::/64"]
+addressing: same-index
 base: 5
 """
 

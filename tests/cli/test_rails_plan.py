@@ -19,7 +19,12 @@ from cni.resources import config as device_plugin_config
 from cni.shared import rail
 from cni.shared.spec.errors import InvalidConfig
 
-GOOD: dict[str, Any] = {"count": 2, "master": "eth_r{rail}", "subnet": "192.168.{rail}.0/24"}
+GOOD: dict[str, Any] = {
+    "count": 2,
+    "master": "eth_r{rail}",
+    "subnet": "192.168.{rail}.0/24",
+    "addressing": "same-index",
+}
 
 
 def rails(**changes: Any) -> tuple[plan.Rails, list[plan.PlannedRail]]:
@@ -225,28 +230,30 @@ def test_what_is_printed_is_what_is_meant(tmp_path: Path, capsys: pytest.Capture
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("count: 2\nmaster: eth\nsubnet: 10.0.0.0/24\n", ["rails.yaml:2:9: master: ", "rails.yaml:3:9: subnet[0]: 10.0.0.0/24 of rail 1 overlaps"]),
-        ("count: 0\nmtu: big\ntyp: x\n", ["4 faults", "1:8: count: 0: want 1 or more", '2:6: mtu: "big": want an integer', '3:6: typ: "x": is no key here', "subnet: subnet is missing"]),
-        ("count: 2\nsubnet: 192.168.{rail}.0/24\n", ["master, pci and pairing: want one of them, and there are none"]),
-        ("count: 2\nsubnet: 192.168.{rail}.7/24\nmaster: e{rail}\n", ['2:9: subnet[0]: "192.168.{rail}.7/24": is no subnet for rail 0: want a pattern such as']),
-        ("count: 2\nsubnet: 192.168.{rail}.0/31\nmaster: e{rail}\n", ["2:9: subnet[0]: 192.168.0.0/31 of rail 0 gives no index from 1 on: want a larger one"]),
-        ("count: 2\nsubnet: ['fd00:{rail}::/128']\nmaster: e{rail}\n", ["fd00::/128 of rail 0 gives no index from 1 on: want a larger one"]),
-        ("count: 2\nsubnet: 192.168.{node}.0/24\nmaster: e{rail}\n", ["is no subnet for rail 0"]),
-        ("count: 2\nsubnet: 192.168.{rail}.0/24\nmaster: e{nic}\n", ['3:9: master: "e{nic}": want "{rail}" alone']),
-        ("count: 2\nsubnet: 192.168.{rail}.0/24\nmaster: 'e{rail.x}'\n", ['3:9: master: "e{rail.x}": want "{rail}" alone']),
-        ("count: 2\nsubnet: '192.168.{rail[0]}.0/24'\nmaster: e{rail}\n", ["is no subnet for rail 0"]),
-        ("count: 2\nsubnet: 192.168.{rail}.0/30\nmaster: e{rail}\nbase: 9\ngateway: 3\n", ["4:7: base: 9 is outside", "5:10: gateway"]),
-        ("count: 2\nsubnet: 192.168.{rail}.0/24\npci: ['0000:18:00.0', x]\ntype: sriov\n", ['3:23: pci[1]: "x": want a PCI address such as']),
-        ("count: 2\nsubnet: 192.168.{rail}.0/24\nmaster: eth_r{rail}\nexclude: [9, 300]\n", ["4:14: exclude[1]: 300 is outside of the smallest subnet, of 256 addresses: want less than 255"]),
-        ("count: 3\nsubnet: 192.168.{rail}.0/24\npci: ['0000:18:00.0']\ntype: sriov\n", ["pci: has 1 addresses, and count is 3"]),
-        ("count: 1\nsubnet: 192.168.{rail}.0/24\nmaster: e\ntype: sriov\n", ["4:7: type: sriov needs the number of VFs of each NIC: want numVfs"]),
-        ("count: 1\nsubnet: 192.168.{rail}.0/24\nmaster: e\nnumVfs: 8\n", ["4:9: numVfs: a macvlan takes no VFs"]),
+        ("count: 2\nmaster: eth\nsubnet: 10.0.0.0/24\naddressing: same-index\n", ["rails.yaml:2:9: master: ", "rails.yaml:3:9: subnet[0]: 10.0.0.0/24 of rail 1 overlaps"]),
+        ("count: 0\nmtu: big\ntyp: x\n", ["5 faults", "1:8: count: 0: want 1 or more", '2:6: mtu: "big": want an integer', '3:6: typ: "x": is no key here', "subnet: subnet is missing", "addressing: addressing is missing"]),
+        ("count: 2\nsubnet: 192.168.{rail}.0/24\nmaster: e{rail}\n", ['rails.yaml:1:1: addressing: addressing is missing; write "addressing": "same-index"', "until now", 'or "addressing": "plain"']),
+        ("count: 2\nsubnet: 192.168.{rail}.0/24\nmaster: e{rail}\naddressing: same\n", ['4:13: addressing: "same": want one of same-index, plain']),
+        ("count: 2\nsubnet: 192.168.{rail}.0/24\naddressing: same-index\n", ["master, pci and pairing: want one of them, and there are none"]),
+        ("count: 2\nsubnet: 192.168.{rail}.7/24\nmaster: e{rail}\naddressing: same-index\n", ['2:9: subnet[0]: "192.168.{rail}.7/24": is no subnet for rail 0: want a pattern such as']),
+        ("count: 2\nsubnet: 192.168.{rail}.0/31\nmaster: e{rail}\naddressing: same-index\n", ["2:9: subnet[0]: 192.168.0.0/31 of rail 0 gives no index from 1 on: want a larger one"]),
+        ("count: 2\nsubnet: ['fd00:{rail}::/128']\nmaster: e{rail}\naddressing: same-index\n", ["fd00::/128 of rail 0 gives no index from 1 on: want a larger one"]),
+        ("count: 2\nsubnet: 192.168.{node}.0/24\nmaster: e{rail}\naddressing: same-index\n", ["is no subnet for rail 0"]),
+        ("count: 2\nsubnet: 192.168.{rail}.0/24\nmaster: e{nic}\naddressing: same-index\n", ['3:9: master: "e{nic}": want "{rail}" alone']),
+        ("count: 2\nsubnet: 192.168.{rail}.0/24\nmaster: 'e{rail.x}'\naddressing: same-index\n", ['3:9: master: "e{rail.x}": want "{rail}" alone']),
+        ("count: 2\nsubnet: '192.168.{rail[0]}.0/24'\nmaster: e{rail}\naddressing: same-index\n", ["is no subnet for rail 0"]),
+        ("count: 2\nsubnet: 192.168.{rail}.0/30\nmaster: e{rail}\nbase: 9\ngateway: 3\naddressing: same-index\n", ["4:7: base: 9 is outside", "5:10: gateway"]),
+        ("count: 2\nsubnet: 192.168.{rail}.0/24\npci: ['0000:18:00.0', x]\ntype: sriov\naddressing: same-index\n", ['3:23: pci[1]: "x": want a PCI address such as']),
+        ("count: 2\nsubnet: 192.168.{rail}.0/24\nmaster: eth_r{rail}\nexclude: [9, 300]\naddressing: same-index\n", ["4:14: exclude[1]: 300 is outside of the smallest subnet, of 256 addresses: want less than 255"]),
+        ("count: 3\nsubnet: 192.168.{rail}.0/24\npci: ['0000:18:00.0']\ntype: sriov\naddressing: same-index\n", ["pci: has 1 addresses, and count is 3"]),
+        ("count: 1\nsubnet: 192.168.{rail}.0/24\nmaster: e\ntype: sriov\naddressing: same-index\n", ["4:7: type: sriov needs the number of VFs of each NIC: want numVfs"]),
+        ("count: 1\nsubnet: 192.168.{rail}.0/24\nmaster: e\nnumVfs: 8\naddressing: same-index\n", ["4:9: numVfs: a macvlan takes no VFs"]),
         ("count: 1\nsubnet: 192.168.{rail}.0/24\nmaster: e\noneNetwork: true\naddressing: plain\n", ["4:13: oneNetwork: needs one index on all rails: want addressing same-index"]),
-        ("count: 1\nsubnet: 192.168.{rail}.0/24\npci: ['0000:18:00.0']\n", ["a macvlan needs the netdev's name"]),
-        ("count: 2\nsubnet: 192.168.{rail}.0/24\nmaster: e{rail}\nresourcePrefix: rdma{rail}\n", ['4:17: resourcePrefix: "rdma{rail}": want a domain in small letters']),
+        ("count: 1\nsubnet: 192.168.{rail}.0/24\npci: ['0000:18:00.0']\naddressing: same-index\n", ["a macvlan needs the netdev's name"]),
+        ("count: 2\nsubnet: 192.168.{rail}.0/24\nmaster: e{rail}\nresourcePrefix: rdma{rail}\naddressing: same-index\n", ['4:17: resourcePrefix: "rdma{rail}": want a domain in small letters']),
         ("count: [\n", ["rails.yaml:2:1: not YAML"]),
-        ("", ["rails.yaml: want the keys count, subnet, and"]),
-        ("- 1\n", ["rails.yaml: want the keys count, subnet, and"]),
+        ("", ["rails.yaml: want the keys count, subnet, addressing, and"]),
+        ("- 1\n", ["rails.yaml: want the keys count, subnet, addressing, and"]),
     ],
 )  # fmt: skip
 def test_all_faults_are_told_with_their_places(text: str, words: list[str]) -> None:

@@ -15,8 +15,9 @@ from cni.shared.kernel import sysfs
 from cni.shared.spec.errors import CniError, InvalidConfig
 
 _FILE = """
-keys of the file: count, subnet; group, namespace, type (macvlan, host-device, sriov), one of master, pci and pairing (gpu, numa),
-mtu, base, exclude, gateway, routing, tableBase, addressing, oneNetwork, resourcePrefix, shared, numVfs, image; docs/rails.md has an example
+keys of the file: count, subnet, addressing (same-index, plain), and one of master, pci and pairing (gpu, numa) are required; group,
+namespace, type (macvlan, host-device, sriov), mtu, base, exclude, gateway, routing, tableBase, oneNetwork, resourcePrefix, shared,
+numVfs and image are optional; docs/rails.md has an example
 """
 
 _LEAST = ("numa", "pci", "distance", "verbs device", "interface")

@@ -22,6 +22,10 @@ from cni.shared.spec.errors import InvalidConfig
 
 Subnet = ipaddress.IPv4Network | ipaddress.IPv6Network
 _RAIL = "{rail}"
+_ADDITIONS = {
+    "addressing": 'write "addressing": "same-index" for one index on all rails, which a plan without the key meant until'
+    ' now, or "addressing": "plain" for independent addresses'
+}
 
 
 def filled(text: str, rail: int) -> str:
@@ -58,6 +62,7 @@ class Rails(BaseModel):
 
     count: Annotated[int, Field(ge=1, le=MOST_RAILS)]  # how many rails the nodes have
     subnet: Patterns  # the subnet of a rail, "192.168.{rail}.0/24"; a list for several addresses each
+    addressing: Literal["same-index", "plain"]  # same-index: a pod has one index on all rails
     group: Identifier = "rails"  # the name of the group
     namespace: Namespace = "default"  # the namespace of the NADs and of the test pod
     type: Literal["macvlan", "host-device", "sriov"] = "macvlan"  # the link plugin
@@ -73,7 +78,6 @@ class Rails(BaseModel):
     gateway: Annotated[int, Field(ge=0)] = 0  # the index of each subnet's gateway; 0: none
     routing: bool = True  # a routing table, source rules and ARP settings for each rail
     tableBase: Annotated[int, Field(ge=256, le=1 << 30)] = TABLE_BASE  # the number of rail 0's routing table
-    addressing: Literal["same-index", "plain"] = "same-index"  # same-index: a pod has one index on all rails
     oneNetwork: bool = False  # one network and one resource for all rails: the NICs that a pod is given decide
     resourcePrefix: Annotated[str, AfterValidator(prefix)] = (
         "rdma"  # the prefix of the resource names: rdma/rails_rail_0
@@ -160,8 +164,8 @@ def read(path: str, text: str | None = None) -> Rails:
     if faults:
         raise refusal(path, faults)
     if scope is None or not isinstance(scope.root.data, dict):
-        raise InvalidConfig(f"{path}: want the keys count, subnet, and one of master, pci and pairing")
-    plan: Rails | None = scope.model(Rails, scope.root.data)
+        raise InvalidConfig(f"{path}: want the keys count, subnet, addressing, and one of master, pci and pairing")
+    plan: Rails | None = scope.model(Rails, scope.root.data, additions=_ADDITIONS)
     for keys, message in plan.faults() if plan else ():
         scope.error(keys, message)
     if plan is None or faults:
