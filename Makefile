@@ -32,7 +32,7 @@ plugins: $(LAUNCHERS) $(PACK) ## the executables that a runtime calls: they need
 help: ## this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-demo: plugins bin/railcni ## two pods on one RDMA-like master, in namespaces of its own: as root or as anybody; installs what the command needs into .venv
+demo: plugins bin/railcni bin/kubectl-railcni ## two pods on one RDMA-like master, in namespaces of its own: as root or as anybody; installs what the command needs into .venv
 	@bin/railcni demo
 
 test: all ## all tests, in four processes, since they wait half of the time; those that need root or a package which is missing are skipped and say so

@@ -85,13 +85,13 @@ def add(verbs: subcommand.Commands) -> None:
 def _add_options(parser: argparse.ArgumentParser, count: Any = None) -> None:
     about = "a NetworkAttachmentDefinition; its namespace, or `default`, gets the pods"
     parser.add_argument("network", nargs=count, metavar="[NAMESPACE/]NAD", type=subcommand.pod, help=about)
-    about = "of a pod; given twice: of both; given once: both pods are there. Default: two that the scheduler chooses"
+    about = "given once: both pods run on it; given twice: one pod runs on each; default: two nodes that the scheduler chooses"
     common.add(parser, "node", about, action="append")
     about = "also measure RDMA with ib_write_bw or rping of this image, which has a shell"
     subcommand.option(parser, "--image", "", about, "IMAGE")
     about = "the resource of which each pod gets one; default: the one that the NAD names"
     subcommand.option(parser, "--resource", "", about, "NAME", shown=False)
-    about = "until both pods are attached, and until they are gone"
+    about = "how long to wait until both pods are attached, and again until they are gone"
     subcommand.option(parser, "--timeout", 120.0, about, "SECONDS", type=subcommand.seconds)
 
 

@@ -38,13 +38,16 @@ def read_text(path: str, findings: list[Diagnostic]) -> str | None:
         line = data.count(b"\n", 0, fault.start) + 1
         found = about(path, f"is not UTF-8 text: byte {fault.start}, in line {line}", "save it as UTF-8")
     except OSError as fault:
-        found = about(path, f"cannot be read: {fault.strerror or fault}", "name a file that can")
+        found = about(path, f"cannot be read: {fault.strerror or fault}", "name a readable file")
     findings.append(found)
     return None
 
 
 def _read(path: str) -> bytes:
-    if not stat.S_ISREG(os.stat(path).st_mode) and not path.startswith("/dev/fd/"):  # reading a FIFO may never end
+    kind = os.stat(path).st_mode
+    if stat.S_ISDIR(kind):
+        raise IsADirectoryError(0, "it is a directory")
+    if not stat.S_ISREG(kind) and not path.startswith("/dev/fd/"):  # reading a FIFO may never end
         raise OSError(0, "it is no regular file; for a pipe write -")
     with open(path, "rb") as file:
         return file.read(MOST_BYTES + 1)

@@ -248,7 +248,8 @@ def test_a_network_too_old_for_check_is_checked_in_the_newest_version_of_its_plu
 
 
 def test_check_of_what_is_not_attached_says_so(recorded: Recorded) -> None:
-    assert "rec is not attached as eth0" in failed(recorded.run("check"))
+    told = failed(recorded.run("check"))
+    assert "rec is not attached as eth0" in told and "attach it first, or name another --ifname" in told
     assert recorded.order == []
 
 
@@ -482,7 +483,8 @@ def test_a_plugin_that_is_missing_or_breaks_the_protocol_is_named(recorded: Reco
     recorded.plan({"a ADD": {"answer": {"cniVersion": "1.0.0", "ips": [{}]}}})
     assert "the answer of a is not a CNI result of version 1.0.0: " in failed(recorded.run("attach"))
     (recorded.folder / "c").unlink()
-    assert f"there is no plugin c in {recorded.folder}" in failed(recorded.run("attach"))
+    told = failed(recorded.run("attach"))
+    assert f"there is no plugin c in {recorded.folder}: correct `type`, or install the plugin there" in told
     (recorded.folder / "c").write_text("#!/nonexistent\n")
     (recorded.folder / "c").chmod(0o755)
     told = failed(recorded.run("attach"))
@@ -507,6 +509,8 @@ def test_a_result_without_a_version_is_of_the_version_asked(recorded: Recorded) 
     ("argv", "told"),
     [
         (["attach", "rec"], "the following arguments are required: NETNS"),
+        (["nad"], "the following arguments are required: VERB, one of lint, render, schema"),
+        (["completion"], "the following arguments are required: SHELL, one of bash, zsh, fish"),
         (["attach", "rec", "ns", "--args", "A"], '"A" has no "=": write KEY=VALUE;KEY=VALUE'),
         (["attach", "rec", "ns", "--capability-args", "{"], "not JSON:"),
         (["attach", "rec", "ns", "--capability-args", "[]"], "want a JSON object"),

@@ -373,7 +373,7 @@ def test_a_peer_without_a_pod_or_that_is_no_address_is_a_wrong_call(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for given, said in (
-        (["--peer", "10.0.0.1"], "--peer has an effect only with --pod"),
+        (["--peer", "10.0.0.1"], "--peer has an effect only with --pod or --netns"),
         (["--peer", "x"], '"x": want an IP address'),
     ):
         monkeypatch.setattr(sys, "argv", ["railcni", "doctor", *given])

@@ -186,7 +186,7 @@ def test_a_name_is_no_path_unless_it_says_so(tmp_path: Path, monkeypatch: pytest
     for name in ("rdma.yaml", "other.conf"):
         with pytest.raises(CniError, match=f"no network {name} in .*, and there is no file of that name here"):
             networks.find(name, "/nonexistent")
-    with pytest.raises(CniError, match="no network is defined there$"):
+    with pytest.raises(CniError, match="no network is defined there; name a file with its path, or --conf-dir$"):
         networks.find("rdma", "/nonexistent")
 
 
@@ -202,8 +202,10 @@ def test_one_of_several_nads_in_a_file_is_chosen_by_name(tmp_path: Path) -> None
 
 
 def test_a_file_that_cannot_be_read_is_named_with_the_reason(tmp_path: Path) -> None:
-    with pytest.raises(CniError, match=r"none.conf: cannot be read: No such file or directory; name a file that can"):
+    with pytest.raises(CniError, match=r"none.conf: cannot be read: No such file or directory; name a readable file"):
         networks.find(str(tmp_path / "none.conf"))
+    with pytest.raises(CniError, match="cannot be read: it is a directory; name a readable file"):
+        networks.find(f"{tmp_path}/.")
     (tmp_path / "binary.conf").write_bytes(b"\xff\xfe{")
     with pytest.raises(CniError, match="is not UTF-8 text: byte 0") as raised:
         networks.find(str(tmp_path / "binary.conf"))

@@ -45,7 +45,7 @@ def register(commands: subcommand.Commands) -> None:
     about = "in place of --pod: the path of the pod's namespace, or its name in /run/netns"
     subcommand.option(of, "--netns", None, about, "NETNS", dest="pod", type=namespace_path)
     address = subcommand.typed(ipaddress.ip_address, "want an IP address such as 192.168.111.2")
-    about = "an address; with --pod: test whether it answers small packets and packets of the full MTU"
+    about = "an address; with --pod or --netns: test whether it answers small packets and packets of the full MTU"
     common.add(parser, "peer", about, type=address)
     common.add(parser, "conf-dir", "", NET_DIRECTORY)
     common.add(parser, "cni-path", "default: those of the node's runtimes", "")
@@ -57,7 +57,7 @@ def register(commands: subcommand.Commands) -> None:
 
 
 def _run(options: argparse.Namespace) -> int:
-    options.only(options.pod, "with --pod", "--peer")
+    options.only(options.pod, "with --pod or --netns", "--peer")
     options.only(not options.pod, "without --pod, since it labels the node", "--nfd")
     options.only(options.nfd != "-", "without --nfd -", "-o")
     options.only(options.nfd != "-" and not options.pod, "for a node", "-v")

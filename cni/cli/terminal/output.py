@@ -223,4 +223,5 @@ def write_file(noun: str, path: str, data: bytes, mode: int = 0o600) -> None:
     try:
         files.write_whole(folder, name, data, mode=mode)
     except OSError as fault:
-        raise IoFailure(f"the {noun} cannot be written to {path}: {fault.strerror}") from None
+        why = f"{fault.strerror}: name a path in a folder that you can write to"
+        raise IoFailure(f"the {noun} cannot be written to {path}: {why}") from None

@@ -61,6 +61,9 @@ class Parser(argparse.ArgumentParser):
             near = difflib.get_close_matches(name, known, n=1, cutoff=0.8)
             if near and not any(option.startswith(name) for option in known):  # argparse took its value for an argument
                 message = f"there is no option {name}: did you mean {near[0]}? `{self.prog} --help` lists the options"
+        for action in self._actions:
+            if action.choices and not action.option_strings and message.endswith(f" required: {action.metavar}"):
+                message += f", one of {', '.join(map(str, action.choices))}"
         super().error(message)
 
     def only(self, applies: object, condition: str, *options: str) -> None:

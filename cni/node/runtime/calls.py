@@ -64,7 +64,7 @@ class Runtime:
         if previous is None:
             raise InvalidConfig(
                 f"{network.name} is not attached as {parameters.ifname}: {self.cache.directory}/results has no result "
-                f"of container {parameters.container_id}"
+                f"of container {parameters.container_id}: attach it first, or name another --ifname or --container-id"
             )
         for step in network.steps:
             self._run("CHECK", step.type, _request(network, step, version, parameters, previous), parameters)

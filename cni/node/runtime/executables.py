@@ -49,7 +49,8 @@ class Executables:
             file = os.path.join(directory, plugin)
             if os.path.isfile(file):
                 return file
-        raise IoFailure(f"there is no plugin {plugin} in {', '.join(self.path) or 'an empty CNI_PATH'}")
+        folders = ", ".join(self.path) or "an empty CNI_PATH"
+        raise IoFailure(f"there is no plugin {plugin} in {folders}: correct `type`, or install the plugin there")
 
     def run(self, verb: str, plugin: str, config: dict[str, Any], parameters: Parameters = _NOBODY) -> Any:
         """Run the plugin; return its answer, None if that is empty. If the plugin succeeds, its stderr is passed on.
