@@ -53,7 +53,7 @@ def register(commands: subcommand.Commands) -> None:
         "--no-collect", action="store_true", help="free no leases, such as while Go's reconciler runs"
     )
     common.add(collects, "grace", "two readings this far apart found the lease dead", GRACE)
-    about = "between two readings; default: half of --grace"
+    about = "the time between two readings; default: half of --grace"
     subcommand.option(collects, "--every", None, about, "SECONDS", type=subcommand.seconds)
     about = (
         "the duration of the election of the agent that frees the leases of lost nodes; each agent renews its node's Lease"

@@ -70,7 +70,7 @@ def add_access(parser: argparse.ArgumentParser, default: str = argparse.SUPPRESS
 
 def add_agents(parser: argparse.ArgumentParser) -> None:
     """Add the option for the namespace of the agents."""
-    subcommand.option(parser, "--agents-in", "railcni", "where the agents are", "NAMESPACE", type=subcommand.name)
+    subcommand.option(parser, "--agents-in", "railcni", "the namespace of the agents", "NAMESPACE", type=subcommand.name)
 
 
 def run(
@@ -121,10 +121,12 @@ def said(options: argparse.Namespace, *arguments: str, given: str = "") -> str:
 
 
 def why(stderr: str) -> str:
-    """kubectl's error: the last line of `stderr`, with the remedy if a right or a user is missing."""
+    """kubectl's error: the last line of `stderr`, with the remedy if a right, a user or a kubeconfig is missing."""
     last = (stderr.strip().splitlines() or ["it said nothing"])[-1]
     if last == "error: EOF":  # kubectl asked for a user name and a password
         return "the context names no user: see `kubectl config view --minify`"
+    if "server localhost:8080 was refused" in last:  # kubectl's default when it finds no kubeconfig
+        return "no kubeconfig names a cluster: give one with --kubeconfig FILE or KUBECONFIG"
     remedy = ": have this right granted to you, or run the command of `railcni` on the node"
     return last + remedy * ("(Forbidden)" in last)
 

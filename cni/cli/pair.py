@@ -65,12 +65,12 @@ class TestedPod:
 
 def register(commands: subcommand.Commands) -> None:
     """Add the command `test`."""
-    about = "test a network between two nodes of a cluster, or without one the plugins, in namespaces of this machine"
+    about = "test a network between two nodes of a cluster; without NAD: test the plugins, in namespaces of this machine"
     parser = subcommand.add(commands, "test", about, run=_run, shows=True)
     _add_options(parser, "?")
     kubectl.add_access(parser, "")
     kubectl.add_agents(parser)
-    about = "answer in a pod of this test, as the command asks by `kubectl exec`"
+    about = "for the pods of this test alone: answer the command, which asks by `kubectl exec`"
     parser.add_argument("--inside", action="store_true", help=about)
 
 

@@ -595,6 +595,9 @@ SAID = {  # the stderr of kubectl, and the end of our message
     f"{LOG}{LOG}error: no route\n": "failed: error: no route\n",
     LOG: f"failed: {LOG}",
     "error: EOF\n": "the context names no user: see `kubectl config view --minify`\n",
+    "The connection to the server localhost:8080 was refused - did you specify the right host or port?\n": (
+        "no kubeconfig names a cluster: give one with --kubeconfig FILE or KUBECONFIG\n"
+    ),
     "": "failed: it said nothing\n",
     "error: a node says \x1b]0;owned\x07\n": "failed: error: a node says ?]0;owned?\n",
 }

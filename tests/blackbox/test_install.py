@@ -491,7 +491,8 @@ def test_a_dry_run_of_uninstall_is_refused_where_uninstall_is(
         assert capfd.readouterr().err == foreseen
         return foreseen
 
-    assert "railcni is not installed in" in refused()
+    told = refused()
+    assert "railcni is not installed in" in told and told.rstrip().endswith("where it is with --plugin-dir")
     install(plugins, bundles[0])
     with the(plugins).locked():
         assert "another railcni install or uninstall is at work" in refused()
@@ -564,7 +565,8 @@ def test_a_full_disk_a_folder_that_cannot_be_written_and_no_rights_say_so_and_ch
     assert "No space left on device; free space there" in refused()
     assert there() == []
     node.run(["mount", "-o", "remount,ro", folder]).check_returncode()
-    assert "Read-only file system; it is mounted read-only" in refused()
+    told = refused()
+    assert "Read-only file system; it is mounted read-only" in told and "with --plugin-dir" in told
     node.run(["umount", folder]).check_returncode()
     nobody = another_user.prefix
     if node.run([*nobody, COMMAND[0], "-c", "import rich"]).returncode:

@@ -34,7 +34,7 @@ def register(commands: subcommand.Commands) -> None:
     render = subcommand.add(verbs, "render", about, more, run=_render, forms=("yaml", "json"))
     about = "resources of NVIDIA's operator or the SR-IOV operator, or - for stdin"
     render.add_argument("files", nargs="+", metavar="FILE", help=about)
-    about = "of a SriovNetwork's resource; NVIDIA's operator has nvidia.com"
+    about = "the prefix of a SriovNetwork's resource, with NVIDIA's operator nvidia.com"
     subcommand.option(render, "--resource-prefix", "openshift.io", about, "PREFIX")
     about = "print the JSON Schema of a conflist, of a plugin's configuration, or of the ipam block of whereabouts"
     schema = subcommand.add(verbs, "schema", about, ", made from the plugins' own tables.", run=_schema)

@@ -31,7 +31,7 @@ def register(commands: subcommand.Commands) -> None:
     about = "print the NADs, the device plugin's resources and a test pod for the group of rails in FILE"
     more, forms = ", for `kubectl apply`.", ("yaml", "json", "table")
     render = subcommand.add(verbs, "render", about, more, run=_render, forms=forms, epilog=_FILE)
-    render.add_argument("file", metavar="FILE", help="YAML; - for stdin")
+    render.add_argument("file", metavar="FILE", help="the group as YAML; - for stdin")
     about = "the device plugin whose ConfigMap is printed: the RDMA shared or SR-IOV one, or `railcni device-plugin`"
     render.add_argument("--devices", choices=("others", "railcni"), default="others", help=about)
 

@@ -36,7 +36,7 @@ KNOWN = {
         Known("--force", None, "go on where nobody can be asked whether it is safe"),
         Known("--grace", "SECONDS", "how long something must be gone before it is freed", subcommand.seconds),
         Known("-i/--ifname", "IFNAME", "the name of an interface", subcommand.ifname),
-        Known("--kubeconfig", "FILE", "the kubeconfig of the cluster, of which the current context counts"),
+        Known("--kubeconfig", "FILE", "the kubeconfig of the cluster; its current context is used"),
         Known("--kubelet-dir", "DIR", "kubelet's folder of device plugins"),
         Known("--link-dir", "DIR", "the folder in which the command railcni is linked"),
         Known("--listen", "ADDRESS:PORT", "where /healthz, /readyz and /metrics are served", subcommand.address),
