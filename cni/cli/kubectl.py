@@ -70,7 +70,9 @@ def add_access(parser: argparse.ArgumentParser, default: str = argparse.SUPPRESS
 
 def add_agents(parser: argparse.ArgumentParser) -> None:
     """Add the option for the namespace of the agents."""
-    subcommand.option(parser, "--agents-in", "railcni", "the namespace of the agents", "NAMESPACE", type=subcommand.name)
+    subcommand.option(
+        parser, "--agents-in", "railcni", "the namespace of the agents", "NAMESPACE", type=subcommand.name
+    )
 
 
 def run(

@@ -65,7 +65,7 @@ class TestedPod:
 
 def register(commands: subcommand.Commands) -> None:
     """Add the command `test`."""
-    about = "test a network between two nodes of a cluster; without NAD: test the plugins, in namespaces of this machine"
+    about = "test a network between two nodes of a cluster; without NAD: test the plugins, in this machine's namespaces"
     parser = subcommand.add(commands, "test", about, run=_run, shows=True)
     _add_options(parser, "?")
     kubectl.add_access(parser, "")

@@ -100,7 +100,9 @@ def _search(name: str, directory: str) -> Network:
             if name in (network.name, network.nad, network.nad.rpartition("/")[2]):
                 return network
             seen.append(network.name)
-    remedy = f"there is {', '.join(seen[:_SUGGESTED])}" if seen else "no network is defined there; name a file with its path, or --conf-dir"
+    remedy = "no network is defined there; name a file with its path, or --conf-dir"
+    if seen:
+        remedy = f"there is {', '.join(seen[:_SUGGESTED])}"
     if os.path.exists(name):
         remedy += f'; for the file write "./{name}"'
     elif os.path.splitext(name)[1] in sum(_EXTENSIONS, ()):

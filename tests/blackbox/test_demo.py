@@ -198,6 +198,7 @@ def made_by(target: str, folder: Path) -> str:
 def test_make_demo_is_that_command_and_installs_no_more_than_the_command_needs(tmp_path: Path) -> None:
     said = made_by("demo", tmp_path).splitlines()
     assert said[-1] == "bin/railcni demo"
+    assert any("bin/kubectl-railcni" in line for line in said), "the next pages call it"
     assert [line.split()[3] for line in said if ".ci/venv" in line] == ["requirements-command.txt"]
     assert [line.split()[3] for line in made_by("all", tmp_path / "all").splitlines() if ".ci/venv" in line] == [
         "requirements-command.txt",

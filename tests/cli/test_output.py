@@ -102,3 +102,8 @@ def test_a_file_never_takes_the_place_of_what_is_no_file(make: Callable[[str], N
         write_file("report", str(tmp_path / "report"), b"x")
     assert os.path.samestat(os.lstat(tmp_path / "report"), before)
     assert os.listdir(tmp_path) == ["report"]
+
+
+def test_a_file_that_cannot_be_written_is_named_with_the_remedy(tmp_path: Path) -> None:
+    with pytest.raises(IoFailure, match="No such file or directory: name a path in a folder that you can write to"):
+        write_file("report", str(tmp_path / "none/report"), b"x")
