@@ -240,6 +240,14 @@ def test_the_driver_is_that_of_the_kustomization_and_the_device_classes_those_of
         assert ours[name] == theirs[name], name
 
 
+@needs_helm
+@pytest.mark.parametrize("of", ["configList", "resourceList"])
+def test_the_driver_needs_one_list_of_resources_alone(of: str) -> None:
+    made = render(values=DRA | {"dra.config": {of: DRA["dra.config"][of]}})
+    classes = [document for document in made if document["kind"] == "DeviceClass"]
+    assert len(classes) == len(DRA["dra.config"][of])
+
+
 # The names of a release whose objects have others than those of the kustomization.
 NAMES: dict[str, tuple[Document, str, str]] = {
     "nameOverride": ({"nameOverride": "rdma"}, "net-rdma", "net-rdma"),
