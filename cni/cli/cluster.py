@@ -51,9 +51,8 @@ def register(commands: subcommand.Commands) -> None:
     """Add the command `cluster` and its subcommands."""
     about = "show all nodes of a cluster and its leases, and run doctor on a node: `kubectl railcni`"
     parser = subcommand.add(commands, "cluster", about, prog=os.environ.get("RAILCNI_NAME"))
-    kubectl.add_access(parser, "")
-    kubectl.add_agents(parser)
-    verbs = parser.add_subparsers(required=True, metavar="COMMAND", title="commands")
+    kubectl.add_access(parser, before=True)
+    verbs = parser.add_subparsers(metavar="COMMAND", title="commands")
     about = "show the installation and the faults of each node"
     kubectl.add_access(subcommand.add(verbs, "status", about, run=_status, lists=True))
     about = "show the version of this command and of each node's railcni"

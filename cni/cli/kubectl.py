@@ -60,19 +60,16 @@ class NodeAgent:
         return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": {**common, **spec}}
 
 
-def add_access(parser: argparse.ArgumentParser, default: str = argparse.SUPPRESS, files: bool = True) -> None:
-    """Add --context and, if `files`, --kubeconfig. A subcommand has these options too, but without a `default`."""
+def add_access(parser: argparse.ArgumentParser, before: bool = False, files: bool = True) -> None:
+    """Add --context, --agents-in and, if `files`, --kubeconfig. They may stand before a subcommand (`before`) and behind
+    it: only those before it have defaults."""
+    default, namespace = ("", "railcni") if before else (argparse.SUPPRESS, argparse.SUPPRESS)
     about = "a context of kubectl's configuration; default: the current one"
     subcommand.option(parser, "--context", default, about, "NAME", shown=False)
     if files:
         common.add(parser, "kubeconfig", "default: kubectl's", default, shown=False)
-
-
-def add_agents(parser: argparse.ArgumentParser) -> None:
-    """Add the option for the namespace of the agents."""
-    subcommand.option(
-        parser, "--agents-in", "railcni", "the namespace of the agents", "NAMESPACE", type=subcommand.name
-    )
+    about = "the namespace of the agents; default: railcni"
+    subcommand.option(parser, "--agents-in", namespace, about, "NAMESPACE", shown=False, type=subcommand.name)
 
 
 def run(

@@ -68,8 +68,7 @@ def register(commands: subcommand.Commands) -> None:
     about = "test a network between two nodes of a cluster; without NAD: test the plugins, in this machine's namespaces"
     parser = subcommand.add(commands, "test", about, run=_run, shows=True)
     _add_options(parser, "?")
-    kubectl.add_access(parser, "")
-    kubectl.add_agents(parser)
+    kubectl.add_access(parser, before=True)
     about = "for the pods of this test alone: answer the command, which asks by `kubectl exec`"
     parser.add_argument("--inside", action="store_true", help=about)
 

@@ -84,6 +84,11 @@ def test_a_file_that_is_not_there_is_named_with_the_option_that_names_it(tmp_pat
         ("add --help", "attach --help"),
         ("del --help", "detach --help"),
         ("ls --help", "attachments --help"),
+        ("", "--help"),
+        ("cluster", "cluster --help"),
+        ("ipam", "ipam --help"),
+        ("cluster ipam", "cluster ipam --help"),
+        ("nad", "nad --help"),
         ("version", "--version"),
         ("version --no-headers -o table", "--version"),
     ],
@@ -105,6 +110,8 @@ def test_kubectls_plugin_calls_itself_so_and_takes_kubectls_options_on_both_side
     for verb in ("status", "version", "ipam leases"):
         for argv in (["--kubeconfig=/no/file", *verb.split()], [*verb.split(), "--kubeconfig=/no/file"]):
             assert run_any("cluster", *argv, code=1) == 'railcni: --kubeconfig "/no/file": there is no such file\n'
+    for argv in (["--agents-in=-", "status"], ["status", "--agents-in=-"], ["test", "x", "--agents-in=-"]):
+        assert '--agents-in: "-": start with a letter' in run_any("cluster", *argv, code=2)
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import argparse
 import difflib
 import os
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from cni.cli.terminal import jsonpath
@@ -105,10 +106,11 @@ def add(
     forms: Sequence[str] = (),
     **options: Any,
 ) -> Parser:
-    """Add a command; return its parser. `about` and `more` are its description in --help. `run` returns the exit code;
-    its options also have the parser's `error` (as `refuse`), `only`, `given` and `require`. `shows` adds -o; `lists`
+    """Add a command; return its parser. `about` and `more` are its description in --help. `run` returns the exit code,
+    and by default, which is for a group without its subcommand, prints the help; its options also have the parser's `error` (as `refuse`), `only`, `given` and `require`. `shows` adds -o; `lists`
     adds -o with name, -w and -A; `forms` are the command's own values of -o, the default first."""
     parser = commands.add_parser(name, help=about, description=f"{about[0].upper()}{about[1:]}{more}", **options)
+    run = run or partial(_print_help, parser)
     parser.set_defaults(run=run, refuse=parser.error, only=parser.only, given=parser.given, require=parser.require)
     if shows or lists:
         forms = ("table", "wide", *(["name"] if lists else []), "json", "yaml")
@@ -125,9 +127,14 @@ def add(
     return parser
 
 
+def _print_help(parser: Parser, options: argparse.Namespace) -> int:
+    parser.print_help()
+    return 0
+
+
 def add_group(commands: Commands, name: str, about: str, noun: str = "VERB") -> Commands:
     """Add a command with subcommands; return the action to which subcommands are added."""
-    return add(commands, name, about).add_subparsers(required=True, metavar=noun, title=f"{noun.lower()}s")
+    return add(commands, name, about).add_subparsers(metavar=noun, title=f"{noun.lower()}s")
 
 
 def option(
