@@ -206,7 +206,7 @@ def _doctor(options: argparse.Namespace) -> int:
 
 def doctor_pod(agent: kubectl.NodeAgent, arguments: Sequence[str]) -> dict[str, Any]:
     """The manifest of a privileged pod that runs the installed doctor in the host's file system on the agent's node."""
-    folder = agent.argument("to").partition("=")[2]
+    folder = (agent.argument("plugin-dir") or agent.argument("to")).partition("=")[2]
     installed = f"{folder or '/opt/cni/bin'}/railcni-bundle/current/bin/railcni"
     metadata = {
         "name": f"railcni-doctor-{secrets.token_hex(4)}",  # known also when `create` is interrupted

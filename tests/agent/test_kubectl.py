@@ -163,7 +163,12 @@ class Cluster:
         self.nodes = server.kubelet
         self.plugins = rig.host("n1") / "opt/cni/bin"
         shutil.copytree(installed, self.plugins, symlinks=True, dirs_exist_ok=True)
-        self.arguments = ["agent", "--root=/host", f"--to={self.plugins}", f"--state-dir={rig.host('n1')}/state"]
+        self.arguments = [
+            "agent",
+            "--root=/host",
+            f"--plugin-dir={self.plugins}",
+            f"--state-dir={rig.host('n1')}/state",
+        ]
         for name in ("railcni", "team"):
             server.keep("namespaces", "", {"metadata": {"name": name}})
         for name in ("n1", "n2", "n3"):

@@ -123,7 +123,7 @@ def test_doctor_runs_on_the_node_in_the_pod_that_kubectl_railcni_makes(node: Nod
         "n1",
         "railcni-x",
         "railcni",
-        {"containers": [{"name": "agent", "image": IMAGE, "args": [f"--to={PLUGINS}"]}]},
+        {"containers": [{"name": "agent", "image": IMAGE, "args": [f"--plugin-dir={PLUGINS}"]}]},
         "",
     )
     node.master("ens7f0")
