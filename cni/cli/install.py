@@ -114,7 +114,7 @@ def _uninstall(options: argparse.Namespace) -> int:
     def refuse(found: Installation) -> None:
         if not (found.ours or found.kept or os.path.isdir(folder.bundle)):
             raise IoFailure(
-                f"railcni is not installed in {folder.shown}: name the folder where it is with --plugin-dir"
+                f"railcni is not installed in {folder.shown}: name the plugin folder where it is with --plugin-dir"
             )
         if not options.force:
             _refuse_held(options, found, folder)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import io
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -14,7 +16,7 @@ import pytest
 from cni import VERSION
 from cni.cli import pair
 from cni.cli.main import MODULES
-from cni.cli.terminal import subcommand
+from cni.cli.terminal import common, subcommand
 from cni.shared.spec.errors import InvalidConfig
 from tests.blackbox.command import run, run_any
 from tests.node import COMMAND, ROOT
@@ -150,3 +152,17 @@ def test_the_part_of_railcni_test_in_its_pods_tells_a_person_which_command_to_ru
     monkeypatch.setattr(sys, "stdin", io.StringIO(given))
     with pytest.raises(InvalidConfig, match="runs `kubectl railcni test"):
         pair._inside()
+
+
+def test_no_message_names_a_spelling_that_help_does_not_show() -> None:
+    """`--config` and the `--to` of `ipam migrate` are options of their own."""
+    old = {known.old for known in common.KNOWN.values()} - {"", "--config"}
+    texts = [
+        (path.name, node.value)
+        for path in (ROOT / "cni").rglob("*.py")
+        if path.name not in ("common.py", "migrate.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    ]
+    assert old == {"--to"}
+    assert [text for text in texts if old.intersection(re.findall(r"--[a-z-]+", text[1]))] == []

@@ -27,7 +27,7 @@ _LONGEST_CALL = 3600.0  # seconds; a runtime ends a call after some minutes
 _REMEDIES = {
     errno.ENOSPC: "free space there; nothing has changed for the runtime",
     errno.EDQUOT: "free space there; nothing has changed for the runtime",
-    errno.EROFS: "it is mounted read-only: mount it writable, or name another one of the runtime with --plugin-dir",
+    errno.EROFS: "it is mounted read-only: mount it writable, or name another plugin folder of the runtime with --plugin-dir",
     errno.EACCES: "run as root",
     errno.EPERM: "run as root, and check that no file there is immutable (lsattr)",
     errno.ENOENT: "something was removed from it in the meantime: run the command again",
