@@ -43,7 +43,8 @@ def is_chosen(options: argparse.Namespace, document: dict[str, Any]) -> bool:
 def told(options: argparse.Namespace, *further: str) -> str:
     """The given filters and `further` options as text, for the message that nothing was found."""
     filters = {name: getattr(options, name) for name in ("network", "pod", "container_id", *further)}
-    return "".join(f" with --{name.replace('_', '-')} {value}" for name, value in filters.items() if value)
+    given = [f"--{name.replace('_', '-')} {value}" for name, value in filters.items() if value]
+    return f" with {', '.join(given)}" if given else ""
 
 
 def _run(options: argparse.Namespace) -> int:

@@ -48,6 +48,10 @@ def test_o_name_prints_what_names_each_row_once_and_without_a_head(found: object
     assert run("attachments", "-A", "-o", "name", "--pod", "team/a") == "c1\n"
 
 
+def test_a_text_that_nothing_was_found_lists_the_filters(found: object) -> None:
+    assert "no attachment with --network x, --pod team/a in " in run("attachments", "--network", "x", "--pod", "team/a")
+
+
 @pytest.mark.parametrize(
     ("template", "text"),
     [
