@@ -49,13 +49,13 @@ GROUPS = {
 MODULES = {name: module for group in GROUPS.values() for name, module in group.items()}
 EXAMPLES = """\
 examples:
-  railcni test                             attach two pods to one network on this machine, and ping
-  railcni doctor                           find the faults in the RDMA of this node
-  railcni doctor --pod team/train-0        find the faults in the RDMA of a pod
-  railcni nad lint rdma-net.yaml           find the faults of a NetworkAttachmentDefinition
-  railcni ipam show 192.168.111.7          show which pod has an address
-  kubectl railcni status                   show all nodes of a cluster
-  kubectl railcni test team/rdma-net       test a network between two nodes
+  railcni test                        ping between two pods on this machine
+  railcni doctor                      find the faults in the RDMA of this node
+  railcni doctor --pod team/train-0   find the faults in the RDMA of a pod
+  railcni nad lint rdma-net.yaml      find the faults of a network's file
+  railcni ipam show 192.168.111.7     show which pod has an address
+  kubectl railcni status              show all nodes of a cluster
+  kubectl railcni test team/rdma-net  test a network between two nodes
 """
 
 ALIASES = {"add": "attach", "del": "detach", "ls": "attachments", "demo": "test"}

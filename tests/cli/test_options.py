@@ -285,3 +285,11 @@ def test_a_working_directory_that_was_removed_is_said_or_not_needed(tmp_path: Pa
     assert "Traceback" not in done.stderr and "a fault of railcni itself" not in done.stderr
     if verb in ("support-bundle", "ipam pools --data-dir ."):
         assert done.stderr.startswith("railcni: the working directory has been removed: change to another one")
+
+
+def test_the_help_of_every_verb_fits_80_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    wide = [
+        line for parser in _parsers(command._parser()) for line in parser.format_help().splitlines() if len(line) > 80
+    ]
+    assert wide == []
