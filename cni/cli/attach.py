@@ -139,7 +139,8 @@ def _attach(options: argparse.Namespace) -> int:
         _undo(runtime, network, parameters, fault)
         raise
     columns = ("interface", "mac", "mtu", "address", "gateway", "namespace")
-    output.show(options.output, result, lambda: output.print_table(columns, _rows(result, parameters)))
+    rows, least = _rows(result, parameters), ("namespace", "mac", "gateway")
+    output.show(options.output, result, lambda: output.print_table(columns, rows, least=least))
     return 0
 
 

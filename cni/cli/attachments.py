@@ -51,7 +51,10 @@ def _run(options: argparse.Namespace) -> int:
     attachments = [a for a in found(directory=options.state_dir) if is_chosen(options, a)]
     columns = ("network", "interface", "pod", "addresses", "namespace", "container")
     rows = [_row(a) for a in attachments]
-    empty, least = f"no attachment{told(options)} in {options.state_dir}", ("container", "namespace")
+    empty, least = (
+        f"no attachment{told(options)} in {options.state_dir}",
+        ("container", "namespace"),
+    )
     table = partial(output.print_table, columns, rows, empty=empty, least=least)
     output.show(options.output, attachments, table, "containerID")
     return 0

@@ -5,12 +5,15 @@ from __future__ import annotations
 import io
 import os
 import re
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from cni.cli.main import _print
+from cni.cli import ipam
+from cni.cli.main import _print, main
 from cni.cli.terminal.output import Form, print_data, print_table, write_file
 from cni.node.runtime.executables import PluginFailed
 from cni.shared.spec.errors import IoFailure
@@ -55,6 +58,25 @@ def test_where_columns_do_not_fit_the_least_important_are_left_out_and_named(
     monkeypatch.setattr(Form, "is_wide", True)
     monkeypatch.setattr(Form, "headers", False)
     assert shown(columns, (ADDRESS, TIME, "net1"), monkeypatch) == f"{ADDRESS}  {TIME}  net1\n"
+
+
+def test_a_lease_keeps_its_pod_on_a_narrow_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    keys = ("network", "ifname", "containerID", "created", "node")
+    lease = {
+        "address": (ip := "fd00:1234:5678:9abc:def0:1234:0:1"),
+        "pool": f"{ip}--96",
+        "pod": f"team/{'a' * 40}",
+        **dict.fromkeys(keys, "x" * 12),
+    }
+    monkeypatch.setattr(ipam, "_read", lambda options, pool: ([], [SimpleNamespace(leases=[lease], unread=[])]))
+    monkeypatch.setattr(ipam, "document", lambda lease: lease)
+    monkeypatch.setattr(ipam.stores, "told", lambda choices: "")
+    monkeypatch.setattr(ipam.local, "avoided", lambda state: [])
+    monkeypatch.setattr(sys, "stdout", out := Terminal())
+    monkeypatch.setattr(sys, "argv", ["railcni", "ipam", "leases"])
+    monkeypatch.setenv("COLUMNS", "80")
+    assert main() == 0
+    assert re.sub(r"\x1b\[[\d;]*m", "", out.getvalue()).split("\n")[0].split() == ["ADDRESS", "POD"]
 
 
 def test_the_last_column_alone_is_folded(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -80,7 +80,8 @@ def _pools(options: argparse.Namespace) -> int:
     columns = ("pool", "family", "size", "used", "free", "use", "occupancy")
     rows, empty = map(_pool_row, pools), f"no pool in {stores.told(choices)}"
     documents = [_pool_document(pool) for pool in pools]
-    output.show(options.output, documents, lambda: output.print_table(columns, rows, empty=empty))
+    least = ("occupancy", "family", "free")
+    output.show(options.output, documents, lambda: output.print_table(columns, rows, empty=empty, least=least))
     return _print_unread(found)
 
 
@@ -127,7 +128,7 @@ def _leases(options: argparse.Namespace) -> int:
     keys = ("address", "pool", "pod", "network", "ifname", "containerID", "created", "node")
     rows = [[one[key][:12] if key == "containerID" else one[key] for key in keys] for one in leases]
     empty = f"no lease{attachments.told(options, 'pool', 'node', 'ifname')} in {stores.told(choices)}"
-    least = ("container", "since", "interface", "network")
+    least = ("container", "since", "interface", "network", "node", "pool")
     output.show(options.output, leases, lambda: output.print_table(columns, rows, empty=empty, least=least))
     for address, until in local.avoided(STATE):
         when = datetime.fromtimestamp(until, UTC).strftime("%H:%M:%SZ")
