@@ -39,7 +39,7 @@ def test_the_overview_has_each_command_in_one_group() -> None:
 
 
 def test_the_examples_are_commands_that_are_understood() -> None:
-    lines = [line.split("   ")[0].split() for line in main.EXAMPLES.splitlines()[1:]]
+    lines = [line.strip().split("  ")[0].split() for line in main.EXAMPLES.splitlines()[1:]]
     for program, *argv in lines:
         argv = ["cluster", *argv[1:]] if program == "kubectl" else argv
         assert callable(main._parser(argv[:1]).parse_args(argv).run)
