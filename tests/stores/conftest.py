@@ -13,7 +13,7 @@ from tests.stores import kubernetes_proxy
 from tests.stores.kinds import KINDS, Kind
 from tests.stores.kubernetes_api import ApiServer
 from tests.stores.places import MAKERS, SHARED, Place, made
-from tests.stores.unwell import Hurry
+from tests.stores.unwell import Hurry, ailing
 
 # An unwell server is the matter of the state machine and of test_unwell_servers.py; the long tests run the contract over it.
 _PARAMS = [pytest.param(kind, marks=pytest.mark.long if kind.unwell else ()) for kind in KINDS]
@@ -31,10 +31,16 @@ def reopen(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> I
     remove()
 
 
-@pytest.fixture
-def server() -> Iterator[ApiServer]:
+@pytest.fixture(params=["well", "unwell"])
+def server(request: pytest.FixtureRequest) -> Iterator[ApiServer]:
     server = kubernetes_proxy.start()
-    yield server
+    if request.param == "well":
+        yield server
+    else:
+        server.lag()
+        with ailing(server.port) as unwell:
+            server.url = server.url.replace(f":{server.port}", f":{unwell.port}")
+            yield server
     server.close()
 
 

@@ -48,9 +48,9 @@ def opened(server: ApiServer, tmp_path: Path) -> Iterator[Callable[..., AddressL
         store.close()
 
 
-@pytest.fixture
+@pytest.fixture(params=["addresslease", "addresslease, unwell"])
 def place(request: pytest.FixtureRequest, tmp_path: Path, free_paths: None) -> Iterator[Place]:
-    yield from made(request, tmp_path, "addresslease")
+    yield from made(request, tmp_path)
 
 
 def asked(server: ApiServer) -> list[str]:
@@ -58,6 +58,12 @@ def asked(server: ApiServer) -> list[str]:
     found = [f"{method} {path}" for method, path, _ in server.seen]
     server.seen.clear()
     return found
+
+
+def held(place: Place) -> list[str]:
+    """The objects that hold an address, and the containers."""
+    found = [(name, place.server.spec(ADDRESSES, name) or {}) for name in place.server.names(ADDRESSES)]
+    return [f"{name} {spec['containerID']}" for name, spec in found if spec.get("state") == "held"]
 
 
 def claimed(store: Store, *values: int, container: str = "c1", sequence: int = 1, **more: Any) -> list[Lease]:
@@ -125,6 +131,7 @@ def test_every_name_is_a_subdomain_and_every_label_a_value_whatever_pools_and_sc
     assert len(set(names)) == len(names)
 
 
+@pytest.mark.well("it calls the store itself, which leaves an open outcome to its caller")
 def test_the_definition_admits_what_is_written_and_no_object_without_an_address(
     server: ApiServer, opened: Callable[..., AddressLeaseStore]
 ) -> None:
@@ -143,6 +150,7 @@ def test_the_definition_admits_what_is_written_and_no_object_without_an_address(
 # --- what a call costs ---
 
 
+@pytest.mark.well("it counts the requests of a well server")
 def test_a_first_add_asks_three_times_and_a_del_twice(place: Place) -> None:
     place.add("c0", "b")
     asked(place.server)
@@ -152,6 +160,7 @@ def test_a_first_add_asks_three_times_and_a_del_twice(place: Place) -> None:
     assert asked(place.server) == [f"GET {ADDRESSES}/10.0.0.2", f"DELETE {ADDRESSES}/10.0.0.2"]
 
 
+@pytest.mark.well("it counts the requests of a well server")
 def test_a_new_sandbox_costs_no_request_more(place: Place) -> None:
     for i in range(2):
         place.add(f"c{i}", f"b-{i}x")
@@ -162,6 +171,7 @@ def test_a_new_sandbox_costs_no_request_more(place: Place) -> None:
     assert asked(place.server) == [f"GET {ADDRESSES}", f"POST {ADDRESSES}", f"GET ippools/{POOL}"]
 
 
+@pytest.mark.well("it counts the requests of a well server")
 def test_a_pod_that_returns_costs_one_request_more_and_its_del_one_that_remembers_it(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -178,6 +188,7 @@ def test_a_pod_that_returns_costs_one_request_more_and_its_del_one_that_remember
 WIDE = "10.0.0.0/16"
 
 
+@pytest.mark.well("it counts the requests of a well server")
 @needs_own_server
 @pytest.mark.parametrize("overlap", [True, pytest.param(False, marks=pytest.mark.long)])
 def test_an_add_and_a_del_among_thousands_of_leases_list_nothing(
@@ -196,6 +207,7 @@ def test_an_add_and_a_del_among_thousands_of_leases_list_nothing(
             assert len(requests) <= 12 and f"GET {ADDRESSES}" not in requests, requests
 
 
+@pytest.mark.well("where a search begins after a full block is fixed for an unwell server")
 def test_the_lowest_free_address_is_given_until_the_last_one_of_the_first_block_is_held(place: Place) -> None:
     fill(place, 254)
     assert place.add("c1", "a", range=WIDE) == "10.0.0.255"
@@ -207,6 +219,7 @@ def test_the_lowest_free_address_is_given_until_the_last_one_of_the_first_block_
     assert place.add("c4", "d", range=WIDE) == "10.0.0.255"
 
 
+@pytest.mark.well("it scripts the answer to each request")
 def test_a_server_that_makes_no_tables_is_asked_for_objects(place: Place) -> None:
     def lists(method: str, resource: str, number: int) -> Any:
         query = place.server.queries[-1][1] if place.server.queries else {}
@@ -219,6 +232,7 @@ def test_a_server_that_makes_no_tables_is_asked_for_objects(place: Place) -> Non
     assert [place.add(f"c{i}", f"p{i}", range=WIDE) for i in range(3)] == ["10.0.0.1", "10.0.0.2", "10.0.0.3"]
 
 
+@pytest.mark.well("it counts the requests of a well server")
 def test_calls_of_a_node_at_once_claim_one_address_each(place: Place) -> None:
     """Each is about to create its object when the others look for the lowest free address."""
     calls, looked = 5, threading.Barrier(5)
@@ -243,6 +257,7 @@ def test_after_a_lost_claim_a_search_begins_near_the_start_and_then_anywhere() -
     assert all(len(set(found)) > 60 for found in starts)
 
 
+@pytest.mark.well("it counts the requests of a well server")
 def test_an_add_that_finds_two_places_taken_lists_names_and_gives_what_is_free(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -264,6 +279,7 @@ def fill(place: Place, count: int, scope: str | None = "") -> None:
         place.server.put(ADDRESSES, "kube-system", metadata["name"], document["spec"], labels=metadata["labels"])
 
 
+@pytest.mark.well("it scripts the answer to each request")
 def test_a_pool_is_said_to_be_exhausted_only_after_a_list_that_is_no_moment_old(place: Place) -> None:
     place.add("c1", range="10.0.0.0/30")
     place.add("c2", range="10.0.0.0/30")
@@ -286,6 +302,7 @@ def test_a_pool_is_said_to_be_exhausted_only_after_a_list_that_is_no_moment_old(
 # --- all or none ---
 
 
+@pytest.mark.well("it calls the store itself, which leaves an open outcome to its caller")
 def test_what_a_claim_has_made_goes_when_another_has_one_of_its_addresses(
     server: ApiServer, opened: Callable[..., AddressLeaseStore]
 ) -> None:
@@ -296,6 +313,7 @@ def test_what_a_claim_has_made_goes_when_another_has_one_of_its_addresses(
     assert server.names(ADDRESSES) == ["10.0.0.3"]
 
 
+@pytest.mark.well("it scripts the answer to each request")
 def test_two_claims_of_one_address_with_and_without_a_scope_at_once_are_never_both_made(
     server: ApiServer, opened: Callable[..., AddressLeaseStore]
 ) -> None:
@@ -313,6 +331,7 @@ def test_two_claims_of_one_address_with_and_without_a_scope_at_once_are_never_bo
     assert len(server.names(ADDRESSES)) == [type(answers[0]), type(mine)].count(Claimed)
 
 
+@pytest.mark.well("it reads the query of a request that a well server gets")
 def test_after_its_create_a_claim_looks_for_the_other_name_as_of_that_moment_or_later(place: Place) -> None:
     """Where the pool has both names; else only the IPPool is read."""
     place.add("c0", "b", enable_overlapping_ranges=False)
@@ -324,6 +343,7 @@ def test_after_its_create_a_claim_looks_for_the_other_name_as_of_that_moment_or_
 CAUSE = {"reason": "ResourceVersionTooLarge", "message": "Too large resource version"}
 
 
+@pytest.mark.well("it scripts the answer to each request")
 @pytest.mark.parametrize("causes", [{"causes": [CAUSE]}, {}], ids=["", "1.18.5"])
 def test_a_claim_that_asks_a_cache_which_is_behind_asks_the_server_itself(place: Place, causes: dict[str, Any]) -> None:
     text = "Timeout: Too large resource version: 1002, current: 1001"
@@ -342,7 +362,7 @@ def test_a_network_that_changes_its_overlap_key_gives_no_address_twice(place: Pl
     assert place.add("c2", "b") == "10.0.0.2"
     assert place.add("c3", "c", enable_overlapping_ranges=False) == "10.0.0.3"
     assert place.add("c1", "a") == "10.0.0.1"  # its lease moves to the other name
-    assert place.server.names(ADDRESSES) == ["10.0.0.1", "10.0.0.2", "10.0.0.3.pool.10.0.0.0-24"]
+    assert held(place) == ["10.0.0.1 c1", "10.0.0.2 c2", "10.0.0.3.pool.10.0.0.0-24 c3"]
 
 
 # --- an object that others change without taking its address: a late fence of an earlier sandbox, an administrator's label ---
@@ -417,6 +437,7 @@ def once(server: ApiServer, verb: str, fault: Any) -> None:
     server.faults = lambda method, resource, number: left.pop() if method == verb and left else None
 
 
+@pytest.mark.well("it scripts the answer to each request")
 @pytest.mark.parametrize("fault", [DROP_BEFORE, DROP_AFTER, (500, Refusal(500, "InternalError", "x").document)])
 def test_a_create_whose_reply_is_lost_is_made_once(
     server: ApiServer, opened: Callable[..., AddressLeaseStore], fault: Any
@@ -426,6 +447,7 @@ def test_a_create_whose_reply_is_lost_is_made_once(
     assert server.names(ADDRESSES) == ["10.0.0.1"]
 
 
+@pytest.mark.well("it scripts the answer to each request")
 @pytest.mark.parametrize("fault", [DROP_BEFORE, DROP_AFTER])
 def test_an_add_that_never_hears_of_its_create_takes_the_same_address_when_it_tries_again(
     place: Place, fault: str
@@ -437,6 +459,7 @@ def test_an_add_that_never_hears_of_its_create_takes_the_same_address_when_it_tr
     assert not left
 
 
+@pytest.mark.well("it scripts the answer to each request")
 @pytest.mark.parametrize("fault", [DROP_BEFORE, DROP_AFTER])
 def test_a_takeover_whose_reply_is_lost_is_made_once(
     server: ApiServer, opened: Callable[..., AddressLeaseStore], fault: str
@@ -448,6 +471,7 @@ def test_a_takeover_whose_reply_is_lost_is_made_once(
     assert [lease.container_id for lease in opened().leases(POOL)] == ["c2"]
 
 
+@pytest.mark.well("it scripts the answer to each request")
 @pytest.mark.parametrize("fault", [DROP_BEFORE, DROP_AFTER])
 @pytest.mark.parametrize("cooldown", [0, 60])
 def test_a_release_whose_reply_is_lost_is_made_once(
@@ -461,6 +485,7 @@ def test_a_release_whose_reply_is_lost_is_made_once(
     assert list(opened().leases(POOL)) == []
 
 
+@pytest.mark.well("it scripts the answer to each request")
 def test_a_claim_that_cannot_be_told_is_unknown(server: ApiServer, opened: Callable[..., AddressLeaseStore]) -> None:
     server.faults = lambda method, resource, number: DROP_AFTER if method == "POST" else None
     answer = opened().claim([want(TEN + 1, POOL)], owner("c1", 1))
@@ -470,6 +495,7 @@ def test_a_claim_that_cannot_be_told_is_unknown(server: ApiServer, opened: Calla
     assert [lease.value for lease in found] == [TEN + 1]
 
 
+@pytest.mark.well("it calls the store itself, which leaves an open outcome to its caller")
 def test_a_create_that_comes_after_the_delete_was_settled_makes_no_lease(
     server: ApiServer, opened: Callable[..., AddressLeaseStore]
 ) -> None:
@@ -484,6 +510,7 @@ def test_a_create_that_comes_after_the_delete_was_settled_makes_no_lease(
     claimed(opened(), TEN + 1, container="next", sequence=6)
 
 
+@pytest.mark.well("it calls the store itself, which leaves an open outcome to its caller")
 def test_a_takeover_that_comes_after_the_delete_was_settled_moves_no_lease(
     server: ApiServer, opened: Callable[..., AddressLeaseStore]
 ) -> None:
@@ -507,6 +534,7 @@ def test_node_slices_are_refused_with_what_to_do(place: Place) -> None:
     assert all(word in caught.value.msg[:250] for word in ("ipam.node_slice_size", "/26", "left out"))
 
 
+@pytest.mark.well("a right counts as used when the request reaches the server")
 def test_the_plugin_has_each_right_that_it_uses_and_no_other(place: Place) -> None:
     place.server.asked.clear()
     for _ in range(2):
@@ -528,6 +556,7 @@ def test_a_missing_definition_and_a_missing_right_are_named(place: Place) -> Non
         place.add("c1", "a")
 
 
+@pytest.mark.well("it writes nothing")
 @needs_own_server
 def test_a_definition_that_drops_a_member_is_named_by_status(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     place.call("STATUS")
@@ -538,6 +567,7 @@ def test_a_definition_that_drops_a_member_is_named_by_status(place: Place, monke
                 place.call("STATUS")
 
 
+@pytest.mark.well("it calls the store itself, which leaves an open outcome to its caller")
 def test_what_is_remembered_too_long_is_forgotten(
     server: ApiServer, opened: Callable[..., AddressLeaseStore], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -554,6 +584,7 @@ def test_what_is_remembered_too_long_is_forgotten(
     assert set(server.names(ADDRESSES)) == {*kept, "10.0.0.9"}
 
 
+@pytest.mark.well("it scripts the answer to each request")
 def test_what_a_claim_has_made_goes_also_when_others_change_it_meanwhile(
     server: ApiServer, opened: Callable[..., AddressLeaseStore]
 ) -> None:
@@ -564,6 +595,7 @@ def test_what_a_claim_has_made_goes_also_when_others_change_it_meanwhile(
     assert server.names(ADDRESSES) == ["10.0.0.3"]
 
 
+@pytest.mark.well("it scripts the answer to each request")
 def test_a_create_that_was_repeated_is_not_made_by_the_first_request_after_the_release(
     server: ApiServer, opened: Callable[..., AddressLeaseStore]
 ) -> None:
@@ -577,6 +609,7 @@ def test_a_create_that_was_repeated_is_not_made_by_the_first_request_after_the_r
     assert claimed(opened(), TEN + 1, container="next", sequence=2)
 
 
+@pytest.mark.well("it calls the store itself, which leaves an open outcome to its caller")
 def test_a_restarted_pod_keeps_its_addresses_also_when_a_create_of_its_former_sandbox_comes_late(
     server: ApiServer, opened: Callable[..., AddressLeaseStore]
 ) -> None:

@@ -29,7 +29,7 @@ from cni.shared.spec.request import Attachment
 from ipam.leases import Lease, Owner, Want, by_place, returns
 from ipam.ranges import parse_address
 from ipam.stores.addresslease import objects
-from ipam.stores.addresslease.claim import Claim, closed_pool, is_mixed, standing, twin_name
+from ipam.stores.addresslease.claim import Claim, closed_pool, is_mixed, standing, twin, twin_name
 from ipam.stores.addresslease.objects import Entry
 from ipam.stores.addresslease.requests import Objects
 from ipam.stores.apiserver.faults import Conflict
@@ -112,15 +112,36 @@ class AddressLeaseStore(ObjectStore):
             if new != self._recent:
                 self._forget()
             self._recent = new
-            own = [] if new else self.find(owner.attachment)
-            for lease in {lease.pool: lease for lease in own}.values():  # a killed ADD may not have done this
-                self._is_mixed(lease)
+            own = [] if new else self._checked(self.find(owner.attachment))
             pods = self._standing([lease for lease in self._known() if lease.is_of_pod(owner)])
             pool, scope, family, _, last = windows[0] if windows else ("", None, 4, 0, 0)
             ends = last % self.window == self.window - 1  # else the range ends in its first block, which is always read
             near_full = ends and self._objects.get(objects.name_of(Want(pool, family, last, scope)), new) is not None
             self._surveyed = Survey(own, by_place(pods), self._former(owner, new), near_full)
             return self._surveyed
+
+    def _checked(self, own: Sequence[Lease]) -> list[Lease]:
+        """Complete the checks of a claim of `own`, which a killed ADD or an unknown outcome may have left out.
+
+        Release the leases of the attachment that have the same addresses under the other kind of name. Release those of
+        `own` whose addresses another attachment holds under it, and return the rest.
+        """
+        kept: dict[tuple[str, int, int], Lease] = {}
+        mixed = {pool: self._is_mixed(lease) for pool, lease in {lease.pool: lease for lease in own}.items()}
+        for lease in own:
+            if lease.place in kept:
+                continue  # it has been released
+            kept[lease.place] = lease
+            other = twin(self._objects, lease) if mixed[lease.pool] else None
+            if other is None:
+                continue
+            if other.lease.attachment == lease.attachment:
+                self._objects.free(other, other.lease, 0)
+            else:
+                self._objects.free(self.entry(lease), lease, 0)
+                del kept[lease.place]
+            self._forget()
+        return list(kept.values())
 
     def _standing(self, recorded: Sequence[Lease]) -> list[Lease]:
         """The leases in the store at the addresses of `recorded` that still belong to the same attachments."""
