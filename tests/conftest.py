@@ -13,7 +13,7 @@ import hypothesis
 import pytest
 
 from cni.shared import policy
-from tests import etcd, namespaces, warm
+from tests import etcd, namespaces, served, warm
 from tests import node as nodes
 from tests.users import AnotherUser, import_all
 
@@ -83,10 +83,22 @@ def another_user() -> AnotherUser:
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    config.hook.pytest_deselected(items=served.choose(items, are_whole="::" not in "".join(config.args)))
     for item in items:
         if "another_user" in getattr(item, "fixturenames", ()):
             item.add_marker("another_user")
+
+
+def pytest_runtest_logstart() -> None:
+    served.begin()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
+    yield
+    if served.is_faulty(item):
+        pytest.fail(served.MESSAGE, pytrace=False)
 
 
 @pytest.fixture

@@ -18,6 +18,8 @@ import urllib.request
 from collections.abc import Sequence
 from typing import Any
 
+from tests import served
+
 _START = 'mount -t tmpfs tmpfs /mnt && exec "$@"'
 LARGE = ("--max-txn-ops=100000", "--max-request-bytes=67108864")  # for tests that claim thousands of addresses at once
 
@@ -79,6 +81,7 @@ class Cluster:
     """`with Cluster(3) as cluster`: that many members, serving. `tls` and `ca` as in tests.stores.certificates."""
 
     def __init__(self, size: int = 1, flags: Sequence[str] = (), scheme: str = "http") -> None:
+        served.note()
         ports = free_ports(2 * size)
         self.members = [Member(f"m{i}", scheme, ports[2 * i], ports[2 * i + 1], flags) for i in range(size)]
 
@@ -149,6 +152,7 @@ _shared: dict[tuple[str, ...], Cluster] = {}
 
 def shared(flags: Sequence[str] = ()) -> Cluster:
     """A cluster of one member for all tests of this run that want these flags."""
+    served.note()
     key = tuple(flags)
     if key not in _shared:
         _shared[key] = Cluster(flags=flags).__enter__()

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from tests import http_server
+from tests import http_server, served
 from tests.stores.kubernetes_core import DRA, LEASES, MULTUS, NADS, OF_DRA, Core, Exists, Invalid, Missing, Unfit
 
 if TYPE_CHECKING:
@@ -255,6 +255,7 @@ class ApiServer:
 
     def lag(self) -> None:
         """From now on reads of the watch cache (resourceVersion=0, or a version) see nothing newer."""
+        served.note_unwell()
         with self._lock:
             cache = Objects()
             for place, document in self.objects.items():
@@ -296,6 +297,8 @@ class ApiServer:
         place = parts[2 if parts[0] == "api" else 3 :]
         place = place[2:] if place[:1] == ["namespaces"] else place
         resource = place[0] if place else ""
+        if resource in KINDS:
+            served.note()
         with self._lock:
             self.agents.add(headers.get("User-Agent", ""))
             self.seen.append((method, "/".join(place), json.loads(body) if body else None))

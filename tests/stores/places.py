@@ -194,12 +194,8 @@ SHARED = tuple(MAKERS)[1:]
 
 
 def made(request: pytest.FixtureRequest, directory: Path, default: str = "") -> Iterator[Place]:
-    """The place that a fixture's parameter names. A test's mark `well` says why it cannot hold where the server is unwell."""
-    name = getattr(request, "param", default)
-    mark = request.node.get_closest_marker("well")
-    if mark and "unwell" in name:
-        pytest.skip(mark.args[0])
-    for place in MAKERS[name](directory):
+    """The place that a fixture's parameter names."""
+    for place in MAKERS[getattr(request, "param", default)](directory):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(locks, "DIRECTORY", str(directory / "run"))
             yield place

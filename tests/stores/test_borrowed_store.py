@@ -20,6 +20,8 @@ from tests.etcd import Cluster
 from tests.stores import kubernetes_proxy
 from tests.stores.test_ipam_verbs import Host
 
+pytestmark = pytest.mark.well("it is about the stores that a call opens, and what they say")
+
 ATTACHED = ("c1", "c2", "c3")
 ROOTS = {"logRoots": ["/"], "configRoots": ["/"], "storeHosts": ["*"]}
 

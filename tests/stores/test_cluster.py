@@ -19,6 +19,8 @@ from tests.stores.cluster_api import ClusterServer
 from tests.stores.kubernetes_api import DROP_BEFORE, ApiServer
 from tests.stores.test_kubeconfig import PRINT, Start, encoded, helper, pki, start, write  # noqa: F401
 
+pytestmark = pytest.mark.well("it scripts the answer to each request, and reads alone")
+
 opened: list[Cluster] = []
 
 

@@ -36,7 +36,10 @@ from tests.stores.kinds import EtcdKind, description, owner, want
 ROOT = Path(__file__).resolve().parents[2]
 TEN = 10 << 24  # 10.0.0.0
 
-pytestmark = pytest.mark.skipif(bool(etcd.unusable()), reason=etcd.unusable())
+pytestmark = [
+    pytest.mark.well("it counts the requests, breaks them one by one, or writes the keys past the store"),
+    pytest.mark.skipif(bool(etcd.unusable()), reason=etcd.unusable()),
+]
 needs_openssl = pytest.mark.skipif(not shutil.which("openssl"), reason="needs openssl: install it")
 
 

@@ -13,6 +13,8 @@ from ipam.stores import base, http
 from ipam.stores.apiserver import Api
 from tests.stores.kubernetes_api import ApiServer
 
+pytestmark = pytest.mark.well("it counts the connections")
+
 POOLS = "ippools"
 
 

@@ -200,6 +200,7 @@ def test_a_retry_after_the_slice_has_changed_moves_the_lease(cluster: Cluster) -
     assert cluster.server.names(RESERVATIONS) == ["10.0.0.65"]
 
 
+@pytest.mark.well("it counts the requests of a well server")
 def test_slices_cost_an_add_one_request_and_a_delete_none(cluster: Cluster) -> None:
     divided(cluster, "node-1")
     call(cluster, "ADD", "first")
@@ -210,6 +211,7 @@ def test_slices_cost_an_add_one_request_and_a_delete_none(cluster: Cluster) -> N
     assert len(cluster.asked()) == 4
 
 
+@pytest.mark.well("its server is closed")
 def test_a_delete_without_a_record_tries_no_refused_connection_again(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -25,6 +25,8 @@ from ipam.stores.base import Unreachable
 from tests.stores import certificates
 from tests.stores.kubernetes_api import ApiServer
 
+pytestmark = pytest.mark.well("it is about how a server is reached")
+
 ROOT = Path(__file__).resolve().parents[2]
 
 

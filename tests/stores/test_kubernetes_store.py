@@ -296,6 +296,7 @@ def test_an_offset_that_go_would_drop_is_not_given(cluster: Cluster) -> None:
 # --- how many requests ---
 
 
+@pytest.mark.well("it counts the requests of a well server")
 def test_add_is_three_requests_a_range_in_the_steady_state_and_delete_four_and_they_list_nothing(
     cluster: Cluster,
 ) -> None:
@@ -320,6 +321,7 @@ def test_a_pool_is_told_to_note_no_writers(cluster: Cluster) -> None:
     assert "managedFields" not in cluster.server.metadata(POOLS, POOL)
 
 
+@pytest.mark.well("it counts the requests of a well server")
 def test_a_turn_lasts_from_the_reading_of_a_pool_to_its_patch(cluster: Cluster) -> None:
     """Meanwhile no other process of the node reads it. What is done of reservations keeps no other process waiting."""
     cluster.call("ADD", "first")
@@ -343,6 +345,7 @@ def test_a_turn_lasts_from_the_reading_of_a_pool_to_its_patch(cluster: Cluster) 
     assert seen[2:] == [f"GET {POOLS} held", f"PATCH {POOLS} held"]
 
 
+@pytest.mark.well("a second attempt waits for another turn, for which the call has no time")
 @pytest.mark.parametrize("verb", ["ADD", "DEL"])
 def test_a_turn_that_does_not_come_delays_a_call_and_does_not_fail_it(
     cluster: Cluster, verb: str, monkeypatch: pytest.MonkeyPatch
@@ -356,6 +359,7 @@ def test_a_turn_that_does_not_come_delays_a_call_and_does_not_fail_it(
     assert list(cluster.allocations()) == (["1", "2"] if verb == "ADD" else [])
 
 
+@pytest.mark.well("a second attempt waits for another turn, for which the call has no time")
 @pytest.mark.parametrize("verb", ["ADD", "DEL"])
 def test_a_lock_is_waited_for_as_long_as_others_release_it(cluster: Cluster, verb: str) -> None:
     """On many nodes whose claims forestall one another a turn takes seconds; without the lock there would be more of them."""
@@ -383,6 +387,7 @@ def test_a_lock_is_waited_for_as_long_as_others_release_it(cluster: Cluster, ver
 REFUSED_PATCH = 409, {"kind": "Status", "reason": "Conflict", "message": "the object has been modified", "code": 409}
 
 
+@pytest.mark.well("it scripts the answer to each request")
 def test_an_add_that_others_forestall_goes_on_when_the_time_is_over_in_which_a_server_must_answer(
     cluster: Cluster,
 ) -> None:
@@ -392,6 +397,7 @@ def test_an_add_that_others_forestall_goes_on_when_the_time_is_over_in_which_a_s
     assert cluster.call("ADD", "c2", seconds=1) == ["10.0.0.2/24"]
 
 
+@pytest.mark.well("it scripts the answer to each request")
 def test_a_pool_that_is_refused_each_time_ends_the_add_in_time_and_is_asked_less_and_less(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -408,6 +414,7 @@ def test_a_pool_that_is_refused_each_time_ends_the_add_in_time_and_is_asked_less
     assert cluster.recorded() == {"c1": ["10.0.0.1"]}
 
 
+@pytest.mark.well("it counts the requests of a well server")
 def test_two_ranges_cost_twice_as_much_and_no_more(cluster: Cluster) -> None:
     block = {"ipRanges": [{"range": "10.1.0.0/24"}]}
     cluster.call("ADD", "first", block)
@@ -419,6 +426,7 @@ def test_two_ranges_cost_twice_as_much_and_no_more(cluster: Cluster) -> None:
     assert cluster.server.names(RESERVATIONS) == ["10.0.0.1", "10.1.0.1"]
 
 
+@pytest.mark.well("it counts the requests of a well server")
 def test_without_overlapping_ranges_nothing_is_reserved(cluster: Cluster) -> None:
     block = {"enable_overlapping_ranges": False}
     cluster.call("ADD", "first", block)
@@ -444,6 +452,7 @@ def test_a_lease_that_go_made_is_released_by_our_delete(cluster: Cluster) -> Non
     assert cluster.server.names(RESERVATIONS) == []
 
 
+@pytest.mark.well("after an open attempt the reservation stays as Go made it")
 def test_a_pod_that_go_gave_an_address_keeps_it_in_its_new_sandbox(cluster: Cluster) -> None:
     go_lease(cluster)
     assert cluster.call("ADD", "new", pod="a") == ["10.0.0.5/24"]
@@ -551,6 +560,7 @@ def test_a_lost_reservation_is_made_again_by_a_retry(cluster: Cluster) -> None:
 # --- conflicts and lost replies ---
 
 
+@pytest.mark.well("it scripts the answer to each request")
 def test_a_pool_that_changed_meanwhile_is_read_again(cluster: Cluster) -> None:
     cluster.call("ADD", "first")
     meddled = []
@@ -567,6 +577,7 @@ def test_a_pool_that_changed_meanwhile_is_read_again(cluster: Cluster) -> None:
     assert len(cluster.allocations()) == 3
 
 
+@pytest.mark.well("it scripts the answer to each request")
 @pytest.mark.parametrize("method", ["PATCH", "POST"])
 @pytest.mark.parametrize("when", [kubernetes_api.DROP_BEFORE, kubernetes_api.DROP_AFTER])
 def test_a_reply_that_is_lost_neither_loses_nor_doubles_an_address(cluster: Cluster, method: str, when: str) -> None:
@@ -589,6 +600,7 @@ def test_a_reply_that_is_lost_neither_loses_nor_doubles_an_address(cluster: Clus
     assert cluster.server.names(RESERVATIONS) == []
 
 
+@pytest.mark.well("it scripts the answer to each request")
 @pytest.mark.parametrize("method", ["PATCH", "DELETE"])
 @pytest.mark.parametrize("when", [kubernetes_api.DROP_BEFORE, kubernetes_api.DROP_AFTER])
 def test_a_delete_whose_reply_is_lost_is_finished_by_itself_or_later(cluster: Cluster, method: str, when: str) -> None:
@@ -603,6 +615,7 @@ def test_a_delete_whose_reply_is_lost_is_finished_by_itself_or_later(cluster: Cl
     assert cluster.server.names(RESERVATIONS) == []
 
 
+@pytest.mark.well("it counts the requests of a well server")
 def test_a_server_that_asks_for_more_time_than_there_is_ends_the_wait_at_once(cluster: Cluster) -> None:
     busy = {"kind": "Status", "code": 429, "reason": "TooManyRequests", "message": "too many"}
     cluster.server.faults = lambda method, resource, number: (429, {**busy, "details": {"retryAfterSeconds": 9}})
@@ -610,6 +623,7 @@ def test_a_server_that_asks_for_more_time_than_there_is_ends_the_wait_at_once(cl
     assert len(cluster.asked()) == 1
 
 
+@pytest.mark.well("it counts the requests of a well server")
 def test_the_header_retry_after_counts_too(cluster: Cluster) -> None:
     """An overloaded server (API Priority and Fairness) answers with it and a plain text, without a Status."""
     said = "Too many requests, please try again later.\n"
@@ -618,6 +632,7 @@ def test_the_header_retry_after_counts_too(cluster: Cluster) -> None:
     assert len(cluster.asked()) == 1
 
 
+@pytest.mark.well("it scripts the answer to each request")
 @pytest.mark.parametrize("asked", ["0", "-1", "soon", "Wed, 21 Oct 2026 07:28:00 GMT", "1" * 40, "\u0663"])
 def test_a_retry_after_that_tells_no_seconds_is_none(cluster: Cluster, asked: str) -> None:
     refusals = iter([(429, "busy\n", ("Retry-After", asked.encode().decode("latin-1")))])
@@ -625,6 +640,7 @@ def test_a_retry_after_that_tells_no_seconds_is_none(cluster: Cluster, asked: st
     assert cluster.call("ADD", seconds=2) == ["10.0.0.1/24"]
 
 
+@pytest.mark.well("it scripts the answer to each request")
 def test_a_server_that_asks_for_an_hour_is_asked_again_after_seconds(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -723,6 +739,7 @@ def test_the_role_grants_each_right_that_is_used_and_no_other(cluster: Cluster) 
     assert used == granted
 
 
+@pytest.mark.well("it scripts the answer to each request")
 @pytest.mark.parametrize(("status", "raised"), [(409, True), (404, False)])
 def test_a_fence_that_the_pool_refuses_leaves_the_release_pending_and_one_that_is_gone_needs_none(
     cluster: Cluster, status: int, raised: bool
@@ -785,6 +802,7 @@ def test_status_makes_nothing_in_the_cluster(cluster: Cluster) -> None:
     assert cluster.server.names(POOLS) == cluster.server.names(RESERVATIONS) == []
 
 
+@pytest.mark.well("it scripts the answer to each request")
 def test_a_port_that_wants_tls_is_told_with_what_to_write(cluster: Cluster) -> None:
     cluster.server.faults = lambda *request: (400, "Client sent an HTTP request to an HTTPS server.\n")
     said = message(cluster)
@@ -792,6 +810,7 @@ def test_a_port_that_wants_tls_is_told_with_what_to_write(cluster: Cluster) -> N
     assert f"Write https:// in kubeconfig {cluster.kubeconfig}" in said
 
 
+@pytest.mark.well("it scripts the answer to each request")
 def test_a_refusal_without_a_reason_has_no_gap_in_its_message(cluster: Cluster) -> None:
     cluster.server.faults = lambda *request: (400, "no")
     assert "(400): no" in message(cluster)
@@ -822,6 +841,7 @@ def test_a_name_that_no_object_can_have_is_said_of_the_network(cluster: Cluster)
     assert cluster.recorded() == {}
 
 
+@pytest.mark.well("it calls the store itself, which leaves an open outcome to its caller")
 def test_a_pool_of_the_largest_size_of_an_object_takes_no_more_leases(cluster: Cluster) -> None:
     def fill(size: int) -> None:
         entry = {"id": "c" * 64, "podref": "ns/" + "p" * 60, "ifname": "net1"}
@@ -840,6 +860,7 @@ def test_a_pool_of_the_largest_size_of_an_object_takes_no_more_leases(cluster: C
     assert "PATCH" not in cluster.asked()[-1]
 
 
+@pytest.mark.well("it scripts the answer to each request")
 def test_no_answer_at_all_is_unknown(cluster: Cluster) -> None:
     cluster.call("ADD", "first")
     cluster.server.faults = lambda method, resource, number: (kubernetes_api.DROP_AFTER if method == "PATCH" else None)
@@ -853,6 +874,7 @@ def test_no_answer_at_all_is_unknown(cluster: Cluster) -> None:
 # --- many nodes ---
 
 
+@pytest.mark.well("the store says how many leases a release has freed, which no attempt after a lost reply can know")
 def test_nodes_that_claim_at_once_get_an_address_each_and_leave_none(cluster: Cluster) -> None:
     """whereabouts #110, #393: duplicates when many pods start at once. Threads take no turns, as nodes take none of one another."""
     nodes, each = 8, 6
@@ -899,6 +921,7 @@ def reserved_by_another(cluster: Cluster) -> None:
     cluster.server.put(RESERVATIONS, "kube-system", "10.1.0.5", spec)
 
 
+@pytest.mark.well("it calls the store itself, which leaves an open outcome to its caller")
 def test_a_claim_whose_second_reservation_is_taken_leaves_nothing_of_the_first(cluster: Cluster) -> None:
     reserved_by_another(cluster)
     answer = cluster.store().claim([want(TEN + 9), ELSEWHERE], owner())
@@ -908,6 +931,7 @@ def test_a_claim_whose_second_reservation_is_taken_leaves_nothing_of_the_first(c
     assert cluster.allocations() == cluster.allocations("10.1.0.0-24") == {}
 
 
+@pytest.mark.well("it calls the store itself, which leaves an open outcome to its caller")
 def test_a_takeover_that_fails_gives_back_what_it_had_taken(cluster: Cluster) -> None:
     reserved_by_another(cluster)
     first = cluster.store().claim([want(TEN + 9)], owner("old", 1, pod=("ns", "a", "u")))
@@ -921,6 +945,7 @@ def test_a_takeover_that_fails_gives_back_what_it_had_taken(cluster: Cluster) ->
     ] == ["old"]
 
 
+@pytest.mark.well("it calls the store itself, which leaves an open outcome to its caller")
 def test_a_release_spares_a_reservation_that_has_become_another_s(cluster: Cluster) -> None:
     answer = cluster.store().claim([want(TEN + 9)], owner())
     assert isinstance(answer, Claimed)
@@ -930,6 +955,7 @@ def test_a_release_spares_a_reservation_that_has_become_another_s(cluster: Clust
     assert cluster.server.spec(RESERVATIONS, "10.0.0.9") == spec
 
 
+@pytest.mark.well("it scripts the answer to each request")
 def test_a_claim_that_arrives_after_its_delete_is_refused(cluster: Cluster) -> None:
     cluster.call("ADD", "first")
     late: list[Any] = []
@@ -954,6 +980,7 @@ def test_a_claim_that_arrives_after_its_delete_is_refused(cluster: Cluster) -> N
     assert list(cluster.allocations()) == ["1"]
 
 
+@pytest.mark.well("it scripts the answer to each request")
 def test_a_reservation_that_changes_while_it_is_deleted_is_deleted_all_the_same(cluster: Cluster) -> None:
     cluster.call("ADD")
     refused: list[int] = []
@@ -992,6 +1019,7 @@ def test_a_pool_that_is_made_too_late_claims_nothing(cluster: Cluster) -> None:
     assert made["spec"] == {"range": "10.0.0.0/24", "allocations": {}}
 
 
+@pytest.mark.well("it scripts the answer to each request")
 def test_a_late_delete_takes_no_reservation_that_has_moved_to_the_pod_s_new_sandbox(cluster: Cluster) -> None:
     cluster.call("ADD", "c1", pod="a")
     api = Api(cluster.kubeconfig, 5)
@@ -1004,6 +1032,7 @@ def test_a_late_delete_takes_no_reservation_that_has_moved_to_the_pod_s_new_sand
     assert set(options["preconditions"]) == {"uid", "resourceVersion"}
 
 
+@pytest.mark.well("it scripts the answer to each request")
 def test_an_add_after_a_pending_delete_gets_an_address_that_the_late_release_cannot_free(cluster: Cluster) -> None:
     assert cluster.call("ADD") == ["10.0.0.1/24"]
     cluster.server.faults = lambda method, resource, number: (
@@ -1020,6 +1049,7 @@ def test_an_add_after_a_pending_delete_gets_an_address_that_the_late_release_can
     assert (cluster.allocations(), cluster.server.names(RESERVATIONS)) == ({}, [])
 
 
+@pytest.mark.well("it scripts the answer to each request")
 @pytest.mark.parametrize("overlap", [True, False])
 def test_a_late_release_takes_no_new_lease_of_the_same_container(cluster: Cluster, overlap: bool) -> None:
     block = {"enable_overlapping_ranges": overlap}
@@ -1043,6 +1073,7 @@ def test_a_late_release_takes_no_new_lease_of_the_same_container(cluster: Cluste
     assert list(cluster.allocations()) == ["1"]
 
 
+@pytest.mark.well("it calls the store itself, which leaves an open outcome to its caller")
 def test_what_others_note_on_a_pool_while_it_is_fenced_stays(cluster: Cluster) -> None:
     """Such as which addresses cool."""
     cluster.server.put(POOLS, "kube-system", POOL, {"range": "10.0.0.0/24", "allocations": {}})
@@ -1055,6 +1086,7 @@ def test_what_others_note_on_a_pool_while_it_is_fenced_stays(cluster: Cluster) -
     assert cluster.server.metadata(POOLS, POOL)["annotations"]["railcni.io/noted"] == "x"
 
 
+@pytest.mark.well("it is killed at each of the requests that a well server gets")
 @pytest.mark.parametrize("verb", ["ADD", "DEL"])
 @pytest.mark.parametrize("when", [kubernetes_api.DROP_BEFORE, None], ids=["before", "after"])
 @pytest.mark.parametrize("request_number", quick([3, 4, 5, 6], 3, 6))

@@ -606,6 +606,7 @@ def test_a_delete_tries_no_refused_connection_again(shared: Place, monkeypatch: 
     assert "c1" in shared.pending()
 
 
+@pytest.mark.well("it measures the time of each change")
 @pytest.mark.parametrize("place", ["kubernetes", "addresslease"], indirect=True)
 def test_a_del_waits_for_a_server_that_answers_and_has_much_to_do(place: Place) -> None:
     place.add("c0")
@@ -764,6 +765,7 @@ def test_a_node_that_lost_its_records_gives_a_container_no_second_address(shared
     assert shared.leased(store_ref) == {}
 
 
+@pytest.mark.well("it counts the requests of a well server")
 @pytest.mark.parametrize("shared", ["addresslease"], indirect=True)
 def test_the_records_of_a_node_are_read_back_once(shared: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(node, "machine_id", lambda: "this-machine")

@@ -61,6 +61,7 @@ def test_a_first_add_reads_a_cache_that_is_behind_once_and_then_finds_the_only_f
 LABELS = (objects.STATE, objects.POOL, objects.BLOCK, objects.SPACE)
 
 
+@pytest.mark.well("it counts the requests of a well server")
 @pytest.mark.parametrize("label", LABELS)
 def test_a_full_pool_whose_objects_have_lost_a_label_is_exhausted(place: Place, label: str) -> None:
     fill(place, "10.0.0.0/30", 2)
@@ -103,6 +104,7 @@ CONTENDED = (409, Refusal(409, "AlreadyExists", "already exists").document)
 TESTED = (422, Refusal(422, "Invalid", "the server rejected our request due to an error in our request").document)
 
 
+@pytest.mark.well("it scripts the answer to each request")
 @pytest.mark.parametrize("place", ["addresslease", "kubernetes"], indirect=True)
 def test_an_add_that_others_forestall_makes_one_request_a_second_after_five_seconds(
     place: Place, monkeypatch: pytest.MonkeyPatch
@@ -242,6 +244,7 @@ def fill_and_empty(place: Place, between: Callable[[], object] = lambda: None) -
     return store_ref
 
 
+@pytest.mark.well("it scripts the answer to each request")
 def test_an_add_takes_a_node_slice_though_the_server_cannot_serve_changes_for_a_while(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -296,6 +299,7 @@ EDITED: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("case", EDITED)
+@pytest.mark.parametrize("place", ["addresslease", "addresslease, unwell"], indirect=True)
 def test_the_name_of_an_addresslease_counts_when_somebody_has_edited_what_it_says_too(place: Place, case: str) -> None:
     name, block, edited = EDITED[case]
     assert place.add("c1", "a", **block) == "10.0.0.1"
@@ -306,11 +310,11 @@ def test_the_name_of_an_addresslease_counts_when_somebody_has_edited_what_it_say
     assert place.add("c2", "b", **block) == "10.0.0.2"
     place.delete("c1", "a", **block)
     place.delete("c2", "b", **block)
-    assert place.server.names(ADDRESSES) == []
+    assert place.leased({"kind": "addresslease", **place.block["kubernetes"]}) == {}
 
 
 @pytest.mark.parametrize("cidr", ["10.0.1.0/24", "10.0.0.0/25", "fd00::/64"])
-@pytest.mark.parametrize("place", ["kubernetes"], indirect=True)
+@pytest.mark.parametrize("place", ["kubernetes", "kubernetes, unwell"], indirect=True)
 def test_an_ippool_whose_range_is_not_that_of_its_name_gives_no_address_and_frees_all_once_it_is_corrected(
     place: Place, cidr: str
 ) -> None:
@@ -339,7 +343,7 @@ ENTRY_EDITS = (
 
 
 @pytest.mark.parametrize("edited", ENTRY_EDITS, ids=lambda edited: next(iter(edited)))
-@pytest.mark.parametrize("place", ["etcd"], indirect=True)
+@pytest.mark.parametrize("place", ["etcd", "etcd, unwell"], indirect=True)
 def test_the_keys_of_etcd_count_when_somebody_has_edited_what_their_values_say_too(
     place: Place, edited: dict[str, Any]
 ) -> None:
@@ -365,6 +369,7 @@ def hangs(data: bytes) -> bool:
     return of_etcd or data.startswith((b"PATCH", b"DELETE", b"POST /api"))
 
 
+@pytest.mark.well("it scripts the answer to each request")
 @pytest.mark.parametrize("place", ILL_STORES, indirect=True)
 def test_a_del_whose_changes_hang_has_one_time_for_all_of_them_and_is_pending(
     place: Place, monkeypatch: pytest.MonkeyPatch
@@ -394,6 +399,7 @@ MISSING = {
 }
 
 
+@pytest.mark.well("STATUS writes nothing")
 @pytest.mark.parametrize(
     ("place", "right"), [(store, right) for store, rights in MISSING.items() for right in rights], indirect=["place"]
 )
@@ -418,6 +424,7 @@ DEFINITIONS: dict[str, dict[str, Any] | None] = {
 }
 
 
+@pytest.mark.well("STATUS writes nothing")
 @pytest.mark.parametrize("case", DEFINITIONS)
 @pytest.mark.parametrize("place", ["kubernetes"], indirect=True)
 def test_status_finds_each_wrong_definition_of_reservations(

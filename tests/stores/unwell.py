@@ -15,7 +15,7 @@ import pytest
 
 from ipam import search
 from ipam.stores import base
-from tests import http_server
+from tests import http_server, served
 
 Answer = tuple[int, str, str]  # status, content type, body
 
@@ -77,6 +77,7 @@ class Unwell:
     """
 
     def __init__(self, port: int, is_etcd: bool, choose: Callable[[str], str], own_port: int = 0) -> None:
+        served.note_unwell()
         self.choose = choose
         self.met: list[str] = []
         self._port = port

@@ -1,0 +1,60 @@
+"""A test that meets the server of a store runs with an unwell one too (tests/stores/unwell.py), or its mark `well` says why not.
+
+The servers note that a test meets them; what runs the tests (tests/conftest.py) asks.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+MESSAGE = (
+    "this test meets the server of a store: let it run with an unwell one too, for instance by the fixture `server`, `place` or "
+    "`shared` of tests/stores, or say by the mark `well` why it cannot"
+)
+_WELL, _UNWELL = "well", "unwell"
+_covered = pytest.StashKey[bool]()
+_met: set[str] = set()
+
+
+def note() -> None:
+    """The running test meets a server."""
+    _met.add(_WELL)
+
+
+def note_unwell() -> None:
+    """The running test makes its server unwell."""
+    _met.add(_UNWELL)
+
+
+def begin() -> None:
+    """A test begins."""
+    _met.clear()
+
+
+def is_faulty(item: pytest.Item) -> bool:
+    """Whether the test `item`, which ends, has met a server and lacks both an unwell one and the mark."""
+    return _met == {_WELL} and not item.stash.get(_covered, True)
+
+
+def choose(items: list[pytest.Item], are_whole: bool) -> list[pytest.Item]:
+    """Remove the cases with an unwell server of tests that have the mark from `items`, and return them.
+
+    `are_whole` says that `items` has each case of a test: else nothing is known of the other cases.
+    """
+    removed = [item for item in items if _is_unwell(item) and item.get_closest_marker("well")]
+    items[:] = [item for item in items if not (_is_unwell(item) and item.get_closest_marker("well"))]
+    if are_whole:
+        covered = {_test(item) for item in items if _is_unwell(item) or item.get_closest_marker("well")}
+        for item in items:
+            item.stash[_covered] = _test(item) in covered
+    return removed
+
+
+def _is_unwell(item: pytest.Item) -> bool:
+    return _UNWELL in item.name.partition("[")[2]
+
+
+def _test(item: pytest.Item) -> Any:
+    return item.nodeid.partition("[")[0]

@@ -1,0 +1,63 @@
+"""Each test of a served store runs with an unwell server too, or says why it cannot (tests/served.py)."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.node import ROOT
+
+PLANTED = """
+import pytest
+from tests import served
+
+server = pytest.fixture(params=["well", "unwell"])(lambda request: served.note())
+alone = pytest.fixture(lambda: served.note())
+
+def test_both(server): pass
+@pytest.mark.well("it counts requests")
+def test_marked(server): pass
+@pytest.mark.well("it counts requests")
+def test_marked_alone(alone): pass
+def test_its_own():
+    served.note()
+    served.note_unwell()
+def test_no_server(): pass
+def test_lacks(alone): pass
+def test_lacks_in_its_body(): served.note()
+@pytest.mark.parametrize("kind", ["etcd"])
+def test_lacks_in_a_case(kind): served.note()
+"""
+OUTCOMES = """
+test_both[well] PASSED
+test_both[unwell] PASSED
+test_marked[well] PASSED
+test_marked_alone PASSED
+test_its_own PASSED
+test_no_server PASSED
+test_lacks FAILED
+test_lacks_in_its_body FAILED
+test_lacks_in_a_case[etcd] FAILED
+"""
+
+
+def test_a_test_that_meets_a_store_s_server_alone_and_well_fails_until_it_says_why(tmp_path: Path) -> None:
+    (tmp_path / "test_planted.py").write_text(PLANTED)
+    options = [
+        "-v",
+        "-p",
+        "no:cacheprovider",
+        "-p",
+        "tests.conftest",
+        "-c",
+        f"{ROOT}/pyproject.toml",
+        f"--rootdir={ROOT}",
+    ]
+    argv = [sys.executable, "-m", "pytest", *options, "-n0", str(tmp_path)]
+    said = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True).stdout
+    lines = [
+        line.split("::")[1].rpartition(" [")[0].strip() for line in said.splitlines() if "::" in line and "%]" in line
+    ]
+    assert lines == OUTCOMES.split("\n")[1:-1], said
+    assert said.count("this test meets the server of a store") >= 3
