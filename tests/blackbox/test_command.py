@@ -11,6 +11,7 @@ import base64
 import hashlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 from collections.abc import Iterator, Sequence
@@ -20,36 +21,28 @@ from typing import Any
 import pytest
 
 from cni.cli.main import _parser
-from tests.node import BIN, GO_PLUGINS, INTERPRETER, Node, Pod, railcni
+from tests.node import BIN, GO_PLUGINS, Node, Pod, railcni
 
 GO = pytest.mark.skipif(
     not (GO_PLUGINS / "macvlan").exists(), reason="needs Go's plugins: apt-get install containernetworking-plugins"
 )
 
-RECORDER = f"""#!{INTERPRETER} -IS
-import json, os, signal, sys
-folder, name = os.path.split(os.path.abspath(__file__))
-stdin = sys.stdin.read()
-verb = os.environ["CNI_COMMAND"]
-plan = json.load(open(folder + "/plan")).get(name + " " + verb, {{}})
-if verb != "VERSION":
-    with open(folder + "/calls", "a") as calls:
-        json.dump({{"plugin": name, "verb": verb, "config": json.loads(stdin), "environ": dict(os.environ)}}, calls)
-        calls.write("\\n")
-if "stderr" in plan:
-    sys.stderr.write(plan["stderr"])
-if "signal" in plan:
-    os.kill(os.getpid(), plan["signal"])
-if "to the command" in plan:
-    os.kill(os.getppid(), plan["to the command"])
-    signal.pause()
-result = {{"cniVersion": "1.0.0", "interfaces": [{{"name": name}}]}} if verb == "ADD" else None
-if verb == "VERSION":
-    result = {{"cniVersion": "1.1.0", "supportedVersions": ["0.3.1", "0.4.0", "1.0.0", "1.1.0"]}}
-answer = plan.get("answer", result)
-if answer is not None:
-    sys.stdout.write(answer if isinstance(answer, str) else json.dumps(answer))
-sys.exit(plan.get("exit", 0))
+# It notes stdin and the environment of a call, and does what the files PLUGIN.VERB.* say.
+RECORDER = """#!/bin/sh
+folder=${0%/*}
+plan=$folder/plan/${0##*/}.$CNI_COMMAND
+call=$folder/calls/$(printf %03d $(ls $folder/calls | wc -l)).${0##*/}.$CNI_COMMAND
+if [ $CNI_COMMAND != VERSION ]; then cat /proc/$$/environ - > $call; fi
+if [ -e $plan.stderr ]; then cat $plan.stderr >&2; fi
+if [ -e $plan.signal ]; then kill -$(cat $plan.signal) $$; fi
+if [ -e $plan.command ]; then kill -$(cat $plan.command) $PPID; exec sleep 100; fi
+if [ -e $plan.answer ]; then cat $plan.answer
+elif [ $CNI_COMMAND = VERSION ]; then
+    echo '{"cniVersion": "1.1.0", "supportedVersions": ["0.3.1", "0.4.0", "1.0.0", "1.1.0"]}'
+elif [ $CNI_COMMAND = ADD ]; then
+    echo '{"cniVersion": "1.0.0", "interfaces": [{"name": "'${0##*/}'"}]}'
+fi
+exit $(cat $plan.exit 2>/dev/null || echo 0)
 """
 
 
@@ -69,13 +62,19 @@ class Recorded:
 
     def plan(self, answers: dict[str, dict[str, Any]]) -> None:
         """What "PLUGIN VERB" shall do: its answer, its exit code, what it says on stderr, the signal that it dies of or sends."""
-        (self.folder / "plan").write_text(json.dumps(answers))
+        shutil.rmtree(self.folder / "plan", ignore_errors=True)
+        (self.folder / "plan").mkdir()
+        for call, parts in answers.items():
+            for part, value in parts.items():
+                text = json.dumps(value) if isinstance(value, dict) else str(value)
+                (self.folder / "plan" / f"{call.replace(' ', '.')}.{part}").write_text(text)
 
     def write(self, document: dict[str, Any]) -> None:
         (self.folder / "rec.conflist").write_text(json.dumps(document))
 
     def run(self, verb: str, *more: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
-        (self.folder / "calls").write_text("")
+        shutil.rmtree(self.folder / "calls", ignore_errors=True)
+        (self.folder / "calls").mkdir()
         argv = [verb, "rec", *([] if verb in ("gc", "status") else [str(self.netns)]), *more]
         argv += ["--conf-dir", str(self.folder), "--cni-path", str(self.folder)]
         if verb != "status":
@@ -89,7 +88,13 @@ class Recorded:
     @property
     def calls(self) -> list[dict[str, Any]]:
         """The calls of the last run, without VERSION."""
-        return [json.loads(line) for line in (self.folder / "calls").read_text().splitlines()]
+        return [self._call(file) for file in sorted((self.folder / "calls").iterdir())]
+
+    def _call(self, file: Path) -> dict[str, Any]:
+        _, plugin, verb = file.name.split(".")
+        *environ, config = file.read_text().split("\0")
+        variables = dict(line.split("=", 1) for line in environ)
+        return {"plugin": plugin, "verb": verb, "config": json.loads(config), "environ": variables}
 
     @property
     def order(self) -> list[str]:
@@ -435,7 +440,7 @@ def heeded() -> Iterator[None]:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_an_attach_that_a_signal_ends_is_undone(recorded: Recorded, heeded: None, number: signal.Signals) -> None:
-    recorded.plan({"b ADD": {"to the command": number}})
+    recorded.plan({"b ADD": {"command": int(number)}})
     assert failed(recorded.run("attach")) == "railcni: interrupted\n"
     assert recorded.order == ["a ADD", "b ADD", "c DEL", "b DEL", "a DEL"]
     assert not recorded.results.exists()

@@ -166,22 +166,6 @@ def test_the_demo_fails_when_the_outcome_is_not_as_it_must_be(
     assert f"  FAIL    {complaint}" in done.stdout
 
 
-def test_the_report_is_coloured_on_a_terminal(checkout: Checkout) -> None:
-    if not shutil.which("script"):
-        pytest.skip("needs script(1): install bsdutils")
-    code = f"import sys; sys.path.insert(0, '{checkout.folder}'); from cni.cli.main import main; sys.exit(main())"
-    command = f'{sys.executable} -IPB -c "{code}" demo'
-    done = subprocess.run(
-        ["script", "-eqc", command, "/dev/null"],
-        capture_output=True,
-        text=True,
-        env={"TERM": "xterm", "PATH": os.environ["PATH"]},
-        stdin=subprocess.DEVNULL,
-    )
-    assert done.returncode == 0, done.stdout
-    assert "\x1b[32mPASS" in done.stdout
-
-
 def made_by(target: str, folder: Path) -> str:
     """What make would do for `target` in a clone where nothing is made."""
     for name in ("cni", "ipam", ".ci"):

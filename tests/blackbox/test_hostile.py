@@ -261,12 +261,6 @@ def test_networks_make_no_more_directories_than_the_node_allows(
     assert node.leases(f"{STORES}/used") == []
 
 
-def test_all_paths_are_refused_at_once(node: Node, pod: Pod) -> None:
-    block = {"dataDir": "/etc", "kubernetes": {"kubeconfig": "/etc/x"}}
-    reply = refused(node, "whereabouts", network(block), pod, 7, "2 faults", "dataDir")
-    assert "ipam.kubernetes.kubeconfig" in reply.msg
-
-
 def test_the_usual_paths_of_whereabouts_work_and_so_does_the_administrators_choice(node: Node, pod: Pod) -> None:
     usual = {"dataDir": f"{STORES}/rdma", "log_file": "/var/log/railcni/whereabouts.log"}
     node.cni("whereabouts", "ADD", network(usual), netns=pod).succeeded()
@@ -541,12 +535,6 @@ def test_a_thousand_addresses_cannot_be_asked_for(node: Node, pod: Pod) -> None:
     refused(node, "whereabouts", config, pod, 7, "requested addresses", "1000 at most")
 
 
-@pytest.mark.parametrize("name", ["x" * 128, "ens2f0\0", "../ens2f0", "ens2 f0"])
-@pytest.mark.parametrize(("plugin", "key"), [("macvlan", "master"), ("host-device", "device")])
-def test_what_names_no_netdev_is_refused(node: Node, pod: Pod, plugin: str, key: str, name: str) -> None:
-    refused(node, plugin, network(**{key: name}), pod, 7, key, "want")
-
-
 @each_and(
     "kind",
     ["../host-local", "/usr/lib/cni/host-local", "..", ".", "a\0b", "sub/whereabouts"],
@@ -728,29 +716,6 @@ def test_a_network_that_is_of_another_type_by_now_is_cleared_by_the_plugin_that_
 
 
 # --- the sandbox's path ---
-
-
-@each_and("kind", ["fifo", "device", "endless", "socket", "proc", "loop"], plugins=LINK_PLUGINS)
-def test_a_sandbox_that_is_none_is_refused_without_being_opened(node: Node, pod: Pod, plugin: str, kind: str) -> None:
-    path = node.path("/run/trap")
-    if kind == "fifo":
-        os.mkfifo(path)
-    elif kind == "device":
-        os.mknod(path, 0o20600, os.makedev(1, 5))
-    elif kind == "endless":
-        path.touch()
-        os.truncate(path, 1 << 40)
-    elif kind == "socket":
-        node.run(["python3", "-c", "import socket; socket.socket(1).bind('/run/trap')"])
-    elif kind == "proc":
-        path.symlink_to("/proc/kmsg")
-    else:
-        path.symlink_to("trap")
-    before = node.leases()
-    reply = node.cni(plugin, "ADD", network_of(plugin), netns="/run/trap")
-    reply.refused(8, "/run/trap")
-    assert node.leases() == before == []
-    assert node.leftovers() == []
 
 
 def test_a_delegate_gets_what_the_runtime_sent_and_no_more(node: Node, pod: Pod) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests import warm
-from tests.node import GO_PLUGINS, STATE, VERSIONS, Node, Reply
+from tests.node import GO_PLUGINS, STATE, Node, Reply
 
 pytestmark = pytest.mark.forked
 
@@ -156,7 +156,7 @@ def test_gateway_routes_and_names_are_in_the_result(node: Node) -> None:
     }
 
 
-@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("version", ["0.2.0", "0.4.0", "1.1.0"])
 def test_the_result_has_the_form_of_its_version(node: Node, version: str) -> None:
     config = network({"range": "10.1.0.0/24", "ipRanges": [{"range": "fd00:1::/64"}]}, version)
     result = call(node, "ADD", config).succeeded()
@@ -240,18 +240,9 @@ def test_the_last_addresses_of_a_pool_go_to_as_many_of_those_who_race_for_them(n
     assert len(node.leases()) == 14
 
 
-def test_one_attachment_added_by_many_at_once_has_one_address(node: Node) -> None:
-    config = network(RANGE)
-    calls = [node.start_cni("whereabouts", "ADD", config, netns="/dev/null", args=pod_args("a")) for _ in range(10)]
-    assert {tuple(reply.addresses) for reply in node.cni_at_once(calls)} == {("192.168.111.1/24",)}
-    assert node.leases() == ["192.168.111.1"]
-    delete(node, config)
-    assert node.leftovers() == []
-
-
 def test_adds_and_deletes_of_one_attachment_at_once_end_in_a_state_that_a_delete_clears(node: Node) -> None:
     config = network({"range": "10.1.0.0/24", "ipRanges": [{"range": "fd00:1::/64"}]})
-    verbs = ["ADD", "DEL"] * 20
+    verbs = ["ADD", "DEL"] * 10
     replies = node.cni_at_once([node.start_cni("whereabouts", verb, config, netns="/dev/null") for verb in verbs])
     assert [reply.status for reply in replies] == [0] * len(verbs)
     assert len(node.leases()) in (0, 2)
@@ -474,14 +465,6 @@ def test_without_a_pod_the_file_store_is_the_default(node: Node) -> None:
     assert node.leftovers() == []
 
 
-def test_a_kubeconfig_that_is_not_there_is_named(node: Node) -> None:
-    path = "/etc/cni/net.d/whereabouts.d/kubeconfig"
-    reply = call(node, "ADD", network({**RANGE, "datastore": None, "kubernetes": {"kubeconfig": path}}))
-    assert reply.code == 7
-    assert path in reply.msg
-    assert node.leftovers() == []
-
-
 @pytest.mark.parametrize("path", [FLAT, "/etc/kubernetes/cni/net.d/whereabouts.d/whereabouts.conf"])
 def test_a_flat_file_fills_what_the_block_leaves_out(etc: Node, path: str) -> None:
     write(etc, path, {"datastore": "file", "range": "10.3.0.0/24", "gateway": "10.3.0.1", "log_level": "debug"})
@@ -574,18 +557,11 @@ def test_a_full_disk_is_named_and_lets_go_of_leases(node: Node) -> None:
     assert "192.168.111.1" not in node.leases("/var/lib/cni/railcni/stores/small")
 
 
-def test_a_directory_that_is_a_file_is_named(node: Node) -> None:
-    write(node, "/var/lib/cni/railcni/stores/flat", "")
-    refused(
-        node, network({**RANGE, "dataDir": "/var/lib/cni/railcni/stores/flat/x"}), 5, "/var/lib/cni/railcni/stores/flat"
-    )
-
-
 # --- called by others ---
 
 
 @pytest.mark.skipif(not (GO_PLUGINS / "macvlan").exists(), reason="needs the package containernetworking-plugins")
-@pytest.mark.parametrize("version", VERSIONS[:-1])
+@pytest.mark.parametrize("version", ["0.2.0", "1.0.0"])
 def test_gos_macvlan_finds_it_in_cni_path(node: Node, version: str) -> None:
     node.master()
     pod = node.pod()
