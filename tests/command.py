@@ -28,7 +28,10 @@ from importlib import import_module
 from typing import Any
 
 COMMAND, PLUGIN = "railcni", "plugin"
-_LOADED = {COMMAND: ["cni.cli"], PLUGIN: ["cni.link", "cni.shared", "ipam"]}  # a fork of more takes longer
+_LOADED = {  # a fork of more takes longer; the command imports rich when it prints
+    COMMAND: ["cni.cli", "rich.console", "rich.table"],
+    PLUGIN: ["cni.link", "cni.shared", "ipam"],
+}
 LOCKS = "RAILCNI_TEST_LOCKS"  # where the command keeps the locks of pools, in place of this machine's /run/railcni
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
