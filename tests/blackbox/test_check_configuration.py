@@ -370,13 +370,17 @@ TABLES: dict[str, tuple[Any, dict[str, list[Case] | Case]]] = {
         },
     ),
 }
-CASES = [
-    pytest.param(case, id=f"{table}: {key}" + (f" ({n + 1})" if n else ""))
+CASES = {
+    f"{table}: {key}" + (f" ({n + 1})" if n else ""): case
     for table, (_, cases) in TABLES.items()
     for key, of_key in cases.items()
     for n, case in enumerate(of_key if isinstance(of_key, list) else [of_key])
     if not isinstance(case, str)
-]
+}
+MADE: dict[str, dict[str, Scene]] = {}  # the scenes of each attachment, by its plugin and configuration
+for name, case in CASES.items():
+    if isinstance(case, Scene):
+        MADE.setdefault(f"{case.plugin} {json.dumps(case.made)}", {})[name] = case
 
 
 @pytest.mark.parametrize("table", TABLES)
@@ -385,25 +389,25 @@ def test_each_key_has_a_scene_or_a_reason_why_CHECK_has_nothing_to_find(table: s
     assert sorted(key.name for key in keys) == sorted(cases)
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_CHECK_names_what_is_otherwise_than_configured(
-    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, case: Case
-) -> None:
-    if isinstance(case, Scene):
-        played(request.getfixturevalue("node"), case)
-    else:
-        assert callable(case)
-        case(monkeypatch)
-
-
-def played(node: Node, scene: Scene) -> None:
+@pytest.mark.parametrize("attachment", MADE)
+def test_CHECK_names_what_is_otherwise_than_configured(node: Node, attachment: str) -> None:
     pod = scenery(node)
-    made, asked = network(scene.plugin, **scene.made), network(scene.plugin, **{**scene.made, **scene.asked})
-    result = node.cni(scene.plugin, "ADD", made, netns=pod).succeeded()
-    node.cni(scene.plugin, "CHECK", {**made, "prevResult": result}, netns=pod).succeeded()
-    reply = node.cni(scene.plugin, "CHECK", {**asked, "prevResult": result}, netns=pod)
-    assert (reply.code, scene.words in reply.msg) == (100, True), reply.document
-    node.cni(scene.plugin, "CHECK", {**made, "prevResult": result}, netns=pod).succeeded()  # it changed nothing
+    (first, *_) = MADE[attachment].values()
+    made = network(first.plugin, **first.made)
+    result = node.cni(first.plugin, "ADD", made, netns=pod).succeeded()
+    node.cni(first.plugin, "CHECK", {**made, "prevResult": result}, netns=pod).succeeded()
+    for name, scene in MADE[attachment].items():
+        asked = network(scene.plugin, **{**scene.made, **scene.asked})
+        reply = node.cni(scene.plugin, "CHECK", {**asked, "prevResult": result}, netns=pod)
+        assert (reply.code, scene.words in reply.msg) == (100, True), (name, reply.document)
+    node.cni(first.plugin, "CHECK", {**made, "prevResult": result}, netns=pod).succeeded()  # it changed nothing
+
+
+@pytest.mark.parametrize("name", [name for name, case in CASES.items() if not isinstance(case, Scene)])
+def test_what_no_hardware_here_has_is_compared_by_the_functions(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    case = CASES[name]
+    assert callable(case)
+    case(monkeypatch)
 
 
 def network(plugin: str, **more: Any) -> dict[str, Any]:

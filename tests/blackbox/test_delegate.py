@@ -189,10 +189,8 @@ def test_a_result_of_an_old_form_is_understood(node: Node, pod: Pod, ipam: Ipam,
 # --- when it fails ---
 
 
-@one_link
-@pytest.mark.parametrize(
-    ("answer", "code", "words"),
-    [
+def test_an_add_that_answers_nonsense_is_refused_and_undone(node: Node, pod: Pod, ipam: Ipam) -> None:
+    nonsense: list[tuple[Any, int, list[str]]] = [
         ("", 102, ["recorder", "JSON"]),
         ("nonsense", 102, ["recorder", "JSON"]),
         ({"cniVersion": "1.1.0"}, 102, ["recorder", "address"]),
@@ -205,24 +203,17 @@ def test_a_result_of_an_old_form_is_understood(node: Node, pod: Pod, ipam: Ipam,
         ({"cniVersion": "0.2.0", "ip4": [7]}, 6, ["recorder", "ip4 is not an object"]),
         ({"cniVersion": "1.1.0", "ips": [{"address": "10.5.0.700/24"}]}, 6, ["recorder", "10.5.0.700/24"]),
         ({"code": 11, "msg": "no address today"}, 11, ["recorder", "no address today"]),  # with exit code 0
-    ],
-    ids=str,
-)
-def test_an_add_that_answers_nonsense_is_refused_and_undone(
-    node: Node, pod: Pod, ipam: Ipam, plugin: str, answer: Any, code: int, words: list[str]
-) -> None:
-    ipam.replies("ADD", answer)
-    reply = call(node, plugin, "ADD", network(plugin), pod)
-    reply.refused(code, *words)
-    assert not any(word in reply.msg for word in ("NoneType", "attribute", "iterable")), "Python's own words"
-    assert ipam.calls == ["ADD", "DEL"]
-    assert node.leftovers() == []
+    ]
+    for number, (answer, code, words) in enumerate(nonsense, 1):
+        ipam.replies("ADD", answer)
+        reply = call(node, "macvlan", "ADD", network("macvlan"), pod)
+        reply.refused(code, *words)
+        assert not any(word in reply.msg for word in ("NoneType", "attribute", "iterable")), "Python's own words"
+        assert (ipam.calls, node.leftovers()) == (["ADD", "DEL"] * number, []), answer
 
 
-@one_link
-@pytest.mark.parametrize(
-    "answer",
-    [
+def test_an_error_that_is_none_is_reported_as_the_plugins_failure(node: Node, pod: Pod, ipam: Ipam) -> None:
+    for answer in (
         "",
         "nonsense",
         "[]",
@@ -234,14 +225,10 @@ def test_an_add_that_answers_nonsense_is_refused_and_undone(
         '{"code": 11}',
         '{"code": 11, "msg": ""}',
         '{"code": 11, "msg": {"a": 1}}',
-    ],
-)
-def test_an_error_that_is_none_is_reported_as_the_plugins_failure(
-    node: Node, pod: Pod, ipam: Ipam, plugin: str, answer: str
-) -> None:
-    ipam.replies("ADD", answer, 3)
-    call(node, plugin, "ADD", network(plugin), pod).refused(102, "recorder", "its log")
-    assert node.leftovers() == []
+    ):
+        ipam.replies("ADD", answer, 3)
+        call(node, "macvlan", "ADD", network("macvlan"), pod).refused(102, "recorder", "its log")
+        assert node.leftovers() == [], answer
 
 
 @each_plugin
@@ -371,8 +358,7 @@ def test_ours_is_found_under_each_of_its_names_and_by_links(
         assert node.leftovers() == []
 
 
-@pytest.mark.parametrize("verb", ["ADD", "DEL"])
-def test_ours_answers_the_same_in_this_process_and_by_exec(node: Node, pod: Pod, tmp_path: Path, verb: str) -> None:
+def test_ours_answers_the_same_in_this_process_and_by_exec(node: Node, pod: Pod, tmp_path: Path) -> None:
     """A copy of the launcher is another file to the plugin, and is run; a link to it is not."""
     wrapper = tmp_path / "whereabouts"
     wrapper.write_text(f'#!/bin/sh\nexec {node.executables}/whereabouts "$@"\n')
@@ -381,11 +367,9 @@ def test_ours_answers_the_same_in_this_process_and_by_exec(node: Node, pod: Pod,
     for path in ([node.executables], [tmp_path]):
         for ipam in ({"range": "192.168.111.0/24", "datastore": "file"}, {"range": "nonsense"}, {}):
             config = network("macvlan", ipam={"type": "whereabouts", **ipam})
-            if verb == "DEL":
-                node.cni("macvlan", "ADD", config, netns=pod, path=path)
-            reply = node.start_cni("macvlan", verb, config, netns=pod, path=path).finish()
-            answers.append((ipam, reply.status, reply.document))
-            node.cni("macvlan", "DEL", config, netns=pod, path=path)
+            for verb in ("ADD", "DEL"):
+                reply = node.start_cni("macvlan", verb, config, netns=pod, path=path).finish()
+                answers.append((ipam, verb, reply.status, reply.document))
             assert node.leftovers() == []
     half = len(answers) // 2
     assert answers[:half] == answers[half:]

@@ -57,7 +57,8 @@ def test_a_route_is_set_and_found_again_with_every_value_of_its_keys_or_refused(
 ) -> None:
     node.master()
     pod = node.pod()
-    for gw, gateways in (("", False), (NEIGHBOURS[family], False), ("", True)):
+    ways = (("", False), (NEIGHBOURS[family], False), ("", True))
+    for gw, gateways in ways if key in ("dst", "gw", "scope") else ways[1:]:
         routes = [
             {"dst": DESTINATIONS[family].format(n), "gw": gw, key: value}
             for n, value in enumerate((OF_FAMILY[family] | VALUES)[key])

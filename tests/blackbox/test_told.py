@@ -19,18 +19,15 @@ def network(plugin: str = "macvlan", **more: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(("plugin", "verb"), [("macvlan", "ADD"), ("host-device", "STATUS"), ("sriov", "ADD")])
-@pytest.mark.parametrize(
-    ("ipam", "told"),
-    [
+def test_the_faults_of_both_plugins_are_in_one_message(node: Node, plugin: str, verb: str) -> None:
+    pod = node.pod()
+    faults: list[tuple[dict[str, Any], tuple[str, ...]]] = [
         ({**LEASES, "range": "10.0.0.0/33", "gateway": "x"}, ("3 faults", "dad 1: ", "ipam.range", "ipam.gateway")),
         ({"type": "whereabots"}, ("2 faults", "dad 1: ", 'ipam.type "whereabots" is in none')),
         ({"type": "static", "range": 7}, ("dad 1: want",)),  # another suite's
-    ],
-)
-def test_the_faults_of_both_plugins_are_in_one_message(
-    node: Node, plugin: str, verb: str, ipam: dict[str, Any], told: tuple[str, ...]
-) -> None:
-    node.cni(plugin, verb, network(plugin, dad=1, ipam=ipam), netns=node.pod()).refused(7, *told)
+    ]
+    for ipam, told in faults:
+        node.cni(plugin, verb, network(plugin, dad=1, ipam=ipam), netns=pod).refused(7, *told)
     assert node.leftovers() == []
 
 
