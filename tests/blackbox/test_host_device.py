@@ -282,8 +282,9 @@ def test_what_the_pod_changed_on_the_device_is_undone(node: Node, pod: Pod) -> N
     assert after == before
 
 
-@pytest.mark.parametrize("kind", ["veth", "bridge", "veth to another pod"])
-@pytest.mark.parametrize("selector", ["device", "hwaddr"])
+@pytest.mark.parametrize(
+    ("kind", "selector"), [("veth", "device"), ("bridge", "hwaddr"), ("veth to another pod", "hwaddr")]
+)
 def test_a_repeated_delete_ends_beside_a_link_of_the_pod_that_looks_like_the_device(
     node: Node, pod: Pod, device: Link, kind: str, selector: str
 ) -> None:

@@ -129,7 +129,7 @@ def podman(wired: Node) -> Iterator[Podman]:
     podman("rm", "--all", "--force", "--time", "0")
 
 
-@pytest.mark.parametrize("ipam", ["whereabouts", "host-local"])
+@pytest.mark.parametrize("ipam", ["whereabouts", pytest.param("host-local", marks=pytest.mark.long)])
 def test_two_containers_ping_each_other_and_leave_nothing(wired: Node, podman: Podman, ipam: str) -> None:
     podman.network(ipam)
     for name in ("one", "two"):

@@ -23,6 +23,7 @@ from cni.shared.kernel import sysfs
 from cni.shared.records import Records
 from cni.shared.spec.request import Attachment
 from tests.blackbox.test_host_device import PCI, as_it_was, bus
+from tests.each import each_and
 from tests.faults.inject import Command, Injector, unavailable
 from tests.node import GO_PLUGINS, ROOT, STATE, Node, Pod, until
 from tests.view import View
@@ -158,8 +159,7 @@ def restored(node: Node, plugin: str) -> None:
 # --- kept by what is in it, by a mount, or by an open descriptor, as by thick Multus ---
 
 
-@pytest.mark.parametrize("plugin", PLUGINS)
-@pytest.mark.parametrize("keeper", [process, mount, descriptor, opened_by_path, thread], ids=lambda f: f.__name__)
+@each_and("keeper", [process, mount, descriptor, opened_by_path, thread], ids=lambda f: f.__name__, plugins=PLUGINS)
 def test_a_delete_ends_an_attachment_whose_namespace_is_kept_without_its_path(
     node: Node, pod: Pod, plugin: str, keeper: Any
 ) -> None:
@@ -327,8 +327,9 @@ def test_an_end_that_the_kernel_refused_is_brought_by_a_later_call(node: Node, p
     assert (pod.view.names(), node.leftovers(), as_it_was(node)) == ([], [], before)
 
 
-@pytest.mark.parametrize("plugin", PLUGINS)
-@pytest.mark.parametrize("keeper", [descriptor, hidden], ids=["descriptor", "socket"])
+@pytest.mark.parametrize(
+    ("plugin", "keeper"), [("macvlan", hidden), ("host-device", descriptor)], ids=["socket", "descriptor"]
+)
 def test_an_audit_calls_no_lease_dead_that_a_delete_would_not_free(
     node: Node, pod: Pod, plugin: str, keeper: Any
 ) -> None:

@@ -854,7 +854,9 @@ def full_run(node: Node) -> None:
 @pytest.mark.parametrize(
     ("fill", "filler", "code"), [(full_state, "/var/lib/cni/filler", 5), (full_run, "/run/filler", 0)]
 )
-@pytest.mark.parametrize("is_running", [True, False], ids=["with workers", "without workers"])
+@pytest.mark.parametrize(
+    "is_running", [True, pytest.param(False, marks=pytest.mark.long)], ids=["with workers", "without workers"]
+)
 def test_a_full_file_system_gets_the_answer_of_a_cold_call(
     node: Node, pod: Pod, fill: Callable[[Node], None], filler: str, code: int, is_running: bool
 ) -> None:
