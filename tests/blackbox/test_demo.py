@@ -32,11 +32,11 @@ class Checkout:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
-    def demo(self, *before: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
-        """Run the demo, by way of the command `before`, in an otherwise empty environment."""
+    def demo(self, *before: str) -> subprocess.CompletedProcess[str]:
+        """Run the demo, by way of the command `before`, in an empty environment."""
         code = f"import sys; sys.path.insert(0, {str(self.folder)!r}); from cni.cli.main import main; sys.exit(main())"
         argv = [*before, sys.executable, "-IPB", "-c", code, "demo"]
-        done = subprocess.run(argv, cwd="/", capture_output=True, text=True, env=env or {}, timeout=100)
+        done = subprocess.run(argv, cwd="/", capture_output=True, text=True, env={}, timeout=100)
         assert "Traceback" not in done.stdout + done.stderr, done.stderr
         return done
 
@@ -107,12 +107,26 @@ def test_the_demo_shows_two_pods_and_leaves_the_machine_as_it_was(checkout: Chec
 
 
 @needs_compiler
-def test_the_demo_gives_its_plugins_the_cni_variables_and_nothing_else(checkout: Checkout) -> None:
+def test_the_report_is_coloured_on_a_terminal_and_plugins_get_the_cni_variables_and_nothing_else(
+    checkout: Checkout,
+) -> None:
+    if not shutil.which("script"):
+        pytest.skip("needs script(1): install bsdutils")
     plugin = checkout.folder / "libexec/macvlan"
     plugin.rename(plugin.with_name("ours"))
     plugin.write_text(f'#!/bin/sh\nenv >> {checkout.folder}/env\nexec "{plugin.with_name("ours")}"\n')
     plugin.chmod(0o755)
-    assert checkout.demo(env={"SECRET": "1", "NODENAME": "n"}).returncode == 0
+    code = f"import sys; sys.path.insert(0, '{checkout.folder}'); from cni.cli.main import main; sys.exit(main())"
+    command = f'{sys.executable} -IPB -c "{code}" demo'
+    done = subprocess.run(
+        ["script", "-eqc", command, "/dev/null"],
+        capture_output=True,
+        text=True,
+        env={"TERM": "xterm", "PATH": os.environ["PATH"], "SECRET": "1", "NODENAME": "n"},
+        stdin=subprocess.DEVNULL,
+    )
+    assert done.returncode == 0, done.stdout
+    assert "\x1b[32mPASS" in done.stdout
     names = {line.partition("=")[0] for line in (checkout.folder / "env").read_text().splitlines()}
     assert {n for n in names if not n.startswith("CNI_")} <= {"PWD"}  # which sh adds
 
