@@ -235,43 +235,29 @@ def test_a_failed_claim_puts_back_what_it_has_taken_over(site: Site) -> None:
     )
 
 
-CHANGES: dict[str, Callable[[Api, Site, str, dict[str, Any]], Any]] = {
-    "taken for a lease of one's own": lambda api, site, name, found: api.patch(
-        ADDRESSES, name, [{"op": "add", "path": "/spec/node", "value": site.node("n1")}]
-    ),
-    "freed": lambda api, site, name, found: api.patch(
-        ADDRESSES, name, [{"op": "add", "path": "/spec/state", "value": "former"}]
-    ),
-    "given another container": lambda api, site, name, found: api.patch(
-        ADDRESSES, name, [{"op": "add", "path": "/spec/containerID", "value": "c99"}]
-    ),
-    "hidden by a label": lambda api, site, name, found: api.patch(
-        ADDRESSES, name, [{"op": "add", "path": "/metadata/labels", "value": {objects.STATE: "former"}}]
-    ),
-    "left to the garbage collector": lambda api, site, name, found: api.patch(
-        ADDRESSES,
-        name,
-        [
-            {
-                "op": "add",
-                "path": "/metadata/ownerReferences",
-                "value": [{"apiVersion": "v1", "kind": "Pod", "name": "none", "uid": "u"}],
-            }
-        ],
-    ),
-    "kept by a finalizer": lambda api, site, name, found: api.patch(
-        ADDRESSES, name, [{"op": "add", "path": "/metadata/finalizers", "value": ["example.com/x"]}]
-    ),
-    "marked as one of a lost node": lambda api, site, name, found: api.patch(
-        ADDRESSES,
-        name,
-        [
-            {
-                "op": "add",
-                "path": "/metadata/labels",
-                "value": {**found["metadata"]["labels"], objects.ABANDONED: "true"},
-            }
-        ],
+Change = Callable[[Api, Site, str, dict[str, Any]], Any]
+
+
+def patched(path: str, value: Any) -> Change:
+    """A change of one member of a lease; `value` may be a function of the site and the document that was found."""
+
+    def change(api: Api, site: Site, name: str, found: dict[str, Any]) -> None:
+        made = value(site, found) if callable(value) else value
+        api.patch(ADDRESSES, name, [{"op": "add", "path": path, "value": made}])
+
+    return change
+
+
+OF_A_POD = {"apiVersion": "v1", "kind": "Pod", "name": "none", "uid": "u"}
+CHANGES: dict[str, Change] = {
+    "taken for a lease of one's own": patched("/spec/node", lambda site, found: site.node("n1")),
+    "freed": patched("/spec/state", "former"),
+    "given another container": patched("/spec/containerID", "c99"),
+    "hidden by a label": patched("/metadata/labels", {objects.STATE: "former"}),
+    "left to the garbage collector": patched("/metadata/ownerReferences", [OF_A_POD]),
+    "kept by a finalizer": patched("/metadata/finalizers", ["example.com/x"]),
+    "marked as one of a lost node": patched(
+        "/metadata/labels", lambda site, found: {**found["metadata"]["labels"], objects.ABANDONED: "true"}
     ),
     "deleted": lambda api, site, name, found: api.delete(ADDRESSES, name, found["metadata"]["uid"]),
 }

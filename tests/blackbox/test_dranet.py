@@ -11,6 +11,7 @@ import stat
 import subprocess
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -107,16 +108,30 @@ def webhook(node: Node) -> Iterator[Webhook]:
         found.process.communicate(timeout=20)
 
 
-def test_health_says_that_it_gives_addresses_and_knows_no_cloud(webhook: Webhook) -> None:
-    status, text = webhook.ask("/health")
+@pytest.fixture(scope="module")
+def serving(executables: Path) -> Iterator[Webhook]:
+    """A process for the tests that leave it running."""
+    with Node(executables) as node:
+        yield Webhook(node)
+
+
+@pytest.fixture
+def shared(serving: Webhook) -> Iterator[Webhook]:
+    """That process; the test leaves no lease."""
+    yield serving
+    assert serving.leases() == []
+
+
+def test_health_says_that_it_gives_addresses_and_knows_no_cloud(shared: Webhook) -> None:
+    status, text = shared.ask("/health")
     assert (status, json.loads(text)) == (200, {"cloudProvider": False, "profileProvider": True})
     for path in ("/GetDeviceAttributes", "/GetDeviceConfig"):
-        assert webhook.ask(path, DEVICE) == (200, "{}")
-    assert stat.S_IMODE(webhook.node.path(SOCKET).stat().st_mode) == 0o600
+        assert shared.ask(path, DEVICE) == (200, "{}")
+    assert stat.S_IMODE(shared.node.path(SOCKET).stat().st_mode) == 0o600
 
 
-def test_a_device_gets_an_address_keeps_it_when_asked_again_and_gives_it_back(webhook: Webhook) -> None:
-    status, text = webhook.give()
+def test_a_device_gets_an_address_keeps_it_when_asked_again_and_gives_it_back(shared: Webhook) -> None:
+    status, text = shared.give()
     assert status == 200, text
     assert json.loads(text) == {
         "interface": {"addresses": ["192.168.77.2/29"]},
@@ -126,14 +141,14 @@ def test_a_device_gets_an_address_keeps_it_when_asked_again_and_gives_it_back(we
             {"destination": "fd00:9::/64", "scope": 253},
         ],
     }
-    assert webhook.give() == (200, text)
-    assert len(webhook.leases()) == 1
-    other = json.loads(webhook.give(name="pci-0000-8a-00-1")[1])  # another device of the same claim
+    assert shared.give() == (200, text)
+    assert len(shared.leases()) == 1
+    other = json.loads(shared.give(name="pci-0000-8a-00-1")[1])  # another device of the same claim
     assert other["interface"]["addresses"] == ["192.168.77.4/29"]  # .3 is a next hop
-    assert webhook.release() == webhook.release() == (200, "{}")
-    assert len(webhook.leases()) == 1
-    assert webhook.release(name="pci-0000-8a-00-1") == (200, "{}")
-    assert webhook.leases() == []
+    assert shared.release() == shared.release() == (200, "{}")
+    assert len(shared.leases()) == 1
+    assert shared.release(name="pci-0000-8a-00-1") == (200, "{}")
+    assert shared.leases() == []
 
 
 @pytest.fixture
@@ -183,32 +198,34 @@ REFUSED: dict[str, tuple[tuple[str, str, str], int, str]] = {
 }
 
 
-def test_what_cannot_be_given_is_refused_with_the_status_that_dranet_knows(webhook: Webhook) -> None:
+def test_what_cannot_be_given_is_refused_with_the_status_that_dranet_knows(shared: Webhook) -> None:
     for fault, ((profile, claim, name), status, text) in REFUSED.items():
-        for ask in (webhook.give, webhook.release):
-            if ask == webhook.release and fault == "a range with a prefix of 33 bits":
+        for ask in (shared.give, shared.release):
+            if ask == shared.release and fault == "a range with a prefix of 33 bits":
                 continue  # a release with a broken configuration is the plugin's to judge
             found, said = ask(profile, claim, name)
             assert (found, text in said) == (status, True), (fault, said)
-    assert webhook.leases() == []
+    assert shared.leases() == []
 
 
-def test_a_body_that_is_no_object_is_refused_and_the_next_request_is_served(webhook: Webhook) -> None:
+def test_a_body_that_is_no_object_is_refused_and_the_next_request_is_served(shared: Webhook) -> None:
     for body in (b"", b"[]", b"{", b"null"):
-        assert webhook.ask("/GetProfileConfig", body)[0] == 400, body
-    assert webhook.ask("/GetProfileConfig", b"{}", size=1 << 21)[0] == 400
-    assert webhook.ask("/nothing", {})[0] == webhook.ask("/nothing")[0] == 404
-    assert webhook.ask("/health")[0] == 200
+        assert shared.ask("/GetProfileConfig", body)[0] == 400, body
+    assert shared.ask("/GetProfileConfig", b"{}", size=1 << 21)[0] == 400
+    assert shared.ask("/nothing", {})[0] == shared.ask("/nothing")[0] == 404
+    assert shared.ask("/health")[0] == 200
 
 
-def test_a_full_range_is_a_fault_that_kubelet_tries_again(webhook: Webhook) -> None:
+def test_a_full_range_is_a_fault_that_kubelet_tries_again(shared: Webhook) -> None:
     for number in range(4):  # of six addresses two are next hops
-        assert webhook.give(claim=f"claim-{number}")[0] == 200
-    status, said = webhook.give(claim="one-more")
+        assert shared.give(claim=f"claim-{number}")[0] == 200
+    status, said = shared.give(claim="one-more")
     assert status == 500
     assert "192.168.77.0/29" in said
-    assert webhook.release(claim="claim-3")[0] == 200
-    assert webhook.give(claim="one-more")[0] == 200
+    assert shared.release(claim="claim-3")[0] == 200
+    assert shared.give(claim="one-more")[0] == 200
+    for claim in ("claim-0", "claim-1", "claim-2", "one-more"):
+        assert shared.release(claim=claim)[0] == 200
 
 
 def test_a_second_process_is_refused_and_a_killed_ones_socket_is_taken(webhook: Webhook) -> None:

@@ -363,43 +363,6 @@ def test_who_runs_a_plugin_while_versions_change_gets_a_whole_one(
     assert set(out.split()) == {"AA", "BB"}
 
 
-@pytest.mark.long
-@pytest.mark.skipif(bool(CHROOT), reason="a checkout's plugins need a host with Python: unset RAILCNI_CHROOT")
-def test_pods_are_attached_and_detached_while_versions_change(node: Node, plugins: Path, work: Path) -> None:
-    for top in (work / "one", work / "two"):
-        for part in ("bin", "libexec", "cni", "ipam"):
-            ignored = shutil.ignore_patterns("__pycache__", "cli", "dist")
-            shutil.copytree(ROOT / part, top / part, symlinks=True, ignore=ignored)
-    with open(work / "two/ipam/add.py", "a") as module:
-        module.write("\nOTHER = True\n")
-    interpreter = content.checkout(str(ROOT)).interpreter
-    subprocess.run([interpreter, "-I", work / "two/cni/compiled/pack.py"], check=True)
-    wanted = [content.checkout(str(work / "one")), content.checkout(str(work / "two"))]
-    install(plugins, wanted[0], replace=True)
-    node.master()
-    pod = node.pod()
-    config: dict[str, Any] = {"cniVersion": "1.1.0", "name": "n", "type": "macvlan", "master": "ens2f0"}
-    config["ipam"] = {"type": "whereabouts", "range": "10.9.0.0/24", "datastore": "file"}
-    child = os.fork()
-    if child == 0:
-        try:
-            for turn in range(1, 1000):
-                install(plugins, wanted[turn % 2])
-        finally:
-            os._exit(0)
-    try:
-        for turn in range(12):
-            for verb in ("ADD", "DEL"):
-                node.cni(
-                    plugins / ("macvlan", "railcni-macvlan")[turn % 2], verb, config, netns=pod, path=[plugins]
-                ).succeeded()
-    finally:
-        os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
-    assert node.leftovers() == []
-    assert len(list((plugins / BUNDLE).glob("0.*"))) == 2
-
-
 def test_a_second_installer_is_sent_away_and_a_killed_one_holds_nothing(
     plugins: Path, bundles: tuple[content.Content, content.Content]
 ) -> None:
