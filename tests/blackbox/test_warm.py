@@ -271,19 +271,14 @@ def test_a_worker_that_a_call_has_made_large_ends(node: Node) -> None:
     assert until(lambda: worker not in warm.of_node(node))  # without a question to it, each of which is a call
 
 
-@pytest.mark.parametrize(
-    ("plugin", "keys"),
-    [("macvlan", {}), ("host-device", {"device": "ens9"}), ("sriov", {"deviceID": PCI}), ("whereabouts", {})],
-)
-def test_a_worker_goes_on_after_each_verb_of_each_plugin(
-    node: Node, pod: Pod, plugin: str, keys: dict[str, str]
-) -> None:
+def test_a_worker_goes_on_after_each_verb_of_each_plugin(node: Node, pod: Pod) -> None:
     """Nothing of a call stays open in its process: no lock, no socket."""
     device(node)
     have_workers(node, 2)
     before = workers_of(node)
-    config = network(type=plugin, **keys)
-    for number in range(6):
+    keys = {"macvlan": {}, "host-device": {"device": "ens9"}, "sriov": {"deviceID": PCI}, "whereabouts": {}}
+    for number, plugin in enumerate([*keys, *keys, *keys]):
+        config = network(type=plugin, **keys[plugin])
         result = node.cni(plugin, "ADD", config, netns=pod, container_id=f"c{number}").succeeded()
         node.cni(plugin, "CHECK", config | {"prevResult": result}, netns=pod, container_id=f"c{number}").succeeded()
         node.cni(plugin, "DEL", config, netns=pod, container_id=f"c{number}").succeeded()
@@ -465,11 +460,10 @@ KUBECONFIG = {
     "clusters": [{"name": "c", "cluster": {"server": "https://127.0.0.1:1"}}],
     "users": [{"name": "c", "user": {"exec": HELPER}}],
 }
-SEARCHED = {"none": {}, "an empty one": {"PATH": ""}, "one": {"PATH": "/usr/bin"}, "another": {"PATH": "/run"}}
+SEARCHED: list[dict[str, str]] = [{}, {"PATH": ""}, {"PATH": "/usr/bin"}, {"PATH": "/run"}]
 
 
-@pytest.mark.parametrize("more", SEARCHED.values(), ids=SEARCHED)
-def test_a_helper_is_looked_for_in_the_path_that_the_caller_has(node: Node, more: dict[str, str]) -> None:
+def test_a_helper_is_looked_for_in_the_path_that_the_caller_has(node: Node) -> None:
     node.caller = {}
     kubeconfig = node.path("/etc/cni/net.d/whereabouts.d/kubeconfig")
     kubeconfig.parent.mkdir(parents=True, exist_ok=True)
@@ -477,12 +471,13 @@ def test_a_helper_is_looked_for_in_the_path_that_the_caller_has(node: Node, more
     ipam = {"type": "whereabouts", "range": "10.9.0.0/24", "datastore": "kubernetes"}
     config = network(ipam=ipam | {"kubernetes": {"kubeconfig": "/etc/cni/net.d/whereabouts.d/kubeconfig"}})
     before = state_of(node)
-    answers = [
-        node.cni("whereabouts", "ADD", config, netns="/run/netns/none", more=more | how) for how in ({}, warm.COLD)
-    ]
-    assert "exec helper" in answers[0].msg
-    assert answers[0].document == answers[1].document
-    assert until(lambda: state_of(node).calls == before.calls + 1)
+    for number, more in enumerate(SEARCHED, 1):
+        answers = [
+            node.cni("whereabouts", "ADD", config, netns="/run/netns/none", more=more | how) for how in ({}, warm.COLD)
+        ]
+        assert "exec helper" in answers[0].msg
+        assert answers[0].document == answers[1].document, more
+        assert until(lambda: state_of(node).calls == before.calls + number), more  # noqa: B023
 
 
 @pytest.mark.parametrize("caller", callers.CALLERS.values(), ids=callers.CALLERS)
@@ -586,25 +581,24 @@ def test_callers_with_settings_of_the_resolver_or_openssl_have_workers_with_the_
     assert sum(w.calls for w in warm.found(node)) == former.calls + 1
 
 
-@pytest.mark.parametrize("variable", ["LD_LIBRARY_PATH", "LD_PRELOAD", "LD_AUDIT"])
 def test_the_libraries_of_a_caller_neither_end_a_cold_call_nor_are_lost_for_the_plugin_that_it_runs(
-    node: Node, pod: Pod, variable: str
+    node: Node, pod: Pod
 ) -> None:
     """A file that is no library is a stand-in for one of another C library than Python's."""
     others(node, "outside", OUTSIDE)
     for library in ("libexpat.so.1", "libz.so.1"):  # of Python, and not of the shell
         node.path(f"/run/others/{library}").write_text("of another C library")
-    value = "/run/others" if variable == "LD_LIBRARY_PATH" else "/run/others/libz.so.1"
-    config = network(ipam={"type": "outside"})
-    said = []
-    for cold in ({}, warm.COLD):
-        how = {"netns": pod, "path": paths(node), "more": {variable: value} | cold}
-        reply = node.cni("macvlan", "ADD", config, **how)
-        reply.succeeded()
-        said.append(reply.stderr)  # of the loaders of the shell and its programs, if anything
-        assert f"{variable}={value}" in node.path("/run/others/seen").read_text().splitlines()
-        node.cni("macvlan", "DEL", config, **how).succeeded()
-    assert said[0] == said[1]
+    library, config = "/run/others/libz.so.1", network(ipam={"type": "outside"})
+    for variable, value in (("LD_LIBRARY_PATH", "/run/others"), ("LD_PRELOAD", library), ("LD_AUDIT", library)):
+        said = []
+        for cold in ({}, warm.COLD):
+            how = {"netns": pod, "path": paths(node), "more": {variable: value} | cold}
+            reply = node.cni("macvlan", "ADD", config, **how)
+            reply.succeeded()
+            said.append(reply.stderr)  # of the loaders of the shell and its programs, if anything
+            assert f"{variable}={value}" in node.path("/run/others/seen").read_text().splitlines()
+            node.cni("macvlan", "DEL", config, **how).succeeded()
+        assert said[0] == said[1], variable
 
 
 def test_a_netns_that_leads_elsewhere_for_the_worker_is_entered_by_the_call_itself(node: Node, pod: Pod) -> None:
@@ -627,16 +621,16 @@ UNLIKE = {
 }
 
 
-@pytest.mark.parametrize("caller", UNLIKE)
-def test_a_caller_unlike_the_one_that_began_is_not_served(node: Node, caller: str) -> None:
+def test_a_caller_unlike_the_one_that_began_is_not_served(node: Node) -> None:
     node.run(["mkdir", "/run/root"]).check_returncode()
     node.run(["mount", "--rbind", "/", "/run/root"]).check_returncode()
-    before, cold = state_of(node), warm.cold(node)
-    argv = [*UNLIKE[caller], node.executables / "whereabouts"]
-    done = node.run(argv, env={"CNI_COMMAND": "STATUS", "CNI_PATH": "/"}, stdin=json.dumps(warm.NOTHING).encode())
-    assert done.returncode == 0, done.stdout
-    after = state_of(node)
-    assert (after.calls, warm.cold(node)) == (before.calls, cold + "o")
+    for through in UNLIKE.values():
+        before, cold = state_of(node), warm.cold(node)
+        argv = [*through, node.executables / "whereabouts"]
+        done = node.run(argv, env={"CNI_COMMAND": "STATUS", "CNI_PATH": "/"}, stdin=json.dumps(warm.NOTHING).encode())
+        assert done.returncode == 0, done.stdout
+        after = state_of(node)
+        assert (after.calls, warm.cold(node)) == (before.calls, cold + "o"), through
 
 
 COLD_CALLS = {  # a caller's variables, what it goes through, and the letter that its cold calls have
@@ -695,11 +689,15 @@ REQUESTS = {  # of a launcher: {variables} and how many descriptors, and whether
 }
 
 
-@pytest.mark.parametrize(("more", "files", "is_served"), REQUESTS.values(), ids=REQUESTS)
-def test_a_worker_serves_only_a_request_that_came_whole(
-    node: Node, more: dict[str, str], files: int, is_served: bool
-) -> None:
+def test_a_worker_serves_only_a_request_that_came_whole(node: Node) -> None:
     """A node whose sockets have large buffers (net.core.wmem_default) lets a launcher send more than a worker takes."""
+    for name, (more, files, is_served) in REQUESTS.items():
+        have_workers(node, 1)
+        assert asked(node, more, files) == (b"0" if is_served else b"o" if files != 3 else b""), name
+
+
+def asked(node: Node, more: dict[str, str], files: int) -> bytes:
+    """What a worker says to a request with these variables and so many descriptors."""
     (path,) = warm.sockets(node)
     supervisor = state_of(node).supervisor
     identity = Path(f"/proc/{supervisor}/cmdline").read_bytes().split(b"\0")[3]
@@ -720,7 +718,7 @@ def test_a_worker_serves_only_a_request_that_came_whole(
         given = [stdin.fileno(), there, null.fileno(), null.fileno()][:files]
         socket.send_fds(connection, [b"\0".join([identity, b"whereabouts", b"18", b"", *entries])], given)
         os.close(there)
-        assert connection.recv(1 << 16) == (b"0" if is_served else b"o" if files != 3 else b"")
+        return connection.recv(1 << 16)
 
 
 # --- who ends, or stands still ---
