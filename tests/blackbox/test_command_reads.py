@@ -18,6 +18,8 @@ from tests.each import quick
 from tests.node import COMMAND, ROOT, STATE, Node, Pod
 from tests.users import AnotherUser
 
+pytestmark = pytest.mark.forked
+
 CONFIG = {
     "cniVersion": "1.0.0",
     "name": "rail",

@@ -527,6 +527,12 @@ def test_a_thousand_addresses_cannot_be_asked_for(node: Node, pod: Pod) -> None:
     refused(node, "whereabouts", config, pod, 7, "requested addresses", "1000 at most")
 
 
+def test_what_names_no_netdev_is_refused(node: Node, pod: Pod) -> None:
+    for name in ("x" * 128, "ens2f0\0", "../ens2f0", "ens2 f0"):
+        for plugin, key in (("macvlan", "master"), ("host-device", "device")):
+            refused(node, plugin, network(**{key: name}), pod, 7, key, "want")
+
+
 @each_and(
     "kind",
     ["../host-local", "/usr/lib/cni/host-local", "..", ".", "a\0b", "sub/whereabouts"],

@@ -5,8 +5,12 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import pytest
+
 from tests.fabric import Fabric
 from tests.node import Node, Pod
+
+pytestmark = pytest.mark.forked
 
 FILE = """
 group: gpu
