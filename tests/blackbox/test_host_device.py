@@ -306,22 +306,6 @@ def test_a_repeated_delete_ends_beside_a_link_of_the_pod_that_looks_like_the_dev
         assert pod.view.link("net1").mac == device.mac
 
 
-def test_a_delete_of_what_was_never_added_changes_nothing(node: Node, pod: Pod) -> None:
-    before = as_it_was(node)
-    delete(node, pod, network())
-    delete(node, None, network())
-    delete(node, "/run/netns/none", network())
-    assert (node.leftovers(), as_it_was(node)) == ([], before)
-
-
-def test_a_delete_after_the_namespace_has_gone_ends_well(node: Node, pod: Pod) -> None:
-    add(node, pod, network())
-    node.delete_pod(pod)  # a veth is destroyed with it; a physical device would return to the host
-    delete(node, pod.path, network())
-    assert (node.leases(), node.files()) == ([], [])
-    assert "net1" not in node.host.names()
-
-
 def probe_anew(node: Node, pod: Pod) -> None:
     """As unbind and bind of the driver, or sriov_numvfs 0 and 2: the netdev goes, and the host has another one of its name."""
     pod.view.delete("net1")
@@ -442,33 +426,6 @@ def test_a_record_of_an_earlier_boot_restores_nothing_on_the_device(node: Node, 
     delete(node, pod.path, network())
     assert as_it_was(node) == before
     assert (node.leases(), node.files()) == ([], [])
-
-
-def test_another_device_under_the_old_name_is_left_alone(node: Node, pod: Pod) -> None:
-    add(node, pod, network())
-    pod.view.delete("net1")  # with its peer
-    node.host.add_veth("ens9", "ens9-peer", mtu=1500)
-    before = as_it_was(node)
-    delete(node, pod, network())
-    assert as_it_was(node) == before
-    assert (node.leases(), node.files()) == ([], [])
-
-
-def test_a_delete_with_a_configuration_that_has_changed_since_brings_the_device_back(node: Node, pod: Pod) -> None:
-    before = as_it_was(node)
-    changed: dict[str, Any]
-    for changed in ({"device": "ens77"}, {"device": None}, {"ipam": {}}, {"device": 7}):
-        add(node, pod, network())
-        delete(node, pod, network(**changed))
-        assert (node.leftovers(), as_it_was(node)) == ([], before)
-
-
-def test_a_retried_add_keeps_the_device_and_its_address(node: Node, pod: Pod) -> None:
-    before = as_it_was(node)
-    assert add(node, pod, network()) == add(node, pod, network())
-    assert node.leases() == ["192.168.111.1"]
-    delete(node, pod, network())
-    assert (node.leftovers(), as_it_was(node)) == ([], before)
 
 
 # --- beside Go's plugin ---

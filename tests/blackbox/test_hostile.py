@@ -91,9 +91,6 @@ REFUSED_PATHS = [
     ("configuration_path", "/etc/cni/net.d/10-calico.conf", "configRoots", "/etc/cni"),
     ("kubernetes.kubeconfig", "/etc/kubernetes/admin.conf", "configRoots", "/etc/kubernetes"),
     ("etcd_key_file", "/etc/kubernetes/pki/etcd/server.key", "configRoots", "/etc/cni"),
-    ("etcd_key_file", SHADOW, "configRoots", "/etc/cni"),
-    ("etcd_cert_file", SHADOW, "configRoots", "/etc/cni"),
-    ("etcd_ca_cert_file", SHADOW, "configRoots", "/etc/cni"),
 ]
 
 

@@ -251,32 +251,6 @@ def test_adds_and_deletes_of_one_attachment_at_once_end_in_a_state_that_a_delete
     assert node.leftovers() == []
 
 
-# --- requests ---
-
-BY: dict[str, Any] = {
-    "CNI_ARGS": lambda *ips: {"args": f"IgnoreUnknown=1;IP={','.join(ips)}"},
-    "runtimeConfig": lambda *ips: {"more_config": {"runtimeConfig": {"ips": list(ips)}}},
-    "args": lambda *ips: {"more_config": {"args": {"cni": {"ips": list(ips)}}}},
-}
-each_way = pytest.mark.parametrize("way", BY)
-
-
-def ask(node: Node, ipam: dict[str, Any], container: str, way: str, *ips: str) -> Reply:
-    how = BY[way](*ips)
-    config = network(ipam, **how.pop("more_config", {}))
-    return call(node, "ADD", config, container_id=container, **how)
-
-
-@each_way
-def test_requests_of_both_families_replace_what_the_ranges_would_give(node: Node, way: str) -> None:
-    ipam = {"ipRanges": [RANGE, {"range": "fd00:1::/64"}]}
-    assert ask(node, ipam, "c1", way, "fd00:1::77", "192.168.111.7").addresses == [
-        "192.168.111.7/24",
-        "fd00:1::77/64",
-    ]
-    assert node.leases() == ["192.168.111.7", "fd00:1::77"]
-
-
 # --- the node's policy ---
 
 POLICY = "/etc/cni/net.d/whereabouts.d/railcni.json"
@@ -334,19 +308,11 @@ def test_what_the_nodes_policy_lists_is_given(node: Node) -> None:
 
 def test_the_nodes_policy_covers_requests_outside_of_the_ranges_and_all_rails(node: Node) -> None:
     set_policy(node, ranges=["192.168.111.0/24"])
-    ask(node, {**RANGE, "allow_outside_ranges": True}, "c1", "CNI_ARGS", "10.7.0.7/16").refused(7, "range 10.7.0.0/16")
+    config = network({**RANGE, "allow_outside_ranges": True})
+    call(node, "ADD", config, args="IgnoreUnknown=1;IP=10.7.0.7/16").refused(7, "range 10.7.0.0/16")
     rail = {"index": 0, "group": "gpu", "addressing": "same-index", "ranges": [RANGE["range"], "10.0.0.0/24"]}
     call(node, "ADD", network(RANGE, rail=rail)).refused(7, "range 10.0.0.0/24 is not in ranges")
     assert node.leftovers() == []
-
-
-# --- overlapping ranges ---
-
-
-@pytest.mark.parametrize("apart", [{"enable_overlapping_ranges": False}, {"network_name": "blue"}], ids=str)
-def test_ranges_may_be_kept_apart(node: Node, apart: dict[str, Any]) -> None:
-    assert add(node, network({"range": "10.0.0.0/24"}), "c1") == ["10.0.0.1/24"]
-    assert add(node, network({"range": "10.0.0.0/16", **apart}), "c2") == ["10.0.0.1/16"]
 
 
 def test_one_range_under_two_network_names_is_two_pools(node: Node) -> None:
@@ -375,16 +341,6 @@ def test_a_delete_finds_its_leases_after_the_configuration_has_changed(node: Nod
     add(node, network(RANGE))
     delete(node, network({**RANGE, **changed}), args=pod_args("pod-a"))
     assert node.leftovers() == []
-
-
-def test_live_leases_survive_a_change_of_their_range(node: Node) -> None:
-    old, new = network(RANGE), network({"range": "192.168.111.0/24", "range_start": "192.168.111.100"})
-    add(node, old)
-    assert add(node, new, "c2") == ["192.168.111.100/24"]
-    assert node.leases() == ["192.168.111.1", "192.168.111.100"]
-    assert add(node, old, "c3") == ["192.168.111.2/24"]
-    delete(node, new)
-    assert node.leases() == ["192.168.111.2", "192.168.111.100"]
 
 
 def valid(*containers: str) -> dict[str, Any]:
@@ -471,13 +427,6 @@ def test_a_flat_file_fills_what_the_block_leaves_out(etc: Node, path: str) -> No
     block = {"datastore": None}
     assert add(etc, network(block), args=pod_args("pod-a")) == ["10.3.0.2/24"]
     assert add(etc, network({**block, **RANGE, "gateway": "192.168.111.1"}), "c2") == ["192.168.111.2/24"]
-
-
-def test_a_flat_file_may_be_named_in_the_block(etc: Node) -> None:
-    path = "/etc/cni/net.d/whereabouts.d/own.conf"
-    write(etc, path, {"datastore": "file", "range": "10.3.0.0/24"})
-    config = network({"datastore": None, "configuration_path": path})
-    assert add(etc, config, args=pod_args("pod-a")) == ["10.3.0.1/24"]
 
 
 def test_the_file_store_lies_where_data_dir_says(node: Node) -> None:
