@@ -90,17 +90,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker("another_user")
 
 
-def pytest_runtest_logstart() -> None:
-    served.begin()
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
-    yield
-    if served.is_faulty(item):
-        pytest.fail(served.MESSAGE, pytrace=False)
-
-
 @pytest.fixture
 def free_paths(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """In this process networks may name any path and server: those of tests lie outside of the usual roots."""

@@ -1,6 +1,7 @@
-"""A test that meets the server of a store runs with an unwell one too (tests/stores/unwell.py), or its mark `well` says why not.
+"""A test of tests/stores that meets a server runs with an unwell one too (tests/stores/unwell.py), or its mark `well` says
+why not.
 
-The servers note that a test meets them; what runs the tests (tests/conftest.py) asks.
+The servers note that a test meets them, and tests/stores/conftest.py asks.
 """
 
 from __future__ import annotations

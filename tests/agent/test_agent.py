@@ -28,8 +28,6 @@ from tests.stores import kubernetes_proxy
 from tests.stores.kubernetes_core import LEASES
 from tests.sysfs import Tree
 
-pytestmark = pytest.mark.well("it is about the agent's files, probes and elections, whose requests it scripts")
-
 FOLDER = "/etc/cni/net.d/whereabouts.d"
 
 

@@ -16,10 +16,6 @@ from tests.agent.rig import GRACE, IFNAME, POOL, POOLS, RESERVATIONS, Rig, owner
 from tests.node import until
 from tests.stores import kubernetes_api, kubernetes_proxy
 
-pytestmark = pytest.mark.well(
-    "its agent is a process with pauses of real length: tests/stores has releases and claims over an unwell server"
-)
-
 HERE = "/proc/self/ns/net"
 
 # --- leases that are dead ---

@@ -20,12 +20,7 @@ from tests.stores.kubernetes_api import ADDRESSES
 
 HERE = "/proc/self/ns/net"
 KINDS = ("kubernetes", "addresslease")
-pytestmark = [
-    pytest.mark.well(
-        "its agent is a process with pauses of real length: tests/stores has releases and claims over an unwell server"
-    ),
-    pytest.mark.parametrize("kind", KINDS),
-]
+pytestmark = pytest.mark.parametrize("kind", KINDS)
 
 
 def test_a_lease_whose_pod_is_gone_is_freed_and_told_of(rig: Rig, kind: str) -> None:

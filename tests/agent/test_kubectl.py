@@ -35,7 +35,6 @@ from tests.each import quick
 from tests.node import BIN, railcni, until
 
 pytestmark = [
-    pytest.mark.well("it is about what the command shows"),
     pytest.mark.skipif(tools.kubectl_version() < (1, 31), reason="needs kubectl 1.31 or newer: `.ci/helm` gets it"),
     pytest.mark.skipif(os.geteuid() != 0, reason="needs root for namespaces and chroot: run the tests with sudo"),
 ]

@@ -29,7 +29,6 @@ from tests.stores.kubernetes_api import ADDRESSES
 from tests.tools import needs_ip
 
 pytestmark = [
-    pytest.mark.well("it is about what the command shows"),
     *test_kubectl.pytestmark,
     needs_ip,
 ]

@@ -19,8 +19,6 @@ from tests.stores import kubernetes_api
 from tests.stores.kubernetes_api import ApiServer
 from tests.stores.test_kubernetes_store import POOL, POOLS, RESERVATIONS, Cluster
 
-pytestmark = pytest.mark.well("it scripts the answer to each request")
-
 BUSY = {"kind": "Status", "code": 504, "reason": "Timeout", "message": "context deadline exceeded"}
 
 

@@ -7,13 +7,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
 import yaml
 
 from tests.agent.rig import Rig, owner
 from tests.node import ROOT, until
-
-pytestmark = pytest.mark.well("a right counts as used when the request reaches the server")
 
 Right = tuple[str, str, str, str]  # verb, API group, resource, namespace ("" for all)
 

@@ -14,10 +14,6 @@ from tests.blackbox.test_kubernetes import ARGS, DIRECTORY, PORT, Server, networ
 from tests.node import Node, until
 from tests.view import View
 
-pytestmark = pytest.mark.well(
-    "its agent is a process with pauses of real length: tests/stores has releases and claims over an unwell server"
-)
-
 ACCOUNT = "/run/service-account"
 
 

@@ -12,13 +12,10 @@ from typing import Any
 
 import pytest
 
-from tests import etcd, served
+from tests import etcd
 from tests.node import STATE, Node, Pod, until
 
 pytestmark = [
-    pytest.mark.well(
-        "its calls are processes with pauses of real length: tests/stores has the same promises over an unwell server"
-    ),
     pytest.mark.skipif(bool(etcd.unusable()), reason=etcd.unusable()),
     pytest.mark.forked,
 ]
@@ -32,7 +29,6 @@ class Etcd:
     """One member in `node`, at the usual port, which can be stopped and started again with what it knows."""
 
     def __init__(self, node: Node) -> None:
-        served.note()
         self.node = node
         policy = node.path(POLICY)
         policy.parent.mkdir(parents=True, exist_ok=True)

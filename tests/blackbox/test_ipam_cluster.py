@@ -17,8 +17,6 @@ from tests.blackbox.command import run
 from tests.node import COMMAND
 from tests.stores.cluster_api import ClusterServer
 
-pytestmark = pytest.mark.well("it is about what the command shows")
-
 NAMESPACE = "kube-system"
 POOL = "192.168.111.0-24"
 IP = "192.168.111.{}".format

@@ -26,10 +26,6 @@ from tests.blackbox.command import run
 from tests.stores.cluster_api import ClusterServer
 from tests.stores.kinds import description
 
-pytestmark = pytest.mark.well(
-    "its calls are processes with pauses of real length: tests/stores has the same promises over an unwell server"
-)
-
 POOL, OTHER = "192.168.111.0-24", "192.168.222.0-24"
 IP = "192.168.111.{}".format
 _prefixes = itertools.count()

@@ -11,16 +11,10 @@ from typing import Any
 
 import pytest
 
-from tests import served
 from tests.node import ROOT, Node, Pod, Reply, until
 from tests.tools import needs_compiler
 
-pytestmark = [
-    pytest.mark.well(
-        "its calls are processes with pauses of real length: tests/stores has the same promises over an unwell server"
-    ),
-    pytest.mark.forked,
-]
+pytestmark = pytest.mark.forked
 
 PORT = 8001
 OBJECTS = f"http://127.0.0.1:{PORT}/apis/whereabouts.cni.cncf.io/v1alpha1/namespaces/kube-system"
@@ -40,7 +34,6 @@ class Server:
     """The API server of `node`."""
 
     def __init__(self, node: Node) -> None:
-        served.note()
         self.node = node
         argv = [sys.executable, "-m", "tests.stores.kubernetes_api", str(PORT)]
         self.process = node.start(["env", f"PYTHONPATH={ROOT}", *argv])

@@ -31,10 +31,6 @@ from tests.node import GO_PLUGINS, ROOT, Node, Pod, until
 from tests.stores import kubernetes_proxy
 from tests.stores.test_kubernetes_store import POOL, POOLS, RESERVATIONS, Cluster, divided
 
-pytestmark = pytest.mark.well(
-    "its calls are processes with pauses of real length: tests/stores has the same promises over an unwell server"
-)
-
 DOCUMENT = (ROOT / "docs/migration.md").read_text()
 DAEMONSET = (ROOT / "conf/kubernetes/daemonset.yaml").read_text()
 GO = os.environ.get("RAILCNI_TEST_WHEREABOUTS", "")

@@ -22,9 +22,6 @@ KILLED = 0.3  # of the calls
 SEED = 7
 
 pytestmark = [
-    pytest.mark.well(
-        "its calls are processes with pauses of real length: tests/stores has the same promises over an unwell server"
-    ),
     pytest.mark.long,
     pytest.mark.timeout(900),
 ]

@@ -27,10 +27,7 @@ MISSING = (
     if importlib.util.find_spec("etcd3")
     else "needs etcd3: .venv/bin/pip install --require-hashes -r requirements-etcd3.txt"
 )
-pytestmark = [
-    pytest.mark.well("it compares two clients of one well server"),
-    pytest.mark.skipif(bool(etcd.unusable() or MISSING), reason=etcd.unusable() or MISSING),
-]
+pytestmark = pytest.mark.skipif(bool(etcd.unusable() or MISSING), reason=etcd.unusable() or MISSING)
 Call = Callable[..., Any]
 
 

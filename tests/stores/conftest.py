@@ -1,4 +1,4 @@
-"""A store of every kind, empty, for the contract suite."""
+"""The stores of these tests, and the rule that each test meets an unwell server too (tests/served.py)."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import pytest
 
 from ipam.stores import base
 from ipam.stores.base import Store
+from tests import served
 from tests.stores import kubernetes_proxy
 from tests.stores.kinds import KINDS, Kind
 from tests.stores.kubernetes_api import ApiServer
@@ -17,6 +18,17 @@ from tests.stores.unwell import Hurry, ailing
 
 # An unwell server is the matter of the state machine and of test_unwell_servers.py; the long tests run the contract over it.
 _PARAMS = [pytest.param(kind, marks=pytest.mark.long if kind.unwell else ()) for kind in KINDS]
+
+
+def pytest_runtest_logstart() -> None:
+    served.begin()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
+    yield
+    if served.is_faulty(item):
+        pytest.fail(served.MESSAGE, pytrace=False)
 
 
 @pytest.fixture(params=_PARAMS, ids=lambda kind: kind.name)

@@ -50,6 +50,8 @@ def test_a_test_that_meets_a_store_s_server_alone_and_well_fails_until_it_says_w
         "no:cacheprovider",
         "-p",
         "tests.conftest",
+        "-p",
+        "tests.stores.conftest",
         "-c",
         f"{ROOT}/pyproject.toml",
         f"--rootdir={ROOT}",
