@@ -32,7 +32,7 @@ PHASES = {
         "cni.shared.spec.codec:loads",
         "cni.shared.spec.codec:dumps",
         "cni.shared.spec.request:parse",
-        "cni.shared.spec.result:parse",
+        "cni.shared.spec.parsing:parse",
         "cni.shared.spec.result:Result.document",
         "cni.shared.config:fill",
         "cni.link.plugins.macvlan:read",

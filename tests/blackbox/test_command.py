@@ -514,7 +514,6 @@ def test_a_result_without_a_version_is_of_the_version_asked(recorded: Recorded) 
     ("argv", "told"),
     [
         (["attach", "rec"], "the following arguments are required: NETNS"),
-        (["nad"], "the following arguments are required: VERB, one of lint, render, schema"),
         (["completion"], "the following arguments are required: SHELL, one of bash, zsh, fish"),
         (["attach", "rec", "ns", "--args", "A"], '"A" has no "=": write KEY=VALUE;KEY=VALUE'),
         (["attach", "rec", "ns", "--capability-args", "{"], "not JSON:"),
