@@ -124,12 +124,12 @@ def same(one: dict[str, Any], other: dict[str, Any]) -> bool:
 
 
 def joined(recorded: dict[str, Any], store_ref: dict[str, Any] | None) -> dict[str, Any]:
-    """The reference by which to open the store that a record names, with what the configuration adds.
+    """The reference by which to open the store of a record: `recorded`, completed by the configuration's `store_ref`.
 
-    If `store_ref`, from the configuration, means another store than `recorded`, the result is `recorded`. If both mean
-    one store, the result is `store_ref` with the pools of both. If the network may not name that store (`borrowed`),
-    the result is `recorded`. Only if both references name the same user does it also get the configuration's password,
-    and then it has only their common endpoints.
+    If `store_ref` means another store than `recorded`, the result is `recorded`. If both mean one store, the result is
+    `store_ref` with the pools of both. If the network may not name that store (`borrowed`), the result is `recorded`;
+    if both references name the same user, the result also has the configuration's password, and only their common
+    endpoints.
     """
     if not store_ref or not same(recorded, store_ref):
         return recorded

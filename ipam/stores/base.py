@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from ipam.stores.http import Connection
 
 Window = tuple[str, str | None, int, int, int]  # pool, scope, family, low, high
-READ, CHANGE, CREATE = range(3)  # the use of a store; CREATE makes a missing file, for others it is an empty store
+READ, CHANGE, CREATE = range(3)  # the use of a store; only CREATE makes a missing file, for READ and CHANGE it is empty
 
 SHARED_SECONDS = 2.0  # bound of a request to a store that nodes share, unless the request is for an ADD
 _SECOND_PAUSE = 0.005  # in seconds, after a first pause of 0
@@ -46,7 +46,7 @@ class OutcomeUnknown(Unreachable):
 
 
 class Pauses:
-    """The pauses between attempts that fail for now or lose to other writers, until `deadline` (time.monotonic).
+    """The pauses between attempts that fail temporarily or lose to other writers, until `deadline` (time.monotonic).
 
     A pause doubles from `first` up to `longest` seconds, with a random factor, and lasts at least half of the last
     attempt: a slow server gets fewer requests. Pauses become shorter near the deadline, so an old change wins against
@@ -76,7 +76,7 @@ class Pauses:
         return True
 
     def insist(self, refusal: CniError) -> None:
-        """Pause before another attempt. Raises `refusal` when no time is left for one."""
+        """Pause before another attempt. Raises `refusal` when no time is left for another attempt."""
         if not self.wait():
             raise refusal from None
 
@@ -85,9 +85,9 @@ class Survey:
     """The readings of a store that an ADD needs before it chooses an address.
 
     `own`: the leases of the attachment. `pods`: the leases of the pod's namespace, name and ifname, with any uid; at
-    least the leases in this node's records, since the runtime makes a pod's new sandbox on the same node. `former`:
-    the former addresses, (family, value), of a pod that `returns`, for this ifname. `near_full`: the first window is
-    so full that a search should begin elsewhere.
+    least those in this node's records, since the runtime makes a pod's new sandbox on the same node. `former`: for a
+    pod that `returns` (ipam.leases), the former addresses of this ifname as (family, value). `near_full`: the first
+    window is so full that a search should begin elsewhere.
     """
 
     __slots__ = ("former", "near_full", "own", "pods")
@@ -113,8 +113,8 @@ class Claimed:
 class Taken:
     """Answer of `claim`: nothing was changed.
 
-    `wants` are what prevents the claim (see `served.conflicts`). An empty list means that others changed the store at the same
-    time: the same claim may succeed next time.
+    `wants` are the obstacles to the claim (see `served.conflicts`). An empty list means that others changed the store at
+    the same time: the same claim may succeed next time.
     """
 
     __slots__ = ("wants",)
@@ -135,9 +135,9 @@ class Unknown:
 class Store:
     """A store of leases. Any method may raise a CniError that names the store; only `release` may then leave changes.
 
-    Each method begins a session of its own unless the caller is in one. While there is room, a store remembers the
-    last address of a pod that `returns`, which the pod gets again if it is free (`survey`), and the former pod of
-    each freed address, which no other pod gets for `cooldown` seconds (`cooling`).
+    Each method begins a session of its own unless the caller is in a session. While there is room, a store remembers
+    the last address of a pod that `returns`: the pod gets the address again if it is free (`survey`). The store also
+    remembers the former pod of a freed address: no other pod gets the address for `cooldown` seconds (`cooling`).
 
     `is_claimed_here(want)` returns whether another call of this node is about to claim the address; if not, it notes
     that this call is. So simultaneous calls of one node choose different addresses.
@@ -149,7 +149,7 @@ class Store:
     window = 4096  # addresses of one step of a search: a power of two, at most WINDOW of ipam.search
     page = 1000  # leases in one reading
     spreads = True  # whether claims of different addresses of a pool succeed at once
-    places = 0  # places of a pool that a search tries before it reads the pool window by window
+    places = 0  # spread positions in a pool that a search tries before it reads the pool window by window
 
     def __init__(self) -> None:
         self.cooldown = 0
@@ -162,7 +162,7 @@ class Store:
         raise NotImplementedError
 
     def session(self) -> Store:
-        """A context manager: until its end the store reuses its readings, and locks out others if it has locks."""
+        """A context manager: within it the store reuses its readings, and excludes other processes if it has locks."""
         return self
 
     def __enter__(self) -> Store:
@@ -190,7 +190,7 @@ class Store:
         """Take now the locks that serialize this node's sessions. Otherwise the session's first reading takes them."""
 
     def settle(self, attachment: Attachment, sequence: int) -> None:
-        """Make each claim of `attachment` with this or an older sequence fail, also a request still in transit."""
+        """Make each claim of `attachment` with this or a lower sequence fail, also a request still in transit."""
 
     def ready(self, wants: Sequence[Want] = ()) -> None:
         """Raise CniError if the store could not write new leases for `wants`; change nothing."""
@@ -204,7 +204,7 @@ class Store:
         raise NotImplementedError
 
     def survey(self, owner: Owner, windows: Sequence[Window], new: bool) -> Survey:
-        """The readings that an ADD begins with, in few requests. `windows` are probable next arguments of `occupied`.
+        """The readings with which an ADD begins, in few requests. `windows` are probable next arguments of `occupied`.
 
         `new`: the attachment has never had a lease. Then readings may be a moment old, since a claim finds later
         changes.
@@ -226,7 +226,7 @@ class Store:
         raise NotImplementedError
 
     def next_open(self, pool: str, scope: str | None, family: int, value: int, high: int) -> int:
-        """An address in value..high + 1: no address from `value` to the one before it can be claimed."""
+        """An address in value..high + 1 such that no address from `value` up to but excluding it can be claimed."""
         raise NotImplementedError
 
     def claim(self, wants: Sequence[Want], owner: Owner, instead_of: Sequence[Lease] = ()) -> Claimed | Taken | Unknown:
@@ -238,7 +238,7 @@ class Store:
         raise NotImplementedError
 
     def release(self, leases: Sequence[Lease]) -> int:
-        """Free each of `leases` that is unchanged in the store; return their number. An error may leave some freed."""
+        """Free each of `leases` that is unchanged in the store; return how many. An error may leave some freed."""
         raise NotImplementedError
 
     def forget(self) -> None:

@@ -1,8 +1,8 @@
 """HTTP/1.1 by `http.client` and `ssl`: one connection, kept for all requests of a call.
 
-`http.client` reads the replies. This module adds the bounds: every wait has a deadline, and the size of a reply is
-limited, as is that of all header lines, chunk sizes and trailers together. The module does not support redirects,
-proxies or compression.
+`http.client` reads the replies. This module adds the limits: every wait has a deadline; a reply has a largest size, and
+its header lines, chunk sizes and trailers together have one, too. The module does not support redirects, proxies or
+compression.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from ipam.stores import base
 
 AGENT = f"railcni/{VERSION}"  # Kubernetes takes the part before the / as the field manager
 
-_MOMENT = 0.25  # seconds for each place in the first round of `dial`
+_MOMENT = 0.25  # seconds for each host and port in the first round of `dial`
 _MOST_BYTES = 64 << 20  # of a reply
 _MOST_LINES = 1 << 18  # bytes of a reply's lines: headers, also of interim replies, sizes of chunks, and trailers
 _MOST_KEPT, _KEPT_SECONDS = 4, 30.0  # connections; servers close an idle connection after a minute or more
@@ -45,7 +45,7 @@ class _TlsSocket(ssl.SSLSocket):
 
 
 class ConnectionLost(OSError):
-    """A request was sent, at least in part, and no whole reply came: the server may have served the request."""
+    """A request was sent at least in part, but no complete reply came: the server may have served the request."""
 
 
 class _Ended(ConnectionResetError):
@@ -53,7 +53,7 @@ class _Ended(ConnectionResetError):
 
 
 class Refused(OSError):
-    """No place of `dial` accepts a connection; `reasons` has a text for each place."""
+    """No host and port that `dial` has tried accepts a connection; `reasons` has a text for each."""
 
     def __init__(self, reasons: list[str]) -> None:
         super().__init__(errno.ECONNREFUSED, "; ".join(reasons))
@@ -69,9 +69,8 @@ class Untrusted(OSError):
 
 
 def tls_context(authority: str, certificate: str, key: str) -> Any:
-    """The SSLContext from the paths of three PEM files. `authority` "" means the system's; `certificate` "" means none.
-
-    Raises ValueError, which names the file, when one cannot be used.
+    """The SSLContext from the paths of three PEM files. `authority` "" means the system's authorities, `certificate` ""
+    no client certificate. Raises ValueError, which names the file, when a file cannot be used.
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.sslsocket_class = _TlsSocket
@@ -137,7 +136,7 @@ class _Replies(io.BufferedReader):
         self._lines = 0
 
     def end(self) -> bool:
-        """End a reply. Return False if more bytes have come, which no request has asked for."""
+        """End a reply. Return False if more bytes have come, without a request."""
         self._incoming.end()
         return not self.peek(1)
 
@@ -173,7 +172,7 @@ class Connection:
         self._socket = connected
         self._host = host if ":" not in host else f"[{host}]"
         self._tls = context is not None
-        self.at = 0  # index of its endpoint, for a client that has several
+        self.at = 0  # index of the endpoint, for a client with several endpoints
         self.reused = False
         self.answers = self._tls  # whether the server has sent a reply, or done a TLS handshake
         self.used = 0.0  # time.monotonic when the connection was kept
@@ -200,11 +199,11 @@ class Connection:
         self._replies = _Replies(_Incoming(self._socket))
 
     def makefile(self, _mode: str) -> io.BufferedReader:
-        """The reader of replies, for HTTPResponse, which is given this connection in place of a socket."""
+        """The reader of replies. HTTPResponse calls this method: it gets this connection in place of a socket."""
         return self._replies
 
     def request(self, method: str, target: str, headers: str, body: bytes, deadline: float) -> tuple[int, bytes]:
-        """(status, body) of the reply. `headers` are whole lines. Raises ConnectionLost or Untrusted, and closes."""
+        """Send a request with the lines `headers`; return (status, body). Raises ConnectionLost or Untrusted."""
         head = f"{method} {target} HTTP/1.1\r\nHost: {self._host}\r\nUser-Agent: {AGENT}\r\n{headers}"
         head += f"Content-Length: {len(body)}\r\n\r\n"
         try:
@@ -370,10 +369,10 @@ class Client:
 
 
 def dial(places: Sequence[tuple[str, int]], seconds: float) -> tuple[int, socket.socket]:
-    """Connect to the first of `places`, (host, port), that accepts; return (index of the place, socket).
+    """Connect to the first of `places`, each (host, port), that accepts; return (index of the place, socket).
 
-    The first round tries each place for 0.25 s, so that a dead machine costs no more. The second round tries the
-    places that did not answer again. Raises Refused after `seconds`, or when all places have refused.
+    The first round tries each place for 0.25 s, so that a dead machine costs no more. The second round tries again the
+    places that did not answer. Raises Refused after `seconds`, or when all places have refused.
     """
     deadline = monotonic() + seconds
     reasons = ["did not answer"] * len(places)
@@ -417,7 +416,7 @@ def _connected(entry: Any, seconds: float) -> socket.socket:
 
 
 def _wait(connected: socket.socket, deadline: float) -> None:
-    """Set the socket's timeout so that its next operation ends by `deadline`. Raises TimeoutError if it has passed."""
+    """Make the socket's next operation end by `deadline`. Raises TimeoutError if the deadline has passed."""
     left = deadline - monotonic()
     if left <= 0:
         raise TimeoutError(errno.ETIMEDOUT, "timed out")

@@ -41,9 +41,9 @@ def conflicts(
     is_there: Callable[[Lease], bool],
     is_held: Callable[[Want, Sequence[Lease]], bool],
 ) -> list[Want]:
-    """What prevents a claim of `wants` in place of the leases `instead_of`.
+    """The obstacles to a claim of `wants` in place of the leases `instead_of`.
 
-    These are leases of `instead_of` that are gone or repeated, and wants that exclude an earlier want or whose
+    Obstacles are leases of `instead_of` that are gone or repeated, and wants that exclude an earlier want or whose
     address has another lease.
 
     `is_there(lease)`: whether the lease still exists. `is_held(want, given)`: whether a lease other than `given`

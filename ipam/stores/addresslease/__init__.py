@@ -4,10 +4,10 @@ A claim creates the object, a release deletes it with uid and resourceVersion as
 with a test of the resourceVersion. Leases share no object, so the store needs no lock.
 
 A list with any selector costs the server some microseconds for each object of the namespace. So an ADD or a DEL lists
-as little as possible. It finds the leases of a pod's former sandbox in this node's records. A search lists the names in
-the pool's first block of 256 addresses while the last address of this block is free. If that address is held, the
+as little as possible. An ADD reads the leases of a pod's former sandbox from this node's records. A search lists the
+names in the pool's first block of 256 addresses while the last address of this block is free. If that is held, the
 search tries addresses at two other places without reading; the places differ by node and attachment (ipam.search). If
-another claim is first in the first block, it tries one more address there, then the two places. After these it lists
+another claim is first in the first block, the search tries one more address there, then the two places. Then it lists
 blocks at further places, and at last the whole pool. Only a consistent list shows that a pool is exhausted.
 
 The object of a freed address stays until the end of its cooldown; the next claim takes it over. A separate object,
@@ -94,7 +94,7 @@ class AddressLeaseStore(ObjectStore):
                 refuse_elsewhere(self.api, want.pool)
 
     def find(self, attachment: Attachment) -> list[Lease]:
-        """As Store.find. If all leases of the record exist, there are no others, since a claim makes all or none."""
+        """As Store.find. If all leases of the node's record exist, there are no others: a claim makes all or none."""
         with self.session():
             recorded = [lease for lease in self._known() if lease.attachment == attachment]
             found = self._standing(recorded)
@@ -261,7 +261,7 @@ class AddressLeaseStore(ObjectStore):
         return len(freed)
 
     def _remember(self, leases: Sequence[Lease]) -> None:
-        """Remember the addresses of the pods of `leases`. Ignore failures: the release is done."""
+        """Store the addresses of the pods of `leases` as former addresses. Ignore failures: the release is done."""
         memories: dict[str, dict[str, Any]] = {}
         for lease in leases:
             document = objects.memory(lease, time.time_ns())

@@ -35,8 +35,8 @@ NAMES = "railcni.io/names"  # annotation of an IPPool: the kinds of names of its
 
 
 class Claim:
-    """One attempt to claim `wants`. `known` returns the object of a lease as this session has read it. `is_mixed` is
-    the function below, for a lease."""
+    """One attempt to claim `wants`. `known` returns the object of a lease as this session has read it. `is_mixed` tells
+    whether the pool of a lease may have objects with both kinds of names."""
 
     __slots__ = (
         "_cooldown",
@@ -71,7 +71,7 @@ class Claim:
         self.leases = [Lease(want, owner) for want in wants]
 
     def make(self) -> list[Want]:
-        """Make the objects; return the obstacles (served.conflicts). After any, call `undo`. Raises OutcomeUnknown."""
+        """Make the objects; return the obstacles (served.conflicts), after which the caller must call `undo`."""
         given = {old.key(): entry for old in self._instead_of if (entry := self._known(old)) and entry.is_of(old)}
         failed = conflicts(self._instead_of, self._wants, lambda old: old.key() in given, lambda want, freed: False)
         if failed:
@@ -140,7 +140,7 @@ class Claim:
 
 
 def is_mixed(found: Objects, place: Want) -> bool:
-    """Whether a pool's objects may have both kinds of names. Raises OutcomeUnknown; InvalidConfig for an IPPool."""
+    """Whether a pool's objects may have both kinds of names. Raises InvalidConfig when its leases are in IPPools."""
     attempts = Pauses(min(time.monotonic() + found.api.seconds, found.api.deadline))
     while True:
         try:
@@ -200,7 +200,7 @@ def _read_names(found: Objects, place: Want) -> bool:
 
 
 def standing(found: Objects, want: Want, gone: Collection[str] = ()) -> Entry | None:
-    """The object of the lease that prevents a claim of `want`, or None. Names in `gone` do not count."""
+    """The object of the lease that prevents a claim of `want`, or None. Objects with a name in `gone` do not count."""
     name = objects.name_of(want)
     entry = found.get(name) if name not in gone else None
     return entry if entry and entry.held else twin(found, want, gone)

@@ -129,7 +129,7 @@ def memory(lease: Lease, now_ns: int) -> dict[str, Any]:
 
 
 class Entry:
-    """An AddressLease as it was read. `lease` is its lease; the former lease when the address is no longer `held`."""
+    """An AddressLease as it was read. `lease` is its lease, or its last lease if the address is no longer `held`."""
 
     __slots__ = ("labels", "lease", "name", "spec", "state", "uid", "until", "version")
 
@@ -163,12 +163,12 @@ class Entry:
 
     @property
     def former(self) -> dict[str, str]:
-        """The pod's former addresses by pool; {} for an object that is not made to remember them."""
+        """The pod's former addresses by pool; {} for an object that holds or held an address."""
         found = self.spec.get("former")
         return found if isinstance(found, dict) else {}
 
     def is_of(self, lease: Lease) -> bool:
-        """Whether the object is that of `lease`, not of another claim of the address."""
+        """Whether the object holds the address for `lease`, and not for another claim."""
         return self.held and self.lease.key() == lease.key()
 
     def cools(self, now: float) -> bool:

@@ -66,8 +66,8 @@ class Objects:
         """Create `document`; return (the object of this name, whether it belongs to `lease`).
 
         Raises Conflict when an object of this name was just deleted. After a lost reply a second request is made, and
-        the first may still arrive. So the second one marks its object with the label FENCE, and `remove` keeps a marked
-        object. Raises OutcomeUnknown when the second finds another owner's lease, or no object.
+        the first may still arrive. So the second request sets the label FENCE, and `remove` keeps an object with this
+        label. Raises OutcomeUnknown when the second request finds another owner's lease, or no object.
         """
 
         def create(again: bool) -> tuple[Entry, bool]:
@@ -125,7 +125,7 @@ class Objects:
         return _twice(delete)
 
     def free(self, entry: Entry | None, lease: Lease, cooldown: int) -> bool:
-        """Free the address of `lease`, whose object is `entry`; return whether it was held. Raises OutcomeUnknown."""
+        """Free the address of `lease` in its object `entry`; return whether it was held. Raises as `change`."""
 
         def free(entry: Entry) -> bool:
             if cooldown:
@@ -135,9 +135,8 @@ class Objects:
         return bool(self.change(entry, lease, free))
 
     def change(self, entry: Entry | None, lease: Lease, make: Callable[[Entry], T]) -> T | None:
-        """Call `make(entry)`, and again after each change by others; return its result.
-
-        Returns None when the object is no longer of `lease`. Raises OutcomeUnknown when others keep changing it."""
+        """Call `make(entry)`, and again after each change by others; return its result, or None when the object no
+        longer holds `lease`. Raises OutcomeUnknown when others keep changing the object."""
         attempts = Pauses(min(time.monotonic() + self.api.seconds, self.api.deadline))
         while entry and entry.is_of(lease):
             try:

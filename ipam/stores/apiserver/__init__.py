@@ -28,12 +28,12 @@ BRIEF_LIST = BRIEF.replace("Metadata;", "MetadataList;")
 _TABLE = "application/json;as=Table;g=meta.k8s.io;v=v1,application/json"
 
 _STATIC = "kubernetes.io/config.mirror"  # annotation of a mirror pod: the uid that the kubelet gave the static pod
-_UNWARNED = "fieldValidation=Ignore"  # no warnings about pruned members, which take a tenth of a patch's time
+_UNWARNED = "fieldValidation=Ignore"  # warnings about pruned members would take a tenth of a patch's time
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 2.0  # seconds
 _RETRY_AFTER_LIMIT = 10.0  # seconds; a longer Retry-After of a server is cut
 _ATTEMPT_SECONDS = 10.0  # for one reply
-_CONNECT_SECONDS = 1.0  # for `connect`, which takes no time from the first request
+_CONNECT_SECONDS = 1.0  # for `connect`; the first request still has its whole time
 _PAGE, _POOLS = 500, 40  # objects in one reply of a list; of IPPools, which may have 1.5 MiB each
 _BRIEF_PAGE = 5000  # of a list of metadata
 
@@ -119,9 +119,9 @@ class Api(http.Client):
     def create(
         self, resource: str, document: dict[str, Any], namespace: str = "", brief: bool = False
     ) -> dict[str, Any]:
-        """Create an object; return it as the server has it. Raises Conflict if the name is in use, or OutcomeUnknown.
+        """Create an object; return it as the server has it. `brief`: return at least the metadata, in less time.
 
-        OutcomeUnknown: the reply is lost. `brief`: return at least the metadata, which takes the server less time.
+        Raises Conflict if the name is in use, OutcomeUnknown after a lost reply.
         """
         accept = BRIEF if brief else ""
         body = codec.dumps(document).encode()
@@ -154,11 +154,11 @@ class Api(http.Client):
                 )
 
     def patch(self, resource: str, name: str, operations: list[dict[str, Any]], namespace: str = "") -> dict[str, Any]:
-        """Apply a JSON patch; return at least the metadata. Raises OutcomeUnknown, NotFound, Conflict (a test failed)."""
+        """Apply a JSON patch; return the metadata or more. Raises NotFound, OutcomeUnknown; Conflict if a test failed."""
         return self._object(self._call("PATCH", resource, name, _UNWARNED, codec.dumps(operations).encode(), namespace))
 
     def delete(self, resource: str, name: str, uid: str, version: str = "", namespace: str = "") -> None:
-        """Delete the object. Raises OutcomeUnknown, NotFound; Conflict if `uid` or a given `version` differs."""
+        """Delete the object. Raises NotFound, OutcomeUnknown, and Conflict if `uid` or a given `version` differs."""
         preconditions = {"uid": uid} | ({"resourceVersion": version} if version else {})
         options = {"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": preconditions}
         self._call("DELETE", resource, name, "", codec.dumps(options).encode(), namespace=namespace)

@@ -62,7 +62,7 @@ class TooLarge(Exception):
 
 
 class Refusal:
-    """An error reply; its attributes are the words for the texts of _REFUSALS."""
+    """An error reply; its attributes fill the placeholders in the texts of _REFUSALS."""
 
     def __init__(
         self, api: Api, status: int, body: bytes, method: str, resource: str, name: str, namespace: str

@@ -1,7 +1,6 @@
 """The API server and the credentials for it: a kubeconfig, or the service account of this pod.
 
-Any author of a network may choose the kubeconfig. So errors name keys of the kubeconfig, but no value except the
-server.
+Any author of a network may choose the kubeconfig. So errors show keys of the kubeconfig, but no value except `server`.
 
 A kubeconfig is JSON, as the agent and `kubectl config view -o json` write it; YAML needs PyYAML.
 
@@ -27,7 +26,7 @@ NAMESPACE = "kube-system"  # for objects, when the context names no namespace
 SERVICE_ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"
 _MOST_BYTES = 1 << 20
 _EXEC_VERSIONS = ("client.authentication.k8s.io/v1", "client.authentication.k8s.io/v1beta1")
-_UNREAD = {  # keys of a user that are not supported, since they choose another identity; and the remedy of each
+_UNREAD = {  # unsupported keys of a user, since they choose another identity: the remedy for each
     "auth-provider": "use `exec` in its place",
     "username": "use a token or a client certificate in its place",
     "as": "give the rights to the user itself",
@@ -84,7 +83,7 @@ class Access(http.ServerAddress):
         return bool(self._token_file or self.helper)
 
     def kept_as(self) -> Any:
-        """The server and certificates, the key to a kept connection (Client.kept); None if none is to be kept."""
+        """The server and certificates, by which a connection is kept (Client.kept); None: keep no connection."""
         if self.helper:
             return None
         pems = [
@@ -294,7 +293,7 @@ def in_cluster(environ: Mapping[bytes, bytes]) -> Access:
 
 
 def _named(path: str, document: dict[str, Any], listed: str, inner: str, name: Any, by: str) -> dict[str, Any]:
-    """The member `inner` of the entry of the list `listed` whose name is `name`; `by` is the key that has `name`."""
+    """The member `inner` of the entry `name` in the list `listed`. `by`, for errors, is the key that refers to it."""
     entries = document.get(listed)
     for entry in entries if isinstance(entries, list) else ():
         if isinstance(entry, dict) and entry.get("name") == name and name:

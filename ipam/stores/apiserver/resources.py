@@ -22,8 +22,8 @@ ADDRESS_POOL, ADDRESS_STATE, HELD = (
     "held",
 )  # two labels of AddressLeases, and a value of the second
 MOVED = "moved to addressleases.railcni.io: "  # prefix of spec.range of an IPPool whose leases are AddressLeases
-MOVING = "moving from addressleases.railcni.io: "  # the same, while `railcni ipam migrate` moves them to the IPPool
-EVERYWHERE = "*"  # a namespace that means all namespaces, or for a cluster-scoped resource none
+MOVING = "moving from addressleases.railcni.io: "  # prefix while `railcni ipam migrate` moves the leases back
+EVERYWHERE = "*"  # in place of a namespace: all namespaces, or no namespace for a cluster-scoped resource
 
 _PATHS = {
     **dict.fromkeys((PODS, NODES, "events", "serviceaccounts", CONFIGMAPS), "api/v1"),
@@ -54,7 +54,7 @@ def path_of(resource: str) -> str:
 
 
 def group_of(resource: str) -> str:
-    """The API group of a resource; "" for one of Kubernetes' core."""
+    """The API group of a resource; "" for the core group."""
     path = path_of(resource)
     return path.split("/")[1] if path.startswith("apis/") else ""
 

@@ -42,7 +42,7 @@ class ObjectStore(ServedStore):
 
 
 def refuse_elsewhere(api: Api, pool: str) -> None:
-    """Raise InvalidConfig when another namespace has an IPPool of this name; warn if the credentials may not list them all."""
+    """Raise InvalidConfig if another namespace has an IPPool `pool`; warn if the credentials cannot list IPPools."""
     try:
         pages = api.pages(POOLS, fields=f"metadata.name={pool}", namespace=EVERYWHERE, brief=True)
         found = {item["metadata"]["namespace"] for page in pages for item in page}

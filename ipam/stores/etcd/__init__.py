@@ -5,8 +5,8 @@ claims need no lock, and overwrite nothing.
 
 The store uses the JSON gateway of etcd 3.4 or newer (ipam.stores.etcd.client).
 
-After a lost reply one transaction looks for the claim. If the claim was not made, the transaction writes a key that
-every claim tests. So the lost request fails if it still arrives, for example in a member that was stopped for a
+After a lost reply one transaction looks for the claim. If the claim was not made, the transaction writes a key (void/)
+that every claim tests. So the lost request fails if it still arrives, for example from a member that was stopped for a
 while.
 """
 
@@ -136,7 +136,7 @@ class EtcdStore(ServedStore):
         return Taken(taken) if taken else Unknown(OutcomeUnknown(f"a claim of {owner.attachment} came too late: retry"))
 
     def _taken(self, wants: Sequence[Want], instead_of: Sequence[Lease], found: Sequence[Answer]) -> list[Want]:
-        """The obstacles to a claim (ipam.stores.served.conflicts): `found` has the keys that exist."""
+        """The obstacles to a claim (ipam.stores.served.conflicts). `found` are the answers with the keys that exist."""
         there = {key for answer in found for key, _ in answer.entries}
 
         def is_held(want: Want, given: Sequence[Lease]) -> bool:
@@ -239,7 +239,7 @@ class EtcdStore(ServedStore):
         return sorted(found, key=lambda pool: pool.name)
 
     def entries(self, after: bytes = b"", limit: int = 1000) -> list[Entry]:
-        """Up to `limit` (key, value) below the prefix after the key `after`, sorted by key; for an audit."""
+        """Up to `limit` entries of the store, from the first key after `after`, sorted by key; for an audit."""
         root = self.keys.root
         return self._read(txn.read(next_key(after) if after else root, end_of(root), limit))[0]
 
@@ -253,7 +253,7 @@ class EtcdStore(ServedStore):
         return found
 
     def _grant(self, seconds: int) -> int:
-        """The ID of a new etcd lease: etcd deletes the keys that are put with it after `seconds`."""
+        """The ID of a new etcd lease. After `seconds` etcd deletes the keys that were put with this lease."""
         return self._etcd.call("lease/grant", {"TTL": seconds}, lambda reply: int(reply["ID"]))
 
     def _read(self, *reads: Op) -> list[list[Entry]]:

@@ -50,7 +50,7 @@ def endpoint(text: str, tls: bool) -> ServerAddress:
 class EtcdClient(http.Client):
     """The client of one etcd cluster.
 
-    `tls` has the paths of the authority's certificate, the client's certificate and the client's key; "" for none.
+    `tls` has the paths of the authority's certificate, the client's certificate and the client's key; "" if not set.
     """
 
     __slots__ = ("_at", "_endpoints", "_password", "_refused", "_tls", "_token", "_user")
@@ -144,7 +144,7 @@ class EtcdClient(http.Client):
         raise self._error(code, text)
 
     def _connected(self, deadline: float) -> http.Connection:
-        """The open connection, else a new one; the endpoint after the last failed one is tried first."""
+        """The open connection, else a new one: the endpoint after the last failed endpoint is tried first."""
         connection = self.kept(self._as_it_is)
         if connection:
             self._at = connection.at
@@ -188,7 +188,7 @@ class EtcdClient(http.Client):
         return self._context
 
     def _log_in(self, connection: http.Connection, deadline: float) -> None:
-        """Set the token of an earlier call. If there is none, or etcd has refused a token, log in for a new one."""
+        """Use the token that an earlier call has kept; if none is kept, or etcd has refused a token, log in anew."""
         name = _token_name(self._endpoints, self._user, self._password)
         if not self._refused:
             self._token = _read_token(name)

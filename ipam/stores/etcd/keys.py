@@ -45,7 +45,7 @@ class Keys:
         return self.all(kind, space) + place_of(family, value)
 
     def all(self, *names: str) -> bytes:
-        """The prefix of all keys that begin with these names, of which the first is the kind."""
+        """The prefix of all keys that begin with `names`; the first name is the kind of the keys."""
         try:
             return self.root + "".join(f"{_escaped(name)}/" for name in names).encode()
         except UnicodeError:
@@ -71,7 +71,7 @@ class Keys:
         return [(LEASE, want.pool), *reserved]
 
     def unique(self, want: Want) -> list[bytes]:
-        """The keys of the address of `want`, in its pool and in its scope: only one lease can have each of them."""
+        """The keys of the address of `want`, in its pool and in its scope: each key can have only one lease."""
         return [self.taken(kind, space, want.family, want.value) for kind, space in self.places(want)]
 
     def entries(self, lease: Lease) -> dict[bytes, bytes]:

@@ -33,7 +33,7 @@ class Search:
         self._seen: dict[Window, Sequence[Answer]] = {}
 
     def expect(self, windows: Sequence[Window]) -> list[Op]:
-        """The reads that `occupied` needs for `windows`; the caller gives their answers to `answered`."""
+        """The reads that `occupied` needs for `windows`; the caller makes them and passes the answers to `answered`."""
         return [read for window in windows for read in self._reads(window)]
 
     def answered(self, windows: Sequence[Window], answers: Sequence[Answer]) -> None:
@@ -63,7 +63,7 @@ class Search:
         return bits
 
     def next_open(self, window: Window) -> int:
-        """As Store.next_open: skips blocks that are full of the pool's leases, or of the scope's reservations."""
+        """As Store.next_open. Skips blocks that are full of leases of the pool, or of reservations of the scope."""
         pool, scope, family, value, high = window
         for kind, space in self._keys.places(Want(pool, family, value, scope)):
             at = self._behind_full(kind, space, family, value, high)

@@ -19,7 +19,7 @@ CHUNK = 32  # operations in one inner transaction
 
 
 def put(key: bytes, value: bytes, lease: int = 0) -> Op:
-    """The operation that writes a key. etcd deletes it at the end of the etcd lease with the ID `lease` (0: none)."""
+    """The operation that writes a key; etcd deletes the key when the etcd lease with the ID `lease` ends (0: never)."""
     request = {"key": _text(key), "value": _text(value)}
     return {"request_put": request | {"lease": str(lease)} if lease else request}
 

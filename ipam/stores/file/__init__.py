@@ -4,11 +4,11 @@
     DATADIR/leases.db-journal          SQLite's journal; the file stays, and its content counts only during a call
     DATADIR/leases.db.damaged-N        a damaged file, renamed
 
-Pools and reservation scopes have bitmaps: an address can be claimed when its bit is set in neither. A claim is one
-transaction, which writes as many rows in a full pool as in an empty one.
+Each pool and each reservation scope has a bitmap: an address can be claimed when its bit is set in neither bitmap. A
+claim is one transaction, which writes as many rows in a full pool as in an empty pool.
 
-A new file, or the successor of a file that a power loss has damaged, begins with the leases of `restore`: those of the
-attachment records. A sound file of an earlier boot keeps its leases (ipam.stores.file.database).
+A new file, also in place of a damaged file, begins with the leases of `restore`, the leases in the attachment records.
+A sound file of an earlier boot keeps its leases (ipam.stores.file.database).
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ _REMOTE = frozenset(
 
 
 class Database:
-    """The lease file at `path`, open and locked until `close`. The methods raise CniErrors that name the path."""
+    """The lease file at `path`, open and locked until `close`. The methods raise a CniError that names the path."""
 
     __slots__ = ("_connection", "_fd", "_has_failed", "_use", "path")
 
@@ -147,7 +147,7 @@ class Database:
         return False
 
     def _connect(self) -> bool:
-        """Open the file with SQLite. Return True if the file has railcni's tables, False if it is empty."""
+        """Open the file with SQLite. Return True if the file has railcni's tables, False if the file is empty."""
         if self._use != CREATE and os.fstat(self._fd).st_size == 0:
             return False
         try:
@@ -199,7 +199,7 @@ class Database:
         return os.pread(self._fd, _BOOT_BYTES, _BOOT_AT) != _this_boot()
 
     def _examine(self) -> None:
-        """Check the whole file, and note in the open transaction that it is sound. Raises Torn for a damaged one."""
+        """Check the whole file, and note in the open transaction that it is sound. Raises Torn for a damaged file."""
         found = self.run("PRAGMA integrity_check(1)")
         if found != [("ok",)]:
             raise self.damaged(f"{found}")
@@ -266,7 +266,7 @@ class Torn(StateDamaged):
 
 
 class CommitUnknown(IoFailure):
-    """The disk failed during a commit. The next process that opens the file finds the commit made or not made."""
+    """The disk failed during a commit. The next process that opens the file finds the commit either made or undone."""
 
 
 def open_database(path: str, use: int, seconds: float = WAIT_SECONDS) -> tuple[Database, bool] | None:
@@ -274,7 +274,7 @@ def open_database(path: str, use: int, seconds: float = WAIT_SECONDS) -> tuple[D
 
     The caller must fill a file that is new or of an earlier boot, in the transaction that is then open. Without
     CREATE, returns None for a missing or empty file. Raises TryAgainLater when another process keeps the file locked
-    for `seconds`, InvalidConfig for a network file system, and IoFailure or StateDamaged.
+    for `seconds`, InvalidConfig for a network file system, StateDamaged for a damaged file, else IoFailure.
     """
     former = kept.pop((path, use), None) if kept else None
     try:
@@ -428,7 +428,7 @@ def _lock_holder(fd: int) -> str:
 
 
 def remote_type(fd: int) -> str:
-    """The type of the file system of the open file `fd`, if other machines may share the file system; else ""."""
+    """The type of the file system of the open file `fd` if it is a network file system; else ""."""
     for line in files.read_whole(f"/proc/self/fdinfo/{fd}").split(b"\n"):
         key, _, value = line.partition(b":")
         if key == b"mnt_id":

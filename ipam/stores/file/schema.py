@@ -10,9 +10,9 @@ set when the leaf is full. So a summary and a leaf show the lowest free address 
 The column `number` is the number of the leaf or summary. Its length in bytes differs between IPv4 and IPv6, and so
 shows the family. The column `bits` is a little-endian number without trailing zero bytes; a bitmap of zeros has no row.
 
-The tables `former` and `cooling` remember freed addresses; the columns `kind` and `space` of `cooling` mean the same
-as in `bitmap`. Each of the two tables is made when it is first needed. The format's number is the same with and without
-the two tables, since earlier versions can still read the leases.
+The tables `former` (the last address of each pod) and `cooling` (the cooldowns) remember freed addresses; the columns
+`kind` and `space` of `cooling` mean the same as in `bitmap`. Each of the two tables is made when it is first needed.
+The format's number is the same with and without them, since earlier versions can still read the leases.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ def summary_of(family: int, value: int) -> tuple[bytes, int]:
 
 
 def bits_of(row: bytes) -> int:
-    """The bitset that the column `bits` of a row holds."""
+    """The bitset in the column `bits` of a row."""
     return int.from_bytes(row, "little")
 
 

@@ -39,8 +39,8 @@ from ipam.stores.ippool.view import View
 class KubernetesStore(ObjectStore):
     """The store of IPPools. `known` returns the leases in this node's records; `warn` is called with texts of warnings.
 
-    A search for a free address reads only its pool. If another pool of the scope has reserved the address found, the
-    claim fails, since it finds the reservation.
+    A search for a free address reads only the pool of the address. If another pool of the scope has a reservation of
+    the address, the claim finds the reservation and fails.
     """
 
     __slots__ = ("_doubtful", "_locks", "_view")
@@ -62,7 +62,7 @@ class KubernetesStore(ObjectStore):
         node = store_ref.get("node") or ""
         self._view = View(self.api, self._locks.take, store_ref.get("pools"), known, node)
         self._view.moves = store_ref.get("moves") is True
-        self._doubtful: list[Lease] = []  # given up by claims with an unknown outcome
+        self._doubtful: list[Lease] = []  # leases that claims with an unknown outcome were to replace
 
     def _begin(self) -> None:
         """Forget what the last session has read. The locks are taken later: before the first reading of a pool."""
@@ -106,7 +106,7 @@ class KubernetesStore(ObjectStore):
         )
 
     def survey(self, owner: Owner, windows: Sequence[Window], new: bool) -> Survey:
-        """As Store.survey, but its `pods` lack leases that a former pod of the same name may still use."""
+        """As Store.survey, but `pods` lacks the leases that a former pod of the same name may still use."""
         with self.session():
             ref, ifname = objects.podref(owner.pod), owner.attachment.ifname
             pods = self._leases(lambda x: x.text("podref") == ref and x.ifname == ifname) if owner.pod[1] else []
@@ -162,7 +162,7 @@ class KubernetesStore(ObjectStore):
             return {value for value in values if low <= value <= high}
 
     def holder(self, want: Want) -> Lease | None:
-        """As Store.holder. If the pool allocates an address that is reserved for another lease, the other lease holds it.
+        """As Store.holder. If an address is allocated to a lease and reserved for another, the reservation counts.
 
         But if `want` is a Lease, the allocation counts.
         """
@@ -240,7 +240,7 @@ class KubernetesStore(ObjectStore):
             self._view.unreserve([lease for lease in own if not self._view.lease_at(lease)])
 
     def _fence(self, name: str) -> None:
-        """Change a pool, so that every patch that tests its present version fails. Raises OutcomeUnknown."""
+        """Change a pool, so that patches for its present version fail. Raises OutcomeUnknown if it is unchanged."""
         pool = self._view.pool(name)
         if pool is None:
             return

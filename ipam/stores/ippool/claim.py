@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 class PoolClaim:
     """A claim of `wants` for `owner`, in place of the leases `instead_of`.
 
-    `doubtful` are leases that earlier claims, with an unknown outcome, gave up. Their reservations may still exist.
+    `doubtful` are the leases that earlier claims with unknown outcomes replaced. Their reservations may still exist.
     """
 
     __slots__ = ("_doubtful", "_instead_of", "_made", "_moved", "_owner", "_view", "_wants", "_written", "leases")
@@ -46,10 +46,10 @@ class PoolClaim:
         self._moved: list[tuple[Lease, Lease]] = []  # (lease with a changed reservation, its former lease)
 
     def make(self, between: Callable[[], object]) -> list[Want]:
-        """Write pools, then reservations; return the obstacles (served.conflicts). Raises Conflict, OutcomeUnknown.
+        """Write pools, then reservations; return the obstacles (served.conflicts).
 
-        After an obstacle or an error the caller must call `undo`. `between` is called after the pools are written:
-        from then on their allocations protect the addresses.
+        After an obstacle or an error the caller must call `undo`. `between` is called after the pools are written, when
+        the allocations protect the addresses. Raises Conflict after a change by others, OutcomeUnknown.
         """
         if failed := conflicts(self._instead_of, self._wants, self._view.is_there, self._is_seen):
             return failed
@@ -68,9 +68,9 @@ class PoolClaim:
         return conflicts(self._instead_of, self._wants, self._view.is_there, self._is_held)
 
     def _is_seen(self, want: Want, given: Sequence[Lease]) -> bool:
-        """Whether the address has another holder, as far as the survey has read it.
+        """Whether the address has another holder, as far as the survey has read the store.
 
-        A lease of `given` without a scope is what an unfinished claim left in the pool: the survey has looked for its
+        A lease of `given` without a scope was left in the pool by an unfinished claim: the survey has looked for its
         reservation.
         """
         is_left = any(old.place == want.place and old.scope is None for old in given)
@@ -92,7 +92,7 @@ class PoolClaim:
         return not self._is_leftover(found, want)
 
     def _at(self, place: Want) -> list[Lease]:
-        """The leases of the address, in its pool or scope, that this claim or one with an unknown outcome gives up."""
+        """The leases of the address, in its pool or scope, that this claim or a doubtful claim replaces."""
         given = (*self._instead_of, *self._doubtful)
         return [old for old in given if old.place == place.place or old.excludes(place)]
 
@@ -107,10 +107,10 @@ class PoolClaim:
             self._written.append((name, self._patched(name, change, cooled)))
 
     def _patched(self, name: str, change: Changes, cooled: Sequence[Lease]) -> Changes:
-        """Write `change` into a pool, made if missing; return the former allocations. Raises Conflict, OutcomeUnknown.
+        """Write `change` into a pool, which is made if missing; return the former allocations.
 
-        A change of the claim's first pool by others makes the whole claim begin again. A further pool that others
-        change is read and written again here.
+        Raises Conflict when others change the claim's first pool: then the whole claim begins again. A further pool
+        that others change is read and written again here. Raises OutcomeUnknown after a lost reply.
         """
         attempts = self._view.pauses()
         while True:
@@ -158,10 +158,10 @@ class PoolClaim:
         return []
 
     def _is_leftover(self, found: Reservation, place: Want) -> bool:
-        """Whether no pod uses the address by the reservation `found`, for which the pool at `place` has no allocation.
+        """Whether the reservation `found`, without an allocation in the pool of `place`, is that of a dead pod.
 
-        An interrupted DEL of whereabouts leaves the reservation of a dead pod; but a pool can also lose the
-        allocation of a living pod.
+        An interrupted DEL of whereabouts leaves such a reservation; but a pool can also lose the allocation of a living
+        pod.
         """
         namespace, name, uid = found.lease.pod
         if found.lease.pool != place.pool:
@@ -174,7 +174,7 @@ class PoolClaim:
             return False
 
     def _replace(self, former: Lease, lease: Lease) -> None:
-        """Give the reservation of the address of `former` to `lease`. Raises Conflict, OutcomeUnknown."""
+        """Give the reservation of the address of `former` to `lease`. Raises Conflict after a change, OutcomeUnknown."""
         found = self._view.reservation(former)
         try:
             if found is None:
@@ -187,7 +187,7 @@ class PoolClaim:
             self._view.forget_reservation(former)
 
     def undo(self) -> None:
-        """Restore reservations, then pools, where others have changed nothing since."""
+        """Restore the reservations, then the pools, except where others have changed them since."""
         for lease, old in self._moved:
             found = self._view.reservation(lease)
             if found and found.is_of(lease):

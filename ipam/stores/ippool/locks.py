@@ -1,9 +1,9 @@
 """Locks of pools for this node's processes: a file below /run for each pool.
 
-The locks only save time, though minutes of it for a large pool: without them claims are correct too, since every patch
-tests that the pool is unchanged. So a process goes on without a lock in a container that cannot make the file, or when
-no process has released the lock for the time of a call. A directory that other users can write is made private, or
-refused with the remedy. A process connects to the server before it takes the lock, to hold it only for read and patch.
+The locks only save time, for a large pool minutes: claims are correct without them, since every patch tests that the
+pool is unchanged. So a process continues without a lock in a container that cannot make the file, or when no process
+has released the lock for the time of a call. A directory that other users can write is made private, or refused with
+the remedy. A process connects to the server before it takes the lock, and so holds the lock only for read and patch.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ipam.stores.apiserver import Api
 from ipam.stores.base import SHARED_SECONDS
 
 DIRECTORY = "/run/railcni"
-_SECONDS = 30.0  # the least wait, if the caller has not set a shorter one: many DELs must not go on without the lock
+_SECONDS = 30.0  # the least wait, unless the caller allows less than SHARED_SECONDS: many DELs must keep the lock
 _SHARE = 0.9  # of a call's time; the rest is for a claim without the lock
 _LONGEST = 120.0  # seconds to wait while others release the lock: where nodes contend, each claim may take seconds
 
@@ -65,7 +65,7 @@ class PoolLocks:
                     f"{what}; it must be a local directory of root with mode 700, such as a tmpfs"
                 ) from None
             self._warn(f"{what}: processes of this node compete for their pools")
-        self._api.deadline += monotonic() - began  # requests do not lose the time of this wait
+        self._api.deadline += monotonic() - began  # the time of this wait does not count for requests
 
     @staticmethod
     def _lock(fd: int, seconds: float, last: float) -> None:

@@ -60,7 +60,7 @@ def reservation_name(place: Want) -> str:
 
 
 def reserved_address(name: str, scope: str) -> tuple[int, int] | None:
-    """(family, value) of the address in a reservation's name; None if it is not `scope` followed by an address."""
+    """(family, value) of the address in a reservation's name; None if the name is not `scope` and an address."""
     if scope and not name.startswith(f"{scope}-"):
         return None
     text = name[len(scope) + 1 :] if scope else name
@@ -121,8 +121,8 @@ class Closed(ValueError):
 class IPPool:
     """An IPPool as it was read. `entries` are its allocations by the value of the address.
 
-    `size` is the size of its JSON in bytes without managedFields, which each patch removes. `stray` are those
-    keys of allocations that are no valid offset. `scope` and `leases` are empty until `read_leases`.
+    `size` is the size of its JSON in bytes without managedFields, which each patch removes. `stray` are the keys of
+    allocations that are no valid offsets. `scope` and `leases` are empty until `read_leases`.
     """
 
     __slots__ = (
@@ -131,9 +131,9 @@ class IPPool:
     )
 
     def __init__(self, document: dict[str, Any], size: int, moves: bool = False) -> None:
-        """`size` is that of `document`, in bytes. `moves`: a migration also uses closed pools.
+        """`size` is the size of `document` in bytes. `moves`: accept a closed pool, for a migration.
 
-        Raises Closed if it is closed, ValueError if spec.range is wrong.
+        Raises Closed if the pool is closed, ValueError if spec.range is wrong.
         """
         metadata = document.get("metadata") or {}
         self.name: str = metadata.get("name") or ""
@@ -171,9 +171,9 @@ class IPPool:
                 self.stray.append(key)
 
     def named_scope(self, node: str = "") -> str | None:
-        """The scope of leases without a record: the pool's name before the range. None for a name without a range.
+        """The scope of leases without a record: the part of the pool's name before the range; None without a range.
 
-        The name of a node slice's pool has the name of `node` before the range; the scope lacks both.
+        In the pool of a node slice, the name of `node` stands before the range; this name is no part of the scope.
         """
         try:
             scope = network_name_of(self.name, self.family, self.first)
@@ -223,7 +223,7 @@ class IPPool:
         return found if isinstance(found, dict) else {}
 
     def remembering(self, released: Sequence[Lease]) -> dict[str, str]:
-        """The annotation of former addresses, {FORMER: text}, with those of `released` added; {} if none is added."""
+        """{FORMER: text}, the annotation of former addresses with those of `released`; {} if it does not change."""
         names = {
             interface(lease.pod, lease.ifname): lease.value - self.first for lease in released if returns(lease.pod)
         }
@@ -231,7 +231,7 @@ class IPPool:
         return {FORMER: _cut(former | names)} if names else {}
 
     def cooled(self, given_up: Sequence[Lease], cooldown: int, now: int) -> dict[str, str]:
-        """The annotation of cooldowns, {COOLING: text}, with those of `given_up` added; {} if none is added."""
+        """{COOLING: text}, the annotation of cooldowns with those of `given_up`; {} if it does not change."""
         if not (cooldown and given_up):
             return {}
         until = now + cooldown + 1  # the current second does not count
@@ -316,7 +316,7 @@ def probed() -> Lease:
 
 
 def pruned(pool: dict[str, Any], reservation: dict[str, Any]) -> str:
-    """The fault of the CRDs, by the objects that the dry runs returned ({}: no dry run); "" without a fault."""
+    """The fault of the CRDs that the results of the dry runs show ({}: no dry run); "" without a fault."""
     allocations = (pool.get("spec") or {}).get("allocations") or {}
     if "ifname" not in (allocations.get("0") or {"ifname": ""}):
         kind, lost, why = POOLS, "ifname", "nothing tells the interfaces of a pod apart"
@@ -381,7 +381,7 @@ class Reservation:
         self.place(scopes)
 
     def place(self, scopes: Iterable[str]) -> None:
-        """Split the name into scope and address, at the longest fitting one of `scopes` or the first fitting "-"."""
+        """Split the name into scope and address: after the longest fitting scope of `scopes`, else at a fitting "-"."""
         known = sorted(scopes, key=len, reverse=True)
         split = (self.name[:at] for at, sign in enumerate(self.name) if sign == "-" and at)
         self.address, self.lease.scope = None, ""
@@ -398,7 +398,7 @@ class Reservation:
         return self.lease.scope, self.address
 
     def is_of(self, lease: Lease) -> bool:
-        """Whether the reservation names the container of `lease` or, having none, its pod. Sequences may differ."""
+        """Whether the reservation names the container of `lease`, or, if it names none, the pod; sequences may differ."""
         own = self.lease
         if own.ifname and lease.ifname and own.ifname != lease.ifname:
             return False
@@ -414,7 +414,7 @@ class Reservation:
         lease.netns, lease.boot_id, lease.sequence, lease.since = own.netns, own.boot_id, own.sequence, own.since
 
     def replacement(self, new: dict[str, Any]) -> list[dict[str, Any]]:
-        """The JSON patch that sets spec, and adds labels and annotations, from `new`. It fails after another change."""
+        """The JSON patch that sets the spec of `new` and adds its labels and annotations. It fails after a change."""
         metadata = new["metadata"]
         members = {"/metadata/annotations": self._annotations | metadata["annotations"], "/spec": new["spec"]}
         if "labels" in metadata:

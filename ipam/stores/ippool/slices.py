@@ -1,4 +1,4 @@
-"""Node slices: the part of a range that a node gives addresses from, by the NodeSlicePool of whereabouts v0.9.4.
+"""Node slices: the part of a range from which a node gives addresses, by the NodeSlicePool of whereabouts v0.9.4.
 
 whereabouts' node-slice-controller makes a NodeSlicePool for each network with `node_slice_size`. The name is the
 network_name, else the name of the network. The controller divides the range into slices, and gives each node a slice.
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 def narrow(config: IpamConfig, network: str, seconds: float, take: bool) -> None:
-    """Set the range of `config` to this node's slice, else to a free one, which `take` assigns to the node.
+    """Set the range of `config` to this node's slice, else to a free slice; `take`: assign the free slice to the node.
 
     Raises TryAgainLater when no slice is left, InvalidConfig for a configuration that does not fit the NodeSlicePool,
     and the errors of the API server.
@@ -126,7 +126,7 @@ def _free(api: Api, name: str, network_name: str, node: str, rng: Range, slices:
 
 
 def _pools(api: Api, network_name: str) -> list[IPPool]:
-    """The pools whose names begin with `network_name`; if that is "", all pools, since any may be of the network."""
+    """The pools whose names begin with `network_name`; without a `network_name` all, since any may be the network's."""
     found = []
     for document in api.list_all(POOLS):
         try:

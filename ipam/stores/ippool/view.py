@@ -36,11 +36,11 @@ _CONTENDED_SECONDS, _LONGEST_PAUSE = 60.0, 5.0
 
 
 class View:
-    """What was read since the last `forget`. `named` are the pools in which an attachment may have leases (None: all).
+    """The readings since the last `forget`. `named` are the pools in which an attachment may have leases (None: all).
 
     `before` is called before each reading of a pool. `known` returns the leases in this node's records. `node` is the
-    node whose slices the pools are, "" for pools of whole ranges. `cooldown` is the store's, in seconds. `moves`: a
-    migration uses closed pools too.
+    node whose slices the pools are, "" for pools of whole ranges. `cooldown` is in seconds. `moves`: use closed pools
+    too, for a migration.
     """
 
     __slots__ = (
@@ -140,7 +140,7 @@ class View:
         return self.lease(pool, entry) if pool and entry else None
 
     def completed(self, lease: Lease) -> Lease:
-        """`lease` with the data of its record, else of its reservation. The scope is None without a reservation."""
+        """`lease` with the data of its record, else of its reservation; without a reservation its scope is None."""
         found = self.reservation(lease)
         own = found is not None and found.is_of(lease)
         if lease.sequence == 0 and found and own:
@@ -157,7 +157,7 @@ class View:
         return entry is not None and entry.is_of(lease) and not self.is_superseded(lease)
 
     def is_superseded(self, lease: Lease) -> bool:
-        """Whether the attachment has claimed the address again, by this node's record. A pool cannot show this."""
+        """Whether this node's record shows that the attachment has claimed the address again; a pool cannot show it."""
         known = self.known_leases().get(lease.place)
         return known is not None and known.attachment == lease.attachment and known.key() != lease.key()
 
@@ -185,10 +185,10 @@ class View:
         cooled: Sequence[Lease] = (),
         released: Sequence[Lease] = (),
     ) -> None:
-        """Patch a pool with `changes`. Raises OutcomeUnknown, Conflict, or CniError for a full pool.
+        """Patch a pool with `changes`; unless it is nearly full, note the cooldowns of `cooled`, and `released` leases.
 
-        Unless the object is nearly full, the patch also adds cooldowns of the leases `cooled`, and the former addresses
-        of `released`.
+        Raises Conflict when others have changed or deleted the pool, OutcomeUnknown after a lost reply, TryAgainLater
+        for a full pool.
         """
         pool = self.pool(name)
         if pool is None:
@@ -223,7 +223,7 @@ class View:
         )
 
     def create(self, name: str, family: int, changes: Changes) -> None:
-        """Create an empty pool, so that a late create leases nothing; `patch` it. Raises Conflict, OutcomeUnknown."""
+        """Create an empty pool: a late create then leases nothing. Raises Conflict if it exists, OutcomeUnknown."""
         try:
             cidr = range_of(name, family, next(iter(changes)))
         except ValueError:
@@ -236,7 +236,7 @@ class View:
         self.read_pools[name] = IPPool(self.api.create(POOLS, document), 0)
 
     def refuse_others(self, name: str) -> None:
-        """Raise InvalidConfig when another namespace has an IPPool of this name, or its leases are AddressLeases."""
+        """Raise InvalidConfig if another namespace has an IPPool of this name, or AddressLeases hold its addresses."""
         refuse_elsewhere(self.api, name)
         try:
             for page in self.api.pages(ADDRESSES, f"{ADDRESS_POOL}={label(name)}", brief=True):
@@ -246,13 +246,13 @@ class View:
             pass  # the cluster has no AddressLeases, or these are credentials of whereabouts
 
     def pauses(self) -> Pauses:
-        """The pauses between attempts at a change, while others change the object. They may outlast one request."""
+        """The pauses between attempts at a change while others change the object; they may outlast one request."""
         seconds = self.api.seconds
         seconds = seconds if seconds < SHARED_SECONDS else max(seconds, _CONTENDED_SECONDS)
         return Pauses(min(time.monotonic() + seconds, self.api.deadline), longest=_LONGEST_PAUSE)
 
     def unreserve(self, leases: Sequence[Lease]) -> None:
-        """Delete the reservations that belong to `leases`. Raises OutcomeUnknown."""
+        """Delete the reservations that belong to `leases`. Raises OutcomeUnknown if a deletion stays uncertain."""
         for lease in leases:
             attempts = self.pauses()
             while (found := self.reservation(lease)) and found.is_of(lease):
@@ -270,10 +270,10 @@ class View:
                     self.forget_reservation(lease)
 
     def reserve_for_others(self, leases: Sequence[Lease]) -> None:
-        """Create missing reservations of those addresses of `leases` that now have other owners. Raises OutcomeUnknown.
+        """Create the missing reservations of addresses of `leases` that other owners have now. Raises OutcomeUnknown.
 
-        whereabouts moves an allocation to a restarted sandbox, but its reservation still names the former container,
-        so that the release of the former lease deletes it.
+        whereabouts moves an allocation to a restarted sandbox, but not the reservation: this still names the former
+        container, so the release of the former lease deletes it.
         """
         for lease in leases:
             other = self.lease_at(lease) if lease.scope is not None else None
