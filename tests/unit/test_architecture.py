@@ -27,14 +27,19 @@ def modules() -> dict[str, Path]:
     return dict(zip(names, files, strict=True))
 
 
+@cache
+def tree_of(file: Path) -> ast.Module:
+    return ast.parse(file.read_text())
+
+
 def imports(file: Path) -> Iterator[str]:
     """The modules of the product that `file` imports when it runs: at its top, in a function, or by `cni.load`."""
     known = modules()
-    tree = ast.parse(file.read_text())
+    tree = tree_of(file)
     for_types = {
         id(inner)
         for node in ast.walk(tree)
-        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+        if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
         for inner in ast.walk(node)
     }
     for node in ast.walk(tree):
@@ -65,7 +70,7 @@ def test_no_two_classes_of_the_product_have_one_name() -> None:
     places: dict[str, list[str]] = {}
     for module, file in modules().items():
         if not module.endswith(("_pb2", "_pb2_grpc")):
-            for node in ast.walk(ast.parse(file.read_text())):
+            for node in ast.walk(tree_of(file)):
                 if isinstance(node, ast.ClassDef):
                     places.setdefault(node.name, []).append(module)
     assert {name: found for name, found in places.items() if len(found) > 1} == {}
@@ -74,7 +79,7 @@ def test_no_two_classes_of_the_product_have_one_name() -> None:
 def test_an_import_in_a_function_is_of_a_library_or_has_a_reason_in_its_line() -> None:
     bare = []
     for module, file in modules().items():
-        tree, lines = ast.parse(file.read_text()), file.read_text().splitlines()
+        tree, lines = tree_of(file), file.read_text().splitlines()
         functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
         for node in {inner for function in functions for inner in ast.walk(function)}:
             if isinstance(node, ast.Import | ast.ImportFrom) and "  # " not in lines[node.lineno - 1]:
