@@ -228,11 +228,6 @@ def test_all_faults_are_told_at_once() -> None:
         read(request({"mtu": -1, "mode": "x", "master": 1}))
 
 
-def test_keys_match_without_regard_to_case_and_unknown_ones_are_ignored() -> None:
-    asked = request({"MTU": 1400, "Mode": "vepa", "colour": "blue", "bcQueueLen": 5})
-    assert (planned(asked).mtu, planned(asked).mode, planned(asked).bcqueuelen) == (1400, "vepa", 5)
-
-
 @pytest.mark.parametrize(
     ("master", "words"),
     [

@@ -99,10 +99,6 @@ def test_a_log_file_where_the_node_allows_none_is_told_and_not_written(capfd: py
     assert read(logFile="/etc/passwd")[1] == []
 
 
-def test_all_faults_are_told_at_once() -> None:
-    assert len(read(vlan=5000, spoofchk="maybe", mac="x", link_state="up")[1]) == 4
-
-
 @pytest.mark.parametrize(
     ("config", "settings"),
     [
