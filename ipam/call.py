@@ -22,9 +22,6 @@ if TYPE_CHECKING:
     from ipam.group.indexes import Group
 
 
-_PREFERRED = "whereabouts.cni.cncf.io/preferred-ip"
-
-
 def configured(request: Request, log: Log) -> IpamConfig:
     """Read and check the configuration, and set up `log` by it. Raises InvalidConfig and IoFailure as `config.read`."""
     config = configuration.read(request)

@@ -39,9 +39,8 @@ def register(commands: subcommand.Commands) -> None:
 
 def _show(options: argparse.Namespace) -> int:
     found = cards.read(options.root.rstrip("/"), options.kubelet_dir)
-    if not found.cards:
-        output.print_fault("railcni: no card here can have VFs: its firmware or the BIOS may have SR-IOV switched off")
-    output.show(options.output, _document(found), lambda: output.print_table(_SHOWN, _rows(found)))
+    empty = "no card here can have VFs: its firmware or the BIOS may have SR-IOV switched off"
+    output.show(options.output, _document(found), lambda: output.print_table(_SHOWN, _rows(found), empty=empty))
     return 0
 
 
