@@ -1,4 +1,4 @@
-"""The agent: its tasks, made from its options."""
+"""The agent's tasks, made from the options of `railcni agent`."""
 
 from __future__ import annotations
 
@@ -37,16 +37,16 @@ from ipam.stores.apiserver.kubeconfig import service_url
 from ipam.stores.apiserver.resources import POOLS
 
 _FLUSH_SECONDS = 2.0  # for all releases of one step
-_FLUSH_EVERY, _FLUSH_LONGEST = 10.0, 300.0
-_REFRESH_EVERY = 1.0  # a token rotates hours before it expires, but an authority may be replaced at any time
+_FLUSH_EVERY, _FLUSH_LONGEST = 10.0, 300.0  # seconds between two runs, and at most after repeated failures
+_REFRESH_EVERY = 1.0  # seconds: a token rotates hours before it expires, but the CA may be replaced at any time
 _RESIGN_SECONDS = 0.4
 
 
 class Health:
     """The health of the installation that `options` name, for the kubelet's probes.
 
-    Each probe examines it again, but executes the plugins only when one of their files has changed since the last
-    success. So a probe costs some system calls.
+    Each probe reads the state of the files, but executes the plugins only when one of their files has changed since
+    the last success. So most probes cost only some system calls.
     """
 
     def __init__(self, options: argparse.Namespace) -> None:
@@ -54,7 +54,7 @@ class Health:
         self._known_good: tuple[object, ...] = ()  # the fingerprint of plugins that have run without fault
 
     def faults(self) -> list[str]:
-        """The present faults of the installation; [] if there are none."""
+        """The present faults of the installation."""
         try:
             folder, state = folder_of(self._options), state_of(self._options)
             facts = layout.read(folder.path)
@@ -71,7 +71,7 @@ class Health:
 
 
 class Agent:
-    """The tasks and their common state. `options` are those of the command."""
+    """The agent's tasks and their common state. `options` are the options of `railcni agent`."""
 
     def __init__(self, options: argparse.Namespace, log: AgentLog) -> None:
         self._options = options
@@ -104,7 +104,7 @@ class Agent:
         self._compared = ""
 
     def tasks(self) -> list[Task]:
-        """The tasks that `options` ask for, in the order in which they depend on one another."""
+        """The tasks that `options` enable. A task comes after the tasks whose results it uses."""
         options = self._options
         tasks = [Task("files", _REFRESH_EVERY, self.refresh)] if not options.kubeconfig else []
         if tasks and options.plugin_account:
@@ -121,7 +121,7 @@ class Agent:
     # --- the API server ---
 
     def server(self) -> Cluster:
-        """The cluster, by the present kubeconfig or service account. Raises CniError without usable credentials."""
+        """The cluster, with the present kubeconfig or service account. Raises CniError without usable credentials."""
         if self._server is None:
             chosen.kubeconfig_of(self._options.kubeconfig)  # raises for a missing file, which may appear later
             self._server = Cluster(self._kubeconfig(), seconds=SECONDS)
@@ -141,7 +141,7 @@ class Agent:
         )
 
     def _datastore(self, wanted: str) -> str:
-        """Return the store that the nodes use. If none is set, set it: to the only store with leases, else `wanted`."""
+        """Return the recorded store of the nodes. Without one, record the only store with leases, else `wanted`."""
         cluster = self.server()
         if not (chosen := cluster.datastore()):
             used = cluster.used()
@@ -149,7 +149,7 @@ class Agent:
         return chosen
 
     def _compare_datastore(self, named: str) -> None:
-        """Record `named`, the flat file's store, for a cluster without one. Warn once if it has another."""
+        """Record the flat file's store, `named`, if the cluster has none recorded. Warn once if the two differ."""
         if named not in stores.IN_CLUSTER or named == self._compared:
             return
         chosen = self.server().choose(named)
@@ -214,7 +214,7 @@ class Agent:
         self._compare_datastore(nodefiles.datastore(data))
 
     def probe_token(self) -> Iterator[None]:
-        """Test the plugins' token; when the server refuses it, make `refresh` write a new one ahead of time."""
+        """Test the plugins' token. If the server refuses the token, make `refresh` request a new token at once."""
         if not self._has_written:
             return
         yield
@@ -233,7 +233,7 @@ class Agent:
             api.close()
 
     def _use(self, server: str, authority: bytes) -> None:
-        """Use the service account's files to reach the API server; connect again if one of them has changed."""
+        """Reach the API server by the service account's files; connect again if the server or the CA has changed."""
         files.make_private_directory(self._state)
         data = nodefiles.own_kubeconfig(server, self._options.service_account, self._options.namespace)
         changed = nodefiles.put(self._state, nodefiles.OWN, data)
@@ -260,10 +260,10 @@ class Agent:
             self._log.say("info", "written", file=f"{self._folder_shown}/{name}")
 
     def flush(self) -> Iterator[None]:
-        """Retry pending releases; end attachments that no DEL has ended. Raises TryAgainLater when some are left.
+        """Retry pending releases, and remove attachments that a DEL left. Raises TryAgainLater when some remain.
 
         An agent in a container retries only releases: it sees neither the host's links nor the processes and mounts
-        that keep a namespace. The plugins' next call on the node ends the attachments.
+        that keep a network namespace. The next call of a plugin on the node removes the attachments.
         """
         ends_too = self._options.root == "/"
         if not self._flushed or self._records.is_reminded(0) or (ends_too and self._records.is_look_due()):
@@ -320,7 +320,7 @@ class Agent:
         return choice.cooldown if choice else 0
 
     def _store(self) -> dict[str, Any] | None:
-        """The reference to the flat file's store, with paths in this container; None unless nodes share the store."""
+        """The reference to the flat file's store, with this container's paths; None unless nodes share the store."""
         choice = self._flat_file()
         if choice is None or not choice.is_shared:
             return None
@@ -338,12 +338,12 @@ class Agent:
     # --- pages ---
 
     def health_page(self) -> tuple[int, str, str]:
-        """(status, content type, text) of the page /healthz."""
+        """Return the HTTP status, the content type and the text of the page /healthz."""
         faults = self.health.faults()
         return 503 if faults else 200, TEXT, "\n".join(faults) or "ok"
 
     def metrics_page(self) -> tuple[int, str, str]:
-        """(status, content type, text) of the page /metrics."""
+        """Return the HTTP status, the content type and the text of the page /metrics."""
         self.metrics.healthy.set(not self.health.faults())
         self.metrics.leader.set(self.election.is_elected())
         sys = self._below("/sys")

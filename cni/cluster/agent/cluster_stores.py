@@ -1,6 +1,7 @@
-"""The two stores in the API server, as an agent reads them: the leases of its node, or page by page all leases.
+"""The agent's view of the two stores in the API server. It reads the leases of its node, or page by page all leases.
 
-Of all leases an agent keeps only those that no node's agent frees, and the number of leases of each pool.
+
+While it reads all leases, it keeps only the leases that no node's agent frees, and the number of leases of each pool.
 """
 
 from __future__ import annotations
@@ -36,16 +37,17 @@ from ipam.stores.ippool.objects import IPPool, Reservation, allocation
 
 _PAGE = 500  # leases at each step
 
-Outcome = tuple[bool, str, str]  # False to try again; reason and message of an Event, "" without an Event
+Outcome = tuple[bool, str, str]  # False to try again; then reason and message of an Event, "" without an Event
 _SETTLED: Outcome = (True, "", "")
 _BUSY: Outcome = (False, "", "")
 
 
 class Usage:
-    """The counts of a pool. `used` are its leases by node; `object_bytes` is the size of an IPPool, else 0.
+    """The use of a pool. `used` counts leases by node. `object_bytes` is the size of an IPPool, 0 for AddressLeases.
 
-    `size` is the number of addresses in `ranges`; if these are empty, in the CIDR of the pool's name; 0 without a CIDR.
-    `inside` is the number of leases with one of these addresses.
+
+    `size` is the number of addresses in `ranges` or, if `ranges` is empty, in the CIDR of the pool's name; it is 0 if
+    the name has no CIDR. `inside` is the number of leases of these addresses.
     """
 
     def __init__(self, name: str, family: int, value: int, ranges: Iterable[Range]) -> None:
@@ -64,14 +66,14 @@ class Usage:
 
 
 class GraceTracker:
-    """The leases that the last reading found dead, and since when they are dead. A new agent begins anew."""
+    """The leases that the last reading found dead, and when each was first found dead. A restart resets the times."""
 
     def __init__(self) -> None:
         self.leases: dict[Key, Lease] = {}
         self._first: dict[Key, float] = {}
 
     def saw(self, dead: Mapping[Key, Lease], now: float, grace: float) -> list[Key]:
-        """Note the leases that a reading at `now` found `dead`; return the keys of those dead for `grace` seconds."""
+        """Record the leases that a reading at `now` found `dead`; return the keys of those dead for `grace` seconds."""
         self.leases = dict(dead)
         self._first = {key: self._first.get(key, now) for key in dead}
         return [key for key, first in self._first.items() if now - first >= grace]
@@ -96,14 +98,14 @@ class ClusterSource(ABC):
         self.usage: dict[str, Usage] = {}
         self.named: set[str] = set()  # nodes that leases name
         self.abandoned: dict[Key, Lease] = {}  # the leases that no node's agent frees
-        self.unleased: set[Key] = set()  # those of `abandoned` of which only a reservation is left
+        self.unleased: set[Key] = set()  # the keys of reservations without a lease
         self.faults: list[str] = []
         self.records: dict[Key, Lease] = {}  # the leases in this node's records
-        self.marked: dict[Key, Lease] = {}  # the leases of the last `of_node`, without those freed since
-        self.intact: set[Key] = set()  # recorded leases whose objects were complete since the last `of_node`
-        self.listed, self.listed_at = float("-inf"), 0  # time of the last `of_node`: monotonic, and ns since 1970
+        self.marked: dict[Key, Lease] = {}  # what the last `of_node` returned, without leases freed since
+        self.intact: set[Key] = set()  # recorded leases found complete after the last `of_node`
+        self.listed, self.listed_at = float("-inf"), 0  # time of the last `of_node`: monotonic seconds, ns since 1970
         self.dead, self.abandoned_dead, self.waiting = GraceTracker(), GraceTracker(), GraceTracker()
-        self.seen_on: dict[Key, str] = {}  # the node of an abandoned lease's pod while it ran; "": several nodes
+        self.seen_on: dict[Key, str] = {}  # the node on which an abandoned lease's pod ran; "": several nodes
 
     def connect(self, cluster: Cluster) -> None:
         """Use `cluster` from now on."""
@@ -112,12 +114,12 @@ class ClusterSource(ABC):
         self.freeing = Freeing(self.store, self._node_records, self._below, SECONDS)
 
     def forget(self) -> None:
-        """Forget the leases of other nodes, since another agent is elected."""
+        """Forget the abandoned leases, which only an elected agent frees."""
         self._begin()
         self.abandoned_dead, self.waiting, self.seen_on = GraceTracker(), GraceTracker(), {}
 
     def remember_nodes(self, pods: Mapping[Name, Pod]) -> None:
-        """Note the nodes of the pods of abandoned leases, while the pods exist. Pods with other UIDs do not count."""
+        """Record the nodes of the existing pods of abandoned leases. Ignore a pod with another UID than its lease's."""
         known = {key: node for key, node in self.seen_on.items() if key in self.abandoned}
         for key, lease in self.abandoned.items():
             pod = pods.get(lease.pod_name)
@@ -134,7 +136,7 @@ class ClusterSource(ABC):
         """The leases whose objects have the label of `node`, from the server's cache."""
 
     def read_abandoned(self, nodes: Mapping[str, Node], networks: Iterable[IpamBlock]) -> Iterator[None]:
-        """Read all leases, one page at each step. Keep those that no node's agent frees. `networks`: for pool sizes."""
+        """Read all leases, a page at each step; keep leases that no node's agent frees. `networks` give pool sizes."""
         self._begin(networks)
         for page in self._pages(nodes):
             for lease in page:
@@ -149,14 +151,14 @@ class ClusterSource(ABC):
 
     @abstractmethod
     def holder(self, lease: Lease) -> Lease | None:
-        """The lease that has the address now: `lease` itself, another, or None. Raises ValueError for a closed pool."""
+        """The lease that has the address now, perhaps `lease` itself. Raises ValueError for a migrated pool."""
 
     def abandon(self, lease: Lease) -> None:  # noqa: B027
-        """Prepare a lease of a lost node for being freed; needed only where an admission policy protects the lease."""
+        """Make a lost node's lease ready to be freed, for stores where an admission policy protects the lease."""
 
     def has_lost(self, before: float) -> bool:
-        """Whether the store has lost the newest recorded lease older than `before` (ns since 1970), as after a backup's
-        restore. The server reads one object for this, those of all nodes for a list."""
+        """Whether the store has lost the newest recorded lease older than `before` (ns since 1970), for example because
+        a backup was restored. The server reads one object for this; for `of_node` it reads the objects of all nodes."""
         old = [lease for lease in self.records.values() if lease.sequence < before]
         newest = max(old, key=lambda lease: lease.sequence, default=None)
         if newest is None or newest.identity not in self.intact:
@@ -175,11 +177,11 @@ class ClusterSource(ABC):
         return marked
 
     def complete(self, lease: Lease) -> bool:
-        """Create the missing reservation of a lease that the pool has; return False if none was missing."""
+        """Create the reservation of a lease in an IPPool, if it is missing; return whether this created it."""
         return False
 
     def read_records(self) -> None:
-        """Set `records` to the leases in this node's records that are in this store and not to be released."""
+        """Set `records` to the leases of this store in this node's records, except those with a pending release."""
         found: list[Lease] = []
         for attachment, _, record in self._node_records.all(PART):
             if record.get("pending") is True or (record.get("store") or {}).get("kind") != self.kind:
@@ -191,11 +193,11 @@ class ClusterSource(ABC):
         self.records = {lease.identity: lease for lease in found}
 
     def restore(self, lease: Lease, others: Iterable[ClusterSource]) -> Outcome:
-        """Create again the objects of a recorded lease that this store has lost; return the outcome. Raises CniError.
+        """Create the lost objects of a recorded lease again. Raises CniError when a request to the store fails.
 
-        If another lease has the address, nothing changes. A lease without any object is restored only while it may be
-        in use, since the record may be that of a pod's former sandbox. If the pool is closed, or one of `others` has
-        the address, a migration has moved the lease, and `railcni ipam migrate` updates the record.
+        Nothing changes if another lease has the address. A lease without any object is restored only while it may be
+        in use, since the record may belong to a pod's former sandbox. If the pool is closed, or one of the stores
+        `others` has the address, a migration has moved the lease, and `railcni ipam migrate` updates the record.
         """
         with in_use.excluded(self._node_records, lease.attachment) as users:
             record = local.read_record(lease.attachment, self._node_records) if users else None
@@ -233,12 +235,12 @@ class ClusterSource(ABC):
             return True  # unknown
 
     def _begin(self, networks: Iterable[IpamBlock] = ()) -> None:
-        """Forget the results of the last `read_abandoned`."""
+        """Reset the results of `read_abandoned`; the ranges of `networks` then give the sizes of pools."""
         self._ranges = ranges_by_pool(networks)
         self.usage, self.named, self.abandoned, self.unleased, self.faults = {}, set(), {}, set(), []
 
     def _keep(self, leases: Iterable[Lease], nodes: Mapping[str, Node]) -> None:
-        """Add to `abandoned` each of `leases` that is not this node's and that no agent on one of `nodes` frees."""
+        """Add to `abandoned` the `leases` of other nodes that no agent on one of `nodes` frees."""
         for lease in leases:
             key = lease.identity
             if is_abandoned(lease, nodes) and key not in self.marked and key not in self.records:
@@ -255,7 +257,7 @@ class PoolSource(ClusterSource):
 
     kind = "kubernetes"
 
-    _read: dict[str, IPPool | None]  # since `of_node`
+    _read: dict[str, IPPool | None]  # IPPools by name, read since the last `of_node`
 
     def fault(self) -> str:
         try:

@@ -3,7 +3,7 @@
 Each agent compares the records of its node, and the objects with its node's name, with the node's pods. The elected
 agent also reads all leases, and frees dead leases whose node is unknown, gone or out of service.
 
-A lease is freed when two readings, at least a grace period apart, and a last request for its pod find the pod dead.
+A lease is freed when two readings, at least a grace period apart, find it dead, and a last request for its pod agrees.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from ipam.stores.addresslease import objects as addresses
 from ipam.stores.ippool.objects import LIMIT
 
 Steps = Generator[None, None, None]
-_LISTED_GRACES = 10  # graces between two lists of a node's objects: for a list the server reads those of all nodes
+_LISTED_GRACES = 10  # grace periods between lists of a node's objects: for each the server reads all nodes' objects
 
 
 @dataclass
@@ -98,11 +98,11 @@ class Collector:
                 source.connect(server)
         return server
 
-    # --- this node's ---
+    # --- the leases of this node ---
 
     def _list(self, source: ClusterSource) -> Steps:
-        """Read this node's records and, at intervals, the node's leases. Pods are read later, so that no lease's living
-        pod is missed: a pod is older than its leases."""
+        """Read this node's records and, at intervals, the node's leases. The caller reads the pods afterwards: a pod is
+        older than its leases, so the pod of every lease is found if it exists."""
         source.read_records()
         yield
         if monotonic() - source.listed >= _LISTED_GRACES * self.grace or source.has_lost(time_ns() - self.grace * 1e9):
@@ -163,10 +163,10 @@ class Collector:
             if not node and abandoned_by in self._agents.alive(self.server()):
                 raise Changed(f"the agent of node {abandoned_by} has renewed its Lease")
 
-    # --- all, for the elected one ---
+    # --- the leases that no node's agent frees, for the elected agent ---
 
     def _free_abandoned(self, server: Cluster) -> Steps:
-        """Free the dead leases among those that no node's agent frees."""
+        """Free the dead leases that no node's agent frees."""
         nodes = server.nodes()
         yield
         networks = self._networks(server)
@@ -195,7 +195,7 @@ class Collector:
             self._tidied = monotonic()
 
     def _networks(self, server: Cluster) -> list[IpamBlock]:
-        """The networks of the NADs, for the sizes of pools. [] without the right to read: CIDRs then give the sizes."""
+        """The networks of the NADs, for the sizes of pools. Without the right to read NADs, CIDRs give the sizes."""
         try:
             return server.networks()[0]
         except CniError as fault:  # such as a right that a former version's role lacks
@@ -261,10 +261,10 @@ class Collector:
         for family in (self.metrics.in_use, self.metrics.pool_size, self.metrics.pool_bytes):
             family.replace({})
 
-    # --- what came of it ---
+    # --- freeing, with log, metrics and Events ---
 
     def _due(self, tracker: GraceTracker, found: dict[Key, Lease], why: dict[Key, str]) -> list[Key]:
-        """The keys of dead leases `found` that have been dead for the grace period. Logs leases new to `tracker`."""
+        """Return the keys of the leases in `found` that are dead for the grace period; log leases new to `tracker`."""
         for key in found.keys() - tracker.leases.keys():
             self.log.say(
                 "info", f"{why[key]}: it is freed if this is still so in {self.grace:g} s", **_fields(found[key])

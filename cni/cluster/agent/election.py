@@ -1,13 +1,12 @@
-"""The election of one agent, the leader, which frees orphaned leases: it renews a Lease of coordination.k8s.io.
+"""The election of one agent, the leader, by a Lease: the leader frees the leases of nodes without an agent.
 
 The protocol is that of client-go (tools/leaderelection). The leader counts time from the start of its last renewal,
-by a clock that runs while the machine sleeps. It stops freeing leases after two thirds of the Lease's duration. The
-others count from the renewal that they have seen, by their own clocks.
+by a clock that runs while the machine sleeps. It stops freeing leases after two thirds of the Lease's duration. Each
+other candidate counts from the time, by its own clock, at which it first saw the last renewal.
 
 An earlier version had its Lease in the namespace of the leases, so during a rollout two agents may be elected. Both
 may find the same lease dead, but no address is given twice: each agent reads the lease again right before the
-deletion, and the server deletes only the version that was read (UID and resourceVersion, or a test of the IPPool).
-The second deletion fails.
+deletion, and the server deletes only the version that was read. The second deletion fails.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ NAME = "railcni-agent"
 
 
 class Election:
-    """The election, for the candidate `identity`. A renewal is valid for `seconds` by `clock`."""
+    """The election as the candidate `identity` takes part in it. The Lease lasts `seconds` by `clock`."""
 
     def __init__(self, identity: str, seconds: float, clock: Callable[[], float] = BOOT_CLOCK) -> None:
         self._identity = identity
@@ -39,7 +38,7 @@ class Election:
         return self._clock() < self._until
 
     def renew(self, api: Api) -> None:
-        """Renew the Lease, or take it when it has no holder. After a CniError the Lease is left to expire."""
+        """Renew the Lease, or take it when it is free. Raises CniError when a request fails; the Lease then expires."""
         sent = self._clock()
         version, spec = self._read(api)
         self.holder = spec.get("holderIdentity") or ""
@@ -79,7 +78,7 @@ class Election:
         return now >= self._observed_at + (seconds if isinstance(seconds, int) else self._seconds)
 
     def _read(self, api: Api) -> tuple[str, dict[str, Any]]:
-        """(resourceVersion, spec) of the Lease; ("", {}) when there is none."""
+        """Return resourceVersion and spec of the Lease; "" and {} when there is no Lease."""
         try:
             found, _ = api.get(LEASES, NAME, namespace=NAMESPACE)
         except NotFound:
@@ -87,7 +86,7 @@ class Election:
         return found["metadata"]["resourceVersion"], found.get("spec") or {}
 
     def _write(self, api: Api, version: str, spec: dict[str, Any]) -> bool:
-        """Write `spec` if the Lease still has `version` ("": does not exist). Return False if another was first."""
+        """Write `spec` if the Lease still has `version`, or for "" still does not exist; return whether this was so."""
         try:
             if version:
                 test = {"op": "test", "path": "/metadata/resourceVersion", "value": version}

@@ -15,7 +15,7 @@ from typing import NoReturn
 from cni.node.service.log import AgentLog
 from cni.shared.spec.errors import CniError
 
-SECONDS = 3.0  # for a request to the API server: the agent does one thing at a time
+SECONDS = 3.0  # for a request to the API server, which delays all tasks
 
 Steps = Callable[[], Iterator[object]]
 
@@ -45,7 +45,7 @@ class Task:
     def __init__(self, name: str, every: float, begin: Steps, longest: float = 0.0) -> None:
         self.name = name
         self.every = every
-        self.due = 0.0  # monotonic
+        self.due = 0.0  # monotonic seconds
         self.failed = False
         self._begin = begin
         self._retry = self._pause = min(1.0, every)
@@ -53,7 +53,7 @@ class Task:
         self.steps: Iterator[object] | None = None
 
     def advance(self, log: AgentLog) -> bool:
-        """Run a step; return whether it was the last one of the task's run."""
+        """Run a step; return whether the task's run has ended, also by a failure."""
         if self.steps is None:
             self.steps = self._begin()
         try:
@@ -64,7 +64,7 @@ class Task:
             log.state(self.name, "")
         except CniError as fault:
             self._fail(log, fault.msg)
-        except Exception as fault:  # one task's fault ends no other
+        except Exception as fault:  # the other tasks continue
             self._fail(log, f"a fault of railcni itself: {type(fault).__name__}: {fault}")
         self.steps = None
         return True

@@ -65,7 +65,7 @@ def _config(cluster: dict[str, str], user: str, access: dict[str, str], namespac
 
 
 def is_own(data: bytes) -> bool:
-    """Whether an agent has written this kubeconfig, and not whereabouts' DaemonSet."""
+    """Whether an agent, and not whereabouts' DaemonSet, has written the kubeconfig `data`."""
     return _OWN_WORDS.encode() in data
 
 
@@ -81,9 +81,9 @@ def flat_file(present: bytes | None, folder: str, datastore: str, choose: Callab
     """The new content of the flat file: `present` (None if there is no file) with missing keys added.
 
     A file with a store outside of the API server gets neither `datastore` nor a kubeconfig. For a file without a
-    store, `choose(proposed)` returns the cluster's store: `datastore` is proposed for a new file, "kubernetes" for a
-    present one, which whereabouts wrote: its leases are in IPPools. `folder` is the host's path of whereabouts.d.
-    Raises InvalidConfig for a file that is no JSON object, since another program may own it.
+    store, `choose(proposed)` returns the cluster's store. The proposal for a new file is `datastore`. For a present
+    file it is "kubernetes": whereabouts wrote the file, and has leases in IPPools. `folder` is the host's path of
+    whereabouts.d. Raises InvalidConfig when the file is no JSON object, since another program may own it.
     """
     document: Any = {}
     if present is not None and present.strip():
@@ -125,7 +125,7 @@ def _add_kubernetes(wanted: dict[str, Any], path: str, datastore: str) -> None:
 
 
 def read(path: str) -> bytes | None:
-    """The content of the file at `path`; None for no file. Raises IoFailure when it cannot be read."""
+    """The content of the file at `path`; None if there is no file. Raises IoFailure when the file cannot be read."""
     try:
         return files.read_regular(path, _MOST_BYTES)
     except FileNotFoundError:
@@ -135,9 +135,10 @@ def read(path: str) -> bytes | None:
 
 
 def put(folder: str, name: str, data: bytes) -> bool:
-    """Write `data` to the file `name` in `folder` atomically, with mode 0600; return False if it already is so.
+    """Write `data` to the file `name` in `folder` atomically, with mode 0600; return False if nothing was to change.
 
-    A missing `folder` is made, but not its parent, which belongs to the runtime. Raises IoFailure.
+
+    Create a missing `folder`, but not its parent, which belongs to the runtime. Raises IoFailure when this fails.
     """
     path = f"{folder}/{name}"
     try:
@@ -160,7 +161,7 @@ def put(folder: str, name: str, data: bytes) -> bool:
 
 
 class Tokens:
-    """The token for the plugins: requested for the service account `account`, "NAMESPACE/NAME"; if "", the agent's own.
+    """The plugins' token, requested for the service account `account` ("NAMESPACE/NAME"), or the agent's own for "".
 
     A pod's token ends with the pod. So with the agent's own token, the server refuses the plugins while the agent is
     replaced. A requested token is bound to the Node `node` and outlives the agent by at least half a day, and its
@@ -177,7 +178,7 @@ class Tokens:
         self._renewal = 0.0
 
     def current(self, own: str, api: Callable[[], Api]) -> str:
-        """The token for the plugins now; a requested token is renewed after half its lifetime. Raises CniError."""
+        """The token, renewed after half its lifetime; `own` is the agent's. Raises CniError when a request fails."""
         if not self._name:
             return own
         if not self._token or self._clock() >= self._renewal:
