@@ -12,5 +12,5 @@ store_rules  the faults of a store by itself, and the comparison of leases with 
 occupancy    how full a pool is                                                                   pure
 store        the choice of the store for a command or the agent
 in_use       whether an address may be in use on this machine; the locks of an attachment
-free         the freeing of a dead lease, which is read and judged again right before
+free         the freeing of a dead lease, after a last reading and check of the lease
 """

@@ -38,10 +38,10 @@ _POOLS = 4  # IPPools in one reply: one may have 1.5 MiB, which needs ten times 
 
 
 class Cluster:
-    """The cluster of the kubeconfig at `path`; "" means this pod's service account. Methods raise CniError.
+    """The cluster of the kubeconfig at `path`; "" means this pod's service account. Failing requests raise CniError.
 
-    `namespace` has the leases; "" means that of the current context, else kube-system. A request may take `seconds`.
-    `api` is the client.
+    `namespace` has the leases; "" means the namespace of the current context, or kube-system without one. A request
+    may take `seconds`.
     """
 
     def __init__(self, path: str = "", namespace: str = "", seconds: float = SECONDS) -> None:
@@ -77,7 +77,7 @@ class Cluster:
     # --- the store of the nodes ---
 
     def datastore(self) -> str:
-        """The kind of the store that the cluster's nodes use, by a ConfigMap; "" before an agent has created it."""
+        """The kind of store that the nodes use, from the ConfigMap CHOICE; "" before an agent has created that."""
         found = self._one(CONFIGMAPS, lambda document: (document.get("data") or {}).get("datastore", ""), CHOICE)
         if found is not None and found not in IN_CLUSTER:
             raise InvalidConfig(
@@ -128,7 +128,7 @@ class Cluster:
         return self._one(NODES, model.parse_node, name, EVERYWHERE)
 
     def networks(self) -> tuple[list[IpamBlock], set[str]]:
-        """(the ipam blocks of all NADs, by model.parse_networks; "namespace/name" of every NAD)."""
+        """Return the ipam blocks of all NADs (model.parse_networks), and "namespace/name" of every NAD."""
         found = read_all(
             lambda: self.pages(NADS, lambda nad: (model.nad_name(nad), model.parse_networks(nad)), namespace=EVERYWHERE)
         )
@@ -141,7 +141,7 @@ class Cluster:
         return self._one(POOLS, lambda document: IPPool(document, 0), name)
 
     def reservation(self, lease: Lease) -> Reservation | None:
-        """The reservation of the address of `lease`, with any owner; None if there is none."""
+        """The reservation of the address of `lease`, even if another pod owns the reservation."""
         scope = lease.scope
         if scope is None:
             return None
@@ -151,7 +151,7 @@ class Cluster:
 class PoolReading:
     """A reading of the IPPools of `cluster` and their reservations, page by page.
 
-    `networks` have the scopes with which names of reservations may begin, and show which pools are node slices.
+    `networks` have the network names with which names of reservations may begin, and show which pools are node slices.
     """
 
     def __init__(self, cluster: Cluster, networks: list[IpamBlock] | None = None) -> None:
@@ -163,7 +163,7 @@ class PoolReading:
         self.faults: list[str] = []  # the faults of pools that cannot be read
 
     def read(self) -> Iterator[list[IPPool]]:
-        """Yield the pools in pages. The first pages, while reservations are read, are empty. Each call reads anew."""
+        """Yield an empty page for each page of reservations, then the pools in pages. Each call reads all again."""
         self._reserved, self._leased, self.faults = {}, set(), []
         for page in self._cluster.pages(RESERVATIONS, Reservation):
             self._reserved.update((one.name, one) for one in page)
@@ -200,7 +200,7 @@ class PoolReading:
 
 
 def read_all(read: Callable[[], Iterable[list[T]]], progress: Callable[[str], object] = str, kind: str = "") -> list[T]:
-    """The objects in all pages of `read()`, which is called again when the server's list expires.
+    """The objects in all pages of `read()`; when the server's list expires, `read` is called again.
 
     `progress` is called after each page with a text: the count so far, and `kind`.
     """

@@ -58,7 +58,7 @@ class Finding:
     store: str = ""
 
     def of_address(self) -> tuple[str, str, str, str]:
-        """(pool, address, container ID, ifname) of the finding's lease."""
+        """Return pool, address, container ID and ifname of the finding's lease."""
         return self.pool, self.address, self.container_id, self.ifname
 
     def key(self) -> tuple[object, ...]:

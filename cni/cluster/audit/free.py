@@ -1,4 +1,4 @@
-"""The freeing of dead leases. Each is read again, and is freed only if it has not changed since."""
+"""The freeing of dead leases. A lease is read again, and freed only if it is as it was when it was found dead."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Kept(Changed):
 
 
 def is_same(found: Lease, lease: Lease) -> bool:
-    """Whether `found`, a lease in a store, has the attachment of `lease`. Go's reservations name only the pod."""
+    """Whether `found`, from a store, has the attachment of `lease`. Go whereabouts' reservations name only the pod."""
     if found.ifname not in ("", lease.ifname):
         return False
     if found.container_id:
@@ -50,10 +50,10 @@ class Freeing:
     def free_lease(
         self, lease: Lease, check: Check, cooldown: int = 0, dry_run: bool = False, is_ended: bool = False
     ) -> None:
-        """Free the lease. Raises CniError, or Changed if it must not be freed now; `check(lease)` may raise Changed.
+        """Free the lease. Raises Changed, also from `check(lease)`, when it must stay; CniError when a request fails.
 
-        `cooldown` in seconds applies if the lease's record has none. `is_ended`: the caller knows that the address is
-        not in use; this counts if the process sees too little of the node to judge.
+        `cooldown`, in seconds, applies if the lease's record has none. `is_ended` means that the caller knows that the
+        address is not in use: then the lease is freed even if this process sees too little of the node to judge.
         """
         lease = in_use.recorded(lease, self.records)
         if not self.is_here(lease):
@@ -82,7 +82,7 @@ class Freeing:
                 upkeep.release(lease.attachment, record, where, self.records, self.seconds, kept)
 
     def is_here(self, lease: Lease) -> bool:
-        """Whether this machine can judge the address's use: it has the store or a record, or the lease names it."""
+        """Whether this machine can judge the address's use: it has the store or a record, or has made the lease."""
         if not stores.is_shared(self.store.record()) or lease.boot_id == node.boot_id():
             return True
         is_of_machine = lease.machine and lease.machine == node.machine_id()
@@ -105,5 +105,5 @@ class Freeing:
         if dry_run:
             return
         self.store.cooldown = cooldown
-        if not self.store.release([lease]) and self.store.holder(lease):  # 0 if only its reservation was left
+        if not self.store.release([lease]) and self.store.holder(lease):  # release: 0 if only a reservation was left
             raise Changed("it has changed meanwhile")

@@ -1,9 +1,9 @@
 """Whether the address of a lease may be in use on this machine, by the rules of DEL and GC, for the agent and reclaim.
 
-An address may be in use while its network namespace exists, at its path or kept by a process, a mount or an open
-descriptor. It may be in use while its link is still seen from the host, and after a DEL that could not end the
-attachment, until a later call ends it. If no record has the link, since another plugin or a DRA driver has made it, all
-kept namespaces are searched for the link.
+An address may be in use while its network namespace exists: at its path, or kept without a path by a process, a mount
+or an open descriptor. It may also be in use while the host has its link, and after a DEL that failed to end the
+attachment, until a later call ends it. If no record has the link, since another plugin or a DRA driver has made the
+link, all kept namespaces are searched for the link.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def excluded(records: Records, owner: Attachment) -> Iterator[list[Attachment] |
     """Hold the locks of the attachment `owner` and of the links that use its leases.
 
     Yields the attachments of these links, several for a group of rails (ipam.group.rails). Yields None while an ADD
-    or DEL of one of them runs.
+    or DEL of one of these attachments runs.
     """
     users = rails.users(owner, records.read(owner, PART))
     with ExitStack() as locks:
@@ -44,7 +44,7 @@ def excluded(records: Records, owner: Attachment) -> Iterator[list[Attachment] |
 
 
 def recorded(lease: Lease, records: Records) -> Lease:
-    """Return `lease`; if it lacks the network, as in an IPPool, return the lease in this machine's record if any."""
+    """Return `lease`, or if it lacks the network, as in an IPPool, the same lease from this machine's records."""
     if lease.network:
         return lease
     for attachment, record in records.of_container(lease.container_id, PART) or ():
@@ -58,7 +58,7 @@ def recorded(lease: Lease, records: Records) -> Lease:
 
 
 def use(lease: Lease, records: Records, below: Callable[[str], str] = str) -> tuple[str, str]:
-    """Return (ENDED, USED or UNKNOWN; the reason) for the address on this machine, as this process sees it."""
+    """Return the address's use on this machine (ENDED, USED or UNKNOWN), as this process sees it, and the reason."""
     lease = recorded(lease, records)
     if records.read(lease.attachment, PART) is None and not (lease.netns and lease.node):
         return UNKNOWN, "no record there tells of it"
@@ -120,7 +120,7 @@ def _tells(path: str, sees_all: bool, is_chosen: bool) -> bool:
 
 
 def _mount_of(folder: str) -> tuple[bool, bool]:
-    """(whether `folder` is a mount point, whether the node's mounts in it propagate here). Raises OSError."""
+    """Return whether `folder` is a mount point, and whether the node's mounts below it propagate to this process."""
     opened = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         with open(f"/proc/self/fdinfo/{opened}", "rb") as lines:
@@ -137,7 +137,7 @@ def _mount_of(folder: str) -> tuple[bool, bool]:
 
 
 def _is_in_use(link: dict[str, Any]) -> bool:
-    """Whether the recorded `link` may be in use although the path of its namespace is gone. Raises OSError."""
+    """Whether the recorded `link` may be in use after its namespace lost its path. Raises OSError when unknown."""
     if UNENDED in link:
         return True
     there = sandbox.kept(link["sandbox"])
@@ -152,7 +152,9 @@ def _is_in_use(link: dict[str, Any]) -> bool:
 def _is_shown(lease: Lease, named: bool) -> bool:
     """Whether a kept namespace has a link with the lease's ifname and address.
 
-    `named`: the path of the lease's namespace is gone for good (`_tells`), so namespaces with other names do not count.
+
+    `named` means that the path of the lease's namespace is gone for good (`_tells`): namespaces with other names are
+    then not searched.
     """
     wanted, mounted = lease.text, netns_users.mounted()
     for namespace in netns.all_kept():

@@ -1,9 +1,9 @@
 """The rules for leases and reservations, compared with live pods and the addresses in their network-status. Pure.
 
 A lease is dead only when its address cannot be in use: no other pod shows the address, and the lease's pod is gone, has
-ended, or is another pod with the same name. Some leases are never reclaimed: if the pod is pending, it may be about to
-use the address; if an IPAMClaim has the lease, the claim outlives the pod; if the node is not ready, a deleted pod may
-still run there. The elected agent frees the leases of a lost node (`is_abandoned`), which has no agent and no pods.
+ended, or is another pod with the same name. A lease stays while its pod is pending, since the pod may soon use the
+address; while an IPAMClaim has the lease, since the claim outlives the pod; and while its node is not ready, since a
+deleted pod may still run there. The elected agent frees the leases of a lost node (`is_abandoned`).
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ class AuditRules:
                 yield from self._reservation_of(lease)
 
     def lease(self, lease: Lease) -> Finding | None:
-        """The finding about a lease and its pod; None when there is no fault, or it cannot be judged."""
+        """The finding about a lease and its pod; None when the lease has no fault, or cannot be judged."""
         if lease.claimed:
             return self._of(lease, kinds.LEASE_CLAIMED, KEEP, "belongs to an IPAMClaim, which outlives the pod")
         pods = self._all.pods
@@ -301,7 +301,7 @@ class AuditRules:
 
 
 def find_dead(leases: Collection[Lease], pods: Mapping[Name, Pod]) -> dict[Key, str]:
-    """The reason for each dead lease of `leases`, by key. `pods` are the existing pods with the leases' pod names.
+    """The dead leases of `leases`, each key with the reason. `pods` are the existing pods with the leases' pod names.
 
     Only the Pod object decides: the pod is gone, is another pod with the same name, or has ended. The network-status
     does not count, since Multus writes it after the ADD.
@@ -344,14 +344,14 @@ def blocker(
     named: Collection[str] = (),
     alive: Collection[str] = (),
 ) -> str:
-    """The reason why an abandoned lease of a deleted pod must wait, since the pod may still run; "" if it need not.
+    """The reason why an abandoned lease of a deleted pod must stay, since the pod may still run; "" without a reason.
 
     A pod that was deleted from the API may still run: its node does not answer, or the deletion was forced and the pod
     ends slowly. Only the agent of its node can see this. `seen_on` is the node on which the pod was seen: "" if on
     several nodes, None if on none. `is_over`: the node has reported that the containers have ended. `named` are the
-    nodes that leases name. If the lease's node has no Node object, the node was deleted, or the lease has another name
-    for it: any node that is not ready and that no lease names may be the lease's node. `alive` are the nodes whose
-    agents renew their Leases: such a node may run pods even without a Node object.
+    nodes that leases name. A lease's node without a Node object was deleted, or has another name in Kubernetes, so any
+    node that is not ready and that no lease names may be the lease's node. `alive` are the nodes whose agents renew
+    their Leases: such a node may run pods even without a Node object.
     """
     for name in (seen_on, lease.node):
         if name and name not in nodes and name in alive:

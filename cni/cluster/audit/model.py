@@ -63,7 +63,7 @@ class Pod:
         return f"{self.namespace}/{self.name}"
 
     def has_uid(self, uid: str) -> bool:
-        """Whether `uid` is a UID of the pod: that of the API, or the kubelet's of a static pod."""
+        """Whether `uid` is the pod's UID in the API, or the UID that the kubelet gave to a static pod."""
         return uid in (self.uid, self.static_uid)
 
     @property
@@ -120,7 +120,7 @@ class IpamBlock:
 class Snapshot:
     """The content of a store and its cluster at one time. Members that were not read are None; their rules are skipped.
 
-    `kind` is that of the store. `agents` are the nodes whose agents may be alive. `nads` are the names of all NADs,
+    `kind` is the store's kind. `agents` are the nodes whose agents may be alive. `nads` are the names of all NADs,
     "namespace/name", with any IPAM. For a file store, `records` are this node's records of the store, and `counted` the
     pools with the counts of the bitmaps. `unread` has, for each kind of object that could not be read, a text with the
     reason. `findings` are faults that the reading found; `counts` are the numbers of objects read, by kind.
@@ -229,7 +229,7 @@ def parse_pool(
 ) -> IPPool:
     """The IPPool in an object of the API, with its leases. Raises ValueError when spec.range is no CIDR.
 
-    `networks` show which pools are node slices, whose names also have the name of a node.
+    `networks` show which pools are node slices: the name of such a pool also has the name of a node.
     """
     pool = IPPool(dict(document), len(json.dumps(document, separators=(",", ":"))))
     pool.read_leases(_scope(pool, networks), reservation_of)

@@ -1,7 +1,7 @@
 """The occupancy of pools, as numbers and as a strip. Pure.
 
-A strip shows the addresses that may be given, in order, in cells of equal size. Of more than 2^16 addresses the strip
-shows only the first ones, up to the last lease.
+A strip shows a pool's addresses in order, in cells of equal size. If the pool has more than 2^16 addresses, the strip
+shows only the first addresses, up to the last lease.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _PLAIN = ".12345678"
 
 @dataclass(frozen=True)
 class Occupancy:
-    """The use of a pool that may give `size` addresses. `used` counts leases, `outside` those of other addresses.
+    """The use of a pool of `size` addresses. `used` counts all leases, `outside` the leases of other addresses.
 
     `cells` has the leased share, from 0 to 1, of each of up to CELLS equal parts of the first `shown` addresses.
     """
@@ -59,7 +59,7 @@ class Occupancy:
 
 @dataclass(frozen=True)
 class PoolUse:
-    """A pool with its number of leases, `used`, and its occupancy, None if its name has no range."""
+    """A pool with the number of its leases, `used`. `occupancy` is None if the pool's name has no range."""
 
     name: str
     family: int
@@ -96,7 +96,7 @@ def ranges_by_pool(networks: Iterable[IpamBlock]) -> dict[str, list[Range]]:
 
 
 def spans_of(cidr: str, ranges: Iterable[Range] = ()) -> list[Span]:
-    """The spans of addresses that a pool may give: those of `ranges`, or if these are empty, that of its CIDR."""
+    """The spans of addresses that a pool may give: the spans of `ranges` or, if these are empty, the span of `cidr`."""
     own = list(ranges) or [Range(*parse_cidr(cidr))]
     return merge((span for rng in own for span in rng.spans()), 0, 1 << BITS[6])
 

@@ -1,9 +1,9 @@
 """The Lease of each node's agent, which shows that the agent is alive even after its Node object was deleted.
 
-The name of a Lease is `node-` and the node's name. Its namespace has only these Leases and that of the election,
+The name of a Lease is `node-` and the node's name. Its namespace has only these Leases and the Lease of the election,
 which has another prefix. An agent renews its Lease once a minute: 8 small requests a second in a cluster of 500
-nodes. The Node is not the Lease's owner, since the Lease must outlive it. The elected agent deletes the Lease of a
-node that is gone for good.
+nodes. The Node is not the Lease's owner, since the Lease must outlive the Node. The elected agent deletes the Lease
+of a node that is gone for good.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def nodes_of(leases: Iterable[dict[str, Any]]) -> dict[str, dict[str, Any]]:
 
 
 def renew(api: Api, node: str, seconds: float) -> None:
-    """Renew the Lease of the agent on `node` for `seconds`, or create it. Raises CniError."""
+    """Renew the Lease of the agent on `node` for `seconds`, or create it. Raises CniError when a request fails."""
     spec = {"holderIdentity": node, "leaseDurationSeconds": max(1, round(seconds)), "renewTime": stamp()}
     name = _PREFIX + node
     try:
@@ -55,7 +55,7 @@ def renew(api: Api, node: str, seconds: float) -> None:
 
 
 def delete(api: Api, metadata: dict[str, Any]) -> bool:
-    """Delete the Lease of a node that is gone; return False if it has changed since it was read. Raises CniError."""
+    """Delete a gone node's Lease; return False if the Lease has changed. Raises CniError when the request fails."""
     try:
         api.delete(LEASES, metadata["name"], metadata["uid"], metadata["resourceVersion"], NAMESPACE)
     except (Conflict, NotFound):
@@ -64,10 +64,10 @@ def delete(api: Api, metadata: dict[str, Any]) -> bool:
 
 
 class SilenceWatch:
-    """A watch that distinguishes silent agents from live ones. Times in Leases do not count, since clocks differ.
+    """A watch for silent agents. It does not use the times in Leases, since the clocks of nodes differ.
 
-    An agent is silent when its Lease has not changed for `grace` seconds and for its leaseDurationSeconds (at most
-    600). So after a single reading no agent is silent. After a long pause between two readings the counting begins
+    An agent is silent when its Lease has not changed for `grace` seconds and for its leaseDurationSeconds, at most
+    600. So after a single reading no agent is silent. After a long pause between two readings the counting begins
     again, since perhaps no agent could renew its Lease in the pause.
     """
 
@@ -82,11 +82,11 @@ class SilenceWatch:
         self._read_at = 0.0
 
     def alive(self, cluster: Cluster) -> set[str]:
-        """The nodes whose agents have a Lease and are not silent. Raises CniError."""
+        """The nodes whose agents have a Lease and are not silent. Raises CniError when the Leases cannot be read."""
         return {node for node, (is_silent, _) in self._read(cluster).items() if not is_silent}
 
     def silent(self, cluster: Cluster) -> dict[str, dict[str, Any]]:
-        """The metadata of the Leases of silent agents, by node. Raises CniError."""
+        """The metadata of the Leases of silent agents, by node. Raises CniError when the Leases cannot be read."""
         return {node: metadata for node, (is_silent, metadata) in self._read(cluster).items() if is_silent}
 
     def _read(self, cluster: Cluster) -> dict[str, tuple[bool, dict[str, Any]]]:

@@ -100,7 +100,7 @@ def _elsewhere(cluster: Cluster) -> list[Finding]:
 
 
 def _findings(snapshots: Sequence[Snapshot]) -> list[Finding]:
-    """The findings in all stores, each once. A pod with a lease in one store is not reported as one without a lease."""
+    """The findings in all stores, each once. A pod is without a lease only if no store has one."""
     given = {(lease.text, lease.pod_ref) for snapshot in snapshots for lease in snapshot.leases}
     found: dict[tuple[object, ...], Finding] = {}
     for snapshot in snapshots:
@@ -126,9 +126,10 @@ def read(choice: Choice, progress: Progress = str, pool: str = "") -> Snapshot:
 
 
 def given_part(choice: Choice, found: Snapshot) -> Snapshot:
-    """Return `found` with the networks added: their ranges are the parts of pools that may be given.
+    """Return `found` with networks, whose ranges are the parts of pools that may be given.
 
-    For a store in the cluster these are the networks of the cluster, else those in libcni's cache.
+
+    The networks are the cluster's for a store in the cluster, and the networks in libcni's cache for other stores.
     """
     if found.networks:
         return found
@@ -145,7 +146,7 @@ def _content(choice: Choice, progress: Progress) -> Snapshot:
 
 
 def _of_store(choice: Choice, progress: Progress, pool: str = "") -> Snapshot:
-    """The content of a store other than that of IPPools; with `pool` only of that pool."""
+    """The content of a store that is not in IPPools; with `pool` only of that pool."""
     store, found = choice.open(READ), []
     with store.session():  # the pages of one reading belong together
         for lease in store.leases(pool or None):
@@ -205,7 +206,7 @@ def _names(record: Mapping[str, Any], choice: Choice) -> bool:
 
 
 def record_of(attachment: Attachment, choice: Choice) -> Mapping[str, Any] | None:
-    """The record of an attachment; None if there is none, or if it names another store than the chosen one."""
+    """The record of an attachment, if it names the chosen store."""
     record = Records(STATE).read(attachment, PART)
     return record if record and _names(record, choice) else None
 
@@ -213,7 +214,7 @@ def record_of(attachment: Attachment, choice: Choice) -> Mapping[str, Any] | Non
 def is_there(lease: Lease, users: Sequence[Attachment]) -> bool | None:
     """Whether the address of `lease` may be in use on this machine by the links of `users`; None when this is unknown.
 
-    It is unknown for a netns of /dev/null, which DRA drivers pass.
+    This is unknown for the netns path /dev/null, which DRA drivers pass.
     """
     try:
         if in_use.may_be(lease, users, Records(STATE)):

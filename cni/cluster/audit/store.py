@@ -21,9 +21,10 @@ SECONDS = 30.0  # for one request
 
 
 class Choice:
-    """A chosen store. `store_ref` is its reference by ipam.stores.ref_of; `cooldown` is the flat file's, in seconds.
+    """A chosen store. `store_ref` is its reference (ipam.stores.ref_of), `cooldown` the flat file's value in seconds.
 
-    `kubeconfig` is a cluster's, "" without one; `namespace` has the leases, "" means the kubeconfig's namespace.
+
+    `kubeconfig` is the path of a cluster's kubeconfig, or "". `namespace` has the leases; "" means the kubeconfig's.
     """
 
     def __init__(self, store_ref: dict[str, Any], kubeconfig: str = "", namespace: str = "", cooldown: int = 0) -> None:
@@ -63,7 +64,7 @@ class Choice:
 
 
 def of_flat_file(config: str = "") -> Choice:
-    """The store that the flat file `config` names; "" means the installed one. In a pod without one: IPPools."""
+    """The store of the flat file `config`; "" means the installed flat file or, in a pod without it, IPPools."""
     faults: list[Fault] = []
     source = Source({"configuration_path": config}, _Files, faults)
     if config and source.path != config:

@@ -1,4 +1,4 @@
-"""The rules for a store by itself: a machine's leases, records and namespaces; counts; keys of etcd. Pure."""
+"""The rules for a store alone: for a machine's leases, records and namespaces, for counts, for etcd's keys. Pure."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def find(snapshot: Snapshot, in_use: InUse) -> list[Finding]:
 
 
 def of_lease(lease: Lease, record: Mapping[str, Any] | None, in_use: InUse) -> Finding | None:
-    """The finding about a lease; None if it has no fault. `record` is its attachment's, None if there is none."""
+    """The finding about a lease; None if the lease has no fault. `record` is the record of its attachment."""
     if record and record.get("pending") is True:
         why = "a DEL came and could not release it: `railcni ipam flush` does"
         return about(lease, kinds.RELEASE_PENDING, LOOK, why)
@@ -88,7 +88,7 @@ _ALONE = (b"cooling", b"former", b"full", b"void")  # keys that belong to no lea
 
 
 def find_in_keys(entries: Mapping[bytes, bytes], keys: Keys) -> tuple[list[Lease], list[Finding]]:
-    """(leases, findings) from `entries`, which are all keys and values of a store. A foreign key is a finding."""
+    """Return the leases and findings in `entries`, all keys and values of a store. A foreign key is a finding."""
     leases: list[Lease] = []
     found: list[Finding] = []
     wanted: dict[bytes, tuple[bytes, Lease]] = {}
