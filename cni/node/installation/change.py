@@ -1,7 +1,7 @@
 """Install and uninstall in a plugin folder, as lists of steps; `--dry-run` prints the list and does not carry it out.
 
-The order of the steps makes them safe. When the process is killed between or within steps, every name in the folder
-still leads to a whole version, and repeating the same command finishes the work.
+The order of the steps makes them safe: when the process is killed at any time, every name in the folder still leads to
+a complete version, and the same command, run again, finishes the work.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _Refuse = Callable[[Installation], None]
 
 
 class Step(NamedTuple):
-    """A durable change, or a check before one: its description and the function that does it."""
+    """A durable change or a check: `text` describes the step, and `act` carries it out."""
 
     text: str
     act: Callable[[], object]
@@ -52,7 +52,7 @@ class Folder:
         self.bundle = f"{path}/{BUNDLE}"
 
     def carry_out(self, steps: Iterable[Step], say: _Say = str) -> None:
-        """Carry out `steps`, and first `say` the text of each. Raises IoFailure, which names the failed step."""
+        """Carry out `steps`; pass the text of each to `say` before. Raises IoFailure when a step fails."""
         for step in steps:
             say(step.text)
             try:
@@ -70,8 +70,9 @@ class Folder:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Hold the lock of this folder's installers, a flock of the folder itself, which ends with the process. A
-        bundle folder in which nothing is left is removed at the end.
+        """Hold the lock of this folder's installers, a flock of the folder itself; it ends with the process. At the
+        end, remove an empty bundle folder.
+
 
         Raises TryAgainLater if another installer holds the lock, IoFailure if the folder cannot be opened.
         """
@@ -96,7 +97,7 @@ class Folder:
 
     @contextmanager
     def foreseen(self) -> Iterator[None]:
-        """Hold the lock during a dry run. Raises IoFailure if an install could not write in the folder."""
+        """Hold the lock during a dry run. Raises IoFailure if an install could not write to the folder."""
         written = self.bundle if os.path.isdir(self.bundle) else self.path
         if not os.access(written, os.W_OK, effective_ids=True):
             code = errno.EROFS if os.statvfs(self.path).f_flag & os.ST_RDONLY else errno.EACCES
@@ -118,7 +119,8 @@ def install(folder: Folder, wanted: content.Content, replace: Sequence[str] = ()
     """Install `wanted`, or finish its interrupted install; return the steps that were carried out.
 
     The plugin names `replace`, without prefix, become links too; foreign files of these names are kept for uninstall.
-    Raises InvalidConfig, TryAgainLater or IoFailure; the version in use then stays as it was.
+    Raises InvalidConfig for a foreign file in the way, TryAgainLater while another installer works, and IoFailure when
+    a step fails. The version in use then stays.
     """
     with folder.locked():
         steps = steps_to(folder, wanted, replace)
@@ -134,7 +136,7 @@ def steps_to(folder: Folder, wanted: content.Content, replace: Sequence[str] = (
             f"{', '.join(taken)} in the plugin folder {'is' if len(taken) == 1 else 'are'} not railcni's: move it away, then"
             " install again"
         )
-    # A damaged version is not mended, since calls may run from it: a second copy gets a number.
+    # Calls may run from a damaged version, so it stays as it is, and a second copy gets a number.
     numbered = (f"{wanted.version}.{number}".removesuffix(".0") for number in itertools.count())
     current_first = sorted(found.versions, key=lambda name: name != found.current)
     whole = (v for v in current_first if v.startswith(wanted.version) and content.is_whole(f"{bundle}/{v}"))
@@ -159,7 +161,7 @@ def _removal(text: str, path: str) -> Step:
 
 
 def _take(folder: Folder, found: Installation, names: Iterable[str]) -> Iterator[Step]:
-    """Yield the steps to make our links with these names; foreign files with the names are kept."""
+    """Yield the steps to make railcni's links `names`; foreign files of these names are kept in replaced/."""
     for name in names:
         path, kept = f"{folder.path}/{name}", f"{folder.bundle}/{REPLACED}/{name}"
         if name in found.foreign:
@@ -203,7 +205,7 @@ def uninstall(folder: Folder, refuse: _Refuse, end_workers: Callable[[], object]
 
 
 def steps_away(folder: Folder, refuse: _Refuse) -> list[Step]:
-    """The steps that `uninstall` would carry out now. Raises the errors that would prevent the first step."""
+    """The steps that `uninstall` would carry out now. Raises the errors that would prevent its first step."""
     with folder.foreseen():
         found = layout.read(folder.path)
         refuse(found)
@@ -213,7 +215,7 @@ def steps_away(folder: Folder, refuse: _Refuse) -> list[Step]:
 
 
 def _release(folder: Folder, found: Installation) -> Iterator[Step]:
-    """The first half of the steps of `uninstall`: remove our links, and put back the files that were kept."""
+    """Yield the first steps of `uninstall`: remove railcni's links, and put back the kept files."""
     for name in reversed(NAMES):
         path, kept = f"{folder.path}/{name}", f"{folder.bundle}/{REPLACED}/{name}"
         if name in found.ours and name in found.kept:
@@ -252,19 +254,19 @@ def _end(folder: Folder) -> Step:
     return Step(f"remove {BUNDLE} with all versions", remove)
 
 
-# --- processes that run from a version, which stays until they have ended ---
+# --- processes that run from a version; the version stays until they have ended ---
 #
 # A process is recognised by its executable or an open file: in a bundle, it executes the bundle's dynamic loader; in
 # a checkout, it keeps its modules open (bin/launcher.in). Files are compared by device and inode, since a process in a
 # container has other paths. In a PID namespace of its own, as in most containers, an installer does not see the host's
-# processes; then the time since the last switch decides.
+# processes; then a version counts as unused when `current` has not changed for _LONGEST_CALL.
 
 
 def is_unused(folder: str, version: str) -> bool:
     """Whether no process runs any more from the old `version` in the plugin folder `folder`."""
     if netns_users.sees_node():
         return not users_of(f"{folder}/{BUNDLE}/{version}")
-    try:  # the time of `current`: when this version went out of use, or later
+    try:  # the time at which `current` last changed; this version went out of use then or before
         switched = os.lstat(f"{folder}/{BUNDLE}/{CURRENT}").st_mtime
     except OSError:
         return False
@@ -283,7 +285,7 @@ def _opened(pid: int) -> Iterator[tuple[int, int]]:
     for path in (f"/proc/{pid}/exe", *glob.iglob(f"/proc/{pid}/fd/*")):
         try:
             yield _identity(os.stat(path))
-        except OSError:  # the process has ended or closed it, or is another user's
+        except OSError:  # the process has ended, has closed the file, or is another user's
             continue
 
 
@@ -295,10 +297,10 @@ def _identity(status: os.stat_result) -> tuple[int, int]:
 
 
 class CommandLink:
-    """The link `railcni` in `directory` of the host below `root`. `wanted` is the content that an install brings.
+    """The link `railcni` in `directory` on the host, mounted at `root`. `wanted` is the content to be installed.
 
-    The link leads to the command of the version in use, or of a checkout, whose libraries are not installed. A foreign
-    file is left alone. If `directory` is missing, as on some nodes that a container installs on, no link is made.
+    The link leads to the command of the version in use; for a checkout it leads into the checkout, since the command's
+    libraries are not installed. A foreign file stays. If `directory` is missing, no link is made.
     """
 
     def __init__(self, folder: Folder, root: str, directory: str, wanted: content.Content | None = None) -> None:

@@ -1,11 +1,11 @@
 """The content of a version: the bundle in which this command runs, or the plugins of a checkout.
 
-A bundle is a directory with `VERSION` and `bin/` that needs nothing of the host; it is installed as a whole. A checkout
-is for hosts with Python. Its plugins are installed as `make` has written them, with one file of all their modules and
-with the absolute path of their interpreter. The command itself stays in the checkout, since it needs more packages.
+A bundle is a directory with `VERSION` and `bin/` that needs no files of the host; the whole bundle is installed. A
+checkout is for hosts with Python. Its plugins are installed as `make` has written them: one file has all modules, and
+scripts name the interpreter by its absolute path. The command stays in the checkout, since it needs more packages.
 
-A version has the plugins twice: in bin/, and as copies for the plain names in plain/. An installer of the Go plugins
-may run `cp -f whereabouts /opt/cni/bin`, as whereabouts' installer does at every start, and so write through our link.
+A version has the plugins twice: in bin/, and as copies in plain/, to which the plain names lead. The installer of Go
+whereabouts runs `cp -f whereabouts /opt/cni/bin` at every start, and so writes through railcni's link into the copy.
 This should change `whereabouts`, but must not change `railcni-whereabouts`.
 """
 
@@ -24,7 +24,7 @@ from cni.shared.kernel.files import read_whole
 from cni.shared.spec.errors import IoFailure
 
 VERSION_FILE = "VERSION"
-_TEMPLATE = "bin/launcher.in"  # by which a checkout is recognised
+_TEMPLATE = "bin/launcher.in"  # every checkout has this file
 _DIGEST_BYTES = 6
 
 
@@ -42,7 +42,7 @@ class Content(NamedTuple):
     top: str
     release: str
     entries: tuple[VersionEntry, ...]
-    interpreter: str = ""  # the path in a checkout; "" for a bundle, which has its own
+    interpreter: str = ""  # a checkout's path of Python; "" for a bundle, which contains Python
 
     @property
     def version(self) -> str:
@@ -92,7 +92,7 @@ def _copies(top: str) -> list[VersionEntry]:
 
 
 def tree(top: str) -> Iterator[VersionEntry]:
-    """Yield the content of a directory, sorted by name. Raises IoFailure for another kind of file."""
+    """Yield the content of a directory, sorted by name. Raises IoFailure for a device, socket or FIFO."""
     for folder, folders, files in os.walk(top):
         folders.sort()
         for name in sorted([*folders, *files]):

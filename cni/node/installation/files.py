@@ -12,10 +12,10 @@ from cni.shared.spec.errors import InvalidConfig
 
 
 def below(root: str, path: str) -> str:
-    """The real path of the absolute `path` on a host whose file system is mounted at `root`: symbolic links are
-    followed below `root`, too.
+    """The real path of the absolute `path` on a host whose file system is mounted at `root`; symbolic links are
+    resolved as on the host.
 
-    A part that does not exist is taken as written. Raises InvalidConfig when the links form a loop.
+    Components that do not exist stay as they are. Raises InvalidConfig when the links form a loop.
     """
     root = os.path.realpath(root).rstrip("/")
     try:
@@ -25,7 +25,7 @@ def below(root: str, path: str) -> str:
 
 
 def put(path: str, temporary: str, make: Callable[[str], object]) -> None:
-    """Let `make` create a file, link or directory at `temporary`, and rename it to `path`, in place of a file there.
+    """Let `make` create a file, link or directory at `temporary`, then rename this to `path`, replacing a file.
 
     Both paths are on the same file system.
     """
@@ -34,7 +34,7 @@ def put(path: str, temporary: str, make: Callable[[str], object]) -> None:
     try:
         make(temporary)
         os.rename(temporary, path)
-    finally:  # when the disk is full; or when both are names of one file, since rename(2) then does nothing
+    finally:  # for a full disk, and since rename(2) does nothing when both paths are names of one file
         remove(temporary)
     for folder in {os.path.dirname(path), os.path.dirname(temporary)}:
         sync(folder)
@@ -64,10 +64,11 @@ def _write(top: str, entry: VersionEntry) -> str:
 
 
 def make_second(path: str, second: str) -> None:
-    """Give the file at `path` the second name `second`.
+    """Make `second` a hard link to the file at `path`, or a copy of the file if the kernel refuses the link.
 
-    `second` is a copy if the kernel refuses a hard link: root without capabilities may not link another user's file
-    (fs.protected_hardlinks), and some file systems have no hard links.
+
+    Root without capabilities may not link another user's file (fs.protected_hardlinks), and some file systems have no
+    hard links.
     """
     try:
         os.link(path, second, follow_symlinks=False)

@@ -1,5 +1,5 @@
-"""The file names of an installation, the files that a plugin folder has of it, and their faults. Every name must lead
-to one of our plugins, the plugin must run, and the state directory must be usable. The functions raise OSError."""
+"""The file names of an installation, its files in a plugin folder, and its faults: every name must lead to a plugin of
+railcni, the plugin must run, and the state directory must be usable. The functions raise OSError."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from cni.shared.kernel.files import target_of
 
 BUNDLE, TEMPORARY = "railcni-bundle", ".new."
 CURRENT, PREVIOUS, REPLACED = "current", "previous", "replaced"
-PROGRAMS, SCRIPTS = "bin", "libexec"  # of a version: the executables, and the scripts that they start for a cold call
+PROGRAMS, SCRIPTS = "bin", "libexec"  # in a version: the executables, and the scripts that they start for a cold call
 COPIES = "plain"  # in a version: copies of the programs; the plain names lead to them
 PLAIN = EXECUTABLES
 PREFIXED = tuple(f"railcni-{name}" for name in PLAIN)
@@ -31,9 +31,9 @@ class Installation:
     previous: str = ""
     versions: tuple[str, ...] = ()  # all versions
     unfinished: tuple[str, ...] = ()  # temporary files of an installer that was killed
-    ours: frozenset[str] = frozenset()  # names that are our links
-    foreign: frozenset[str] = frozenset()  # names that another file has
-    kept: frozenset[str] = frozenset()  # names that are in replaced/
+    ours: frozenset[str] = frozenset()  # names that are railcni's links
+    foreign: frozenset[str] = frozenset()  # names of other programs' files
+    kept: frozenset[str] = frozenset()  # names of files in replaced/
 
 
 def read(folder: str) -> Installation:
@@ -53,7 +53,7 @@ def read(folder: str) -> Installation:
 
 
 def target(name: str, version: str = CURRENT) -> str:
-    """The path, from the plugin folder, of the plugin to which `name` leads in `version`."""
+    """The path, relative to the plugin folder, of the plugin `name` in `version`."""
     place = COPIES if name in PLAIN else PROGRAMS
     return f"{BUNDLE}/{version}/{place}/{name.removeprefix('railcni-')}"
 
@@ -79,7 +79,7 @@ def _names(folder: str) -> list[str]:
 
 
 def faults(folder: str, shown: str, found: Installation, state: str) -> list[str]:
-    """The faults of the installation `found` and of the state directory, as sentences with `shown` for `folder`."""
+    """The faults of the installation `found` and of the state directory, as sentences that call the folder `shown`."""
     return [*_of_names(folder, shown, found), *state_faults(state)]
 
 
@@ -102,13 +102,13 @@ def _of_names(folder: str, shown: str, found: Installation) -> Iterator[str]:
 
 
 def fingerprint(folder: str, found: Installation) -> tuple[object, ...]:
-    """A value that differs when a plugin has changed, so that the plugins must be tried again."""
+    """A value that changes when a plugin changes, so that the plugins must be run again."""
     paths = [f"{folder}/{name}" for name in sorted(found.ours)]
     return found, *((files.mark(path, links=True), os.access(path, os.X_OK)) for path in paths)
 
 
 def state_faults(state: str) -> Iterator[str]:
-    """Yield the faults of the directory `state`. This user must be able to write in it, or to make it."""
+    """Yield the faults of the directory `state`. This user must be able to write to the directory, or to create it."""
     above = state
     try:
         files.check_private_directory(state, links=True)
@@ -122,7 +122,7 @@ def state_faults(state: str) -> Iterator[str]:
 
 
 def fault_of(path: str, plugin: str) -> str:
-    """Run the executable at `path` without a CNI_COMMAND; return the reason why it is not our `plugin`, "" if it is."""
+    """Run `path` without a CNI_COMMAND; return the reason why it is not railcni's `plugin`, "" without a fault."""
     try:
         done = subprocess.run([path], env={}, stdin=subprocess.DEVNULL, capture_output=True, timeout=_TRY_SECONDS)
     except subprocess.TimeoutExpired:

@@ -1,7 +1,8 @@
 """The installation that options select, and the folders in which the container runtime of a node searches plugins.
 
-The runtimes' configurations come first: each names folders in the order in which plugins are searched, and the first
-existing folder is taken. Without any configuration, the usual folders of distributions are tried.
+
+The runtimes' configurations come first: each names folders in the order of the search for plugins, and the first
+existing folder is taken. If no runtime has a configuration, the usual folders of distributions are tried.
 
 - containerd: /etc/containerd/config.toml with its imports; `bin_dir`, since 2.1 `bin_dirs`, of the CRI plugin, whose
   table is called `plugins.cri` (version 1), `plugins."io.containerd.grpc.v1.cri"` (2) or
@@ -11,7 +12,7 @@ existing folder is taken. Without any configuration, the usual folders of distri
   (v1.28.15, v1.29.10, v1.30.6, v1.31.2); before that data/current/bin, which changes with every upgrade of k3s:
   railcni must then be installed again (https://docs.k3s.io/networking/multus-ipams).
 - CRI-O: /etc/crio/crio.conf, then the files of crio.conf.d in the order of their names; the last `plugin_dirs` counts,
-  /opt/cni/bin when none is there (crio.conf(5), crio.conf.d(5)). OpenShift is CRI-O with /var/lib/cni/bin.
+  and /opt/cni/bin is the default (crio.conf(5), crio.conf.d(5)). OpenShift uses CRI-O with /var/lib/cni/bin.
 """
 
 from __future__ import annotations
@@ -35,11 +36,11 @@ _CONFIGURATIONS = {
     "k0s": "/etc/k0s/containerd.toml",
     "CRI-O": "/etc/crio/crio.conf",
 }
-_PARTS = {"CRI-O": ["crio.conf.d/*"]}  # the files that a runtime reads without a key `imports`
+_PARTS = {"CRI-O": ["crio.conf.d/*"]}  # files that a runtime reads although no key `imports` names them
 _CRI_PLUGINS = ("io.containerd.cri.v1.runtime", "io.containerd.grpc.v1.cri", "cri")
 _TABLES = (("crio", "network"), *(("plugins", plugin, "cni") for plugin in reversed(_CRI_PLUGINS)))
 _KEYS = ("bin_dirs", "bin_dir", "plugin_dirs", "plugin_dir")
-_USUAL = (  # the folders of each distribution, the best first
+_USUAL = (  # the folders of each distribution, the preferred one first
     ("k3s", ("/var/lib/rancher/k3s/data/cni", "/var/lib/rancher/k3s/data/current/bin")),
     ("OpenShift", ("/var/lib/cni/bin",)),
     ("the usual one", (DEFAULT,)),
@@ -84,7 +85,7 @@ def plugin_folder(root: str, to: str = "") -> str:
 def candidates(root: str) -> dict[str, str]:
     """The plugin folder of each configured runtime, by runtime; if none is configured, the existing usual folders."""
     found = dict(_configured(root)) or dict(_usual(root))
-    same: dict[str, str] = {}  # one folder by several paths is one folder
+    same: dict[str, str] = {}  # paths that lead to the same folder become one path
     return {runtime: same.setdefault(below(root, folder), folder) for runtime, folder in found.items()}
 
 
@@ -109,7 +110,7 @@ def _configured(root: str) -> Iterator[tuple[str, str]]:
 
 
 def _named(root: str, documents: list[dict[str, Any]]) -> str:
-    """The plugin folder in the last document that names any: the first existing folder of its list, else the first."""
+    """The plugin folder in the last document with a list of folders: the first that exists, else the first."""
     found = (_strings(_table(d, *table).get(key)) for d in reversed(documents) for table in _TABLES for key in _KEYS)
     folders = next(filter(None, found), [DEFAULT])
     return next((f for f in folders if os.path.isdir(below(root, f))), folders[0])
@@ -130,5 +131,5 @@ def _table(document: Any, *keys: str) -> dict[str, Any]:
 
 
 def _strings(value: Any) -> list[str]:
-    """The non-empty strings in the list `value`; [value] for a non-empty string."""
+    """The non-empty strings in `value`, a list or a single string."""
     return [v for v in (value if isinstance(value, list) else [value]) if isinstance(v, str) and v]
