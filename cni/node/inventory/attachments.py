@@ -1,4 +1,4 @@
-"""The attachments in this node's records, each with the records of all its plugins."""
+"""The attachments that this node's records show, each with the records of its plugins."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from cni.shared.spec.request import Attachment
 from ipam.check import name_of
 from ipam.group import rails
 
-_MOST_ADDRESSES = 16  # of a NetworkDeviceData
+_MOST_ADDRESSES = 16  # the limit for `ips` in NetworkDeviceData
 
 
 def found(network: str = "", directory: str = STATE) -> list[dict[str, Any]]:
-    """The attachments, of one `network` if given, each with the records of its link plugin and its IPAM plugin."""
+    """The attachments, or only those of `network`, each with the records of its link plugin and its IPAM plugin."""
     attachments: dict[tuple[str, str, str], dict[str, Any]] = {}
     for attachment, part, record in Records(directory, Log("railcni")).all():
         if network in ("", attachment.network):
@@ -33,7 +33,7 @@ def found(network: str = "", directory: str = STATE) -> list[dict[str, Any]]:
 
 
 def pending(network: str = "", directory: str = STATE) -> list[dict[str, Any]]:
-    """The attachments whose addresses this node still has to release. Raises CniError."""
+    """The attachments with a pending release. Raises CniError when the records cannot be read."""
     return [a for a in found(network, directory) if a["pending"]]
 
 
@@ -52,7 +52,7 @@ def changed(directory: str = STATE) -> int:
 
 
 def completed(directory: str = STATE) -> tuple[list[dict[str, Any]], bool]:
-    """Return (attachments and groups of rails that no call is changing, True if a call is changing another one)."""
+    """Return the attachments and groups of rails that no call is changing, and whether a call is changing another."""
     records, ended, every = Records(directory), [], found(directory=directory)
     for one in every:
         held = records.try_locked(Attachment(one["network"], one["containerID"], one["ifname"]), LINK)
@@ -71,8 +71,8 @@ def device_of(attachment: dict[str, Any]) -> str:
 
 
 def network_data(attachment: dict[str, Any], every: Iterable[dict[str, Any]]) -> dict[str, Any]:
-    """The result of the ADD, as NetworkDeviceData of a ResourceClaim. The addresses of a rail come from the group of
-    rails in `every`."""
+    """The result of the ADD, as NetworkDeviceData of a ResourceClaim. The pod's group of rails, one of the attachments
+    `every`, has the addresses of its rails."""
     link = attachment["records"][LINK]["link"]
     mac = link.get("mac") or (link.get("device") or {}).get("mac")
     known = {"interfaceName": attachment["ifname"], "hardwareAddress": mac, "ips": attachment["addresses"]}
@@ -84,7 +84,7 @@ def network_data(attachment: dict[str, Any], every: Iterable[dict[str, Any]]) ->
 
 
 def _of_rail(attachment: dict[str, Any], group: dict[str, Any]) -> list[str]:
-    """The addresses of the attachment's rail. `group` has the addresses of all rails, in the order of rail.ranges."""
+    """The addresses of the attachment, a rail. `group` has the addresses of all rails in the order of rail.ranges."""
     names = [attachment["network"], attachment["ifname"]]
     index = next((entry[2] for entry in rails.listed(group["records"].get("ipam")) if entry[:2] == names), None)
     with suppress(KeyError, TypeError, ValueError):
@@ -95,7 +95,7 @@ def _of_rail(attachment: dict[str, Any], group: dict[str, Any]) -> list[str]:
 
 
 def _config(attachment: dict[str, Any]) -> dict[str, Any]:
-    """The recorded configuration of the link plugin's call; {} when there is none."""
+    """The configuration of the link plugin's call from the record; {} when the record has none."""
     try:
         config = json.loads((attachment["records"].get(LINK) or {}).get("config") or "{}")
     except ValueError:

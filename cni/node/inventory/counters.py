@@ -1,5 +1,7 @@
-"""The error counters of RDMA ports, and the rate and firmware by which NICs of one model are compared: `railcni doctor`
-judges the values, and the agent reports them to Prometheus.
+"""The error counters of RDMA ports, and the rates and firmware versions, in which NICs of one model should agree.
+
+
+`railcni doctor` judges the values, and the agent reports them to Prometheus.
 
 Sources: Documentation/ABI/stable/sysfs-class-infiniband of the kernel, "counters"; for hw_counters NVIDIA's
 "Understanding mlx5 Linux Counters", and the kernel's drivers/infiniband/hw/bnxt_re/hw_counters.c and ionic.
@@ -15,14 +17,14 @@ from cni.node.inventory.topology import beside, text
 from cni.shared.kernel import rdma_sysfs, sysfs
 
 CABLE = "see cable and transceiver (ethtool -m), and the switch port's counters"
-_NETDEV = "netdev/"  # link_downed does not count for RoCE ports; their netdevs count instead
+_NETDEV = "netdev/"  # RoCE ports do not count link_downed; counters of their netdevs replace it
 _LOSS = "see PFC and ECN here and on the switches: packets are lost on the way"
 
 
 @dataclass(frozen=True)
 class ErrorCounter:
     """An error counter. `place` is its path in the port's folder or, after _NETDEV, in the folder of the port's netdev;
-    for a bond, its ports' counters are added up. Fewer errors than `many` since the port's start are not reported."""
+    for a bond, the counters of its ports are added. Less than `many` errors since the port's start are not reported."""
 
     place: str
     meaning: str
@@ -61,7 +63,7 @@ Samples = dict[tuple[str, ...], float]
 
 
 def read(device: str, port: int, root: str = "/sys") -> Counts:
-    """The counters of one port that have a value."""
+    """The values of a port's counters, without counters that the driver lacks."""
     here = f"{root}{rdma_sysfs.CLASS}/{device}/ports/{port}"
     netdev = rdma_sysfs.netdev_of(device, port, root)
     folders = [f"{root}/class/net/{name}" for name in beside(netdev, "lower_", root) or [netdev]]  # a bond's ports
@@ -85,8 +87,8 @@ def samples(root: str = "/sys") -> Samples:
 
 
 def siblings(root: str = "/sys") -> tuple[Samples, Samples]:
-    """The rate in bytes a second of each active port, by device, port, model and link layer; and 1 for each device with
-    such a port, by device, model and firmware. Virtual functions and software devices are left out."""
+    """Return the rates of active ports, in bytes a second, by device, port, model and link layer; and the value 1 by
+    device, model and firmware for each device with an active port. Virtual and software devices are left out."""
     rates: Samples = {}
     firmware: Samples = {}
     for device in rdma_sysfs.devices(root):

@@ -15,8 +15,10 @@ from cni.shared.kernel.files import names_in
 
 @dataclass(frozen=True)
 class Gid:
-    """An entry of a GID table. `kind` is "RoCE v2", for example; `ndev` is the name of its netdev in the netdev's
-    namespace. `owner` is the pod or namespace whose link `ndev` has `address`; "" for this namespace or if unknown."""
+    """An entry of a GID table. `kind` is "RoCE v2", for example; `ndev` is the netdev's name in its own namespace.
+
+    `owner` is the pod or namespace with a link `ndev` that has `address`; "" for this namespace or if unknown.
+    """
 
     index: int
     value: str
@@ -28,9 +30,9 @@ class Gid:
 
 @dataclass(frozen=True)
 class Port:
-    """A port of a verbs device. `mtu` is the netdev's MTU in bytes, `roce_mtu` the RoCE MTU that results from it; each
-    is None if unknown, `roce_mtu` also without RoCE. `carrier` is None if the netdev is not seen. `room` is the size of
-    the GID table. `links` are the netdev and the links above it in this namespace; a GID of another link is a pod's."""
+    """A port of a verbs device. `mtu` is the netdev's MTU, `roce_mtu` the RoCE MTU that results from it, both in bytes;
+    each is None if unknown, `roce_mtu` also without RoCE. `carrier` is None if the netdev is not visible. `room` is the
+    size of the GID table. `links` are the netdev and the links above in this namespace; GIDs of others are a pod's."""
 
     device: str
     number: int
@@ -76,7 +78,7 @@ class VerbsDevice:
 
 
 def read(sandboxes: Sequence[NamespaceView] = (), root: str = "/sys") -> list[VerbsDevice]:
-    # if several namespaces have a link of this name and address, the first one counts: this command's own
+    # if several namespaces have a link with this name and address, the first counts: the command's own namespace
     links = {(i.name, a): (s.owner, i.mtu) for s in reversed(sandboxes) for i in s.interfaces for a in i.addresses}
     above: dict[tuple[str, int], set[str]] = {}
     for netdev in names_in(f"{root}/class/net"):
@@ -92,8 +94,8 @@ def gigabits(rate: str) -> float | None:
 
 
 def model_of(device: str, address: str, root: str = "/sys") -> str:
-    """The vendor and product of a verbs device's PCI function and, where the driver tells it, the board: boards of one
-    product are made for different rates, and have firmware of their own. "" for a software device."""
+    """The vendor and product of a verbs device's PCI function and, if the driver shows it, the board: one product has
+    boards with different rates and firmware. "" for a software device."""
     if not address:
         return ""
     product = ":".join(text(f"{root}/bus/pci/devices/{address}/{name}")[2:] for name in ("vendor", "device"))
@@ -106,7 +108,7 @@ def ports(devices: Iterable[VerbsDevice]) -> list[Port]:
 
 
 def ports_of(link: SandboxInterface, devices: Sequence[VerbsDevice], root: str = "/sys") -> list[Port]:
-    """The ports that carry the traffic of `link`: those of the netdev below it, or of its own PCI function."""
+    """The ports that carry the traffic of `link`: the ports of the netdev below, or of the link's own PCI function."""
     below = rdma_sysfs.ports_of_netdev(link.lower, root) if link.lower else ()
     own = [device.name for device in devices if link.bus == "pci" and device.pci == link.device]
     return [port for port in ports(devices) if (port.device, port.number) in below or port.device in own]
@@ -152,7 +154,7 @@ def _port(device: str, number: int, links: _Links, above: _Above, root: str) -> 
     mtu = text(f"{seen}/mtu") if netdev else ""
     is_here = mtu.isdigit()
     of_pod = [links[g.ndev, g.address][1] for g in gids if g.ndev == netdev and (g.ndev, g.address) in links]
-    size = int(mtu) if is_here else next(iter(of_pod), None)  # the second for a device in a pod
+    size = int(mtu) if is_here else next(iter(of_pod), None)  # of_pod for a device in a pod
     is_roce = rdma_sysfs.is_roce(device, number, root)
     return Port(
         device=device,

@@ -1,8 +1,8 @@
 """The PCI network functions and the software verbs devices of a node, as plain values: their names, the values that
 selectors compare, and their device nodes.
 
-A function that was moved into a pod no longer shows its netdevs and, in RDMA's exclusive mode, its verbs devices. The
-directories of both and of the character devices stay (drivers/base/core.c, class_dir_create_and_add).
+When a pod has a function, sysfs hides the function's netdevs and, in RDMA's exclusive mode, its verbs devices. Their
+directories, and the directories of the character devices, stay (drivers/base/core.c, class_dir_create_and_add).
 Sources: Documentation/ABI/testing/sysfs-bus-pci, Documentation/ABI/stable/sysfs-class-infiniband and
 Documentation/driver-api/vfio.rst of the kernel.
 """
@@ -31,7 +31,7 @@ class Function:
     or the name of a software verbs device (rxe, siw).
 
     `vendor` and `product` are four hexadecimal digits. For a VF, `physical` is the PCI address of its PF, and `index`
-    its number there; for a PF, `physical` is its own address, and `index` -1. `nodes` are sorted names in
+    the VF's number; for a PF, `physical` is its own address, and `index` -1. `nodes` are sorted names in
     /dev/infiniband, such as "uverbs0". `iommu_group` is the name of the VFIO node: "42", or "noiommu-42" without IOMMU.
     """
 
@@ -58,7 +58,7 @@ class Function:
 
     @property
     def is_on_pci(self) -> bool:
-        """Whether the function has a PCI address, by which Multus and the plugins know it."""
+        """Whether the function has a PCI address, which Multus and the plugins need."""
         return topology.is_address(self.id)
 
     @property
@@ -71,7 +71,7 @@ def read(root: str = "/sys", before: Sequence[Function] = ()) -> list[Function]:
     """The PCI functions of the class "network" in the sysfs at `root`, by address, then subfunctions and software verbs
     devices.
 
-    `before` is an earlier result. From it come the names of netdevs that are now in a pod.
+    `before` is an earlier result, which gives the names of netdevs that are now in a pod.
     """
     nodes = _nodes(root)
     former = {function.id: function for function in before}
@@ -120,7 +120,7 @@ def _function(device: topology.PciDevice, nodes: dict[str, list[str]], root: str
 
 
 def _subfunction(name: str, nodes: dict[str, list[str]], root: str) -> Function | None:
-    """The subfunction of the verbs device `name`, which has no PCI device of its own; None for a software device."""
+    """The subfunction, which is no PCI device, of the verbs device `name`; None for a software device."""
     place = os.path.realpath(f"{root}{rdma_sysfs.CLASS}/{name}/device")
     owner = sysfs.pci_above(place) if os.path.isdir(place) else ""
     if not owner:
@@ -165,7 +165,7 @@ def _link_type(verbs: tuple[str, ...], netdevs: tuple[str, ...], root: str) -> s
 
 
 def _nodes(root: str) -> dict[str, list[str]]:
-    """The names of device nodes, by verbs device and by PCI address, for functions whose verbs devices are hidden."""
+    """The names of device nodes by verbs device, and also by PCI address, since verbs devices may be hidden."""
     found: dict[str, list[str]] = {}
     for kind, folder in _NODES.items():
         names = [name for name in names_in(f"{root}/class/{folder}") if name.removeprefix(kind).isdigit()]

@@ -1,4 +1,4 @@
-"""Pods, namespaces and directories as a person names them, and the folder of named network namespaces."""
+"""Pods, network namespaces and directories as users name them, and the folder of named network namespaces."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from cni.shared.kernel import netns as namespaces
 from cni.shared.spec.errors import InvalidConfig
 
 NAMED_NAMESPACES = "/run/netns"
-_POD_GROUP = re.compile(r"(?:^|-)pod([^.]+)(?:\.slice)?$")  # a pod's group, by each cgroup driver of kubelet
+_POD_GROUP = re.compile(r"(?:^|-)pod([^.]+)(?:\.slice)?$")  # a pod's cgroup, for both cgroup drivers of kubelet
 _LABELS = re.compile(r"[a-z0-9]([-.a-z0-9]*[a-z0-9])?")
 
 
 def read_pod(text: str) -> str:
-    """Return `text` if it has the form NAMESPACE/POD. Raises ValueError if it has not."""
+    """Return `text`, a pod as NAMESPACE/POD. Raises ValueError for another form."""
     namespace, slash, name = text.partition("/")
     if not slash or not _LABELS.fullmatch(namespace) or not _LABELS.fullmatch(name) or "." in namespace:
         raise ValueError("want NAMESPACE/POD")
@@ -42,7 +42,7 @@ def is_missing(path: str) -> bool:
 
 
 def is_of_pod(pod: tuple[str, str], wanted: str) -> bool:
-    """Whether `wanted`, [NAMESPACE/]NAME, means `pod`, (namespace, name)."""
+    """Whether `wanted`, as [NAMESPACE/]NAME, means `pod`, a namespace and a name."""
     namespace, _, name = wanted.rpartition("/")
     return bool(name) and pod[1] == name and namespace in ("", pod[0])
 
@@ -55,13 +55,13 @@ def namespace_path(text: str) -> str:
 
 
 def is_alive(netns: str) -> bool:
-    """Whether the namespace `netns` exists. True also in doubt, so that nothing in use is collected."""
+    """Whether the network namespace `netns` may exist. True in doubt, so that no attachment in use is removed."""
     return not netns or namespaces.may_be_at(netns)
 
 
 def running_pods(root: str, pods: Collection[str]) -> list[str]:
-    """The UIDs in `pods` that have a control group on the node. kubelet makes the group before it prepares claims, and
-    removes it after the pod has ended. Names of systemd's groups have "_" in place of "-"."""
+    """The UIDs in `pods` that have a cgroup on the node. Kubelet creates the cgroup before it prepares claims, and
+    removes it after the pod has ended. Names of systemd's cgroups have "_" in place of "-"."""
     wanted = {uid.replace("-", "_"): uid for uid in pods}
     names = (name for _, folders, _ in os.walk(f"{root}/sys/fs/cgroup") for name in folders)
     found = (_POD_GROUP.search(name) for name in names)

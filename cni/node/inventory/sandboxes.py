@@ -1,7 +1,7 @@
 """The network namespaces of this node, with their links, addresses and pods.
 
-Pods are found in railcni's records and in libcni's cache, which also has the pods that other plugins attached.
-Namespaces are found in both, below /run/netns, and through every process that this user may inspect.
+Pods are found in railcni's records and in libcni's cache, which also has the pods of other plugins. Namespaces are
+found in the records, in the cache, below /run/netns, and through every process that this user may inspect.
 """
 
 from __future__ import annotations
@@ -23,14 +23,16 @@ from cni.shared.records import STATE
 from cni.shared.spec.errors import CniError, InvalidConfig
 
 _LINK_LOCAL = "fe80:"
-REMEDY = "run it as root"  # where this user lacks the rights
+REMEDY = "run it as root"  # the remedy if this user lacks the rights
 
 
 @dataclass(frozen=True)
 class SandboxInterface:
     """A link of a namespace. `addresses` have no prefix lengths; `networks` are the IPv4 addresses with prefix lengths.
-    `lower` is the name of the link below, if it is in the command's own namespace, otherwise "". `up` is the
-    administrative state, `carrier` the state of the wire."""
+
+    `lower` is the name of the link below if this is in the command's own namespace, otherwise "". `up` is the
+    administrative state, `carrier` the link state.
+    """
 
     name: str
     kind: str
@@ -51,7 +53,7 @@ class SandboxInterface:
 
 @dataclass(frozen=True)
 class NamespaceView:
-    """A network namespace: `netns` is its path ("": the command's own), `pod` "namespace/name" or "", and its links."""
+    """A network namespace. `netns` is its path, "" for the command's own; `pod` is "namespace/name" or ""."""
 
     netns: str
     pod: str
@@ -130,26 +132,26 @@ def _at(path: str, sandboxes: list[NamespaceView]) -> NamespaceView:
 
 
 def _recorded(state: str) -> Iterator[tuple[str, str]]:
-    """Yield (path of a namespace, pod) for each attachment in railcni's records."""
+    """Yield the namespace's path and the pod of each attachment in railcni's records."""
     for attachment in recorded.found(directory=state):
         if attachment["netns"]:
             yield attachment["netns"], attachment["pod"] or f"container {attachment['containerID'][:13]}"
 
 
 def _cached(cache: str) -> Iterator[tuple[str, str]]:
-    """Yield (path of a namespace, pod) for each attachment in libcni's cache."""
+    """Yield the namespace's path and the pod of each attachment in libcni's cache."""
     for entry in Cache(cache).all():
         if entry.parameters.netns and entry.pod:
             yield entry.parameters.netns, entry.pod
 
 
 def is_denied(fault: object) -> bool:
-    """Whether `fault`, an error or its text, is caused by missing rights, since this user is not root."""
+    """Whether missing rights, for a user other than root, cause `fault`, an error or its text."""
     return os.geteuid() != 0 and any(os.strerror(number) in str(fault) for number in (errno.EACCES, errno.EPERM))
 
 
 def inode_of(path: str) -> int:
-    """The inode to which `path` leads; 0 when nothing is there, or when it cannot be seen."""
+    """The inode number of `path`; 0 when the path does not exist or cannot be read."""
     try:
         return os.stat(path).st_ino
     except OSError:
@@ -157,7 +159,7 @@ def inode_of(path: str) -> int:
 
 
 def _interfaces(there: namespaces.Namespace, own: namespaces.Namespace) -> Iterator[SandboxInterface]:
-    is_own = there.inode == own.inode  # every user may read it, but only root may enter it
+    is_own = there.inode == own.inode  # every user may read this namespace, but only root may enter one
     with nullcontext() if is_own else there.entered():
         rtnl = Rtnl()
     with rtnl, Rtnl() as host:
@@ -172,7 +174,7 @@ def _interfaces(there: namespaces.Namespace, own: namespaces.Namespace) -> Itera
 
 
 def _lower(link: Link, host: Rtnl, own_id: int | None, is_own: bool) -> str:
-    """The name of the link below `link`, if it is in the command's own namespace, otherwise ""."""
+    """The name of the link below `link` if that is in the command's own namespace, otherwise ""."""
     there = link.lower_netnsid is None if is_own else link.lower_netnsid is not None and link.lower_netnsid == own_id
     if not link.lower_index or not there or link.kind == "veth":
         return ""

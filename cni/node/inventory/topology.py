@@ -1,8 +1,8 @@
 """The distances of NICs and GPUs in the PCI tree of a node, which sysfs shows.
 
-A device's place is its path in sysfs, "pci0000:3a/0000:3a:00.0/0000:3b:00.0/...": the host bridge, then every PCI
-bridge down to the device (Documentation/ABI/testing/sysfs-bus-pci). Distances have the names that `nvidia-smi topo -m`
-and NCCL give them. `read` does the I/O; the rest is pure.
+The path of a device in sysfs shows its place in the tree, "pci0000:3a/0000:3a:00.0/0000:3b:00.0/...": the host bridge,
+then every PCI bridge down to the device (Documentation/ABI/testing/sysfs-bus-pci). Distances have the names that
+`nvidia-smi topo -m` and NCCL use.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ is_address = sysfs.is_pci_address
 _NVIDIA, _AMD = 0x10DE, 0x1002
 _VGA, _COMPUTE = 0x0300, (0x0302, 0x0380, 0x1200)  # include/linux/pci_ids.h; a BMC's console is VGA too
 _UNKNOWN_NODE = -1
-_SHORT = {4: 1, 6: 4}  # the longest prefixes that replace a default route, by IP version
+_SHORT = {4: 1, 6: 4}  # routes with prefixes up to this length act as default routes, by IP version
 _RTF_REJECT, _RTF_ADDRCONF = 0x200, 0x40000  # include/uapi/linux/route.h and ipv6_route.h
 
 
 @dataclass(frozen=True)
 class PciDevice:
-    """A PCI function. `above` are the host bridge and the bridges above it, from the top; `numa_node` -1 is unknown."""
+    """A PCI function. `above` are the host bridge and the PCI bridges down to the function."""
 
     address: str
     above: tuple[str, ...]
     numa_node: int = _UNKNOWN_NODE
     vendor: int = 0
-    kind: int = 0  # class and subclass, 0x0302
+    kind: int = 0  # class and subclass, such as 0x0302
     driver: str = ""
     is_virtual_function: bool = False
 
@@ -52,7 +52,8 @@ class PciDevice:
 
 @dataclass(frozen=True)
 class Topology:
-    """The GPUs of a node, in order of address as nvidia-smi numbers them, and its NICs as (verbs device, function).
+    """The GPUs of a node, sorted by address as nvidia-smi numbers them, and its NICs by the names of verbs devices.
+
 
     `one_node`: the machine has a single NUMA node, which also has the functions with an unknown NUMA node.
     """
@@ -66,7 +67,7 @@ class Topology:
         return [[self.distance(gpu, nic) for _, nic in self.nics] for gpu in self.gpus]
 
     def distance(self, one: PciDevice, other: PciDevice) -> str:
-        """The name of the distance of two functions, from the function `distance`."""
+        """The name of the distance of two functions of this node."""
         return distance(one, other, self.one_node)
 
     def nearest(self, gpu: PciDevice) -> list[str]:
@@ -84,7 +85,7 @@ def distance(one: PciDevice, other: PciDevice, one_node: bool = False) -> str:
         if ours != theirs:
             break
         common += 1
-    # The first is the host bridge. Two functions below one switch share its upstream port, but no downstream port.
+    # The first common element is the host bridge. Functions below one switch share its upstream port only.
     if common >= 2:
         apart = max(len(one.above), len(other.above)) - common
         return PIX if apart <= 1 else PXB
@@ -96,12 +97,12 @@ def distance(one: PciDevice, other: PciDevice, one_node: bool = False) -> str:
 
 
 def read(nics: Iterable[tuple[str, str]], root: str = "/sys") -> Topology:
-    """Read the GPUs of the machine, and the NICs in `nics`, (name, PCI address), whose PCI address exists here."""
+    """Read the GPUs of the machine, and its NICs among `nics`, which have a name and a PCI address each."""
     folder = f"{root}/bus/pci/devices"
     devices = [device(address, root) for address in names_in(folder) if is_address(address)]
     gpus = [d for d in devices if d.is_gpu]
     gpus.sort(key=lambda d: [int(part, 16) for part in re.split("[:.]", d.address)])
-    one_node = text(f"{root}/devices/system/node/online") in ("", "0")  # "0-1" for two
+    one_node = text(f"{root}/devices/system/node/online") in ("", "0")  # "0-1" for two nodes
     known = {d.address: d for d in devices}
     return Topology(tuple(gpus), tuple((name, known[address]) for name, address in nics if address in known), one_node)
 
@@ -133,7 +134,7 @@ def text(path: str) -> str:
 
 
 def table(topology: Topology) -> tuple[Sequence[str], list[Sequence[str]]]:
-    """Return (column names, rows) of the matrix, with a row for each GPU."""
+    """Return the column names and the rows of the matrix, a row for each GPU."""
     columns = ("gpu", "pci", "numa", *(name for name, _ in topology.nics))
     rows: list[Sequence[str]] = []
     for number, (gpu, distances) in enumerate(zip(topology.gpus, topology.matrix(), strict=True)):
@@ -150,7 +151,7 @@ def _hex(digits: str) -> int:
 
 
 class _ProcRoute:
-    """A route from files of /proc, with the attributes of `routes.KernelRoute` that `uplink.in_use` compares."""
+    """A route that files of /proc show, with the attributes that `uplink.in_use` compares."""
 
     def __init__(self, link: str, dst: str, gw: str, priority: int, is_advertised: bool = False) -> None:
         self.index, self.dst, self.gw, self.priority = link, dst, gw, priority
@@ -184,8 +185,8 @@ def _routes(proc: str) -> Iterator[_ProcRoute]:
 def uplinks(proc: str = "/proc/self", sys: str = "/sys") -> dict[str, str]:
     """The links that carry the node's own traffic, and the links below them, each with the reason.
 
-    `proc` is the directory of a process in the node's network namespace. If this process is in the same namespace, the
-    kernel is asked, as by the plugins. Otherwise /proc and sysfs show the default routes and the routes to storage.
+    `proc` is the directory of a process in the node's network namespace. If the present process is in this namespace,
+    netlink shows the routes. Otherwise /proc and sysfs show the default routes and the routes to storage.
     """
     if _is_own_namespace(proc):
         with Rtnl() as host:
@@ -204,12 +205,12 @@ def uplinks(proc: str = "/proc/self", sys: str = "/sys") -> dict[str, str]:
 def _is_own_namespace(proc: str) -> bool:
     try:
         return os.path.samefile(f"{proc}/ns/net", "/proc/thread-self/ns/net")
-    except OSError:  # missing, or readable only for a process that may trace the other one
+    except OSError:  # missing, or only readable for a process with the right to trace the other process
         return False
 
 
 def _shown_ways(proc: str, sys: str) -> Iterator[tuple[str, str]]:
-    """Yield (link, reason) for each link that carries the node's traffic, as files of /proc and sysfs show."""
+    """Yield each link that files of /proc and sysfs show to carry the node's traffic, with the reason."""
     every = list(_routes(proc))
     for route in uplink.in_use([route for route in every if route.is_default]):  # type: ignore[misc]
         yield str(route.index), uplink.text_of(route)
@@ -225,13 +226,13 @@ def _shown_ways(proc: str, sys: str) -> Iterator[tuple[str, str]]:
 
 
 def beside(netdev: str, direction: str, sys: str) -> list[str]:
-    """The links directly below the netdev ("lower_"), such as a bond's ports, or above it ("upper_"), such as VLANs."""
+    """The links directly below the netdev ("lower_"), such as ports of a bond, or above ("upper_"), such as VLANs."""
     names = names_in(f"{sys}/class/net/{netdev}")
     return sorted(name.removeprefix(direction) for name in names if name.startswith(direction))
 
 
 def administrative_states(root: str = "/sys") -> dict[str, bool]:
-    """Whether each netdev in sysfs is set up (IFF_UP in `flags`), by name."""
+    """Whether each netdev in sysfs is administratively up (IFF_UP in `flags`), by name."""
     folder = f"{root}/class/net"
     flags = {name: text(f"{folder}/{name}/flags") for name in names_in(folder)}
     return {name: bool(int(value, 16) & 1) for name, value in flags.items() if value.startswith("0x")}
