@@ -1,7 +1,8 @@
 """The cache of libcni, a file for each attachment: DIRECTORY/results/NETWORK-CONTAINERID-IFNAME, "cniCacheV1".
 
-The file names and fields are those of libcni (libcni/api.go, cachedInfo). So cnitool, containerd, podman and this
-command can each detach an attachment that another has made. `config` is the conflist, in base64 as Go encodes bytes.
+
+The file names and fields are libcni's (libcni/api.go, cachedInfo). So cnitool, containerd, podman and this command can
+detach attachments that one of the others made. `config` is the conflist, in base64 as Go encodes bytes.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ _MISSING = (FileNotFoundError, NotADirectoryError)
 class Parameters:
     """The parameters of one attachment, without its network (SPEC.md section 3, "Attachment Parameters").
 
-    `args` become CNI_ARGS. A plugin gets those of `capability_args` that its `capabilities` name.
+    `args` become CNI_ARGS. A plugin gets the members of `capability_args` that its `capabilities` name.
     """
 
     container_id: str
@@ -60,7 +61,7 @@ class Cache:
         self._results = os.path.join(directory, "results")
 
     def read(self, network: str, parameters: Parameters) -> CachedResult | None:
-        """The entry, or None. Raises StateDamaged when the file is not libcni's, IoFailure when reading fails."""
+        """The entry, if any. Raises StateDamaged when the file is not libcni's, IoFailure when reading fails."""
         return self._load(_name(network, parameters))
 
     def write(self, entry: CachedResult) -> None:
@@ -88,7 +89,7 @@ class Cache:
             os.unlink(os.path.join(self._results, _name(network, parameters)))
 
     def all(self, network: str = "") -> list[CachedResult]:
-        """All entries, or those of `network`, sorted by file name; other files are skipped. Raises IoFailure."""
+        """All entries, or those of `network`, by file name, without other files. Raises IoFailure if listing fails."""
         names, found = [], []
         with worded(f"{self._results} cannot be listed"), suppress(*_MISSING):
             names = os.listdir(self._results)
@@ -136,7 +137,7 @@ def _entry(document: dict[str, Any]) -> CachedResult:
 
 
 def _sandbox(result: Any) -> str:
-    """The path of the namespace in a result, where libcni before 1.2 kept it; "" without one."""
+    """The path of the namespace in a result, since the cache of libcni before 1.2 has none; "" if it is missing."""
     paths = [i.get("sandbox") for i in (result or {}).get("interfaces") or []]
     return next((p for p in paths if p), "")
 

@@ -1,8 +1,9 @@
-"""A container runtime for networks: it runs their plugins in order, and keeps the results.
+"""A container runtime for networks, which runs their plugins in order, and keeps the results.
 
-The calls are those of libcni (libcni/api.go, SPEC.md section 3), so a plugin sees no difference. For a person at a
-prompt there are differences: DEL and GC take all steps before they report errors; VERSION comes before an ADD; and when
-a network's version is too old for CHECK or STATUS, a newer version is used that its plugins speak.
+
+Plugins are called as by libcni (libcni/api.go, SPEC.md section 3). Three differences help the user of a command line:
+DEL and GC take all steps before they report errors; VERSION comes before an ADD; and if a network's version is too old
+for CHECK or STATUS, the call uses a newer version that the network's plugins support.
 """
 
 from __future__ import annotations
@@ -39,8 +40,8 @@ class Runtime:
         return result or {}
 
     def delete(self, network: Network, parameters: Parameters) -> None:
-        """DEL along the chain in reverse. Every step is made, even if others fail. If none fails, remove the attachment
-        from the cache. Raises the error of the failed step, or StepsFailed if several failed."""
+        """DEL along the chain in reverse; a failed step does not stop the others. If no step fails, remove the
+        attachment from the cache. Raises the error of the failed step, or StepsFailed if several steps failed."""
         version = self._version(network)
         previous = None
         if at_least(version, "0.4.0"):
@@ -70,9 +71,9 @@ class Runtime:
             self._run("CHECK", step.type, _request(network, step, version, parameters, previous), parameters)
 
     def gc(self, network: Network, valid: Sequence[Parameters], stale: Sequence[CachedResult]) -> bool:
-        """DEL each `stale` attachment; then, from 1.1.0 on, GC with the `valid` ones. Return whether GC was called.
+        """DEL each `stale` attachment, then, from version 1.1.0 on, GC with `valid`. Return whether GC was called.
 
-        Nothing is done if the network has disableGC.
+        Do nothing if the network has disableGC.
         """
         if network.disable_gc:
             return False
@@ -84,7 +85,7 @@ class Runtime:
         asked = at_least(version, VERBS_SINCE["GC"])
         if asked:
             attachments = [{"containerID": p.container_id, "ifname": p.ifname} for p in valid]
-            # a draft of the spec used the second key for the first; libcni sends both
+            # the second key is the name that a draft of the spec gave to the first; libcni sends both
             more = {"cni.dev/valid-attachments": attachments, "cni.dev/attachments": attachments}
             for step in network.steps:
                 with _noted(faults):
@@ -93,7 +94,7 @@ class Runtime:
         return asked
 
     def status(self, network: Network) -> list[tuple[ChainStep, CniError | None]]:
-        """Each plugin with its error for STATUS, None if ready. A plugin without STATUS has an error of code 1."""
+        """Each step with its error for STATUS, or None if ready. A plugin without STATUS has an error of code 1."""
         answers: list[tuple[ChainStep, CniError | None]] = []
         for step in network.steps:
             faults: list[CniError] = []
@@ -106,7 +107,7 @@ class Runtime:
     # --- versions and results ---
 
     def negotiate(self, network: Network) -> str:
-        """The newest version that the network and all its plugins allow. Raises IncompatibleVersion if there is none.
+        """The newest version that the network and all its plugins support. Raises IncompatibleVersion without one.
 
         SPEC.md, "Version considerations".
         """
@@ -140,7 +141,7 @@ class Runtime:
         return parsing.parse(entry.result, "the cached result").document(version)
 
     def _version(self, network: Network) -> str:
-        """The version for verbs after an ADD. It is negotiated again if the network allows several."""
+        """The version for verbs after an ADD: negotiated again if the network allows several versions."""
         if len(network.versions) > 1:
             try:
                 return self.negotiate(network)
@@ -149,8 +150,8 @@ class Runtime:
         return network.versions[-1]
 
     def _version_with(self, verb: str, version: str, plugins: Sequence[str]) -> str:
-        """`version` if it has `verb`, else the newest version with `verb` that all `plugins` speak. Raises
-        IncompatibleVersion if there is none."""
+        """`version` if it has `verb`, else the newest version with `verb` that all `plugins` support. Raises
+        IncompatibleVersion if there is no such version."""
         since = VERBS_SINCE[verb]
         if at_least(version, since):
             return version
@@ -181,7 +182,7 @@ def _request(
 
 
 def _result(answer: Any, plugin: str, version: str) -> dict[str, Any]:
-    """Check the plugin's result, and return it with `version` as a missing cniVersion (containernetworking/cni 895)."""
+    """Check and return the plugin's result; `version` replaces a missing cniVersion (containernetworking/cni#895)."""
     if not isinstance(answer, dict):
         raise DecodingFailure(f"{plugin} ADD answered no result, but {json.dumps(answer)[:60]}")
     if not answer.get("cniVersion"):
@@ -192,7 +193,7 @@ def _result(answer: Any, plugin: str, version: str) -> dict[str, Any]:
 
 @contextmanager
 def _noted(faults: list[CniError]) -> Iterator[None]:
-    """Add an error of the block to `faults`, and go on."""
+    """Add an error of the block to `faults` instead of raising the error."""
     try:
         yield
     except StepsFailed as several:

@@ -19,7 +19,7 @@ _NOBODY = Parameters("", "", "")
 
 
 class PluginFailed(CniError):
-    """A plugin answered an error. `plugin` is its type, `verb` the CNI_COMMAND; the rest is the plugin's error."""
+    """A plugin answered with an error. `plugin` is its type, `verb` the CNI_COMMAND; the rest is the plugin's error."""
 
     def __init__(self, plugin: str, verb: str, msg: str, details: str = "", code: int = 0) -> None:
         super().__init__(msg, details)
@@ -53,10 +53,10 @@ class Executables:
         raise IoFailure(f"there is no plugin {plugin} in {folders}: correct `type`, or install the plugin there")
 
     def run(self, verb: str, plugin: str, config: dict[str, Any], parameters: Parameters = _NOBODY) -> Any:
-        """Run the plugin; return its answer, None if that is empty. If the plugin succeeds, its stderr is passed on.
+        """Run the plugin; return its answer, None for empty output. If it succeeds, its stderr is written to stderr.
 
-        Raises PluginFailed if the plugin answers an error, DelegateFailed if it fails without one, DecodingFailure if
-        the answer is not JSON.
+        Raises PluginFailed if the plugin answers with an error, DelegateFailed if it fails without an error message,
+        DecodingFailure if the answer is not JSON, and IoFailure if the plugin cannot be run.
         """
         environ = {
             **self._environ,
@@ -99,8 +99,8 @@ def _execute(file: str, environ: Mapping[str, str], stdin: bytes) -> subprocess.
 
 
 def _interpreter(file: str) -> str:
-    """The part of a message that names a script's interpreter, since ENOENT of execve(2) may mean a missing
-    interpreter; "" for other files."""
+    """The end of a message, which names a script's interpreter, since ENOENT of execve(2) may mean that the interpreter
+    is missing; "" for other files."""
     try:
         with open(file, "rb") as script:
             first = script.readline(256)

@@ -1,4 +1,4 @@
-"""Echo requests over IPv4 (RFC 792) and IPv6 (RFC 4443) from the thread's network namespace; they need CAP_NET_RAW."""
+"""ICMP echo over IPv4 (RFC 792) and IPv6 (RFC 4443) from the thread's network namespace; this needs CAP_NET_RAW."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _IPV6_MTU_DISCOVER = 23  # include/uapi/linux/in6.h
 def ping(address: str, payload: int, sequence: int, seconds: float = 10.0, source: str = "") -> float:
     """The round-trip time in seconds of an echo with `payload` bytes and no fragmentation, from `source` if given.
 
-    Raises OSError: EMSGSIZE if the packet exceeds the MTU, TimeoutError without a reply, another if sending fails.
+    Raises OSError when this fails: EMSGSIZE if the packet exceeds the MTU, TimeoutError without a reply in `seconds`.
     """
     identifier = os.getpid() & 0xFFFF
     is_v6 = ":" in address
@@ -40,7 +40,7 @@ def ping(address: str, payload: int, sequence: int, seconds: float = 10.0, sourc
         while (left := deadline - time.perf_counter()) > 0:
             link.settimeout(left)
             packet, sender = link.recvfrom(1 << 16)
-            message = packet if is_v6 else packet[(packet[0] & 0x0F) * 4 :]  # a raw socket of IPv6 gives no header
+            message = packet if is_v6 else packet[(packet[0] & 0x0F) * 4 :]  # raw IPv6 sockets give no IP header
             kind, _, _, *numbers = _HEADER.unpack_from(message)
             if sender[0] == address and (kind, *numbers) == answer and message[_HEADER.size :] == body:
                 return time.perf_counter() - start

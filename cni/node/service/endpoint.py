@@ -1,4 +1,4 @@
-"""The HTTP endpoint of a program, in threads of its own, so neither a silent client nor a slow page delays a probe."""
+"""The HTTP endpoint of a program. Its own threads serve it, so no silent client and no slow page delays a probe."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from typing import Any
 from cni import VERSION
 from cni.shared.spec.errors import IoFailure
 
-_CLIENT_SECONDS = 5.0  # for a request and its answer together
+_CLIENT_SECONDS = 5.0  # the longest time for a request with its answer
 _MOST_CLIENTS = 64
 _PROBES = ("/healthz", "/readyz")
-_MOST_OTHERS = 4  # the most pages, beside probes, that are made at the same time
+_MOST_OTHERS = 4  # the most pages, apart from probes, that are made at the same time
 
 Page = Callable[[], tuple[int, str, str]]  # status, content type, text
 TEXT = "text/plain; charset=utf-8"
 
 
 def readiness(faults: Sequence[str], lacks: Sequence[str]) -> tuple[int, str, str]:
-    """The answer to /readyz: 503 with the faults, or 200 with what is lacking."""
+    """The answer to /readyz: 503 with the faults, or 200 with the texts `lacks`, which do not make it unready."""
     return (503, TEXT, "\n".join(faults)) if faults else (200, TEXT, "\n".join(["ok", *lacks]))
 
 
@@ -50,7 +50,7 @@ class HttpEndpoint:
 
 
 class _Server(ThreadingHTTPServer):
-    """A server that closes the oldest connection if there are too many. A probe, which sends at once, is served."""
+    """A server that closes the oldest connection if there are too many. Probes send at once, so they are served."""
 
     daemon_threads = True
     request_queue_size = _MOST_CLIENTS
@@ -85,22 +85,22 @@ class _Server(ThreadingHTTPServer):
                 self._send_away(client)
 
     def _send_away(self, client: socket.socket) -> None:
-        """Wake the thread that reads or writes on the connection: it then closes the connection, and ends."""
+        """Wake the thread that reads or writes on the connection, so that the thread closes the connection and ends."""
         del self._clients[client]
-        with contextlib.suppress(OSError):  # the client has closed it
+        with contextlib.suppress(OSError):  # the client has closed the connection
             client.shutdown(socket.SHUT_RDWR)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Log no error of a request, such as a connection that the client has closed."""
+        """Do not log errors of a request, such as a connection that the client has closed."""
 
 
 class Handler(BaseHTTPRequestHandler):
-    """A handler that sends whole texts, and logs no request: the log is for the program's actions."""
+    """A handler that sends complete texts and logs no requests, since the log is for the program's actions."""
 
     server_version, sys_version = f"railcni/{VERSION}", ""
 
     def send(self, status: int, kind: str, text: str) -> None:
-        """Send the answer; for HEAD without its text."""
+        """Send the answer, without `text` for HEAD."""
         body = text.encode("utf-8", "replace")
         self.send_response(status)
         self.send_header("Content-Type", kind)

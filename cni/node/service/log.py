@@ -14,8 +14,8 @@ LEVELS = ("debug", "info", "warning", "error")
 
 
 class AgentLog(Log):
-    """A log for people and programs, which the plugins' code can also use. `state` logs a lasting fault once. Lines
-    below the `threshold`, one of LEVELS, are not written."""
+    """A log for people and programs, which the plugins' code can also use. Lines below the level `threshold`, one of
+    LEVELS, are not written."""
 
     __slots__ = ("_last", "_shown")
 
@@ -25,7 +25,7 @@ class AgentLog(Log):
         self._shown = LEVELS[LEVELS.index(threshold) :]
 
     def say(self, level: str, text: str, **fields: object) -> None:
-        """Write a line with the time in UTC, `level`, `text` as `msg`, and `fields`, without empty ones."""
+        """Write a line with the time in UTC, `level`, `text` as `msg`, and the `fields` that are not empty."""
         if level not in self._shown:
             return
         pairs = {"ts": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "level": level, "msg": text, **fields}
@@ -34,10 +34,10 @@ class AgentLog(Log):
             sys.stderr.write(line + "\n")
             sys.stderr.flush()
         except OSError:
-            pass  # nobody listens
+            pass  # nobody reads stderr
 
     def state(self, about: str, text: str, **fields: object) -> None:
-        """Write the warning `text` if it differs from the last text for `about`. "" means that there is no fault."""
+        """Write the warning `text` if it differs from the last text for `about`; "" means that the fault has ended."""
         if self._last.get(about, "") != text:
             self._last[about] = text
             if text:

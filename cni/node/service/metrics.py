@@ -1,8 +1,8 @@
 """Numbers for Prometheus, in its text format 0.0.4. Pure.
 
 This project has its own writer, since the format has only three kinds of lines: prometheus_client would be one more
-package in each bundle, with security updates for every node. A metric that Calico's IPAM has too gets the name that it
-has there (ipam_...), so that dashboards and alerts for Calico can be used.
+package in each bundle, with security updates for every node. A metric that Calico's IPAM also has gets Calico's name
+(ipam_...), so that dashboards and alerts for Calico can be used.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Family:
         self._values[labels] = self._values.get(labels, 0.0) + value
 
     def replace(self, values: dict[tuple[str, ...], float]) -> None:
-        """Replace all samples by `values`, by label values."""
+        """Replace all samples by `values`, whose keys are label values."""
         self._values = dict(values)
 
     def lines(self) -> Iterator[str]:
@@ -102,7 +102,7 @@ class Metrics:
         self.restored = Counter("railcni_reservations_restored_total", restored)
         contended = "Addresses of this node's pods that another pod has too."
         self.contended = Counter("railcni_addresses_contended_total", contended)
-        self.contended.set(0)  # a counter that appears with its first event hides that event from `increase`
+        self.contended.set(0)  # present from the start: `increase` does not see the event with which a counter appears
         self.removed = Counter("railcni_reservations_removed_total", "Reservations without a lease removed.")
         self.pending = Family("railcni_pending_releases", "Releases of this node that are still to be made.")
         self.leader = Family("railcni_agent_leader", "1 in the agent that looks after nodes without one.")

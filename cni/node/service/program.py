@@ -1,4 +1,4 @@
-"""A program that serves until a signal ends it."""
+"""The frame of a program that serves until a signal ends it."""
 
 from __future__ import annotations
 
