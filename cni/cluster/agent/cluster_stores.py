@@ -1,6 +1,5 @@
 """The agent's view of the two stores in the API server. It reads the leases of its node, or page by page all leases.
 
-
 While it reads all leases, it keeps only the leases that no node's agent frees, and the number of leases of each pool.
 """
 
@@ -44,7 +43,6 @@ _BUSY: Outcome = (False, "", "")
 
 class Usage:
     """The use of a pool. `used` counts leases by node. `object_bytes` is the size of an IPPool, 0 for AddressLeases.
-
 
     `size` is the number of addresses in `ranges` or, if `ranges` is empty, in the CIDR of the pool's name; it is 0 if
     the name has no CIDR. `inside` is the number of leases of these addresses.

@@ -137,7 +137,6 @@ def read(path: str) -> bytes | None:
 def put(folder: str, name: str, data: bytes) -> bool:
     """Write `data` to the file `name` in `folder` atomically, with mode 0600; return False if nothing was to change.
 
-
     Create a missing `folder`, but not its parent, which belongs to the runtime. Raises IoFailure when this fails.
     """
     path = f"{folder}/{name}"

@@ -152,7 +152,6 @@ def _is_in_use(link: dict[str, Any]) -> bool:
 def _is_shown(lease: Lease, named: bool) -> bool:
     """Whether a kept namespace has a link with the lease's ifname and address.
 
-
     `named` means that the path of the lease's namespace is gone for good (`_tells`): namespaces with other names are
     then not searched.
     """

@@ -23,7 +23,6 @@ SECONDS = 30.0  # for one request
 class Choice:
     """A chosen store. `store_ref` is its reference (ipam.stores.ref_of), `cooldown` the flat file's value in seconds.
 
-
     `kubeconfig` is the path of a cluster's kubeconfig, or "". `namespace` has the leases; "" means the kubeconfig's.
     """
 

@@ -66,7 +66,6 @@ def _write(top: str, entry: VersionEntry) -> str:
 def make_second(path: str, second: str) -> None:
     """Make `second` a hard link to the file at `path`, or a copy of the file if the kernel refuses the link.
 
-
     Root without capabilities may not link another user's file (fs.protected_hardlinks), and some file systems have no
     hard links.
     """

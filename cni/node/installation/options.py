@@ -1,6 +1,5 @@
 """The installation that options select, and the folders in which the container runtime of a node searches plugins.
 
-
 The runtimes' configurations come first: each names folders in the order of the search for plugins, and the first
 existing folder is taken. If no runtime has a configuration, the usual folders of distributions are tried.
 

@@ -1,6 +1,5 @@
 """The error counters of RDMA ports, and the rates and firmware versions, in which NICs of one model should agree.
 
-
 `railcni doctor` judges the values, and the agent reports them to Prometheus.
 
 Sources: Documentation/ABI/stable/sysfs-class-infiniband of the kernel, "counters"; for hw_counters NVIDIA's

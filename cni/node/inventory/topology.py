@@ -54,7 +54,6 @@ class PciDevice:
 class Topology:
     """The GPUs of a node, sorted by address as nvidia-smi numbers them, and its NICs by the names of verbs devices.
 
-
     `one_node`: the machine has a single NUMA node, which also has the functions with an unknown NUMA node.
     """
 

@@ -1,6 +1,5 @@
 """A container runtime for networks, which runs their plugins in order, and keeps the results.
 
-
 Plugins are called as by libcni (libcni/api.go, SPEC.md section 3). Three differences help the user of a command line:
 DEL and GC take all steps before they report errors; VERSION comes before an ADD; and if a network's version is too old
 for CHECK or STATUS, the call uses a newer version that the network's plugins support.
