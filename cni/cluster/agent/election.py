@@ -86,7 +86,7 @@ class Election:
         return found["metadata"]["resourceVersion"], found.get("spec") or {}
 
     def _write(self, api: Api, version: str, spec: dict[str, Any]) -> bool:
-        """Write `spec` if the Lease still has `version`, or for "" still does not exist; return whether this was so."""
+        """Write `spec` if the Lease still has `version`, "" for no Lease; return False if the Lease has changed."""
         try:
             if version:
                 test = {"op": "test", "path": "/metadata/resourceVersion", "value": version}

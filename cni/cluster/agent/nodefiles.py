@@ -177,7 +177,7 @@ class Tokens:
         self._renewal = 0.0
 
     def current(self, own: str, api: Callable[[], Api]) -> str:
-        """The token, renewed after half its lifetime; `own` is the agent's. Raises CniError when a request fails."""
+        """The token, renewed after half its lifetime; `own` is the agent's token. Raises CniError if requests fail."""
         if not self._name:
             return own
         if not self._token or self._clock() >= self._renewal:

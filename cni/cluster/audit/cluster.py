@@ -137,7 +137,7 @@ class Cluster:
     # --- whereabouts' objects ---
 
     def pool(self, name: str) -> IPPool | None:
-        """The IPPool as it is now, without leases, or None. Raises ValueError for a closed IPPool."""
+        """The IPPool as it is now, without leases, or None. Raises ValueError for a migrated IPPool."""
         return self._one(POOLS, lambda document: IPPool(document, 0), name)
 
     def reservation(self, lease: Lease) -> Reservation | None:

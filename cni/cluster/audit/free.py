@@ -38,7 +38,7 @@ class Freeing:
     """The freeing of leases in `store`. A reservation without its lease in an IPPool is freed like a lease.
 
     A lease that this machine can judge (`is_here`) is freed only under the locks of its attachment, and not while its
-    address may be in use here. `records` are those of this machine. `below` maps a path of the host to its path in
+    address may be in use here. `records` are this machine's. `below` maps a path of the host to its path in
     this container. A request may take `seconds`; 0 means the default.
     """
 

@@ -104,7 +104,7 @@ def _sees_the_node(below: Callable[[str], str]) -> bool:
 
 
 def _tells(path: str, sees_all: bool, is_chosen: bool) -> bool:
-    """Whether the lack of a namespace at `path` proves that the namespace has ended.
+    """Whether the lack of a namespace at `path` proves that the namespace is gone.
 
     The folder of `path` must be a directory. In a container, the folder must be a mount or be named by the user
     (`is_chosen`), since the image may have a folder of this name. A plain file at `path` is a proof only if the
@@ -152,8 +152,7 @@ def _is_in_use(link: dict[str, Any]) -> bool:
 def _is_shown(lease: Lease, named: bool) -> bool:
     """Whether a kept namespace has a link with the lease's ifname and address.
 
-    `named` means that the path of the lease's namespace is gone for good (`_tells`): namespaces with other names are
-    then not searched.
+    If `named`, the lease's namespace has surely lost its path (`_tells`): namespaces with other names are skipped.
     """
     wanted, mounted = lease.text, netns_users.mounted()
     for namespace in netns.all_kept():

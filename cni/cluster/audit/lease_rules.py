@@ -215,7 +215,7 @@ class AuditRules:
     # --- addresses of pods ---
 
     def _users_in(self, scope: str, address: Address) -> list[str]:
-        """The live pods that show an address on a network with this scope, or on an unknown network."""
+        """The live pods that show an address on a network with the network_name `scope`, or on an unknown network."""
         found = []
         for pod, interface in self._users[address]:
             networks = [n for n in self._own[interface.network] if n.holds(address)]

@@ -1,5 +1,4 @@
-"""The content of a cluster and its stores as plain values for the rules, and their parsing from objects of the API.
-Pure.
+"""The content of a cluster and its stores as plain values for the rules, parsed from objects of the API. Pure.
 
 Leases are ipam.leases.Lease. A member that a store does not have is "" or 0.
 """

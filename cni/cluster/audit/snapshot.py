@@ -116,7 +116,7 @@ def _findings(snapshots: Sequence[Snapshot]) -> list[Finding]:
 
 
 def read(choice: Choice, progress: Progress = str, pool: str = "") -> Snapshot:
-    """The content of the chosen store; with `pool` only of that pool. `progress` is called with texts meanwhile."""
+    """The content of the chosen store; with `pool` only of that pool. `progress` gets texts to show."""
     if choice.kind != "kubernetes":
         return _of_store(choice, progress, pool)
     cluster = Cluster(choice.kubeconfig, choice.namespace)
@@ -211,10 +211,7 @@ def record_of(attachment: Attachment, choice: Choice) -> Mapping[str, Any] | Non
 
 
 def is_there(lease: Lease, users: Sequence[Attachment]) -> bool | None:
-    """Whether the address of `lease` may be in use on this machine by the links of `users`; None when this is unknown.
-
-    This is unknown for the netns path /dev/null, which DRA drivers pass.
-    """
+    """Whether the links of `users` may use the lease's address; None if unknown, as for DRA drivers' netns /dev/null."""
     try:
         if in_use.may_be(lease, users, Records(STATE)):
             return True

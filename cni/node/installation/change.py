@@ -70,9 +70,7 @@ class Folder:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Hold the lock of this folder's installers, a flock of the folder itself; it ends with the process. At the
-        end, remove an empty bundle folder.
-
+        """Hold the lock of this folder's installers, a flock of the folder; at the end, remove an empty bundle folder.
 
         Raises TryAgainLater if another installer holds the lock, IoFailure if the folder cannot be opened.
         """
@@ -297,7 +295,7 @@ def _identity(status: os.stat_result) -> tuple[int, int]:
 
 
 class CommandLink:
-    """The link `railcni` in `directory` on the host, mounted at `root`. `wanted` is the content to be installed.
+    """The link `railcni` in `directory` of the host mounted at `root`. `wanted` is the content to be installed.
 
     The link leads to the command of the version in use; for a checkout it leads into the checkout, since the command's
     libraries are not installed. A foreign file stays. If `directory` is missing, no link is made.

@@ -12,8 +12,7 @@ from cni.shared.spec.errors import InvalidConfig
 
 
 def below(root: str, path: str) -> str:
-    """The real path of the absolute `path` on a host whose file system is mounted at `root`; symbolic links are
-    resolved as on the host.
+    """The real path of the absolute `path` of the host mounted at `root`, with symbolic links resolved as on the host.
 
     Components that do not exist stay as they are. Raises InvalidConfig when the links form a loop.
     """
@@ -25,10 +24,7 @@ def below(root: str, path: str) -> str:
 
 
 def put(path: str, temporary: str, make: Callable[[str], object]) -> None:
-    """Let `make` create a file, link or directory at `temporary`, then rename this to `path`, replacing a file.
-
-    Both paths are on the same file system.
-    """
+    """Let `make` create a file, link or directory at `temporary`, on the file system of `path`; rename it to `path`."""
     remove(temporary)
     os.makedirs(os.path.dirname(path), 0o755, exist_ok=True)
     try:

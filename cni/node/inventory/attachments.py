@@ -71,8 +71,8 @@ def device_of(attachment: dict[str, Any]) -> str:
 
 
 def network_data(attachment: dict[str, Any], every: Iterable[dict[str, Any]]) -> dict[str, Any]:
-    """The result of the ADD, as NetworkDeviceData of a ResourceClaim. The pod's group of rails, one of the attachments
-    `every`, has the addresses of its rails."""
+    """The result of the ADD, as NetworkDeviceData of a ResourceClaim. The attachments `every` include the group of rails
+    of the pod, which has the addresses of the rails."""
     link = attachment["records"][LINK]["link"]
     mac = link.get("mac") or (link.get("device") or {}).get("mac")
     known = {"interfaceName": attachment["ifname"], "hardwareAddress": mac, "ips": attachment["addresses"]}
@@ -84,7 +84,7 @@ def network_data(attachment: dict[str, Any], every: Iterable[dict[str, Any]]) ->
 
 
 def _of_rail(attachment: dict[str, Any], group: dict[str, Any]) -> list[str]:
-    """The addresses of the attachment, a rail. `group` has the addresses of all rails in the order of rail.ranges."""
+    """The addresses of the rail `attachment`. `group` has the addresses of all rails in the order of rail.ranges."""
     names = [attachment["network"], attachment["ifname"]]
     index = next((entry[2] for entry in rails.listed(group["records"].get("ipam")) if entry[:2] == names), None)
     with suppress(KeyError, TypeError, ValueError):

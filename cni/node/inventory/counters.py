@@ -1,4 +1,4 @@
-"""The error counters of RDMA ports, and the rates and firmware versions, in which NICs of one model should agree.
+"""The error counters of RDMA ports, and the rates and firmware versions that NICs of one model should share.
 
 `railcni doctor` judges the values, and the agent reports them to Prometheus.
 
@@ -23,7 +23,7 @@ _LOSS = "see PFC and ECN here and on the switches: packets are lost on the way"
 @dataclass(frozen=True)
 class ErrorCounter:
     """An error counter. `place` is its path in the port's folder or, after _NETDEV, in the folder of the port's netdev;
-    for a bond, the counters of its ports are added. Less than `many` errors since the port's start are not reported."""
+    for a bond, its ports' counters are added. Fewer than `many` errors since the port's start are not reported."""
 
     place: str
     meaning: str

@@ -146,7 +146,7 @@ def _cached(cache: str) -> Iterator[tuple[str, str]]:
 
 
 def is_denied(fault: object) -> bool:
-    """Whether missing rights, for a user other than root, cause `fault`, an error or its text."""
+    """Whether `fault`, an error or its text, is due to missing rights of a user other than root."""
     return os.geteuid() != 0 and any(os.strerror(number) in str(fault) for number in (errno.EACCES, errno.EPERM))
 
 

@@ -24,7 +24,7 @@ TEXT = "text/plain; charset=utf-8"
 
 
 def readiness(faults: Sequence[str], lacks: Sequence[str]) -> tuple[int, str, str]:
-    """The answer to /readyz: 503 with the faults, or 200 with the texts `lacks`, which do not make it unready."""
+    """The answer to /readyz: 503 with the texts `faults` or, if there are none, 200 with the texts `lacks`."""
     return (503, TEXT, "\n".join(faults)) if faults else (200, TEXT, "\n".join(["ok", *lacks]))
 
 
@@ -78,7 +78,7 @@ class _Server(ThreadingHTTPServer):
         super().shutdown_request(request)
 
     def service_actions(self) -> None:
-        """Close connections whose time has ended. serve_forever calls this twice a second and after each connection."""
+        """Close connections older than _CLIENT_SECONDS. serve_forever calls this every 0.5 s and after each connection."""
         latest = time.monotonic() - _CLIENT_SECONDS
         with self._lock:
             for client in [client for client, begin in self._clients.items() if begin <= latest]:
