@@ -36,7 +36,7 @@ from ipam.stores.apiserver.faults import Conflict, NotFound, Unauthorized
 from ipam.stores.apiserver.kubeconfig import service_url
 from ipam.stores.apiserver.resources import POOLS
 
-_FLUSH_SECONDS = 2.0  # for all releases of one step
+_FLUSH_SECONDS = 2.0  # the time for all releases of one step
 _FLUSH_EVERY, _FLUSH_LONGEST = 10.0, 300.0  # seconds between two runs, and at most after repeated failures
 _REFRESH_EVERY = 1.0  # seconds: a token rotates hours before it expires, but the CA may be replaced at any time
 _RESIGN_SECONDS = 0.4
@@ -173,7 +173,7 @@ class Agent:
             self.metrics.failures.add(1, verb, kind)
 
     def resign(self) -> None:
-        """Give up the Lease of the election; on failure let it expire."""
+        """Give up the election's Lease at once; if this fails, the Lease expires later."""
         if self._server and self.election.is_elected():
             try:
                 self.election.resign(Api(self._server.path, _RESIGN_SECONDS))

@@ -198,7 +198,7 @@ class Collector:
         """The networks of the NADs, for the sizes of pools. Without the right to read NADs, CIDRs give the sizes."""
         try:
             return server.networks()[0]
-        except CniError as fault:  # such as a right that a former version's role lacks
+        except CniError as fault:  # for example, an earlier version's role lacks a right
             self.log.state("networks", f"pools count as large as their names say: {fault.msg}")
             return []
 
@@ -210,7 +210,7 @@ class Collector:
                 is_gone = node not in nodes and named.isdisjoint((node, addresses.label(node)))
                 if is_gone and silence.delete(server.api, metadata):
                     self.log.say("info", f"node {node} is gone for good: its agent's Lease is deleted")
-        except CniError as fault:  # such as a right that a former version's role lacks
+        except CniError as fault:  # for example, an earlier version's role lacks a right
             self.log.say("warning", f"Leases of agents that are gone stay: {fault.msg}")
 
     def _free_abandoned_of(

@@ -162,7 +162,7 @@ def _is_shown(lease: Lease, named: bool) -> bool:
         try:
             found = sandbox.Sandbox(namespace)
         except OSError:
-            continue  # this process must not enter the namespace
+            continue  # this process may not enter the namespace
         try:
             link = found.rtnl.link(name=lease.ifname)
             if link and any(a.text.partition("/")[0] == wanted for a in addresses.list_of(found.rtnl, link.index)):

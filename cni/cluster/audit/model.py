@@ -103,7 +103,7 @@ class IpamBlock:
     ranges: tuple[Range, ...]
     overlap: bool
     sliced: bool
-    datastore: str  # "" when the NAD leaves it to the flat file
+    datastore: str  # "" if the NAD names no store, so that the flat file decides
     cooldown: int = 0  # seconds
 
     def holds(self, address: Address) -> bool:

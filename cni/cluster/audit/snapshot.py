@@ -59,7 +59,7 @@ def audit(choices: Sequence[Choice], progress: Progress) -> Audit:
     unread: list[str] = []
     progress("reading networks")
     networks, nads = _or(cluster.networks, ([], set()), unread)
-    # stores are read before pods, since a pod exists before its lease and after it
+    # stores are read before pods, since a pod exists before and after its lease
     contents = [
         _of_pools(cluster, networks, progress) if one.kind == "kubernetes" else _content(one, progress)
         for one in choices
@@ -211,7 +211,7 @@ def record_of(attachment: Attachment, choice: Choice) -> Mapping[str, Any] | Non
 
 
 def is_there(lease: Lease, users: Sequence[Attachment]) -> bool | None:
-    """Whether the links of `users` may use the lease's address; None if unknown, as for DRA drivers' netns /dev/null."""
+    """Whether the links of `users` may use the lease's address; None if unknown, as for DRA's netns /dev/null."""
     try:
         if in_use.may_be(lease, users, Records(STATE)):
             return True

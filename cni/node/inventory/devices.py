@@ -137,7 +137,7 @@ def _device(name: str, links: _Links, above: _Above, root: str) -> VerbsDevice:
 
 def _port(device: str, number: int, links: _Links, above: _Above, root: str) -> Port:
     read = rdma_sysfs.PortState(device, number, root)
-    is_infiniband = read.link_layer == rdma_sysfs.INFINIBAND  # the kernel says "IB/RoCE v1" for both
+    is_infiniband = read.link_layer == rdma_sysfs.INFINIBAND  # "IB/RoCE v1" of the kernel means either
     gids = tuple(
         Gid(
             g.index,

@@ -122,7 +122,7 @@ class Runtime:
 
     def plugin_versions(self, plugin: str) -> list[str]:
         """The spec versions that the executable of `plugin` reports; 0.1.0 if it does not know VERSION."""
-        dummy = Parameters("", "dummy", "dummy")  # plugins older than 0.2.0 require these even here
+        dummy = Parameters("", "dummy", "dummy")  # plugins older than 0.2.0 require the values even for VERSION
         try:
             answer = self._run("VERSION", plugin, {"cniVersion": NEWEST}, dummy)
         except PluginFailed as fault:
