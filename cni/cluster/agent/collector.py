@@ -3,7 +3,7 @@
 Each agent compares the records of its node, and the objects with its node's name, with the node's pods. The elected
 agent also reads all leases, and frees dead leases whose node is unknown, gone or out of service.
 
-A lease is freed when two readings, at least a grace period apart, find it dead, and a last request for its pod agrees.
+A lease is freed when two readings, at least a grace period apart, find it dead, and a last request confirms this.
 """
 
 from __future__ import annotations

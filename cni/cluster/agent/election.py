@@ -22,7 +22,7 @@ NAME = "railcni-agent"
 
 
 class Election:
-    """The election as the candidate `identity` takes part in it. The Lease lasts `seconds` by `clock`."""
+    """The part of the candidate `identity` in the election. The Lease lasts `seconds` by `clock`."""
 
     def __init__(self, identity: str, seconds: float, clock: Callable[[], float] = BOOT_CLOCK) -> None:
         self._identity = identity

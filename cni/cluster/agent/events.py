@@ -21,7 +21,7 @@ _REPEAT_SECONDS = 3600.0
 
 
 class Teller:
-    """The writer of Events for the agent of `node`. Failures are logged; a lasting fault is repeated after an hour."""
+    """The writer of Events for the agent of `node`. A failure to write an Event is logged."""
 
     def __init__(self, server: Callable[[], Cluster], node: str, log: AgentLog) -> None:
         self._server = server

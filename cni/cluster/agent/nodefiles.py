@@ -31,7 +31,7 @@ _OWN_WORDS = "Written by `railcni agent`, again whenever the token or the author
 def service_account_token(folder: str) -> str:
     """The service account's token that the kubelet keeps in `folder`; "" if there is none.
 
-    Raises IoFailure when the file cannot be read, and InvalidConfig when it has no valid token.
+    Raises IoFailure when the file cannot be read, and InvalidConfig when the file has no valid token.
     """
     token = read(f"{folder}/token")
     if token is None:

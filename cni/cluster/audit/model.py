@@ -120,7 +120,7 @@ class Snapshot:
     """The content of a store and its cluster at one time. Members that were not read are None; their rules are skipped.
 
     `kind` is the store's kind. `agents` are the nodes whose agents may be alive. `nads` are the names of all NADs,
-    "namespace/name", with any IPAM. For a file store, `records` are this node's records of the store, and `counted` the
+    "namespace/name", of any IPAM. For a file store, `records` are this node's records of the store, and `counted` the
     pools with the counts of the bitmaps. `unread` has, for each kind of object that could not be read, a text with the
     reason. `findings` are faults that the reading found; `counts` are the numbers of objects read, by kind.
     """

@@ -48,7 +48,7 @@ class Occupancy:
         return 100 * (self.used - self.outside) / self.size if self.size else 0.0
 
     def drawn(self, encoding: str) -> str:
-        """The cells as text. If `encoding` lacks block characters: in ASCII, from "." for empty to "8" for full."""
+        """The cells as block characters or, if `encoding` lacks these, in ASCII from "." for empty to "8" for full."""
         try:
             _BLOCKS.encode(encoding or "ascii")
             signs = _BLOCKS

@@ -44,7 +44,7 @@ class Audit:
 
 
 def audit(choices: Sequence[Choice], progress: Progress) -> Audit:
-    """Audit the stores `choices`; several must be stores of one cluster.
+    """Audit the stores `choices`; several stores must belong to one cluster.
 
     Raises CniError when a store, or the pods of a cluster, cannot be read.
     """
@@ -100,7 +100,7 @@ def _elsewhere(cluster: Cluster) -> list[Finding]:
 
 
 def _findings(snapshots: Sequence[Snapshot]) -> list[Finding]:
-    """The findings in all stores, each once. A pod is without a lease only if no store has one."""
+    """The findings in all stores, each once. A pod counts as without a lease only if no store has its lease."""
     given = {(lease.text, lease.pod_ref) for snapshot in snapshots for lease in snapshot.leases}
     found: dict[tuple[object, ...], Finding] = {}
     for snapshot in snapshots:

@@ -37,7 +37,7 @@ class VersionEntry(NamedTuple):
 
 
 class Content(NamedTuple):
-    """The content of a version, each directory before its content. `top` is the directory of the bundle or checkout."""
+    """The content of a version. `entries` has directories before their content; `top` is the bundle or checkout."""
 
     top: str
     release: str

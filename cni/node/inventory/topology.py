@@ -54,7 +54,7 @@ class PciDevice:
 class Topology:
     """The GPUs of a node, sorted by address as nvidia-smi numbers them, and its NICs by the names of verbs devices.
 
-    `one_node`: the machine has a single NUMA node, which also has the functions with an unknown NUMA node.
+    `one_node` means that the machine has a single NUMA node: functions with an unknown NUMA node belong to it.
     """
 
     gpus: tuple[PciDevice, ...]
@@ -161,7 +161,7 @@ class _ProcRoute:
 
     @property
     def is_default(self) -> bool:
-        """Whether the route is a default route, or has a prefix that replaces one."""
+        """Whether the route is a default route, or has a prefix so short that it acts as a default route."""
         return self.network.prefixlen <= _SHORT[self.network.version]
 
 

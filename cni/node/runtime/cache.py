@@ -1,4 +1,4 @@
-"""The cache of libcni, a file for each attachment: DIRECTORY/results/NETWORK-CONTAINERID-IFNAME, "cniCacheV1".
+"""The cache of libcni: for each attachment a "cniCacheV1" file, DIRECTORY/results/NETWORK-CONTAINERID-IFNAME.
 
 The file names and fields are libcni's (libcni/api.go, cachedInfo). So cnitool, containerd, podman and this command can
 detach attachments that one of the others made. `config` is the conflist, in base64 as Go encodes bytes.

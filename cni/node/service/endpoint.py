@@ -78,7 +78,7 @@ class _Server(ThreadingHTTPServer):
         super().shutdown_request(request)
 
     def service_actions(self) -> None:
-        """Close connections older than _CLIENT_SECONDS. serve_forever calls this each 0.5 s and for each connection."""
+        """Close connections older than _CLIENT_SECONDS. serve_forever calls this twice a second."""
         latest = time.monotonic() - _CLIENT_SECONDS
         with self._lock:
             for client in [client for client, begin in self._clients.items() if begin <= latest]:

@@ -123,12 +123,12 @@ class Metrics:
         self.failures = Counter("railcni_api_failures_total", "Requests that failed.", "verb", "resource")
 
     def page(self) -> tuple[int, str, str]:
-        """The page /metrics with all metrics: status, content type and text."""
+        """Return HTTP status, content type and text of the page /metrics with all metrics."""
         return page(*(value for value in vars(self).values() if isinstance(value, Family)))
 
 
 def page(*families: Family) -> tuple[int, str, str]:
-    """The page /metrics with `families`: status, content type and text."""
+    """Return HTTP status, content type and text of the page /metrics with `families`."""
     return 200, CONTENT_TYPE, "".join(f"{line}\n" for family in families for line in family.lines())
 
 
