@@ -1,4 +1,4 @@
-"""Choose the functions of each resource, the number of its devices, and what a container gets with a device. Pure."""
+"""Choose each resource's PCI functions, and the number, device nodes and properties of its devices. Pure."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ class Host:
 
 @dataclass(frozen=True)
 class Offer:
-    """The devices `ids`, which all give a container the same: the devices of a shared NIC, or one exclusive function.
+    """The devices `ids`, which have the same device nodes: the devices of a shared NIC, or one exclusive function.
 
-    `name` is the PCI address, or the name of a software verbs device. `group` is the NIC; all NICs are used in turn.
-    `fault` is the reason why the devices are not healthy, "" when they are. `gids` is the number of GIDs that are kept
+    `name` is the PCI address, or the name of a software verbs device. `group` names the NIC; allocations take the NICs
+    in turn. `fault` is the reason why the devices are not healthy, or "". `gids` is the number of GIDs that are kept
     free for each device. For an exclusive function, `info` is the content of the variable PCIDEVICE_…_INFO, and `file`
-    that of the device-info file.
+    is the content of the device-info file.
     """
 
     name: str
@@ -63,8 +63,8 @@ class Offer:
 
 @dataclass(frozen=True)
 class Resource:
-    """A resource and its offers. `limit` is the reason for fewer devices than the configuration asks for, "" when there
-    are as many. `unchosen` is the reason for no offer, "" when there is one, or when the node needs all functions."""
+    """A resource and its offers. `limit` is the reason why it has fewer devices than the configuration asks for, or "".
+    `unchosen` is the reason why it has no offer, or ""; it is also "" when the only reason is in `withheld`."""
 
     name: str
     offers: tuple[Offer, ...] = ()
@@ -113,9 +113,9 @@ def resources(configured: Iterable[Shared | Exclusive], host: Host) -> list[Reso
 
 @dataclass(frozen=True)
 class _Candidate:
-    """A NIC that matches the selectors of a shared resource. `offer` has no devices yet; `wants` is the most devices
-    that the resource takes. A device needs `cost` GIDs (0: none) of the `free` ones; the ports' GID tables have `room`
-    entries."""
+    """A NIC that matches the selectors of a shared resource. `offer` has no devices yet; `wants` is rdmaHcaMax. A
+    device takes `cost` GIDs; with 0, GIDs do not limit the devices. The ports' GID tables have `room` entries, of which
+    devices can use `free`."""
 
     resource: str
     offer: Offer
@@ -198,7 +198,7 @@ def spread(total: int, bounds: Sequence[int]) -> list[int]:
     """Divide `total` as evenly as possible into one number for each of `bounds`, none above its bound."""
     counts = [0] * len(bounds)
     left = total
-    for done, place in enumerate(sorted(range(len(bounds)), key=bounds.__getitem__)):  # the narrow ones first
+    for done, place in enumerate(sorted(range(len(bounds)), key=bounds.__getitem__)):  # the smallest bound first
         counts[place] = min(bounds[place], left // (len(bounds) - done))
         left -= counts[place]
     return counts
@@ -222,7 +222,8 @@ def _together(offers: Sequence[Offer]) -> Offer:
 
 
 def exclusive(resource: Exclusive, host: Host, taken: set[str]) -> Resource:
-    """Return the resource with its functions, except those in `taken`, PFs with VFs, and those that the node needs."""
+    """Return the resource. Its functions are not in `taken`, have no VFs, and are not needed by the node itself; they are
+    added to `taken`."""
     offers, withheld = [], {}
     for selectors in resource.selectors:
         for function in host.functions:
@@ -280,7 +281,7 @@ def rail_of(function: Function, groups: RailGroups) -> tuple[int, str] | None:
 
 
 def except_held(resource: Resource, held: Collection[str]) -> Resource:
-    """The resource; functions in `held`, which pods have from a device plugin, are not healthy."""
+    """Return the resource with a fault for each exclusive function in `held`: a pod has it from a device plugin."""
     if not resource.is_exclusive:
         return resource
     why = "a pod has {} from a device plugin: drain the node, or delete the pod"
@@ -288,18 +289,18 @@ def except_held(resource: Resource, held: Collection[str]) -> Resource:
     return replace(resource, offers=tuple(offers))
 
 
-# --- both ---
+# --- shared and exclusive ---
 
 
 def _rdma_nodes(function: Function, umad: bool, host: Host) -> tuple[DeviceNode, ...]:
-    """The device nodes uverbsN, if `umad` also umadN and issmN, and rdma_cm. A host may lack rdma_cm (InfiniBand)."""
+    """The device nodes uverbsN, if `umad` also umadN and issmN, and rdma_cm if the host has it."""
     names = [name for name in function.nodes if umad or name.startswith("uverbs")]
     paths = [f"/dev/infiniband/{name}" for name in names]
     return (*((path, path) for path in paths), *([_CM] if _CM[1] in host.paths else []))
 
 
 def _fault(function: Function, nodes: Sequence[DeviceNode], host: Host) -> str:
-    """Why a container could not use the function, apart from the state of its port; "" when it could."""
+    """The reason why a container cannot use the function, or ""; the state of its port is not considered."""
     if not function.driver:
         return f"{function.id} has no driver"
     if function.driver == VFIO and not function.iommu_group:

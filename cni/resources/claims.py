@@ -1,6 +1,6 @@
 """The claims that `railcni dra` has prepared on a node. Each has a record, and a CDI specification for the runtime.
 
-The driver writes both. `railcni doctor` reads them with this module, which needs no package of the driver.
+The driver writes both files. `railcni doctor` reads them with this module, which does not import the driver.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from cni.shared.kernel import files
 
 DRIVER = "railcni.io"
 KIND = f"{DRIVER}/claim"
-PREFIX = f"dra.{DRIVER}-"  # the start of CDI files' names; the device plugin removes files with its own prefix
+PREFIX = f"dra.{DRIVER}-"  # of CDI files; the device plugin has another prefix, and removes its own files by it
 
 Record = dict[str, Any]
 
 
 def named(claim: Record) -> str:
-    """The claim's name for messages."""
+    """The claim's name in messages."""
     return f"ResourceClaim {claim['namespace']}/{claim['name']}"
 
 
@@ -34,18 +34,18 @@ def records_folder(kubelet: str) -> str:
 
 
 def records(folder: str) -> list[Record]:
-    """All records in `folder`. Raises OSError."""
+    """All records in `folder`. Raises OSError when a file cannot be read."""
     names = sorted(name for name in files.names_in(folder) if name.endswith(".json") and name[0] != ".")
     return [record for name in names if (record := read(folder, name.removesuffix(".json")))]
 
 
 def read(folder: str, uid: str) -> Record | None:
-    """The record of the claim `uid`; None without one. Raises OSError."""
+    """The record of the claim `uid`; None when it is missing or incomplete. Raises OSError when it cannot be read."""
     try:
         found = json.loads(files.read_whole(f"{folder}/{uid}.json"))
     except FileNotFoundError:
         return None
-    except ValueError:  # torn by a power loss, before kubelet had an answer
+    except ValueError:  # incomplete after a power loss, so kubelet had no answer yet
         return None
     return found if isinstance(found, dict) else None
 
@@ -56,11 +56,11 @@ def specification(uid: str, root: str = "") -> str:
 
 
 def cdi_name(record: Record, number: int) -> str:
-    """The name of the claim's device `number` in its specification."""
+    """The name of the claim's device `number` in the CDI specification."""
     return f"{record['uid']}-{number}"
 
 
 def cdi_ids(record: Record, number: int) -> list[str]:
-    """The CDI device names of the claim's device `number`; [] when the device brings no nodes and no variables."""
+    """The CDI device names of the claim's device `number`; [] when the device has neither nodes nor variables."""
     one = record["devices"][number]
     return [f"{KIND}={cdi_name(record, number)}"] if one["nodes"] or one["variables"] else []

@@ -162,8 +162,8 @@ def _policy(scope: Scope, keys: Keys, given: Any, config: Config) -> None:
 
 
 def check_policy(scope: Scope, keys: Keys, selector: NicSelector, number: int, has_rdma_and_vfio: bool) -> None:
-    """Find contradictions in the policy at `keys` of `scope`, which makes `number` VFs: VFs in `selector` that it does
-    not make, and RDMA (`has_rdma_and_vfio`) of VFs for DPDK. `railcni nad lint` calls this too."""
+    """Note contradictions in the policy at `keys` of `scope`: VFs in `selector` beyond its `number` of VFs, and RDMA
+    together with vfio-pci (`has_rdma_and_vfio`). `railcni nad lint` calls this too."""
     if has_rdma_and_vfio:
         message = f"{VFIO} with isRdma: a VF of {VFIO} has neither netdev nor verbs device"
         scope.error((*keys, "deviceType"), message, "write deviceType: netdevice")

@@ -1,5 +1,5 @@
-"""What a container gets with its offers: variables, a CDI specification, and the device-info files, which Multus reads.
-The device plugin and the DRA driver share this module.
+"""The variables, CDI specifications and device-info files of containers with devices. Multus reads the device-info
+files. The device plugin and the DRA driver share this module.
 
 Sources: SPEC.md of the Container Device Interface; the variables PCIDEVICE_… of the SR-IOV device plugin; the Device
 Information Specification of the Network Plumbing Working Group, 1.1.0.
@@ -19,7 +19,7 @@ from cni.shared.kernel import files
 CDI_FOLDER = "/var/run/cdi"
 INFO_FOLDER = "/var/run/k8s.cni.cncf.io/devinfo/dp"
 PERMISSIONS = "rw"
-_CDI_VERSION = "0.5.0"  # the first with names that begin with a digit, and host paths
+_CDI_VERSION = "0.5.0"  # the first version that has hostPath, and names that begin with a digit
 
 
 def variables(resource: Resource, offers: Sequence[Offer]) -> dict[str, str]:
@@ -32,8 +32,8 @@ def variables(resource: Resource, offers: Sequence[Offer]) -> dict[str, str]:
 
 
 def cdi_document(kind: str, devices: Iterable[tuple[str, Sequence[DeviceNode], Mapping[str, str]]]) -> dict[str, Any]:
-    """The CDI specification of `devices`, (name, nodes, variables). Devices without nodes and variables are left out:
-    CDI refuses them."""
+    """The CDI specification of `devices`, each as (name, nodes, variables). A device with neither nodes nor variables
+    is left out, since CDI refuses such a device."""
     return {
         "cdiVersion": _CDI_VERSION,
         "kind": kind,
@@ -58,13 +58,13 @@ def info_name(resource: str, device: str) -> str:
 
 
 def write(folder: str, name: str, document: object, durable: bool = False) -> None:
-    """Replace the file `name` in `folder` by the JSON `document`, in one step. Raises OSError."""
+    """Write `document` as JSON to the file `name` in `folder`, atomically. Raises OSError when writing fails."""
     os.makedirs(folder, exist_ok=True)
     files.write_whole(folder, name, json.dumps(document).encode(), durable, mode=0o644)
 
 
 def remove_others(folder: str, prefix: str, wanted: Container[str]) -> None:
-    """Remove the files in `folder` whose names begin with `prefix`, except the `wanted` ones. Raises OSError."""
+    """Remove files in `folder` whose names begin with `prefix`, except `wanted`. Raises OSError when removing fails."""
     for name in files.names_in(folder):
         if name.startswith(prefix) and name not in wanted:
             Path(folder, name).unlink(missing_ok=True)

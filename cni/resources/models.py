@@ -1,5 +1,5 @@
-"""The models of the configuration's members. The keys and their meaning are those of the two device plugins that came
-before and, for virtual functions, of SriovNetworkNodePolicy.
+"""Pydantic models of the configuration. The keys and their meaning are from the RDMA shared device plugin, the SR-IOV
+device plugin and, for virtual functions, SriovNetworkNodePolicy.
 
 Sources: README.md of Mellanox/k8s-rdma-shared-dev-plugin and of k8snetworkplumbingwg/sriov-network-device-plugin;
 api/v1/sriovnetworknodepolicy_types.go of k8snetworkplumbingwg/sriov-network-operator.
@@ -22,7 +22,7 @@ OTHER_PLUGIN = "leave this resource to the SR-IOV device plugin"
 _LONGEST_NAME = 63  # characters of the name of a Kubernetes object or of a ResourceSlice's device
 _IDS = 'write a list of IDs such as ["15b3"]'
 _SWITCH = "write true or false"
-FIXES = {  # remedies by the last key; that of a list is for a member whose keys contradict each other
+FIXES = {  # remedies by the last key of a fault; a list's remedy is for members whose keys contradict each other
     "configList": 'write either "devices": ["ens2f0"] or "selectors": {"ifNames": ["ens2f0"]}',
     "resourceName": "write a name such as hca_shared_devices_a",
     "resourcePrefix": "write a domain such as rdma or example.com",
@@ -124,7 +124,7 @@ LinkTypes = list[Literal["ether", "infiniband"]]
 
 
 class _Model(GoModel, BaseModel):
-    """A GoModel. BaseModel is named again so that ruff knows that pydantic copies the fields' defaults."""
+    """A GoModel. BaseModel is listed as a base too, since ruff then knows that pydantic copies the fields' defaults."""
 
 
 class Selectors(_Model):
@@ -164,7 +164,7 @@ class _Resource(_Model):
 
 
 class Shared(_Resource):
-    """A resource whose devices many containers use at once. The last two keys are only in this project."""
+    """A resource whose devices many containers use at once. `allNics` and `gidsPerDevice` are keys of this project."""
 
     resourcePrefix: Annotated[str, AfterValidator(prefix)] = "rdma"
     rdmaHcaMax: Annotated[int, Field(ge=0, le=MOST_DEVICES)]
@@ -195,8 +195,8 @@ class Exclusive(_Resource):
 
 
 class RailNics(_Model):
-    """The NICs of a group of rails, that of rail 0 first, each by its netdev or PCI address: as in the key `rail` of a
-    network. A key of this project."""
+    """The NICs of a group of rails, in the order of the rails. Each NIC is a netdev or a PCI address, as in the key
+    `rail.nics` of a network. `rails` is a key of this project."""
 
     group: Annotated[str, AfterValidator(rail.group)]
     nics: Annotated[Texts, Field(min_length=1, max_length=rail.MOST_RAILS)]
@@ -219,7 +219,7 @@ class NicSelector(_Model):
 
 class VfPolicy(_Model):
     """The number and kind of the VFs of selected cards: the spec of a SriovNetworkNodePolicy. When two policies select
-    one VF, the policy with the lower `priority` counts; of two with equal priority, the first one."""
+    one VF, the policy with the lower `priority` counts; with equal priority, the first policy."""
 
     nicSelector: NicSelector
     numVfs: Annotated[int, Field(ge=0, le=MOST_VFS)]

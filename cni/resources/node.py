@@ -1,4 +1,4 @@
-"""Read the configuration files and the devices of a node, and values that change when these change."""
+"""Read the configuration files and the devices of a node, and detect changes of either."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ def read_config(paths: Sequence[str]) -> Config:
 
 
 def config_state(paths: Sequence[str]) -> tuple[object, ...]:
-    """A value that changes when a file changes, or the symbolic link that leads to the file in a mounted ConfigMap."""
+    """A value that changes with each change of a file, or of the symbolic link to it in a mounted ConfigMap."""
     return tuple(mark(path, links=True) for path in paths)
 
 
 def read_host(root: str = "", before: Host | None = None) -> Host:
-    """Read the node whose sys, dev and proc are below `root`. `before`, an earlier result, has pods' netdevs."""
+    """Read the node whose sys, dev and proc are below `root`. `before` is an earlier result, and names netdevs now in pods."""
     sys = f"{root}/sys"
     paths = {f"/dev/{folder}/{name}" for folder in _FOLDERS for name in names_in(f"{root}/dev/{folder}")}
     return Host(
@@ -60,13 +60,13 @@ def read_topology(host: Host, root: str = "") -> Topology:
 
 
 def _needed(root: str) -> dict[str, str]:
-    """The netdevs that the node itself needs, with the reasons, except those that `uplinks` of the policy allows."""
+    """The netdevs that the node itself needs, with the reasons, except netdevs in `uplinks` of the node's policy."""
     found = uplinks(f"{root}/proc/1", f"{root}/sys")
     if not found:
         return found
     try:
         allowed = policy.load(root)
-    except InvalidConfig:  # with such a policy the plugins refuse each ADD
+    except InvalidConfig:  # the policy is faulty, so the plugins refuse each ADD
         return found
     return {
         name: reason
@@ -79,7 +79,7 @@ def _needed(root: str) -> dict[str, str]:
 
 def host_state(host: Host, root: str = "") -> tuple[object, ...]:
     """A value that changes when a device, a device node or the state of a port of `host` changes. Ports of VFs are left
-    out: their states do not matter, and reading them each second would be a query to the NIC for each."""
+    out: their states do not matter, and each reading of one would query the NIC."""
     sys = f"{root}/sys"
     folders = (f"{sys}/class/infiniband", f"{sys}/bus/pci/devices", *(f"{root}/dev/{name}" for name in _FOLDERS))
     names = [name for function in host.functions if not function.is_virtual for name in function.verbs]

@@ -103,8 +103,8 @@ def _instead(
     values: Callable[[Function], Collection[str]],
     unfit: str,
 ) -> str:
-    """A text about the values (`there`) that the node has instead of `wanted`: similar ones or, without these, all. If
-    one of the `others` has such a value, the text says that it is `unfit`."""
+    """A text about the values `there` that the node has instead of `wanted`: the similar values, or all if none is
+    similar. If functions in `others` have a wanted value, the text says instead that they are `unfit`."""
     names = [spans(text)[0] for text in wanted]
     for name in names:
         if ports := below.get(name):
@@ -123,7 +123,7 @@ def _instead(
 def _missing_numbers(
     wanted: Sequence[str], candidates: Sequence[Function], values: Callable[[Function], Collection[str]]
 ) -> str:
-    """A text such as "NAME has the VFs 0 to 7" for the first of `wanted` whose VF ranges contain no VF; "" for none.
+    """A text such as "NAME has the VFs 0 to 7" for the first of `wanted` whose VF ranges have no existing VF, or "".
 
     `values` returns the values of a function with which the name is compared.
     """

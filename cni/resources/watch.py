@@ -71,7 +71,7 @@ class Watch:
         self._log.state(f"{resource.name} limit", resource.limit, resource=resource.name)
 
     def _read(self, config: Config) -> None:
-        """Log the findings of `config`, and use it from now on, if all files could be read."""
+        """Log the findings of `config`. If all files could be read, use `config` from now on."""
         for finding in config.findings:
             level = "error" if finding.severity == ERROR else "warning"
             self._log.say(level, finding.message, place=finding.place, key=finding.key, fix=finding.fix)

@@ -12,11 +12,11 @@ from cni.resources.kubelet import device_plugin_v1beta1_pb2 as api
 
 HEALTHY, UNHEALTHY = "Healthy", "Unhealthy"
 _CDI_KEY = "cdi.k8s.io/"
-_LONGEST = 48  # characters in the name of a socket, whose path has at most 107, or of an annotation
+_LONGEST = 48  # characters of a name in the path of a socket (107 at most) or in an annotation's key
 
 
 def plain(name: str) -> str:
-    """Turn the name of a resource into a part of a file name that no other resource has."""
+    """Turn the name of a resource into a part of a file name, which is unique to this resource."""
     text = name.replace("/", "_")
     return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 9]}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
 
@@ -33,7 +33,7 @@ def listing(resource: Resource) -> api.ListAndWatchResponse:
 
 
 def allocation(resource: Resource, ids: Sequence[str], cdi: bool) -> api.ContainerAllocateResponse:
-    """What a container gets with the devices `ids`. Raises LookupError when the resource no longer has one of them."""
+    """The answer for a container with the devices `ids`. Raises LookupError when the resource lacks a device."""
     chosen = offers(resource, ids)
     answer = api.ContainerAllocateResponse()
     if cdi:

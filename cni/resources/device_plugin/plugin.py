@@ -45,7 +45,7 @@ class Plugin:
         with contextlib.suppress(OSError):  # kubelet makes the folder, which may also be read-only
             server.remove_stale(self._kubelet.folder)
         look_due = 0.0
-        await asyncio.to_thread(self._make_vfs)  # before kubelet gets a function that this would remove
+        await asyncio.to_thread(self._make_vfs)  # before kubelet is offered a VF that this call may remove
         try:
             while not ended.is_set():
                 if monotonic() >= look_due:
@@ -119,7 +119,7 @@ class Plugin:
 
     def ready(self) -> tuple[int, str, str]:
         """The answer to /readyz: 503 with all faults, such as a wrong configuration, or a resource that has no device
-        or that kubelet does not take from here. Otherwise 200 with the resources that lack configured devices."""
+        or is not served to kubelet. Otherwise 200 with the resources that have too few devices."""
         faults = [*self._watch.faults, *self._unmade, *filter(None, [self._unwritten])]
         fault = self._kubelet.fault()
         for name, endpoint in self._endpoints.items():

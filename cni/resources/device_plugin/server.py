@@ -3,11 +3,11 @@
 kubelet ends a stream without notice when it restarts, when another plugin takes the resource, and when it mistakes the
 new connection of a quickly restarted plugin for the old one. So a resource counts as served only while a stream is
 open, whether or not the registration succeeded. When any connection of a resource ends, kubelet sets all devices of the
-resource to unhealthy. So kubelet's devices are read soon after a stream has begun, and then from time to time. The list
-is sent again when they differ from it.
+resource to unhealthy. So kubelet's devices are read soon after a stream has begun, and then from time to time. When
+these differ from the list of devices, the list is sent again.
 
-Devices that were never offered here belong to another plugin, which has registered later. kubelet then asks that plugin
-for allocations, but uses the last list of either plugin. So no list is sent from here until the other plugin has gone.
+If kubelet has healthy devices that this plugin never offered, another plugin has registered later. kubelet asks that
+plugin for allocations, but uses the last list of either plugin. So this plugin sends no list until the other has gone.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ from cni.shared.spec.errors import CniError, TryAgainLater
 _SERVICE = api.DESCRIPTOR.services_by_name["DevicePlugin"]
 PREFIX = "railcni-"  # the start of the sockets' names
 _STREAM_SECONDS = 2.0  # from a registration until kubelet opens the stream
-_RETRY, _LONGEST_RETRY = 0.25, 30.0
-_STABLE = 60.0  # seconds of a stream, after which its end counts as a new fault
+_RETRY, _LONGEST_RETRY = 0.25, 30.0  # seconds from a failed registration to the next
+_STABLE = 60.0  # seconds; after the end of a longer stream, the pause between registrations is short again
 _LOOKS = (0.3, 0.7, 1.0, 10.0)  # seconds between readings of kubelet's devices; the last number repeats
-_CONFLICT_SECONDS = 2.0  # seconds between checks of a resource that another plugin serves; the first are quicker
-_UNASKED_SECONDS = 60.0  # between two lists for a kubelet that does not show its devices, after quicker first lists
+_CONFLICT_SECONDS = 2.0  # seconds between checks of a resource that another plugin serves; the first checks are quicker
+_UNASKED_SECONDS = 60.0  # between two lists for a kubelet without pod resources API; the first lists are quicker
 
 Allocated = Callable[[Resource, Sequence[Offer]], None]
 
@@ -58,7 +58,7 @@ class ResourceServer:
         self._allocated = allocated
         self._cdi = cdi
         self._list = answers.listing(resource)
-        self._changed = asyncio.Event()  # set when another list than the last one is to be sent
+        self._changed = asyncio.Event()  # set when the list is to be sent again
         self._server: grpc.aio.Server | None = None
         self._path = ""
         self._seen: tuple[int, ...] = ()  # kubelet's identity at the last check
@@ -108,7 +108,7 @@ class ResourceServer:
         if server is not None:
             await server.stop(None)
         if self._path:
-            with contextlib.suppress(OSError):  # in a folder that is read-only it stays until the next start
+            with contextlib.suppress(OSError):  # in a read-only folder the socket stays until the next start
                 os.unlink(self._path)
         self._streams.clear()
 

@@ -29,22 +29,22 @@ class Claims:
         self._info = f"{root}{containers.INFO_FOLDER}"
 
     def records(self) -> list[Record]:
-        """All records. Raises OSError."""
+        """All records. Raises OSError when a record cannot be read."""
         return claims.records(self._folder)
 
     def prepare(self, claim: Record, results: Sequence[Mapping[str, Any]], devices: Mapping[str, Device]) -> Record:
         """Prepare the devices in the allocation `results` for `claim` (uid, namespace, name); return its record.
 
         An existing record of the same devices is kept. `devices` are the node's devices by name. Raises InvalidConfig
-        when a device is gone, TryAgainLater when a device cannot be used now, and OSError.
+        when a device is gone, TryAgainLater when a device cannot be used now, and OSError when writing fails.
         """
         wanted = [
             {
-                "request": str(result["request"]).partition("/")[0],  # a container names no alternative of a request
+                "request": str(result["request"]).partition("/")[0],  # without the alternative's name
                 "pool": result["pool"],
                 "device": result["device"],
                 "share": result.get("shareID") or "",
-                "admin": bool(result.get("adminAccess")),  # access to a device that others have
+                "admin": bool(result.get("adminAccess")),  # access to a device that another claim may have
             }
             for result in results
         ]
@@ -68,7 +68,7 @@ class Claims:
         return record
 
     def add_pods(self, record: Record, pods: Collection[str]) -> None:
-        """Add the UIDs `pods` to the claim's record, and write the record if it has changed. Raises OSError."""
+        """Add the UIDs `pods` to the claim's record, and write a changed record. Raises OSError when writing fails."""
         if new := [uid for uid in pods if uid not in record.get("pods", ())]:
             record["pods"] = [*record.get("pods", ()), *new]
             containers.write(self._folder, f"{record['uid']}.json", record, durable=True)
@@ -88,9 +88,9 @@ class Claims:
             self.unprepare(other["uid"])
 
     def unprepare(self, uid: str) -> None:
-        """Remove the files of a claim, and then its record, if there are any. Raises OSError."""
+        """Remove the files of a claim, and then its record, if there are any. Raises OSError when removing fails."""
         record = claims.read(self._folder, uid)
-        Path(specification(uid, self._root)).unlink(missing_ok=True)  # a killed driver may leave it without a record
+        Path(specification(uid, self._root)).unlink(missing_ok=True)  # a killed driver may leave no record
         others = [other for other in self.records() if other["uid"] != uid]
         used = {(one["resource"], one["function"]) for other in others for one in other["devices"]}
         for one in record["devices"] if record else ():
@@ -99,7 +99,7 @@ class Claims:
         Path(self._folder, f"{uid}.json").unlink(missing_ok=True)
 
     def restore(self) -> list[Record]:
-        """Make the missing files of recorded claims, as after a boot, and remove others; return the records."""
+        """Write the files of recorded claims again, as after a boot; remove other CDI files; return the records."""
         records = self.records()
         for record in records:
             self._make(record)

@@ -26,7 +26,7 @@ from cni.shared.records import LINK, STATE
 from cni.shared.spec.errors import CniError, InvalidConfig
 
 _TICK = 0.5  # seconds between two checks of the configuration, the devices and the sockets
-_OTHERS_SECONDS = 5.0  # between two checks of the resources of device plugins
+_OTHERS_SECONDS = 5.0  # seconds between two checks of the resources of device plugins
 # Seconds to the next comparison of the slices with those at the API server, doubled after each comparison without a
 # difference: a kubelet that could not delete the slices at its start may delete them after the driver has written them.
 _FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 60.0
@@ -52,7 +52,7 @@ class Driver:
         self._held: set[str] = set()  # the devices that pods have from device plugins
         self._devices: dict[str, slices.Device] = {}
         self._records: dict[str, Record] = {}
-        self._asked: set[str] = set()  # claims that this kubelet had prepared, and will unprepare
+        self._asked: set[str] = set()  # the claims prepared since kubelet's last start, which kubelet will unprepare
         self._publish_due = float("inf")  # until the devices are read: without devices, all slices would be deleted
         self._others_due, self._statuses_due, self._fault, self._untold = 0.0, 0.0, "", ""
         self._pause, self._compares_claims = _FIRST_PAUSE, True
@@ -75,7 +75,7 @@ class Driver:
                 except OSError as fault:  # also when a device vanishes while it is read
                     self._fault = services.refusal(fault)
                 self._log.state("look", self._fault)
-                # Not earlier: for a pod with a claim and no registered driver, kubelet tries again only after a minute.
+                # Publish only after registration: kubelet retries a pod whose driver is missing only after a minute.
                 if monotonic() >= self._publish_due and not self._endpoint.fault:
                     await self._publish()
                 if monotonic() >= self._statuses_due:
@@ -85,7 +85,7 @@ class Driver:
             await self._endpoint.close()
 
     async def _look(self) -> None:
-        """Offer the devices that exist now, except those of resources that a device plugin serves."""
+        """Offer the devices that exist now, except devices of resources that a device plugin serves."""
         is_new = self._watch.look()
         if not is_new and monotonic() < self._others_due:
             return
@@ -133,7 +133,7 @@ class Driver:
             if is_changed := await asyncio.to_thread(self._publisher.publish, devices):
                 self._log.say("info", "published", devices=len(devices), generation=self._publisher.generation)
             if self._compares_claims:
-                self._compares_claims = False  # first: a registration during the comparison asks for another
+                self._compares_claims = False  # before it, since a registration meanwhile asks for another
                 async with self._endpoint.turn:
                     await asyncio.to_thread(self._compare_claims)
         except (CniError, OSError) as error:
@@ -156,7 +156,7 @@ class Driver:
         self._log.state("status", self._untold)
 
     def _registered(self) -> None:
-        """Compare slices and claims at once: kubelet may have lost some while kubelet or the driver was away."""
+        """Compare slices and claims at once: kubelet deletes slices and may forget claims around a restart."""
         self._publish_due, self._others_due, self._pause, self._compares_claims = 0.0, 0.0, _FIRST_PAUSE, True
         self._asked = set()
         self._news.set()
@@ -183,11 +183,11 @@ class Driver:
         self._records = {uid: record for uid, record in self._records.items() if uid != claim["uid"]}
 
     def _holder(self, claim: Record) -> str:
-        """The reason why the devices of a prepared claim are in use; "" when they are free. Raises CniError, OSError.
+        """The reason why the devices of a prepared claim are in use; "" when they are free.
 
         The pods of a deleted claim may still run, if its finalizers were removed. kubelet unprepares the claims that it
-        prepared since its last start, but may have forgotten earlier ones. Those are free when the control groups of
-        their pods are gone.
+        prepared since its last start, but may have forgotten earlier claims. The devices of an earlier claim are free
+        when the control groups of its pods are gone. Raises CniError when the API server fails, OSError for a file.
         """
         if claim["uid"] in self._asked:
             return _KUBELETS
@@ -201,7 +201,7 @@ class Driver:
         return f"the claim is gone, but pod {runs} still runs on this node: delete the pod" if runs else ""
 
     def _compare_claims(self) -> None:
-        """Unprepare claims that no longer exist: a kubelet without its state does not do this. Raises CniError."""
+        """Unprepare claims that no longer exist, since a kubelet without its state does not. Raises as `_holder`."""
         for uid, record in self._records.items():
             if not self._holder(record):
                 self._unprepare(record)

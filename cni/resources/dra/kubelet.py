@@ -25,10 +25,10 @@ _REGISTRATION = registration.DESCRIPTOR.services_by_name["Registration"]
 _PLUGIN = api.DESCRIPTOR.services_by_name["DRAPlugin"]
 _HEALTH = health.DESCRIPTOR.services_by_name["DRAResourceHealth"]
 _HEALTH_VERSIONS = ("v1", "v1alpha1")  # their messages are the same
-_AGAIN_SECONDS = 20.0  # between two lists of health: kubelet forgets a device's health after 30
-_LONGEST_MESSAGE = 1024
+_AGAIN_SECONDS = 20.0  # between two lists of health: kubelet forgets a device's health after 30 s
+_LONGEST_MESSAGE = 1024  # characters
 
-State = tuple[str, str, str]  # pool, device, the reason why it is not healthy or ""
+State = tuple[str, str, str]  # (pool, device, the reason why the device is not healthy or "")
 Change = Callable[[Record], Record | None]  # takes a claim's uid, namespace and name; returns its record or None
 
 
@@ -66,19 +66,19 @@ class Endpoint:
         for version in _HEALTH_VERSIONS:
             services.serve(_HEALTH, plugin, self, f"{version}.{_HEALTH.name}")
         services.serve(_REGISTRATION, registrar, self)
-        await services.listen(plugin, self._socket)  # first: kubelet calls this socket when it has seen the other
+        await services.listen(plugin, self._socket)  # first: kubelet calls it once it has seen the registrar's
         await services.listen(registrar, self._registry)
 
     async def close(self) -> None:
         """Stop listening; kubelet deletes the node's slices unless a driver registers within half a minute."""
         for path in (self._registry, self._socket):
-            with contextlib.suppress(OSError):  # in a folder that is read-only it stays until the next start
+            with contextlib.suppress(OSError):  # in a read-only folder the socket stays until the next start
                 os.unlink(path)
         servers, self._servers = self._servers, []
         await asyncio.gather(*(server.stop(None) for server in servers))
 
     def tell(self, states: Iterable[State]) -> None:
-        """Set the devices' health to `states`, and wake the waiting streams if it has changed."""
+        """Set the devices' health to `states`, and wake the waiting streams after a change."""
         if self._states != (new := tuple(states)):
             self._states = new
             self._changed.set()

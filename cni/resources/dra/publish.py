@@ -1,9 +1,9 @@
-"""Write to the API server: the node's devices as ResourceSlices, and in claims the interfaces that pods have got.
+"""Write to the API server: the node's devices as ResourceSlices, and the pods' interfaces in the status of claims.
 
-All slices of the node are one pool. A change gives all slices the next generation. A scheduler waits until it sees all
-slices of the newest generation (each slice has their number), so it never chooses from a part of the devices. Slices
-are deleted with their Node, which owns them. kubelet deletes them when the driver has been away for half a minute, and
-when kubelet itself starts, so they are compared after each registration.
+All slices of the node are one pool. A change gives all slices the next generation. Each slice has the number of slices,
+so a scheduler waits for all slices of the newest generation, and never chooses from a part of the devices. Slices
+are deleted with their owner, the Node. kubelet deletes slices when the driver has been away for half a minute, and
+when kubelet itself starts, so the slices are compared after each registration.
 
 kubelet prepares a claim before the pod has its network, and does not report when the network is there. So the records
 of attachments are read again when their folder has changed, and while an ADD still runs: its record precedes its link.
@@ -28,24 +28,24 @@ from ipam.stores.apiserver.resources import CLAIMS, CLASSES, EVERYWHERE, NODE_SL
 from ipam.stores.base import Unreachable
 
 _SECONDS = 10.0  # seconds for a request; kubelet waits 45 s for a preparation
-_SETTLED = 1_000_000_000  # ns; a file system's clock ticks within this time, so a later change gives another time
+_SETTLED = 1_000_000_000  # ns; more than a tick of a file system's clock, so a later change gets another timestamp
 
 _Content = Mapping[str, tuple[list[dict[str, Any]], int]]  # the devices of each slice, and the number of slices
 
 
 class Publisher:
-    """The slices of `node` at the API server of `kubeconfig`; "" means the API server of this pod."""
+    """The slices of `node` at the API server of `kubeconfig`; a `kubeconfig` of "" means the cluster of this pod."""
 
     def __init__(self, kubeconfig: str, node: str) -> None:
         self._kubeconfig = kubeconfig
         self._node = node
-        self._sent: _Content = {}  # the content that was written last,
-        self._kept: _Content = {}  # and the content that the server kept of it
+        self._sent: _Content = {}  # the content that was written last
+        self._kept: _Content = {}  # the part of this content that the server kept
         self.generation = 0
         self.lacks: list[str] = []  # sentences about content that the server lacks
 
     def publish(self, devices: Sequence[slices.Device]) -> bool:
-        """Make the slices have exactly `devices`; return whether the slices have changed. Raises CniError."""
+        """Publish exactly `devices`; return whether the slices have changed. Raises CniError when a request fails."""
         with closing(Api(self._kubeconfig, _SECONDS)) as api:
             try:
                 is_changed = self._publish(api, devices)
@@ -115,7 +115,7 @@ class Publisher:
 
 
 def _content(documents: Iterable[dict[str, Any]]) -> _Content:
-    """The content to compare, by slice name: all but the pool's generation."""
+    """The devices and the number of slices by slice name, without the pool's generation: the content to compare."""
     specs = {one["metadata"]["name"]: one["spec"] for one in documents}
     return {name: (spec["devices"], spec["pool"]["resourceSliceCount"]) for name, spec in specs.items()}
 
@@ -173,7 +173,7 @@ class Statuses:
 
 def allocated(kubeconfig: str, claim: Record) -> tuple[dict[str, Any], list[str]] | None:
     """The devices that are allocated to the claim, and the UIDs of the pods for which it is reserved; None when the claim
-    is gone, or has no device. Raises CniError."""
+    is gone, or has no device. Raises CniError when the request fails."""
     with closing(Api(kubeconfig, _SECONDS)) as api:
         status = (_claim(api, claim) or {}).get("status") or {}
     devices = (status.get("allocation") or {}).get("devices")
@@ -182,7 +182,7 @@ def allocated(kubeconfig: str, claim: Record) -> tuple[dict[str, Any], list[str]
 
 
 def _claim(api: Api, claim: Record) -> dict[str, Any] | None:
-    """The claim at the API server; None when the claim is gone, or was made again with another UID. Raises CniError."""
+    """The claim at the API server; None without a claim of this name and UID. Raises CniError when a request fails."""
     try:
         found, _ = api.get(CLAIMS, claim["name"], namespace=claim["namespace"])
     except NotFound:

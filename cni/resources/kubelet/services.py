@@ -18,7 +18,7 @@ from cni.resources.kubelet import pod_resources_v1_pb2 as resources
 
 _LISTER = resources.DESCRIPTOR.services_by_name["PodResourcesLister"]
 _SECONDS = 5.0  # seconds to wait for an answer
-_MOST_BYTES = 64 << 20  # kubelet lists the devices of all plugins in one message
+_MOST_BYTES = 64 << 20  # of a message: kubelet lists the devices of all plugins in one
 
 
 def client(service: ServiceDescriptor, channel: Any) -> Any:
@@ -61,7 +61,7 @@ async def listen(server: grpc.aio.Server, path: str) -> None:
 
 
 def refusal(fault: OSError) -> str:
-    """The file that the system refused, with the reason and, for a mount that is read-only, the remedy."""
+    """A text with the file of `fault`, the reason and, for a file that is not writable, the remedy."""
     remedy = ": mount it writable" if fault.errno in (errno.EROFS, errno.EACCES) else ""
     return f"{fault.filename}: {fault.strerror}{remedy}"
 
@@ -78,7 +78,7 @@ async def allocatable(socket: str) -> dict[str, list[str]] | None:
 
 
 async def held(socket: str) -> set[str] | None:
-    """Return the IDs of the devices that containers have from device plugins, also from those that have ended; None
+    """Return the IDs of the devices that containers have from device plugins, even if a plugin no longer runs; None
     when kubelet does not answer at `socket`."""
     answer = await _asked(socket, "List", resources.ListPodResourcesRequest())
     if answer is None:

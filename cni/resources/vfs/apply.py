@@ -1,6 +1,6 @@
 """Carry out the steps of a plan through sysfs.
 
-No driver binds to a new VF at first (sriov_drivers_autoprobe is 0 in the meantime), so only the wanted driver gets it.
+No driver binds to a new VF at first (sriov_drivers_autoprobe is 0 in the meantime), so only the wanted driver binds.
 Sources: Documentation/ABI/testing/sysfs-bus-pci, Documentation/ABI/testing/sysfs-class-net of the kernel.
 """
 
@@ -22,7 +22,7 @@ from cni.shared.kernel import sysfs
 from cni.shared.spec.errors import CniError, IoFailure
 
 _RENAMES = 10  # tries, since udev renames a new netdev
-_PAUSE = 0.2  # seconds
+_PAUSE = 0.2  # seconds between two tries
 _UP = 1  # IFF_UP
 _REMEDIES = {
     errno.EROFS: "sysfs is mounted read-only: run it on the host, or give the container a writable /sys",
@@ -160,7 +160,7 @@ def _set(sys: str, address: str, step: VfStep) -> None:
 def _write(path: str, value: str) -> None:
     """Write to a file of sysfs. Raises OSError, whose `filename` has the refused value and the path."""
     try:
-        descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)  # never makes a file
+        descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)  # without O_CREAT: never creates a file
         try:
             os.write(descriptor, value.encode())
         finally:

@@ -33,7 +33,7 @@ _IN_KERNEL = {
 
 
 def read(root: str = "", kubelet: str = "") -> NodeCards:
-    """The node whose sys, proc and dev are below `root`; `kubelet` is the folder of kubelet's device plugins."""
+    """The cards of the node whose sys, proc and dev are below `root`; `kubelet` is the device plugins' folder."""
     sys = f"{root}/sys"
     found = functions.read(sys)
     mtus = {name: int(mtu) for name in names_in(f"{sys}/class/net") if (mtu := text(f"{sys}/class/net/{name}/mtu"))}
@@ -109,7 +109,7 @@ def _given(kubelet: str) -> dict[str, str]:
 
 
 def _holders(proc: str) -> tuple[dict[str, str], bool]:
-    """Return ({path of an open device node: its process, as "42 (qemu)"}, True if all processes could be read)."""
+    """Return a process, as "42 (qemu)", by the path of its open device node; and whether all processes were read."""
     found, is_whole = {}, True
     for pid in filter(str.isdigit, names_in(proc)):
         try:

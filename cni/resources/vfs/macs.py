@@ -3,8 +3,8 @@ the card.
 
 From this MAC mlx5 derives the VF's node GUID, which RDMA CM needs to find the VF (mlx5_eswitch_set_vport_mac of the
 kernel's drivers/net/ethernet/mellanox/mlx5/core/eswitch.c). On InfiniBand a new VF has neither node nor port GUID, and
-its port is down until it follows the card's (drivers/infiniband/hw/mlx5/ib_virt.c). A VF's driver reads these when it is
-bound.
+its port is down until it follows the card's port (drivers/infiniband/hw/mlx5/ib_virt.c). A VF's driver reads the MAC
+and the GUIDs when it is bound.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ _GUID_LENGTH = len("02:00:00:00:00:00:00:01")
 
 
 def read(card: Function, numbers: Iterable[int], root: str) -> tuple[str, dict[int, str]]:
-    """The card's permanent MAC, and the administrative MACs of its VFs by number, or on InfiniBand the GUIDs; "" and {}
-    when this process does not see the netdev. Raises OSError when the node's network namespace may not be entered.
+    """The card's permanent MAC, and its VFs' administrative MACs by number; on InfiniBand, GUIDs. "" and {} when this
+    process does not see the netdev. Raises OSError when the node's network namespace may not be entered.
 
-    A copied tree has no namespace: the MAC is that of its sysfs, and the VFs' MACs are not known."""
+    Without a namespace, as in a copied tree, the MAC is read from sysfs, and the VFs' MACs are {}."""
     with _links(root) as host:
         if host is None:
             netdev = next(iter(card.netdevs), "") if card.link_type in (ETHER, INFINIBAND) else ""
@@ -42,8 +42,8 @@ def read(card: Function, numbers: Iterable[int], root: str) -> tuple[str, dict[i
 
 
 def write(card: Function, number: int, mac: str, root: str) -> None:
-    """Give the VF `number` of `card` the MAC or, on InfiniBand, the GUID and a port that follows the card's. Raises
-    OSError and IoFailure."""
+    """Give the VF `number` of `card` the MAC or, on InfiniBand, the GUID and a port that follows the card's port.
+    Raises IoFailure when the card has no netdev here, OSError when the kernel refuses."""
     with _links(root) as host:
         link = _of(card, host) if host else None
         if host is None or link is None:
@@ -58,15 +58,15 @@ def write(card: Function, number: int, mac: str, root: str) -> None:
 
 
 def _of(card: Function, host: Rtnl) -> Link | None:
-    """The card's netdev; None without a netdev, or for a card of another kind."""
+    """The card's first netdev; None without a netdev, or for a card that is neither Ethernet nor InfiniBand."""
     links = (host.link(netdev) for netdev in card.netdevs[:1] if card.link_type in (ETHER, INFINIBAND))
     return next(links, None)
 
 
 @contextmanager
 def _links(root: str) -> Iterator[Rtnl | None]:
-    """Yield a socket in the network namespace of the node, whose proc is below `root`; if `root` is "", in that of this
-    process. Yield None for a missing namespace, as in a copied tree. Raises OSError when it may not be entered."""
+    """Yield an rtnetlink socket in the network namespace of the node, whose proc is below `root`; with "", of this
+    process. Yield None without a namespace, as in a copied tree. Raises OSError when entering is not permitted."""
     node = netns.at(f"{root}/proc/1/ns/net") if root else netns.own()
     if node is None:
         yield None

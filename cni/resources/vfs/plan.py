@@ -44,8 +44,8 @@ class Card:
 @dataclass(frozen=True)
 class NodeCards:
     """The cards of a node. `mtus` has the MTU of each visible netdev, `up` the netdevs that are up, `modules` the
-    loaded modules. `uses` has the user ("pod default/a") of a VF by the VF's ID; `unseen` tells why MACs are not
-    seen."""
+    loaded modules. `uses` has the user ("pod default/a") of a VF by the VF's ID; `unseen` is the reason why
+    MACs cannot be read, or ""."""
 
     cards: Sequence[Card] = ()
     mtus: Mapping[str, int] = field(default_factory=dict)
@@ -176,7 +176,7 @@ def _vf(card: Card, number: int, policy: VfPolicy | None, now: Function | None, 
 
 
 def _is_used(vf: Function, node: NodeCards) -> bool:
-    """Whether the VF is in use. A VF whose netdev is up counts, since it may be in use."""
+    """Whether the VF is in use. A VF whose netdev is up counts as used."""
     return vf.id in node.uses or not node.up.isdisjoint(vf.netdevs)
 
 
