@@ -1,9 +1,9 @@
-"""`make bundle`: a directory that runs on any Linux of its architecture, wherever it lies; and its .tar.gz.
+"""`make bundle`: a directory that runs from any path on any Linux of its architecture; and its .tar.gz.
 
-Measured, medians of one run of 200 calls, in ms; x86_64, CPython 3.11 of Debian 12: a script that ends at once takes
-4.69 with the interpreter alone (`python3 -IS`), 4.74 through the bundle's launcher and loader, 5.10 through a launcher
-linked with a static glibc, 5.22 through a shell script, and 5.10 with a program that contains Debian's
-libpython.a. So a bundle has the unchanged interpreter of a CPython, and the smallest launcher.
+Medians of 200 calls of a script that ends at once, in ms (x86_64, CPython 3.11 of Debian 12): 4.69 with the interpreter
+alone (`python3 -IS`), 4.74 through the bundle's launcher and loader, 5.10 through a launcher linked with a static
+glibc, 5.22 through a shell script, and 5.10 with a program that contains Debian's libpython.a. So a bundle has an
+unmodified CPython interpreter, and the smallest launcher.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ sys.stdout.buffer.write(pack.pack(sys.argv[1]))
 def build(target: Path, extra: str = "") -> Path:
     """Make the bundle in the directory `target`, and its .tar.gz beside it; return the bundle's directory.
 
-    `extra` names a set of optional dependencies in pyproject.toml that the bundle also gets. Raises CannotBuild. The
-    former bundle stays until the new one is complete and has been tried.
+    `extra` names a set of optional dependencies in pyproject.toml that the bundle also gets. Raises CannotBuild when
+    the bundle cannot be built or does not run; the former bundle then stays.
     """
     made = target / (f"{NAME}-{extra}" if extra else NAME)
     target.mkdir(parents=True, exist_ok=True)
@@ -112,7 +112,7 @@ def _add(top: Path, target: str, content: bytes, executable: bool = False) -> No
 def compile_launcher(loader: str) -> tuple[bytes, list[Path]]:
     """Compile launcher.c for a bundle with the loader `loader`; return the executable and the static libraries in it.
 
-    The C compiler is CC (default: musl-gcc if there is one)."""
+    The C compiler is $CC, else musl-gcc, else cc. Raises CannotBuild when it is missing or fails."""
     compiler = shlex.split(os.environ.get("CC") or shutil.which("musl-gcc") or "cc")
     if not shutil.which(compiler[0]):
         raise CannotBuild(
@@ -140,8 +140,8 @@ def compile_launcher(loader: str) -> tuple[bytes, list[Path]]:
 def compile_modules(top: Path) -> None:
     """Replace the source of each module by bytecode.
 
-    A module's .pyc takes the place of its .py: an import then looks for one file less, and a node has no source file
-    whose edit would have no effect. Tracebacks name the module's path in the bundle.
+    A module's .pyc takes the place of its .py: an import then looks for one file less, and no source file on a node
+    invites edits without effect. Tracebacks name the module's path in the bundle.
     """
     _run("-m", "compileall", "-bq", "--invalidation-mode=unchecked-hash", "-s", str(top), str(top))
     for module in top.rglob("*.py"):

@@ -25,7 +25,7 @@ from packaging.utils import canonicalize_name
 PROJECT = Path(__file__).resolve().parents[2]
 EPOCH = int(
     os.environ.get("SOURCE_DATE_EPOCH", "0")
-)  # the time of all files: reproducible-builds.org/specs/source-date-epoch
+)  # Unix seconds, the time of all files: reproducible-builds.org/specs/source-date-epoch
 
 # The CPython that runs this process.
 PYTHON = Path(sys._base_executable).resolve()  # type: ignore[attr-defined]

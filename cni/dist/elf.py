@@ -1,5 +1,5 @@
 """The ELF files of a bundle: the shared libraries that they need, the loader that finds the libraries, and the removal
-of paths of the machine where a file was linked. binutils' readelf describes the files."""
+of the build machine's search paths. The program readelf of binutils describes the files."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 
 from cni.dist.contents import PYTHON, CannotBuild
 
-LARGEST_PAGE = 0x10000  # bytes; aarch64 kernels with 64 KB pages (RHEL's, NVIDIA's for Grace) load nothing aligned less
+LARGEST_PAGE = 0x10000  # bytes; aarch64 kernels with 64 KB pages (RHEL, NVIDIA Grace) refuse a smaller alignment
 
 
 def is_elf(file: Path) -> bool:
@@ -22,7 +22,7 @@ def is_elf(file: Path) -> bool:
 
 
 def described(file: Path) -> str:
-    """What readelf prints about the segments and the dynamic section of `file`. Raises CannotBuild without readelf."""
+    """readelf's text about the segments and the dynamic section of `file`. Raises CannotBuild without readelf."""
     if not shutil.which("readelf"):
         raise CannotBuild("no readelf: apt-get install binutils")
     environ = {"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C"}
@@ -46,9 +46,10 @@ def loader() -> Path:
 
 
 def needed(sources: Collection[Path]) -> dict[str, Path]:
-    """Return the loader and the libraries outside of `sources` that ELF files of `sources` need: files by name.
+    """Return, by name, the loader and the libraries outside of `sources` that ELF files of `sources` need.
 
-    The loader itself lists the libraries (ld.so(8), --list), so they are those that run here. Raises CannotBuild.
+    The loader lists the libraries as it finds them on this machine (ld.so(8), --list). Raises CannotBuild when a
+    library is missing, or when two libraries have the same name.
     """
     ld = loader()
     own = {source.resolve() for source in sources}
@@ -76,10 +77,10 @@ def for_anywhere(top: Path, machine: str) -> None:
         if file.is_symlink() or not file.is_file() or not is_elf(file):
             continue
         target = str(file.relative_to(top))
-        if b".debug_info\0" in file.read_bytes():  # two thirds of a CPython that was built from source
+        if b".debug_info\0" in file.read_bytes():  # two thirds of the size of a CPython built from source
             subprocess.run(["strip", "--strip-debug", file], check=True)
         folders = search_path(file)
-        if not all(folder.startswith("$ORIGIN") for folder in folders):  # these win over the bundle's libraries
+        if not all(folder.startswith("$ORIGIN") for folder in folders):  # other folders would precede the bundle's
             if not shutil.which("patchelf"):
                 raise CannotBuild(f"{target} searches libraries in {':'.join(folders)}: apt-get install patchelf")
             subprocess.run(["patchelf", "--remove-rpath", file], check=True)

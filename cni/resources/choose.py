@@ -222,8 +222,7 @@ def _together(offers: Sequence[Offer]) -> Offer:
 
 
 def exclusive(resource: Exclusive, host: Host, taken: set[str]) -> Resource:
-    """Return the resource. Its functions are not in `taken`, have no VFs, and are not needed by the node itself; they are
-    added to `taken`."""
+    """Return the resource without PFs with VFs, and without functions of the node itself; add the rest to `taken`."""
     offers, withheld = [], {}
     for selectors in resource.selectors:
         for function in host.functions:
