@@ -1,4 +1,4 @@
-"""A diagnostic: a fault of a file, with its place, its key and the remedy; and a document that notes diagnostics."""
+"""A diagnostic: a fault of a file, with its place, its key and the remedy; and a document with its diagnostics."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from cni.shared.spec.errors import InvalidConfig
 
 ERROR, WARNING = "error", "warning"
 WIDTH = 100  # the most characters of a line that are shown
-_SECRET = re.compile(r"""(etcd_password\W{1,6}["'])([^"'\\]*)""", re.IGNORECASE)  # findings are also in logs
+_SECRET = re.compile(r"""(etcd_password\W{1,6}["'])([^"'\\]*)""", re.IGNORECASE)  # hidden: findings are also logged
 
 
 @dataclass(frozen=True)
@@ -79,8 +79,8 @@ def refusal(path: str, faults: Sequence[Diagnostic]) -> InvalidConfig:
 
 @dataclass
 class Scope:
-    """The document `root` in `text`, and its `findings`, which name `network` once that is known. For a document
-    inside a string of another document, `prefix` are the keys of that string: the keys of findings begin with them."""
+    """The document `root` in `text`, with its `findings`. New findings get the name `network`, "" while it is unknown.
+    For a document inside a string of another document, `prefix` has the keys of the string, and precedes all keys."""
 
     text: Text
     root: TreeNode
@@ -100,7 +100,7 @@ class Scope:
         """Add a finding, by default an error, at the value of `keys`; `at_key`: at the key itself."""
         member, node, depth = self.root.walk(keys)
         start, end = node.start, node.end
-        if depth < len(keys):  # the key is missing: take the opening bracket of its object
+        if depth < len(keys):  # the key is missing: mark the opening bracket of its object
             end = start + 1
         elif member is not None and at_key:
             start, end = member.start, member.end
@@ -127,8 +127,8 @@ class Scope:
         fixes: dict[str, str] | None = None,
         additions: dict[str, str] | None = None,
     ) -> Any:
-        """Return `document` as a `model`; None, with errors, if refused. `fixes` has the remedies for refused values,
-        `additions` those for missing keys, each by last key."""
+        """Return `document` as a `model`; None, with errors as findings, when the model refuses it. `fixes` maps the
+        last key of a refused value to a remedy, `additions` the last key of a missing value."""
         try:
             return model.model_validate(document)
         except ValidationError as invalid:

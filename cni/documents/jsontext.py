@@ -1,4 +1,4 @@
-"""JSON with the place of each value. Python's json judges the syntax; the first fault is reported with a remedy."""
+"""JSON with the place of each value. Python's json checks the syntax; the first fault is reported with a remedy."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def parse(text: str) -> TreeNode:
     except RecursionError:
         raise _too_large(0) from None
     document: list[TreeNode] = []
-    within: list[tuple[TreeNode, list[Any]]] = [(TreeNode(0, 0), document)]  # the open ones, with their members
+    within: list[tuple[TreeNode, list[Any]]] = [(TreeNode(0, 0), document)]  # open objects and lists, with members
     key: tuple[str, int, int] | None = None
     nodes = 0
     for token in _TOKEN.finditer(text):

@@ -116,7 +116,7 @@ class Configuration(DocumentModel):
 
 
 class Metadata(DocumentModel):
-    """The part of a Kubernetes object's metadata that this command reads."""
+    """The part of a Kubernetes object's metadata that this project reads."""
 
     name: Annotated[str, Field(min_length=1)]
     namespace: str = ""

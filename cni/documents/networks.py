@@ -1,7 +1,7 @@
 """Read a network: a conflist, a single configuration or a NetworkAttachmentDefinition (NAD).
 
 A name is searched in the net.d directory in the order of libcni (conflists first, then single configurations, each in
-the order of the file names), and last in the NADs there. A path may lead to any of the three, with any file name.
+the order of the file names), and last in the NADs there. A path may name a file of any kind, with any file name.
 A NAD is read as Multus reads it. All faults of a file are reported at once, each with its place.
 """
 
@@ -55,7 +55,7 @@ class Network:
     resource_name: str = ""
 
     def with_device(self, device: str) -> Network:
-        """Return the network with `device` as the ID in every plugin, as Multus passes it on; unchanged for ""."""
+        """Return the network with `device` as deviceID and pciBusID of each plugin, as by Multus; unchanged for ""."""
         if not device:
             return self
         keys = {"deviceID": device, "pciBusID": device}
@@ -64,7 +64,8 @@ class Network:
 
 
 def find(reference: str, directory: str = NET_DIRECTORY) -> Network:
-    """Return the network `reference`: a path, path#NAME in a file with several networks, or a name in `directory`."""
+    """Return the network `reference`: a path, path#NAME in a file with several networks, or a name in `directory`.
+    Raises InvalidConfig when it is missing, ambiguous or faulty, IoFailure when reading fails."""
     path, _, name = reference.partition("#")
     if "/" in path or name:
         return _choose(read(path, directory), name, path)
@@ -182,7 +183,7 @@ def _named(scope: Scope, name: str, directory: str) -> Network | None:
 
 def _network(scope: Scope, nad: str = "") -> Network | None:
     """Return the network of a conflist or a single configuration; None, with findings, when it has faults. As in
-    libcni, a single configuration becomes a list of one plugin; as in Multus, a nameless one is called `nad`."""
+    libcni, a single configuration becomes a list of one plugin; as in Multus, `nad` names a nameless network."""
     document, known = scope.root.data, len(scope.findings)
     if not isinstance(document, dict):
         scope.error((), "want a JSON object")

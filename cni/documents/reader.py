@@ -64,8 +64,8 @@ def about(path: str, message: str, fix: str, severity: str = ERROR) -> Diagnosti
 
 
 def documents(path: str, text: str | None, findings: list[Diagnostic]) -> Iterator[tuple[bool, Scope]]:
-    """Yield (is JSON, document) for each document in the file `path`, whose `text` is read unless given; add faults of
-    reading and of syntax to `findings`."""
+    """Yield, for each document in the file `path`, whether it is JSON, and the document. The file is read if `text` is
+    None. Faults of reading and of syntax are added to `findings`."""
     text = read_text(path, findings) if text is None else text
     if text is None:
         return

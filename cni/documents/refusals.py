@@ -32,7 +32,7 @@ _WANTED = {
     "string_too_short": "want {min_length} or more characters",
     "value_error": "{error}",
 }
-"""The messages for the pydantic error types that the models of this command can have."""
+"""The messages, by pydantic's error type; other types have pydantic's own message."""
 
 
 def refusals(invalid: ValidationError) -> Iterator[tuple[Keys, str]]:
@@ -73,7 +73,7 @@ def near(word: str, names: Iterable[str]) -> str:
         folded.setdefault(_bare(name), name)
     bare = _bare(word)
     found = difflib.get_close_matches(bare, folded, n=1, cutoff=0.75)
-    return folded.get(found[0] if found else slip(bare, folded), "")  # such as mut for mtu
+    return folded.get(found[0] if found else slip(bare, folded), "")  # a slip such as mut for mtu
 
 
 def correction(word: str, names: Iterable[str], otherwise: str = "remove it") -> str:

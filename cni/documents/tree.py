@@ -1,4 +1,4 @@
-"""The values of a document and their places, the same for JSON and for YAML.
+"""The values of a JSON or YAML document, with their places: offsets in the text, and line and column in the file.
 
 A NetworkAttachmentDefinition has its network as JSON inside a YAML scalar, in any of YAML's five styles. A fault in it is
 shown with its line in the YAML file. The value of a scalar differs from its source only in white space, quotes and
@@ -80,11 +80,11 @@ class TreeNode:
         return exact[-1] if exact else folded[0] if folded else None
 
     def walk(self, keys: Keys) -> tuple[Member | None, TreeNode, int]:
-        """Follow `keys` until one is missing. Return the last member (None in a list), its node, the number of keys."""
+        """Follow `keys` until a key is missing. Return the last member (None in a list), its node, the keys' number."""
         found: Member | None = None
         node, depth = self, 0
         for key in keys:
-            if key == 0 and node.members is not None:  # one object in place of a list
+            if key == 0 and node.members is not None:  # an object in place of a list with one object
                 depth += 1
                 continue
             if isinstance(key, int):
@@ -138,7 +138,7 @@ def compose(text: str) -> yaml.Node | None:
 
 def of_yaml(root: yaml.Node) -> TreeNode:
     """The tree of a composed YAML document. Raises DocumentTooLarge, and yaml.YAMLError for an invalid value."""
-    known: dict[int, TreeNode] = {}  # an alias is the node that it names, and is read once
+    known: dict[int, TreeNode] = {}  # by id: an alias is the same node as its anchor, and is converted once
     constructor = yaml.SafeLoader("")
 
     def convert(node: yaml.Node, depth: int) -> TreeNode:
@@ -179,9 +179,9 @@ class Text:
         self._places = range(len(text) + 1) if places is None else places
 
     def scalar(self, node: yaml.Node) -> Text:
-        """Return the value of `node`, a YAML scalar of this text."""
+        """Return the Text of the value of `node`, a YAML scalar of this text."""
         start, end = node.start_mark.index, node.end_mark.index
-        if getattr(node, "style", None) in ("|", ">"):  # the first line has only the style
+        if getattr(node, "style", None) in ("|", ">"):  # a block scalar begins in the next line
             start = self.text.find("\n", start) + 1
         return self.inner(node.value, start, end)
 
