@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 class Assumed:
-    """The flat file that is assumed when none is given: it names the stores, so a NAD need not, as in most clusters."""
+    """The flat file that the lint assumes by default. It has the stores, as in most clusters, so NADs need none."""
 
     _TEXT = codec.dumps(
         {"kubernetes": {"kubeconfig": "/etc/cni/net.d/whereabouts.d/whereabouts.kubeconfig"}, "etcd_host": "localhost"}
@@ -75,9 +75,9 @@ def has_ipv6(document: Mapping[str, Any]) -> bool:
 
 @dataclass(frozen=True)
 class Use:
-    """The range `text`, addresses `low` to `high`, of `owner`: a network, or a pool of nv-ipam. `keys` of `scope` are
-    its place. `master` is the network's netdev, or "". `guarded`: overlapping ranges with one `network_name` give no
-    address twice. `given` is the parsed range; `kept_back` are the (family, value) that no pod gets from it."""
+    """The range `text` at `keys` of `scope`, with the addresses `low` to `high`. `owner` is a network, or a pool of
+    nv-ipam. `master` is the network's netdev, or "". `guarded`: overlapping ranges with one `network_name` give no
+    address twice. `given` is the parsed range. No pod gets an address in `kept_back`, each as (family, number)."""
 
     owner: str
     text: str
@@ -94,7 +94,7 @@ class Use:
 
 
 def overlaps(uses: Sequence[Use]) -> None:
-    """Warn of overlapping ranges of networks. Exceptions: one pool on one master, two pools on different masters."""
+    """Warn of overlapping ranges of networks, but not of one pool on one master, or two pools on different masters."""
     for i, second in enumerate(uses):
         for first in uses[:i]:
             is_apart = first.family != second.family or first.low > second.high or second.low > first.high
@@ -193,7 +193,7 @@ def _whereabouts(
     for fault in faults:
         inside = keys_of(fault.key.removeprefix("ipam.")) if fault.key.startswith("ipam.") else ()
         at = keys[:-1] if fault.key == "cniVersion" else (*keys, *inside)
-        message = message_of(fault) if inside or at == keys[:-1] else str(fault)  # the key is not in the block
+        message = message_of(fault) if inside or at == keys[:-1] else str(fault)  # the key is outside of the block
         scope.error(at, _told(message, flat), fix_of(fault, reader_of(inside, BLOCK_KEYS, MEMBERS)))
     for note in config.notes:
         name = note.split(" ", 1)[0]

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 def lint(paths: Iterable[str], flat: Files | None = None) -> list[Diagnostic]:
     """Return the findings about `paths`, in their order: files, directories such as /etc/cni/net.d, or "-" for stdin.
 
-    `flat` reads the flat file, as the module ipam.flatfile reads this node's. Without `flat`, a flat file that names a
-    store is assumed, as usual in clusters. A file that cannot be read is a finding too.
+    `flat` reads the flat file, as the module ipam.flatfile does on a node. Without `flat`, the lint assumes a flat file
+    with a store, as usual in clusters. A file that cannot be read is a finding too.
     """
     around = Surroundings(flat=flat or Assumed())
     parts: list[list[Diagnostic]] = []
@@ -50,7 +50,7 @@ def _ended(parts: list[list[Diagnostic]], around: Surroundings) -> list[Diagnost
 
 
 class _File:
-    """A file after the lint: `findings`, the `count` of networks, and the `name` of the network that a runtime reads.
+    """The lint of a file: `findings`, the `count` of networks, and the `name` of the network that a runtime reads.
 
     `inside`: the file was found in a directory, where a file without a network is no fault.
     """
@@ -110,7 +110,7 @@ class _File:
 
 
 def _appended(path: str, document: Any) -> list[str]:
-    """The files with further plugins, which libcni 1.3 appends: those in the directory with the network's name."""
+    """The .conf files in the directory with the network's name, whose plugins libcni 1.3 appends to the conflist."""
     name = string_at(document, "name")
     if not name or "/" in name or "type" in document or document.get("loadOnlyInlinedPlugins"):
         return []

@@ -12,7 +12,7 @@ PREFIX = "railcni-"
 
 
 def own(name: str) -> str:
-    """The name of one of our executables without the prefix: "macvlan" for "railcni-macvlan"; "" for a foreign name."""
+    """The name of an executable of ours without the prefix: "macvlan" for "railcni-macvlan"; "" for any other name."""
     plain = name.removeprefix(PREFIX)
     return plain if plain in PLAIN else ""
 
@@ -23,7 +23,7 @@ LINKS = {
     "multus-shim", "ovn-k8s-cni-overlay", "ovs", "ptp", "tap", "userspace", "vlan", "weave-net",
     *LINK_PLUGINS, *(PREFIX + name for name in LINK_PLUGINS),
 }  # fmt: skip
-"""Plugins that make or move an interface. A chain begins with one, and has no second (containernetworking/plugins)."""
+"""Plugins that make or move an interface. Only the first plugin of a chain is such (containernetworking/plugins)."""
 
 CHAINED = {
     "bandwidth", "cnv-tuning", "coordinator", "firewall", "ifb", "istio-cni", "linkerd-cni", "loopback",
@@ -40,7 +40,7 @@ IPAMS = {
 SHARING = {"bridge", "dummy", "ipvlan", "macvtap", "ptp", "tap", "vlan"} | {
     name for name in LINKS if own(name) and plugins.named(own(name)).SHARES_NETDEV
 }
-"""Plugins that make a new link. Such a link has no verbs device, so `rdma` has none to move."""
+"""Plugins that make a new link. Such a link has no verbs device, so the plugin `rdma` has nothing to move."""
 
 OF_MULTUS = ("deviceID", "pciBusID", "resourceName")
 """Keys that Multus writes for an allocated device, or reads."""

@@ -23,7 +23,7 @@ _KEYS = ("apiVersion", "kind", "metadata", "spec", "status")
 
 
 def is_nad(document: Any) -> bool:
-    """Whether a Kubernetes object is a NAD, or most likely means to be one."""
+    """Whether a Kubernetes object has the API group of NADs, or a kind that equals or resembles theirs."""
     if not isinstance(document, dict):
         return False
     kind, version = str(document.get("kind", "")), str(document.get("apiVersion", ""))

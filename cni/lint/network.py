@@ -16,7 +16,7 @@ from cni.lint.table import executable
 from cni.shared.spec.request import SUPPORTED, member
 
 LIST, SINGLE = (".conflist",), (".conf", ".json")
-_NEWEST_COMMON = "1.0.0"  # the newest that every runtime and plugin in use speaks
+_NEWEST_COMMON = "1.0.0"  # the newest spec version that all runtimes and plugins in use support
 
 
 def examine(scope: Scope, around: Surroundings, extension: str = "", appended: int = 0) -> None:
@@ -103,7 +103,7 @@ def _configuration(scope: Scope, document: dict[str, Any], around: Surroundings)
         scope.error(("loadOnlyInlinedPlugins",), "there is no list `plugins`, and no other file may have it", "add it")
         outer.pop("loadOnlyInlinedPlugins")
     if around.nad and not outer.get("name"):
-        outer["name"] = around.name or "unnamed"  # Multus gives it the NAD's name
+        outer["name"] = around.name or "unnamed"  # Multus gives a nameless network the NAD's name
     fixes = {
         "name": "write letters, digits, _ . -, the first a letter or digit",
         "cniVersion": f'write "{_version_like(document)}"',

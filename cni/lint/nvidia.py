@@ -36,7 +36,7 @@ def _resource(text: str) -> str:
 
 
 class _Spec(BaseModel):
-    """The spec of a network. Its plugin gets the keys of `plugin`, then the fields without `exclude`."""
+    """The spec of a network. The NAD's plugin gets the keys of `plugin`, then the fields that have no `exclude`."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -99,7 +99,7 @@ VERSIONS = {"SriovNetwork": "sriovnetwork.openshift.io/v1"}
 
 
 def is_network(document: Any) -> bool:
-    """Whether a Kubernetes object is a network of these operators, or most likely means to be one."""
+    """Whether a Kubernetes object is a network of these operators, possibly with a misspelt kind."""
     if not isinstance(document, dict):
         return False
     kind, group = str(document.get("kind")), str(document.get("apiVersion", "")).partition("/")[0]

@@ -1,8 +1,8 @@
 """The rules for resources of operators that decide whether pods have RDMA and unique addresses.
 
 Networks (MacvlanNetwork, HostDeviceNetwork, IPoIBNetwork, SriovNetwork) are rendered, and their NADs are examined. In a
-SriovNetworkNodePolicy and a NicClusterPolicy, the keys are checked that decide whether pods get a verbs device. The
-addresses in pools of nv-ipam are compared with our ranges, which should not overlap with them.
+SriovNetworkNodePolicy and a NicClusterPolicy, the lint checks the keys that decide whether pods get a verbs device.
+Pools of nv-ipam must not overlap with the ranges of our IPAM plugin.
 Sources: api/v1 of k8snetworkplumbingwg/sriov-network-operator; api/v1alpha1 of Mellanox/network-operator and of
 Mellanox/nvidia-k8s-ipam.
 """
@@ -75,7 +75,7 @@ def _network(scope: Scope, around: Surroundings) -> None:
 
 
 def _written(scope: Scope, keys: Keys) -> tuple[Scope, Keys]:
-    """Return the place (document, keys) in the operator's network `scope` that gives its NAD the value at `keys`."""
+    """Return the document and keys in the operator's network `scope` from which its NAD has the value at `keys`."""
     if keys[:1] == ("plugins",):
         keys = ("metaPlugins",) if keys[1:2] != (0,) else keys[2:]
     first = str(keys[0]) if keys else ""
@@ -92,7 +92,7 @@ def _node_policy(scope: Scope, spec: dict[str, Any]) -> None:
     kind, is_rdma, mtu = spec.get("deviceType") or "netdevice", spec.get("isRdma"), spec.get("mtu")
     selector, number = spec.get("nicSelector"), spec.get("numVfs")
     at, names = ("spec", "nicSelector"), NicSelector.model_construct()
-    if isinstance(selector, dict) and not selector.get("netFilter"):  # this chooses NICs of OpenStack
+    if isinstance(selector, dict) and not selector.get("netFilter"):  # netFilter chooses NICs of OpenStack
         names = scope.model(NicSelector, selector, at, POLICY_FIXES) or names
     whole = number if isinstance(number, int) else 0
     config.check_policy(scope, at[:1], names, whole, is_rdma is True and kind == VFIO)

@@ -1,4 +1,4 @@
-"""The rules for one plugin of a network: the tables of keys and the checks are those of the plugin itself."""
+"""The rules for one plugin of a network. The plugin's own tables of keys and own checks are used."""
 
 from __future__ import annotations
 
@@ -56,10 +56,10 @@ class PodNetworks:
 class Surroundings:
     """The network of a plugin, and the objects that the lint has read so far.
 
-    The network: its `name`, its spec `versions`, `nad` (whether it is in a NAD) and the NAD's `resource`. Read so far:
-    `uses`, the ranges of all networks; `nads` and `resources`, the file and the resource of each NAD by (namespace,
-    name); `offers`, the resources of device plugins; `wants`, the places that ask for a resource; `requests`, the
-    (DeviceClass, selected resource) of each request by claim; `classes`, the resource of each DeviceClass by name."""
+    The network has a `name` and spec `versions`; `nad` tells whether it is in a NAD, and `resource` is the NAD's
+    resource. `uses` are the ranges of all networks so far. `nads` has the file, and `resources` the resource, of each
+    NAD by (namespace, name). `offers` are the resources of device plugins, `wants` the places that ask for a resource.
+    `requests` has (DeviceClass, selected resource) for each request, by claim; `classes` each DeviceClass's resource."""
 
     name: str = ""
     versions: Sequence[str] = ()
@@ -83,7 +83,7 @@ class Surroundings:
 
 
 def examine(scope: Scope, keys: Keys, document: Mapping[str, Any], around: Surroundings) -> None:
-    """Note the faults of the plugin `document`, which stands at `keys`."""
+    """Note the faults of the plugin `document` at `keys`."""
     kind = member(document, "type")
     own = known.own(kind) if isinstance(kind, str) else ""
     rails = member(document, "rail")
@@ -156,7 +156,7 @@ def _of_a_rail(
 
 
 def _same_index(scope: Scope, keys: Keys, document: Mapping[str, Any], asked: Rail | None) -> None:
-    """Check that a network that gives pods one index on all rails uses our IPAM plugin, since no other can."""
+    """Check that a network that gives pods one index on all rails uses our IPAM plugin: no other can do this."""
     block = member(document, "ipam")
     kind = member(block, "type") if isinstance(block, dict) else None
     if asked and asked.is_same_index and known.own(str(kind)) != known.OWN_IPAM:

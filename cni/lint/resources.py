@@ -17,7 +17,7 @@ from cni.resources import config
 from cni.resources.models import label
 
 _TEMPLATES = (), ("spec", "template"), ("spec", "jobTemplate", "spec", "template")  # places of a pod, or its template
-_TEMPLATE = "ResourceClaimTemplate"  # Multus reads only claims that are made from one
+_TEMPLATE = "ResourceClaimTemplate"  # Multus reads only claims that are made from a template
 _CLAIMS: dict[str, tuple[str, ...]] = {"ResourceClaim": (), _TEMPLATE: ("spec",)}
 _RESOURCE = re.compile(r'"k8s\.cni\.cncf\.io"\]\.resourceName\s*==\s*"([^"]+)"')  # in a selector of devices
 _CONTAINERS = ("initContainers", "containers")
@@ -84,7 +84,7 @@ def _objects(value: Any) -> list[dict[str, Any]]:
 
 
 def _claims(listed: Any, namespace: str) -> list[Claim]:
-    """The claims that the `resourceClaims` of a pod name."""
+    """The claims in the list `resourceClaims` of a pod."""
     kinds = {"resourceClaimTemplateName": "ResourceClaimTemplate", "resourceClaimName": "ResourceClaim"}
     return [(kinds[key], namespace, str(one[key])) for one in _objects(listed) for key in kinds if one.get(key)]
 
@@ -113,12 +113,12 @@ def _names(text: str, namespace: str) -> list[tuple[str, str]]:
             for before, _, name in (one.strip().partition("@")[0].rpartition("/") for one in text.split(","))
         ]
     except (ValueError, LookupError, TypeError, AttributeError):
-        return []  # Multus refuses it
+        return []  # Multus refuses such an annotation
 
 
 def compare(around: Surroundings) -> None:
-    """Warn of each requested resource that no configuration offers, if one offers others of the same domain. Warn also
-    of networks whose pods ask for other resources than the network's."""
+    """Warn of each requested resource that no configuration offers, if other resources of its domain are offered. Warn
+    also of networks whose pods ask for other resources than the network's."""
     classes = {label(name): name for name in (*around.offers, *around.resources.values())} | around.classes
     for pod in around.pods:
         _compare(pod, around, classes)

@@ -37,7 +37,7 @@ def reader_of(parts: Keys, table: Sequence[Key], nested: Nested) -> Any:
 
 
 def fix_of(fault: Fault, read: Any) -> str:
-    """The remedy for `fault`: to write a similar value that the reader `read` accepts, or the wanted kind."""
+    """The remedy for `fault`: to write a similar value that the reader `read` accepts, or a value as `fault` wants."""
     return (read and proposal(read, fault.value)) or remedy(fault.wanted)
 
 
@@ -90,7 +90,7 @@ def _like(value: Any) -> Iterable[Any]:
 def unknown_keys(
     scope: Scope, keys: Keys, document: Mapping[str, Any], table: Iterable[Key], whose: str, kind: str = ""
 ) -> None:
-    """Warn of keys of `document` that are not in `table`, or have another case. `kind` is "" in a nested object."""
+    """Warn of keys of `document` that `table` lacks or has in another case. `kind` is the plugin, "" if nested."""
     names = [key.name for key in table]
     tops = {n.partition(".")[0] for n in names} | ({*OF_RUNTIMES, *known.OF_MULTUS} if kind else set())
     for name, value in document.items():

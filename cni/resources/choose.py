@@ -222,7 +222,7 @@ def _together(offers: Sequence[Offer]) -> Offer:
 
 
 def exclusive(resource: Exclusive, host: Host, taken: set[str]) -> Resource:
-    """Return the resource without PFs with VFs, and without functions of the node itself; add the rest to `taken`."""
+    """Return the resource; add its functions to `taken`. Skip functions in `taken`, PFs with VFs, and the node's own."""
     offers, withheld = [], {}
     for selectors in resource.selectors:
         for function in host.functions:
