@@ -46,7 +46,7 @@ _LEFT_OUT_EXTENSIONS = (
     "_crypt", "audioop", "_codecs_cn", "_codecs_hk", "_codecs_iso2022", "_codecs_jp", "_codecs_kr", "_codecs_tw",
     "_multibytecodec",
 )  # fmt: skip
-# Files of a distribution's metadata that name the machine where it was installed.
+# Files of a distribution's metadata with details of the machine where the distribution was installed.
 _LEFT_OUT_METADATA = ("RECORD", "INSTALLER", "REQUESTED", "direct_url.json", "uv_cache.json")
 
 

@@ -65,7 +65,7 @@ class Network:
 
 def find(reference: str, directory: str = NET_DIRECTORY) -> Network:
     """Return the network `reference`: a path, path#NAME in a file with several networks, or a name in `directory`.
-    Raises InvalidConfig when it is missing, ambiguous or faulty, IoFailure when reading fails."""
+    Raises InvalidConfig for a missing, ambiguous or faulty network, IoFailure when a file or folder is unreadable."""
     path, _, name = reference.partition("#")
     if "/" in path or name:
         return _choose(read(path, directory), name, path)

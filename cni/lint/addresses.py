@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 class Assumed:
-    """The flat file that the lint assumes by default. It has the stores, as in most clusters, so NADs need none."""
+    """The flat file that the lint assumes by default. It has the stores, as in most clusters, so NADs may omit them."""
 
     _TEXT = codec.dumps(
         {"kubernetes": {"kubeconfig": "/etc/cni/net.d/whereabouts.d/whereabouts.kubeconfig"}, "etcd_host": "localhost"}

@@ -23,7 +23,7 @@ LINKS = {
     "multus-shim", "ovn-k8s-cni-overlay", "ovs", "ptp", "tap", "userspace", "vlan", "weave-net",
     *LINK_PLUGINS, *(PREFIX + name for name in LINK_PLUGINS),
 }  # fmt: skip
-"""Plugins that make or move an interface. Only the first plugin of a chain is such (containernetworking/plugins)."""
+"""Plugins that make or move an interface: only the first plugin of a chain may be one (containernetworking/plugins)."""
 
 CHAINED = {
     "bandwidth", "cnv-tuning", "coordinator", "firewall", "ifb", "istio-cni", "linkerd-cni", "loopback",

@@ -59,7 +59,7 @@ class Surroundings:
     The network has a `name` and spec `versions`; `nad` tells whether it is in a NAD, and `resource` is the NAD's
     resource. `uses` are the ranges of all networks so far. `nads` has the file, and `resources` the resource, of each
     NAD by (namespace, name). `offers` are the resources of device plugins, `wants` the places that ask for a resource.
-    `requests` has (DeviceClass, selected resource) for each request, by claim; `classes` each DeviceClass's resource."""
+    `requests` has (DeviceClass, selected resource) of each request by claim, `classes` the resource by DeviceClass."""
 
     name: str = ""
     versions: Sequence[str] = ()

@@ -37,7 +37,7 @@ def reader_of(parts: Keys, table: Sequence[Key], nested: Nested) -> Any:
 
 
 def fix_of(fault: Fault, read: Any) -> str:
-    """The remedy for `fault`: to write a similar value that the reader `read` accepts, or a value as `fault` wants."""
+    """The remedy for `fault`: to write a similar value that the reader `read` accepts, or the wanted kind of value."""
     return (read and proposal(read, fault.value)) or remedy(fault.wanted)
 
 

@@ -222,7 +222,7 @@ def _together(offers: Sequence[Offer]) -> Offer:
 
 
 def exclusive(resource: Exclusive, host: Host, taken: set[str]) -> Resource:
-    """Return the resource; add its functions to `taken`. Skip functions in `taken`, PFs with VFs, and the node's own."""
+    """Return the resource, without functions in `taken`, PFs with VFs and the node's own; add the others to `taken`."""
     offers, withheld = [], {}
     for selectors in resource.selectors:
         for function in host.functions:

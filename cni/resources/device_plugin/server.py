@@ -85,7 +85,7 @@ class ResourceServer:
                 self._send()
 
     async def attend(self) -> None:
-        """Listen and register if needed. Called periodically; waits only for answers of kubelet."""
+        """Listen and register if needed. The loop calls this periodically; it waits only for kubelet's answers."""
         identity = self._kubelet.identity()
         if identity != self._seen:
             await self.close()  # the connections belong to a kubelet that is gone
