@@ -181,7 +181,7 @@ def _try(bundle: Path, extra: str) -> None:
 
 
 def main() -> int:
-    """Build the bundle, and print its path and that of its .tar.gz; return the exit code."""
+    """Build the bundle, and print the paths of the bundle and of its .tar.gz; return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m cni.dist.bundle", description=__doc__)
     parser.add_argument("--output", type=Path, default=Path("build"), metavar="DIR", help="default: build")
     parser.add_argument("--python", type=Path, metavar="FILE", help="refuse to build with another interpreter")

@@ -65,7 +65,7 @@ class Network:
 
 def find(reference: str, directory: str = NET_DIRECTORY) -> Network:
     """Return the network `reference`: a path, path#NAME in a file with several networks, or a name in `directory`.
-    Raises InvalidConfig for a missing, ambiguous or faulty network, IoFailure when a file or folder is unreadable."""
+    Raises InvalidConfig for a missing, ambiguous or faulty network, IoFailure when a folder cannot be listed."""
     path, _, name = reference.partition("#")
     if "/" in path or name:
         return _choose(read(path, directory), name, path)
@@ -137,7 +137,7 @@ def files(directory: str, extensions: tuple[str, ...]) -> list[str]:
 
 
 def read(path: str, directory: str = NET_DIRECTORY) -> list[Network]:
-    """Return every network in the file `path`. Raises InvalidConfig with all faults, IoFailure when reading fails."""
+    """Return every network in the file `path`. Raises InvalidConfig with all faults, IoFailure as `files`."""
     faults: list[Diagnostic] = []
     found: list[Network | None] = []
     for is_json, document in reader.documents(path, None, faults):

@@ -65,7 +65,7 @@ class TreeNode:
 
     @property
     def data(self) -> Any:
-        """The value as Python's json reads it; when a key is there twice, the last one counts."""
+        """The value as Python's json reads it; of a duplicate key, the last value counts."""
         if self._data is None and self.members is not None:
             self._data = {m.name: m.node.data for m in self.members}
         elif self._data is None and self.items is not None:
@@ -128,7 +128,7 @@ class _Bounded(yaml.SafeLoader):
 
 
 def compose(text: str) -> yaml.Node | None:
-    """The root of the YAML document `text`; None for an empty one. Raises yaml.YAMLError and DocumentTooLarge."""
+    """The root of the YAML text; None if empty. Raises yaml.YAMLError for bad syntax, DocumentTooLarge for depth."""
     loader = _Bounded(text)
     try:
         return loader.get_single_node()

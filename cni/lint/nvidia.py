@@ -177,8 +177,7 @@ def _spec(scope: Scope, kind: str, document: dict[str, Any]) -> _Spec | None:
 
 
 def _objects(scope: Scope, spec: _Spec, key: str) -> list[Any]:
-    """Return the JSON objects in the text of `key`, and note faults. `metaPlugins` has several objects, without
-    brackets around them; another key has one."""
+    """Return the JSON objects in the text of `key`, and note faults. `metaPlugins` has a list without its brackets."""
     text, is_list = getattr(spec, key, ""), key == "metaPlugins"
     if not text:
         return []

@@ -31,8 +31,8 @@ def examine(scope: Scope, around: Surroundings) -> None:
 
 
 def examine_object(scope: Scope, around: Surroundings) -> bool:
-    """Examine the device plugins' configurations in a ConfigMap; return whether it has one. From other objects, add to
-    `around` the resources that pods, pod templates and claims ask for, and the resource of a DeviceClass."""
+    """Examine the device plugins' configurations in a ConfigMap; return whether there are any. From other objects, add
+    to `around` the resources that pods, pod templates and claims ask for, and the resource of a DeviceClass."""
     document = scope.root.data
     if not isinstance(document, dict):
         return False

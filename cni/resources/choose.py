@@ -132,7 +132,7 @@ def _candidates(resource: Shared, host: Host) -> list[_Candidate]:
 
 
 def _candidate(nic: Function, ports: list[Port], resource: Shared, host: Host) -> _Candidate:
-    """Return the NIC as a candidate. Each address of a pod takes one GID of each kind: RoCE v1 and v2, or only v2."""
+    """Return the NIC as a candidate. Each address of a pod takes a GID of each type: of RoCE v1 and v2, or only v2."""
     nodes = _rdma_nodes(nic, resource.umad, host)
     down = ", ".join(f"{port} is {port.state} ({port.physical_state})" for port in ports) or "it has no port"
     fault = _fault(nic, nodes, host) or ("" if any(port.is_active for port in ports) else down)
@@ -195,7 +195,7 @@ def _span(numbers: Sequence[int]) -> str:
 
 
 def spread(total: int, bounds: Sequence[int]) -> list[int]:
-    """Divide `total` as evenly as possible into one number for each of `bounds`, none above its bound."""
+    """Divide `total` as evenly as possible among the `bounds`; no part is above its bound."""
     counts = [0] * len(bounds)
     left = total
     for done, place in enumerate(sorted(range(len(bounds)), key=bounds.__getitem__)):  # the smallest bound first
@@ -211,7 +211,7 @@ def _ports(nic: Function, names: set[str], host: Host) -> list[Port]:
 
 
 def _together(offers: Sequence[Offer]) -> Offer:
-    """One offer with the device nodes of all healthy NICs; it is healthy while one of the NICs is."""
+    """Return an offer with the device nodes of all healthy NICs, which is healthy while any NIC is healthy."""
     well = [offer for offer in offers if not offer.fault]
     nodes = tuple(dict.fromkeys(node for offer in well or offers for node in offer.nodes))
     numa = tuple(sorted({number for offer in offers for number in offer.numa_nodes}))

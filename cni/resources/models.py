@@ -128,7 +128,7 @@ class _Model(GoModel, BaseModel):
 
 
 class Selectors(_Model):
-    """The selectors of devices. A device must match one member of each list that is set."""
+    """The selectors of devices. A device must match at least one member of each non-empty list."""
 
     vendors: Codes = []
     drivers: Texts = []
@@ -185,7 +185,7 @@ class Shared(_Resource):
 
 
 class Exclusive(_Resource):
-    """A resource whose functions serve one container at a time. The first selectors that match a function count."""
+    """A resource whose functions serve one container at a time. For a function, the first matching selectors count."""
 
     resourcePrefix: Annotated[str, AfterValidator(prefix)] = "intel.com"
     deviceType: Literal["netDevice"] = "netDevice"

@@ -64,8 +64,8 @@ def offers(resource: Resource, ids: Sequence[str]) -> list[Offer]:
 
 
 def preferred(resource: Resource, available: Sequence[str], needed: Sequence[str], size: int) -> list[str]:
-    """Choose `size` of the `available` devices, among them the `needed` ones: spread evenly over the NICs, and first
-    from the NICs with the most free devices."""
+    """Choose `size` of the `available` devices, which include `needed`. They are spread evenly over the NICs, beginning
+    with the NICs that have the most free devices."""
     groups = {one: offer.group for offer in resource.offers for one in offer.ids}
     left: dict[str, list[str]] = {}
     # the highest number first, since pop() takes the last: 0000:3b:00.0-10 before 0000:3b:00.0-9
@@ -85,5 +85,5 @@ def preferred(resource: Resource, available: Sequence[str], needed: Sequence[str
 
 
 def cdi_document(resource: Resource) -> dict[str, Any]:
-    """The CDI specification of those devices of the resource that bring a device node."""
+    """The CDI specification of the resource's devices that have device nodes."""
     return containers.cdi_document(resource.name, ((o.name, o.nodes, {}) for o in resource.offers))

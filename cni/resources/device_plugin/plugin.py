@@ -95,13 +95,13 @@ class Plugin:
                 endpoint.update(resource)
 
     def _allocated(self, resource: Resource, offers: Sequence[Offer]) -> None:
-        """Write the device-info file of each offer, which Multus reads before it calls the plugins. Raises OSError."""
+        """Write the device-info file of each offer, for Multus, which reads it. Raises OSError if writing fails."""
         for offer in offers if resource.is_exclusive else ():
             write(f"{self._root}{INFO_FOLDER}", info_name(resource.name, offer.name), offer.file)
 
     def _write_cdi(self, found: Sequence[Resource]) -> None:
-        """Write a CDI specification for each resource, and remove those of former resources. The specifications stay
-        when the plugin ends, since the runtime reads them again when a container is restarted."""
+        """Write the CDI specification of each resource, and remove the files of former resources. The specifications
+        stay when the plugin ends, since the runtime reads them again when a container is restarted."""
         folder = f"{self._root}{CDI_FOLDER}"
         wanted = {f"{server.PREFIX}{answers.plain(r.name)}.json": answers.cdi_document(r) for r in found}
         wanted = {name: document for name, document in wanted.items() if document["devices"]}

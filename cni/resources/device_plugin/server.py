@@ -1,10 +1,10 @@
 """One resource at kubelet: the gRPC service at a socket of its own, its registration, and whether kubelet listens.
 
-kubelet ends a stream without notice when it restarts, when another plugin takes the resource, and when it mistakes the
-new connection of a quickly restarted plugin for the old one. So a resource counts as served only while a stream is
-open, whether or not the registration succeeded. When any connection of a resource ends, kubelet sets all devices of the
-resource to unhealthy. So kubelet's devices are read soon after a stream has begun, and then from time to time. When
-these differ from the list of devices, the list is sent again.
+kubelet ends a stream without notice when kubelet restarts, when another plugin takes the resource, and when kubelet
+mistakes the new connection of a quickly restarted plugin for the old connection. So a resource counts as served only
+while a stream is open, even after a successful registration. When any connection of a resource ends, kubelet sets all
+devices of the resource to unhealthy. So kubelet's devices are read soon after a stream has begun, and then from time to
+time. When these differ from the list of devices, the list is sent again.
 
 If kubelet has healthy devices that this plugin never offered, another plugin has registered later. kubelet asks that
 plugin for allocations, but uses the last list of either plugin. So this plugin sends no list until the other has gone.
@@ -36,7 +36,7 @@ from cni.shared.spec.errors import CniError, TryAgainLater
 _SERVICE = api.DESCRIPTOR.services_by_name["DevicePlugin"]
 PREFIX = "railcni-"  # the start of the sockets' names
 _STREAM_SECONDS = 2.0  # from a registration until kubelet opens the stream
-_RETRY, _LONGEST_RETRY = 0.25, 30.0  # seconds from a failed registration to the next
+_RETRY, _LONGEST_RETRY = 0.25, 30.0  # seconds between registrations, doubled each time
 _STABLE = 60.0  # seconds; after the end of a longer stream, the pause between registrations is short again
 _LOOKS = (0.3, 0.7, 1.0, 10.0)  # seconds between readings of kubelet's devices; the last number repeats
 _CONFLICT_SECONDS = 2.0  # seconds between checks of a resource that another plugin serves; the first checks are quicker

@@ -52,7 +52,7 @@ class Driver:
         self._held: set[str] = set()  # the devices that pods have from device plugins
         self._devices: dict[str, slices.Device] = {}
         self._records: dict[str, Record] = {}
-        self._asked: set[str] = set()  # the claims prepared since kubelet's last start, which kubelet will unprepare
+        self._asked: set[str] = set()  # claims prepared since the last registration, which kubelet will unprepare
         self._publish_due = float("inf")  # until the devices are read: without devices, all slices would be deleted
         self._others_due, self._statuses_due, self._fault, self._untold = 0.0, 0.0, "", ""
         self._pause, self._compares_claims = _FIRST_PAUSE, True
@@ -133,7 +133,7 @@ class Driver:
             if is_changed := await asyncio.to_thread(self._publisher.publish, devices):
                 self._log.say("info", "published", devices=len(devices), generation=self._publisher.generation)
             if self._compares_claims:
-                self._compares_claims = False  # before it, since a registration meanwhile asks for another
+                self._compares_claims = False  # before the call: a registration meanwhile sets it again
                 async with self._endpoint.turn:
                     await asyncio.to_thread(self._compare_claims)
         except (CniError, OSError) as error:
@@ -187,7 +187,7 @@ class Driver:
 
         The pods of a deleted claim may still run, if its finalizers were removed. kubelet unprepares the claims that it
         prepared since its last start, but may have forgotten earlier claims. The devices of an earlier claim are free
-        when the control groups of its pods are gone. Raises CniError when the API server fails, OSError for a file.
+        when the control groups of its pods are gone. Raises CniError when a request fails, OSError when reading fails.
         """
         if claim["uid"] in self._asked:
             return _KUBELETS

@@ -66,7 +66,7 @@ class Endpoint:
         for version in _HEALTH_VERSIONS:
             services.serve(_HEALTH, plugin, self, f"{version}.{_HEALTH.name}")
         services.serve(_REGISTRATION, registrar, self)
-        await services.listen(plugin, self._socket)  # first: kubelet calls it once it has seen the registrar's
+        await services.listen(plugin, self._socket)  # first: kubelet calls it as soon as the other exists
         await services.listen(registrar, self._registry)
 
     async def close(self) -> None:

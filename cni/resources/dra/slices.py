@@ -2,7 +2,7 @@
 
 A NIC that many pods share is a device that allows several allocations; each allocation takes the GIDs of one pod from
 the capacity. A function is a device that one claim has at a time. Attributes have the names that both DRANET
-(`dra.net`) and dra-driver-sriov use. Other attributes are in this driver's own domain, with a name of either driver.
+(`dra.net`) and dra-driver-sriov use, or in this driver's own domain the name that one of these two drivers uses.
 
 Sources: types.go of staging/src/k8s.io/api/resource/v1 in Kubernetes, and its deviceattribute package; pkg/draclient of
 Multus; pkg/apis/attributes.go of DRANET; pkg/consts/consts.go of dra-driver-sriov.

@@ -1,7 +1,7 @@
 """Plan the steps that give cards the virtual functions of the policies. Pure.
 
-The kernel changes the number of VFs only through 0 (Documentation/PCI/pci-iov-howto.rst), so such a change removes
-every VF of the card. It is not made while one of these VFs is in use.
+The kernel changes the number of VFs only through 0 (Documentation/PCI/pci-iov-howto.rst), so a new number removes every
+VF of the card. A plan does not change the number while a VF of the card is in use.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class NodeCards:
 
 @dataclass(frozen=True)
 class VfStep:
-    """A change of `what` from `now` to `then`: on a card, on its VF number `vf`, or in the kernel (`card` is "")."""
+    """Change the setting `what` from `now` to `then`: of a card, of its VF `vf`, or of the kernel (`card` is "")."""
 
     what: str
     now: str
