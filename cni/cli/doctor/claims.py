@@ -33,8 +33,8 @@ class PodClaim:
 
 
 def read(kubelet: str, root: str = "") -> list[PodClaim]:
-    """The claims with this driver's devices in kubelet's file, then those in the driver's records alone. Raises OSError
-    or ValueError if the file or a record cannot be read."""
+    """The claims with this driver's devices in kubelet's file, then those that only the driver has recorded. Raises
+    OSError or ValueError if the file or a record cannot be read."""
     try:
         entries = _entries(json.loads(read_whole(f"{kubelet}/dra_manager_state")))
     except FileNotFoundError:
@@ -60,7 +60,7 @@ def _entries(document: Any) -> list[dict[str, Any]]:
 
 
 def check_node(claims: Sequence[PodClaim], kubelet: str) -> Iterator[Observation]:
-    """Count the prepared claims, and find those whose pods no longer have a folder of kubelet: these pods are gone."""
+    """Count the prepared claims, and find the claims of pods that are gone, which have no folder of kubelet."""
     prepared = [claim for claim in claims if claim.record is not None]
     lost = [c for c in prepared if not any(os.path.isdir(f"{kubelet}/pods/{uid}") for uid in c.pods)]
     if prepared:
@@ -111,7 +111,7 @@ def check(
 
 
 def _is_used(function: Function, sandbox: NamespaceView, links: Sequence[AttachedLink]) -> bool:
-    """Whether a link of the pod is a netdev of the function, or lies on one."""
+    """Whether a link of the pod is a netdev of the function, or a macvlan or the like on such a netdev."""
     return any(i.lower in function.netdevs or i.device == function.id for i in sandbox.interfaces) or any(
         port.device in function.verbs for link in links for port in link.ports
     )

@@ -26,7 +26,7 @@ _STYLES = {FAULT: "bold red", ADVICE: "yellow", UNKNOWN: "cyan", SKIPPED: "dim",
 _CALLED_WRONGLY = 2
 FEATURES = "/etc/kubernetes/node-feature-discovery/features.d/railcni"
 _PREFIX = "railcni.io"
-_ADDRESS = re.compile(r"[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")  # of a PCI function
+_ADDRESS = re.compile(r"[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")  # the address of a PCI function
 _CODES = "Exit codes: 0 no fault, 1 a fault, 2 a wrong call, or a pod that is not on this node. Levels: " + "; ".join(
     f"{level}: {meaning}" for level, meaning in MEANINGS.items()
 )

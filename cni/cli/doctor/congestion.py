@@ -2,8 +2,8 @@
 
 PFC and the priorities of DSCPs come from the driver by netlink (cni.shared.kernel.dcb). NVIDIA's driver package also
 has files: qos/trust and ecn/roce_{np,rp}/enable/PRIORITY below /sys/class/net/NETDEV, and tc/1/traffic_class below the
-verbs device. The kernel's rdma_cm has default_roce_tos in configfs. A program may override these marks of its packets
-(NCCL_IB_TC).
+verbs device. The kernel's rdma_cm has default_roce_tos in configfs. A program may choose another type of
+service for its packets (NCCL_IB_TC).
 Sources: Documentation/ABI/testing/configfs-rdma_cm of the kernel; NVIDIA's documentation of MLNX_OFED, "Flow Control"
 and "RoCE".
 """
@@ -65,7 +65,7 @@ def read(port: Port, driver: str, root: str = "/sys", live: bool = True) -> Cong
     above = [
         *uppers,
         *(name for upper in uppers for name in beside(upper, "upper_", root)),
-    ]  # a bond, and the links on it
+    ]  # also the links above the netdev: a bond, and the links on that
     return Congestion(
         pfc=told.pfc if told else None,
         trust=trust,
@@ -86,7 +86,7 @@ def _ecn(folder: str) -> tuple[int, ...] | None:
 
 
 def _classes(port: Port, root: str) -> dict[str, int]:
-    """The types of service that are set, by the name of the setting. 0 is the default, and does not count."""
+    """The types of service other than 0, the default, by the name of their setting."""
     by_cm = text(f"{root}/kernel/config/rdma_cm/{port.device}/ports/{port.number}/default_roce_tos")
     by_driver = _TOS_OF_TC.search(text(f"{root}/class/infiniband/{port.device}/tc/{port.number}/traffic_class"))
     found = {"default_roce_tos": by_cm, "traffic_class": by_driver[1] if by_driver else ""}

@@ -39,14 +39,14 @@ class NodePlaces:
     cache: str = DIRECTORY
     networks: str = NET_DIRECTORY
     kubelet: str = "/var/lib/kubelet"
-    root: str = ""  # of the file system with the CDI specifications
+    root: str = ""  # the root of the file system with the CDI specifications
     plugins: tuple[str, ...] = ()  # default: where the node's runtimes search
     live: bool = True  # whether this kernel's namespaces and netlink are the node's
 
 
 @dataclass
 class NodeFacts:
-    """Facts about the node at `places`; with `pod` (NAMESPACE/POD or a namespace's path) about that pod alone. Port
+    """Facts about the node at `places`; with `pod` (NAMESPACE/POD or a namespace's path) only about that pod. Port
     errors are counted for `watch` seconds, or since each port's start if `watch` is 0."""
 
     places: NodePlaces = field(default_factory=NodePlaces)
@@ -121,7 +121,7 @@ class NodeFacts:
 
     @cached_property
     def management(self) -> Collection[str]:
-        """The links that carry the node's own traffic, and the links below these."""
+        """The links with the node's own traffic, and the lower links that carry these."""
         proc = self.places.proc
         return topology.uplinks(f"{proc}/self" if self.places.live else proc, self.places.sys)
 
@@ -228,7 +228,7 @@ class NodeFacts:
 
     @cached_property
     def counts(self) -> tuple[PortCounts, PortCounts, float]:
-        """Return (the counters now, the counters `watch` seconds ago, `watch`); without `watch`, (now, {}, 0)."""
+        """Return (counters now, counters `watch` seconds before, `watch`); if `watch` is 0, (counters now, {}, 0)."""
         before = self._read_counts() if self.watch else {}
         time.sleep(self.watch)
         return self._read_counts(), before, self.watch
@@ -238,8 +238,8 @@ class NodeFacts:
 
     @cached_property
     def congestion(self) -> dict[str, Congestion]:
-        """The congestion settings of each netdev of this namespace that carries RoCE. Those of a bond are its ports',
-        those of a virtual function or subfunction, which may be in a pod, are its card's."""
+        """The congestion settings of each netdev of this namespace that carries RoCE. A bond has
+        those of its ports; a virtual function or subfunction, which may be in a pod, has those of its physical function."""
         sys = self.places.sys
         devices = {device.name: device for device in self.devices}
         found: dict[str, Congestion] = {}
@@ -253,7 +253,7 @@ class NodeFacts:
         return found
 
     def _card_of(self, device: inventory.VerbsDevice) -> inventory.VerbsDevice:
-        """The verbs device of the physical function of `device`; `device` itself if that is none or is not seen."""
+        """The verbs device of the physical function of `device`; `device` itself if there is none in sight."""
         own = sysfs.pci_above(rdma_sysfs.path_of(device.name, self.places.sys))
         physical = sysfs.physical_function_of(own, self.places.sys) or own
         cards = [one for one in self.devices if one.pci == physical and physical != device.pci]

@@ -20,8 +20,8 @@ MEANINGS = {
 
 @dataclass(frozen=True)
 class Observation:
-    """A finding of a check: `found` is the state of `subject`, `healthy` the wanted state, `remedy` the way to that
-    state. The last two are "" if nothing is wrong."""
+    """A finding of a check: `found` is the state of `subject`, `healthy` the wanted state, `remedy` how to reach that
+    state. `healthy` and `remedy` are "" if nothing is wrong."""
 
     level: str
     subject: str
@@ -51,4 +51,4 @@ class Check:
     title: str
     run: Callable[[Any], Iterable[Observation]]
     needs: tuple[str, ...] = ()
-    of_pod: bool = False  # whether it also runs for one pod, with facts about the devices of the pod alone
+    of_pod: bool = False  # whether the check also runs for one pod, with facts about the pod's devices only

@@ -41,7 +41,7 @@ _MELLANOX = "15b3"
 
 @dataclass(frozen=True)
 class Modules:
-    """The RDMA modules that are loaded, and the network functions that are neither virtual nor software.
+    """The loaded RDMA modules, and the physical network functions.
 
     `bonded` maps the `id` of a function that has no verbs device of its own to the verbs device of its bond (LAG)."""
 
@@ -97,7 +97,7 @@ def check(modules: Modules) -> Iterator[Observation]:
 
 
 def check_nodes(root: str, dev: str, chosen: Collection[str] | None = None) -> Iterator[Observation]:
-    """Find device nodes that are missing or wrong: of each verbs device in sysfs and of rdma_cm, or only the `chosen` ones."""
+    """Find device nodes that are missing or wrong: of all verbs devices and rdma_cm, or only those in `chosen`."""
     folder = f"{root}/class/infiniband_verbs"
     places = {name: f"{folder}/{name}" for name in sorted(names_in(folder)) if name.startswith("uverbs")}
     for name, place in {**places, "rdma_cm": f"{root}/class/misc/rdma_cm"}.items():

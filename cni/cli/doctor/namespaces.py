@@ -18,13 +18,13 @@ from cni.shared.kernel.links import Rtnl
 
 STRICT = 1
 ELSEWHERE = "0.0.0.0/0"  # stands for peers outside a link's subnets
-_MOST_NEIGHBOURS = 32  # addresses to try; one of another namespace is enough
+_MOST_NEIGHBOURS = 32  # addresses of a subnet to try; a single address in another namespace is enough
 _STRANGERS = ("192.0.2.1", "198.51.100.1", "203.0.113.1")  # addresses that no host has: RFC 5737
 
 
 @dataclass(frozen=True)
 class LinkParameters:
-    """The kernel parameters in effect for a link; None: not read.
+    """The kernel parameters in effect for a link; None if not read.
 
     `answers` maps each IPv4 subnet of the link, and ELSEWHERE, to the name of the link by which replies to peers there
     leave ("" for no route). It is empty unless rp_filter is strict."""

@@ -3,7 +3,7 @@ of GPUs.
 
 Source: Documentation/ABI/testing/sysfs-bus-pci (current_link_*, max_link_*), sysfs-kernel-iommu_groups. Registers in
 the file `config` are those of include/uapi/linux/pci_regs.h: a list of capabilities begins at 0x34, a list of extended
-ones at 0x100. Only root can read more than its first 64 bytes, where no capability is.
+ones at 0x100. Only root can read beyond the first 64 bytes, which have no capability.
 
 Three ways lead to the memory of GPUs: the module nvidia_peermem, its predecessor nv_peer_mem, and DMA-BUF, which
 NVIDIA's open kernel modules offer on Linux 5.12 and newer (GPUDirect RDMA documentation;
@@ -26,7 +26,7 @@ _EXPRESS, _ACS = 0x10, 0x0D
 _DEVICE_CONTROL, _RELAXED_ORDERING = 8, 0x0010
 _ACS_CONTROL, _REDIRECTS = 6, 0x0004 | 0x0008 | 0x0010  # request redirect, completion redirect, upstream forwarding
 _OPEN = 64  # bytes of a configuration space that every user can read
-_MOST = 96  # capabilities that are read; a damaged list may be a ring
+_MOST = 96  # capabilities to read at most: a damaged list may have no end
 _PEER_MODULES = ("nvidia_peermem", "nv_peer_mem")
 _NVIDIA = 0x10DE
 _DMA_BUF = (5, 12)

@@ -1,7 +1,7 @@
 """Checks of RDMA in pods: each address of a link over a RoCE port needs a GID whose netdev is that link.
 
-A link is over a port if it is a macvlan or the like on the port's netdev, through VLANs and bonds too, or that netdev
-itself, moved into the pod. The checks are pure, except those of one pod.
+A link is over a port if it is a macvlan or the like on the port's netdev, directly or on its VLANs and bonds, or if it
+is that netdev, moved into the pod. The checks of all pods are pure, those of one pod are not.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from cni.node.runtime import icmp
 from cni.shared.kernel import netns, rdma_sysfs
 from cni.shared.spec.errors import CniError
 
-_SECONDS = 2.0  # for the answer of a peer
+_SECONDS = 2.0  # to wait for the answer of a peer
 _PEER = "answers to packets of every size up to the link's MTU"
 _SEE = "see that the peer runs and its link is up, and subnet, VLAN and switch ports between both"
 _MOST_PROCESSES = 8

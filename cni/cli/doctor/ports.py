@@ -1,7 +1,7 @@
 """Checks of the ports of verbs devices: state, MTU, GID tables, errors since their start or during a watch; and of NICs
 that are slower or older than others of their kind. Pure, but for `check_guids`: cni.node.inventory reads the ports.
 
-A counter that grows while traffic runs is a fault of cable or switch, or congestion. Older errors may be long over.
+A counter that grows during traffic shows a fault of cable or switch, or congestion. The cause of older errors may be gone.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from cni.node.inventory.devices import Port, VerbsDevice
 from cni.node.inventory.topology import text
 from cni.shared.kernel import rdma_sysfs
 
-NEARLY_FULL = 0.8  # of a GID table: the plugins warn from here on too
+NEARLY_FULL = 0.8  # the used part of a GID table from which the plugins warn too
 
 Uses = Mapping[str, str]  # the netdevs in use on this node, each with its user
 PortCounts = Mapping[Port, Counts]
 
 
 def check_state(ports: Sequence[Port], uses: Uses, up: Mapping[str, bool]) -> Iterator[Observation]:
-    """Find ports that are not ACTIVE: a fault if the port is used, or if no port is active. `up` tells for each netdev
-    whether it is set up."""
+    """Find ports that are not ACTIVE: a fault if the port is used, or if no port is active. `up` has for each netdev
+    whether it is administratively up."""
     any_active = any(port.is_active for port in ports)
     for port in ports:
         subject = _subject(port)
@@ -105,7 +105,7 @@ def _subject(port: Port) -> str:
 
 
 def check_counters(now: PortCounts, before: PortCounts, seconds: float) -> Iterator[Observation]:
-    """Find errors of ports in the `seconds` since the reading `before`; if it is empty, since each port's start."""
+    """Find errors of ports in the `seconds` since the counters `before`, or since each port's start without `before`."""
     for port, values in now.items():
         found = list(_faults(str(port), values, before.get(port, {}), seconds))
         yield from found

@@ -147,8 +147,8 @@ def examine(facts: NodeFacts) -> DoctorReport:
 
 
 def run(checks: Iterable[Check], facts: NodeFacts) -> list[Observation]:
-    """Run `checks` in order; return their findings. An error becomes a finding, and stops no other check. A missing
-    right of this user is no fault of the node."""
+    """Run `checks` in order; return their findings. An error becomes a finding, and the other checks still run. A
+    missing right of this user gives the level UNKNOWN."""
     found: list[Observation] = []
     stopped: set[str] = set()
     for check in checks:

@@ -34,11 +34,11 @@ from ipam.stores.apiserver.resources import BINDINGS, EVERYWHERE
 from ipam.stores.base import READ
 
 _OF_INTEREST = (*NAMES, "ib-sriov", "ipoib", "ipvlan", "nv-ipam", "multus", "multus-shim")
-_PLUGIN_SECONDS = 10  # for an answer to VERSION; ours take 0.01. A busy node is not an unhealthy one
+_PLUGIN_SECONDS = 10  # for an answer to VERSION, which takes 0.01 s: a busy node may be healthy
 _SLOW_SECONDS = 1.0  # an ADD asks a store several times
 _VERSION = re.compile(r"\b(?:version|plugin|railcni|whereabouts)[: ]\s*(v?\d[^\s,;(]*|unknown)", re.IGNORECASE)
 _RUNTIMES = ("containerd", "crio", "dockerd", "k3s-server", "k3s-agent", "rke2", "podman")
-_ENOUGH = 1 << 30  # bytes; a message ring of one process alone takes tens of MiB
+_ENOUGH = 1 << 30  # bytes of locked memory; one process may need tens of MiB for a message ring
 _UNLIMITED = -1
 _LIMIT = (
     "LimitMEMLOCK=infinity in the container runtime's systemd unit (of CRI-O, default_ulimits in its configuration)"
@@ -87,7 +87,7 @@ def check_plugins(folders: Sequence[str]) -> Iterator[Observation]:
 
 def _plugin(path: str, ours: bool) -> Observation:
     """Check that a plugin answers VERSION; find its release, which Go's plugins print if they are called without a verb
-    (skel of containernetworking/cni), a few only with --version (rdma, multus-shim)."""
+    (skel of containernetworking/cni), or with --version (rdma, multus-shim)."""
     healthy, remedy = "a plugin that answers VERSION", "install it again"
     try:
         about = _run([path], {})
@@ -203,9 +203,9 @@ def check_store(config: str = "") -> Iterator[Observation]:
 def check_admission(has_dra: bool, config: str = "") -> Iterator[Observation]:
     """Find missing bindings of admission policies in the cluster that the flat file names.
 
-    `has_dra`: also those of the DRA driver. Yields no finding if this user may not read bindings."""
+    `has_dra`: check also the bindings for the DRA driver. Yields no finding if this user may not read bindings."""
     wanted = {file: names for file, names in POLICIES.items() if has_dra or not file.startswith("dra/")}
-    missing: dict[str, str] = {}  # each with its file
+    missing: dict[str, str] = {}  # the file of each missing binding
     try:
         choice = _store_of(config)
         if choice is None or choice.kind not in IN_CLUSTER:
@@ -220,7 +220,7 @@ def check_admission(has_dra: bool, config: str = "") -> Iterator[Observation]:
     except Undefined:
         missing = {"the server knows no such policies": "admission.yaml"}
     except CniError:
-        return  # the bindings may not be read, or the check of the store has the fault
+        return  # no right to read bindings, or a fault that `check_store` reports
     if not missing:
         yield ok("admission policies", f"{sum(map(len, wanted.values()))} bindings")
         return
@@ -231,7 +231,7 @@ def check_admission(has_dra: bool, config: str = "") -> Iterator[Observation]:
 
 
 def check_pending(state: str) -> Iterator[Observation]:
-    """Report the releases that failed in a DEL and are still to be made."""
+    """Report the pending releases: those that failed in a DEL."""
     for attachment in recorded.pending(directory=state):
         remedy = "make that store reachable; `railcni ipam flush` tries again, and with --drop gives up"
         subject = f"pending release: {recorded.named(attachment)}"
