@@ -48,7 +48,8 @@ def loader() -> Path:
 def needed(sources: Collection[Path]) -> dict[str, Path]:
     """Return, by name, the loader and the libraries outside of `sources` that ELF files of `sources` need.
 
-    The loader lists the libraries of this machine (ld.so(8), --list). Raises CannotBuild for a missing or double name.
+    The loader lists the libraries of this machine (ld.so(8), --list). Raises CannotBuild when a library is missing, or
+    when two libraries have the same name.
     """
     ld = loader()
     own = {source.resolve() for source in sources}

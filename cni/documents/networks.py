@@ -137,7 +137,7 @@ def files(directory: str, extensions: tuple[str, ...]) -> list[str]:
 
 
 def read(path: str, directory: str = NET_DIRECTORY) -> list[Network]:
-    """Return every network in the file `path`. Raises InvalidConfig with all faults, IoFailure as `files`."""
+    """Return all networks in the file `path`. Raises InvalidConfig with all faults, IoFailure if a listing fails."""
     faults: list[Diagnostic] = []
     found: list[Network | None] = []
     for is_json, document in reader.documents(path, None, faults):

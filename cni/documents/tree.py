@@ -128,7 +128,7 @@ class _Bounded(yaml.SafeLoader):
 
 
 def compose(text: str) -> yaml.Node | None:
-    """The root of the YAML text; None if empty. Raises yaml.YAMLError for bad syntax, DocumentTooLarge for depth."""
+    """The root of a YAML document; None if empty. Raises yaml.YAMLError, or DocumentTooLarge for too many levels."""
     loader = _Bounded(text)
     try:
         return loader.get_single_node()

@@ -90,7 +90,7 @@ def _like(value: Any) -> Iterable[Any]:
 def unknown_keys(
     scope: Scope, keys: Keys, document: Mapping[str, Any], table: Iterable[Key], whose: str, kind: str = ""
 ) -> None:
-    """Warn of keys of `document` that `table` lacks or has in another case. `kind` is the plugin, "" if nested."""
+    """Warn of keys of `document` that `table` lacks or has in another case. `kind` is "" in a nested object."""
     names = [key.name for key in table]
     tops = {n.partition(".")[0] for n in names} | ({*OF_RUNTIMES, *known.OF_MULTUS} if kind else set())
     for name, value in document.items():

@@ -211,7 +211,7 @@ def _ports(nic: Function, names: set[str], host: Host) -> list[Port]:
 
 
 def _together(offers: Sequence[Offer]) -> Offer:
-    """Return an offer with the device nodes of all healthy NICs, which is healthy while any NIC is healthy."""
+    """Return one offer with the device nodes of all healthy NICs. The offer is healthy while any NIC is healthy."""
     well = [offer for offer in offers if not offer.fault]
     nodes = tuple(dict.fromkeys(node for offer in well or offers for node in offer.nodes))
     numa = tuple(sorted({number for offer in offers for number in offer.numa_nodes}))
@@ -222,7 +222,7 @@ def _together(offers: Sequence[Offer]) -> Offer:
 
 
 def exclusive(resource: Exclusive, host: Host, taken: set[str]) -> Resource:
-    """Return the resource, without functions in `taken`, PFs with VFs and the node's own; add the others to `taken`."""
+    """Return the resource. PFs with VFs, functions in `taken`, and the node's own are left out. Extend `taken`."""
     offers, withheld = [], {}
     for selectors in resource.selectors:
         for function in host.functions:

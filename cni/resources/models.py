@@ -171,7 +171,7 @@ class Shared(_Resource):
     devices: Texts = []
     selectors: SharedSelectors = SharedSelectors()
     allNics: bool = False
-    """whether a container gets the device nodes of all chosen NICs, not only those of one"""
+    """whether a container gets the device nodes of all chosen NICs, not only of one NIC"""
     gidsPerDevice: Annotated[int, Field(ge=0)] | None = None
     """the GIDs that are kept free for each device; 0: only rdmaHcaMax limits the number of devices"""
 

@@ -1,5 +1,4 @@
-"""Clients and servers of gRPC services, from the descriptors in the generated modules; and a client of kubelet's pod
-resources API."""
+"""gRPC clients and servers from the descriptors in the generated modules, and a client of the pod resources API."""
 
 from __future__ import annotations
 

@@ -109,7 +109,7 @@ def _given(kubelet: str) -> dict[str, str]:
 
 
 def _holders(proc: str) -> tuple[dict[str, str], bool]:
-    """Return a process, as "42 (qemu)", by the path of its open device node; and whether all processes were read."""
+    """Return a process ("42 (qemu)") for each path of an open device node, and whether all processes were readable."""
     found, is_whole = {}, True
     for pid in filter(str.isdigit, names_in(proc)):
         try:

@@ -65,8 +65,8 @@ def _of(card: Function, host: Rtnl) -> Link | None:
 
 @contextmanager
 def _links(root: str) -> Iterator[Rtnl | None]:
-    """Yield an rtnetlink socket in the network namespace of the node, whose proc is below `root`; with "", of this
-    process. Yield None without a namespace, as in a copied tree. Raises OSError when entering is not permitted."""
+    """Yield an rtnetlink socket in the network namespace of the node whose proc is below `root`, or of this process if
+    `root` is "". Yield None without a namespace, as in a copied tree. Raises OSError when entering fails."""
     node = netns.at(f"{root}/proc/1/ns/net") if root else netns.own()
     if node is None:
         yield None
