@@ -1,7 +1,7 @@
 """Read a network: a conflist, a single configuration or a NetworkAttachmentDefinition (NAD).
 
 A name is searched in the net.d directory in the order of libcni (conflists first, then single configurations, each in
-the order of the file names), and last in the NADs there. A path may name a file of any kind, with any file name.
+the order of the file names), and last in the NADs there. A path may lead to any of these kinds, whatever the file name.
 A NAD is read as Multus reads it. All faults of a file are reported at once, each with its place.
 """
 

@@ -1,5 +1,5 @@
-"""Messages for refused values: pydantic's errors in this project's words, with the value and the accepted values; and
-the most likely meaning of a misspelt word."""
+"""Messages for refused values, made from pydantic's errors, with the value and the accepted values; and the most likely
+meaning of a misspelt word."""
 
 from __future__ import annotations
 

@@ -95,7 +95,7 @@ class Plugin:
                 endpoint.update(resource)
 
     def _allocated(self, resource: Resource, offers: Sequence[Offer]) -> None:
-        """Write the device-info file of each offer, for Multus, which reads it. Raises OSError if writing fails."""
+        """Write the device-info file of each offer, for Multus. Raises OSError when writing fails."""
         for offer in offers if resource.is_exclusive else ():
             write(f"{self._root}{INFO_FOLDER}", info_name(resource.name, offer.name), offer.file)
 

@@ -74,7 +74,7 @@ class Claims:
             containers.write(self._folder, f"{record['uid']}.json", record, durable=True)
 
     def _free(self, record: Record, exclusive: Collection[str]) -> None:
-        """Unprepare each other claim that has a device of `record` whose name is in `exclusive`.
+        """Unprepare the other claims that have devices of `record`, if these devices are in `exclusive`.
 
         Raises TryAgainLater when `holder` gives a reason why the other claim is in use, so that no two containers have
         the device.

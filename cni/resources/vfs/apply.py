@@ -115,7 +115,7 @@ def _number(card: str, now: str, then: str) -> None:
 
 
 def _bind(sys: str, address: str, step: VfStep) -> None:
-    """Bind the function to the driver that the step names, or to the kernel's choice for KERNELS_CHOICE."""
+    """Bind the function to the driver that the step names, or, for KERNELS_CHOICE, to the kernel's choice."""
     device = f"{sys}/bus/pci/devices/{address}"
     own = "" if step.then == KERNELS_CHOICE else step.then
     if os.path.islink(f"{device}/driver"):
