@@ -239,7 +239,7 @@ class NodeFacts:
     @cached_property
     def congestion(self) -> dict[str, Congestion]:
         """The congestion settings of each netdev of this namespace that carries RoCE. A bond has
-        those of its ports; a virtual function or subfunction, which may be in a pod, has those of its physical function."""
+        those of its ports. A virtual function or subfunction may be in a pod: it has those of its physical function."""
         sys = self.places.sys
         devices = {device.name: device for device in self.devices}
         found: dict[str, Congestion] = {}

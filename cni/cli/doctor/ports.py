@@ -1,7 +1,7 @@
 """Checks of the ports of verbs devices: state, MTU, GID tables, errors since their start or during a watch; and of NICs
 that are slower or older than others of their kind. Pure, but for `check_guids`: cni.node.inventory reads the ports.
 
-A counter that grows during traffic shows a fault of cable or switch, or congestion. The cause of older errors may be gone.
+A counter that grows during traffic shows a fault of cable or switch, or congestion. Older errors may have ended.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ def _subject(port: Port) -> str:
 
 
 def check_counters(now: PortCounts, before: PortCounts, seconds: float) -> Iterator[Observation]:
-    """Find errors of ports in the `seconds` since the counters `before`, or since each port's start without `before`."""
+    """Find errors of ports in the `seconds` since the counters `before`, else since each port's start."""
     for port, values in now.items():
         found = list(_faults(str(port), values, before.get(port, {}), seconds))
         yield from found
