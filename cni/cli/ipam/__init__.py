@@ -194,7 +194,7 @@ def _flush(options: argparse.Namespace) -> int:
     if options.dry_run:
         _print_flushed(options, {}, before)
         return int(bool(before))
-    for choice in choices:  # of two stores, each retries what the other has left
+    for choice in choices:  # with two stores, each retries the releases that the other has left
         left = upkeep.flush(Records(log=Log()), choice.store_ref, _FLUSH_SECONDS)
     if left and options.drop:
         left -= _drop(options)
@@ -205,7 +205,7 @@ def _flush(options: argparse.Namespace) -> int:
 
 
 def _unended() -> dict[tuple[str, str, str], dict[str, Any]]:
-    """The attachments that have a pending release or DEL, or whose namespace is gone, by their identity."""
+    """The attachments with a pending release or DEL, or without their namespace, by their identity."""
     waiting = {}
     for one in recorded.found():
         is_gone = one["netns"] and not one["alive"]
@@ -227,7 +227,7 @@ def _print_flushed(options: argparse.Namespace, ended: Mapping[Any, Any], left: 
 
 
 def _drop(options: argparse.Namespace) -> int:
-    """List the pending releases, and give them up if the user agrees; return the number of dropped ones."""
+    """List the pending releases, and drop them if the user agrees; return the number of dropped releases."""
     pending = recorded.pending()
     out = output.console(sys.stdout if options.output == "table" else sys.stderr)
     for attachment in pending:
@@ -241,7 +241,7 @@ def _drop(options: argparse.Namespace) -> int:
 
 
 def _pool(text: str) -> str:
-    """The pool name for `text`: a pool name, or a CIDR of a network without network_name. May raise ValueError."""
+    """The pool name for `text`: a pool name, or a CIDR of a network without network_name. Raises ValueError if it is neither."""
     if "/" in text:
         parse_cidr(text)
     elif not text or text.strip() != text:

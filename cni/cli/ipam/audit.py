@@ -1,7 +1,7 @@
 """railcni ipam audit: compares pools, reservations and indexes with living pods. It changes nothing.
 
 All objects are read twice, a moment apart, since attachments come and go between the reading of the leases and of the
-pods. Only findings of both readings are reported. The report is a JSON document, which `railcni ipam reclaim` reads.
+pods. A finding is reported only if both readings have it. The report is JSON, which `railcni ipam reclaim` reads.
 """
 
 from __future__ import annotations

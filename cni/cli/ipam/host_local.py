@@ -1,4 +1,4 @@
-"""The leases of the IPAM plugin host-local: DATADIR/NETWORK/ADDRESS, a file an address.
+"""The leases of the IPAM plugin host-local: a file DATADIR/NETWORK/ADDRESS for each address.
 
 The first line of such a file is the containerID, the second the ifname (containernetworking/plugins,
 plugins/ipam/host-local/backend/disk). Pod and namespace come from libcni's cached result of the attachment.
@@ -48,7 +48,7 @@ def read(
         cached = known.get((container, ifname))
         args = dict(cached.parameters.args) if cached else {}
         pod = (args.get("K8S_POD_NAMESPACE", ""), args.get("K8S_POD_NAME", ""), args.get("K8S_POD_UID", ""))
-        netns = cached.parameters.netns if cached else ""  # no netns, no node: the namespace would count as gone
+        netns = cached.parameters.netns if cached else ""  # without netns no node, or the namespace would count as gone
         where = (node_name, node.boot_id(), netns) if netns else ("", "", "")
         found.append(Lease(want, Owner(Attachment(network, container, ifname), pod, *where, sequence)))
     if strays:

@@ -1,7 +1,7 @@
 """railcni ipam migrate: copies leases from one store to another, verifies them, and updates this node's records.
 
-Nothing is written if any address conflicts. No ADD of the networks may run meanwhile, on any node. A lease that a DEL
-frees in the source meanwhile is freed in the target too. The source stays as it was unless --remove-source is given.
+Nothing is written if any address conflicts. During the migration no node may run an ADD of the networks. A lease that
+a DEL frees in the source is freed in the target too. The source stays as it was unless --remove-source is given.
 
 Between the IPPools and the AddressLeases of a cluster leases are moved: each range is in one of the two
 (cni.cli.ipam.move). On the way to AddressLeases, ADDs may go on until their pool is closed.
@@ -33,10 +33,10 @@ from ipam.leases import PART, Lease
 from ipam.ranges import Range, parse_cidr
 from ipam.stores.base import CREATE, READ, Claimed, Pauses, Store, Taken, Unknown
 
-_AT_ONCE = 200  # attachments in one session, for which this node's plugins wait
-_PASSES = 10  # readings of the source
+_AT_ONCE = 200  # attachments in one session of the store; this node's plugins wait for its end
+_PASSES = 10  # readings of the source at most
 _SHOWN = 50  # conflicts listed in a message
-SECONDS = 30.0  # for one request
+SECONDS = 30.0  # for one request to a store
 
 Groups = dict[tuple[object, ...], list[Lease]]  # leases of one attachment, to be claimed in one step
 
@@ -140,10 +140,10 @@ def _of_node(leases: Iterable[Lease], node: str) -> list[Lease]:
 
 
 def _claim(store: Store, group: list[Lease]) -> Claimed | Taken | Unknown:
-    """Claim the leases of one attachment; return the answer. Retry after an open outcome, and if others changed the store."""
+    """Claim the leases of one attachment; return the answer. Retry if the outcome is unknown or the store was changed."""
     attempts = Pauses(monotonic() + SECONDS)
     places = {lease.place for lease in group}
-    made: list[Lease] = []  # made by an earlier claim with an open outcome
+    made: list[Lease] = []  # leases of an earlier claim whose outcome was unknown
     while True:
         answer = store.claim(group, group[0].owner, made)
         if isinstance(answer, Claimed) or (isinstance(answer, Taken) and answer.wants) or not attempts.wait():
@@ -252,7 +252,7 @@ class _Migration:
 
     def _opened(self, choice: Choice, leases: Iterable[Lease], use: int = CREATE) -> Store:
         """Open a store. `use` is READ, or CREATE to make a missing store. An IPPool store locks the pools of `leases`.
-        In a move between a cluster's stores, each store accepts claims in ranges that the other one has."""
+        In a move between a cluster's stores, each store accepts claims in ranges that the other store has."""
         store_ref: dict[str, Any] = {**choice.store_ref, "moves": self._pools is not None}
         if choice.kind == "kubernetes":
             store_ref["pools"] = sorted({lease.pool for lease in leases})

@@ -83,7 +83,7 @@ class Pools:
         if text.startswith((MOVED, MOVING)):
             members["/spec/allocations"] = {}
         if NAMES in (metadata.get("annotations") or {}):
-            members["/metadata/annotations"] = {**metadata["annotations"], NAMES: ""}  # the next ADD lists them
+            members["/metadata/annotations"] = {**metadata["annotations"], NAMES: ""}  # the next ADD lists the networks
         self._api.patch(POOLS, metadata["name"], replacement(metadata["uid"], metadata["resourceVersion"], members))
 
     def closed(self) -> set[str]:
@@ -120,6 +120,6 @@ class Pools:
         """Replace the prefix `former` of closed pools' ranges by `sign`. Return False if no pool had this prefix."""
         found = [one for one in self._api.list_all(POOLS) if objects.range_text(one).startswith(former)]
         for document in found:
-            with suppress(Conflict, NotFound):  # an ADD or another run came first; the next reading shows it
+            with suppress(Conflict, NotFound):  # an ADD or another run has changed the pool; the next reading shows it
                 self._replace(document, sign + objects.range_text(document).removeprefix(former))
         return bool(found)

@@ -19,7 +19,7 @@ from ipam.stores.apiserver import Api
 from ipam.stores.apiserver.faults import Forbidden, Undefined
 from ipam.stores.apiserver.resources import OF_STORES
 
-HOST_LOCAL = "host-local"  # a source of `migrate` alone
+HOST_LOCAL = "host-local"  # only a source of `migrate`
 
 
 def add_options(parser: argparse.ArgumentParser, files: bool = True, pods: bool = False) -> None:
@@ -36,7 +36,7 @@ def add_options(parser: argparse.ArgumentParser, files: bool = True, pods: bool 
 
 
 def named(options: argparse.Namespace) -> list[Choice]:
-    """The stores that the options name. Raises InvalidConfig, UnsupportedField.
+    """The stores that the options name. Raises InvalidConfig or UnsupportedField if the flat file has a fault.
 
     A cluster has two stores. An audit, or options that name only the cluster, get both: an address may be in both.
     """

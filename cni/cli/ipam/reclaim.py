@@ -1,10 +1,11 @@
-"""railcni ipam reclaim: frees leases and reservations that an audit has found dead.
+"""railcni ipam reclaim: frees dead leases and reservations: those that an audit reports for pods that are gone.
 
 The report alone frees nothing. All stores are read again, at least a grace period later. A lease that is unchanged and
 again dead is read once more right before it is freed. The store frees only this lease: it tests the resourceVersion of
-pool, AddressLease or reservation, or all fields that identify the lease. A lease that has changed stays, and so does
-one whose address may be in use. Only the lease's node can tell the use: this machine, or by `kubectl railcni` the agent
-of that node. If it cannot be asked, the lease stays, unless the pod's containers have ended or the node is off.
+pool, AddressLease or reservation, or all fields that identify the lease. A lease that has changed, or whose address
+may be in use, stays. Only the lease's node knows whether the address is in use: this machine, or by `kubectl railcni`
+the agent of that node. If it does not answer, the lease stays, unless the pod's containers have ended or the node is
+off.
 """
 
 from __future__ import annotations
@@ -41,10 +42,10 @@ from ipam.leases import Lease
 from ipam.stores.base import CHANGE
 from ipam.stores.served import from_json
 
-GRACE = 60.0  # seconds: longer than a sandbox takes to be made again
+GRACE = 60.0  # seconds: longer than a runtime takes to make a sandbox again
 
 FREED, WOULD_FREE, SKIPPED, KEPT, FAILED = "freed", "would free", "skipped", "kept", "failed"
-Ask = Callable[[Sequence[Lease]], Mapping[Key, tuple[str, str]]]  # (in_use.ENDED …, reason) by lease, from its node
+Ask = Callable[[Sequence[Lease]], Mapping[Key, tuple[str, str]]]  # (state of in_use, reason) by lease, from its node
 _NOT_ASKED = "the command does not ask it; `kubectl railcni ipam reclaim` does"
 
 
@@ -139,7 +140,7 @@ class _Found:
 
     def elsewhere(self, finding: Finding, options: argparse.Namespace) -> Lease | None:
         """The lease of the finding if the agent of its node must be asked whether the address is in use, else None.
-        With `options.ask` this node's agent is asked too, as a container with this command may see no namespace."""
+        With `options.ask` this node's agent is asked too, since a container with this command may see no namespace."""
         lease = self._lease(finding)
         if options.force or lease is None or finding.kind == LEASE_OF_ENDED_POD:
             return None
