@@ -1,14 +1,14 @@
 """railcni attach, detach, check, gc, status: the CNI verbs of a network, for a person at a prompt.
 
-Defaults and environment variables are those of cnitool. Both commands keep their results in the same cache, so that
-each can detach an attachment that the other has made. A person needs more than a runtime:
+Defaults and environment variables are those of cnitool. railcni and cnitool keep their results in the same cache, so
+that each can detach an attachment of the other. A person needs more than a runtime:
 
-- A failed or interrupted attach is undone by a DEL along the chain. A runtime owes that DEL (SPEC.md, section 3), but
-  at a prompt there is none. An interface that existed before is left alone: it is not ours to remove.
+- A failed or interrupted attach is undone by a DEL along the chain. A runtime must call that DEL (SPEC.md, section
+  3), but a prompt has no runtime. An interface that existed before stays.
 - An existing attachment is not made again; the message says how to detach it.
 - detach and check take arguments and configuration from the cache, so that the user need not repeat them. They find an
   attachment by its namespace, whatever path and containerID it was made with.
-- gc collects attachments whose namespace is gone, and keeps those that live in any cache or record of this node.
+- gc removes attachments whose namespace is gone, and keeps the living ones in any cache or record of this node.
 """
 
 from __future__ import annotations
@@ -167,7 +167,7 @@ def _check(options: argparse.Namespace) -> int:
     carrier = link and link.carrier
     document = {**_identity(network.name, parameters), "checked": not network.disable_check, "carrier": carrier}
     output.show(options.output, document, lambda: output.console().print(text))
-    if carrier is False:  # no fault of the attachment, so no plugin's CHECK reports it
+    if carrier is False:  # a missing carrier is no fault of the attachment, so no plugin's CHECK reports it
         remedy = f"`railcni doctor --netns {parameters.netns}` tells why"
         output.print_fault(f"railcni: {parameters.ifname} has no carrier: its master or port is down; {remedy}")
     return int(carrier is False)
@@ -252,7 +252,7 @@ def _has_link(netns: str, ifname: str) -> bool:
     try:
         with namespaces.open_namespace(netns) as there, there.entered():
             return socket.if_nametoindex(ifname) > 0
-    except PermissionError:  # then no plugin can have made a link there either
+    except PermissionError:  # a plugin that may not enter has made no link there
         return True
     except (CniError, OSError):
         return False

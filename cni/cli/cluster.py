@@ -32,8 +32,8 @@ from ipam.stores.served import to_json
 
 _AT_ONCE = 8  # nodes asked at the same time
 _START = 180.0  # seconds until the container of doctor runs
-_RUN = 600.0  # seconds of its run, after which kubelet ends it
-_WEIGHT = {in_use.UNKNOWN: 0, in_use.ENDED: 1, in_use.USED: 2}  # the heaviest answer counts
+_RUN = 600.0  # seconds after which kubelet ends the container
+_WEIGHT = {in_use.UNKNOWN: 0, in_use.ENDED: 1, in_use.USED: 2}  # the answer with the largest number counts
 _STARTING = ("ContainerCreating", "PodInitializing", "ErrImagePull")  # the last becomes ImagePullBackOff if it persists
 _ENTER = """\
 import os, sys
@@ -65,7 +65,7 @@ def register(commands: subcommand.Commands) -> None:
     common.add(doctor, "verbose")
     pair.add(verbs)
     for verb in ipam.register(verbs, anywhere=True):
-        verb._option_string_actions["--kubeconfig"].default = argparse.SUPPRESS  # the option may stand before the verb
+        verb._option_string_actions["--kubeconfig"].default = argparse.SUPPRESS  # --kubeconfig may stand before the verb
         kubectl.add_access(verb, files=False)
         verb.set_defaults(run=partial(_ipam, verb.get_default("run"), parser))
 
@@ -141,7 +141,7 @@ def _ask(options: argparse.Namespace, agent: kubectl.NodeAgent) -> dict[str, Any
 def _answer(
     options: argparse.Namespace, agent: kubectl.NodeAgent, command: Sequence[str], *places: str, given: str = ""
 ) -> Any:
-    """Run `railcni` in the agent's pod, with the agent's values of the options `places`; return the JSON that it
+    """Run `railcni` in the agent's pod, with the agent's own values of the options in `places`; return the JSON that it
     prints. Raises IoFailure if the agent does not run or answer."""
     if agent.fault:
         raise IoFailure(agent.fault)
@@ -209,7 +209,7 @@ def doctor_pod(agent: kubectl.NodeAgent, arguments: Sequence[str]) -> dict[str, 
     folder = (agent.argument("plugin-dir") or agent.argument("to")).partition("=")[2]
     installed = f"{folder or '/opt/cni/bin'}/railcni-bundle/current/bin/railcni"
     metadata = {
-        "name": f"railcni-doctor-{secrets.token_hex(4)}",  # known also when `create` is interrupted
+        "name": f"railcni-doctor-{secrets.token_hex(4)}",  # to delete the pod if `create` is interrupted
         "namespace": agent.namespace,
         "labels": {"app.kubernetes.io/name": "railcni-doctor"},
     }

@@ -1,5 +1,4 @@
-"""railcni completion: prints a shell's completion of the command, from a file of the bundle or of `make manual`; and
-railcni version."""
+"""railcni completion: prints a shell's completion file, from the bundle or from `make manual`. Also railcni version."""
 
 from __future__ import annotations
 

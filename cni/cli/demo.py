@@ -1,7 +1,7 @@
-"""railcni test on one machine: attaches two pods to one veth master, end to end, without a change to the machine.
+"""railcni test on one machine: attaches two pods to one veth master, and changes nothing on the machine.
 
-The demo calls the plugins in bin/ as Multus does on a node, with an empty environment. It checks the outcome by other
-code: pyroute2 reads the links, and one pod pings the other.
+The demo calls the plugins in bin/ as Multus does on a node, with an empty environment. Code other than the
+plugins' checks the outcome: pyroute2 reads the links, and one pod pings the other.
 """
 
 from __future__ import annotations

@@ -86,7 +86,7 @@ def _show(options: argparse.Namespace) -> int:
 
 
 def tell_unmade(config: Config, found: Sequence[Resource]) -> None:
-    """Say how the functions are made, if a resource in `found` has none and the configuration asks for them."""
+    """Print how to make virtual functions, if a resource in `found` has none and the configuration asks for them."""
     if config.policies and any(resource.unchosen for resource in found):
         output.print_fault(
             "railcni: the configuration asks for virtual functions that are not there yet: `railcni vfs plan` shows the"

@@ -86,7 +86,7 @@ def _install(options: argparse.Namespace) -> int:
         steps = change.install(folder, wanted, replace, say)
         folder.carry_out(link.made(), say)
     if steps:
-        warm.stop(options.root)  # the workers of the version before
+        warm.stop(options.root)  # the workers still run the former version
     found = layout.read(folder.path)
     names = ", ".join(name for name in NAMES if name in found.ours)
     console = output.console()

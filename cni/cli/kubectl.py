@@ -120,7 +120,7 @@ def said(options: argparse.Namespace, *arguments: str, given: str = "") -> str:
 
 
 def why(stderr: str) -> str:
-    """kubectl's error: the last line of `stderr`, with the remedy if a right, a user or a kubeconfig is missing."""
+    """kubectl's error: the last line of `stderr`, and the remedy if a right, a user or a kubeconfig is missing."""
     last = (stderr.strip().splitlines() or ["it said nothing"])[-1]
     if last == "error: EOF":  # kubectl asked for a user name and a password
         return "the context names no user: see `kubectl config view --minify`"
@@ -166,7 +166,7 @@ def temporary(options: argparse.Namespace, pods: Sequence[dict[str, Any]]) -> It
         try:
             said(options, "create", "--filename=-", given="\n".join(map(json.dumps, pods)))
         except IoFailure:
-            names = names if len(names) > 1 else []  # a single pod does not exist then
+            names = names if len(names) > 1 else []  # if `create` of a single pod failed, no pod exists
             raise
         yield
     finally:

@@ -1,4 +1,4 @@
-"""The command `railcni`. Exit codes: 0 success, 1 failure, 2 wrong call. Exceptions are printed here alone."""
+"""The command `railcni`. Exit codes: 0 success, 1 failure, 2 wrong call. Only this module prints exceptions."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def main() -> int:
             _print(fault)
     except CniError as fault:
         _print(fault)
-    except BrokenPipeError:  # of stderr
+    except BrokenPipeError:  # stderr has no reader any more
         pass
     except OSError as fault:
         if fault.errno in _FULL and not fault.filename:

@@ -27,7 +27,7 @@ Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 @dataclass(frozen=True)
 class _Way:
-    """A link of the pod with the port of its traffic. `gid` is the GID of the link's first IPv4 address, else of its
+    """A link of the pod with its RDMA port. `gid` is the GID of the link's first IPv4 address, else of its
     first IPv6 address; None for InfiniBand."""
 
     link: str

@@ -31,7 +31,7 @@ from cni.shared.spec.errors import CniError, InvalidConfig, IoFailure
 from cni.shared.spec.request import member
 from ipam.ranges import parse_address
 
-STATUS = "k8s.v1.cni.cncf.io/network-status"  # the annotation in which Multus tells what it has attached
+STATUS = "k8s.v1.cni.cncf.io/network-status"  # the annotation in which Multus lists a pod's interfaces
 _LEFT = 600  # seconds after which kubelet ends pods that this command could not delete
 _ANSWER = 90.0  # seconds for a program in a pod; the longest takes 60
 _PAUSE = 0.5
@@ -102,7 +102,7 @@ def _run(options: argparse.Namespace) -> int:
     if options.network:
         found = _on_cluster(options)
     else:
-        from cni.cli import demo  # loads pyroute2, which takes 0.2 s and serves no other command
+        from cni.cli import demo  # loads pyroute2, which takes 0.2 s and which no other command needs
 
         found = [*demo.run()]
     output.show(options.output, [one.document() for one in found], lambda: _print(found))
@@ -141,7 +141,7 @@ def _on_cluster(options: argparse.Namespace) -> list[Observation]:
     agents = kubectl.agents(options)
     if unknown := [node for node in nodes if node not in agents]:
         raise InvalidConfig(f"no agent on node {unknown[0]}: want one of {', '.join(agents)}")
-    title = f"railcni-test-{secrets.token_hex(4)}"  # known also when `create` is interrupted
+    title = f"railcni-test-{secrets.token_hex(4)}"  # to delete the pods if `create` is interrupted
     pods = [TestedPod(f"{title}-{number}") for number in (1, 2)]
     wanted = [(nodes * 2)[i] if nodes else "" for i in (0, 1)]
     agent = agents[nodes[0]] if nodes else next(iter(agents.values()))

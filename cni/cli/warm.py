@@ -20,7 +20,7 @@ from cni.shared.kernel.files import names_in, read_regular
 from cni.shared.spec.errors import IoFailure, TryAgainLater
 from cni.warm import protocol
 
-END_SECONDS = 60.0  # a call in progress may wait this long for another call
+END_SECONDS = 60.0  # seconds that a call in progress may wait for another call
 _ANSWER_SECONDS = 1.0
 _CREDENTIALS = struct.Struct("=iII")  # struct ucred
 REASONS = {  # by the letters that launcher.c writes
@@ -95,7 +95,7 @@ def found(root: str = "/") -> list[Workers]:
 def stop(root: str = "/", seconds: float = END_SECONDS) -> int:
     """End all workers when they have served their calls; return the number of supervisors.
 
-    Raises TryAgainLater if a supervisor is still there after `seconds`. A supervisor that starts meanwhile stays.
+    Raises TryAgainLater if a supervisor is still there after `seconds`. A supervisor that starts during the call stays.
     """
     asked = {path: _ask_to_end(path) for path in _sockets(root)}
     deadline = time.monotonic() + seconds
@@ -112,7 +112,7 @@ def stop(root: str = "/", seconds: float = END_SECONDS) -> int:
 def _ask_to_end(path: str) -> int:
     """Ask the supervisor that listens at `path` to end; return its process ID, 0 if none listens."""
     asked = _ask(path, protocol.STOP)
-    if not asked.workers and asked.supervisor:  # it serves no call now
+    if not asked.workers and asked.supervisor:  # it has no worker, so it serves no call now
         os.kill(asked.supervisor, signal.SIGTERM)
     return asked.supervisor
 

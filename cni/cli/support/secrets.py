@@ -1,7 +1,7 @@
 """The secrets in a text, and the text without them. Pure.
 
 There are two steps. `find` looks for secrets by their place: a key called password, a kubeconfig's token, an exec
-helper's environment, a Secret's data. `scrub` removes these secrets at any place of every text, and also strings that
+helper's environment, a Secret's data. `scrub` removes these secrets everywhere in every text, and also strings that
 look like a secret: private keys, JSON web tokens, bearer headers, passwords in URLs. It removes too much rather than
 too little.
 """

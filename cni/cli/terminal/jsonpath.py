@@ -9,7 +9,7 @@ from typing import Any
 
 from cni.shared.spec.errors import InvalidConfig
 
-FORM = "jsonpath="  # the beginning of this form of -o
+FORM = "jsonpath="  # the prefix of a template as the value of -o
 _STEP = re.compile(r"\.?\[(?:'(?P<quoted>[^']+)'|(?P<number>-?\d+)|\*)\]|\.(?:(?P<key>(?:\\.|[\w/-])+)|\*)")
 _PART = re.compile(
     r"(?P<plain>[^{}]+)|\{\s*(?:(?P<end>end)|\"(?P<text>[^\"]*)\"|(?P<range>range\s+)?(?P<path>[$@]?(?:"

@@ -25,11 +25,11 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 _ENDLESS = 1 << 16  # the width in columns without a terminal: nothing is wrapped or cut there
-_LEAST = 24  # the least width of the folded column, or other columns are left out
+_LEAST = 24  # the least width of the folded column: for less, other columns are left out
 
 
 class Form:
-    """The form of all output of this call, by --no-headers, -o wide and -w. `seen` has what -w has printed."""
+    """The form of all output of this call, by --no-headers, -o wide and -w. `seen` has the rows that -w has printed."""
 
     headers = True
     is_wide = False

@@ -1,5 +1,5 @@
-"""Adds a command to the command line: one text is its line in the list, and begins its --help. A wrong argument ends
-the command with exit code 2 and a message that names the option.
+"""Adds a command to the command line: the same text is its line in the list and the beginning of its --help. A wrong
+argument ends the command with exit code 2 and a message that names the option.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class Parser(argparse.ArgumentParser):
         super().error(message)
 
     def only(self, applies: object, condition: str, *options: str) -> None:
-        """Refuse the given ones of `options` unless `applies`; `condition` says when these options have an effect."""
+        """Refuse those of `options` that the user gave, unless `applies`; `condition` says when they have an effect."""
         for option in options:
             if option in self.given and not applies:
                 names = "/".join(self._option_string_actions[option].option_strings)
@@ -109,9 +109,10 @@ def add(
     forms: Sequence[str] = (),
     **options: Any,
 ) -> Parser:
-    """Add a command; return its parser. `about` and `more` are its description in --help. `run` returns the exit code,
-    and by default, which is for a group without its subcommand, prints the help; its options also have the parser's `error` (as `refuse`), `only`, `given` and `require`. `shows` adds -o; `lists`
-    adds -o with name, -w and -A; `forms` are the command's own values of -o, the default first."""
+    """Add a command; return its parser. `about` and `more` are its description in --help. `run` returns the exit
+    code; by default it prints the help, for a group without a subcommand. Its options also have the parser's `error`
+    (as `refuse`), `only`, `given` and `require`. `shows` adds -o; `lists` adds -o with name, -w and -A; `forms` are
+    the command's own values of -o, the default first."""
     parser = commands.add_parser(name, help=about, description=f"{about[0].upper()}{about[1:]}{more}", **options)
     run = run or partial(_print_help, parser)
     parser.set_defaults(run=run, refuse=parser.error, only=parser.only, given=parser.given, require=parser.require)
