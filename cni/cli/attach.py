@@ -270,15 +270,15 @@ def _link(netns: str, ifname: str) -> Link | None:
 
 
 def _undo(runtime: Runtime, network: Network, parameters: Parameters, fault: BaseException) -> None:
-    """Undo a failed ADD by a DEL. If the DEL fails too, raises StepsFailed with `fault` first."""
+    """Undo a failed ADD by a DEL. Raises StepsFailed, with `fault` first, if the DEL fails for another reason."""
     try:
-        with redirect_stderr(io.StringIO()):  # the plugins' remarks would come before the failure
+        with redirect_stderr(io.StringIO()):  # else the plugins' messages come before the failure
             runtime.delete(network, parameters)
     except CniError as second:
         if not isinstance(fault, CniError):
             raise
         more = second.faults if isinstance(second, StepsFailed) else [second]
-        more = [f for f in more if f.msg != fault.msg]  # a wrong configuration is wrong for DEL too
+        more = [f for f in more if f.msg != fault.msg]  # a wrong configuration fails in DEL too
         if more:
             raise StepsFailed([fault, *more]) from None
 

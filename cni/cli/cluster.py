@@ -65,7 +65,7 @@ def register(commands: subcommand.Commands) -> None:
     common.add(doctor, "verbose")
     pair.add(verbs)
     for verb in ipam.register(verbs, anywhere=True):
-        verb._option_string_actions["--kubeconfig"].default = argparse.SUPPRESS  # --kubeconfig may stand before the verb
+        verb._option_string_actions["--kubeconfig"].default = argparse.SUPPRESS  # it may stand before the verb
         kubectl.add_access(verb, files=False)
         verb.set_defaults(run=partial(_ipam, verb.get_default("run"), parser))
 

@@ -57,7 +57,7 @@ _VERSION = "1.0.0"  # the cniVersion of the results that are read here
 _MOST_BYTES = 1 << 20
 _JSON = "application/json"
 _LINK_SCOPE = 253  # rtnetlink(7), RT_SCOPE_LINK: a route without a gateway
-_OF_CALLER = (4, 7)  # error codes for faults of the request
+_OF_CALLER = (4, 7)  # CNI error codes for faults of the request
 _FNV_BASE, _FNV_PRIME = 0x811C9DC5, 0x01000193  # FNV-1a of 32 bits
 
 
@@ -166,7 +166,7 @@ class _ProfileServer(ThreadingMixIn, UnixStreamServer):
         self.posts: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
             "/GetProfileConfig": profiles.give,
             "/ReleaseProfileConfig": profiles.release,
-            "/GetDeviceAttributes": lambda request: {},  # a cloud's: /health says that this program has none
+            "/GetDeviceAttributes": lambda request: {},  # a cloud's attributes; /health says that there are none
             "/GetDeviceConfig": lambda request: {},
         }
         self.log = log

@@ -107,7 +107,7 @@ def _open_streams() -> None:
 
 
 class _Pipe(io.FileIO):
-    """A pipe whose reader, such as `head`, may end early: later output is dropped, the exit code stays."""
+    """A pipe whose reader, such as `head`, may end early. Later output is then dropped, and the exit code stays."""
 
     is_broken = False
 
@@ -162,7 +162,7 @@ def _run() -> int:
 
 
 def _watch(options: argparse.Namespace) -> int:
-    """Run the listing again and again until Ctrl-C or the reader's end; return the last exit code."""
+    """Run the listing again and again until Ctrl-C, or until nothing reads the output; return the last exit code."""
     output.Form.seen, code = {}, 0
     try:
         while True:

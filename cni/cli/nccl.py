@@ -27,8 +27,8 @@ Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 @dataclass(frozen=True)
 class _Way:
-    """A link of the pod with its RDMA port. `gid` is the GID of the link's first IPv4 address, else of its
-    first IPv6 address; None for InfiniBand."""
+    """A link of the pod with its RDMA port. `gid` is the GID of the link's first IPv4 address, else of its first
+    IPv6 address; None for InfiniBand."""
 
     link: str
     port: Port

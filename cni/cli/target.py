@@ -86,7 +86,7 @@ def _entry(options: argparse.Namespace, cache: Cache, name: str) -> CachedResult
         is_meant = known.container_id == wanted or (not options.container_id and _same(known.netns, netns))
         if is_meant and options.ifname in ("", known.ifname):
             found.append(entry)
-    if len(found) > 1:  # a default would detach one now, and the other at the next call
+    if len(found) > 1:  # with a default, one call would detach the first, the next call the second
         names = ", ".join(f"{e.parameters.ifname} ({e.parameters.container_id})" for e in found)
         how = "choose with --ifname and --container-id"
         raise InvalidConfig(f"{name} is attached to {netns} more than once: {how}: {names}")

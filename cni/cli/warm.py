@@ -65,7 +65,7 @@ def cold(root: str = "/") -> str:
 
 
 def by_reason(letters: str) -> dict[str, int]:
-    """The number of cold calls by reason, the most frequent first."""
+    """The number of cold calls by reason, in falling order."""
     return {REASONS.get(one, one): count for one, count in Counter(letters).most_common()}
 
 
@@ -148,7 +148,7 @@ def _sockets(root: str) -> list[str]:
 
 
 def _ask(path: str, what: str = protocol.STATUS) -> Workers:
-    """Send `what` to the worker that listens at `path`; return its answer. Without an answer, `workers` is 0."""
+    """Send the request `what` to the worker that listens at `path`; return its answer, with 0 `workers` if none comes."""
     name = os.path.basename(path).removesuffix(protocol.SOCKET)
     supervisor = 0
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:

@@ -241,7 +241,7 @@ def _drop(options: argparse.Namespace) -> int:
 
 
 def _pool(text: str) -> str:
-    """The pool name for `text`: a pool name, or a CIDR of a network without network_name. Raises ValueError if it is neither."""
+    """The pool name for `text`: a pool name, or a CIDR of a network without network_name. Raises ValueError."""
     if "/" in text:
         parse_cidr(text)
     elif not text or text.strip() != text:

@@ -140,7 +140,7 @@ def _of_node(leases: Iterable[Lease], node: str) -> list[Lease]:
 
 
 def _claim(store: Store, group: list[Lease]) -> Claimed | Taken | Unknown:
-    """Claim the leases of one attachment; return the answer. Retry if the outcome is unknown or the store was changed."""
+    """Claim the leases of one attachment; return the answer. Retry if the outcome is unknown or the store changed."""
     attempts = Pauses(monotonic() + SECONDS)
     places = {lease.place for lease in group}
     made: list[Lease] = []  # leases of an earlier claim whose outcome was unknown

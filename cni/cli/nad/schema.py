@@ -1,8 +1,8 @@
 """The JSON Schema of the plugins' configurations, made from the tables of keys that the plugins use.
 
-Each reader of a key has a rule that accepts the same values, if JSON Schema can express them. It cannot express that
-the case of keys is ignored, that an address is valid, or how keys depend on each other. A reader without a rule accepts
-any value.
+Each reader (the function that parses a key's value) has a rule that accepts the same values, if JSON Schema can express
+them. It cannot express that the case of keys is ignored, that an address is valid, or how keys depend on each other.
+For a reader without a rule any value is valid.
 """
 
 from __future__ import annotations

@@ -154,7 +154,7 @@ def look(attached: AttachedRail) -> AttachedRail:
 
 def check(rails: Sequence[AttachedRail]) -> None:
     """Add the state to each rail. In a group whose pods have the same index on all rails, add a fault for each address
-    with another index than most."""
+    whose index differs from that of most addresses."""
     for rail in rails:
         look(rail)
     for group in {rail.rail.group for rail in rails}:

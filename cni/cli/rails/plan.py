@@ -67,8 +67,8 @@ class Rails(BaseModel):
     namespace: Namespace = "default"  # the namespace of the NADs and of the test pod
     type: Literal["macvlan", "host-device", "sriov"] = "macvlan"  # the link plugin
     # The NIC of each rail, by one of three keys. `master` is its netdev, "eth_r{rail}": macvlan's master, host-device's
-    # device, sriov's physical function. `pci` is its PCI address. `pairing` takes this node's NICs with verbs devices as they
-    # lie: gpu: the nearest to GPU 0 is rail 0, and so on; numa: by NUMA node and PCI address.
+    # device, sriov's physical function. `pci` is its PCI address. `pairing` orders this node's NICs with verbs
+    # devices; gpu: rail 0 is the NIC nearest to GPU 0, and so on; numa: by NUMA node and PCI address.
     master: Template = ""
     pci: list[Annotated[str, AfterValidator(_pci)]] = []
     pairing: Literal["", "gpu", "numa"] = ""
@@ -78,7 +78,7 @@ class Rails(BaseModel):
     gateway: Annotated[int, Field(ge=0)] = 0  # the index of each subnet's gateway; 0: none
     routing: bool = True  # a routing table, source rules and ARP settings for each rail
     tableBase: Annotated[int, Field(ge=256, le=1 << 30)] = TABLE_BASE  # the number of rail 0's routing table
-    oneNetwork: bool = False  # one network and one resource for all rails: the NICs that a pod is given decide
+    oneNetwork: bool = False  # one network and one resource for all rails: the NIC of an attachment decides its rail
     resourcePrefix: Annotated[str, AfterValidator(prefix)] = (
         "rdma"  # the prefix of the resource names: rdma/rails_rail_0
     )
@@ -184,7 +184,7 @@ def rails_of(plan: Rails, nics: list[Nic]) -> list[PlannedRail]:
     for rail in range(plan.count):
         subnets = tuple(ipaddress.ip_network(filled(text, rail)) for text in plan.subnet)
         name = plan.group if plan.oneNetwork else f"{plan.group}-rail-{rail}"
-        name = name.lower().replace("_", "-")  # a name of Kubernetes
+        name = name.lower().replace("_", "-")  # as Kubernetes demands of names
         ranges = tuple(_range(plan, subnet, subnet == subnets[0]) for subnet in subnets)
         resource = name.replace("-", "_").replace(".", "_")  # the device plugins take no other character
         found.append(PlannedRail(rail, name, chosen[rail], subnets, ranges, resource))

@@ -1,6 +1,7 @@
 """railcni support-bundle: the state of a node for remote support, in one file without secrets.
 
-Each part is read by itself, so that a missing part does not affect the others. The same parts give the same bytes. Only the owner of the archive may read it.
+Each part is read by itself, so that a missing part does not affect the others. The same parts give the same bytes.
+Only the owner of the archive may read it.
 """
 
 from __future__ import annotations

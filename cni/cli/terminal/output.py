@@ -37,7 +37,7 @@ class Form:
 
 
 def _new(name: object, rows: Sequence[Any]) -> tuple[list[Any], bool]:
-    """Return (rows to print, whether a listing `name` came before). With -w, rows of that listing are left out."""
+    """Return (rows to print, whether a listing `name` came before). With -w, the rows are those that it did not have."""
     if Form.seen is None:
         return list(rows), False
     before = Form.seen.get(name)
@@ -164,7 +164,7 @@ def print_data(value: Any, form: str = "json", name: str = "") -> None:
         value = json.loads(json.dumps(value))
         sys.stdout.write(jsonpath.fill(jsonpath.read(form.removeprefix(jsonpath.FORM)), value, value))
     else:
-        sys.stdout.write(json.dumps(value, indent=4) + "\n")  # as cnitool does
+        sys.stdout.write(json.dumps(value, indent=4) + "\n")  # indented as cnitool does
 
 
 def print_objects(objects: Sequence[Any], form: str) -> None:
