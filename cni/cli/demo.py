@@ -135,7 +135,7 @@ def _call(name: str, *arguments: object) -> None:
 
 
 def _prepare() -> None:
-    """Make the node: its flat file, its master and the namespaces of the pods."""
+    """Make the flat file and the master of the demo's node, and the namespaces of the pods."""
     os.makedirs(os.path.dirname(_FLAT_FILE_PLACE))
     shutil.copyfile(FLAT_FILE, _FLAT_FILE_PLACE)
     with IPRoute() as ipr:

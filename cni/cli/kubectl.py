@@ -61,8 +61,8 @@ class NodeAgent:
 
 
 def add_access(parser: argparse.ArgumentParser, before: bool = False, files: bool = True) -> None:
-    """Add --context, --agents-in and, if `files`, --kubeconfig. They may stand before a subcommand (`before`) and behind
-    it: only those before it have defaults."""
+    """Add --context, --agents-in and, if `files`, --kubeconfig. They may stand before a subcommand (`before`) and after
+    it; only the options before it have defaults."""
     default, namespace = ("", "railcni") if before else (argparse.SUPPRESS, argparse.SUPPRESS)
     about = "a context of kubectl's configuration; default: the current one"
     subcommand.option(parser, "--context", default, about, "NAME", shown=False)
@@ -75,7 +75,8 @@ def add_access(parser: argparse.ArgumentParser, before: bool = False, files: boo
 def run(
     options: argparse.Namespace, *arguments: str, given: str = "", timeout: float | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """Run kubectl with `given` on stdin; no Ctrl-C ends a create or delete. Raises IoFailure, TimeoutExpired."""
+    """Run kubectl with `given` on stdin; no Ctrl-C ends a create or delete. Raises IoFailure without kubectl,
+    TimeoutExpired after `timeout` seconds."""
     access = {"context": options.context, "kubeconfig": kubeconfig_of(options.kubeconfig)}
     if not shutil.which("kubectl"):
         raise IoFailure("kubectl is not on PATH: it is what reaches the cluster")
@@ -96,8 +97,8 @@ def execute(
     given: str = "",
     seconds: float = 0,
 ) -> subprocess.CompletedProcess[str]:
-    """Run `argv` in the container `where`, with `given` on stdin. Raises IoFailure about `who` if it takes longer than
-    `seconds`."""
+    """Run `argv` in the container `where`, with `given` on stdin. Raises IoFailure, which names `who`, if it takes
+    longer than `seconds`."""
     seconds, stdin = seconds or SECONDS, ["--stdin"] if given else []
     try:  # kubectl's --request-timeout does not end an `exec`
         return run(options, "exec", *where, *stdin, "--", *argv, given=given, timeout=seconds)

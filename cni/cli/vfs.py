@@ -68,7 +68,7 @@ def _document(found: NodeCards) -> list[dict[str, Any]]:
 
 
 def _plan(options: argparse.Namespace, makes: bool = False) -> int:
-    """Print the steps to the configured VFs; if `makes`, carry them out. Return the exit code."""
+    """Print the steps that make the configured VFs; if `makes`, carry them out. Return the exit code."""
     config, faulty = read(options.config or [CONFIG])
     if not config.policies and not faulty:
         output.print_fault("railcni: the configuration asks for no VFs: add virtualFunctions, or name another file")
@@ -85,7 +85,7 @@ def _plan(options: argparse.Namespace, makes: bool = False) -> int:
         output.print_data({"steps": documents, "refused": refused}, options.output)
     elif rows:
         output.print_table(_PLANNED, rows)
-    elif not refused and not faulty:  # a faulty file may have more to do
+    elif not refused and not faulty:  # a file with faults may need further steps
         print("nothing to do")
     for reason in refused:
         output.print_fault(f"railcni: {reason}")

@@ -148,7 +148,7 @@ def _sockets(root: str) -> list[str]:
 
 
 def _ask(path: str, what: str = protocol.STATUS) -> Workers:
-    """Send the request `what` to the worker that listens at `path`; return its answer, with 0 `workers` if none comes."""
+    """Send the request `what` to the worker that listens at `path`; return its answer, or 0 `workers` without one."""
     name = os.path.basename(path).removesuffix(protocol.SOCKET)
     supervisor = 0
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:

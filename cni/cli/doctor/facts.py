@@ -107,7 +107,7 @@ class NodeFacts:
 
     @property
     def active_netdevs(self) -> list[str]:
-        """The netdevs of ACTIVE RoCE ports, without netdevs that are in other namespaces."""
+        """The netdevs in this namespace that belong to ACTIVE RoCE ports."""
         found = dict.fromkeys(p.netdev for p in self.ports if p.is_active and p.is_roce and p.carrier is not None)
         return [name for name in found if name]
 

@@ -1,8 +1,8 @@
 """The steps that move the leases of a range between the two stores of a cluster, IPPools and AddressLeases.
 
-The range in an IPPool tells which store has it. To AddressLeases: the leases are copied. Then one patch, which tests
-the resourceVersion, removes the allocations from the pool and replaces its range with a text that is no CIDR. Go's
-whereabouts and every version of railcni refuse an ADD from this pool. Back: another such text makes claims of
+The text of the range in an IPPool says which store has it. To AddressLeases: the leases are copied. Then one patch,
+which tests the resourceVersion, removes the allocations from the pool and replaces its range with a text that is no CIDR. Go's
+whereabouts and every version of railcni refuse an ADD from this pool. To IPPools: another such text makes claims of
 AddressLeases fail too. Then the leases are copied into the closed pool, and a patch gives the pool its range.
 """
 

@@ -94,7 +94,7 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def cleaned(parts: list[Part]) -> list[Part]:
-    """`parts` without their secrets. A secret that one part has is removed from all."""
+    """`parts` without their secrets. A secret found in one part is removed from all parts."""
     known = {secret for part in parts for secret in secrets.find(part.text)}
     return [
         replace(part, **{name: secrets.scrub(text, known) for name, text in vars(part).items() if text})

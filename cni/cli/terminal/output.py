@@ -37,7 +37,7 @@ class Form:
 
 
 def _new(name: object, rows: Sequence[Any]) -> tuple[list[Any], bool]:
-    """Return (rows to print, whether a listing `name` came before). With -w, the rows are those that it did not have."""
+    """Return (rows to print, whether a listing `name` came before). With -w, rows of the earlier one are left out."""
     if Form.seen is None:
         return list(rows), False
     before = Form.seen.get(name)

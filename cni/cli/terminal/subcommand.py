@@ -152,8 +152,8 @@ def option(
     old: str = "",
     **more: Any,
 ) -> None:
-    """Add an option with a value. Its help ends with the default, except "" and if `shown` is false. A given directory
-    must exist, unless railcni or a later program makes it (`made`). --help does not show `old`, another spelling."""
+    """Add an option with a value. Its help ends with the default, unless that is "" or `shown` is false. A given
+    directory must exist, unless railcni or a later program makes it (`made`). --help does not show `old`, another spelling."""
     text = f"{default:g}" if isinstance(default, float) else default
     texts = [about, "" if default in ("", None) or not shown else f"default: {text}"]
     if metavar in ("DIR", "DIR:DIR") and not made:
