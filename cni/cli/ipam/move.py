@@ -1,7 +1,7 @@
 """The steps that move the leases of a range between the two stores of a cluster, IPPools and AddressLeases.
 
 The text of the range in an IPPool says which store has it. To AddressLeases: the leases are copied. Then one patch,
-which tests the resourceVersion, removes the allocations from the pool and replaces its range with a text that is no CIDR. Go's
+which tests the resourceVersion, removes the pool's allocations and replaces its range with a text that is no CIDR. Go's
 whereabouts and every version of railcni refuse an ADD from this pool. To IPPools: another such text makes claims of
 AddressLeases fail too. Then the leases are copied into the closed pool, and a patch gives the pool its range.
 """
@@ -37,7 +37,7 @@ class Pools:
         self._moved: list[Lease] = []
 
     def moved_from(self, found: Snapshot) -> list[Lease]:
-        """Keep the versions of the pools `found` for `close`; return the leases of pools that it has already closed.
+        """Keep the versions of the pools `found` for `close`; return the leases of pools that `close` has closed.
         Raises InvalidConfig if a network has node_slice_size."""
         if sliced := [n.name for n in found.networks if n.sliced]:
             raise InvalidConfig(

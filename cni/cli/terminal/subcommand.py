@@ -153,7 +153,7 @@ def option(
     **more: Any,
 ) -> None:
     """Add an option with a value. Its help ends with the default, unless that is "" or `shown` is false. A given
-    directory must exist, unless railcni or a later program makes it (`made`). --help does not show `old`, another spelling."""
+    directory must exist, unless `made`: railcni or a later program makes it. --help does not show `old`, an alias."""
     text = f"{default:g}" if isinstance(default, float) else default
     texts = [about, "" if default in ("", None) or not shown else f"default: {text}"]
     if metavar in ("DIR", "DIR:DIR") and not made:
