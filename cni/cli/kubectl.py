@@ -75,8 +75,7 @@ def add_access(parser: argparse.ArgumentParser, before: bool = False, files: boo
 def run(
     options: argparse.Namespace, *arguments: str, given: str = "", timeout: float | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """Run kubectl with `given` on stdin; no Ctrl-C ends a create or delete. Raises IoFailure,
-    or TimeoutExpired after `timeout` seconds."""
+    """Run kubectl with `given` on stdin; no Ctrl-C ends a create or delete. Raises IoFailure or TimeoutExpired."""
     access = {"context": options.context, "kubeconfig": kubeconfig_of(options.kubeconfig)}
     if not shutil.which("kubectl"):
         raise IoFailure("kubectl is not on PATH: it is what reaches the cluster")

@@ -4,8 +4,7 @@ The report alone frees nothing. All stores are read again, at least a grace peri
 again dead is read once more right before it is freed. The store frees only this lease: it tests the resourceVersion of
 pool, AddressLease or reservation, or all fields that identify the lease. A lease that has changed, or whose address
 may be in use, stays. Only the lease's node knows whether the address is in use: this machine, or by `kubectl railcni`
-the agent of that node. If it does not answer, the lease stays, unless the pod's containers have ended or the node is
-off.
+the agent of that node. Without an answer the lease stays, unless the pod's containers have ended or the node is off.
 """
 
 from __future__ import annotations
