@@ -40,7 +40,7 @@ class Wire:
     def is_own(self, want: Want) -> bool:
         """Whether the node has the address of `want`.
 
-        For most addresses the answer is no, which an attempt to bind a socket shows at less cost than a list of addresses.
+        The answer is usually no. So this first tries to bind a socket to the address, which is cheaper than a list.
         """
         if self._names == [] or not any(_can_bind(want, name) for name in self._names or [""]):
             return False
@@ -79,7 +79,7 @@ def _table(family: int) -> bytes:
 
 
 def _names_of(network: dict[str, Any]) -> list[str] | None:
-    """The names of the links on the wire of the configuration `network`; None for all links, [] for none."""
+    """The names of the host's links on the wire of the network `network`; None if each link may be, [] if none is."""
     if member(network, "linkInContainer") is True:
         return []
     if asks_for_same_index(network):

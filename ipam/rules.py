@@ -176,7 +176,7 @@ def plan(
 
 
 def _most_kept(choice: Choice, usable: Sequence[Lease], lost: Collection[Want]) -> int | None:
-    """The most frequent index of the leases `usable` without those `lost`; in a tie the first; None if there is none."""
+    """The index that most of `usable` have, without the indexes of `lost`; in a tie the first; None if none is left."""
     gone = {choice.kept_index(want) for want in lost}
     counts: dict[int, int] = {}
     for lease in usable:

@@ -216,7 +216,7 @@ class SearchPlan:
 
 
 def start_of(rng: Range, owner: Owner, place: int) -> int:
-    """The address where the search begins at place number `place`; for _LOWEST it is 0, also if the range begins later."""
+    """The address where a search at place number `place` begins. For _LOWEST it is 0, even if the range begins later."""
     if place == _LOWEST:
         return 0
     if place == _NEAR:
@@ -264,7 +264,7 @@ def _wants(choice: Choice, index: int) -> list[Want]:
 
 
 def _indexes(choice: Choice, addresses: Sequence[tuple[int, int]]) -> set[int]:
-    """The indexes of `addresses`, (family, value). Addresses without an index are left out."""
+    """The indexes of `addresses`, which are pairs (family, value). An address without an index is left out."""
     return {index for address in addresses if (index := choice.index_of(*address)) is not None}
 
 

@@ -80,7 +80,7 @@ class Source:
         self._from_file = {name for name in self._flat if self._is_of_flat_file(name, is_apart)}
 
     def fill(self, target: object, table: Sequence[Key], faults: list[Fault]) -> None:
-        """Set the attributes of `target` that `table` names, from the block, the flat file, or the default."""
+        """Set the attributes of `target` that `table` names: from the flat file or the `ipam` block, else the default."""
         values = {key.attribute: key.default for key in table}
         for key in table:
             is_of_file = key.name in self._from_file

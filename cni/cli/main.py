@@ -1,4 +1,4 @@
-"""The command `railcni`. Exit codes: 0 success, 1 failure, 2 wrong call. Only this module prints exceptions."""
+"""The command `railcni`. Exit codes: 0 success, 1 failure, 2 wrong call. No other module prints exceptions."""
 
 from __future__ import annotations
 

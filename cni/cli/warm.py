@@ -57,7 +57,7 @@ class Workers:
 
 
 def cold(root: str = "/") -> str:
-    """A letter of REASONS for each of the last cold calls since the boot, oldest first; "" if they cannot be read."""
+    """A key of REASONS, one letter, for each recent call that no warm worker served, oldest first; "" if unreadable."""
     try:
         return read_regular(below(root, protocol.COLD), 1 << 17).decode("ascii", "replace")
     except (OSError, ValueError):

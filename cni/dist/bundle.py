@@ -140,7 +140,7 @@ def compile_launcher(loader: str) -> tuple[bytes, list[Path]]:
 def compile_modules(top: Path) -> None:
     """Replace the source of each module by bytecode.
 
-    A module's .pyc takes the place of its .py: an import then looks for one file less, and no source file on a node
+    A module's .pyc takes the place of its .py: an import then looks for one file fewer, and no source file on a node
     invites edits without effect. Tracebacks name the module's path in the bundle.
     """
     _run("-m", "compileall", "-bq", "--invalidation-mode=unchecked-hash", "-s", str(top), str(top))

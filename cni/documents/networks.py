@@ -116,7 +116,7 @@ def _search(name: str, directory: str) -> Network:
 
 
 def _in(directory: str, kinds: Iterable[tuple[str, ...]], broken: list[CniError]) -> Iterator[list[Network]]:
-    """Yield the networks of each file of `directory`; add the error of a file that cannot be read to `broken`."""
+    """Yield the networks of the files of `directory`, by the extensions `kinds`; add errors of reading to `broken`."""
     for path in (path for extensions in kinds for path in files(directory, extensions)):
         try:
             yield read(path, directory)

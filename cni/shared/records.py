@@ -275,8 +275,9 @@ class Records:
     def refuse_newer(self, *devices: str) -> None:
         """Raise IoFailure when a record of a newer format contains one of `devices`, which are PCI or MAC addresses.
 
-        Listings skip such records. But a device with a userspace driver, or of a sandbox that has died, is on the host:
-        only the record shows that the device is in use. A newer format may have other members, but has whole addresses.
+        Listings skip such records. Yet for a device on the host, with a userspace driver or of a sandbox that has died,
+        only the record shows that the device is in use. So the whole text is searched: the members of a newer format may
+        differ, but each format has whole addresses.
         """
         for name, document in self._newer.items():
             text = codec.dumps(document)

@@ -139,7 +139,7 @@ class _Found:
 
     def elsewhere(self, finding: Finding, options: argparse.Namespace) -> Lease | None:
         """The lease of the finding if the agent of its node must be asked whether the address is in use, else None.
-        With `options.ask` this node's agent is asked too, since a container with this command may see no namespace."""
+        With `options.ask` this node's agent is asked too: a container with this command may not see the namespaces."""
         lease = self._lease(finding)
         if options.force or lease is None or finding.kind == LEASE_OF_ENDED_POD:
             return None

@@ -40,7 +40,7 @@ _POOLS = 4  # IPPools in one reply: one may have 1.5 MiB, which needs ten times 
 class Cluster:
     """The cluster of the kubeconfig at `path`; "" means this pod's service account. Failing requests raise CniError.
 
-    `namespace` has the leases; "" means the namespace of the current context, or kube-system without one. A request
+    `namespace` has the leases; "" means the namespace of the current context, or kube-system if it has none. A request
     may take `seconds`.
     """
 

@@ -58,7 +58,7 @@ def recorded(lease: Lease, records: Records) -> Lease:
 
 
 def use(lease: Lease, records: Records, below: Callable[[str], str] = str) -> tuple[str, str]:
-    """Return the address's use on this machine (ENDED, USED or UNKNOWN), as this process sees it, and the reason."""
+    """Return ENDED, USED or UNKNOWN for the lease's address on this machine, and the reason. `below`: see `may_be`."""
     lease = recorded(lease, records)
     if records.read(lease.attachment, PART) is None and not (lease.netns and lease.node):
         return UNKNOWN, "no record there tells of it"
@@ -150,9 +150,9 @@ def _is_in_use(link: dict[str, Any]) -> bool:
 
 
 def _is_shown(lease: Lease, named: bool) -> bool:
-    """Whether a kept namespace has a link with the lease's ifname and address.
+    """Whether a network namespace of this machine has a link with the lease's ifname and address.
 
-    If `named`, the lease's namespace has surely lost its path (`_tells`): namespaces with other names are skipped.
+    `named` says that the path of the lease's namespace is gone: then namespaces mounted under other names are skipped.
     """
     wanted, mounted = lease.text, netns_users.mounted()
     for namespace in netns.all_kept():

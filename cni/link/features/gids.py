@@ -20,7 +20,7 @@ _POLL_SECONDS = 0.005  # a work queue of the kernel enters the GID of an address
 
 
 def find(ports: Ports, addresses: Sequence[str], ifname: str, root: str = "/sys") -> dict[str, Place]:
-    """The place of the RoCE v2 GID of each of `addresses` on the netdev `ifname`; addresses without a GID are left out."""
+    """For each of `addresses`, the verbs device, port and index of its RoCE v2 GID on `ifname`, if there is a GID."""
     wanted = {rdma_sysfs.gid_of(address): address for address in addresses}
     found: dict[str, Place] = {}
     for device, port in ports:

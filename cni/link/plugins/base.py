@@ -59,9 +59,9 @@ if TYPE_CHECKING:
             """The checked configuration, with the attributes `dns` and `dad`. All its faults go to `faults`."""
 
         def claim(self, config: Any, request: Request, host: Rtnl, records: Records, named: Named) -> DeviceClaim:
-            """Claim the device of the configuration, or name the attachment that has it.
+            """Find the device of the configuration, and in the claim name another attachment that has the device.
 
-            A device whose sandbox ended without a DEL is restored on the host, and the record of its attachment changed.
+            A device whose sandbox ended without a DEL is first restored on the host, and its record says so.
             A plugin without a device claims nothing. `named` finds the plugin of another attachment.
             """
 

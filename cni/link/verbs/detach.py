@@ -64,8 +64,8 @@ def end(
     """Remove the attachment of `record`, whose lock the caller holds: link, addresses and record. `until`: see `detach`.
 
     Without a record, another implementation of `plugin` made the attachment, or it never existed. The IPAM plugin's DEL
-    is called when the link is gone, or earlier if the plugin is of another suite. Returns the errors, and whether the
-    link is gone or the IPAM plugin's DEL was called.
+    is called when the link is gone, or earlier if the plugin is of another suite. Returns the errors, and a bool:
+    true if the link is gone, or if the IPAM plugin's DEL was called.
     """
     release = Release(record, request, log)
     was_attached = True
@@ -101,7 +101,7 @@ def _untold(faults: list[CniError], log: Log) -> list[CniError]:
 
 
 def _mark(record: dict[str, Any], request: Request, records: Records) -> None:
-    """Note in the record that this DEL failed, and the CNI_PATH of the DEL. A later call soon tries again."""
+    """Note in the record that this DEL failed, and the CNI_PATH of the DEL. A later call will soon repeat it."""
     path = ":".join(request.path)
     try:
         if record.get(UNENDED) != path:

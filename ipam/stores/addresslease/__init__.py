@@ -5,10 +5,10 @@ with a test of the resourceVersion. Leases share no object, so the store needs n
 
 A list with any selector costs the server some microseconds for each object of the namespace. So an ADD or a DEL lists
 as little as possible. An ADD reads the leases of a pod's former sandbox from this node's records. A search lists the
-names in the pool's first block of 256 addresses while the last address of this block is free. If that is held, the
-search tries addresses at two other places without reading; the places differ by node and attachment (ipam.search). If
-another claim is first in the first block, the search tries one more address there, then the two places. Then it lists
-blocks at further places, and at last the whole pool. Only a consistent list shows that a pool is exhausted.
+names in the pool's first block of 256 addresses, unless the block's last address is held. In that case the search tries
+one address at each of two other places of the pool, chosen by node and attachment (ipam.search), without a list. If
+another claim wins an address of the first block, the search tries one more address there, then the two places. Then it
+lists blocks at further places, and at last the whole pool. Only a consistent list shows that a pool is exhausted.
 
 The object of a freed address stays until the end of its cooldown; the next claim takes it over. A separate object,
 named by the pod, remembers the former addresses of a StatefulSet's pod.

@@ -37,7 +37,7 @@ class Search:
         return [read for window in windows for read in self._reads(window)]
 
     def answered(self, windows: Sequence[Window], answers: Sequence[Answer]) -> None:
-        """Keep the answers to the reads of `expect`, each for one call of `occupied`."""
+        """Keep the answers to the reads of `expect` by window: the next `occupied` of a window uses them."""
         self._seen.clear()
         for window in windows:
             number = len(self._reads(window))

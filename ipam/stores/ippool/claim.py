@@ -64,7 +64,7 @@ class PoolClaim:
         return taken
 
     def taken(self) -> list[Want]:
-        """All obstacles to the claim in pools and reservations."""
+        """The obstacles to the claim (served.conflicts), in pools and reservations."""
         return conflicts(self._instead_of, self._wants, self._view.is_there, self._is_held)
 
     def _is_seen(self, want: Want, given: Sequence[Lease]) -> bool:

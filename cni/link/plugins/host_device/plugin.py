@@ -158,7 +158,7 @@ def survey(
 
 
 def _is_meant(config: HostDeviceConfig) -> Callable[[dict[str, Any]], bool]:
-    """A function of the member `link` of a record: whether `config` selects the recorded device, which has left the host."""
+    """A predicate on the member `link` of a record: whether `config` selects this device, which has left the host."""
     return lambda recorded: _selects(config, recorded, None, unknown=False)
 
 
