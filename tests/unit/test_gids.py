@@ -135,8 +135,13 @@ def test_a_full_table_is_said_with_its_numbers(tree: Tree) -> None:
     assert "ipv6LinkLocal" in missing(tree)
 
 
-def test_a_verbs_device_that_is_gone_is_said(tree: Tree) -> None:
-    (tree.root / "class/infiniband/mlx5_0").unlink()
+@pytest.mark.parametrize("gone", ["", "ports/1/gids"])
+def test_a_verbs_device_that_is_gone_or_about_to_go_is_said(tree: Tree, gone: str) -> None:
+    device = tree.root / "class/infiniband/mlx5_0"
+    if gone:
+        (device / gone).rename(device / "ports/1/former")
+    else:
+        device.unlink()
     assert "the verbs device is gone" in missing(tree)
 
 

@@ -53,7 +53,8 @@ def missing(ports: Ports, address: str, ifname: str, root: str = "/sys") -> str:
     device, port = ports[0]
     where = f"{device} port {port}"
     said = f"address {address} of {ifname} has no RoCE v2 GID on {where}"
-    if port not in rdma_sysfs.ports(device, root):
+    used, size = use(device, port, root)
+    if port not in rdma_sysfs.ports(device, root) or not size:  # the kernel removes the table before the device
         return (
             f"{said}: the verbs device is gone. A software one (rxe) ends when its netdev is moved: make it in the pod's"
             " namespace; of hardware, see the kernel's log"
@@ -63,7 +64,6 @@ def missing(ports: Ports, address: str, ifname: str, root: str = "/sys") -> str:
             if gid.kind != rdma_sysfs.ROCE_V2:
                 return f"{said}, only entry {gid.index} of type {gid.kind}: set the port's RoCE mode to v2"
             return f'{said}: entry {gid.index} has it for a link "{gid.ndev}". Is the address given twice, or the link renamed?'
-    used, size = use(device, port, root)
     if used >= size:
         return (
             f"{said}: its table is full, {used} of {size}. Use fewer pods or addresses on this netdev, or rdma.ipv6LinkLocal"
