@@ -35,8 +35,8 @@ help: ## this list
 demo: plugins bin/railcni bin/kubectl-railcni ## two pods on one RDMA-like master, in namespaces of its own: as root or as anybody; installs what the command needs into .venv
 	@bin/railcni demo
 
-test: all ## all tests, in four processes, since they wait half of the time; those that need root or a package which is missing are skipped and say so
-	$(VENV)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder $(ARGS)
+test: all ## all tests, in six processes, since they wait two thirds of the time; those that need root or a package which is missing are skipped and say so
+	$(VENV)/python -m pytest -n 6 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 unit: all ## the pure tests, for a contributor's loop: they need no root and, by python3 -m pytest tests/unit, no library but pytest and hypothesis
 	$(VENV)/python -m pytest -q -p tests.alone $(ARGS) tests/unit

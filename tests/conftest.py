@@ -82,9 +82,29 @@ def another_user() -> AnotherUser:
     return AnotherUser()
 
 
+# The files that take longest, some 30 to 120 s: `make test` begins with them, so that none of them is still running when
+# all others have ended.
+_LONGEST = (
+    "stores/test_lease_life.py",
+    "blackbox/test_warm.py",
+    "agent/test_kubectl.py",
+    "agent/test_agent.py",
+    "dra/test_driver.py",
+    "stores/test_kubernetes_store.py",
+    "device_plugin/test_kubelet.py",
+    "containerd/test_pods.py",
+)
+
+
+def _longest_first(item: pytest.Item) -> int:
+    name = "/".join(item.path.parts[-2:])
+    return _LONGEST.index(name) if name in _LONGEST else len(_LONGEST)
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     config.hook.pytest_deselected(items=served.choose(items, are_whole="::" not in "".join(config.args)))
+    items.sort(key=_longest_first)
     for item in items:
         if "another_user" in getattr(item, "fixturenames", ()):
             item.add_marker("another_user")
