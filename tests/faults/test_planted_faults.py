@@ -76,11 +76,6 @@ MISTAKEN = {
         ("kubernetes-macvlan-add", "reset-before", "retry"),
         "and leased are",
     ),
-    "a reservation that is not undone when the rest of a claim fails": (
-        Edit("ipam/stores/ippool/claim.py", r"self\._view\.unreserve\(self\._made\)", "pass"),
-        ("kubernetes-macvlan-add", "conflicts", "retry"),
-        "allocated to nobody",
-    ),
     "a reservation left because it has changed": (
         Edit(
             "ipam/stores/ippool/view.py",
