@@ -191,10 +191,6 @@ class Policy:
         """Whether one of `names` matches a pattern in the list `key`."""
         return any(matches(one, name) for one in getattr(self, key) for name in names if name)
 
-    def lists_uplink(self, device: Link) -> bool:
-        """Whether the list `uplinks` has the device, by its name or its PCI address."""
-        return self.allows("uplinks", (device.name, device.parent_device))
-
     def way_out(self) -> str:
         """The remedy, for an error message, when networks may not take a device."""
         return f"list it in `uplinks` of {self.path}"
@@ -238,6 +234,11 @@ def current() -> Policy:
     if _current is None:
         _current = load()
     return _current
+
+
+def unless_listed(device: Link, reason: str) -> str:
+    """Return `reason`, for which no network may take the device, or "" if the list `uplinks` has its name or address."""
+    return "" if reason and current().allows("uplinks", (device.name, device.parent_device)) else reason
 
 
 def forget() -> None:

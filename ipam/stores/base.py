@@ -31,10 +31,29 @@ _SECOND_PAUSE = 0.005  # in seconds, after a first pause of 0
 FORMER = 10_000  # former addresses that a store remembers; the oldest are forgotten
 
 
+lease_files: dict[tuple[str, int], Any] | None = None
+"""The lease files that a warm worker has open, unlocked, by path and use; None in a process that serves one call."""
 connections: dict[Any, Connection] | None = None
 """The open connections of a warm worker, by Client's keys (Client.kept); None in a process that serves one call."""
 at_end: list[Callable[[], None]] = []
 """A warm worker calls these functions when a call is over: each keeps or closes a connection."""
+
+
+class KeptOpen:
+    """Keep the lease files and the connections to stores open between the calls of a warm worker."""
+
+    def __init__(self) -> None:
+        global connections, lease_files
+        connections, lease_files = {}, {}
+
+    def files(self) -> int:
+        """The number of file descriptors that are kept open. A lease file has two, for its lock and for SQLite."""
+        return 2 * len(lease_files or ()) + len(connections or ())
+
+    def end_call(self) -> None:
+        """Close the connections to stores that were opened for the call that ends."""
+        while at_end:
+            at_end.pop()()
 
 
 class Unreachable(TryAgainLater):

@@ -21,6 +21,7 @@ import pytest
 from cni.shared.kernel import node
 from cni.shared.spec.errors import CniError, InvalidConfig, IoFailure, StateDamaged, TryAgainLater
 from ipam.leases import Lease, Want
+from ipam.stores import base
 from ipam.stores.base import CHANGE, CREATE, READ, Claimed, Taken
 from ipam.stores.file import FileStore, database, schema
 from ipam.stores.file.database import Database, open_database
@@ -72,10 +73,10 @@ def consistent(directory: Path) -> None:
 def test_a_warm_worker_keeps_open_the_files_that_were_used_last(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(database, "kept", {})
+    monkeypatch.setattr(base, "lease_files", {})
 
     def kept() -> list[str]:
-        return [path for path, _ in database.kept or {}]
+        return [path for path, _ in base.lease_files or {}]
 
     used = [FileStore(str(tmp_path / str(number))) for number in range(database._MOST_KEPT + 2)]
     for store in used:
@@ -85,8 +86,8 @@ def test_a_warm_worker_keeps_open_the_files_that_were_used_last(
     assert kept() == [store.path for store in (*used[4:], used[2], used[0])]
     opened = [os.path.realpath(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd")]
     assert sorted(path for path in opened if path.startswith(str(tmp_path))) == sorted(2 * kept())
-    while database.kept:
-        database.kept.popitem()[1]._shut()
+    while base.lease_files:
+        base.lease_files.popitem()[1]._shut()
 
 
 @pytest.mark.parametrize("version", [database._MAGIC | database.FORMAT + 1, 7], ids=["newer", "of others"])
@@ -94,7 +95,7 @@ def test_a_file_that_a_warm_worker_has_open_and_then_refuses_is_not_left_locked(
     directory: Path, monkeypatch: pytest.MonkeyPatch, version: int
 ) -> None:
     """The rest of the call would wait a minute for its own lock."""
-    monkeypatch.setattr(database, "kept", {})
+    monkeypatch.setattr(base, "lease_files", {})
     store = FileStore(str(directory))
     claim(store, 1)
     with contextlib.closing(sqlite3.connect(store.path)) as connection:
@@ -103,7 +104,7 @@ def test_a_file_that_a_warm_worker_has_open_and_then_refuses_is_not_left_locked(
         claim(store, 2)
     with open(store.path, "rb") as file:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    assert not database.kept
+    assert not base.lease_files
 
 
 def test_files_are_for_root_alone_and_nothing_is_made_before_a_claim_needs_it(directory: Path) -> None:

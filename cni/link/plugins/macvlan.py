@@ -181,11 +181,8 @@ def _refused(device: Link, mode: str, host: Rtnl, log: Log | None) -> str:
     In mode passthru the kernel hands all frames of the netdev to the link (macvlan_handle_frame, drivers/net/macvlan.c), and
     gives the netdev each MAC that the link gets.
     """
-    if mode != "passthru" and device.lower_netnsid is None:  # not a veth or the like with its peer elsewhere
-        return ""
     if mode != "passthru":  # on the end of a sandbox's pair, the link could answer for the pod's gateway
-        reason = sandbox.end_of_pair(device, host)
-        return "" if reason and policy.current().lists_uplink(device) else reason
+        return policy.unless_listed(device, sandbox.end_of_pair(device, host))
     from cni.link.plugins import uplink  # most masters keep their own frames
 
     reason = uplink.needed(device, host.links(), host)

@@ -52,11 +52,7 @@ def needed(
     if not reason:
         found = ways(host, bodies or node_routes.all_bodies(host), 0 if advertised else device.index)
         reason = carried(device, links, found)
-    return _unless_listed(device, reason)
-
-
-def _unless_listed(device: Link, reason: str) -> str:
-    return "" if reason and policy.current().lists_uplink(device) else reason
+    return policy.unless_listed(device, reason)
 
 
 def by_kind(device: Link, host: Rtnl) -> str:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from cni.shared.spec.request import Attachment, Request
     from cni.shared.spec.result import Result
     from ipam import add, check, ending, status
-    from ipam.stores.file.database import KeptOpen
+    from ipam.stores.base import KeptOpen
 
     Verb = Callable[[Request, Records], Result | None]
     _: tuple[Verb, ...] = (add.add, ending.delete, ending.gc, check.check, status.status)
@@ -78,6 +78,6 @@ def found_in_use(addresses: Iterable[str], records: Records) -> None:
 
 def keep_open() -> KeptOpen:
     """Keep the lease file and the connections to stores open after each call from now on, for the next call."""
-    from ipam.stores.file import database  # only a worker keeps them open
+    from ipam.stores import base  # only a worker keeps them open
 
-    return database.KeptOpen()
+    return base.KeptOpen()

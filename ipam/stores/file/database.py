@@ -85,6 +85,7 @@ class Database:
 
     def close(self) -> None:
         """Roll back and unlock. A warm worker keeps the unlocked file open for its next call. May be called twice."""
+        kept = base.lease_files
         if kept is not None and self._connection is not None and not self._has_failed:
             self.roll_back()
             locks.unlock_file(self._fd)
@@ -253,10 +254,6 @@ class Database:
         return IoFailure(f"lease file {self.path}: {fault}; see the kernel's log for errors of its disk")
 
 
-kept: dict[tuple[str, int], Database] | None = None
-"""The files that a warm worker has open, unlocked, by path and use; None in a process that serves one call."""
-
-
 class DiskFull(IoFailure):
     """The disk has no room for a write; a smaller write may succeed."""
 
@@ -276,7 +273,7 @@ def open_database(path: str, use: int, seconds: float = WAIT_SECONDS) -> tuple[D
     CREATE, returns None for a missing or empty file. Raises TryAgainLater when another process keeps the file locked
     for `seconds`, InvalidConfig for a network file system, StateDamaged for a damaged file, else IoFailure.
     """
-    former = kept.pop((path, use), None) if kept else None
+    former: Database | None = (base.lease_files or {}).pop((path, use), None)
     try:
         if former and former._take_again(seconds):
             return former, False
@@ -441,20 +438,3 @@ def find_remote(mount_id: bytes, mountinfo: bytes) -> str:
     line = (b"\n" + mountinfo).partition(b"\n" + mount_id + b" ")[2].partition(b"\n")[0]
     kind = line.partition(b" - ")[2].partition(b" ")[0].decode("utf-8", "replace")
     return kind if kind.partition(".")[0] in _REMOTE else ""
-
-
-class KeptOpen:
-    """Keep the lease file and the connections to stores open between the calls of a warm worker."""
-
-    def __init__(self) -> None:
-        global kept
-        kept, base.connections = {}, {}
-
-    def files(self) -> int:
-        """The number of file descriptors that are kept open. A lease file has two, for its lock and for SQLite."""
-        return 2 * len(kept or ()) + len(base.connections or ())
-
-    def end_call(self) -> None:
-        """Close the connections to stores that were opened for the call that ends."""
-        while base.at_end:
-            base.at_end.pop()()
