@@ -8,7 +8,7 @@ import json
 import os
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +59,9 @@ class Site:
         self.kubeconfig = self.server.kubeconfig(folder)
         self.records = Records(str(folder / "state"))
         self._etcd: EtcdStore | None = None
-        self.unwell: list[Unwell] = []  # before the API server and the etcd member that the command finds
+        self.unwell: dict[
+            str, Unwell
+        ] = {}  # "api", "etcd": before the API server and the member that the command finds
 
     def close(self) -> None:
         self.server.close()
@@ -83,16 +85,17 @@ class Site:
         if kind == "file":
             return f"file:{self.folder}/leases"
         if kind in ("kubernetes", "addresslease"):
-            if not self.unwell:
+            if "api" not in self.unwell:
                 return f"{kind}:{self.kubeconfig}"
             path = self.folder / "unwell.kubeconfig"
             path.write_text(
-                Path(self.kubeconfig).read_text().replace(f":{self.server.port}", f":{self.unwell[0].port}")
+                Path(self.kubeconfig).read_text().replace(f":{self.server.port}", f":{self.unwell['api'].port}")
             )
             return f"{kind}:{path}"
         store_ref = self.store("etcd").record()
         flat = self.folder / "etcd.conf"
-        host = f"http://127.0.0.1:{self.unwell[1].port}" if self.unwell else store_ref["endpoints"][0]
+        own = self.unwell.get("etcd")
+        host = f"http://127.0.0.1:{own.port}" if own else store_ref["endpoints"][0]
         flat.write_text(json.dumps({"etcd_host": host, "etcd_prefix": store_ref["prefix"]}))
         return f"config:{flat}"
 
@@ -131,12 +134,15 @@ class Site:
         return ("--node", NODE) if of_one_node else ()
 
     @contextmanager
-    def ill(self) -> Iterator[None]:
-        """Let the command find stores before whose servers there is an Unwell (tests/stores/unwell.py)."""
+    def ill(self, *kinds: str) -> Iterator[list[Unwell]]:
+        """Let the command find the stores of `kinds` before whose servers there is an Unwell (tests/stores/unwell.py)."""
         self.server.lag()
-        with ailing(self.server.port) as api, ailing(etcd.shared().members[0].port, True) as of_etcd:
-            self.unwell = [api, of_etcd]
-            yield
+        with ExitStack() as stack:
+            if set(kinds) - {"file", "etcd"}:
+                self.unwell["api"] = stack.enter_context(ailing(self.server.port))
+            if "etcd" in kinds:
+                self.unwell["etcd"] = stack.enter_context(ailing(etcd.shared().members[0].port, True))
+            yield list(self.unwell.values())
 
 
 def _held(store: Store, lease: Lease) -> Lease:
@@ -184,7 +190,7 @@ def test_leases_arrive_once_though_the_servers_are_ill(site: Site, source: str, 
         site.lease(source, n)
     site.lease(source, 3, pool=WIDE)
     before = sorted(site.leases(source))
-    with site.ill():
+    with site.ill(source, target) as unwell:
         places = site.place(source), site.place(target)
         for _ in range(TRIES):
             said = run(
@@ -193,9 +199,7 @@ def test_leases_arrive_once_though_the_servers_are_ill(site: Site, source: str, 
             if not site.leases(source):
                 break
     assert (site.leases(source), sorted(site.leases(target))) == ([], before), said
-    assert all(
-        unwell.met for unwell, kind in zip(site.unwell, ("kubernetes", "etcd"), strict=True) if kind in (source, target)
-    )
+    assert all(one.met for one in unwell)
 
 
 def test_a_migration_that_was_interrupted_goes_on_where_it_stopped(site: Site) -> None:

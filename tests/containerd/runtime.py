@@ -403,6 +403,10 @@ def conflist(master: str = "ens2f0", subnet: str = "192.168.111.0/24", name: str
     }
 
 
+PODS = 10  # of the tests that count warm calls, each with the networks RAILS
+RAILS = [conflist(subnet=f"192.168.{111 + rail}.0/24", name=f"rail{rail}") for rail in range(4)]
+
+
 def multus(*inner: Mapping[str, Any], **more: object) -> dict[str, Any]:
     """Multus with `inner` as the networks that each pod has."""
     plugin = {"type": "multus", "name": "multus", "delegates": [*inner], "logLevel": "verbose", **more}

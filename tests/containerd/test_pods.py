@@ -18,7 +18,7 @@ from tests.containerd import calls
 from tests.containerd import cluster as clusters
 from tests.containerd import runtime as runtimes
 from tests.containerd.cluster import Cluster
-from tests.containerd.runtime import MULTUS, Pod, Runtime, conflist, multus
+from tests.containerd.runtime import MULTUS, PODS, RAILS, Pod, Runtime, conflist, multus
 from tests.device_plugin.scene import SHARED, Scene
 from tests.node import Node
 
@@ -133,10 +133,6 @@ def test_after_a_reboot_the_pods_of_the_former_boot_are_removed_without_a_rest(r
     for sandbox in (former, one.id, pods[1].id):
         runtime.end_pod(sandbox)
     assert runtime.remains() == []
-
-
-RAILS = [conflist(subnet=f"192.168.{111 + rail}.0/24", name=f"rail{rail}") for rail in range(4)]
-PODS = 10
 
 
 @pytest.mark.parametrize("way", [pytest.param("containerd"), pytest.param("thin Multus", marks=by_multus)])

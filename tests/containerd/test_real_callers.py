@@ -19,8 +19,7 @@ from tests.containerd import calls, thick
 from tests.containerd import runtime as runtimes
 from tests.containerd.cluster import Cluster
 from tests.containerd.kubelet import Kubelet
-from tests.containerd.runtime import MULTUS, Runtime, conflist
-from tests.containerd.test_pods import PODS, RAILS
+from tests.containerd.runtime import MULTUS, PODS, RAILS, Runtime, conflist
 from tests.node import Node
 
 pytestmark = [pytest.mark.containerd, pytest.mark.timeout(900)]

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 from pathlib import Path
+
+import pytest
 
 
 def make(directory: Path) -> None:
     """ca.pem, other-ca.pem, server.pem (for 127.0.0.1 and localhost), server-only.pem (not for clients), elsewhere.pem, client.pem,
     nameless.pem (of a client, without a CommonName), stranger.pem, with keys."""
+    if not shutil.which("openssl"):
+        pytest.skip("needs openssl: install it")
     for authority in ("ca", "other-ca"):
         _key(directory, authority)
         _run(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import json
-import shutil
 import socket
 import subprocess
 import sys
@@ -40,7 +39,6 @@ pytestmark = [
     pytest.mark.well("it counts the requests, breaks them one by one, or writes the keys past the store"),
     pytest.mark.skipif(bool(etcd.unusable()), reason=etcd.unusable()),
 ]
-needs_openssl = pytest.mark.skipif(not shutil.which("openssl"), reason="needs openssl: install it")
 
 
 def claim(store: EtcdStore, *offsets: int, container: str = "c1", sequence: int = 1, pool: str = "pool") -> list[Lease]:
@@ -656,7 +654,6 @@ def tls_cluster(pems: Path, name: str = "server", *flags: str) -> Iterator[Clust
         yield cluster
 
 
-@needs_openssl
 def test_tls_verifies_both_sides_and_names_what_is_wrong(pems: Path) -> None:
     def find(seconds: float = 5, **more: str) -> None:
         more = {key: f"{pems}/{name}" for key, name in more.items()}
@@ -690,7 +687,6 @@ def files_of(pems: Path, client: str) -> dict[str, str]:
     return {"ca": f"{pems}/ca.pem", "cert": f"{pems}/{client}.pem", "key": f"{pems}/{client}.key"}
 
 
-@needs_openssl
 def test_beside_users_a_client_certificate_has_no_common_name_and_is_not_enough(pems: Path) -> None:
     def find(name: str, **more: str) -> None:
         EtcdStore(description(cluster.endpoints, **files_of(pems, name), **more), seconds=20).find(owner().attachment)
@@ -716,7 +712,6 @@ def test_beside_users_a_client_certificate_has_no_common_name_and_is_not_enough(
             find("nameless", prefix="/elsewhere", **user)
 
 
-@needs_openssl
 def test_a_member_whose_own_certificate_is_not_for_clients_is_told_that_its_gateway_needs_one(pems: Path) -> None:
     with tls_cluster(pems, "server-only", "--client-cert-auth", "--trusted-ca-file", f"{pems}/ca.pem") as cluster:
         with pytest.raises(Unreachable) as caught:
@@ -731,7 +726,6 @@ def test_a_host_that_etcd_does_not_list_is_an_error_that_names_the_flag() -> Non
             EtcdStore(description([f"http://localhost:{port}"]), seconds=5).find(owner().attachment)
 
 
-@needs_openssl
 def test_a_certificate_for_another_host_and_a_server_without_tls_are_told_apart(
     pems: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
