@@ -57,6 +57,8 @@ class Worker:
         self._null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
         self._own = os.stat(_OWN).st_ino
         self._uid = os.geteuid()
+        self._environ = dict(os.environb)  # the variables of the process
+        self._request = bytearray(protocol.MOST_BYTES)  # kept, since to allocate it for each call costs page faults
         self._is_ending = self._is_busy = False
         self._files = _open_files() + 1  # while a call is served, its connection is open
 
@@ -101,11 +103,11 @@ class Worker:
                 self._ask_for_more()
             connection.setsockopt(SOL_SOCKET, SO_RCVTIMEO, _TIME.pack(_REQUEST_SECONDS, 0))
             connection.send(protocol.HELLO)
-            packet, more, flags, _ = connection.recvmsg(protocol.MOST_BYTES, CMSG_SPACE(_FDS.size), MSG_CMSG_CLOEXEC)
+            size, more, flags, _ = connection.recvmsg_into([self._request], CMSG_SPACE(_FDS.size), MSG_CMSG_CLOEXEC)
             fds = [fd for _, _, data in more for fd in memoryview(data).cast("i")]
             if flags & (MSG_TRUNC | MSG_CTRUNC):
                 raise ValueError("a part of the request is missing")
-            call = protocol.parse(packet)
+            call = protocol.parse(bytes(memoryview(self._request)[:size]))
         except (ValueError, OSError):
             _close(fds)
             return True  # the launcher has ended, its environment is too large, or the caller is not a launcher
@@ -138,11 +140,7 @@ class Worker:
         verb, container = (call.environ.get(name, b"") for name in (b"CNI_COMMAND", b"CNI_CONTAINERID"))
         self._board.set(self._slot, BUSY, 0, b"%s %s %s" % (call.plugin.encode(), verb, container))
         os.umask(call.umask)
-        os.environb.clear()
-        os.environb.update(call.environ)
-        os.unsetenv(b"PATH")
-        if b"PATH" in call.environ:
-            os.putenv(b"PATH", call.environ[b"PATH"])  # for posix_spawnp, for which an empty PATH differs from none
+        self._set_environment(call.environ)
         policy.forget()
         node.forget()
         os.dup2(stderr, 2)
@@ -156,6 +154,13 @@ class Worker:
         for packet in protocol.packets(reply, status):
             connection.send(packet)
         return status == 0 and self._is_as_before()
+
+    def _set_environment(self, environ: dict[bytes, bytes]) -> None:
+        """Set the process's environment to `environ`. Most variables are those of the call before."""
+        for name in self._environ.keys() - environ.keys():
+            del os.environb[name]
+        os.environb.update(environ.items() - self._environ.items())
+        self._environ = environ
 
     def _is_as_before(self) -> bool:
         """Whether the process is as before: no new descriptor, the same network namespace, no excessive memory."""
