@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from ipam.leases import Lease, Want
 from ipam.ranges import Range
 from ipam.rules import Need
 from ipam.search import lowest_free
-from ipam.stores import http
+from ipam.stores import base, http
 from ipam.stores.base import Claimed, Taken, Unknown, Unreachable
 from ipam.stores.etcd import EtcdStore, client
 from ipam.stores.etcd.client import endpoint
@@ -30,15 +30,13 @@ from tests import etcd
 from tests.etcd import Cluster, Member
 from tests.proxy import Proxy
 from tests.stores import certificates, etcd_dump
-from tests.stores.kinds import EtcdKind, description, owner, want
+from tests.stores.kinds import EtcdKind, PatientEtcdStore, description, owner, want
+from tests.stores.unwell import Hurry, ailing
 
 ROOT = Path(__file__).resolve().parents[2]
 TEN = 10 << 24  # 10.0.0.0
 
-pytestmark = [
-    pytest.mark.well("it counts the requests, breaks them one by one, or writes the keys past the store"),
-    pytest.mark.skipif(bool(etcd.unusable()), reason=etcd.unusable()),
-]
+pytestmark = pytest.mark.skipif(bool(etcd.unusable()), reason=etcd.unusable())
 
 
 def claim(store: EtcdStore, *offsets: int, container: str = "c1", sequence: int = 1, pool: str = "pool") -> list[Lease]:
@@ -55,11 +53,32 @@ def need(cidr: str = "10.0.0.0/16", pool: str = "pool") -> Need:
     return Need(Range(4, TEN, int(cidr.partition("/")[2])), pool, "")
 
 
-@pytest.fixture
-def store() -> Iterator[EtcdStore]:
-    open_store, remove = EtcdKind().make(whole=False)
+@pytest.fixture(params=["well", "unwell"])
+def store(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[EtcdStore]:
+    monkeypatch.setattr(base, "time", Hurry)
+    open_store, remove = EtcdKind(request.param == "unwell").make(whole=False)
     yield open_store()  # type: ignore[misc]
     remove()
+
+
+def keys_of(store: EtcdStore) -> list[str]:
+    """The keys of the store, without those that forbid claims with a lost reply."""
+    listed = etcd.shared(etcd.LARGE).ctl("get", "--prefix", store.record()["prefix"], "--keys-only").split()
+    return [key for key in listed if "/v1/void/" not in key]
+
+
+@pytest.fixture(params=["well", "unwell"])
+def reached(request: pytest.FixtureRequest) -> Iterator[Callable[..., EtcdStore]]:
+    """Opens a store of a cluster, each member of which an unwell server stands before, or none."""
+    with ExitStack() as stack:
+
+        def opened(cluster: Cluster, seconds: float = 20, **more: str) -> EtcdStore:
+            if request.param == "well":
+                return EtcdStore(description(cluster.endpoints, **more), seconds)
+            ports = [stack.enter_context(ailing(member.port, is_etcd=True)).port for member in cluster.members]
+            return PatientEtcdStore(description([f"http://127.0.0.1:{port}" for port in ports], **more), seconds)
+
+        yield opened
 
 
 class Requests:
@@ -90,9 +109,9 @@ def test_an_etcd_client_that_is_not_ours_reads_what_was_claimed(store: EtcdStore
     claimed = store.claim([Want("10.0.0.0-24", 4, TEN + 1, "blue")], who)
     assert isinstance(claimed, Claimed)
     prefix = store.record()["prefix"]
-    listed = etcd.shared(etcd.LARGE).ctl("get", "--prefix", prefix, "--keys-only").split()
+    listed = keys_of(store)
     assert listed == [
-        f"{prefix}/v1/attachment/rdma-net/c1/net1/10.0.0.0-24/0a000001/0000000000000007",
+        f"{prefix}/v1/attachment/rdma-net/c1/net1/10.0.0.0-24/0a000001/{claimed.leases[0].sequence:016x}",
         f"{prefix}/v1/lease/10.0.0.0-24/0a000001",
         f"{prefix}/v1/node/node-1/10.0.0.0-24/0a000001",
         f"{prefix}/v1/pod/ns/web%2F0/net1/10.0.0.0-24/0a000001",
@@ -106,7 +125,7 @@ def test_a_release_leaves_no_key(store: EtcdStore) -> None:
     leases = claim(store, *range(200))
     assert lowest_free(store, need()) == TEN + 200
     store.release(leases)
-    assert etcd.shared(etcd.LARGE).ctl("get", "--prefix", store.record()["prefix"]) == ""
+    assert keys_of(store) == []
 
 
 def test_names_with_separators_stay_apart(store: EtcdStore) -> None:
@@ -193,9 +212,9 @@ def test_the_lowest_free_address_of_a_pool_of_thousands_costs_few_requests(
 def test_the_first_reply_of_a_connection_may_be_large(store: EtcdStore) -> None:
     """Larger than what a server may send of itself, and the request larger than what it takes so."""
     claim(store, *range(1, 1_001))
-    fresh = EtcdStore({**store.record(), "password": ""})
+    fresh = type(store)({**store.record(), "password": ""})
     assert len(list(fresh.leases("pool"))) == 1_000
-    again = EtcdStore({**store.record(), "password": ""}, seconds=20)
+    again = type(store)({**store.record(), "password": ""}, seconds=20)
     assert len(claim(again, *range(2_000, 3_000), container="c2")) == 1_000
 
 
@@ -224,8 +243,10 @@ def test_an_address_without_reservation_is_occupied_beside_those_that_have_one(s
     assert store.occupied("pool", "", 4, TEN, TEN + 63) == 0b11110
 
 
-def test_thirty_ranges_fit_into_one_claim_of_an_etcd_with_default_limits_also_when_they_move() -> None:
-    store = EtcdStore(description(etcd.shared().endpoints, prefix="/thirty"))
+def test_thirty_ranges_fit_into_one_claim_of_an_etcd_with_default_limits_also_when_they_move(
+    reached: Callable[..., EtcdStore], request: pytest.FixtureRequest
+) -> None:
+    store = reached(etcd.shared(), prefix=f"/{request.node.name}")
     ranges = [Want(f"pool{i}", 4, TEN + (i << 8), "") for i in range(30)]
     old = store.claim(ranges, owner("old", 1, pod=("ns", "a", "")))
     assert isinstance(old, Claimed)
@@ -254,21 +275,24 @@ class Once:
 
 
 def through(proxy: Proxy, store: EtcdStore, *others: str) -> EtcdStore:
-    return EtcdStore({**store.record(), "endpoints": [f"http://127.0.0.1:{proxy.port}", *others], "password": ""})
+    return type(store)({**store.record(), "endpoints": [f"http://127.0.0.1:{proxy.port}", *others], "password": ""})
 
 
-def shared_port() -> int:
-    return etcd.shared(etcd.LARGE).members[0].port
+def port_of(store: EtcdStore) -> int:
+    """The port of its server, or of the unwell one before that."""
+    return endpoint(store.record()["endpoints"][0], False).port
 
 
+@pytest.mark.well("it breaks one request, and tells its outcome")
 def test_a_claim_whose_reply_is_lost_is_known_to_be_made(store: EtcdStore) -> None:
-    with Proxy(shared_port(), Once("reply")) as proxy:
+    with Proxy(port_of(store), Once("reply")) as proxy:
         claim(through(proxy, store), 1, 2)
     assert offsets(store) == [1, 2]
 
 
+@pytest.mark.well("it breaks one request, and tells its outcome")
 def test_a_claim_that_was_lost_on_the_way_is_unknown_and_can_be_made_again(store: EtcdStore) -> None:
-    with Proxy(shared_port(), Once("request")) as proxy:
+    with Proxy(port_of(store), Once("request")) as proxy:
         own = through(proxy, store)
         answer = own.claim([want(TEN + 1)], owner("c1", 1))
         assert isinstance(answer, Unknown)
@@ -277,11 +301,12 @@ def test_a_claim_that_was_lost_on_the_way_is_unknown_and_can_be_made_again(store
         assert isinstance(own.claim([want(TEN + 1)], owner("c1", 2)), Claimed)
 
 
+@pytest.mark.well("it breaks one request, and tells its outcome")
 def test_a_claim_that_arrives_after_it_was_given_up_comes_to_nothing(
     store: EtcdStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(client, "_ATTEMPT_SECONDS", 0.5)
-    with Proxy(shared_port(), Once("hold")) as proxy:
+    with Proxy(port_of(store), Once("hold")) as proxy:
         own = through(proxy, store, etcd.shared(etcd.LARGE).endpoints[0])
         assert isinstance(own.claim([want(TEN + 1)], owner("c1", 1)), Unknown)
         proxy.let_go()
@@ -290,6 +315,7 @@ def test_a_claim_that_arrives_after_it_was_given_up_comes_to_nothing(
     assert isinstance(store.claim([want(TEN + 1)], owner("c1", 2)), Claimed)
 
 
+@pytest.mark.well("an unwell server refuses claims of any sequence")
 def test_a_claim_that_arrives_after_the_release_comes_to_nothing(
     store: EtcdStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -300,10 +326,10 @@ def test_a_claim_that_arrives_after_the_release_comes_to_nothing(
 
 
 def test_after_a_restore_from_an_older_backup_claims_as_recorded_put_back_what_was_lost_and_nothing_else(
-    tmp_path: Path,
+    tmp_path: Path, reached: Callable[..., EtcdStore]
 ) -> None:
     with Cluster() as former:
-        own = EtcdStore(description(former.endpoints), seconds=20)
+        own = reached(former)
         claim(own, 1, container="kept", sequence=1)
         claim(own, 2, container="gone", sequence=2)
         former.ctl("snapshot", "save", str(tmp_path / "backup"))
@@ -311,14 +337,16 @@ def test_after_a_restore_from_an_older_backup_claims_as_recorded_put_back_what_w
         (moved,) = claim(own, 4, container="moved", sequence=4)
         own.release(own.find(owner("gone").attachment))
     with restored(tmp_path / "backup", tmp_path / "data") as cluster:
-        own = EtcdStore(description(cluster.endpoints), seconds=20)
+        own = reached(cluster)
         claim(own, 4, container="new", sequence=5)  # an ADD before an agent has looked
         again = [own.claim([want(lease.value)], owner(lease.container_id, lease.sequence)) for lease in (lost, moved)]
-        assert [type(answer) for answer in again] == [Claimed, Taken]
+        back, taken = again
+        assert isinstance(back, Claimed)
+        assert isinstance(taken, Taken)
         held = {lease.value - TEN: lease.container_id for lease in own.leases("pool")}
         assert held == {1: "kept", 2: "gone", 3: "lost", 4: "new"}  # `gone` is its node's to release
         assert etcd_dump.faults(etcd_dump.dump(cluster.endpoints[0])) == []
-        assert own.release([lost]) == 1
+        assert own.release(back.leases) == 1
 
 
 @contextmanager
@@ -334,8 +362,9 @@ def restored(backup: Path, data: Path) -> Iterator[Cluster]:
 
 def test_an_add_whose_claim_is_lost_gets_its_address_in_the_next_try(store: EtcdStore) -> None:
     told: list[int] = []
-    with Proxy(shared_port(), Once("request")) as proxy:
-        own, who = through(proxy, store), owner("c1", time.time_ns())
+    with Proxy(port_of(store), Once("request")) as proxy:
+        own = EtcdStore({**store.record(), "endpoints": [f"http://127.0.0.1:{proxy.port}"], "password": ""})
+        who = owner("c1", time.time_ns())
         values = acquire.acquire(own, [need()], who, acquire.Terms(lambda wants, sequence: told.append(sequence)))
     assert values == [TEN + 1]
     assert [lease.sequence for lease in store.leases("pool")] == told[-1:]
@@ -344,7 +373,7 @@ def test_an_add_whose_claim_is_lost_gets_its_address_in_the_next_try(store: Etcd
 def test_a_release_whose_reply_is_lost_is_made(store: EtcdStore) -> None:
     leases = claim(store, 1)
     lost = iter(["reply"])
-    with Proxy(shared_port(), lambda data: next(lost, "") if b"/node/" in data else "") as proxy:
+    with Proxy(port_of(store), lambda data: next(lost, "") if b"/node/" in data else "") as proxy:
         through(proxy, store).release(leases)
     assert offsets(store) == []
 
@@ -358,7 +387,7 @@ def test_dead_endpoints_cost_a_moment_each(store: EtcdStore) -> None:
             s.connect_ex(silent.getsockname())
         (closed,) = etcd.free_ports(1)
         dead = [f"http://127.0.0.1:{port}" for port in (closed, silent.getsockname()[1])]
-        own = EtcdStore({**store.record(), "endpoints": [*dead, *store.record()["endpoints"]], "password": ""})
+        own = type(store)({**store.record(), "endpoints": [*dead, *store.record()["endpoints"]], "password": ""})
         began = time.monotonic()
         claim(own, 1)
         assert time.monotonic() - began < client._ATTEMPT_SECONDS
@@ -514,10 +543,10 @@ def three() -> Iterator[Cluster]:
 
 
 def test_claims_go_on_when_the_leader_dies_and_when_history_is_compacted(
-    three: Cluster, monkeypatch: pytest.MonkeyPatch
+    three: Cluster, reached: Callable[..., EtcdStore], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(EtcdStore, "page", 10)
-    own = EtcdStore(description(three.endpoints), seconds=20)
+    own = reached(three)
     for i in range(40):
         who = owner(f"c{i}", time.time_ns())
         values = acquire.acquire(own, [need()], who, acquire.Terms(lambda wants, sequence: None))
@@ -543,6 +572,7 @@ def _ctl_alive(cluster: Cluster, dead: Member, *arguments: str) -> str:
     return done.stdout
 
 
+@pytest.mark.well("most of its members are killed")
 def test_a_cluster_without_a_majority_is_an_error_to_retry(three: Cluster) -> None:
     for member in three.members[1:]:
         member.kill()
@@ -574,7 +604,8 @@ for i in range(count):
     (value,) = acquire.acquire(store, [need], who, acquire.Terms(lambda wants, sequence: None))
     print("+", value, f"{node}-{i}", flush=True)
     if i % 3 == 0:
-        assert store.release(store.find(who.attachment)) == 1
+        store.release(store.find(who.attachment))
+        assert store.find(who.attachment) == []
         print("-", value, f"{node}-{i}", flush=True)
 """
 
@@ -614,6 +645,7 @@ def test_sixteen_processes_claim_from_one_pool_without_a_duplicate(store: EtcdSt
 
 
 @pytest.mark.long
+@pytest.mark.well("its members are stopped in turn")
 def test_many_processes_claim_while_leaders_die_and_return(three: Cluster) -> None:
     def disturb() -> None:
         for _ in range(3):
@@ -654,6 +686,7 @@ def tls_cluster(pems: Path, name: str = "server", *flags: str) -> Iterator[Clust
         yield cluster
 
 
+@pytest.mark.well("it is about certificates, and the unwell server has none")
 def test_tls_verifies_both_sides_and_names_what_is_wrong(pems: Path) -> None:
     def find(seconds: float = 5, **more: str) -> None:
         more = {key: f"{pems}/{name}" for key, name in more.items()}
@@ -687,6 +720,7 @@ def files_of(pems: Path, client: str) -> dict[str, str]:
     return {"ca": f"{pems}/ca.pem", "cert": f"{pems}/{client}.pem", "key": f"{pems}/{client}.key"}
 
 
+@pytest.mark.well("it is about certificates, and the unwell server has none")
 def test_beside_users_a_client_certificate_has_no_common_name_and_is_not_enough(pems: Path) -> None:
     def find(name: str, **more: str) -> None:
         EtcdStore(description(cluster.endpoints, **files_of(pems, name), **more), seconds=20).find(owner().attachment)
@@ -712,6 +746,7 @@ def test_beside_users_a_client_certificate_has_no_common_name_and_is_not_enough(
             find("nameless", prefix="/elsewhere", **user)
 
 
+@pytest.mark.well("it is about certificates, and the unwell server has none")
 def test_a_member_whose_own_certificate_is_not_for_clients_is_told_that_its_gateway_needs_one(pems: Path) -> None:
     with tls_cluster(pems, "server-only", "--client-cert-auth", "--trusted-ca-file", f"{pems}/ca.pem") as cluster:
         with pytest.raises(Unreachable) as caught:
@@ -719,6 +754,7 @@ def test_a_member_whose_own_certificate_is_not_for_clients_is_told_that_its_gate
         assert all(word in caught.value.msg for word in ("gateway", "clientAuth", "--cert-file")), caught.value.msg
 
 
+@pytest.mark.well("the unwell server has another host and port than etcd lists")
 def test_a_host_that_etcd_does_not_list_is_an_error_that_names_the_flag() -> None:
     with Cluster(1, ["--host-whitelist=127.0.0.1"]) as cluster:
         port = cluster.members[0].port
@@ -726,6 +762,7 @@ def test_a_host_that_etcd_does_not_list_is_an_error_that_names_the_flag() -> Non
             EtcdStore(description([f"http://localhost:{port}"]), seconds=5).find(owner().attachment)
 
 
+@pytest.mark.well("it is about certificates, and the unwell server has none")
 def test_a_certificate_for_another_host_and_a_server_without_tls_are_told_apart(
     pems: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -758,9 +795,11 @@ def guarded() -> Iterator[Cluster]:
         yield cluster
 
 
-def test_a_user_has_a_password_and_the_rights_that_it_was_granted(guarded: Cluster) -> None:
+def test_a_user_has_a_password_and_the_rights_that_it_was_granted(
+    guarded: Cluster, reached: Callable[..., EtcdStore]
+) -> None:
     def store_of(user: str = "railcni", password: str = "s3cret", **more: str) -> EtcdStore:
-        return EtcdStore(description(guarded.endpoints, user=user, password=password, **more))
+        return reached(guarded, user=user, password=password, **more)
 
     own = store_of()
     assert claim(own, 1, 2)
@@ -778,6 +817,7 @@ def test_a_user_has_a_password_and_the_rights_that_it_was_granted(guarded: Clust
         assert "s3cret" not in str(caught.value.document("1.1.0"))
 
 
+@pytest.mark.well("it counts the logins")
 def test_a_token_serves_the_next_call_and_is_replaced_when_it_has_expired(
     guarded: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -812,9 +852,9 @@ def test_a_token_serves_the_next_call_and_is_replaced_when_it_has_expired(
     assert call("c17", 17) == 0
 
 
-def test_a_full_etcd_says_what_to_do_and_still_releases() -> None:
+def test_a_full_etcd_says_what_to_do_and_still_releases(reached: Callable[..., EtcdStore]) -> None:
     with Cluster(1, ["--quota-backend-bytes=1000000"]) as cluster:
-        own = EtcdStore(description(cluster.endpoints))
+        own = reached(cluster)
         leases = claim(own, 1)
         with pytest.raises(TryAgainLater, match="NOSPACE") as caught:
             for i in range(2000):
