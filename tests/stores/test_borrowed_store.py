@@ -19,8 +19,7 @@ from tests import etcd
 from tests.etcd import Cluster
 from tests.stores import kubernetes_proxy
 from tests.stores.test_ipam_verbs import Host
-
-pytestmark = pytest.mark.well("it is about the stores that a call opens, and what they say")
+from tests.stores.unwell import ailing
 
 ATTACHED = ("c1", "c2", "c3")
 ROOTS = {"logRoots": ["/"], "configRoots": ["/"], "storeHosts": ["*"]}
@@ -45,7 +44,10 @@ class Place:
         self.host.call("CHECK", container, self.block, prevResult={"cniVersion": "1.1.0", "ips": ips})
 
 
-def of_etcd(host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
+Reached = Callable[[int, bool], int]
+
+
+def of_etcd(host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reached: Reached) -> Iterator[Place]:
     """A prefix beside that of the flat file, by the flat file's user and password."""
     if etcd.unusable():
         pytest.skip(etcd.unusable())
@@ -54,7 +56,8 @@ def of_etcd(host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iter
         cluster.ctl("user", "grant-role", "root", "root")
         cluster.ctl("auth", "enable")
         flat = tmp_path / "whereabouts.conf"
-        own = {"etcd_host": ",".join(cluster.endpoints), "etcd_username": "root", "etcd_password": "s3cret"}
+        port = reached(cluster.members[0].port, True)
+        own = {"etcd_host": f"127.0.0.1:{port}", "etcd_username": "root", "etcd_password": "s3cret"}
         monkeypatch.setattr(flatfile, "PATHS", (str(flat),))
         flat.write_text(json.dumps({**own, "etcd_prefix": "/registry"}))
 
@@ -68,10 +71,11 @@ def of_etcd(host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iter
         yield Place(host, {"datastore": "etcd", "etcd_prefix": "/registry"}, keys, narrow)
 
 
-def of_kubeconfig(host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
+def of_kubeconfig(host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reached: Reached) -> Iterator[Place]:
     """A kubeconfig that networks could name, and cannot any more."""
     server = kubernetes_proxy.start()
     path = server.kubeconfig(tmp_path, "borrowed")
+    Path(path).write_text(Path(path).read_text().replace(f":{server.port}", f":{reached(server.port, False)}"))
     block = {"datastore": "addresslease", "kubernetes": {"kubeconfig": path}}
 
     def narrow() -> None:
@@ -88,12 +92,13 @@ def of_kubeconfig(host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     server.close()
 
 
-def of_host(host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
+def of_host(host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reached: Reached) -> Iterator[Place]:
     """A host of etcd that networks could name, and cannot any more."""
     if etcd.unusable():
         pytest.skip(etcd.unusable())
     with Cluster(1) as cluster:
-        block = {"datastore": "etcd", "etcd_host": ",".join(cluster.endpoints)}
+        port = reached(cluster.members[0].port, True)
+        block = {"datastore": "etcd", "etcd_host": f"127.0.0.1:{port}"}
 
         def keys() -> list[str]:
             listed = cluster.ctl("get", "--prefix", "/railcni", "--keys-only")
@@ -105,11 +110,22 @@ def of_host(host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iter
         yield Place(host, block, keys, narrow)
 
 
+@pytest.fixture(params=["well", "unwell"])
+def reached(request: pytest.FixtureRequest) -> Iterator[Reached]:
+    """The port at which a store's server is reached, by its own port and whether it is etcd: there, or an unwell one's."""
+    if request.param == "unwell" and kubernetes_proxy.path():
+        pytest.skip("a real server is well")
+    with contextlib.ExitStack() as stack:
+        yield lambda port, is_etcd: (
+            port if request.param == "well" else stack.enter_context(ailing(port, is_etcd)).port
+        )
+
+
 @pytest.fixture(params=[of_etcd, of_kubeconfig, of_host], ids=lambda make: make.__name__)
 def place(
-    request: pytest.FixtureRequest, tmp_path: Path, free_paths: None, monkeypatch: pytest.MonkeyPatch
+    request: pytest.FixtureRequest, tmp_path: Path, free_paths: None, monkeypatch: pytest.MonkeyPatch, reached: Reached
 ) -> Iterator[Place]:
-    yield from request.param(Host(tmp_path), tmp_path, monkeypatch)
+    yield from request.param(Host(tmp_path), tmp_path, monkeypatch, reached)
 
 
 def test_what_was_attached_is_checked_collected_and_deleted_and_nothing_new_is_attached(place: Place) -> None:
@@ -139,6 +155,7 @@ def test_no_verb_opens_the_store_for_what_is_not_recorded(place: Place) -> None:
     assert sorted(place.host.recorded()) == sorted(ATTACHED)
 
 
+@pytest.mark.well("it is about which server a call asks, not about the answers")
 def test_a_password_of_the_flat_file_reaches_no_server_that_only_a_network_has_named(
     tmp_path: Path, free_paths: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -191,6 +208,7 @@ def test_no_verb_without_a_record_connects_to_a_host_that_the_node_lets_no_netwo
     assert not is_reached(listener)
 
 
+@pytest.mark.well("it is about which server a call asks, not about the answers")
 def test_a_host_that_a_network_adds_to_that_of_a_record_is_not_connected_to(
     tmp_path: Path, listener: socket.socket, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -13,7 +13,7 @@ from ipam.stores import base, http
 from ipam.stores.apiserver import Api
 from tests.stores.kubernetes_api import ApiServer
 
-pytestmark = pytest.mark.well("it counts the connections")
+pytestmark = pytest.mark.well("it only reads, and counts the connections")
 
 POOLS = "ippools"
 

@@ -25,7 +25,7 @@ from ipam.stores.base import Unreachable
 from tests.stores import certificates
 from tests.stores.kubernetes_api import ApiServer
 
-pytestmark = pytest.mark.well("it is about how a server is reached")
+pytestmark = pytest.mark.well("it only reads, and is about how a server is reached")
 
 ROOT = Path(__file__).resolve().parents[2]
 
