@@ -189,6 +189,7 @@ MAYBE_SERVED: dict[str, tuple[Play, str]] = {  # and a word of the error
     "a failure of another version": (raw(b'{"code": 14, "message": "no leader", "details": []}', 503), "no leader"),
     "a failure of an older version": (raw(b'{"code": 14, "error": "no leader"}', 503), "no leader"),
     "a page of a proxy": (raw(b"<html>Sorry</html>", 503), "status 503"),
+    "a busy proxy": (raw(b"<html>Sorry</html>", 429), "status 429"),
     "a status of a proxy": (raw(b"", 502), "status 502"),
     "a redirection": (raw(b"", 307, "Location: /"), "status 307"),
     "no body": (raw(b""), "no message of etcd"),
@@ -233,6 +234,7 @@ REFUSED: dict[str, tuple[Play, type[CniError]]] = {
     "a key twice": (failure(400, 3, "etcdserver: duplicate key given in txn request"), InvalidConfig),
     "a large request": (failure(400, 3, "etcdserver: request is too large"), InvalidConfig),
     "space": (failure(429, 8, "etcdserver: mvcc: database space exceeded"), TryAgainLater),
+    **{f"a proxy, by {status}": (raw(b"<html>Sorry</html>", status), InvalidConfig) for status in (400, 401, 403, 407)},
     "damage": (failure(500, 15, "etcdserver: corrupt cluster"), TryAgainLater),
 }
 
@@ -259,6 +261,20 @@ def test_a_token_that_has_expired_is_replaced_and_the_claim_made_again(
     login, claim = "/v3/auth/authenticate", "/v3/kv/txn"
     assert [target for _, target in server.calls] == [login, claim, claim, login, claim]
     assert server.tokens == ["", "t1", "t1", "", "t2"]
+    server.close()
+
+
+@pytest.mark.parametrize("said", [(401, 16, "invalid auth token"), (400, 3, "revision of auth store is old")])
+def test_a_server_that_refuses_each_new_token_is_not_asked_until_the_time_is_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: tuple[int, int, str]
+) -> None:
+    monkeypatch.setattr(client, "TOKENS", str(tmp_path / "tokens"))
+    refused = failure(said[0], said[1], f"etcdserver: {said[2]}")
+    server = Server(*[raw(b'{"token": "t1"}'), refused] * 3)
+    own = of(server, user="railcni", seconds=60)
+    with pytest.raises(InvalidConfig, match='each token of user "railcni": .*--auth-token'):
+        called(own)
+    assert len(server.calls) == 6
     server.close()
 
 

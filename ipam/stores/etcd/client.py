@@ -37,6 +37,8 @@ _INVALID, _DENIED, _EXHAUSTED, _PRECONDITION, _UNAVAILABLE, _DATA_LOSS, _UNAUTHE
 _HEADERS = "Accept: application/json\r\nContent-Type: application/json\r\n"
 _OF_ETCD = "etcdserver: "  # the prefix of etcd's own errors; the gateway's errors have none
 _NO_GATEWAY = (404, 405, 421, 501)  # HTTP statuses for a path, a method or a host that a server does not serve
+_LATER = (408, 425, 429)  # HTTP statuses of a proxy that may pass the next attempt on
+_TOKENS = 3  # tokens of one call: each but the last may be refused
 
 
 def endpoint(text: str, tls: bool) -> ServerAddress:
@@ -64,7 +66,7 @@ class EtcdClient(http.Client):
         self._user = user
         self._password = password
         self._token = ""
-        self._refused = False  # whether etcd has refused a token
+        self._refused = 0  # tokens that etcd has refused in this call
         self._at = 0  # index of the endpoint of the connection, or of the one to try first
 
     def call(self, method: str, document: Any, read: Read[Reply], once: bool = False) -> Reply:
@@ -73,6 +75,7 @@ class EtcdClient(http.Client):
         Raises Unreachable when no endpoint serves in time, OutcomeUnknown after a lost reply to a request made `once`,
         InvalidConfig for a fault of the configuration, here or in etcd, and TryAgainLater when etcd is full or damaged.
         """
+        self._refused = 0
         deadline = min(monotonic() + self.seconds, self.deadline)
         attempts = Pauses(deadline, _FIRST_PAUSE, _LONGEST_PAUSE)
         failure: CniError | None = None
@@ -135,6 +138,11 @@ class EtcdClient(http.Client):
                 f"etcd at {self._where()} does not serve /v3/{method} ({text}): want etcd 3.4 or newer with its JSON"
                 " gateway (--enable-grpc-gateway, the default), etcd_host with an endpoint for clients, and in"
                 " --host-whitelist its host"
+            )
+        if code == -1 and 400 <= status < 500 and status not in _LATER:
+            raise InvalidConfig(
+                f"a server at {self._where()} refuses /v3/{method} ({text}) in place of etcd: let that proxy pass this node's"
+                " requests on, or name in etcd_host the client endpoints of etcd"
             )
         if code == _UNAVAILABLE and self._where().tls and not text.startswith(_OF_ETCD):
             text += (
@@ -241,8 +249,13 @@ class EtcdClient(http.Client):
         user = f'user "{self._user}"' if self._user else "a request without a user"
         if code == _UNAUTHENTICATED or "user name is empty" in said or "auth store is old" in said:
             if self._token or "is old" in said:  # the token has expired; the next attempt gets another
-                self._token, self._refused = "", True
-                return _Unserved(code, said, False)
+                self._token, self._refused = "", self._refused + 1
+                if self._refused < _TOKENS:
+                    return _Unserved(code, said, False)
+                return InvalidConfig(
+                    f"etcd at {where} refuses each token of {user}: {said}. Give all members the same --auth-token, and"
+                    " correct their clocks"
+                )
             return InvalidConfig(f"etcd at {where} asks for authentication: set etcd_username and etcd_password")
         if "authentication failed" in said:
             return InvalidConfig(f"etcd at {where} refuses {user}: {said}. Correct etcd_username and etcd_password")
