@@ -10,14 +10,15 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from cni.shared.spec.errors import CniError, InvalidConfig, StateDamaged, TryAgainLater
-from ipam import acquire
+from ipam import acquire, upkeep
 from ipam.leases import Lease, Want
 from ipam.ranges import Range
 from ipam.rules import Need
@@ -31,6 +32,8 @@ from tests.etcd import Cluster, Member
 from tests.proxy import Proxy
 from tests.stores import certificates, etcd_dump
 from tests.stores.kinds import EtcdKind, PatientEtcdStore, description, owner, want
+from tests.stores.kubernetes_api import ApiServer
+from tests.stores.places import Place
 from tests.stores.unwell import Hurry, ailing
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -63,7 +66,11 @@ def store(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> It
 
 def keys_of(store: EtcdStore) -> list[str]:
     """The keys of the store, without those that forbid claims with a lost reply."""
-    listed = etcd.shared(etcd.LARGE).ctl("get", "--prefix", store.record()["prefix"], "--keys-only").split()
+    return keys_below(store.record()["prefix"], etcd.shared(etcd.LARGE).ctl)
+
+
+def keys_below(prefix: str, ctl: Callable[..., str]) -> list[str]:
+    listed = ctl("get", "--prefix", prefix, "--keys-only").split()
     return [key for key in listed if "/v1/void/" not in key]
 
 
@@ -817,6 +824,56 @@ def test_a_user_has_a_password_and_the_rights_that_it_was_granted(
         assert "s3cret" not in str(caught.value.document("1.1.0"))
 
 
+@pytest.mark.parametrize("right", ["none", "read", "write"])
+def test_without_its_rights_no_verb_waits_and_with_them_again_nothing_is_left(
+    guarded: Cluster, tmp_path: Path, free_paths: None, reached: Callable[..., EtcdStore], right: str
+) -> None:
+    ctl = partial(guarded.ctl, flags=["--user=root:secret"])
+    prefix, name = f"/railcni-{tmp_path.name}", tmp_path.name
+    endpoints = reached(guarded).record()["endpoints"]
+    server = ApiServer()
+    place = Place(tmp_path, {"datastore": "etcd", "etcd_host": ",".join(endpoints)}, None, server)
+    place.block |= {"etcd_prefix": prefix, "etcd_username": name, "etcd_password": "x", "store_timeout": 60}
+
+    def grant(*rights: str) -> None:
+        for granted in rights:
+            ctl("role", "grant-permission", name, "--prefix=true", granted, f"{prefix}/")
+
+    def refused(verb: str, container: str, **more: Any) -> int:
+        with pytest.raises(CniError, match="denies user .*grant-permission") as caught:
+            place.call(verb, container, **more)
+        return caught.value.code
+
+    for words in (f"user add {name}:x", f"role add {name}", f"user grant-role {name} {name}"):
+        ctl(*words.split())
+    grant("readwrite")
+    for container in ("c1", "c2"):
+        place.add(container)
+    ctl("role", "revoke-permission", name, "--prefix=true", f"{prefix}/")
+    grant(*{right} - {"none"})
+    began = time.monotonic()
+    assert refused("ADD", "new") == 7
+    assert refused("STATUS", "") in (7, 50)
+    previous = {"prevResult": {"cniVersion": "1.1.0", "ips": [{"address": "10.0.0.1/24"}]}}
+    assert right == "read" or refused("CHECK", "c1", config=previous) == 7
+    with suppress(InvalidConfig):
+        place.collect("c2")
+    for container in ("new", "c2"):
+        place.delete(container)
+    left = {attachment.container_id: record for attachment, _, record in place.records().all("ipam")}
+    assert all("grant-permission" in record["reason"] for record in left.values())
+    # the inner transactions of a release pass, in an etcd that compares no rights with them
+    assert {key.split("/")[5] for key in keys_below(prefix, ctl) if "/attachment/" in key} == left.keys()
+    assert upkeep.flush(place.records(), None, 60) == len(left)
+    assert time.monotonic() - began < 5
+    grant("readwrite")
+    for record in left.values():
+        upkeep.flush(place.records(), {**record["store"], "password": "x"}, 20)
+    assert place.records().all() == []
+    assert keys_below(prefix, ctl) == []
+    server.close()
+
+
 @pytest.mark.well("it counts the logins")
 def test_a_token_serves_the_next_call_and_is_replaced_when_it_has_expired(
     guarded: Cluster, monkeypatch: pytest.MonkeyPatch
@@ -861,4 +918,6 @@ def test_a_full_etcd_says_what_to_do_and_still_releases(reached: Callable[..., E
                 claim(own, *range(100 + 10 * i, 110 + 10 * i), container=f"c{i}")
         assert "quota-backend-bytes" in caught.value.msg[:250]
         assert not isinstance(caught.value, Unreachable)
+        with pytest.raises(TryAgainLater, match="NOSPACE"):
+            own.ready([want(TEN)])
         assert own.release(leases) == 1
