@@ -452,7 +452,6 @@ def test_a_lease_that_go_made_is_released_by_our_delete(cluster: Cluster) -> Non
     assert cluster.server.names(RESERVATIONS) == []
 
 
-@pytest.mark.well("after an open attempt the reservation stays as Go made it")
 def test_a_pod_that_go_gave_an_address_keeps_it_in_its_new_sandbox(cluster: Cluster) -> None:
     go_lease(cluster)
     assert cluster.call("ADD", "new", pod="a") == ["10.0.0.5/24"]

@@ -186,6 +186,28 @@ def test_a_shared_address_is_leased_again_although_the_first_attempt_was_open(
     assert place.leased(store_ref) == {} and place.records().all() == []
 
 
+@pytest.mark.parametrize("illness", ILL)
+@pytest.mark.parametrize("place", ["kubernetes"], indirect=True)
+def test_a_reservation_of_go_s_is_completed_by_the_add_that_takes_its_lease_over(
+    place: Place, illness: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Go's whereabouts names the pod in it, and no container."""
+    monkeypatch.setattr(base, "time", Hurry)
+    place.add("other", "b")
+    store_ref = place.store_ref
+    pool = place.server.spec(POOLS, "10.0.0.0-24")
+    pool["allocations"]["2"] = {"id": "old", "podref": "ns/a", "ifname": "net1"}
+    place.server.put(POOLS, "kube-system", "10.0.0.0-24", pool)
+    place.server.put(RESERVATIONS, "kube-system", "10.0.0.2", {"podref": "ns/a", "ifname": "net1"})
+    with ill(place, first(illness, 1)):
+        assert place.add("new", "a") == "10.0.0.2"
+    assert place.server.spec(RESERVATIONS, "10.0.0.2")["containerid"] == "new"
+    assert place.leased(store_ref) == {"10.0.0.1": "other", "10.0.0.2": "new"}
+    for container, pod in (("other", "b"), ("new", "a")):
+        place.delete(container, pod)
+    assert place.records().all() == [] and not place.server.names(RESERVATIONS)
+
+
 WORKERS, ROUNDS, TRIES = 5, 4, 200
 STORM = {"range": "10.0.0.0/29", "exclude": ["10.0.0.5/32", "10.0.0.6/32"], "store_timeout": 30}
 

@@ -116,7 +116,9 @@ class KubernetesStore(ObjectStore):
             if unknown and owner.pod[2]:
                 strange = self._strange(unknown, owner.pod)
                 pods = [lease for lease in pods if lease not in strange]
-            return Survey(self.find(owner.attachment), pods, self._former(owner.pod, ifname))
+            # a claim that was left open may have taken a lease of Go's over, and not its reservation: the next one does
+            own = [self._view.completed(lease, by_container=True) for lease in self.find(owner.attachment)]
+            return Survey(own, pods, self._former(owner.pod, ifname))
 
     def _strange(self, leases: Sequence[Lease], pod: tuple[str, str, str]) -> list[Lease]:
         """The `leases`, all without a pod UID, that a former pod of the same name may still use.

@@ -139,10 +139,13 @@ class View:
         entry = objects.allocation(pool, place)
         return self.lease(pool, entry) if pool and entry else None
 
-    def completed(self, lease: Lease) -> Lease:
-        """`lease` with the data of its record, else of its reservation; without a reservation its scope is None."""
+    def completed(self, lease: Lease, by_container: bool = False) -> Lease:
+        """`lease` with the data of its record, else of its reservation; without a reservation its scope is None.
+
+        With `by_container`, a reservation that names no container does not count.
+        """
         found = self.reservation(lease)
-        own = found is not None and found.is_of(lease)
+        own = found is not None and found.is_of(lease) and not (by_container and not found.lease.container_id)
         if lease.sequence == 0 and found and own:
             found.tell(lease)
         if lease.scope is None or own:
