@@ -44,7 +44,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from cni.shared.records import Records
-    from cni.shared.spec.request import Attachment
     from ipam.config import IpamConfig
     from ipam.rules import Choice, Need
     from ipam.shared import ClaimsHere
@@ -59,9 +58,9 @@ _PATIENT = 5.0  # seconds after which a call makes one request a second
 class Terms:
     """The parameters of a claim other than its store, its needs and its owner.
 
-    `remember(wants, sequence)` is called before each claim, and when the leases exist already. An earlier call may have
-    claimed the addresses in `recorded`, and the server may still execute the claim. The addresses in `doubtful` are not
-    kept, since their release may still be under way. `preferred()` returns the addresses, (family, value), to give if
+    `remember(wants, sequence)` is called before each claim, and when the leases exist already. A claim of the addresses in
+    `open` was made, by an earlier call or by this one (`is_unsure`), and the server may still execute it. The addresses
+    in `doubtful` are not kept, since their release may still be under way. `preferred()` returns the addresses, (family, value), to give if
     they are free, the most preferred first. `free_earlier_boots`, `is_own`, `is_neighbour` and `is_avoided` are for the
     SearchPlan. An attempt ends within `seconds`; 0 stands for CLAIM_SECONDS. `new`: the attachment never had a lease.
     """
@@ -70,7 +69,7 @@ class Terms:
         self,
         remember: Callable[[Sequence[Want], int], object],
         free_earlier_boots: Callable[[str], bool] = lambda pool: False,
-        recorded: Sequence[Want] = (),
+        open: Sequence[Want] = (),
         doubtful: Sequence[Want] = (),
         preferred: Callable[[], list[tuple[int, int]]] = list,
         seconds: float = 0,
@@ -85,7 +84,8 @@ class Terms:
         self.is_avoided = is_avoided
         self.remember = remember
         self.free_earlier_boots = free_earlier_boots
-        self.recorded = recorded
+        self.open = open
+        self.is_unsure = False
         self.doubtful = doubtful
         self.preferred = preferred
         self.seconds = seconds or CLAIM_SECONDS
@@ -147,7 +147,6 @@ class _Attempts:
         self._owner = owner
         self._terms = terms
         self._lost = list(terms.doubtful)
-        self._open = terms.recorded  # the addresses of claims that the server may still execute
         self._needs = needs_of(wanted)
         how = (terms.free_earlier_boots, terms.is_own, terms.is_neighbour, terms.is_avoided)
         self._search = SearchPlan(store, wanted, owner, *how)
@@ -179,7 +178,7 @@ class _Attempts:
         terms.remember(wants, owner.sequence)
         answer = store.claim(wants, owner, planned.given_up)
         if isinstance(answer, Unknown):
-            self._open = wants
+            terms.open, terms.is_unsure = wants, True
         if isinstance(answer, Claimed):
             return values
         if isinstance(answer, Taken) and answer.wants:
@@ -192,9 +191,11 @@ class _Attempts:
     def _forbid_open(self, wants: Sequence[Want], own: Sequence[Lease]) -> None:
         """Cancel the open claim, which the server may still execute, if it names an address outside `wants` and `own`."""
         known = [*wants, *own]
-        if not {(*want.place, want.scope) for want in self._open} <= {(*want.place, want.scope) for want in known}:
+        if not {(*want.place, want.scope) for want in self._terms.open} <= {
+            (*want.place, want.scope) for want in known
+        }:
             self._store.settle(self._owner.attachment, self._owner.sequence - 1)
-        self._open = ()
+            self._terms.open = ()
 
 
 def _check_requested(store: Store, needs: Sequence[Need], kept: Sequence[Lease], owner: Owner) -> None:
@@ -283,7 +284,7 @@ def claim(
     terms = Terms(
         draft.write,
         free_earlier_boots=lambda pool: _free_earlier_boots(store, pool, owner, records),
-        recorded=recorded,
+        open=recorded,
         doubtful=recorded if record and record["pending"] else (),
         preferred=lambda: [*local.preferred(records, owner), *_annotated(config, owner, records)],
         seconds=config.store_timeout if is_shared else 0,
@@ -301,7 +302,7 @@ def claim(
         raise  # the claim may have succeeded; DEL or GC finds the leases by the record
     except CniError:
         if draft.record is not record:
-            _forget(owner.attachment, store, records, record)
+            _forget(owner, store, records, record, terms.is_unsure)
         raise
     finally:
         if here:
@@ -396,12 +397,16 @@ class _Draft:
                 self._here.note(wants)
 
 
-def _forget(attachment: Attachment, store: Store, records: Records, former: dict[str, Any] | None) -> None:
+def _forget(owner: Owner, store: Store, records: Records, former: dict[str, Any] | None, is_unsure: bool) -> None:
     """After a failed ADD that claimed nothing new, restore the record `former`; remove the record if `former` is None.
 
-    A lost store is restored from the records, so no record may name an address that its attachment does not have.
+    A lost store is restored from the records, so no record may name an address that its attachment does not have. If the
+    ADD left a claim open (`is_unsure`), the record stays until the claim is cancelled.
     """
+    attachment = owner.attachment
     try:
+        if is_unsure:
+            store.settle(attachment, owner.sequence)
         held = {lease.text for lease in store.find(attachment)}
         if former and held in (set(), set(former["addresses"])):
             records.write(attachment, PART, former)

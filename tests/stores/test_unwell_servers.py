@@ -14,11 +14,15 @@ import pytest
 
 from cni.shared.spec.errors import CniError, InvalidConfig, TryAgainLater
 from ipam import acquire, upkeep
+from ipam.leases import Want
 from ipam.stores import base, http
 from ipam.stores.addresslease import objects
 from ipam.stores.apiserver.resources import POOLS, RESERVATIONS, RIGHTS
+from ipam.stores.base import Claimed, Unreachable
 from ipam.stores.etcd import EtcdStore, txn
+from ipam.stores.ippool import locks
 from tests.stores import kubernetes_proxy
+from tests.stores.kinds import owner
 from tests.stores.kubernetes_api import DROP_LATE, SPECS, Refusal
 from tests.stores.places import Place, made, mend, silent
 from tests.stores.unwell import ILL, LATE, LOST, LOST_AFTER, Hurry, Unwell, first, in_turn
@@ -206,6 +210,58 @@ def test_a_reservation_of_go_s_is_completed_by_the_add_that_takes_its_lease_over
     for container, pod in (("other", "b"), ("new", "a")):
         place.delete(container, pod)
     assert place.records().all() == [] and not place.server.names(RESERVATIONS)
+
+
+ONE, TWO, THREE = ({"range": f"10.{number}.0.0/30", "exclude": [f"10.{number}.0.2/32"]} for number in range(3))
+REFUSALS: dict[str, list[dict[str, Any]]] = {  # the ranges of an ADD, which others fill during its first attempt
+    "its range is full": [ONE],
+    "its last range is full": [TWO, ONE],
+    "its first range is full": [ONE, TWO],
+    "its last range of three is full": [TWO, THREE, ONE],
+}
+
+
+@pytest.mark.parametrize("illness", [LOST, LOST_AFTER, LATE, "timeout"])
+@pytest.mark.parametrize("case", REFUSALS)
+@pytest.mark.parametrize("place", ILL_STORES, indirect=True)
+def test_an_add_that_is_refused_after_an_open_attempt_leaves_nothing(
+    place: Place, case: str, illness: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(base, "time", Hurry)
+    ranges = REFUSALS[case]
+    del place.block["range"]
+    for number, rng in enumerate((ONE, TWO, THREE)):  # so that each pool exists
+        place.add(f"first{number}", "f", node="node-3", ipRanges=[rng])
+        place.delete(f"first{number}", "f", node="node-3", ipRanges=[rng])
+    place.add("before", "b", node="node-2", ipRanges=[{"range": "10.0.0.4/30"}])
+    ((_, _, record),) = place.records("node-2").all("ipam")
+    left = [illness]
+
+    def choose(change: str) -> str:
+        if not left:
+            return ""
+        fault = left.pop()
+        with monkeypatch.context() as patch:  # the locks of another node
+            patch.setattr(locks, "DIRECTORY", str(place.directory / "run2"))
+            store = place.store({**record["store"]})
+            assert isinstance(store.claim([Want("10.0.0.0-30", 4, (10 << 24) + 1, "")], owner("rival")), Claimed)
+        return fault
+
+    with ill(place, choose) as unwell:
+        try:
+            place.call("ADD", "refused", "r", ipRanges=ranges)
+        except TryAgainLater as fault:
+            assert not isinstance(fault, Unreachable) and "exhausted" in fault.msg
+            place.delete("refused", "r", ipRanges=ranges)
+        else:
+            pytest.fail("the range had an address")
+        store = place.store(record["store"])
+        assert store.release([x for x in store.leases("10.0.0.0-30") if x.container_id == "rival"]) == 1
+        unwell.catch_up()
+    assert unwell.met
+    assert place.leased(record["store"]) == {"10.0.0.5": "before"}
+    assert place.records().all() == []
+    assert place.server.names(RESERVATIONS) == (["10.0.0.5"] if place.block["datastore"] == "kubernetes" else [])
 
 
 WORKERS, ROUNDS, TRIES = 5, 4, 200
