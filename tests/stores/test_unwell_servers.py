@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import multiprocessing
 import time
@@ -262,6 +263,51 @@ def test_an_add_that_is_refused_after_an_open_attempt_leaves_nothing(
     assert place.leased(record["store"]) == {"10.0.0.5": "before"}
     assert place.records().all() == []
     assert place.server.names(RESERVATIONS) == (["10.0.0.5"] if place.block["datastore"] == "kubernetes" else [])
+
+
+class Died(BaseException):
+    """The call is killed."""
+
+
+@pytest.mark.parametrize("illness", [LOST, LOST_AFTER, LATE, "timeout"])
+@pytest.mark.parametrize(
+    ("place", "ends"),
+    [
+        *[(store, "it dies") for store in ILL_STORES],
+        *[(store, "it may write no more") for store in ILL_STORES[:2]],
+        *[(store, "it may do nothing more") for store in ILL_STORES[:2]],
+    ],
+    indirect=["place"],
+)
+def test_an_add_that_ends_after_an_open_attempt_leaves_nothing_when_its_delete_is_made(
+    place: Place, ends: str, illness: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(base, "time", Hurry)
+    place.add("before", "b", node="node-2")
+    ((_, _, record),) = place.records("node-2").all("ipam")
+    left = [illness]
+
+    def choose(change: str) -> str:
+        if left and ends == "it dies":
+            dying.setattr(http.Connection, "request", die)
+        elif left:
+            verbs = ["create", "update", "patch", "delete"] + ["get", "list"] * (ends == "it may do nothing more")
+            place.server.forbidden = set(itertools.product(verbs, (ADDRESSES, POOLS, RESERVATIONS)))
+        return left.pop() if left else ""
+
+    def die(*_: object) -> None:
+        raise Died
+
+    with ill(place, choose) as unwell:
+        with pytest.MonkeyPatch.context() as dying, pytest.raises((Died, InvalidConfig)):
+            place.call("ADD", "ended", "e")
+        place.delete("ended", "e")
+        place.server.forbidden = set()
+        place.flush(None)
+        unwell.catch_up()
+    assert unwell.met
+    assert place.leased(record["store"]) == {"10.0.0.1": "before"}
+    assert place.records().all() == []
 
 
 WORKERS, ROUNDS, TRIES = 5, 4, 200
