@@ -19,7 +19,7 @@ An attempt is made in one session of the store. Its rules, in order:
    soon is full and is no longer listed; the others are among the first 65,536. From the fourth place on, the search
    reads the window of each place, and leaves a full one. From place number `places` it reads to the end of the pool.
 5. *Exceptions.* An address that the node itself has is never given. The address of a neighbour is given only if it is
-   preferred. Addresses found in use on the wire are given last; after these only addresses of lost claims, if the store
+   preferred. Addresses found in use on the wire, and those of former neighbours, are given last; after these only addresses of lost claims, if the store
    then shows no holder. Before a pool counts as exhausted, the leases of this node's earlier boots are freed.
 6. *Claim.* The claim gives up former leases and makes all new ones, or changes nothing. Before another attempt the call
    waits a random time, whose bound grows, and after some seconds also about a second for each request of an attempt. If
@@ -41,7 +41,7 @@ from ipam.search import SearchPlan, needs_of
 from ipam.stores.base import CREATE, Claimed, OutcomeUnknown, Pauses, Store, Taken, Unknown, Unreachable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Collection, Sequence
 
     from cni.shared.records import Records
     from ipam.config import IpamConfig
@@ -61,7 +61,7 @@ class Terms:
     `remember(wants, sequence)` is called before each claim, and when the leases exist already. A claim of the addresses in
     `open` was made, by an earlier call or by this one (`is_unsure`), and the server may still execute it. The addresses
     in `doubtful` are not kept, since their release may still be under way. `preferred()` returns the addresses, (family, value), to give if
-    they are free, the most preferred first. `free_earlier_boots`, `is_own`, `is_neighbour` and `is_avoided` are for the
+    they are free, the most preferred first. `free_earlier_boots`, `is_own`, `is_neighbour`, `is_avoided` and `with_former` are for the
     SearchPlan. An attempt ends within `seconds`; 0 stands for CLAIM_SECONDS. `new`: the attachment never had a lease.
     """
 
@@ -77,10 +77,12 @@ class Terms:
         is_avoided: Callable[[str], bool] = lambda address: False,
         is_own: Callable[[Want], bool] = lambda want: False,
         is_neighbour: Callable[[Want], bool] = lambda want: False,
+        with_former: Callable[[Want], Collection[tuple[int, int]]] = lambda want: (),
     ) -> None:
         self.new = new
         self.is_own = is_own
         self.is_neighbour = is_neighbour
+        self.with_former = with_former
         self.is_avoided = is_avoided
         self.remember = remember
         self.free_earlier_boots = free_earlier_boots
@@ -148,7 +150,7 @@ class _Attempts:
         self._terms = terms
         self._lost = list(terms.doubtful)
         self._needs = needs_of(wanted)
-        how = (terms.free_earlier_boots, terms.is_own, terms.is_neighbour, terms.is_avoided)
+        how = (terms.free_earlier_boots, terms.is_own, terms.is_neighbour, terms.is_avoided, terms.with_former)
         self._search = SearchPlan(store, wanted, owner, *how)
         self._new = terms.new
 
@@ -292,6 +294,7 @@ def claim(
         is_avoided=lambda address: local.is_avoided(records, address),
         is_own=lambda want: wire.is_own(want) or (here is not None and here.is_recorded(want)),
         is_neighbour=wire.is_neighbour,
+        with_former=wire.with_former,
     )
     try:
         values = _acquire_unshared(store, wanted, owner, terms, draft)

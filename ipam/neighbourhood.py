@@ -11,27 +11,26 @@ from ipam.ranges import host_of
 
 # rtnetlink(7), include/uapi/linux/neighbour.h
 _DESTINATION = 1
-_REACHABLE, _PERMANENT = 0x02, 0x80
 
 
-def addresses_of(names: list[str] | None, of_neighbours: bool = False) -> set[tuple[int, int]]:
+def addresses_of(names: list[str] | None, states: int = 0) -> set[tuple[int, int]]:
     """The addresses, (family, value), of the links `names` and of the links below and above them; None means all links.
 
-    With `of_neighbours`, the addresses of reachable and permanent neighbours on these links instead.
+    With `states`, the addresses of neighbours on these links in one of these states instead.
     """
     with Rtnl() as rtnl:
         near = {link.index for link in rtnl.links()} if names is None else _near(rtnl, names)
-        if of_neighbours:
-            return _neighbours_of(rtnl, near)
+        if states:
+            return _neighbours_of(rtnl, near, states)
         return {host_of(address.text) for index in near for address in addresses.list_of(rtnl, index)}
 
 
-def _neighbours_of(rtnl: Rtnl, near: set[int]) -> set[tuple[int, int]]:
+def _neighbours_of(rtnl: Rtnl, near: set[int], states: int) -> set[tuple[int, int]]:
     found = set()
     for number, family in ((4, socket.AF_INET), (6, socket.AF_INET6)):
         for body in rtnl.dump(GETNEIGH, NDMSG.pack(family, 0, 0, 0, 0)):
             _, index, state, _, _ = NDMSG.unpack_from(body)
-            if index in near and state & (_REACHABLE | _PERMANENT):
+            if index in near and state & states:
                 found.add((number, int.from_bytes(unpack_attributes(body, NDMSG.size)[_DESTINATION], "big")))
     return found
 

@@ -1,8 +1,9 @@
 """The addresses of this node and of its neighbours on the wire of a network: those of the links that lead to the network.
 
 No pod of the network can use an address of the node itself. A neighbour counts while its entry in the kernel's table is
-reachable or permanent. Any other entry may be of a deleted pod, and an entry may stay reachable for up to 45 s after a
-pod's end. So a pod may get its former address again, whatever the table says.
+reachable or permanent. An entry may stay reachable for up to 45 s after a pod's end, and then stale for days. So a pod may
+get its former address again, whatever the table says. A neighbour that answered once, whose entry is stale or is tested,
+may be a host or a deleted pod: its address is given after the others of the range.
 
 The wire follows from the link plugin's keys: it is the link `master` (or `bridge`) with the links below and above it, or
 the physical function of a virtual one. The addresses of all links count for a macvlan without `master`, which uses the
@@ -27,6 +28,8 @@ _FAMILIES = {4: socket.AF_INET, 6: socket.AF_INET6}
 # rtnetlink(7), include/uapi/linux/neighbour.h
 _DUMP_NEIGHBOURS = Struct("=IHHIIB11x")  # struct nlmsghdr and struct ndmsg, of which only the family is set
 _GETNEIGH, _REQUEST_DUMP = 30, 0x301
+_THERE = 0x02 | 0x80  # states of a neighbour that answers: NUD_REACHABLE, NUD_PERMANENT
+_ONCE = 0x04 | 0x08 | 0x10  # … and of one that answered once: NUD_STALE, NUD_DELAY, NUD_PROBE
 
 
 class Wire:
@@ -35,7 +38,7 @@ class Wire:
     def __init__(self, network: dict[str, Any]) -> None:
         self._names = _names_of(network)
         self._tables: dict[int, bytes] = {}
-        self._neighbours: set[tuple[int, int]] | None = None
+        self._neighbours: dict[int, set[tuple[int, int]]] = {}  # by states
 
     def is_own(self, want: Want) -> bool:
         """Whether the node has the address of `want`.
@@ -47,22 +50,31 @@ class Wire:
         return self._names is None or want.address in self._read()
 
     def is_neighbour(self, want: Want) -> bool:
-        """Whether a neighbour has the address of `want`. A search in the undecoded table excludes most addresses."""
+        """Whether a neighbour has the address of `want`."""
+        return want.address in self._neighbours_with(want, _THERE)
+
+    def with_former(self, want: Want) -> set[tuple[int, int]]:
+        """The addresses of all neighbours that answered once, if that of `want` is one of them; else none."""
+        found = self._neighbours_with(want, _ONCE)
+        return found if want.address in found else set()
+
+    def _neighbours_with(self, want: Want, states: int) -> set[tuple[int, int]]:
+        """The neighbours in `states`, if the table has `want`. A search in the undecoded table excludes most addresses."""
         if self._names == []:
-            return False
+            return set()
         if want.family not in self._tables:
             self._tables[want.family] = _table(want.family)
         address = want.value.to_bytes(4 if want.family == 4 else 16, "big")
         if address not in self._tables[want.family]:
-            return False
-        if self._neighbours is None:
-            self._neighbours = self._read(of_neighbours=True)
-        return want.address in self._neighbours
+            return set()
+        if states not in self._neighbours:
+            self._neighbours[states] = self._read(states)
+        return self._neighbours[states]
 
-    def _read(self, of_neighbours: bool = False) -> set[tuple[int, int]]:
+    def _read(self, states: int = 0) -> set[tuple[int, int]]:
         from ipam import neighbourhood  # most addresses are neither of the node nor of a neighbour
 
-        return neighbourhood.addresses_of(self._names, of_neighbours)
+        return neighbourhood.addresses_of(self._names, states)
 
 
 def _table(family: int) -> bytes:

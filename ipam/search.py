@@ -32,7 +32,8 @@ class SearchPlan:
 
     `free_earlier_boots(pool)` is called when a pool is exhausted, and returns True if it has freed an address. An
     address for which `is_avoided("address/length")` is true is given last. An address of the node itself (`is_own(want)`)
-    is never given. An address of a neighbour (`is_neighbour(want)`) is given only if the pod prefers it.
+    is never given. An address of a neighbour (`is_neighbour(want)`) is given only if the pod prefers it. That of a former
+    neighbour is given last, too: `with_former(want)` returns the addresses of all of them if that of `want` is one.
     """
 
     def __init__(
@@ -44,6 +45,7 @@ class SearchPlan:
         is_own: Callable[[Want], bool],
         is_neighbour: Callable[[Want], bool],
         is_avoided: Callable[[str], bool] = lambda address: False,
+        with_former: Callable[[Want], Collection[tuple[int, int]]] = lambda want: (),
     ) -> None:
         self._store = store
         self._wanted = wanted
@@ -52,6 +54,7 @@ class SearchPlan:
         self._is_own = is_own
         self._is_neighbour = is_neighbour
         self._is_avoided = is_avoided
+        self._with_former = with_former
         self._place = _LOWEST
         self._taken: list[Want] = []  # addresses that were proposed and lost
         self.preferred: list[tuple[int, int]] | None = None  # (family, value), the best first; None: not yet known
@@ -147,6 +150,9 @@ class SearchPlan:
             wants = _wants(choice, index)
             if any(map(self._is_on_wire, wants)):
                 nodes += 1
+            elif former := [address for want in wants for address in self._former_beside(want)]:
+                avoid |= _indexes(choice, former)  # all at once, since there may be many
+                in_use = index if in_use is None else in_use
             elif any(
                 self._is_avoided(f"{want.text}/{need.rng.prefix}")
                 for want, need in zip(wants, choice.needs, strict=True)
@@ -159,6 +165,9 @@ class SearchPlan:
     def _is_on_wire(self, want: Want) -> bool:
         """Whether the node itself has the address of `want`, or a neighbour has it and the address is not preferred."""
         return self._is_own(want) or (want.address not in (self.preferred or ()) and self._is_neighbour(want))
+
+    def _former_beside(self, want: Want) -> Collection[tuple[int, int]]:
+        return () if want.address in (self.preferred or ()) else self._with_former(want)
 
     def _free(self, choice: Choice, avoid: Collection[int]) -> int | None:
         """A free index that is not in `avoid`, if possible a preferred one; None if no index is free."""

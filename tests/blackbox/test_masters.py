@@ -552,13 +552,16 @@ def add_neighbours(node: Node, link: str, state: str, last: int = 1) -> None:
 STATES = {  # of a neighbour's entry: the last part of the address that is given
     "permanent": 2,
     "reachable": 2,
-    "stale": 1,
+    "stale": 2,
+    "delay": 2,
+    "probe": 2,
+    "noarp": 1,
     "failed": 1,
 }
 
 
 @each_and("state", list(STATES), plugins=("macvlan", "whereabouts"))  # in this process; as Go's macvlan calls it
-def test_no_pod_gets_the_address_of_a_neighbour_that_the_node_can_reach(
+def test_no_pod_gets_the_address_of_a_neighbour_that_has_answered_while_another_is_free(
     node: Node, pod: Pod, plugin: str, state: str
 ) -> None:
     ip(node, "address", "add", "fd00:111::7/64", "dev", "ens2f0", "nodad")
@@ -569,14 +572,17 @@ def test_no_pod_gets_the_address_of_a_neighbour_that_the_node_can_reach(
     assert reply.addresses == [f"192.168.111.{STATES[state]}/24", f"fd00:111::{STATES[state]}/64"]
 
 
-def test_a_pod_gets_its_former_address_and_a_requested_one_although_a_neighbour_has_them(node: Node, pod: Pod) -> None:
+@pytest.mark.parametrize("state", ["reachable", "stale"])
+def test_a_pod_gets_its_former_address_and_a_requested_one_although_a_neighbour_has_them(
+    node: Node, pod: Pod, state: str
+) -> None:
     """The neighbour may be the pod's former self."""
     args = "K8S_POD_NAMESPACE=default;K8S_POD_NAME=web-0"
     config = network(ipam=LEASES)
     add_neighbours(node, "ens2f0", "failed")
     first = node.cni("macvlan", "ADD", config, netns=pod, args=args).addresses
     node.cni("macvlan", "DEL", config, netns=pod, args=args).succeeded()
-    add_neighbours(node, "ens2f0", "reachable")
+    add_neighbours(node, "ens2f0", state)
     again = node.cni("macvlan", "ADD", config, netns=pod, args=args, container_id="c2").addresses
     assert again == first == ["192.168.111.1/24"]
     node.cni("macvlan", "DEL", config, netns=pod, args=args, container_id="c2").succeeded()
@@ -594,8 +600,22 @@ def test_an_exhausted_range_counts_the_addresses_of_neighbours(node: Node, pod: 
     reply = node.cni("macvlan", "ADD", config, container_id="b", ifname="net2", **how)
     reply.refused(11, "is exhausted: 2 of the 2 addresses", "1 of them by this node itself or a neighbour")
     node.cni("whereabouts", "STATUS", config).refused(50, "or a neighbour")
-    add_neighbours(node, "ens2f0", "stale")
+    add_neighbours(node, "ens2f0", "failed")
     assert node.cni("macvlan", "ADD", config, container_id="b", ifname="net2", **how).addresses == ["192.168.111.1/30"]
+
+
+@pytest.mark.parametrize("state", ["stale", "delay", "probe"])
+def test_a_full_range_gives_the_addresses_of_neighbours_that_answered_once(node: Node, pod: Pod, state: str) -> None:
+    """They may be of pods that have ended."""
+    config = network(ipam={**LEASES, "range": "192.168.111.0/29", "exclude": ["192.168.111.4/30"]})
+    for last in (1, 3):
+        add_neighbours(node, "ens2f0", state, last)
+    given = [
+        node.cni("macvlan", "ADD", config, netns=pod, container_id=container, ifname=f"net{container}").addresses
+        for container in ("1", "2", "3")
+    ]
+    assert given == [["192.168.111.2/29"], ["192.168.111.1/29"], ["192.168.111.3/29"]]
+    node.cni("whereabouts", "STATUS", config).refused(50, "is exhausted: 3 of the 3 addresses")
 
 
 def test_lint_names_an_address_of_the_master_in_the_range(node: Node, pod: Pod) -> None:
