@@ -544,6 +544,9 @@ def test_a_pod_keeps_an_address_that_the_node_got_later(node: Node, pod: Pod) ->
 
 
 def add_neighbours(node: Node, link: str, state: str, last: int = 1) -> None:
+    """The kernel's next test of an entry is far off."""
+    slow = [f"net.{family}.neigh.{link}.retrans_time_ms=60000" for family in ("ipv4", "ipv6")]
+    assert node.run(["sysctl", "-q", "-w", *slow]).returncode == 0
     for network in ("192.168.111.", "fd00:111::"):
         mac = "02:00:00:00:00:01"
         ip(node, "neighbour", "replace", f"{network}{last}", "lladdr", mac, "dev", link, "nud", state)
