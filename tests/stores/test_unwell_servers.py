@@ -265,6 +265,37 @@ def test_an_add_that_is_refused_after_an_open_attempt_leaves_nothing(
     assert place.server.names(RESERVATIONS) == (["10.0.0.5"] if place.block["datastore"] == "kubernetes" else [])
 
 
+@pytest.mark.parametrize("at", [2, 3])
+@pytest.mark.parametrize("illness", [LATE, "timeout"])
+@pytest.mark.parametrize("place", ILL_STORES, indirect=True)
+def test_an_add_whose_second_attempt_loses_its_address_holds_another_alone(
+    place: Place, illness: str, at: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first attempt is open; the rival claims before change number `at` is served."""
+    monkeypatch.setattr(base, "time", Hurry)
+    wide = {"range": "10.0.0.0/24"}
+    place.add("before", "b", node="node-2", **wide)
+    ((_, _, record),) = place.records("node-2").all("ipam")
+    changes: list[str] = []
+
+    def choose(change: str) -> str:
+        changes.append(change)
+        if len(changes) == at:
+            with monkeypatch.context() as patch:  # the locks of another node
+                patch.setattr(locks, "DIRECTORY", str(place.directory / "run2"))
+                place.store({**record["store"]}).claim([Want("10.0.0.0-24", 4, (10 << 24) + 2, "")], owner("rival"))
+        return illness if len(changes) == 1 else ""
+
+    with ill(place, choose) as unwell:
+        given = place.add("c1", "a", **wide)
+        store = place.store(record["store"])
+        store.release([x for x in store.leases("10.0.0.0-24") if x.container_id == "rival"])
+        unwell.catch_up()
+    assert place.leased(record["store"]) == {"10.0.0.1": "before", given: "c1"}
+    place.delete("c1", "a", **wide)
+    assert place.leased(record["store"]) == {"10.0.0.1": "before"}
+
+
 class Died(BaseException):
     """The call is killed."""
 
