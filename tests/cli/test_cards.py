@@ -6,18 +6,24 @@ Each row is a card as its driver makes it, in a machine that is well but for wha
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
+from cni.cli import nccl
 from cni.cli.doctor import report
 from cni.cli.doctor.facts import NodeFacts, NodePlaces
 from cni.cli.doctor.finding import ADVICE, FAULT
+from cni.node.inventory import counters
+from cni.node.inventory import devices as inventory
+from cni.node.inventory.sandboxes import NamespaceView, SandboxInterface
 from cni.resources import config
 from cni.resources.choose import resources
 from cni.resources.node import read_host
+from cni.shared.kernel import rdma_sysfs
 from tests.device_plugin.scene import Machine
 
 ADDRESS = "0000:30:00.0"
@@ -55,7 +61,7 @@ def nic(
         machine.tree.netdev(netdev, pci=address, **(link or {}))
     if verbs:
         number = len(list((machine.root / "dev/infiniband").glob("uverbs*")))
-        nodes = {f"uverbs{number}": "infiniband_verbs"}
+        nodes = {f"uverbs{number}": "infiniband_verbs", **options.pop("nodes", {})}  # type: ignore[dict-item]
         machine.tree.verbs(verbs, pci=address, netdev=netdev, nodes=nodes, **options)  # type: ignore[arg-type]
         machine.node(f"infiniband/uverbs{number}")
     for gid, of_kind in gids:
@@ -69,6 +75,16 @@ def connectx(machine: Machine, **options: object) -> None:
 def infiniband(machine: Machine, **options: object) -> None:
     card = ("mlx5_core", "0x15b3", "0x1021", "mlx5_0", "ib0", INFINIBAND)
     nic(machine, *card, link={"type": 32, "mtu": 2044}, link_layer="InfiniBand", **options)  # type: ignore[arg-type]
+
+
+def planes(machine: Machine) -> None:
+    """A ConnectX-8 with several planes: beside its device one of the type SMI, by which a subnet manager configures the
+    planes. The kernel gives that no uverbs."""
+    infiniband(machine, rate="800 Gb/sec (4X XDR)", nodes={"umad0": "infiniband_mad"}, size=1)
+    smi = {"link_layer": "InfiniBand", "rate": "200 Gb/sec (1X XDR)", "ports": 4, "size": 1, "fw_ver": "28.1.1"}
+    machine.tree.verbs("smi1", pci=ADDRESS, nodes={"umad1": "infiniband_mad"}, **smi)  # type: ignore[arg-type]
+    for node in ("umad0", "umad1"):
+        machine.node(f"infiniband/{node}")
 
 
 def virtual_function(machine: Machine) -> None:
@@ -92,6 +108,13 @@ def bond(machine: Machine) -> None:
     machine.tree.netdev("bond0", lower=["ens1f0", "ens1f1"])
     machine.tree.verbs("mlx5_bond_0", pci=ADDRESS, netdev="bond0", nodes={"uverbs0": "infiniband_verbs"})
     machine.node("infiniband/uverbs0")
+
+
+def bond_with_virtual_function(machine: Machine) -> None:
+    """The function is the second port's, which has no verbs device of its own."""
+    bond(machine)
+    machine.tree.pci("0000:30:00.2", physical="0000:30:00.1")
+    nic(machine, "mlx5_core", "0x15b3", "0x101e", "mlx5_2", "ens1f1v0", address="0000:30:00.2")
 
 
 def subfunction(machine: Machine) -> None:
@@ -144,6 +167,10 @@ CARDS = {
         virtual_function, ((FAULT, "node-guids", "mlx5_2"),), shared=63 + 127, exclusive=1
     ),
     "ConnectX as a bond": Card(bond, shared=127, exclusive=2),
+    "ConnectX as a bond with a virtual function of its second port": Card(
+        bond_with_virtual_function, shared=127 + 127, exclusive=3
+    ),
+    "ConnectX-8 with several planes": Card(planes, shared=1000, exclusive=1),
     "ConnectX with a subfunction": Card(subfunction, shared=63 + 7, exclusive=1),
     "ConnectX with 1 of 4 lanes": Card(lambda m: connectx(m, rate="25 Gb/sec (1X EDR)"), shared=63, exclusive=1),
     "ConnectX on InfiniBand": Card(
@@ -252,3 +279,19 @@ def test_the_device_plugin_offers_a_card_as_often_as_its_gids_allow(machine: Mac
     shared, exclusive = resources(read.resources, host)
     assert (shared.healthy, exclusive.healthy) == (CARDS[name].shared, CARDS[name].exclusive), (shared, exclusive)
     assert bool(shared.offers) != bool(shared.unchosen)
+
+
+def test_a_device_for_the_subnet_manager_alone_is_no_nic_for_any_command(machine: Machine) -> None:
+    planes(machine)
+    sys = str(machine.tree)
+    assert rdma_sysfs.devices_of(ADDRESS, sys) == rdma_sysfs.devices(sys) == ["mlx5_0"]
+    assert rdma_sysfs.ports_of_netdev("ib0", sys) == [("mlx5_0", 1)]
+    assert {key[0] for values in (counters.samples(sys), *counters.siblings(sys)) for key in values} <= {"mlx5_0"}
+    (function,) = read_host(str(machine.root)).functions
+    assert (function.verbs, function.nodes) == (("mlx5_0",), ("uverbs0", "umad0", "umad1"))
+    devices = inventory.read(root=sys)
+    inside = SandboxInterface("net1", "", 2044, True, ("10.0.0.5",), bus="pci", device=ADDRESS)
+    variables, _ = nccl.advice(NamespaceView("/run/netns/a", "default/pod-1", (inside,)), devices, sys)
+    assert variables["NCCL_IB_HCA"] == "=mlx5_0:1"
+    shutil.rmtree((machine.tree.root / "class/infiniband_verbs/uverbs0").resolve())  # ib_uverbs is not loaded
+    assert rdma_sysfs.devices(sys) == ["mlx5_0", "smi1"]

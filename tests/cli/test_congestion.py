@@ -102,13 +102,25 @@ def test_a_driver_without_dcb_says_nothing(namespaces: Callable[[], View], tmp_p
         assert congestion.read(of_machine(tmp_path), "", str(tmp_path)) == Congestion()
 
 
-@pytest.mark.parametrize("card", ["ConnectX with a virtual function without a GUID", "ConnectX with a subfunction"])
-def test_the_settings_of_a_virtual_function_or_subfunction_are_those_of_its_card(tmp_path: Path, card: str) -> None:
+@pytest.mark.parametrize(
+    ("card", "ports"),
+    [
+        ("ConnectX with a virtual function without a GUID", 1),
+        ("ConnectX with a subfunction", 1),
+        ("ConnectX as a bond with a virtual function of its second port", 2),
+    ],
+)
+def test_the_settings_of_a_virtual_function_or_subfunction_are_those_of_its_card(
+    tmp_path: Path, card: str, ports: int
+) -> None:
     machine = Machine(tmp_path)
     CARDS[card].make(machine)
     facts = NodeFacts(NodePlaces(sys=str(machine.tree), live=False))
     assert len(facts.active_netdevs) == 2
-    assert facts.congestion == {"ens1f0": Congestion(driver="mlx5_core", pci="0000:30:00.0")}
+    settings = {"ens1f0": Congestion(driver="mlx5_core", pci="0000:30:00.0")}
+    if ports == 2:
+        settings["ens1f1"] = Congestion(driver="mlx5_core", pci="0000:30:00.1")
+    assert facts.congestion == settings
 
 
 def test_the_settings_of_a_pods_virtual_function_are_those_of_its_card_on_the_node(tmp_path: Path) -> None:

@@ -256,7 +256,12 @@ class NodeFacts:
         """The verbs device of the physical function of `device`; `device` itself if there is none in sight."""
         own = sysfs.pci_above(rdma_sysfs.path_of(device.name, self.places.sys))
         physical = sysfs.physical_function_of(own, self.places.sys) or own
-        cards = [one for one in self.devices if one.pci == physical and physical != device.pci]
+        if physical == device.pci:
+            return device
+        netdevs = sysfs.netdevs_of_pci(physical, self.places.sys)
+        bonds = [bond for netdev in netdevs for bond in topology.beside(netdev, "upper_", self.places.sys)]
+        names = {name for bond in bonds for name, _ in rdma_sysfs.ports_of_netdev(bond, self.places.sys)}
+        cards = [one for one in self.devices if one.pci == physical or one.name in names]  # a bond's, of its first port
         return cards[0] if cards else device
 
     @cached_property

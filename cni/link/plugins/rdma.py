@@ -25,7 +25,7 @@ from cni.link.plugins import uplink
 from cni.shared import policy
 from cni.shared.config import OF_RUNTIMES, Fault, Key, fill, misspelt, optional, refuse, string, take
 from cni.shared.gc import NOTHING_LISTED, Began, valid_attachments
-from cni.shared.kernel import files, netns, node, rdma_sysfs, sysfs
+from cni.shared.kernel import files, netns, node, rdma_sysfs
 from cni.shared.kernel import sandbox as sandboxes
 from cni.shared.kernel.links import Rtnl
 from cni.shared.kernel.netlink import KernelError
@@ -176,7 +176,7 @@ def _find(
     name, parent = config.verbs_device, ""
     if not name:
         parent = config.device_id or _parent(passed, request, sandbox)
-        names = sysfs.verbs_devices_of(parent)
+        names = rdma_sysfs.devices_of(parent)
         if len(names) > 1:
             raise InvalidConfig(
                 f"deviceID {parent} has the verbs devices {', '.join(names)}: name one in the key `verbsDevice`"

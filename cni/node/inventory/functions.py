@@ -97,7 +97,7 @@ def _function(device: topology.PciDevice, nodes: dict[str, list[str]], root: str
     address = device.address
     folder = f"{root}/bus/pci/devices/{address}"
     netdevs = tuple(sysfs.netdevs_of_pci(address, root))
-    verbs = tuple(sysfs.verbs_devices_of(address, root))
+    verbs = tuple(rdma_sysfs.devices_of(address, root))
     physical, index = sysfs.function_of(address, root) or (address, -1)
     physical_netdevs = netdevs if index < 0 else tuple(sysfs.netdevs_of_pci(physical, root))
     return Function(
@@ -114,7 +114,7 @@ def _function(device: topology.PciDevice, nodes: dict[str, list[str]], root: str
         has_virtual_functions=text(f"{folder}/sriov_numvfs") not in ("", "0"),
         has_rdma=os.path.isdir(f"{folder}/infiniband"),
         verbs=verbs,
-        nodes=tuple(node for key in verbs or (address,) for node in nodes.get(key, ())),
+        nodes=tuple(nodes.get(address, ())),
         iommu_group=_iommu_group(folder),
     )
 

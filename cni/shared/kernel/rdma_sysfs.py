@@ -12,7 +12,7 @@ Documentation/ABI/stable/sysfs-class-infiniband of the kernel; include/rdma/ib_a
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from socket import AF_INET, AF_INET6, inet_ntop, inet_pton
 
 from cni.shared.kernel import sysfs
@@ -62,8 +62,22 @@ class GidEntry:
 
 
 def devices(root: str = "/sys") -> list[str]:
-    """The names of all verbs devices in this mount of sysfs, sorted."""
-    return sorted(names_in(root + CLASS))
+    """The names of all verbs devices in this mount of sysfs that carry data, sorted."""
+    return _carrying_data(names_in(root + CLASS), root)
+
+
+def devices_of(device: str, root: str = "/sys") -> list[str]:
+    """The verbs devices, sorted by name, of a PCI or auxiliary device in the namespace of the sysfs mount `root`."""
+    paths = [sysfs.path_of(bus, device, root).removeprefix("/sys") for bus in ("pci", "auxiliary")]
+    return _carrying_data([name for path in paths if path for name in names_in(f"{root}{path}/infiniband")], root)
+
+
+def _carrying_data(names: Iterable[str], root: str) -> list[str]:
+    """The verbs devices among `names`, sorted, without those of the type SMI, such as "smi1" of a ConnectX-8: they alone
+    have no uverbs (ib_uverbs_add_one). Without the module ib_uverbs, no device has one, and all are returned."""
+    places = {name: f"{root}{CLASS}/{name}/device/infiniband_verbs" for name in sorted(set(names))}
+    usable = {name: [_value(f"{place}/{node}/ibdev") for node in names_in(place)] for name, place in places.items()}
+    return [name for name, owners in usable.items() if not owners or name in owners]
 
 
 def ports(device: str, root: str = "/sys") -> list[int]:
@@ -143,14 +157,14 @@ def ports_of_netdev(name: str, root: str = "/sys") -> list[tuple[str, int]]:
         level = [n for upper in level for n in _lower(upper, root) if n not in names]
         names += level
     wanted = set(names)
-    near = [d for n in names for d in names_in(f"{root}/class/net/{n}/device/infiniband")]
+    near = _carrying_data([d for n in names for d in names_in(f"{root}/class/net/{n}/device/infiniband")], root)
     return _with_netdevs(near, wanted, root) or _with_netdevs(
         [d for d in devices(root) if not pci_of(d, root)], wanted, root
     )
 
 
 def _with_netdevs(devices: list[str], netdevs: set[str], root: str) -> list[tuple[str, int]]:
-    return [(d, p) for d in sorted(set(devices)) for p in ports(d, root) if netdev_of(d, p, root) in netdevs]
+    return [(d, p) for d in devices for p in ports(d, root) if netdev_of(d, p, root) in netdevs]
 
 
 def gids(device: str, port: int, root: str = "/sys") -> list[GidEntry]:

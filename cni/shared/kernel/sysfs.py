@@ -60,15 +60,6 @@ def netdevs_of(bus: str, device: str, root: str = "/sys") -> list[str]:
     return _netdevs(f"{root}/bus/{bus}/devices/{device}") if _is_name(device) else []
 
 
-def verbs_devices_of(device: str, root: str = "/sys") -> list[str]:
-    """The verbs devices, sorted by name, of a PCI or auxiliary device in the namespace of the sysfs mount `root`."""
-    if not _is_name(device):
-        return []
-    return sorted(
-        name for bus in ("pci", "auxiliary") for name in _listed(f"{root}/bus/{bus}/devices/{device}/infiniband")
-    )
-
-
 def has_netdev(bus: str, device: str, root: str = "/sys") -> bool:
     """Whether the device of `bus` has a netdev in any network namespace.
 
