@@ -12,12 +12,12 @@ import argparse
 import json
 import re
 import secrets
-import subprocess
 import sys
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from subprocess import CompletedProcess
 from typing import Any
 
 from cni.cli import kubectl
@@ -141,24 +141,8 @@ def _on_cluster(options: argparse.Namespace) -> list[Observation]:
     agents = kubectl.agents(options)
     if unknown := [node for node in nodes if node not in agents]:
         raise InvalidConfig(f"no agent on node {unknown[0]}: want one of {', '.join(agents)}")
-    title = f"railcni-test-{secrets.token_hex(4)}"  # to delete the pods if `create` is interrupted
-    pods = [TestedPod(f"{title}-{number}") for number in (1, 2)]
-    wanted = [(nodes * 2)[i] if nodes else "" for i in (0, 1)]
-    agent = agents[nodes[0]] if nodes else next(iter(agents.values()))
-    items = [_manifest(options, nad, agent, pod, node) for pod, node in zip(pods, wanted, strict=True)]
-    found: list[Observation] = []
-    names, leases = [pod.name for pod in pods], None
     with output.progress() as say:
-        say("creating two pods")
-        with kubectl.temporary(options, items):
-            found += _attached(options, nad, pods, say)
-            if all(pod.addresses for pod in pods):
-                leases = _leases(options, place, names)
-                found += [*_link(options, nad, pods, place, say), _rdma(options, pods, place, say)]
-        if leases is not None:
-            say("waiting until the pods are gone and their addresses free")
-            found.append(_released(options, place, names, leases))
-    return found
+        return _Test(options, nad, say).run(agents, nodes)
 
 
 def _print(found: Sequence[Observation]) -> None:
@@ -169,182 +153,188 @@ def _print(found: Sequence[Observation]) -> None:
     output.print_table(("check", "result", "what"), rows)
 
 
-def _manifest(
-    options: argparse.Namespace, nad: dict[str, Any], agent: kubectl.NodeAgent, pod: TestedPod, node: str
-) -> dict[str, Any]:
-    """The manifest of `pod` on `node`. If `node` is "", the scheduler chooses a node without the other pod."""
-    metadata = nad["metadata"]
-    label = {"app.kubernetes.io/name": "railcni-test", "app.kubernetes.io/instance": pod.name.rpartition("-")[0]}
-    container: dict[str, Any] = {
-        "name": "test",
-        "command": ["/opt/railcni/bin/python3", "-IS", "-c", "import signal; signal.pause()"],
-        "securityContext": {"capabilities": {"add": ["NET_RAW"]}},
-    }
-    more: list[dict[str, Any]] = []
-    if options.image:
-        how = {"command": ["sh", "-c", f"sleep {_LEFT}"], "securityContext": {"capabilities": {"add": ["IPC_LOCK"]}}}
-        more.append({"name": "rdma", "image": options.image, **how})
-    if resource := options.resource or (metadata.get("annotations") or {}).get(RESOURCE_NAME):
-        (more or [container])[-1]["resources"] = {"limits": {resource: "1"}}
-    apart = {"labelSelector": {"matchLabels": label}, "topologyKey": "kubernetes.io/hostname"}
-    where: dict[str, Any] = {
-        "affinity": {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [apart]}}
-    }
-    if node:
-        where = {"nodeName": node, "tolerations": [{"operator": "Exists"}]}
-    named = {"name": pod.name, "namespace": metadata["namespace"], "labels": label}
-    annotated = {**named, "annotations": {NETWORKS: model.nad_name(nad)}}
-    return agent.made(annotated, 2 * options.timeout + _LEFT, container, containers=more, **where)
+class _Test:
+    """A test of the network `nad` by two pods in the NAD's namespace. `say` shows the current step."""
 
+    def __init__(self, options: argparse.Namespace, nad: dict[str, Any], say: Callable[[str], None]) -> None:
+        self._options, self._nad, self._say = options, nad, say
+        self._namespace: str = nad["metadata"]["namespace"]
+        self._place = f"--namespace={self._namespace}"
+        title = f"railcni-test-{secrets.token_hex(4)}"  # to delete the pods if `create` is interrupted
+        self._pods = [TestedPod(f"{title}-{number}") for number in (1, 2)]
 
-def _attached(
-    options: argparse.Namespace, nad: dict[str, Any], pods: Sequence[TestedPod], say: Callable[[str], None]
-) -> list[Observation]:
-    """Wait until both pods run and Multus has attached them; return a finding for each."""
-    end, found = time.monotonic() + options.timeout, []
-    for pod in pods:
-        say(f"waiting until {pod.name} is attached")
-        place = (pod.name, f"--namespace={nad['metadata']['namespace']}")
+    def run(self, agents: dict[str, kubectl.NodeAgent], nodes: list[str]) -> list[Observation]:
+        """Make the pods on `nodes`, or where the scheduler chooses; return the finding of each check."""
+        agent = agents[nodes[0]] if nodes else next(iter(agents.values()))
+        wanted = (nodes * 2)[:2] or ["", ""]
+        items = [self._manifest(agent, pod, node) for pod, node in zip(self._pods, wanted, strict=True)]
+        self._say("creating two pods")
+        with kubectl.temporary(self._options, items):
+            end = time.monotonic() + self._options.timeout
+            found = [self._attached(pod, end) for pod in self._pods]
+            if not all(pod.addresses for pod in self._pods):
+                return found
+            leases = self._leases()
+            found += [*self._link(), self._rdma()]
+        return [*found, self._released(leases)]
+
+    def _manifest(self, agent: kubectl.NodeAgent, pod: TestedPod, node: str) -> dict[str, Any]:
+        """The manifest of `pod` on `node`. If `node` is "", the scheduler chooses a node without the other pod."""
+        options, metadata = self._options, self._nad["metadata"]
+        label = {"app.kubernetes.io/name": "railcni-test", "app.kubernetes.io/instance": pod.name.rpartition("-")[0]}
+        container: dict[str, Any] = {
+            "name": "test",
+            "command": ["/opt/railcni/bin/python3", "-IS", "-c", "import signal; signal.pause()"],
+            "securityContext": {"capabilities": {"add": ["NET_RAW"]}},
+        }
+        more: list[dict[str, Any]] = []
+        if options.image:
+            how = {
+                "command": ["sh", "-c", f"sleep {_LEFT}"],
+                "securityContext": {"capabilities": {"add": ["IPC_LOCK"]}},
+            }
+            more.append({"name": "rdma", "image": options.image, **how})
+        if resource := options.resource or (metadata.get("annotations") or {}).get(RESOURCE_NAME):
+            (more or [container])[-1]["resources"] = {"limits": {resource: "1"}}
+        apart = {"labelSelector": {"matchLabels": label}, "topologyKey": "kubernetes.io/hostname"}
+        where: dict[str, Any] = {
+            "affinity": {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [apart]}}
+        }
+        if node:
+            where = {"nodeName": node, "tolerations": [{"operator": "Exists"}]}
+        named = {"name": pod.name, "namespace": self._namespace, "labels": label}
+        annotated = {**named, "annotations": {NETWORKS: model.nad_name(self._nad)}}
+        return agent.made(annotated, 2 * options.timeout + _LEFT, container, containers=more, **where)
+
+    def _attached(self, pod: TestedPod, end: float) -> Observation:
+        """Wait until the pod runs and Multus has attached it, at most until the time `end`."""
+        self._say(f"waiting until {pod.name} is attached")
         while True:
-            document = kubectl.read(options, "get", "pod", *place)
-            pod.node = document["spec"].get("nodeName", "")
-            status = document["status"]
-            names = [one["name"] for one in document["spec"]["containers"] if one["name"] in ("test", "rdma")]
+            document = kubectl.read(self._options, "get", "pod", pod.name, self._place)
+            status, spec = document["status"], document["spec"]
+            names = [one["name"] for one in spec["containers"] if one["name"] in ("test", "rdma")]
             why = next(filter(None, (kubectl.fault(document, name) for name in names)), "")
             if not why or status.get("phase") == "Failed" or time.monotonic() > end:
                 break
             time.sleep(_PAUSE)
+        network = model.nad_name(self._nad)
         texts = (document["metadata"].get("annotations") or {}).get(STATUS) or "[]"
-        told: dict[str, Any] = next((one for one in json.loads(texts) if one["name"] == model.nad_name(nad)), {})
-        pod.ifname, pod.addresses = told.get("interface", ""), told.get("ips") or ()
-        healthy = f"it runs, with an address of {model.nad_name(nad)}"
+        told: dict[str, Any] = next((one for one in json.loads(texts) if one["name"] == network), {})
+        pod.node, pod.ifname, pod.addresses = spec.get("nodeName", ""), told.get("interface", ""), told.get("ips") or ()
         if why:
-            said = "; ".join(filter(None, (why, status.get("message"), _events(options, place))))
+            said = "; ".join(filter(None, (why, status.get("message"), self._last_event(pod))))
             remedy = "`railcni nad lint` finds faults of the NAD, and `kubectl railcni doctor NODE` those of the node"
-            found.append(broken(str(pod), said, healthy, remedy, "attached"))
-        elif not pod.addresses:
+        elif pod.addresses:
+            return ok(str(pod), f"{pod.ifname} has {', '.join(pod.addresses)}", check="attached")
+        else:
             said = f"it runs, and Multus tells of no {'address' if pod.ifname else 'attachment'}"
             remedy = "see that Multus runs on the node, and that the NAD has `ipam`"
-            found.append(broken(str(pod), said, healthy, remedy, "attached"))
-        else:
-            said = f"{pod.ifname} has {', '.join(pod.addresses)}"
-            found.append(ok(str(pod), said, check="attached"))
-    return found
+        return broken(str(pod), said, f"it runs, with an address of {network}", remedy, "attached")
 
+    def _last_event(self, pod: TestedPod) -> str:
+        """The message of the last event about a pod, from the scheduler, kubelet or Multus."""
+        how = (f"--field-selector=involvedObject.name={pod.name}", "--sort-by=.metadata.creationTimestamp")
+        events = kubectl.read(self._options, "get", "events", self._place, *how)["items"]
+        return str(events[-1].get("message", "")) if events else ""
 
-def _events(options: argparse.Namespace, place: Sequence[str]) -> str:
-    """The message of the last event about a pod, from the scheduler, kubelet or Multus."""
-    how = (f"--field-selector=involvedObject.name={place[0]}", "--sort-by=.metadata.creationTimestamp")
-    events = kubectl.read(options, "get", "events", place[1], *how)["items"]
-    return str(events[-1].get("message", "")) if events else ""
+    def _link(self) -> list[Observation]:
+        """Check the MTU and the addresses of both pods, and ping each from the other."""
+        config = json.loads(self._nad["spec"].get("config") or "{}")
+        mtus = [mtu for plugin in config.get("plugins") or [config] if (mtu := member(plugin, "mtu"))]
+        blocks, found, pings = model.parse_networks(self._nad), [], []
+        for pod, other in zip(self._pods, reversed(self._pods), strict=True):
+            outside = [a for a in pod.addresses if not any(block.holds(parse_address(a)) for block in blocks)]
+            addresses = ok(str(pod), ", ".join(pod.addresses), check="addresses")
+            if not blocks:
+                addresses = replace(addresses, level=SKIPPED, found="the ipam of the NAD is not whereabouts")
+            elif outside:
+                remedy = "see whether another plugin of that type, or another NAD, has given it"
+                addresses = broken(str(pod), ", ".join(outside), "in a range of the NAD", remedy, "addresses")
+            self._say(f"{pod.name} pings {other.name}")
+            told = self._answer(pod, {"ifname": pod.ifname, "own": [*pod.addresses], "peers": [*other.addresses]})
+            mtus.append(told["mtu"])
+            said = f"{pod.ifname} has {told['mtu']}"
+            size = ok(str(pod), said, check="MTU")
+            if told["mtu"] != mtus[0]:
+                remedy = f"want {mtus[0]}: give the NAD an `mtu`, and the master on both nodes at least that MTU"
+                size = broken(str(pod), said, f"{mtus[0]}", remedy, "MTU")
+            found += [addresses, size]
+            for one in told["pings"]:
+                fields = {key: value or "" for key, value in one.items()}
+                pings.append(Observation(**{**fields, "check": f"ping from {pod.node}"}))
+        return [*found, *pings]
 
+    def _answer(self, pod: TestedPod, asked: dict[str, Any]) -> Any:
+        """Run `railcni test --inside` in the pod; return the JSON that it prints. Raises IoFailure if it prints none."""
+        done = self._execute(pod, "test", ["railcni", "test", "--inside"], json.dumps(asked))
+        try:
+            return json.loads(done.stdout)
+        except ValueError:
+            why = kubectl.why(done.stderr.strip().partition("\n")[0])
+            remedy = "the agents must be of this version, as `kubectl railcni version` shows"
+            raise IoFailure(f"pod {pod} does not answer: {why}; {remedy}") from None
 
-def _link(
-    options: argparse.Namespace,
-    nad: dict[str, Any],
-    pods: Sequence[TestedPod],
-    place: str,
-    say: Callable[[str], None],
-) -> list[Observation]:
-    """Check the MTU and the addresses of both pods, and ping each from the other."""
-    config = json.loads(nad["spec"].get("config") or "{}")
-    mtus = [mtu for plugin in config.get("plugins") or [config] if (mtu := member(plugin, "mtu"))]
-    blocks, found, pings = model.parse_networks(nad), [], []
-    for pod, other in zip(pods, reversed(pods), strict=True):
-        outside = [a for a in pod.addresses if not any(block.holds(parse_address(a)) for block in blocks)]
-        addresses = ok(str(pod), ", ".join(pod.addresses), check="addresses")
-        if not blocks:
-            addresses = replace(addresses, level=SKIPPED, found="the ipam of the NAD is not whereabouts")
-        elif outside:
-            remedy = "see whether another plugin of that type, or another NAD, has given it"
-            addresses = broken(str(pod), f"{', '.join(outside)}", "in a range of the NAD", remedy, "addresses")
-        say(f"{pod.name} pings {other.name}")
-        asked = {"ifname": pod.ifname, "own": list(pod.addresses), "peers": list(other.addresses)}
-        told = _answer(options, pod, place, asked)
-        mtus.append(told["mtu"])
-        remedy = "give the NAD an `mtu`, and the master on both nodes at least that MTU"
-        said = f"{pod.ifname} has {told['mtu']}"
-        size = ok(str(pod), said, check="MTU")
-        if told["mtu"] != mtus[0]:
-            size = broken(str(pod), said, f"{mtus[0]}", f"want {mtus[0]}: {remedy}", "MTU")
-        found += [addresses, size]
-        for one in told["pings"]:
-            fields = {key: value or "" for key, value in one.items()}
-            pings.append(Observation(**{**fields, "check": f"ping from {pod.node}"}))
-    return [*found, *pings]
+    def _execute(self, pod: TestedPod, container: str, argv: list[str], given: str = "") -> CompletedProcess[str]:
+        where = (self._place, pod.name, f"--container={container}")
+        return kubectl.execute(self._options, where, argv, f"pod {pod}", given, _ANSWER)
 
+    def _rdma(self) -> Observation:
+        """Measure RDMA from the second pod to the first with the programs of the user's image."""
+        server, client = self._pods
+        if not self._options.image:
+            return Observation(SKIPPED, "", "--image names no image with ib_write_bw or rping", check="RDMA")
+        self._say("measuring RDMA")
+        measure = ["sh", "-c", _RDMA, "sh"]
+        serving = ThreadPoolExecutor(1).submit(self._execute, server, "rdma", [*measure, ""])
+        while True:  # until the server listens
+            done = self._execute(client, "rdma", [*measure, server.addresses[0]])
+            if done.returncode in (0, _NOT_TRIED) or serving.done():
+                break
+            time.sleep(_PAUSE)
+        last = ((done.stdout + done.stderr).strip().splitlines() or [f"it ended with code {done.returncode}"])[-1]
+        subject = f"from {client.node} to {server.node}"
+        if done.returncode == _NOT_TRIED:
+            return Observation(SKIPPED, subject, done.stdout.strip(), check="RDMA")
+        if done.returncode:
+            remedy = "`kubectl railcni doctor` of both nodes finds what keeps RDMA from working"
+            return broken(subject, last, "the program ends with 0", remedy, "RDMA")
+        rates = re.findall(r"^\s*\d+\s+\d+\s+\S+\s+([\d.]+)\s", done.stdout, re.M)
+        return ok(subject, f"{rates[-1]} Gb/s by ib_write_bw" if rates else "10 exchanges by rping", check="RDMA")
 
-def _answer(options: argparse.Namespace, pod: TestedPod, place: str, asked: dict[str, Any]) -> Any:
-    """Run `railcni test --inside` in the pod; return the JSON that it prints. Raises IoFailure if it prints none."""
-    where, argv = (place, pod.name, "--container=test"), ["railcni", "test", "--inside"]
-    done = kubectl.execute(options, where, argv, f"pod {pod}", json.dumps(asked), _ANSWER)
-    try:
-        return json.loads(done.stdout)
-    except ValueError:
-        why = kubectl.why(done.stderr.strip().partition("\n")[0])
-        remedy = "the agents must be of this version, as `kubectl railcni version` shows"
-        raise IoFailure(f"pod {pod} does not answer: {why}; {remedy}") from None
+    def _leases(self) -> list[str] | str:
+        """The addresses that the cluster's stores lease to the pods; the reason, as a text, if they cannot be read."""
+        names = [(self._namespace, pod.name) for pod in self._pods]
+        try:
+            with kubectl.access(self._options) as path:
+                own = argparse.Namespace(
+                    kubeconfig=path, namespace="kube-system", flat_file="", data_dir="", pods=False
+                )
+                leases = [lease for choice in stores.choose(own) for lease in snapshot.read(choice).leases]
+        except CniError as fault:
+            return fault.msg
+        return [lease.text for lease in leases if lease.pod_name in names]
 
-
-def _rdma(
-    options: argparse.Namespace, pods: Sequence[TestedPod], place: str, say: Callable[[str], None]
-) -> Observation:
-    """Measure RDMA from the second pod to the first with the programs of the user's image."""
-    server, client = pods
-    if not options.image:
-        return Observation(SKIPPED, "", "--image names no image with ib_write_bw or rping", check="RDMA")
-    say("measuring RDMA")
-
-    def measure(pod: TestedPod, address: str) -> subprocess.CompletedProcess[str]:
-        where, argv = (place, pod.name, "--container=rdma"), ["sh", "-c", _RDMA, "sh", address]
-        return kubectl.execute(options, where, argv, f"pod {pod}", seconds=_ANSWER)
-
-    serving = ThreadPoolExecutor(1).submit(measure, server, "")
-    while True:  # until the server listens
-        done = measure(client, server.addresses[0])
-        if done.returncode in (0, _NOT_TRIED) or serving.done():
-            break
-        time.sleep(_PAUSE)
-    last = ((done.stdout + done.stderr).strip().splitlines() or [f"it ended with code {done.returncode}"])[-1]
-    subject = f"from {client.node} to {server.node}"
-    if done.returncode == _NOT_TRIED:
-        return Observation(SKIPPED, subject, done.stdout.strip(), check="RDMA")
-    if done.returncode:
-        remedy = "`kubectl railcni doctor` of both nodes finds what keeps RDMA from working"
-        return broken(subject, last, "the program ends with 0", remedy, "RDMA")
-    rates = re.findall(r"^\s*\d+\s+\d+\s+\S+\s+([\d.]+)\s", done.stdout, re.M)
-    return ok(subject, f"{rates[-1]} Gb/s by ib_write_bw" if rates else "10 exchanges by rping", check="RDMA")
-
-
-def _leases(options: argparse.Namespace, place: str, names: Collection[str]) -> list[str] | str:
-    """The addresses that the cluster's stores lease to the pods; the reason, as a text, if they cannot be read."""
-    namespace = place.partition("=")[2]
-    try:
-        with kubectl.access(options) as path:
-            own = argparse.Namespace(kubeconfig=path, namespace="kube-system", flat_file="", data_dir="", pods=False)
-            leases = [lease for choice in stores.choose(own) for lease in snapshot.read(choice).leases]
-    except CniError as fault:
-        return fault.msg
-    return [lease.text for lease in leases if lease.pod_name[0] == namespace and lease.pod_name[1] in names]
-
-
-def _released(options: argparse.Namespace, place: str, names: Collection[str], before: list[str] | str) -> Observation:
-    """Wait until the pods are gone and their addresses free; `before` is the answer of `_leases` while they ran."""
-    if not before or isinstance(before, str):
-        why = before or "the addresses are leased in no store of the cluster"
-        return Observation(SKIPPED, "", str(why), check="released")
-    end = time.monotonic() + options.timeout
-    while True:
-        there = kubectl.read(options, "get", "pods", place, "--selector=app.kubernetes.io/name=railcni-test")["items"]
-        pods = [pod["metadata"]["name"] for pod in there if pod["metadata"]["name"] in names]
-        left = before if pods else _leases(options, place, names)
-        if not left:
-            return ok("", f"{', '.join(before)}", check="released")
-        if time.monotonic() > end:
-            break
-        time.sleep(_PAUSE)
-    if isinstance(left, str):
-        return Observation(SKIPPED, "", left, check="released")
-    said = f"pods {', '.join(pods)} are still there" if pods else f"{', '.join(left)} still leased"
-    remedy = "`kubectl railcni ipam audit` tells why; the node's agent frees them, or `kubectl railcni ipam reclaim`"
-    return broken("", said, "the pods are gone, and their addresses are free", remedy, "released")
+    def _released(self, before: list[str] | str) -> Observation:
+        """Wait until the pods are gone and their addresses free; `before` is the answer of `_leases` while they ran."""
+        if not before or isinstance(before, str):
+            why = before or "the addresses are leased in no store of the cluster"
+            return Observation(SKIPPED, "", str(why), check="released")
+        self._say("waiting until the pods are gone and their addresses free")
+        end, own = time.monotonic() + self._options.timeout, [pod.name for pod in self._pods]
+        selector = "--selector=app.kubernetes.io/name=railcni-test"
+        while True:
+            there = kubectl.read(self._options, "get", "pods", self._place, selector)["items"]
+            pods = [name for pod in there if (name := pod["metadata"]["name"]) in own]
+            left = before if pods else self._leases()
+            if not left:
+                return ok("", ", ".join(before), check="released")
+            if time.monotonic() > end:
+                break
+            time.sleep(_PAUSE)
+        if isinstance(left, str):
+            return Observation(SKIPPED, "", left, check="released")
+        said = f"pods {', '.join(pods)} are still there" if pods else f"{', '.join(left)} still leased"
+        remedy = (
+            "`kubectl railcni ipam audit` tells why; the node's agent frees them, or `kubectl railcni ipam reclaim`"
+        )
+        return broken("", said, "the pods are gone, and their addresses are free", remedy, "released")
