@@ -20,7 +20,7 @@ import stat
 import sys
 import tarfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
@@ -96,33 +96,32 @@ def _run(options: argparse.Namespace) -> int:
 def cleaned(parts: list[Part]) -> list[Part]:
     """`parts` without their secrets. A secret found in one part is removed from all parts."""
     known = {secret for part in parts for secret in secrets.find(part.text)}
-    return [
-        replace(part, **{name: secrets.scrub(text, known) for name, text in vars(part).items() if text})
-        for part in parts
-    ]
+    return [Part(*(secrets.scrub(text, known) for text in vars(part).values())) for part in parts]
 
 
 # --- the parts ---
 
 
-def gather(options: argparse.Namespace, report: Callable[[str], object]) -> list[Part]:
-    """Read all parts. A part that cannot be read has the reason in `fault`. `report` gets each step's name."""
-    state, results = options.state_dir, f"{options.cache_dir}/results"
+def gather(options: argparse.Namespace, say: Callable[[str], object]) -> list[Part]:
+    """Read all parts. A part that cannot be read has the reason in `fault`. `say` gets the name of each step."""
+    state, networks, cache = options.state_dir, options.conf_dir, options.cache_dir
+    plugins = tuple(filter(None, options.cni_path.split(":")))
+    places = NodePlaces(state=state, networks=networks, cache=cache, plugins=plugins)
     parts: list[Part] = []
     makers: Iterable[tuple[str, Callable[[], list[Part]]]] = (
-        ("files of the node's networks", lambda: _tree("config/net.d", options.conf_dir)),
+        ("files of the node's networks", lambda: _tree("config/net.d", networks)),
         ("attachment records", lambda: [_json("attachments.json", "attachments and their records", recorded.found(directory=state))]),
         ("records as files", lambda: _tree("state/attachments", f"{state}/attachments")),
-        ("results that runtimes keep", lambda: _tree("results", results)),
-        ("leases", lambda: [_json("leases.json", "the leases of the node's store", _leases(options))]),
-        ("checks", lambda: [_json("doctor.json", "railcni doctor -o json", _doctor(options))]),
+        ("results that runtimes keep", lambda: _tree("results", f"{cache}/results")),
+        ("leases", lambda: [_json("leases.json", "the leases of the node's store", _leases(options.flat_file))]),
+        ("checks", lambda: [_json("doctor.json", "railcni doctor -o json", report.examine(NodeFacts(places)).document())]),
         ("logs", lambda: _logs(options)),
         ("the kernel's log", lambda: [Part("logs/kernel.log", "the kernel's log", _kernel_log())]),
         ("the system", lambda: [_file("os-release", "/etc/os-release")]),
-        ("versions", lambda: [_json("versions.json", "installed versions", _versions(_plugins(options)))]),
+        ("versions", lambda: [_json("versions.json", "installed versions", _versions(places.plugins))]),
     )  # fmt: skip
     for about, make in makers:
-        report(about)
+        say(about)
         try:
             parts += make()
         except Exception as fault:  # a bundle is made when something is wrong: it must not fail for that
@@ -140,10 +139,6 @@ def _why(fault: Exception, about: str) -> str:
 
 def _json(name: str, about: str, document: Any) -> Part:
     return Part(name, about, json.dumps(document, indent=2, default=str) + "\n")
-
-
-def _plugins(options: argparse.Namespace) -> tuple[str, ...]:
-    return tuple(filter(None, options.cni_path.split(":")))
 
 
 # --- files ---
@@ -198,16 +193,11 @@ def _kernel_log() -> str:
 # --- reports ---
 
 
-def _leases(options: argparse.Namespace) -> Any:
-    choice = store.of_flat_file(os.path.abspath(options.flat_file) if options.flat_file else "")
+def _leases(flat_file: str) -> Any:
+    choice = store.of_flat_file(os.path.abspath(flat_file) if flat_file else "")
     found = snapshot.read(choice)
     leases = [ipam.document(one) for one in found.leases]
     return {"store": choice.identity(), "leases": leases, "faults": list(found.unread)}
-
-
-def _doctor(options: argparse.Namespace) -> Any:
-    places = {"state": options.state_dir, "networks": options.conf_dir, "cache": options.cache_dir}
-    return report.examine(NodeFacts(NodePlaces(**places, plugins=_plugins(options)))).document()
 
 
 def _versions(folders: Sequence[str]) -> Any:

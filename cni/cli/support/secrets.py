@@ -70,20 +70,18 @@ def _of(value: Any, depth: int = 0, hidden: bool = False) -> Iterator[str]:
         return
     if isinstance(value, dict):
         for key, inner in value.items():
-            if hidden or not isinstance(inner, dict):
-                yield from _of(inner, depth + 1, hidden or _hides(str(key), value))
-            elif key == "exec":  # of a kubeconfig: the environment and arguments of its helper
+            if not hidden and isinstance(inner, dict) and key == "exec":  # of a kubeconfig: what its helper gets
                 env = inner.get("env")
-                values = (
+                entries = (
                     [entry.get("value") for entry in env if isinstance(entry, dict)] if isinstance(env, list) else []
                 )
-                yield from _of(values, depth + 1, hidden=True)
+                yield from _of(entries, depth + 1, hidden=True)
                 arguments = _of(inner.get("args"), depth + 1, hidden=True)
                 yield from (a for a in arguments if "=" in a or len(a) > 12)
-            elif key == "auth-provider":
+            elif not hidden and isinstance(inner, dict) and key == "auth-provider":
                 yield from _of(inner.get("config"), depth + 1, hidden=True)
             else:
-                yield from _of(inner, depth + 1, _hides(str(key), value))
+                yield from _of(inner, depth + 1, hidden or _hides(str(key), value))
     elif isinstance(value, list):
         for item in value:
             yield from _of(item, depth + 1, hidden)
