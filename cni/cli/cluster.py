@@ -14,7 +14,7 @@ import secrets
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
@@ -74,35 +74,43 @@ def register(commands: subcommand.Commands) -> None:
 
 
 def _version(options: argparse.Namespace) -> int:
-    nodes = _ask_all(options, kubectl.agents(options))
+    nodes = _ask_all(options, kubectl.agents(options).values())
     rows = [("this command", VERSION), *((f"node {one['node']}", one["version"] or one["faults"][0]) for one in nodes)]
     document = {"client": VERSION, "nodes": {one["node"]: one["version"] for one in nodes}}
     output.show(options.output, document, lambda: output.print_table(("of", "version"), rows))
     return int(not all(one["version"] for one in nodes))
 
 
-def _ask_all(options: argparse.Namespace, agents: dict[str, kubectl.NodeAgent]) -> list[dict[str, Any]]:
+def _ask_all(options: argparse.Namespace, agents: Iterable[kubectl.NodeAgent]) -> list[dict[str, Any]]:
+    """The answers of `railcni status` on the agents' nodes; without an answer, its `faults` have the reason."""
+
+    def ask(agent: kubectl.NodeAgent) -> dict[str, Any]:
+        command, places = ["status", "--output=json"], ("root", "plugin-dir", "to", "state-dir")
+        try:
+            told = _answer(options, agent, command, *places)
+            return {"node": agent.node, "version": None, "healthy": False, **told}
+        except IoFailure as fault:
+            return _faulty(agent.node, fault.msg)
+
     with ThreadPoolExecutor(_AT_ONCE) as pool:
-        return list(pool.map(partial(_ask, options), agents.values()))
+        return list(pool.map(ask, agents))
+
+
+def _faulty(node: str, fault: str) -> dict[str, Any]:
+    return {"node": node, "version": None, "healthy": False, "faults": [fault]}
 
 
 def _status(options: argparse.Namespace) -> int:
     agents, nodes = kubectl.agents(options), _nodes(options)
-    agents = {name: agent for name, agent in agents.items() if name in nodes}  # an exec needs the Node
-    found = _ask_all(options, agents)
+    present = [agent for name, agent in agents.items() if name in nodes]  # an exec needs the Node
+    found = _ask_all(options, present)
     found += [_faulty(name, "no agent has this node") for name in sorted(nodes - agents.keys())]
-    found += [
-        _faulty(name, lease_rules.AGENT_LIVES.format(name)) for name in sorted(_deleted(options, nodes) - agents.keys())
-    ]
+    found += [_faulty(name, lease_rules.AGENT_LIVES.format(name)) for name in sorted(_deleted(options, nodes))]
     claims = _claims(options)
     for one in found:
         one["claims"] = claims[one["node"]]
     output.show(options.output, found, lambda: _print(found))
     return int(not all(one["healthy"] for one in found))
-
-
-def _faulty(node: str, fault: str) -> dict[str, Any]:
-    return {"node": node, "version": None, "healthy": False, "faults": [fault]}
 
 
 def _nodes(options: argparse.Namespace) -> set[str]:
@@ -129,15 +137,6 @@ def _claims(options: argparse.Namespace) -> Counter[str]:
     return Counter(node for results in given for node in {d["pool"] for d in results if d["driver"] == DRIVER})
 
 
-def _ask(options: argparse.Namespace, agent: kubectl.NodeAgent) -> dict[str, Any]:
-    """The answer of `railcni status` on the agent's node; if there is none, its `faults` have the reason."""
-    told: dict[str, Any] = {"node": agent.node, "version": None, "healthy": False}
-    try:
-        return {**told, **_answer(options, agent, ["status", "--output=json"], "root", "plugin-dir", "to", "state-dir")}
-    except IoFailure as fault:
-        return {**told, "faults": [fault.msg]}
-
-
 def _answer(
     options: argparse.Namespace, agent: kubectl.NodeAgent, command: Sequence[str], *places: str, given: str = ""
 ) -> Any:
@@ -158,8 +157,7 @@ def _print(found: Sequence[dict[str, Any]]) -> None:
     rows = []
     has_claims = any(one.get("claims") for one in found)
     for one in found:
-        attached = one.get("attachments") or {}
-        said = list(one["faults"])
+        attached, said = one.get("attachments") or {}, list(one["faults"])
         if gone := attached.get("gone"):
             count = output.counted(gone, "attachment")
             said.append(f"{count} without a namespace: the node's next calls end them, or `railcni ipam flush` there")
@@ -176,20 +174,19 @@ def _print(found: Sequence[dict[str, Any]]) -> None:
 def _doctor(options: argparse.Namespace) -> int:
     namespace, _, pod = options.target.rpartition("/")
     options.only(not namespace, "for a node", "-v")
-    agents = kubectl.agents(options)
-    node = options.target
+    agents, node = kubectl.agents(options), options.target
     if namespace:
         node = kubectl.read(options, "get", "pod", pod, f"--namespace={namespace}")["spec"].get("nodeName", "")
         if not node:
             raise InvalidConfig(f"pod {options.target} is on no node yet: `kubectl describe pod` says why")
-    if node not in agents and node in _deleted(options, _nodes(options)):
-        raise InvalidConfig(lease_rules.AGENT_LIVES.format(node))
     if node not in agents:
+        if node in _deleted(options, _nodes(options)):
+            raise InvalidConfig(lease_rules.AGENT_LIVES.format(node))
         raise InvalidConfig(f"no agent on node {node}: want one of {', '.join(agents)}, or NAMESPACE/POD")
     form = "table" if options.output == "table" else "json"
-    arguments = [*([f"--pod={options.target}"] if namespace else []), f"--output={form}"]
-    manifest = doctor_pod(agents[node], [*arguments, *(["--verbose"] if options.verbose else [])])
-    place = (manifest["metadata"]["name"], f"--namespace={manifest['metadata']['namespace']}")
+    of_pod, verbose = f"--pod={options.target}" * bool(namespace), "--verbose" * options.verbose
+    manifest = doctor_pod(agents[node], [*filter(None, (of_pod, f"--output={form}", verbose))])
+    place = (manifest["metadata"]["name"], f"--namespace={agents[node].namespace}")
     with kubectl.temporary(options, [manifest]):
         code = _exit_code(options, place)
         log = kubectl.said(options, "logs", *place, "--container=doctor")
@@ -208,11 +205,8 @@ def doctor_pod(agent: kubectl.NodeAgent, arguments: Sequence[str]) -> dict[str, 
     """The manifest of a privileged pod that runs the installed doctor in the host's file system on the agent's node."""
     folder = (agent.argument("plugin-dir") or agent.argument("to")).partition("=")[2]
     installed = f"{folder or '/opt/cni/bin'}/railcni-bundle/current/bin/railcni"
-    metadata = {
-        "name": f"railcni-doctor-{secrets.token_hex(4)}",  # to delete the pod if `create` is interrupted
-        "namespace": agent.namespace,
-        "labels": {"app.kubernetes.io/name": "railcni-doctor"},
-    }
+    name = f"railcni-doctor-{secrets.token_hex(4)}"  # to delete the pod if `create` is interrupted
+    label = {"app.kubernetes.io/name": "railcni-doctor"}
     container = {
         "name": "doctor",
         "command": ["/opt/railcni/bin/python3", "-IS", "-c", _ENTER, installed, "doctor", *arguments],
@@ -220,16 +214,10 @@ def doctor_pod(agent: kubectl.NodeAgent, arguments: Sequence[str]) -> dict[str, 
         "securityContext": {"privileged": True},
         "volumeMounts": [{"name": "host", "mountPath": "/host", "mountPropagation": "HostToContainer"}],
     }
-    return agent.made(
-        metadata,
-        _RUN,
-        container,
-        nodeName=agent.node,
-        hostNetwork=True,
-        hostPID=True,
-        tolerations=[{"operator": "Exists"}],
-        volumes=[{"name": "host", "hostPath": {"path": "/"}}],
-    )
+    host = {"nodeName": agent.node, "hostNetwork": True, "hostPID": True, "tolerations": [{"operator": "Exists"}]}
+    volumes = [{"name": "host", "hostPath": {"path": "/"}}]
+    metadata = {"name": name, "namespace": agent.namespace, "labels": label}
+    return agent.made(metadata, _RUN, container, **host, volumes=volumes)
 
 
 def _exit_code(options: argparse.Namespace, place: Sequence[str]) -> int:
@@ -271,19 +259,15 @@ def _ipam(run: Callable[[argparse.Namespace], int], cluster: subcommand.Parser, 
 
 
 def _ask_of_leases(options: argparse.Namespace, leases: Sequence[Lease]) -> dict[Key, tuple[str, str]]:
-    """Return (state, reason) by lease, from the agent of the lease's node, or from all agents if it has no node."""
+    """Return (state of in_use, reason) by lease, from the agent of its node, or from all agents if it has no node."""
     agents = kubectl.agents(options) if leases else {}
     no_agent = kubectl.NodeAgent("", "", "", {}, "no agent has this node")
 
     def ask(name: str) -> list[tuple[Key, tuple[str, str]]]:
-        """Ask the agent of node `name` about its leases and those without a node; return [(identity, (state, reason))].
-
-        The state is in_use.ENDED, in_use.USED or in_use.UNKNOWN.
-        """
+        """Ask the agent of node `name` about its leases and those without a node."""
         own = [lease for lease in leases if lease.node in ("", name)]
+        given, agent = json.dumps([to_json(lease) for lease in own]), agents.get(name, no_agent)
         try:
-            given = json.dumps([to_json(lease) for lease in own])
-            agent = agents.get(name, no_agent)
             answers = _answer(options, agent, ["ipam", "in-use"], "root", "state-dir", given=given) if own else []
         except IoFailure as fault:
             answers = [(in_use.UNKNOWN, fault.msg)] * len(own)
