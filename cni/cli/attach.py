@@ -122,21 +122,19 @@ def _attach(options: argparse.Namespace) -> int:
     runtime = _runtime(options)
     network = networks.find(options.network, options.conf_dir).with_device(options.device_id)
     parameters = target.new(options, network)
-    if runtime.cache.read(network.name, parameters) is not None:
-        raise InvalidConfig(
-            f"{network.name} is attached already as {parameters.ifname} to {parameters.netns}: "
-            f"`railcni detach {network.name} {parameters.netns} -i {parameters.ifname}` first, or choose another --ifname"
-        )
+    name, netns, ifname = network.name, parameters.netns, parameters.ifname
+    if runtime.cache.read(name, parameters) is not None:
+        remedy = f"`railcni detach {name} {netns} -i {ifname}` first, or choose another --ifname"
+        raise InvalidConfig(f"{name} is attached already as {ifname} to {netns}: {remedy}")
     version = runtime.negotiate(network)
-    was_there = _has_link(parameters.netns, parameters.ifname)
+    was_there = _has_link(netns, ifname)
     try:
         result = runtime.add(network, parameters, version)
     except BaseException as fault:
-        if was_there:
-            if isinstance(fault, CniError):
-                fault.details += f"\n{parameters.ifname} was there before: nothing has been undone"
-            raise
-        _undo(runtime, network, parameters, fault)
+        if not was_there:
+            _undo(runtime, network, parameters, fault)
+        elif isinstance(fault, CniError):
+            fault.details += f"\n{ifname} was there before: nothing has been undone"
         raise
     columns = ("interface", "mac", "mtu", "address", "gateway", "namespace")
     rows, least = _rows(result, parameters), ("namespace", "mac", "gateway")
@@ -151,9 +149,9 @@ def _detach(options: argparse.Namespace) -> int:
     text = f"{network.name} detached: {parameters.ifname} in {parameters.netns}{before}"
     key = parameters.container_id, parameters.ifname
     waiting = (a["pending"] for a in recorded.pending(network.name) if (a["containerID"], a["ifname"]) == key)
-    if pending := next(waiting, ""):
+    if pending := next(waiting, None):
         text += f"; its addresses are not released yet: {pending}"
-    document = {**_identity(network.name, parameters), "wasAttached": known, "pending": pending or None}
+    document = {**_identity(network.name, parameters), "wasAttached": known, "pending": pending}
     output.show(options.output, document, lambda: output.console().print(text))
     return 0
 
@@ -176,37 +174,31 @@ def _check(options: argparse.Namespace) -> int:
 def _gc(options: argparse.Namespace) -> int:
     runtime = _runtime(options)
     network = networks.find(options.network, options.conf_dir)
-    entries = runtime.cache.all(network.name)
-    stale = [e for e in entries if not is_alive(e.parameters.netns)]
+    stale = [e for e in runtime.cache.all(network.name) if not is_alive(e.parameters.netns)]
     kept = list(target.living(network.name, runtime.cache))
     asked = runtime.gc(network, kept, stale)
-    removed = [] if network.disable_gc else [e.parameters for e in stale]
+    of = {"removed": [] if network.disable_gc else [e.parameters for e in stale], "kept": kept}
     pending = recorded.pending(network.name)
-    document = {
-        "network": network.name,
-        "asked": asked,
-        "removed": [_identity(network.name, p) for p in removed],
-        "kept": [_identity(network.name, p) for p in kept],
-        "pending": [{key: a[key] for key in ("network", "containerID", "ifname", "pending")} for a in pending],
-    }
-    output.show(options.output, document, lambda: _print_collected(network, removed, kept, asked))
+    waiting = [{key: a[key] for key in ("network", "containerID", "ifname", "pending")} for a in pending]
+    named = {done: [_identity(network.name, p) for p in several] for done, several in of.items()}
+    document = {"network": network.name, "asked": asked, **named, "pending": waiting}
+
+    def print_collected() -> None:
+        out, columns = output.console(), ("", "interface", "container", "namespace")
+        rows = [(done, p.ifname, p.container_id, p.netns) for done in ("removed", "kept") for p in of[done]]
+        if rows:
+            output.print_table(columns, rows)
+        else:
+            out.print(f"{network.name}: this node knows no attachment")
+        if network.disable_gc:
+            out.print(f"{network.name} has disableGC: nothing was collected")
+        elif not asked:
+            out.print(f"GC exists from cniVersion 1.1.0 on, {network.name} is older: its plugins were not asked")
+
+    output.show(options.output, document, print_collected)
     for attachment in pending:
         output.print_fault(f"railcni: {recorded.named(attachment)} is not released: {attachment['pending']}")
     return 0
-
-
-def _print_collected(network: Network, removed: list[Parameters], kept: list[Parameters], asked: bool) -> None:
-    out = output.console()
-    rows = [("removed", p) for p in removed] + [("kept", p) for p in kept]
-    if rows:
-        columns = ("", "interface", "container", "namespace")
-        output.print_table(columns, [(done, p.ifname, p.container_id, p.netns) for done, p in rows])
-    else:
-        out.print(f"{network.name}: this node knows no attachment")
-    if network.disable_gc:
-        out.print(f"{network.name} has disableGC: nothing was collected")
-    elif not asked:
-        out.print(f"GC exists from cniVersion 1.1.0 on, {network.name} is older: its plugins were not asked")
 
 
 def _status(options: argparse.Namespace) -> int:

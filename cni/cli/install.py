@@ -72,10 +72,9 @@ def _install(options: argparse.Namespace) -> int:
     folder = folder_of(options)
     wanted = content.here()
     if wanted.interpreter and not os.access(below(options.root, wanted.interpreter), os.X_OK):
-        raise IoFailure(
-            f"the host below {options.root} has no {wanted.interpreter}, which a checkout's executables name: install the"
-            " bundle there (make bundle), which brings its own"
-        )
+        remedy = "install the bundle there (make bundle), which brings its own"
+        what = f"the host below {options.root} has no {wanted.interpreter}, which a checkout's executables name"
+        raise IoFailure(f"{what}: {remedy}")
     replace = (options.plugins or PLAIN) if options.replace else ()
     link = CommandLink(folder, options.root, options.link_dir, wanted)
     if options.dry_run:
@@ -88,16 +87,16 @@ def _install(options: argparse.Namespace) -> int:
     if steps:
         warm.stop(options.root)  # the workers still run the former version
     found = layout.read(folder.path)
-    names = ", ".join(name for name in NAMES if name in found.ours)
-    console = output.console()
-    console.print(f"railcni {found.current} is installed in {folder.shown}: {names}")
-    if kept := ", ".join(sorted(found.kept)):
-        console.print(f"kept, to be put back by uninstall: {kept}")
-    console.print(f"the command: {link}")
-    if not steps:
-        console.print("nothing had to be changed")
-    if wanted.interpreter:
-        console.print(f"from a checkout: the plugins alone, for {wanted.interpreter}")
+    names, kept = ", ".join(name for name in NAMES if name in found.ours), ", ".join(sorted(found.kept))
+    for line in (
+        f"railcni {found.current} is installed in {folder.shown}: {names}",
+        kept and f"kept, to be put back by uninstall: {kept}",
+        f"the command: {link}",
+        "" if steps else "nothing had to be changed",
+        wanted.interpreter and f"from a checkout: the plugins alone, for {wanted.interpreter}",
+    ):
+        if line:
+            output.console().print(line)
     return _print_state_faults(options)
 
 
@@ -113,9 +112,8 @@ def _uninstall(options: argparse.Namespace) -> int:
 
     def refuse(found: Installation) -> None:
         if not (found.ours or found.kept or os.path.isdir(folder.bundle)):
-            raise IoFailure(
-                f"railcni is not installed in {folder.shown}: name the plugin folder where it is with --plugin-dir"
-            )
+            why = "name the plugin folder where it is with --plugin-dir"
+            raise IoFailure(f"railcni is not installed in {folder.shown}: {why}")
         if not options.force:
             _refuse_held(options, found, folder)
 
@@ -145,23 +143,15 @@ def _print_steps(steps: list[Step], folder: Folder) -> int:
 def _refuse_held(options: argparse.Namespace, found: Installation, folder: Folder) -> None:
     """Raise TryAgainLater if attachments need railcni for their DEL, or another CniError if the records cannot be read.
 
-    The Go plugins do this on the DEL of an attachment that railcni has made:
+    An attachment of an earlier boot needs no DEL: the kernel has forgotten it. What the Go plugins do on the DEL of an
+    attachment that railcni has made:
 
-    - macvlan calls its IPAM plugin and deletes the link CNI_IFNAME, whichever program made it. So it can detach an
-      attachment of type `macvlan` whose IPAM is not railcni's, if another plugin `macvlan` stays.
-    - host-device moves the device back under the name in its alias. MTU, MAC, addresses, routes, alternative names and
-      the up state stay lost: only railcni's record has them.
-    - sriov finds no cache of its own, does nothing and succeeds: the VF keeps its VLAN and other settings for the next
-      pod.
-    - host-local and whereabouts read none of railcni's own stores: they find no lease, succeed, and sooner or later
-      give the address to a second pod, while the first still uses it. Go's whereabouts can free a lease in its own
-      pools.
-    - No other plugin has a type railcni-…: a pod with such a network would never end.
-
-    An attachment of an earlier boot needs no DEL: the kernel has forgotten it. Nor does a macvlan whose namespace is
-    gone. But a physical device is then on the host under its name in the pod, and only its record has the former name.
-    In a container (--root), a namespace counts as gone if the host has the directory of its path, but not the
-    namespace.
+    - macvlan calls its IPAM plugin and deletes the link, whichever program made it. So it can detach an attachment of
+      type `macvlan` whose IPAM is not railcni's.
+    - host-device gives the device its name in the alias back; MTU, MAC, addresses, routes and state stay lost.
+    - sriov finds no cache of its own and succeeds: the VF keeps its VLAN and other settings for the next pod.
+    - host-local and whereabouts find no lease in railcni's own stores and succeed: later the address is given to a
+      second pod. Go's whereabouts can free a lease in its own pools.
     """
     remaining, boot_id, held = found.kept | found.foreign, node.boot_id(), []
     for attachment in recorded.found(directory=state_of(options)):
@@ -173,17 +163,16 @@ def _refuse_held(options: argparse.Namespace, found: Installation, folder: Folde
                 held.append(f"{attachment['network']} {attachment['ifname']} of {whose}: {reason}")
     if held:
         count = f"{len(held)} attachments live" if len(held) > 1 else "an attachment lives"
-        raise TryAgainLater(
-            f"railcni stays in {folder.shown}: {count} that only railcni can detach. Delete those pods (or `railcni detach`)"
-            " first, or use --force and lose what is listed",
-            "\n".join(held),
-        )
+        remedy = "Delete those pods (or `railcni detach`) first, or use --force and lose what is listed"
+        why = f"railcni stays in {folder.shown}: {count} that only railcni can detach. {remedy}"
+        raise TryAgainLater(why, "\n".join(held))
 
 
 def _reason(record: dict[str, Any], alive: bool, remaining: Collection[str]) -> str:
+    """Why only railcni can detach the attachment of `record`; "" if another plugin can, or nothing is left to detach."""
     plugin, network_type = record.get("plugin", ""), _type(record.get("config"))
     if plugin in plugins.LINK_PLUGINS and (reason := plugins.named(plugin).ONLY_OURS):
-        return reason
+        return reason  # also of a device that came back from a gone namespace: only the record has its former name
     if not alive:
         return ""
     if network_type in PREFIXED:
@@ -234,10 +223,7 @@ def status(options: argparse.Namespace) -> int:
 
 def _attachments(state: str, root: str, faults: list[str]) -> dict[str, int] | None:
     """Count the attachments: `live`, `gone` (the namespace is gone), `pending` (a release is pending). If this user
-    cannot read them, return None and add the reason to `faults`.
-
-    In a container, a namespace counts as gone if the host has the directory of its path, but nothing at the path.
-    """
+    cannot read them, return None and add the reason to `faults`."""
     try:
         found = recorded.found(directory=state)
     except CniError as fault:
@@ -249,6 +235,7 @@ def _attachments(state: str, root: str, faults: list[str]) -> dict[str, int] | N
 
 
 def _may_live(attachment: dict[str, Any], root: str) -> bool:
+    """Whether the namespace may live. In a container it is gone if the host has the directory of its path without it."""
     return bool(attachment["alive"]) if root == "/" else not has_lost_path(attachment["netns"], partial(below, root))
 
 
@@ -259,23 +246,17 @@ def _state_of_name(name: str, found: Installation) -> str:
 
 
 def _print_status(document: dict[str, Any], workers: str, cold: str) -> None:
-    attached = document["attachments"]
-    remedy = (
-        "; the next calls on the node end these, `railcni ipam flush` at once"
-        if attached and (attached["gone"] or attached["pending"])
-        else ""
-    )
+    counts, attached = document["attachments"], "not known"
+    if counts:
+        attached = "{live} live, {gone} whose namespace is gone, {pending} with a pending release".format(**counts)
+        if counts["gone"] or counts["pending"]:
+            attached += "; the next calls on the node end these, `railcni ipam flush` at once"
     rows = [
         ("plugin folder", document["folder"]),
         ("version", document["version"] or "none: run `railcni install`"),
         ("version before", document["previous"]),
-        *((name, text) for name, text in document["names"].items()),
-        (
-            "attachments",
-            "{live} live, {gone} whose namespace is gone, {pending} with a pending release".format(**attached) + remedy
-            if attached
-            else "not known",
-        ),
+        *document["names"].items(),
+        ("attachments", attached),
         ("warm workers", workers),
         ("cold calls", cold),
         ("state", document["stateDir"]),
