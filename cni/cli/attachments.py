@@ -11,6 +11,9 @@ from cni.node.inventory.attachments import found
 from cni.node.inventory.places import is_of_pod
 from cni.shared.records import STATE
 
+COLUMNS = ("network", "interface", "pod", "addresses", "namespace", "container")
+LEAST = ("container", "namespace", "interface", "network")
+
 
 def register(commands: subcommand.Commands) -> None:
     """Add the command `attachments`."""
@@ -49,13 +52,9 @@ def told(options: argparse.Namespace, *further: str) -> str:
 
 def _run(options: argparse.Namespace) -> int:
     attachments = [a for a in found(directory=options.state_dir) if is_chosen(options, a)]
-    columns = ("network", "interface", "pod", "addresses", "namespace", "container")
     rows = [_row(a) for a in attachments]
-    empty, least = (
-        f"no attachment{told(options)} in {options.state_dir}",
-        ("container", "namespace"),
-    )
-    table = partial(output.print_table, columns, rows, empty=empty, least=least)
+    empty = f"no attachment{told(options)} in {options.state_dir}"
+    table = partial(output.print_table, COLUMNS, rows, empty=empty, least=LEAST)
     output.show(options.output, attachments, table, "containerID")
     return 0
 

@@ -1,14 +1,17 @@
-"""railcni completion: prints a shell's completion file, from the bundle or from `make manual`. Also railcni version."""
+"""railcni completion: prints a shell's completion file, of the bundle, or made anew in a checkout. Also railcni version."""
 
 from __future__ import annotations
 
 import argparse
+import os
+import subprocess
 import sys
+import tempfile
 
 from cni import VERSION
 from cni.cli.terminal import output, subcommand
 from cni.node.runtime import ROOT
-from cni.shared.spec.errors import InvalidConfig
+from cni.shared.spec.errors import IoFailure
 
 # The file of each shell's completion, below /usr/share.
 SHELLS = {
@@ -34,11 +37,22 @@ def _version(options: argparse.Namespace) -> int:
 
 
 def _run(options: argparse.Namespace) -> int:
-    for share in (f"{ROOT}/share", f"{ROOT}/build/share"):
-        try:
-            with open(f"{share}/{SHELLS[options.shell]}", encoding="utf-8") as file:
-                sys.stdout.write(file.read())
-            return 0
-        except FileNotFoundError:
-            pass
-    raise InvalidConfig(f"no completion in {ROOT}: `make manual` in the checkout writes it")
+    maker = f"{ROOT}/.ci/manual.py"
+    if not os.path.exists(maker):
+        return _print(f"{ROOT}/share", options.shell)
+    with tempfile.TemporaryDirectory() as folder:
+        made = subprocess.run([sys.executable, maker, folder], capture_output=True, text=True)
+        if made.returncode:
+            why = made.stderr.strip().rpartition("\n")[2]
+            raise IoFailure(f"the completion cannot be made: {why}: run `make` in {ROOT}, which installs what it needs")
+        return _print(folder, options.shell)
+
+
+def _print(share: str, shell: str) -> int:
+    path = f"{share}/{SHELLS[shell]}"
+    try:
+        with open(path, encoding="utf-8") as file:
+            sys.stdout.write(file.read())
+    except OSError as fault:
+        raise IoFailure(f"{path}: {fault.strerror}: unpack the bundle again") from None
+    return 0

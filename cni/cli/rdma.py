@@ -19,6 +19,7 @@ _ABOUT = "show verbs devices with their netdevs, ports, PCI functions and GIDs, 
 
 PORTS = ("device", "port", "netdev", "pci", "numa", "state", "rate", "link layer", "mtu", "roce mtu", "gids")
 GIDS = ("device", "port", "index", "type", "address", "netdev", "pod")
+LEAST_OF_GIDS = ("port", "type", "netdev")
 
 
 def register(commands: subcommand.Commands) -> None:
@@ -58,7 +59,7 @@ def _print(devices: Sequence[VerbsDevice]) -> None:
     output.print_table(PORTS, port_rows(devices), least=("numa", "roce mtu", "pci", "link layer"))
     sys.stdout.write("" if GIDS in (output.Form.seen or ()) else "\n")
     sys.stdout.flush()
-    output.print_table(GIDS, gid_rows(devices))
+    output.print_table(GIDS, gid_rows(devices), least=LEAST_OF_GIDS)
 
 
 # --- what is shown; pure ---

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from ipam.source import Files
 
 
+_PLAN = {"count", "subnet", "addressing"}  # keys that every plan of rails has
+
+
 def lint(paths: Iterable[str], flat: Files | None = None) -> list[Diagnostic]:
     """Return the findings about `paths`, in their order: files, directories such as /etc/cni/net.d, or "-" for stdin.
 
@@ -80,6 +83,10 @@ class _File:
                 else:
                     count += operators.examine(one, around) or resources.examine_object(one, around)
             return count
+        if isinstance(document, dict) and {*document} >= _PLAN:
+            command = f"`railcni rails render {scope.text.path}`"
+            scope.error((), "this is a plan of rails, and no network", f"{command} judges it, and prints its networks")
+            return 1
         if config.is_own(document):
             resources.examine(scope, around)
             return 1

@@ -151,6 +151,10 @@ class ExclusiveSelectors(Selectors):
     needVhostNet: bool = False
 
 
+class MadeSelectors(ExclusiveSelectors):
+    """The selectors of a VfPolicy, whose VFs are not there before they are made."""
+
+
 class _Resource(_Model):
     resourceName: Annotated[str, AfterValidator(_name)]
     resourcePrefix: Annotated[str, AfterValidator(prefix)]
@@ -248,7 +252,7 @@ class VfPolicy(_Model):
         ranged = {
             key: [text if "#" in text else text + every for text in getattr(self.nicSelector, key)] for key in RANGED
         }
-        selectors = ExclusiveSelectors(
+        selectors = MadeSelectors(
             drivers=[VFIO] if self.deviceType == VFIO else [],
             isRdma=self.isRdma,
             needVhostNet=self.needVhostNet,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 from cni.node.inventory.functions import Function
-from cni.resources.models import RANGED, Exclusive, ExclusiveSelectors, Selectors, Shared, spans
+from cni.resources.models import RANGED, Exclusive, ExclusiveSelectors, MadeSelectors, Selectors, Shared, spans
 
 NOTHING = "no NIC or function is chosen"
 _NO_VERBS = "has no verbs device (`railcni doctor` names a verbs driver that is not loaded)"
@@ -81,7 +81,7 @@ def _selector(
         there = sorted({value for one in candidates for value in _VALUES[key](one) if value})
         if names.isdisjoint(value.lower() for value in there):
             faults.append(f"{key} {', '.join(wanted)}: {_instead(wanted, there, others, below, _VALUES[key], unfit)}")
-        elif numbers := _missing_numbers(wanted, candidates, _VALUES[key]):
+        elif numbers := _missing_numbers(selectors, wanted, candidates, _VALUES[key]):
             faults.append(f"{key} {', '.join(wanted)}: {numbers}")
     if faults:
         return "; ".join(faults)
@@ -121,7 +121,10 @@ def _instead(
 
 
 def _missing_numbers(
-    wanted: Sequence[str], candidates: Sequence[Function], values: Callable[[Function], Collection[str]]
+    selectors: Selectors,
+    wanted: Sequence[str],
+    candidates: Sequence[Function],
+    values: Callable[[Function], Collection[str]],
 ) -> str:
     """A text such as "NAME has the VFs 0 to 7" for the first of `wanted` whose VF ranges have no existing VF, or "".
 
@@ -131,6 +134,8 @@ def _missing_numbers(
         name, parts = spans(text)
         indexes = [f.index for f in candidates if f.index >= 0 and name in values(f)]
         if parts and not any(first <= index <= last for first, last in parts for index in indexes):
-            itself = f"no VF; without the range {name} itself is offered, such as a VF in a virtual machine"
-            return f"{name} has {f'the VFs 0 to {max(indexes)}' if indexes else itself}"
+            if indexes:
+                return f"{name} has the VFs 0 to {max(indexes)}"
+            itself = f"; without the range {name} itself is offered, such as a VF in a virtual machine"
+            return f"{name} has no VF{'' if isinstance(selectors, MadeSelectors) else itself}"
     return ""

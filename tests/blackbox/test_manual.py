@@ -65,6 +65,13 @@ def test_every_command_has_a_page_and_man_finds_no_fault_in_one_of_eight(share: 
         assert path.stem.replace("railcni-", "railcni ", 1).split()[0] in done.stdout
 
 
+@pytest.mark.parametrize("shell", manual.SHELLS)
+def test_the_command_prints_the_completion_also_of_a_checkout_without_make_manual(share: Path, shell: str) -> None:
+    done = subprocess.run([ROOT / "bin/railcni", "completion", shell], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == (share / manual.SHELLS[shell]).read_text()
+
+
 CHECKS = {"bash": ["bash", "-n"], "zsh": ["zsh", "-n"], "fish": ["fish", "--no-execute"]}
 
 

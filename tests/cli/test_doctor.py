@@ -139,6 +139,16 @@ def test_a_lost_lane_of_one_of_eight_nics_is_named(node: Callable[[Callable[[Pat
     assert (fault.check, fault.subject, fault.found) == ("pcie", "mlx5_3 (0000:44:00.0)", "PCIe 32 GT/s x8")
 
 
+def test_a_physical_function_whose_pcie_link_sysfs_does_not_tell_is_not_called_a_virtual_one(
+    node: Callable[[Callable[[Path], Machine]], NodeFacts],
+) -> None:
+    facts = node(machines.hgx)
+    Path(facts.places.sys, "class/infiniband/mlx5_3/device/current_link_speed").write_text("Unknown\n")
+    told = only([one for one in report.examine(facts).findings if one.check == "pcie" and one.level == UNKNOWN])
+    assert told.subject == "mlx5_3 (0000:44:00.0)" and "virtual function" not in told.found
+    assert "current_link_speed is Unknown" in told.found
+
+
 # --- modules and nodes ---
 
 

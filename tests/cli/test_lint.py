@@ -802,3 +802,13 @@ def test_a_fault_of_the_flat_file_names_that_file(
         path.write_text(content)
     code, said = run(monkeypatch, capsys, "--flat-file", str(path), str(tmp_path / "good.conf"))
     assert (code, told.format(path=path) in said) == (1, True), said
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_a_plan_of_rails_is_called_so_with_the_command_that_judges_it(tmp_path: Path, as_json: bool) -> None:
+    text = (CONF / "examples/rails-8.yaml").read_text()
+    file = tmp_path / ("rails.json" if as_json else "rails.yaml")
+    file.write_text(json.dumps(yaml.safe_load(text)) if as_json else text)
+    (finding,) = lint([str(file)])
+    assert (finding.severity, "a plan of rails" in finding.message) == ("error", True)
+    assert f"`railcni rails render {file}`" in finding.fix

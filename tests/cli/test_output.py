@@ -12,7 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from cni.cli import ipam
+from cni.cli import attachments, ipam, rdma
 from cni.cli.main import _print, main
 from cni.cli.terminal.output import Form, print_data, print_table, write_file
 from cni.node.runtime.executables import PluginFailed
@@ -58,6 +58,38 @@ def test_where_columns_do_not_fit_the_least_important_are_left_out_and_named(
     monkeypatch.setattr(Form, "is_wide", True)
     monkeypatch.setattr(Form, "headers", False)
     assert shown(columns, (ADDRESS, TIME, "net1"), monkeypatch) == f"{ADDRESS}  {TIME}  net1\n"
+
+
+@pytest.mark.parametrize(
+    ("columns", "least", "row", "kept"),
+    [
+        (
+            attachments.COLUMNS,
+            attachments.LEAST,
+            ("default/rail-network-0", "net1", "team/trainer-worker-0", "192.168.100.100/24", "/run/netns/a", "0f" * 6),
+            ["POD", "ADDRESSES"],
+        ),
+        (
+            rdma.GIDS,
+            rdma.LEAST_OF_GIDS,
+            ("mlx5_0", 1, 3, "IB/RoCE v1", "192.168.100.100", "ens2f0np0", "team/trainer-worker-0"),
+            ["INDEX", "ADDRESS", "POD"],
+        ),
+    ],
+)
+@pytest.mark.parametrize("width", [60, 80])
+def test_name_and_address_are_kept_longest(
+    width: int,
+    columns: Sequence[str],
+    least: Sequence[str],
+    row: Sequence[object],
+    kept: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    print_table(columns, [row], out := Terminal(), least=least)
+    lines = re.sub(r"\x1b\[[\d;]*m", "", out.getvalue()).split("\n")
+    assert set(kept) <= set(lines[0].split()) and max(map(len, lines)) <= width, lines
 
 
 def test_a_lease_keeps_its_pod_on_a_narrow_terminal(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -551,6 +551,7 @@ def test_show_names_the_command_that_makes_the_functions_of_its_configuration(
     done = railcni(*words, f"--root={tmp_path}", f"--config={file}")
     assert done.returncode == 1
     assert "virtual functions that are not there yet: `railcni vfs plan` shows the steps" in done.stderr
+    assert "has no VF" in done.stdout and "itself is offered" not in done.stdout
 
 
 def test_apply_says_what_the_kernel_refuses_and_leaves_that_card(machine: Machine, tmp_path: Path) -> None:

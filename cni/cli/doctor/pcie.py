@@ -51,7 +51,7 @@ class PcieLink:
 class PcieFunction:
     """A NIC's PCI function: its current link, its best link, and the best link of the port above it. `domain` is the
     type of its IOMMU group: "identity" passes DMA through, "DMA" and "DMA-FQ" translate it, "": no group.
-    `relaxed_ordering` is on, off, or the reason why that is not known."""
+    `relaxed_ordering` is on, off, or the reason why that is not known. `unread` is the reason why a link is not known."""
 
     name: str
     address: str
@@ -60,6 +60,7 @@ class PcieFunction:
     slot_best: PcieLink
     relaxed_ordering: bool | str = ""
     domain: str = ""
+    unread: str = ""
 
 
 Bridges = dict[str, bool | str]
@@ -80,6 +81,7 @@ def read(nics: Iterable[tuple[str, str]], root: str = "/sys") -> list[PcieFuncti
             slot_best=_link(port, "max") if port else PcieLink(),
             relaxed_ordering=_read(relaxed_ordering, place),
             domain=text(f"{place}/iommu_group/type"),
+            unread=_unread(place),
         )
         found.append(function)
     return found
@@ -101,7 +103,7 @@ def check_links(functions: Sequence[PcieFunction]) -> Iterator[Observation]:
         subject = f"{function.name} ({function.address})"
         now, best, slot = function.now, function.best, function.slot_best
         if not now.width or not best.width:
-            yield unknown(subject, "its PCIe link is not told, as of a virtual function")
+            yield unknown(subject, f"its PCIe link is not known: {function.unread}")
             continue
         here = PcieLink(min(best.speed, slot.speed or best.speed), min(best.width, slot.width or best.width))
         if now.rate < here.rate:
@@ -142,6 +144,14 @@ def check_settings(functions: Sequence[PcieFunction], bridges: Bridges) -> Itera
             yield unknown("ACS", f"of {counted(unread.count(why), 'bridge')}: {why}")
     elif bridges:
         yield ok("ACS", f"off on the {len(bridges)} bridges between GPUs and NICs")
+
+
+def _unread(place: str) -> str:
+    for name in (f"{which}_link_{what}" for which in ("current", "max") for what in ("speed", "width")):
+        told = text(f"{place}/{name}")
+        if not told[:1].isdigit() or told == "0":  # "Unknown" without a link, as in many virtual machines
+            return f"{name} is {told or 'missing'} in sysfs"
+    return ""
 
 
 def _link(place: str, which: str) -> PcieLink:
