@@ -46,7 +46,19 @@ def advice(
     variables = {"NCCL_IB_HCA": f"={names}", "NCCL_SOCKET_IFNAME": "=" + ",".join(dict.fromkeys(w.link for w in ways))}
     chosen = {way: way.gid for way in ways if way.gid is not None}
     more, notes = _selection(chosen) if chosen else ({}, [])
-    return {**variables, **more}, notes
+    return {**variables, **more}, [*notes, *_unused(ways, sandbox, devices, root)]
+
+
+def _unused(ways: Sequence[_Way], sandbox: NamespaceView, devices: Sequence[VerbsDevice], root: str) -> Iterator[str]:
+    """Yield a note for each port of the pod that NCCL does not use."""
+    for way in ways:
+        if not way.port.is_active:
+            yield f"NCCL leaves out {way.port} ({way.link}) until it is ACTIVE: it is {way.port.state}"
+    used = {way.link for way in ways}
+    for link in sandbox.interfaces:
+        own = [str(port) for port in ports_of(link, devices, root) if port.is_roce]
+        if own and link.name not in used:
+            yield f"{link.name} is left out: {', '.join(own)} has no RoCE v2 GID of its addresses; see `railcni doctor`"
 
 
 def _selection(chosen: Mapping[_Way, Gid]) -> tuple[dict[str, str], list[str]]:

@@ -110,6 +110,24 @@ def test_a_pod_of_infiniband_is_told_its_device_and_nothing_of_roce(tmp_path: Pa
     assert told == ({"NCCL_IB_HCA": f"={own.name}:1", "NCCL_SOCKET_IFNAME": "=net1"}, [])
 
 
+def test_a_link_that_nccl_will_not_use_is_told_beside_those_that_it_uses(tmp_path: Path) -> None:
+    machine = machines.Machine(tmp_path)
+    links = []
+    for number, (layer, state) in enumerate(
+        (("InfiniBand", "4: ACTIVE"), ("InfiniBand", "2: INIT"), ("Ethernet", "4: ACTIVE"))
+    ):
+        nic = machine.nic(f"pci0000:3a/0000:3a:00.0/0000:3{number}:00.0")
+        machine.netdev(f"ens{number}", nic)
+        machine.verbs(f"mlx5_{number}", nic, f"ens{number}", size=4, link_layer=layer, state=state)
+        links.append(SandboxInterface(f"net{number}", "", 9000, True, (f"10.0.{number}.5",), bus="pci", device=nic))
+    told, notes = nccl.advice(pod(*links), inventory.read(root=str(machine.root)), str(machine.root))
+    assert told["NCCL_IB_HCA"] == "=mlx5_0:1,mlx5_1:1"
+    assert notes == [
+        "NCCL leaves out mlx5_1 port 1 (net1) until it is ACTIVE: it is INIT",
+        "net2 is left out: mlx5_2 port 1 has no RoCE v2 GID of its addresses; see `railcni doctor`",
+    ]
+
+
 def test_the_first_ipv4_address_of_a_link_counts_before_its_ipv6_address(node: Node) -> None:
     node.device(0, "net1", (("fe80::1", V2), ("fd00::5", V2), ("192.168.1.5", V2)))
     both = node.advice(link("net1", "fd00::5", "192.168.1.5"))

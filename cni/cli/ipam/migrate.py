@@ -50,14 +50,20 @@ def register(commands: subcommand.Commands) -> None:
         " Another run keeps the leases that were copied already. Run it on every node, for its records."
     )
     parser = subcommand.add(commands, "migrate", about, more, run=_run, shows=True)
-    parser.add_argument("--from", dest="source", required=True, metavar="STORE", type=_source)
-    parser.add_argument("--to", dest="target", required=True, metavar="STORE", type=_target)
+    parser.add_argument(
+        "--from", dest="source", required=True, metavar="STORE", type=_source, help="the store that has them"
+    )
+    parser.add_argument(
+        "--to", dest="target", required=True, metavar="STORE", type=_target, help="the store that gets them"
+    )
     common.add(parser, "dry-run")
     common.add(parser, "network", "for leases that name none; default for host-local: the directory's name")
     about = "for host-local: a subnet"
     cidr = subcommand.typed(lambda text: Range(*parse_cidr(text)))
     parser.add_argument("--range", dest="ranges", action="append", default=[], type=cidr, metavar="CIDR", help=about)
-    parser.add_argument("--network-name", default="", help="for host-local: ipam.network_name of the new configuration")
+    parser.add_argument(
+        "--network-name", default="", metavar="NAME", help="for host-local: ipam.network_name of the new configuration"
+    )
     common.add(parser, "node", "a file store gets its leases; default: this node", host_name(), shown=False)
     parser.add_argument("--remove-source", action="store_true", help="free the copied leases in the source")
 
