@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import gc
 import os
 import subprocess
 import sys
@@ -48,6 +49,15 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     """No test sees what a railcni of this host has left: neither its flat file and policy, nor its records and leases."""
     if os.geteuid() == 0:
         namespaces.hide(("/etc/cni", "/var/lib/cni"))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """The thousands of tests are no garbage, so no collector looks at them."""
+    gc.disable()
+    yield
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(scope="session")
