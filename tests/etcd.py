@@ -21,6 +21,7 @@ from typing import Any
 from tests import served
 
 _START = 'mount -t tmpfs tmpfs /mnt && exec "$@"'
+_CALM = ("--heartbeat-interval=100", "--election-timeout=1000")  # a member that is alone takes a quarter of the time
 LARGE = ("--max-txn-ops=100000", "--max-request-bytes=67108864")  # for tests that claim thousands of addresses at once
 
 
@@ -155,7 +156,7 @@ def shared(flags: Sequence[str] = ()) -> Cluster:
     served.note()
     key = tuple(flags)
     if key not in _shared:
-        _shared[key] = Cluster(flags=flags).__enter__()
+        _shared[key] = Cluster(flags=(*flags, *_CALM)).__enter__()
     return _shared[key]
 
 

@@ -48,16 +48,22 @@ DRA = {
 WITH_VFS = DEVICES | {"config": {"virtualFunctions": [{"nicSelector": {"pfNames": ["ens2f1"]}, "numVfs": 8}]}}
 OPERATORS = ("SecurityContextConstraints", "PodMonitor", "PrometheusRule")  # Kubernetes itself has no such objects
 
+LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml takes a tenth of the time
+
 needs_helm = needs("helm", "`.ci/helm` puts it into build/tools")
 needs_kubectl = needs("kubectl", "it renders kustomizations")
 
 Document = dict[str, Any]
 
 
+def documents_in(text: str) -> list[Document]:
+    return list(yaml.load_all(text, LOADER))
+
+
 def render(*options: str, values: Document | None = None, release: str = "railcni") -> list[Document]:
     done = template(*options, values=values, release=release)
     assert done[0] == 0, done[2]
-    return [document for document in yaml.safe_load_all(done[1]) if document]
+    return [document for document in documents_in(done[1]) if document]
 
 
 def template(
@@ -97,7 +103,7 @@ def leaves(tree: Document, prefix: str = "") -> set[str]:
 def kustomized(folder: Path = KUSTOMIZE) -> list[Document]:
     done = run("kubectl", "kustomize", str(folder))
     assert done.returncode == 0, done.stderr
-    return list(yaml.safe_load_all(done.stdout))
+    return documents_in(done.stdout)
 
 
 def plain(document: Document, of_chart: bool) -> Document:
@@ -230,7 +236,7 @@ def test_the_driver_is_that_of_the_kustomization_and_the_device_classes_those_of
     printed = run(str(ROOT / "bin/railcni"), "dra", "classes", "--config", str(tmp_path / "config.json"))
     ours = by_name([plain(d, True) for d in render(values=DRA)])
     theirs = by_name([plain(d, False) for d in kustomized(tmp_path / "kubernetes")])
-    theirs |= by_name(list(yaml.safe_load_all(printed.stdout)))
+    theirs |= by_name(documents_in(printed.stdout))
     del theirs["Namespace", "", "railcni"]
     assert ours.keys() == theirs.keys()
     config = ours["ConfigMap", "railcni", "railcni-dra"]["data"]
