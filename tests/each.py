@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import product
 from typing import Any
 
 import pytest
@@ -28,6 +29,18 @@ def quick(cases: Iterable[Any], *few: Any) -> list[Any]:
 def quick_of(table: Mapping[str, Any], *few: str) -> list[Any]:
     """The values of a table as parameters with its names; all but those of `few` names are long."""
     return [pytest.param(table[name], marks=() if name in few else pytest.mark.long, id=name) for name in table]
+
+
+def pairwise(*tables: Iterable[Any]) -> list[Any]:
+    """The rows of all `tables` as parameters, half of them, so that each two values of two tables meet; the others are long.
+
+    Of three tables the second has two values.
+    """
+    rows = product(*(enumerate(table) for table in tables))
+    return [
+        pytest.param(*(value for _, value in row), marks=pytest.mark.long if sum(n for n, _ in row) % 2 else ())
+        for row in rows
+    ]
 
 
 def each_and(

@@ -20,8 +20,9 @@ from ipam.leases import recorded_cooldown
 from ipam.stores import base
 from ipam.stores.etcd import client
 from tests import etcd
+from tests.each import pairwise
 from tests.stores.kubernetes_api import ApiServer
-from tests.stores.places import SHARED, Place, cut, fail, mend, silent
+from tests.stores.places import MAKERS, SHARED, Place, cut, fail, mend, silent
 
 TINY = {"range": "10.0.0.0/30"}
 
@@ -150,12 +151,12 @@ def test_a_shared_address_is_leased_again_when_the_pod_with_the_lease_has_ended(
     assert records.all() == []
 
 
-@pytest.mark.parametrize("shared", [7, [7], [["10.0.0.0-24"]], [["10.0.0.0-24", "x"]], {"a": "b"}])
-def test_a_damaged_list_of_shared_addresses_stops_no_flush(place: Place, shared: Any) -> None:
+def test_a_damaged_list_of_shared_addresses_stops_no_flush(place: Place) -> None:
     place.add("c1", "a", **STATIC)
     ((attachment, _, record),) = place.records().all()
-    place.records().write(attachment, "ipam", {**record, "shared": shared})
-    assert place.flush(record["store"]) == 0
+    for shared in (7, [7], [["10.0.0.0-24"]], [["10.0.0.0-24", "x"]], {"a": "b"}):
+        place.records().write(attachment, "ipam", {**record, "shared": shared})
+        assert place.flush(record["store"]) == 0, shared
     place.delete("c1", "a", **STATIC)
     assert place.leased(record["store"]) == {}
 
@@ -186,8 +187,7 @@ SANDBOXES: dict[str, tuple[str, str, str, str]] = {
 }
 
 
-@pytest.mark.parametrize("reboot", [False, True], ids=["", "rebooted"])
-@pytest.mark.parametrize("case", SANDBOXES)
+@pytest.mark.parametrize(("case", "reboot", "place"), pairwise(SANDBOXES, (False, True), MAKERS), indirect=["place"])
 def test_a_new_sandbox_gets_the_address_that_the_old_one_has_just_released(
     place: Place, case: str, reboot: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -393,17 +393,17 @@ WAYS: dict[str, Callable[[str], dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("victim_first", [True, False], ids=["victim-first", "attacker-first"])
-@pytest.mark.parametrize(("way", "length"), zip(WAYS, (16, 24, 32), strict=True))
+@pytest.mark.parametrize(("way", "first", "place"), pairwise(WAYS, ("victim", "attacker"), MAKERS), indirect=["place"])
 def test_no_request_outside_of_its_networks_ranges_takes_another_pods_address(
-    place: Place, way: str, length: int, victim_first: bool
+    place: Place, way: str, first: str
 ) -> None:
     """The victim's network has the range of the address; the attacker's has another."""
+    length = {"IP": 16, "runtimeConfig.ips": 24, "args.cni.ips": 32}[way]
     asked = {"range": "10.9.0.0/24", **WAYS[way](f"10.0.0.1/{length}")}
     with pytest.raises(InvalidConfig, match="allow_outside_ranges"):
         place.add("attacker", "b", **asked)
     allowed = {**asked, "allow_outside_ranges": True}
-    if victim_first:
+    if first == "victim":
         assert place.add("victim", "a") == "10.0.0.1"
         with pytest.raises(TryAgainLater, match="10.0.0.1 .*is held by .*victim"):
             place.add("attacker", "b", **allowed)
@@ -460,11 +460,12 @@ def test_without_the_key_nobody_asks_for_the_pod(place: Place) -> None:
     assert not [path for _, path, _ in place.server.seen if path == "a"]
 
 
-@pytest.mark.parametrize("value", ["", "banana", "10.9.9.9", "10.0.0.0", "10.0.0.99", "10.0.0.7,x"])
-def test_an_annotation_that_cannot_be_followed_is_passed_over(place: Place, value: str) -> None:
-    block = annotated(place, value) | {"exclude": ["10.0.0.96/29"]}
-    assert place.add("c1", "a", **block) == "10.0.0.1"
-    assert ("want addresses" in place.log()) == ("a" in value or "x" in value)
+def test_an_annotation_that_cannot_be_followed_is_passed_over(place: Place) -> None:
+    for number, value in enumerate(("", "banana", "10.9.9.9", "10.0.0.0", "10.0.0.99", "10.0.0.7,x"), 1):
+        before = len(place.log())
+        block = annotated(place, value, f"p{number}") | {"exclude": ["10.0.0.96/29"]}
+        assert place.add(f"c{number}", f"p{number}", **block) == f"10.0.0.{number}"
+        assert ("want addresses" in place.log()[before:]) == (value in ("banana", "10.0.0.7,x")), value
 
 
 def test_a_pod_that_cannot_be_read_is_no_hindrance(place: Place) -> None:
