@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from itertools import product
 from typing import Any
 
@@ -31,14 +31,15 @@ def quick_of(table: Mapping[str, Any], *few: str) -> list[Any]:
     return [pytest.param(table[name], marks=() if name in few else pytest.mark.long, id=name) for name in table]
 
 
-def pairwise(*tables: Iterable[Any]) -> list[Any]:
-    """The rows of all `tables` as parameters, half of them, so that each two values of two tables meet; the others are long.
+def pairwise(*tables: Collection[Any]) -> list[Any]:
+    """The rows of three `tables` as parameters: as many that any two values of two tables meet; the others are long.
 
-    Of three tables the second has two values.
+    The numbers of these rows add up to a multiple of the shortest length, for which every two values find a third.
     """
+    shortest = min(map(len, tables))
     rows = product(*(enumerate(table) for table in tables))
     return [
-        pytest.param(*(value for _, value in row), marks=pytest.mark.long if sum(n for n, _ in row) % 2 else ())
+        pytest.param(*(value for _, value in row), marks=pytest.mark.long if sum(n for n, _ in row) % shortest else ())
         for row in rows
     ]
 

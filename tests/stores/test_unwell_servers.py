@@ -22,6 +22,7 @@ from ipam.stores.apiserver.resources import POOLS, RESERVATIONS, RIGHTS
 from ipam.stores.base import Claimed, Unreachable
 from ipam.stores.etcd import EtcdStore, txn
 from ipam.stores.ippool import locks
+from tests.each import pairwise
 from tests.stores import kubernetes_proxy
 from tests.stores.kinds import owner
 from tests.stores.kubernetes_api import DROP_LATE, SPECS, Refusal
@@ -222,9 +223,11 @@ REFUSALS: dict[str, list[dict[str, Any]]] = {  # the ranges of an ADD, which oth
 }
 
 
-@pytest.mark.parametrize("illness", [LOST, LOST_AFTER, LATE, "timeout"])
-@pytest.mark.parametrize("case", REFUSALS)
-@pytest.mark.parametrize("place", ILL_STORES, indirect=True)
+@pytest.mark.parametrize(
+    ("place", "case", "illness"),
+    pairwise(ILL_STORES, REFUSALS, [LOST, LOST_AFTER, LATE, "timeout"]),
+    indirect=["place"],
+)
 def test_an_add_that_is_refused_after_an_open_attempt_leaves_nothing(
     place: Place, case: str, illness: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
