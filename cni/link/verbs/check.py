@@ -10,9 +10,9 @@ from cni.link import features
 from cni.link.plugins.base import differs
 from cni.link.verbs import delegate
 from cni.link.verbs.detach import PART
-from cni.shared.kernel import ipconfig, routes
+from cni.shared.kernel import addresses, ipconfig, routes
 from cni.shared.kernel import sandbox as sandboxes
-from cni.shared.kernel.links import Rtnl
+from cni.shared.kernel.links import Link, Rtnl
 from cni.shared.records import Records
 from cni.shared.spec import parsing
 from cni.shared.spec.errors import AttachmentDiffers, InvalidConfig
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from cni.shared.config import Fault
     from cni.shared.kernel.sandbox import Sandbox
     from cni.shared.spec.request import Request
+
+_KEPT = {"mtu": 65535 - 15, "advmss": 65535 - 40}  # the kernel's limits: ip_metrics_convert, net/ipv4/metrics.c
 
 
 def check(plugin: LinkPlugin, request: Request, records: Records) -> None:
@@ -100,9 +102,38 @@ def _differences(
         a for a in expected.ips if (not others if a.interface is None else expected.interfaces[a.interface] is known)
     ]
     wanted_here = Result([known], here, _without(expected.routes, others, inside))
-    found += ipconfig.differences(inside, link, wanted_here)
+    found += _unset(inside, link, wanted_here)
     if "extras" in record:
         found += features.Features(record["extras"]).differences(link, wanted_here, sandbox)
+    return found
+
+
+def _unset(inside: Rtnl, link: Link, wanted: Result) -> list[str]:
+    """A sentence for each address and route of `wanted` that the link lacks."""
+    found = []
+    present = {a.text for a in addresses.list_of(inside, link.index)}
+    for address in wanted.ips:
+        if ipconfig.canonical(address.address) not in present:
+            found.append(f"address {address.address} is not on {link.name}")
+    held = routes.list_of(inside, link.index)
+    # begins with the kernel's own routes
+    known = {(ipconfig.subnet(a.address), routes.MAIN_TABLE, routes.IPV6_PREFIX_PRIORITY) for a in wanted.ips}
+    for route in wanted.routes:
+        dst, gw = ipconfig.subnet(route.dst), ipconfig.next_hop(route, wanted.ips)
+        keys: tuple[str, ...] = ("table", "priority", "mtu", "advmss")
+        place = (dst, route.table or routes.MAIN_TABLE, route.priority or routes.IPV6_PRIORITY)
+        if route.family == 6 and place in known:  # IPv6 keeps the first route's metrics: fib6_add_rt2node, ip6_fib.c
+            keys = keys[:2]
+        known.add(place)
+        more = [(key, value) for key in keys if (value := getattr(route, key))]
+        if not any(
+            r.dst == dst
+            and gw in ("", r.gw)
+            and all(getattr(r, key) == min(value, _KEPT.get(key, value)) for key, value in more)
+            for r in held
+        ):
+            words = [route.dst, *(["by", gw] if gw else []), *(f"{key} {value}" for key, value in more)]
+            found.append(f"route {' '.join(words)} is not on {link.name}")
     return found
 
 

@@ -57,7 +57,7 @@ def configure(inside: Rtnl, link: Link, wanted: Result, dad: bool, set_up: Calla
     if link.up or (has_ipv6 and not dad):
         _announce_again(inside, link)
     for route in wanted.routes:
-        gw = _next_hop(route, wanted.ips)
+        gw = next_hop(route, wanted.ips)
         _refuse_numbers(route, gw)
         add_route(inside, link, route, gw)
     after = inside.link(index=link.index) or link
@@ -174,7 +174,7 @@ def _route_reason(fault: KernelError) -> str:
     return str(fault.strerror)
 
 
-def _next_hop(route: WantedRoute, ips: list[IPConfig]) -> str:
+def next_hop(route: WantedRoute, ips: list[IPConfig]) -> str:
     """The gateway of `route`, by default the gateway of an address; "" when there is none, or for 0.0.0.0."""
     gw = canonical(route.gw) or gateway(route.family, ips)
     return "" if gw == "0.0.0.0" else gw
@@ -185,43 +185,8 @@ def gateway(family: int, ips: list[IPConfig]) -> str:
     return next((a.gateway for a in ips if a.gateway and a.family == family), "")
 
 
-def differences(inside: Rtnl, link: Link, wanted: Result) -> list[str]:
-    """A sentence for each address and route of `wanted` that the link lacks."""
-    found = []
-    present = {a.text for a in addresses.list_of(inside, link.index)}
-    for address in wanted.ips:
-        if canonical(address.address) not in present:
-            found.append(f"address {address.address} is not on {link.name}")
-    held = routes.list_of(inside, link.index)
-    known = {(subnet(a.address), routes.MAIN_TABLE, routes.IPV6_PREFIX_PRIORITY) for a in wanted.ips}  # the kernel's
-    for route in wanted.routes:
-        dst, gw = subnet(route.dst), _next_hop(route, wanted.ips)
-        keys: tuple[str, ...] = ("table", "priority", "mtu", "advmss")
-        place = (dst, route.table or routes.MAIN_TABLE, route.priority or routes.IPV6_PRIORITY)
-        if route.family == 6 and place in known:  # IPv6 keeps the first route's metrics: fib6_add_rt2node, ip6_fib.c
-            keys = keys[:2]
-        known.add(place)
-        more = [(key, value) for key in keys if (value := getattr(route, key))]
-        if not any(
-            r.dst == dst
-            and gw in ("", r.gw)
-            and all(getattr(r, key) == min(value, _KEPT.get(key, value)) for key, value in more)
-            for r in held
-        ):
-            words = [route.dst, *(["by", gw] if gw else []), *(f"{key} {value}" for key, value in more)]
-            found.append(f"route {' '.join(words)} is not on {link.name}")
-    return found
-
-
 _UINT32 = 0xFFFFFFFF
-_MOST = {
-    "table": _UINT32,
-    "priority": _UINT32,
-    "scope": MOST_SCOPE,
-    "mtu": _UINT32,
-    "advmss": _UINT32,
-}
-_KEPT = {"mtu": 65535 - 15, "advmss": 65535 - 40}  # the kernel's limits: ip_metrics_convert, net/ipv4/metrics.c
+_MOST = {"table": _UINT32, "priority": _UINT32, "scope": MOST_SCOPE, "mtu": _UINT32, "advmss": _UINT32}
 
 
 def canonical(text: str) -> str:
