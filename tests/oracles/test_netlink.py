@@ -185,9 +185,10 @@ def test_a_kernel_that_does_not_filter_lists_gives_the_same_answers(namespaces: 
     socket._socket.setsockopt(270, 12, 0)  # SOL_NETLINK, NETLINK_GET_STRICT_CHK: as before kernel 4.20
     assert [a.text for a in addresses.list_of(socket, one) if ":" not in a.text] == ["192.0.1.1/24"]
     assert {r.dst for r in routes.list_of(socket, one) if ":" not in r.dst} == {"192.0.1.0/24", "198.51.1.0/24"}
-    assert routes.default_route_link(socket) == 0
+    assert routes.default_route(socket) is None
     routes.add(socket, one, "0.0.0.0/0", "192.0.1.254")
-    assert routes.default_route_link(socket) == one
+    default = routes.default_route(socket)
+    assert default and default.index == one
 
 
 def test_reading_many_links_leaves_no_descriptor_open(namespaces: Namespaces, rtnl: Open) -> None:

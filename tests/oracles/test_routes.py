@@ -81,8 +81,14 @@ def test_what_is_no_destination_or_gateway_is_refused(pod: View, rtnl: Open, dst
         routes.add(rtnl(pod), pod.link("net1").index, dst, gw)
 
 
+def default_link(socket: Rtnl) -> int:
+    """The index of the default route's link; 0 without a default route."""
+    route = routes.default_route(socket)
+    return route.index if route else 0
+
+
 def test_a_namespace_without_routes_has_no_default_route(namespaces: Namespaces, rtnl: Open) -> None:
-    assert routes.default_route_link(rtnl(namespaces())) == 0
+    assert default_link(rtnl(namespaces())) == 0
 
 
 def test_the_default_route_of_the_main_table_decides_ipv4_first_and_then_the_lowest_priority(
@@ -90,16 +96,16 @@ def test_the_default_route_of_the_main_table_decides_ipv4_first_and_then_the_low
 ) -> None:
     socket = rtnl(pod)
     one, two = pod.link("net1").index, pod.link("net2").index
-    assert routes.default_route_link(socket) == 0
+    assert default_link(socket) == 0
     routes.add(socket, two, "0.0.0.0/0", "192.0.2.254", table=1000)
     routes.add(socket, two, "128.0.0.0/1", "192.0.2.254")
-    assert routes.default_route_link(socket) == 0
+    assert default_link(socket) == 0
     routes.add(socket, two, "::/0", "2001:db8:2::fe")
-    assert routes.default_route_link(socket) == two
+    assert default_link(socket) == two
     routes.add(socket, one, "0.0.0.0/0", "192.0.1.254", priority=100)
-    assert routes.default_route_link(socket) == one
+    assert default_link(socket) == one
     routes.add(socket, two, "0.0.0.0/0", "192.0.2.254", priority=50)
-    assert routes.default_route_link(socket) == two
+    assert default_link(socket) == two
 
 
 def test_of_default_routes_alike_one_that_was_set_goes_before_an_advertised_one_and_the_older_link_before(
@@ -109,17 +115,17 @@ def test_of_default_routes_alike_one_that_was_set_goes_before_an_advertised_one_
     one, two = pod.link("net1").index, pod.link("net2").index
     # without a gateway the kernel does not take them for the ways of one route, as it does not those of its own making
     routes.add(socket, two, "::/0", priority=1024, protocol=routes.RA_PROTOCOL)
-    assert routes.default_route_link(socket) == two
+    assert default_link(socket) == two
     routes.add(socket, one, "::/0", priority=1024, protocol=routes.RA_PROTOCOL)
-    assert routes.default_route_link(socket) == one
+    assert default_link(socket) == one
     routes.add(socket, two, "::/0", "2001:db8:2::fe", priority=1024)
-    assert routes.default_route_link(socket) == two
+    assert default_link(socket) == two
 
 
 def test_an_unreachable_default_route_has_no_link(pod: View, rtnl: Open) -> None:
     with pod.rtnl() as ipr:
         ipr.route("add", dst="0.0.0.0/0", type="unreachable", priority=1)
     socket = rtnl(pod)
-    assert routes.default_route_link(socket) == 0
+    assert default_link(socket) == 0
     routes.add(socket, pod.link("net1").index, "0.0.0.0/0", "192.0.1.254", priority=100)
-    assert routes.default_route_link(socket) == pod.link("net1").index
+    assert default_link(socket) == pod.link("net1").index

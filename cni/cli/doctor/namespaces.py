@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from cni.cli.doctor.finding import Observation, advice, broken, note, ok, unknown
 from cni.node.inventory.topology import text
-from cni.shared.kernel import rdma_netlink, routes
+from cni.shared.kernel import node_routes, rdma_netlink, routes
 from cni.shared.kernel.links import Rtnl
 
 STRICT = 1
@@ -82,7 +82,7 @@ def _answers(networks: Sequence[str]) -> dict[str, str]:
         for own in map(ipaddress.IPv4Interface, networks):
             strangers = [s for s in map(ipaddress.IPv4Address, _STRANGERS) if s not in own.network]
             for subnet, peers in ((str(own.network), _neighbours(own)), (ELSEWHERE, strangers)):
-                links = (routes.way_to(rtnl, str(peer), str(own.ip))[0] for peer in peers)
+                links = (node_routes.way_to(rtnl, str(peer), str(own.ip))[0] for peer in peers)
                 by = next((index for index in links if index != routes.LOOPBACK), None)
                 if by is not None:
                     found.setdefault(subnet, names.get(by, ""))

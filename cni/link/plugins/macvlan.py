@@ -229,8 +229,8 @@ def _find_master(config: MacvlanConfig, where: Rtnl) -> Link | None:
 
         names = rdma_sysfs.netdevs_of_device(config.device_id)
         return where.link(name=names[0]) if names else None
-    index = routes.default_route_link(where)
-    return where.link(index=index) if index else None
+    route = routes.default_route(where)
+    return where.link(index=route.index) if route else None
 
 
 def plan(config: MacvlanConfig, request: Request, facts: MacvlanFacts) -> MacvlanPlan:

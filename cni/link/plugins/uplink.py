@@ -147,7 +147,7 @@ def text_of(route: KernelRoute) -> str:
 def _to_servers(host: Rtnl) -> Iterator[Way]:
     for path in KUBECONFIGS:
         for address in servers_of(_text(path)):
-            index, source = routes.way_to(host, address)
+            index, source = node_routes.way_to(host, address)
             if index > routes.LOOPBACK:
                 yield index, f"carries the route to the API server {address} ({path})"
             yield from _of_addresses(host, [source])
@@ -156,7 +156,7 @@ def _to_servers(host: Rtnl) -> Iterator[Way]:
 def _to_storage(host: Rtnl) -> Iterator[Way]:
     for address, kind in sorted(set(storage_servers())):
         try:
-            index, _ = routes.way_to(host, address)
+            index, _ = node_routes.way_to(host, address)
         except ValueError:
             continue  # a host name, or an address of Fibre Channel
         if index > routes.LOOPBACK:

@@ -1,4 +1,5 @@
-"""Read the routes of a node that has its own traffic: default routes, routes of routing daemons, nexthop objects.
+"""Read the routes of a node that has its own traffic: default routes, routes of routing daemons, nexthop objects, and
+the route to an address.
 
 Sources: rtnetlink(7), ip-nexthop(8), include/uapi/linux/rtnetlink.h and nexthop.h. The functions raise KernelError when the
 kernel refuses a request.
@@ -8,14 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from errno import ENOENT, EOPNOTSUPP
-from socket import AF_INET, AF_INET6
+from socket import AF_INET, AF_INET6, inet_ntop
 from struct import Struct
 
-from cni.shared.kernel.netlink import KernelError, Socket, number, number_of, unpack_attributes
+from cni.shared.kernel.netlink import KernelError, Socket, address_of, attribute, number, number_of, unpack_attributes
 from cni.shared.kernel.routes import LOCAL_TABLE, MAIN_TABLE, RTMSG, UNICAST, KernelRoute, dump_routes, unpack
 
-_GETNEXTHOP = 106
-_NH_ID = 30  # an attribute of a route
+_GETROUTE, _GETNEXTHOP = 26, 106
+_DST, _SRC, _OIF, _PREFSRC, _NH_ID = 1, 2, 4, 7, 30  # attributes of a route
 _NHMSG = Struct("=BBBxI")  # struct nhmsg: family, scope, protocol, flags
 _NHA_ID, _NHA_GROUP, _NHA_OIF = 1, 2, 5
 _NHA_MEMBER = Struct("=IBBH")  # struct nexthop_grp: the id of the nexthop, weight - 1
@@ -59,6 +60,23 @@ def default_routes(rtnl: Socket, bodies: Iterable[bytes]) -> list[KernelRoute]:
             else:
                 found += [KernelRoute(body, index, 0, {}) for index in _links_by_id(rtnl, body)]
     return found
+
+
+def way_to(rtnl: Socket, address: str, source: str = "") -> tuple[int, str]:
+    """The index of the link for a packet without mark to `address`, and its source address; 0 and "" without a route.
+
+    As `ip route get`: the index is LOOPBACK for an address of this namespace; without `source` the kernel chooses the
+    source address."""
+    family, octets = address_of(address)
+    own = address_of(source)[1] if source else b""
+    body = RTMSG.pack(family, 8 * len(octets), 8 * len(own), 0, 0, 0, 0, 0, 0) + attribute(_DST, octets)
+    if own:
+        body += attribute(_SRC, own)
+    try:
+        found = unpack_attributes(rtnl.get(_GETROUTE, body), RTMSG.size)
+    except KernelError:  # no route, such as ENETUNREACH, or a route that discards packets
+        return 0, ""
+    return number_of(found.get(_OIF, b"")), inet_ntop(family, found[_PREFSRC]) if _PREFSRC in found else ""
 
 
 def nexthops_of(rtnl: Socket, index: int) -> list[int]:

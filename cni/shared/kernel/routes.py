@@ -28,7 +28,7 @@ from cni.shared.kernel.netlink import (
 _NEWROUTE, _GETROUTE = 24, 26
 RTMSG = Struct("=BBBBBBBBI")  # struct rtmsg: family, two prefix lengths, tos, table, protocol, scope, type, flags
 NEXTHOP = Struct("=HBBi")  # struct rtnexthop: length, flags, weight - 1, index
-_DST, _SRC, _OIF, _GATEWAY, _PRIORITY, _PREFSRC, _METRICS, _MULTIPATH, _TABLE, _VIA = 1, 2, 4, 5, 6, 7, 8, 9, 15, 18
+_DST, _OIF, _GATEWAY, _PRIORITY, _PREFSRC, _METRICS, _MULTIPATH, _TABLE, _VIA = 1, 4, 5, 6, 7, 8, 9, 15, 18
 _VIA_FAMILY = Struct("=H")  # struct rtvia begins with it
 _METRIC_MTU, _METRIC_ADVMSS = 2, 8  # in _METRICS
 _ONLINK, _CLONED = 0x4, 0x200
@@ -83,29 +83,6 @@ def list_of(rtnl: Socket, index: int) -> list[KernelRoute]:
 def bodies_of(rtnl: Socket, index: int) -> list[bytes]:
     """The RTM_NEWROUTE bodies of the routes by the link `index`, IPv4 first, of all tables."""
     return [body for family in (AF_INET, AF_INET6) for body in dump_routes(rtnl, family, number(_OIF, index))]
-
-
-def way_to(rtnl: Socket, address: str, source: str = "") -> tuple[int, str]:
-    """The index of the link for a packet without mark to `address`, and its source address; 0 and "" without a route.
-
-    As `ip route get`: the index is LOOPBACK for an address of this namespace; without `source` the kernel chooses the
-    source address."""
-    family, octets = address_of(address)
-    own = address_of(source)[1] if source else b""
-    body = RTMSG.pack(family, 8 * len(octets), 8 * len(own), 0, 0, 0, 0, 0, 0) + attribute(_DST, octets)
-    if own:
-        body += attribute(_SRC, own)
-    try:
-        found = unpack_attributes(rtnl.get(_GETROUTE, body), RTMSG.size)
-    except KernelError:  # no route, such as ENETUNREACH, or a route that discards packets
-        return 0, ""
-    return number_of(found.get(_OIF, b"")), inet_ntop(family, found[_PREFSRC]) if _PREFSRC in found else ""
-
-
-def default_route_link(rtnl: Socket) -> int:
-    """The index of the link that the main table's default route uses, IPv4 before IPv6; 0 when there is none."""
-    found = default_route(rtnl)
-    return found.index if found else 0
 
 
 def default_route(rtnl: Socket) -> KernelRoute | None:
