@@ -43,7 +43,7 @@ def add(plugin: LinkPlugin, request: Request, records: Records) -> Result:
     config, asked = _read(plugin, request, log)
     earlier = _earlier(request)
     with sandboxes.opened(request) as sandbox, records.locked(request.attachment, LINK), Rtnl() as host:
-        attempt = _Attempt(plugin, config, request, sandbox, host, records, log)
+        attempt = _Attempt(plugin, config, request, sandbox, host, records)
         attempt.clear_predecessor()
         with plugin.claim(config, request, host, records, plugins.named) as device:
             attempt.plan(asked, device)
@@ -90,7 +90,7 @@ def _read(plugin: LinkPlugin, request: Request, log: Log) -> tuple[Any, dict[str
 def _features(request: Request, faults: list[Fault], log: Log) -> dict[str, Any]:
     """The checked configuration, by name, of each feature that `request` asks for. Loads no module without a feature."""
     rdma = request.member("rdma")
-    if (rdma is False or (rdma is None and not _has_rdma())) and request.member("rail") is None:
+    if (rdma is False or (rdma is None and not os.path.exists(_VERBS_DEVICES))) and request.member("rail") is None:
         return {}
     from cni.link import features  # most networks have none
 
@@ -105,14 +105,6 @@ def _features(request: Request, faults: list[Fault], log: Log) -> dict[str, Any]
         wanted = "needs the IPAM plugin whereabouts of this suite: want it as ipam.type, in CNI_PATH before any other"
         faults.append(Fault("rail.addressing", rail.addressing, wanted))
     return asked
-
-
-def _has_rdma() -> bool:
-    try:
-        os.stat(_VERBS_DEVICES)
-    except OSError:
-        return False
-    return True
 
 
 def _earlier(request: Request) -> Result | None:
@@ -159,14 +151,13 @@ class _Attempt:
         sandbox: Sandbox,
         host: Rtnl,
         records: Records,
-        log: Log,
     ) -> None:
         self._plugin = plugin
         self._config = config
         self._request = request
         self._sandbox = sandbox
         self._records = records
-        self._log = log
+        self._log = records.log
         self.host = host
         self._ipam = request.ipam_type
         self.is_foreign = delegate.is_foreign(request)

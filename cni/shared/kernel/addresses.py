@@ -40,6 +40,9 @@ class Address:
     "", and only IPv4 addresses have a `label`. `scope` is a number of rtnetlink(7), 0 for global. `flags` has the
     IFA_F_* bits. `metric` is the metric of the prefix route, 0 for the kernel's default. `local` has the bytes of the
     address, `body` is the body of the netlink message.
+
+    A `permanent` address never expires: an administrator or a plugin has set it, and not SLAAC. For a `tentative` address
+    duplicate address detection still runs, so it cannot be used yet. It is a `duplicate` if another host has it.
     """
 
     def __init__(self, body: bytes) -> None:
@@ -55,21 +58,9 @@ class Address:
         self.metric = number_of(found.get(_METRIC, b""))
         if FLAGS in found:  # all 32 bits; the header has room for 8
             self.flags = number_of(found[FLAGS])
-
-    @property
-    def permanent(self) -> bool:
-        """Whether the address never expires, so that an administrator or a plugin has set it, and not SLAAC."""
-        return bool(self.flags & PERMANENT)
-
-    @property
-    def tentative(self) -> bool:
-        """Whether duplicate address detection still runs, so that the address cannot be used yet."""
-        return bool(self.flags & TENTATIVE)
-
-    @property
-    def duplicate(self) -> bool:
-        """Whether duplicate address detection found another host with the address."""
-        return bool(self.flags & DADFAILED)
+        self.permanent = bool(self.flags & PERMANENT)
+        self.tentative = bool(self.flags & TENTATIVE)
+        self.duplicate = bool(self.flags & DADFAILED)
 
 
 def list_of(rtnl: Socket, index: int) -> list[Address]:

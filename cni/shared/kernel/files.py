@@ -41,7 +41,9 @@ def write_whole(directory: str, name: str, data: bytes, durable: bool = False, m
         fd = os.open(temporary, flags, mode)
     try:
         try:
-            _write_all(fd, data)
+            left = memoryview(data)
+            while left:
+                left = left[os.write(fd, left) :]
             if durable:
                 os.fsync(fd)
         finally:
@@ -273,12 +275,6 @@ def sync_directory(path: str) -> None:
         os.fsync(fd)
     finally:
         os.close(fd)
-
-
-def _write_all(fd: int, data: bytes) -> None:
-    view = memoryview(data)
-    while view:
-        view = view[os.write(fd, view) :]
 
 
 # --- paths ---

@@ -43,12 +43,6 @@ class Rdma(Socket):
     def __init__(self) -> None:
         super().__init__(_NETLINK_RDMA)
 
-    def __enter__(self) -> Rdma:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
     def netns_mode(self) -> str:
         """SHARED (all namespaces see all verbs devices) or EXCLUSIVE (a device is in one). Before Linux 5.2: SHARED."""
         for body in self.request(_SYS_GET, b""):
