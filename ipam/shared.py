@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
-from cni.shared.kernel import files, netns
+from cni.shared.kernel import files, netns_users
 from cni.shared.records import GROUP, HeldLock, Records
 from cni.shared.spec import codec
 from cni.shared.spec.request import Attachment
@@ -108,7 +108,7 @@ class ClaimsHere:
         record = records.read(attachment, PART) if attachment and attachment != owner.attachment else None
         if not attachment or not record or record["pending"] is True or record["bootID"] != owner.boot_id:
             return False
-        if netns.has_lost_path(str(record.get("netns"))):
+        if netns_users.has_lost_path(str(record.get("netns"))):
             return False
         try:
             leases = recorded_leases(attachment, record)

@@ -24,7 +24,7 @@ from cni.node.installation.options import folder_of, state_of
 from cni.node.inventory import attachments as recorded
 from cni.node.inventory.places import require_directory
 from cni.shared.kernel import node
-from cni.shared.kernel.netns import has_lost_path
+from cni.shared.kernel.netns_users import has_lost_path
 from cni.shared.spec.errors import CniError, IoFailure, TryAgainLater
 
 

@@ -7,12 +7,12 @@ networks and pods are untrusted: characters that cannot be printed become "?", s
 from __future__ import annotations
 
 import os
+import stat
 import sys
 import time
 
 from cni.shared.kernel import files
 
-_FILE_TYPE, _REGULAR = 0o170000, 0o100000
 ROOT = "/var/log/railcni"  # the policy's default directory for log files of networks; made when it is missing
 how = "cold"  # or "warm", in a worker (cni.warm)
 LEVELS = ("debug", "verbose", "warning", "error", "panic")  # as in whereabouts; the default is "warning" here
@@ -66,7 +66,7 @@ class Log:
             except OSError:
                 return  # an attachment does not fail because its log cannot be written
             try:
-                if os.fstat(fd).st_mode & _FILE_TYPE == _REGULAR:
+                if stat.S_ISREG(os.fstat(fd).st_mode):
                     os.write(fd, line)
             except OSError:
                 pass  # a full disk

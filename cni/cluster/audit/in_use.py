@@ -77,7 +77,7 @@ def may_be(lease: Lease, users: Sequence[Attachment], records: Records, below: C
     `below` maps a path of the host to its path in this container. A process in a container does not see processes and
     links of the host, and sees only propagated mounts.
     """
-    names = netns.names(lease.netns)
+    names = netns_users.names(lease.netns)
     if any(netns.exists(below(path)) for path in names):
         return True
     if lease.boot_id and lease.boot_id != node.boot_id():

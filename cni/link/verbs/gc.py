@@ -101,7 +101,7 @@ def finish_unended(
     """
     records.look_in(LOOK_SECONDS)  # concurrent calls then do not search too; a failing DEL shortens the time
     deadline = time.monotonic() + seconds
-    chosen = [a for a, _, record in records.all(PART) if UNENDED in record or sandbox.may_be_gone(record)]
+    chosen = [a for a, _, record in records.all(PART) if UNENDED in record or _may_be_gone(record)]
     if not chosen:
         return 0
     left = pending = 0
@@ -131,6 +131,11 @@ def finish_unended(
     return left - pending
 
 
+def _may_be_gone(record: dict[str, Any]) -> bool:
+    """Whether the sandbox of `record` is of an earlier boot, or its path has disappeared from an existing directory."""
+    return record["bootID"] != node.boot_id() or netns_users.has_lost_path(record["netns"])
+
+
 def _is_due(attachment: Attachment, record: dict[str, Any], records: Records, settled: float) -> bool:
     """Whether to remove the attachment now. When its sandbox is first seen to be gone, note the time in the record."""
     if UNENDED in record:
@@ -153,7 +158,7 @@ def _gone_since(record: dict[str, Any]) -> float | None:
     """
     if record["bootID"] != node.boot_id():
         return 0.0
-    if not netns.has_lost_path(record["netns"]) or not netns_users.sees_node():
+    if not netns_users.has_lost_path(record["netns"]) or not netns_users.sees_node():
         return None
     found = sandbox.kept(record["sandbox"])
     if found:

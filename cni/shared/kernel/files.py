@@ -15,12 +15,13 @@ NotPrivate is raised for a file that users other than root and this one can writ
 from __future__ import annotations
 
 import os
+import stat
 from errno import EINVAL, ELOOP, ENOENT, ENOTDIR
 
 MOST_LINKS = 40  # as path_resolution(7)
 _CHUNK = 1 << 16
 _SYSCTLS = "/proc/sys/"
-_FILE_TYPE, _REGULAR, _DIRECTORY, _OTHERS_WRITE = 0o170000, 0o100000, 0o040000, 0o022
+_OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
 class NotPrivate(PermissionError):
@@ -135,7 +136,7 @@ def read_regular(path: str, most: int, flags: int = 0, private: bool = False) ->
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY | flags)
     try:
         status = os.fstat(fd)
-        if not is_regular(status):
+        if not stat.S_ISREG(status.st_mode):
             raise ValueError("is no regular file")
         if private:
             check_private(status)
@@ -150,17 +151,12 @@ def read_regular(path: str, most: int, flags: int = 0, private: bool = False) ->
         os.close(fd)
 
 
-def is_regular(status: os.stat_result) -> bool:
-    """Whether the file with this `status` is a regular one."""
-    return status.st_mode & _FILE_TYPE == _REGULAR
-
-
 def check_private(status: os.stat_result) -> None:
     """Raise NotPrivate when users other than root and this one can write the file or directory with this `status`."""
     mode = status.st_mode
     if (not status.st_uid or status.st_uid == os.geteuid()) and not mode & _OTHERS_WRITE:
         return
-    wanted = "700" if mode & _FILE_TYPE == _DIRECTORY else "600"
+    wanted = "700" if stat.S_ISDIR(mode) else "600"
     raise NotPrivate(
         1,
         f"its owner is user {status.st_uid}, its mode {mode & 0o7777:o}, so others can write it; see what they did, then"
@@ -170,7 +166,7 @@ def check_private(status: os.stat_result) -> None:
 
 def check_private_file(status: os.stat_result) -> None:
     """Raise NotPrivate when the file with this `status` is not regular, or other users can write it."""
-    if not is_regular(status):
+    if not stat.S_ISREG(status.st_mode):
         raise NotPrivate(1, "it is no regular file; see who put it there, and remove it")
     check_private(status)
 
@@ -181,7 +177,7 @@ def check_private_directory(path: str, links: bool = False) -> None:
     With `links`, a symbolic link is followed. Raises FileNotFoundError when nothing is at `path`.
     """
     status = os.stat(path, follow_symlinks=links)
-    if status.st_mode & _FILE_TYPE != _DIRECTORY:
+    if not stat.S_ISDIR(status.st_mode):
         raise NotPrivate(1, "it is no directory; see who put it there, and remove it")
     check_private(status)
 
@@ -207,7 +203,7 @@ def make_private_directory(path: str, has_parent: bool = False) -> None:
         os.mkdir(path, 0o700)
         sync_directory(parent or "/")  # else a power loss may remove the directory with all files that are synced in it
     except FileExistsError:
-        if os.stat(path).st_mode & _FILE_TYPE != _DIRECTORY:
+        if not stat.S_ISDIR(os.stat(path).st_mode):
             raise NotADirectoryError(20, "Not a directory", path) from None
     except FileNotFoundError:
         if has_parent or not parent:  # in /proc no directory can be made, and a retry would never end

@@ -7,11 +7,11 @@ kernel says so (NS_GET_NSTYPE, ioctl_ns(2)), wherever it is.
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Callable, Iterator
 from errno import ENOENT, ENOTDIR
 from fcntl import ioctl
 
-from cni.shared.kernel import files
 from cni.shared.spec.errors import InvalidNamespace
 
 _OWN = "/proc/thread-self/ns/net"
@@ -163,30 +163,6 @@ def may_be_at(path: str) -> bool:
         return True
 
 
-def names(path: str) -> set[str]:
-    """`path` with and without "/var": /var/run is a link to /run, and a container may have only one of the two."""
-    return {path, path.removeprefix("/var")} - {""}
-
-
-def has_lost_path(path: str, below: Callable[[str], str] = str) -> bool:
-    """Whether nothing is at `path`, although its directory exists. False when the path cannot be examined.
-
-    `below` maps a path of the host to the path in this container.
-    """
-    places = [below(name) for name in names(path)]
-    return any(map(_is_lost, places)) and not any(map(os.path.lexists, places))
-
-
-def _is_lost(path: str) -> bool:
-    try:
-        os.stat(path)
-    except FileNotFoundError:
-        return os.path.isdir(os.path.dirname(path))
-    except OSError:
-        pass
-    return False
-
-
 def _opened(inode: int | None, is_wanted: Callable[[tuple[int, int]], bool]) -> Iterator[Namespace]:
     """Yield, opened, each namespace of netns_users.of(`inode`) for which `is_wanted((device, inode))` is true."""
     from cni.shared.kernel import netns_users  # needed only when a path is gone
@@ -205,7 +181,7 @@ def _open(path: str) -> Namespace:
     """Open the namespace at `path`. Raises ValueError with the kind of file for any other file, OSError as open(2)."""
     handle = os.open(path, os.O_PATH | os.O_CLOEXEC)  # does not open the file: no FIFO waits, no device wakes
     try:
-        if not files.is_regular(os.fstat(handle)):
+        if not stat.S_ISREG(os.fstat(handle).st_mode):
             raise ValueError("a directory, device, FIFO or socket")
         fd = os.open(f"/proc/self/fd/{handle}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     finally:

@@ -1,4 +1,5 @@
-"""The users of a network namespace whose path is gone: mounts, processes, threads and open descriptors.
+"""Find out whether the path of a network namespace is gone, and who uses the namespace then: mounts, processes, threads
+and open descriptors.
 
 A namespace and its links exist as long as the namespace has a user. For example, a process of thick Multus, in the host's
 namespace, keeps a descriptor of a pod's namespace open after the runtime has removed the path. Sources: namespaces(7),
@@ -10,7 +11,8 @@ in transit between two processes. (With pidfd_getfd(2) and SIOCGSKNS each socket
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
+from collections.abc import Callable, Iterator
 
 from cni.shared.kernel.files import names_in, target_of
 
@@ -47,6 +49,30 @@ def sees_node() -> bool:
     """
     own = target_of("/proc/self/ns/pid")
     return in_first_pids() or any(target_of(f"/proc/{one}/ns/pid") not in ("", own) for one in _processes())
+
+
+def names(path: str) -> set[str]:
+    """`path` with and without "/var": /var/run is a link to /run, and a container may have only one of the two."""
+    return {path, path.removeprefix("/var")} - {""}
+
+
+def has_lost_path(path: str, below: Callable[[str], str] = str) -> bool:
+    """Whether nothing is at `path`, although its directory exists. False when the path cannot be examined.
+
+    `below` maps a path of the host to the path in this container.
+    """
+    places = [below(name) for name in names(path)]
+    return any(map(_is_lost, places)) and not any(map(os.path.lexists, places))
+
+
+def _is_lost(path: str) -> bool:
+    try:
+        os.stat(path)
+    except FileNotFoundError:
+        return os.path.isdir(os.path.dirname(path))
+    except OSError:
+        pass
+    return False
 
 
 def in_first_pids() -> bool:

@@ -6,10 +6,9 @@ its path as long as a process, a mount or an open descriptor uses it. So the rec
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING, Any
 
-from cni.shared.kernel import netns, node
+from cni.shared.kernel import files, netns
 from cni.shared.kernel.links import Rtnl
 from cni.shared.spec.errors import InvalidNamespace, TryAgainLater
 
@@ -110,11 +109,6 @@ def kept(identity: dict[str, int]) -> Sandbox | None:
     return None
 
 
-def may_be_gone(record: dict[str, Any]) -> bool:
-    """Whether the sandbox of `record` is of an earlier boot, or its path has disappeared from an existing directory."""
-    return record["bootID"] != node.boot_id() or netns.has_lost_path(record["netns"])
-
-
 def is_certain(identity: dict[str, int]) -> bool:
     """Whether no later namespace can have this `identity`, because it has a cookie (since Linux 5.14)."""
     return identity["cookie"] != 0
@@ -137,11 +131,7 @@ def end_of_pair(device: Link, host: Rtnl) -> str:
 def _is_of_sandbox(nsid: int, host: Rtnl) -> bool:
     """Whether the namespace that the host knows as `nsid` has a path in PLACES."""
     for directory in PLACES:
-        try:
-            names = os.listdir(directory)
-        except OSError:
-            continue
-        for name in names:
+        for name in files.names_in(directory):
             try:
                 found = netns.at(f"{directory}/{name}")
             except OSError:

@@ -18,6 +18,7 @@ import errno
 import hashlib
 import os
 import sqlite3
+import stat
 from time import monotonic
 from typing import Any
 
@@ -380,7 +381,7 @@ def _open(path: str, use: int) -> int:
 
 def _examine(path: str, fd: int, status: os.stat_result) -> None:
     """Raise an error for a file that is not regular, that others can write, or that is on a network file system."""
-    if not files.is_regular(status):
+    if not stat.S_ISREG(status.st_mode):
         raise IoFailure(f"lease file {path} is not a regular file: remove it")
     files.check_private(status)
     try:
