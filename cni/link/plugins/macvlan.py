@@ -6,7 +6,6 @@ Sources: plugins/main/macvlan of containernetworking/plugins for keys and result
 from __future__ import annotations
 
 import errno
-import os
 from typing import TYPE_CHECKING
 
 from cni.link.plugins.base import KEYS_OF_EACH, DeviceClaim, LinkConfig, RecordedPlan, differs, keep_log
@@ -209,11 +208,7 @@ def _of_host(master: Link, in_sandbox: bool, host: Rtnl, inside: Rtnl) -> Link |
         return host.link(index=master.lower_index) if stands and master.lower_netnsid is None else master
     if not stands or master.lower_netnsid is None:
         return None
-    home = host.namespace()
-    try:
-        return host.link(index=master.lower_index) if inside.netns_id(home) == master.lower_netnsid else None
-    finally:
-        os.close(home)
+    return host.link(index=master.lower_index) if inside.id_of(host) == master.lower_netnsid else None
 
 
 def _permit(device: Link) -> None:
@@ -279,10 +274,11 @@ def plan(config: MacvlanConfig, request: Request, facts: MacvlanFacts) -> Macvla
 def _planned_on(config: MacvlanConfig, request: Request, master: Link, derived: str) -> MacvlanPlan:
     """The plan of a macvlan over `master`. The MAC is `derived` unless a MAC is configured."""
     passthru = config.mode == "passthru"
+    temporary = "mv" + digest(request.attachment, "temporary", 6).hex()  # by this name a later call recognises the link
     return MacvlanPlan(
         {
             "name": request.attachment.ifname,
-            "temporary": _temporary_name(request),
+            "temporary": temporary,
             "master": master.name,
             "over": master.index,
             "lower": master.lower_index if master.kind in STANDS_FOR_ITS_LOWER else master.index,
@@ -295,11 +291,6 @@ def _planned_on(config: MacvlanConfig, request: Request, master: Link, derived: 
             "bcqueuelen": config.bcqueuelen,
         }
     )
-
-
-def _temporary_name(request: Request) -> str:
-    """The name under which the link is made, derived from the attachment, so that a later call recognises the link."""
-    return "mv" + digest(request.attachment, "temporary", 6).hex()
 
 
 def _derived_mac(request: Request, boot_id: str) -> str:

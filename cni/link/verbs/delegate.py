@@ -40,7 +40,8 @@ def delete(request: Request, log: Log) -> None:
     """Call the IPAM plugin's DEL, which releases the addresses. May be repeated. Raises the plugin's CniError."""
     kind = request.ipam_type
     if _is_name(kind):  # with an invalid ipam.type no ADD has called a plugin
-        _call(kind, with_command(request, "DEL"), log)
+        environ = {**request.environ, "CNI_COMMAND": "DEL"}
+        _call(kind, Request(environ, request.stdin, request.config, request.args), log)
 
 
 def forward(request: Request, log: Log) -> None:
@@ -75,11 +76,6 @@ def refuse(faults: Sequence[Fault], request: Request) -> None:
     config.refuse(every)
 
 
-def with_command(request: Request, command: str) -> Request:
-    """A copy of `request` with the verb `command`."""
-    return Request({**request.environ, "CNI_COMMAND": command}, request.stdin, request.config, request.args)
-
-
 def with_config(request: Request, stdin: bytes) -> Request:
     """A copy of `request` with the configuration `stdin`."""
     return Request(request.environ, stdin, codec.loads(stdin), request.args)
@@ -109,11 +105,8 @@ def _find(kind: str, directories: list[str]) -> str:
         raise InvalidConfig(f'ipam.type "{kind[:60]}" must be the name of an IPAM plugin in CNI_PATH, without "/"')
     for directory in directories:
         path = f"{directory}/{kind}"
-        try:
-            if os.stat(path).st_mode & 0o170000 == 0o100000:
-                return path
-        except OSError:
-            continue
+        if os.path.isfile(path):
+            return path
     searched = ":".join(directories)[:120]
     msg = f'ipam.type "{kind[:60]}" is in none of the directories of CNI_PATH ({searched}): install that plugin there'
     raise DelegateFailed(msg, code=InvalidConfig.code)

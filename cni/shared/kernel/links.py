@@ -269,13 +269,14 @@ class Rtnl(Socket):
         """
         try:
             bodies = self.dump(_GETNSID, b"\0\0\0\0")
-            known = [self._id_of(each) for each in (self, but) if each]
+            known = [self.id_of(each) for each in (self, but) if each]
         except OSError:
             return []
         ids = [signed_of(unpack_attributes(body, 4)[_NSID]) for body in bodies]
         return [nsid for nsid in ids if nsid not in known]
 
-    def _id_of(self, other: Rtnl) -> int | None:
+    def id_of(self, other: Rtnl) -> int | None:
+        """The id of the namespace of `other` in this namespace, as by `netns_id`."""
         fd = other.namespace()
         try:
             return self.netns_id(fd)

@@ -179,7 +179,11 @@ def plan(config: HostDeviceConfig, request: Request, facts: HostDeviceFacts) -> 
     if facts.holder:
         raise moved.held_by(selected, facts.holder)
     if device is None:
-        raise _absent(selected, facts)
+        driver = f" (its driver is {facts.driver})" if facts.driver else ""
+        raise InvalidConfig(
+            f"{selected} names no netdev of the host{driver}: correct the key, or load the device's network driver",
+            f"netdevs of the host: {' '.join(facts.names)}",
+        )
     moved.refuse_unfit(selected, device, facts, config.mtu)
     return MovePlan(
         {
@@ -190,14 +194,6 @@ def plan(config: HostDeviceConfig, request: Request, facts: HostDeviceFacts) -> 
             "device": facts.state,
             "restoresState": True,
         }
-    )
-
-
-def _absent(selected: str, facts: HostDeviceFacts) -> InvalidConfig:
-    driver = f" (its driver is {facts.driver})" if facts.driver else ""
-    return InvalidConfig(
-        f"{selected} names no netdev of the host{driver}: correct the key, or load the device's network driver",
-        f"netdevs of the host: {' '.join(facts.names)}",
     )
 
 
