@@ -125,9 +125,9 @@ def test_a_removed_link_is_off_its_master_at_once(host: View, pod: View, rtnl: O
         macvlan(host, pod, there)
         link = found(here, "net1")
         here.change_link(link.index, up=True)
-        assert there.receives(master, link.mac)
+        assert link.mac in [mac.hex(":") for mac in there.received(master)]
         assert here.delete_link(link.index)
-        assert not there.receives(master, link.mac)
+        assert link.mac not in [mac.hex(":") for mac in there.received(master)]
         fd = os.open(pod.path, os.O_RDONLY)
         try:
             there.add_macvlan("net1", master, "passthru", netns_fd=fd)  # EINVAL beside another

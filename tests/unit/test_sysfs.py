@@ -68,9 +68,9 @@ def test_the_netdev_of_a_virtio_device_lies_one_level_deeper(root: str) -> None:
 
 
 def test_the_netdev_of_a_scalable_function_is_found_by_its_auxiliary_device(root: str) -> None:
-    assert sysfs.netdevs_of_auxiliary("mlx5_core.sf.4", root) == ["ens2f0s4"]
-    assert sysfs.netdevs_of_auxiliary("mlx5_core.rdma.0", root) == []
-    assert sysfs.netdevs_of_auxiliary("mlx5_core.sf.5", root) == []
+    assert sysfs.netdevs_of("auxiliary", "mlx5_core.sf.4", root) == ["ens2f0s4"]
+    assert sysfs.netdevs_of("auxiliary", "mlx5_core.rdma.0", root) == []
+    assert sysfs.netdevs_of("auxiliary", "mlx5_core.sf.5", root) == []
 
 
 def test_the_netdevs_of_a_kernel_path_are_found(root: str) -> None:
@@ -93,7 +93,7 @@ def test_an_identifier_of_another_bus_is_none_of_pci(root: str) -> None:
 @pytest.mark.parametrize("identifier", ["", ".", "..", "../../../class/net/lo", "0000:3b:00.0/net/ens2f0", "a\0b"])
 def test_an_identifier_is_never_a_way_to_another_place(root: str, identifier: str) -> None:
     assert not sysfs.is_pci(identifier, root)
-    assert sysfs.netdevs_of_pci(identifier, root) == sysfs.netdevs_of_auxiliary(identifier, root) == []
+    assert sysfs.netdevs_of_pci(identifier, root) == sysfs.netdevs_of("auxiliary", identifier, root) == []
     assert sysfs.driver_of_pci(identifier, root) == ""
 
 

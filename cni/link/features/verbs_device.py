@@ -15,13 +15,7 @@ from typing import TYPE_CHECKING, Any
 from cni.link.features import deviceinfo, gids
 from cni.shared.config import Fault, Key, boolean, fill, integer
 from cni.shared.kernel import files, rdma_netlink, rdma_sysfs
-from cni.shared.spec.errors import (
-    InvalidConfig,
-    KernelRefused,
-    LimitedConnectivity,
-    NotAvailable,
-    TryAgainLater,
-)
+from cni.shared.spec.errors import InvalidConfig, KernelRefused, LimitedConnectivity, NotAvailable, TryAgainLater
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -27,13 +27,7 @@ from cni.shared.kernel import addresses, node, routes, sandbox
 from cni.shared.kernel.links import ARPHRD_ETHER, ARPHRD_INFINIBAND, LEAST_MTU, Link, Rtnl
 from cni.shared.kernel.netlink import KernelError
 from cni.shared.records import Records, digest
-from cni.shared.spec.errors import (
-    InvalidConfig,
-    KernelRefused,
-    LimitedConnectivity,
-    Lingers,
-    NotAvailable,
-)
+from cni.shared.spec.errors import InvalidConfig, KernelRefused, LimitedConnectivity, Lingers, NotAvailable
 
 if TYPE_CHECKING:
     from cni.link.plugins.base import Named
@@ -468,7 +462,7 @@ def lingers(planned: MacvlanPlan, host: Rtnl) -> bool:
     The lower netdev must be on the host, and then receives frames for the link's MAC. A configured MAC proves nothing,
     since another attachment may have the same MAC by now.
     """
-    return planned.macIsDerived and host.receives(planned.lower, planned.mac)
+    return planned.macIsDerived and bytes.fromhex(planned.mac.replace(":", "")) in host.received(planned.lower)
 
 
 def without_link(planned: MacvlanPlan) -> None:

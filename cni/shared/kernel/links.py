@@ -225,16 +225,12 @@ class Rtnl(Socket):
             raise
         return True
 
-    def receives(self, index: int, mac: str) -> bool:
-        """Whether a link above the link `index`, in any namespace, is up with the address `mac`.
-
-        An upper link adds its MAC to the addresses that the lower link receives (macvlan_open, drivers/net/macvlan.c).
-        The kernel shows these as forwarding entries (ndo_dflt_fdb_dump, net/core/rtnetlink.c).
-        """
-        return _octets(mac) in self.received(index)
-
     def received(self, index: int) -> list[bytes]:
-        """The MACs, beside its own, for which the link `index` receives frames; [] if the kernel does not list them."""
+        """The MACs, beside its own, for which the link `index` receives frames; [] if the kernel does not list them.
+
+        A link on top that is up, in any namespace, adds its MAC (macvlan_open, drivers/net/macvlan.c). The kernel shows
+        these MACs as forwarding entries (ndo_dflt_fdb_dump, net/core/rtnetlink.c).
+        """
         try:
             bodies = self.dump(GETNEIGH, NDMSG.pack(_AF_BRIDGE, index, 0, 0, 0))
         except KernelError as fault:

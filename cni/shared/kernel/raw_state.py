@@ -25,15 +25,7 @@ from cni.shared.kernel.addresses import CACHE, CACHEINFO, FLAGS, IFADDR, Address
 from cni.shared.kernel.links import GETNEIGH, IFINFO, NDMSG
 from cni.shared.kernel.netlink import NESTED, KernelError, Socket, attribute, number, number_of, unpack_attributes
 from cni.shared.kernel.node_routes import all_bodies
-from cni.shared.kernel.routes import (
-    KERNEL_PROTOCOL,
-    LOCAL_TABLE,
-    NEXTHOP,
-    RA_PROTOCOL,
-    RTMSG,
-    dump_routes,
-    next_hops,
-)
+from cni.shared.kernel.routes import KERNEL_PROTOCOL, LOCAL_TABLE, NEXTHOP, RA_PROTOCOL, RTMSG, dump_routes, next_hops
 
 NEWADDR, NEWROUTE, DELROUTE, NEWNEIGH = 20, 24, 25, 28
 _GETQDISC, _GETNEIGHTBL = 38, 66
@@ -215,14 +207,12 @@ def of_body(body: bytes) -> dict[str, Any] | None:
     if protocol == KERNEL_PROTOCOL and (number_of(get(_TABLE, b"")) or table) == LOCAL_TABLE:
         return None
     common = RTMSG.pack(family, length, source, tos, table, protocol, scope, kind, 0)
-    common += b"".join(
-        attribute(k | (NESTED if k in _NESTED_ONES else 0), v) for k, v in sorted(found.items()) if k in _OF_ROUTE
-    )
+    common += _kept(found, _OF_ROUTE)
     if _MULTIPATH in found:
         hops = next_hops(found[_MULTIPATH])
-        legs = [[flags & _ONLINK, weight, index, _of_leg(own)] for flags, weight, index, own in hops]
+        legs = [[flags & _ONLINK, weight, index, _kept(own, _OF_LEG).hex()] for flags, weight, index, own in hops]
     else:
-        legs = [[flags & _ONLINK, 1, number_of(get(_OIF, b"")), _of_leg(found)]]
+        legs = [[flags & _ONLINK, 1, number_of(get(_OIF, b"")), _kept(found, _OF_LEG).hex()]]
     route: dict[str, Any] = {"common": common.hex(), "legs": legs}
     cache = get(_ROUTE_CACHE, b"")
     expires = _ROUTE_CACHE_INFO.unpack_from(cache)[2] if family == AF_INET6 and cache else 0
@@ -231,9 +221,10 @@ def of_body(body: bytes) -> dict[str, Any] | None:
     return route
 
 
-def _of_leg(found: dict[int, bytes]) -> str:
-    kept = (attribute(k | (NESTED if k in _NESTED_ONES else 0), v) for k, v in sorted(found.items()) if k in _OF_LEG)
-    return b"".join(kept).hex()
+def _kept(found: dict[int, bytes], kinds: frozenset[int]) -> bytes:
+    """The attributes of `found` whose types are in `kinds`, in order of the types."""
+    kept = ((kind | (NESTED if kind in _NESTED_ONES else 0), found[kind]) for kind in sorted(found.keys() & kinds))
+    return b"".join(attribute(kind, payload) for kind, payload in kept)
 
 
 def attributes_of(route: dict[str, Any]) -> dict[int, bytes]:

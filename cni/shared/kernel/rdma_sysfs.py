@@ -128,7 +128,7 @@ def netdevs_of_device(device: str, root: str = "/sys") -> list[str]:
     """The netdevs of the allocated `device`: a PCI function, a subfunction or a soft-RoCE device. The name may end with
     the number that a device plugin adds for a shared NIC, "0000:3b:00.0-7"."""
     function = _function(device)
-    found = sysfs.netdevs_of_pci(function, root) or sysfs.netdevs_of_auxiliary(function, root)
+    found = sysfs.netdevs_of_pci(function, root) or sysfs.netdevs_of("auxiliary", function, root)
     if not found and function in devices(root):
         found = [name for name in [netdev_of(function, 1, root)] if name]
     return found

@@ -50,11 +50,6 @@ def netdevs_of_pci(address: str, root: str = "/sys") -> list[str]:
     return netdevs_of("pci", address, root)
 
 
-def netdevs_of_auxiliary(device: str, root: str = "/sys") -> list[str]:
-    """The netdevs, sorted by name, of an auxiliary device."""
-    return netdevs_of("auxiliary", device, root)
-
-
 def netdevs_of(bus: str, device: str, root: str = "/sys") -> list[str]:
     """The netdevs, sorted by name, that a device of `bus` has in the namespace of the sysfs mount `root`."""
     return _netdevs(f"{root}/bus/{bus}/devices/{device}") if _is_name(device) else []

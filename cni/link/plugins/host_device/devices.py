@@ -36,10 +36,8 @@ def find(links: Sequence[Link], kind: str, value: str) -> Link | None:
         wanted = [value]
     elif kind == "path":
         wanted = sysfs.netdevs_of_path(value)
-    elif kind == "pci":
-        wanted = sysfs.netdevs_of_pci(value)
     else:
-        wanted = sysfs.netdevs_of_auxiliary(value) if kind else []
+        wanted = sysfs.netdevs_of(kind, value) if kind else []
     return next((link for link in links if link.name in wanted or set(link.altnames) & set(wanted)), None)
 
 

@@ -26,14 +26,7 @@ from cni.shared.kernel.links import LEAST_MTU, Link, Rtnl
 from cni.shared.kernel.netlink import KernelError
 from cni.shared.log import Log
 from cni.shared.records import Records
-from cni.shared.spec.errors import (
-    InvalidConfig,
-    KernelRefused,
-    Lingers,
-    NotAvailable,
-    TryAgainLater,
-    Unrestored,
-)
+from cni.shared.spec.errors import InvalidConfig, KernelRefused, Lingers, NotAvailable, TryAgainLater, Unrestored
 from cni.shared.spec.request import Attachment, Request
 
 if TYPE_CHECKING:

@@ -83,17 +83,13 @@ def restore(planned: MovePlan, link: Link, host: Rtnl, log: Log) -> None:
     if planned.restoresState:
         _restore_state(former, link, host, log)
     if other:
+        reason = f'link "{other.name}" has it as an alternative name; remove that (ip link property del dev {other.name} altname {name})'
+        if other.name == name:
+            reason = f"another link has that name; rename it (ip link set {name} name ...)"
         raise Unrestored(
-            f'device "{name}" is on the host as "{link.name}", and cannot get its name back: {_name_taken(name, other)},'
+            f'device "{name}" is on the host as "{link.name}", and cannot get its name back: {reason},'
             f" then the device (ip link set {link.name} name {name})"
         )
-
-
-def _name_taken(name: str, other: Link) -> str:
-    """The reason why a device cannot get `name` back, which the link `other` has, and how to free the name."""
-    if other.name == name:
-        return f"another link has that name; rename it (ip link set {name} name ...)"
-    return f'link "{other.name}" has it as an alternative name; remove that (ip link property del dev {other.name} altname {name})'
 
 
 def _restore_state(former: dict[str, Any], link: Link, host: Rtnl, log: Log) -> None:
