@@ -11,7 +11,7 @@ from typing import Any
 
 from cni.link import plugins
 from cni.link.features import gids, routing
-from cni.link.verbs.detach import PART, config_of
+from cni.link.verbs.detach import config_of
 from cni.node.inventory.sandboxes import NamespaceView, find, inode_of
 from cni.node.runtime import icmp
 from cni.shared.config import Fault
@@ -19,7 +19,7 @@ from cni.shared.kernel import addresses, netns, rdma_sysfs
 from cni.shared.kernel.sandbox import Sandbox as Opened
 from cni.shared.log import Log
 from cni.shared.rail import Rail, read
-from cni.shared.records import STATE, Records
+from cni.shared.records import LINK, STATE, Records
 from cni.shared.spec.errors import InvalidConfig
 from cni.shared.spec.request import member
 from cni.shared.spec.result import Interface, IPConfig, Result
@@ -98,7 +98,7 @@ def of_sandbox(sandbox: NamespaceView) -> list[AttachedRail]:
 
 def of_node() -> Iterator[AttachedRail]:
     """Yield all rails in this node's records."""
-    for attachment, _, record in Records(STATE, Log("railcni")).all(PART):
+    for attachment, _, record in Records(STATE, Log("railcni")).all(LINK):
         config = config_of(record)
         faults: list[Fault] = []
         rail = read(config, faults)

@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING, Any
 from cni.link import features
 from cni.link.plugins.base import differs
 from cni.link.verbs import delegate
-from cni.link.verbs.detach import PART
 from cni.shared.kernel import addresses, ipconfig, routes
 from cni.shared.kernel import sandbox as sandboxes
 from cni.shared.kernel.links import Link, Rtnl
-from cni.shared.records import Records
+from cni.shared.records import LINK, Records
 from cni.shared.spec import parsing
 from cni.shared.spec.errors import AttachmentDiffers, InvalidConfig
 from cni.shared.spec.result import Interface, Result, Route
@@ -49,7 +48,7 @@ def check(plugin: LinkPlugin, request: Request, records: Records) -> None:
             raise InvalidConfig(
                 f'prevResult has no interface "{name}" in sandbox {request.netns}: pass on the result of this attachment\'s ADD'
             )
-        record = records.read(request.attachment, PART) or {}
+        record = records.read(request.attachment, LINK) or {}
         if record and record["plugin"] != plugin.NAME:
             raise AttachmentDiffers(
                 f"attachment {name} of container {request.attachment.container_id} was made by plugin {record['plugin']}, and"

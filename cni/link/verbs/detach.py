@@ -16,7 +16,7 @@ from cni.shared.kernel import addresses, node
 from cni.shared.kernel import sandbox as sandboxes
 from cni.shared.kernel.links import Rtnl
 from cni.shared.kernel.netlink import KernelError
-from cni.shared.records import RETRY_SECONDS, UNENDED, Records
+from cni.shared.records import LINK, RETRY_SECONDS, UNENDED, Records
 from cni.shared.spec import codec
 from cni.shared.spec.errors import CniError, DelegateFailed, Lingers, TryAgainLater, Unrestored, report
 from cni.shared.spec.request import Attachment, Request, member
@@ -28,15 +28,14 @@ if TYPE_CHECKING:
     from cni.shared.kernel.sandbox import Sandbox
     from cni.shared.log import Log
 
-PART = "link"
 CLEARING_SECONDS = 2.0  # longest wait; by measurement the kernel clears 150 sandboxes that end at once in 0.07 s
 
 
 def delete(plugin: LinkPlugin, request: Request, records: Records) -> None:
     """Remove the attachment, even if sandbox, device or configuration are gone. Raises CniError if some part remains."""
     log = records.log
-    with records.locked(request.attachment, PART), Rtnl() as host:
-        record = records.read(request.attachment, PART)
+    with records.locked(request.attachment, LINK), Rtnl() as host:
+        record = records.read(request.attachment, LINK)
         faults: list[CniError] = []
         gone = False
         try:
@@ -85,7 +84,7 @@ def end(
         if gone or release.is_made:
             release.finish(was_attached)
         if not faults:
-            records.remove(request.attachment, PART)
+            records.remove(request.attachment, LINK)
     except CniError as fault:
         faults.append(fault)
     return faults, gone or release.is_made
@@ -105,7 +104,7 @@ def _mark(record: dict[str, Any], request: Request, records: Records) -> None:
     path = ":".join(request.path)
     try:
         if record.get(UNENDED) != path:
-            records.write(request.attachment, PART, {**record, UNENDED: path})
+            records.write(request.attachment, LINK, {**record, UNENDED: path})
     except CniError:
         return  # GC and the next DEL use the record as it is
     records.look_in(RETRY_SECONDS)
@@ -209,10 +208,10 @@ def detach_unrecorded(
 
 
 def _is_recorded(name: str, identity: dict[str, int], records: Records) -> bool:
-    if any(record["sandbox"] == identity and record["link"]["name"] == name for _, _, record in records.all(PART)):
+    if any(record["sandbox"] == identity and record["link"]["name"] == name for _, _, record in records.all(LINK)):
         return True
     return any(
-        attachment.ifname == name for attachment, _, _ in records.newer(PART)
+        attachment.ifname == name for attachment, _, _ in records.newer(LINK)
     )  # a newer format may describe the sandbox differently
 
 

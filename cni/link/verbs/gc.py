@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 from cni.link.plugins import whereabouts
 from cni.link.verbs import delegate
-from cni.link.verbs.detach import CLEARING_SECONDS, PART, end, for_attachment
+from cni.link.verbs.detach import CLEARING_SECONDS, end, for_attachment
 from cni.shared.gc import NOTHING_LISTED, VALID_ATTACHMENTS, Began, valid_attachments
 from cni.shared.kernel import netns, netns_users, node, sandbox
 from cni.shared.kernel.links import Rtnl
-from cni.shared.records import LOOK_SECONDS, RETRY_SECONDS, UNENDED, Records
+from cni.shared.records import LINK, LOOK_SECONDS, RETRY_SECONDS, UNENDED, Records
 from cni.shared.spec import codec
 from cni.shared.spec.errors import CniError, report
 from cni.shared.spec.request import Attachment, Request
@@ -44,7 +44,7 @@ def gc(_: LinkPlugin, request: Request, records: Records) -> None:
     faults: list[CniError] = []
     keep: list[Attachment] = []
     network = request.attachment.network
-    chosen = [a for a, record in records.of_network(network, PART) if a not in valid or UNENDED in record]
+    chosen = [a for a, record in records.of_network(network, LINK) if a not in valid or UNENDED in record]
     with Rtnl() as host:
         for attachment, record in _locked(chosen, records):
             is_valid = attachment in valid and (record is None or UNENDED not in record)
@@ -67,12 +67,12 @@ def gc(_: LinkPlugin, request: Request, records: Records) -> None:
 def _locked(attachments: Iterable[Attachment], records: Records) -> Iterator[tuple[Attachment, dict[str, Any] | None]]:
     """Yield each attachment that has a record, with the record, under its lock; with None if another call has the lock."""
     for attachment in attachments:
-        held = records.try_locked(attachment, PART)
+        held = records.try_locked(attachment, LINK)
         if held is None:
             yield attachment, None
             continue
         with held:
-            record = records.read(attachment, PART)
+            record = records.read(attachment, LINK)
             if record is not None:
                 yield attachment, record
 
@@ -101,7 +101,7 @@ def finish_unended(
     """
     records.look_in(LOOK_SECONDS)  # concurrent calls then do not search too; a failing DEL shortens the time
     deadline = time.monotonic() + seconds
-    chosen = [a for a, _, record in records.all(PART) if UNENDED in record or _may_be_gone(record)]
+    chosen = [a for a, _, record in records.all(LINK) if UNENDED in record or _may_be_gone(record)]
     if not chosen:
         return 0
     left = pending = 0
@@ -122,7 +122,7 @@ def finish_unended(
                 log.info(f"ended {attachment}, which no DEL has ended")
                 continue
             if UNENDED not in record:  # the next call that tries uses its own CNI_PATH
-                records.write(attachment, PART, {**record, UNENDED: ""})
+                records.write(attachment, LINK, {**record, UNENDED: ""})
             log.warning(f"{attachment} cannot be ended yet: {faults[0]}")
             left += 1
             pending += whereabouts.is_pending(attachment, records)
@@ -146,7 +146,7 @@ def _is_due(attachment: Attachment, record: dict[str, Any], records: Records, se
     if node.seconds_up() - since >= settled:
         return True
     if since and sandbox.GONE not in record:
-        records.write(attachment, PART, {**record, sandbox.GONE: since})
+        records.write(attachment, LINK, {**record, sandbox.GONE: since})
     return False
 
 

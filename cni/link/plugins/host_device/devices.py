@@ -14,15 +14,14 @@ from typing import TYPE_CHECKING, Any
 
 from cni.link.plugins.base import RecordedPlan
 from cni.shared.kernel import node, sysfs
+from cni.shared.records import LINK, Records
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from cni.shared.kernel.links import Link, Rtnl
-    from cni.shared.records import Records
     from cni.shared.spec.request import Attachment
 
-PART = "link"  # the part of the attachment records for the link
 RETURNED = "returned"  # a member of the plan in a record (MovePlan)
 REFUSED = "refused"  # likewise: an ADD could not fully restore the device, and the next ADD takes the device as it is
 
@@ -137,7 +136,7 @@ def recorded(own: Attachment | None, records: Records, *texts: str) -> Iterator[
     """Yield each attachment other than `own` that has a device, or has not fully restored its device, and its record.
     With `texts`, only records that contain one of these strings count."""
     boot = node.boot_id()
-    for attachment, _, record in records.all(PART, *texts):
+    for attachment, _, record in records.all(LINK, *texts):
         link = record["link"]
         if link.get("device") is None or link.get(RETURNED) or attachment == own or record["bootID"] != boot:
             continue

@@ -18,14 +18,14 @@ from typing import TYPE_CHECKING, Any
 
 from cni.link.plugins import uplink
 from cni.link.plugins.host_device import devices, hoststate
-from cni.link.plugins.host_device.devices import PART, REFUSED, RETURNED, MovePlan, among, recorded
+from cni.link.plugins.host_device.devices import REFUSED, RETURNED, MovePlan, among, recorded
 from cni.shared import policy
 from cni.shared.kernel import addresses, node_routes, sysfs
 from cni.shared.kernel import sandbox as sandboxes
 from cni.shared.kernel.links import LEAST_MTU, Link, Rtnl
 from cni.shared.kernel.netlink import KernelError
 from cni.shared.log import Log
-from cni.shared.records import Records
+from cni.shared.records import LINK, Records
 from cni.shared.spec.errors import InvalidConfig, KernelRefused, Lingers, NotAvailable, TryAgainLater, Unrestored
 from cni.shared.spec.request import Attachment, Request
 
@@ -109,7 +109,7 @@ def holder_of(
     sandbox ended without a DEL."""
     is_back = False
     for attachment, record in found:
-        held = records.try_locked(attachment, PART)
+        held = records.try_locked(attachment, LINK)
         if held is None:
             return attachment, is_back
         with held:
@@ -138,9 +138,9 @@ def _return_device(attachment: Attachment, record: dict[str, Any], host: Rtnl, r
         if record["link"].get(REFUSED):
             log.warning(f"{fault}; it is not tried again")
         else:
-            records.write(attachment, PART, {**record, "link": {**record["link"], REFUSED: True}})
+            records.write(attachment, LINK, {**record, "link": {**record["link"], REFUSED: True}})
             raise
-    records.write(attachment, PART, {**record, "link": {**record["link"], RETURNED: True}})
+    records.write(attachment, LINK, {**record, "link": {**record["link"], RETURNED: True}})
 
 
 def refuse_unfit(selected: str, device: Link, facts: MoveFacts, mtu: int) -> None:
