@@ -52,8 +52,8 @@ PLANTED: dict[str, Sequence[Edit]] = {
     "GC does not heed locks": [
         Edit(
             "cni/link/verbs/gc.py",
-            r"records\.try_locked\(attachment, PART\)",
-            'records.try_locked(Attachment("", attachment.container_id, ""), PART)',
+            r"records\.try_locked\(attachment, LINK\)",
+            'records.try_locked(Attachment("", attachment.container_id, ""), LINK)',
         )
     ],
 }
