@@ -56,7 +56,7 @@ def read(root: str = "/sys") -> Modules:
     for name in {*_COMPANIONS.values(), *(name for name, _, _ in _NEEDED)}:
         if os.path.isdir(f"{root}/module/{name}"):
             loaded.add(name)
-    physical = [f for f in functions.read(root) if not f.is_virtual and not f.is_software]
+    physical = [f for f in functions.read(root) if f.vendor and not f.is_virtual]
     with_verbs = [f for f in physical if f.verbs]
     loaded.update(_COMPANIONS[f.driver] for f in with_verbs if f.driver in _COMPANIONS)  # also one that is built in
     bonded = {

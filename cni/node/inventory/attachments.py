@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections import defaultdict
 from collections.abc import Iterable
 from contextlib import suppress
 from typing import Any
@@ -21,11 +22,10 @@ _MOST_ADDRESSES = 16  # the limit for `ips` in NetworkDeviceData
 
 def found(network: str = "", directory: str = STATE) -> list[dict[str, Any]]:
     """The attachments, or only those of `network`, each with the records of its link plugin and its IPAM plugin."""
-    attachments: dict[tuple[str, str, str], dict[str, Any]] = {}
+    attachments: dict[tuple[str, str, str], dict[str, Any]] = defaultdict(dict)
     for attachment, part, record in Records(directory, Log("railcni")).all():
         if network in ("", attachment.network):
-            entry = attachments.setdefault(attachment.key(), {})
-            entry[part] = record
+            attachments[attachment.key()][part] = record
     return [
         {"network": key[0], "containerID": key[1], "ifname": key[2], **_summary(parts), "records": parts}
         for key, parts in sorted(attachments.items())
@@ -103,22 +103,16 @@ def _config(attachment: dict[str, Any]) -> dict[str, Any]:
     return config if isinstance(config, dict) else {}
 
 
-def _pending(record: dict[str, Any]) -> str:
-    """The store at which a release is pending, and the reason; "" when no release is pending."""
-    if record.get("pending") is not True:
-        return ""
-    store = record.get("store")
-    place = name_of(store) if isinstance(store, dict) else "an unknown store"
-    return f"{place}: {record.get('reason') or 'its DEL has not ended'}"
-
-
 def _summary(parts: dict[str, dict[str, Any]]) -> dict[str, Any]:
     netns = next((str(p["netns"]) for p in parts.values() if p.get("netns")), "")
-    waits = _pending(parts.get("ipam", {}))
+    ipam, waits = parts.get("ipam", {}), ""
+    if ipam.get("pending") is True:
+        place = name_of(ipam["store"]) if isinstance(ipam.get("store"), dict) else "an unknown store"
+        waits = f"{place}: {ipam.get('reason') or 'its DEL has not ended'}"
     namespace, name, *_ = next((p["pod"] for p in parts.values() if p.get("pod")), ("", ""))
     return {
         "pod": f"{namespace}/{name}" if name else "",
-        "addresses": parts.get("ipam", {}).get("addresses", []),
+        "addresses": ipam.get("addresses", []),
         "netns": netns,
         "alive": is_alive(netns) and (not waits or "link" in parts),
         "pending": waits,

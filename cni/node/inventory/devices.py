@@ -136,19 +136,13 @@ def _device(name: str, links: _Links, above: _Above, root: str) -> VerbsDevice:
 
 
 def _port(device: str, number: int, links: _Links, above: _Above, root: str) -> Port:
-    read = rdma_sysfs.PortState(device, number, root)
-    is_infiniband = read.link_layer == rdma_sysfs.INFINIBAND  # "IB/RoCE v1" of the kernel means either
-    gids = tuple(
-        Gid(
-            g.index,
-            g.value,
-            "IB" if is_infiniband else g.kind,
-            g.address,
-            g.ndev,
-            links.get((g.ndev, g.address), ("", 0))[0],
-        )
-        for g in rdma_sysfs.gids(device, number, root)
-    )
+    state = rdma_sysfs.PortState(device, number, root)
+    gids = []
+    for entry in rdma_sysfs.gids(device, number, root):
+        if state.link_layer == rdma_sysfs.INFINIBAND:
+            entry.kind = "IB"  # "IB/RoCE v1" of the kernel means either
+        owner, _ = links.get((entry.ndev, entry.address), ("", 0))
+        gids.append(Gid(**vars(entry), address=entry.address, owner=owner))
     netdev = rdma_sysfs.netdev_of(device, number, root)
     seen = f"{root}/class/net/{netdev}"
     mtu = text(f"{seen}/mtu") if netdev else ""
@@ -157,18 +151,13 @@ def _port(device: str, number: int, links: _Links, above: _Above, root: str) -> 
     size = int(mtu) if is_here else next(iter(of_pod), None)  # of_pod for a device in a pod
     is_roce = rdma_sysfs.is_roce(device, number, root)
     return Port(
-        device=device,
-        number=number,
+        **vars(state),
         netdev=netdev,
-        state=read.state,
-        physical_state=read.physical_state,
-        link_layer=read.link_layer,
         is_roce=is_roce,
-        rate=read.rate,
         carrier=text(f"{seen}/carrier") == "1" if is_here or os.path.isdir(seen) else None,
         mtu=size,
         roce_mtu=rdma_sysfs.roce_mtu(size) if is_roce and size is not None else None,
         room=rdma_sysfs.gid_table_size(device, number, root),
-        gids=gids,
+        gids=tuple(gids),
         links=frozenset(above.get((device, number), ())),
     )

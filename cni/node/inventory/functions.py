@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from cni.node.inventory import topology
 from cni.node.inventory.topology import text
 from cni.shared.kernel import rdma_sysfs, sysfs
-from cni.shared.kernel.files import names_in
+from cni.shared.kernel.files import names_in, target_of
 
 ETHER, INFINIBAND = "ether", "infiniband"  # as iproute2 calls them
 _LINK_TYPES = {"1": ETHER, "32": INFINIBAND}  # include/uapi/linux/if_arp.h
@@ -30,7 +30,7 @@ class Function:
     """A network function. `id` is its PCI address, the name of a subfunction ("mlx5_core.sf.4", on the auxiliary bus),
     or the name of a software verbs device (rxe, siw).
 
-    `vendor` and `product` are four hexadecimal digits. For a VF, `physical` is the PCI address of its PF, and `index`
+    `vendor` and `product` are four hexadecimal digits, or "" for a software device. For a VF, `physical` is the PCI address of its PF, and `index`
     the VF's number; for a PF, `physical` is its own address, and `index` -1. `nodes` are sorted names in
     /dev/infiniband, such as "uverbs0". `iommu_group` is the name of the VFIO node: "42", or "noiommu-42" without IOMMU.
     """
@@ -61,11 +61,6 @@ class Function:
         """Whether the function has a PCI address, which Multus and the plugins need."""
         return topology.is_address(self.id)
 
-    @property
-    def is_software(self) -> bool:
-        """Whether the function is a verbs device without hardware (rxe, siw)."""
-        return not self.vendor
-
 
 def read(root: str = "/sys", before: Sequence[Function] = ()) -> list[Function]:
     """The PCI functions of the class "network" in the sysfs at `root`, by address, then subfunctions and software verbs
@@ -83,9 +78,9 @@ def read(root: str = "/sys", before: Sequence[Function] = ()) -> list[Function]:
         now = _function(device, nodes, root)
         old = former.get(address)
         if old and not now.netdevs and sysfs.has_netdev("pci", address, root):
-            physical = old.netdevs if not now.is_virtual else now.physical_netdevs
-            link_type = now.link_type or old.link_type
-            now = replace(now, netdevs=old.netdevs, physical_netdevs=physical, link_type=link_type)
+            physical = now.physical_netdevs if now.is_virtual else old.netdevs
+            kind = now.link_type or old.link_type
+            now = replace(now, netdevs=old.netdevs, physical_netdevs=physical, link_type=kind)
         found.append(now)
     for name in rdma_sysfs.devices(root):
         if not rdma_sysfs.pci_of(name, root):
@@ -100,6 +95,7 @@ def _function(device: topology.PciDevice, nodes: dict[str, list[str]], root: str
     verbs = tuple(rdma_sysfs.devices_of(address, root))
     physical, index = sysfs.function_of(address, root) or (address, -1)
     physical_netdevs = netdevs if index < 0 else tuple(sysfs.netdevs_of_pci(physical, root))
+    group = os.path.basename(target_of(f"{folder}/iommu_group"))
     return Function(
         id=address,
         vendor=text(f"{folder}/vendor").removeprefix("0x"),
@@ -115,7 +111,7 @@ def _function(device: topology.PciDevice, nodes: dict[str, list[str]], root: str
         has_rdma=os.path.isdir(f"{folder}/infiniband"),
         verbs=verbs,
         nodes=tuple(nodes.get(address, ())),
-        iommu_group=_iommu_group(folder),
+        iommu_group=f"noiommu-{group}" if text(f"{folder}/iommu_group/name") == "vfio-noiommu" else group,
     )
 
 
@@ -174,10 +170,3 @@ def _nodes(root: str) -> dict[str, list[str]]:
             for owner in {text(f"{here}/ibdev"), os.path.basename(os.path.realpath(f"{here}/device"))}:
                 found.setdefault(owner, []).append(name)
     return found
-
-
-def _iommu_group(folder: str) -> str:
-    if not os.path.islink(f"{folder}/iommu_group"):
-        return ""
-    number = os.path.basename(os.path.realpath(f"{folder}/iommu_group"))
-    return f"noiommu-{number}" if text(f"{folder}/iommu_group/name") == "vfio-noiommu" else number

@@ -125,10 +125,8 @@ def _at(path: str, sandboxes: list[NamespaceView]) -> NamespaceView:
     with namespaces.open_namespace(path) as there, namespaces.own() as own:
         if namespaces.same(there, own):
             return sandboxes[0]
-        for sandbox in sandboxes[1:]:
-            if inode_of(sandbox.netns) == there.inode:
-                return sandbox
-        return NamespaceView(path, "", tuple(_interfaces(there, own)))
+        known = (sandbox for sandbox in sandboxes[1:] if inode_of(sandbox.netns) == there.inode)
+        return next(known, None) or NamespaceView(path, "", tuple(_interfaces(there, own)))
 
 
 def _recorded(state: str) -> Iterator[tuple[str, str]]:

@@ -44,10 +44,9 @@ class PciDevice:
 
     @property
     def is_gpu(self) -> bool:
-        """Whether the function is a GPU."""
-        if self.is_virtual_function:
-            return False
-        return self.kind in _COMPUTE or (self.kind == _VGA and self.vendor in (_NVIDIA, _AMD))
+        """Whether the function is a physical GPU."""
+        computes = self.kind in _COMPUTE or (self.kind == _VGA and self.vendor in (_NVIDIA, _AMD))
+        return computes and not self.is_virtual_function
 
 
 @dataclass(frozen=True)
@@ -79,15 +78,10 @@ def distance(one: PciDevice, other: PciDevice, one_node: bool = False) -> str:
     """The name of the distance of two PCI functions. `one_node`: the machine has a single NUMA node."""
     if one.address == other.address:
         return SELF
-    common = 0
-    for ours, theirs in zip(one.above, other.above, strict=False):
-        if ours != theirs:
-            break
-        common += 1
+    common = len(os.path.commonprefix([one.above, other.above]))
     # The first common element is the host bridge. Functions below one switch share its upstream port only.
     if common >= 2:
-        apart = max(len(one.above), len(other.above)) - common
-        return PIX if apart <= 1 else PXB
+        return PIX if max(len(one.above), len(other.above)) - common <= 1 else PXB
     if common == 1:
         return PHB
     if one_node or (one.numa_node == other.numa_node and one.numa_node != _UNKNOWN_NODE):
@@ -96,13 +90,11 @@ def distance(one: PciDevice, other: PciDevice, one_node: bool = False) -> str:
 
 
 def read(nics: Iterable[tuple[str, str]], root: str = "/sys") -> Topology:
-    """Read the GPUs of the machine, and its NICs among `nics`, which have a name and a PCI address each."""
-    folder = f"{root}/bus/pci/devices"
-    devices = [device(address, root) for address in names_in(folder) if is_address(address)]
-    gpus = [d for d in devices if d.is_gpu]
+    """The GPUs of the machine, and its NICs among `nics`, which have a name and a PCI address each."""
+    known = {name: device(name, root) for name in names_in(f"{root}/bus/pci/devices") if is_address(name)}
+    gpus = [d for d in known.values() if d.is_gpu]
     gpus.sort(key=lambda d: [int(part, 16) for part in re.split("[:.]", d.address)])
     one_node = text(f"{root}/devices/system/node/online") in ("", "0")  # "0-1" for two nodes
-    known = {d.address: d for d in devices}
     return Topology(tuple(gpus), tuple((name, known[address]) for name, address in nics if address in known), one_node)
 
 
@@ -159,11 +151,6 @@ class _ProcRoute:
         self.body = self
         self.network = ip_network(dst)
 
-    @property
-    def is_default(self) -> bool:
-        """Whether the route is a default route, or has a prefix so short that it acts as a default route."""
-        return self.network.prefixlen <= _SHORT[self.network.version]
-
 
 def _routes(proc: str) -> Iterator[_ProcRoute]:
     """Yield the routes of net/route, which has the main table (proc(5)), and net/ipv6_route (net/ipv6/route.c)."""
@@ -211,7 +198,8 @@ def _is_own_namespace(proc: str) -> bool:
 def _shown_ways(proc: str, sys: str) -> Iterator[tuple[str, str]]:
     """Yield each link that files of /proc and sysfs show to carry the node's traffic, with the reason."""
     every = list(_routes(proc))
-    for route in uplink.in_use([route for route in every if route.is_default]):  # type: ignore[misc]
+    defaults = [route for route in every if route.network.prefixlen <= _SHORT[route.network.version]]
+    for route in uplink.in_use(defaults):  # type: ignore[arg-type]
         yield str(route.index), uplink.text_of(route)
     for server, kind in sorted(set(uplink.storage_servers(f"{proc}/net", f"{sys}/class"))):
         try:

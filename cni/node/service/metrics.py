@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from typing import Self
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+_ESCAPES = str.maketrans({"\\": "\\\\", '"': '\\"', "\n": "\\n"})
 _BOUNDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)  # seconds
 
 
@@ -41,14 +42,13 @@ class Family:
     def lines(self) -> Iterator[str]:
         """Yield the lines of the metric in the text format; none when the metric has no value."""
         if self._values:
-            yield from self._head()
+            yield f"# HELP {self.name} {self._about}"
+            yield f"# TYPE {self.name} {self.kind}"
+            yield from self._samples()
+
+    def _samples(self) -> Iterator[str]:
         for labels, value in sorted(self._values.items()):
             yield f"{self.name}{_labels(self._labels, labels)} {_number(value)}"
-
-    def _head(self) -> Iterator[str]:
-        about = self._about.replace("\\", "\\\\").replace("\n", "\\n")
-        yield f"# HELP {self.name} {about}"
-        yield f"# TYPE {self.name} {self.kind}"
 
 
 class Counter(Family):
@@ -72,9 +72,7 @@ class Histogram(Family):
         counts = self._counts.setdefault(labels, [0] * (len(_BOUNDS) + 1))
         counts[next((i for i, bound in enumerate(_BOUNDS) if seconds <= bound), len(_BOUNDS))] += 1
 
-    def lines(self) -> Iterator[str]:
-        if self._counts:
-            yield from self._head()
+    def _samples(self) -> Iterator[str]:
         for labels, counts in sorted(self._counts.items()):
             total = 0
             for bound, count in zip((*map(_number, _BOUNDS), "+Inf"), counts, strict=True):
@@ -88,21 +86,19 @@ class Metrics:
     """All metrics of the agent."""
 
     def __init__(self) -> None:
-        in_pool = ("ippool", "node")
-        in_use = "Leases, by pool and node; told by the elected agent."
-        self.in_use = Family("ipam_allocations_in_use", in_use, *in_pool)
+        by = ("ippool", "node")
+        self.in_use = Family("ipam_allocations_in_use", "Leases, by pool and node; told by the elected agent.", *by)
         self.pool_size = Family("ipam_ippool_size", "Addresses of a pool that may be given.", "ippool")
-        candidates = "Leases seen dead that are not freed yet."
-        self.candidates = Family("ipam_allocations_gc_candidates", candidates, *in_pool)
+        self.candidates = Family("ipam_allocations_gc_candidates", "Leases seen dead that are not freed yet.", *by)
         reclaimed = "Leases that were freed, since their pods were gone."
-        self.reclaimed = Counter("ipam_allocations_gc_reclamations", reclaimed, *in_pool)
+        self.reclaimed = Counter("ipam_allocations_gc_reclamations", reclaimed, *by)
         self.pool_bytes = Family("railcni_ippool_object_bytes", "Size of a pool's object.", "ippool")
         self.pool_limit = Family("railcni_ippool_object_limit_bytes", "Size that the API server refuses.")
         restored = "Lost reservations and leases that were put back."
         self.restored = Counter("railcni_reservations_restored_total", restored)
         contended = "Addresses of this node's pods that another pod has too."
-        self.contended = Counter("railcni_addresses_contended_total", contended)
-        self.contended.set(0)  # present from the start: `increase` does not see the event with which a counter appears
+        # 0 from the start: `increase` does not see the event with which a counter appears
+        self.contended = Counter("railcni_addresses_contended_total", contended).set(0)
         self.removed = Counter("railcni_reservations_removed_total", "Reservations without a lease removed.")
         self.pending = Family("railcni_pending_releases", "Releases of this node that are still to be made.")
         self.leader = Family("railcni_agent_leader", "1 in the agent that looks after nodes without one.")
@@ -133,12 +129,8 @@ def page(*families: Family) -> tuple[int, str, str]:
 
 
 def _labels(names: Sequence[str], values: Sequence[str]) -> str:
-    pairs = (f'{name}="{_escaped(value)}"' for name, value in zip(names, values, strict=True))
+    pairs = (f'{name}="{value.translate(_ESCAPES)}"' for name, value in zip(names, values, strict=True))
     return f"{{{','.join(pairs)}}}" if names else ""
-
-
-def _escaped(text: str) -> str:
-    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
 
 
 def _number(value: float) -> str:
