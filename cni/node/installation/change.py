@@ -150,7 +150,7 @@ def steps_to(folder: Folder, wanted: content.Content, replace: Sequence[str] = (
             steps.append(folder.link(f"remember {before} as the version before", f"{bundle}/{layout.PREVIOUS}", before))
         steps.append(folder.link(f"switch to version {version}", f"{bundle}/{CURRENT}", version))
     steps += _take(folder, found, (*PREFIXED, *replace))
-    old = [v for v in found.versions if v not in (version, before) and is_unused(folder.path, v)]
+    old = [v for v in found.versions if v not in (version, before) and _is_unused(bundle, v)]
     return steps + [_removal(f"remove version {v}", f"{bundle}/{v}") for v in old]
 
 
@@ -260,35 +260,28 @@ def _end(folder: Folder) -> Step:
 # processes; then a version counts as unused when `current` has not changed for _LONGEST_CALL.
 
 
-def is_unused(folder: str, version: str) -> bool:
-    """Whether no process runs any more from the old `version` in the plugin folder `folder`."""
+def _is_unused(bundle: str, version: str) -> bool:
+    """Whether no process runs any more from the old `version` in the folder `bundle`."""
     if netns_users.sees_node():
-        return not users_of(f"{folder}/{BUNDLE}/{version}")
-    try:  # the time at which `current` last changed; this version went out of use then or before
-        switched = os.lstat(f"{folder}/{BUNDLE}/{CURRENT}").st_mtime
-    except OSError:
-        return False
-    return time.time() - switched > _LONGEST_CALL
+        return not users_of(f"{bundle}/{version}")
+    with suppress(OSError):  # `current` last changed at this time; the version went out of use then or before
+        return time.time() - os.lstat(f"{bundle}/{CURRENT}").st_mtime > _LONGEST_CALL
+    return False
 
 
 def users_of(directory: str, without: Collection[int] = ()) -> list[int]:
     """The PIDs of processes that run from `directory`, except those in `without`. Ending processes may be missed."""
     paths = (os.path.join(folder, name) for folder, _, names in os.walk(directory) for name in names)
-    files = {_identity(os.lstat(path)) for path in paths}
+    own = {(status.st_dev, status.st_ino) for status in map(os.lstat, paths)}
     processes = (int(name) for name in os.listdir("/proc") if name.isdigit())
-    return [pid for pid in processes if pid not in without and not files.isdisjoint(_opened(pid))]
+    return [pid for pid in processes if pid not in without and not own.isdisjoint(_opened(pid))]
 
 
 def _opened(pid: int) -> Iterator[tuple[int, int]]:
     for path in (f"/proc/{pid}/exe", *glob.iglob(f"/proc/{pid}/fd/*")):
-        try:
-            yield _identity(os.stat(path))
-        except OSError:  # the process has ended, has closed the file, or is another user's
-            continue
-
-
-def _identity(status: os.stat_result) -> tuple[int, int]:
-    return status.st_dev, status.st_ino
+        with suppress(OSError):  # the process has ended, has closed the file, or is another user's
+            status = os.stat(path)
+            yield status.st_dev, status.st_ino
 
 
 # --- the link to the command, for administrators ---

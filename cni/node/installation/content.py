@@ -16,6 +16,7 @@ import os
 import stat
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
+from pathlib import Path
 from typing import Literal, NamedTuple
 
 from cni import VERSION
@@ -52,13 +53,11 @@ class Content(NamedTuple):
 
 def here() -> Content:
     """The content of the bundle or checkout that has this file. Raises IoFailure if the file is in neither."""
-    folder = os.path.dirname(os.path.realpath(__file__))
-    while folder != "/":
+    for folder in map(str, Path(__file__).resolve().parents):
         if os.path.isfile(f"{folder}/{VERSION_FILE}") and os.path.isfile(f"{folder}/{PROGRAMS}/{PLAIN[0]}"):
             return bundle(folder)
         if os.path.isfile(f"{folder}/{_TEMPLATE}"):
             return checkout(folder)
-        folder = os.path.dirname(folder)
     raise IoFailure(f"{__file__} lies neither in a bundle nor in a checkout of railcni: run the command of one")
 
 
@@ -84,11 +83,11 @@ def checkout(top: str) -> Content:
     return Content(top, VERSION, (*entries, *_copies(top)), interpreter)
 
 
-def _copies(top: str) -> list[VersionEntry]:
-    """The entries of the copies of the plugins, for the plain names."""
-    programs = {name: partial(read_whole, f"{top}/{PROGRAMS}/{name}") for name in PLAIN}
-    files = [VersionEntry(f"{COPIES}/{name}", "program", read) for name, read in programs.items()]
-    return [VersionEntry(COPIES, "directory"), *files]
+def _copies(top: str) -> Iterator[VersionEntry]:
+    """Yield the entries of the copies of the plugins, for the plain names."""
+    yield VersionEntry(COPIES, "directory")
+    for name in PLAIN:
+        yield VersionEntry(f"{COPIES}/{name}", "program", partial(read_whole, f"{top}/{PROGRAMS}/{name}"))
 
 
 def tree(top: str) -> Iterator[VersionEntry]:

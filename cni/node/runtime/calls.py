@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from cni.documents.networks import ChainStep, Network
@@ -34,20 +34,21 @@ class Runtime:
         result: dict[str, Any] | None = None
         for step in network.steps:
             config = _request(network, step, version, parameters, result)
-            result = _result(self._run("ADD", step.type, config, parameters), step.type, version)
+            result = self._run("ADD", step.type, config, parameters)
+            if not isinstance(result, dict):
+                raise DecodingFailure(f"{step.type} ADD answered no result, but {json.dumps(result)[:60]}")
+            result["cniVersion"] = result.get("cniVersion") or version  # may be missing: containernetworking/cni#895
+            parsing.parse(result, f"the answer of {step.type}")
         self.cache.write(CachedResult(network.name, parameters, json.dumps(network.document).encode(), result))
         return result or {}
 
     def delete(self, network: Network, parameters: Parameters) -> None:
         """DEL along the chain in reverse; a failed step does not stop the others. If no step fails, remove the
         attachment from the cache. Raises the error of the failed step, or StepsFailed if several steps failed."""
-        version = self._version(network)
-        previous = None
+        version, previous = self._version(network), None
         if at_least(version, "0.4.0"):
-            try:
+            with suppress(CniError):  # a DEL works without prevResult
                 previous = self.cached_result(network, parameters, version)
-            except CniError:  # a DEL works without prevResult
-                pass
         faults: list[CniError] = []
         for step in reversed(network.steps):
             with _noted(faults):
@@ -84,8 +85,8 @@ class Runtime:
         asked = at_least(version, VERBS_SINCE["GC"])
         if asked:
             attachments = [{"containerID": p.container_id, "ifname": p.ifname} for p in valid]
-            # the second key is the name that a draft of the spec gave to the first; libcni sends both
-            more = {"cni.dev/valid-attachments": attachments, "cni.dev/attachments": attachments}
+            # libcni sends the list under its name in the spec, and under its name in a draft of the spec
+            more = dict.fromkeys(("cni.dev/valid-attachments", "cni.dev/attachments"), attachments)
             for step in network.steps:
                 with _noted(faults):
                     self._run("GC", step.type, {**_config(network, step, version), **more})
@@ -142,10 +143,8 @@ class Runtime:
     def _version(self, network: Network) -> str:
         """The version for verbs after an ADD: negotiated again if the network allows several versions."""
         if len(network.versions) > 1:
-            try:
+            with suppress(CniError):  # the step itself will report the fault of its plugin
                 return self.negotiate(network)
-            except CniError:  # the step itself will report the fault of its plugin
-                pass
         return network.versions[-1]
 
     def _version_with(self, verb: str, version: str, plugins: Sequence[str]) -> str:
@@ -178,16 +177,6 @@ def _request(
     if given:
         config["runtimeConfig"] = given
     return config
-
-
-def _result(answer: Any, plugin: str, version: str) -> dict[str, Any]:
-    """Check and return the plugin's result; `version` replaces a missing cniVersion (containernetworking/cni#895)."""
-    if not isinstance(answer, dict):
-        raise DecodingFailure(f"{plugin} ADD answered no result, but {json.dumps(answer)[:60]}")
-    if not answer.get("cniVersion"):
-        answer["cniVersion"] = version
-    parsing.parse(answer, f"the answer of {plugin}")
-    return answer
 
 
 @contextmanager

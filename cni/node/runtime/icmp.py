@@ -23,26 +23,26 @@ def ping(address: str, payload: int, sequence: int, seconds: float = 10.0, sourc
     is_v6 = ":" in address
     family, protocol = (socket.AF_INET6, socket.IPPROTO_ICMPV6) if is_v6 else (socket.AF_INET, socket.IPPROTO_ICMP)
     with socket.socket(family, socket.SOCK_RAW, protocol) as link:
-        if is_v6:
-            link.setsockopt(socket.IPPROTO_IPV6, _IPV6_MTU_DISCOVER, _IP_PMTUDISC_DO)
-        else:
-            link.setsockopt(socket.IPPROTO_IP, _IP_MTU_DISCOVER, _IP_PMTUDISC_DO)
+        discover = (socket.IPPROTO_IPV6, _IPV6_MTU_DISCOVER) if is_v6 else (socket.IPPROTO_IP, _IP_MTU_DISCOVER)
+        link.setsockopt(*discover, _IP_PMTUDISC_DO)
         link.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 20)
         if source:
             link.bind((source, 0))
         body = bytes(i & 0xFF for i in range(payload))
         start = time.perf_counter()
-        kind = _ECHO_REQUEST_6 if is_v6 else _ECHO_REQUEST
+        kind, reply = (_ECHO_REQUEST_6, _ECHO_REPLY_6) if is_v6 else (_ECHO_REQUEST, _ECHO_REPLY)
         total = checksum(_HEADER.pack(kind, 0, 0, identifier, sequence) + body)
         link.sendto(_HEADER.pack(kind, 0, total, identifier, sequence) + body, (address, 0))
-        deadline = start + seconds
-        answer = (_ECHO_REPLY_6 if is_v6 else _ECHO_REPLY, identifier, sequence)
-        while (left := deadline - time.perf_counter()) > 0:
+        while (left := start + seconds - time.perf_counter()) > 0:
             link.settimeout(left)
             packet, sender = link.recvfrom(1 << 16)
             message = packet if is_v6 else packet[(packet[0] & 0x0F) * 4 :]  # raw IPv6 sockets give no IP header
             kind, _, _, *numbers = _HEADER.unpack_from(message)
-            if sender[0] == address and (kind, *numbers) == answer and message[_HEADER.size :] == body:
+            if (
+                sender[0] == address
+                and [kind, *numbers] == [reply, identifier, sequence]
+                and message[_HEADER.size :] == body
+            ):
                 return time.perf_counter() - start
         raise TimeoutError(f"no answer from {address} within {seconds:g} s")
 

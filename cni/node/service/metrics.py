@@ -42,7 +42,8 @@ class Family:
     def lines(self) -> Iterator[str]:
         """Yield the lines of the metric in the text format; none when the metric has no value."""
         if self._values:
-            yield f"# HELP {self.name} {self._about}"
+            about = self._about.replace("\\", "\\\\").replace("\n", "\\n")
+            yield f"# HELP {self.name} {about}"
             yield f"# TYPE {self.name} {self.kind}"
             yield from self._samples()
 
