@@ -67,9 +67,16 @@ def find(reference: str, directory: str = NET_DIRECTORY) -> Network:
     """Return the network `reference`: a path, path#NAME in a file with several networks, or a name in `directory`.
     Raises InvalidConfig for a missing, ambiguous or faulty network, IoFailure when a folder cannot be listed."""
     path, _, name = reference.partition("#")
-    if "/" in path or name:
-        return _choose(read(path, directory), name, path)
-    return _search(reference, directory)
+    if "/" not in path and not name:
+        return _search(reference, directory)
+    networks = read(path, directory)
+    chosen = [n for n in networks if not name or name in (n.name, n.nad, n.nad.rpartition("/")[2])]
+    if len(chosen) == 1:
+        return chosen[0]
+    names = ", ".join(sorted(n.nad or n.name for n in networks)) or "none"
+    if not chosen:
+        raise InvalidConfig(f"{path} holds no network {name}: there is {names}")
+    raise InvalidConfig(f"{path} holds several networks: write {path}#NAME with one of {names}")
 
 
 def from_document(document: dict[str, Any], path: str) -> Network:
@@ -80,16 +87,6 @@ def from_document(document: dict[str, Any], path: str) -> Network:
     if network is None:
         raise refusal(path, faults)
     return network
-
-
-def _choose(networks: list[Network], name: str, path: str) -> Network:
-    chosen = [n for n in networks if not name or name in (n.name, n.nad, n.nad.rpartition("/")[2])]
-    if len(chosen) == 1:
-        return chosen[0]
-    names = ", ".join(sorted(n.nad or n.name for n in networks)) or "none"
-    if not chosen:
-        raise InvalidConfig(f"{path} holds no network {name}: there is {names}")
-    raise InvalidConfig(f"{path} holds several networks: write {path}#NAME with one of {names}")
 
 
 def _search(name: str, directory: str) -> Network:
@@ -203,8 +200,10 @@ def _network(scope: Scope, nad: str = "") -> Network | None:
         steps = _steps(scope, [(("plugins", i), entry) for i, entry in enumerate(inline)])
     if configuration is None:
         return None
-    if not single and not nad and not configuration.loadOnlyInlinedPlugins:
-        steps += _more_steps(os.path.join(os.path.dirname(scope.text.path), configuration.name), scope.findings)
+    if not single and not nad and not configuration.loadOnlyInlinedPlugins:  # libcni 1.3 appends further plugins
+        for path in files(os.path.join(os.path.dirname(scope.text.path), configuration.name), (".conf",)):
+            if one := reader.json_file(path, scope.findings):
+                steps += _steps(one, [((), one.root.data)])
     if not steps and len(scope.findings) == known:
         scope.error((), "has no plugins: want a list `plugins`, or `type` for a single plugin")
     if len(scope.findings) > known:
@@ -223,12 +222,3 @@ def _network(scope: Scope, nad: str = "") -> Network | None:
 def _steps(scope: Scope, entries: list[tuple[Keys, Any]]) -> list[ChainStep]:
     plugins = [(scope.model(PluginModel, entry, keys), entry) for keys, entry in entries]
     return [ChainStep(plugin, entry) for plugin, entry in plugins if plugin is not None]
-
-
-def _more_steps(folder: str, faults: list[Diagnostic]) -> list[ChainStep]:
-    """Return the plugins that libcni 1.3 appends, one from each .conf file in the directory with the network's name."""
-    steps = []
-    for path in files(folder, (".conf",)):
-        if scope := reader.json_file(path, faults):
-            steps += _steps(scope, [((), scope.root.data)])
-    return steps

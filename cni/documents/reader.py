@@ -156,18 +156,14 @@ def _of_yaml(text: Text, findings: list[Diagnostic]) -> Scope | None:
     except yaml.MarkedYAMLError as fault:
         mark = fault.problem_mark or fault.context_mark
         at = mark.index if mark else 0
-        fix = _yaml_fix(text.text, at, str(fault.problem))
+        fix = "check the quotes and the indentation before it"
+        if text.text[at : at + 1] == "\t":
+            fix = "indent with spaces: YAML takes no tabs"
+        elif "mapping values are not allowed" in str(fault.problem):
+            fix = "check the indentation, and put text with a colon between quotes"
         scope.span(ERROR, at, at + 1, "", f"not YAML: {fault.problem or fault}", fix)
     except yaml.reader.ReaderError as fault:
         scope.span(ERROR, fault.position, fault.position + 1, "", f"not YAML: {fault.reason}", "remove this character")
     except (yaml.YAMLError, DocumentTooLarge, ValueError, RecursionError) as fault:
         findings.append(about(text.path, f"not YAML: {fault}", "make it simpler"))
     return None
-
-
-def _yaml_fix(text: str, at: int, problem: str) -> str:
-    if text[at : at + 1] == "\t":
-        return "indent with spaces: YAML takes no tabs"
-    if "mapping values are not allowed" in problem:
-        return "check the indentation, and put text with a colon between quotes"
-    return "check the quotes and the indentation before it"

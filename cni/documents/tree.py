@@ -8,7 +8,8 @@ escapes. So the place of each character of the value is the next occurrence of t
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import yaml
@@ -61,23 +62,19 @@ class TreeNode:
     members: list[Member] | None = None
     items: list[TreeNode] | None = None
     scalar: yaml.ScalarNode | None = None  # the YAML node of the value; None for JSON
-    _data: Any = field(default=None, repr=False)
 
-    @property
+    @cached_property
     def data(self) -> Any:
         """The value as Python's json reads it; of a duplicate key, the last value counts."""
-        if self._data is None and self.members is not None:
-            self._data = {m.name: m.node.data for m in self.members}
-        elif self._data is None and self.items is not None:
-            self._data = [item.data for item in self.items]
-        return self.value if self._data is None else self._data
+        if self.members is not None:
+            return {m.name: m.node.data for m in self.members}
+        return self.value if self.items is None else [item.data for item in self.items]
 
     def member(self, name: str) -> Member | None:
         """The member with exactly this name, else one whose name differs only in case; None if there is neither."""
-        members = self.members or []
-        exact = [m for m in members if m.name == name]
-        folded = [m for m in members if m.name.lower() == name.lower()]
-        return exact[-1] if exact else folded[0] if folded else None
+        folded = [m for m in self.members or [] if m.name.lower() == name.lower()]
+        exact = [m for m in folded if m.name == name]
+        return exact[-1] if exact else next(iter(folded), None)
 
     def walk(self, keys: Keys) -> tuple[Member | None, TreeNode, int]:
         """Follow `keys` until a key is missing. Return the last member (None in a list), its node, the keys' number."""
@@ -149,15 +146,11 @@ def of_yaml(root: yaml.Node) -> TreeNode:
         made = TreeNode(node.start_mark.index, node.end_mark.index)
         if isinstance(node, yaml.MappingNode):
             constructor.flatten_mapping(node)  # "<<", a merge
-            made.members = [
-                Member(
-                    str(k.value) if isinstance(k, yaml.ScalarNode) else "?",
-                    k.start_mark.index,
-                    k.end_mark.index,
-                    convert(v, depth + 1),
-                )
-                for k, v in node.value
-            ]
+            made.members = []
+            for key, value in node.value:
+                name = str(key.value) if isinstance(key, yaml.ScalarNode) else "?"
+                inner = convert(value, depth + 1)
+                made.members.append(Member(name, key.start_mark.index, key.end_mark.index, inner))
         elif isinstance(node, yaml.SequenceNode):
             made.items = [convert(v, depth + 1) for v in node.value]
         else:
@@ -180,10 +173,10 @@ class Text:
 
     def scalar(self, node: yaml.Node) -> Text:
         """Return the Text of the value of `node`, a YAML scalar of this text."""
-        start, end = node.start_mark.index, node.end_mark.index
+        start = node.start_mark.index
         if getattr(node, "style", None) in ("|", ">"):  # a block scalar begins in the next line
             start = self.text.find("\n", start) + 1
-        return self.inner(node.value, start, end)
+        return self.inner(node.value, start, node.end_mark.index)
 
     def part(self, start: int, end: int) -> Text:
         """Return the part of the text from `start` to `end`."""
@@ -195,8 +188,12 @@ class Text:
 
     def inner(self, value: str, start: int, end: int) -> Text:
         """Return the Text of `value`, which is written here from `start` to `end`."""
-        places = [self._places[place] for place in _align(value, self.text, start, end)]
-        return Text(self.path, value, self._whole, places)
+        places, index = [], start
+        for character in value:
+            found = -1 if character.isspace() else self.text.find(character, index, end)
+            places.append(self._places[index if found < 0 else found])
+            index = index if found < 0 else found + 1
+        return Text(self.path, value, self._whole, [*places, self._places[index]])
 
     def position(self, offset: int) -> tuple[int, int]:
         """The (line, column) in the file of the character at `offset`; both count from 1."""
@@ -207,13 +204,3 @@ class Text:
         """The line `number` of the file, counted from 1, without the line break."""
         lines = self._whole.split("\n", number)
         return lines[number - 1].rstrip("\r") if number <= len(lines) else ""
-
-
-def _align(value: str, whole: str, start: int, end: int) -> list[int]:
-    """The index in `whole`, from `start` to `end`, of each character of `value`, and of the end of `value`."""
-    places, index = [], start
-    for character in value:
-        found = -1 if character.isspace() else whole.find(character, index, end)
-        places.append(index if found < 0 else found)
-        index = index if found < 0 else found + 1
-    return [*places, index]
