@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from cni.documents.diagnostic import ERROR, WARNING, Diagnostic
 from cni.documents.reader import STDIN
-from cni.lint.addresses import Named
 from cni.lint.file import lint, lint_text
 
-__all__ = ["ERROR", "STDIN", "WARNING", "Diagnostic", "Named", "lint", "lint_text"]
+__all__ = ["ERROR", "STDIN", "WARNING", "Diagnostic", "lint", "lint_text"]

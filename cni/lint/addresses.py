@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from cni.documents.diagnostic import Scope
 from cni.documents.refusals import keys_of
@@ -15,7 +15,6 @@ from cni.lint import known
 from cni.lint.table import executable, fix_of, message_of, reader_of, remedy, unknown_keys
 from cni.shared import rail as rails_key
 from cni.shared.config import Fault
-from cni.shared.spec import codec
 from cni.shared.spec.errors import CniError
 from cni.shared.spec.request import Request, member
 from ipam import config as ipam_config
@@ -26,41 +25,35 @@ from ipam.keys import BLOCK_KEYS, MEMBERS
 from ipam.ranges import Range, format_address, parse_address, parse_cidr
 from ipam.stores import IN_CLUSTER
 
-if TYPE_CHECKING:
-    from ipam.source import Files
+_ASSUMED = (
+    b'{"kubernetes": {"kubeconfig": "/etc/cni/net.d/whereabouts.d/whereabouts.kubeconfig"}, "etcd_host": "localhost"}'
+)
 
 
-class Assumed:
-    """The flat file that the lint assumes by default. It has the stores, as in most clusters, so NADs may omit them."""
+class FlatFile:
+    """The nodes' flat file, of which the user has a copy at `path`. For "", the lint assumes a file that has the
+    stores, as in most clusters, so NADs may omit them. `hosts` are the hosts that each node's own policy must allow."""
 
-    _TEXT = codec.dumps(
-        {"kubernetes": {"kubeconfig": "/etc/cni/net.d/whereabouts.d/whereabouts.kubeconfig"}, "etcd_host": "localhost"}
-    )
+    def __init__(self, path: str = "") -> None:
+        self.path = path
+        self.hosts: list[str] = []
 
     def load(self, path: str, /) -> bytes | None:
-        return self._TEXT.encode() if path == flatfile.PATHS[0] else None
+        if path != flatfile.PATHS[0]:
+            return None
+        return flatfile.load(self.path) if self.path else _ASSUMED
 
     follow = staticmethod(flatfile.follow)
 
-    def __init__(self) -> None:
-        self.hosts: list[str] = []
-
     def allow_host(self, host: str, /) -> None:
-        self.hosts.append(host)  # noted here; each node's own policy decides
+        self.hosts.append(host)
 
     def host_name(self) -> str:
         return "node"
 
-
-class Named(Assumed):
-    """The flat file at `path`, which the user named, in place of the node's flat file."""
-
-    def __init__(self, path: str) -> None:
-        super().__init__()
-        self.path = path
-
-    def load(self, path: str, /) -> bytes | None:
-        return flatfile.load(self.path) if path == flatfile.PATHS[0] else None
+    def shown(self, text: str) -> str:
+        """Replace the path of the installed flat file in `text` by the path that the user named."""
+        return text.replace(flatfile.PATHS[0], self.path or flatfile.PATHS[0])
 
 
 def has_ipv6(document: Mapping[str, Any]) -> bool:
@@ -135,7 +128,7 @@ def _kept_back(keeping: Use, giving: Use) -> None:
 
 
 def examine(
-    scope: Scope, keys: Keys, document: Mapping[str, Any], request: Request, flat: Files, uses: list[Use]
+    scope: Scope, keys: Keys, document: Mapping[str, Any], request: Request, flat: FlatFile, uses: list[Use]
 ) -> None:
     """Note the faults in the `ipam` block of the plugin `document` at `keys`; add its ranges to `uses`."""
     block = member(document, "ipam")
@@ -173,7 +166,7 @@ def _places(keys: Keys, block: Mapping[str, Any]) -> list[Keys]:
 
 
 def _whereabouts(
-    scope: Scope, keys: Keys, block: dict[str, Any], request: Request, flat: Files
+    scope: Scope, keys: Keys, block: dict[str, Any], request: Request, flat: FlatFile
 ) -> ipam_config.IpamConfig | None:
     """Note the faults of a whereabouts block; return its configuration, None when it has faults."""
     unknown_keys(scope, keys, block, BLOCK_KEYS, "whereabouts")
@@ -183,24 +176,23 @@ def _whereabouts(
             if isinstance(entry, dict):
                 unknown_keys(scope, (*keys, name, i), entry, table, f"a member of {name}")
     faults: list[Fault] = []
-    hosts = flat.hosts if isinstance(flat, Assumed) else []
-    hosts.clear()
+    flat.hosts.clear()
     try:
         config = ipam_config.examine(request, flat, faults)
     except CniError as refusal:
-        scope.error(keys, _told(refusal.msg, flat))
+        scope.error(keys, flat.shown(refusal.msg))
         return None
     for fault in faults:
         inside = keys_of(fault.key.removeprefix("ipam.")) if fault.key.startswith("ipam.") else ()
         at = keys[:-1] if fault.key == "cniVersion" else (*keys, *inside)
         message = message_of(fault) if inside or at == keys[:-1] else str(fault)  # the key is outside of the block
-        scope.error(at, _told(message, flat), fix_of(fault, reader_of(inside, BLOCK_KEYS, MEMBERS)))
+        scope.error(at, flat.shown(message), fix_of(fault, reader_of(inside, BLOCK_KEYS, MEMBERS)))
     for note in config.notes:
         name = note.split(" ", 1)[0]
         if name.startswith("ipam."):
             scope.warn((*keys[:-1], *keys_of(name)), note.partition(" ")[2], "correct it, or remove it", at_key=True)
     if not faults:
-        for host in hosts:
+        for host in flat.hosts:
             message = f'nodes refuse the store at "{host}" unless their policy has that host in `storeHosts`'
             scope.warn((*keys, "etcd_host"), message, "add it there, or leave the store to the flat file")
         _gateways(scope, keys, config)
@@ -209,11 +201,6 @@ def _whereabouts(
         _overlaps(scope, keys, block, config.ranges)
         _rails(scope, keys[:-1], request, config)
     return None if faults else config
-
-
-def _told(text: str, flat: Files) -> str:
-    """Replace the path of the installed flat file in `text` by the path of the flat file that the user named."""
-    return text.replace(flatfile.PATHS[0], flat.path) if isinstance(flat, Named) else text
 
 
 def _rails(scope: Scope, keys: Keys, request: Request, config: ipam_config.IpamConfig) -> None:

@@ -4,32 +4,28 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from cni.documents import networks, reader
 from cni.documents.diagnostic import WARNING, Diagnostic, Scope
 from cni.documents.reader import JSON, STDIN, YAML, about
 from cni.documents.tree import string_at
 from cni.lint import manifest, network, operators, resources
-from cni.lint.addresses import Assumed, overlaps
+from cni.lint.addresses import FlatFile, overlaps
 from cni.lint.plugin import Surroundings
 from cni.resources import config
 from cni.shared.spec.errors import IoFailure
-
-if TYPE_CHECKING:
-    from ipam.source import Files
 
 
 _PLAN = {"count", "subnet", "addressing"}  # keys that every plan of rails has
 
 
-def lint(paths: Iterable[str], flat: Files | None = None) -> list[Diagnostic]:
+def lint(paths: Iterable[str], flat_file: str = "") -> list[Diagnostic]:
     """Return the findings about `paths`, in their order: files, directories such as /etc/cni/net.d, or "-" for stdin.
 
-    `flat` reads the flat file, as the module ipam.flatfile does on a node. Without `flat`, the lint assumes a flat file
-    with a store, as usual in clusters. A file that cannot be read is a finding too.
+    `flat_file` is the path of a copy of the nodes' flat file. A file that cannot be read is a finding too.
     """
-    around = Surroundings(flat=flat or Assumed())
+    around = Surroundings(flat=FlatFile(flat_file))
     parts: list[list[Diagnostic]] = []
     for path in paths:
         if path != STDIN and os.path.isdir(path):
@@ -39,9 +35,9 @@ def lint(paths: Iterable[str], flat: Files | None = None) -> list[Diagnostic]:
     return _ended(parts, around)
 
 
-def lint_text(text: str, path: str, flat: Files | None = None) -> list[Diagnostic]:
+def lint_text(text: str, path: str) -> list[Diagnostic]:
     """Return the findings about `text`, the text of the file `path`."""
-    around = Surroundings(flat=flat or Assumed())
+    around = Surroundings()
     return _ended([_File(path, around, text=text).findings], around)
 
 
@@ -60,10 +56,8 @@ class _File:
 
     def __init__(self, path: str, around: Surroundings, text: str | None = None, inside: bool = False) -> None:
         self.findings: list[Diagnostic] = []
-        self.name = ""
-        self._extension = os.path.splitext(path)[1]
-        self._around = around
-        self.count = 0
+        self.name, self.count = "", 0
+        self._extension, self._around = os.path.splitext(path)[1], around
         for is_json, scope in reader.documents(path, text, self.findings):
             reader.duplicates(scope)
             self.count += self._examine(is_json, scope)
@@ -93,7 +87,10 @@ class _File:
         if is_json:
             appended = _appended(scope.text.path, document)
             for path in appended:
-                self._appended(path, document)
+                inner = reader.json_file(path, self.findings, str(document.get("name")))
+                if inner is not None and isinstance(inner.root.data, dict):
+                    reader.duplicates(inner)
+                    network.examine_plugin(inner, document, around)
             self.name = string_at(document, "name") if self._extension in JSON else ""
             network.examine(scope, around, self._extension, len(appended))
             return 1
@@ -107,13 +104,6 @@ class _File:
             scope.warn((), "this is YAML: a runtime reads JSON, or a NetworkAttachmentDefinition", "write it as JSON")
         network.examine(scope, around, self._extension if self._extension in JSON else "")
         return 1
-
-    def _appended(self, path: str, outer: dict[str, Any]) -> None:
-        """Examine the file `path`, which has one further plugin of the conflist `outer`."""
-        scope = reader.json_file(path, self.findings, str(outer.get("name")))
-        if scope is not None and isinstance(scope.root.data, dict):
-            reader.duplicates(scope)
-            network.examine_plugin(scope, outer, self._around)
 
 
 def _appended(path: str, document: Any) -> list[str]:

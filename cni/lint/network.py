@@ -104,19 +104,15 @@ def _configuration(scope: Scope, document: dict[str, Any], around: Surroundings)
         outer.pop("loadOnlyInlinedPlugins")
     if around.nad and not outer.get("name"):
         outer["name"] = around.name or "unnamed"  # Multus gives a nameless network the NAD's name
+    written = str(member(document, "cniVersion") or "")
+    begun = [v for v in SUPPORTED if written and v.startswith(written.removeprefix("v"))]
+    likely = begun[-1] if begun else near(written, SUPPORTED) or _NEWEST_COMMON
     fixes = {
         "name": "write letters, digits, _ . -, the first a letter or digit",
-        "cniVersion": f'write "{_version_like(document)}"',
+        "cniVersion": f'write "{likely}"',
     }
     found: Configuration | None = scope.model(Configuration, outer, fixes=fixes)
     return found
-
-
-def _version_like(document: dict[str, Any]) -> str:
-    """The supported version that the written `cniVersion` most likely means."""
-    written = str(member(document, "cniVersion") or "")
-    begun = [v for v in SUPPORTED if written and v.startswith(written.removeprefix("v"))]
-    return begun[-1] if begun else near(written, SUPPORTED) or _NEWEST_COMMON
 
 
 def _versions(scope: Scope, document: dict[str, Any]) -> None:
@@ -137,9 +133,18 @@ def _plugin(scope: Scope, keys: Keys, document: dict[str, Any], around: Surround
     if kind is None and (meant := next((n for n in document if near(n, ("type",))), "")):
         scope.error((*keys, meant), f'a plugin has no key "{meant}"', 'write "type"', at_key=True)
     else:
-        scope.model(PluginModel, document, keys, {"type": f"write {_type_like(kind)}"})
-    if isinstance(kind, str) and kind and "/" not in kind:
-        _type(scope, keys, kind)
+        name = "the name of an executable"
+        if isinstance(kind, str) and "/" in kind:
+            name = f'"{kind.rstrip("/").rpartition("/")[2]}", without a directory'
+        scope.model(PluginModel, document, keys, {"type": f"write {name}"})
+    at = (*keys, "type")
+    if not isinstance(kind, str) or not kind or "/" in kind:
+        pass
+    elif known.own(kind) == known.OWN_IPAM or (kind in known.IPAMS and kind not in known.LINKS):
+        message = f"{kind} gives addresses alone: it makes no interface"
+        scope.error(at, message, f'write "ipam": {{"type": "{kind}", ...}} inside a plugin such as macvlan')
+    else:
+        executable(scope, at, kind, known.PLUGINS, "plugin")
     if not alone:
         for name in ("name", "cniVersion"):
             own, outer = member(document, name), member(scope.root.data, name)
@@ -149,21 +154,6 @@ def _plugin(scope: Scope, keys: Keys, document: dict[str, Any], around: Surround
     if member(document, "prevResult") is not None:
         scope.warn((*keys, "prevResult"), "is written by the runtime", "remove it", at_key=True)
     plugin.examine(scope, keys, document, around)
-
-
-def _type_like(kind: Any) -> str:
-    if isinstance(kind, str) and "/" in kind:
-        return f'"{kind.rstrip("/").rpartition("/")[2]}", without a directory'
-    return "the name of an executable"
-
-
-def _type(scope: Scope, keys: Keys, kind: str) -> None:
-    at = (*keys, "type")
-    if known.own(kind) == known.OWN_IPAM or (kind in known.IPAMS and kind not in known.LINKS):
-        message = f"{kind} gives addresses alone: it makes no interface"
-        scope.error(at, message, f'write "ipam": {{"type": "{kind}", ...}} inside a plugin such as macvlan')
-    else:
-        executable(scope, at, kind, known.PLUGINS, "plugin")
 
 
 def _chain(scope: Scope, listed: list[Any]) -> None:

@@ -40,6 +40,8 @@ class _Spec(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
+    api: ClassVar[str] = VERSION
+    cni_version: ClassVar[str] = "0.3.1"
     plugin: ClassVar[dict[str, Any]] = {}
     networkNamespace: str = Field("", exclude=True)
     ipam: str = Field("", exclude=True)
@@ -73,6 +75,8 @@ class IPoIBNetwork(_Spec):
 class SriovNetwork(_Spec):
     """The spec of a SriovNetwork. Rates are in Mbit/s, -1 when they are not given."""
 
+    api = "sriovnetwork.openshift.io/v1"
+    cni_version = "1.0.0"
     plugin = {"type": "sriov", "vlan": 0}
     resourceName: Annotated[str, AfterValidator(_resource)] = Field(exclude=True)
     vlan: Annotated[int, Field(ge=0, le=4096)] = 0
@@ -89,13 +93,8 @@ class SriovNetwork(_Spec):
     metaPlugins: str = Field("", exclude=True)
 
 
-KINDS: dict[str, type[_Spec]] = {
-    "MacvlanNetwork": MacvlanNetwork,
-    "HostDeviceNetwork": HostDeviceNetwork,
-    "IPoIBNetwork": IPoIBNetwork,
-    "SriovNetwork": SriovNetwork,
-}
-VERSIONS = {"SriovNetwork": "sriovnetwork.openshift.io/v1"}
+_SPECS: tuple[type[_Spec], ...] = (MacvlanNetwork, HostDeviceNetwork, IPoIBNetwork, SriovNetwork)
+KINDS = {spec.__name__: spec for spec in _SPECS}
 
 
 def is_network(document: Any) -> bool:
@@ -103,9 +102,7 @@ def is_network(document: Any) -> bool:
     if not isinstance(document, dict):
         return False
     kind, group = str(document.get("kind")), str(document.get("apiVersion", "")).partition("/")[0]
-    if kind in KINDS or group != VERSION.partition("/")[0]:
-        return kind in KINDS
-    return near(kind, KINDS) != ""
+    return kind in KINDS or (group == VERSION.partition("/")[0] and near(kind, KINDS) != "")
 
 
 def render_files(paths: Iterable[str], prefix: str = SRIOV_PREFIX) -> tuple[list[dict[str, Any]], list[Diagnostic]]:
@@ -135,7 +132,7 @@ def render(scope: Scope, prefix: str = SRIOV_PREFIX) -> dict[str, Any] | None:
         scope.error(("metadata", "name"), f"{found}: want a name", 'write "name": ... below metadata')
         return None
     kind = near(str(document.get("kind")), KINDS)
-    for key, wanted in (("kind", kind), ("apiVersion", VERSIONS.get(kind, VERSION))):
+    for key, wanted in (("kind", kind), ("apiVersion", KINDS[kind].api)):
         if document.get(key) != wanted:
             scope.error((key,), f"{shown(document.get(key))}: want {wanted}", f"write {wanted}")
     spec = _spec(scope, kind, document)
@@ -216,5 +213,5 @@ def _config(scope: Scope, name: str, spec: _Spec) -> dict[str, Any]:
     if capabilities:
         plugin["capabilities"] = capabilities[0]
     plugin["ipam"] = ipam[0] if ipam else {}
-    head = {"cniVersion": "1.0.0" if isinstance(spec, SriovNetwork) else "0.3.1", "name": name}
+    head = {"cniVersion": spec.cni_version, "name": name}
     return {**head, "plugins": [plugin, *chained]} if chained else {**head, **plugin}

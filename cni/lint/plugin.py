@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from cni.documents.diagnostic import Scope
 from cni.documents.networks import RESOURCE_NAME
@@ -20,9 +20,6 @@ from cni.shared.kernel import rdma_sysfs as rdma_devices
 from cni.shared.rail import Rail
 from cni.shared.spec.request import NEWEST, SUPPORTED, Request, member
 from cni.shared.spec.result import IPV6_LEAST_MTU
-
-if TYPE_CHECKING:
-    from ipam.source import Files
 
 SWITCH_MOST = 9216  # the jumbo frames that Ethernet switches commonly carry, in bytes
 
@@ -65,7 +62,7 @@ class Surroundings:
     versions: Sequence[str] = ()
     nad: bool = False
     resource: str = ""
-    flat: Files = field(default_factory=addresses.Assumed)
+    flat: addresses.FlatFile = field(default_factory=addresses.FlatFile)
     uses: list[addresses.Use] = field(default_factory=list)
     nads: dict[tuple[str, str], str] = field(default_factory=dict)
     offers: set[str] = field(default_factory=set)
@@ -125,14 +122,8 @@ def examine(scope: Scope, keys: Keys, document: Mapping[str, Any], around: Surro
 
 def _as_called(document: Mapping[str, Any], around: Surroundings) -> dict[str, Any]:
     """The configuration that a runtime passes to the plugin; with a device ID when the NAD has a resource."""
-    given = {"deviceID": "0000:00:00.0", "pciBusID": "0000:00:00.0"} if around.resource else {}
-    version = around.version
-    return {
-        **{k: v for k, v in given.items() if k not in document},
-        **document,
-        "name": around.name,
-        "cniVersion": version,
-    }
+    given = dict.fromkeys(("deviceID", "pciBusID"), "0000:00:00.0") if around.resource else {}
+    return {**given, **document, "name": around.name, "cniVersion": around.version}
 
 
 def _of_a_rail(

@@ -15,7 +15,6 @@ import yaml
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from cni import lint as linter
 from cni.cli.main import main
 from cni.documents import jsontext
 from cni.link.plugins import macvlan
@@ -745,7 +744,7 @@ def test_a_host_of_a_store_needs_the_permission_of_the_nodes(tmp_path: Path) -> 
     (tmp_path / "a.conf").write_text(json.dumps({**GOOD, "ipam": ipam}))
     flat = tmp_path / "flat.conf"
     flat.write_text(json.dumps({"log_level": "error"}))
-    for files in (None, linter.Named(str(flat))):
+    for files in ("", str(flat)):
         found = lint([str(tmp_path / "a.conf")], files)
         assert [(f.key, f.severity) for f in found] == [("ipam.etcd_host", "warning")] * 2
         assert ['"10.0.0.9"' in found[0].message, '"10.0.0.1"' in found[1].message] == [True, True]
@@ -755,7 +754,7 @@ def test_the_flat_file_of_a_node_is_taken_into_account(tmp_path: Path) -> None:
     document = {**GOOD, "ipam": {**GOOD["ipam"], "datastore": "etcd"}}
     (tmp_path / "a.conf").write_text(json.dumps(document))
     assert lint([str(tmp_path / "a.conf")]) == []
-    flat = linter.Named(str(CONF / "whereabouts.d/whereabouts.conf"))
+    flat = str(CONF / "whereabouts.d/whereabouts.conf")
     (finding,) = lint([str(tmp_path / "a.conf")], flat)
     assert (finding.key, "etcd_host" in finding.message) == ("ipam.datastore", True)
 
@@ -775,7 +774,7 @@ def test_a_store_that_a_network_may_not_name_is_an_error_before_a_node_sees_it(
     (tmp_path / "a.conf").write_text(json.dumps({**GOOD, "ipam": {**GOOD["ipam"], **block}}))
     path = tmp_path / "flat.conf"
     path.write_text(json.dumps({"etcd_host": "10.0.0.1", "etcd_prefix": "/own", "etcd_username": "own"}))
-    found = lint([str(tmp_path / "a.conf")], linter.Named(str(path)))
+    found = lint([str(tmp_path / "a.conf")], str(path))
     assert [(f.key, f.severity) for f in found] == [(key, "error")]
     assert not key.startswith("ipam.etcd") or f"is not that of {path}" in found[0].message
 

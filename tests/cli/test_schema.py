@@ -22,7 +22,7 @@ from cni.link.plugins import LINK_PLUGINS, macvlan, rdma
 from cni.link.plugins.host_device import plugin as host_device
 from cni.link.plugins.sriov import plugin as sriov
 from cni.lint import known
-from cni.lint.addresses import Assumed
+from cni.lint.addresses import FlatFile
 from cni.shared.config import Fault, Key, fill
 from cni.shared.spec.request import Request
 from ipam import config as ipam_config
@@ -208,7 +208,7 @@ def test_the_schema_of_the_chained_rdma_and_of_whereabouts_have_the_keys_that_ar
     fill_of_source = Source.fill
     monkeypatch.setattr(Source, "fill", fill_and_note)
     request = Request({"CNI_COMMAND": "ADD"}, b"", {"name": "n", "ipam": {"type": "whereabouts"}}, {})
-    ipam_config.examine(request, Assumed(), [])
+    ipam_config.examine(request, FlatFile(), [])
     assert {*properties("whereabouts")} == asked | {"type"}
 
 

@@ -10,7 +10,7 @@ from cni.cli.nad import schema
 from cni.cli.terminal import common, output, subcommand
 from cni.documents import NET_DIRECTORY
 from cni.documents.diagnostic import WIDTH
-from cni.lint import ERROR, Diagnostic, Named, lint, nvidia
+from cni.lint import ERROR, Diagnostic, lint, nvidia
 from cni.node.installation.layout import PLAIN
 from cni.node.inventory.places import is_missing
 from cni.shared.spec.errors import InvalidConfig
@@ -59,7 +59,7 @@ def _render(options: argparse.Namespace) -> int:
 def _lint(options: argparse.Namespace) -> int:
     if options.flat_file and is_missing(options.flat_file):
         raise InvalidConfig(f'--flat-file "{options.flat_file}": there is no such file')
-    findings = lint(options.files, Named(options.flat_file) if options.flat_file else None)
+    findings = lint(options.files, options.flat_file)
     errors = sum(f.severity == ERROR for f in findings)
     warnings = len(findings) - errors
     document = {"findings": [f.document() for f in findings], "errors": errors, "warnings": warnings}
