@@ -71,19 +71,13 @@ class Resource:
     is_exclusive: bool = False
     limit: str = ""
     unchosen: str = ""
-    withheld: Mapping[str, str] = field(
-        default_factory=dict
-    )  # matching functions that the node itself needs, with the reason
+    # matching functions that the node itself needs, with the reason
+    withheld: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def ids(self) -> frozenset[str]:
         """The names of all devices of the resource."""
         return frozenset(one for offer in self.offers for one in offer.ids)
-
-    @property
-    def healthy_ids(self) -> frozenset[str]:
-        """The names of the healthy devices."""
-        return frozenset(one for offer in self.offers if not offer.fault for one in offer.ids)
 
     @property
     def healthy(self) -> int:
@@ -169,8 +163,12 @@ def _shared(resource: Shared, nics: Sequence[_Candidate], given: Mapping[tuple[s
     """Return the resource with rdmaHcaMax devices, fewer when GIDs are short, spread evenly over the NICs."""
     bounds = [given[nic.resource, nic.offer.name] for nic in nics]
     offers = [nic.offer for nic in nics]
-    if resource.allNics and nics:
-        offers, bounds = [_together(offers)], [min(bounds)]
+    if resource.allNics and nics:  # one offer with the nodes of all healthy NICs; healthy while any of them is
+        well = [offer for offer in offers if not offer.fault]
+        nodes = tuple(dict.fromkeys(node for offer in well or offers for node in offer.nodes))
+        numa = tuple(sorted({number for offer in offers for number in offer.numa_nodes}))
+        offers = [Offer("all", (), nodes, numa, "" if well else offers[0].fault, "all")]
+        bounds = [min(bounds)]
     counts = spread(resource.rdmaHcaMax, bounds)
     made = [
         replace(offer, ids=tuple(f"{offer.name}-{n}" for n in range(count)))
@@ -208,14 +206,6 @@ def _ports(nic: Function, names: set[str], host: Host) -> list[Port]:
     """The ports of the NIC whose netdevs are in `names`; all its ports when there is no such port."""
     ports = [port for name in nic.verbs if name in host.devices for port in host.devices[name].ports]
     return [port for port in ports if port.netdev in names] or ports
-
-
-def _together(offers: Sequence[Offer]) -> Offer:
-    """Return one offer with the device nodes of all healthy NICs. The offer is healthy while any NIC is healthy."""
-    well = [offer for offer in offers if not offer.fault]
-    nodes = tuple(dict.fromkeys(node for offer in well or offers for node in offer.nodes))
-    numa = tuple(sorted({number for offer in offers for number in offer.numa_nodes}))
-    return Offer("all", (), nodes, numa, "" if well else offers[0].fault, "all")
 
 
 # --- one container at a time ---

@@ -15,7 +15,7 @@ from typing import Any
 from cni.documents import reader
 from cni.documents.diagnostic import ERROR, Diagnostic, Scope
 from cni.documents.refusals import correction, shown
-from cni.documents.tree import Keys, Text, TreeNode
+from cni.documents.tree import Keys, Text, TreeNode, value_at
 from cni.resources.models import (
     FIXES,
     OTHER_PLUGIN,
@@ -110,8 +110,7 @@ def read_document(scope: Scope, config: Config) -> None:
     for number, given in _members(scope, _POLICIES):
         _policy(scope, (_POLICIES, number), given, config)
     for number, given in _members(scope, _RAILS):
-        if isinstance(given, dict):
-            _unknown(scope, (_RAILS, number), given, set(RailNics.model_fields))
+        _unknown(scope, (_RAILS, number), given, set(RailNics.model_fields))
         if rails := scope.model(RailNics, given, (_RAILS, number), FIXES):
             config.rails.append(rails)
             nics = [nic for one in config.rails for nic in one.nics]
@@ -133,14 +132,10 @@ def _members(scope: Scope, key: str) -> list[tuple[int, Any]]:
 
 def _policy(scope: Scope, keys: Keys, given: Any, config: Config) -> None:
     before = len(config.findings)
-    selector = given.get("nicSelector") if isinstance(given, dict) else None
-    known_keys = ((given, keys, VfPolicy), (selector, (*keys, "nicSelector"), NicSelector))
-    for part, within, model in known_keys:
-        if isinstance(part, dict):
-            _refuse(
-                scope, within, part, _UNMADE, "this is not made here", "leave this policy to sriov-network-operator"
-            )
-            _unknown(scope, within, part, {*model.model_fields, *_UNMADE, *_UNASKED})
+    why, remedy = "this is not made here", "leave this policy to sriov-network-operator"
+    for part, within, model in ((given, (), VfPolicy), (value_at(given, "nicSelector"), ("nicSelector",), NicSelector)):
+        _refuse(scope, (*keys, *within), part, _UNMADE, why, remedy)
+        _unknown(scope, (*keys, *within), part, {*model.model_fields, *_UNMADE, *_UNASKED})
     policy: VfPolicy | None = scope.model(VfPolicy, given, keys, POLICY_FIXES)
     if policy is not None:
         check_policy(scope, keys, policy.nicSelector, policy.numVfs, policy.isRdma and policy.deviceType == VFIO)
@@ -176,13 +171,14 @@ def check_policy(scope: Scope, keys: Keys, selector: NicSelector, number: int, h
 
 def _resource(scope: Scope, keys: Keys, given: Any, model: type[Shared | Exclusive], config: Config) -> None:
     before = len(config.findings)
-    for selectors, within in _selectors(given, model):
-        place = (*keys, *within)
-        _refuse(scope, place, selectors, _UNSERVED, "this device plugin cannot choose by it", OTHER_PLUGIN)
-        fields = SharedSelectors if model is Shared else ExclusiveSelectors
-        _unknown(scope, place, selectors, {*fields.model_fields, *_UNSERVED})
-    if isinstance(given, dict):
-        _unknown(scope, keys, given, set(model.model_fields))
+    selectors = value_at(given, "selectors")
+    is_list = isinstance(selectors, list) and model is Exclusive
+    fields = SharedSelectors.model_fields if model is Shared else ExclusiveSelectors.model_fields
+    for number, one in enumerate(selectors if is_list else [selectors]):
+        place = (*keys, "selectors", *([number] if is_list else []))
+        _refuse(scope, place, one, _UNSERVED, "this device plugin cannot choose by it", OTHER_PLUGIN)
+        _unknown(scope, place, one, {*fields, *_UNSERVED})
+    _unknown(scope, keys, given, set(model.model_fields))
     resource = scope.model(model, given, keys, FIXES)
     if resource is None or any(f.severity == ERROR for f in config.findings[before:]):
         return
@@ -193,23 +189,16 @@ def _resource(scope: Scope, keys: Keys, given: Any, model: type[Shared | Exclusi
     config.resources.append(resource)
 
 
-def _selectors(given: Any, model: type[Shared | Exclusive]) -> list[tuple[dict[str, Any], Keys]]:
-    """The selectors of a resource, each as (object, keys of the object)."""
-    written = given.get("selectors") if isinstance(given, dict) else None
-    if isinstance(written, list) and model is Exclusive:
-        return [(one, ("selectors", i)) for i, one in enumerate(written) if isinstance(one, dict)]
-    return [(written, ("selectors",))] if isinstance(written, dict) else []
-
-
-def _refuse(scope: Scope, keys: Keys, given: dict[str, Any], names: set[str], why: str, remedy: str) -> None:
-    """Note an error for each of the keys `names` that has a value in `given`."""
-    for key in sorted(names & {key for key, value in given.items() if value}):
+def _refuse(scope: Scope, keys: Keys, given: Any, names: set[str], why: str, remedy: str) -> None:
+    """Note an error for each of the keys `names` that has a value in the object `given`."""
+    for key in sorted(name for name in names if value_at(given, name)):
         scope.error((*keys, key), f"{key}: {why}", remedy, at_key=True)
 
 
-def _unknown(scope: Scope, keys: Keys, given: dict[str, Any], names: set[str]) -> None:
+def _unknown(scope: Scope, keys: Keys, given: Any, names: set[str]) -> None:
+    """Warn of each key of the object `given` that is not among `names`, which match in any case."""
     folded = {name.lower() for name in names}
-    for key in given:
+    for key in given if isinstance(given, dict) else ():
         if key.lower() not in folded:
             scope.warn((*keys, key), f'there is no key "{key}"', correction(key, names), at_key=True)
 

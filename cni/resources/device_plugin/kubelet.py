@@ -12,6 +12,7 @@ import grpc.aio
 
 from cni.resources.kubelet import device_plugin_v1beta1_pb2 as api
 from cni.resources.kubelet import services
+from cni.shared.kernel.files import mark
 from cni.shared.spec.errors import TryAgainLater
 
 VERSION = "v1beta1"
@@ -33,13 +34,8 @@ class Kubelet:
         return os.path.join(self.folder, "kubelet.sock")
 
     def identity(self) -> tuple[int, ...]:
-        """A value that differs after each start of kubelet; () while kubelet does not listen. A file system may
-        use an inode number again at once, so the time is a part of the value."""
-        try:
-            status = os.stat(self.socket)
-        except OSError:
-            return ()
-        return status.st_dev, status.st_ino, status.st_ctime_ns
+        """A value that differs after each start of kubelet; () while kubelet does not listen."""
+        return mark(self.socket, links=True)
 
     def fault(self) -> str:
         """The reason why no plugin can listen in `folder`, and the remedy; "" without a fault."""
@@ -70,9 +66,8 @@ class Kubelet:
             except TimeoutError:
                 raise TryAgainLater(f"kubelet does not register {resource}: no answer in {_SECONDS:g} s") from None
             except grpc.aio.AioRpcError as fault:
-                raise TryAgainLater(
-                    f"kubelet does not register {resource}: {fault.details() or fault.code().name}"
-                ) from None
+                why = fault.details() or fault.code().name
+                raise TryAgainLater(f"kubelet does not register {resource}: {why}") from None
 
     async def healthy(self, resource: str) -> frozenset[str] | None:
         """The healthy devices that kubelet has of the resource, from any plugin; None when kubelet does not answer.

@@ -77,10 +77,10 @@ class Plugin:
             self._log.say("error", reason)
 
     async def _look(self) -> None:
-        if self._watch.look():
-            await self._offer(self._watch.resources)
-
-    async def _offer(self, found: Sequence[Resource]) -> None:
+        """If anything has changed, offer the resources that exist now."""
+        if not self._watch.look():
+            return
+        found = self._watch.resources
         if self._options.cdi:
             self._write_cdi(found)
         for name in self._endpoints.keys() - {resource.name for resource in found}:
@@ -136,9 +136,9 @@ class Plugin:
         registered = Counter("railcni_device_plugin_registrations_total", "Registrations.", "resource")
         allocated = Counter("railcni_device_plugin_allocations_total", "Containers served.", "resource")
         for name, endpoint in self._endpoints.items():
-            total = sum(len(offer.ids) for offer in endpoint.resource.offers)
-            devices.set(endpoint.resource.healthy, name, "healthy")
-            devices.set(total - endpoint.resource.healthy, name, "unhealthy")
+            resource = endpoint.resource
+            devices.set(resource.healthy, name, "healthy")
+            devices.set(len(resource.ids) - resource.healthy, name, "unhealthy")
             served.set(endpoint.is_served, name)
             conflict.set(endpoint.conflict, name)
             registered.set(endpoint.registrations, name)

@@ -176,7 +176,7 @@ class ResourceServer:
         if known is None:
             differs = self._looks < len(_LOOKS) or now - self._sent > _UNASKED_SECONDS
         else:
-            differs = known != self.resource.healthy_ids
+            differs = known != {one for offer in self.resource.offers if not offer.fault for one in offer.ids}
         if differs:
             self._send()
         self._look_due = monotonic() + _LOOKS[min(self._looks, len(_LOOKS) - 1)]
