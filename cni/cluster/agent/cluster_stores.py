@@ -5,10 +5,10 @@ While it reads all leases, it keeps only the leases that no node's agent frees, 
 
 from __future__ import annotations
 
-import contextlib
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from itertools import islice
 
 from cni.cluster.agent import events
@@ -22,7 +22,6 @@ from cni.cluster.audit.occupancy import Span, ranges_by_pool, spans_of
 from cni.node.service.log import AgentLog
 from cni.shared.records import Records
 from cni.shared.spec.errors import InvalidConfig
-from cni.shared.spec.request import Attachment
 from ipam import local
 from ipam.leases import PART, Lease, recorded_leases
 from ipam.ranges import Range, range_of
@@ -54,7 +53,7 @@ class Usage:
         self.object_bytes = 0
         self.inside = 0
         self._spans: list[Span] = []
-        with contextlib.suppress(ValueError):
+        with suppress(ValueError):
             self._spans = spans_of(range_of(name, family, value), ranges)
         self.size = sum(high - low + 1 for low, high in self._spans)
 
@@ -90,7 +89,7 @@ class ClusterSource(ABC):
         self._node_records = node_records
         self._log = log
         self._below = below
-        self.cluster: Cluster
+        self.cluster: Cluster = None  # type: ignore[assignment]  # until `connect`
         self.store: Store
         self.freeing: Freeing
         self.usage: dict[str, Usage] = {}
@@ -107,6 +106,8 @@ class ClusterSource(ABC):
 
     def connect(self, cluster: Cluster) -> None:
         """Use `cluster` from now on."""
+        if cluster is self.cluster:
+            return
         self.cluster = cluster
         self.store = open_store({"kind": self.kind, "kubeconfig": cluster.path}, CHANGE, seconds=SECONDS)
         self.freeing = Freeing(self.store, self._node_records, self._below, SECONDS)
@@ -159,12 +160,14 @@ class ClusterSource(ABC):
         a backup was restored. The server reads one object for this; for `of_node` it reads the objects of all nodes."""
         old = [lease for lease in self.records.values() if lease.sequence < before]
         newest = max(old, key=lambda lease: lease.sequence, default=None)
-        if newest is None or newest.identity not in self.intact:
-            return False
+        return newest is not None and newest.identity in self.intact and not self.has(newest, if_moved=True)
+
+    def has(self, lease: Lease, if_moved: bool = False) -> bool:
+        """Whether a lease in this store has the address; `if_moved` is the answer for a migrated pool."""
         try:
-            return self.holder(newest) is None
+            return self.holder(lease) is not None
         except ValueError:
-            return False
+            return if_moved
 
     def is_there(self, lease: Lease) -> bool:
         """Whether the object from which `of_node` has read `lease` still belongs to the lease."""
@@ -215,7 +218,10 @@ class ClusterSource(ABC):
                 other = holder.pod_ref or holder.container_id
                 remedy = "delete one of the two pods, so that it gets another address"
                 return True, events.CONTENDED, f"{lease.text} of pool {lease.pool} is held by {other} too: {remedy}"
-            if not self._may_be_used(lease, users) or any(_has_moved(lease, other) for other in others):
+            may_be_used = True  # if unknown
+            with suppress(OSError):
+                may_be_used = in_use.may_be(lease, users, self._node_records, self._below)
+            if not may_be_used or any(other.has(lease) for other in others):
                 return _SETTLED
             try:
                 answer = self.store.claim([lease], lease.owner)
@@ -225,12 +231,6 @@ class ClusterSource(ABC):
             if not isinstance(answer, Claimed):
                 return _BUSY
             return True, events.LEASE_RESTORED, f"the lease of {lease.text} in pool {lease.pool} {again}"
-
-    def _may_be_used(self, lease: Lease, users: list[Attachment]) -> bool:
-        try:
-            return in_use.may_be(lease, users, self._node_records, self._below)
-        except OSError:
-            return True  # unknown
 
     def _begin(self, networks: Iterable[IpamBlock] = ()) -> None:
         """Reset the results of `read_abandoned`; the ranges of `networks` then give the sizes of pools."""
@@ -307,11 +307,10 @@ class PoolSource(ClusterSource):
     def complete(self, lease: Lease) -> bool:
         if lease.scope is None or self.cluster.reservation(lease):
             return False
-        try:
+        with suppress(Conflict):
             self.cluster.api.create(RESERVATIONS, objects.reservation(lease))
-        except Conflict:
-            return False
-        return True
+            return True
+        return False
 
 
 class AddressSource(ClusterSource):
@@ -331,7 +330,7 @@ class AddressSource(ClusterSource):
 
     def _each(self, node: str = "", recent: bool = False) -> Iterator[Lease]:
         self.store.unread = []
-        with contextlib.suppress(Undefined):
+        with suppress(Undefined):
             yield from self.store.leases(node=node, recent=recent)
 
     def abandon(self, lease: Lease) -> None:
@@ -343,10 +342,3 @@ class AddressSource(ClusterSource):
         except Undefined:
             return None
         return lease if found and found.attachment == lease.attachment else found
-
-
-def _has_moved(lease: Lease, other: ClusterSource) -> bool:
-    try:
-        return other.holder(lease) is not None
-    except ValueError:
-        return False

@@ -55,7 +55,6 @@ class Collector:
 
     def __post_init__(self) -> None:
         self._teller = Teller(self.server, self.node, self.log)
-        self._connected: Cluster | None = None
         self._agents = silence.SilenceWatch(self.grace)
         self._lost = silence.SilenceWatch(_LISTED_GRACES * self.grace)
         self._sources: list[ClusterSource] = [
@@ -72,8 +71,9 @@ class Collector:
     def steps(self) -> Iterator[None]:
         """Make one pass, with one or two requests at each step."""
         try:
-            server = self._connect()
+            server = self.server()
             for source in self._sources:
+                source.connect(server)
                 yield from self._list(source)
             pods = by_name(read_all(lambda: server.pods(self.node)))
             yield
@@ -89,14 +89,6 @@ class Collector:
             raise
         self.metrics.passes.add(1, "done")
         self.metrics.last.set(time())
-
-    def _connect(self) -> Cluster:
-        server = self.server()
-        if server is not self._connected:
-            self._connected = server
-            for source in self._sources:
-                source.connect(server)
-        return server
 
     # --- the leases of this node ---
 

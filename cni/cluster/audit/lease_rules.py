@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import suppress
 
 from cni.cluster.audit import findings as kinds
 from cni.cluster.audit.findings import KEEP, LOOK, RECLAIM, RESTORE, Finding, about
@@ -62,15 +63,9 @@ def in_both(one: Snapshot, other: Snapshot) -> Iterator[Finding]:
         for same in held[lease.address]:
             reserved = lease.scope is not None and not {lease.pool, same.pool} & unreserved
             if lease.pool == same.pool or (reserved and lease.scope == same.scope):
-                stores = " and to ".join(
-                    f"{x.user()} in {OF_STORES[s.kind][1]}" for s, x in ((one, same), (other, lease))
-                )
-                delete = (
-                    ""
-                    if lease.attachment.container_id == same.attachment.container_id
-                    else "delete one of the pods, and "
-                )
-                why = f"it is leased to {stores}: {delete}let `railcni ipam migrate` bring the range into one store"
+                stores = [f"{x.user()} in {OF_STORES[s.kind][1]}" for s, x in ((one, same), (other, lease))]
+                delete = "delete one of the pods, and " if lease.container_id != same.container_id else ""
+                why = f"it is leased to {' and to '.join(stores)}: {delete}let `railcni ipam migrate` bring the range into one store"
                 yield about(lease, kinds.DUPLICATE_LEASE, LOOK, why)
 
 
@@ -97,8 +92,7 @@ class AuditRules:
 
     def leases(self) -> Iterator[Finding]:
         for lease in self._all.leases:
-            finding = self.lease(lease)
-            if finding:
+            if finding := self.lease(lease):
                 yield finding
             if finding is None or finding.action != RECLAIM:
                 yield from self._reservation_of(lease)
@@ -186,7 +180,11 @@ class AuditRules:
             return None
         lease, pods = reserved.lease, self._all.pods
         pod, node = (pods or {}).get(lease.pod_name), (self._all.nodes or {}).get(lease.node)
-        used = self._users_in(lease.scope or "", reserved.address)
+        used = []  # the live pods that show the address on a network of this scope, or on an unknown network
+        for user, interface in self._users[reserved.address]:
+            networks = self._networks(interface, reserved.address)
+            if not networks or networks[0].network_name == (lease.scope or ""):
+                used.append(user)
         silent = pod is not None and not pod.is_over and pod.interfaces is None
         action, why = LOOK, ", and whether it is in use cannot be told"
         if pods is None:
@@ -214,32 +212,25 @@ class AuditRules:
 
     # --- addresses of pods ---
 
-    def _users_in(self, scope: str, address: Address) -> list[str]:
-        """The live pods that show an address on a network with the network_name `scope`, or on an unknown network."""
-        found = []
-        for pod, interface in self._users[address]:
-            networks = [n for n in self._own[interface.network] if n.holds(address)]
-            if not networks or networks[0].network_name == scope:
-                found.append(str(pod))
-        return found
+    def _networks(self, interface: PodInterface, address: Address) -> list[IpamBlock]:
+        """The ipam blocks in the NAD of `interface` that have a range with the address."""
+        return [network for network in self._own[interface.network] if network.holds(address)]
 
     def without_lease(self) -> Iterator[Finding]:
         """Yield findings about pods whose network-status shows an address that this store has not given them."""
         for address, users in self._users.items():
-            for pod, interface in users:
-                finding = self._without_lease(pod, interface, address)
-                if finding:
-                    yield finding
+            yield from filter(None, (self._without_lease(*user, address) for user in users))
 
     def _without_lease(self, pod: Pod, interface: PodInterface, address: Address) -> Finding | None:
-        networks = [n for n in self._own[interface.network] if n.holds(address)]
+        networks = self._networks(interface, address)
         if interface.network in self._all.nads and not networks:
             return None  # a static address, or another IPAM
         if networks and all(n.datastore not in ("", self._all.kind) for n in networks):
             return None
         found = [h for h in self._held[address] if self._draws(interface, h)]
-        if any(self._is_of(h, pod, interface) for h in found):
-            return None
+        name = pod.namespace, pod.name
+        if any(h.pod_name == name if h.pod[1] else h.ifname == interface.ifname for h in found):
+            return None  # without a pod's name, the interface decides: a pod does not show the ID of its sandbox
         if not networks and not found and not any(_holds(p, address) for p in self._all.pools):
             return None
         holder = (
@@ -259,20 +250,13 @@ class AuditRules:
             node=pod.node,
         )
 
-    @staticmethod
-    def _is_of(lease: Lease, pod: Pod, interface: PodInterface) -> bool:
-        if not lease.pod[1]:
-            return lease.ifname == interface.ifname  # a pod does not show the ID of its sandbox
-        return lease.pod_name == (pod.namespace, pod.name)
-
     def _draws(self, interface: PodInterface, lease: Lease) -> bool:
         """Whether the network of the interface may take addresses from the pool of `lease`."""
         if interface.network not in self._all.nads:
             return True
-        networks = [n for n in self._own[interface.network] if n.holds(lease.address)]
         return any(
             lease.pool in n.pools() or (n.sliced and f"{lease.pool}-".startswith(f"{n.network_name}-".lstrip("-")))
-            for n in networks
+            for n in self._networks(interface, lease.address)
         )
 
     def duplicates(self) -> Iterator[Finding]:
@@ -291,8 +275,7 @@ class AuditRules:
 
     def _space(self, interface: PodInterface, address: Address) -> object:
         """The space in which an interface's address must be unique; None for an address of another IPAM."""
-        networks = [n for n in self._own[interface.network] if n.holds(address)]
-        if networks:
+        if networks := self._networks(interface, address):
             network = networks[0]
             return ("scope", network.network_name) if network.overlap else ("pools", *network.pools())
         if interface.network in self._all.nads or not self._held[address]:
@@ -321,10 +304,9 @@ def pools(states: Iterable[IPPool]) -> Iterator[Finding]:
 
 def _holds(state: IPPool, address: Address) -> bool:
     """Whether the range in the pool's name contains the address."""
-    try:
+    with suppress(ValueError):
         return bool(range_of(state.name, *address))
-    except ValueError:
-        return False
+    return False
 
 
 # --- lost nodes ---

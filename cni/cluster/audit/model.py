@@ -148,14 +148,14 @@ def parse_pod(document: Mapping[str, Any]) -> Pod:
     """The Pod in an object of the API."""
     metadata, status = document.get("metadata") or {}, document.get("status") or {}
     annotations = metadata.get("annotations") or {}
-    told = next((annotations[key] for key in STATUS_ANNOTATIONS if annotations.get(key)), None)
+    told = next((annotations[key] for key in STATUS_ANNOTATIONS if annotations.get(key)), "")
     return Pod(
         namespace=metadata.get("namespace") or "",
         name=metadata.get("name") or "",
         uid=metadata.get("uid") or "",
         node=(document.get("spec") or {}).get("nodeName") or "",
         phase=status.get("phase") or "",
-        interfaces=_interfaces(told) if told else None,
+        interfaces=_interfaces(told),
         terminating=bool(metadata.get("deletionTimestamp")),
         static_uid=annotations.get(STATIC_ANNOTATION) or "",
     )
@@ -231,19 +231,12 @@ def parse_pool(
     `networks` show which pools are node slices: the name of such a pool also has the name of a node.
     """
     pool = IPPool(dict(document), len(json.dumps(document, separators=(",", ":"))))
-    pool.read_leases(_scope(pool, networks), reservation_of)
+    scope = pool.named_scope()
+    if scope and scope not in {n.network_name for n in networks}:
+        sliced = sorted({n.network_name for n in networks if n.sliced}, key=len, reverse=True)
+        scope = next((name for name in sliced if scope.startswith(f"{name}-") or not name), scope)
+    pool.read_leases(scope, reservation_of)
     return pool
-
-
-def _scope(pool: IPPool, networks: Collection[IpamBlock]) -> str | None:
-    found = pool.named_scope()
-    if any(found == n.network_name for n in networks):
-        return found
-    sliced = {n.network_name for n in networks if n.sliced}
-    for name in sorted(sliced, key=len, reverse=True):
-        if found and (found.startswith(f"{name}-") or not name):
-            return name
-    return found
 
 
 def _interfaces(text: str) -> tuple[PodInterface, ...] | None:

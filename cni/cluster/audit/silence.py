@@ -77,8 +77,7 @@ class SilenceWatch:
     def __init__(self, grace: float = 60.0, clock: Callable[[], float] = BOOT_CLOCK) -> None:
         self._grace = grace
         self._clock = clock
-        # by node: (renewTime of the Lease, time of its first reading, leaseDurationSeconds)
-        self._seen: dict[str, tuple[object, float, float]] = {}
+        self._seen: dict[str, tuple[object, float]] = {}  # by node: the Lease's renewTime, and when it was first read
         self._read_at = 0.0
 
     def alive(self, cluster: Cluster) -> set[str]:
@@ -95,15 +94,13 @@ class SilenceWatch:
         now = self._clock()
         if now - self._read_at > max(2 * self._grace, self._PAUSE):
             self._seen = {}
-        self._read_at = now
-        self._seen = {node: self._as_seen(node, one.get("spec") or {}, now) for node, one in found.items()}
-        return {
-            node: (now - since >= max(self._grace, seconds), found[node]["metadata"])
-            for node, (_, since, seconds) in self._seen.items()
-        }
-
-    def _as_seen(self, node: str, spec: dict[str, Any], now: float) -> tuple[object, float, float]:
-        renewal, promised = spec.get("renewTime"), spec.get("leaseDurationSeconds")
-        former = self._seen.get(node)
-        since = former[1] if former and former[0] == renewal else now
-        return renewal, since, min(promised, self._LONGEST) if isinstance(promised, int) else 0.0
+        former, self._seen, self._read_at = self._seen, {}, now
+        answer = {}
+        for node, lease in found.items():
+            spec = lease.get("spec") or {}
+            renewal, promised = spec.get("renewTime"), spec.get("leaseDurationSeconds")
+            known, since = former.get(node, (renewal, now))
+            self._seen[node] = renewal, since if known == renewal else now
+            wait = max(self._grace, min(promised, self._LONGEST) if isinstance(promised, int) else 0)
+            answer[node] = now - self._seen[node][1] >= wait, lease["metadata"]
+        return answer
