@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable
 from datetime import UTC, datetime
 from typing import Any
 
@@ -38,17 +38,16 @@ def register(commands: subcommand.Commands, anywhere: bool = False) -> list[argp
     about = "show pools and leases, find and free the leases of pods that are gone"
     of_ipam = subcommand.add_group(commands, "ipam", about, "COMMAND")
     pools = subcommand.add(of_ipam, "pools", "list the pools, with their size and use", run=_pools, lists=True)
-    stores.add_options(pools)
     leases = subcommand.add(of_ipam, "leases", "list the leases by pool and address", run=_leases, lists=True)
-    stores.add_options(leases)
+    about = "show the pod that has an address, or the addresses of a pod; exit code 1: none"
+    show = subcommand.add(of_ipam, "show", about, run=_show, shows=True)
+    for parser in (pools, leases, show):
+        stores.add_options(parser)
     pool = subcommand.typed(_pool, "want the name of a pool, as `railcni ipam pools` shows it, or a CIDR")
     leases.add_argument("--pool", type=pool, metavar="NAME|CIDR", help="only those of this pool")
     attachments.add_filters(leases)
     common.add(leases, "node", "only its leases, as far as the store names it")
     common.add(leases, "ifname", "only the leases of such interfaces")
-    about = "show the pod that has an address, or the addresses of a pod; exit code 1: none"
-    show = subcommand.add(of_ipam, "show", about, run=_show, shows=True)
-    stores.add_options(show)
     show.add_argument("what", metavar="ADDRESS|NAMESPACE/POD", type=_address_or_pod)
     for command in (audit, reclaim) if anywhere else (audit, reclaim, migrate):
         command.register(of_ipam)
@@ -75,13 +74,11 @@ def _read(options: argparse.Namespace, pool: str = "") -> tuple[list[Choice], li
 
 def _pools(options: argparse.Namespace) -> int:
     choices, found = _read(options)
-    whole = map(given_part, choices, found)
-    pools = [pool for snapshot in whole for pool in occupancy.pools(snapshot)]
+    pools = [pool for snapshot in map(given_part, choices, found) for pool in occupancy.pools(snapshot)]
     columns = ("pool", "family", "size", "used", "free", "use", "occupancy")
-    rows, empty = map(_pool_row, pools), f"no pool in {stores.told(choices)}"
+    how: dict[str, Any] = {"empty": f"no pool in {stores.told(choices)}", "least": ("occupancy", "family", "free")}
     documents = [_pool_document(pool) for pool in pools]
-    least = ("occupancy", "family", "free")
-    output.show(options.output, documents, lambda: output.print_table(columns, rows, empty=empty, least=least))
+    output.show(options.output, documents, lambda: output.print_table(columns, map(_pool_row, pools), **how))
     return _print_unread(found)
 
 
@@ -95,8 +92,7 @@ def _print_unread(found: Iterable[Snapshot]) -> int:
 
 def _pool_document(pool: PoolUse) -> dict[str, Any]:
     document: dict[str, Any] = {"pool": pool.name, "family": pool.family, "used": pool.used}
-    full = pool.occupancy
-    if full:
+    if full := pool.occupancy:
         document |= {"size": full.size, "free": full.free, "percent": round(full.percent, 1)}
         if full.outside:
             document["outside"] = full.outside
@@ -110,8 +106,7 @@ def _pool_row(pool: PoolUse) -> tuple[object, ...]:
         return (*name, None, pool.used, None, None, None)
     share = f"{full.percent:.0f}%" if full.percent >= 1 or not pool.used else "<1%"
     part = f" of the first {full.shown}" if full.shown < full.size else ""
-    drawn = full.drawn(sys.stdout.encoding) + part
-    return (*name, _count(full.size), pool.used, _count(full.free), share, drawn)
+    return (*name, _count(full.size), pool.used, _count(full.free), share, full.drawn(sys.stdout.encoding) + part)
 
 
 def _count(number: int) -> str:
@@ -170,18 +165,9 @@ def document(lease: Lease) -> dict[str, Any]:
     created = lease.since
     if lease.sequence:
         created = datetime.fromtimestamp(lease.created, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-    return {
-        "address": lease.text,
-        "pool": lease.pool,
-        "network": lease.network,
-        "containerID": lease.container_id,
-        "ifname": lease.ifname,
-        "pod": lease.pod_ref,
-        "podUID": lease.pod[2],
-        "node": lease.node,
-        "netns": lease.netns,
-        "created": created,
-    }
+    attached = {"network": lease.network, "containerID": lease.container_id, "ifname": lease.ifname}
+    pod = {"pod": lease.pod_ref, "podUID": lease.pod[2], "node": lease.node, "netns": lease.netns}
+    return {"address": lease.text, "pool": lease.pool, **attached, **pod, "created": created}
 
 
 def _flush(options: argparse.Namespace) -> int:
@@ -192,7 +178,7 @@ def _flush(options: argparse.Namespace) -> int:
     before, left = _unended(), 0
     choices = stores.named(options)
     if options.dry_run:
-        _print_flushed(options, {}, before)
+        _print_flushed(options, (), before.values())
         return int(bool(before))
     for choice in choices:  # with two stores, each retries the releases that the other has left
         left = upkeep.flush(Records(log=Log()), choice.store_ref, _FLUSH_SECONDS)
@@ -200,8 +186,8 @@ def _flush(options: argparse.Namespace) -> int:
         left -= _drop(options)
     left += gc.finish_unended(Records(), Log(), {"CNI_PATH": ":".join(PLUGIN_DIRECTORIES)}, _FLUSH_SECONDS, settled=0)
     after = _unended()
-    _print_flushed(options, {key: one for key, one in before.items() if key not in after}, after)
-    return 1 if left else 0
+    _print_flushed(options, [one for key, one in before.items() if key not in after], after.values())
+    return int(bool(left))
 
 
 def _unended() -> dict[tuple[str, str, str], dict[str, Any]]:
@@ -214,15 +200,15 @@ def _unended() -> dict[tuple[str, str, str], dict[str, Any]]:
     return waiting
 
 
-def _print_flushed(options: argparse.Namespace, ended: Mapping[Any, Any], left: Mapping[Any, Any]) -> None:
+def _print_flushed(options: argparse.Namespace, ended: Collection[Any], left: Collection[Any]) -> None:
     def print_lines() -> None:
-        lines = [f"ended: {recorded.named(one)}" for one in ended.values()]
-        lines += [f"left:  {recorded.named(one)}: {one['pending'] or 'its DEL has not ended'}" for one in left.values()]
+        lines = [f"ended: {recorded.named(one)}" for one in ended]
+        lines += [f"left:  {recorded.named(one)}: {one['pending'] or 'its DEL has not ended'}" for one in left]
         print(*lines, f"{len(ended)} ended, {len(left)} left" if lines else "nothing is pending", sep="\n")
 
     keys = ("network", "containerID", "ifname", "pod", "addresses", "pending")
-    named = (("ended", ended), ("left", left))
-    document = {name: [{key: one[key] for key in keys} for one in of.values()] for name, of in named}
+    named = {"ended": ended, "left": left}
+    document = {name: [{key: one[key] for key in keys} for one in several] for name, several in named.items()}
     output.show(options.output, document, print_lines)
 
 

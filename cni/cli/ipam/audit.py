@@ -50,15 +50,9 @@ class Report:
 
     def document(self) -> dict[str, Any]:
         """The report as JSON."""
-        return {
-            "apiVersion": API_VERSION,
-            "kind": KIND,
-            "created": self.created.strftime(_TIME),
-            "stores": list(self.stores),
-            "looked_at": dict(self.counts),
-            "unread": list(self.unread),
-            "findings": [_document(f) for f in self.findings],
-        }
+        head = {"apiVersion": API_VERSION, "kind": KIND, "created": self.created.strftime(_TIME)}
+        read = {"stores": [*self.stores], "looked_at": {**self.counts}, "unread": [*self.unread]}
+        return {**head, **read, "findings": [_document(f) for f in self.findings]}
 
 
 def _document(finding: Finding) -> dict[str, Any]:
@@ -111,23 +105,20 @@ def seen_twice(choices: Sequence[Choice], say: Callable[[str], object]) -> snaps
     time.sleep(PAUSE)
     second = snapshot.audit(choices, lambda text: say(f"{text}, for the second time"))
     known = {finding.key() for finding in first.findings}
-    kept = [finding for finding in second.findings if finding.key() in known]
-    return replace(second, findings=kept)
+    return replace(second, findings=[finding for finding in second.findings if finding.key() in known])
 
 
 def _pending(found: Sequence[Finding], unread: list[str]) -> Iterator[Finding]:
     """Yield this node's pending releases that `found` lacks. If records are unreadable, add the reason to `unread`."""
     told = {(f.network, f.container_id, f.ifname) for f in found if f.kind == RELEASE_PENDING}
     try:
-        known = recorded.pending()
+        for attachment in recorded.pending():
+            key = attachment["network"], attachment["containerID"], attachment["ifname"]
+            if key not in told:
+                message = f"{recorded.named(attachment)} is not released: {attachment['pending']}; `railcni ipam flush`"
+                yield Finding(RELEASE_PENDING, LOOK, message, "", "", *key, attachment["pod"])
     except CniError as fault:
         unread.append(fault.msg)
-        return
-    for attachment in known:
-        key = attachment["network"], attachment["containerID"], attachment["ifname"]
-        if key not in told:
-            message = f"{recorded.named(attachment)} is not released: {attachment['pending']}; `railcni ipam flush`"
-            yield Finding(RELEASE_PENDING, LOOK, message, "", "", *key, attachment["pod"])
 
 
 def _run(options: argparse.Namespace) -> int:
@@ -142,26 +133,22 @@ def _run(options: argparse.Namespace) -> int:
         text = f"{json.dumps(made.document(), indent=2)}\n"
         output.write_file("report", options.report, text.encode(), mode=0o666)
     output.show(options.output, made.document(), lambda: _show(made, stores.told(choices), options))
-    return 1 if made.faults else 0
+    return int(bool(made.faults))
 
 
 def _show(made: Report, where: str, options: argparse.Namespace) -> None:
     out = output.console()
-    shown = made.findings if options.all else made.faults
-    if shown:
+    if shown := made.findings if options.all else made.faults:
         output.print_table(("finding", "to do", "pool", "what"), [(f.kind, f.action, f.pool, f.message) for f in shown])
         out.print()
     looked = ", ".join(output.counted(count, what.removesuffix("s")) for what, count in made.counts.items())
-    out.print(f"read: {where}")
-    out.print(looked)
-    for kind, count in sorted(Counter(f.kind for f in made.of(KEEP)).items()):
-        out.print(f"kept, as it should be: {count} {kind}")
-    for what in made.unread:
-        out.print(f"not read: {what}")
-    if not made.faults:
-        out.print("nothing is wrong")
-        return
+    kept = sorted(Counter(f.kind for f in made.of(KEEP)).items())
+    lines = [f"read: {where}", looked, *(f"kept, as it should be: {count} {kind}" for kind, count in kept)]
+    lines += [f"not read: {what}" for what in made.unread]
     dead = len(made.of(RECLAIM))
-    out.print(f"{output.counted(len(made.faults), 'finding')}, {dead} of which `railcni ipam reclaim` would free")
+    found = f"{output.counted(len(made.faults), 'finding')}, {dead} of which `railcni ipam reclaim` would free"
+    lines.append(found if made.faults else "nothing is wrong")
     if dead and not options.report:
-        out.print("it needs their report: add --report FILE")
+        lines.append("it needs their report: add --report FILE")
+    for line in lines:
+        out.print(line)

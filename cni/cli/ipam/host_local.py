@@ -27,7 +27,7 @@ def read(
     `network` names the CNI network; "" means the name of `directory`. Raises InvalidConfig for an address in no range.
     """
     network = network or os.path.basename(os.path.normpath(directory))
-    known = {(e.parameters.container_id, e.parameters.ifname): e for e in cache.all(network)}
+    known = {(e.parameters.container_id, e.parameters.ifname): e.parameters for e in cache.all(network)}
     found, strays = [], []
     with worded(f"{directory} cannot be listed"):
         names = sorted(os.listdir(directory))
@@ -39,23 +39,18 @@ def read(
         rng = next((r for r in ranges if r.family == address[0] and r.contains(address[1])), None)
         if rng is None:
             strays.append(format_address(*address))
-            continue
-        entry = _entry(os.path.join(directory, name))
-        if entry is None:
-            continue  # a DEL has removed it meanwhile
-        container, ifname, sequence = entry
-        want = Want(rng.pool_name(network_name), *address, network_name)
-        cached = known.get((container, ifname))
-        args = dict(cached.parameters.args) if cached else {}
-        pod = (args.get("K8S_POD_NAMESPACE", ""), args.get("K8S_POD_NAME", ""), args.get("K8S_POD_UID", ""))
-        netns = cached.parameters.netns if cached else ""  # without netns no node, or the namespace would count as gone
-        where = (node_name, node.boot_id(), netns) if netns else ("", "", "")
-        found.append(Lease(want, Owner(Attachment(network, container, ifname), pod, *where, sequence)))
+        elif entry := _entry(os.path.join(directory, name)):  # else a DEL has removed it meanwhile
+            container, ifname, sequence = entry
+            want = Want(rng.pool_name(network_name), *address, network_name)
+            cached = known.get((container, ifname))
+            args = dict(cached.args) if cached else {}
+            pod = (args.get("K8S_POD_NAMESPACE", ""), args.get("K8S_POD_NAME", ""), args.get("K8S_POD_UID", ""))
+            netns = cached.netns if cached else ""  # without netns no node, or the namespace would count as gone
+            where = (node_name, node.boot_id(), netns) if netns else ("", "", "")
+            found.append(Lease(want, Owner(Attachment(network, container, ifname), pod, *where, sequence)))
     if strays:
-        raise InvalidConfig(
-            f"{directory} has leases of no range that is named: {', '.join(strays[:10])}; add --range CIDR for each subnet of"
-            " that network"
-        )
+        remedy = "add --range CIDR for each subnet of that network"
+        raise InvalidConfig(f"{directory} has leases of no range that is named: {', '.join(strays[:10])}; {remedy}")
     return sorted(found, key=lambda lease: (lease.pool, lease.value))
 
 

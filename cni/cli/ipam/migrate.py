@@ -38,8 +38,6 @@ _PASSES = 10  # readings of the source at most
 _SHOWN = 50  # conflicts listed in a message
 SECONDS = 30.0  # for one request to a store
 
-Groups = dict[tuple[object, ...], list[Lease]]  # leases of one attachment, to be claimed in one step
-
 
 def register(commands: subcommand.Commands) -> None:
     """Add the command `migrate`."""
@@ -125,10 +123,8 @@ def _complete(found: Snapshot, network: str) -> None:
         known = names.get(lease.pool, set())
         lease.network = lease.network or network or (next(iter(known)) if len(known) == 1 else "")
         if not lease.network:
-            raise InvalidConfig(
-                f"the network of {lease.text} of {lease.pool} ({lease.user()}) is not known: {len(known)} NADs name that pool;"
-                " name it with --network"
-            )
+            why = f"{len(known)} NADs name that pool; name it with --network"
+            raise InvalidConfig(f"the network of {_shown(lease)} ({lease.user()}) is not known: {why}")
         if not (lease.boot_id and lease.netns):  # its node would take the lease for one of an earlier boot
             lease.node, lease.boot_id, lease.netns, lease.machine = "", "", "", ""
         lease.scope = None if lease.pool in unreserved else lease.scope
@@ -136,8 +132,7 @@ def _complete(found: Snapshot, network: str) -> None:
 
 def _of_node(leases: Iterable[Lease], node: str) -> list[Lease]:
     """The leases of `node`, for its file store. Raises InvalidConfig if the node of a lease is not known."""
-    unknown = [lease for lease in leases if not lease.node]
-    if unknown:
+    if unknown := [lease for lease in leases if not lease.node]:
         raise InvalidConfig(
             f"a file store has the leases of one node, and that of {_shown(unknown[0])} ({unknown[0].holder()}) is not"
             f" known, nor that of {len(unknown) - 1} others: release them first, or choose a store that nodes share"
@@ -158,10 +153,6 @@ def _claim(store: Store, group: list[Lease]) -> Claimed | Taken | Unknown:
 
 
 # --- the migration ---
-
-
-def _count(groups: Groups) -> int:
-    return sum(map(len, groups.values()))
 
 
 def _shown(lease: Lease) -> str:
@@ -202,8 +193,9 @@ class _Migration:
         self._progress("reading the source")
         if options.dry_run:
             copy, there = self._planned(self._read_source())
-            to_remove = _count(copy) + len(there) if options.remove_source else 0
-            return {"toCopy": _count(copy), "there": len(there), "toRemove": to_remove}
+            to_copy = sum(map(len, copy))
+            to_remove = to_copy + len(there) if options.remove_source else 0
+            return {"toCopy": to_copy, "there": len(there), "toRemove": to_remove}
         found: int | None = None  # the number of leases that the target had before
         for _ in range(_PASSES):
             leases = self._read()
@@ -214,10 +206,9 @@ class _Migration:
                 break
             self._copy(copy)
         else:
-            raise TryAgainLater(
-                f"{_count(copy)} leases were new in the source each time: let no ADD run meanwhile, and run this again",
-                "\n".join(_shown(group[0]) for group in copy.values()),
-            )
+            count, remedy = sum(map(len, copy)), "let no ADD run meanwhile, and run this again"
+            new = "\n".join(_shown(group[0]) for group in copy)
+            raise TryAgainLater(f"{count} leases were new in the source each time: {remedy}", new)
         records, removed = self._switch_records(leases), 0
         if options.remove_source or self._pools:
             self._progress("removing from the source")
@@ -245,9 +236,8 @@ class _Migration:
         moved = self._pools.moved_from(found) if self._pools else []
         if source.kind == "kubernetes":
             _complete(found, options.network or "")
-        if source.is_shared and not self._target.is_shared:
-            return moved + _of_node(found.leases, options.node)
-        return [*moved, *found.leases]
+        of_node = source.is_shared and not self._target.is_shared
+        return [*moved, *(_of_node(found.leases, options.node) if of_node else found.leases)]
 
     def _remove(self, leases: list[Lease]) -> int:
         """Free `leases` in the source; return the number of freed leases."""
@@ -264,10 +254,11 @@ class _Migration:
             store_ref["pools"] = sorted({lease.pool for lease in leases})
         return kinds.open_store(store_ref, use, seconds=SECONDS)
 
-    def _planned(self, leases: list[Lease]) -> tuple[Groups, list[Lease]]:
-        """Return (leases to copy to the target, leases that it already has). Raises InvalidConfig for a conflict."""
+    def _planned(self, leases: list[Lease]) -> tuple[list[list[Lease]], list[Lease]]:
+        """Return (leases to copy to the target, a list for each attachment; leases that the target already has).
+        Raises InvalidConfig for a conflict."""
         self._progress(f"comparing {len(leases)} leases")
-        copy: Groups = {}
+        copy: dict[tuple[object, ...], list[Lease]] = {}
         there, conflicts = [], []
         store = self._opened(self._target, leases, READ)  # so that a dry run makes no store
         with store.session():
@@ -285,12 +276,10 @@ class _Migration:
                 f"{len(conflicts)} addresses are given to others in {self._target}, so nothing was copied: {conflicts[0]}",
                 "\n".join([*conflicts[:_SHOWN], *more]),
             )
-        return copy, there
+        return list(copy.values()), there
 
-    def _copy(self, copy: Groups) -> None:
-        groups = list(copy.values())
-        leases = [lease for group in groups for lease in group]
-        store = self._opened(self._target, leases)
+    def _copy(self, groups: list[list[Lease]]) -> None:
+        store = self._opened(self._target, [lease for group in groups for lease in group])
         for start in range(0, len(groups), _AT_ONCE):
             with store.session():
                 for group in groups[start : start + _AT_ONCE]:
@@ -305,11 +294,9 @@ class _Migration:
     def _take_back(self, leases: list[Lease]) -> None:
         """Release copied leases that are no longer in the source: a DEL has freed them there."""
         there = {lease.key() for lease in leases}
-        gone = [lease for key, lease in self._copied.items() if key not in there]
-        if gone:
+        if gone := [lease for key, lease in self._copied.items() if key not in there]:
             self._taken_back += self._opened(self._target, gone).release(gone)
-            for lease in gone:
-                del self._copied[lease.key()]
+            self._copied = {key: lease for key, lease in self._copied.items() if key in there}
 
     def _switch_records(self, leases: list[Lease]) -> int:
         """Replace the source by the target in this node's records, each under its lock; return how many changed."""

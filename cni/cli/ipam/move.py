@@ -24,10 +24,8 @@ from ipam.stores.ippool import objects
 
 
 class Pools:
-    """The IPPools of a cluster. A closed pool has a text that is no CIDR as its range, and so gives no addresses.
-
-    `closes`: the leases are moved to AddressLeases, otherwise to the pools.
-    """
+    """The IPPools of a cluster, of which a closed one has no CIDR as its range. `closes`: the leases are moved to
+    AddressLeases, otherwise to the pools."""
 
     def __init__(self, choice: Choice, closes: bool) -> None:
         self.closes = closes
@@ -40,10 +38,10 @@ class Pools:
         """Keep the versions of the pools `found` for `close`; return the leases of pools that `close` has closed.
         Raises InvalidConfig if a network has node_slice_size."""
         if sliced := [n.name for n in found.networks if n.sliced]:
-            raise InvalidConfig(
-                f"the addresses of {sliced[0]} cannot be moved: it has node_slice_size, which datastore addresslease does not"
-                " take. Leave it out of that network first"
+            why = (
+                "it has node_slice_size, which datastore addresslease does not take. Leave it out of that network first"
             )
+            raise InvalidConfig(f"the addresses of {sliced[0]} cannot be moved: {why}")
         self._versions = {state.name: state.version for state in found.pools}
         return self._moved
 
@@ -74,10 +72,8 @@ class Pools:
         return closed
 
     def _replace(self, document: dict[str, Any], text: str) -> None:
-        """Write `text` as the range of a pool. If it is no CIDR, which closes the pool, remove the allocations.
-
-        Raises Conflict if the pool has changed since it was read, NotFound if it was deleted.
-        """
+        """Write `text` as the range of a pool. If it is no CIDR, which closes the pool, remove the allocations. Raises
+        Conflict if the pool has changed since it was read, NotFound if it was deleted."""
         metadata = document["metadata"]
         members: dict[str, Any] = {"/spec/range": text}
         if text.startswith((MOVED, MOVING)):
@@ -95,24 +91,20 @@ class Pools:
         Return False if some of these pools did not refuse claims before."""
         if self.closes:
             return True
-        missing = {lease.pool: lease for lease in leases}
+        known = {document["metadata"]["name"] for document in self._api.list_all(POOLS)}
         refused = True
-        for document in self._api.list_all(POOLS):
-            missing.pop(document["metadata"]["name"], None)
-        for name, lease in missing.items():
-            try:
+        for name, lease in {lease.pool: lease for lease in leases if lease.pool not in known}.items():
+            with suppress(
+                Conflict, ValueError
+            ):  # an ADD has made the pool, which the next reading closes; or a bad name
                 cidr = range_of(name, lease.family, lease.value)
                 refused = False
                 self._api.create(POOLS, objects.new_pool(name, f"{MOVING}{cidr}", {}))
-            except (Conflict, ValueError):
-                pass  # an ADD has made the pool, which the next reading closes; or no IPPool can have the name
         return not self._mark(MOVED, MOVING) and refused
 
     def finish(self, kind: str) -> None:
-        """Write `kind` as the store of nodes that join the cluster, if an agent has written another kind.
-
-        Let AddressLeases accept claims in pools that an interrupted move to IPPools has closed for both stores.
-        """
+        """Write `kind` as the store of nodes that join the cluster, if an agent has written another kind. Let
+        AddressLeases accept claims in pools that an interrupted move to IPPools has closed for both stores."""
         self._mark(MOVING, MOVED)
         self._cluster.move(kind)
 

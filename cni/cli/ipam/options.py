@@ -28,8 +28,7 @@ def add_options(parser: argparse.ArgumentParser, files: bool = True, pods: bool 
     which = parser.add_mutually_exclusive_group()
     parser.set_defaults(data_dir="", pods=pods)
     if files:
-        about = f"the file store in DIR; such as {STATE}"
-        subcommand.option(which, "--data-dir", "", about)
+        subcommand.option(which, "--data-dir", "", f"the file store in DIR; such as {STATE}")
     common.add(which, "flat-file", "it names the store; default: the installed one", "")
     common.add(parser, "kubeconfig", "given alone: its AddressLeases and IPPools", "")
     common.add(parser, "namespace", "default: the context's, else kube-system")
@@ -58,11 +57,8 @@ def named(options: argparse.Namespace) -> list[Choice]:
 
 
 def choose(options: argparse.Namespace) -> list[Choice]:
-    """The stores that the options name, and that can be read.
-
-    A kubeconfig alone names the two stores of its cluster. A store that the cluster does not define is left out. A
-    message names a store that this user may not read.
-    """
+    """The stores that the options name, without those that the cluster does not define. A message names a store that
+    this user may not read."""
     found = named(options)
     if len(found) == 1:
         return found

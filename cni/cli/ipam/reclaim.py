@@ -54,9 +54,8 @@ def register(commands: subcommand.Commands) -> None:
     more = ". Leases of pending pods and of IPAMClaims are never freed."
     parser = subcommand.add(commands, "reclaim", about, more, run=_run, shows=True)
     stores.add_options(parser, pods=True)
-    parser.add_argument(
-        "--from-report", required=True, metavar="FILE", help="the file of `railcni ipam audit --report`"
-    )
+    about = "the file of `railcni ipam audit --report`"
+    parser.add_argument("--from-report", required=True, metavar="FILE", help=about)
     common.add(parser, "dry-run")
     common.add(parser, "force", "here: leases whose node does not answer; you have seen that their pods run nowhere")
     parser.set_defaults(ask=None)
@@ -88,9 +87,10 @@ def _run(options: argparse.Namespace) -> int:
     known = stores.named(options)
     choices = [choice for choice in known if choice.identity() in made.stores]
     if len(choices) < len(made.stores):
+        there, here = (", ".join(f"{k} {v}" for k, v in one.items()) for one in (made.stores[0], known[0].identity()))
         raise InvalidConfig(
-            f"{options.from_report} is of {_shown(made.stores[0])}, and the store chosen here is {_shown(known[0].identity())}:"
-            " choose that one with --flat-file, --kubeconfig or --data-dir, or make a new report"
+            f"{options.from_report} is of {there}, and the store chosen here is {here}: choose that one with --flat-file,"
+            " --kubeconfig or --data-dir, or make a new report"
         )
     done: list[dict[str, Any]] = []
     for result in _reclaim(made, choices, options):
@@ -143,9 +143,8 @@ class _Found:
         lease = self._lease(finding)
         if options.force or lease is None or finding.kind == LEASE_OF_ENDED_POD:
             return None
-        if not options.ask and self._freeing.is_here(lease):
-            return None
-        return None if self._is_off(lease) else lease
+        is_here = not options.ask and self._freeing.is_here(lease)
+        return None if is_here or self._is_off(lease) else lease
 
     def _lease(self, finding: Finding) -> Lease | None:
         """The lease of the finding; for a reservation without a lease, the lease that the reservation describes."""
@@ -223,6 +222,7 @@ class _Found:
 
 
 def _agree(finding: Finding, again: Finding | None) -> None:
+    """Raise Changed unless `again`, the finding of a later reading, is `finding`."""
     if again is None:
         raise Changed("it is in use")
     if again.action != RECLAIM:
@@ -260,7 +260,3 @@ def _line(result: dict[str, Any]) -> str:
     what = result["address"] or result["reservation"]
     pool = f" of {result['pool']}" if result["pool"] else ""
     return f"{result['result']}: {what}{pool}: {result['why']}"
-
-
-def _shown(store: Any) -> str:
-    return ", ".join(f"{key} {value}" for key, value in dict(store).items())
