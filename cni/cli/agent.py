@@ -1,10 +1,7 @@
 """railcni agent: maintains the files that a node's plugins need, and frees leases that the plugins could not free.
 
-The agent of each node writes the kubeconfig and the flat file, retries releases that failed in a DEL, frees leases
-whose pods are gone, and answers probes and Prometheus. No plugin calls the agent: without it every plugin works the
-same, until the token in the kubeconfig has expired.
-
-The list of the agent's modules is in cni/cluster/agent/__init__.py.
+The agent is in cni/cluster/agent. No plugin calls it: without it every plugin works the same, until the token in the
+kubeconfig has expired.
 """
 
 from __future__ import annotations
@@ -33,11 +30,9 @@ def register(commands: subcommand.Commands) -> None:
     common.add(access, "conf-dir", "the files are kept in its whereabouts.d", CONF_DIR, made=True)
     about = "where the kubelet keeps token and ca.crt (not below --root); without a token there no file is written"
     subcommand.option(access, "--service-account", SERVICE_ACCOUNT, about)
-    about = (
-        "request a token of this service account, valid for a day, and write it; default: the agent's own token,"
-        " which ends with its pod"
-    )
     account = subcommand.typed(read_pod, "want NAMESPACE/NAME, such as kube-system/railcni")
+    about = "request a token of this service account, valid for a day, and write it"
+    about += "; default: the agent's own token, which ends with its pod"
     access.add_argument("--plugin-account", type=account, metavar="NAMESPACE/NAME", help=about)
     about = "the API server's URL in the kubeconfig; default: from KUBERNETES_SERVICE_HOST and _PORT"
     subcommand.option(access, "--api-server", "", about, "URL")
@@ -49,16 +44,13 @@ def register(commands: subcommand.Commands) -> None:
     about = "this one; default: NODENAME, else the host name"
     common.add(access, "node", about, os.environ.get("NODENAME", ""), shown=False, type=str)
     collects = parser.add_argument_group("the collector")
-    collects.add_argument(
-        "--no-collect", action="store_true", help="free no leases, such as while Go's reconciler runs"
-    )
+    about = "free no leases, such as while Go's reconciler runs"
+    collects.add_argument("--no-collect", action="store_true", help=about)
     common.add(collects, "grace", "two readings this far apart found the lease dead", GRACE)
     about = "the time between two readings; default: half of --grace"
     subcommand.option(collects, "--every", None, about, "SECONDS", type=subcommand.seconds)
-    about = (
-        "the duration of the election of the agent that frees the leases of lost nodes; each agent renews its node's Lease"
-        " after twice as long"
-    )
+    about = "the duration of the election of the agent that frees the leases of lost nodes"
+    about += "; each agent renews its node's Lease after twice as long"
     subcommand.option(collects, "--lease-seconds", 30.0, about, "SECONDS", type=subcommand.seconds)
     about = "do all of this once, with both readings, and exit; exit code 1: a part failed"
     parser.add_argument("--once", action="store_true", help=about)

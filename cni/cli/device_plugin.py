@@ -16,7 +16,7 @@ from typing import Any
 from cni.cli.nad import command as nad
 from cni.cli.terminal import common, output, subcommand
 from cni.lint import ERROR
-from cni.resources.choose import Resource, resources
+from cni.resources.choose import Offer, Resource, resources
 from cni.resources.config import Config
 from cni.resources.node import read_config, read_host
 from cni.shared.spec.errors import InvalidConfig
@@ -49,18 +49,15 @@ def register(commands: subcommand.Commands) -> None:
 
 
 def _run(options: argparse.Namespace) -> int:
+    serving = ("--cdi", "--listen", "--log-level", "--kubelet-dir", "--pod-resources")
     options.only(options.show, "with --show", "-o", "-w", "-A")
-    options.only(
-        not options.show, "without --show", "--cdi", "--listen", "--log-level", "--kubelet-dir", "--pod-resources"
-    )
-    options.config = options.config or [CONFIG]
-    if options.show:
-        return _show(options)
-    return serve("cni.resources.device_plugin.plugin", options)
+    options.only(not options.show, "without --show", *serving)
+    return _show(options) if options.show else serve("cni.resources.device_plugin.plugin", options)
 
 
 def serve(program: str, options: argparse.Namespace) -> int:
     """Run the module `program`, which loads gRPC; return its exit code. Raises InvalidConfig if gRPC is missing."""
+    options.config = options.config or [CONFIG]
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # else gRPC prints a line for each connection that ends
     try:
         module = importlib.import_module(program)  # takes 0.2 s
@@ -70,15 +67,15 @@ def serve(program: str, options: argparse.Namespace) -> int:
     return int(module.run(options))
 
 
-def read(paths: Sequence[str]) -> tuple[Config, bool]:
-    """Read the configuration files, and print their faults. Return (configuration, whether it has an error)."""
-    config = read_config(paths)
+def read(options: argparse.Namespace) -> tuple[Config, bool]:
+    """Read the files of --config, and print their faults. Return (configuration, whether it has an error)."""
+    config = read_config(options.config or [CONFIG])
     nad.print_findings(config.findings, sys.stderr)
     return config, any(finding.severity == ERROR for finding in config.findings)
 
 
 def _show(options: argparse.Namespace) -> int:
-    config, is_faulty = read(options.config)
+    config, is_faulty = read(options)
     found = resources(config.resources, read_host(options.root.rstrip("/")))
     output.show(options.output, _document(found), lambda: output.print_table(_COLUMNS, _rows(found)))
     tell_unmade(config, found)
@@ -108,13 +105,13 @@ def _rows(found: Sequence[Resource]) -> list[Sequence[object]]:
 
 
 def _document(found: Sequence[Resource]) -> list[dict[str, Any]]:
+    def offer(one: Offer) -> dict[str, Any]:
+        places = {"numaNodes": list(one.numa_nodes), "deviceNodes": [path for _, path in one.nodes]}
+        return {"name": one.name, "devices": len(one.ids), **places, "fault": one.fault}
+
     documents = []
     for resource in found:
-        offers = []
-        for offer in resource.offers:
-            places = {"numaNodes": list(offer.numa_nodes), "deviceNodes": [path for _, path in offer.nodes]}
-            offers.append({"name": offer.name, "devices": len(offer.ids), **places, "fault": offer.fault})
-        own = {"resource": resource.name, "healthy": resource.healthy}
-        reasons = {"limit": resource.limit, "unchosen": resource.unchosen}
-        documents.append({**own, "offers": offers, "withheld": dict(resource.withheld), **reasons})
+        reasons = {"withheld": dict(resource.withheld), "limit": resource.limit, "unchosen": resource.unchosen}
+        offers = [offer(one) for one in resource.offers]
+        documents.append({"resource": resource.name, "healthy": resource.healthy, "offers": offers, **reasons})
     return documents

@@ -27,44 +27,35 @@ def register(commands: subcommand.Commands) -> None:
     about = "offer RDMA NICs and virtual functions to pods by ResourceClaims (Dynamic Resource Allocation)"
     verbs = subcommand.add_group(commands, "dra", about)
     about = "on each node: publish the devices as ResourceSlices, and prepare the claims of pods, as a DRA driver of kubelet"
-    one = subcommand.add(verbs, "run", about, ". It runs until SIGTERM, in the foreground.", run=_run)
-    _config(one)
-    _node(one)
-    common.listen(one, LISTEN)
-    about = "kubelet's folder, which has plugins, plugins_registry and pod-resources"
-    subcommand.option(one, "--kubelet-root", KUBELET, about, made=True)
-    common.add(one, "kubeconfig", "default: the API server of this pod, by its service account", "", shown=False)
+    run = subcommand.add(verbs, "run", about, ". It runs until SIGTERM, in the foreground.", run=_run)
     about = "show the devices that the node's ResourceSlices would have; with -o the ResourceSlices"
-    one = subcommand.add(verbs, "show", about, run=_show, lists=True)
-    _config(one)
-    _node(one)
+    show = subcommand.add(verbs, "show", about, run=_show, lists=True)
     about = "print the DeviceClasses of the configuration, by which pods ask for its resources, for kubectl apply"
-    one = subcommand.add(verbs, "classes", about, run=_classes, forms=("yaml", "json"))
-    _config(one)
-
-
-def _config(parser: subcommand.Parser) -> None:
+    classes = subcommand.add(verbs, "classes", about, run=_classes, forms=("yaml", "json"))
     about = f"configList or resourceList, which `run` reads again after a change; default: {CONFIG}"
-    common.add(parser, "config", about, action="append")
-
-
-def _node(parser: subcommand.Parser) -> None:
-    common.add(parser, "node", "this Node in Kubernetes; default: the host name", shown=False)
-    common.add(parser, "root", "below it are sys, dev, proc and run", "/")
+    for parser in (run, show, classes):
+        common.add(parser, "config", about, action="append")
+    for parser in (run, show):
+        common.add(parser, "node", "this Node in Kubernetes; default: the host name", shown=False)
+        common.add(parser, "root", "below it are sys, dev, proc and run", "/")
+    common.listen(run, LISTEN)
+    about = "kubelet's folder, which has plugins, plugins_registry and pod-resources"
+    subcommand.option(run, "--kubelet-root", KUBELET, about, made=True)
+    common.add(run, "kubeconfig", "default: the API server of this pod, by its service account", "", shown=False)
 
 
 def _run(options: argparse.Namespace) -> int:
-    options.kubeconfig, options.config = kubeconfig_of(options.kubeconfig), options.config or [CONFIG]
+    options.kubeconfig = kubeconfig_of(options.kubeconfig)
     return serve("cni.resources.dra.driver", options)
 
 
 def _show(options: argparse.Namespace) -> int:
-    config, is_faulty = read(options.config or [CONFIG])
+    config, is_faulty = read(options)
     root = options.root.rstrip("/")
     host = read_host(root)
     found = resources(config.resources, host)
-    is_faulty |= any(resource.unchosen or slices.unpublishable(resource.name) for resource in found)
     publishable = [resource for resource in found if not slices.unpublishable(resource.name)]
+    is_faulty |= len(publishable) < len(found) or any(resource.unchosen for resource in found)
     devices = slices.devices(publishable, host, read_topology(host, root), config.rails)
     if options.output == "table":
         output.print_table(_COLUMNS, _rows(found, devices))
@@ -93,10 +84,13 @@ def _rows(found: Sequence[Resource], devices: Sequence[Device]) -> list[Sequence
 
 
 def _classes(options: argparse.Namespace) -> int:
-    config, is_faulty = read(options.config or [CONFIG])
-    faults = list(filter(None, (slices.unpublishable(resource.name) for resource in config.resources)))
-    for fault in faults:
-        output.print_fault(fault)
-    whole = [resource for resource in config.resources if not slices.unpublishable(resource.name)]
-    output.print_objects([device_class(resource) for resource in whole], options.output)
-    return int(is_faulty or bool(faults))
+    config, is_faulty = read(options)
+    classes = []
+    for resource in config.resources:
+        if fault := slices.unpublishable(resource.name):
+            output.print_fault(fault)
+            is_faulty = True
+        else:
+            classes.append(device_class(resource))
+    output.print_objects(classes, options.output)
+    return int(is_faulty)

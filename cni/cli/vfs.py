@@ -28,11 +28,8 @@ def register(commands: subcommand.Commands) -> None:
     ):
         one = subcommand.add(verbs, verb, text, run=run, shows=True, lists=verb == "show")
         if verb != "show":
-            about = (
-                "its virtualFunctions, or SriovNetworkNodePolicy objects of"
-                f" sriov-network-operator in YAML or JSON; - for stdin; default: {CONFIG}"
-            )
-            common.add(one, "config", about, action="append")
+            about = "its virtualFunctions, or SriovNetworkNodePolicy objects of sriov-network-operator in YAML or JSON"
+            common.add(one, "config", f"{about}; - for stdin; default: {CONFIG}", action="append")
         common.add(one, "root", "below it are sys, dev and proc", "/")
         common.add(one, "kubelet-dir", "", FOLDER)
 
@@ -58,18 +55,18 @@ def _rows(found: NodeCards) -> list[Sequence[object]]:
 def _document(found: NodeCards) -> list[dict[str, Any]]:
     documents = []
     for card in found.cards:
-        vfs = []
+        own, vfs = card.function, []
         for number, vf in sorted(card.vfs.items()):
             names = {"netdevs": list(vf.netdevs), "rdma": list(vf.verbs), "usedBy": found.uses.get(vf.id, "")}
             vfs.append({"number": number, "function": vf.id, "driver": vf.driver, **names})
-        own = {"netdevs": list(card.function.netdevs), "driver": card.function.driver, "most": card.most}
-        documents.append({"card": card.function.id, **own, "vfs": vfs})
+        of_card = {"card": own.id, "netdevs": list(own.netdevs), "driver": own.driver, "most": card.most}
+        documents.append({**of_card, "vfs": vfs})
     return documents
 
 
 def _plan(options: argparse.Namespace, makes: bool = False) -> int:
     """Print the steps that make the configured VFs; if `makes`, carry them out. Return the exit code."""
-    config, faulty = read(options.config or [CONFIG])
+    config, faulty = read(options)
     if not config.policies and not faulty:
         output.print_fault("railcni: the configuration asks for no VFs: add virtualFunctions, or name another file")
     root = options.root.rstrip("/")
