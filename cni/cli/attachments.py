@@ -32,15 +32,13 @@ def add_filters(parser: argparse.ArgumentParser) -> None:
 
 def is_chosen(options: argparse.Namespace, document: dict[str, Any]) -> bool:
     """Whether the filters in `options` match `document`, the JSON object of an attachment or a lease."""
-    namespace, _, name = document["pod"].partition("/")
-    if options.network not in (None, document["network"]):
-        return False
-    if options.pod and not is_of_pod((namespace, name), options.pod):
-        return False
-    container = options.container_id or ""
-    if "/" in container:
-        return is_of_pod((namespace, name), container)
-    return str(document["containerID"]).startswith(container)
+    pod, container = document["pod"].partition("/")[::2], options.container_id or ""
+    is_of_container = str(document["containerID"]).startswith(container)
+    return (
+        options.network in (None, document["network"])
+        and (not options.pod or is_of_pod(pod, options.pod))
+        and (is_of_pod(pod, container) if "/" in container else is_of_container)
+    )
 
 
 def told(options: argparse.Namespace, *further: str) -> str:

@@ -1,16 +1,14 @@
 """railcni dranet-ipam: a webhook that gives the devices of DRANET their addresses, by an IPAM plugin of CNI.
 
 DRANET (github.com/kubernetes-sigs/dranet) is a DRA driver that moves a device into a pod without CNI. With its option
---profile-provider=webhook it asks for the addresses of a device whose claim names a `profile`: the name of a file here
-with a `name` and an `ipam` block. The plugin of that block is executed with the claim's UID as containerID, and an
-interface name made from the device's name. DRANET's example for Go's whereabouts has the same rules, so that each can
-release addresses that the other has given. DRANET documents the API in
-site/content/docs/contributing/webhook-providers.md.
+--profile-provider=webhook (site/content/docs/contributing/webhook-providers.md) it asks for the addresses of a device
+whose claim names a `profile`: a file here with that `name` and an `ipam` block. The plugin of that block is executed
+with the claim's UID as containerID, and an interface name made from the device's name. DRANET's example for Go's
+whereabouts has the same rules, so that each can release addresses that the other has given.
 
-DRANET asks for a release once, and does not repeat a failed one. So this program frees the leases of deleted
-ResourceClaims: those of this node's records with a profile as network, a UID as containerID, and no pod. Kubernetes
-keeps the object of a claim while a pod uses it. A lease is freed when two readings, a grace period apart, find no claim
-of that UID.
+DRANET does not repeat a failed release. So this program frees the leases of deleted ResourceClaims: those of this
+node's records with a profile as network, a UID as containerID, and no pod. Kubernetes keeps the object of a claim while
+a pod uses it. A lease is freed when two readings, a grace period apart, find no claim of that UID.
 """
 
 from __future__ import annotations
@@ -114,8 +112,7 @@ class Profiles:
 
     def _profile(self, name: str) -> dict[str, Any]:
         """The configuration of the profile `name`. Raises UnknownProfile, or InvalidConfig if its file has a fault."""
-        paths = sorted(glob(f"{self._directory}/*.conf") + glob(f"{self._directory}/*.json"))
-        for path in paths:
+        for path in sorted(glob(f"{self._directory}/*.conf") + glob(f"{self._directory}/*.json")):
             try:
                 with open(path, "rb") as file:
                     found = json.load(file)
@@ -125,13 +122,11 @@ class Profiles:
                 continue
             kind = string_at(found, "ipam", "type")
             if "type" in found or not kind or "/" in kind:
-                raise InvalidConfig(
-                    f"{path}: a profile has `name` and `ipam` with its `type`, such as whereabouts, and no `type` beside them"
-                )
+                wanted = "`name` and `ipam` with its `type`, such as whereabouts, and no `type` beside them"
+                raise InvalidConfig(f"{path}: a profile has {wanted}")
             return {**found, "cniVersion": _VERSION}
-        raise UnknownProfile(
-            f'there is no profile "{name}" in {self._directory}: put a file there with `name` and `ipam`'
-        )
+        remedy = "put a file there with `name` and `ipam`"
+        raise UnknownProfile(f'there is no profile "{name}" in {self._directory}: {remedy}')
 
 
 def _attachment(request: dict[str, Any]) -> Attachment:
@@ -214,9 +209,8 @@ def _run(options: argparse.Namespace) -> int:
     try:
         server = _ProfileServer(options.socket, profiles, log)
     except OSError as fault:
-        raise IoFailure(
-            f"cannot listen on {options.socket}: {fault.strerror or fault}: name another file with --socket"
-        ) from None
+        why = f"{fault.strerror or fault}: name another file with --socket"
+        raise IoFailure(f"cannot listen on {options.socket}: {why}") from None
     finally:
         os.umask(usual)
     end_on_signals()
@@ -277,10 +271,10 @@ def _make_way(path: str) -> None:
         with socket.socket(socket.AF_UNIX) as client:
             client.connect(path)
     except FileNotFoundError:
-        return
+        pass
     except ConnectionRefusedError:
         os.unlink(path)
-        return
     except OSError as fault:
         raise IoFailure(f"{path}: {fault.strerror}: name another file with --socket") from None
-    raise IoFailure(f"another process listens on {path}: end it, or name another file with --socket")
+    else:
+        raise IoFailure(f"another process listens on {path}: end it, or name another file with --socket")

@@ -48,16 +48,11 @@ class NodeAgent:
         even if this command was killed. `spec` has further members of the pod's spec."""
         own = self.container
         image = {"image": own["image"], "imagePullPolicy": own.get("imagePullPolicy", "IfNotPresent")}
-        more = spec.pop("containers", [])
-        common = {
-            "restartPolicy": "Never",
-            "activeDeadlineSeconds": int(seconds),
-            "automountServiceAccountToken": False,
-            "terminationGracePeriodSeconds": 0,
-            "imagePullSecrets": self.spec.get("imagePullSecrets", []),
-            "containers": [{**image, **container}, *more],
-        }
-        return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": {**common, **spec}}
+        spec["containers"] = [{**image, **container}, *spec.get("containers", ())]
+        spec["imagePullSecrets"] = self.spec.get("imagePullSecrets", [])
+        ends = {"activeDeadlineSeconds": int(seconds), "restartPolicy": "Never", "terminationGracePeriodSeconds": 0}
+        spec |= {**ends, "automountServiceAccountToken": False}
+        return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
 
 
 def add_access(parser: argparse.ArgumentParser, before: bool = False, files: bool = True) -> None:
@@ -89,12 +84,7 @@ def run(
 
 
 def execute(
-    options: argparse.Namespace,
-    where: Sequence[str],
-    argv: Sequence[str],
-    who: str,
-    given: str = "",
-    seconds: float = 0,
+    options: argparse.Namespace, where: Sequence[str], argv: Sequence[str], who: str, given: str, seconds: float = 0
 ) -> subprocess.CompletedProcess[str]:
     """Run `argv` in the container `where`, with `given` on stdin. Raises IoFailure, which names `who`, if it takes
     longer than `seconds`."""
@@ -137,11 +127,11 @@ def agents(options: argparse.Namespace) -> dict[str, NodeAgent]:
     found = read(options, "get", "pods", f"--namespace={where}", f"--selector={label}")["items"]
     if not found:
         raise InvalidConfig(f"no agent in namespace {where}: install railcni, or name its namespace with --agents-in")
-    agents: list[NodeAgent] = []
-    for pod in found:
-        name, spec = pod["metadata"]["name"], pod["spec"]
-        if spec.get("nodeName") and any(one["name"] == "agent" for one in spec["containers"]):
-            agents.append(NodeAgent(spec["nodeName"], name, where, spec, fault(pod, "agent")))
+    agents = [
+        NodeAgent(spec["nodeName"], pod["metadata"]["name"], where, spec, fault(pod, "agent"))
+        for pod in found
+        if (spec := pod["spec"]).get("nodeName") and any(one["name"] == "agent" for one in spec["containers"])
+    ]
     agents.sort(key=lambda agent: (agent.node, not agent.fault))  # a node's running pod comes after its other pods
     return {agent.node: agent for agent in agents}
 
@@ -171,22 +161,21 @@ def temporary(options: argparse.Namespace, pods: Sequence[dict[str, Any]]) -> It
         yield
     finally:
         if names:
-            _delete(options, [*names, f"--namespace={pods[0]['metadata']['namespace']}"])
+            _delete(options, names, f"--namespace={pods[0]['metadata']['namespace']}")
 
 
-def _delete(options: argparse.Namespace, place: Sequence[str]) -> None:
-    """Delete pods, even during a second Ctrl-C. `place` has their names, then the option --namespace."""
-    ends = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    held = signal.pthread_sigmask(signal.SIG_BLOCK, ends)
+def _delete(options: argparse.Namespace, names: Sequence[str], place: str) -> None:
+    """Delete pods, even during a second Ctrl-C. `place` is the option --namespace."""
+    held = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM, signal.SIGHUP))
     try:
         wanted = ("--wait=false", "--ignore-not-found", f"--request-timeout={SECONDS:g}s")
-        done = run(options, "delete", "pod", *place, *wanted)
+        done = run(options, "delete", "pod", *names, place, *wanted)
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, held)
     if done.returncode:
-        names = [word for word in place if not word.startswith("--")]
-        left = f"railcni: pod{'s' * (len(names) > 1)} {' and '.join(names)} {'is' if len(names) == 1 else 'are'} left: `kubectl delete pod {' '.join(place)}` removes it"
-        output.print_fault(left, done.stderr)
+        noun, are = ("pods", "are") if len(names) > 1 else ("pod", "is")
+        command = f"kubectl delete pod {' '.join(names)} {place}"
+        output.print_fault(f"railcni: {noun} {' and '.join(names)} {are} left: `{command}` removes it", done.stderr)
 
 
 @contextmanager

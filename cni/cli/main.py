@@ -82,12 +82,6 @@ def main() -> int:
         _print(fault)
     except BrokenPipeError:  # stderr has no reader any more
         pass
-    except OSError as fault:
-        if fault.errno in _FULL and not fault.filename:
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # so that the flush at exit raises no error
-            output.print_fault(f"railcni: the output cannot be written: {fault.strerror}")
-        else:
-            output.print_fault(f"railcni: {_unforeseen(fault)}")
     except KeyboardInterrupt:
         output.print_fault("railcni: interrupted")
     except Exception as fault:
@@ -144,9 +138,9 @@ def _end_in_order() -> None:
 
 def _run() -> int:
     argv = sys.argv[1:]
-    for start in (0, 1):
-        if argv[start : start + 1] == ["help"] and argv[:start] in ([], ["cluster"]):
-            argv = [*argv[:start], *argv[start + 1 :], "--help"]
+    for before in ([], ["cluster"]):
+        if argv[: len(before) + 1] == [*before, "help"]:
+            argv = [*before, *argv[len(before) + 1 :], "--help"]
     argv = [ALIASES.get(word, word) for word in argv[:1]] + argv[1:] or ["--help"]
     try:
         options = _parser(argv[:1]).parse_args(argv)
@@ -210,17 +204,17 @@ def _parser(given: Sequence[str] = ()) -> argparse.ArgumentParser:
 
 
 def _print(fault: CniError) -> None:
-    if isinstance(fault, PluginFailed):
-        title = f"railcni: {fault.plugin} {fault.verb} failed with code {fault.code}: {fault.msg}"
-    else:
-        title = f"railcni: {fault.msg}"
-    output.print_fault(title, fault.further())
+    failed = f"{fault.plugin} {fault.verb} failed with code {fault.code}: " if isinstance(fault, PluginFailed) else ""
+    output.print_fault(f"railcni: {failed}{fault.msg}", fault.further())
 
 
 def _unforeseen(fault: Exception) -> str:
     """One line about an unexpected error: the error, and the line of code that raised it."""
     if isinstance(fault, OSError) and fault.filename:
         return f"{fault.filename}: {fault.strerror}"
+    if isinstance(fault, OSError) and fault.errno in _FULL:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # so that the flush at exit raises no error
+        return f"the output cannot be written: {fault.strerror}"
     if isinstance(fault, FileNotFoundError):  # from getcwd(2), without a file name
         return "the working directory has been removed: change to another one, such as by `cd /`"
     trace = fault.__traceback__

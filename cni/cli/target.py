@@ -24,13 +24,8 @@ _MULTUS = "multus"  # Multus has its own cache below libcni's (its option cniDir
 def new(options: argparse.Namespace, network: Network) -> Parameters:
     """The parameters of a new attachment."""
     netns = namespace_path(options.netns)
-    return Parameters(
-        container_id=options.container_id or default_container_id(netns),
-        netns=netns,
-        ifname=options.ifname or ("net1" if network.nad else "eth0"),
-        args=options.args,
-        capability_args=_capability_args(options),
-    )
+    container, ifname = options.container_id or default_container_id(netns), "net1" if network.nad else "eth0"
+    return Parameters(container, netns, options.ifname or ifname, options.args, _capability_args(options))
 
 
 def _capability_args(options: argparse.Namespace) -> dict[str, Any]:
@@ -78,14 +73,15 @@ def _of_pod(options: argparse.Namespace, cache: Cache, name: str) -> argparse.Na
 
 
 def _entry(options: argparse.Namespace, cache: Cache, name: str) -> CachedResult | None:
+    """The cached attachment to the network `name` that the options mean. Raises InvalidConfig if there are several."""
     netns = namespace_path(options.netns)
     wanted = options.container_id or default_container_id(netns)
-    found = []
-    for entry in cache.all(name):
-        known = entry.parameters
-        is_meant = known.container_id == wanted or (not options.container_id and _same(known.netns, netns))
-        if is_meant and options.ifname in ("", known.ifname):
-            found.append(entry)
+
+    def is_meant(known: Parameters) -> bool:
+        is_there = known.container_id == wanted or (not options.container_id and _same(known.netns, netns))
+        return is_there and options.ifname in ("", known.ifname)
+
+    found = [entry for entry in cache.all(name) if is_meant(entry.parameters)]
     if len(found) > 1:  # with a default, one call would detach the first, the next call the second
         names = ", ".join(f"{e.parameters.ifname} ({e.parameters.container_id})" for e in found)
         how = "choose with --ifname and --container-id"

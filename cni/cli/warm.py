@@ -93,10 +93,8 @@ def found(root: str = "/") -> list[Workers]:
 
 
 def stop(root: str = "/", seconds: float = END_SECONDS) -> int:
-    """End all workers when they have served their calls; return the number of supervisors.
-
-    Raises TryAgainLater if a supervisor is still there after `seconds`. A supervisor that starts during the call stays.
-    """
+    """End all workers when they have served their calls; return the number of supervisors. Raises TryAgainLater if one
+    is still there after `seconds`. A supervisor that starts during the call stays."""
     asked = {path: _ask_to_end(path) for path in _sockets(root)}
     deadline = time.monotonic() + seconds
     for path, supervisor in asked.items():
@@ -119,12 +117,12 @@ def _ask_to_end(path: str) -> int:
 
 def _status(options: argparse.Namespace) -> int:
     _be_root()
-    workers = found(options.root)
+    workers, calls = found(options.root), described(cold(options.root))
     if options.output == "table" and not workers:
         output.console().print("no workers: they begin with the next call that succeeds, and end when no call comes")
-        output.console().print(f"cold calls: {described(cold(options.root))}")
+        output.console().print(f"cold calls: {calls}")
         return 0
-    rows = [(w.supervisor or "", str(w)) for w in workers] + [("cold calls", described(cold(options.root)))]
+    rows = [*((w.supervisor or "", str(w)) for w in workers), ("cold calls", calls)]
     documents = [asdict(w) for w in workers]
     output.show(options.output, documents, lambda: output.print_table(("supervisor", "workers"), rows))
     return 0
@@ -149,8 +147,7 @@ def _sockets(root: str) -> list[str]:
 
 def _ask(path: str, what: str = protocol.STATUS) -> Workers:
     """Send the request `what` to the worker that listens at `path`; return its answer, or 0 `workers` without one."""
-    name = os.path.basename(path).removesuffix(protocol.SOCKET)
-    supervisor = 0
+    name, supervisor = os.path.basename(path).removesuffix(protocol.SOCKET), 0
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
         connection.settimeout(_ANSWER_SECONDS)
         try:
@@ -165,8 +162,7 @@ def _ask(path: str, what: str = protocol.STATUS) -> Workers:
             return Workers(name, supervisor, fault="no worker answers")
         except (OSError, ValueError) as fault:
             return Workers(name, supervisor, fault=f"no worker answers: {fault}")
-    counts = {key: told[key] for key in ("workers", "busy", "calls", "since", "fault")}
-    return Workers(name, supervisor, **counts)
+    return Workers(name, supervisor, **{key: told[key] for key in ("workers", "busy", "calls", "since", "fault")})
 
 
 def _is_held(path: str) -> bool:
