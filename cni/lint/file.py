@@ -16,7 +16,6 @@ from cni.lint.plugin import Surroundings
 from cni.resources import config
 from cni.shared.spec.errors import IoFailure
 
-
 _PLAN = {"count", "subnet", "addressing"}  # keys that every plan of rails has
 
 
