@@ -56,7 +56,7 @@ class _File:
     def __init__(self, path: str, around: Surroundings, text: str | None = None, inside: bool = False) -> None:
         self.findings: list[Diagnostic] = []
         self.name, self.count = "", 0
-        self._extension, self._around = os.path.splitext(path)[1], around
+        self._extension, self._around, self._inside = os.path.splitext(path)[1], around, inside
         for is_json, scope in reader.documents(path, text, self.findings):
             reader.duplicates(scope)
             self.count += self._examine(is_json, scope)
@@ -77,6 +77,8 @@ class _File:
                     count += operators.examine(one, around) or resources.examine_object(one, around)
             return count
         if isinstance(document, dict) and {*document} >= _PLAN:
+            if self._inside:
+                return 0
             command = f"`railcni rails render {scope.text.path}`"
             scope.error((), "this is a plan of rails, and no network", f"{command} judges it, and prints its networks")
             return 1
