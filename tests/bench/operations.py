@@ -140,7 +140,7 @@ def at_once(pods: Sequence[Pod], workers: Workers, side: Side, number: int) -> R
             _clear([link_call(scenario, side, "DEL", pod, f"{pod.name}-{number}") for pod in pods])
             raise faults[0]
         took = (time.perf_counter() - began) * 1e3
-        found[Operation(AT_ONCE, verb)] = Sample(took, cpu_ms + (workers.since(before) if side.name == OURS else 0.0))
+        found[Operation(AT_ONCE, verb)] = Sample(took, cpu_ms + workers.since(before))
     return found
 
 
@@ -151,8 +151,7 @@ def addresses(leases: Sequence[int], workers: Workers, side: Side, number: int) 
         for verb in ("ADD", "DEL"):
             executable = side.executable(side.pool_plugin)
             call = Call([executable], verb, side.full_pool(size), f"i{number}", "/dev/null", side.path)
-            measure = workers.timed if side.name == OURS else timed
-            found[Operation(ipam_group(size), verb)], _ = measure(call)
+            found[Operation(ipam_group(size), verb)], _ = workers.timed(call)
     return found
 
 

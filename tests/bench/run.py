@@ -53,7 +53,7 @@ class Run:
     def _attachment(self, scenario: Scenario, side: Side, number: int) -> Round:
         """An attachment, that of the same network with a caller's variables, and with ours the floors under it: measured in
         the same rounds."""
-        measure = self._workers.timed if side is self._sides[0] and not scenario.cold else timed
+        measure = timed if scenario.cold else self._workers.timed  # alike for all sides, as it rests after each call
         found: Round = {}
         same = [scenario, *(s for s in SCENARIOS if s.caller and scenario is SCENARIOS[0])]
         for each in same[:: 1 if number % 2 else -1]:
