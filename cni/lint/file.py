@@ -13,10 +13,10 @@ from cni.documents.tree import string_at
 from cni.lint import manifest, network, operators, resources
 from cni.lint.addresses import FlatFile, overlaps
 from cni.lint.plugin import Surroundings
-from cni.resources import config
+from cni.resources import config, rails
 from cni.shared.spec.errors import IoFailure
 
-_PLAN = {"count", "subnet", "addressing"}  # keys that every plan of rails has
+_PLAN = {"count", "subnet"}  # keys that every plan of rails has, and no network
 
 
 def lint(paths: Iterable[str], flat_file: str = "") -> list[Diagnostic]:
@@ -56,7 +56,7 @@ class _File:
     def __init__(self, path: str, around: Surroundings, text: str | None = None, inside: bool = False) -> None:
         self.findings: list[Diagnostic] = []
         self.name, self.count = "", 0
-        self._extension, self._around, self._inside = os.path.splitext(path)[1], around, inside
+        self._extension, self._around = os.path.splitext(path)[1], around
         for is_json, scope in reader.documents(path, text, self.findings):
             reader.duplicates(scope)
             self.count += self._examine(is_json, scope)
@@ -77,10 +77,7 @@ class _File:
                     count += operators.examine(one, around) or resources.examine_object(one, around)
             return count
         if isinstance(document, dict) and {*document} >= _PLAN:
-            if self._inside:
-                return 0
-            command = f"`railcni rails render {scope.text.path}`"
-            scope.error((), "this is a plan of rails, and no network", f"{command} judges it, and prints its networks")
+            rails.of_document(scope)
             return 1
         if config.is_own(document):
             resources.examine(scope, around)

@@ -14,7 +14,6 @@ import pytest
 import yaml
 
 from cni.cli.main import main
-from cni.cli.rails import plan as rails_plan
 from cni.cli.rails import render
 from cni.documents import networks
 from cni.documents.networks import NETWORKS as NETWORKS_ANNOTATION
@@ -23,6 +22,7 @@ from cni.link import plugins
 from cni.link.plugins.host_device import plugin as host_device
 from cni.lint import lint
 from cni.node.installation.layout import PLAIN
+from cni.resources import rails as rails_plan
 from cni.shared import rail
 from cni.shared.config import Fault
 from cni.shared.spec.errors import CniError

@@ -20,7 +20,9 @@ from cni.documents import jsontext
 from cni.link.plugins import macvlan
 from cni.link.plugins.host_device import plugin as host_device
 from cni.lint import Diagnostic, lint, lint_text
+from cni.resources import rails
 from cni.shared.config import Key, integer
+from cni.shared.spec.errors import InvalidConfig
 from ipam import keys
 from tests.cli.test_conf import CONF, CONFLISTS, NADS
 from tests.unit.test_reference import wanted
@@ -804,10 +806,33 @@ def test_a_fault_of_the_flat_file_names_that_file(
 
 
 @pytest.mark.parametrize("as_json", [False, True])
-def test_a_plan_of_rails_is_called_so_with_the_command_that_judges_it(tmp_path: Path, as_json: bool) -> None:
-    text = (CONF / "examples/rails-8.yaml").read_text()
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        pytest.param({}, [], id="none"),
+        pytest.param({"pairing": "gpu"}, ["master, pci and pairing: want one of them"], id="two selectors"),
+        pytest.param({"addressing": None}, ["null: want one of same-index, plain"], id="a value"),
+        pytest.param({"mtu": -1, "shard": 3}, ["-1: want 0 or more", "is no key here"], id="two faults"),
+        pytest.param({"subnet": "192.168.0.0/24"}, ["overlaps 192.168.0.0/24 of rail 0"], id="a combination"),
+    ],
+)
+def test_a_plan_of_rails_has_the_faults_that_its_own_command_refuses(
+    tmp_path: Path, as_json: bool, changes: dict[str, Any], told: list[str]
+) -> None:
+    plan = yaml.safe_load((CONF / "examples/rails-8.yaml").read_text()) | changes
     file = tmp_path / ("rails.json" if as_json else "rails.yaml")
-    file.write_text(json.dumps(yaml.safe_load(text)) if as_json else text)
+    file.write_text(json.dumps(plan) if as_json else yaml.safe_dump(plan))
+    found = lint([str(file)])
+    assert lint([str(tmp_path)]) == found
+    assert len(found) == len(told) and all(any(text in f.message for f in found) for text in told), found
+    if found:
+        with pytest.raises(InvalidConfig) as refused:
+            rails.read(str(file))
+        assert all(f.message in f"{refused.value.msg} {refused.value.details}" for f in found)
+
+
+def test_a_plan_of_rails_without_addressing_is_told_to_have_it(tmp_path: Path) -> None:
+    file = tmp_path / "rails.yaml"
+    file.write_text("count: 2\nsubnet: 10.{rail}.0.0/24\nmaster: eth_r{rail}\n")
     (finding,) = lint([str(file)])
-    assert (finding.severity, "a plan of rails" in finding.message) == ("error", True)
-    assert f"`railcni rails render {file}`" in finding.fix
+    assert finding.message.endswith("addressing is missing")

@@ -13,9 +13,10 @@ import pytest
 import yaml
 
 from cni.cli.main import main
-from cni.cli.rails import plan, render
+from cni.cli.rails import render
 from cni.lint import lint_text
 from cni.resources import config as device_plugin_config
+from cni.resources import rails as plan
 from cni.shared import rail
 from cni.shared.spec.errors import InvalidConfig
 

@@ -7,10 +7,11 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from cni.cli.rails import attached, plan, render
+from cni.cli.rails import attached, render
 from cni.cli.terminal import common, output, subcommand
 from cni.node.inventory import devices as inventory
 from cni.node.inventory import sandboxes, topology
+from cni.resources import rails as plan
 from cni.shared.kernel import sysfs
 from cni.shared.spec.errors import CniError, InvalidConfig
 

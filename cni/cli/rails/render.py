@@ -7,8 +7,8 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from cni.cli.rails.plan import PlannedRail, Rails
 from cni.documents.networks import NETWORKS, RESOURCE_NAME
+from cni.resources.rails import PlannedRail, Rails
 from cni.shared.rail import TABLE_BASE
 
 _NAD = "k8s.cni.cncf.io/v1"

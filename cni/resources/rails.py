@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
 from cni.documents import reader
-from cni.documents.diagnostic import Diagnostic, refusal
+from cni.documents.diagnostic import Diagnostic, Scope, refusal
 from cni.documents.models import Identifier, Namespace
 from cni.documents.tree import Keys
 from cni.node.inventory import devices as inventory
@@ -165,11 +165,17 @@ def read(path: str, text: str | None = None) -> Rails:
         raise refusal(path, faults)
     if scope is None or not isinstance(scope.root.data, dict):
         raise InvalidConfig(f"{path}: want the keys count, subnet, addressing, and one of master, pci and pairing")
+    plan = of_document(scope)
+    if plan is None or faults:
+        raise refusal(path, faults)
+    return plan
+
+
+def of_document(scope: Scope) -> Rails | None:
+    """The plan in a document, with its faults as findings of `scope`; None if a key is missing or malformed."""
     plan: Rails | None = scope.model(Rails, scope.root.data, additions=_ADDITIONS)
     for keys, message in plan.faults() if plan else ():
         scope.error(keys, message)
-    if plan is None or faults:
-        raise refusal(path, faults)
     return plan
 
 
