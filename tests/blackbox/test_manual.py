@@ -7,11 +7,12 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from cni.cli import main
+from cni.cli import completion, main
 from tests.node import ROOT
 from tests.tools import script
 
@@ -70,6 +71,27 @@ def test_the_command_prints_the_completion_also_of_a_checkout_without_make_manua
     done = subprocess.run([ROOT / "bin/railcni", "completion", shell], capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout == (share / manual.SHELLS[shell]).read_text()
+
+
+@pytest.mark.parametrize(
+    ("maker", "said"),
+    [
+        pytest.param("import shtab_", "No module named 'shtab_': run `make` in {root}", id="a checkout without shtab"),
+        pytest.param("", "fish/vendor_completions.d/railcni.fish: No such file", id="nothing made"),
+        pytest.param(None, "{root}/share/fish/vendor_completions.d/railcni.fish: No such file", id="a bundle"),
+    ],
+)
+def test_a_completion_that_cannot_be_made_says_why(
+    maker: str | None, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if maker is not None:
+        (tmp_path / ".ci").mkdir()
+        (tmp_path / ".ci/manual.py").write_text(maker)
+    monkeypatch.setattr(completion, "ROOT", str(tmp_path))
+    monkeypatch.setattr(sys, "argv", ["railcni", "completion", "fish"])
+    assert main.main() == 1
+    out, error = capsys.readouterr()
+    assert (out, said.format(root=tmp_path) in error, "Traceback" in error) == ("", True, False), error
 
 
 CHECKS = {"bash": ["bash", "-n"], "zsh": ["zsh", "-n"], "fish": ["fish", "--no-execute"]}
