@@ -49,18 +49,18 @@ except OSError as fault:
 
 def register(commands: subcommand.Commands) -> None:
     """Add the command `cluster` and its subcommands."""
-    about = "show all nodes of a cluster and its leases, and run doctor on a node: `kubectl railcni`"
+    about = "look at a whole cluster: its nodes, faults and leases; also called `kubectl railcni`"
     parser = subcommand.add(commands, "cluster", about, prog=os.environ.get("RAILCNI_NAME"))
     kubectl.add_access(parser, before=True)
     verbs = parser.add_subparsers(metavar="COMMAND", title="commands")
-    about = "show the installation and the faults of each node"
+    about = "show each node's version, attachments and faults; exit code 1: a fault"
     kubectl.add_access(subcommand.add(verbs, "status", about, run=_status, lists=True))
     about = "show the version of this command and of each node's railcni"
     kubectl.add_access(subcommand.add(verbs, "version", about, run=_version, shows=True))
-    about = "run `railcni doctor` on a node, in a temporary pod"
+    about = "find what keeps RDMA from working on a node or in a pod: `railcni doctor` in a temporary pod on the node"
     doctor = subcommand.add(verbs, "doctor", about, run=_doctor, shows=True)
     kubectl.add_access(doctor)
-    about = "a node, or a pod on its node"
+    about = "the name of a node, or a pod: it is examined on its node"
     doctor.add_argument("target", type=subcommand.pod, metavar="NODE|NAMESPACE/POD", help=about)
     common.add(doctor, "verbose")
     pair.add(verbs)

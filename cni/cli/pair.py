@@ -65,30 +65,31 @@ class TestedPod:
 
 def register(commands: subcommand.Commands) -> None:
     """Add the command `test`."""
-    about = "test a network between two nodes of a cluster; without NAD: test the plugins, in this machine's namespaces"
+    about = "test a network between two nodes of a cluster; without NAD: test the plugins in namespaces of this machine"
     parser = subcommand.add(commands, "test", about, run=_run, shows=True)
     _add_options(parser, "?")
     kubectl.add_access(parser, before=True)
-    about = "for the pods of this test alone: answer the command, which asks by `kubectl exec`"
+    about = "not for people: runs in the test's pods, and answers what the command asks by `kubectl exec`"
     parser.add_argument("--inside", action="store_true", help=about)
 
 
 def add(verbs: subcommand.Commands) -> None:
     """Add `test` to the commands of `railcni cluster`."""
-    parser = subcommand.add(verbs, "test", "test a network between two nodes, by two pods", run=_run, shows=True)
+    about = "test a network between two nodes: make a pod on each, ping, and measure RDMA"
+    parser = subcommand.add(verbs, "test", about, run=_run, shows=True)
     _add_options(parser)
     kubectl.add_access(parser)
     parser.set_defaults(inside=False)
 
 
 def _add_options(parser: argparse.ArgumentParser, count: Any = None) -> None:
-    about = "a NetworkAttachmentDefinition; its namespace, or `default`, gets the pods"
+    about = "a NetworkAttachmentDefinition; the pods are in its namespace; default namespace: `default`"
     parser.add_argument("network", nargs=count, metavar="[NAMESPACE/]NAD", type=subcommand.pod, help=about)
     about = "given once: both pods run on it; given twice: one pod runs on each; default: two nodes that the scheduler chooses"
     common.add(parser, "node", about, action="append")
-    about = "also measure RDMA with ib_write_bw or rping of this image, which has a shell"
+    about = "also measure RDMA: the pods' image, with a shell, and with ib_write_bw or rping"
     subcommand.option(parser, "--image", "", about, "IMAGE")
-    about = "the resource of which each pod gets one; default: the one that the NAD names"
+    about = "a device plugin's resource; each pod asks for one of it; default: the resource that the NAD names"
     subcommand.option(parser, "--resource", "", about, "NAME", shown=False)
     about = "how long to wait until both pods are attached, and again until they are gone"
     subcommand.option(parser, "--timeout", 120.0, about, "SECONDS", type=subcommand.seconds)

@@ -21,6 +21,7 @@ from tests.node import ROOT
 PAGE = ROOT / "docs/command.md"
 BEGIN = "<!-- options: tests/cli/test_meanings.py compares the table with the parser -->\n"
 DEFAULT = "; default"
+FORMS = ": "  # behind it stand the forms of -o, which differ between commands
 END = "<!-- end of options -->\n"
 
 
@@ -49,7 +50,7 @@ def _options(parser: argparse.ArgumentParser, verb: str = "") -> Iterator[tuple[
 def meaning(flags: str) -> str:
     """What an option means in every command."""
     known = common.KNOWN.get(flags.rpartition("--")[2])
-    return known.about if known else str(shared()[flags][0][1].help)
+    return known.about if known else str(shared()[flags][0][1].help).partition(DEFAULT)[0].partition(FORMS)[0]
 
 
 def table() -> str:
@@ -58,7 +59,7 @@ def table() -> str:
         verbs = sorted({verb if not verb.startswith("cluster") else "kubectl railcni" for verb, _ in uses})
         told = ", ".join(f"`{verb}`" for verb in verbs) if len(verbs) < 15 else "all that print a table or data"
         value = f" {uses[0][1].metavar}" if uses[0][1].metavar else ""
-        lines.append(f"| `{flags}{value}` | {meaning(flags).partition(DEFAULT)[0]} | {told} |\n")
+        lines.append(f"| `{flags}{value}` | {meaning(flags)} | {told} |\n")
     return "".join(lines)
 
 

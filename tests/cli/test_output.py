@@ -14,11 +14,21 @@ import pytest
 
 from cni.cli import attachments, ipam, rdma
 from cni.cli.main import _print, main
+from cni.cli.rails import attached
+from cni.cli.rails import command as rails
 from cni.cli.terminal.output import Form, print_data, print_table, write_file
 from cni.node.runtime.executables import PluginFailed
 from cni.shared.spec.errors import IoFailure
 
 ADDRESS, TIME = "192.168.111.100", "2026-01-02T03:04:05Z"
+IPV6 = "fd00:1234:5678:9abc::64"
+CELLS = {
+    "GPU": "GPU0",
+    "rail": "gpu-rails/0",
+    "pod": "team/trainer-worker-0",
+    "interface": "net1",
+    "addresses": f"{ADDRESS} {IPV6}",
+}
 SENTENCE = "nothing of RDMA works without it, so it is to be loaded first"
 
 
@@ -74,6 +84,18 @@ def test_where_columns_do_not_fit_the_least_important_are_left_out_and_named(
             rdma.LEAST_OF_GIDS,
             ("mlx5_0", 1, 3, "IB/RoCE v1", "192.168.100.100", "ens2f0np0", "team/trainer-worker-0"),
             ["INDEX", "ADDRESS", "POD"],
+        ),
+        (
+            rails.NICS,
+            rails.LEAST,
+            [CELLS.get(column, "0000:18:00.0") for column in rails.NICS],
+            ["GPU", "NIC", "RAIL", "POD"],
+        ),
+        (
+            attached.COLUMNS,
+            attached.LEAST,
+            ("rails", 0, "net1", f"{ADDRESS}/24 {IPV6}/64", 100, 256, IPV6, "0.07 0.09", SENTENCE),
+            ["RAIL", "INTERFACE", "INDEX", "FAULTS"],
         ),
     ],
 )

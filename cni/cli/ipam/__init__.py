@@ -48,7 +48,8 @@ def register(commands: subcommand.Commands, anywhere: bool = False) -> list[argp
     attachments.add_filters(leases)
     common.add(leases, "node", "only its leases, as far as the store names it")
     common.add(leases, "ifname", "only the leases of such interfaces")
-    show.add_argument("what", metavar="ADDRESS|NAMESPACE/POD", type=_address_or_pod)
+    about = "an address such as 192.168.111.7, or a pod"
+    show.add_argument("what", metavar="ADDRESS|NAMESPACE/POD", type=_address_or_pod, help=about)
     for command in (audit, reclaim) if anywhere else (audit, reclaim, migrate):
         command.register(of_ipam)
     if anywhere:

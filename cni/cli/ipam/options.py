@@ -30,7 +30,7 @@ def add_options(parser: argparse.ArgumentParser, files: bool = True, pods: bool 
     if files:
         subcommand.option(which, "--data-dir", "", f"the file store in DIR; such as {STATE}")
     common.add(which, "flat-file", "it names the store; default: the installed one", "")
-    common.add(parser, "kubeconfig", "given alone: its AddressLeases and IPPools", "")
+    common.add(parser, "kubeconfig", "without --flat-file: its AddressLeases and IPPools are read", "")
     common.add(parser, "namespace", "default: the context's, else kube-system")
 
 

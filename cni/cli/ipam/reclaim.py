@@ -50,14 +50,15 @@ _NOT_ASKED = "the command does not ask it; `kubectl railcni ipam reclaim` does"
 
 def register(commands: subcommand.Commands) -> None:
     """Add the command `reclaim`."""
-    about = "free the leases that an audit found dead, if they still are; exit code 1: some could not be freed"
+    about = "free the leases of dead pods that an audit reported, if they are still dead; exit code 1: some stay"
     more = ". Leases of pending pods and of IPAMClaims are never freed."
     parser = subcommand.add(commands, "reclaim", about, more, run=_run, shows=True)
     stores.add_options(parser, pods=True)
     about = "the file of `railcni ipam audit --report`"
     parser.add_argument("--from-report", required=True, metavar="FILE", help=about)
     common.add(parser, "dry-run")
-    common.add(parser, "force", "here: leases whose node does not answer; you have seen that their pods run nowhere")
+    about = "here: also free leases whose node does not answer; first make sure that their pods run nowhere"
+    common.add(parser, "force", about)
     parser.set_defaults(ask=None)
     about = f"the command waits until the report is this old; default: {GRACE:g}, with --dry-run 0"
     common.add(parser, "grace", about, type=partial(subcommand.seconds, least=0))
@@ -65,8 +66,9 @@ def register(commands: subcommand.Commands) -> None:
 
 def register_in_use(commands: subcommand.Commands) -> None:
     """Add the command `in-use`."""
-    about = "answer for this node whether the leases of a JSON document on stdin are in use, as `kubectl railcni` asks"
-    parser = subcommand.add(commands, "in-use", about, run=_answer)
+    about = "not for people: tell which leases, given as JSON on stdin, this node still uses"
+    more = ". `kubectl railcni ipam reclaim` asks the nodes by it."
+    parser = subcommand.add(commands, "in-use", about, more, run=_answer)
     common.add(parser, "root", "", "/")
     common.add(parser, "state-dir", "", STATE, made=True)
 

@@ -22,7 +22,7 @@ def register(commands: subcommand.Commands) -> None:
     """Add the command `nad` and its subcommands."""
     about = "check networks in files, print their JSON Schema, and render NADs from operators' resources"
     verbs = subcommand.add_group(commands, "nad", about)
-    about = "find the faults of a NAD, conflist or conf: line, column, key and remedy"
+    about = "find the faults of a NAD, conflist, conf or plan of rails: line, column, key and remedy"
     more = ". Exit code 0: no error; 1: errors."
     lint = subcommand.add(verbs, "lint", about, more, run=_lint, shows=True)
     about = f"a file (YAML or JSON, with several documents), a directory such as {NET_DIRECTORY}, or - for stdin"

@@ -211,6 +211,7 @@ def ping(rails: Sequence[AttachedRail], peer: Peer) -> None:
 
 
 COLUMNS = ("group", "rail", "interface", "addresses", "index", "table", "GID", "ping ms", "faults")
+LEAST = ("GID", "table", "addresses")
 
 
 def row(attached: AttachedRail) -> Sequence[object]:

@@ -21,8 +21,8 @@ namespace, type (macvlan, host-device, sriov), mtu, base, exclude, gateway, rout
 numVfs and image are optional; docs/rails.md has an example
 """
 
-_LEAST = ("numa", "pci", "distance", "verbs device", "interface")
-_NICS = ("GPU", "distance", "NIC", "verbs device", "pci", "numa", "rail", "pod", "interface", "addresses")
+LEAST = ("numa", "pci", "distance", "verbs device", "interface")
+NICS = ("GPU", "distance", "NIC", "verbs device", "pci", "numa", "rail", "interface", "addresses", "pod")
 
 
 def register(commands: subcommand.Commands) -> None:
@@ -75,7 +75,8 @@ def _check(options: argparse.Namespace) -> int:
     if options.peer:
         attached.ping(rails, attached.peer_of(options.peer, rails, found))
     documents = [rail.document() for rail in rails]
-    output.show(options.output, documents, lambda: output.print_table(attached.COLUMNS, map(attached.row, rails)))
+    rows = map(attached.row, rails)
+    output.show(options.output, documents, lambda: output.print_table(attached.COLUMNS, rows, least=attached.LEAST))
     sys.stdout.flush()
     return int(any(rail.faults for rail in rails))
 
@@ -83,7 +84,7 @@ def _check(options: argparse.Namespace) -> int:
 def _show(options: argparse.Namespace) -> int:
     found = _nics([*attached.of_node()])
     empty = "no NIC here has a verbs device, and no rail is attached"
-    output.show(options.output, found, lambda: output.print_table(_NICS, _rows(found), empty=empty, least=_LEAST))
+    output.show(options.output, found, lambda: output.print_table(NICS, _rows(found), empty=empty, least=LEAST))
     return 0
 
 
@@ -131,7 +132,7 @@ def _rows(found: Sequence[dict[str, Any]]) -> list[Sequence[object]]:
         head = (nic["gpu"], nic["distance"], nic["netdev"], nic["verbsDevice"], nic["pci"], nic["numaNode"])
         for rail in nic["rails"]:
             what = f"{rail['group']}/{rail['rail']}"
-            lines.append((*head, what, rail["pod"], rail["interface"], " ".join(rail["addresses"])))
+            lines.append((*head, what, rail["interface"], " ".join(rail["addresses"]), rail["pod"]))
         if not nic["rails"]:
             lines.append((*head, None, None, None, None))
     return lines

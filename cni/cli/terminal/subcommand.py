@@ -20,10 +20,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _WATCH = "list again every 2 seconds, and print the rows that are new or changed, until Ctrl-C"
-_FORMAT = (
-    "the format: table, wide, name (of a listing), json, yaml or jsonpath=TEMPLATE;"
-    " default: table, or yaml for what `kubectl apply` reads"
-)
+_FORMAT = "the format of what is printed"
 
 
 class ExistingDirectory(argparse._StoreAction):
@@ -120,7 +117,8 @@ def add(
         forms = ("table", "wide", *(["name"] if lists else []), "json", "yaml")
     if forms:
         choices = Forms((*forms, jsonpath.FORM))
-        parser.add_argument("-o", "--output", choices=choices, default=forms[0], metavar="FORMAT", help=_FORMAT)
+        about = f"{_FORMAT}: {', '.join(forms)} or jsonpath=TEMPLATE; default: {forms[0]}"
+        parser.add_argument("-o", "--output", choices=choices, default=forms[0], metavar="FORMAT", help=about)
     if shows or lists:
         parser.add_argument("--no-headers", action="store_true", help="print tables without their heads")
     if lists:
