@@ -10,22 +10,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Collection, Sequence
+from typing import TYPE_CHECKING, TypeAlias
 
 from cni.shared.spec.errors import TryAgainLater
+from ipam.config import IpamConfig
 from ipam.leases import Lease, Owner, Want
 from ipam.ranges import Range, host_of
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
-    from typing import TypeAlias
+    from ipam.group.indexes import Group  # it imports this module
 
-    from ipam.config import IpamConfig
-    from ipam.group.indexes import Group
-
-    Choice: TypeAlias = "Need | Group"
-    """A need or a group. The claim chooses one index of its `space`, which stands for an address for each of `needs`."""
-
+Choice: TypeAlias = "Need | Group"
+"""A need or a group. The claim chooses one index of its `space`, which stands for an address for each of `needs`."""
 
 MOST_STATICS = 32  # leased static addresses of a network: a claim is one transaction (see MOST_ADDRESSES of a group)
 

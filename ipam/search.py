@@ -10,13 +10,13 @@ unavailable addresses of a window as a bitset, an integer whose bit i stands for
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Sequence
+from ipam.leases import Owner, Want
+from ipam.ranges import Range, Span
 
-    from ipam.leases import Owner, Want
-    from ipam.ranges import Range, Span
+if TYPE_CHECKING:  # this module does no I/O
     from ipam.rules import Choice, Need
     from ipam.stores.base import Store, Window
 
@@ -27,34 +27,56 @@ _NEAR_SPREAD = 256  # the near place is one of the first _NEAR_SPREAD addresses 
 _UNSEEN = 3  # places after the lowest one that are tried without a read, where a read costs more than a failed claim
 
 
-class SearchPlan:
-    """The search for the addresses of `wanted`, over all attempts at a claim.
+class Terms:
+    """The terms of a claim beside its store, needs and owner; without conditions, as here, every address may be given.
 
-    `free_earlier_boots(pool)` is called when a pool is exhausted, and returns True if it has freed an address. An
-    address for which `is_avoided("address/length")` is true is given last. An address of the node itself (`is_own(want)`)
-    is never given. An address of a neighbour (`is_neighbour(want)`) is given only if the pod prefers it. That of a former
-    neighbour is given last, too: `with_former(want)` returns the addresses of all of them if that of `want` is one.
+    A claim of the addresses in `open` was made, by an earlier call or by this one (`is_unsure`), and the server may
+    still execute it. The addresses in `doubtful` are not kept, since their release may still be under way. `new`: the
+    attachment never had a lease. An attempt ends within `seconds`; 0 stands for ipam.acquire.CLAIM_SECONDS.
     """
 
-    def __init__(
-        self,
-        store: Store,
-        wanted: Sequence[Choice],
-        owner: Owner,
-        free_earlier_boots: Callable[[str], bool],
-        is_own: Callable[[Want], bool],
-        is_neighbour: Callable[[Want], bool],
-        is_avoided: Callable[[str], bool] = lambda address: False,
-        with_former: Callable[[Want], Collection[tuple[int, int]]] = lambda want: (),
-    ) -> None:
+    open: Sequence[Want] = ()
+    is_unsure = False
+    doubtful: Sequence[Want] = ()
+    new = False
+    seconds = 0.0
+
+    def remember(self, wants: Sequence[Want], sequence: int) -> None:
+        """Note `wants` before each claim of them, and when the leases exist already."""
+
+    def preferred(self) -> list[tuple[int, int]]:
+        """The addresses, (family, value), to give if they are free, the most preferred first."""
+        return []
+
+    def is_own(self, want: Want) -> bool:
+        """Whether the address is of the node itself: it is never given."""
+        return False
+
+    def is_neighbour(self, want: Want) -> bool:
+        """Whether the address is of a neighbour: it is given only if it is preferred."""
+        return False
+
+    def with_former(self, want: Want) -> Collection[tuple[int, int]]:
+        """The addresses of all former neighbours, which are given last, if that of `want` is one; otherwise none."""
+        return ()
+
+    def is_avoided(self, address: str) -> bool:
+        """Whether `address`, "address/length", was found in use: it is given last."""
+        return False
+
+    def free_earlier_boots(self, store: Store, pool: str) -> bool:
+        """Free addresses of this node's earlier boots in an exhausted pool; return whether there were any."""
+        return False
+
+
+class SearchPlan:
+    """The search for the addresses of `wanted`, over all attempts at a claim."""
+
+    def __init__(self, store: Store, wanted: Sequence[Choice], owner: Owner, terms: Terms) -> None:
         self._store = store
         self._wanted = wanted
         self._owner = owner
-        self._free_earlier_boots = free_earlier_boots
-        self._is_own = is_own
-        self._is_neighbour = is_neighbour
-        self._is_avoided = is_avoided
-        self._with_former = with_former
+        self._terms = terms
         self._place = _LOWEST
         self._taken: list[Want] = []  # addresses that were proposed and lost
         self.preferred: list[tuple[int, int]] | None = None  # (family, value), the best first; None: not yet known
@@ -129,7 +151,7 @@ class SearchPlan:
         cooling = self._cooling(choice)
         index, nodes = self._given(choice, own | cooling | lost)
         pools = dict.fromkeys(need.pool for need in choice.needs)
-        if index is None and True in [self._free_earlier_boots(pool) for pool in pools]:
+        if index is None and True in [self._terms.free_earlier_boots(self._store, pool) for pool in pools]:
             cooling = self._cooling(choice)
             index, nodes = self._given(choice, own | cooling | lost)
         if index is None:
@@ -154,7 +176,7 @@ class SearchPlan:
                 avoid |= _indexes(choice, former)  # all at once, since there may be many
                 in_use = index if in_use is None else in_use
             elif any(
-                self._is_avoided(f"{want.text}/{need.rng.prefix}")
+                self._terms.is_avoided(f"{want.text}/{need.rng.prefix}")
                 for want, need in zip(wants, choice.needs, strict=True)
             ):
                 in_use = index if in_use is None else in_use
@@ -164,10 +186,12 @@ class SearchPlan:
 
     def _is_on_wire(self, want: Want) -> bool:
         """Whether the node itself has the address of `want`, or a neighbour has it and the address is not preferred."""
-        return self._is_own(want) or (want.address not in (self.preferred or ()) and self._is_neighbour(want))
+        return self._terms.is_own(want) or (
+            want.address not in (self.preferred or ()) and self._terms.is_neighbour(want)
+        )
 
     def _former_beside(self, want: Want) -> Collection[tuple[int, int]]:
-        return () if want.address in (self.preferred or ()) else self._with_former(want)
+        return () if want.address in (self.preferred or ()) else self._terms.with_former(want)
 
     def _free(self, choice: Choice, avoid: Collection[int]) -> int | None:
         """A free index that is not in `avoid`, if possible a preferred one; None if no index is free."""

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
+from cni.shared.records import Records
 from cni.shared.spec.errors import CniError, InvalidConfig, NotAvailable
-from ipam import own, rules, stores
+from cni.shared.spec.request import Request
+from ipam import rules, stores
+from ipam.acquire import AddTerms
 from ipam.call import configured_rail, owner_of, permit, ref_of
 from ipam.local import restorer
+from ipam.rules import Choice
 from ipam.search import SearchPlan
 from ipam.stores.base import CREATE, SHARED_SECONDS
-from ipam.upkeep import free_earlier_boots
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
-    from cni.shared.records import Records
-    from cni.shared.spec.request import Request
-    from ipam.rules import Choice
+class _Terms(AddTerms):
+    """As for an ADD, but without the file of avoided addresses, which would be made if it is missing."""
+
+    def is_avoided(self, address: str) -> bool:
+        return False
 
 
 def status(request: Request, records: Records) -> None:
@@ -43,8 +46,8 @@ def status(request: Request, records: Records) -> None:
         needs = [need for choice in wanted for need in choice.needs]
         chosen = [None for need in needs]
         with store.session():
-            free, wire = lambda pool: free_earlier_boots(store, pool, owner, records), own.Wire(config.network)
-            values = SearchPlan(store, wanted, owner, free, wire.is_own, wire.is_neighbour).propose(chosen)
+            terms = _Terms(owner, config, store_ref, None, records)
+            values = SearchPlan(store, wanted, owner, terms).propose(chosen)
     except InvalidConfig:
         raise
     except CniError as fault:

@@ -65,7 +65,7 @@ for i in range(count):
     name = f"{node}-{first + i}"
     who = Owner(Attachment("rdma-net", name, "net1"), ("ns", name, ""), node, sequence=time.time_ns())
     if searching:
-        acquire.acquire(store, [need], who, acquire.Terms(lambda wants, sequence: None))
+        acquire.acquire(store, [need], who, acquire.Terms())
     else:
         value = need.rng.first + int(node[1:]) * 4096 + first + i
         assert isinstance(store.claim([need.want(value)], who), Claimed)

@@ -59,7 +59,7 @@ def root(store: Store) -> str:
 
 def given(store: Store, container: str, sequence: int) -> int:
     """The last octet of the address that an ADD gets from 10.0.0.0/24."""
-    need, terms = Need(Range(4, TEN, 24), "pool", ""), Terms(lambda wants, sequence: None)
+    need, terms = Need(Range(4, TEN, 24), "pool", ""), Terms()
     return acquire(store, [need], owner(container, sequence), terms)[0] - TEN
 
 

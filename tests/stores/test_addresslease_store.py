@@ -626,6 +626,6 @@ def test_a_restarted_pod_keeps_its_addresses_also_when_a_create_of_its_former_sa
 
     whose = owner("new", 2, pod=pod)
     store = opened(lambda: [first, late])
-    got = acquire.acquire(store, [Group("gpu", [[need] for need in needs], 0)], whose, acquire.Terms(lambda *_: None))
+    got = acquire.acquire(store, [Group("gpu", [[need] for need in needs], 0)], whose, acquire.Terms())
     assert got == [TEN + 1, TEN + 257]
     assert {lease.container_id for pool in ("10.0.0.0-24", "10.0.1.0-24") for lease in opened().leases(pool)} == {"new"}

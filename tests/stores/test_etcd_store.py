@@ -369,10 +369,15 @@ def restored(backup: Path, data: Path) -> Iterator[Cluster]:
 
 def test_an_add_whose_claim_is_lost_gets_its_address_in_the_next_try(store: EtcdStore) -> None:
     told: list[int] = []
+
+    class Told(acquire.Terms):
+        def remember(self, wants: object, sequence: int) -> None:
+            told.append(sequence)
+
     with Proxy(port_of(store), Once("request")) as proxy:
         own = EtcdStore({**store.record(), "endpoints": [f"http://127.0.0.1:{proxy.port}"], "password": ""})
         who = owner("c1", time.time_ns())
-        values = acquire.acquire(own, [need()], who, acquire.Terms(lambda wants, sequence: told.append(sequence)))
+        values = acquire.acquire(own, [need()], who, Told())
     assert values == [TEN + 1]
     assert [lease.sequence for lease in store.leases("pool")] == told[-1:]
 
@@ -556,7 +561,7 @@ def test_claims_go_on_when_the_leader_dies_and_when_history_is_compacted(
     own = reached(three)
     for i in range(40):
         who = owner(f"c{i}", time.time_ns())
-        values = acquire.acquire(own, [need()], who, acquire.Terms(lambda wants, sequence: None))
+        values = acquire.acquire(own, [need()], who, acquire.Terms())
         assert values == [TEN + 1 + i]
         if i == 20:
             leader = three.leader()
@@ -608,7 +613,7 @@ store = EtcdStore(store_ref, seconds=20)
 need = Need(Range(4, 10 << 24, 16), "pool", "")
 for i in range(count):
     who = Owner(Attachment("rdma-net", f"{node}-{i}", "net1"), node=node, sequence=time.time_ns())
-    (value,) = acquire.acquire(store, [need], who, acquire.Terms(lambda wants, sequence: None))
+    (value,) = acquire.acquire(store, [need], who, acquire.Terms())
     print("+", value, f"{node}-{i}", flush=True)
     if i % 3 == 0:
         store.release(store.find(who.attachment))

@@ -886,7 +886,7 @@ def test_nodes_that_claim_at_once_get_an_address_each_and_leave_none(cluster: Cl
         try:
             for i in range(each):
                 who = owner(f"c{node}-{i}", time.time_ns(), pod=("ns", f"p{node}-{i}", ""), node=f"node-{node}")
-                given.extend(acquire.acquire(store, [need], who, acquire.Terms(lambda wants, sequence: None)))
+                given.extend(acquire.acquire(store, [need], who, acquire.Terms()))
             for i in range(0, each, 2):
                 found = store.find(owner(f"c{node}-{i}").attachment)
                 assert store.release(found) == 1
