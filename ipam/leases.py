@@ -174,8 +174,6 @@ class Lease(Want):
 class Pool:
     """A pool that has leases: its name, its family, and the number of leases (`used`)."""
 
-    __slots__ = ("family", "name", "used")
-
     def __init__(self, name: str, family: int, used: int) -> None:
         self.name = name
         self.family = family

@@ -15,14 +15,12 @@ from __future__ import annotations
 import os
 import socket
 from struct import Struct
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from cni.shared.config import asks_for_same_index
 from cni.shared.spec.request import member
+from ipam.leases import Want
 from ipam.ranges import format_address
-
-if TYPE_CHECKING:
-    from ipam.leases import Want
 
 _FAMILIES = {4: socket.AF_INET, 6: socket.AF_INET6}
 # rtnetlink(7), include/uapi/linux/neighbour.h

@@ -45,8 +45,6 @@ class Need:
     use the same address, and one of them has the lease.
     """
 
-    __slots__ = ("pool", "requested", "rng", "scope", "shared")
-
     def __init__(
         self, rng: Range, pool: str, scope: str | None, requested: int | None = None, shared: bool = False
     ) -> None:

@@ -27,16 +27,21 @@ fails records no pending release, since a later release could free addresses tha
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from cni.shared import rail as rails_key
+from cni.shared.config import Fault
 from cni.shared.gc import Began
+from cni.shared.log import Log
 from cni.shared.records import GROUP, LINK, Records
 from cni.shared.spec import codec
 from cni.shared.spec.errors import CniError, InvalidConfig, TryAgainLater
 from cni.shared.spec.request import Attachment, Request
 from ipam import call, stores
 from ipam.acquire import claim
+from ipam.config import IpamConfig
+from ipam.group.indexes import Group
 from ipam.leases import PART, Lease, Owner, recorded_document, recorded_leases
 from ipam.local import read_record, restorer
 from ipam.ranges import format_address
@@ -44,15 +49,7 @@ from ipam.rules import is_current
 from ipam.stores.base import CHANGE, READ, SHARED_SECONDS, Unreachable
 from ipam.upkeep import is_among, note_fault, release
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from cni.shared.config import Fault
-    from cni.shared.log import Log
-    from ipam.config import IpamConfig
-    from ipam.group.indexes import Group
-
-    Member = list[Any]
+Member = list[Any]
 
 
 def attachment_of(group: str, container_id: str) -> Attachment:

@@ -72,8 +72,6 @@ class Pauses:
     newer ones. If `first` is 0, there is no pause before the second attempt.
     """
 
-    __slots__ = ("_deadline", "_longest", "_pause", "_seconds", "_since")
-
     def __init__(self, deadline: float, first: float = 0.02, longest: float = 1.0) -> None:
         self._deadline = deadline
         self._since = time.monotonic()
@@ -109,8 +107,6 @@ class Survey:
     window is so full that a search should begin elsewhere.
     """
 
-    __slots__ = ("former", "near_full", "own", "pods")
-
     def __init__(
         self, own: list[Lease], pods: list[Lease], former: list[tuple[int, int]], near_full: bool = False
     ) -> None:
@@ -123,8 +119,6 @@ class Survey:
 class Claimed:
     """Answer of `claim`: the store has these leases now."""
 
-    __slots__ = ("leases",)
-
     def __init__(self, leases: list[Lease]) -> None:
         self.leases = leases
 
@@ -136,16 +130,12 @@ class Taken:
     the same time: the same claim may succeed next time.
     """
 
-    __slots__ = ("wants",)
-
     def __init__(self, wants: list[Want]) -> None:
         self.wants = wants
 
 
 class Unknown:
     """Answer of `claim`: the outcome is unknown until the `find` of a new session shows it. `reason` is the error."""
-
-    __slots__ = ("reason",)
 
     def __init__(self, reason: CniError) -> None:
         self.reason = reason
@@ -161,8 +151,6 @@ class Store:
     `is_claimed_here(want)` returns whether another call of this node is about to claim the address; if not, it notes
     that this call is. So simultaneous calls of one node choose different addresses.
     """
-
-    __slots__ = ("_depth", "cooldown", "is_claimed_here", "unread")
 
     kind = ""
     window = 4096  # addresses of one step of a search: a power of two, at most WINDOW of ipam.search

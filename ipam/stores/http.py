@@ -8,12 +8,11 @@ compression.
 from __future__ import annotations
 
 import errno
-import io
 import os
 import select
 import socket
 import ssl
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from http.client import HTTPException, HTTPResponse
 from time import monotonic
 from typing import Any
@@ -26,6 +25,7 @@ AGENT = f"railcni/{VERSION}"  # Kubernetes takes the part before the / as the fi
 
 _MOMENT = 0.25  # seconds for each host and port in the first round of `dial`
 _MOST_BYTES = 64 << 20  # of a reply
+_AT_ONCE = 1 << 16  # bytes that are received at once
 _MOST_LINES = 1 << 18  # bytes of a reply's lines: headers, also of interim replies, sizes of chunks, and trailers
 _MOST_KEPT, _KEPT_SECONDS = 4, 30.0  # connections; servers close an idle connection after a minute or more
 
@@ -46,10 +46,6 @@ class _TlsSocket(ssl.SSLSocket):
 
 class ConnectionLost(OSError):
     """A request was sent at least in part, but no complete reply came: the server may have served the request."""
-
-
-class _Ended(ConnectionResetError):
-    """The other side has closed the connection."""
 
 
 class Refused(OSError):
@@ -92,80 +88,65 @@ def tls_context(authority: str, certificate: str, key: str) -> Any:
     return context
 
 
-class _Incoming(io.RawIOBase):
-    """The bytes that a socket receives. `begin` limits their number and sets a deadline."""
+class _Replies:
+    """The reader of replies, in place of a socket's file. It has the methods that HTTPResponse calls.
+
+    Raises ConnectionResetError when the connection closes within a line or a body of known size.
+    """
 
     def __init__(self, connected: socket.socket) -> None:
         self._socket = connected
-        self._deadline = 0.0
-        self._left = 0
+        self._unread = bytearray()
 
     def begin(self, deadline: float) -> None:
         """Begin a reply, which must be read by `deadline`."""
-        self._deadline, self._left = deadline, _MOST_BYTES
-
-    def end(self) -> None:
-        """End a reply: nothing more comes before the next `begin`."""
-        self._left = -1
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int | None:
-        if self._left < 0:
-            return None
-        _wait(self._socket, self._deadline)
-        size = self._socket.recv_into(buffer)
-        if size > self._left:
-            raise _too_much(_MOST_BYTES, "data")
-        self._left -= size
-        return size
-
-
-class _Replies(io.BufferedReader):
-    """The reader of replies. Raises _Ended when the connection closes within a line or a body of known size."""
-
-    def __init__(self, incoming: _Incoming) -> None:
-        super().__init__(incoming)
-        self._incoming = incoming
-        self._lines = 0  # bytes of the lines of the reply so far
-
-    def begin(self, deadline: float) -> None:
-        """Begin a reply, which must be read by `deadline`."""
-        self._incoming.begin(deadline)
-        self._lines = 0
+        self._deadline, self._bytes, self._lines = deadline, 0, 0
 
     def end(self) -> bool:
         """End a reply. Return False if more bytes have come, without a request."""
-        self._incoming.end()
-        return not self.peek(1)
+        return not self._unread
 
-    def readline(self, size: int | None = -1, /) -> bytes:
-        line = super().readline(size)
+    def readline(self, size: int) -> bytes:
+        while (at := self._unread.find(b"\n", 0, size)) < 0 and len(self._unread) < size:
+            if not self._receive():
+                raise _ended()
+        line = self._take(at + 1 or size)
         self._lines += len(line)
         if self._lines > _MOST_LINES:
             raise _too_much(_MOST_LINES, "headers and sizes of chunks")
-        if not line.endswith(b"\n") and len(line) != size:
-            raise _Ended(errno.ECONNRESET, "the connection was closed")
         return line
 
-    def read(self, size: int | None = -1, /) -> bytes:
-        wanted = -1 if size is None else size
-        if wanted > _MOST_BYTES:
+    def read(self, size: int = -1) -> bytes:
+        """The next `size` bytes; without `size` all until the connection closes."""
+        if size > _MOST_BYTES:
             raise _too_much(_MOST_BYTES, "data")
-        data = super().read(wanted)
-        if len(data) < wanted:
-            raise _Ended(errno.ECONNRESET, "the connection was closed")
-        return data
+        while (size < 0 or len(self._unread) < size) and self._receive():
+            pass
+        if len(self._unread) < size:
+            raise _ended()
+        return self._take(len(self._unread) if size < 0 else size)
 
     def close(self) -> None:
         """Do nothing: `http.client` closes its file after each reply, but this reader also serves later replies."""
 
+    def _receive(self) -> bool:
+        """Wait for more bytes; return False if the connection has closed."""
+        _wait(self._socket, self._deadline)
+        data = self._socket.recv(_AT_ONCE)
+        self._unread += data
+        self._bytes += len(data)
+        if self._bytes > _MOST_BYTES:
+            raise _too_much(_MOST_BYTES, "data")
+        return bool(data)
+
+    def _take(self, size: int) -> bytes:
+        data = bytes(self._unread[:size])
+        del self._unread[:size]
+        return data
+
 
 class Connection:
     """An HTTP connection to `host` through the socket `connected` of `dial`; with TLS unless `context` is None."""
-
-    __slots__ = ("_host", "_replies", "_socket", "_tls", "answers", "at", "retry_after", "reused", "used")
 
     def __init__(self, connected: socket.socket, host: str, context: Any, deadline: float) -> None:
         """Do the TLS handshake by `deadline`. Raises Untrusted or OSError when it fails, and closes the socket."""
@@ -196,9 +177,9 @@ class Connection:
                 if not isinstance(fault, TimeoutError) and (not getattr(fault, "reason", None) or " eof " in why):
                     why = "it closes the connection in the TLS handshake: does it speak TLS?"
                 raise OSError(fault.errno, why) from None
-        self._replies = _Replies(_Incoming(self._socket))
+        self._replies = _Replies(self._socket)
 
-    def makefile(self, _mode: str) -> io.BufferedReader:
+    def makefile(self, _mode: str) -> _Replies:
         """The reader of replies. HTTPResponse calls this method: it gets this connection in place of a socket."""
         return self._replies
 
@@ -263,8 +244,6 @@ class Connection:
 class ServerAddress:
     """The address at which a server listens. `base` is the prefix of the path of every request."""
 
-    __slots__ = ("base", "host", "port", "tls")
-
     def __init__(self, text: str, tls: bool, ports: tuple[int, int]) -> None:
         """`text` is [scheme://]host[:port][/path]. Without a scheme, `tls` tells whether to use TLS. `ports` are the
         default ports (without TLS, with TLS). Raises ValueError for any other text."""
@@ -308,8 +287,6 @@ class Client:
     `seconds` bound each request with all its attempts, and `deadline` (time.monotonic) bounds all requests.
     `hurries`: fail at the first connection that cannot be made.
     """
-
-    __slots__ = ("_connection", "_context", "_kept_as", "deadline", "hurries", "seconds")
 
     def __init__(self, seconds: float) -> None:
         self._connection: Connection | None = None
@@ -376,43 +353,27 @@ def dial(places: Sequence[tuple[str, int]], seconds: float) -> tuple[int, socket
     """
     deadline = monotonic() + seconds
     reasons = ["did not answer"] * len(places)
-    left = list(_candidates(places, reasons))
-    for patience in (_MOMENT, seconds / max(len(left), 1)):
-        silent = []
-        for index, entry in left:
-            wait = min(patience, deadline - monotonic())
-            try:
-                return index, _connected(entry, max(wait, 0.01))
-            except TimeoutError:
-                silent.append((index, entry))
-            except OSError as fault:
-                reasons[index] = _why(fault)
-        left = silent
-    raise Refused(reasons)
-
-
-def _candidates(places: Sequence[tuple[str, int]], reasons: list[str]) -> Iterator[tuple[int, Any]]:
+    left: list[Any] = []
     for index, (host, port) in enumerate(places):
         try:
             found = socket.getaddrinfo(host.encode(), port, type=socket.SOCK_STREAM)  # a str loads the codec IDNA
+            left += [(index, *entry) for entry in found]
         except OSError as fault:
             reasons[index] = f"the name cannot be resolved: {_why(fault)}"
-            continue
-        for entry in found:
-            yield index, entry
-
-
-def _connected(entry: Any, seconds: float) -> socket.socket:
-    family, kind, protocol, _, address = entry
-    made = _Socket(family, kind, protocol)
-    try:
-        made.settimeout(seconds)
-        made.connect(address)
-        made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    except BaseException:
-        made.close()
-        raise
-    return made
+    for patience in (_MOMENT, seconds / max(len(left), 1)):
+        tried, left = left, []
+        for index, family, kind, protocol, name, address in tried:
+            try:
+                made = _Socket(family, kind, protocol)
+                made.settimeout(max(min(patience, deadline - monotonic()), 0.01))
+                made.connect(address)
+                made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                return index, made
+            except TimeoutError:
+                left.append((index, family, kind, protocol, name, address))
+            except OSError as fault:
+                reasons[index] = _why(fault)
+    raise Refused(reasons)
 
 
 def _wait(connected: socket.socket, deadline: float) -> None:
@@ -421,6 +382,10 @@ def _wait(connected: socket.socket, deadline: float) -> None:
     if left <= 0:
         raise TimeoutError(errno.ETIMEDOUT, "timed out")
     connected.settimeout(left)
+
+
+def _ended() -> OSError:
+    return ConnectionResetError(errno.ECONNRESET, "the connection was closed")
 
 
 def _too_much(most: int, of: str) -> OSError:

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 class ServedStore(Store):
     """A store behind a server. `record` returns `store_ref`; `client` makes the requests."""
 
-    __slots__ = ("_client", "_store_ref")
-
     def __init__(self, store_ref: dict[str, Any], client: Client) -> None:
         super().__init__()
         self._store_ref = store_ref

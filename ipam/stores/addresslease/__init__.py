@@ -50,8 +50,6 @@ _FORGETS, _FORGOTTEN = 8, 500  # how many of 256 releases also remove old memori
 class AddressLeaseStore(ObjectStore):
     """The store of AddressLeases. `known` returns the leases in this node's records, at least those of the network."""
 
-    __slots__ = ("_entries", "_known", "_lists", "_moves", "_objects", "_recent", "_surveyed")
-
     kind = "addresslease"
     window = objects.BLOCK_SIZE
     places = 6  # reading past a full block lists the whole pool

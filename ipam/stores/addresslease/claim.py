@@ -38,18 +38,6 @@ class Claim:
     """One attempt to claim `wants`. `known` returns the object of a lease as this session has read it. `is_mixed` tells
     whether the pool of a lease may have objects with both kinds of names."""
 
-    __slots__ = (
-        "_cooldown",
-        "_instead_of",
-        "_is_mixed",
-        "_known",
-        "_made",
-        "_objects",
-        "_replaced",
-        "_wants",
-        "leases",
-    )
-
     def __init__(
         self,
         found: Objects,

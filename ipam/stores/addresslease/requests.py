@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 class Objects:
     """The AddressLeases of one namespace. Every method may raise a CniError, such as OutcomeUnknown."""
 
-    __slots__ = ("api",)
-
     def __init__(self, api: Api) -> None:
         self.api = api
 

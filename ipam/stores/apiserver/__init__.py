@@ -48,8 +48,6 @@ class Api(http.Client):
 
     observe: Callable[[str, str, float, BaseException | None], object] | None = None
 
-    __slots__ = ("_access", "_namespace", "_path", "_token", "warn")
-
     def __init__(self, path: str, seconds: float, namespace: str = "") -> None:
         super().__init__(seconds)
         self._path = path

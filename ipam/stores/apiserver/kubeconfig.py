@@ -41,11 +41,6 @@ class Access(http.ServerAddress):
     Files that the kubeconfig names are read when they are needed.
     """
 
-    __slots__ = (
-        *("_authority", "_certificate", "_insecure", "_key", "_token", "_token_file"),
-        *("helper", "namespace", "path", "verified_name"),
-    )
-
     def __init__(self, path: str, server: str, namespace: str) -> None:
         """`server` is a URL. Raises InvalidConfig for any other text."""
         try:
@@ -123,8 +118,6 @@ class Helper:
     The program runs without a terminal, with this process's environment and the variables that the kubeconfig adds,
     and is killed at the deadline. Its credential is kept until `forget`.
     """
-
-    __slots__ = ("_argv", "_environ", "_status", "_version", "where")
 
     def __init__(self, path: str, directory: str, described: Any) -> None:
         """`path` is that of the kubeconfig; relative paths start at `directory`; `described` is the value of `exec`."""

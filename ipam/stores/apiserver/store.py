@@ -17,8 +17,6 @@ from ipam.stores.served import ServedStore
 class ObjectStore(ServedStore):
     """The store of `store_ref` (ipam.stores.ref_of). A request takes at most `seconds`, with all its attempts."""
 
-    __slots__ = ("api",)
-
     def __init__(self, store_ref: dict[str, Any], seconds: float) -> None:
         self.api = Api(store_ref.get("kubeconfig") or "", seconds, store_ref.get("namespace") or "")
         super().__init__(store_ref, self.api)

@@ -13,7 +13,8 @@ while.
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any
+from collections.abc import Collection, Sequence
+from typing import Any
 
 from cni.shared.spec.errors import CniError
 from cni.shared.spec.request import Attachment
@@ -33,13 +34,8 @@ from ipam.stores.etcd import keys, txn
 from ipam.stores.etcd.client import EtcdClient, endpoint
 from ipam.stores.etcd.keys import BLOCK, LEASE, Keys, end_of, next_key
 from ipam.stores.etcd.search import Search
-from ipam.stores.etcd.txn import Reply
+from ipam.stores.etcd.txn import Answer, Entry, Op, Reply
 from ipam.stores.served import ServedStore, conflicts
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
-
-    from ipam.stores.etcd.txn import Answer, Entry, Op
 
 _VOID_SECONDS = 600  # the longest time for which a lost request may still arrive
 _WINDOWS = 50  # windows that one request reads
@@ -50,8 +46,6 @@ _FORGETS, _FORGOTTEN = 8, 500  # 8 of 256 releases also remove old former/ keys,
 
 class EtcdStore(ServedStore):
     """The store of `store_ref` (ipam.stores.ref_of). A request takes at most `seconds`, with all its attempts."""
-
-    __slots__ = ("_etcd", "_search", "keys")
 
     kind = "etcd"
     window = BLOCK

@@ -55,8 +55,6 @@ class EtcdClient(http.Client):
     `tls` has the paths of the authority's certificate, the client's certificate and the client's key; "" if not set.
     """
 
-    __slots__ = ("_at", "_endpoints", "_password", "_refused", "_tls", "_token", "_user")
-
     def __init__(
         self, endpoints: list[ServerAddress], tls: tuple[str, str, str], user: str, password: str, seconds: float
     ) -> None:

@@ -35,8 +35,6 @@ _DIGITS = {4: 8, 6: 32}  # hexadecimal digits of an address, by family
 class Keys:
     """The keys under one prefix. The methods raise InvalidConfig for a name that is not UTF-8."""
 
-    __slots__ = ("root",)
-
     def __init__(self, prefix: str) -> None:
         self.root = f"{prefix.rstrip('/')}/v1/".encode()  # the prefix of all keys
 

@@ -7,25 +7,19 @@ full.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
 
 from ipam.leases import Want
+from ipam.stores.base import Window
 from ipam.stores.etcd import txn
 from ipam.stores.etcd.keys import BLOCK, LEASE, Keys, value_of
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from ipam.stores.base import Window
-    from ipam.stores.etcd.txn import Answer, Op, Reply
+from ipam.stores.etcd.txn import Answer, Op, Reply
 
 _COUNTED = 64  # blocks in a request, and blocks in a group: etcd takes 128 reads
 
 
 class Search:
     """A search; `call` runs a transaction and returns its reply."""
-
-    __slots__ = ("_call", "_keys", "_seen")
 
     def __init__(self, keys: Keys, call: Callable[[Op], Reply]) -> None:
         self._keys = keys

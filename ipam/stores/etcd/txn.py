@@ -7,13 +7,11 @@ values are base64. A reply has numbers as strings, and omits members that are 0,
 from __future__ import annotations
 
 import binascii
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Sequence
+from typing import Any, TypeAlias
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    Op = dict[str, Any]
-    Entry = tuple[bytes, bytes]  # key, value
+Op: TypeAlias = "dict[str, Any]"
+Entry = tuple[bytes, bytes]  # key, value
 
 CHUNK = 32  # operations in one inner transaction
 
@@ -97,8 +95,6 @@ class Reply:
     `succeeded`: whether the transaction's comparisons held; `inner` has the same for each inner transaction.
     `answers` has the answer to each operation, also to the operations in inner transactions.
     """
-
-    __slots__ = ("answers", "inner", "succeeded")
 
     def __init__(self, asked: Op, document: dict[str, Any]) -> None:
         self.succeeded = document.get("succeeded", False) is True

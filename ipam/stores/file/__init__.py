@@ -34,8 +34,6 @@ class FileStore(Store):
     most `seconds` for the lock.
     """
 
-    __slots__ = ("_database", "_restore", "_seconds", "_use", "directory", "path")
-
     kind = "file"
 
     def __init__(

@@ -44,8 +44,6 @@ _REMOTE = frozenset(
 class Database:
     """The lease file at `path`, open and locked until `close`. The methods raise a CniError that names the path."""
 
-    __slots__ = ("_connection", "_fd", "_has_failed", "_use", "path")
-
     def __init__(self, path: str, use: int, fd: int) -> None:
         self.path = path
         self._use = use

@@ -43,8 +43,6 @@ class KubernetesStore(ObjectStore):
     the address, the claim finds the reservation and fails.
     """
 
-    __slots__ = ("_doubtful", "_locks", "_view")
-
     kind = "kubernetes"
     window = 256  # the pool is in memory, and `next_open` skips full spans
     spreads = False  # a pool is one object

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Sequence
 
 from ipam.leases import Lease, Owner, Want, given_up
 from ipam.stores.apiserver import uid_of
@@ -10,13 +10,9 @@ from ipam.stores.apiserver.faults import Conflict, Forbidden, NotFound
 from ipam.stores.apiserver.resources import RESERVATIONS
 from ipam.stores.base import OutcomeUnknown
 from ipam.stores.ippool import objects
+from ipam.stores.ippool.objects import Changes, Reservation
+from ipam.stores.ippool.view import View
 from ipam.stores.served import conflicts
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-
-    from ipam.stores.ippool.objects import Changes, Reservation
-    from ipam.stores.ippool.view import View
 
 
 class PoolClaim:
@@ -24,8 +20,6 @@ class PoolClaim:
 
     `doubtful` are the leases that earlier claims with unknown outcomes replaced. Their reservations may still exist.
     """
-
-    __slots__ = ("_doubtful", "_instead_of", "_made", "_moved", "_owner", "_view", "_wants", "_written", "leases")
 
     def __init__(
         self,

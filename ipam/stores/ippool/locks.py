@@ -28,8 +28,6 @@ _LONGEST = 120.0  # seconds to wait while others release the lock: where nodes c
 class PoolLocks:
     """The locks of `pools` in one namespace of an API server; one lock for all pools if `pools` is empty."""
 
-    __slots__ = ("_api", "_held", "_pools", "_seconds", "_taken", "_warn")
-
     def __init__(self, api: Api, pools: Sequence[str], seconds: float, warn: Callable[[str], object]) -> None:
         self._api = api
         self._warn = warn

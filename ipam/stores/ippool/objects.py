@@ -13,7 +13,8 @@ An IPPool is one value in etcd, which takes requests of at most 1.5 MiB (--max-r
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, TypeAlias
 
 from cni.shared.spec import codec
 from cni.shared.spec.request import Attachment
@@ -21,10 +22,7 @@ from ipam.leases import COOLDOWN, Lease, Owner, Want, as_text, owner_from_json, 
 from ipam.ranges import BITS, format_address, network_name_of, object_name, parse_address, parse_cidr
 from ipam.stores.apiserver.resources import MOVED, MOVING, POOLS, RESERVATIONS, replacement
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
-
-    Changes = dict[int, dict[str, Any] | None]  # the new allocation of each address; None to remove it
+Changes: TypeAlias = "dict[int, dict[str, Any] | None]"  # the new allocation of each address; None to remove it
 
 API_VERSION = "whereabouts.cni.cncf.io/v1alpha1"
 ANNOTATION = "railcni.io/lease"
@@ -124,11 +122,6 @@ class IPPool:
     `size` is the size of its JSON in bytes without managedFields, which each patch removes. `stray` are the keys of
     allocations that are no valid offsets. `scope` and `leases` are empty until `read_leases`.
     """
-
-    __slots__ = (
-        *("_spec", "annotations", "entries", "family", "first", "leases", "name"),
-        *("scope", "size", "stray", "version"),
-    )
 
     def __init__(self, document: dict[str, Any], size: int, moves: bool = False) -> None:
         """`size` is the size of `document` in bytes. `moves`: accept a closed pool, for a migration.

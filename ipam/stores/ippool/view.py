@@ -6,11 +6,13 @@ A patch tests that the object has not changed since it was read.
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 from cni.shared.spec.errors import InvalidConfig, TryAgainLater
 from ipam.leases import Lease, Want
 from ipam.ranges import format_address, range_of
+from ipam.stores.apiserver import Api
 from ipam.stores.apiserver.faults import Conflict, Forbidden, NotFound, TooLarge, Undefined
 from ipam.stores.apiserver.resources import (
     ADDRESS_POOL,
@@ -24,13 +26,7 @@ from ipam.stores.apiserver.resources import (
 from ipam.stores.apiserver.store import refuse_elsewhere
 from ipam.stores.base import SHARED_SECONDS, OutcomeUnknown, Pauses
 from ipam.stores.ippool import objects
-from ipam.stores.ippool.objects import IPPool, Reservation, reservation_name
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-
-    from ipam.stores.apiserver import Api
-    from ipam.stores.ippool.objects import Allocation, Changes
+from ipam.stores.ippool.objects import Allocation, Changes, IPPool, Reservation, reservation_name
 
 _CONTENDED_SECONDS, _LONGEST_PAUSE = 60.0, 5.0
 
@@ -42,11 +38,6 @@ class View:
     node whose slices the pools are, "" for pools of whole ranges. `cooldown` is in seconds. `moves`: use closed pools
     too, for a migration.
     """
-
-    __slots__ = (
-        *("_before", "_known", "_known_from", "_named", "_node", "_reservations"),
-        *("api", "cooldown", "moves", "read_pools"),
-    )
 
     def __init__(
         self,
