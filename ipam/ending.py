@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from cni.shared.gc import NOTHING_LISTED, Began, valid_attachments
@@ -15,11 +16,9 @@ from ipam.call import configured, configured_rail, is_of_group, reached, ref_of
 from ipam.leases import PART, recorded_cooldown
 from ipam.local import is_pending, read_record
 from ipam.stores.base import CHANGE, SHARED_SECONDS, Store
-from ipam.upkeep import flush_reminded, is_among, is_ours, note_fault, release
+from ipam.upkeep import Faults, flush_reminded, is_ours, release
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable
-
     from cni.shared.config import Fault
     from cni.shared.log import Log
     from ipam.config import IpamConfig
@@ -125,105 +124,91 @@ def gc(request: Request, records: Records) -> None:
     if valid is None:
         records.log.warning(NOTHING_LISTED)
         return
-    faults: list[CniError] = []
-    store_ref, pools, node_name, cooldown = None, [], "", 0
+    collection = GcPass(request.attachment.network, valid, began, records)
+    pools, node_name = [], ""
     try:
         config = configured(request, records.log)
-        node_name, cooldown = config.node, config.cooldown_seconds
+        node_name, collection.cooldown = config.node, config.cooldown_seconds
         if config.borrowed:
             records.log.warning(f"only recorded attachments are looked at: {config.borrowed}")
-            store_ref = stores.ref_of(config)
+            collection.store_ref = stores.ref_of(config)
         else:
             stores.locate(config, request.attachment.network, False)
             if wanted := rules.needs(config):
-                store_ref, pools = stores.ref_of(config), list(dict.fromkeys(need.pool for need in wanted))
+                collection.store_ref = stores.ref_of(config)
+                pools = list(dict.fromkeys(need.pool for need in wanted))
     except CniError as fault:
-        faults.append(fault)
-    faults += _collect(request.attachment.network, valid, node_name, store_ref, pools, records, cooldown, began)
+        collection.faults.errors.append(fault)
+    collection.run(pools, node_name)
     groups = records.of_groups(PART)
     if groups:
         from ipam.group import rails  # most networks are not rails
 
-        faults += rails.gc(request.attachment.network, valid, began, groups, store_ref, records)
-    report(faults)
+        rails.gc(collection, groups)
+    report(collection.faults.errors)
 
 
-def _collect(
-    network: str,
-    valid: set[Attachment],
-    node_name: str,
-    store_ref: dict[str, Any] | None,
-    pools: Collection[str],
-    records: Records,
-    cooldown: int,
-    began: Began,
-) -> list[CniError]:
-    """Release the leases of the attachments of `network` that are not in `valid`. Returns the errors.
+class GcPass:
+    """A GC of `network`: it releases the leases of attachments that the runtime does not list (`valid`).
 
-    The attachments are found by their records and, in case a record is damaged, by this node's leases in `pools` of
-    the store `store_ref`. An attachment stays while an operation holds its lock. It also stays if its claim is later
-    than `began`, since the runtime's list may be older. A pending release is made even for a listed attachment.
+    An attachment stays while an operation holds its lock. It also stays if its claim is later than `began`, since the
+    runtime's list may be older. A pending release is made even for a listed attachment. `store_ref` is from the
+    configuration, None if no store is to be searched.
     """
-    faults: list[CniError] = []
-    silent: list[dict[str, Any]] = []  # unreachable stores: the next GC tries them again
-    doomed: dict[Attachment, dict[str, Any] | None] = {}
-    for attachment, record in records.of_network(network, PART):
-        if attachment not in valid or record.get("pending") is True:
-            doomed[attachment] = record.get("store")
-    try:
-        if store_ref and pools:
-            for attachment in _unlisted(
-                network, valid, node_name, stores.open_store(store_ref, CHANGE), pools, records
-            ):
-                doomed.setdefault(attachment, store_ref)
-    except CniError as fault:
-        note_fault(fault, store_ref, faults, silent)
-    for attachment, where in doomed.items():
-        if is_among(where, silent):
-            continue
+
+    def __init__(self, network: str, valid: set[Attachment], began: Began, records: Records) -> None:
+        self.network, self.valid, self.began, self.records = network, valid, began, records
+        self.store_ref: dict[str, Any] | None = None
+        self.cooldown = 0
+        self.faults = Faults()
+
+    def run(self, pools: Sequence[str], node_name: str) -> None:
+        """Collect the attachments with records and, in case a record is damaged, with leases of this node in `pools`."""
+        doomed: dict[Attachment, dict[str, Any] | None] = {}
+        for attachment, record in self.records.of_network(self.network, PART):
+            if attachment not in self.valid or record.get("pending") is True:
+                doomed[attachment] = record.get("store")
         try:
-            _gc_one(attachment, began, store_ref, records, cooldown)
+            if self.store_ref and pools:
+                for attachment in self._unlisted(stores.open_store(self.store_ref, CHANGE), pools, node_name):
+                    doomed.setdefault(attachment, self.store_ref)
         except CniError as fault:
-            note_fault(fault, where, faults, silent)
-    try:
-        records.sweep(network)
-    except CniError as fault:
-        faults.append(fault)
-    return faults
+            self.faults.note(fault, self.store_ref)
+        for attachment, where in doomed.items():
+            if not self.faults.is_silent(where):
+                try:
+                    self._end(attachment)
+                except CniError as fault:
+                    self.faults.note(fault, where)
+        try:
+            self.records.sweep(self.network)
+        except CniError as fault:
+            self.faults.errors.append(fault)
 
+    def _unlisted(self, store: Store, pools: Sequence[str], node_name: str) -> list[Attachment]:
+        """The attachments of the network that have leases of this node in `pools`, and are not valid."""
+        machine = node.machine_id()
+        found = [lease for pool in pools for lease in store.leases(pool, node_name) if lease.network == self.network]
+        found = [lease for lease in found if lease.attachment not in self.valid]
+        return [lease.attachment for lease in found if is_ours(lease, machine, store, self.records)]
 
-def _unlisted(
-    network: str, valid: set[Attachment], node_name: str, store: Store, pools: Iterable[str], records: Records
-) -> list[Attachment]:
-    """The attachments of `network` that have leases of this node in `pools`, and are not in `valid`."""
-    found: dict[Attachment, None] = {}
-    machine = node.machine_id()
-    for pool in pools:
-        for lease in store.leases(pool, node_name):
-            if lease.network != network or lease.attachment in valid:
-                continue
-            if is_ours(lease, machine, store, records):
-                found[lease.attachment] = None
-    return list(found)
-
-
-def _gc_one(
-    attachment: Attachment, began: Began, store_ref: dict[str, Any] | None, records: Records, cooldown: int
-) -> None:
-    link = records.try_locked(attachment, LINK)
-    if link is None:
-        return
-    with link:
-        own = records.try_locked(attachment, PART)
-        if own is None:
+    def _end(self, attachment: Attachment) -> None:
+        records = self.records
+        link = records.try_locked(attachment, LINK)
+        if link is None:
             return
-        with own:
-            record = read_record(attachment, records)
-            if record and not began.is_after(record["sequence"]):
+        with link:
+            own = records.try_locked(attachment, PART)
+            if own is None:
                 return
-            if not (record and record["pending"]) and records.read(attachment, LINK):
-                return  # an ADD made the link after the link plugin read its records, or the link could not be removed
-            where = stores.joined(record["store"], store_ref) if record else store_ref
-            if where:
-                release(attachment, record, where, records, cooldown=recorded_cooldown(record) or cooldown)
-                records.log.info(f"collected {attachment}")
+            with own:
+                record = read_record(attachment, records)
+                if record and not self.began.is_after(record["sequence"]):
+                    return
+                if not (record and record["pending"]) and records.read(attachment, LINK):
+                    return  # an ADD made the link after the link plugin read its records, or the link could not be removed
+                where = stores.joined(record["store"], self.store_ref) if record else self.store_ref
+                if where:
+                    cooldown = recorded_cooldown(record) or self.cooldown
+                    release(attachment, record, where, records, cooldown=cooldown)
+                    records.log.info(f"collected {attachment}")

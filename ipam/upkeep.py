@@ -7,7 +7,7 @@ DEL, GC, `flush` and the agent call `release` to free the addresses of a recorde
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from typing import Any
 
 from cni.shared.kernel import netns
@@ -146,22 +146,20 @@ def flush(records: Records, store_ref: dict[str, Any] | None, seconds: float) ->
     """
     records.remind(False)
     deadline = time.monotonic() + seconds
-    silent: list[dict[str, Any]] = []
-    left = 0
-    shares = False
+    faults, left, shares = Faults(), 0, False
     for attachment, _, listed in records.all(PART):
         if listed.get("pending") is not True:
-            if listed.get("shared") and time.monotonic() <= deadline and not is_among(listed.get("store"), silent):
+            if listed.get("shared") and time.monotonic() <= deadline and not faults.is_silent(listed.get("store")):
                 try:
                     shares = not _lease_shared(attachment, store_ref, records, seconds) or shares
                 except CniError as fault:
                     shares = True
-                    note_fault(fault, listed.get("store"), [], silent)
+                    faults.note(fault, listed.get("store"))
                 except (ValueError, TypeError) as fault:
                     records.log.error(f"the record of {attachment} is damaged: shared: {fault}")
             continue
         left += 1
-        if time.monotonic() > deadline or is_among(listed.get("store"), silent):
+        if time.monotonic() > deadline or faults.is_silent(listed.get("store")):
             continue
         held = records.try_locked(attachment, PART)
         if held is None:
@@ -177,8 +175,8 @@ def flush(records: Records, store_ref: dict[str, Any] | None, seconds: float) ->
                 left -= 1
             except CniError as fault:
                 records.log.warning(f"the release of {attachment} stays pending: {fault.msg}")
+                faults.note(fault, where)
                 if isinstance(fault, Unreachable):
-                    silent.append(where)
                     deadline = time.monotonic() + seconds
     if left or shares:
         records.remind(True)
@@ -230,11 +228,6 @@ def drop(records: Records, chosen: Collection[Attachment]) -> int:
     return dropped
 
 
-def is_among(store: Any, found: Iterable[dict[str, Any]]) -> bool:
-    """Whether a record's member `store` describes one of the stores in `found`."""
-    return isinstance(store, dict) and any(stores.same(store, one) for one in found)
-
-
 def of_earlier_boots(store: Store, pool: str, owner: Owner) -> list[Lease]:
     """The leases of `pool` that the node of `owner` claimed in a boot other than the present one."""
     return [lease for lease in store.leases(pool, owner.node) if lease.boot_id != owner.boot_id]
@@ -273,10 +266,18 @@ def is_ours(lease: Lease, machine: str, store: Store, records: Records) -> bool:
     return records.read(lease.attachment, PART) is not None
 
 
-def note_fault(
-    fault: CniError, store: dict[str, Any] | None, faults: list[CniError], silent: list[dict[str, Any]]
-) -> None:
-    """Add `fault`, an error of `store`, to `faults`, and `store` to `silent` if it cannot be reached."""
-    faults.append(fault)
-    if store and isinstance(fault, Unreachable):
-        silent.append(store)
+class Faults:
+    """The errors of a pass over attachments; a store that was unreachable once is silent for the rest of the pass."""
+
+    def __init__(self) -> None:
+        self.errors: list[CniError] = []
+        self._silent: list[dict[str, Any]] = []
+
+    def note(self, fault: CniError, store: Any) -> None:
+        """Note an error of the store that the reference `store` names."""
+        self.errors.append(fault)
+        if isinstance(store, dict) and isinstance(fault, Unreachable):
+            self._silent.append(store)
+
+    def is_silent(self, store: Any) -> bool:
+        return isinstance(store, dict) and any(stores.same(store, one) for one in self._silent)

@@ -28,11 +28,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cni.shared import rail as rails_key
 from cni.shared.config import Fault
-from cni.shared.gc import Began
 from cni.shared.log import Log
 from cni.shared.records import GROUP, LINK, Records
 from cni.shared.spec import codec
@@ -47,7 +46,10 @@ from ipam.local import read_record, restorer
 from ipam.ranges import format_address
 from ipam.rules import is_current
 from ipam.stores.base import CHANGE, READ, SHARED_SECONDS, Unreachable
-from ipam.upkeep import is_among, note_fault, release
+from ipam.upkeep import release
+
+if TYPE_CHECKING:
+    from ipam.ending import GcPass  # it imports this module
 
 Member = list[Any]
 
@@ -387,40 +389,23 @@ def differences(
     return found
 
 
-def gc(
-    network: str,
-    valid: set[Attachment],
-    began: Began,
-    group_records: Sequence[tuple[Attachment, dict[str, Any]]],
-    store_ref: dict[str, Any] | None,
-    records: Records,
-) -> list[CniError]:
-    """Remove the members on `network` that the runtime does not list; free the leases of groups then left without members.
-    Returns the errors."""
-    faults: list[CniError] = []
-    silent: list[dict[str, Any]] = []
-    for shared, record in group_records:
-        mine = [m for m in listed(record) if m[0] == network]
+def gc(collection: GcPass, groups: Sequence[tuple[Attachment, dict[str, Any]]]) -> None:
+    """Remove the members on the collection's network that the runtime does not list; free the leases of groups then left
+    without members. `groups` are all records of groups."""
+    for shared, record in groups:
+        mine = [Attachment(m[0], shared.container_id, m[1]) for m in listed(record) if m[0] == collection.network]
         pending = record.get("pending") is True
-        if not any(Attachment(m[0], shared.container_id, m[1]) not in valid or pending for m in mine):
+        if not any(pending or member not in collection.valid for member in mine):
             continue
-        if is_among(record.get("store"), silent):
-            continue
-        try:
-            _gc_one(shared, network, valid, began, store_ref, records)
-        except CniError as fault:
-            note_fault(fault, record.get("store"), faults, silent)
-    return faults
+        if not collection.faults.is_silent(record.get("store")):
+            try:
+                _gc_one(shared, collection)
+            except CniError as fault:
+                collection.faults.note(fault, record.get("store"))
 
 
-def _gc_one(
-    shared: Attachment,
-    network: str,
-    valid: set[Attachment],
-    began: Began,
-    store_ref: dict[str, Any] | None,
-    records: Records,
-) -> None:
+def _gc_one(shared: Attachment, collection: GcPass) -> None:
+    records = collection.records
     held = records.try_locked(shared, PART)
     if held is None:
         return
@@ -428,29 +413,27 @@ def _gc_one(
         record = read(shared, records)
         if record is None:
             return
-        left = [m for m in record["members"] if not _is_gone(m, shared, network, valid, began, records)]
-        if left and not (record["pending"] and began.is_after(record["sequence"])):
+        left = [entry for entry in record["members"] if not _is_gone(entry, shared, collection)]
+        if left and not (record["pending"] and collection.began.is_after(record["sequence"])):
             if len(left) < len(record["members"]):
                 records.write(shared, PART, {**record, "members": left})
                 records.log.info(f"collected {len(record['members']) - len(left)} rails of {shared}")
             return
-        where = stores.joined(record["store"], store_ref)
-        release(shared, record, where, records)
+        release(shared, record, stores.joined(record["store"], collection.store_ref), records)
         records.log.info(f"collected {shared}")
 
 
-def _is_gone(
-    entry: Member, shared: Attachment, network: str, valid: set[Attachment], began: Began, records: Records
-) -> bool:
+def _is_gone(entry: Member, shared: Attachment, collection: GcPass) -> bool:
     """Whether GC may remove the member `entry`: it is older than this call, not in the runtime's list, and has no link.
 
     False while another operation holds the lock of the member's link.
     """
     attachment = Attachment(entry[0], shared.container_id, entry[1])
-    if entry[0] != network or attachment in valid or not began.is_after(entry[3]):
+    is_listed = entry[0] != collection.network or attachment in collection.valid
+    if is_listed or not collection.began.is_after(entry[3]):
         return False
-    link = records.try_locked(attachment, LINK)
+    link = collection.records.try_locked(attachment, LINK)
     if link is None:
         return False
     with link:
-        return records.read(attachment, LINK) is None
+        return collection.records.read(attachment, LINK) is None
