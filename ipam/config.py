@@ -208,7 +208,6 @@ def _requested(request: Request, config: IpamConfig, faults: list[Fault]) -> tup
         faults.append(Fault("the requested addresses", len(asked), f"want {MOST_MEMBERS} at most"))
         return [], []
     static = {parse_cidr(a.address)[:2] for a in config.addresses}
-    gateways = set(config.kept_back) - static
     requested: dict[tuple[int, int], int | None] = {}
     outside: dict[tuple[int, int], Range] = {}
     for key, part in asked:
@@ -217,46 +216,51 @@ def _requested(request: Request, config: IpamConfig, faults: list[Fault]) -> tup
             continue
         family, value, prefix = found
         address = family, value
-        rng = config.range_of(family, value)
-        subnet = rng or (Range(family, value, prefix) if prefix is not None else None)
-        is_allowed = rng is not None or (config.allow_outside_ranges and not _has_fixed_ranges(request, config))
-        if kind := unassignable(family, value):
-            faults.append(Fault(key, part, f"is {kind}: want an address of a subnet"))
-        elif request.command == "ADD" and not is_allowed:
-            faults.append(
-                Fault(key, part, f"is in no range of this network: want one that is{_way_out(request, config)}")
-            )
-        elif subnet is None:
-            faults.append(Fault(key, part, "is in no range of this network: want one that is, or address/length"))
-        elif request.command == "ADD" and rng is None and is_link_local(family, value):
-            faults.append(Fault(key, part, "is link-local, and in no range of this network: want another address"))
-        elif address in gateways:
-            faults.append(Fault(key, part, "is a gateway, which is never given: want another address"))
-        elif subnet.top - subnet.network > 1 and value in (subnet.network, subnet.top):
-            faults.append(
-                Fault(key, part, f"is the first or last address of {subnet}, which is never given: want another")
-            )
-        elif (
-            rng and request.command == "ADD" and not any(r.family == family and r.usable(value) for r in config.ranges)
-        ):
-            faults.append(Fault(key, part, _never_given(rng, value)))
-        elif request.command == "ADD" and (excess := _excess(address, requested, config)):
-            faults.append(Fault(key, part, excess))
+        if wrong := _never_given(request, config, found, address in set(config.kept_back) - static, requested):
+            faults.append(Fault(key, part, wrong))
         elif requested.get(address) is None:
             requested[address] = prefix
-            if rng is None and is_allowed and prefix is not None:
+            if prefix is not None and not config.range_of(*address) and _may_be_outside(request, config):
                 outside[address] = Range(family, value, prefix, value, value)
     return [(family, value, prefix) for (family, value), prefix in requested.items()], list(outside.values())
+
+
+def _never_given(
+    request: Request, config: IpamConfig, asked: Requested, is_gateway: bool, others: Collection[tuple[int, int]]
+) -> str:
+    """Why the address `asked` cannot be given in addition to `others`, with the remedy; "" if it can."""
+    family, value, prefix = asked
+    rng, is_add = config.range_of(family, value), request.command == "ADD"
+    subnet = rng or (Range(family, value, prefix) if prefix is not None else None)
+    if kind := unassignable(family, value):
+        return f"is {kind}: want an address of a subnet"
+    if is_add and not (rng or _may_be_outside(request, config)):
+        way_out = "" if _has_fixed_ranges(request, config) else ", or ipam.allow_outside_ranges in the network"
+        return f"is in no range of this network: want one that is{way_out}"
+    if subnet is None:
+        return "is in no range of this network: want one that is, or address/length"
+    if is_add and rng is None and is_link_local(family, value):
+        return "is link-local, and in no range of this network: want another address"
+    if is_gateway:
+        return "is a gateway, which is never given: want another address"
+    if subnet.top - subnet.network > 1 and value in (subnet.network, subnet.top):
+        return f"is the first or last address of {subnet}, which is never given: want another"
+    if is_add and rng and not any(r.family == family and r.usable(value) for r in config.ranges):
+        if rng.first <= value <= rng.last:
+            return f"is excluded from {rng}: want another address, or take it out of `exclude`"
+        first, last = (format_address(family, end) for end in (rng.first, rng.last))
+        return f"is outside of {first}-{last}, which range {rng} gives (range_start, range_end): want one of these"
+    return _excess((family, value), others, config) if is_add else ""
+
+
+def _may_be_outside(request: Request, config: IpamConfig) -> bool:
+    """Whether a pod may request an address outside of the network's ranges."""
+    return config.allow_outside_ranges and not _has_fixed_ranges(request, config)
 
 
 def _has_fixed_ranges(request: Request, config: IpamConfig) -> bool:
     """Whether node slices or a group of rails exclude addresses outside of the network's ranges."""
     return bool(config.node_slice_size) or asks_for_same_index(request.config)
-
-
-def _way_out(request: Request, config: IpamConfig) -> str:
-    """The remedy that lets pods request an address outside of all ranges; "" where the network cannot allow this."""
-    return "" if _has_fixed_ranges(request, config) else ", or ipam.allow_outside_ranges in the network"
 
 
 def _excess(new: tuple[int, int], requested: Collection[tuple[int, int]], config: IpamConfig) -> str:
@@ -272,14 +276,6 @@ def _excess(new: tuple[int, int], requested: Collection[tuple[int, int]], config
     if new in requested or count < most:
         return ""
     return f"is one too many, for a pod may request {most} {where}: want fewer, or a larger ipam.requested_addresses"
-
-
-def _never_given(rng: Range, value: int) -> str:
-    """The reason why a range does not give an address of its CIDR, with the remedy."""
-    if rng.first <= value <= rng.last:
-        return f"is excluded from {rng}: want another address, or take it out of `exclude`"
-    first, last = (format_address(rng.family, end) for end in (rng.first, rng.last))
-    return f"is outside of {first}-{last}, which range {rng} gives (range_start, range_end): want one of these"
 
 
 def _strings(document: Any, key: str, faults: list[Fault]) -> list[tuple[str, str]]:

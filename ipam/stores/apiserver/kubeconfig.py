@@ -35,29 +35,69 @@ _UNREAD = {  # unsupported keys of a user, since they choose another identity: t
 }
 
 
+class _Members:
+    """The members of an object in the kubeconfig at `path`. A relative path starts at the kubeconfig's directory."""
+
+    def __init__(self, path: str, values: dict[str, Any]) -> None:
+        self._path = path
+        self.values = values
+
+    def text(self, key: str) -> str:
+        """The text at `key`, or ""."""
+        value = self.values.get(key)
+        if value is not None and not isinstance(value, str):
+            raise InvalidConfig(f"kubeconfig {self._path}: {key} is no text")
+        return value or ""
+
+    def file(self, key: str) -> str:
+        """The absolute path of the file that `key` names, or ""."""
+        path = self.text(key)
+        return path if not path or path.startswith("/") else f"{self._path.rpartition('/')[0]}/{path}"
+
+    def pem(self, key: str) -> str | bytes:
+        """The PEM in `key`-data as bytes; without `key`-data, the path of the PEM file that `key` names, or ""."""
+        data = self.text(f"{key}-data")
+        if not data:
+            return self.file(key)
+        try:
+            return binascii.a2b_base64("".join(data.split()), strict_mode=True)
+        except ValueError:
+            raise InvalidConfig(f"kubeconfig {self._path}: {key}-data is not base64") from None
+
+
 class Access(http.ServerAddress):
     """An API server and the credentials for it. `path` is that of the kubeconfig, "" for a service account.
 
     Files that the kubeconfig names are read when they are needed.
     """
 
-    def __init__(self, path: str, server: str, namespace: str) -> None:
-        """`server` is a URL. Raises InvalidConfig for any other text."""
+    def __init__(self, path: str, cluster: _Members, context: _Members, user: _Members) -> None:
+        """Raises InvalidConfig for a fault in the kubeconfig's objects."""
         try:
-            super().__init__(server, False, (80, 443))
+            super().__init__(cluster.text("server"), False, (80, 443))
         except ValueError:
             raise InvalidConfig(
                 f"kubeconfig {path}: server of its cluster: want a URL such as https://10.0.0.1:6443"
             ) from None
         self.path = path
-        self.namespace = namespace or NAMESPACE
-        self.helper: Helper | None = None
-        self._authority: str | bytes = ""  # the path of a PEM file, or PEM itself as bytes; likewise the next two
-        self._certificate: str | bytes = ""
-        self._key: str | bytes = ""
-        self._insecure = False
-        self.verified_name = self.host  # the name that the server's certificate must have
-        self._token = self._token_file = ""
+        self.namespace = context.text("namespace") or NAMESPACE
+        if cluster.values.get("proxy-url"):
+            raise InvalidConfig(f"kubeconfig {path}: proxy-url is not supported: name a server that is reached without")
+        for key, remedy in _UNREAD.items():
+            if user.values.get(key):
+                raise InvalidConfig(f"kubeconfig {path}: {key} of its user is not supported: {remedy}")
+        self._authority = cluster.pem("certificate-authority")
+        self._certificate = user.pem("client-certificate")
+        self._key = user.pem("client-key")
+        self._insecure = cluster.values.get("insecure-skip-tls-verify") is True
+        self.verified_name = cluster.text("tls-server-name") or self.host  # the name in the server's certificate
+        if self._insecure and self._authority:
+            raise InvalidConfig(
+                f"kubeconfig {path} has both certificate-authority and insecure-skip-tls-verify: remove the second"
+            )
+        self._token_file, self._token = user.file("tokenFile"), user.text("token")
+        described = user.values.get("exec")
+        self.helper = Helper(path, path.rpartition("/")[0], described) if described else None
 
     def token(self, deadline: float) -> str:
         """The current bearer token, or "". Raises CniError if there is no answer by `deadline` (monotonic)."""
@@ -206,31 +246,11 @@ def load(path: str) -> Access:
         raise InvalidConfig(f"kubeconfig {path} holds no object with clusters, users and contexts")
     name = document.get("current-context") or ""
     context = _named(path, document, "contexts", "context", name, "current-context")
-    cluster = _named(path, document, "clusters", "cluster", context.get("cluster"), "cluster of its context")
-    user = {}
-    if context.get("user"):
-        user = _named(path, document, "users", "user", context["user"], "user of its context")
-    access = Access(path, _string(path, cluster, "server"), _string(path, context, "namespace"))
-    directory = path.rpartition("/")[0]
-    if cluster.get("proxy-url"):
-        raise InvalidConfig(f"kubeconfig {path}: proxy-url is not supported: name a server that is reached without")
-    for key, remedy in _UNREAD.items():
-        if user.get(key):
-            raise InvalidConfig(f"kubeconfig {path}: {key} of its user is not supported: {remedy}")
-    access._authority = _pem(path, directory, cluster, "certificate-authority")
-    access._certificate = _pem(path, directory, user, "client-certificate")
-    access._key = _pem(path, directory, user, "client-key")
-    access._insecure = cluster.get("insecure-skip-tls-verify") is True
-    access.verified_name = _string(path, cluster, "tls-server-name") or access.host
-    if access._insecure and access._authority:
-        raise InvalidConfig(
-            f"kubeconfig {path} has both certificate-authority and insecure-skip-tls-verify: remove the second"
-        )
-    access._token_file = _absolute(directory, _string(path, user, "tokenFile"))
-    access._token = _string(path, user, "token")
-    if user.get("exec"):
-        access.helper = Helper(path, directory, user["exec"])
-    return access
+    cluster = _named(path, document, "clusters", "cluster", context.values.get("cluster"), "cluster of its context")
+    named, user = context.values.get("user"), _Members(path, {})
+    if named:
+        user = _named(path, document, "users", "user", named, "user of its context")
+    return Access(path, cluster, context, user)
 
 
 def _parsed(data: bytes) -> Any:
@@ -275,50 +295,25 @@ def in_cluster(environ: Mapping[bytes, bytes]) -> Access:
         raise InvalidConfig(
             "KUBERNETES_SERVICE_HOST is not set: this is no pod of Kubernetes; name a cluster by --kubeconfig"
         )
-    access = Access("", server, "")
     try:
-        access.namespace = files.read_regular(f"{SERVICE_ACCOUNT}/namespace", _MOST_BYTES).decode().strip()
+        namespace = files.read_regular(f"{SERVICE_ACCOUNT}/namespace", _MOST_BYTES).decode().strip()
     except (OSError, ValueError):
-        pass
-    access._authority = f"{SERVICE_ACCOUNT}/ca.crt"
-    access._token_file = f"{SERVICE_ACCOUNT}/token"
-    return access
+        namespace = ""
+    cluster = {"server": server, "certificate-authority": f"{SERVICE_ACCOUNT}/ca.crt"}
+    user = {"tokenFile": f"{SERVICE_ACCOUNT}/token"}
+    return Access("", *(_Members("", values) for values in (cluster, {"namespace": namespace}, user)))
 
 
-def _named(path: str, document: dict[str, Any], listed: str, inner: str, name: Any, by: str) -> dict[str, Any]:
+def _named(path: str, document: dict[str, Any], listed: str, inner: str, name: Any, by: str) -> _Members:
     """The member `inner` of the entry `name` in the list `listed`. `by`, for errors, is the key that refers to it."""
     entries = document.get(listed)
     for entry in entries if isinstance(entries, list) else ():
         if isinstance(entry, dict) and entry.get("name") == name and name:
             value = entry.get(inner)
             if value is None or isinstance(value, dict):
-                return value or {}
+                return _Members(path, value or {})
     fault = f"names none of its {listed}: correct the name" if name else "is missing"
     raise InvalidConfig(f"kubeconfig {path}: {by} {fault}")
-
-
-def _string(path: str, document: dict[str, Any], key: str) -> str:
-    value = document.get(key)
-    if value is None:
-        return ""
-    if not isinstance(value, str):
-        raise InvalidConfig(f"kubeconfig {path}: {key} is no text")
-    return value
-
-
-def _pem(path: str, directory: str, document: dict[str, Any], key: str) -> str | bytes:
-    """The PEM in `key`-data as bytes; without `key`-data, the path of the PEM file that `key` names, or ""."""
-    data = _string(path, document, f"{key}-data")
-    if not data:
-        return _absolute(directory, _string(path, document, key))
-    try:
-        return binascii.a2b_base64("".join(data.split()), strict_mode=True)
-    except ValueError:
-        raise InvalidConfig(f"kubeconfig {path}: {key}-data is not base64") from None
-
-
-def _absolute(directory: str, path: str) -> str:
-    return path if not path or path.startswith("/") else f"{directory}/{path}"
 
 
 def _path(pem: str | bytes, held: list[int]) -> str:
