@@ -14,15 +14,7 @@ from cni.shared.spec.errors import InvalidConfig
 from cni.shared.spec.request import Request, at_least, member
 from cni.shared.spec.result import IPConfig, Route
 from ipam import flatfile
-from ipam.keys import (
-    ACCEPTED_KEYS,
-    ADDRESS_KEYS,
-    DATASTORES,
-    IPAM_KEYS,
-    MOST_STORE_SECONDS,
-    RANGE_KEYS,
-    ROUTE_KEYS,
-)
+from ipam.keys import ACCEPTED_KEYS, ADDRESS_KEYS, DATASTORES, IPAM_KEYS, MOST_STORE_SECONDS, RANGE_KEYS, ROUTE_KEYS
 from ipam.ranges import (
     Range,
     format_address,

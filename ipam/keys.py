@@ -229,11 +229,7 @@ IPAM_KEYS = (
         "give a pod an address that it requests outside of all ranges; it is leased under the network_name, in the pool of its subnet",
     ),
     Key(
-        "log_file",
-        string,
-        "",
-        "path of a file that log lines are appended to, in addition to stderr",
-        roots="logRoots",
+        "log_file", string, "", "path of a file that log lines are appended to, in addition to stderr", roots="logRoots"
     ),
     Key(
         "log_level",

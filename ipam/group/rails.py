@@ -313,12 +313,7 @@ def leave(
 
 
 def _release_own(
-    shared: Attachment,
-    group: Group,
-    store_ref: dict[str, Any],
-    seconds: float,
-    records: Records,
-    cooldown: int,
+    shared: Attachment, group: Group, store_ref: dict[str, Any], seconds: float, records: Records, cooldown: int
 ) -> None:
     """Free only the container's leases on this rail: nothing shows which other rails are attached."""
     pools = {need.pool for need in group.own}
@@ -350,11 +345,7 @@ def _release_own(
 
 
 def differences(
-    group: Group,
-    attachment: Attachment,
-    config: IpamConfig,
-    given: Mapping[tuple[int, int], str],
-    records: Records,
+    group: Group, attachment: Attachment, config: IpamConfig, given: Mapping[tuple[int, int], str], records: Records
 ) -> list[str]:
     """A text for each difference between this rail's leases and the addresses `given` in prevResult."""
     shared = attachment_of(group.name, attachment.container_id)

@@ -100,9 +100,7 @@ def open_store(
     if kind == "addresslease" and isinstance(store_ref.get("kubeconfig"), str):
         from ipam.stores.addresslease import AddressLeaseStore  # a call has one store
 
-        store = AddressLeaseStore(store_ref, seconds or SHARED_SECONDS, restore)
-        store.api.warn = warn
-        return store
+        return AddressLeaseStore(store_ref, seconds or SHARED_SECONDS, restore, warn)
     raise UnsupportedField(
         f'the attachment record names a store of kind "{kind}", which this railcni does not know: use a newer one'
     )

@@ -35,7 +35,7 @@ from ipam.stores.addresslease.requests import Objects
 from ipam.stores.apiserver.faults import Conflict
 from ipam.stores.apiserver.resources import ADDRESSES
 from ipam.stores.apiserver.store import ObjectStore, attempt, refuse_elsewhere
-from ipam.stores.base import FORMER, SHARED_SECONDS, Claimed, Survey, Taken, Unknown, Window
+from ipam.stores.base import FORMER, Claimed, Survey, Taken, Unknown, Window
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -48,19 +48,14 @@ _FORGETS, _FORGOTTEN = 8, 500  # how many of 256 releases also remove old memori
 
 
 class AddressLeaseStore(ObjectStore):
-    """The store of AddressLeases. `known` returns the leases in this node's records, at least those of the network."""
+    """The store of AddressLeases."""
 
     kind = "addresslease"
     window = objects.BLOCK_SIZE
     places = 6  # reading past a full block lists the whole pool
 
-    def __init__(
-        self, store_ref: dict[str, Any], seconds: float = SHARED_SECONDS, known: Callable[[], list[Lease]] = list
-    ) -> None:
-        super().__init__(store_ref, seconds)
+    def _prepare(self) -> None:
         self._objects = Objects(self.api)
-        self._moves = store_ref.get("moves") is True  # a migration claims leases of pools that are still in IPPools
-        self._known = known
         self._entries: dict[str, Entry] = {}  # by name, as this session has read them
         self._lists: dict[tuple[Any, ...], Any] = {}  # the results of this session's lists
         self._recent = False  # lists come from the server's cache, and may be a moment old

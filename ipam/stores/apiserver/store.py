@@ -10,16 +10,34 @@ from ipam.leases import Lease, Pool, Want
 from ipam.stores.apiserver import Api
 from ipam.stores.apiserver.faults import Conflict, Forbidden, Undefined
 from ipam.stores.apiserver.resources import EVERYWHERE, POOLS
-from ipam.stores.base import Claimed, OutcomeUnknown, Taken, Unknown
+from ipam.stores.base import SHARED_SECONDS, Claimed, OutcomeUnknown, Taken, Unknown
 from ipam.stores.served import ServedStore
 
 
 class ObjectStore(ServedStore):
-    """The store of `store_ref` (ipam.stores.ref_of). A request takes at most `seconds`, with all its attempts."""
+    """The store of `store_ref` (ipam.stores.ref_of). A request takes at most `seconds`, with all its attempts.
 
-    def __init__(self, store_ref: dict[str, Any], seconds: float) -> None:
+    `known` returns the leases in this node's records, at least those of the network; `warn` is called with texts of
+    warnings.
+    """
+
+    def __init__(
+        self,
+        store_ref: dict[str, Any],
+        seconds: float = SHARED_SECONDS,
+        known: Callable[[], list[Lease]] = list,
+        warn: Callable[[str], object] = lambda text: None,
+    ) -> None:
         self.api = Api(store_ref.get("kubeconfig") or "", seconds, store_ref.get("namespace") or "")
+        self.api.warn = warn
+        self._known = known
+        self._moves = store_ref.get("moves") is True  # a migration claims leases of pools that are in the other store
         super().__init__(store_ref, self.api)
+        self._prepare()
+
+    def _prepare(self) -> None:
+        """Initialize the attributes of this kind of store."""
+        raise NotImplementedError
 
     def pools(self) -> list[Pool]:
         used: dict[tuple[str, int], Pool] = {}
@@ -62,10 +80,7 @@ def refuse_elsewhere(api: Api, pool: str) -> None:
 
 
 def attempt(
-    leases: list[Lease],
-    make: Callable[[], list[Want]],
-    undo: Callable[[], object],
-    taken: Callable[[], list[Want]],
+    leases: list[Lease], make: Callable[[], list[Want]], undo: Callable[[], object], taken: Callable[[], list[Want]]
 ) -> Claimed | Taken | Unknown:
     """Make a claim of several requests by `make`; if that fails, call `undo`. Return the answer for Store.claim.
 

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
-from typing import Any
 
 from cni.shared.spec.errors import InvalidConfig, TryAgainLater
 from cni.shared.spec.request import Attachment
@@ -28,7 +27,7 @@ from ipam.stores.apiserver import is_static, uid_of
 from ipam.stores.apiserver.faults import Conflict, Forbidden, NotFound
 from ipam.stores.apiserver.resources import POOLS, RESERVATIONS
 from ipam.stores.apiserver.store import ObjectStore, attempt
-from ipam.stores.base import SHARED_SECONDS, Claimed, OutcomeUnknown, Survey, Taken, Unknown, Window
+from ipam.stores.base import Claimed, OutcomeUnknown, Survey, Taken, Unknown, Window
 from ipam.stores.ippool import objects
 from ipam.stores.ippool.claim import PoolClaim
 from ipam.stores.ippool.locks import PoolLocks
@@ -37,7 +36,7 @@ from ipam.stores.ippool.view import View
 
 
 class KubernetesStore(ObjectStore):
-    """The store of IPPools. `known` returns the leases in this node's records; `warn` is called with texts of warnings.
+    """The store of IPPools.
 
     A search for a free address reads only the pool of the address. If another pool of the scope has a reservation of
     the address, the claim finds the reservation and fails.
@@ -47,19 +46,9 @@ class KubernetesStore(ObjectStore):
     window = 256  # the pool is in memory, and `next_open` skips full spans
     spreads = False  # a pool is one object
 
-    def __init__(
-        self,
-        store_ref: dict[str, Any],
-        seconds: float = SHARED_SECONDS,
-        known: Callable[[], list[Lease]] = list,
-        warn: Callable[[str], object] = lambda text: None,
-    ) -> None:
-        super().__init__(store_ref, seconds)
-        self.api.warn = warn
-        self._locks = PoolLocks(self.api, store_ref.get("pools") or [], seconds, warn)
-        node = store_ref.get("node") or ""
-        self._view = View(self.api, self._locks.take, store_ref.get("pools"), known, node)
-        self._view.moves = store_ref.get("moves") is True
+    def _prepare(self) -> None:
+        self._locks = PoolLocks(self.api, self._store_ref.get("pools") or [])
+        self._view = View(self.api, self._locks.take, self._store_ref, self._known)
         self._doubtful: list[Lease] = []  # leases that claims with an unknown outcome were to replace
 
     def _begin(self) -> None:

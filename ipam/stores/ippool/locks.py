@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from errno import EACCES, EPERM, EROFS
 from time import monotonic
 
@@ -28,11 +28,10 @@ _LONGEST = 120.0  # seconds to wait while others release the lock: where nodes c
 class PoolLocks:
     """The locks of `pools` in one namespace of an API server; one lock for all pools if `pools` is empty."""
 
-    def __init__(self, api: Api, pools: Sequence[str], seconds: float, warn: Callable[[str], object]) -> None:
+    def __init__(self, api: Api, pools: Sequence[str]) -> None:
         self._api = api
-        self._warn = warn
         self._pools = sorted(set(pools)) or [""]  # sorted, to avoid deadlock
-        self._seconds = seconds if seconds < SHARED_SECONDS else max(seconds, _SECONDS)
+        self._seconds = api.seconds if api.seconds < SHARED_SECONDS else max(api.seconds, _SECONDS)
         self._held: list[int] = []
         self._taken = False
 
@@ -62,7 +61,7 @@ class PoolLocks:
                 raise IoFailure(
                     f"{what}; it must be a local directory of root with mode 700, such as a tmpfs"
                 ) from None
-            self._warn(f"{what}: processes of this node compete for their pools")
+            self._api.warn(f"{what}: processes of this node compete for their pools")
         self._api.deadline += monotonic() - began  # the time of this wait does not count for requests
 
     @staticmethod

@@ -11,15 +11,18 @@ lists the pools, and skips a slice with an address in another pool of the networ
 from __future__ import annotations
 
 from time import monotonic
+from typing import TYPE_CHECKING
 
 from cni.shared.spec.errors import InvalidConfig, TryAgainLater
-from ipam.config import IpamConfig
 from ipam.ranges import Range, format_address, parse_cidr
 from ipam.stores.apiserver import Api
 from ipam.stores.apiserver.faults import Conflict, NotFound
 from ipam.stores.apiserver.resources import POOLS, SLICES
 from ipam.stores.base import OutcomeUnknown, Pauses
 from ipam.stores.ippool.objects import IPPool
+
+if TYPE_CHECKING:
+    from ipam.config import IpamConfig  # it imports the stores
 
 
 def narrow(config: IpamConfig, network: str, seconds: float, take: bool) -> None:

@@ -14,15 +14,7 @@ from ipam.leases import Lease, Want
 from ipam.ranges import format_address, range_of
 from ipam.stores.apiserver import Api
 from ipam.stores.apiserver.faults import Conflict, Forbidden, NotFound, TooLarge, Undefined
-from ipam.stores.apiserver.resources import (
-    ADDRESS_POOL,
-    ADDRESS_STATE,
-    ADDRESSES,
-    HELD,
-    POOLS,
-    RESERVATIONS,
-    label,
-)
+from ipam.stores.apiserver.resources import ADDRESS_POOL, ADDRESS_STATE, ADDRESSES, HELD, POOLS, RESERVATIONS, label
 from ipam.stores.apiserver.store import refuse_elsewhere
 from ipam.stores.base import SHARED_SECONDS, OutcomeUnknown, Pauses
 from ipam.stores.ippool import objects
@@ -32,27 +24,22 @@ _CONTENDED_SECONDS, _LONGEST_PAUSE = 60.0, 5.0
 
 
 class View:
-    """The readings since the last `forget`. `named` are the pools in which an attachment may have leases (None: all).
+    """The readings since the last `forget`.
 
-    `before` is called before each reading of a pool. `known` returns the leases in this node's records. `node` is the
-    node whose slices the pools are, "" for pools of whole ranges. `cooldown` is in seconds. `moves`: use closed pools
-    too, for a migration.
+    `before` is called before each reading of a pool. `known` returns the leases in this node's records. `cooldown` is in
+    seconds. Members of `store_ref`: the pools in which an attachment may have leases (absent: all), the node whose
+    slices the pools are (absent: pools of whole ranges), and `moves`: use closed pools too, for a migration.
     """
 
     def __init__(
-        self,
-        api: Api,
-        before: Callable[[], object],
-        named: list[str] | None,
-        known: Callable[[], list[Lease]],
-        node: str,
+        self, api: Api, before: Callable[[], object], store_ref: dict[str, Any], known: Callable[[], list[Lease]]
     ) -> None:
         self.api = api
         self._before = before
         self.cooldown = 0
-        self.moves = False
-        self._named = named
-        self._node = node
+        self.moves = store_ref.get("moves") is True
+        self._named: list[str] | None = store_ref.get("pools")
+        self._node: str = store_ref.get("node") or ""
         self._known_from = known
         self._known: dict[tuple[str, int, int], Lease] | None = None
         self.read_pools: dict[str, IPPool | None] = {}
@@ -172,13 +159,7 @@ class View:
 
     # --- changes ---
 
-    def patch(
-        self,
-        name: str,
-        changes: Changes,
-        cooled: Sequence[Lease] = (),
-        released: Sequence[Lease] = (),
-    ) -> None:
+    def patch(self, name: str, changes: Changes, cooled: Sequence[Lease] = (), released: Sequence[Lease] = ()) -> None:
         """Patch a pool with `changes`; unless it is nearly full, note the cooldowns of `cooled`, and `released` leases.
 
         Raises Conflict when others have changed or deleted the pool, OutcomeUnknown after a lost reply, TryAgainLater
