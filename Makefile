@@ -15,7 +15,7 @@ PACK := bin/modules.$(TAG)
 ifeq ($(origin CC),default)
 CC := $(shell command -v musl-gcc || echo cc)
 endif
-PROGRAMS := agent cli device_plugin dist dra library
+PROGRAMS := cli cluster dist documents lint node resources
 SOURCES := $(shell find cni ipam -name '*.py' $(PROGRAMS:%=-not -path 'cni/%/*'))
 
 unexport PYTHONDONTWRITEBYTECODE # pytest compiles each test once, not in each process of each run

@@ -223,7 +223,7 @@ def test_each_package_is_known_by_its_hashes(file: Path) -> None:
 
 
 def test_what_the_command_needs_is_what_its_requirements_name() -> None:
-    from cni.dist.contents import distributions
+    from cni.dist.bundle import distributions
 
     named = {canonicalize_name(name) for name in pins(ROOT / "requirements-command.txt")}
     assert named == {canonicalize_name(one.name) for one in distributions(extra="device-plugin")}

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from cni.dist import bundle, contents, elf
-from cni.dist.contents import PYTHON, CannotBuild
+from cni.dist import bundle
+from cni.dist.bundle import PYTHON, CannotBuild
 from tests.tools import needs, script
 
 needs_compiler = pytest.mark.skipif(
@@ -42,7 +42,7 @@ def bundle_with(top: Path, **files: bytes | Path) -> Path:
 
 @needs_readelf
 def test_the_interpreter_of_this_machine_is_read_as_its_loader_reads_it() -> None:
-    done = subprocess.run([elf.loader(), "--list", PYTHON], capture_output=True, text=True)
+    done = subprocess.run([bundle.loader(), "--list", PYTHON], capture_output=True, text=True)
     assert "libc.so.6" in done.stdout
 
 
@@ -50,29 +50,29 @@ def test_the_interpreter_of_this_machine_is_read_as_its_loader_reads_it() -> Non
 @pytest.mark.parametrize("tags", ["--enable-new-dtags", "--disable-new-dtags"])
 def test_a_search_path_of_the_build_machine_is_removed_and_one_beside_the_file_kept(tmp_path: Path, tags: str) -> None:
     made = bundle_with(tmp_path / "bundle", a__so=library(tmp_path, f"-Wl,{tags},-rpath,/opt/python/lib:$ORIGIN"))
-    assert elf.search_path(made / "m/a.so") == ["/opt/python/lib", "$ORIGIN"]
+    assert bundle.search_path(made / "m/a.so") == ["/opt/python/lib", "$ORIGIN"]
     if shutil.which("patchelf"):
-        elf.for_anywhere(made, "x86_64")
-        assert elf.search_path(made / "m/a.so") == []
+        bundle.for_anywhere(made, "x86_64")
+        assert bundle.search_path(made / "m/a.so") == []
         assert ctypes.CDLL(str(made / "m/a.so")).twice(21) == 42
     else:
         with pytest.raises(CannotBuild, match=r"^m/a.so searches libraries in /opt/python/lib:\$ORIGIN: .*patchelf"):
-            elf.for_anywhere(made, "x86_64")
+            bundle.for_anywhere(made, "x86_64")
     for flags in ([f"-Wl,{tags},-rpath,$ORIGIN/../x.libs"], []):
         unchanged = library(tmp_path, *flags)
         kept = bundle_with(tmp_path / "bundle", a__so=unchanged)
-        elf.for_anywhere(kept, "x86_64")
+        bundle.for_anywhere(kept, "x86_64")
         assert (kept / "m/a.so").read_bytes() == unchanged.read_bytes()
 
 
 @needs_compiler
 def test_a_library_for_small_pages_is_refused_on_aarch64_alone(tmp_path: Path) -> None:
     made = bundle_with(tmp_path / "bundle", a__so=library(tmp_path, "-Wl,-z,max-page-size=65536"))
-    elf.for_anywhere(made, "aarch64")
+    bundle.for_anywhere(made, "aarch64")
     bundle_with(made, b__so=library(tmp_path, "-Wl,-z,max-page-size=4096"))
-    elf.for_anywhere(made, "x86_64")
+    bundle.for_anywhere(made, "x86_64")
     with pytest.raises(CannotBuild, match=r"^m/b.so: linked for pages smaller than 64 KB"):
-        elf.for_anywhere(made, "aarch64")
+        bundle.for_anywhere(made, "aarch64")
 
 
 def test_the_same_source_gives_the_same_bytecode_in_another_place(tmp_path: Path) -> None:
@@ -97,7 +97,7 @@ def test_a_module_that_is_not_python_is_named(tmp_path: Path) -> None:
 
 
 def test_the_bundle_has_what_the_command_needs_and_no_tool_of_development() -> None:
-    names = [dist.name.lower() for dist in contents.distributions()]
+    names = [dist.name.lower() for dist in bundle.distributions()]
     assert {"pydantic", "pydantic_core", "rich", "pyyaml", "pyroute2", "typing_extensions"} <= {
         name.replace("-", "_") for name in names
     }
@@ -105,10 +105,10 @@ def test_the_bundle_has_what_the_command_needs_and_no_tool_of_development() -> N
 
 
 def test_nothing_that_cannot_run_or_tells_of_the_build_machine_is_put_in() -> None:
-    targets = [target for target, _ in (*contents.standard_library(), *contents.project_files())]
-    targets += [target for target, _ in contents.packages(contents.distributions())]
+    targets = [target for target, _ in (*bundle.standard_library(), *bundle.project_files())]
+    targets += [target for target, _ in bundle.packages(bundle.distributions())]
     assert not [t for t in targets if "__pycache__" in t or t.startswith("cni/dist/") or t.endswith(("/RECORD", ".a"))]
-    names = {t.removeprefix(f"{contents.LIBRARY}/").split("/")[0] for t in targets if t.startswith(contents.LIBRARY)}
+    names = {t.removeprefix(f"{bundle.LIBRARY}/").split("/")[0] for t in targets if t.startswith(bundle.LIBRARY)}
     assert {"os.py", "encodings", "json", "sqlite3", "ssl.py", "http", "site-packages"} <= names
     assert not {"test", "tkinter", "idlelib", "ensurepip", "turtledemo", "lib2to3"} & names
 
@@ -117,7 +117,7 @@ def test_the_bill_names_the_package_of_each_file(tmp_path: Path) -> None:
     bill = script("bill")
     own = tmp_path / "libown.so.1"
     own.write_bytes(b"")
-    found = bill.packages(contents.distributions(), [PYTHON, elf.loader(), own])
+    found = bill.packages(bundle.distributions(), [PYTHON, bundle.loader(), own])
     document = json.loads(bill.document("railcni-0.1.0", found))
     assert document["spdxVersion"] == "SPDX-2.3"
     assert ssl.OPENSSL_VERSION in document["comment"]
@@ -134,9 +134,9 @@ def test_the_bill_names_the_package_of_each_file(tmp_path: Path) -> None:
 def test_what_only_a_debugger_reads_is_taken_out(tmp_path: Path) -> None:
     made = bundle_with(tmp_path / "bundle", a__so=library(tmp_path, "-g"))
     file = made / "m/a.so"
-    before = elf.search_path(file)
+    before = bundle.search_path(file)
     assert b".debug_info\0" in file.read_bytes()
-    elf.for_anywhere(made, "x86_64")
+    bundle.for_anywhere(made, "x86_64")
     assert b".debug_info\0" not in file.read_bytes()
-    assert elf.search_path(file) == before
+    assert bundle.search_path(file) == before
     assert ctypes.CDLL(str(file)).twice(21) == 42
