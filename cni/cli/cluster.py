@@ -25,7 +25,7 @@ from cni.cli.terminal import common, output, subcommand
 from cni.cluster.audit import in_use, lease_rules, silence
 from cni.cluster.audit.model import Key
 from cni.documents.tree import value_at
-from cni.resources.claims import DRIVER
+from cni.resources.containers import DRIVER
 from cni.shared.spec.errors import InvalidConfig, IoFailure
 from ipam.leases import Lease
 from ipam.stores.served import to_json

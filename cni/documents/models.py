@@ -7,6 +7,7 @@ encoding/json, a plugin's keys match in any case, and null counts as absent. Key
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import Annotated, Literal
 
 from pydantic import (
@@ -24,10 +25,20 @@ from pydantic import (
 from cni.shared.spec.request import SUPPORTED, is_identifier, member
 
 
-def _identifier(text: str) -> str:
-    if not is_identifier(text):
-        raise ValueError("start with a letter or digit, then letters, digits, _ . -")
-    return text
+def matching(fits: Callable[[str], object], wanted: str) -> AfterValidator:
+    """A validator that refuses a text for which `fits` returns nothing or False, with the message `wanted`."""
+
+    def check(text: str) -> str:
+        if not fits(text):
+            raise ValueError(wanted)
+        return text
+
+    return AfterValidator(check)
+
+
+_LABEL = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?"
+OBJECT_NAME = re.compile(rf"{_LABEL}(\.{_LABEL})*")
+"""The name of a Kubernetes object, a subdomain of RFC 1123, which has 253 characters at most."""
 
 
 def is_namespace(text: str) -> bool:
@@ -35,25 +46,16 @@ def is_namespace(text: str) -> bool:
     return bool(re.fullmatch(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?", text))
 
 
-def _namespace(text: str) -> str:
-    if not is_namespace(text):
-        raise ValueError("want the name of a namespace: small letters, digits and -, the first and last no -")
-    return text
-
-
-def _executable(text: str) -> str:
-    if not text or "/" in text or text in (".", ".."):
-        raise ValueError("want the name of an executable in CNI_PATH, without a directory")
-    return text
-
-
 def _boolean(value: object) -> object:
     """Turn "true" and "false", in any case, into booleans, as libcni does; return other values as they are."""
     return {"true": True, "false": False}.get(value.lower(), value) if isinstance(value, str) else value
 
 
-Identifier = Annotated[str, AfterValidator(_identifier)]
-Namespace = Annotated[str, AfterValidator(_namespace)]
+Identifier = Annotated[str, matching(is_identifier, "start with a letter or digit, then letters, digits, _ . -")]
+_NAMESPACE = "want the name of a namespace: small letters, digits and -, the first and last no -"
+Namespace = Annotated[str, matching(is_namespace, _NAMESPACE)]
+_EXECUTABLE = "want the name of an executable in CNI_PATH, without a directory"
+Executable = Annotated[str, matching(re.compile(r"(?!\.\.?\Z)[^/]+", re.DOTALL).fullmatch, _EXECUTABLE)]
 Switch = Annotated[StrictBool, BeforeValidator(_boolean)]
 
 
@@ -78,7 +80,7 @@ class GoModel(DocumentModel):
 class PluginModel(GoModel):
     """One plugin of a network. `type` is the executable; `capabilities` says which capability arguments it takes."""
 
-    type: Annotated[str, AfterValidator(_executable)]
+    type: Executable
     capabilities: dict[str, bool] = {}
 
 

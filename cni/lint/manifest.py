@@ -8,7 +8,7 @@ from typing import Any
 
 from cni.documents import reader
 from cni.documents.diagnostic import Scope
-from cni.documents.models import NetworkAttachmentDefinition, is_namespace
+from cni.documents.models import OBJECT_NAME, NetworkAttachmentDefinition, is_namespace
 from cni.documents.networks import RESOURCE_NAME
 from cni.documents.refusals import correction, near, shown
 from cni.documents.tree import object_at, string_at
@@ -16,8 +16,6 @@ from cni.lint import network
 from cni.lint.plugin import ResourceWant, Surroundings
 
 KIND, GROUP, VERSION = "NetworkAttachmentDefinition", "k8s.cni.cncf.io", "k8s.cni.cncf.io/v1"
-_LABEL = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?"
-_OBJECT_NAME = re.compile(rf"{_LABEL}(\.{_LABEL})*")
 _RESOURCE = re.compile(r"[A-Za-z0-9.-]+/[A-Za-z0-9][A-Za-z0-9._-]*")
 _KEYS = ("apiVersion", "kind", "metadata", "spec", "status")
 
@@ -40,7 +38,7 @@ def examine(scope: Scope, around: Surroundings) -> None:
             scope.error((key,), f'a NAD has no key "{key}"', f'write "{meant}"', at_key=True)
     checked = {k: v for k, v in document.items() if k != "spec"}
     scope.model(NetworkAttachmentDefinition, checked, fixes={"kind": f"write {KIND}", "apiVersion": f"write {VERSION}"})
-    if scope.network and not (len(scope.network) <= 253 and _OBJECT_NAME.fullmatch(scope.network)):
+    if scope.network and not (len(scope.network) <= 253 and OBJECT_NAME.fullmatch(scope.network)):
         message = f"{shown(scope.network)}: Kubernetes takes no object of this name"
         scope.error(
             ("metadata", "name"), message, "write small letters, digits, - and . , the first and last no - or ."

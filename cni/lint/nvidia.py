@@ -14,10 +14,11 @@ import re
 from collections.abc import Iterable
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field
 
 from cni.documents import reader
 from cni.documents.diagnostic import ERROR, Diagnostic, Scope
+from cni.documents.models import matching
 from cni.documents.networks import RESOURCE_NAME
 from cni.documents.refusals import correction, near, shown
 from cni.documents.tree import string_at, value_at
@@ -25,14 +26,9 @@ from cni.documents.tree import string_at, value_at
 VERSION = "mellanox.com/v1alpha1"
 _RESOURCE_PREFIX = "nvidia.com/"
 SRIOV_PREFIX = "openshift.io"  # RESOURCE_PREFIX of the SR-IOV Network Operator; NVIDIA's chart sets nvidia.com
-_RESOURCE = re.compile(r"([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9]")
+_RESOURCE = re.compile(rf"({re.escape(_RESOURCE_PREFIX)})?([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9]")
+_NAMES = "want letters, digits, - _ . with a letter or digit first and last, such as hostdev"
 _MOST = (1 << 63) - 1
-
-
-def _resource(text: str) -> str:
-    if not _RESOURCE.fullmatch(text.removeprefix(_RESOURCE_PREFIX)):
-        raise ValueError("want letters, digits, - _ . with a letter or digit first and last, such as hostdev")
-    return text
 
 
 class _Spec(BaseModel):
@@ -61,7 +57,7 @@ class HostDeviceNetwork(_Spec):
     """The spec of a HostDeviceNetwork; `resourceName` with or without the prefix nvidia.com/."""
 
     plugin = {"type": "host-device"}
-    resourceName: Annotated[str, AfterValidator(_resource)] = Field(exclude=True)
+    resourceName: Annotated[str, matching(_RESOURCE.fullmatch, _NAMES)] = Field(exclude=True)
     metaPlugins: str = Field("", exclude=True)
 
 
@@ -78,7 +74,7 @@ class SriovNetwork(_Spec):
     api = "sriovnetwork.openshift.io/v1"
     cni_version = "1.0.0"
     plugin = {"type": "sriov", "vlan": 0}
-    resourceName: Annotated[str, AfterValidator(_resource)] = Field(exclude=True)
+    resourceName: Annotated[str, matching(_RESOURCE.fullmatch, _NAMES)] = Field(exclude=True)
     vlan: Annotated[int, Field(ge=0, le=4096)] = 0
     spoofChk: Literal["", "on", "off"] = Field("", serialization_alias="spoofchk")
     trust: Literal["", "on", "off"] = ""

@@ -6,10 +6,11 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from cni.node.inventory.devices import Port, VerbsDevice
+from cni.node.inventory.devices import Port
 from cni.node.inventory.functions import Function
 from cni.resources import selection
 from cni.resources.models import VFIO, Exclusive, ExclusiveSelectors, RailNics, Shared
+from cni.resources.selection import Host
 from cni.shared import rail
 
 _ADDRESSES = 2  # addresses of a pod's link: the configured one and the link-local one of IPv6
@@ -23,21 +24,6 @@ RailGroups = Sequence[RailNics]
 DeviceNode = tuple[str, str]  # (path in the container, path on the host)
 _CM: DeviceNode = ("/dev/infiniband/rdma_cm", "/dev/infiniband/rdma_cm")
 _VHOST: tuple[DeviceNode, ...] = (("/dev/vhost-net", "/dev/vhost-net"), ("/dev/net/tun", "/dev/net/tun"))
-
-
-@dataclass(frozen=True)
-class Host:
-    """The devices of the node. `devices` are the verbs devices by name. `busy` maps each netdev that carries the node's
-    own traffic to the reason. `paths` are the existing device nodes, such as "/dev/infiniband/uverbs0". `is_exclusive`:
-    RDMA is in the exclusive netns mode, where a namespace sees only the verbs devices that were moved into it. `below`
-    maps a netdev on top of others, such as a bond, to the links below it."""
-
-    functions: Sequence[Function] = ()
-    devices: Mapping[str, VerbsDevice] = field(default_factory=dict)
-    busy: Mapping[str, str] = field(default_factory=dict)
-    is_exclusive: bool = False
-    below: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    paths: Collection[str] = ()
 
 
 @dataclass(frozen=True)
@@ -97,7 +83,7 @@ def resources(configured: Iterable[Shared | Exclusive], host: Host) -> list[Reso
         earlier = set(taken)
         made = _shared(one, chosen[one.name], given) if isinstance(one, Shared) else exclusive(one, host, taken)
         if not made.offers and not made.withheld:
-            made = replace(made, unchosen=selection.reason(one, host.functions, earlier, host.below))
+            made = replace(made, unchosen=selection.reason(one, host, earlier))
         found.append(made)
     return found
 

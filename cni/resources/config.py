@@ -8,7 +8,7 @@ A faulty member of a list is left out, and the others count. Pure.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -101,7 +101,7 @@ def read_document(scope: Scope, config: Config) -> None:
         scope.error((), message, 'write {"configList": [...]}')
         config.is_whole = False
         return
-    _unknown(scope, (), root.data, _ABOVE)
+    _check_keys(scope, (), root.data, _ABOVE)
     if "periodicUpdateInterval" in root.data:
         config.period = _period(scope, root.data["periodicUpdateInterval"])
     for key, model in _MODELS.items():
@@ -110,7 +110,7 @@ def read_document(scope: Scope, config: Config) -> None:
     for number, given in _members(scope, _POLICIES):
         _policy(scope, (_POLICIES, number), given, config)
     for number, given in _members(scope, _RAILS):
-        _unknown(scope, (_RAILS, number), given, set(RailNics.model_fields))
+        _check_keys(scope, (_RAILS, number), given, {*RailNics.model_fields})
         if rails := scope.model(RailNics, given, (_RAILS, number), FIXES):
             config.rails.append(rails)
             nics = [nic for one in config.rails for nic in one.nics]
@@ -134,8 +134,7 @@ def _policy(scope: Scope, keys: Keys, given: Any, config: Config) -> None:
     before = len(config.findings)
     why, remedy = "this is not made here", "leave this policy to sriov-network-operator"
     for part, within, model in ((given, (), VfPolicy), (value_at(given, "nicSelector"), ("nicSelector",), NicSelector)):
-        _refuse(scope, (*keys, *within), part, _UNMADE, why, remedy)
-        _unknown(scope, (*keys, *within), part, {*model.model_fields, *_UNMADE, *_UNASKED})
+        _check_keys(scope, (*keys, *within), part, {*model.model_fields, *_UNASKED}, _UNMADE, why, remedy)
     policy: VfPolicy | None = scope.model(VfPolicy, given, keys, POLICY_FIXES)
     if policy is not None:
         check_policy(scope, keys, policy.nicSelector, policy.numVfs, policy.isRdma and policy.deviceType == VFIO)
@@ -171,14 +170,13 @@ def check_policy(scope: Scope, keys: Keys, selector: NicSelector, number: int, h
 
 def _resource(scope: Scope, keys: Keys, given: Any, model: type[Shared | Exclusive], config: Config) -> None:
     before = len(config.findings)
-    selectors = value_at(given, "selectors")
+    why, selectors = "this device plugin cannot choose by it", value_at(given, "selectors")
     is_list = isinstance(selectors, list) and model is Exclusive
     fields = SharedSelectors.model_fields if model is Shared else ExclusiveSelectors.model_fields
     for number, one in enumerate(selectors if is_list else [selectors]):
         place = (*keys, "selectors", *([number] if is_list else []))
-        _refuse(scope, place, one, _UNSERVED, "this device plugin cannot choose by it", OTHER_PLUGIN)
-        _unknown(scope, place, one, {*fields, *_UNSERVED})
-    _unknown(scope, keys, given, set(model.model_fields))
+        _check_keys(scope, place, one, {*fields}, _UNSERVED, why, OTHER_PLUGIN)
+    _check_keys(scope, keys, given, {*model.model_fields})
     resource = scope.model(model, given, keys, FIXES)
     if resource is None or any(f.severity == ERROR for f in config.findings[before:]):
         return
@@ -189,18 +187,17 @@ def _resource(scope: Scope, keys: Keys, given: Any, model: type[Shared | Exclusi
     config.resources.append(resource)
 
 
-def _refuse(scope: Scope, keys: Keys, given: Any, names: set[str], why: str, remedy: str) -> None:
-    """Note an error for each of the keys `names` that has a value in the object `given`."""
-    for key in sorted(name for name in names if value_at(given, name)):
-        scope.error((*keys, key), f"{key}: {why}", remedy, at_key=True)
-
-
-def _unknown(scope: Scope, keys: Keys, given: Any, names: set[str]) -> None:
-    """Warn of each key of the object `given` that is not among `names`, which match in any case."""
-    folded = {name.lower() for name in names}
+def _check_keys(
+    scope: Scope, keys: Keys, given: Any, names: set[str], refused: Set[str] = frozenset(), why: str = "", fix: str = ""
+) -> None:
+    """Note an error for each key in `refused` with a value in the object `given`; warn of each key that is in neither
+    `names` nor `refused`, which match in any case."""
+    for key in sorted(name for name in refused if value_at(given, name)):
+        scope.error((*keys, key), f"{key}: {why}", fix, at_key=True)
+    folded = {name.lower() for name in names | refused}
     for key in given if isinstance(given, dict) else ():
         if key.lower() not in folded:
-            scope.warn((*keys, key), f'there is no key "{key}"', correction(key, names), at_key=True)
+            scope.warn((*keys, key), f'there is no key "{key}"', correction(key, names | refused), at_key=True)
 
 
 def _period(scope: Scope, given: Any) -> float:

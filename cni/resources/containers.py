@@ -1,5 +1,7 @@
-"""The variables, CDI specifications and device-info files of containers with devices. Multus reads the device-info
-files. The device plugin and the DRA driver share this module.
+"""The files about devices that containers have: variables, CDI specifications and device-info files, which Multus
+reads, and the record of each claim that `railcni dra` has prepared.
+
+The device plugin and the DRA driver write these files. `railcni doctor` reads the records of claims.
 
 Sources: SPEC.md of the Container Device Interface; the variables PCIDEVICE_… of the SR-IOV device plugin; the Device
 Information Specification of the Network Plumbing Working Group, 1.1.0.
@@ -20,6 +22,11 @@ CDI_FOLDER = "/var/run/cdi"
 INFO_FOLDER = "/var/run/k8s.cni.cncf.io/devinfo/dp"
 PERMISSIONS = "rw"
 _CDI_VERSION = "0.5.0"  # the first version that has hostPath, and names that begin with a digit
+DRIVER = "railcni.io"
+KIND = f"{DRIVER}/claim"
+PREFIX = f"dra.{DRIVER}-"  # of CDI files; the device plugin has another prefix, and removes its own files by it
+
+Record = dict[str, Any]
 
 
 def variables(resource: Resource, offers: Sequence[Offer]) -> dict[str, str]:
@@ -68,3 +75,54 @@ def remove_others(folder: str, prefix: str, wanted: Container[str]) -> None:
     for name in files.names_in(folder):
         if name.startswith(prefix) and name not in wanted:
             Path(folder, name).unlink(missing_ok=True)
+
+
+# --- the claims of `railcni dra` ---
+
+
+def named(claim: Record) -> str:
+    """The claim's name in messages."""
+    return f"ResourceClaim {claim['namespace']}/{claim['name']}"
+
+
+def own_folder(kubelet: str) -> str:
+    """The driver's folder in the folder `kubelet`."""
+    return f"{kubelet}/plugins/{DRIVER}"
+
+
+def records_folder(kubelet: str) -> str:
+    """The folder with the record of each claim."""
+    return f"{own_folder(kubelet)}/claims"
+
+
+def records(folder: str) -> list[Record]:
+    """All records in `folder`. Raises OSError when a file cannot be read."""
+    names = sorted(name for name in files.names_in(folder) if name.endswith(".json") and name[0] != ".")
+    return [record for name in names if (record := read_record(folder, name.removesuffix(".json")))]
+
+
+def read_record(folder: str, uid: str) -> Record | None:
+    """The record of the claim `uid`; None when it is missing or incomplete. Raises OSError when it cannot be read."""
+    try:
+        found = json.loads(files.read_whole(f"{folder}/{uid}.json"))
+    except FileNotFoundError:
+        return None
+    except ValueError:  # incomplete after a power loss, so kubelet had no answer yet
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def specification(uid: str, root: str = "") -> str:
+    """The path of the CDI specification of the claim `uid`, below `root`."""
+    return f"{root}{CDI_FOLDER}/{PREFIX}{uid}.json"
+
+
+def cdi_name(record: Record, number: int) -> str:
+    """The name of the claim's device `number` in the CDI specification."""
+    return f"{record['uid']}-{number}"
+
+
+def cdi_ids(record: Record, number: int) -> list[str]:
+    """The CDI device names of the claim's device `number`; [] when the device has neither nodes nor variables."""
+    one = record["devices"][number]
+    return [f"{KIND}={cdi_name(record, number)}"] if one["nodes"] or one["variables"] else []

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, model_validator
 
-from cni.documents.models import GoModel
+from cni.documents.models import OBJECT_NAME, GoModel, matching
 from cni.node.inventory import topology
 from cni.shared import rail
 
@@ -63,22 +63,13 @@ VFIO = "vfio-pci"
 MOST_VFS = 65535  # TotalVFs of PCI Express has 16 bits
 OPERATOR_PREFIX = "openshift.io"  # the default prefix of resources of sriov-network-operator
 RANGED = ("pfNames", "rootDevices")
-_LABEL = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?"
-_PREFIX = re.compile(rf"{_LABEL}(\.{_LABEL})*")
-_NAME = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
 _RANGE = re.compile(r"[^#]+(#\d+(-\d+)?(,\d+(-\d+)?)*)?")
 _CODE = re.compile(r"[0-9a-f]{4}")
 
 
-def _name(text: str) -> str:
-    if not _NAME.fullmatch(text):
-        raise ValueError("want letters, digits, - _ . with a letter or digit first and last, 63 characters at most")
-    return text
-
-
 def prefix(text: str) -> str:
     """Return `text` if it can be the domain of a resource's name. Raises ValueError if it cannot."""
-    if not _PREFIX.fullmatch(text) or len(text) > 253:
+    if not OBJECT_NAME.fullmatch(text) or len(text) > 253:
         raise ValueError("want a domain in small letters")
     if "kubernetes.io" in text or text.startswith("requests."):
         raise ValueError("kubelet takes no resource of this prefix")
@@ -117,8 +108,11 @@ def _listed(value: object) -> object:
     return [] if value is None else value if isinstance(value, list) else [value]
 
 
+_NAMES = "want letters, digits, - _ . with a letter or digit first and last, 63 characters at most"
+Name = Annotated[str, matching(re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?").fullmatch, _NAMES)]
+Code = Annotated[str, AfterValidator(_hex)]
 Texts = list[str]
-Codes = list[Annotated[str, BeforeValidator(_quoted), AfterValidator(_hex)]]
+Codes = list[Annotated[Code, BeforeValidator(_quoted)]]
 Ranged = list[Annotated[str, AfterValidator(_ranged)]]
 LinkTypes = list[Literal["ether", "infiniband"]]
 
@@ -156,7 +150,7 @@ class MadeSelectors(ExclusiveSelectors):
 
 
 class _Resource(_Model):
-    resourceName: Annotated[str, AfterValidator(_name)]
+    resourceName: Name
     resourcePrefix: Annotated[str, AfterValidator(prefix)]
     umad: bool = False
     """whether containers get umadN and issmN too, for subnet managers and diagnostics; a key of this project"""
@@ -209,8 +203,8 @@ class RailNics(_Model):
 class NicSelector(_Model):
     """Selects physical functions that match all keys that are set. Names may end with numbers of VFs: "ens2f0#0-3"."""
 
-    vendor: Annotated[str, AfterValidator(_hex)] = ""
-    deviceID: Annotated[str, AfterValidator(_hex)] = ""
+    vendor: Code = ""
+    deviceID: Code = ""
     pfNames: Ranged = []
     rootDevices: Ranged = []
 
@@ -234,7 +228,7 @@ class VfPolicy(_Model):
     priority: Annotated[int, Field(ge=0, le=99)] = 99
     linkType: Literal["", "eth", "ETH", "ib", "IB"] = ""
     eSwitchMode: Literal["", "legacy"] = ""
-    resourceName: Annotated[str, AfterValidator(_name)] | None = None
+    resourceName: Name | None = None
     excludeTopology: bool = False
     needVhostNet: bool = False
 

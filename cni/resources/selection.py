@@ -1,9 +1,11 @@
-"""Match functions with selectors, and explain for each selector why it matches no function. Pure."""
+"""Match the functions of a node with selectors, and explain for each selector why it matches no function. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 
+from cni.node.inventory.devices import VerbsDevice
 from cni.node.inventory.functions import Function
 from cni.resources.models import RANGED, Exclusive, ExclusiveSelectors, MadeSelectors, Selectors, Shared, spans
 
@@ -11,7 +13,8 @@ NOTHING = "no NIC or function is chosen"
 _NO_VERBS = "has no verbs device (`railcni doctor` names a verbs driver that is not loaded)"
 _NOT_ON_PCI = "is not on PCI: a resource of configList can have it"
 _MOST = 8  # the most values that a message names
-_VALUES: dict[str, Callable[[Function], Collection[str]]] = {  # the values that a selector is compared with
+Values = Callable[[Function], Collection[str]]
+_VALUES: dict[str, Values] = {  # the values that a selector is compared with
     "vendors": lambda function: [function.vendor],
     "drivers": lambda function: [function.driver],
     "linkTypes": lambda function: [function.link_type],
@@ -22,6 +25,21 @@ _VALUES: dict[str, Callable[[Function], Collection[str]]] = {  # the values that
     "pfNames": lambda function: function.physical_netdevs,
     "rootDevices": lambda function: [function.physical],
 }
+
+
+@dataclass(frozen=True)
+class Host:
+    """The devices of the node. `devices` are the verbs devices by name. `busy` maps each netdev that carries the node's
+    own traffic to the reason. `paths` are the existing device nodes, such as "/dev/infiniband/uverbs0". `is_exclusive`:
+    RDMA is in the exclusive netns mode, where a namespace sees only the verbs devices that were moved into it. `below`
+    maps a netdev on top of others, such as a bond, to the links below it."""
+
+    functions: Sequence[Function] = ()
+    devices: Mapping[str, VerbsDevice] = field(default_factory=dict)
+    busy: Mapping[str, str] = field(default_factory=dict)
+    is_exclusive: bool = False
+    below: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    paths: Collection[str] = ()
 
 
 def matches(function: Function, selectors: Selectors) -> bool:
@@ -45,43 +63,32 @@ def _is_of(ranged: Sequence[str], names: Collection[str], index: int) -> bool:
     return False
 
 
-def reason(
-    resource: Shared | Exclusive,
-    functions: Sequence[Function],
-    taken: Collection[str],
-    below: Mapping[str, Sequence[str]],
-) -> str:
-    """A sentence for the log: the reason why `resource` has no devices.
-
-    `taken` are the functions of earlier resources; `below` maps a netdev to the links below it, a bond to its ports."""
-    if not functions:
+def reason(resource: Shared | Exclusive, host: Host, taken: Collection[str]) -> str:
+    """A sentence for the log: the reason why `resource` has no devices. `taken` are the functions of earlier ones."""
+    if not host.functions:
         return f"{NOTHING}: the node has no network function and no verbs device"
     if isinstance(resource, Shared):
-        found = [_selector(resource.selectors, [f for f in functions if f.verbs], functions, taken, below, _NO_VERBS)]
+        with_verbs = [function for function in host.functions if function.verbs]
+        found = [_selector(resource.selectors, with_verbs, host, taken, _NO_VERBS)]
     else:
-        on_pci = [function for function in functions if function.is_on_pci]
-        found = [_selector(one, on_pci, functions, taken, below, _NOT_ON_PCI) for one in resource.selectors]
+        on_pci = [function for function in host.functions if function.is_on_pci]
+        found = [_selector(one, on_pci, host, taken, _NOT_ON_PCI) for one in resource.selectors]
     return f"{NOTHING}: {'; '.join(dict.fromkeys(found))}"
 
 
 def _selector(
-    selectors: Selectors,
-    candidates: Sequence[Function],
-    functions: Sequence[Function],
-    taken: Collection[str],
-    below: Mapping[str, Sequence[str]],
-    unfit: str,
+    selectors: Selectors, candidates: Sequence[Function], host: Host, taken: Collection[str], unfit: str
 ) -> str:
-    """The reason why `selectors` match none of `candidates`; `unfit` is the fault of the node's other `functions`."""
-    others = [function for function in functions if function not in candidates]
+    """The reason why `selectors` match none of `candidates`; `unfit` is the fault of the node's other functions."""
+    others = [function for function in host.functions if function not in candidates]
     given = {key: wanted for key in _VALUES if (wanted := getattr(selectors, key, None))}
     faults = []
     for key, wanted in given.items():
-        names = {spans(text)[0].lower() for text in wanted}
-        there = sorted({value for one in candidates for value in _VALUES[key](one) if value})
-        if names.isdisjoint(value.lower() for value in there):
-            faults.append(f"{key} {', '.join(wanted)}: {_instead(wanted, there, others, below, _VALUES[key], unfit)}")
-        elif numbers := _missing_numbers(selectors, wanted, candidates, _VALUES[key]):
+        values = _VALUES[key]
+        there = sorted({value for one in candidates for value in values(one) if value})
+        if {spans(text)[0].lower() for text in wanted}.isdisjoint(value.lower() for value in there):
+            faults.append(f"{key} {', '.join(wanted)}: {_instead(wanted, there, others, host, values, unfit)}")
+        elif numbers := _missing_numbers(selectors, wanted, candidates, values):
             faults.append(f"{key} {', '.join(wanted)}: {numbers}")
     if faults:
         return "; ".join(faults)
@@ -96,18 +103,13 @@ def _selector(
 
 
 def _instead(
-    wanted: Sequence[str],
-    there: Sequence[str],
-    others: Sequence[Function],
-    below: Mapping[str, Sequence[str]],
-    values: Callable[[Function], Collection[str]],
-    unfit: str,
+    wanted: Sequence[str], there: Sequence[str], others: Sequence[Function], host: Host, values: Values, unfit: str
 ) -> str:
     """A text about the values `there` that the node has instead of `wanted`: the similar values, or all if none is
     similar. If functions in `others` have a wanted value, the text says instead that they are `unfit`."""
     names = [spans(text)[0] for text in wanted]
     for name in names:
-        if ports := below.get(name):
+        if ports := host.below.get(name):
             return f"{name} is a link on top of {', '.join(ports)}: name these"
     if meant := [
         ", ".join(one.netdevs) or one.id for one in others if not set(names).isdisjoint((*values(one), *one.netdevs))
@@ -121,10 +123,7 @@ def _instead(
 
 
 def _missing_numbers(
-    selectors: Selectors,
-    wanted: Sequence[str],
-    candidates: Sequence[Function],
-    values: Callable[[Function], Collection[str]],
+    selectors: Selectors, wanted: Sequence[str], candidates: Sequence[Function], values: Values
 ) -> str:
     """A text such as "NAME has the VFs 0 to 7" for the first of `wanted` whose VF ranges have no existing VF, or "".
 

@@ -20,7 +20,7 @@ import pytest
 import yaml
 
 from cni.cluster.agent.nodefiles import Tokens
-from cni.resources.claims import DRIVER
+from cni.resources.containers import DRIVER
 from cni.resources.dra import slices
 from cni.shared.spec.errors import CniError
 from cni.shared.spec.request import Attachment

@@ -14,8 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cni.resources import config
-from cni.resources.choose import Host, Offer, Resource, resources, spread
+from cni.resources.choose import Offer, Resource, resources, spread
 from cni.resources.node import read_host
+from cni.resources.selection import Host
 from tests.device_plugin.scene import Machine
 from tests.node import ROOT
 

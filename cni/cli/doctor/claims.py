@@ -16,8 +16,7 @@ from cni.cli.doctor.pods import AttachedLink
 from cni.node.inventory.devices import Port
 from cni.node.inventory.functions import ETHER, Function
 from cni.node.inventory.sandboxes import NamespaceView
-from cni.resources.claims import DRIVER, Record, cdi_ids, records, records_folder, specification
-from cni.resources.containers import CDI_FOLDER
+from cni.resources.containers import CDI_FOLDER, DRIVER, Record, cdi_ids, records, records_folder, specification
 from cni.shared.kernel.files import read_whole
 
 

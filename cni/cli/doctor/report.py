@@ -15,7 +15,7 @@ from cni.cli.doctor.finding import FAULT, SKIPPED, UNKNOWN, Check, Observation, 
 from cni.node.inventory import devices, functions, topology
 from cni.node.inventory.sandboxes import REMEDY, is_denied
 from cni.node.inventory.topology import administrative_states
-from cni.resources.claims import own_folder
+from cni.resources.containers import own_folder
 from cni.shared.kernel.rdma_netlink import EXCLUSIVE
 from cni.shared.spec.errors import CniError
 

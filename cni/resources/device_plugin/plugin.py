@@ -18,8 +18,8 @@ from cni.resources.device_plugin import answers, server
 from cni.resources.device_plugin.kubelet import Kubelet
 from cni.resources.device_plugin.server import ResourceServer
 from cni.resources.kubelet import services
+from cni.resources.node import Watch
 from cni.resources.vfs.apply import apply
-from cni.resources.watch import Watch
 from cni.shared.kernel import rdma_sysfs
 from cni.shared.spec.errors import CniError
 

@@ -1,4 +1,4 @@
-"""Prepare the claims of this node's pods: write the records and files that cni/resources/claims.py reads.
+"""Prepare the claims of this node's pods: write the records and files that cni/resources/containers.py reads.
 
 A claim's record is written durably before its other files, and removed after them. So when the driver is killed, the
 next call for the claim, or the next start, finds all files that exist. Answers come from the record, so kubelet gets
@@ -12,8 +12,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from cni.resources import claims, containers
-from cni.resources.claims import DRIVER, PREFIX, Record, cdi_name, named, specification
+from cni.resources import containers
+from cni.resources.containers import DRIVER, PREFIX, Record, cdi_name, named, read_record, specification
 from cni.resources.dra.slices import Device
 from cni.shared.spec.errors import InvalidConfig, TryAgainLater
 
@@ -30,7 +30,7 @@ class Claims:
 
     def records(self) -> list[Record]:
         """All records. Raises OSError when a record cannot be read."""
-        return claims.records(self._folder)
+        return containers.records(self._folder)
 
     def prepare(self, claim: Record, results: Sequence[Mapping[str, Any]], devices: Mapping[str, Device]) -> Record:
         """Prepare the devices in the allocation `results` for `claim` (uid, namespace, name); return its record.
@@ -48,7 +48,7 @@ class Claims:
             }
             for result in results
         ]
-        former = claims.read(self._folder, claim["uid"])
+        former = read_record(self._folder, claim["uid"])
         if not wanted:
             raise InvalidConfig(f"{named(claim)} has no device of {DRIVER} on this node")
         if former and [{key: one[key] for key in wanted[0]} for one in former["devices"]] == wanted:
@@ -89,7 +89,7 @@ class Claims:
 
     def unprepare(self, uid: str) -> None:
         """Remove the files of a claim, and then its record, if there are any. Raises OSError when removing fails."""
-        record = claims.read(self._folder, uid)
+        record = read_record(self._folder, uid)
         Path(specification(uid, self._root)).unlink(missing_ok=True)  # a killed driver may leave no record
         others = [other for other in self.records() if other["uid"] != uid]
         used = {(one["resource"], one["function"]) for other in others for one in other["devices"]}
@@ -112,7 +112,7 @@ class Claims:
             if one["file"]:
                 containers.write(self._info, containers.info_name(one["resource"], one["function"]), one["file"])
         parts = [(cdi_name(record, n), one["nodes"], one["variables"]) for n, one in enumerate(record["devices"])]
-        document = containers.cdi_document(claims.KIND, parts)
+        document = containers.cdi_document(containers.KIND, parts)
         if document["devices"]:
             containers.write(*os.path.split(specification(record["uid"], self._root)), document)
 

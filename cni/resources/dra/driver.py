@@ -13,14 +13,13 @@ from cni.node.service.log import AgentLog
 from cni.node.service.metrics import Counter, Family, page
 from cni.node.service.program import pause, serve
 from cni.resources.choose import except_held
-from cni.resources.claims import DRIVER, Record, named, records_folder
+from cni.resources.containers import DRIVER, Record, named, records_folder
 from cni.resources.dra import slices
 from cni.resources.dra.claims import Claims
 from cni.resources.dra.kubelet import Endpoint
 from cni.resources.dra.publish import Publisher, Statuses, allocated
 from cni.resources.kubelet import services
-from cni.resources.node import read_topology
-from cni.resources.watch import Watch
+from cni.resources.node import Watch, read_topology
 from cni.shared.kernel.node import host_name
 from cni.shared.records import LINK, STATE
 from cni.shared.spec.errors import CniError, InvalidConfig

@@ -14,7 +14,7 @@ import grpc.aio
 
 from cni.node.service.log import AgentLog
 from cni.node.service.program import pause
-from cni.resources.claims import DRIVER, Record, cdi_ids, own_folder
+from cni.resources.containers import DRIVER, Record, cdi_ids, own_folder
 from cni.resources.kubelet import dra_health_v1_pb2 as health
 from cni.resources.kubelet import dra_v1_pb2 as api
 from cni.resources.kubelet import plugin_registration_v1_pb2 as registration

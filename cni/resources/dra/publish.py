@@ -17,7 +17,7 @@ from contextlib import closing
 from typing import Any
 
 from cni.node.inventory import attachments
-from cni.resources.claims import DRIVER, Record, named
+from cni.resources.containers import DRIVER, Record, named
 from cni.resources.dra import slices
 from cni.resources.models import label
 from cni.shared.records import LINK

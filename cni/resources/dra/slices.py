@@ -17,9 +17,10 @@ from typing import Any
 from cni.node.inventory.devices import Port
 from cni.node.inventory.functions import ETHER, Function
 from cni.node.inventory.topology import NEAREST_FIRST, SYS, Topology
-from cni.resources.choose import Host, Offer, RailGroups, Resource, rail_of
-from cni.resources.claims import DRIVER
+from cni.resources.choose import Offer, RailGroups, Resource, rail_of
+from cni.resources.containers import DRIVER
 from cni.resources.models import Exclusive, Shared, label
+from cni.resources.selection import Host
 from cni.shared.kernel.rdma_sysfs import ROCE_V2
 
 API = "resource.k8s.io/v1"
