@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import re
@@ -47,33 +48,26 @@ def parse(text: str) -> TreeNode:
         raise _refusal(text, fault) from None
     except RecursionError:
         raise _too_large(0) from None
-    document: list[TreeNode] = []
-    within: list[tuple[TreeNode, list[Any]]] = [(TreeNode(0, 0), document)]  # open objects and lists, with members
-    key: tuple[str, int, int] | None = None
-    nodes = 0
-    for token in _TOKEN.finditer(text):
+    tokens, numbers = _TOKEN.finditer(text), itertools.count(1)
+
+    def value(token: re.Match[str], depth: int) -> TreeNode:
+        """The value that begins with `token`."""
         start, end = token.span()
-        parent, parts = within[-1]
-        if token.group() in "}]":
-            within.pop()[0].end = end
-        elif parent.members is not None and key is None:
-            key = (_scalar(token), start, end)
-        else:
-            nodes += 1
-            if nodes > MOST_NODES or len(within) > MOST_DEPTH:
-                raise _too_large(start)
-            inner: list[Any] = []
-            if token.group() == "{":
-                node = TreeNode(start, end, members=inner)
-            elif token.group() == "[":
-                node = TreeNode(start, end, items=inner)
-            else:
-                node = TreeNode(start, end, _scalar(token))
-            parts.append(Member(*key, node) if key else node)
-            key = None
-            if token.group() in "{[":
-                within.append((node, inner))
-    return document[0]
+        if depth > MOST_DEPTH or next(numbers) > MOST_NODES:
+            raise _too_large(start)
+        if token.group() == "{":
+            members = []
+            while (key := next(tokens)).group() != "}":
+                members.append(Member(_scalar(key), *key.span(), value(next(tokens), depth + 1)))
+            return TreeNode(start, key.end(), members=members)
+        if token.group() == "[":
+            items = []
+            while (first := next(tokens)).group() != "]":
+                items.append(value(first, depth + 1))
+            return TreeNode(start, first.end(), items=items)
+        return TreeNode(start, end, _scalar(token))
+
+    return value(next(tokens), 1)
 
 
 def _scalar(token: re.Match[str]) -> Any:

@@ -86,7 +86,9 @@ def examine(scope: Scope, keys: Keys, document: Mapping[str, Any], around: Surro
     rails = member(document, "rail")
     if isinstance(rails, dict):
         document = _of_a_rail(scope, keys, document, rails, around)
-    request = Request({"CNI_COMMAND": "ADD"}, b"", _as_called(document, around), {})
+    allocated = dict.fromkeys(("deviceID", "pciBusID"), "0000:00:00.0") if around.resource else {}
+    called = {**allocated, **document, "name": around.name, "cniVersion": around.version}  # as a runtime calls it
+    request = Request({"CNI_COMMAND": "ADD"}, b"", called, {})
     if own in LINK_PLUGINS:
         module = plugins.named(own)
         table = (*module.KEYS, *(features.named(name).KEY for name in features.NAMES))
@@ -118,12 +120,6 @@ def examine(scope: Scope, keys: Keys, document: Mapping[str, Any], around: Surro
     else:
         _foreign_mtu(scope, keys, document)
     addresses.examine(scope, keys, document, request, around.flat, around.uses)
-
-
-def _as_called(document: Mapping[str, Any], around: Surroundings) -> dict[str, Any]:
-    """The configuration that a runtime passes to the plugin; with a device ID when the NAD has a resource."""
-    given = dict.fromkeys(("deviceID", "pciBusID"), "0000:00:00.0") if around.resource else {}
-    return {**given, **document, "name": around.name, "cniVersion": around.version}
 
 
 def _of_a_rail(

@@ -6,11 +6,9 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from cni.node.inventory.devices import Port
 from cni.node.inventory.functions import Function
-from cni.resources import selection
 from cni.resources.models import VFIO, Exclusive, ExclusiveSelectors, RailNics, Shared
-from cni.resources.selection import Host
+from cni.resources.selection import Host, matches, reason
 from cni.shared import rail
 
 _ADDRESSES = 2  # addresses of a pod's link: the configured one and the link-local one of IPv6
@@ -76,14 +74,18 @@ def resources(configured: Iterable[Shared | Exclusive], host: Host) -> list[Reso
     selectors match it. Shared resources with the same NIC divide its GIDs among them."""
     taken: set[str] = set()
     configured = list(configured)
-    chosen = {one.name: _candidates(one, host) for one in configured if isinstance(one, Shared)}
+    chosen = {
+        one.name: [_candidate(nic, one, host) for nic in host.functions if nic.verbs and matches(nic, one.selectors)]
+        for one in configured
+        if isinstance(one, Shared)
+    }
     given = _divided([nic for nics in chosen.values() for nic in nics])
     found = []
     for one in configured:
         earlier = set(taken)
         made = _shared(one, chosen[one.name], given) if isinstance(one, Shared) else exclusive(one, host, taken)
         if not made.offers and not made.withheld:
-            made = replace(made, unchosen=selection.reason(one, host, earlier))
+            made = replace(made, unchosen=reason(one, host, earlier))
         found.append(made)
     return found
 
@@ -93,26 +95,20 @@ def resources(configured: Iterable[Shared | Exclusive], host: Host) -> list[Reso
 
 @dataclass(frozen=True)
 class _Candidate:
-    """A NIC that matches the selectors of a shared resource. `offer` has no devices yet; `wants` is rdmaHcaMax. A
-    device takes `cost` GIDs; with 0, GIDs do not limit the devices. The ports' GID tables have `room` entries, of which
-    devices can use `free`."""
+    """A NIC that matches the selectors of a shared resource. `offer` has no devices yet. A device takes `cost` GIDs;
+    with 0, GIDs do not limit the devices. The ports' GID tables have `room` entries, of which devices can use `free`."""
 
-    resource: str
+    resource: Shared
     offer: Offer
-    wants: int
     cost: int
     free: int
     room: int
 
 
-def _candidates(resource: Shared, host: Host) -> list[_Candidate]:
-    names = set(resource.selectors.ifNames)
-    nics = [f for f in host.functions if f.verbs and selection.matches(f, resource.selectors)]
-    return [_candidate(nic, _ports(nic, names, host), resource, host) for nic in nics]
-
-
-def _candidate(nic: Function, ports: list[Port], resource: Shared, host: Host) -> _Candidate:
+def _candidate(nic: Function, resource: Shared, host: Host) -> _Candidate:
     """Return the NIC as a candidate. Each address of a pod takes a GID of each type: of RoCE v1 and v2, or only v2."""
+    every = [port for name in nic.verbs if name in host.devices for port in host.devices[name].ports]
+    ports = [port for port in every if port.netdev in resource.selectors.ifNames] or every
     nodes = _rdma_nodes(nic, resource.umad, host)
     down = ", ".join(f"{port} is {port.state} ({port.physical_state})" for port in ports) or "it has no port"
     fault = _fault(nic, nodes, host) or ("" if any(port.is_active for port in ports) else down)
@@ -120,34 +116,33 @@ def _candidate(nic: Function, ports: list[Port], resource: Shared, host: Host) -
         fault = _EXCLUSIVE
     offer = Offer(nic.id, (), nodes, _numa(nic), fault, nic.id)
     if resource.gidsPerDevice == 0 or not ports or not all(port.is_roce and port.room for port in ports):
-        return _Candidate(resource.name, offer, resource.rdmaHcaMax, 0, 0, 0)
+        return _Candidate(resource, offer, 0, 0, 0)
     cost = resource.gidsPerDevice or _ADDRESSES * max(len({gid.kind for gid in port.gids}) or 1 for port in ports)
     # entries that are not the host's own; a device uses one port, so the remainder of a port is of no use
     free = [port.room - sum(not gid.ndev or gid.ndev in port.links for gid in port.gids) for port in ports]
     room = sum(port.room for port in ports)
-    offer = replace(offer, gids=cost)
-    return _Candidate(resource.name, offer, resource.rdmaHcaMax, cost, sum(n - n % cost for n in free), room)
+    return _Candidate(resource, replace(offer, gids=cost), cost, sum(n - n % cost for n in free), room)
 
 
 def _divided(candidates: Sequence[_Candidate]) -> dict[tuple[str, str], int]:
     """Return each resource's limit of devices on each NIC, by (resource, NIC).
 
     The GIDs of a NIC are shared evenly. The unwanted part of a resource's share goes to the other resources, evenly."""
-    given = {(c.resource, c.offer.name): c.wants for c in candidates}
+    given = {(c.resource.name, c.offer.name): c.resource.rdmaHcaMax for c in candidates}
     by_nic: dict[str, list[_Candidate]] = {}
     for candidate in candidates:
         if candidate.cost:
             by_nic.setdefault(candidate.offer.name, []).append(candidate)
     for rivals in by_nic.values():
-        wanted = [min(c.wants * c.cost, c.free) for c in rivals]
+        wanted = [min(c.resource.rdmaHcaMax * c.cost, c.free) for c in rivals]
         for candidate, gids in zip(rivals, spread(min(c.free for c in rivals), wanted), strict=True):
-            given[candidate.resource, candidate.offer.name] = gids // candidate.cost
+            given[candidate.resource.name, candidate.offer.name] = gids // candidate.cost
     return given
 
 
 def _shared(resource: Shared, nics: Sequence[_Candidate], given: Mapping[tuple[str, str], int]) -> Resource:
     """Return the resource with rdmaHcaMax devices, fewer when GIDs are short, spread evenly over the NICs."""
-    bounds = [given[nic.resource, nic.offer.name] for nic in nics]
+    bounds = [given[resource.name, nic.offer.name] for nic in nics]
     offers = [nic.offer for nic in nics]
     if resource.allNics and nics:  # one offer with the nodes of all healthy NICs; healthy while any of them is
         well = [offer for offer in offers if not offer.fault]
@@ -188,12 +183,6 @@ def spread(total: int, bounds: Sequence[int]) -> list[int]:
     return counts
 
 
-def _ports(nic: Function, names: set[str], host: Host) -> list[Port]:
-    """The ports of the NIC whose netdevs are in `names`; all its ports when there is no such port."""
-    ports = [port for name in nic.verbs if name in host.devices for port in host.devices[name].ports]
-    return [port for port in ports if port.netdev in names] or ports
-
-
 # --- one container at a time ---
 
 
@@ -203,7 +192,7 @@ def exclusive(resource: Exclusive, host: Host, taken: set[str]) -> Resource:
     for selectors in resource.selectors:
         for function in host.functions:
             free = not function.has_virtual_functions and function.id not in taken
-            if not free or not (function.is_on_pci and selection.matches(function, selectors)):
+            if not free or not (function.is_on_pci and matches(function, selectors)):
                 continue
             needed = next((host.busy[name] for name in function.netdevs if name in host.busy), "")
             if needed:

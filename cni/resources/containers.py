@@ -41,22 +41,13 @@ def variables(resource: Resource, offers: Sequence[Offer]) -> dict[str, str]:
 def cdi_document(kind: str, devices: Iterable[tuple[str, Sequence[DeviceNode], Mapping[str, str]]]) -> dict[str, Any]:
     """The CDI specification of `devices`, each as (name, nodes, variables). A device with neither nodes nor variables
     is left out, since CDI refuses such a device."""
-    return {
-        "cdiVersion": _CDI_VERSION,
-        "kind": kind,
-        "devices": [
-            {"name": name, "containerEdits": _edits(nodes, environment)}
-            for name, nodes, environment in devices
-            if nodes or environment
-        ],
-    }
-
-
-def _edits(nodes: Sequence[DeviceNode], environment: Mapping[str, str]) -> dict[str, Any]:
-    own = [{"path": inside, "hostPath": path, "permissions": PERMISSIONS} for inside, path in nodes]
-    return ({"deviceNodes": own} if own else {}) | (
-        {"env": [f"{name}={value}" for name, value in environment.items()]} if environment else {}
-    )
+    made = []
+    for name, nodes, environment in devices:
+        own = [{"path": inside, "hostPath": path, "permissions": PERMISSIONS} for inside, path in nodes]
+        edits = {"deviceNodes": own, "env": [f"{key}={value}" for key, value in environment.items()]}
+        if edits := {key: listed for key, listed in edits.items() if listed}:
+            made.append({"name": name, "containerEdits": edits})
+    return {"cdiVersion": _CDI_VERSION, "kind": kind, "devices": made}
 
 
 def info_name(resource: str, device: str) -> str:

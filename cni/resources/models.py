@@ -64,7 +64,7 @@ MOST_VFS = 65535  # TotalVFs of PCI Express has 16 bits
 OPERATOR_PREFIX = "openshift.io"  # the default prefix of resources of sriov-network-operator
 RANGED = ("pfNames", "rootDevices")
 _RANGE = re.compile(r"[^#]+(#\d+(-\d+)?(,\d+(-\d+)?)*)?")
-_CODE = re.compile(r"[0-9a-f]{4}")
+_CODE = re.compile(r"(0[xX])?[0-9a-fA-F]{4}")
 
 
 def prefix(text: str) -> str:
@@ -82,19 +82,6 @@ def _quoted(value: object) -> object:
     return value
 
 
-def _hex(text: str) -> str:
-    folded = text.lower().removeprefix("0x")
-    if not _CODE.fullmatch(folded):
-        raise ValueError("want four hexadecimal digits")
-    return folded
-
-
-def _address(text: str) -> str:
-    if not topology.is_address(text):
-        raise ValueError("want a PCI address")
-    return text.lower()
-
-
 def _ranged(text: str) -> str:
     if not _RANGE.fullmatch(text):
         raise ValueError("want a name, or a name with the numbers of VFs after a #")
@@ -104,13 +91,12 @@ def _ranged(text: str) -> str:
     return text
 
 
-def _listed(value: object) -> object:
-    return [] if value is None else value if isinstance(value, list) else [value]
-
-
 _NAMES = "want letters, digits, - _ . with a letter or digit first and last, 63 characters at most"
 Name = Annotated[str, matching(re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?").fullmatch, _NAMES)]
-Code = Annotated[str, AfterValidator(_hex)]
+_folded = AfterValidator(lambda text: text.lower().removeprefix("0x"))
+Code = Annotated[str, matching(_CODE.fullmatch, "want four hexadecimal digits"), _folded]
+Address = Annotated[str, matching(topology.is_address, "want a PCI address"), _folded]
+_listed = BeforeValidator(lambda value: value if isinstance(value, list) else [value])
 Texts = list[str]
 Codes = list[Annotated[Code, BeforeValidator(_quoted)]]
 Ranged = list[Annotated[str, AfterValidator(_ranged)]]
@@ -138,7 +124,7 @@ class ExclusiveSelectors(Selectors):
     """The selectors of functions. `pfNames` and `rootDevices` may end with the numbers of VFs: "ens2f0#0-3,7"."""
 
     devices: Codes = []
-    pciAddresses: list[Annotated[str, AfterValidator(_address)]] = []
+    pciAddresses: list[Address] = []
     pfNames: Ranged = []
     rootDevices: Ranged = []
     isRdma: bool = False
@@ -188,7 +174,7 @@ class Exclusive(_Resource):
     resourcePrefix: Annotated[str, AfterValidator(prefix)] = "intel.com"
     deviceType: Literal["netDevice"] = "netDevice"
     excludeTopology: bool = False
-    selectors: Annotated[list[ExclusiveSelectors], BeforeValidator(_listed), Field(min_length=1)]
+    selectors: Annotated[list[ExclusiveSelectors], _listed, Field(min_length=1)]
     additionalInfo: dict[str, dict[str, Any]] = {}
 
 

@@ -23,7 +23,7 @@ from cni.node.installation.files import below
 from cni.node.installation.options import DEFAULT, folder_of, state_of
 from cni.node.inventory import counters
 from cni.node.runtime import PLUGIN_DIRECTORIES
-from cni.node.service.endpoint import TEXT, HttpEndpoint
+from cni.node.service.endpoint import HttpEndpoint, readiness
 from cni.node.service.log import AgentLog
 from cni.node.service.metrics import Metrics
 from cni.shared.kernel import files
@@ -339,8 +339,7 @@ class Agent:
 
     def health_page(self) -> tuple[int, str, str]:
         """Return the HTTP status, the content type and the text of the page /healthz."""
-        faults = self.health.faults()
-        return 503 if faults else 200, TEXT, "\n".join(faults) or "ok"
+        return readiness(self.health.faults(), [])
 
     def metrics_page(self) -> tuple[int, str, str]:
         """Return the HTTP status, the content type and the text of the page /metrics."""

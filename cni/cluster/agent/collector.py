@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
+from functools import partial
 from time import monotonic, time, time_ns
 
 from cni.cluster.agent import events
@@ -143,17 +144,23 @@ class Collector:
             self._teller.about_pod(lease.pod, reason, message, "Warning")
         return settled
 
-    def _check(self, lease: Lease, abandoned_by: str = "") -> None:
-        """Raise Changed if the lease's pod is not dead now, or if the node `abandoned_by` or its agent is back."""
+    def _check(self, lease: Lease) -> Pod | None:
+        """Return the lease's pod. Raises Changed if the pod is not dead now."""
         pod = self.server().pod(*lease.pod_name)
         if lease.identity not in find_dead([lease], {lease.pod_name: pod} if pod else {}):
             raise Changed("it is in use, or has changed")
-        if abandoned_by and not (pod and pod.is_over and not lease.node):
-            node = self.server().node(abandoned_by)
+        return pod
+
+    def _check_abandoned(self, source: ClusterSource, name: str, lease: Lease) -> None:
+        """Let `source` free the lease. Raises Changed if its pod is not dead now, or the node `name` or its agent is back."""
+        pod = self._check(lease)
+        if name and not (pod and pod.is_over and not lease.node):
+            node = self.server().node(name)
             if node and not node.out_of_service:
-                raise Changed(f"node {node.name} is there again")
-            if not node and abandoned_by in self._agents.alive(self.server()):
-                raise Changed(f"the agent of node {abandoned_by} has renewed its Lease")
+                raise Changed(f"node {name} is there again")
+            if not node and name in self._agents.alive(self.server()):
+                raise Changed(f"the agent of node {name} has renewed its Lease")
+        source.abandon(lease)
 
     # --- the leases that no node's agent frees, for the elected agent ---
 
@@ -223,12 +230,7 @@ class Collector:
             if not self.election.is_elected():
                 return
             lease = leases[key]
-            node = lease.node or source.seen_on.get(key, "")
-
-            def check(now: Lease, node: str = node, source: ClusterSource = source) -> None:
-                self._check(now, abandoned_by=node)
-                source.abandon(now)
-
+            check = partial(self._check_abandoned, source, lease.node or source.seen_on.get(key, ""))
             if self._free(source, lease, check):
                 self._report_freed(source.abandoned_dead, lease, dead[key], key in source.unleased)
             yield

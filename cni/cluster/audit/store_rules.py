@@ -40,10 +40,8 @@ def of_lease(lease: Lease, record: Mapping[str, Any] | None, in_use: InUse) -> F
 
 def _leases(snapshot: Snapshot, in_use: InUse) -> Iterator[Finding]:
     known = {attachment.key(): record for attachment, record in snapshot.records or ()}
-    for lease in snapshot.leases:
-        finding = of_lease(lease, known.get(lease.attachment.key()), in_use)
-        if finding:
-            yield finding
+    found = (of_lease(lease, known.get(lease.attachment.key()), in_use) for lease in snapshot.leases)
+    yield from filter(None, found)
 
 
 def _records(snapshot: Snapshot, in_use: InUse) -> Iterator[Finding]:

@@ -15,8 +15,7 @@ from cni.node.service.program import pause, serve
 from cni.resources.choose import Offer, Resource
 from cni.resources.containers import CDI_FOLDER, INFO_FOLDER, info_name, remove_others, write
 from cni.resources.device_plugin import answers, server
-from cni.resources.device_plugin.kubelet import Kubelet
-from cni.resources.device_plugin.server import ResourceServer
+from cni.resources.device_plugin.server import Kubelet, ResourceServer
 from cni.resources.kubelet import services
 from cni.resources.node import Watch
 from cni.resources.vfs.apply import apply

@@ -16,7 +16,7 @@ from contextlib import contextmanager, nullcontext, suppress
 from cni.node.inventory.functions import Function
 from cni.node.inventory.topology import text
 from cni.resources.models import VfPolicy
-from cni.resources.vfs import cards, macs
+from cni.resources.vfs import cards
 from cni.resources.vfs.plan import ADDRESSES, DRIVER, KERNELS_CHOICE, MODULE, MTU, NUMBER, REBIND, VfStep, plan
 from cni.shared.kernel import sysfs
 from cni.shared.spec.errors import CniError, IoFailure
@@ -61,7 +61,7 @@ def apply(policies: Sequence[VfPolicy], root: str, kubelet: str, done: Callable[
 
 def _give_mac(card: Function, step: VfStep, root: str) -> None:
     try:
-        macs.write(card, step.vf, step.then, root)
+        cards.write_mac(card, step.vf, step.then, root)
     except OSError as fault:
         kind = step.what.upper()
         remedy = _REMEDIES.get(fault.errno or 0, f"the VFs of this card have {kind}s that their drivers choose")
