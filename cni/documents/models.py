@@ -10,17 +10,7 @@ import re
 from collections.abc import Callable
 from typing import Annotated, Literal
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    StrictBool,
-    ValidationInfo,
-    field_validator,
-    model_validator,
-)
+from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, ValidationInfo, field_validator, model_validator
 
 from cni.shared.spec.request import SUPPORTED, is_identifier, member
 
@@ -56,13 +46,13 @@ _NAMESPACE = "want the name of a namespace: small letters, digits and -, the fir
 Namespace = Annotated[str, matching(is_namespace, _NAMESPACE)]
 _EXECUTABLE = "want the name of an executable in CNI_PATH, without a directory"
 Executable = Annotated[str, matching(re.compile(r"(?!\.\.?\Z)[^/]+", re.DOTALL).fullmatch, _EXECUTABLE)]
-Switch = Annotated[StrictBool, BeforeValidator(_boolean)]
+Switch = Annotated[bool, BeforeValidator(_boolean)]
 
 
 class DocumentModel(BaseModel):
     """An object whose keys match exactly; unknown keys are ignored."""
 
-    model_config = ConfigDict(extra="ignore", strict=True)
+    model_config = {"extra": "ignore", "strict": True}
 
 
 class GoModel(DocumentModel):

@@ -107,10 +107,7 @@ def _configuration(scope: Scope, document: dict[str, Any], around: Surroundings)
     written = str(member(document, "cniVersion") or "")
     begun = [v for v in SUPPORTED if written and v.startswith(written.removeprefix("v"))]
     likely = begun[-1] if begun else near(written, SUPPORTED) or _NEWEST_COMMON
-    fixes = {
-        "name": "write letters, digits, _ . -, the first a letter or digit",
-        "cniVersion": f'write "{likely}"',
-    }
+    fixes = {"name": "write letters, digits, _ . -, the first a letter or digit", "cniVersion": f'write "{likely}"'}
     found: Configuration | None = scope.model(Configuration, outer, fixes=fixes)
     return found
 

@@ -16,21 +16,8 @@ from cni.documents import reader
 from cni.documents.diagnostic import ERROR, Diagnostic, Scope
 from cni.documents.refusals import correction, shown
 from cni.documents.tree import Keys, Text, TreeNode, value_at
-from cni.resources.models import (
-    FIXES,
-    OTHER_PLUGIN,
-    POLICY_FIXES,
-    RANGED,
-    VFIO,
-    Exclusive,
-    ExclusiveSelectors,
-    NicSelector,
-    RailNics,
-    Shared,
-    SharedSelectors,
-    VfPolicy,
-    spans,
-)
+from cni.resources import models
+from cni.resources.models import FIXES, VFIO, Exclusive, NicSelector, RailNics, Shared, VfPolicy
 
 PERIOD = 60.0  # seconds
 _MODELS: dict[str, type[Shared | Exclusive]] = {"configList": Shared, "resourceList": Exclusive}
@@ -135,7 +122,7 @@ def _policy(scope: Scope, keys: Keys, given: Any, config: Config) -> None:
     why, remedy = "this is not made here", "leave this policy to sriov-network-operator"
     for part, within, model in ((given, (), VfPolicy), (value_at(given, "nicSelector"), ("nicSelector",), NicSelector)):
         _check_keys(scope, (*keys, *within), part, {*model.model_fields, *_UNASKED}, _UNMADE, why, remedy)
-    policy: VfPolicy | None = scope.model(VfPolicy, given, keys, POLICY_FIXES)
+    policy: VfPolicy | None = scope.model(VfPolicy, given, keys, models.POLICY_FIXES)
     if policy is not None:
         check_policy(scope, keys, policy.nicSelector, policy.numVfs, policy.isRdma and policy.deviceType == VFIO)
     if policy is None or any(f.severity == ERROR for f in config.findings[before:]):
@@ -161,9 +148,9 @@ def check_policy(scope: Scope, keys: Keys, selector: NicSelector, number: int, h
     if has_rdma_and_vfio:
         message = f"{VFIO} with isRdma: a VF of {VFIO} has neither netdev nor verbs device"
         scope.error((*keys, "deviceType"), message, "write deviceType: netdevice")
-    for key in RANGED:
+    for key in models.RANGED:
         for place, text in enumerate(getattr(selector, key)):
-            if number and any(last >= number for _, last in spans(text)[1]):
+            if number and any(last >= number for _, last in models.spans(text)[1]):
                 message = f"{text}: numVfs {number} makes the VFs 0 to {number - 1}"
                 scope.error((*keys, "nicSelector", key, place), message, "raise numVfs, or name VFs that it makes")
 
@@ -172,10 +159,10 @@ def _resource(scope: Scope, keys: Keys, given: Any, model: type[Shared | Exclusi
     before = len(config.findings)
     why, selectors = "this device plugin cannot choose by it", value_at(given, "selectors")
     is_list = isinstance(selectors, list) and model is Exclusive
-    fields = SharedSelectors.model_fields if model is Shared else ExclusiveSelectors.model_fields
+    fields = (models.SharedSelectors if model is Shared else models.ExclusiveSelectors).model_fields
     for number, one in enumerate(selectors if is_list else [selectors]):
         place = (*keys, "selectors", *([number] if is_list else []))
-        _check_keys(scope, place, one, {*fields}, _UNSERVED, why, OTHER_PLUGIN)
+        _check_keys(scope, place, one, {*fields}, _UNSERVED, why, models.OTHER_PLUGIN)
     _check_keys(scope, keys, given, {*model.model_fields})
     resource = scope.model(model, given, keys, FIXES)
     if resource is None or any(f.severity == ERROR for f in config.findings[before:]):

@@ -12,11 +12,10 @@ import pytest
 from cni.cluster.agent import collector
 from cni.cluster.agent.cluster_stores import ClusterSource, GraceTracker
 from cni.cluster.agent.collector import Collector
-from cni.cluster.agent.election import Election
 from cni.cluster.agent.nodefiles import Tokens
 from cni.cluster.audit import lease_rules
 from cni.cluster.audit.model import Node, Pod
-from cni.cluster.audit.silence import SilenceWatch
+from cni.cluster.audit.silence import Election, SilenceWatch
 from cni.node.service.log import AgentLog
 from cni.node.service.metrics import Counter, Histogram, Metrics
 from cni.shared.records import Records

@@ -5,8 +5,8 @@ loop             the loop that runs the tasks
 nodefiles        kubeconfig, token, flat file and node name
 collector        a pass over all leases, which frees dead leases and restores lost ones
 cluster_stores   the collector's view of the stores in the API server: since when leases are dead, which leases are lost
-election         the election of the agent that frees the leases of nodes without an agent
 events           Events of Kubernetes
 
-cni/cluster/audit/free.py frees a lease, also for `railcni ipam reclaim`.
+cni/cluster/audit/free.py frees a lease, also for `railcni ipam reclaim`; silence.py has the election of the agent that
+frees the leases of nodes without an agent.
 """

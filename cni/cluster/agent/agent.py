@@ -12,11 +12,11 @@ from typing import Any
 from cni import VERSION
 from cni.cluster.agent import loop, nodefiles
 from cni.cluster.agent.collector import Collector
-from cni.cluster.agent.election import Election
 from cni.cluster.agent.loop import SECONDS, Ended, Task
 from cni.cluster.audit import silence
 from cni.cluster.audit import store as chosen
 from cni.cluster.audit.cluster import CHOICE, Cluster
+from cni.cluster.audit.silence import Election
 from cni.link.verbs import gc
 from cni.node.installation import layout
 from cni.node.installation.files import below

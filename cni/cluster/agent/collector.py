@@ -16,13 +16,13 @@ from time import monotonic, time, time_ns
 
 from cni.cluster.agent import events
 from cni.cluster.agent.cluster_stores import AddressSource, ClusterSource, GraceTracker, PoolSource
-from cni.cluster.agent.election import Election
 from cni.cluster.agent.events import Teller
 from cni.cluster.audit import silence
 from cni.cluster.audit.cluster import Cluster, by_name, read_all
 from cni.cluster.audit.free import Changed
 from cni.cluster.audit.lease_rules import blocker, find_dead
 from cni.cluster.audit.model import IpamBlock, Key, Name, Node, Pod
+from cni.cluster.audit.silence import Election
 from cni.node.service.log import AgentLog
 from cni.node.service.metrics import Metrics
 from cni.shared.records import Records

@@ -5,7 +5,7 @@
 model        pods, nodes, networks and pools as values, parsed from objects of the API            pure
 cluster      the API server as the command and the agent read it, in pages
 snapshot     the content of a store and its cluster, and the findings of the rules in it
-silence      the Lease of each node's agent, which shows that the agent is alive
+silence      the Leases of agents, which show that an agent is alive, and which agent is elected
 findings     the kinds of findings
 lease_rules  the comparison of leases and reservations with pods and their addresses; lost nodes  pure
 store_rules  the faults of a store by itself, and the comparison of leases with records           pure

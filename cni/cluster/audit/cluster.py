@@ -16,15 +16,7 @@ from ipam.stores import IN_CLUSTER
 from ipam.stores.addresslease import objects as addresses
 from ipam.stores.apiserver import Api
 from ipam.stores.apiserver.faults import Conflict, Expired, NotFound, Undefined
-from ipam.stores.apiserver.resources import (
-    ADDRESSES,
-    CONFIGMAPS,
-    EVERYWHERE,
-    PODS,
-    POOLS,
-    RESERVATIONS,
-    SLICES,
-)
+from ipam.stores.apiserver.resources import ADDRESSES, CONFIGMAPS, EVERYWHERE, PODS, POOLS, RESERVATIONS, SLICES
 from ipam.stores.ippool.objects import IPPool, Reservation, is_closed, reservation_name
 
 T = TypeVar("T")
