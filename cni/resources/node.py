@@ -68,19 +68,12 @@ def read_topology(host: Host, root: str = "") -> Topology:
 def _needed(root: str) -> dict[str, str]:
     """The netdevs that the node itself needs, with the reasons, except netdevs in `uplinks` of the node's policy."""
     found = uplinks(f"{root}/proc/1", f"{root}/sys")
-    if not found:
-        return found
+    addresses = {name: os.path.basename(os.path.realpath(f"{root}/sys/class/net/{name}/device")) for name in found}
     try:
         allowed = policy.load(root)
     except InvalidConfig:  # the policy is faulty, so the plugins refuse each ADD
         return found
-    return {
-        name: reason
-        for name, reason in found.items()
-        if not allowed.allows(
-            "uplinks", (name, os.path.basename(os.path.realpath(f"{root}/sys/class/net/{name}/device")))
-        )
-    }
+    return {name: why for name, why in found.items() if not allowed.allows("uplinks", (name, addresses[name]))}
 
 
 def host_state(host: Host, root: str = "") -> tuple[object, ...]:

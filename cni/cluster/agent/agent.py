@@ -385,13 +385,9 @@ def _say_health(agent: Agent, log: AgentLog) -> None:
 def _once(agent: Agent, options: argparse.Namespace, log: AgentLog) -> int:
     """Run each task once, and the collector again after the grace if it has found dead leases; return the exit code."""
     _say_health(agent, log)
-    well = True
-    for task in agent.tasks():
-        well = loop.run_once(task, log) and well
+    well = [loop.run_once(task, log) for task in agent.tasks()]
     if agent.collector.suspects:
         time.sleep(options.grace)
-        for task in agent.tasks():
-            if task.name in ("election", "collector"):
-                well = loop.run_once(task, log) and well
+        well += [loop.run_once(task, log) for task in agent.tasks() if task.name in ("election", "collector")]
     agent.resign()
-    return 0 if well else 1
+    return 0 if all(well) else 1

@@ -83,15 +83,10 @@ def plugin_folder(root: str, to: str = "") -> str:
 
 def candidates(root: str) -> dict[str, str]:
     """The plugin folder of each configured runtime, by runtime; if none is configured, the existing usual folders."""
-    found = dict(_configured(root)) or dict(_usual(root))
+    usual = ((name, [f for f in folders if os.path.isdir(below(root, f))]) for name, folders in _USUAL)
+    found = dict(_configured(root)) or {name: there[0] for name, there in usual if there}
     same: dict[str, str] = {}  # paths that lead to the same folder become one path
     return {runtime: same.setdefault(below(root, folder), folder) for runtime, folder in found.items()}
-
-
-def _usual(root: str) -> Iterator[tuple[str, str]]:
-    for distribution, folders in _USUAL:
-        if there := [folder for folder in folders if os.path.isdir(below(root, folder))]:
-            yield distribution, there[0]
 
 
 def _configured(root: str) -> Iterator[tuple[str, str]]:
