@@ -4,8 +4,8 @@
 of its syntax errors.
 
     file       each document of a file or text, as cni.documents reads it
-    manifest   a NAD without its network      network    a conflist, a single configuration, a chain
-    plugin     one plugin, by the keys and checks of the plugin itself     addresses   the `ipam` block of a plugin
+    network    a conflist, a single configuration, a chain, a NAD      addresses   the `ipam` block of a plugin
+    plugin     one plugin, by the keys and checks of the plugin itself
 """
 
 from __future__ import annotations

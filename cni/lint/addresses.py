@@ -12,7 +12,7 @@ from cni.documents.refusals import keys_of
 from cni.documents.tree import Keys
 from cni.link.plugins import LINK_PLUGINS
 from cni.lint import known
-from cni.lint.table import executable, fix_of, message_of, reader_of, remedy, unknown_keys
+from cni.lint.known import executable, fix_of, message_of, reader_of, remedy, unknown_keys
 from cni.shared import rail as rails_key
 from cni.shared.config import Fault
 from cni.shared.spec.errors import CniError

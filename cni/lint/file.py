@@ -10,7 +10,7 @@ from cni.documents import networks, reader
 from cni.documents.diagnostic import WARNING, Diagnostic, Scope
 from cni.documents.reader import JSON, STDIN, YAML, about
 from cni.documents.tree import string_at
-from cni.lint import manifest, network, operators, resources
+from cni.lint import network, operators, resources
 from cni.lint.addresses import FlatFile, overlaps
 from cni.lint.plugin import Surroundings
 from cni.resources import config, rails
@@ -70,8 +70,8 @@ class _File:
         if isinstance(document, dict) and ("apiVersion" in document or ("kind" in document and not is_json)):
             count = 0
             for one in reader.objects(scope):
-                if manifest.is_nad(one.root.data):
-                    manifest.examine(one, around)
+                if network.is_nad(one.root.data):
+                    network.examine_nad(one, around)
                     count += 1
                 else:
                     count += operators.examine(one, around) or resources.examine_object(one, around)

@@ -1,10 +1,20 @@
-"""Names that the lint knows beside the keys of our own plugins: other plugins, and the keys that runtimes read."""
+"""Known plugins, and the keys that runtimes read, beside the keys of our own plugins; unknown keys and plugins of a
+network, and the names that they most likely mean."""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any
+
+from cni.documents.diagnostic import Scope
+from cni.documents.refusals import correction, keys_of, name_of, shown
+from cni.documents.tree import Keys
 from cni.link import plugins
 from cni.link.plugins import LINK_PLUGINS
 from cni.node.installation.layout import PLAIN
+from cni.shared.config import OF_RUNTIMES, Fault, Key, slip
+from ipam import keys as tables
 
 OWN_IPAM = "whereabouts"
 OWN_CHAINED = "rdma"
@@ -46,6 +56,117 @@ OF_MULTUS = ("deviceID", "pciBusID", "resourceName")
 """Keys that Multus writes for an allocated device, or reads."""
 
 OF_LISTS = ("cniVersion", "cniVersions", "name", "disableCheck", "disableGC", "loadOnlyInlinedPlugins", "plugins")
-
-
 PLUGINS = LINKS | CHAINED | IPAMS
+
+Nested = Mapping[str, Sequence[Key]]
+"""The tables of keys of nested objects, by the key that takes such an object."""
+
+
+def note_faults(scope: Scope, keys: Keys, faults: Sequence[Fault], table: Sequence[Key], nested: Nested) -> None:
+    """Note the `faults` of a reader, each at its key below `keys`; `nested` has the tables of nested keys."""
+    for fault in faults:
+        parts = keys_of(fault.key)
+        scope.error((*keys, *parts), message_of(fault), fix_of(fault, reader_of(parts, table, nested)))
+
+
+def reader_of(parts: Keys, table: Sequence[Key], nested: Nested) -> Any:
+    """The function that reads the key `parts`, such as ("ipRanges", 0, "exclude"); None for an unknown key."""
+    inner = {name.lower(): members for name, members in nested.items()}.get(str(parts[0]).lower()) if parts else None
+    rest = parts[2:] if len(parts) > 2 and isinstance(parts[1], int) else parts[1:]
+    for members, keys in ((inner or (), rest), (table, parts)):
+        if found := next((key.read for key in members if key.name.lower() == name_of(keys).lower()), None):
+            return found
+    return None
+
+
+def fix_of(fault: Fault, read: Any) -> str:
+    """The remedy for `fault`: to write a similar value that the reader `read` accepts, or the wanted kind of value."""
+    return (read and proposal(read, fault.value)) or remedy(fault.wanted)
+
+
+def message_of(fault: Fault) -> str:
+    """The message of `fault` without its key, since a diagnostic has the key separately."""
+    return f"{shown(fault.value)}: {fault.wanted}" if fault.value is not None else fault.wanted
+
+
+def remedy(wanted: str) -> str:
+    """The remedy "write ..." for a message with "want ..."; "" for another message."""
+    _, found, what = wanted.rpartition("want ")
+    return f"write {what}" if found else ""
+
+
+def proposal(read: Any, value: Any) -> str:
+    """The remedy "write ..." with a value similar to `value` that the reader `read` accepts; "" when there is none."""
+    for candidate in (value, *_like(value)):
+        try:
+            read(candidate)
+        except (ValueError, TypeError):
+            continue
+        return f"write {json.dumps(candidate)}" if candidate is not value else ""
+    try:
+        read(value)
+    except ValueError as fault:
+        _, listed, choices = str(fault).partition("want one of ")
+        return correction(value, choices.split(", "), "") if listed and isinstance(value, str) else ""
+    return ""
+
+
+def _like(value: Any) -> Iterable[Any]:
+    if isinstance(value, str):
+        text = value.strip()
+        if text.lower() in ("true", "false"):
+            yield text.lower() == "true"
+        if text.removeprefix("-").isascii() and text.removeprefix("-").isdigit() and len(text) < 20:
+            yield int(text)
+        yield from (text, text.lower(), text.replace("_", "-").lower())
+        yield [text]
+    elif isinstance(value, float) and value.is_integer():
+        yield int(value)
+    elif isinstance(value, int):
+        yield str(value)
+        if value in (0, 1):
+            yield bool(value)
+    elif isinstance(value, list) and len(value) == 1:
+        yield value[0]
+
+
+def unknown_keys(
+    scope: Scope, keys: Keys, document: Mapping[str, Any], table: Iterable[Key], whose: str, kind: str = ""
+) -> None:
+    """Warn of keys of `document` that `table` lacks or has in another case. `kind` is "" in a nested object."""
+    names = [key.name for key in table]
+    tops = {n.partition(".")[0] for n in names} | ({*OF_RUNTIMES, *OF_MULTUS} if kind else set())
+    for name, value in document.items():
+        at = (*keys, name)
+        nested = [n.partition(".")[2] for n in names if "." in n and n.partition(".")[0].lower() == name.lower()]
+        if name in tops:
+            pass
+        elif same := next((n for n in sorted(tops) if n.lower() == name.lower()), ""):
+            scope.warn(at, f'"{name}" is read as "{same}"', f'write "{same}"', at_key=True)
+        else:
+            message = f'{whose} has no key "{name}": it is ignored'
+            scope.warn(at, message, correction(name, sorted(tops), _elsewhere(name, kind)), at_key=True)
+        if nested and isinstance(value, dict):
+            for inner in value:
+                if inner.lower() not in {n.lower() for n in nested}:
+                    message = f'{whose} has no key "{name_of((name, inner))}": it is ignored'
+                    scope.warn((*at, inner), message, correction(inner, nested), at_key=True)
+
+
+def executable(scope: Scope, at: Keys, name: str, names: Collection[str], what: str) -> None:
+    """Note a `name` that is not among `names`: as an error when it most likely means one of our executables, otherwise
+    as a warning, since it may be an executable of another project (macvlan2, vxlan)."""
+    if name not in names:
+        ours = () if name[-1:].isdigit() else [n for n in sorted(names) if own(n)]
+        fix = correction(name, sorted(names), "check that the runtime's plugin folder has it")
+        note = scope.error if name.lower() in ours or slip(name, ours) else scope.warn
+        note(at, f"no {what} of the name {name} is known", fix)
+
+
+def _elsewhere(name: str, kind: str) -> str:
+    """The remedy for a misplaced key `name`: to move it into or out of "ipam", or to remove it."""
+    if kind and name.lower() in {k.name.lower() for k in (*tables.RANGE_KEYS, *tables.IPAM_KEYS)}:
+        return f'move "{name}" into "ipam"'
+    if not kind and any(name.lower() == k.name.lower() for own in LINK_PLUGINS for k in plugins.named(own).KEYS):
+        return f'move "{name}" out of "ipam", to the plugin'
+    return "remove it"

@@ -17,7 +17,7 @@ from cni.documents import reader
 from cni.documents.diagnostic import Diagnostic, Scope
 from cni.documents.refusals import keys_of, shown
 from cni.documents.tree import Keys, Text, object_at, string_at, value_at
-from cni.lint import manifest, nvidia, resources
+from cni.lint import network, nvidia, resources
 from cni.lint.addresses import Use
 from cni.lint.plugin import ResourceWant, Surroundings
 from cni.resources import config
@@ -61,7 +61,7 @@ def _network(scope: Scope, around: Surroundings) -> None:
     inner = replace(around, uses=[], wants=[])
     made = reader.of_json(Text(scope.text.path, json.dumps(nad)), findings)
     if made is not None:
-        manifest.examine(made, inner)
+        network.examine_nad(made, inner)
     for use in inner.uses:
         written, keys = _written(scope, use.keys)
         around.uses.append(replace(use, scope=written, keys=keys))

@@ -13,7 +13,7 @@ from cni.documents.tree import Keys
 from cni.link import features, plugins
 from cni.link.plugins import LINK_PLUGINS, rdma
 from cni.lint import addresses, known
-from cni.lint.table import note_faults, proposal, unknown_keys
+from cni.lint.known import note_faults, proposal, unknown_keys
 from cni.shared import rail
 from cni.shared.config import Fault, fill, integer
 from cni.shared.kernel import rdma_sysfs as rdma_devices

@@ -16,7 +16,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from cni.cli.main import main
-from cni.documents import jsontext
+from cni.documents.reader import SyntaxFault, parse_json
 from cni.link.plugins import macvlan
 from cni.link.plugins.host_device import plugin as host_device
 from cni.lint import Diagnostic, lint, lint_text
@@ -145,8 +145,8 @@ def test_the_comma_that_the_network_operators_example_of_v0_1_0_misses_is_all_th
     ],
 )
 def test_a_fault_of_the_syntax_is_told_with_what_to_write(text: str, underlined: str, fix: str) -> None:
-    with pytest.raises(jsontext.SyntaxFault) as found:
-        jsontext.parse(text)
+    with pytest.raises(SyntaxFault) as found:
+        parse_json(text)
     fault = found.value
     assert fault.fix == fix
     assert text[fault.start : fault.end] == underlined
@@ -154,8 +154,8 @@ def test_a_fault_of_the_syntax_is_told_with_what_to_write(text: str, underlined:
 
 @pytest.mark.parametrize("text", ['{"a": 1,}', '{"a": [1, 2,]}'])
 def test_a_comma_before_a_closing_bracket_is_to_be_removed(text: str) -> None:
-    with pytest.raises(jsontext.SyntaxFault) as found:
-        jsontext.parse(text)
+    with pytest.raises(SyntaxFault) as found:
+        parse_json(text)
     assert "comma" in found.value.fix and "remove" in found.value.fix
 
 
@@ -183,7 +183,7 @@ SOME_JSON = st.recursive(
 @given(SOME_JSON, st.sampled_from([None, 2]), st.booleans())
 def test_what_is_json_is_read_as_json_reads_it(value: Any, indent: int | None, escaped: bool) -> None:
     text = json.dumps(value, indent=indent, ensure_ascii=escaped)
-    assert jsontext.parse(text).data == value
+    assert parse_json(text).data == value
 
 
 @settings(max_examples=50)
@@ -199,8 +199,8 @@ def test_whatever_is_no_json_has_a_fault_inside_the_text(value: Any, changes: li
     except ValueError:
         right = False
     try:
-        node = jsontext.parse(text)
-    except jsontext.SyntaxFault as fault:
+        node = parse_json(text)
+    except SyntaxFault as fault:
         assert 0 <= fault.start <= fault.end <= len(text)
         assert not right or "surrogate" in str(fault)
     else:
