@@ -11,7 +11,7 @@ import json
 import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from cni.documents import NET_DIRECTORY, reader
 from cni.documents.diagnostic import Diagnostic, Scope, refusal
@@ -26,17 +26,12 @@ _EXTENSIONS = ((".conflist",), (".conf", ".json"), (".yaml", ".yml"))  # in the 
 _SUGGESTED = 10
 
 
-@dataclass(frozen=True)
-class ChainStep:
-    """One plugin of a network: the part that the runtime reads, and the JSON object as it was written."""
+class ChainStep(NamedTuple):
+    """One plugin of a network: its name, the capability arguments that it takes, and the JSON object as it was written."""
 
-    plugin: PluginModel
+    type: str
+    capabilities: dict[str, bool]
     document: dict[str, Any]
-
-    @property
-    def type(self) -> str:
-        """The name of the plugin."""
-        return self.plugin.type
 
 
 @dataclass(frozen=True)
@@ -59,7 +54,7 @@ class Network:
         if not device:
             return self
         keys = {"deviceID": device, "pciBusID": device}
-        steps = tuple(ChainStep(s.plugin, {**s.document, **keys}) for s in self.steps)
+        steps = tuple(s._replace(document={**s.document, **keys}) for s in self.steps)
         return replace(self, steps=steps, document={**self.document, "plugins": [s.document for s in steps]})
 
 
@@ -220,5 +215,5 @@ def _network(scope: Scope, nad: str = "") -> Network | None:
 
 
 def _steps(scope: Scope, entries: list[tuple[Keys, Any]]) -> list[ChainStep]:
-    plugins = [(scope.model(PluginModel, entry, keys), entry) for keys, entry in entries]
-    return [ChainStep(plugin, entry) for plugin, entry in plugins if plugin is not None]
+    found = [(scope.model(PluginModel, entry, keys), entry) for keys, entry in entries]
+    return [ChainStep(plugin.type, plugin.capabilities, entry) for plugin, entry in found if plugin is not None]

@@ -65,7 +65,7 @@ def test_a_single_configuration_becomes_a_list_of_one_as_in_libcni(tmp_path: Pat
 def test_the_keys_that_a_runtime_reads_of_a_plugin_match_without_regard_to_case(tmp_path: Path) -> None:
     network = only(written(tmp_path, "a.conf", {"NAME": "rdma", "Type": "macvlan", "CAPABILITIES": {"mac": True}}))
     assert (network.name, network.steps[0].type) == ("rdma", "macvlan")
-    assert network.steps[0].plugin.capabilities == {"mac": True}
+    assert network.steps[0].capabilities == {"mac": True}
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ import pytest
 
 from cni.node.inventory.functions import Function
 from cni.resources.config import Config, read
-from cni.resources.vfs import cards, macs
+from cni.resources.vfs import cards
 from cni.resources.vfs.apply import apply
 from cni.resources.vfs.plan import VfPlan, VfStep, plan
 from cni.shared.kernel.links import ifinfo
@@ -232,7 +232,7 @@ def test_vfs_of_an_infiniband_card_get_guids_of_their_own_before_their_drivers(
     for vf in (0, 1):
         machine.tree.put(machine.root / f"sys/class/net/ens0v{vf}", {"flags": "0x1002"})
     given = {0: "00:00:00:00:00:00:00:00", 1: "02:00:00:00:00:00:00:01"}
-    monkeypatch.setattr(macs, "read", lambda *_: ("0c:42:a1:03:00:12:34:56", given))
+    monkeypatch.setattr(cards, "read_macs", lambda *_: ("0c:42:a1:03:00:12:34:56", given))
     found = [step for step in planned(machine, policy(linkType="ib")).steps if step.vf >= 0]
     assert [(step.what, step.vf) for step in found] == [("guid", 0), ("rebind", 0)], "VF 1 has a GUID"
     new = [step for step in planned(machine, policy(numVfs=8)).steps if step.vf >= 0]
@@ -266,10 +266,10 @@ def test_a_guid_is_read_and_set_by_the_netdev_of_an_infiniband_card(monkeypatch:
     host.link.return_value.configure_mock(index=7, mac="80:00:00:28:fe:80:00:00:00:00:00:00:0c:42:a1:03:00:12:34:56")
     host.get.return_value = ifinfo(7) + attribute(22, attribute(1, attribute(1, bytes(36)) + NODE_GUID))
     host.request.side_effect = lambda kind, body: sent.append(body)
-    monkeypatch.setattr(macs, "_links", lambda root: nullcontext(host))
+    monkeypatch.setattr(cards, "_links", lambda root: nullcontext(host))
     card = Function(PF, netdevs=("ib0",), link_type="infiniband")
-    assert macs.read(card, [0], "") == ("0c:42:a1:03:00:12:34:56", {0: "02:00:00:00:00:00:00:01"})
-    macs.write(card, 0, "02:00:00:00:00:00:00:01", "")
+    assert cards.read_macs(card, [0], "") == ("0c:42:a1:03:00:12:34:56", {0: "02:00:00:00:00:00:00:01"})
+    cards.write_mac(card, 0, "02:00:00:00:00:00:00:01", "")
     guids, state = sent
     assert NODE_GUID in guids and NODE_GUID.replace(b"\x0a", b"\x0b", 1) in guids
     assert state.endswith(attribute(5, bytes(8))), "the port follows the card's"
@@ -317,12 +317,12 @@ def test_the_macs_are_read_and_set_in_the_nodes_own_namespace(node: Node, tmp_pa
     node.master("ens0f0")
     (card,) = [card.function for card in cards.read(str(machine.root)).cards]
     copied = (machine.root / "sys/class/net/ens0f0/address").read_text().strip()
-    assert macs.read(card, (0, 1), str(machine.root)) == (copied, {}), "the copy of a tree has no namespace"
+    assert cards.read_macs(card, (0, 1), str(machine.root)) == (copied, {}), "the copy of a tree has no namespace"
     (machine.root / "proc/1/ns").mkdir(parents=True)
     (machine.root / "proc/1/ns/net").symlink_to(node.host.path)
-    assert macs.read(card, (0, 1), str(machine.root)) == (node.host.link("ens0f0").mac, {}), "a veth has no VFs"
+    assert cards.read_macs(card, (0, 1), str(machine.root)) == (node.host.link("ens0f0").mac, {}), "a veth has no VFs"
     with pytest.raises(OSError, match="not supported"):
-        macs.write(card, 0, "02:00:00:00:00:01", str(machine.root))
+        cards.write_mac(card, 0, "02:00:00:00:00:01", str(machine.root))
 
 
 def test_without_the_right_to_enter_the_nodes_namespace_vfs_are_made_without_macs_and_this_is_said(
@@ -331,7 +331,7 @@ def test_without_the_right_to_enter_the_nodes_namespace_vfs_are_made_without_mac
     def refused(*_: object) -> None:
         raise PermissionError(errno.EPERM, "Operation not permitted")
 
-    monkeypatch.setattr(macs, "read", refused)
+    monkeypatch.setattr(cards, "read_macs", refused)
     found = planned(machine, policy())
     assert [step.what for step in found.steps if step.vf >= 0] == ["driver", "driver"]
     (reason,) = found.refused
@@ -351,8 +351,8 @@ def test_a_driver_that_refuses_macs_is_named_once_and_its_card_is_gone_on_with(
     def refused(*_: object) -> None:
         raise KernelError(errno.EOPNOTSUPP)
 
-    monkeypatch.setattr(macs, "read", lambda *_: ("0c:42:a1:00:00:01", dict.fromkeys(range(3), NO_MAC)))
-    monkeypatch.setattr(macs, "write", refused)
+    monkeypatch.setattr(cards, "read_macs", lambda *_: ("0c:42:a1:00:00:01", dict.fromkeys(range(3), NO_MAC)))
+    monkeypatch.setattr(cards, "write_mac", refused)
     dpdk = policy(numVfs=3, deviceType="vfio-pci", nicSelector={"pfNames": ["ens0f0#0-1"]})
     done: list[VfStep] = []
     wanted = config(dpdk, policy(numVfs=3, mtu=1500)).policies

@@ -172,7 +172,7 @@ def _request(
     config = _config(network, step, version)
     if previous is not None:
         config["prevResult"] = previous
-    wanted = [c for c, supported in step.plugin.capabilities.items() if supported]
+    wanted = [c for c, supported in step.capabilities.items() if supported]
     given = {c: parameters.capability_args[c] for c in wanted if c in parameters.capability_args}
     if given:
         config["runtimeConfig"] = given

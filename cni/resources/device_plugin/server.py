@@ -63,10 +63,6 @@ class Kubelet:
     def socket(self) -> str:
         return os.path.join(self.folder, "kubelet.sock")
 
-    def identity(self) -> tuple[int, ...]:
-        """A value that differs after each start of kubelet; () while kubelet does not listen."""
-        return mark(self.socket, links=True)
-
     def fault(self) -> str:
         """The reason why no plugin can listen in `folder`, and the remedy; "" without a fault."""
         if not os.path.isdir(self.folder):
@@ -155,7 +151,7 @@ class ResourceServer:
 
     async def attend(self) -> None:
         """Listen and register if needed. The loop calls this periodically; it waits only for kubelet's answers."""
-        identity = self._kubelet.identity()
+        identity = mark(self._kubelet.socket, links=True)  # another one after each start of kubelet, () without it
         if identity != self._seen:
             await self.close()  # the connections belong to a kubelet that is gone
             self._seen, self._due, self._pause = identity, 0.0, _RETRY
@@ -198,17 +194,16 @@ class ResourceServer:
         others = await self._kubelet.healthy(name)
         if self._streams:
             return
+        pause = self._pause if others or not self.conflict else _RETRY
+        self._pause = min(2 * pause, _LONGEST_RETRY)
         if others:
             # For a moment after a start these are the devices of this plugin's own former process.
-            self._due = monotonic() + min(self._pause, _CONFLICT_SECONDS)
-            if self._pause > _RETRY:
+            self._due = monotonic() + min(pause, _CONFLICT_SECONDS)
+            if pause > _RETRY:
                 self._conflicts(len(others))
-            self._pause = min(2 * self._pause, _LONGEST_RETRY)
             return
-        if self.conflict:
-            self.conflict, self._pause = False, _RETRY
-        self._due = monotonic() + max(_STREAM_SECONDS, self._pause)
-        self._pause = min(2 * self._pause, _LONGEST_RETRY)
+        self.conflict = False
+        self._due = monotonic() + max(_STREAM_SECONDS, pause)
         try:
             await self._kubelet.register(os.path.basename(self._path), name)
         except CniError as fault:

@@ -52,7 +52,7 @@ def read(root: str = "", kubelet: str = "") -> NodeCards:
             continue
         vfs = {vf.index: vf for vf in found if vf.is_virtual and vf.physical == one.id}
         try:
-            cards.append(Card(one, int(most), vfs, *_read_macs(one, vfs, root)))
+            cards.append(Card(one, int(most), vfs, *read_macs(one, vfs, root)))
         except OSError as fault:
             unseen = f"the node's network namespace cannot be entered: {fault.strerror}"
             cards.append(Card(one, int(most), vfs))
@@ -136,7 +136,7 @@ def _holders(proc: str) -> tuple[dict[str, str], bool]:
 # --- MACs of VFs ---
 
 
-def _read_macs(card: Function, numbers: Iterable[int], root: str) -> tuple[str, dict[int, str]]:
+def read_macs(card: Function, numbers: Iterable[int], root: str) -> tuple[str, dict[int, str]]:
     """The card's permanent MAC, and its VFs' administrative MACs by number; on InfiniBand, GUIDs. "" and {} when this
     process does not see the netdev. Raises OSError when the node's network namespace may not be entered.
 
