@@ -171,8 +171,7 @@ class Collector:
         networks = self._networks(server)
         yield
         for source in self._sources:
-            for _ in source.read_abandoned(nodes, networks):
-                yield
+            yield from source.read_abandoned(nodes, networks)
             for fault in source.faults:
                 self._teller.once(fault, events.UNREADABLE, fault)
         self._measure()

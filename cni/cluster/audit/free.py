@@ -85,10 +85,9 @@ class Freeing:
         """Whether this machine can judge the address's use: it has the store or a record, or has made the lease."""
         if not stores.is_shared(self.store.record()) or lease.boot_id == node.boot_id():
             return True
-        is_of_machine = lease.machine and lease.machine == node.machine_id()
-        return (
-            bool(is_of_machine) or self.records.read(in_use.recorded(lease, self.records).attachment, PART) is not None
-        )
+        if lease.machine and lease.machine == node.machine_id():
+            return True
+        return self.records.read(in_use.recorded(lease, self.records).attachment, PART) is not None
 
     def _release(self, lease: Lease, check: Check, cooldown: int, dry_run: bool) -> None:
         try:

@@ -7,6 +7,7 @@ package in each bundle, with security updates for every node. A metric that Cali
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from typing import Self
 
@@ -71,7 +72,7 @@ class Histogram(Family):
         """Count one observation of the duration `seconds`."""
         self.add(seconds, *labels)
         counts = self._counts.setdefault(labels, [0] * (len(_BOUNDS) + 1))
-        counts[next((i for i, bound in enumerate(_BOUNDS) if seconds <= bound), len(_BOUNDS))] += 1
+        counts[bisect_left(_BOUNDS, seconds)] += 1
 
     def _samples(self) -> Iterator[str]:
         for labels, counts in sorted(self._counts.items()):

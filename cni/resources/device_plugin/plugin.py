@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
 from collections.abc import Sequence
 from time import monotonic
 
@@ -41,8 +40,7 @@ class Plugin:
 
     async def run(self, ended: asyncio.Event) -> None:
         """Serve until `ended` is set."""
-        with contextlib.suppress(OSError):  # kubelet makes the folder, which may also be read-only
-            server.remove_stale(self._kubelet.folder)
+        server.remove_stale(self._kubelet.folder)
         look_due = 0.0
         await asyncio.to_thread(self._make_vfs)  # before kubelet is offered a VF that this call may remove
         try:
@@ -86,12 +84,11 @@ class Plugin:
             await self._endpoints.pop(name).close()
             self._log.say("info", "is not configured any more", resource=name)
         for resource in found:
-            endpoint = self._endpoints.get(resource.name)
-            if endpoint is None:
+            if endpoint := self._endpoints.get(resource.name):
+                endpoint.update(resource)
+            else:
                 endpoint = ResourceServer(resource, self._kubelet, self._log, self._allocated, self._options.cdi)
                 self._endpoints[resource.name] = endpoint
-            else:
-                endpoint.update(resource)
 
     def _allocated(self, resource: Resource, offers: Sequence[Offer]) -> None:
         """Write the device-info file of each offer, for Multus. Raises OSError when writing fails."""

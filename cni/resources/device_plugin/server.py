@@ -298,14 +298,11 @@ class ResourceServer:
 
 
 def remove_stale(folder: str) -> None:
-    """Remove the sockets in `folder` that killed device plugins have left, at which no process listens."""
-    for name in os.listdir(folder):
-        path = os.path.join(folder, name)
-        if name.startswith(PREFIX) and name.endswith(".sock"):
-            with socket.socket(socket.AF_UNIX) as caller:
-                try:
-                    caller.connect(path)
-                except ConnectionRefusedError:
-                    Path(path).unlink(missing_ok=True)
-                except OSError:
-                    pass
+    """Remove the sockets in `folder` that killed device plugins have left, at which no process listens, unless the
+    folder is missing or read-only."""
+    for path in Path(folder).glob(f"{PREFIX}*.sock"):
+        with socket.socket(socket.AF_UNIX) as caller, contextlib.suppress(OSError):
+            try:
+                caller.connect(str(path))
+            except ConnectionRefusedError:
+                path.unlink(missing_ok=True)

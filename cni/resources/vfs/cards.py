@@ -71,7 +71,7 @@ def _uses(vfs: Sequence[Function], root: str, kubelet: str) -> Mapping[str, str]
     sys = f"{root}/sys"
     if not vfs:
         return {}
-    held, given = _recorded(), _given(kubelet)
+    users = _given(kubelet) | _recorded()
     holders, all_asked = _holders(f"{root}/proc")
     busy = uplinks(f"{root}/proc/1", sys)
     uses = {}
@@ -85,7 +85,7 @@ def _uses(vfs: Sequence[Function], root: str, kubelet: str) -> Mapping[str, str]
         above = [f"{link} of the host" for netdev in vf.netdevs for link in beside(netdev, "upper_", sys)]
         needed = [busy[netdev] for netdev in vf.netdevs if netdev in busy]
         away = ["a network namespace"] if not vf.netdevs and sysfs.has_netdev("pci", vf.id, sys) else []
-        known = [held[vf.id]] if vf.id in held else [given[vf.id]] if vf.id in given else []
+        known = [users[vf.id]] if vf.id in users else []
         if found := known + holding + above + needed or away:
             uses[vf.id] = ", ".join(found)
     return uses
