@@ -62,8 +62,7 @@ def _allocated(request: Request, nics: list[Any], index: Any) -> int:
             " rail.index out"
         )
     fixed = [key for key in ("master", "linkInContainer", "device", "hwaddr", "kernelpath") if request.member(key)]
-    block = request.member("ipam")
-    fixed += [f"ipam.{key}" for key in ("range", "ipRanges") if isinstance(block, dict) and member(block, key)]
+    fixed += [f"ipam.{key}" for key in ("range", "ipRanges") if member(request.member("ipam"), key)]
     if index is None and fixed:
         raise InvalidConfig(f"{fixed[0]} is of one rail, and with rail.nics the network is all rails: remove it")
     return found
@@ -85,5 +84,4 @@ def _recorded(request: Request, log: Log) -> Any:
         config = codec.loads(record["config"].encode()) if record else {}
     except CniError:  # the verb itself reports the error
         return None
-    of_record = member(config, "rail")
-    return member(of_record, "index") if isinstance(of_record, dict) else None
+    return member(config, "rail", "index")

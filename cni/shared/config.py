@@ -214,8 +214,7 @@ def dns_settings(value: Any) -> dict[str, Any]:
 
 def asks_for_same_index(config: dict[str, Any]) -> bool:
     """Whether `rail.addressing` in `config` has a value other than "plain", so that a pod has one index on all rails."""
-    document = member(config, "rail")
-    return isinstance(document, dict) and member(document, "addressing") not in (None, PLAIN)
+    return member(config, "rail", "addressing") not in (None, PLAIN)
 
 
 def list_of(read: Callable[[Any], Any], most: int = MOST_MEMBERS) -> Callable[[Any], list[Any]]:

@@ -51,8 +51,7 @@ def valid_attachments(request: Request) -> set[Attachment] | None:
         raise InvalidConfig(f'"{VALID_ATTACHMENTS}" is not a list: nothing is collected')
     found = set()
     for entry in listed:
-        container_id = member(entry, "containerID") if isinstance(entry, dict) else None
-        ifname = member(entry, "ifname") if isinstance(entry, dict) else None
+        container_id, ifname = member(entry, "containerID"), member(entry, "ifname")
         if not isinstance(container_id, str) or not isinstance(ifname, str):
             raise InvalidConfig(
                 f'an entry of "{VALID_ATTACHMENTS}" is not {{"containerID": string, "ifname": string}}: nothing is collected'

@@ -186,8 +186,7 @@ def _without_gateway(part: dict[str, Any], index: int, gateways: dict[int, Any])
 
 def group_of(config: dict[str, Any]) -> str:
     """The name of the group in the key `rail` of `config`; "" when the name is absent or wrong."""
-    document = member(config, "rail")
     try:
-        return group(member(document, "group") if isinstance(document, dict) else None)
+        return group(member(config, "rail", "group"))
     except ValueError:
         return ""

@@ -155,7 +155,7 @@ def _is_shown(lease: Lease, named: bool) -> bool:
     `named` says that the path of the lease's namespace is gone: then namespaces mounted under other names are skipped.
     """
     wanted, mounted = lease.text, netns_users.mounted()
-    for namespace in netns.all_kept():
+    for namespace in netns_users.all_kept():
         names = mounted.get(namespace.inode)
         if named and names and lease.netns.rpartition("/")[2] not in names:
             continue  # the namespace of another sandbox

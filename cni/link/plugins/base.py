@@ -1,24 +1,21 @@
-"""The contract of a link plugin, `LinkPlugin`: the functions of the plugin's module, which `cni.link.verbs` calls.
-
-After the contract comes the code that the plugins share.
-"""
+"""The contract of a link plugin, `LinkPlugin`: the functions of the plugin's module, which `cni.link.verbs` calls."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from cni.shared.config import Fault, Key, boolean, dns_settings, ipam_block
-
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from typing import Any, Protocol
 
+    from cni.link.plugins.common import DeviceClaim
+    from cni.shared.config import Fault, Key
     from cni.shared.kernel.links import Link, Rtnl
     from cni.shared.kernel.netlink import KernelError
     from cni.shared.kernel.netns import Namespace
     from cni.shared.log import Log
-    from cni.shared.records import HeldLock, Records
-    from cni.shared.spec.request import Attachment, Request
+    from cni.shared.records import Records
+    from cni.shared.spec.request import Request
 
     class Plan(Protocol):
         """The plan of an ADD: all its decisions, made before the first side effect."""
@@ -123,69 +120,3 @@ if TYPE_CHECKING:
             """
 
     Named = Callable[[str], LinkPlugin]
-
-
-KEYS_OF_EACH = (  # the last keys of each link plugin
-    Key("dad", boolean, False, "wait for duplicate address detection of IPv6 addresses"),
-    Key("ipam", ipam_block, {}, "the IPAM plugin's configuration; absent or {}: no addresses"),
-    Key("dns", dns_settings, {}, "DNS settings for the result; default: the IPAM plugin's"),
-)
-
-
-class LinkConfig:
-    """The checked values of KEYS_OF_EACH, the keys that each link plugin has."""
-
-    dad: bool
-    ipam: dict[str, Any]
-    dns: dict[str, Any]
-
-
-class RecordedPlan:
-    """A plan whose attributes are the members of its document in the record."""
-
-    def __init__(self, document: dict[str, Any]) -> None:
-        self.__dict__.update(document)
-
-    def document(self) -> dict[str, Any]:
-        return dict(self.__dict__)
-
-
-class DeviceClaim:
-    """An ADD's claim of a device, for a `with` block from before the plan until the record is written.
-
-    `holder` is the attachment that has the device, or the path of a sandbox that Go's plugin attached; None or "" for a
-    free device. `links` are the links of the host, () if not read. `lock` keeps other ADDs from claiming the device.
-    """
-
-    def __init__(self, lock: HeldLock | None = None) -> None:
-        self.holder: Attachment | str | None = None
-        self.links: Sequence[Link] = ()
-        self._lock = lock
-
-    def __enter__(self) -> DeviceClaim:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._lock:
-            self._lock.release()
-
-
-def keep_log(request: Request, log: Log) -> None:
-    """Leave `log` as it is: the `direct_log` of a plugin without keys for a log."""
-
-
-_UNKNOWN = (None, "")
-
-
-def differs(key: str, now: Any, was: Any, configured: Any = None) -> list[str]:
-    """A list of one text if the value `now` of `key` differs from `was` or from `configured`; otherwise [].
-
-    None and "" are not compared. In `now` they mean that the kernel does not show the value, in `was` that ADD left it
-    to the kernel, in `configured` that the configuration does not have the key.
-    """
-    if now in _UNKNOWN:
-        return []
-    words = "" if was in (*_UNKNOWN, now) else f", was {was}"
-    if configured not in (*_UNKNOWN, now) and (not words or configured != was):
-        words += f", configured is {configured}"
-    return [f"{key} is {now}{words}"] if words else []

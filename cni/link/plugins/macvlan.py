@@ -8,7 +8,7 @@ from __future__ import annotations
 import errno
 from typing import TYPE_CHECKING
 
-from cni.link.plugins.base import KEYS_OF_EACH, DeviceClaim, LinkConfig, RecordedPlan, differs, keep_log
+from cni.link.plugins.common import KEYS_OF_EACH, DeviceClaim, LinkConfig, RecordedPlan, differs, keep_log
 from cni.shared import policy
 from cni.shared.config import (
     Fault,

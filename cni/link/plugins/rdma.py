@@ -103,9 +103,7 @@ class Passed(result.Result):
 
 def call(request: Request, log: Log) -> result.Result | None:
     """Serve `request`. Returns the result of an ADD, None for every other verb."""
-    arguments = request.member("args")
-    of_cni = member(arguments, "cni") if isinstance(arguments, dict) else None
-    if isinstance(of_cni, dict) and member(of_cni, "debug") is True:
+    if member(request.member("args"), "cni", "debug") is True:
         log.level = "debug"
     records = Records(log=log)
     if request.command == "ADD":
@@ -324,8 +322,8 @@ def _give_back_unrecorded(request: Request, log: Log) -> None:
 def _cached_name(path: str) -> str:
     """The verbs device that Go's file `path` names; "" without the file. Raises IoFailure when it cannot be read."""
     try:
-        document = codec.loads_foreign(files.read_regular(path, _MOST_BYTES, os.O_NOFOLLOW, private=True))
-        name = member(document, "containerRdmaDevName") if isinstance(document, dict) else None
+        data = files.read_regular(path, _MOST_BYTES, os.O_NOFOLLOW, private=True)
+        name = member(codec.loads_foreign(data), "containerRdmaDevName")
         if not isinstance(name, str) or not name:
             raise ValueError("it has no containerRdmaDevName")
     except FileNotFoundError:

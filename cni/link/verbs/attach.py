@@ -29,7 +29,8 @@ from cni.shared.spec.result import IPV6_LEAST_MTU, Interface, Result
 
 if TYPE_CHECKING:
     from cni.link.features import Features
-    from cni.link.plugins.base import DeviceClaim, LinkPlugin
+    from cni.link.plugins.base import LinkPlugin
+    from cni.link.plugins.common import DeviceClaim
     from cni.link.verbs.detach import Release
     from cni.shared.kernel.sandbox import Sandbox
     from cni.shared.log import Log
@@ -144,13 +145,7 @@ class _Attempt:
     """
 
     def __init__(
-        self,
-        plugin: LinkPlugin,
-        config: Any,
-        request: Request,
-        sandbox: Sandbox,
-        host: Rtnl,
-        records: Records,
+        self, plugin: LinkPlugin, config: Any, request: Request, sandbox: Sandbox, host: Rtnl, records: Records
     ) -> None:
         self._plugin = plugin
         self._config = config

@@ -7,7 +7,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from cni.link import features
-from cni.link.plugins.base import differs
+from cni.link.plugins.common import differs
 from cni.link.verbs import delegate
 from cni.shared.kernel import addresses, ipconfig, routes
 from cni.shared.kernel import sandbox as sandboxes

@@ -51,7 +51,7 @@ def _versions(path: str, request: Request) -> list[str]:
         reply = codec.loads(_execute("", path, asked)[0])
     except (CniError, ValueError):
         return []
-    found = member(reply, "supportedVersions") if isinstance(reply, dict) else None
+    found = member(reply, "supportedVersions")
     return [version for version in found if isinstance(version, str)] if isinstance(found, list) else []
 
 
@@ -74,7 +74,7 @@ def _answer(kind: str, path: str, request: Request, stdout: bytes, status: int) 
         end = f"exit code {status}" if status >= 0 else f"signal {-status}"
         msg = f'the IPAM plugin "{kind}" ended with {end} and no JSON on stdout ({fault}): run {path} by hand, or see its log'
         raise DelegateFailed(msg, stdout[:500].decode("utf-8", "replace")) from None
-    code, text = (member(document, key) if isinstance(document, dict) else None for key in ("code", "msg"))
+    code, text = member(document, "code"), member(document, "msg")
     if status == 0 and code is None:
         return parsing.parse(document, f'the answer of the IPAM plugin "{kind}"', has_interfaces=False)
     if type(code) is not int or code < 1 or not isinstance(text, str) or not text:  # JSON's true is an int of Python

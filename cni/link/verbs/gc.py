@@ -16,7 +16,7 @@ from cni.link.plugins import whereabouts
 from cni.link.verbs import delegate
 from cni.link.verbs.detach import CLEARING_SECONDS, end, for_attachment
 from cni.shared.gc import NOTHING_LISTED, VALID_ATTACHMENTS, Began, valid_attachments
-from cni.shared.kernel import netns, netns_users, node, sandbox
+from cni.shared.kernel import netns_users, node, sandbox
 from cni.shared.kernel.links import Rtnl
 from cni.shared.records import LINK, LOOK_SECONDS, RETRY_SECONDS, UNENDED, Records
 from cni.shared.spec import codec
@@ -105,7 +105,7 @@ def finish_unended(
     if not chosen:
         return 0
     left = pending = 0
-    with netns.SearchedOnce(), Rtnl() as host:
+    with netns_users.SearchedOnce(), Rtnl() as host:
         for attachment, record in _locked(chosen, records):
             if record is None or time.monotonic() >= deadline:
                 left += 1

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from errno import ENOENT, ENOTDIR
 from fcntl import ioctl
 
@@ -17,7 +17,6 @@ from cni.shared.spec.errors import InvalidNamespace
 _OWN = "/proc/thread-self/ns/net"
 _NS_GET_NSTYPE = 0xB703  # include/uapi/linux/nsfs.h
 _CLONE_NEWNET = 0x40000000
-_searched: list[set[tuple[int, int]]] = []  # in a SearchedOnce: (device, inode) of each namespace that was found
 _known: list[Callable[[int, int], None]] = []  # the function setns, after the first call of _setns
 
 
@@ -122,59 +121,12 @@ def exists(path: str) -> bool:
     return found is not None
 
 
-def found_again(device: int, inode: int) -> Namespace | None:
-    """The network namespace with this `device` and `inode`, opened; None if this process can see no user of the
-    namespace (cni.shared.kernel.netns_users)."""
-    if _searched and (device, inode) not in _searched[0]:
-        return None
-    for namespace in _opened(inode, lambda identity: identity == (device, inode)):
-        if (namespace.device, namespace.inode) == (device, inode):
-            return namespace
-        namespace.close()  # the process has moved meanwhile
-    return None
-
-
-class SearchedOnce:
-    """A `with` block with one search for all calls of `found_again`: a namespace without a user never gets a user."""
-
-    def __enter__(self) -> SearchedOnce:
-        _searched.append({(namespace.device, namespace.inode) for namespace in all_kept()})
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        _searched.clear()
-
-
-def all_kept() -> Iterator[Namespace]:
-    """Yield each network namespace, except our own, that has a user. Each is open until the next is requested."""
-    with own() as ours:
-        seen = {(ours.device, ours.inode)}
-    for namespace in _opened(None, lambda identity: identity not in seen):
-        seen.add((namespace.device, namespace.inode))
-        with namespace:
-            yield namespace
-
-
 def may_be_at(path: str) -> bool:
     """Whether there is a network namespace at `path`, or the path cannot be examined."""
     try:
         return exists(path)
     except OSError:
         return True
-
-
-def _opened(inode: int | None, is_wanted: Callable[[tuple[int, int]], bool]) -> Iterator[Namespace]:
-    """Yield, opened, each namespace of netns_users.of(`inode`) for which `is_wanted((device, inode))` is true."""
-    from cni.shared.kernel import netns_users  # needed only when a path is gone
-
-    for path in netns_users.of(inode):
-        try:
-            status = os.stat(path)
-            namespace = _open(path) if is_wanted((status.st_dev, status.st_ino)) else None
-        except (OSError, ValueError):
-            continue  # the path is gone meanwhile, or is of a process that this process may not examine
-        if namespace:
-            yield namespace
 
 
 def _open(path: str) -> Namespace:

@@ -14,14 +14,17 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 
+from cni.shared.kernel import netns
 from cni.shared.kernel.files import names_in, target_of
+from cni.shared.kernel.netns import Namespace
 
 _DETACHED = "/"  # the target in /proc/PID/fd when the path that opened the descriptor is no longer mounted
 _FIRST_PIDS = f"pid:[{0xEFFFFFFC}]"  # PROC_PID_INIT_INO (include/linux/proc_ns.h)
 _FIRST_INODE = 0xF0000000  # of namespaces: PROC_DYNAMIC_FIRST (fs/proc/generic.c)
+_searched: list[set[tuple[int, int]]] = []  # in a SearchedOnce: (device, inode) of each namespace that was found
 
 
-def of(inode: int | None) -> Iterator[str]:
+def _paths_of(inode: int | None) -> Iterator[str]:
     """Yield paths that may lead to the network namespace `inode` (None: to any). Paths that are slow to find come last."""
     wanted = "net:[" if inode is None else f"net:[{inode}]"
     yield from (path for name, path in _mounts("self") if name.startswith(wanted))
@@ -38,6 +41,51 @@ def of(inode: int | None) -> Iterator[str]:
                 yield link
     for process in _of_other_mounts(processes):
         yield from (f"/proc/{process}/root{path}" for name, path in _mounts(process) if name.startswith(wanted))
+
+
+def found_again(device: int, inode: int) -> Namespace | None:
+    """The network namespace with this `device` and `inode`, opened; None if this process can see no user of the
+    namespace."""
+    if _searched and (device, inode) not in _searched[0]:
+        return None
+    for namespace in _opened(inode, lambda identity: identity == (device, inode)):
+        if (namespace.device, namespace.inode) == (device, inode):
+            return namespace
+        namespace.close()  # the process has moved meanwhile
+    return None
+
+
+class SearchedOnce:
+    """A `with` block with one search for all calls of `found_again`: a namespace without a user never gets a user."""
+
+    def __enter__(self) -> SearchedOnce:
+        _searched.append({(namespace.device, namespace.inode) for namespace in all_kept()})
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        _searched.clear()
+
+
+def all_kept() -> Iterator[Namespace]:
+    """Yield each network namespace, except our own, that has a user. Each is open until the next is requested."""
+    with netns.own() as ours:
+        seen = {(ours.device, ours.inode)}
+    for namespace in _opened(None, lambda identity: identity not in seen):
+        seen.add((namespace.device, namespace.inode))
+        with namespace:
+            yield namespace
+
+
+def _opened(inode: int | None, is_wanted: Callable[[tuple[int, int]], bool]) -> Iterator[Namespace]:
+    """Yield, opened, each namespace of `_paths_of(inode)` for which `is_wanted((device, inode))` is true."""
+    for path in _paths_of(inode):
+        try:
+            status = os.stat(path)
+            namespace = netns.at(path) if is_wanted((status.st_dev, status.st_ino)) else None
+        except OSError:
+            continue  # the path is gone meanwhile, or is of a process that this process may not examine
+        if namespace:
+            yield namespace
 
 
 def sees_node() -> bool:

@@ -47,11 +47,7 @@ class Sandbox:
 
         The inode serves to find the namespace. Unlike the cookie, the inode may be reused when the namespace is gone.
         """
-        return {
-            "cookie": self.rtnl.namespace_cookie(),
-            "device": self.namespace.device,
-            "inode": self.namespace.inode,
-        }
+        return {"cookie": self.rtnl.namespace_cookie(), "device": self.namespace.device, "inode": self.namespace.inode}
 
 
 def opened(request: Request) -> Sandbox:
@@ -99,7 +95,9 @@ def of_record(record: dict[str, Any], request: Request) -> Sandbox | None:
 
 def kept(identity: dict[str, int]) -> Sandbox | None:
     """The sandbox with this `identity`, if the namespace has a user (cni.shared.kernel.netns_users); else None."""
-    namespace = netns.found_again(identity["device"], identity["inode"])
+    from cni.shared.kernel import netns_users  # needed only when the path is gone
+
+    namespace = netns_users.found_again(identity["device"], identity["inode"])
     if namespace is None:
         return None
     found = Sandbox(namespace)

@@ -90,8 +90,7 @@ class Request:
         self.config = config
         self.stdin = stdin
         self._folded = fold(config)
-        ipam = self.member("ipam")
-        kind = member(ipam, "type") if isinstance(ipam, dict) else None
+        kind = member(self.member("ipam"), "type")
         self.ipam_type = kind if isinstance(kind, str) else ""
 
     def member(self, key: str) -> Any:
@@ -105,8 +104,7 @@ class Request:
 
     def of_runtime(self, capability: str) -> Any:
         """The value of `capability` in runtimeConfig; None when absent."""
-        given = self.member("runtimeConfig")
-        return member(given, capability) if isinstance(given, dict) else None
+        return member(self.member("runtimeConfig"), capability)
 
 
 def parse(environ: Mapping[str, str], stdin: bytes) -> Request:
@@ -153,25 +151,27 @@ def _require(version: str, verb: str) -> None:
 def version_of(stdin: bytes) -> str:
     """The cniVersion for an error reply: the cniVersion in `stdin` if it is supported, else the newest."""
     try:
-        config = codec.loads_foreign(stdin)
+        version = member(codec.loads_foreign(stdin), "cniVersion")
     except ValueError:
         return NEWEST
-    version = member(config, "cniVersion") if isinstance(config, dict) else None
     return version if version in SUPPORTED else NEWEST
 
 
-def member(document: Mapping[str, Any], key: str) -> Any:
-    """The value of `key` in `document`, or else of the first key that differs only in case; None without such a key.
+def member(document: Any, *keys: str) -> Any:
+    """The value to which the path `keys` leads in `document`; None when a key is missing, or its parent is no object.
 
-    Go's encoding/json matches keys in this way, and existing configurations rely on this.
+    If an object does not have the key itself, the first key counts that differs only in case. Go's encoding/json matches
+    keys in this way, and existing configurations rely on this.
     """
-    if key in document:
-        return document[key]
-    folded = key.lower()
-    for name, value in document.items():
-        if name.lower() == folded:
-            return value
-    return None
+    for key in keys:
+        if not isinstance(document, dict):
+            return None
+        if key in document:
+            document = document[key]
+        else:
+            folded = key.lower()
+            document = next((value for name, value in document.items() if name.lower() == folded), None)
+    return document
 
 
 def fold(document: Mapping[str, Any]) -> dict[str, Any]:

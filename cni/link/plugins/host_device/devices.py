@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from cni.link.plugins.base import RecordedPlan
+from cni.link.plugins.common import RecordedPlan
 from cni.shared.kernel import node, sysfs
 from cni.shared.records import LINK, Records
 

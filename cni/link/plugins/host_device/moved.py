@@ -363,10 +363,7 @@ def _move_back(planned: MovePlan, link: Link, host: Rtnl, inside: Rtnl) -> None:
     home = host.namespace()  # the thread may still be in the sandbox, after a failure to leave it
     try:
         with_names_free(
-            inside,
-            host,
-            link.index,
-            lambda: inside.change_link(link.index, netns_fd=home, name=name, new_index=index),
+            inside, host, link.index, lambda: inside.change_link(link.index, netns_fd=home, name=name, new_index=index)
         )
     except KernelError as fault:
         raise KernelRefused(

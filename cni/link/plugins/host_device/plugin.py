@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from cni.link.plugins.base import KEYS_OF_EACH, DeviceClaim, LinkConfig, keep_log
+from cni.link.plugins.common import KEYS_OF_EACH, DeviceClaim, LinkConfig, keep_log
 from cni.link.plugins.host_device import devices, moved
 from cni.link.plugins.host_device.devices import MovePlan
 from cni.link.plugins.host_device.moved import USERSPACE_DRIVERS

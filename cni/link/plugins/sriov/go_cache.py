@@ -59,8 +59,7 @@ def plan(attachment: Attachment) -> tuple[dict[str, Any], list[str]] | None:
         return None
     except (OSError, ValueError) as fault:
         raise _unreadable(name, str(fault)) from None
-    state = member(document, "OrigVfState") if isinstance(document, dict) else None
-    pci = member(document, "deviceID") if isinstance(document, dict) else None
+    state, pci = member(document, "OrigVfState"), member(document, "deviceID")
     if not isinstance(state, dict) or not isinstance(pci, str) or "/" in pci:
         raise _unreadable(name, "it has no deviceID and OrigVfState")
     try:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from cni.link.plugins.base import KEYS_OF_EACH, DeviceClaim, LinkConfig
+from cni.link.plugins.common import KEYS_OF_EACH, DeviceClaim, LinkConfig
 from cni.link.plugins.host_device import devices, moved
 from cni.link.plugins.sriov import go_cache, vf
 from cni.shared import log as levels

@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from cni.link.plugins.base import differs
+from cni.link.plugins.common import differs
 from cni.shared.kernel import sysfs, vfs
 from cni.shared.kernel.links import Link, Rtnl
 from cni.shared.kernel.netlink import KernelError
