@@ -105,35 +105,36 @@ def read(config: dict[str, Any], faults: list[Fault]) -> Rail | None:
     document = member(config, "rail")
     if document is None:
         return None
-    before = len(faults)
     if not isinstance(document, dict):
         faults.append(Fault("rail", document, 'want an object such as {"index": 0, "group": "gpu"}'))
         return None
     rail = Rail()
-    fill(rail, KEYS, document, faults, "rail.")
+    wrong: list[Fault] = []
+    fill(rail, KEYS, document, wrong, "rail.")
     if member(document, "index") is None:
-        faults.append(
-            Fault("rail.index", None, "want the number of the rail, from 0, or `nics` to find it by the device")
-        )
+        wanted = "want the number of the rail, from 0, or `nics` to find it by the device"
+        wrong.append(Fault("rail.index", None, wanted))
     if member(document, "group") is None:
-        faults.append(Fault("rail.group", None, "want the name that all rails of the group have in common"))
-    if len(faults) > before:
-        return None
+        wrong.append(Fault("rail.group", None, "want the name that all rails of the group have in common"))
+    if not wrong and (contradiction := _contradiction(rail)):
+        key, wanted = contradiction
+        wrong.append(Fault(f"rail.{key}", document.get(key), wanted))
+    faults += wrong
+    return None if wrong else rail
+
+
+def _contradiction(rail: Rail) -> tuple[str, str] | None:
+    """The name of a key that contradicts another, and the wanted value; None when there is none."""
     if rail.is_same_index and rail.index >= len(rail.ranges):
         wanted = f"has {len(rail.ranges)} members: want the ranges of all rails, and this one is rail {rail.index}"
-        faults.append(Fault("rail.ranges", document.get("ranges"), wanted))
-        return None
-    wanted = ""
+        return "ranges", wanted
     if rail.nics and not rail.is_same_index:
-        wanted = 'need "addressing": "same-index"; otherwise write a network for each rail, with `index`'
-    elif rail.nics and len(rail.nics) != len(rail.ranges):
-        wanted = f"are {len(rail.nics)}, and rail.ranges {len(rail.ranges)}: want one of each for every rail"
-    elif len({*rail.nics}) < len(rail.nics):
-        wanted = "have a NIC twice: want another one for each rail"
-    if wanted:
-        faults.append(Fault("rail.nics", document.get("nics"), wanted))
-        return None
-    return rail
+        return "nics", 'need "addressing": "same-index"; otherwise write a network for each rail, with `index`'
+    if rail.nics and len(rail.nics) != len(rail.ranges):
+        return "nics", f"are {len(rail.nics)}, and rail.ranges {len(rail.ranges)}: want one of each for every rail"
+    if len({*rail.nics}) < len(rail.nics):
+        return "nics", "have a NIC twice: want another one for each rail"
+    return None
 
 
 def of_names(nics: Sequence[Any], names: Collection[str]) -> int | None:

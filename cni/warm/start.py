@@ -84,7 +84,12 @@ def _leave_caller(lock: int) -> None:
     import signal  # takes 3 ms
 
     os.setsid()
-    for reset in (_reset_policy, _reset_niceness, _reset_processors, _reset_score):
+    for reset in (
+        lambda: os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0)),
+        lambda: os.setpriority(os.PRIO_PROCESS, 0, 0),
+        lambda: os.sched_setaffinity(0, os.sched_getaffinity(1)),  # process 1's, which an administrator sets
+        lambda: files.write("/proc/self/oom_score_adj", "0"),
+    ):
         try:
             reset()
         except OSError:
@@ -107,23 +112,3 @@ def _leave_caller(lock: int) -> None:
         except (OSError, ValueError):
             pass  # a signal that the C library uses
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
-
-
-def _reset_policy() -> None:
-    os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
-
-
-def _reset_niceness() -> None:
-    os.setpriority(os.PRIO_PROCESS, 0, 0)
-
-
-def _reset_processors() -> None:
-    os.sched_setaffinity(0, os.sched_getaffinity(1))  # as process 1, whose processors an administrator sets
-
-
-def _reset_score() -> None:
-    fd = os.open("/proc/self/oom_score_adj", os.O_WRONLY)
-    try:
-        os.write(fd, b"0")
-    finally:
-        os.close(fd)

@@ -17,7 +17,7 @@ from cni.shared.log import Log
 from cni.shared.records import LINK, HeldLock, Records
 from cni.shared.spec import codec
 from cni.shared.spec.errors import InvalidConfig, IoFailure, TryAgainLater
-from cni.shared.spec.request import Attachment, Request
+from cni.shared.spec.request import Attachment, Request, member
 
 CAPABILITY = "CNIDeviceInfoFile"
 _VERSION = "1.1.0"
@@ -88,7 +88,7 @@ def remove(path: str, whose: dict[str, Any], log: Log) -> None:
     """Remove the file if it belongs to `whose`, the owner from `claim`. Raises IoFailure when this fails."""
     with _locked(path, log):
         is_there = files.mark(path) != ()
-        if is_there and _own(_former(path)).get(_MARK) != whose["attachment"]:
+        if is_there and member(_former(path), "rdma", _MARK) != whose["attachment"]:
             log.warning(f"the device-info file {path} is not this attachment's: left as it is")
             return
         directory, _, name = path.rpartition("/")
@@ -109,14 +109,13 @@ def _locked(path: str, log: Log) -> HeldLock:
 
 def _is_free(path: str, former: dict[str, Any], addresses: Sequence[str], whose: dict[str, Any], log: Log) -> bool:
     """Whether the owner `whose` may replace the content `former` of the file. `addresses`: the owner's PCI devices."""
-    kind, own = former.get("type"), _own(former)
-    if not isinstance(kind, str) or own.get(_MARK) == whose["attachment"]:
+    kind, own, described = former.get("type"), former.get("rdma"), former.get("pci")
+    if not isinstance(kind, str) or member(own, _MARK) == whose["attachment"]:
         return True
-    if own:
-        _refuse_living(path, own.get(_MARK), whose["pod"])
+    if own and isinstance(own, dict):
+        _refuse_living(path, member(own, _MARK), whose["pod"])
         return True
-    described = former.get("pci")
-    address = described.get("pci-address") if isinstance(described, dict) else None
+    address = member(described, "pci-address")
     if kind == "pci" and (not isinstance(described, dict) or (address and address in addresses)):
         return True
     log.warning(f"{path} describes a device of type {kind} {address or ''}, which is another: left as it is")
@@ -135,12 +134,6 @@ def _refuse_living(path: str, mark: Any, pod: list[str]) -> None:
             f"{what} is that of {other.ifname} of container {other.container_id} (network {other.network}): want a path for"
             " each attachment, as Multus gives it for the capability; take runtimeConfig out of the network's configuration"
         )
-
-
-def _own(former: dict[str, Any]) -> dict[str, Any]:
-    """The member `rdma` of `former`, which railcni has written; {} for none."""
-    own = former.get("rdma")
-    return own if isinstance(own, dict) else {}
 
 
 def _former(path: str) -> dict[str, Any]:

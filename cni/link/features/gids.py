@@ -6,15 +6,12 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Container, Iterator, Sequence
 
 from cni.shared.kernel import rdma_sysfs
 
-if TYPE_CHECKING:
-    from collections.abc import Container, Iterator, Sequence
-
-    Ports = Sequence[tuple[str, int]]
-    Place = tuple[str, int, int]  # of a GID: verbs device, port, index in the port's GID table
+Ports = Sequence[tuple[str, int]]
+Place = tuple[str, int, int]  # of a GID: verbs device, port, index in the port's GID table
 
 _POLL_SECONDS = 0.005  # a work queue of the kernel enters the GID of an address, usually within some ms
 

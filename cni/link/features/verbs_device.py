@@ -219,7 +219,8 @@ def differences(document: dict[str, Any], link: Link, expected: Result, sandbox:
     known = rdma_sysfs.devices()
     gone = [device for device, _ in ports if device not in known]
     if gone:
-        return [] if _has_device(gone[0], sandbox) else [f"verbs device {gone[0]} is gone"]
+        with sandbox.namespace.entered():  # the host's sysfs does not show a device in the sandbox
+            return [] if rdma_netlink.has_device(gone[0]) else [f"verbs device {gone[0]} is gone"]
     if not roce:
         return []
     addresses = [a.address.partition("/")[0] for a in expected.ips]
@@ -236,12 +237,6 @@ def unlike(document: dict[str, Any] | None, config: VerbsConfig) -> list[str]:
     if was == config.link_local:
         return []
     return [f"rdma.ipv6LinkLocal is {str(was).lower()}, configured is {str(config.link_local).lower()}"]
-
-
-def _has_device(name: str, sandbox: Sandbox) -> bool:
-    """Whether the verbs device is in the sandbox, where the host's sysfs does not show it."""
-    with sandbox.namespace.entered():
-        return rdma_netlink.has_device(name)
 
 
 def status(config: VerbsConfig, is_shared: bool, netdev: Link | None) -> None:

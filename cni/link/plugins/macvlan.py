@@ -368,24 +368,23 @@ def apply(planned: MacvlanPlan, host: Rtnl, inside: Rtnl, sandbox: Namespace) ->
 
 def _refused_making(planned: MacvlanPlan, fault: KernelError) -> str:
     """The error message when the kernel refuses, by `fault`, to make the link (macvlan_common_newlink)."""
-    master = planned.master
-    if fault.errno == errno.EBUSY:
-        return f'master "{master}" belongs to a bridge, bond or other upper device: use another netdev, or remove it from that device'
-    if fault.errno == errno.EINVAL and planned.mode == "passthru":
-        return f'mode passthru needs master "{master}" for itself, and it has another macvlan: use mode bridge, or another master'
-    if fault.errno == errno.EINVAL:
-        return f'master "{master}" cannot carry this macvlan: has it a macvlan of mode passthru, or is it no Ethernet link?'
-    if fault.errno == errno.EADDRINUSE:
-        return _mac_in_use(planned)
-    if fault.errno == errno.EEXIST:  # before Linux 6.14 also when a link of the host has the name
-        return f'a link has the temporary name "{planned.temporary}" already, in the sandbox or on the host: remove it'
-    if fault.errno in (errno.ENODEV, errno.ENXIO):
-        return f'master "{master}" vanished meanwhile: retry when it is back'
-    if fault.errno == errno.EADDRNOTAVAIL:
-        return f"the MAC address {planned.mac} is not valid for a link: give a unicast address in the key `mac`"
-    if fault.errno == errno.EPERM:
-        return "the kernel does not permit making links here: run as root, with CAP_NET_ADMIN on the host's and the sandbox's namespace"
-    return f'the kernel refused a macvlan on master "{master}": {fault.strerror}'
+    master = f'master "{planned.master}"'
+    invalid = f"{master} cannot carry this macvlan: has it a macvlan of mode passthru, or is it no Ethernet link?"
+    if planned.mode == "passthru":
+        invalid = (
+            f"mode passthru needs {master} for itself, and it has another macvlan: use mode bridge, or another master"
+        )
+    return {
+        errno.EBUSY: f"{master} belongs to a bridge, bond or other upper device: use another netdev, or remove it from that device",
+        errno.EINVAL: invalid,
+        errno.EADDRINUSE: _mac_in_use(planned),
+        # before Linux 6.14 also when a link of the host has the name
+        errno.EEXIST: f'a link has the temporary name "{planned.temporary}" already, in the sandbox or on the host: remove it',
+        errno.ENODEV: f"{master} vanished meanwhile: retry when it is back",
+        errno.ENXIO: f"{master} vanished meanwhile: retry when it is back",
+        errno.EADDRNOTAVAIL: f"the MAC address {planned.mac} is not valid for a link: give a unicast address in the key `mac`",
+        errno.EPERM: "the kernel does not permit making links here: run as root, with CAP_NET_ADMIN on the host's and the sandbox's namespace",
+    }.get(fault.errno or 0, f"the kernel refused a macvlan on {master}: {fault.strerror}")
 
 
 def refused_up(planned: MacvlanPlan, fault: KernelError) -> str:

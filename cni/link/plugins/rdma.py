@@ -135,7 +135,14 @@ def add(request: Request, records: Records, log: Log) -> Passed:
             _give_back(former, request, log)
         device, parent = _find(config, passed, request, sandbox, host, records)
         _permit(device.name, parent, sandbox)
-        records.write(request.attachment, PART, _record(device, parent, request, sandbox))
+        record = {
+            "netns": request.netns,
+            "sandbox": sandbox.identity(),
+            "pod": list(request.pod),
+            "created": time.time_ns(),
+        }
+        record |= {"device": device.name, "index": device.index, "parent": parent}
+        records.write(request.attachment, PART, record)
         try:
             host.move(device.index, sandbox.namespace.fd)
         except KernelError as fault:
@@ -235,25 +242,12 @@ def _parent(passed: Passed, request: Request, sandbox: Sandbox) -> str:
     )
 
 
-def _record(device: RdmaDevice, parent: str, request: Request, sandbox: Sandbox) -> dict[str, Any]:
-    return {
-        "netns": request.netns,
-        "sandbox": sandbox.identity(),
-        "pod": list(request.pod),
-        "created": time.time_ns(),
-        "device": device.name,
-        "index": device.index,
-        "parent": parent,
-    }
-
-
 def _refused(name: str, fault: KernelError, where: str) -> KernelRefused | TryAgainLater:
     if fault.errno == ENODEV:
         return TryAgainLater(f"verbs device {name} has vanished meanwhile: retry when it is back", str(fault))
+    words = fault.strerror
     if fault.errno == EOPNOTSUPP:
         words = "its driver cannot change the network namespace, as soft-RoCE's: use another device"
-    else:
-        words = f"{fault.strerror}"
     return KernelRefused(f"verbs device {name} cannot be moved {where}: {words}", str(fault))
 
 

@@ -94,7 +94,12 @@ def read_sysctl(name: str) -> str:
 
 def write_sysctl(name: str, value: str) -> None:
     """Set the kernel parameter `name`, which has the form of `read_sysctl`, to `value`."""
-    fd = os.open(_SYSCTLS + name, os.O_WRONLY | os.O_CLOEXEC)
+    write(_SYSCTLS + name, value)
+
+
+def write(path: str, value: str) -> None:
+    """Write `value` to the existing file at `path`, such as one of procfs, by one write(2)."""
+    fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
     try:
         os.write(fd, value.encode())
     finally:

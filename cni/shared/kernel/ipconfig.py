@@ -12,19 +12,15 @@ from __future__ import annotations
 
 import errno
 import time
+from collections.abc import Callable
 from socket import inet_ntop
-from typing import TYPE_CHECKING
 
 from cni.shared.kernel import addresses, files, routes
+from cni.shared.kernel.links import Link, Rtnl
 from cni.shared.kernel.netlink import KernelError, address_of
 from cni.shared.spec.errors import AddressInUse, InvalidConfig, KernelRefused
-from cni.shared.spec.result import MOST_SCOPE, IPConfig, Result
+from cni.shared.spec.result import MOST_SCOPE, NUMBERS_OF_ROUTE, IPConfig, Result
 from cni.shared.spec.result import Route as WantedRoute
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from cni.shared.kernel.links import Link, Rtnl
 
 DAD_SECONDS = 5.0  # as in containernetworking/plugins; duplicate address detection takes 1 to 2 s
 CARRIER_SECONDS = 0.2  # as in sriov-cni
@@ -143,11 +139,14 @@ def add_route(inside: Rtnl, link: Link, route: WantedRoute, gw: str, source: str
         if fault.errno == errno.EEXIST:
             return  # the result has the route twice, or the kernel has set it: Go's plugins accept both
         by, table = f" by {gw}" if gw else "", f" in table {route.table}" if route.table else ""
-        reason = _route_reason(fault)
-        if fault.errno == errno.EINVAL and gw in [
-            a.text.partition("/")[0] for a in addresses.list_of(inside, link.index)
-        ]:
-            reason = f"{gw} is the pod's own address; exclude the next hop from the range, or correct `gw`"
+        reason = str(fault.strerror)
+        if fault.errno in (errno.ENETUNREACH, errno.EHOSTUNREACH):
+            reason = "the gateway is in none of the link's subnets; correct `gw` or `gateway`"
+        elif fault.errno == errno.EINVAL:
+            own_addresses = [a.text.partition("/")[0] for a in addresses.list_of(inside, link.index)]
+            reason = "the destination has host bits, or a value is out of range"
+            if gw in own_addresses:
+                reason = f"{gw} is the pod's own address; exclude the next hop from the range, or correct `gw`"
         raise KernelRefused(
             f"route {route.dst}{by} cannot be set on {link.name}{table}: {reason}", str(fault)
         ) from None
@@ -155,8 +154,8 @@ def add_route(inside: Rtnl, link: Link, route: WantedRoute, gw: str, source: str
 
 def _refuse_numbers(route: WantedRoute, gw: str) -> None:
     """Raise InvalidConfig for a number that no route can have, or a scope that a route by `gw` cannot have."""
-    for key, most in _MOST.items():
-        value = getattr(route, key)
+    for key in NUMBERS_OF_ROUTE:
+        value, most = getattr(route, key), MOST_SCOPE if key == "scope" else 0xFFFFFFFF
         if value is not None and not 0 <= value <= most:
             raise InvalidConfig(f"route {route.dst}: {key} {value} cannot be set, want 0 to {most}")
     if gw and route.family == 4 and (route.scope or 0) >= routes.LINK_SCOPE:
@@ -164,14 +163,6 @@ def _refuse_numbers(route: WantedRoute, gw: str) -> None:
             f"route {route.dst}: scope {route.scope} is that of a destination on the link, and its gateway is {gw}: want scope"
             ' 0, or "gw": "0.0.0.0" for no gateway'
         )
-
-
-def _route_reason(fault: KernelError) -> str:
-    if fault.errno == errno.ENETUNREACH or fault.errno == errno.EHOSTUNREACH:
-        return "the gateway is in none of the link's subnets; correct `gw` or `gateway`"
-    if fault.errno == errno.EINVAL:
-        return "the destination has host bits, or a value is out of range"
-    return str(fault.strerror)
 
 
 def next_hop(route: WantedRoute, ips: list[IPConfig]) -> str:
@@ -183,10 +174,6 @@ def next_hop(route: WantedRoute, ips: list[IPConfig]) -> str:
 def gateway(family: int, ips: list[IPConfig]) -> str:
     """The first gateway of the addresses of `family`; "" when none of them has a gateway."""
     return next((a.gateway for a in ips if a.gateway and a.family == family), "")
-
-
-_UINT32 = 0xFFFFFFFF
-_MOST = {"table": _UINT32, "priority": _UINT32, "scope": MOST_SCOPE, "mtu": _UINT32, "advmss": _UINT32}
 
 
 def canonical(text: str) -> str:

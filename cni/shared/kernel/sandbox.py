@@ -6,16 +6,13 @@ its path as long as a process, a mount or an open descriptor uses it. So the rec
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from cni.shared.kernel import files, netns
-from cni.shared.kernel.links import Rtnl
+from cni.shared.kernel.links import Link, Rtnl
+from cni.shared.kernel.netns import Namespace
 from cni.shared.spec.errors import InvalidNamespace, TryAgainLater
-
-if TYPE_CHECKING:
-    from cni.shared.kernel.links import Link
-    from cni.shared.kernel.netns import Namespace
-    from cni.shared.spec.request import Request
+from cni.shared.spec.request import Request
 
 PAIRS = ("veth", "netkit", "vxcan")  # links made in pairs; IFLA_LINK_NETNSID is the namespace of the peer
 PLACES = ("/run/netns", "/run/docker/netns")  # where runtimes mount the namespaces of sandboxes

@@ -7,7 +7,7 @@ from typing import Any
 
 from cni.shared.spec.errors import DecodingFailure
 from cni.shared.spec.request import NEWEST, SUPPORTED, at_least
-from cni.shared.spec.result import Interface, IPConfig, Result, Route
+from cni.shared.spec.result import NUMBERS_OF_ROUTE, Interface, IPConfig, Result, Route
 
 
 def parse(document: Any, what: str = "prevResult", has_interfaces: bool = True) -> Result:
@@ -61,7 +61,7 @@ def _parse_interface(i: Any) -> Interface:
 
 
 def _parse_route(r: Any) -> Route:
-    numbers = {key: _number(r, key) for key in ("mtu", "advmss", "priority", "table", "scope")}
+    numbers = {key: _number(r, key) for key in NUMBERS_OF_ROUTE}
     return Route(_cidr(r, "dst"), _address_or_none(r, "gw"), **numbers)
 
 

@@ -19,7 +19,6 @@ from cni.shared.spec.errors import IncompatibleVersion
 from cni.shared.spec.request import at_least
 
 IPV6_LEAST_MTU = 1280  # bytes: RFC 8200, section 5
-_SINCE_1_1 = ("mtu", "socketPath", "pciID")  # members of an interface
 
 
 class Interface:
@@ -51,6 +50,7 @@ class IPConfig:
 
 
 MOST_SCOPE = 254  # of a route; 255 is RT_SCOPE_NOWHERE
+NUMBERS_OF_ROUTE = ("mtu", "advmss", "priority", "table", "scope")  # members since 1.1.0
 
 
 class Route:
@@ -113,16 +113,9 @@ class Result:
     def _document_by_family(self, version: str) -> dict[str, Any]:
         reply: dict[str, Any] = {"cniVersion": version}
         for address in self.ips:
-            key = f"ip{address.family}"
-            if key in reply:
-                continue
-            entry: dict[str, Any] = {"ip": address.address}
-            if address.gateway:
-                entry["gateway"] = address.gateway
             routes = [_route(r, newest=False) for r in self.routes if r.family == address.family]
-            if routes:
-                entry["routes"] = routes
-            reply[key] = entry
+            entry = {"ip": address.address, "gateway": address.gateway or None, "routes": routes or None}
+            reply.setdefault(f"ip{address.family}", _given(entry))
         if len(reply) == 1:
             raise IncompatibleVersion(
                 f"cniVersion {version} cannot describe an attachment without addresses: use cniVersion 0.3.0 or newer, or give it an ipam block"
@@ -132,36 +125,23 @@ class Result:
 
 
 def _interface(i: Interface, newest: bool) -> dict[str, Any]:
-    own = {
-        "name": i.name,
-        "mac": i.mac,
-        "mtu": i.mtu,
-        "sandbox": i.sandbox,
-        "socketPath": i.socket_path,
-        "pciID": i.pci_id,
-    }
-    return {key: value for key, value in own.items() if value and (newest or key not in _SINCE_1_1)}
+    own: dict[str, Any] = {"name": i.name, "mac": i.mac, "mtu": i.mtu, "sandbox": i.sandbox}
+    if newest:
+        own |= {"socketPath": i.socket_path, "pciID": i.pci_id}
+    else:
+        del own["mtu"]
+    return {key: value for key, value in own.items() if value}
 
 
 def _address(a: IPConfig, with_family: bool) -> dict[str, Any]:
-    entry: dict[str, Any] = {}
-    if with_family:
-        entry["version"] = str(a.family)
-    if a.interface is not None:
-        entry["interface"] = a.interface
-    entry["address"] = a.address
-    if a.gateway:
-        entry["gateway"] = a.gateway
-    return entry
+    version = str(a.family) if with_family else None
+    return _given({"version": version, "interface": a.interface, "address": a.address, "gateway": a.gateway or None})
 
 
 def _route(r: Route, newest: bool) -> dict[str, Any]:
-    entry: dict[str, Any] = {"dst": r.dst}
-    if r.gw:
-        entry["gw"] = r.gw
-    if newest:
-        for key in ("mtu", "advmss", "priority", "table", "scope"):
-            value = getattr(r, key)
-            if value is not None:
-                entry[key] = value
-    return entry
+    numbers = {key: getattr(r, key) for key in NUMBERS_OF_ROUTE} if newest else {}
+    return _given({"dst": r.dst, "gw": r.gw or None, **numbers})
+
+
+def _given(members: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in members.items() if value is not None}

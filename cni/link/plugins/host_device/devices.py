@@ -10,17 +10,14 @@ cni.link.plugins.host_device.hoststate adds the state of the device on the host.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 from cni.link.plugins.common import RecordedPlan
 from cni.shared.kernel import node, sysfs
+from cni.shared.kernel.links import Link, Rtnl
 from cni.shared.records import LINK, Records
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from cni.shared.kernel.links import Link, Rtnl
-    from cni.shared.spec.request import Attachment
+from cni.shared.spec.request import Attachment
 
 RETURNED = "returned"  # a member of the plan in a record (MovePlan)
 REFUSED = "refused"  # likewise: an ADD could not fully restore the device, and the next ADD takes the device as it is

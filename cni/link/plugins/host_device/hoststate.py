@@ -191,32 +191,15 @@ def _software_verbs(name: str) -> list[str]:
 
 def _address(a: Address) -> dict[str, Any]:
     """An address in the form that an older version reads."""
-    return {
-        "text": a.text,
-        "broadcast": bool(a.broadcast),
-        "scope": a.scope,
-        "label": a.label,
-        "peer": a.peer,
-        "nodad": False,
-        "flags": a.flags & (addresses.NOPREFIXROUTE | addresses.NODAD),
-        "metric": a.metric,
-    }
+    flags = a.flags & (addresses.NOPREFIXROUTE | addresses.NODAD)
+    own = {key: getattr(a, key) for key in ("text", "scope", "label", "peer", "metric")}
+    return {**own, "broadcast": bool(a.broadcast), "nodad": False, "flags": flags}
 
 
 def _route(r: KernelRoute) -> dict[str, Any]:
     """A route in the form that an older version reads."""
-    return {
-        "dst": r.dst,
-        "gw": r.gw,
-        "priority": r.priority or None,
-        "table": r.table,
-        "scope": r.scope,
-        "mtu": r.mtu or None,
-        "advmss": r.advmss or None,
-        "onlink": r.onlink,
-        "source": r.source,
-        "protocol": r.protocol,
-    }
+    always = {key: getattr(r, key) for key in ("dst", "gw", "table", "scope", "onlink", "source", "protocol")}
+    return {**always, **{key: getattr(r, key) or None for key in ("priority", "mtu", "advmss")}}
 
 
 def keep_others(saved: dict[str, Any], index: int, host: Rtnl) -> None:

@@ -221,16 +221,11 @@ def _refused_move(planned: MovePlan, fault: KernelError) -> KernelRefused | TryA
         return TryAgainLater(
             f'device "{name}" is gone from the host: another attachment may have taken it; retry', str(fault)
         )
-    if fault.errno == errno.EEXIST:
-        return KernelRefused(
-            f'a name of device "{name}" is taken in the sandbox: remove the link or alternative name there', str(fault)
-        )
-    if fault.errno == errno.EINVAL:
-        return KernelRefused(
-            f'device "{name}" cannot change its network namespace (its driver marks it as local): select another device',
-            str(fault),
-        )
-    return KernelRefused(f'the kernel refused to move device "{name}": {fault.strerror}', str(fault))
+    words = {
+        errno.EEXIST: f'a name of device "{name}" is taken in the sandbox: remove the link or alternative name there',
+        errno.EINVAL: f'device "{name}" cannot change its network namespace (its driver marks it as local): select another device',
+    }.get(fault.errno or 0, f'the kernel refused to move device "{name}": {fault.strerror}')
+    return KernelRefused(words, str(fault))
 
 
 def refused_up(planned: MovePlan, fault: KernelError) -> str:

@@ -23,22 +23,19 @@ from __future__ import annotations
 
 import errno
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from typing import Any
 
+from cni.link.plugins.host_device.devices import MovePlan
 from cni.shared.kernel import addresses, link_sysctls, raw_state, routes
 from cni.shared.kernel.addresses import DADFAILED, NODAD, TENTATIVE, Address
 from cni.shared.kernel.links import NEWLINK, Link, Rtnl, ifinfo
 from cni.shared.kernel.netlink import APPEND, CREATE, EXCLUSIVE, REPLACE, KernelError, attribute
 from cni.shared.kernel.netns import Namespace
+from cni.shared.log import Log
 from cni.shared.spec.errors import KernelRefused, Unrestored
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from cni.link.plugins.host_device.devices import MovePlan
-    from cni.shared.log import Log
-
-    Step = tuple[Any, ...]  # the name of the part to restore, the function that restores it, and the arguments
+Step = tuple[Any, ...]  # the name of the part to restore, the function that restores it, and the arguments
 
 PASSES, EXTRA = 60, 3  # 60 passes with their pauses take 3 s; duplicate address detection takes 1 to 2 s
 TRANSIENT = frozenset((errno.EAGAIN, errno.EBUSY, errno.EINTR, errno.EIO, errno.ENOBUFS, errno.ENOMEM))
@@ -130,8 +127,7 @@ def _said(refused: list[RefusedStep]) -> str:
 
 class Restoration:
     """The restoration of one device. `saved` is its state as the kernel showed it, None in a record of an older version;
-    `was` is the former index, `index` the present index. `link` and `own` cache the device and its routes: each step
-    sets both to None, and the next stage that needs them reads them again."""
+    `was` is the former index, `index` the present index."""
 
     def __init__(self, former: dict[str, Any], link: Link, host: Rtnl) -> None:
         self.former = former
@@ -139,8 +135,6 @@ class Restoration:
         self.saved: dict[str, Any] = former.get("kernel")  # type: ignore[assignment]  # None takes other stages
         self.was = former["index"]
         self.index = link.index
-        self.link: Link | None = link
-        self.own: list[dict[str, Any]] | None = None
         self.host = host
         self.elapsed = max(0, int(time.monotonic()) - self.saved["read"]) if self.saved else 0
         self.mac_is_the_pfs = False
@@ -153,7 +147,6 @@ class Restoration:
         refused: list[RefusedStep] = []
         for _ in range(PASSES):
             done, refused = self._pass()
-            self.link = self.own = None
             idle = 0 if done else idle + 1
             is_transient = idle <= EXTRA and any(refusal.is_transient for refusal in refused)
             if not refused or not (done or is_transient or self._is_examined()):
@@ -170,7 +163,6 @@ class Restoration:
             try:
                 for text, call, *arguments in stage():
                     try:
-                        self.link = self.own = None
                         _do(call, arguments)
                         done = True
                     except OSError as fault:
@@ -205,10 +197,10 @@ class Restoration:
             return False
 
     def _present(self) -> Link:
-        self.link = self.link or self.host.link(index=self.index)
-        if self.link is None:
+        link = self.host.link(index=self.index)
+        if link is None:
             raise KernelError(errno.ENODEV)
-        return self.link
+        return link
 
     def _identity(self) -> Iterator[Step]:
         former, index, change, link = self.former, self.index, self.host.change_link, self._present()
@@ -246,9 +238,7 @@ class Restoration:
         return raw_state.Raw(self._present().body)
 
     def _own_routes(self) -> list[dict[str, Any]]:
-        if self.own is None:
-            self.own = raw_state.routes(self.host, self.index, routes.bodies_of(self.host, self.index))
-        return self.own
+        return raw_state.routes(self.host, self.index, routes.bodies_of(self.host, self.index))
 
     def _attributes(self) -> Iterator[Step]:
         now = self._now()

@@ -121,14 +121,12 @@ def read(request: Request, faults: list[Fault]) -> SriovConfig:
 
 def _contradictions(config: SriovConfig) -> list[Fault]:
     found = []
+    of_vlan = {"vlanQoS": config.vlanQoS, "vlanProto": config.vlanProto}
     if config.vlan is None:
-        for key in ("vlanQoS", "vlanProto"):
-            if getattr(config, key) is not None:
-                found.append(Fault(key, getattr(config, key), "needs the key `vlan`"))
-    elif config.vlan == 0 and config.vlanQoS:
-        found.append(Fault("vlanQoS", config.vlanQoS, "needs a `vlan` of 1 to 4094"))
-    elif config.vlan == 0 and config.vlanProto == "802.1ad":
-        found.append(Fault("vlanProto", config.vlanProto, "needs a `vlan` of 1 to 4094"))
+        found = [Fault(key, value, "needs the key `vlan`") for key, value in of_vlan.items() if value is not None]
+    elif config.vlan == 0:
+        strange = [(key, value) for key, value in of_vlan.items() if value not in (None, 0, "802.1q")]
+        found = [Fault(key, value, "needs a `vlan` of 1 to 4094") for key, value in strange[:1]]
     if config.max_tx_rate and (config.min_tx_rate or 0) > config.max_tx_rate:
         found.append(Fault("min_tx_rate", config.min_tx_rate, f"is above max_tx_rate {config.max_tx_rate}"))
     return found
