@@ -12,6 +12,7 @@ import fcntl
 import os
 import resource
 import sys
+from collections.abc import Callable
 
 from cni.shared import policy
 from cni.shared.kernel import files, locks
@@ -84,12 +85,13 @@ def _leave_caller(lock: int) -> None:
     import signal  # takes 3 ms
 
     os.setsid()
-    for reset in (
+    resets: tuple[Callable[[], object], ...] = (
         lambda: os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0)),
         lambda: os.setpriority(os.PRIO_PROCESS, 0, 0),
         lambda: os.sched_setaffinity(0, os.sched_getaffinity(1)),  # process 1's, which an administrator sets
         lambda: files.write("/proc/self/oom_score_adj", "0"),
-    ):
+    )
+    for reset in resets:
         try:
             reset()
         except OSError:

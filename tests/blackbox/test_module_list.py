@@ -62,6 +62,7 @@ UNLOADED_BY_PLUGIN = {
 UNLOADED_BY_VERB = {
     "ADD": (
         "cni.link.verbs.check", "cni.link.verbs.detach", "cni.link.verbs.gc", "cni.shared.gc", "cni.shared.spec.parsing",
+        "cni.link.plugins.macvlan_made",
         "ipam.check", "ipam.ending", "ipam.status",
     ),
     "CHECK": (

@@ -254,5 +254,5 @@ def test_no_master_and_no_default_route_says_which_key_is_missing() -> None:
 
 def test_a_record_holds_the_whole_plan() -> None:
     before = planned(request({"mtu": 1500, "bcqueuelen": 9}))
-    after = macvlan.load(json.loads(json.dumps(before.document())))
+    after = macvlan.MacvlanPlan(json.loads(json.dumps(before.document())))
     assert vars(after) == vars(before)

@@ -104,8 +104,8 @@ def of_node() -> Iterator[AttachedRail]:
         rail = read(config, faults)
         if rail is None or not record.get("link"):
             continue
-        plugin = plugins.named(record["plugin"])
-        carrier, _inside = plugin.carrier(plugin.load(record["link"]))
+        planned = plugins.of_made(record["plugin"]).load(record["link"])
+        carrier, _inside = plugins.named(record["plugin"]).carrier(planned)
         namespace, name, *_ = record.get("pod") or ("", "")
         yield AttachedRail(
             rail,

@@ -144,9 +144,9 @@ def _is_in_use(link: dict[str, Any]) -> bool:
     if there:
         there.close()
         return True
-    plugin = plugins.named(link["plugin"])
+    made = plugins.of_made(link["plugin"])
     with Rtnl() as host:
-        return plugin.lingers(plugin.load(link["link"]), host)
+        return made.lingers(made.load(link["link"]), host)
 
 
 def _is_shown(lease: Lease, named: bool) -> bool:

@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING
 from cni import load
 
 if TYPE_CHECKING:
-    from cni.link.plugins import macvlan
-    from cni.link.plugins.base import LinkPlugin
+    from cni.link.plugins import macvlan, macvlan_made
+    from cni.link.plugins.base import LinkPlugin, MadeLinks
     from cni.link.plugins.host_device import plugin as host_device
     from cni.link.plugins.sriov import plugin as sriov
 
     _: tuple[LinkPlugin, ...] = (macvlan, host_device, sriov)  # mypy compares each with the contract
+    _of_made: tuple[MadeLinks, ...] = (macvlan_made, host_device, sriov)
 
 _MODULES = {
     "macvlan": "cni.link.plugins.macvlan",
@@ -20,6 +21,7 @@ _MODULES = {
     "sriov": "cni.link.plugins.sriov.plugin",
 }
 LINK_PLUGINS = tuple(_MODULES)
+_OF_MADE = {**_MODULES, "macvlan": "cni.link.plugins.macvlan_made"}
 EXECUTABLES = (*LINK_PLUGINS, "rdma", "whereabouts")  # each is also installed as "railcni-" and its name
 
 
@@ -29,3 +31,10 @@ def named(name: str) -> LinkPlugin:
         raise LookupError(f"no link plugin {name}")
     plugin: LinkPlugin = load(_MODULES[name])
     return plugin
+
+
+def of_made(name: str) -> MadeLinks:
+    """Load and return the module for attachments that the link plugin `name` has made. Raises LookupError as `named`."""
+    named(name)
+    module: MadeLinks = load(_OF_MADE[name])
+    return module

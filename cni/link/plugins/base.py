@@ -1,4 +1,5 @@
-"""The contract of a link plugin, `LinkPlugin`: the functions of the plugin's module, which `cni.link.verbs` calls."""
+"""The contract of a link plugin: the functions of its module (`LinkPlugin`), and those for the links that it has made
+(`MadeLinks`), in the same module or in one that an ADD does not load. `cni.link.verbs` calls them."""
 
 from __future__ import annotations
 
@@ -59,7 +60,7 @@ if TYPE_CHECKING:
             """Find the device of the configuration, and in the claim name another attachment that has the device.
 
             A device whose sandbox ended without a DEL is first restored on the host, and its record says so.
-            A plugin without a device claims nothing. `named` finds the plugin of another attachment.
+            A plugin without a device claims nothing. `named` finds the plugin of another attachment (`plugins.of_made`).
             """
 
         def survey(
@@ -70,6 +71,27 @@ if TYPE_CHECKING:
         def plan(self, config: Any, request: Request, facts: Any) -> Any:
             """Make the plan, without I/O. Raises CniError, with the reason, when the attachment cannot be made."""
 
+        def apply(self, planned: Any, host: Rtnl, inside: Rtnl, sandbox: Namespace) -> Link | None:
+            """Bring the link into the sandbox, with its name, but not up. Returns the link, or None (DPDK)."""
+
+        def refused_up(self, planned: Any, fault: KernelError) -> str:
+            """The error message when the kernel refuses, by `fault`, to set the link up."""
+
+        def without_link(self, planned: Any) -> tuple[str, int] | None:
+            """The MAC and MTU of a device without a link (DPDK), "" and 0 if unknown; None for a plan with a link."""
+
+        def carrier(self, planned: Any) -> tuple[str, bool]:
+            """The name of the netdev that carries the link's traffic, or "", and whether the netdev is in the sandbox."""
+
+        def status(self, config: Any, host: Rtnl, log: Log) -> Link | None:
+            """The netdev of the host that an ADD would use now; None when it is not on the host or not yet known.
+
+            Raises NotAvailable or LimitedConnectivity when an ADD could not succeed.
+            """
+
+    class MadeLinks(Protocol):
+        """The steps for an attachment that an ADD has made. `host` and `inside` are as in LinkPlugin."""
+
         def load(self, document: dict[str, Any]) -> Any:
             """The plan that `Plan.document` has written to a record."""
 
@@ -78,12 +100,6 @@ if TYPE_CHECKING:
 
             `inside` is None when the sandbox is gone.
             """
-
-        def apply(self, planned: Any, host: Rtnl, inside: Rtnl, sandbox: Namespace) -> Link | None:
-            """Bring the link into the sandbox, with its name, but not up. Returns the link, or None (DPDK)."""
-
-        def refused_up(self, planned: Any, fault: KernelError) -> str:
-            """The error message when the kernel refuses, by `fault`, to set the link up."""
 
         def remove(self, planned: Any, host: Rtnl, inside: Rtnl | None, log: Log) -> None:
             """Undo `apply`, also after a partial failure; this may be repeated. `inside` is None when the sandbox is gone.
@@ -100,9 +116,6 @@ if TYPE_CHECKING:
         def present(self, planned: Any, inside: Rtnl) -> Link | None:
             """The link in the sandbox, under any name; None when the sandbox does not have it."""
 
-        def without_link(self, planned: Any) -> tuple[str, int] | None:
-            """The MAC and MTU of a device without a link (DPDK), "" and 0 if unknown; None for a plan with a link."""
-
         def differences(self, planned: Any, config: Any, link: Link | None, host: Rtnl, inside: Rtnl) -> list[str]:
             """A text for each difference of the link, or of a device without a link, from the plan and from `config`.
 
@@ -110,13 +123,4 @@ if TYPE_CHECKING:
             routes, MAC and MTU are compared in `cni.link.verbs.check`.
             """
 
-        def carrier(self, planned: Any) -> tuple[str, bool]:
-            """The name of the netdev that carries the link's traffic, or "", and whether the netdev is in the sandbox."""
-
-        def status(self, config: Any, host: Rtnl, log: Log) -> Link | None:
-            """The netdev of the host that an ADD would use now; None when it is not on the host or not yet known.
-
-            Raises NotAvailable or LimitedConnectivity when an ADD could not succeed.
-            """
-
-    Named = Callable[[str], LinkPlugin]
+    Named = Callable[[str], MadeLinks]

@@ -1,4 +1,5 @@
-"""The plugin macvlan: it makes a link with its own MAC on a master, inside the sandbox.
+"""The plugin macvlan: it makes a link with its own MAC on a master, inside the sandbox. macvlan_made.py has the rest of
+the attachment's life.
 
 Sources: plugins/main/macvlan of containernetworking/plugins for keys and results; drivers/net/macvlan.c for errors.
 """
@@ -8,7 +9,7 @@ from __future__ import annotations
 import errno
 from typing import TYPE_CHECKING
 
-from cni.link.plugins.common import KEYS_OF_EACH, DeviceClaim, LinkConfig, RecordedPlan, differs, keep_log
+from cni.link.plugins.common import KEYS_OF_EACH, DeviceClaim, LinkConfig, RecordedPlan, keep_log
 from cni.shared import policy
 from cni.shared.config import (
     Fault,
@@ -26,14 +27,14 @@ from cni.shared.config import (
 from cni.shared.kernel import addresses, node, routes, sandbox
 from cni.shared.kernel.links import ARPHRD_ETHER, ARPHRD_INFINIBAND, LEAST_MTU, Link, Rtnl
 from cni.shared.kernel.netlink import KernelError
+from cni.shared.kernel.netns import Namespace
+from cni.shared.log import Log
 from cni.shared.records import Records, digest
-from cni.shared.spec.errors import InvalidConfig, KernelRefused, LimitedConnectivity, Lingers, NotAvailable
+from cni.shared.spec.errors import InvalidConfig, KernelRefused, LimitedConnectivity, NotAvailable
+from cni.shared.spec.request import Request
 
 if TYPE_CHECKING:
     from cni.link.plugins.base import Named
-    from cni.shared.kernel.netns import Namespace
-    from cni.shared.log import Log
-    from cni.shared.spec.request import Request
 
 NAME = "macvlan"
 SHARES_NETDEV = True
@@ -110,7 +111,6 @@ class MacvlanPlan(RecordedPlan):
 
 
 direct_log = keep_log
-load = MacvlanPlan
 
 
 def read(request: Request, faults: list[Fault]) -> MacvlanConfig:
@@ -150,7 +150,7 @@ def survey(
 ) -> MacvlanFacts:
     """Read the master, on the host or in the sandbox."""
     where = inside if config.link_in_container else host
-    master = _find_master(config, where)
+    master = find_master(config, where)
     reason = ""
     if master and config.ignored_mac:
         log.warning(
@@ -210,7 +210,7 @@ def _permit(device: Link) -> None:
     policy.current().permit("masters", f'master "{device.name}"', (device.name,))
 
 
-def _find_master(config: MacvlanConfig, where: Rtnl) -> Link | None:
+def find_master(config: MacvlanConfig, where: Rtnl) -> Link | None:
     if config.master:
         return where.link(name=config.master)
     if config.device_id and not config.link_in_container:  # the device is one of the host
@@ -262,10 +262,10 @@ def plan(config: MacvlanConfig, request: Request, facts: MacvlanFacts) -> Macvla
     least = max(LEAST_MTU, master.min_mtu)  # a VLAN names 0, and macvlan_common_newlink gives a macvlan ETH_MIN_MTU
     if 0 < config.mtu < least:
         raise InvalidConfig(f"mtu {config.mtu} is below {least}, the minimum of a macvlan")
-    return _planned_on(config, request, master, _derived_mac(request, facts.boot_id))
+    return planned_on(config, request, master, _derived_mac(request, facts.boot_id))
 
 
-def _planned_on(config: MacvlanConfig, request: Request, master: Link, derived: str) -> MacvlanPlan:
+def planned_on(config: MacvlanConfig, request: Request, master: Link, derived: str) -> MacvlanPlan:
     """The plan of a macvlan over `master`. The MAC is `derived` unless a MAC is configured."""
     passthru = config.mode == "passthru"
     temporary = "mv" + digest(request.attachment, "temporary", 6).hex()  # by this name a later call recognises the link
@@ -292,42 +292,6 @@ def _derived_mac(request: Request, boot_id: str) -> str:
     octets = bytearray(digest(request.attachment, "mac" + boot_id, 6))
     octets[0] = octets[0] & 0xFC | 0x02
     return octets.hex(":")
-
-
-def adopt(request: Request, host: Rtnl, inside: Rtnl | None) -> MacvlanPlan | None:
-    """The plan of a link without a record, such as one of Go's plugin, with the master that is configured now.
-
-    For CHECK the plan describes the link as it is: without a record only the configuration can be compared.
-    """
-    link = inside.link(name=request.attachment.ifname) if inside else None
-    if inside is None or link is None:
-        return None
-    config = MacvlanConfig()
-    fill(config, KEYS, request.config, [])  # a DEL goes on with a configuration that an ADD would refuse
-    if request.command == "CHECK":
-        return _as_it_is(link, config.link_in_container, host, inside)
-    master = _find_master(config, inside if config.link_in_container else host)
-    if master is None:
-        return None
-    return _planned_on(config, request, master, "")
-
-
-def _as_it_is(link: Link, in_sandbox: bool, host: Rtnl, inside: Rtnl) -> MacvlanPlan:
-    return MacvlanPlan(
-        {
-            "name": link.name,
-            "temporary": "",
-            "master": _lower_name(link, host, inside),
-            "over": link.lower_index,
-            "lower": link.lower_index,
-            "inSandbox": in_sandbox,
-            "mode": link.macvlan_mode,
-            "mtu": link.mtu,
-            "mac": link.mac,
-            "macIsDerived": False,
-            "bcqueuelen": link.bcqueuelen,
-        }
-    )
 
 
 def apply(planned: MacvlanPlan, host: Rtnl, inside: Rtnl, sandbox: Namespace) -> Link:
@@ -398,125 +362,8 @@ def _mac_in_use(planned: MacvlanPlan) -> str:
     return f'the MAC address {planned.mac} is in use on master "{planned.master}" already: give each attachment its own (runtimeConfig.mac, CNI_ARGS MAC, key `mac`)'
 
 
-def owns(planned: MacvlanPlan, link: Link) -> bool:
-    """Whether `link` was made by this plan, even if its name, MAC or MTU has been changed since.
-
-    A MAC alone identifies the link only if it is derived: another attachment may have the same configured MAC. A killed
-    ADD may have recorded another `lower` than the link has; then name and MAC identify the link.
-    """
-    if link.kind != "macvlan":
-        return False
-    named, has_mac = link.name == planned.name, link.mac == planned.mac
-    if link.name == planned.temporary or (has_mac and (named or planned.macIsDerived)):
-        return True
-    return named and link.lower_index == planned.lower
-
-
-def present(planned: MacvlanPlan, inside: Rtnl) -> Link | None:
-    """The link in the sandbox, under any name."""
-    return next((link for link in inside.links() if owns(planned, link)), None)
-
-
-def recognises(planned: MacvlanPlan, inside: Rtnl) -> bool:
-    """Whether `inside` certainly has the link of the plan, recognised by its temporary name or by its MAC."""
-    return any(
-        owns(planned, link) and (link.name == planned.temporary or planned.mac in ("", link.mac))
-        for link in inside.links()
-    )
-
-
-def remove(planned: MacvlanPlan, host: Rtnl, inside: Rtnl | None, log: Log) -> None:
-    """Remove the plan's link from the sandbox, under any name; a missing link is no error.
-
-    Raises Lingers while the link is up elsewhere: the kernel has not yet removed the link with its sandbox, or the pod
-    has moved the link into another namespace.
-    """
-    removed = False
-    others = []
-    for link in inside.links() if inside else ():
-        if owns(planned, link):
-            try:
-                inside.delete_link(link.index)  # type: ignore[union-attr]  # it has links
-            except KernelError as fault:
-                raise KernelRefused(
-                    f'the link "{link.name}" cannot be removed: {fault.strerror}; retry', str(fault)
-                ) from None
-            removed = removed or link.mac == planned.mac
-        elif link.name == planned.name:
-            others.append(link)
-    if not removed and lingers(planned, host):
-        raise Lingers(
-            f'the link "{planned.name}" ({planned.mac}) on {planned.master} is still up in a network namespace that cannot be'
-            " found: end the process that holds that namespace, and repeat the DEL"
-        )
-    for link in others:
-        log.warning(
-            f'link "{link.name}" is a {link.kind or "physical"} link that this attachment did not make: left alone'
-        )
-
-
-def lingers(planned: MacvlanPlan, host: Rtnl) -> bool:
-    """Whether the link is still up in some namespace, and so answers for its addresses: its lower netdev shows this.
-
-    The lower netdev must be on the host, and then receives frames for the link's MAC. A configured MAC proves nothing,
-    since another attachment may have the same MAC by now.
-    """
-    return planned.macIsDerived and bytes.fromhex(planned.mac.replace(":", "")) in host.received(planned.lower)
-
-
 def without_link(planned: MacvlanPlan) -> None:
     """None: a macvlan always has a link."""
-
-
-def differences(planned: MacvlanPlan, config: MacvlanConfig, link: Link | None, host: Rtnl, inside: Rtnl) -> list[str]:
-    """A text for each difference of the link from plan and configuration. A default `master` is not compared."""
-    if link is None:
-        return []
-    if link.kind != "macvlan":
-        return [f'"{link.name}" is a {link.kind or "physical"} link, not a macvlan']
-    found = _master(planned, config, link, host, inside)
-    found += differs("mode", link.macvlan_mode, planned.mode, config.mode)
-    shown, was, configured = (n or None for n in (link.bcqueuelen, planned.bcqueuelen, config.bcqueuelen))
-    found += differs("bcqueuelen", shown, was, configured)
-    lower = _lower(link, host, inside)
-    if lower and link.mtu == lower.mtu < planned.mtu:  # macvlan_device_event, drivers/net/macvlan.c
-        found.append(f"master {lower.name} has been given the MTU {lower.mtu}, was {planned.mtu}, and so has the link")
-    return found
-
-
-def _master(planned: MacvlanPlan, config: MacvlanConfig, link: Link, host: Rtnl, inside: Rtnl) -> list[str]:
-    is_as_made = link.lower_index == planned.lower and planned.over != planned.lower
-    now = planned.master if is_as_made else _lower_name(link, host, inside)
-    if link.lower_index != planned.lower:
-        return [f"master is {now}, was {planned.master} (index {planned.lower})"]
-    if config.link_in_container != planned.inSandbox:
-        made, wanted = (
-            "in the sandbox" if is_inside else "on the host"
-            for is_inside in (planned.inSandbox, config.link_in_container)
-        )
-        return [f"master is {now} {made}, configured is one {wanted} (linkInContainer)"]
-    if not config.master:
-        return []
-    where, place = (inside, "in the sandbox") if config.link_in_container else (host, "on the host")
-    master = where.link(name=config.master)
-    if master is None:
-        return [f"master is {now}, configured is {config.master}, which does not exist {place}"]
-    stands = master.kind in STANDS_FOR_ITS_LOWER
-    if link.lower_index != (master.lower_index if stands else master.index) or (
-        config.link_in_container and link.lower_netnsid != (master.lower_netnsid if stands else None)
-    ):
-        return [f"master is {now}, configured is {config.master}"]
-    return []
-
-
-def _lower_name(link: Link, host: Rtnl, inside: Rtnl) -> str:
-    """The name of the device below the link; "index N" if the name is not known."""
-    lower = _lower(link, host, inside)
-    return lower.name if lower else f"index {link.lower_index}"
-
-
-def _lower(link: Link, host: Rtnl, inside: Rtnl) -> Link | None:
-    return (inside if link.lower_netnsid is None else host).link(index=link.lower_index)
 
 
 def carrier(planned: MacvlanPlan) -> tuple[str, bool]:
@@ -528,7 +375,7 @@ def status(config: MacvlanConfig, host: Rtnl, log: Log) -> Link | None:
     """The master; None if it is in the sandbox. Raises NotAvailable or LimitedConnectivity when no ADD can use it."""
     if config.link_in_container:
         return None  # each sandbox has its own master
-    master = _find_master(config, host)
+    master = find_master(config, host)
     if master is None and not config.master:
         raise NotAvailable("there is no default route to take the master from: name the netdev in the key `master`")
     if master is None:

@@ -46,7 +46,7 @@ def add(plugin: LinkPlugin, request: Request, records: Records) -> Result:
     with sandboxes.opened(request) as sandbox, records.locked(request.attachment, LINK), Rtnl() as host:
         attempt = _Attempt(plugin, config, request, sandbox, host, records)
         attempt.clear_predecessor()
-        with plugin.claim(config, request, host, records, plugins.named) as device:
+        with plugin.claim(config, request, host, records, plugins.of_made) as device:
             attempt.plan(asked, device)
             attempt.write_record()
         try:
@@ -299,12 +299,12 @@ class _Attempt:
 
         sandbox = self._sandbox
         left = self._features.remove(sandbox, self._log) if self._features else []
-        release = Release(None, self._request, self._log)
+        release, made = Release(None, self._request, self._log), plugins.of_made(self._plugin.NAME)
         try:
             if self._claimed:
-                release.by_link(self._plugin, self._planned, sandbox)
+                release.by_link(made, self._planned, sandbox)
             if self._applied:
-                self._plugin.remove(self._planned, self.host, sandbox.rtnl, self._log)
+                made.remove(self._planned, self.host, sandbox.rtnl, self._log)
             if self._claimed:
                 _release(release, fault, left)
             if not left:

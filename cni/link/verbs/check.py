@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from cni.link import features
+from cni.link import features, plugins
 from cni.link.plugins.common import differs
 from cni.link.verbs import delegate
 from cni.shared.kernel import addresses, ipconfig, routes
@@ -54,7 +54,8 @@ def check(plugin: LinkPlugin, request: Request, records: Records) -> None:
                 f"attachment {name} of container {request.attachment.container_id} was made by plugin {record['plugin']}, and"
                 f" its network is one of {plugin.NAME} by now: detach and attach it again"
             )
-        planned = plugin.load(record["link"]) if record else plugin.adopt(request, host, sandbox.rtnl)
+        made = plugins.of_made(plugin.NAME)
+        planned = made.load(record["link"]) if record else made.adopt(request, host, sandbox.rtnl)
         found = _differences(plugin, planned, config, record, host, sandbox, known[0], expected)
         if asked:
             found += features.unlike(record.get("extras", {}), asked)
@@ -82,14 +83,14 @@ def _differences(
     known: Interface,
     expected: Result,
 ) -> list[str]:
-    inside = sandbox.rtnl
+    inside, made = sandbox.rtnl, plugins.of_made(plugin.NAME)
     link = inside.link(name=known.name)
     if link is None:
         if planned and (has := plugin.without_link(planned)):
-            found = plugin.differences(planned, config, None, host, inside)
+            found = made.differences(planned, config, None, host, inside)
             return found + differs("mtu", has[1] or None, known.mtu or None, config.mtu or None)
         return [f'there is no link "{known.name}" in the sandbox'] if known.mac or planned else []
-    found = plugin.differences(planned, config, link, host, inside) if planned else []
+    found = made.differences(planned, config, link, host, inside) if planned else []
     found += differs("mac", link.mac, known.mac, getattr(config, "mac", ""))
     former = record.get("link", {})
     if config.mtu or former.get("mtuIsAsked"):  # otherwise the chain may set the MTU, as Go's `tuning` does

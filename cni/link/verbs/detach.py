@@ -24,7 +24,7 @@ from cni.shared.spec.request import Attachment, Request, member
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from cni.link.plugins.base import LinkPlugin
+    from cni.link.plugins.base import LinkPlugin, MadeLinks
     from cni.shared.kernel.sandbox import Sandbox
     from cni.shared.log import Log
 
@@ -131,24 +131,24 @@ def detach(
     Raises the CniError of a link that remains. Waits while the kernel clears a dead sandbox, but not after `until`
     (time.monotonic). The caller calls `finish` of `release`.
     """
-    plugin = plugins.named(record["plugin"])
-    planned = plugin.load(record["link"])
+    made = plugins.of_made(record["plugin"])
+    planned = made.load(record["link"])
     if record["bootID"] != node.boot_id():
         return _remove_extras(record, None, log)  # the links of an earlier boot are gone
     sandbox = sandboxes.of_record(record, request)
-    if sandbox and not sandboxes.is_certain(record["sandbox"]) and not plugin.recognises(planned, sandbox.rtnl):
+    if sandbox and not sandboxes.is_certain(record["sandbox"]) and not made.recognises(planned, sandbox.rtnl):
         sandbox.close()  # it may be a later namespace with the same inode
         sandbox = None
     faults: list[CniError] = []
     try:
         if sandbox is None:
             faults += _remove_extras(record, None, log)
-            _remove_unseen(plugin, planned, host, log, until, release)
+            _remove_unseen(made, planned, host, log, until, release)
         else:
             with sandbox:
                 faults += _remove_extras(record, sandbox, log)
-                release.by_link(plugin, planned, sandbox)
-                _remove(plugin, planned, host, sandbox.rtnl, log, until)
+                release.by_link(made, planned, sandbox)
+                _remove(made, planned, host, sandbox.rtnl, log, until)
     except Unrestored as fault:  # the link is gone from the sandbox
         if UNENDED in record:  # an earlier DEL could not restore the device either
             log.warning(f"{fault}; it is not tried again")
@@ -157,22 +157,22 @@ def detach(
     return faults
 
 
-def _remove_unseen(plugin: LinkPlugin, planned: Any, host: Rtnl, log: Log, until: float, release: Release) -> None:
+def _remove_unseen(made: MadeLinks, planned: Any, host: Rtnl, log: Log, until: float, release: Release) -> None:
     """Remove the link of a sandbox that is gone, or cannot be found."""
     try:
-        _remove(plugin, planned, host, None, log, until)
+        _remove(made, planned, host, None, log, until)
     except Unrestored:
         raise
     except TryAgainLater:
         if not release.in_advance():
             raise
-        _remove(plugin, planned, host, None, log, until and until + CLEARING_SECONDS)
+        _remove(made, planned, host, None, log, until and until + CLEARING_SECONDS)
 
 
-def _remove(plugin: LinkPlugin, planned: Any, host: Rtnl, inside: Rtnl | None, log: Log, until: float) -> None:
+def _remove(made: MadeLinks, planned: Any, host: Rtnl, inside: Rtnl | None, log: Log, until: float) -> None:
     while True:
         try:
-            return plugin.remove(planned, host, inside, log)
+            return made.remove(planned, host, inside, log)
         except Lingers:
             if time.monotonic() >= until:
                 raise
@@ -192,18 +192,19 @@ def detach_unrecorded(
     plugin: LinkPlugin, request: Request, host: Rtnl, records: Records, log: Log, release: Release
 ) -> bool:
     """Detach a link without a record, made by another implementation of `plugin`. Returns False without such a link."""
+    made = plugins.of_made(plugin.NAME)
     sandbox = sandboxes.at(request.netns, request)
     if sandbox is None:
-        planned = plugin.adopt(request, host, None)
+        planned = made.adopt(request, host, None)
         if planned:
-            plugin.remove(planned, host, None, log)
+            made.remove(planned, host, None, log)
         return planned is not None
     with sandbox:
-        planned = plugin.adopt(request, host, sandbox.rtnl)
+        planned = made.adopt(request, host, sandbox.rtnl)
         if planned is None or _is_recorded(planned.name, sandbox.identity(), records):
             return False
-        release.by_link(plugin, planned, sandbox)
-        plugin.remove(planned, host, sandbox.rtnl, log)
+        release.by_link(made, planned, sandbox)
+        made.remove(planned, host, sandbox.rtnl, log)
     return True
 
 
@@ -231,12 +232,12 @@ class Release:
         self._fault: CniError | None = None
         self.is_made = False
 
-    def by_link(self, plugin: LinkPlugin, planned: Any, sandbox: Sandbox) -> None:
+    def by_link(self, made: MadeLinks, planned: Any, sandbox: Sandbox) -> None:
         """If the IPAM plugin is foreign and the link exists, remove the addresses from the link and release them."""
         if not delegate.is_foreign(self._request):
             return
         try:
-            link = plugin.present(planned, sandbox.rtnl)
+            link = made.present(planned, sandbox.rtnl)
             if link is None:
                 return
             addresses.clear(sandbox.rtnl, link.index)

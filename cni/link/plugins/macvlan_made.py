@@ -1,0 +1,167 @@
+"""The links that macvlan has made: they are found again, compared, removed, or adopted from Go's plugin."""
+
+from __future__ import annotations
+
+from cni.link.plugins.common import differs
+from cni.link.plugins.macvlan import KEYS, STANDS_FOR_ITS_LOWER, MacvlanConfig, MacvlanPlan, find_master, planned_on
+from cni.shared.config import fill
+from cni.shared.kernel.links import Link, Rtnl
+from cni.shared.kernel.netlink import KernelError
+from cni.shared.log import Log
+from cni.shared.spec.errors import KernelRefused, Lingers
+from cni.shared.spec.request import Request
+
+load = MacvlanPlan
+
+
+def adopt(request: Request, host: Rtnl, inside: Rtnl | None) -> MacvlanPlan | None:
+    """The plan of a link without a record, such as one of Go's plugin, with the master that is configured now.
+
+    For CHECK the plan describes the link as it is: without a record only the configuration can be compared.
+    """
+    link = inside.link(name=request.attachment.ifname) if inside else None
+    if inside is None or link is None:
+        return None
+    config = MacvlanConfig()
+    fill(config, KEYS, request.config, [])  # a DEL goes on with a configuration that an ADD would refuse
+    if request.command == "CHECK":
+        return _as_it_is(link, config.link_in_container, host, inside)
+    master = find_master(config, inside if config.link_in_container else host)
+    if master is None:
+        return None
+    return planned_on(config, request, master, "")
+
+
+def _as_it_is(link: Link, in_sandbox: bool, host: Rtnl, inside: Rtnl) -> MacvlanPlan:
+    return MacvlanPlan(
+        {
+            "name": link.name,
+            "temporary": "",
+            "master": _lower_name(link, host, inside),
+            "over": link.lower_index,
+            "lower": link.lower_index,
+            "inSandbox": in_sandbox,
+            "mode": link.macvlan_mode,
+            "mtu": link.mtu,
+            "mac": link.mac,
+            "macIsDerived": False,
+            "bcqueuelen": link.bcqueuelen,
+        }
+    )
+
+
+def owns(planned: MacvlanPlan, link: Link) -> bool:
+    """Whether `link` was made by this plan, even if its name, MAC or MTU has been changed since.
+
+    A MAC alone identifies the link only if it is derived: another attachment may have the same configured MAC. A killed
+    ADD may have recorded another `lower` than the link has; then name and MAC identify the link.
+    """
+    if link.kind != "macvlan":
+        return False
+    named, has_mac = link.name == planned.name, link.mac == planned.mac
+    if link.name == planned.temporary or (has_mac and (named or planned.macIsDerived)):
+        return True
+    return named and link.lower_index == planned.lower
+
+
+def present(planned: MacvlanPlan, inside: Rtnl) -> Link | None:
+    """The link in the sandbox, under any name."""
+    return next((link for link in inside.links() if owns(planned, link)), None)
+
+
+def recognises(planned: MacvlanPlan, inside: Rtnl) -> bool:
+    """Whether `inside` certainly has the link of the plan, recognised by its temporary name or by its MAC."""
+    return any(
+        owns(planned, link) and (link.name == planned.temporary or planned.mac in ("", link.mac))
+        for link in inside.links()
+    )
+
+
+def remove(planned: MacvlanPlan, host: Rtnl, inside: Rtnl | None, log: Log) -> None:
+    """Remove the plan's link from the sandbox, under any name; a missing link is no error.
+
+    Raises Lingers while the link is up elsewhere: the kernel has not yet removed the link with its sandbox, or the pod
+    has moved the link into another namespace.
+    """
+    removed = False
+    others = []
+    for link in inside.links() if inside else ():
+        if owns(planned, link):
+            try:
+                inside.delete_link(link.index)  # type: ignore[union-attr]  # it has links
+            except KernelError as fault:
+                raise KernelRefused(
+                    f'the link "{link.name}" cannot be removed: {fault.strerror}; retry', str(fault)
+                ) from None
+            removed = removed or link.mac == planned.mac
+        elif link.name == planned.name:
+            others.append(link)
+    if not removed and lingers(planned, host):
+        raise Lingers(
+            f'the link "{planned.name}" ({planned.mac}) on {planned.master} is still up in a network namespace that cannot be'
+            " found: end the process that holds that namespace, and repeat the DEL"
+        )
+    for link in others:
+        log.warning(
+            f'link "{link.name}" is a {link.kind or "physical"} link that this attachment did not make: left alone'
+        )
+
+
+def lingers(planned: MacvlanPlan, host: Rtnl) -> bool:
+    """Whether the link is still up in some namespace, and so answers for its addresses: its lower netdev shows this.
+
+    The lower netdev must be on the host, and then receives frames for the link's MAC. A configured MAC proves nothing,
+    since another attachment may have the same MAC by now.
+    """
+    return planned.macIsDerived and bytes.fromhex(planned.mac.replace(":", "")) in host.received(planned.lower)
+
+
+def differences(planned: MacvlanPlan, config: MacvlanConfig, link: Link | None, host: Rtnl, inside: Rtnl) -> list[str]:
+    """A text for each difference of the link from plan and configuration. A default `master` is not compared."""
+    if link is None:
+        return []
+    if link.kind != "macvlan":
+        return [f'"{link.name}" is a {link.kind or "physical"} link, not a macvlan']
+    found = _master(planned, config, link, host, inside)
+    found += differs("mode", link.macvlan_mode, planned.mode, config.mode)
+    shown, was, configured = (n or None for n in (link.bcqueuelen, planned.bcqueuelen, config.bcqueuelen))
+    found += differs("bcqueuelen", shown, was, configured)
+    lower = _lower(link, host, inside)
+    if lower and link.mtu == lower.mtu < planned.mtu:  # macvlan_device_event, drivers/net/macvlan.c
+        found.append(f"master {lower.name} has been given the MTU {lower.mtu}, was {planned.mtu}, and so has the link")
+    return found
+
+
+def _master(planned: MacvlanPlan, config: MacvlanConfig, link: Link, host: Rtnl, inside: Rtnl) -> list[str]:
+    is_as_made = link.lower_index == planned.lower and planned.over != planned.lower
+    now = planned.master if is_as_made else _lower_name(link, host, inside)
+    if link.lower_index != planned.lower:
+        return [f"master is {now}, was {planned.master} (index {planned.lower})"]
+    if config.link_in_container != planned.inSandbox:
+        made, wanted = (
+            "in the sandbox" if is_inside else "on the host"
+            for is_inside in (planned.inSandbox, config.link_in_container)
+        )
+        return [f"master is {now} {made}, configured is one {wanted} (linkInContainer)"]
+    if not config.master:
+        return []
+    where, place = (inside, "in the sandbox") if config.link_in_container else (host, "on the host")
+    master = where.link(name=config.master)
+    if master is None:
+        return [f"master is {now}, configured is {config.master}, which does not exist {place}"]
+    stands = master.kind in STANDS_FOR_ITS_LOWER
+    if link.lower_index != (master.lower_index if stands else master.index) or (
+        config.link_in_container and link.lower_netnsid != (master.lower_netnsid if stands else None)
+    ):
+        return [f"master is {now}, configured is {config.master}"]
+    return []
+
+
+def _lower_name(link: Link, host: Rtnl, inside: Rtnl) -> str:
+    """The name of the device below the link; "index N" if the name is not known."""
+    lower = _lower(link, host, inside)
+    return lower.name if lower else f"index {link.lower_index}"
+
+
+def _lower(link: Link, host: Rtnl, inside: Rtnl) -> Link | None:
+    return (inside if link.lower_netnsid is None else host).link(index=link.lower_index)
