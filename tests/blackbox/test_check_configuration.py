@@ -151,7 +151,7 @@ def differs(patch: pytest.MonkeyPatch, config: dict[str, Any], words: str) -> No
     }
     whole = {"cniVersion": "1.1.0", "name": "n", "type": "rdma", "prevResult": {"cniVersion": "1.1.0"}, **config}
     with pytest.raises(AttachmentDiffers, match=words):
-        rdma.check(parse(environ, json.dumps(whole).encode()), Records(), None)  # type: ignore[arg-type]
+        rdma.check(parse(environ, json.dumps(whole).encode()), Records())
 
 
 def link_local(_: pytest.MonkeyPatch) -> None:

@@ -24,12 +24,12 @@ SELDOM = 0.25  # seconds
 ANSWERED_BEFORE_GONE: Sequence[Edit] = [  # a process that stays behind removes the link while DEL is answered
     Edit(
         "cni/link/verbs/detach.py",
-        r"( {16})_remove\(plugin, planned, host, sandbox\.rtnl, log, until\)\n {4}except Unrestored",
+        r"( {16})_remove\(made, planned, host, sandbox\.rtnl, log, until\)\n {4}except Unrestored",
         r"\1p = __import__('os')\n"
         r"\1if p.fork():\n\1    return faults\n"
         r"\1p.close(1)\n"
         r"\1__import__('time').sleep(0.3)\n"
-        r"\1try:\n\1    _remove(plugin, planned, host, sandbox.rtnl, log, until)\n"
+        r"\1try:\n\1    _remove(made, planned, host, sandbox.rtnl, log, until)\n"
         r"\1finally:\n\1    p._exit(0)\n    except Unrestored",
     )
 ]

@@ -16,7 +16,6 @@ from cni.shared import policy
 from cni.shared.kernel import node_routes, rdma_sysfs
 from cni.shared.kernel import sandbox as sandboxes
 from cni.shared.kernel.links import Link
-from cni.shared.log import Log
 from cni.shared.records import Records
 from cni.shared.spec.errors import InvalidConfig
 from cni.shared.spec.request import parse
@@ -135,5 +134,5 @@ def test_an_add_asks_before_it_records_and_moves_anything(monkeypatch: pytest.Mo
     asked = parse(ENVIRON, json.dumps({**document, "prevResult": result}).encode())
     records = Records(str(tmp_path))
     with pytest.raises(InvalidConfig, match="carries the default route"):
-        plugin.add(asked, records, Log())
+        plugin.add(asked, records)
     assert list(records.all("rdma")) == []

@@ -185,7 +185,7 @@ def _flush(options: argparse.Namespace) -> int:
         left = upkeep.flush(Records(log=Log()), choice.store_ref, _FLUSH_SECONDS)
     if left and options.drop:
         left -= _drop(options)
-    left += gc.finish_unended(Records(), Log(), {"CNI_PATH": ":".join(PLUGIN_DIRECTORIES)}, _FLUSH_SECONDS, settled=0)
+    left += gc.finish_unended(Records(log=Log()), {"CNI_PATH": ":".join(PLUGIN_DIRECTORIES)}, _FLUSH_SECONDS, settled=0)
     after = _unended()
     _print_flushed(options, [one for key, one in before.items() if key not in after], after.values())
     return int(bool(left))

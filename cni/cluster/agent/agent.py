@@ -270,7 +270,7 @@ class Agent:
             left = upkeep.flush(self._records, self._store(), _FLUSH_SECONDS)
             if ends_too:
                 environ = {"CNI_PATH": ":".join((self._options.plugin_dir or DEFAULT, PLUGIN_DIRECTORIES[0]))}
-                left += gc.finish_unended(self._records, self._log, environ, _FLUSH_SECONDS)
+                left += gc.finish_unended(self._records, environ, _FLUSH_SECONDS)
             self.metrics.pending.set(left)
             self._flushed = not left
             yield

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from typing import Any, Protocol
 
-    from cni.link.plugins.common import DeviceClaim
+    from cni.link.plugins.common import DeviceClaim, RecordedPlan
     from cni.shared.config import Fault, Key
     from cni.shared.kernel.links import Link, Rtnl
     from cni.shared.kernel.netlink import KernelError
@@ -17,24 +17,6 @@ if TYPE_CHECKING:
     from cni.shared.log import Log
     from cni.shared.records import Records
     from cni.shared.spec.request import Request
-
-    class Plan(Protocol):
-        """The plan of an ADD: all its decisions, made before the first side effect."""
-
-        @property
-        def name(self) -> str:
-            """The link's name in the sandbox."""
-
-        @property
-        def mtu(self) -> int:
-            """The MTU in bytes; 0 when there is no link, and none is configured."""
-
-        @property
-        def pci(self) -> str:
-            """The PCI address for the result; "" for none."""
-
-        def document(self) -> dict[str, Any]:
-            """The plan as a JSON object for the record, from which `load` makes the plan again."""
 
     class LinkPlugin(Protocol):
         """The steps that differ from plugin to plugin. The types of `config`, `facts` and `planned` are the plugin's own.
@@ -68,7 +50,7 @@ if TYPE_CHECKING:
         ) -> Any:
             """Read the state that the plan depends on, on the host and in the sandbox; this changes nothing."""
 
-        def plan(self, config: Any, request: Request, facts: Any) -> Any:
+        def plan(self, config: Any, request: Request, facts: Any) -> RecordedPlan:
             """Make the plan, without I/O. Raises CniError, with the reason, when the attachment cannot be made."""
 
         def apply(self, planned: Any, host: Rtnl, inside: Rtnl, sandbox: Namespace) -> Link | None:
@@ -93,7 +75,7 @@ if TYPE_CHECKING:
         """The steps for an attachment that an ADD has made. `host` and `inside` are as in LinkPlugin."""
 
         def load(self, document: dict[str, Any]) -> Any:
-            """The plan that `Plan.document` has written to a record."""
+            """The plan that `RecordedPlan.document` has written to a record."""
 
         def adopt(self, request: Request, host: Rtnl, inside: Rtnl | None) -> Any:
             """The plan of an attachment that Go's plugin made, read from the link or from Go's files; None without these.

@@ -27,7 +27,15 @@ class LinkConfig:
 
 
 class RecordedPlan:
-    """A plan whose attributes are the members of its document in the record."""
+    """The plan of an ADD: all its decisions, made before the first side effect. A plugin's plan has more attributes.
+
+    `name` is the link's name in the sandbox. `mtu` is in bytes, 0 when there is no link, and none is configured. `pci` is
+    the PCI address for the result, "" for none. The attributes are the members of `document`, which is in the record.
+    """
+
+    name: str
+    mtu: int
+    pci: str
 
     def __init__(self, document: dict[str, Any]) -> None:
         self.__dict__.update(document)

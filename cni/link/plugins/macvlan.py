@@ -89,21 +89,19 @@ class MacvlanConfig(LinkConfig):
 
 
 class MacvlanPlan(RecordedPlan):
-    """The link to make. `name` is its final name, `temporary` the name under which it is made.
+    """The link to make. `temporary` is the name under which it is made.
 
     `over` is the index of the configured master, `lower` that of the device on which the kernel puts the link. If the
     master is a macvlan or macvtap, `lower` is another device, perhaps in another namespace. `apply` corrects `lower` by
     the link, so that the record has the kernel's choice.
     """
 
-    name: str
     temporary: str
     master: str
     over: int
     lower: int
     inSandbox: bool
     mode: str
-    mtu: int
     mac: str
     macIsDerived: bool
     bcqueuelen: int

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
 from errno import ENODEV, EOPNOTSUPP, EPROTONOSUPPORT
 from typing import Any
 
@@ -105,11 +106,9 @@ def call(request: Request, log: Log) -> result.Result | None:
     """Serve `request`. Returns the result of an ADD, None for every other verb."""
     if member(request.member("args"), "cni", "debug") is True:
         log.level = "debug"
-    records = Records(log=log)
-    if request.command == "ADD":
-        return add(request, records, log)
-    {"DEL": delete, "CHECK": check, "GC": gc, "STATUS": status}[request.command](request, records, log)
-    return None
+    verbs: dict[str, Callable[[Request, Records], result.Result | None]]
+    verbs = {"ADD": add, "DEL": delete, "CHECK": check, "GC": gc, "STATUS": status}
+    return verbs[request.command](request, Records(log=log))
 
 
 def read(request: Request) -> RdmaConfig:
@@ -122,17 +121,17 @@ def read(request: Request) -> RdmaConfig:
     return config
 
 
-def add(request: Request, records: Records, log: Log) -> Passed:
+def add(request: Request, records: Records) -> Passed:
     """Move the verbs device into the sandbox. After a failure the device is on the host."""
     config = read(request)
     for text in misspelt(request.config, (*(key.name for key in KEYS), *OF_RUNTIMES)):
-        log.warning(text)
+        records.log.warning(text)
     passed = _previous(request)
     with sandboxes.opened(request) as sandbox, records.locked(request.attachment, PART):
         host = _exclusive(KernelRefused)
         former = records.read(request.attachment, PART)
         if former:
-            _give_back(former, request, log)
+            _give_back(former, request, records.log)
         device, parent = _find(config, passed, request, sandbox, host, records)
         _permit(device.name, parent, sandbox)
         record = {
@@ -148,7 +147,7 @@ def add(request: Request, records: Records, log: Log) -> Passed:
         except KernelError as fault:
             records.remove(request.attachment, PART)
             raise _refused(device.name, fault, "to the sandbox") from None
-        log.debug(f"verbs device {device.name} is in sandbox {request.netns}")
+        records.log.debug(f"verbs device {device.name} is in sandbox {request.netns}")
     return passed
 
 
@@ -251,15 +250,15 @@ def _refused(name: str, fault: KernelError, where: str) -> KernelRefused | TryAg
     return KernelRefused(f"verbs device {name} cannot be moved {where}: {words}", str(fault))
 
 
-def delete(request: Request, records: Records, log: Log) -> None:
+def delete(request: Request, records: Records) -> None:
     """Bring the verbs device back, if sandbox and device still exist. DEL may be repeated."""
     with records.locked(request.attachment, PART):
         record = records.read(request.attachment, PART)
         if record:
-            _give_back(record, request, log)
+            _give_back(record, request, records.log)
             records.remove(request.attachment, PART)
         else:
-            _give_back_unrecorded(request, log)
+            _give_back_unrecorded(request, records.log)
 
 
 def _give_back(record: dict[str, Any], request: Request, log: Log) -> None:
@@ -330,7 +329,7 @@ def _cached_name(path: str) -> str:
     return name
 
 
-def check(request: Request, records: Records, log: Log) -> None:
+def check(request: Request, records: Records) -> None:
     """Raise AttachmentDiffers when the verbs device is not in the sandbox, or the configuration names another one."""
     config = read(request)
     _previous(request)
@@ -357,12 +356,12 @@ def check(request: Request, records: Records, log: Log) -> None:
             )
 
 
-def gc(request: Request, records: Records, log: Log) -> None:
+def gc(request: Request, records: Records) -> None:
     """Bring back the verbs devices of attachments that the runtime does not list. Errors are raised at the end."""
     began = Began()
     valid = valid_attachments(request)
     if valid is None:
-        log.warning(NOTHING_LISTED)
+        records.log.warning(NOTHING_LISTED)
         return
     faults: list[CniError] = []
     for attachment, _ in records.of_network(request.attachment.network, PART):
@@ -374,7 +373,7 @@ def gc(request: Request, records: Records, log: Log) -> None:
             if record is None or not began.is_after(record["created"]):
                 continue
             try:
-                _give_back(record, request, log)
+                _give_back(record, request, records.log)
                 records.remove(attachment, PART)
             except CniError as fault:
                 faults.append(fault)
@@ -382,7 +381,7 @@ def gc(request: Request, records: Records, log: Log) -> None:
     report(faults)
 
 
-def status(request: Request, records: Records, log: Log) -> None:
+def status(request: Request, records: Records) -> None:
     """Raise NotAvailable when no verbs device can be moved."""
     read(request)
     _exclusive(NotAvailable)

@@ -62,6 +62,6 @@ def _finish_others(request: Request, records: Records) -> None:
     from cni.link.verbs import gc  # most calls do not look for such attachments
 
     try:
-        gc.finish_unended(records, records.log, request.environ, _SECONDS)
+        gc.finish_unended(records, request.environ, _SECONDS)
     except (CniError, OSError) as fault:  # if this call has the same fault, its verb raises an error
         records.log.warning(f"attachments that no DEL has ended stay for now: {fault}")

@@ -33,18 +33,17 @@ CLEARING_SECONDS = 2.0  # longest wait; by measurement the kernel clears 150 san
 
 def delete(plugin: LinkPlugin, request: Request, records: Records) -> None:
     """Remove the attachment, even if sandbox, device or configuration are gone. Raises CniError if some part remains."""
-    log = records.log
     with records.locked(request.attachment, LINK), Rtnl() as host:
         record = records.read(request.attachment, LINK)
         faults: list[CniError] = []
         gone = False
         try:
-            faults, gone = end(record, request, host, records, log, time.monotonic() + CLEARING_SECONDS, plugin)
+            faults, gone = end(record, request, host, records, time.monotonic() + CLEARING_SECONDS, plugin)
         finally:
             if record and (faults or not gone):
                 _mark(record, request, records)
         if record and gone and UNENDED in record:
-            faults = _untold(faults, log)
+            faults = _untold(faults, records.log)
         kind = request.ipam_type
         if faults and kind and not gone:
             faults[0].msg += f"; its addresses stay reserved with {kind} until the link is gone: repeat the DEL"
@@ -56,7 +55,6 @@ def end(
     request: Request,
     host: Rtnl,
     records: Records,
-    log: Log,
     until: float,
     plugin: LinkPlugin | None = None,
 ) -> tuple[list[CniError], bool]:
@@ -66,15 +64,15 @@ def end(
     is called when the link is gone, or earlier if the plugin is of another suite. Returns the errors, and a bool:
     true if the link is gone, or if the IPAM plugin's DEL was called.
     """
-    release = Release(record, request, log)
+    release = Release(record, request, records.log)
     was_attached = True
     faults: list[CniError] = []
     gone = True
     try:
         if record:
-            faults += detach(record, request, host, log, until, release)
+            faults += detach(record, request, host, records.log, until, release)
         elif plugin:
-            was_attached = detach_unrecorded(plugin, request, host, records, log, release)
+            was_attached = detach_unrecorded(plugin, request, host, records, release)
     except Unrestored as fault:  # the link is gone from the sandbox
         faults.append(fault)
     except CniError as fault:
@@ -188,23 +186,21 @@ def _remove_extras(record: dict[str, Any], sandbox: Sandbox | None, log: Log) ->
     return features.Features(documents).remove(sandbox, log)
 
 
-def detach_unrecorded(
-    plugin: LinkPlugin, request: Request, host: Rtnl, records: Records, log: Log, release: Release
-) -> bool:
+def detach_unrecorded(plugin: LinkPlugin, request: Request, host: Rtnl, records: Records, release: Release) -> bool:
     """Detach a link without a record, made by another implementation of `plugin`. Returns False without such a link."""
     made = plugins.of_made(plugin.NAME)
     sandbox = sandboxes.at(request.netns, request)
     if sandbox is None:
         planned = made.adopt(request, host, None)
         if planned:
-            made.remove(planned, host, None, log)
+            made.remove(planned, host, None, records.log)
         return planned is not None
     with sandbox:
         planned = made.adopt(request, host, sandbox.rtnl)
         if planned is None or _is_recorded(planned.name, sandbox.identity(), records):
             return False
         release.by_link(made, planned, sandbox)
-        made.remove(planned, host, sandbox.rtnl, log)
+        made.remove(planned, host, sandbox.rtnl, records.log)
     return True
 
 

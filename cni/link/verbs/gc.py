@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from cni.link.plugins.base import LinkPlugin
-    from cni.shared.log import Log
 
 
 def gc(_: LinkPlugin, request: Request, records: Records) -> None:
@@ -52,7 +51,7 @@ def gc(_: LinkPlugin, request: Request, records: Records) -> None:
                 keep.append(attachment)
                 continue
             own = for_attachment(attachment, record, request.environ)
-            left, gone = end(record, own, host, records, log, until)
+            left, gone = end(record, own, host, records, until)
             faults += left
             if not gone:
                 keep.append(attachment)
@@ -91,7 +90,7 @@ def _also_valid(request: Request, keep: list[Attachment]) -> Request:
 
 
 def finish_unended(
-    records: Records, log: Log, environ: Mapping[str, str], seconds: float, settled: float = sandbox.SETTLED
+    records: Records, environ: Mapping[str, str], seconds: float, settled: float = sandbox.SETTLED
 ) -> int:
     """Try for about `seconds` to remove the unended attachments. Returns how many remain.
 
@@ -115,15 +114,15 @@ def finish_unended(
             own = {**environ, "CNI_PATH": record.get(UNENDED) or environ.get("CNI_PATH", "")}
             faults: Sequence[Exception]
             try:
-                faults, _ = end(record, for_attachment(attachment, record, own), host, records, log, 0)
+                faults, _ = end(record, for_attachment(attachment, record, own), host, records, 0)
             except OSError as fault:  # a kernel error that no plugin handles: the next DEL or GC reports it
                 faults = [fault]
             if not faults:
-                log.info(f"ended {attachment}, which no DEL has ended")
+                records.log.info(f"ended {attachment}, which no DEL has ended")
                 continue
             if UNENDED not in record:  # the next call that tries uses its own CNI_PATH
                 records.write(attachment, LINK, {**record, UNENDED: ""})
-            log.warning(f"{attachment} cannot be ended yet: {faults[0]}")
+            records.log.warning(f"{attachment} cannot be ended yet: {faults[0]}")
             left += 1
             pending += whereabouts.is_pending(attachment, records)
     if left:

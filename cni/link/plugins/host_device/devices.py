@@ -118,9 +118,6 @@ class MovePlan(RecordedPlan):
     `returned`: a later ADD has restored the device because the sandbox was gone; the attachment has lost the device.
     """
 
-    name: str
-    mtu: int
-    pci: str
     device: dict[str, Any]
     restoresState: bool
     returned: bool
