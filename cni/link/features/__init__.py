@@ -17,7 +17,7 @@ from cni.shared.config import OF_FEATURES, Fault
 from cni.shared.spec.errors import CniError, IoFailure
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from cni.link.features import routing, verbs_device
     from cni.link.features.base import Feature
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from cni.shared.kernel.sandbox import Sandbox
     from cni.shared.log import Log
     from cni.shared.spec.request import Request
-    from cni.shared.spec.result import Result
 
     _: tuple[Feature, ...] = (routing, verbs_device)  # mypy compares each with the contract
+    Planned = Sequence[tuple[Feature, dict[str, Any]]]  # the features of an attachment, each with its plan
 
 NAMES = OF_FEATURES
 _MODULES = {"rail": "cni.link.features.routing", "rdma": "cni.link.features.verbs_device"}
@@ -60,47 +60,23 @@ class Place:
         self.log = log
 
 
-class Features:
-    """The features of one attachment, each with its plan, in the order in which they are applied."""
+def of(documents: Mapping[str, dict[str, Any]]) -> Planned:
+    """Each feature in `documents`, the plans of an attachment by name, with its plan, in the order of application."""
+    return [(named(name), document) for name, document in documents.items()]
 
-    def __init__(self, documents: Mapping[str, dict[str, Any]]) -> None:
-        self.documents = documents
 
-    def before_up(self, link: Link, sandbox: Sandbox) -> None:
-        """Make the changes that must come before the link has addresses and is up. Runs in the sandbox."""
-        for name, document in self.documents.items():
-            named(name).before_up(document, link, sandbox)
-
-    def after_up(self, link: Link, result: Result, sandbox: Sandbox, log: Log) -> bool:
-        """Make the changes that need the link up, with addresses and routes; may add to `result`. Runs in the sandbox.
-
-        Returns whether a plan changed, so that the record must be written again.
-        """
-        changed = False
-        for name, document in self.documents.items():
-            changed = named(name).after_up(document, link, result, sandbox, log) or changed
-        return changed
-
-    def remove(self, sandbox: Sandbox | None, log: Log) -> list[CniError]:
-        """Undo the features, the last first, and return the errors. `sandbox` is None when the sandbox is gone."""
-        faults: list[CniError] = []
-        for name, document in reversed(list(self.documents.items())):
-            try:
-                named(name).remove(document, sandbox, log)
-            except CniError as fault:
-                faults.append(fault)
-            except OSError as fault:
-                faults.append(
-                    IoFailure(f"`{name}` of the attachment cannot be undone: {fault.strerror}; repeat the DEL")
-                )
-        return faults
-
-    def differences(self, link: Link, expected: Result, sandbox: Sandbox) -> list[str]:
-        """A text for each difference between the present state of the features and their state after ADD."""
-        found = []
-        for name, document in self.documents.items():
-            found += named(name).differences(document, link, expected, sandbox)
-        return found
+def remove(planned: Planned, sandbox: Sandbox | None, log: Log) -> list[CniError]:
+    """Undo the features, the last first, and return the errors. `sandbox` is None when the sandbox is gone."""
+    faults: list[CniError] = []
+    for feature, document in reversed(planned):
+        try:
+            feature.remove(document, sandbox, log)
+        except CniError as fault:
+            faults.append(fault)
+        except OSError as fault:
+            text = f"`{feature.KEY.name}` of the attachment cannot be undone: {fault.strerror}; repeat the DEL"
+            faults.append(IoFailure(text))
+    return faults
 
 
 def unlike(documents: Mapping[str, dict[str, Any]], asked: Mapping[str, Any]) -> list[str]:
@@ -121,14 +97,10 @@ def read(request: Request, faults: list[Fault]) -> dict[str, Any]:
     return asked
 
 
-def plan(asked: Mapping[str, Any], request: Request, place: Place) -> Features | None:
-    """Plan the features `asked`; change nothing. Returns None if there is nothing to do. Raises the first CniError."""
-    documents = {}
-    for name, config in asked.items():
-        document = named(name).plan(config, request, place)
-        if document is not None:
-            documents[name] = document
-    return Features(documents) if documents else None
+def plan(asked: Mapping[str, Any], request: Request, place: Place) -> Planned:
+    """Plan the features `asked`; change nothing. Returns those that have something to do. Raises the first CniError."""
+    found = [(named(name), named(name).plan(config, request, place)) for name, config in asked.items()]
+    return [(feature, document) for feature, document in found if document is not None]
 
 
 def status(asked: Mapping[str, Any], is_shared: bool, netdev: Link | None) -> None:

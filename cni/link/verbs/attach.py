@@ -28,7 +28,7 @@ from cni.shared.spec.request import Request, at_least
 from cni.shared.spec.result import IPV6_LEAST_MTU, Interface, Result
 
 if TYPE_CHECKING:
-    from cni.link.features import Features
+    from cni.link.features import Planned
     from cni.link.plugins.base import LinkPlugin
     from cni.link.plugins.common import DeviceClaim
     from cni.link.verbs.detach import Release
@@ -157,7 +157,7 @@ class _Attempt:
         self._ipam = request.ipam_type
         self.is_foreign = delegate.is_foreign(request)
         self._planned: Any = None
-        self._features: Features | None = None
+        self._features: Planned = ()
         self._record: dict[str, Any] = {}
         self._addresses = Result()
         self._link: Link | None = None
@@ -215,7 +215,7 @@ class _Attempt:
             "link": self._planned.document(),
         }
         if self._features:
-            self._record["extras"] = self._features.documents
+            self._record["extras"] = {feature.KEY.name: document for feature, document in self._features}
         if self.is_foreign and self._ipam not in delegate.FORGETFUL:
             self._record["foreign"] = True  # a DEL of the foreign plugin needs the record (cni.shared.records)
         self._write()
@@ -257,10 +257,13 @@ class _Attempt:
         if link is None:
             return
         with self._sandbox.namespace.entered():
-            if self._features:
-                self._features.before_up(link, self._sandbox)
+            self._prepare(link)
             self._set_up(link)
         link.up = True
+
+    def _prepare(self, link: Link) -> None:
+        for feature, document in self._features:
+            feature.before_up(document, link, self._sandbox)
 
     def _set_up(self, link: Link) -> None:
         try:
@@ -278,15 +281,15 @@ class _Attempt:
         result = Result([interface], addresses.ips, addresses.routes, self._config.dns or addresses.dns)
         if self._link is None:  # a device without a link (DPDK)
             return result
-        sandbox, link, features = self._sandbox, self._link, self._features
+        sandbox, link = self._sandbox, self._link
         with sandbox.namespace.entered():
-            if features and not link.up:
-                features.before_up(link, sandbox)
+            if not link.up:
+                self._prepare(link)
             interface.mac, interface.mtu = ipconfig.configure(
                 sandbox.rtnl, link, addresses, self._config.dad, lambda: self._set_up(link)
             )
-            changed = features.after_up(link, result, sandbox, self._log) if features else False
-        if changed:
+            changed = [f.after_up(document, link, result, sandbox, self._log) for f, document in self._features]
+        if any(changed):
             self._write()
         return result
 
@@ -295,11 +298,11 @@ class _Attempt:
 
         If a step cannot be undone, the record stays for the next DEL, and the details of `fault` name the step.
         """
-        from cni.link.verbs.detach import Release  # most ADDs succeed
+        from cni.link.verbs import detach  # most ADDs succeed
 
         sandbox = self._sandbox
-        left = self._features.remove(sandbox, self._log) if self._features else []
-        release, made = Release(None, self._request, self._log), plugins.of_made(self._plugin.NAME)
+        left = detach.remove_features(self._record, sandbox, self._log)
+        release, made = detach.Release(None, self._request, self._log), plugins.of_made(self._plugin.NAME)
         try:
             if self._claimed:
                 release.by_link(made, self._planned, sandbox)

@@ -103,8 +103,8 @@ def _differences(
     ]
     wanted_here = Result([known], here, _without(expected.routes, others, inside))
     found += _unset(inside, link, wanted_here)
-    if "extras" in record:
-        found += features.Features(record["extras"]).differences(link, wanted_here, sandbox)
+    for feature, document in features.of(record.get("extras", {})):
+        found += feature.differences(document, link, wanted_here, sandbox)
     return found
 
 

@@ -132,7 +132,7 @@ def detach(
     made = plugins.of_made(record["plugin"])
     planned = made.load(record["link"])
     if record["bootID"] != node.boot_id():
-        return _remove_extras(record, None, log)  # the links of an earlier boot are gone
+        return remove_features(record, None, log)  # the links of an earlier boot are gone
     sandbox = sandboxes.of_record(record, request)
     if sandbox and not sandboxes.is_certain(record["sandbox"]) and not made.recognises(planned, sandbox.rtnl):
         sandbox.close()  # it may be a later namespace with the same inode
@@ -140,11 +140,11 @@ def detach(
     faults: list[CniError] = []
     try:
         if sandbox is None:
-            faults += _remove_extras(record, None, log)
+            faults += remove_features(record, None, log)
             _remove_unseen(made, planned, host, log, until, release)
         else:
             with sandbox:
-                faults += _remove_extras(record, sandbox, log)
+                faults += remove_features(record, sandbox, log)
                 release.by_link(made, planned, sandbox)
                 _remove(made, planned, host, sandbox.rtnl, log, until)
     except Unrestored as fault:  # the link is gone from the sandbox
@@ -177,13 +177,14 @@ def _remove(made: MadeLinks, planned: Any, host: Rtnl, inside: Rtnl | None, log:
         time.sleep(0.005)
 
 
-def _remove_extras(record: dict[str, Any], sandbox: Sandbox | None, log: Log) -> list[CniError]:
+def remove_features(record: dict[str, Any], sandbox: Sandbox | None, log: Log) -> list[CniError]:
+    """Undo the features in the record, and return the errors. `sandbox` is None when the sandbox is gone."""
     documents = record.get("extras")
     if not documents:
         return []
     from cni.link import features  # most attachments have none
 
-    return features.Features(documents).remove(sandbox, log)
+    return features.remove(features.of(documents), sandbox, log)
 
 
 def detach_unrecorded(plugin: LinkPlugin, request: Request, host: Rtnl, records: Records, release: Release) -> bool:
