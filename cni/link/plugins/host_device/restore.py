@@ -24,7 +24,7 @@ from __future__ import annotations
 import errno
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cni.link.plugins.host_device.devices import MovePlan
 from cni.shared.kernel import addresses, link_sysctls, raw_state, routes
@@ -35,7 +35,8 @@ from cni.shared.kernel.netns import Namespace
 from cni.shared.log import Log
 from cni.shared.spec.errors import KernelRefused, Unrestored
 
-Step = tuple[Any, ...]  # the name of the part to restore, the function that restores it, and the arguments
+if TYPE_CHECKING:
+    Step = tuple[Any, ...]  # the name of the part to restore, the function that restores it, and the arguments
 
 PASSES, EXTRA = 60, 3  # 60 passes with their pauses take 3 s; duplicate address detection takes 1 to 2 s
 TRANSIENT = frozenset((errno.EAGAIN, errno.EBUSY, errno.EINTR, errno.EIO, errno.ENOBUFS, errno.ENOMEM))
