@@ -14,7 +14,7 @@ from typing import Any
 from cni.shared import policy
 from cni.shared.kernel import files, rdma_sysfs, sysfs
 from cni.shared.log import Log
-from cni.shared.records import LINK, HeldLock, Records
+from cni.shared.records import LINK, Records
 from cni.shared.spec import codec
 from cni.shared.spec.errors import InvalidConfig, IoFailure, TryAgainLater
 from cni.shared.spec.request import Attachment, Request, member
@@ -61,14 +61,14 @@ def claim(value: Any, devices: Sequence[str], request: Request, log: Log) -> tup
     if not place:
         return "", {}
     whose = {"attachment": list(request.attachment.key()), "pod": list(request.pod)}
-    with _locked(place, log):
+    with Records(log=log).locked_info_file(place):
         is_free = _is_free(place, _former(place), [rdma_sysfs.pci_of(device) for device in devices], whose, log)
     return (place, whose) if is_free else ("", {})
 
 
 def write(path: str, document: dict[str, Any], whose: dict[str, Any], log: Log) -> None:
     """Write the file that `claim` allowed, and keep the device plugin's members. Raises IoFailure when this fails."""
-    with _locked(path, log):
+    with Records(log=log).locked_info_file(path):
         former = _former(path)
         if not _is_free(path, former, [document.get("pci", {}).get("pci-address", "")], whose, log):
             return  # the file was made after the check by `claim`
@@ -86,7 +86,7 @@ def write(path: str, document: dict[str, Any], whose: dict[str, Any], log: Log) 
 
 def remove(path: str, whose: dict[str, Any], log: Log) -> None:
     """Remove the file if it belongs to `whose`, the owner from `claim`. Raises IoFailure when this fails."""
-    with _locked(path, log):
+    with Records(log=log).locked_info_file(path):
         is_there = files.mark(path) != ()
         if is_there and member(_former(path), "rdma", _MARK) != whose["attachment"]:
             log.warning(f"the device-info file {path} is not this attachment's: left as it is")
@@ -100,11 +100,6 @@ def remove(path: str, whose: dict[str, Any], log: Log) -> None:
             raise IoFailure(
                 f"the device-info file {path} cannot be removed: {fault.strerror}; repeat the DEL"
             ) from None
-
-
-def _locked(path: str, log: Log) -> HeldLock:
-    """Take the lock of the file at `path` on this node, so that attachments use the file one after another."""
-    return Records(log=log).locked_info_file(path)
 
 
 def _is_free(path: str, former: dict[str, Any], addresses: Sequence[str], whose: dict[str, Any], log: Log) -> bool:

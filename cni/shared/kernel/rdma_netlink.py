@@ -27,16 +27,6 @@ class RdmaDevice:
         self.name = text_of(found.get(_DEVICE_NAME, b""))
 
 
-class PortNetdev:
-    """The port `number` of a verbs `device`. `ndev_index` is the index of its netdev, 0 for one in another namespace."""
-
-    def __init__(self, body: bytes) -> None:
-        found = unpack_attributes(body)
-        self.device = text_of(found.get(_DEVICE_NAME, b""))
-        self.number = number_of(found.get(_PORT_INDEX, b""))
-        self.ndev_index = number_of(found.get(_NDEV_INDEX, b""))
-
-
 class Rdma(Socket):
     """A socket for RDMA netlink. Raises OSError EPROTONOSUPPORT if the kernel has no RDMA, KernelError for a refusal."""
 
@@ -59,9 +49,10 @@ class Rdma(Socket):
         """The verbs device `name`; None when the namespace has no such device."""
         return next((d for d in self.devices() if d.name == name), None)
 
-    def ports(self, device_index: int) -> list[PortNetdev]:
-        """The ports of the verbs device `device_index`, each with its netdev."""
-        return [PortNetdev(body) for body in self.dump(_PORT_GET, number(_DEVICE_INDEX, device_index))]
+    def ports(self, device_index: int) -> list[tuple[int, int]]:
+        """The number of each port of a verbs device, and the index of its netdev, 0 for one in another namespace."""
+        found = [unpack_attributes(body) for body in self.dump(_PORT_GET, number(_DEVICE_INDEX, device_index))]
+        return [(number_of(port.get(_PORT_INDEX, b"")), number_of(port.get(_NDEV_INDEX, b""))) for port in found]
 
     def move(self, device_index: int, netns_fd: int) -> None:
         """Move a verbs device to the namespace `netns_fd`, in exclusive mode.
@@ -104,8 +95,8 @@ def ports_of_netdev(name: str, rtnl: Rtnl) -> list[tuple[str, int]]:
     links = rtnl.links()
     wanted = {index for link in links if link.name == name for index in with_those_below(link.index, links)}
     with socket:
-        ports = [port for device in socket.devices() for port in socket.ports(device.index)]
-    return sorted((port.device, port.number) for port in ports if port.ndev_index in wanted)
+        ports = [(device.name, *port) for device in socket.devices() for port in socket.ports(device.index)]
+    return sorted((device, port) for device, port, netdev in ports if netdev in wanted)
 
 
 def _opened() -> Rdma | None:
