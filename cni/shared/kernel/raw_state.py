@@ -46,8 +46,8 @@ _ADDRESS_FLAGS_KEPT = (
 _ADDRESS_KEPT = frozenset((1, 2, 3, 4, 9, 11))  # ADDRESS, LOCAL, LABEL, BROADCAST, RT_PRIORITY, PROTO
 _FOR_EVER = 0xFFFFFFFF
 
-_OIF, _PREFSRC, _METRICS, _MULTIPATH, _ROUTE_CACHE, _ENCAP, _NH_ID, _TABLE, _DST, _PRIORITY = (
-    4, 7, 8, 9, 12, 22, 30, 15, 1, 6,
+_OIF, _PREFSRC, _METRICS, _MULTIPATH, _ROUTE_CACHE, _ENCAP, _NH_ID, _TABLE, _DST, _SRC, _PRIORITY = (
+    4, 7, 8, 9, 12, 22, 30, 15, 1, 2, 6,
 )  # fmt: skip
 _OF_LEG = frozenset((5, 11, 18, 19, 21, 22))  # GATEWAY, FLOW, VIA, NEWDST, ENCAP_TYPE, ENCAP
 _OF_ROUTE = frozenset((1, 2, 6, 7, 8, 15, 20, 26))  # DST, SRC, PRIORITY, PREFSRC, METRICS, TABLE, PREF, TTL_PROPAGATE
@@ -127,6 +127,41 @@ def address_again(address: Address, index: int, elapsed: int, flags: int) -> byt
 # --- routes ---
 
 
+class SavedRoute:
+    """A route whose form for saving is `document`. `destination` is the prefix length and the address, b"" for a default
+    route; `source` is the preferred source address or b"", `protocol` the origin (RTPROT_*).
+
+    `key` determines the route's place in the kernel's tables: family, prefixes, TOS, table and priority. `identity` has
+    the parts of a route that do not change between two readings.
+    """
+
+    def __init__(self, document: dict[str, Any]) -> None:
+        self.document = document
+        self.legs: Sequence[Sequence[Any]] = document["legs"]
+        self.identity = document["common"], str(self.legs)
+        self.common = bytes.fromhex(document["common"])
+        self.family, length, source, tos, table, self.protocol, *_ = RTMSG.unpack_from(self.common)
+        found = unpack_attributes(self.common, RTMSG.size)
+        self.source = found.get(_PREFSRC, b"")
+        self.destination = length, found.get(_DST, b"")
+        table = number_of(found.get(_TABLE, b"")) or table
+        priority = number_of(found.get(_PRIORITY, b""))
+        self.key = self.family, *self.destination, source, found.get(_SRC), tos, table, priority
+
+    @property
+    def is_ahead(self) -> bool:
+        return self.document.get("ahead", False) is True
+
+    def is_part_of(self, route: SavedRoute) -> bool:
+        """Whether this equals `route` or lacks only some of its legs. Weights are ignored: a single leg has none."""
+        legs = [(flags, at, own) for flags, _, at, own in route.legs]
+        return self.common == route.common and all((f, at, own) in legs for f, _, at, own in self.legs)
+
+    def __str__(self) -> str:
+        length, octets = self.destination
+        return f"{inet_ntop(self.family, octets or bytes(4 if self.family == AF_INET else 16))}/{length}"
+
+
 def of_link(bodies: Iterable[bytes], index: int) -> list[bytes]:
     """The `bodies` of routes by the link `index`, and perhaps of some other routes: the test only searches bytes."""
     single, leg, multipath = number(_OIF, index), index.to_bytes(4, byteorder), _MULTIPATH.to_bytes(2, byteorder)
@@ -135,13 +170,13 @@ def of_link(bodies: Iterable[bytes], index: int) -> list[bytes]:
 
 def routes(
     rtnl: Socket, index: int, bodies: list[bytes], sources: Iterable[bytes] = (), every: Iterable[bytes] | None = None
-) -> list[dict[str, Any]]:
+) -> list[SavedRoute]:
     """The routes in `bodies` by the link `index`, and the IPv4 routes by other links with a source address in
     `sources`: the kernel removes such a route with the address (fib_sync_down_addr). The kernel's local routes, routes
     that routers advertise, and routes by nexthop objects are left out. `every` has the bodies of all routes; for None
     all routes are read if they are needed."""
-    found = [route for route in map(of_body, bodies) if route and any(leg[2] == index for leg in route["legs"])]
-    old = [route for route in found if family_of(route) == AF_INET]
+    found = [route for route in map(of_body, bodies) if route and any(leg[2] == index for leg in route.legs)]
+    old = [route for route in found if route.family == AF_INET]
     new = found[len(old) :]
     wanted = [attribute(_PREFSRC, source) for source in sources if len(source) == 4]
     if old or wanted:
@@ -150,15 +185,15 @@ def routes(
     return old + new
 
 
-def _place(own: list[dict[str, Any]], bodies: list[bytes], wanted: list[bytes]) -> None:
-    """Set "ahead" in each of the IPv4 routes `own` that precedes another link's route with an equal key (`key_of`).
-    Append the other links' routes with a source in `wanted` to `own`."""
-    destinations = {destination_of(route): route for route in own}
+def _place(own: list[SavedRoute], bodies: list[bytes], wanted: list[bytes]) -> None:
+    """Set "ahead" in each of the IPv4 routes `own` that precedes another link's route with an equal key. Append the
+    other links' routes with a source in `wanted` to `own`."""
+    destinations = {route.destination for route in own}
     patterns = [attribute(_DST, destination) for _, destination in destinations if destination]
     defaults = any(length == 0 for length, _ in destinations)
     others = []
-    before: dict[Any, list[dict[str, Any]]] = {}
-    mine = {identity_of(route): route for route in own}
+    before: dict[Any, list[SavedRoute]] = {}
+    mine = {route.identity: route for route in own}
     for body in bodies:
         is_like = (defaults and not body[1]) or any(pattern in body for pattern in patterns)
         is_wanted = any(source in body for source in wanted)
@@ -167,38 +202,32 @@ def _place(own: list[dict[str, Any]], bodies: list[bytes], wanted: list[bytes]) 
         route = of_body(body)
         if route is None:
             continue
-        known = mine.get(identity_of(route))
+        known = mine.get(route.identity)
         if known:
-            before.setdefault(key_of(known), []).append(known)
+            before.setdefault(known.key, []).append(known)
             continue
-        for earlier in before.get(key_of(route), ()):
-            earlier["ahead"] = True
-        if is_wanted and protocol_of(route) != KERNEL_PROTOCOL:  # the kernel makes its own routes again
+        for earlier in before.get(route.key, ()):
+            earlier.document["ahead"] = True
+        if is_wanted and route.protocol != KERNEL_PROTOCOL:  # the kernel makes its own routes again
             others.append(route)
     own += others
 
 
-def is_part(other: dict[str, Any], route: dict[str, Any]) -> bool:
-    """Whether `other` equals `route` or lacks only some of its legs. Weights are ignored: a single leg has none."""
-    legs = [(flags, at, own) for flags, _, at, own in route["legs"]]
-    return other["common"] == route["common"] and all((f, at, own) in legs for f, _, at, own in other["legs"])
-
-
-def with_those_away(own: list[dict[str, Any]], away: Iterable[dict[str, Any]]) -> None:
+def with_those_away(own: list[SavedRoute], away: Iterable[dict[str, Any]]) -> None:
     """Give the routes `own` the legs and the "ahead" that they had before other links left.
 
-    `away` are the saved routes of these links. With this, the links may come back in any order.
+    `away` are the documents of the saved routes of these links. With this, the links may come back in any order.
     """
-    for saved in away:
+    for saved in map(SavedRoute, away):
         for route in own:
-            if is_part(route, saved):
-                route["legs"] = saved["legs"]
-            elif key_of(route) == key_of(saved) and family_of(route) == AF_INET and not saved.get("ahead"):
-                route["ahead"] = True
+            if route.is_part_of(saved):
+                route.legs = route.document["legs"] = saved.legs
+            elif route.key == saved.key and route.family == AF_INET and not saved.is_ahead:
+                route.document["ahead"] = True
 
 
-def of_body(body: bytes) -> dict[str, Any] | None:
-    """The route in an RTM_NEWROUTE body, in the form for saving; None for a route that is not saved."""
+def of_body(body: bytes) -> SavedRoute | None:
+    """The route in an RTM_NEWROUTE body; None for a route that is not saved."""
     family, length, source, tos, table, protocol, scope, kind, flags = RTMSG.unpack_from(body)
     found = unpack_attributes(body, RTMSG.size)
     get = found.get
@@ -213,12 +242,12 @@ def of_body(body: bytes) -> dict[str, Any] | None:
         legs = [[flags & _ONLINK, weight, index, _kept(own, _OF_LEG).hex()] for flags, weight, index, own in hops]
     else:
         legs = [[flags & _ONLINK, 1, number_of(get(_OIF, b"")), _kept(found, _OF_LEG).hex()]]
-    route: dict[str, Any] = {"common": common.hex(), "legs": legs}
+    document: dict[str, Any] = {"common": common.hex(), "legs": legs}
     cache = get(_ROUTE_CACHE, b"")
     expires = _ROUTE_CACHE_INFO.unpack_from(cache)[2] if family == AF_INET6 and cache else 0
     if expires > 0:
-        route["expires"] = expires // _TICKS
-    return route
+        document["expires"] = expires // _TICKS
+    return SavedRoute(document)
 
 
 def _kept(found: dict[int, bytes], kinds: frozenset[int]) -> bytes:
@@ -227,71 +256,17 @@ def _kept(found: dict[int, bytes], kinds: frozenset[int]) -> bytes:
     return b"".join(attribute(kind, payload) for kind, payload in kept)
 
 
-def attributes_of(route: dict[str, Any]) -> dict[int, bytes]:
-    """The attributes that all legs of the route share."""
-    return unpack_attributes(bytes.fromhex(route["common"]), RTMSG.size)
-
-
-def destination_of(route: dict[str, Any]) -> tuple[int, bytes]:
-    """The prefix length and the address of the destination; 0 and b"" for a default route."""
-    return bytes.fromhex(route["common"])[1], attributes_of(route).get(_DST, b"")
-
-
-def key_of(route: dict[str, Any]) -> tuple[Any, ...]:
-    """The values that determine a route's place in the kernel's tables: family, prefix, TOS, table and priority."""
-    family, length, source, tos, table, _, _, _, _ = RTMSG.unpack_from(bytes.fromhex(route["common"]))
-    found = attributes_of(route)
-    return (
-        family, length, source, tos,
-        number_of(found.get(_TABLE, b"")) or table,
-        found.get(_DST), found.get(2), number_of(found.get(_PRIORITY, b"")),
-    )  # fmt: skip
-
-
-def identity_of(route: dict[str, Any]) -> tuple[str, str]:
-    """The members "common" and "legs" as texts: the parts of a route that do not change between two readings."""
-    return route["common"], str(route["legs"])
-
-
-def family_of(route: dict[str, Any]) -> int:
-    """The address family of the route: AF_INET or AF_INET6."""
-    return bytes.fromhex(route["common"])[0]
-
-
-def present(rtnl: Socket) -> list[dict[str, Any]]:
+def present(rtnl: Socket) -> list[SavedRoute]:
     """All routes of the namespace for which `of_body` does not return None."""
     found = map(of_body, all_bodies(rtnl))
     return [route for route in found if route]
 
 
-def protocol_of(route: dict[str, Any]) -> int:
-    """The origin of the route (RTPROT_*)."""
-    return bytes.fromhex(route["common"])[5]
-
-
-def source_of(route: dict[str, Any]) -> bytes:
-    """The bytes of the route's preferred source address; b"" if it has none."""
-    return attributes_of(route).get(_PREFSRC, b"")
-
-
-def destination_text(route: dict[str, Any]) -> str:
-    """The destination as "network/length"."""
-    family = family_of(route)
-    length, octets = destination_of(route)
-    return f"{inet_ntop(family, octets or bytes(4 if family == AF_INET else 16))}/{length}"
-
-
-def has_gateway(route: dict[str, Any]) -> bool:
-    """Whether the route has a gateway, to which another route must lead."""
-    return any(leg[3] for leg in route["legs"])
-
-
-def route_again(route: dict[str, Any], legs: Sequence[Sequence[Any]], elapsed: int) -> bytes | None:
+def route_again(route: SavedRoute, legs: Sequence[Sequence[Any]], elapsed: int) -> bytes | None:
     """The RTM_NEWROUTE body that restores `route` with `legs` after `elapsed` seconds; None when it has expired."""
-    body = bytes.fromhex(route["common"])
-    tail = b""
-    if "expires" in route:
-        left = route["expires"] - elapsed
+    body, tail = route.common, b""
+    if "expires" in route.document:
+        left = route.document["expires"] - elapsed
         if left <= 0:
             return None
         tail = number(_EXPIRES, left)

@@ -107,7 +107,8 @@ def _state(device: Link, bodies: list[bytes], every: Sequence[bytes], host: Rtnl
     held = raw_state.addresses(host, device.index)
     found = raw.attributes
     kept = raw_state.routes(host, device.index, bodies, [address.local for address in held], every)
-    if not all(map(_is_automatic, kept)):
+    # The order of the routes that the kernel makes by itself for IPv6 addresses is not recorded.
+    if not all(route.family == AF_INET6 and route.protocol == routes.KERNEL_PROTOCOL for route in kept):
         # Read all records (100 in 9 ms) after the routes: if a device left in between, its record was written before.
         away = (record["link"]["device"].get("kernel") for _, record in devices.recorded(None, Records()))
         raw_state.with_those_away(kept, [route for saved in away if saved for route in saved["routes"]])
@@ -129,14 +130,9 @@ def _state(device: Link, bodies: list[bytes], every: Sequence[bytes], host: Rtnl
             "parameters": _unlisted(device.name, raw.inet6),
             "neighbours": raw_state.neighbours(host, device.index),
             "addresses": [address.body.hex() for address in held],
-            "routes": kept,
+            "routes": [route.document for route in kept],
         },
     }
-
-
-def _is_automatic(route: dict[str, Any]) -> bool:
-    """Whether the kernel made the saved `route` by itself for an IPv6 address. The order of such routes is not recorded."""
-    return raw_state.family_of(route) == AF_INET6 and raw_state.protocol_of(route) == routes.KERNEL_PROTOCOL
 
 
 def _unlisted(link: str, inet6: bytes) -> dict[str, str]:
@@ -205,12 +201,12 @@ def _route(r: KernelRoute) -> dict[str, Any]:
 def keep_others(saved: dict[str, Any], index: int, host: Rtnl) -> None:
     """Set saved IPv4 multipath routes again without the device `index`, with which the kernel dropped the whole routes."""
     links = {link.index for link in host.links()} - {index}
-    for route in saved["routes"]:
-        legs = [leg for leg in route["legs"] if leg[2] in links]
-        if raw_state.family_of(route) == AF_INET and len(legs) not in (0, len(route["legs"])):
+    for route in map(raw_state.SavedRoute, saved["routes"]):
+        legs = [leg for leg in route.legs if leg[2] in links]
+        if route.family == AF_INET and len(legs) not in (0, len(route.legs)):
             body = raw_state.route_again(route, legs, 0)
             try:
                 if body:
-                    host.request(raw_state.NEWROUTE, body, CREATE if route.get("ahead") else CREATE | APPEND)
+                    host.request(raw_state.NEWROUTE, body, CREATE if route.is_ahead else CREATE | APPEND)
             except KernelError:
                 pass  # the other devices of the route are down or gone as well

@@ -32,6 +32,7 @@ from cni.shared.kernel.addresses import DADFAILED, NODAD, TENTATIVE, Address
 from cni.shared.kernel.links import NEWLINK, Link, Rtnl, ifinfo
 from cni.shared.kernel.netlink import APPEND, CREATE, EXCLUSIVE, REPLACE, KernelError, attribute
 from cni.shared.kernel.netns import Namespace
+from cni.shared.kernel.raw_state import SavedRoute
 from cni.shared.log import Log
 from cni.shared.spec.errors import KernelRefused, Unrestored
 
@@ -238,7 +239,7 @@ class Restoration:
     def _now(self) -> raw_state.Raw:
         return raw_state.Raw(self._present().body)
 
-    def _own_routes(self) -> list[dict[str, Any]]:
+    def _own_routes(self) -> list[SavedRoute]:
         return raw_state.routes(self.host, self.index, routes.bodies_of(self.host, self.index))
 
     def _attributes(self) -> Iterator[Step]:
@@ -284,7 +285,7 @@ class Restoration:
         saved = [Address(bytes.fromhex(text)) for text in self.saved["addresses"]]
         now = addresses.list_of(self.host, self.index) if saved else []
         there = {(address.text, address.peer): address.flags for address in now}
-        sources = {raw_state.source_of(route) for route in self.saved["routes"]}
+        sources = {route.source for route in self._saved_routes()}
         for address in saved:
             flags, held = address.flags, there.get((address.text, address.peer))
             again = raw_state.address_again(address, self.index, self.elapsed, flags)
@@ -304,53 +305,51 @@ class Restoration:
         """The steps that remove prefix routes which are not saved: the kernel added them when the device came up."""
         if not self.came_up:
             return
-        wanted = {raw_state.identity_of(route) for route in self._saved_routes()}
+        wanted = {route.identity for route in self._saved_routes()}
         for route in self._own_routes():
-            if raw_state.protocol_of(route) == routes.KERNEL_PROTOCOL and raw_state.identity_of(route) not in wanted:
-                body = raw_state.route_again(route, route["legs"], 0)
-                what = f"removal of route {raw_state.destination_text(route)}"
-                yield what, self.host.request, raw_state.DELROUTE, body
+            if route.protocol == routes.KERNEL_PROTOCOL and route.identity not in wanted:
+                body = raw_state.route_again(route, route.legs, 0)
+                yield f"removal of route {route}", self.host.request, raw_state.DELROUTE, body
 
     def _routes(self) -> Iterator[Step]:
         """The steps for missing routes: those without a gateway first; last, in reverse order, those `ahead` of others."""
         saved = self._saved_routes()
         if not saved:
             return
-        there = {raw_state.identity_of(route): route.get("ahead", False) for route in self._own_routes()}
-        missing = [route for route in saved if route.get("ahead", False) > there.get(raw_state.identity_of(route), -1)]
+        there = {route.identity: route.is_ahead for route in self._own_routes()}
+        missing = [route for route in saved if route.is_ahead > there.get(route.identity, -1)]
         if not missing:
             return
         present = raw_state.present(self.host)
         missing = [route for route in missing if _is_due(route, present)]
-        first = [route for route in reversed(missing) if route.get("ahead")]
-        links = {link.index for link in self.host.links()} if any(len(r["legs"]) > 1 for r in missing) else set()
-        for route in sorted([r for r in missing if not r.get("ahead")], key=raw_state.has_gateway) + first:
-            yield f"route {raw_state.destination_text(route)}", self._set_route, route, present, links
+        first = [route for route in reversed(missing) if route.is_ahead]
+        links = {link.index for link in self.host.links()} if any(len(r.legs) > 1 for r in missing) else set()
+        others = [route for route in missing if not route.is_ahead]
+        for route in sorted(others, key=lambda route: any(own for _, _, _, own in route.legs)) + first:
+            yield f"route {route}", self._set_route, route, present, links
 
-    def _saved_routes(self) -> list[dict[str, Any]]:
+    def _saved_routes(self) -> list[SavedRoute]:
         """The saved routes, with the present index of the device in place of the former."""
         return [
-            {**route, "legs": [[flags, weight, self.index if at == self.was else at, own] for flags, weight, at, own in route["legs"]]}
+            SavedRoute({**route, "legs": [[flags, weight, self.index if at == self.was else at, own] for flags, weight, at, own in route["legs"]]})
             for route in self.saved["routes"]
         ]  # fmt: skip
 
-    def _set_route(self, route: dict[str, Any], present: list[dict[str, Any]], links: set[int]) -> None:
-        legs = route["legs"]
+    def _set_route(self, route: SavedRoute, present: list[SavedRoute], links: set[int]) -> None:
+        legs = route.legs
         if len(legs) > 1:
             legs = [leg for leg in legs if leg[2] in links]
         body = raw_state.route_again(route, legs, self.elapsed)
         if body is None:
             return  # the route has expired
-        like = [other for other in present if raw_state.key_of(other) == raw_state.key_of(route)]
-        here = next(
-            (other for other in like if raw_state.identity_of(other) == raw_state.identity_of(route)), None
-        )  # the same route, at the wrong place
-        rest = here or next((other for other in like if raw_state.is_part(other, route)), None)
-        flags = CREATE if route.get("ahead") else CREATE | APPEND
+        like = [other for other in present if other.key == route.key]
+        here = next((other for other in like if other.identity == route.identity), None)  # it is at the wrong place
+        rest = here or next((other for other in like if other.is_part_of(route)), None)
+        flags = CREATE if route.is_ahead else CREATE | APPEND
         if rest and not here and len(like) == 1:
             self.host.request(raw_state.NEWROUTE, body, CREATE | REPLACE)
         elif rest:  # NLM_F_REPLACE would replace the first route of this key, which belongs to another device
-            self._exchange(raw_state.route_again(rest, rest["legs"], 0), body, flags)
+            self._exchange(raw_state.route_again(rest, rest.legs, 0), body, flags)
         elif like and len(legs) > 1 and any(leg[2] != self.index for leg in legs):
             raise KernelError(errno.ECANCELED, "another route to that destination has been set meanwhile")
         else:
@@ -386,11 +385,11 @@ class Restoration:
             yield f"route {r['dst']}", lambda r=r: routes.add(self.host, self.index, **r)
 
 
-def _is_due(route: dict[str, Any], present: list[dict[str, Any]]) -> bool:
+def _is_due(route: SavedRoute, present: list[SavedRoute]) -> bool:
     """Whether the route is missing, or comes after routes of the same key although it came before them when saved."""
-    like = [other for other in present if raw_state.key_of(other) == raw_state.key_of(route)]
-    at = [number for number, other in enumerate(like) if raw_state.identity_of(other) == raw_state.identity_of(route)]
+    like = [other for other in present if other.key == route.key]
+    at = [number for number, other in enumerate(like) if other.identity == route.identity]
     if not at:
         return True
-    own = {leg[2] for leg in route["legs"]}
-    return bool(route.get("ahead")) and any(own.isdisjoint(leg[2] for leg in other["legs"]) for other in like[: at[0]])
+    own = {leg[2] for leg in route.legs}
+    return route.is_ahead and any(own.isdisjoint(leg[2] for leg in other.legs) for other in like[: at[0]])
