@@ -175,7 +175,7 @@ def test_the_container_of_the_dra_driver_has_the_folders_that_its_command_uses_a
     values = {"$(POD_IP)": "fd00::7", "$(NODE)": "node-1"}
     argv = [reduce(lambda text, name: text.replace(name, values[name]), values, text) for text in container["args"]]
     options = command._parser(argv[:1]).parse_args(argv)
-    assert options.run.__module__ == "cni.cli.dra" and options.node == "node-1"
+    assert options.run.__module__ == "cni.cli.devices" and options.node == "node-1"
     assert options.listen == ("fd00::7", container["ports"][0]["containerPort"])
     hosts = {v["name"]: v["hostPath"]["path"] for v in pod["volumes"] if "hostPath" in v}
     mounted = {m["name"]: m["mountPath"] for m in container["volumeMounts"] if m["name"] in hosts}

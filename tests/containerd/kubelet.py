@@ -23,7 +23,7 @@ from typing import Any
 import grpc
 from lightkube.resources.core_v1 import Node as NodeObject
 
-from cni.cli.device_plugin import FOLDER, PODS
+from cni.cli.devices import FOLDER, PODS
 from cni.resources.kubelet import pod_resources_v1_pb2 as api
 from tests.containerd.cluster import Cluster
 from tests.containerd.runtime import SECONDS, SOCKET, TOP, Runtime, children

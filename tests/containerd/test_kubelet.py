@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from cni.cli.device_plugin import FOLDER, PODS
+from cni.cli.devices import FOLDER, PODS
 from tests.containerd import runtime as runtimes
 from tests.containerd.cluster import Cluster
 from tests.containerd.kubelet import Kubelet

@@ -12,7 +12,7 @@ import yaml
 
 from cni import VERSION
 from cni.cli import main as command
-from cni.cli.device_plugin import FOLDER, PODS
+from cni.cli.devices import FOLDER, PODS
 from cni.resources import config
 from tests.node import ROOT
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from cni.cli.device_plugin import PODS
+from cni.cli.devices import PODS
 from tests.containerd.runtime import MULTUS, conflist, multus
 from tests.device_plugin.scene import Scene
 from tests.device_plugin.test_overlay import HERE

@@ -78,10 +78,11 @@ def print_table(
     empty: str = "none",
     least: Sequence[str] = (),
 ) -> None:
-    """Print a table with the heads `columns`; None is an empty cell. Without rows print `empty` on stderr and nothing
-    on `stream`, so that `wc -l` counts 0. On a narrow terminal the columns `least` are left out first. With -w each
-    further call prints the new rows alone, without a head."""
-    new, is_repeated = _new(tuple(columns), rows := [tuple(row) for row in rows])
+    """Print a table with the heads `columns`; None is an empty cell, and a row may lack its last cells. Without rows
+    print `empty` on stderr and nothing on `stream`, so that `wc -l` counts 0. On a narrow terminal the columns `least`
+    are left out first. With -w each further call prints the new rows alone, without a head."""
+    rows = [(*row, *[None] * (len(columns) - len(row))) for row in rows]
+    new, is_repeated = _new(tuple(columns), rows)
     if not new:
         sys.stderr.write("" if is_repeated else f"{empty}\n")
         return
@@ -199,6 +200,13 @@ def show(form: str, document: Any, print_it: Callable[[], object], name: str = "
         print_it()
     else:
         print_data(document, form, name)
+
+
+def show_table(
+    form: str, document: Any, columns: Sequence[str], rows: Iterable[Sequence[object]], name: str = "", **how: Any
+) -> None:
+    """Print `document` in the `form` of -o; for the form "table" print a table (`how` as in print_table)."""
+    show(form, document, lambda: print_table(columns, rows, **how), name)
 
 
 def print_fault(title: str, details: str = "") -> None:

@@ -1,1 +1,1 @@
-"""The program `railcni dra`, a driver for Dynamic Resource Allocation (DRA); its options are in cni/cli/dra.py."""
+"""The program `railcni dra`, a driver for Dynamic Resource Allocation (DRA); its options are in cni/cli/devices.py."""
