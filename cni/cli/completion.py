@@ -25,9 +25,8 @@ def register(commands: subcommand.Commands) -> None:
     """Add the commands `completion` and `version`."""
     subcommand.add(commands, "version", "print the version of this command", run=_version, shows=True)
     about = "print the completion of this command for a shell"
-    parser = subcommand.add(
-        commands, "completion", about, ", such as for `source <(railcni completion bash)`.", run=_run
-    )
+    more = ", such as for `source <(railcni completion bash)`."
+    parser = subcommand.add(commands, "completion", about, more, run=_run)
     parser.add_argument("shell", choices=tuple(SHELLS), metavar="SHELL", help=f"one of {', '.join(SHELLS)}")
 
 

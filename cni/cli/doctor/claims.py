@@ -34,13 +34,9 @@ class PodClaim:
 def read(kubelet: str, root: str = "") -> list[PodClaim]:
     """The claims with this driver's devices in kubelet's file, then those that only the driver has recorded. Raises
     OSError or ValueError if the file or a record cannot be read."""
-    try:
-        entries = _entries(json.loads(read_whole(f"{kubelet}/dra_manager_state")))
-    except FileNotFoundError:
-        entries = []
     prepared = {one["uid"]: one for one in records(records_folder(kubelet))}
     found = []
-    for entry in entries:
+    for entry in _entries(f"{kubelet}/dra_manager_state"):
         record = prepared.pop(entry["ClaimUID"], None)
         if record is not None or DRIVER in (entry.get("DriverState") or {}):
             name = f"{entry['Namespace']}/{entry['ClaimName']}"
@@ -50,10 +46,12 @@ def read(kubelet: str, root: str = "") -> list[PodClaim]:
     return found + [PodClaim(f"{one['namespace']}/{one['name']}", (), one) for one in prepared.values()]
 
 
-def _entries(document: Any) -> list[dict[str, Any]]:
+def _entries(path: str) -> list[dict[str, Any]]:
     try:
-        entries: list[dict[str, Any]] = json.loads(document["Data"])["ClaimInfoStateList"] or []
+        entries: list[dict[str, Any]] = json.loads(json.loads(read_whole(path))["Data"])["ClaimInfoStateList"] or []
         return [entry for entry in entries if entry["ClaimUID"] and entry["Namespace"] and entry["ClaimName"]]
+    except FileNotFoundError:
+        return []
     except (KeyError, TypeError):
         raise ValueError("dra_manager_state is not as kubelet from 1.34 on writes it") from None
 
@@ -99,10 +97,8 @@ def check(
             elif function and not device["admin"] and not _is_used(function, sandbox, links):
                 names = ", ".join(f"{i.name} on {i.lower or i.device}" for i in sandbox.interfaces if i.name != "lo")
                 found = f"no link of the pod is on {device['function']}: it has {names or 'none'}"
-                remedy = (
-                    "name a network with the annotation k8s.v1.cni.cncf.io/resourceName:"
-                    f" {device['resource']} and without `master` in the pod's annotation"
-                )
+                wanted = f"the annotation k8s.v1.cni.cncf.io/resourceName: {device['resource']} and without `master`"
+                remedy = f"name a network with {wanted} in the pod's annotation"
                 level = FAULT if function.link_type == ETHER else ADVICE  # InfiniBand needs no link
                 yield Observation(level, place, found, "a link on the device that was allocated", remedy)
             else:

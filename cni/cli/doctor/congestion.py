@@ -62,10 +62,7 @@ def read(port: Port, driver: str, root: str = "/sys", live: bool = True) -> Cong
     if not trust and told is not None:
         trust = "dscp" if told.dscp else "pcp" if driver == "mlx5_core" else ""
     uppers = beside(port.netdev, "upper_", root)
-    above = [
-        *uppers,
-        *(name for upper in uppers for name in beside(upper, "upper_", root)),
-    ]  # also the links above the netdev: a bond, and the links on that
+    above = [*uppers, *(name for upper in uppers for name in beside(upper, "upper_", root))]  # a bond, and its links
     return Congestion(
         pfc=told.pfc if told else None,
         trust=trust,
@@ -119,9 +116,8 @@ def _faults(netdev: str, told: Congestion) -> Iterator[tuple[str, str, str]]:
         yield from _missed(netdev, told, told.pfc)
     if told.pfc and told.ecn is not None and set(told.pfc).isdisjoint(told.ecn):
         why = "without ECN on lossless priorities only pauses slow a sender down, and they spread through the fabric"
-        remedy = (
-            f"echo 1 > /sys/class/net/{netdev}/ecn/roce_np/enable/N and roce_rp/enable/N for the priority N of RoCE"
-        )
+        files = f"/sys/class/net/{netdev}/ecn/roce_np/enable/N and roce_rp/enable/N"
+        remedy = f"echo 1 > {files} for the priority N of RoCE"
         yield why, "ECN on the priority of RoCE, here and on the switches", remedy
 
 
@@ -136,11 +132,8 @@ def _missed(netdev: str, told: Congestion, pfc: tuple[int, ...]) -> Iterator[tup
         priority = told.dscp.get(tos >> 2, tos >> 5)  # without an entry: the three bits of IP precedence
         if priority not in pfc:
             why = f"{place} {tos} is DSCP {tos >> 2}, which gets the priority {priority}, and lossless is {lossless}"
-            yield (
-                why,
-                f"a class of the priority {lossless}, such as {pfc[0] << 5 | 8}",
-                f"set {place}, or PFC, accordingly",
-            )
+            healthy = f"a class of the priority {lossless}, such as {pfc[0] << 5 | 8}"
+            yield why, healthy, f"set {place}, or PFC, accordingly"
 
 
 def _listed(priorities: tuple[int, ...] | None) -> str:

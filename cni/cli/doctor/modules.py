@@ -36,6 +36,7 @@ _COMPANIONS = {
     "mana": "mana_ib",
     "cxgb4": "iw_cxgb4",
 }
+_KNOWN = (*(name for name, _, _ in _NEEDED), *_COMPANIONS.values())
 _MELLANOX = "15b3"
 
 
@@ -52,10 +53,8 @@ class Modules:
 
 def read(root: str = "/sys") -> Modules:
     """Read the loaded kernel modules and the physical network functions."""
-    loaded = {name for name, sign, _ in _NEEDED if os.path.isdir(f"{root}/{sign}")}
-    for name in {*_COMPANIONS.values(), *(name for name, _, _ in _NEEDED)}:
-        if os.path.isdir(f"{root}/module/{name}"):
-            loaded.add(name)
+    signs = [*((name, sign) for name, sign, _ in _NEEDED), *((name, f"module/{name}") for name in _KNOWN)]
+    loaded = {name for name, sign in signs if os.path.isdir(f"{root}/{sign}")}
     physical = [f for f in functions.read(root) if f.vendor and not f.is_virtual]
     with_verbs = [f for f in physical if f.verbs]
     loaded.update(_COMPANIONS[f.driver] for f in with_verbs if f.driver in _COMPANIONS)  # also one that is built in
@@ -92,8 +91,7 @@ def check(modules: Modules) -> Iterator[Observation]:
             found = f"{function.driver} without {companion}: a NIC without a verbs device"
             yield Observation(level, function.id, found, f"{companion} loaded", f"modprobe {companion}")
         elif companion:
-            found = f"{function.driver} and {companion}, and no verbs device is seen here"
-            yield note(function.id, found)
+            yield note(function.id, f"{function.driver} and {companion}, and no verbs device is seen here")
 
 
 def check_nodes(root: str, dev: str, chosen: Collection[str] | None = None) -> Iterator[Observation]:
@@ -101,22 +99,23 @@ def check_nodes(root: str, dev: str, chosen: Collection[str] | None = None) -> I
     folder = f"{root}/class/infiniband_verbs"
     places = {name: f"{folder}/{name}" for name in sorted(names_in(folder)) if name.startswith("uverbs")}
     for name, place in {**places, "rdma_cm": f"{root}/class/misc/rdma_cm"}.items():
-        if not os.path.isdir(place) or (chosen is not None and name not in chosen):
-            continue
-        path, wanted = f"{dev}/infiniband/{name}", text(f"{place}/dev")
-        healthy = f"character device {wanted}"
-        try:
-            status = os.stat(path)
-        except OSError:
-            remedy = "udevadm trigger; in a container: mount /dev/infiniband, as a device plugin does"
-            yield broken(path, "not there", healthy, remedy)
-            continue
-        number = f"{os.major(status.st_rdev)}:{os.minor(status.st_rdev)}"
-        found = number if stat.S_ISCHR(status.st_mode) else "no character device"
-        if wanted in ("", found):
-            yield ok(path, f"{found}, mode {stat.S_IMODE(status.st_mode):o}")
-        else:
-            yield broken(path, found, healthy, "udevadm trigger; see udev's log")
+        if os.path.isdir(place) and (chosen is None or name in chosen):
+            yield _node(f"{dev}/infiniband/{name}", text(f"{place}/dev"))
+
+
+def _node(path: str, wanted: str) -> Observation:
+    """Check that the device node at `path` is the character device `wanted`, MAJOR:MINOR."""
+    healthy = f"character device {wanted}"
+    try:
+        status = os.stat(path)
+    except OSError:
+        remedy = "udevadm trigger; in a container: mount /dev/infiniband, as a device plugin does"
+        return broken(path, "not there", healthy, remedy)
+    number = f"{os.major(status.st_rdev)}:{os.minor(status.st_rdev)}"
+    found = number if stat.S_ISCHR(status.st_mode) else "no character device"
+    if wanted in ("", found):
+        return ok(path, f"{found}, mode {stat.S_IMODE(status.st_mode):o}")
+    return broken(path, found, healthy, "udevadm trigger; see udev's log")
 
 
 def check_devices(names: Sequence[str], modules: Modules, moved: bool) -> Iterator[Observation]:
@@ -129,10 +128,7 @@ def check_devices(names: Sequence[str], modules: Modules, moved: bool) -> Iterat
         return
     for_dpdk = [f.id for f in modules.functions if f.driver == VFIO]
     nics = [f.id for f in modules.functions if f.driver in _COMPANIONS or (f.vendor == _MELLANOX and f.driver != VFIO)]
-    remedy = (
-        "load the verbs driver of the node's RDMA NIC; without such a NIC, soft-RoCE:"
-        " rdma link add rxe0 type rxe netdev NETDEV"
-    )
+    remedy = "load the verbs driver of the node's RDMA NIC; without such a NIC, soft-RoCE: rdma link add rxe0 type rxe netdev NETDEV"
     if nics:
         remedy = f"load the verbs driver of {', '.join(nics)}"
     elif for_dpdk:

@@ -55,14 +55,12 @@ def check_mode(mode: str, moves_devices: bool, sharing: Sequence[str]) -> Iterat
     elif moves_devices and not sharing:
         yield note(subject, f"{mode}: the plugin rdma moves each verbs device into its pod")
     else:
-        who = f" {', '.join(sharing)} among them" if sharing else ""
-        yield broken(
-            subject,
-            f"{mode}: pods that share a NIC see no verbs device{';' if who else ''}{who}",
-            "shared",
-            "`options ib_core netns_mode=1` in /etc/modprobe.d and a reboot, or `rdma system set netns shared` while no"
-            " other network namespace exists; or host-device with the plugin rdma",
+        who = f"; {', '.join(sharing)} among them" if sharing else ""
+        remedy = (
+            "`options ib_core netns_mode=1` in /etc/modprobe.d and a reboot, or `rdma system set netns shared` while"
         )
+        remedy += " no other network namespace exists; or host-device with the plugin rdma"
+        yield broken(subject, f"{mode}: pods that share a NIC see no verbs device{who}", "shared", remedy)
 
 
 def read(netdev: str, networks: Sequence[str] = (), proc: str = "/proc") -> LinkParameters:
@@ -104,13 +102,11 @@ def check_parameters(read: Mapping[str, LinkParameters], subnets: Mapping[str, S
         wrong = [n for n in netdevs if n in read and (read[n].arp_ignore == 0 or read[n].arp_announce == 0)]
         if len(netdevs) < 2 or not wrong:
             continue
-        yield broken(
-            ", ".join(netdevs),
-            f"all in {subnet}, and {', '.join(wrong)} with arp_ignore or arp_announce 0: any link answers ARP for the"
-            " others' addresses, so that traffic reaches the wrong NIC",
-            "arp_ignore 1 or 2, arp_announce 2; or a subnet for each rail",
-            "sysctl -w " + " ".join(f"net.ipv4.conf.{n}.arp_ignore=1 net.ipv4.conf.{n}.arp_announce=2" for n in wrong),
-        )
+        why = "any link answers ARP for the others' addresses, so that traffic reaches the wrong NIC"
+        found = f"all in {subnet}, and {', '.join(wrong)} with arp_ignore or arp_announce 0: {why}"
+        values = (f"net.ipv4.conf.{n}.arp_ignore=1 net.ipv4.conf.{n}.arp_announce=2" for n in wrong)
+        healthy = "arp_ignore 1 or 2, arp_announce 2; or a subnet for each rail"
+        yield broken(", ".join(netdevs), found, healthy, f"sysctl -w {' '.join(values)}")
 
 
 def _check_filter(netdev: str, parameters: LinkParameters) -> Observation:
@@ -125,17 +121,12 @@ def _check_filter(netdev: str, parameters: LinkParameters) -> Observation:
     healthy = "0 or 2 (loose), or answers that leave by the link itself (the key `rail` sees to both)"
     larger = "of `all` and the link's the larger counts"
     remedy = f"sysctl -w net.ipv4.conf.{netdev}.rp_filter=2, and in /etc/sysctl.d: {larger}"
-    for subnet in subnets:
-        if subnet in away:
-            found = f"rp_filter is 1, strict, and answers to {subnet} leave {_by(away[subnet])}: what comes in here is dropped"
-            return broken(netdev, found, healthy, remedy)
-    if ELSEWHERE in away:
-        within = f" but from {', '.join(subnets)}" if subnets else ""
-        found = f"rp_filter is 1, strict, and other answers leave {_by(away[ELSEWHERE])}: what comes in here{within} is dropped"
-        return advice(netdev, found, healthy, remedy)
-    why = "answers leave by the link itself" if subnets else "the link has no IPv4 address"
-    return ok(netdev, f"rp_filter 1, strict: {why}")
-
-
-def _by(link: str) -> str:
-    return f"by {link}" if link else "by no link"
+    if not away:
+        why = "answers leave by the link itself" if subnets else "the link has no IPv4 address"
+        return ok(netdev, f"rp_filter 1, strict: {why}")
+    subnet = next((subnet for subnet in subnets if subnet in away), ELSEWHERE)
+    leave = f"leave by {away[subnet] or 'no link'}: what comes in here"
+    if subnet != ELSEWHERE:
+        return broken(netdev, f"rp_filter is 1, strict, and answers to {subnet} {leave} is dropped", healthy, remedy)
+    within = f" but from {', '.join(subnets)}" if subnets else ""
+    return advice(netdev, f"rp_filter is 1, strict, and other answers {leave}{within} is dropped", healthy, remedy)

@@ -73,27 +73,18 @@ def read(nics: Iterable[tuple[str, str]], root: str = "/sys") -> list[PcieFuncti
     for name, address in nics:
         place, above = f"{root}/bus/pci/devices/{address}", device(address, root).above[-1:]
         port = f"{root}/bus/pci/devices/{above[0]}" if above and is_address(above[0]) else ""
-        function = PcieFunction(
-            name=name,
-            address=address,
-            now=_link(place, "current"),
-            best=_link(place, "max"),
-            slot_best=_link(port, "max") if port else PcieLink(),
-            relaxed_ordering=_read(relaxed_ordering, place),
-            domain=text(f"{place}/iommu_group/type"),
-            unread=_unread(place),
-        )
-        found.append(function)
+        links = _link(place, "current"), _link(place, "max"), _link(port, "max") if port else PcieLink()
+        domain = text(f"{place}/iommu_group/type")
+        found.append(PcieFunction(name, address, *links, _read(relaxed_ordering, place), domain, _unread(place)))
     return found
 
 
 def read_bridges(topology: Topology, root: str = "/sys") -> Bridges:
     """Read the bridges above GPUs and above NICs that share a switch with a GPU."""
-    near: set[str] = set()
-    for gpu in topology.gpus:
-        for _, nic in topology.nics:
-            if topology.distance(gpu, nic) in (PIX, PXB):
-                near.update(b for b in (*gpu.above, *nic.above) if is_address(b))
+    pairs = [
+        (gpu, nic) for gpu in topology.gpus for _, nic in topology.nics if topology.distance(gpu, nic) in (PIX, PXB)
+    ]
+    near = {bridge for pair in pairs for one in pair for bridge in one.above if is_address(bridge)}
     return {b: _read(redirects_peers, f"{root}/bus/pci/devices/{b}") for b in sorted(near)}
 
 
@@ -133,12 +124,10 @@ def check_settings(functions: Sequence[PcieFunction], bridges: Bridges) -> Itera
     wrong = [bridge for bridge, redirects in bridges.items() if redirects is True]
     unread = [redirects for redirects in bridges.values() if isinstance(redirects, str)]
     if wrong:
-        yield advice(
-            "ACS",
-            f"on at {', '.join(wrong[:4])}{', …' if len(wrong) > 4 else ''}: GPU and NIC of one switch talk by the host",
-            "off between GPUs and NICs, unless virtual machines get them",
-            "disable ACS in the BIOS, or with setpci ECAP_ACS+0x6.w=0000 on each of these bridges at boot",
-        )
+        where = f"{', '.join(wrong[:4])}{', …' if len(wrong) > 4 else ''}"
+        healthy = "off between GPUs and NICs, unless virtual machines get them"
+        remedy = "disable ACS in the BIOS, or with setpci ECAP_ACS+0x6.w=0000 on each of these bridges at boot"
+        yield advice("ACS", f"on at {where}: GPU and NIC of one switch talk by the host", healthy, remedy)
     elif unread:
         for why in dict.fromkeys(unread):
             yield unknown("ACS", f"of {counted(unread.count(why), 'bridge')}: {why}")
@@ -156,14 +145,11 @@ def _unread(place: str) -> str:
 
 def _link(place: str, which: str) -> PcieLink:
     speed = text(f"{place}/{which}_link_speed").split(" ")[0]  # "32.0 GT/s PCIe"; "Unknown" of virtual functions
+    width = text(f"{place}/{which}_link_width")
     try:
-        return PcieLink(float(speed), _number(text(f"{place}/{which}_link_width")))
+        return PcieLink(float(speed), int(width) if width.isdigit() else 0)
     except ValueError:
         return PcieLink()
-
-
-def _number(digits: str) -> int:
-    return int(digits) if digits.isdigit() else 0
 
 
 def _read(setting: Callable[[bytes], bool | None], place: str) -> bool | str:
@@ -241,10 +227,10 @@ def check_memory(topology: Topology, root: str = "/sys", proc: str = "/proc") ->
     elif not driver:
         yield unknown(subject, "NVIDIA's driver is not seen here: in a container, or not installed")
     else:
-        yield broken(
-            subject,
-            "NICs do not reach it: neither nvidia_peermem nor NVIDIA's open kernel modules are loaded, so all that GPUs"
-            " send is copied through the host's memory",
-            "nvidia_peermem loaded, or the open kernel modules on Linux 5.12 or newer (DMA-BUF)",
-            "modprobe nvidia_peermem, and add it to /etc/modules-load.d (with the GPU Operator: driver.rdma.enabled)",
+        why = "neither nvidia_peermem nor NVIDIA's open kernel modules are loaded"
+        found = f"NICs do not reach it: {why}, so all that GPUs send is copied through the host's memory"
+        healthy = "nvidia_peermem loaded, or the open kernel modules on Linux 5.12 or newer (DMA-BUF)"
+        remedy = (
+            "modprobe nvidia_peermem, and add it to /etc/modules-load.d (with the GPU Operator: driver.rdma.enabled)"
         )
+        yield broken(subject, found, healthy, remedy)

@@ -17,7 +17,7 @@ from cni.cli.doctor.finding import FAULT, NOTE, OK, SKIPPED, Observation, advice
 from cni.cli.doctor.namespaces import LinkParameters
 from cni.node.inventory.devices import Port
 from cni.node.inventory.functions import Function
-from cni.node.inventory.sandboxes import NamespaceView, SandboxInterface
+from cni.node.inventory.sandboxes import NamespaceView, SandboxInterface, inode_of
 from cni.node.inventory.topology import text
 from cni.node.runtime import icmp
 from cni.shared.kernel import netns, rdma_sysfs
@@ -110,23 +110,22 @@ def check(links: Sequence[AttachedLink]) -> Iterator[Observation]:
             remedy = "detach and attach it again (delete the pod); see who removes addresses in its namespace"
             yield broken(str(link), found, "the addresses of its record", remedy)
         if bare:
-            state = "" if interface.up else f"; {interface.name} is down"
-            remedy = f"ip link set {interface.name} up, in the pod"
+            state, remedy = f"; {interface.name} is down", f"ip link set {interface.name} up, in the pod"
             if interface.up:
-                remedy = f"see that {devices} is ACTIVE and its GID table has room; then attach the pod again"
+                state, remedy = (
+                    "",
+                    f"see that {devices} is ACTIVE and its GID table has room; then attach the pod again",
+                )
             found = f"no RoCE v2 GID of {', '.join(bare)} on {devices}{state}"
             yield broken(str(link), found, "a GID for each address: without one RDMA fails", remedy)
         if not interface.global_addresses and not lost:
             yield note(str(link), f"no address, so no GID on {devices} but that of its link-local address")
-        if not bare and not lost and interface.global_addresses:
-            each = ", ".join(f"{a}: {with_gid[a]}" for a in interface.global_addresses)
-            yield ok(str(link), each)
-        if interface.mtu < rdma_sysfs.MTU_FOR_WHOLE_ROCE and any(
-            (p.mtu or 0) >= rdma_sysfs.MTU_FOR_WHOLE_ROCE for p in link.ports
-        ):
+        elif not bare and not lost:
+            yield ok(str(link), ", ".join(f"{a}: {with_gid[a]}" for a in interface.global_addresses))
+        least = rdma_sysfs.MTU_FOR_WHOLE_ROCE
+        if interface.mtu < least <= max(port.mtu or 0 for port in link.ports):
             found = f"MTU {interface.mtu}, so connections of RDMA CM use {rdma_sysfs.roce_mtu(interface.mtu)} bytes"
-            remedy = "raise `mtu` in the NAD to its master's"
-            yield advice(str(link), found, f"{rdma_sysfs.MTU_FOR_WHOLE_ROCE} or more", remedy)
+            yield advice(str(link), found, f"{least} or more", "raise `mtu` in the NAD to its master's")
 
 
 def check_links(
@@ -145,10 +144,11 @@ def check_links(
         below = f" on {interface.lower}" if interface.lower else ""
         found = f"{interface.kind or 'device'}{below}, MTU {interface.mtu}"
         if not interface.up:
-            level = FAULT if interface.name in over_ports else NOTE
-            yield Observation(
-                level, interface.name, f"{found}, down", "up", f"ip link set {interface.name} up, in the pod"
+            level, remedy = (
+                FAULT if interface.name in over_ports else NOTE,
+                f"ip link set {interface.name} up, in the pod",
             )
+            yield Observation(level, interface.name, f"{found}, down", "up", remedy)
         elif interface.lower in here and not here[interface.lower].up:
             remedy = f"ip link set {interface.lower} up, and let the node's network configuration do so at each boot"
             yield broken(interface.name, f"{found}, which is down", f"{interface.lower} up", remedy)
@@ -174,14 +174,13 @@ def check_pod(
     yield from namespaces.check_parameters(_parameters(sandbox, [link.interface for link in links]), {})
     for need in needed:
         offered = ", ".join(need.resources) or "no resource of kubelet's device manager on this node"
-        yield Observation(
-            OK if need.resources else NOTE, f"resource of {need.link}", f"{need.device} is offered by {offered}"
-        )
+        found = f"{need.device} is offered by {offered}"
+        yield Observation(OK if need.resources else NOTE, f"resource of {need.link}", found)
     if sandbox.netns and not processes:
         found = "none is seen with files of its own: its device nodes and what it may lock were not looked at"
         yield unknown(f"processes of {who}", found)
     for process in processes:
-        subject = f"process {process.pid} of {who}"
+        subject, has = f"process {process.pid} of {who}", f"/dev/infiniband: {', '.join(process.nodes or ())}"
         if process.nodes is None:
             yield unknown(subject, "this user may not see its files")
         elif not process.nodes:
@@ -194,13 +193,11 @@ def check_pod(
                 found = f"{need.link} is over {need.device}, and /dev/infiniband has {', '.join(process.nodes)} alone"
                 yield broken(subject, found, f"/dev/infiniband/{need.node}", need.remedy)
         elif "rdma_cm" not in process.nodes:
-            found = (
-                f"/dev/infiniband: {', '.join(process.nodes)}; without rdma_cm RDMA CM fails (rping, ib_write_bw -R)"
-            )
+            why = "without rdma_cm RDMA CM fails (rping, ib_write_bw -R)"
             remedy = "see that the device plugin gives /dev/infiniband/rdma_cm too"
-            yield advice(subject, found, "/dev/infiniband/rdma_cm", remedy)
+            yield advice(subject, f"{has}; {why}", "/dev/infiniband/rdma_cm", remedy)
         else:
-            yield ok(subject, f"/dev/infiniband: {', '.join(process.nodes)}")
+            yield ok(subject, has)
     for process in processes:
         subject = f"process {process.pid} of {who}"
         yield from _check_indexes(subject, process, links)
@@ -212,10 +209,8 @@ def _check_indexes(subject: str, process: PodProcess, links: Sequence[AttachedLi
     ways = [(link.interface.name, port) for link in links for port in link.ports if port.is_roce]
     for name, value in process.indexes:
         if why := nccl.wrong_index(value, ways):
-            remedy = (
-                f"leave {name} out: the library then chooses an index for each device (NCCL from 2.21 on);"
-                " `railcni rdma --env` has what NCCL needs"
-            )
+            remedy = f"leave {name} out: the library then chooses an index for each device (NCCL from 2.21 on)"
+            remedy += "; `railcni rdma --env` has what NCCL needs"
             yield broken(subject, f"{name}={value}: {why}", "an index of the link's own address on each device", remedy)
 
 
@@ -226,29 +221,25 @@ def check_peer(sandbox: NamespaceView, links: Sequence[AttachedLink], peer: str)
     wanted = ipaddress.ip_address(peer)
     interfaces = [link.interface for link in links]
     near = [i for i in interfaces if any(wanted in ipaddress.ip_interface(n).network for n in i.networks)]
-    chosen = next(iter(near or interfaces), None)
-    own = [a for a in chosen.global_addresses if (":" in a) == (wanted.version == 6)] if chosen else []
-    if chosen is None or not own:
-        why = f"0 bytes: no link over an RDMA port has an address of IPv{wanted.version}"
-        return [broken(peer, why, _PEER, _SEE)]
+    family = [(a, i.mtu) for i in (near or interfaces)[:1] for a in i.global_addresses if (":" in a) == (":" in peer)]
+    if not family:
+        return [broken(peer, f"0 bytes: no link over an RDMA port has an address of IPv{wanted.version}", _PEER, _SEE)]
     with netns.open_namespace(sandbox.netns or "/proc/self/ns/net") as there, there.entered():
-        return ping(peer, own[0], chosen.mtu)
+        return ping(peer, *family[0])
 
 
 def ping(peer: str, own: str, mtu: int) -> list[Observation]:
     """Ping `peer` from the address `own` of this namespace: with a small packet, and with a packet of `mtu` bytes."""
     headers = 28 if ":" not in peer else 48  # IP and ICMP
-    found, remedy = [], _SEE
-    subject, small = f"{peer} from {own}", ""
+    found, remedy, small = [], _SEE, ""
     for number, size in enumerate((56 + headers, mtu)):
         try:
             taken = icmp.ping(peer, size - headers, number + 1, _SECONDS, own)
-            found.append(ok(subject, f"{size} bytes came back in {taken * 1000:.2f} ms"))
+            found.append(ok(f"{peer} from {own}", f"{size} bytes came back in {taken * 1000:.2f} ms"))
             small = "; small packets come back"
             remedy = "raise the MTU of the switch ports, of the peer's master and of its NAD to that of this link"
         except OSError as fault:
-            why = f"{size} bytes: {fault.strerror or fault}{small}"
-            found.append(broken(subject, why, _PEER, remedy))
+            found.append(broken(f"{peer} from {own}", f"{size} bytes: {fault.strerror or fault}{small}", _PEER, remedy))
     return found
 
 
@@ -263,33 +254,21 @@ def _parameters(sandbox: NamespaceView, links: Sequence[SandboxInterface]) -> di
 
 def processes(sandbox: NamespaceView, proc: str = "/proc") -> list[PodProcess]:
     """The first processes by PID in the pod's namespace, without a runtime's helpers, which see the host's files."""
-    if not sandbox.netns:
-        return []
-    found = []
-    try:
-        inode = os.stat(sandbox.netns).st_ino
-        ours = os.stat("/")
-    except OSError:
-        return []
-    for pid in sorted(int(n) for n in os.listdir(proc) if n.isdigit()):
+    found: list[PodProcess] = []
+    inode = inode_of(sandbox.netns) if sandbox.netns else 0
+    for pid in sorted(int(n) for n in os.listdir(proc) if n.isdigit()) if inode else ():
+        here = f"{proc}/{pid}"
         try:
-            if os.stat(f"{proc}/{pid}/ns/net").st_ino != inode:
-                continue
-            root = os.stat(f"{proc}/{pid}/root/")
+            is_inside = inode_of(f"{here}/ns/net") == inode and not os.path.samefile(f"{here}/root/", "/")
         except OSError:
             continue
-        if (root.st_dev, root.st_ino) != (ours.st_dev, ours.st_ino):
-            here = f"{proc}/{pid}"
+        if is_inside and len(found) < _MOST_PROCESSES:
             gpus = any(name.startswith("nvidia") for name in _nodes(f"{here}/root/dev") or ())
             nodes, memlock = _nodes(f"{here}/root/dev/infiniband"), setup.memlock_of(here)
-            indexes = _indexes(f"{here}/environ")
+            pairs = [entry.partition("=") for entry in text(f"{here}/environ").split("\0")]
+            indexes = tuple((name, value) for name, _, value in pairs if name in nccl.INDEX_VARIABLES)
             found.append(PodProcess(pid, nodes, memlock, gpus, indexes, setup.may_lock(here), setup.user_of(here)))
-    return found[:_MOST_PROCESSES]
-
-
-def _indexes(environ: str) -> tuple[tuple[str, str], ...]:
-    pairs = [entry.partition("=") for entry in text(environ).split("\0")]
-    return tuple((name, value) for name, _, value in pairs if name in nccl.INDEX_VARIABLES)
+    return found
 
 
 def _nodes(folder: str) -> tuple[str, ...] | None:

@@ -122,12 +122,8 @@ def _faults(name: str, values: Counts, former: Counts, seconds: float) -> Iterat
                 yield broken(name, rate, "none while traffic runs", counter.remedy)
         elif count >= counter.many:
             found = f"{count} {counter.meaning} since its start ({counter.place})"
-            yield advice(
-                name,
-                found,
-                f"fewer than {counter.many}",
-                f"`railcni doctor --watch 10` tells whether they go on; {counter.remedy}",
-            )
+            remedy = f"`railcni doctor --watch 10` tells whether they go on; {counter.remedy}"
+            yield advice(name, found, f"fewer than {counter.many}", remedy)
 
 
 def check_siblings(devices: Sequence[VerbsDevice]) -> Iterator[Observation]:
@@ -161,9 +157,8 @@ def _older(group: Sequence[VerbsDevice]) -> Iterator[Observation]:
     newest = max((device.firmware for device in group), key=_version)
     for device in group:
         if device.firmware and _version(device.firmware) < _version(newest):
-            yield advice(
-                device.name, f"firmware {device.firmware}", f"{newest}, as a sibling of its kind", "update its firmware"
-            )
+            healthy = f"{newest}, as a sibling of its kind"
+            yield advice(device.name, f"firmware {device.firmware}", healthy, "update its firmware")
 
 
 def check_guids(devices: Sequence[VerbsDevice], root: str = "/sys") -> Iterator[Observation]:

@@ -40,21 +40,13 @@ _VERSION = re.compile(r"\b(?:version|plugin|railcni|whereabouts)[: ]\s*(v?\d[^\s
 _RUNTIMES = ("containerd", "crio", "dockerd", "k3s-server", "k3s-agent", "rke2", "podman")
 _ENOUGH = 1 << 30  # bytes of locked memory; one process may need tens of MiB for a message ring
 _UNLIMITED = -1
-_LIMIT = (
-    "LimitMEMLOCK=infinity in the container runtime's systemd unit (of CRI-O, default_ulimits in its configuration)"
-)
+_LIFT = "LimitMEMLOCK=infinity in the container runtime's systemd unit (of CRI-O, default_ulimits in its configuration)"
 _IPC_LOCK = 14  # include/uapi/linux/capability.h
 _ALL_USERS = 4294967295  # in uid_map of the host's user namespace
+_NAMES = ("addressleases", "abandoned", "tokens", "names", "lost-nodes", "events")
 POLICIES = {  # bindings of admission policies, by the file below conf/kubernetes that has them
-    "admission.yaml": (
-        "railcni-addressleases",
-        "railcni-abandoned",
-        "railcni-tokens",
-        "railcni-names",
-        "railcni-lost-nodes",
-        "railcni-events",
-    ),
-    "dra/rbac.yaml": ("railcni-dra", "railcni-dra-claims"),
+    "admission.yaml": [f"railcni-{name}" for name in _NAMES],
+    "dra/rbac.yaml": ["railcni-dra", "railcni-dra-claims"],
 }
 
 
@@ -72,15 +64,10 @@ class NetworkFile:
 
 def check_plugins(folders: Sequence[str]) -> Iterator[Observation]:
     """Check that the plugins for RDMA networks in `folders` answer VERSION."""
-    nothing = True
-    for folder in folders:
-        ours = layout.read(folder).ours if os.path.isdir(folder) else frozenset()
-        for name in _OF_INTEREST:
-            path = os.path.join(folder, name)
-            if os.path.lexists(path):
-                nothing = False
-                yield _plugin(path, name in ours)
-    if nothing:
+    there = [(folder, name) for folder in folders for name in _OF_INTEREST if os.path.lexists(f"{folder}/{name}")]
+    for folder, name in there:
+        yield _plugin(os.path.join(folder, name), name in layout.read(folder).ours)
+    if not there:
         where = f"in {', '.join(folders)}" if folders else "found: this node has no plugin folder"
         yield note("CNI plugins", f"none of {', '.join(_OF_INTEREST)} {where}")
 
@@ -177,11 +164,8 @@ def check_store(config: str = "") -> Iterator[Observation]:
     try:
         choice = _store_of(config)
         if choice is None:
-            yield note(
-                "store of leases",
-                "no flat file names one: the agent writes it, or copy one of conf/whereabouts.d; a network's own ipam"
-                " block may",
-            )
+            remedy = "the agent writes it, or copy one of conf/whereabouts.d; a network's own ipam block may"
+            yield note("store of leases", f"no flat file names one: {remedy}")
             return
         subject = f"store: {choice.kind}"
         subject = f"store: {choice}"  # the text of `choice` may need the kubeconfig
@@ -194,8 +178,7 @@ def check_store(config: str = "") -> Iterator[Observation]:
         return
     seconds = time.monotonic() - begun
     if seconds > _SLOW_SECONDS:
-        found = f"answered in {seconds:.2f} s"
-        yield advice(subject, found, f"less than {_SLOW_SECONDS:g} s", "see its load")
+        yield advice(subject, f"answered in {seconds:.2f} s", f"less than {_SLOW_SECONDS:g} s", "see its load")
     else:
         yield ok(subject, f"answered in {seconds * 1000:.0f} ms")
 
@@ -204,28 +187,28 @@ def check_admission(has_dra: bool, config: str = "") -> Iterator[Observation]:
     """Find missing bindings of admission policies in the cluster that the flat file names.
 
     `has_dra`: check also the bindings for the DRA driver. Yields no finding if this user may not read bindings."""
-    wanted = {file: names for file, names in POLICIES.items() if has_dra or not file.startswith("dra/")}
+    files = [file for file in POLICIES if has_dra or not file.startswith("dra/")]
+    wanted = {name: file for file in files for name in POLICIES[file]}
     missing: dict[str, str] = {}  # the file of each missing binding
     try:
         choice = _store_of(config)
         if choice is None or choice.kind not in IN_CLUSTER:
             return
         with closing(Api(choice.kubeconfig, _PLUGIN_SECONDS)) as api:
-            for file, names in wanted.items():
-                for name in names:
-                    try:
-                        api.get(BINDINGS, name, namespace=EVERYWHERE)
-                    except NotFound:
-                        missing[name] = file
+            for name, file in wanted.items():
+                try:
+                    api.get(BINDINGS, name, namespace=EVERYWHERE)
+                except NotFound:
+                    missing[name] = file
     except Undefined:
         missing = {"the server knows no such policies": "admission.yaml"}
     except CniError:
         return  # no right to read bindings, or a fault that `check_store` reports
     if not missing:
-        yield ok("admission policies", f"{sum(map(len, wanted.values()))} bindings")
+        yield ok("admission policies", f"{len(wanted)} bindings")
         return
-    files = " and ".join(f"conf/kubernetes/{file}" for file in dict.fromkeys(missing.values()))
-    remedy = f"apply {files} on servers from 1.31 on; docs/security.md says what holds without it"
+    named = " and ".join(f"conf/kubernetes/{file}" for file in dict.fromkeys(missing.values()))
+    remedy = f"apply {named} on servers from 1.31 on; docs/security.md says what holds without it"
     healthy = "a node's tokens change what is the node's own alone"
     yield advice("admission policies", f"missing: {', '.join(missing)}", healthy, remedy)
 
@@ -244,11 +227,8 @@ def check_pending(state: str) -> Iterator[Observation]:
 def may_lock(process: str) -> bool:
     """Whether the process with this directory in /proc has IPC_LOCK in effect in the host's user namespace, where the
     kernel looks for this capability (ib_umem_get in drivers/infiniband/core/umem.c)."""
-    effective = _status(process, "CapEff")
-    whole = f"0 0 {_ALL_USERS}".split()
-    return (
-        bool(effective) and bool(int(effective[0], 16) >> _IPC_LOCK & 1) and text(f"{process}/uid_map").split() == whole
-    )
+    effective = int("".join(_status(process, "CapEff")) or "0", 16)
+    return bool(effective >> _IPC_LOCK & 1) and text(f"{process}/uid_map").split() == f"0 0 {_ALL_USERS}".split()
 
 
 def user_of(process: str) -> int | None:
@@ -265,11 +245,8 @@ def _status(process: str, key: str) -> list[str]:
 def memlock_of(process: str) -> int | None:
     """The soft limit of locked memory, in bytes, of the process with this directory in /proc: -1 for no limit, None if
     this user may not read it."""
-    for line in text(f"{process}/limits").splitlines():
-        if line.startswith("Max locked memory"):
-            soft = line[len("Max locked memory") :].split()[0]
-            return _UNLIMITED if soft == "unlimited" else int(soft)
-    return None
+    soft = re.search(r"^Max locked memory +(\S+)", text(f"{process}/limits"), re.MULTILINE)
+    return None if soft is None else _UNLIMITED if soft[1] == "unlimited" else int(soft[1])
 
 
 def check_runtimes(proc: str = "/proc") -> Iterator[Observation]:
@@ -279,7 +256,7 @@ def check_runtimes(proc: str = "/proc") -> Iterator[Observation]:
     if not running:
         yield note("memlock", "no container runtime is seen to run here")
     who = "containers that do not run as root with the capability IPC_LOCK"
-    remedy = f"{_LIMIT}, or, for containers that run as root, the capability IPC_LOCK"
+    remedy = f"{_LIFT}, or, for containers that run as root, the capability IPC_LOCK"
     for pid, name in running:
         yield _memlock(f"{name} ({pid})", memlock_of(f"{proc}/{pid}"), who, remedy)
 
@@ -289,12 +266,10 @@ def check_process(process: str, limit: int | None, may_lock: bool, user: int | N
     `user` is its user ID; None if that cannot be read."""
     if may_lock:
         return ok(f"memlock of {process}", "unlimited, since it has the capability IPC_LOCK")
-    remedy = f"{_LIMIT}, or the capability IPC_LOCK in the container"
-    if user:
-        # a capability that a container adds is effective for root alone: Kubernetes sets no ambient capabilities
-        remedy = (
-            f"{_LIMIT}; the capability IPC_LOCK does nothing for a process that is not root, as this one (user {user})"
-        )
+    remedy = f"{_LIFT}, or the capability IPC_LOCK in the container"
+    if user:  # a capability that a container adds is effective for root alone: Kubernetes sets no ambient capabilities
+        why = f"the capability IPC_LOCK does nothing for a process that is not root, as this one (user {user})"
+        remedy = f"{_LIFT}; {why}"
     return _memlock(process, limit, "it", remedy)
 
 
