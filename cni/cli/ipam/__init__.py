@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Collection, Iterable
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any
 
@@ -31,6 +32,8 @@ from ipam.ranges import format_address, object_name, parse_address, parse_cidr
 from ipam.stores.apiserver.faults import Forbidden
 
 _FLUSH_SECONDS = 30.0
+_LEASES = {"address": "address", "pool": "pool", "pod": "pod", "network": "network", "interface": "ifname"}
+_LEASES |= {"container": "containerID", "since": "created", "node": "node"}  # the key of each column
 
 
 def register(commands: subcommand.Commands, anywhere: bool = False) -> list[argparse.ArgumentParser]:
@@ -77,9 +80,9 @@ def _pools(options: argparse.Namespace) -> int:
     choices, found = _read(options)
     pools = [pool for snapshot in map(given_part, choices, found) for pool in occupancy.pools(snapshot)]
     columns = ("pool", "family", "size", "used", "free", "use", "occupancy")
-    how: dict[str, Any] = {"empty": f"no pool in {stores.told(choices)}", "least": ("occupancy", "family", "free")}
-    documents = [_pool_document(pool) for pool in pools]
-    output.show(options.output, documents, lambda: output.print_table(columns, map(_pool_row, pools), **how))
+    empty, least = f"no pool in {stores.told(choices)}", ("occupancy", "family", "free")
+    documents, rows = [*map(_pool_document, pools)], map(_pool_row, pools)
+    output.show_table(options.output, documents, columns, rows, empty=empty, least=least)
     return _print_unread(found)
 
 
@@ -104,15 +107,11 @@ def _pool_document(pool: PoolUse) -> dict[str, Any]:
 def _pool_row(pool: PoolUse) -> tuple[object, ...]:
     full, name = pool.occupancy, (pool.name, f"IPv{pool.family}")
     if not full:
-        return (*name, None, pool.used, None, None, None)
+        return (*name, None, pool.used)
+    size, free = (str(n) if n < 1 << 40 else f"~2^{(n - 1).bit_length()}" for n in (full.size, full.free))
     share = f"{full.percent:.0f}%" if full.percent >= 1 or not pool.used else "<1%"
     part = f" of the first {full.shown}" if full.shown < full.size else ""
-    return (*name, _count(full.size), pool.used, _count(full.free), share, full.drawn(sys.stdout.encoding) + part)
-
-
-def _count(number: int) -> str:
-    """The text of a number of addresses; a power of two if it is very large, as in an IPv6 range."""
-    return str(number) if number < 1 << 40 else f"~2^{(number - 1).bit_length()}"
+    return (*name, size, pool.used, free, share, full.drawn(sys.stdout.encoding) + part)
 
 
 def _leases(options: argparse.Namespace) -> int:
@@ -120,12 +119,10 @@ def _leases(options: argparse.Namespace) -> int:
     known = [document(lease) for snapshot in found for lease in snapshot.leases]
     near = [one for one in known if options.node in (None, one["node"]) and options.ifname in (None, one["ifname"])]
     leases = [one for one in near if attachments.is_chosen(options, one)]
-    columns = ("address", "pool", "pod", "network", "interface", "container", "since", "node")
-    keys = ("address", "pool", "pod", "network", "ifname", "containerID", "created", "node")
-    rows = [[one[key][:12] if key == "containerID" else one[key] for key in keys] for one in leases]
+    rows = [[one[key][:12] if key == "containerID" else one[key] for key in _LEASES.values()] for one in leases]
     empty = f"no lease{attachments.told(options, 'pool', 'node', 'ifname')} in {stores.told(choices)}"
     least = ("container", "since", "interface", "network", "node", "pool")
-    output.show(options.output, leases, lambda: output.print_table(columns, rows, empty=empty, least=least))
+    output.show_table(options.output, leases, (*_LEASES,), rows, empty=empty, least=least)
     for address, until in local.avoided(STATE):
         when = datetime.fromtimestamp(until, UTC).strftime("%H:%M:%SZ")
         output.print_fault(f"{address} was found in use by another host: this node avoids it until {when}")
@@ -163,9 +160,8 @@ def _place(choice: Choice, leases: list[Lease]) -> None:
 
 def document(lease: Lease) -> dict[str, Any]:
     """A lease as JSON; `created` in UTC, "" where it is not known."""
-    created = lease.since
-    if lease.sequence:
-        created = datetime.fromtimestamp(lease.created, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    at = datetime.fromtimestamp(lease.created, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    created = at if lease.sequence else lease.since
     attached = {"network": lease.network, "containerID": lease.container_id, "ifname": lease.ifname}
     pod = {"pod": lease.pod_ref, "podUID": lease.pod[2], "node": lease.node, "netns": lease.netns}
     return {"address": lease.text, "pool": lease.pool, **attached, **pod, "created": created}
@@ -240,8 +236,6 @@ def _address_or_pod(text: str) -> tuple[tuple[int, int] | None, str]:
     try:
         return (parse_cidr(text)[:2] if "/" in text else parse_address(text)), ""
     except ValueError:
-        pass
-    try:
-        return None, read_pod(text)
-    except ValueError:
+        with suppress(ValueError):
+            return None, read_pod(text)
         raise argparse.ArgumentTypeError(f'"{text}" is neither an IP address nor NAMESPACE/POD') from None

@@ -143,12 +143,9 @@ def _show(made: Report, where: str, options: argparse.Namespace) -> None:
         out.print()
     looked = ", ".join(output.counted(count, what.removesuffix("s")) for what, count in made.counts.items())
     kept = sorted(Counter(f.kind for f in made.of(KEEP)).items())
-    lines = [f"read: {where}", looked, *(f"kept, as it should be: {count} {kind}" for kind, count in kept)]
-    lines += [f"not read: {what}" for what in made.unread]
     dead = len(made.of(RECLAIM))
     found = f"{output.counted(len(made.faults), 'finding')}, {dead} of which `railcni ipam reclaim` would free"
-    lines.append(found if made.faults else "nothing is wrong")
-    if dead and not options.report:
-        lines.append("it needs their report: add --report FILE")
-    for line in lines:
-        out.print(line)
+    lines = [f"read: {where}", looked, *(f"kept, as it should be: {count} {kind}" for kind, count in kept)]
+    lines += [*(f"not read: {what}" for what in made.unread), found if made.faults else "nothing is wrong"]
+    lines += ["it needs their report: add --report FILE"] if dead and not options.report else []
+    out.print("\n".join(lines))

@@ -7,7 +7,6 @@ plugins/ipam/host-local/backend/disk). Pod and namespace come from libcni's cach
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from contextlib import suppress
 
 from cni.node.runtime.cache import Cache, worded
@@ -19,9 +18,7 @@ from ipam.leases import Lease, Owner, Want
 from ipam.ranges import Range, format_address, parse_address
 
 
-def read(
-    directory: str, network: str, network_name: str, ranges: Sequence[Range], node_name: str, cache: Cache
-) -> list[Lease]:
+def read(directory: str, network: str, network_name: str, ranges: list[Range], host: str, cache: Cache) -> list[Lease]:
     """Read the leases in `directory`. `ranges` and `network_name` determine the pool of each lease.
 
     `network` names the CNI network; "" means the name of `directory`. Raises InvalidConfig for an address in no range.
@@ -46,7 +43,7 @@ def read(
             args = dict(cached.args) if cached else {}
             pod = (args.get("K8S_POD_NAMESPACE", ""), args.get("K8S_POD_NAME", ""), args.get("K8S_POD_UID", ""))
             netns = cached.netns if cached else ""  # without netns no node, or the namespace would count as gone
-            where = (node_name, node.boot_id(), netns) if netns else ("", "", "")
+            where = (host, node.boot_id(), netns) if netns else ("", "", "")
             found.append(Lease(want, Owner(Attachment(network, container, ifname), pod, *where, sequence)))
     if strays:
         remedy = "add --range CIDR for each subnet of that network"

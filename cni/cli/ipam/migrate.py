@@ -48,20 +48,16 @@ def register(commands: subcommand.Commands) -> None:
         " Another run keeps the leases that were copied already. Run it on every node, for its records."
     )
     parser = subcommand.add(commands, "migrate", about, more, run=_run, shows=True)
-    parser.add_argument(
-        "--from", dest="source", required=True, metavar="STORE", type=_source, help="the store that has them"
-    )
-    parser.add_argument(
-        "--to", dest="target", required=True, metavar="STORE", type=_target, help="the store that gets them"
-    )
+    for flag, dest, kind, does in (("--from", "source", _source, "has"), ("--to", "target", _target, "gets")):
+        about = f"the store that {does} them"
+        parser.add_argument(flag, dest=dest, required=True, metavar="STORE", type=kind, help=about)
     common.add(parser, "dry-run")
     common.add(parser, "network", "for leases that name none; default for host-local: the directory's name")
     about = "for host-local: a subnet"
     cidr = subcommand.typed(lambda text: Range(*parse_cidr(text)))
     parser.add_argument("--range", dest="ranges", action="append", default=[], type=cidr, metavar="CIDR", help=about)
-    parser.add_argument(
-        "--network-name", default="", metavar="NAME", help="for host-local: ipam.network_name of the new configuration"
-    )
+    about = "for host-local: ipam.network_name of the new configuration"
+    subcommand.option(parser, "--network-name", "", about, "NAME")
     common.add(parser, "node", "a file store gets its leases; default: this node", host_name(), shown=False)
     parser.add_argument("--remove-source", action="store_true", help="free the copied leases in the source")
 
@@ -71,14 +67,13 @@ def _source(text: str) -> tuple[str, Choice]:
 
 
 def _target(text: str) -> tuple[str, Choice]:
-    choice = stores.parse(text)
-    if choice.kind == stores.HOST_LOCAL:
+    if text.startswith(f"{stores.HOST_LOCAL}:"):
         why = "leases are copied from host-local, never to it: name it with --from"
         raise argparse.ArgumentTypeError(f'"{text}": {why}')
-    return text, choice
+    return _source(text)
 
 
-def _run(options: argparse.Namespace) -> int:
+def _run(options: argparse.Namespace) -> None:
     (source_text, source), (target_text, target) = options.source, options.target
     local = source.kind == stores.HOST_LOCAL
     options.only(local, "for leases of host-local", "--range", "--network-name")
@@ -100,7 +95,6 @@ def _run(options: argparse.Namespace) -> int:
         text += f"\nthe new store is named by {output.counted(done['records'], 'record')} of this node now"
     document = {"from": source_text, "to": target_text, "dryRun": options.dry_run, **done}
     output.show(options.output, document, lambda: output.console().print(text))
-    return 0
 
 
 # --- the leases ---
@@ -114,11 +108,9 @@ def _complete(found: Snapshot, network: str) -> None:
     if claimed := ", ".join([lease.text for lease in found.leases if lease.claimed][:10]):
         why = f"addresses of IPAMClaims cannot be kept elsewhere: {claimed}"
         raise InvalidConfig(f"{why}; leave their network where it is")
-    names: dict[str, set[str]] = {}
-    for one in found.networks:
-        for pool in one.pools():
-            names.setdefault(pool, set()).add(one.cni_name)
-    unreserved = {pool for one in found.networks if not one.overlap for pool in one.pools()}
+    pools = [(pool, one) for one in found.networks for pool in one.pools()]
+    names = {pool: {one.cni_name for other, one in pools if other == pool} for pool, _ in pools}
+    unreserved = {pool for pool, one in pools if not one.overlap}
     for lease in found.leases:
         known = names.get(lease.pool, set())
         lease.network = lease.network or network or (next(iter(known)) if len(known) == 1 else "")
@@ -167,10 +159,10 @@ class _Migration:
     """
 
     def __init__(self, options: argparse.Namespace) -> None:
+        source: Choice
+        target: Choice
         (text, source), (target_text, target) = options.source, options.target
-        self._options = options
-        self._source: Choice = source
-        self._target: Choice = target
+        self._options, self._source, self._target = options, source, target
         self._directory = source.store_ref.get("path", "")
         if kinds.same(source.store_ref, target.store_ref):
             options.refuse(f"{text} and {target_text} are the same store")
@@ -272,10 +264,8 @@ class _Migration:
                     conflicts.append(f"{_shown(lease)}: here {lease.holder()}; there {other.holder()}")
         if conflicts:
             more = [f"and {len(conflicts) - _SHOWN} more"] if len(conflicts) > _SHOWN else []
-            raise InvalidConfig(
-                f"{len(conflicts)} addresses are given to others in {self._target}, so nothing was copied: {conflicts[0]}",
-                "\n".join([*conflicts[:_SHOWN], *more]),
-            )
+            what = f"{len(conflicts)} addresses are given to others in {self._target}, so nothing was copied"
+            raise InvalidConfig(f"{what}: {conflicts[0]}", "\n".join([*conflicts[:_SHOWN], *more]))
         return list(copy.values()), there
 
     def _copy(self, groups: list[list[Lease]]) -> None:

@@ -38,10 +38,9 @@ class Pools:
         """Keep the versions of the pools `found` for `close`; return the leases of pools that `close` has closed.
         Raises InvalidConfig if a network has node_slice_size."""
         if sliced := [n.name for n in found.networks if n.sliced]:
-            why = (
-                "it has node_slice_size, which datastore addresslease does not take. Leave it out of that network first"
-            )
-            raise InvalidConfig(f"the addresses of {sliced[0]} cannot be moved: {why}")
+            why = "it has node_slice_size, which datastore addresslease does not take"
+            remedy = "Leave it out of that network first"
+            raise InvalidConfig(f"the addresses of {sliced[0]} cannot be moved: {why}. {remedy}")
         self._versions = {state.name: state.version for state in found.pools}
         return self._moved
 
@@ -94,9 +93,7 @@ class Pools:
         known = {document["metadata"]["name"] for document in self._api.list_all(POOLS)}
         refused = True
         for name, lease in {lease.pool: lease for lease in leases if lease.pool not in known}.items():
-            with suppress(
-                Conflict, ValueError
-            ):  # an ADD has made the pool, which the next reading closes; or a bad name
+            with suppress(Conflict, ValueError):  # an ADD has made the pool: the next reading closes it; or a bad name
                 cidr = range_of(name, lease.family, lease.value)
                 refused = False
                 self._api.create(POOLS, objects.new_pool(name, f"{MOVING}{cidr}", {}))

@@ -73,7 +73,7 @@ def register_in_use(commands: subcommand.Commands) -> None:
     common.add(parser, "state-dir", "", STATE, made=True)
 
 
-def _answer(options: argparse.Namespace) -> int:
+def _answer(options: argparse.Namespace) -> None:
     records = Records(state_of(options), Log())
     place = str if options.root == "/" else partial(below, options.root)
     try:
@@ -81,7 +81,6 @@ def _answer(options: argparse.Namespace) -> int:
     except (ValueError, TypeError) as fault:
         raise InvalidConfig(f"stdin: want leases as `kubectl railcni` of this version writes them: {fault}") from None
     print(json.dumps([in_use.use(lease, records, place) for lease in leases]))
-    return 0
 
 
 def _run(options: argparse.Namespace) -> int:
@@ -90,10 +89,8 @@ def _run(options: argparse.Namespace) -> int:
     choices = [choice for choice in known if choice.identity() in made.stores]
     if len(choices) < len(made.stores):
         there, here = (", ".join(f"{k} {v}" for k, v in one.items()) for one in (made.stores[0], known[0].identity()))
-        raise InvalidConfig(
-            f"{options.from_report} is of {there}, and the store chosen here is {here}: choose that one with --flat-file,"
-            " --kubeconfig or --data-dir, or make a new report"
-        )
+        remedy = "choose that one with --flat-file, --kubeconfig or --data-dir, or make a new report"
+        raise InvalidConfig(f"{options.from_report} is of {there}, and the store chosen here is {here}: {remedy}")
     done: list[dict[str, Any]] = []
     for result in _reclaim(made, choices, options):
         done.append(result)
@@ -174,17 +171,14 @@ class _Found:
             if state == USED:
                 raise Changed(f"{why}: node {lease.node}" if lease.node else why)
             if state != ENDED:
-                where = "on the node of its pod, which the store does not name"
-                where = f"on node {lease.node}" if lease.node else where
-                raise Kept(
-                    f"it may be in use {where}: {why}. Run `railcni ipam reclaim` there, or taint the node with {OUT_OF_SERVICE}"
-                    " when it is off; --force frees it if its pod runs nowhere"
-                )
+                where = f"node {lease.node}" if lease.node else "the node of its pod, which the store does not name"
+                remedy = f"Run `railcni ipam reclaim` there, or taint the node with {OUT_OF_SERVICE} when it is off"
+                remedy += "; --force frees it if its pod runs nowhere"
+                raise Kept(f"it may be in use on {where}: {why}. {remedy}")
         is_ended = bool(options.ask or options.force or finding.kind == LEASE_OF_ENDED_POD)
+        check = partial(self._check, finding)
         try:
-            self._freeing.free_lease(
-                lease, lambda now: self._check(finding, now), self._cooldown(lease), options.dry_run, is_ended
-            )
+            self._freeing.free_lease(lease, check, self._cooldown(lease), options.dry_run, is_ended)
         except Changed:  # the first free of an attachment with a record frees all its leases
             if lease.attachment not in self._freed or self._freeing.store.holder(lease):
                 raise
