@@ -38,6 +38,8 @@ from cni.shared.spec import parsing
 from cni.shared.spec.errors import CniError, InvalidConfig
 from cni.shared.spec.result import IPConfig
 
+_PLACES = (("conf-dir", "NETCONFPATH", (NET_DIRECTORY,)), ("cni-path", "CNI_PATH", runtime.PLUGIN_DIRECTORIES))
+
 
 def register(commands: subcommand.Commands) -> None:
     """Add the commands `attach`, `detach`, `check`, `gc` and `status`."""
@@ -54,7 +56,9 @@ def register(commands: subcommand.Commands) -> None:
         parser.add_argument("network", metavar="NETWORK", nargs=nargs, default="", help=about)
         if run not in (_gc, _status):
             _add_attachment(parser, takes_pod=run is not _attach)
-        _add_places(parser)
+        for place, variable, usual in _PLACES:
+            default = os.environ.get(variable) or ":".join(usual)
+            common.add(parser, place, f"default: {variable}, then {', '.join(usual)}", default, shown=False)
         if run is _status:
             common.installation(parser)
         else:
@@ -84,15 +88,6 @@ def _add_attachment(parser: argparse.ArgumentParser, takes_pod: bool) -> None:
     parser.add_argument("--device-id", default="", help="the device for a NAD that names none, as Multus passes it")
 
 
-def _add_places(parser: argparse.ArgumentParser) -> None:
-    for name, variable, usual in (
-        ("conf-dir", "NETCONFPATH", (NET_DIRECTORY,)),
-        ("cni-path", "CNI_PATH", runtime.PLUGIN_DIRECTORIES),
-    ):
-        default = os.environ.get(variable) or ":".join(usual)
-        common.add(parser, name, f"default: {variable}, then {', '.join(usual)}", default, shown=False)
-
-
 def _pairs(text: str) -> tuple[tuple[str, str], ...]:
     pairs = []
     for part in filter(None, text.split(";")):
@@ -118,7 +113,7 @@ def _object(text: str) -> dict[str, Any]:
 # --- the commands ---
 
 
-def _attach(options: argparse.Namespace) -> int:
+def _attach(options: argparse.Namespace) -> None:
     runtime = _runtime(options)
     network = networks.find(options.network, options.conf_dir).with_device(options.device_id)
     parameters = target.new(options, network)
@@ -138,11 +133,10 @@ def _attach(options: argparse.Namespace) -> int:
         raise
     columns = ("interface", "mac", "mtu", "address", "gateway", "namespace")
     rows, least = _rows(result, parameters), ("namespace", "mac", "gateway")
-    output.show(options.output, result, lambda: output.print_table(columns, rows, least=least))
-    return 0
+    output.show_table(options.output, result, columns, rows, least=least)
 
 
-def _detach(options: argparse.Namespace) -> int:
+def _detach(options: argparse.Namespace) -> None:
     runtime, network, parameters, known = _existing(options)
     runtime.delete(network, parameters)
     before = "" if known else " (the cache did not know it)"
@@ -153,7 +147,6 @@ def _detach(options: argparse.Namespace) -> int:
         text += f"; its addresses are not released yet: {pending}"
     document = {**_identity(network.name, parameters), "wasAttached": known, "pending": pending}
     output.show(options.output, document, lambda: output.console().print(text))
-    return 0
 
 
 def _check(options: argparse.Namespace) -> int:
@@ -171,7 +164,7 @@ def _check(options: argparse.Namespace) -> int:
     return int(carrier is False)
 
 
-def _gc(options: argparse.Namespace) -> int:
+def _gc(options: argparse.Namespace) -> None:
     runtime = _runtime(options)
     network = networks.find(options.network, options.conf_dir)
     stale = [e for e in runtime.cache.all(network.name) if not is_alive(e.parameters.netns)]
@@ -181,24 +174,20 @@ def _gc(options: argparse.Namespace) -> int:
     pending = recorded.pending(network.name)
     waiting = [{key: a[key] for key in ("network", "containerID", "ifname", "pending")} for a in pending]
     named = {done: [_identity(network.name, p) for p in several] for done, several in of.items()}
-    document = {"network": network.name, "asked": asked, **named, "pending": waiting}
-
-    def print_collected() -> None:
-        out, columns = output.console(), ("", "interface", "container", "namespace")
-        rows = [(done, p.ifname, p.container_id, p.netns) for done in ("removed", "kept") for p in of[done]]
-        if rows:
-            output.print_table(columns, rows)
-        else:
-            out.print(f"{network.name}: this node knows no attachment")
-        if network.disable_gc:
-            out.print(f"{network.name} has disableGC: nothing was collected")
-        elif not asked:
-            out.print(f"GC exists from cniVersion 1.1.0 on, {network.name} is older: its plugins were not asked")
-
-    output.show(options.output, document, print_collected)
+    rows = [(done, p.ifname, p.container_id, p.netns) for done, several in of.items() for p in several]
+    if options.output != "table":
+        output.print_data({"network": network.name, "asked": asked, **named, "pending": waiting}, options.output)
+    elif rows:
+        output.print_table(("", "interface", "container", "namespace"), rows)
+    else:
+        output.console().print(f"{network.name}: this node knows no attachment")
+    if options.output == "table" and network.disable_gc:
+        output.console().print(f"{network.name} has disableGC: nothing was collected")
+    elif options.output == "table" and not asked:
+        why = f"GC exists from cniVersion 1.1.0 on, {network.name} is older"
+        output.console().print(f"{why}: its plugins were not asked")
     for attachment in pending:
         output.print_fault(f"railcni: {recorded.named(attachment)} is not released: {attachment['pending']}")
-    return 0
 
 
 def _status(options: argparse.Namespace) -> int:
@@ -213,9 +202,8 @@ def _status(options: argparse.Namespace) -> int:
         plugins.append({"plugin": step.type, "ready": not fault, **error})
         status = "ready" if not fault else "not ready" if isinstance(fault, PluginFailed) else "no answer"
         rows.append((step.type, status, fault and fault.code, fault and fault.msg))
-    columns = ("plugin", "status", "code", "message")
     document = {"network": network.name, "plugins": plugins}
-    output.show(options.output, document, lambda: output.print_table(columns, rows))
+    output.show_table(options.output, document, ("plugin", "status", "code", "message"), rows)
     return int(any("error" in plugin for plugin in plugins))
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from functools import partial
 from typing import Any
 
 from cni.cli.terminal import common, output, subcommand
@@ -48,13 +47,11 @@ def told(options: argparse.Namespace, *further: str) -> str:
     return f" with {', '.join(given)}" if given else ""
 
 
-def _run(options: argparse.Namespace) -> int:
+def _run(options: argparse.Namespace) -> None:
     attachments = [a for a in found(directory=options.state_dir) if is_chosen(options, a)]
-    rows = [_row(a) for a in attachments]
     empty = f"no attachment{told(options)} in {options.state_dir}"
-    table = partial(output.print_table, COLUMNS, rows, empty=empty, least=LEAST)
-    output.show(options.output, attachments, table, "containerID")
-    return 0
+    rows = map(_row, attachments)
+    output.show_table(options.output, attachments, COLUMNS, rows, "containerID", empty=empty, least=LEAST)
 
 
 def _row(attachment: dict[str, Any]) -> tuple[object, ...]:

@@ -14,7 +14,7 @@ import secrets
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
@@ -77,7 +77,7 @@ def _version(options: argparse.Namespace) -> int:
     nodes = _ask_all(options, kubectl.agents(options).values())
     rows = [("this command", VERSION), *((f"node {one['node']}", one["version"] or one["faults"][0]) for one in nodes)]
     document = {"client": VERSION, "nodes": {one["node"]: one["version"] for one in nodes}}
-    output.show(options.output, document, lambda: output.print_table(("of", "version"), rows))
+    output.show_table(options.output, document, ("of", "version"), rows)
     return int(not all(one["version"] for one in nodes))
 
 
@@ -87,8 +87,7 @@ def _ask_all(options: argparse.Namespace, agents: Iterable[kubectl.NodeAgent]) -
     def ask(agent: kubectl.NodeAgent) -> dict[str, Any]:
         command, places = ["status", "--output=json"], ("root", "plugin-dir", "to", "state-dir")
         try:
-            told = _answer(options, agent, command, *places)
-            return {"node": agent.node, "version": None, "healthy": False, **told}
+            return {**_faulty(agent.node, ""), **_answer(options, agent, command, *places)}
         except IoFailure as fault:
             return _faulty(agent.node, fault.msg)
 
@@ -109,7 +108,9 @@ def _status(options: argparse.Namespace) -> int:
     claims = _claims(options)
     for one in found:
         one["claims"] = claims[one["node"]]
-    output.show(options.output, found, lambda: _print(found))
+    has_claims = any(one["claims"] for one in found)
+    heads = ("node", "version", "health", "attachments", *["claims"] * has_claims, "what is wrong")
+    output.show_table(options.output, found, heads, (_row(one, has_claims) for one in found))
     return int(not all(one["healthy"] for one in found))
 
 
@@ -138,7 +139,7 @@ def _claims(options: argparse.Namespace) -> Counter[str]:
 
 
 def _answer(
-    options: argparse.Namespace, agent: kubectl.NodeAgent, command: Sequence[str], *places: str, given: str = ""
+    options: argparse.Namespace, agent: kubectl.NodeAgent, command: list[str], *places: str, given: str = ""
 ) -> Any:
     """Run `railcni` in the agent's pod, with the agent's own values of the options in `places`; return the JSON that it
     prints. Raises IoFailure if the agent does not run or answer."""
@@ -153,19 +154,14 @@ def _answer(
         raise IoFailure(f"its agent does not answer: {kubectl.why(done.stderr)}") from None
 
 
-def _print(found: Sequence[dict[str, Any]]) -> None:
-    rows = []
-    has_claims = any(one.get("claims") for one in found)
-    for one in found:
-        attached, said = one.get("attachments") or {}, list(one["faults"])
-        if gone := attached.get("gone"):
-            count = output.counted(gone, "attachment")
-            said.append(f"{count} without a namespace: the node's next calls end them, or `railcni ipam flush` there")
-        health = output.styled("whole") if one["healthy"] else output.styled("faulty", "bold red")
-        claims = [one.get("claims")] if has_claims else []
-        rows.append((one["node"], one["version"] or "", health, attached.get("live"), *claims, "\n".join(said)))
-    heads = ("node", "version", "health", "attachments", *(["claims"] if has_claims else []), "what is wrong")
-    output.print_table(heads, rows)
+def _row(one: dict[str, Any], has_claims: bool) -> Sequence[object]:
+    attached, said = one.get("attachments") or {}, list(one["faults"])
+    if gone := attached.get("gone"):
+        count = output.counted(gone, "attachment")
+        said.append(f"{count} without a namespace: the node's next calls end them, or `railcni ipam flush` there")
+    health = output.styled("whole") if one["healthy"] else output.styled("faulty", "bold red")
+    claims = [one["claims"]] if has_claims else []
+    return one["node"], one["version"] or "", health, attached.get("live"), *claims, "\n".join(said)
 
 
 # --- doctor ---
@@ -247,7 +243,7 @@ def _exit_code(options: argparse.Namespace, place: Sequence[str]) -> int:
 # --- ipam ---
 
 
-def _ipam(run: Callable[[argparse.Namespace], int], cluster: subcommand.Parser, options: argparse.Namespace) -> int:
+def _ipam(run: subcommand.Run, cluster: subcommand.Parser, options: argparse.Namespace) -> int | None:
     """Run a command of `railcni ipam` for the cluster that kubectl uses; return its exit code."""
     options.only(False, "in `railcni ipam`, since this is kubectl's cluster", "--data-dir", "--flat-file")
     cluster.only(False, "with `status`, `doctor` and `test`, which ask the agents", "--agents-in")

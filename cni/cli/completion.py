@@ -30,28 +30,23 @@ def register(commands: subcommand.Commands) -> None:
     parser.add_argument("shell", choices=tuple(SHELLS), metavar="SHELL", help=f"one of {', '.join(SHELLS)}")
 
 
-def _version(options: argparse.Namespace) -> int:
+def _version(options: argparse.Namespace) -> None:
     output.show(options.output, {"client": VERSION}, lambda: print(f"railcni {VERSION}"))
-    return 0
 
 
-def _run(options: argparse.Namespace) -> int:
-    maker = f"{ROOT}/.ci/manual.py"
-    if not os.path.exists(maker):
-        return _print(f"{ROOT}/share", options.shell)
+def _run(options: argparse.Namespace) -> None:
+    maker, share = f"{ROOT}/.ci/manual.py", f"{ROOT}/share"
     with tempfile.TemporaryDirectory() as folder:
-        made = subprocess.run([sys.executable, maker, folder], capture_output=True, text=True)
-        if made.returncode:
-            why = made.stderr.strip().rpartition("\n")[2]
-            raise IoFailure(f"the completion cannot be made: {why}: run `make` in {ROOT}, which installs what it needs")
-        return _print(folder, options.shell)
-
-
-def _print(share: str, shell: str) -> int:
-    path = f"{share}/{SHELLS[shell]}"
-    try:
-        with open(path, encoding="utf-8") as file:
-            sys.stdout.write(file.read())
-    except OSError as fault:
-        raise IoFailure(f"{path}: {fault.strerror}: unpack the bundle again") from None
-    return 0
+        if os.path.exists(maker):
+            share = folder
+            made = subprocess.run([sys.executable, maker, folder], capture_output=True, text=True)
+            if made.returncode:
+                why = made.stderr.strip().rpartition("\n")[2]
+                remedy = f"run `make` in {ROOT}, which installs what it needs"
+                raise IoFailure(f"the completion cannot be made: {why}: {remedy}")
+        path = f"{share}/{SHELLS[options.shell]}"
+        try:
+            with open(path, encoding="utf-8") as file:
+                sys.stdout.write(file.read())
+        except OSError as fault:
+            raise IoFailure(f"{path}: {fault.strerror}: unpack the bundle again") from None

@@ -45,10 +45,8 @@ _LIBC = ctypes.CDLL(None, use_errno=True)
 _COVERED = ("/etc", "/run", "/var/lib")
 _HIDDEN = ("/etc/cni", "/run/netns", "/run/railcni", "/var/lib/cni")
 _AS_ROOT = "run it where root may mount (CAP_SYS_ADMIN): on the machine itself, or in a privileged container"
-_AS_USER = (
-    "run it as root, or allow user namespaces (sysctl user.max_user_namespaces, kernel.unprivileged_userns_clone, "
-    "kernel.apparmor_restrict_unprivileged_userns)"
-)
+_SWITCHES = "user.max_user_namespaces, kernel.unprivileged_userns_clone, kernel.apparmor_restrict_unprivileged_userns"
+_AS_USER = f"run it as root, or allow user namespaces (sysctl {_SWITCHES})"
 
 
 class DemoPod:
@@ -84,7 +82,8 @@ def run() -> Iterator[Observation]:
             yield _compared("attached", pod.name, {"addresses": addresses}, {"addresses": [f"{pod.address}/24"]})
         for pod in PODS:
             yield _link(pod)
-        yield _compared("leases", "", _leases(), {"leases": [f"{pod.address} default/{pod.name}" for pod in PODS]})
+        wanted = {"leases": [f"{pod.address} default/{pod.name}" for pod in PODS]}
+        yield _compared("leases", "", {"leases": _leases()}, wanted)
         first, second = PODS
         with open_namespace(first.parameters.netns) as there, there.entered():
             pings = ping(second.address, first.address, _MTU)
@@ -148,15 +147,10 @@ def _prepare() -> None:
 
 def _compared(check: str, subject: str, seen: dict[str, Any], wanted: dict[str, Any]) -> Observation:
     """Compare `seen` and `wanted` by key; return a fault with the differences, or `ok` with the values."""
-    wrong = [key for key in wanted if seen[key] != wanted[key]]
-    if wrong:
-        found = "; ".join(f"{key}: {seen[key]}, and {wanted[key]} is wanted" for key in wrong)
-        return broken(subject, found, check=check)
-    return ok(subject, "; ".join(f"{key}: {_text(value)}" for key, value in seen.items()), check=check)
-
-
-def _text(value: Any) -> str:
-    return ", ".join(value) or "none" if isinstance(value, list) else str(value)
+    if wrong := [f"{key}: {seen[key]}, and {wanted[key]} is wanted" for key in wanted if seen[key] != wanted[key]]:
+        return broken(subject, "; ".join(wrong), check=check)
+    texts = {key: (", ".join(v) or "none") if isinstance(v, list) else str(v) for key, v in seen.items()}
+    return ok(subject, "; ".join(f"{key}: {text}" for key, text in texts.items()), check=check)
 
 
 def _links(netns: str = "/proc/self/ns/net") -> dict[str, Any]:
@@ -172,34 +166,24 @@ def _link(pod: DemoPod) -> Observation:
         inet = [f"{a.get('local')}/{a['prefixlen']} brd {a.get('broadcast')}" for a in addresses]
     link = _links(pod.parameters.netns).get(_IFNAME, {})
     mac = link.get("address") or "none"
-    seen = {
-        "state": link.get("operstate"),
-        "MTU": link.get("mtu"),
-        "inet": inet,
-        "on a link of": "its own namespace" if link.get("link_netnsid") is None else "the node",
-        "MAC": _LOCAL if mac[1] in "26ae" else mac,
-    }
-    wanted = {
-        "state": "UP",
-        "MTU": _MTU,
-        "inet": [f"{pod.address}/24 brd 192.168.111.255"],
-        "on a link of": "the node",
-        "MAC": _LOCAL,
-    }
+    seen = {"state": link.get("operstate"), "MTU": link.get("mtu"), "inet": inet}
+    seen["on a link of"] = "its own namespace" if link.get("link_netnsid") is None else "the node"
+    seen["MAC"] = _LOCAL if mac[1] in "26ae" else mac
+    wanted = {"state": "UP", "MTU": _MTU, "inet": [f"{pod.address}/24 brd 192.168.111.255"]}
+    wanted |= {"on a link of": "the node", "MAC": _LOCAL}
     return _compared("link", f"{_IFNAME} of {pod.name}", seen, wanted)
 
 
-def _leases() -> dict[str, Any]:
-    leases = snapshot.read(Choice({"kind": "file", "path": STATE})).leases
-    return {"leases": [f"{lease.text} {lease.pod_ref}" for lease in leases]}
+def _leases() -> list[str]:
+    return [f"{lease.text} {lease.pod_ref}" for lease in snapshot.read(Choice({"kind": "file", "path": STATE})).leases]
 
 
 def _remains() -> Observation:
     """Check that the detached pods have left nothing on the node."""
-    of_pods = {f"links of {pod.name}": sorted(_links(pod.parameters.netns)) for pod in PODS}
     node = _links()
-    records, results = recorded.found(), [entry.network for entry in Cache().all()]
-    nothing: dict[str, Any] = {**of_pods, **_leases(), "records": records, "cached results": results}
+    nothing: dict[str, Any] = {f"links of {pod.name}": sorted(_links(pod.parameters.netns)) for pod in PODS}
+    results = [entry.network for entry in Cache().all()]
+    nothing |= {"leases": _leases(), "records": recorded.found(), "cached results": results}
     seen = {**nothing, "links of the node": sorted(node), f"MTU of {_MASTER}": node.get(_MASTER, {}).get("mtu")}
     wanted = {**{what: [] for what in nothing}, "links of the node": [_MASTER, _SWITCH], f"MTU of {_MASTER}": _MTU}
     return _compared("detached", "", seen, wanted)

@@ -214,12 +214,11 @@ def _print_classes(options: argparse.Namespace) -> int:
 # --- vfs ---
 
 
-def _show_vfs(options: argparse.Namespace) -> int:
+def _show_vfs(options: argparse.Namespace) -> None:
     found = cards.read(options.root.rstrip("/"), options.kubelet_dir)
     empty = "no card here can have VFs: its firmware or the BIOS may have SR-IOV switched off"
     documents = [_card(card, found.uses) for card in found.cards]
     output.show_table(options.output, documents, _CARDS, _card_rows(found.cards, found.uses), empty=empty)
-    return 0
 
 
 def _card_rows(found: Sequence[Card], uses: Mapping[str, str]) -> Iterator[Sequence[object]]:

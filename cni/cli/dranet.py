@@ -23,7 +23,6 @@ import threading
 import time
 import uuid
 from collections.abc import Callable
-from contextlib import closing
 from glob import glob
 from socketserver import ThreadingMixIn, UnixStreamServer
 from typing import Any
@@ -98,10 +97,9 @@ class Profiles:
 
     def has(self, name: str) -> bool:
         """Whether there is a valid profile of this name."""
-        try:
+        with contextlib.suppress(CniError):
             return bool(self._profile(name))
-        except CniError:
-            return False
+        return False
 
     def run(self, verb: str, attachment: Attachment) -> Any:
         """Call the IPAM plugin of the attachment's profile with `verb`; return its result."""
@@ -113,13 +111,11 @@ class Profiles:
     def _profile(self, name: str) -> dict[str, Any]:
         """The configuration of the profile `name`. Raises UnknownProfile, or InvalidConfig if its file has a fault."""
         for path in sorted(glob(f"{self._directory}/*.conf") + glob(f"{self._directory}/*.json")):
-            try:
-                with open(path, "rb") as file:
-                    found = json.load(file)
-            except (OSError, ValueError):
-                continue  # a file of a runtime or of another program
+            found = None
+            with contextlib.suppress(OSError, ValueError), open(path, "rb") as file:
+                found = json.load(file)
             if not isinstance(found, dict) or found.get("name") != name:
-                continue
+                continue  # a file of a runtime or of another program
             kind = string_at(found, "ipam", "type")
             if "type" in found or not kind or "/" in kind:
                 wanted = "`name` and `ipam` with its `type`, such as whereabouts, and no `type` beside them"
@@ -179,29 +175,25 @@ class _ProfileHandler(Handler):
             self.send(404, TEXT, f"want /health, or POST of {', '.join(self.server.posts)}")
 
     def do_POST(self) -> None:
-        self.send(*self._posted())
-
-    def _posted(self) -> tuple[int, str, str]:
-        act = self.server.posts.get(self.path)
+        act, request = self.server.posts.get(self.path), None
         if act is None:
-            return 404, TEXT, f"want {', '.join(self.server.posts)}"
-        try:
+            return self.send(404, TEXT, f"want {', '.join(self.server.posts)}")
+        with contextlib.suppress(ValueError):
             size = int(self.headers.get("Content-Length") or 0)
             request = json.loads(self.rfile.read(size)) if 0 < size <= _MOST_BYTES else None
-        except ValueError:
-            request = None
         if not isinstance(request, dict):
-            return 400, TEXT, "want a JSON object of at most 1 MiB, with its Content-Length"
+            return self.send(400, TEXT, "want a JSON object of at most 1 MiB, with its Content-Length")
         try:
-            return 200, _JSON, json.dumps(act(request))
+            answer = json.dumps(act(request))
         except CniError as fault:
             claim, device = string_at(request, "claim_uid"), string_at(request, "device", "name")
             self.server.log.say("warning", fault.msg, request=self.path, claim=claim, device=device)
             status = 404 if isinstance(fault, UnknownProfile) else 400 if fault.code in _OF_CALLER else 500
-            return status, TEXT, fault.msg
+            return self.send(status, TEXT, fault.msg)
+        return self.send(200, _JSON, answer)
 
 
-def _run(options: argparse.Namespace) -> int:
+def _run(options: argparse.Namespace) -> None:
     log = AgentLog(options.log_level)
     profiles = Profiles(options.conf_dir, Executables(options.cni_path.split(":")))
     _make_way(options.socket)
@@ -222,7 +214,6 @@ def _run(options: argparse.Namespace) -> int:
     finally:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(options.socket)
-    return 0
 
 
 def _free_gone(profiles: Profiles, options: argparse.Namespace, log: AgentLog) -> None:
@@ -248,7 +239,7 @@ def _without_claim(profiles: Profiles, options: argparse.Namespace, log: AgentLo
     path = (kubeconfig_of(options.kubeconfig) or of_flat_file().kubeconfig) if held else ""
     if not path:
         return set()
-    with closing(Api(path, _SECONDS)) as api:  # read after the records: a claim exists before its lease
+    with contextlib.closing(Api(path, _SECONDS)) as api:  # read after the records: a claim exists before its lease
         claims = read_all(lambda: api.pages(CLAIMS, brief=True, namespace=EVERYWHERE, size=_PAGE))
     uids = {claim["metadata"]["uid"] for claim in claims}
     return {attachment for attachment in held if attachment.container_id not in uids}

@@ -8,7 +8,8 @@ from __future__ import annotations
 import argparse
 import json
 import os
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from contextlib import suppress
 from dataclasses import asdict
 from functools import partial
 from typing import Any
@@ -65,7 +66,7 @@ def _require(options: argparse.Namespace, *flags: str) -> None:
         require_directory(flag, shown, below(options.root, os.path.abspath(shown)))
 
 
-def _install(options: argparse.Namespace) -> int:
+def _install(options: argparse.Namespace) -> None:
     without = "all plugins get their railcni-… names, and no other without it"
     options.only(options.replace, f"with --replace: {without}", "--plugins")
     _require(options, "--link-dir")
@@ -80,7 +81,8 @@ def _install(options: argparse.Namespace) -> int:
     if options.dry_run:
         with folder.foreseen():
             _print_steps([*change.steps_to(folder, wanted, replace), *link.made()], folder)
-            return _print_state_faults(options)
+            _print_state_faults(options)
+            return
     with output.progress() as say:
         steps = change.install(folder, wanted, replace, say)
         folder.carry_out(link.made(), say)
@@ -97,16 +99,15 @@ def _install(options: argparse.Namespace) -> int:
     ):
         if line:
             output.console().print(line)
-    return _print_state_faults(options)
+    _print_state_faults(options)
 
 
-def _print_state_faults(options: argparse.Namespace) -> int:
+def _print_state_faults(options: argparse.Namespace) -> None:
     for fault in layout.state_faults(state_of(options)):
         output.print_fault(f"railcni: {fault}")
-    return 0
 
 
-def _uninstall(options: argparse.Namespace) -> int:
+def _uninstall(options: argparse.Namespace) -> None:
     _require(options, "--link-dir", "--state-dir")
     folder = folder_of(options)
 
@@ -119,22 +120,21 @@ def _uninstall(options: argparse.Namespace) -> int:
 
     link = CommandLink(folder, options.root, options.link_dir)
     if options.dry_run:
-        return _print_steps([*change.steps_away(folder, refuse), *link.removed()], folder)
+        _print_steps([*change.steps_away(folder, refuse), *link.removed()], folder)
+        return
     before = change.uninstall(folder, refuse, lambda: warm.stop(options.root))
     folder.carry_out(link.removed())
     back = ", ".join(name for name in NAMES if name in before.ours & before.kept)
     # Not by `output`: a bundle that has removed itself has no module left to load.
     print(f"railcni is no longer in {folder.shown}" + (f"; put back: {back}" if back else ""))
     print(f"its records and leases stay in {options.state_dir}")
-    return 0
 
 
-def _print_steps(steps: list[Step], folder: Folder) -> int:
+def _print_steps(steps: list[Step], folder: Folder) -> None:
     console = output.console()
     console.print(f"in {folder.shown}/ and {folder.shown}/{BUNDLE}/:" if steps else f"{folder.shown}: nothing to do")
     for step in steps:
         console.print(f"  {step.text}")
-    return 0
 
 
 # --- the attachments that only railcni can detach: while one of them lives, an uninstall is refused ---
@@ -187,10 +187,9 @@ def _reason(record: dict[str, Any], alive: bool, remaining: Collection[str]) -> 
 
 
 def _type(config: Any) -> str:
-    try:
+    with suppress(TypeError, ValueError, AttributeError):
         return str(json.loads(config).get("type", ""))
-    except (TypeError, ValueError, AttributeError):
-        return ""
+    return ""
 
 
 # --- railcni status without a network: the installation, and whether it is whole ---
@@ -203,6 +202,7 @@ def status(options: argparse.Namespace) -> int:
     faults = layout.faults(folder.path, folder.shown, found, state)
     attached = _attachments(state, options.root, faults)
     running = warm.found(options.root)
+    cold = warm.cold(options.root)
     document: dict[str, Any] = {
         "folder": folder.shown,
         "version": found.current or None,
@@ -212,12 +212,13 @@ def status(options: argparse.Namespace) -> int:
         "stateDir": options.state_dir,
         "attachments": attached,
         "warm": [asdict(workers) for workers in running],
-        "cold": warm.by_reason(cold := warm.cold(options.root)),
+        "cold": warm.by_reason(cold),
         "healthy": not faults,
         "faults": faults,
     }
     workers = "; ".join(map(str, running)) or "none at the moment"
-    output.show(options.output, document, lambda: _print_status(document, workers, warm.described(cold)))
+    rows = _rows(document, workers, warm.described(cold))
+    output.show_table(options.output, document, ("installation", "found"), rows)
     return int(bool(faults))
 
 
@@ -245,22 +246,19 @@ def _state_of_name(name: str, found: Installation) -> str:
     return "another's" if name in found.foreign else "not there"
 
 
-def _print_status(document: dict[str, Any], workers: str, cold: str) -> None:
+def _rows(document: dict[str, Any], workers: str, cold: str) -> Iterator[tuple[str, object]]:
     counts, attached = document["attachments"], "not known"
     if counts:
         attached = "{live} live, {gone} whose namespace is gone, {pending} with a pending release".format(**counts)
         if counts["gone"] or counts["pending"]:
             attached += "; the next calls on the node end these, `railcni ipam flush` at once"
-    rows = [
-        ("plugin folder", document["folder"]),
-        ("version", document["version"] or "none: run `railcni install`"),
-        ("version before", document["previous"]),
-        *document["names"].items(),
-        ("attachments", attached),
-        ("warm workers", workers),
-        ("cold calls", cold),
-        ("state", document["stateDir"]),
-        ("store of leases", "not asked: `railcni doctor` asks it"),
-        *([("health", "whole")] if document["healthy"] else [("fault", fault) for fault in document["faults"]]),
-    ]
-    output.print_table(("installation", "found"), rows)
+    yield "plugin folder", document["folder"]
+    yield "version", document["version"] or "none: run `railcni install`"
+    yield "version before", document["previous"]
+    yield from document["names"].items()
+    yield from (("attachments", attached), ("warm workers", workers), ("cold calls", cold))
+    yield "state", document["stateDir"]
+    yield "store of leases", "not asked: `railcni doctor` asks it"
+    yield from (("fault", fault) for fault in document["faults"])
+    if document["healthy"]:
+        yield "health", "whole"

@@ -21,6 +21,7 @@ from cni.shared.kernel import files
 from cni.shared.spec.errors import InvalidConfig, IoFailure
 
 SECONDS = 60.0  # for the answer of one node
+Done = subprocess.CompletedProcess[str]
 _LOGGED = re.compile(r"[IWEF]\d{4} [\d:.]+ +\d+ \S+\] ")  # a line of kubectl's log beside its error (k8s.io/klog)
 
 
@@ -43,12 +44,14 @@ class NodeAgent:
         """The argument --NAME=VALUE of the agent's container, as one string; "" if it has none."""
         return next((a for a in self.container.get("args", ()) if a.startswith(f"--{name}=")), "")
 
-    def made(self, metadata: dict[str, Any], seconds: float, container: dict[str, Any], **spec: Any) -> dict[str, Any]:
-        """The manifest of a pod that runs `container` with the agent's image. kubelet ends the pod after `seconds`,
-        even if this command was killed. `spec` has further members of the pod's spec."""
+    def made(
+        self, metadata: dict[str, Any], seconds: float, *containers: dict[str, Any], **spec: Any
+    ) -> dict[str, Any]:
+        """The manifest of a pod that runs `containers`, by default with the agent's image. kubelet ends the pod after
+        `seconds`, even if this command was killed. `spec` has further members of the pod's spec."""
         own = self.container
         image = {"image": own["image"], "imagePullPolicy": own.get("imagePullPolicy", "IfNotPresent")}
-        spec["containers"] = [{**image, **container}, *spec.get("containers", ())]
+        spec["containers"] = [one if "image" in one else {**image, **one} for one in containers]
         spec["imagePullSecrets"] = self.spec.get("imagePullSecrets", [])
         ends = {"activeDeadlineSeconds": int(seconds), "restartPolicy": "Never", "terminationGracePeriodSeconds": 0}
         spec |= {**ends, "automountServiceAccountToken": False}
@@ -67,9 +70,7 @@ def add_access(parser: argparse.ArgumentParser, before: bool = False, files: boo
     subcommand.option(parser, "--agents-in", namespace, about, "NAMESPACE", shown=False, type=subcommand.name)
 
 
-def run(
-    options: argparse.Namespace, *arguments: str, given: str = "", timeout: float | None = None
-) -> subprocess.CompletedProcess[str]:
+def run(options: argparse.Namespace, *arguments: str, given: str = "", timeout: float | None = None) -> Done:
     """Run kubectl with `given` on stdin; no Ctrl-C ends a create or delete. Raises IoFailure or TimeoutExpired."""
     access = {"context": options.context, "kubeconfig": kubeconfig_of(options.kubeconfig)}
     if not shutil.which("kubectl"):
@@ -85,7 +86,7 @@ def run(
 
 def execute(
     options: argparse.Namespace, where: Sequence[str], argv: Sequence[str], who: str, given: str, seconds: float = 0
-) -> subprocess.CompletedProcess[str]:
+) -> Done:
     """Run `argv` in the container `where`, with `given` on stdin. Raises IoFailure, which names `who`, if it takes
     longer than `seconds`."""
     seconds, stdin = seconds or SECONDS, ["--stdin"] if given else []

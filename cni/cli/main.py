@@ -152,7 +152,7 @@ def _run() -> int:
     output.Form.is_wide, output.Form.seen = getattr(options, "output", "") == "wide", None
     if output.Form.is_wide:
         options.output = "table"
-    return _watch(options) if getattr(options, "watches", False) else int(options.run(options))
+    return _watch(options) if getattr(options, "watches", False) else int(options.run(options) or 0)
 
 
 def _watch(options: argparse.Namespace) -> int:
@@ -160,7 +160,7 @@ def _watch(options: argparse.Namespace) -> int:
     output.Form.seen, code = {}, 0
     try:
         while True:
-            code = int(options.run(argparse.Namespace(**vars(options))))
+            code = int(options.run(argparse.Namespace(**vars(options))) or 0)
             sys.stdout.flush()
             if _Pipe.is_broken:
                 break

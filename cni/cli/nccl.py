@@ -14,8 +14,8 @@ import ipaddress
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from cni.node.inventory.devices import Gid, Port, VerbsDevice, ports_of
-from cni.node.inventory.sandboxes import NamespaceView, SandboxInterface
+from cni.node.inventory.devices import Gid, Port, VerbsDevice, ports, ports_of
+from cni.node.inventory.sandboxes import NamespaceView
 from cni.shared.kernel import rdma_sysfs
 from cni.shared.spec.errors import CniError
 
@@ -65,16 +65,13 @@ def _selection(chosen: Mapping[_Way, Gid]) -> tuple[dict[str, str], list[str]]:
     """Return (variables that make NCCL choose the GIDs `chosen`, notes about versions of NCCL)."""
     indexes = {gid.index for gid in chosen.values()}
     each = ", ".join(f"{gid.index} of {way.port.device}" for way, gid in chosen.items())
-    if len(indexes) == 1:
-        note = f"NCCL before {_SINCE} needs NCCL_IB_GID_INDEX={min(indexes)} too"
-    else:
-        note = (
-            f"NCCL before {_SINCE} takes one GID index for all devices, and here they differ: {each}; give its processes one"
-            " device each, or the pods devices of their own (host-device, sriov)"
-        )
+    note = f"NCCL before {_SINCE} needs NCCL_IB_GID_INDEX={min(indexes)} too"
+    if len(indexes) > 1:
+        remedy = "give its processes one device each, or the pods devices of their own (host-device, sriov)"
+        note = f"NCCL before {_SINCE} takes one GID index for all devices, and here they differ: {each}; {remedy}"
     families = {":" in gid.address for gid in chosen.values()}
-    variables = {"NCCL_IB_ADDR_FAMILY": "AF_INET6"} if families == {True} else {}
     is_v6 = families == {True}
+    variables = {"NCCL_IB_ADDR_FAMILY": "AF_INET6"} if is_v6 else {}
     candidates = (None, _common([gid.address for gid in chosen.values()])) if len(families) == 1 else ()
     for network in candidates:
         if all(choice(way.port, is_v6, network) == gid.index for way, gid in chosen.items()):
@@ -104,10 +101,8 @@ def wrong_index(value: str, ways: Sequence[tuple[str, Port]]) -> str:
     """The reason why the GID index `value` of a variable is wrong for a link of the pod; "" when it suits all links.
 
     `ways` has (link name, port). A negative number, and "auto" of UCX, leave the choice to the library."""
-    if value == "auto":
-        return ""
     try:
-        index = int(value)
+        index = -1 if value == "auto" else int(value)
     except ValueError:
         return "it is no number"
     if index < 0:
@@ -124,24 +119,15 @@ def wrong_index(value: str, ways: Sequence[tuple[str, Port]]) -> str:
 
 
 def _ways(sandbox: NamespaceView, devices: Sequence[VerbsDevice], root: str) -> Iterator[_Way]:
-    ports = [port for device in devices for port in device.ports]
+    gids = [(port, gid) for port in ports(devices) for gid in port.gids if gid.kind == rdma_sysfs.ROCE_V2]
     for interface in sandbox.interfaces:
-        found = next(_gids_of(interface, ports), None)
-        if found:
-            yield _Way(interface.name, *found)
+        wanted = [(interface.name, a) for a in sorted(interface.global_addresses, key=lambda a: ":" in a)]
+        if own := [found for want in wanted for found in gids if (found[1].ndev, found[1].address) == want]:
+            yield _Way(interface.name, *own[0])
             continue
         for port in ports_of(interface, devices, root):
             if port.link_layer == rdma_sysfs.INFINIBAND:
                 yield _Way(interface.name, port, None)
-
-
-def _gids_of(interface: SandboxInterface, ports: Sequence[Port]) -> Iterator[tuple[Port, Gid]]:
-    for address in sorted(interface.global_addresses, key=lambda a: ":" in a):
-        wanted = (rdma_sysfs.ROCE_V2, interface.name, address)
-        for port in ports:
-            for gid in port.gids:
-                if (gid.kind, gid.ndev, gid.address) == wanted:
-                    yield port, gid
 
 
 def _common(addresses: Sequence[str]) -> Network:
@@ -157,10 +143,9 @@ def _missing(sandbox: NamespaceView, devices: Sequence[VerbsDevice], root: str) 
     who = sandbox.owner or "this namespace"
     if not devices:
         return f"{who} has no RDMA: this node shows no verbs device; see `railcni doctor`"
-    own = [port for link in sandbox.interfaces for port in ports_of(link, devices, root)]
-    ports = own or [port for device in devices for port in device.ports]
-    if not any(port.is_roce or port.link_layer == rdma_sysfs.INFINIBAND for port in ports):
-        names = ", ".join(dict.fromkeys(port.device for port in ports))
+    own = [port for link in sandbox.interfaces for port in ports_of(link, devices, root)] or ports(devices)
+    if not any(port.is_roce or port.link_layer == rdma_sysfs.INFINIBAND for port in own):
+        names = ", ".join(dict.fromkeys(port.device for port in own))
         return f"{names} has neither RoCE nor InfiniBand, which NCCL's own transport needs; EFA needs aws-ofi-nccl"
     return (
         f"no verbs device has a RoCE v2 GID of {who}, which has {', '.join(has) or 'no address'}: an interface gets one"

@@ -106,7 +106,8 @@ def _run(options: argparse.Namespace) -> int:
         from cni.cli import demo  # loads pyroute2, which takes 0.2 s and which no other command needs
 
         found = [*demo.run()]
-    output.show(options.output, [one.document() for one in found], lambda: _print(found))
+    documents = [one.document() for one in found]
+    output.show_table(options.output, documents, ("check", "result", "what"), map(_row, found))
     return int(any(one.level == FAULT for one in found))
 
 
@@ -146,12 +147,13 @@ def _on_cluster(options: argparse.Namespace) -> list[Observation]:
         return _Test(options, nad, say).run(agents, nodes)
 
 
-def _print(found: Sequence[Observation]) -> None:
-    rows = []
-    for one in found:
-        said = ": ".join(filter(None, (one.subject, one.found))) + (f". Remedy: {one.remedy}" if one.remedy else "")
-        rows.append((one.check, output.styled(*_SHOWN[one.level]), said))
-    output.print_table(("check", "result", "what"), rows)
+def _row(one: Observation) -> Sequence[object]:
+    said = ": ".join(filter(None, (one.subject, one.found))) + (f". Remedy: {one.remedy}" if one.remedy else "")
+    return one.check, output.styled(*_SHOWN[one.level]), said
+
+
+def _container(name: str, command: list[str], capability: str, **more: Any) -> dict[str, Any]:
+    return {"name": name, "command": command, "securityContext": {"capabilities": {"add": [capability]}}, **more}
 
 
 class _Test:
@@ -183,29 +185,18 @@ class _Test:
         """The manifest of `pod` on `node`. If `node` is "", the scheduler chooses a node without the other pod."""
         options, metadata = self._options, self._nad["metadata"]
         label = {"app.kubernetes.io/name": "railcni-test", "app.kubernetes.io/instance": pod.name.rpartition("-")[0]}
-        container: dict[str, Any] = {
-            "name": "test",
-            "command": ["/opt/railcni/bin/python3", "-IS", "-c", "import signal; signal.pause()"],
-            "securityContext": {"capabilities": {"add": ["NET_RAW"]}},
-        }
-        more: list[dict[str, Any]] = []
+        waits = ["/opt/railcni/bin/python3", "-IS", "-c", "import signal; signal.pause()"]
+        containers = [_container("test", waits, "NET_RAW")]
         if options.image:
-            how = {
-                "command": ["sh", "-c", f"sleep {_LEFT}"],
-                "securityContext": {"capabilities": {"add": ["IPC_LOCK"]}},
-            }
-            more.append({"name": "rdma", "image": options.image, **how})
+            containers.append(_container("rdma", ["sh", "-c", f"sleep {_LEFT}"], "IPC_LOCK", image=options.image))
         if resource := options.resource or (metadata.get("annotations") or {}).get(RESOURCE_NAME):
-            (more or [container])[-1]["resources"] = {"limits": {resource: "1"}}
+            containers[-1]["resources"] = {"limits": {resource: "1"}}
         apart = {"labelSelector": {"matchLabels": label}, "topologyKey": "kubernetes.io/hostname"}
-        where: dict[str, Any] = {
-            "affinity": {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [apart]}}
-        }
-        if node:
-            where = {"nodeName": node, "tolerations": [{"operator": "Exists"}]}
+        apart = {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [apart]}}
+        where = {"nodeName": node, "tolerations": [{"operator": "Exists"}]} if node else {"affinity": apart}
         named = {"name": pod.name, "namespace": self._namespace, "labels": label}
         annotated = {**named, "annotations": {NETWORKS: model.nad_name(self._nad)}}
-        return agent.made(annotated, 2 * options.timeout + _LEFT, container, containers=more, **where)
+        return agent.made(annotated, 2 * options.timeout + _LEFT, *containers, **where)
 
     def _attached(self, pod: TestedPod, end: float) -> Observation:
         """Wait until the pod runs and Multus has attached it, at most until the time `end`."""
@@ -254,11 +245,10 @@ class _Test:
             self._say(f"{pod.name} pings {other.name}")
             told = self._answer(pod, {"ifname": pod.ifname, "own": [*pod.addresses], "peers": [*other.addresses]})
             mtus.append(told["mtu"])
-            said = f"{pod.ifname} has {told['mtu']}"
-            size = ok(str(pod), said, check="MTU")
+            size = ok(str(pod), f"{pod.ifname} has {told['mtu']}", check="MTU")
             if told["mtu"] != mtus[0]:
                 remedy = f"want {mtus[0]}: give the NAD an `mtu`, and the master on both nodes at least that MTU"
-                size = broken(str(pod), said, f"{mtus[0]}", remedy, "MTU")
+                size = replace(size, level=FAULT, healthy=f"{mtus[0]}", remedy=remedy)
             found += [addresses, size]
             for one in told["pings"]:
                 fields = {key: value or "" for key, value in one.items()}
@@ -307,10 +297,9 @@ class _Test:
         names = [(self._namespace, pod.name) for pod in self._pods]
         try:
             with kubectl.access(self._options) as path:
-                own = argparse.Namespace(
-                    kubeconfig=path, namespace="kube-system", flat_file="", data_dir="", pods=False
-                )
-                leases = [lease for choice in stores.choose(own) for lease in snapshot.read(choice).leases]
+                which = {"namespace": "kube-system", "flat_file": "", "data_dir": "", "pods": False}
+                choices = stores.choose(argparse.Namespace(kubeconfig=path, **which))
+                leases = [lease for choice in choices for lease in snapshot.read(choice).leases]
         except CniError as fault:
             return fault.msg
         return [lease.text for lease in leases if lease.pod_name in names]

@@ -32,11 +32,11 @@ def register(commands: subcommand.Commands) -> None:
     subcommand.option(form, "--env", "", about, "NAMESPACE/POD|NETNS")
 
 
-def _run(options: argparse.Namespace) -> int:
+def _run(options: argparse.Namespace) -> None:
     if options.ibdev2netdev:
         options.only(False, "without --ibdev2netdev, which has the lines of that tool alone", "-o", "-w", "-A")
         sys.stdout.writelines(f"{line}\n" for line in ibdev2netdev(inventory.read()))
-        return 0
+        return
     options.only(not options.env, "without --env", "-w", "-A")
     found = sandboxes.read()
     devices = inventory.read(found)
@@ -48,7 +48,6 @@ def _run(options: argparse.Namespace) -> int:
             output.print_fault(f"railcni: {note}")
     else:
         output.show(options.output, document(devices), lambda: _print(devices))
-    return 0
 
 
 def _print(devices: Sequence[VerbsDevice]) -> None:
@@ -65,18 +64,13 @@ def _print(devices: Sequence[VerbsDevice]) -> None:
 # --- what is shown; pure ---
 
 
-def port_rows(devices: Sequence[VerbsDevice]) -> list[Sequence[object]]:
-    """The rows of the table of ports, with the columns PORTS."""
-    rows: list[Sequence[object]] = []
-    for device in devices:
-        numa = device.numa_node if device.numa_node >= 0 else None
-        for port in device.ports:
-            state = port.state if port.is_active else f"{port.state} ({port.physical_state})"
-            where = device.name, port.number, port.netdev, device.pci, numa
-            rate = port.rate if port.speed is None else f"{port.speed:g} Gb/s"
-            use = f"{len(port.gids)}/{port.room}"
-            rows.append((*where, state, rate, port.link_layer, port.mtu, port.roce_mtu, use))
-    return rows
+def port_rows(devices: Sequence[VerbsDevice]) -> Iterator[Sequence[object]]:
+    """Yield the rows of the table of ports, with the columns PORTS."""
+    for device, port in [(one, port) for one in devices for port in one.ports]:
+        where = device.name, port.number, port.netdev, device.pci, device.numa_node if device.numa_node >= 0 else None
+        state = port.state if port.is_active else f"{port.state} ({port.physical_state})"
+        rate = port.rate if port.speed is None else f"{port.speed:g} Gb/s"
+        yield *where, state, rate, port.link_layer, port.mtu, port.roce_mtu, f"{len(port.gids)}/{port.room}"
 
 
 def gid_rows(devices: Sequence[VerbsDevice]) -> list[Sequence[object]]:
@@ -102,22 +96,14 @@ def document(devices: Sequence[VerbsDevice]) -> list[dict[str, Any]]:
 
 
 def _port(port: Port) -> dict[str, Any]:
-    return {
-        "port": port.number,
-        "netdev": port.netdev or None,
-        "carrier": port.carrier,
-        "state": port.state,
-        "physicalState": port.physical_state,
-        "linkLayer": port.link_layer,
-        "rate": port.rate,
-        "mtu": port.mtu,
-        "roceMTU": port.roce_mtu,
-        "gidTableSize": port.room,
-        "gids": [
-            {"index": g.index, "gid": g.value, "type": g.kind, "address": g.address, "ndev": g.ndev, "owner": g.owner}
-            for g in port.gids
-        ],
-    }
+    netdev = {"port": port.number, "netdev": port.netdev or None, "carrier": port.carrier}
+    state = {"state": port.state, "physicalState": port.physical_state, "linkLayer": port.link_layer, "rate": port.rate}
+    sizes = {"mtu": port.mtu, "roceMTU": port.roce_mtu, "gidTableSize": port.room}
+    gids = [
+        {"index": g.index, "gid": g.value, "type": g.kind, "address": g.address, "ndev": g.ndev, "owner": g.owner}
+        for g in port.gids
+    ]
+    return {**netdev, **state, **sizes, "gids": gids}
 
 
 def ibdev2netdev(devices: Sequence[VerbsDevice]) -> Iterator[str]:

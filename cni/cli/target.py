@@ -8,7 +8,6 @@ import json
 import os
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
 
 from cni.documents import networks
 from cni.documents.networks import Network
@@ -25,12 +24,9 @@ def new(options: argparse.Namespace, network: Network) -> Parameters:
     """The parameters of a new attachment."""
     netns = namespace_path(options.netns)
     container, ifname = options.container_id or default_container_id(netns), "net1" if network.nad else "eth0"
-    return Parameters(container, netns, options.ifname or ifname, options.args, _capability_args(options))
-
-
-def _capability_args(options: argparse.Namespace) -> dict[str, Any]:
     device = {"deviceID": options.device_id} if options.device_id else {}
-    return {**device, **options.capability_args}
+    capabilities = {**device, **options.capability_args}
+    return Parameters(container, netns, options.ifname or ifname, options.args, capabilities)
 
 
 def existing(options: argparse.Namespace, cache: Cache) -> tuple[Network, Parameters, bool]:
@@ -48,9 +44,11 @@ def existing(options: argparse.Namespace, cache: Cache) -> tuple[Network, Parame
         if network is None:
             raise missing or InvalidConfig(f"no network {name}")
         return network.with_device(options.device_id), new(options, network), False
-    capabilities = {**entry.parameters.capability_args, **_capability_args(options)}
-    parameters = replace(entry.parameters, args=options.args or entry.parameters.args, capability_args=capabilities)
-    return _as_attached(entry, network, missing).with_device(options.device_id), parameters, True
+    network = _as_attached(entry, network, missing)
+    known, given = entry.parameters, new(options, network)
+    capabilities = {**known.capability_args, **given.capability_args}
+    parameters = replace(known, args=given.args or known.args, capability_args=capabilities)
+    return network.with_device(options.device_id), parameters, True
 
 
 def _of_pod(options: argparse.Namespace, cache: Cache, name: str) -> argparse.Namespace:

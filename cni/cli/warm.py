@@ -10,6 +10,7 @@ import socket
 import struct
 import time
 from collections import Counter
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -58,10 +59,9 @@ class Workers:
 
 def cold(root: str = "/") -> str:
     """A key of REASONS, one letter, for each recent call that no warm worker served, oldest first; "" if unreadable."""
-    try:
+    with suppress(OSError, ValueError):
         return read_regular(below(root, protocol.COLD), 1 << 17).decode("ascii", "replace")
-    except (OSError, ValueError):
-        return ""
+    return ""
 
 
 def by_reason(letters: str) -> dict[str, int]:
@@ -79,12 +79,9 @@ def register(commands: subcommand.Commands) -> None:
     """Add the command `warm` and its subcommands."""
     about = "the warm workers: processes that serve calls without a start of Python"
     verbs = subcommand.add_group(commands, "warm", about)
-    for name, run, does in (
-        ("status", _status, "show the warm workers"),
-        ("stop", _stop, "end the workers when they have served their calls; the next calls start new ones"),
-    ):
-        parser = subcommand.add(verbs, name, does, run=run, shows=run is _status)
-        common.add(parser, "root", "", "/")
+    common.add(subcommand.add(verbs, "status", "show the warm workers", run=_status, shows=True), "root", "", "/")
+    about = "end the workers when they have served their calls; the next calls start new ones"
+    common.add(subcommand.add(verbs, "stop", about, run=_stop), "root", "", "/")
 
 
 def found(root: str = "/") -> list[Workers]:
@@ -115,24 +112,21 @@ def _ask_to_end(path: str) -> int:
     return asked.supervisor
 
 
-def _status(options: argparse.Namespace) -> int:
+def _status(options: argparse.Namespace) -> None:
     _be_root()
     workers, calls = found(options.root), described(cold(options.root))
     if options.output == "table" and not workers:
         output.console().print("no workers: they begin with the next call that succeeds, and end when no call comes")
         output.console().print(f"cold calls: {calls}")
-        return 0
+        return
     rows = [*((w.supervisor or "", str(w)) for w in workers), ("cold calls", calls)]
-    documents = [asdict(w) for w in workers]
-    output.show(options.output, documents, lambda: output.print_table(("supervisor", "workers"), rows))
-    return 0
+    output.show_table(options.output, [asdict(w) for w in workers], ("supervisor", "workers"), rows)
 
 
-def _stop(options: argparse.Namespace) -> int:
+def _stop(options: argparse.Namespace) -> None:
     _be_root()
     ended = stop(options.root)
     output.console().print("the workers have ended" if ended else "there are no workers")
-    return 0
 
 
 def _be_root() -> None:
@@ -158,20 +152,14 @@ def _ask(path: str, what: str = protocol.STATUS) -> Workers:
                 return Workers(name, supervisor, fault="all workers are busy")
             connection.send(protocol.asked(what))
             told: dict[str, Any] = json.loads(connection.recv(1 << 16)[1:])
-        except TimeoutError:
-            return Workers(name, supervisor, fault="no worker answers")
         except (OSError, ValueError) as fault:
-            return Workers(name, supervisor, fault=f"no worker answers: {fault}")
+            why = "" if isinstance(fault, TimeoutError) else f": {fault}"
+            return Workers(name, supervisor, fault=f"no worker answers{why}")
     return Workers(name, supervisor, **{key: told[key] for key in ("workers", "busy", "calls", "since", "fault")})
 
 
 def _is_held(path: str) -> bool:
     """Whether a supervisor holds the lock at `path`."""
-    try:
-        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
-    except OSError:
-        return False
-    try:
-        return not locks.try_lock_file(fd)
-    finally:
-        os.close(fd)
+    with suppress(OSError), open(os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW), "rb") as file:
+        return not locks.try_lock_file(file.fileno())
+    return False

@@ -271,6 +271,11 @@ def processes(sandbox: NamespaceView, proc: str = "/proc") -> list[PodProcess]:
     return found
 
 
+def _indexes(environ: str) -> tuple[tuple[str, str], ...]:
+    pairs = [entry.partition("=") for entry in text(environ).split("\0")]
+    return tuple((name, value) for name, _, value in pairs if name in nccl.INDEX_VARIABLES)
+
+
 def _nodes(folder: str) -> tuple[str, ...] | None:
     try:
         return tuple(sorted(os.listdir(folder)))

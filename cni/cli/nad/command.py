@@ -42,9 +42,8 @@ def register(commands: subcommand.Commands) -> None:
     schema.add_argument("name", nargs="?", default="conflist", metavar="NAME", choices=names, help=about)
 
 
-def _schema(options: argparse.Namespace) -> int:
+def _schema(options: argparse.Namespace) -> None:
     output.print_data(schema.schema(options.name))
-    return 0
 
 
 def _render(options: argparse.Namespace) -> int:

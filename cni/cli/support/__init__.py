@@ -22,6 +22,7 @@ import tarfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from os.path import isfile
 from typing import Any
 
 from cni import VERSION
@@ -77,7 +78,7 @@ def register(commands: subcommand.Commands) -> None:
     common.add(parser, "cni-path", "", _PLUGINS)
 
 
-def _run(options: argparse.Namespace) -> int:
+def _run(options: argparse.Namespace) -> None:
     now = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
     path = options.file or f"railcni-support-{host_name()}-{now}.tar.gz"
     with output.progress() as say:
@@ -90,7 +91,6 @@ def _run(options: argparse.Namespace) -> int:
     document = {"file": path, "files": count, "bytes": size, "missing": [part.name for part in missing]}
     text = f"{path}: {count} files, {size} bytes; its index is {TOP}/{INDEX}"
     output.show(options.output, document, lambda: print(text))
-    return 0
 
 
 def cleaned(parts: list[Part]) -> list[Part]:
@@ -160,10 +160,9 @@ def _file(name: str, path: str, end: bool = False) -> Part:
             status = os.fstat(file.fileno())
             if not stat.S_ISREG(status.st_mode):
                 raise ValueError("is no regular file")
-            if status.st_size > MOST_BYTES:
-                if not end:
-                    raise ValueError(f"is larger than {MOST_BYTES >> 20} MiB")
-                file.seek(-MOST_BYTES, os.SEEK_END)
+            if status.st_size > MOST_BYTES and not end:
+                raise ValueError(f"is larger than {MOST_BYTES >> 20} MiB")
+            file.seek(max(0, status.st_size - MOST_BYTES))
             data = file.read(MOST_BYTES)
         if b"\0" in data:
             raise ValueError("is no text")
@@ -196,29 +195,25 @@ def _kernel_log() -> str:
 def _leases(flat_file: str) -> Any:
     choice = store.of_flat_file(os.path.abspath(flat_file) if flat_file else "")
     found = snapshot.read(choice)
-    leases = [ipam.document(one) for one in found.leases]
-    return {"store": choice.identity(), "leases": leases, "faults": list(found.unread)}
+    return {"store": choice.identity(), "leases": [*map(ipam.document, found.leases)], "faults": [*found.unread]}
 
 
 def _versions(folders: Sequence[str]) -> Any:
-    return {
-        "railcni": VERSION,
-        "python": sys.version,
-        "kernel": " ".join(platform.uname()[i] for i in (0, 2, 3, 4)),
-        "plugins": {folder: _digests(folder) for folder in folders if os.path.isdir(folder)},
+    plugins = {
+        folder: {name: _digest(f"{folder}/{name}") for name in sorted(os.listdir(folder)) if isfile(f"{folder}/{name}")}
+        for folder in filter(os.path.isdir, folders)
     }
+    kernel = " ".join(platform.uname()[i] for i in (0, 2, 3, 4))
+    return {"railcni": VERSION, "python": sys.version, "kernel": kernel, "plugins": plugins}
 
 
-def _digests(folder: str) -> dict[str, str]:
-    """The SHA-256 digest of each file in a plugin folder, which identifies the version of a Go plugin."""
-    found: dict[str, str] = {}
-    for path in filter(os.path.isfile, (os.path.join(folder, name) for name in sorted(os.listdir(folder)))):
-        try:
-            with open(path, "rb") as file:
-                found[os.path.basename(path)] = hashlib.file_digest(file, "sha256").hexdigest()
-        except OSError as fault:
-            found[os.path.basename(path)] = fault.strerror or str(fault)
-    return found
+def _digest(path: str) -> str:
+    """The SHA-256 digest of a file, which identifies the version of a Go plugin, or why it cannot be read."""
+    try:
+        with open(path, "rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as fault:
+        return fault.strerror or str(fault)
 
 
 # --- the archive ---

@@ -12,6 +12,7 @@ import base64
 import json
 import re
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from typing import Any
 from urllib.parse import quote
 
@@ -21,11 +22,9 @@ REMOVED = "REMOVED"
 _NAME = r"[\w.-]*(?:passw(?:or)?d|passphrase|secret|token|bearer|authorization|api[-_]?key|access[-_]?key|private[-_]?key|client-key-data|client-certificate-data|credentials?)(?:[-_]?data)?"
 _IS_SECRET = re.compile(rf"{_NAME}\Z", re.IGNORECASE)
 _NO_SECRET = re.compile(r".*(file|path|name|expiry|ref|account|annotation|ttl|seconds|mode|source|s)\Z", re.IGNORECASE)
+_KEY = "[A-Z0-9 ]*PRIVATE KEY-----"
 _MARKS = (  # strings that look like a secret, each with the text in its place
-    (
-        re.compile(r"-----BEGIN [A-Z0-9 ]*PRIVATE KEY-----.*?(?:-----END [A-Z0-9 ]*PRIVATE KEY-----|\Z)", re.DOTALL),
-        REMOVED,
-    ),
+    (re.compile(rf"(?s)-----BEGIN {_KEY}.*?(?:-----END {_KEY}|\Z)"), REMOVED),
     (re.compile(r"LS0tLS1CRUdJTi[A-Za-z0-9+/=\s]{20,}(?<!\s)"), REMOVED),  # "-----BEGIN" in base64
     (re.compile(r"eyJ[A-Za-z0-9_-]{5,}\.[A-Za-z0-9_-]{5,}(?:\.[A-Za-z0-9_-]*)?"), REMOVED),  # a JSON web token
     (re.compile(r"(?i)\b((?:bearer|basic)\s+)[A-Za-z0-9._~+/=-]{4,}"), rf"\1{REMOVED}"),
@@ -53,15 +52,11 @@ def find(text: str) -> set[str]:
 
 
 def _documents(text: str) -> Iterator[Any]:
-    try:
+    with suppress(ValueError, RecursionError):
         yield json.loads(text)
         return
-    except (ValueError, RecursionError):
-        pass
-    try:
+    with suppress(yaml.YAMLError, ValueError, RecursionError):
         yield from yaml.safe_load_all(text)
-    except (yaml.YAMLError, ValueError, RecursionError):
-        pass
 
 
 def _of(value: Any, depth: int = 0, hidden: bool = False) -> Iterator[str]:
@@ -71,10 +66,8 @@ def _of(value: Any, depth: int = 0, hidden: bool = False) -> Iterator[str]:
     if isinstance(value, dict):
         for key, inner in value.items():
             if not hidden and isinstance(inner, dict) and key == "exec":  # of a kubeconfig: what its helper gets
-                env = inner.get("env")
-                entries = (
-                    [entry.get("value") for entry in env if isinstance(entry, dict)] if isinstance(env, list) else []
-                )
+                env = inner["env"] if isinstance(inner.get("env"), list) else []
+                entries = [entry.get("value") for entry in env if isinstance(entry, dict)]
                 yield from _of(entries, depth + 1, hidden=True)
                 arguments = _of(inner.get("args"), depth + 1, hidden=True)
                 yield from (a for a in arguments if "=" in a or len(a) > 12)
@@ -110,31 +103,27 @@ def _parts(secret: str) -> Iterator[str]:
             forms |= {escaped, json.dumps(escaped)[1:-1], json.dumps(json.dumps(escaped)[1:-1])[1:-1]}
         forms.add(quote(form, safe=""))
         forms.add(base64.b64encode(form.encode("utf-8", "replace")).decode())
-    try:
+    with suppress(ValueError):
         forms.add(base64.b64decode(secret, validate=True).decode())
-    except ValueError:
-        pass
     yield from (form for form in forms if len(form) >= 3)
 
 
 def scrub(text: str, secrets: Iterable[str] = ()) -> str:
     """`text` without `secrets`, and without strings that look like a secret."""
     for secret in sorted(secrets, key=len, reverse=True):
-        if secret not in text:
-            continue
-        if len(secret) < _SHORT:  # only as a whole word: it may be a part of other words
-            text = re.sub(rf"(?<![A-Za-z0-9]){re.escape(secret)}(?![A-Za-z0-9])", REMOVED, text)
-        else:
+        if len(secret) >= _SHORT:
             text = text.replace(secret, REMOVED)
+        elif secret in text:  # only as a whole word: it may be a part of other words
+            text = re.sub(rf"(?<![A-Za-z0-9]){re.escape(secret)}(?![A-Za-z0-9])", REMOVED, text)
     for mark, left in _MARKS:
         text = mark.sub(left, text)
     return _ASSIGNED.sub(_without_value, text)
 
 
 def _without_value(found: re.Match[str]) -> str:
-    if not is_secret(found.group(1)):
+    name, sign, value = found.groups()
+    if not is_secret(name):
         return found.group()
-    value = found.group(3)
     quote_mark = re.match(r"\\*[\"']", value)
     opening = quote_mark.group() if quote_mark else ""
-    return f"{found.group(1)}{found.group(2)}{opening}{REMOVED}{opening if value.endswith(opening or ' ') else ''}"
+    return f"{name}{sign}{opening}{REMOVED}{opening if value.endswith(opening or ' ') else ''}"

@@ -18,6 +18,7 @@ from cni.shared.spec.request import ifname_fault, is_identifier
 if TYPE_CHECKING:
     Commands = argparse._SubParsersAction["Parser"]
 T = TypeVar("T")
+Run = Callable[[argparse.Namespace], int | None]
 
 _WATCH = "list again every 2 seconds, and print the rows that are new or changed, until Ctrl-C"
 _FORMAT = "the format of what is printed"
@@ -100,14 +101,14 @@ def add(
     about: str,
     more: str = ".",
     *,
-    run: Callable[[argparse.Namespace], int] | None = None,
+    run: Run | None = None,
     shows: bool = False,
     lists: bool = False,
     forms: Sequence[str] = (),
     **options: Any,
 ) -> Parser:
-    """Add a command; return its parser. `about` and `more` are its description in --help. `run` returns the exit
-    code; by default it prints the help, for a group without a subcommand. Its options also have the parser's `error`
+    """Add a command; return its parser. `about` and `more` are its description in --help. `run` returns the exit code,
+    None for 0; by default it prints the help, for a group without a subcommand. Its options have the parser's `error`
     (as `refuse`), `only`, `given` and `require`. `shows` adds -o; `lists` adds -o with name, -w and -A; `forms` are
     the command's own values of -o, the default first."""
     parser = commands.add_parser(name, help=about, description=f"{about[0].upper()}{about[1:]}{more}", **options)
@@ -129,9 +130,8 @@ def add(
     return parser
 
 
-def _print_help(parser: Parser, options: argparse.Namespace) -> int:
+def _print_help(parser: Parser, options: argparse.Namespace) -> None:
     parser.print_help()
-    return 0
 
 
 def add_group(commands: Commands, name: str, about: str, noun: str = "VERB") -> Commands:
