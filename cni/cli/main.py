@@ -137,11 +137,10 @@ def _end_in_order() -> None:
 
 
 def _run() -> int:
-    argv = sys.argv[1:]
+    argv = [ALIASES.get(word, word) for word in sys.argv[1:2]] + sys.argv[2:] or ["--help"]
     for before in ([], ["cluster"]):
         if argv[: len(before) + 1] == [*before, "help"]:
             argv = [*before, *argv[len(before) + 1 :], "--help"]
-    argv = [ALIASES.get(word, word) for word in argv[:1]] + argv[1:] or ["--help"]
     try:
         options = _parser(argv[:1]).parse_args(argv)
     except SystemExit:  # after --help or --version, whose output the reader may cut short
@@ -192,9 +191,7 @@ def _parser(given: Sequence[str] = ()) -> argparse.ArgumentParser:
     """A parser with the command that `given` begins with; if that is no command, with all commands."""
     parser = subcommand.Parser(prog="railcni", description="Manage networks for RDMA pods.")
     parser.add_argument("--version", action="version", version=f"railcni {VERSION}")
-    commands: argparse._SubParsersAction[Any] = parser.add_subparsers(
-        required=True, metavar="COMMAND", title="commands"
-    )
+    commands = parser.add_subparsers(required=True, metavar="COMMAND", title="commands")
     name = given[0] if given else ""
     needed = [MODULES[name]] if name in MODULES else [] if name == "--version" else MODULES.values()
     for module in dict.fromkeys(needed):

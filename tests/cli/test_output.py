@@ -7,6 +7,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import redirect_stdout
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -39,8 +40,8 @@ class Terminal(io.StringIO):
 
 def shown(columns: int, row: tuple[str, ...], patch: pytest.MonkeyPatch, least: Sequence[str] = ()) -> str:
     patch.setenv("COLUMNS", str(columns))
-    out = Terminal()
-    print_table([f"c{i}" for i, _ in enumerate(row)], [row], out, least=least)
+    with redirect_stdout(Terminal()) as out:
+        print_table([f"c{i}" for i, _ in enumerate(row)], [row], least=least)
     return re.sub(r"\x1b\[[\d;]*m", "", out.getvalue())
 
 
@@ -109,7 +110,8 @@ def test_name_and_address_are_kept_longest(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("COLUMNS", str(width))
-    print_table(columns, [row], out := Terminal(), least=least)
+    with redirect_stdout(Terminal()) as out:
+        print_table(columns, [row], least=least)
     lines = re.sub(r"\x1b\[[\d;]*m", "", out.getvalue()).split("\n")
     assert set(kept) <= set(lines[0].split()) and max(map(len, lines)) <= width, lines
 
@@ -150,8 +152,8 @@ def test_what_stands_in_two_places_has_no_anchor_in_yaml(capsys: pytest.CaptureF
 
 
 def test_what_is_no_terminal_gets_one_line_a_row() -> None:
-    out = io.StringIO()
-    print_table(("level", "found"), [("fault", SENTENCE * 9)], out)
+    with redirect_stdout(io.StringIO()) as out:
+        print_table(("level", "found"), [("fault", SENTENCE * 9)])
     assert len(out.getvalue().splitlines()) == 2
 
 

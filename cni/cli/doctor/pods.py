@@ -265,8 +265,7 @@ def processes(sandbox: NamespaceView, proc: str = "/proc") -> list[PodProcess]:
         if is_inside and len(found) < _MOST_PROCESSES:
             gpus = any(name.startswith("nvidia") for name in _nodes(f"{here}/root/dev") or ())
             nodes, memlock = _nodes(f"{here}/root/dev/infiniband"), setup.memlock_of(here)
-            pairs = [entry.partition("=") for entry in text(f"{here}/environ").split("\0")]
-            indexes = tuple((name, value) for name, _, value in pairs if name in nccl.INDEX_VARIABLES)
+            indexes = _indexes(f"{here}/environ")
             found.append(PodProcess(pid, nodes, memlock, gpus, indexes, setup.may_lock(here), setup.user_of(here)))
     return found
 

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 _ENDLESS = 1 << 16  # the width in columns without a terminal: nothing is wrapped or cut there
 _LEAST = 24  # the least width of the folded column: for less, other columns are left out
+Rows = Iterable[Sequence[object]]
 
 
 class Form:
@@ -71,17 +72,11 @@ def plain(text: str) -> str:
     return "".join(c if c.isprintable() or c in "\n\t" else "?" for c in text)
 
 
-def print_table(
-    columns: Sequence[str],
-    rows: Iterable[Sequence[object]],
-    stream: IO[str] | None = None,
-    empty: str = "none",
-    least: Sequence[str] = (),
-) -> None:
+def print_table(columns: Sequence[str], rows: Rows, empty: str = "none", least: Sequence[str] = ()) -> None:
     """Print a table with the heads `columns`; None is an empty cell, and a row may lack its last cells. Without rows
-    print `empty` on stderr and nothing on `stream`, so that `wc -l` counts 0. On a narrow terminal the columns `least`
+    print `empty` on stderr and nothing on stdout, so that `wc -l` counts 0. On a narrow terminal the columns `least`
     are left out first. With -w each further call prints the new rows alone, without a head."""
-    rows = [(*row, *[None] * (len(columns) - len(row))) for row in rows]
+    rows = [(*("" if c is None else c for c in row), *[""] * (len(columns) - len(row))) for row in rows]
     new, is_repeated = _new(tuple(columns), rows)
     if not new:
         sys.stderr.write("" if is_repeated else f"{empty}\n")
@@ -89,11 +84,9 @@ def print_table(
     headers = Form.headers and not is_repeated
     from rich import box, table, text
 
-    out = console(stream)
-    heads = [text.Text(column.upper()) for column in columns]
-    all_cells = [
-        [c if isinstance(c, text.Text) else text.Text("" if c is None else plain(str(c))) for c in row] for row in rows
-    ]
+    out = console()
+    heads = [styled(column.upper()) for column in columns]
+    all_cells = [[c if isinstance(c, text.Text) else styled(plain(str(c))) for c in row] for row in rows]
     widths = [max(cell.cell_len for cell in column) for column in zip(heads, *all_cells, strict=True)]
     cells = [line for line, row in zip(all_cells, rows, strict=True) if row in new]
     if not out.is_terminal or Form.is_wide:
@@ -118,11 +111,11 @@ def print_table(
         out.print(styled(f"not shown, for the terminal is narrow: {', '.join(left)} (-o wide)", "dim"))
 
 
-def print_paragraph(head: str, text: str | Text, stream: IO[str] | None = None) -> None:
+def print_paragraph(head: str, text: str | Text) -> None:
     """Print `text` after `head`; on a terminal the further lines of `text` begin below its first."""
     from rich.table import Table
 
-    out = console(stream)
+    out = console()
     if not out.is_terminal:
         out.print(f"{head}  {text}")
         return
@@ -202,9 +195,7 @@ def show(form: str, document: Any, print_it: Callable[[], object], name: str = "
         print_data(document, form, name)
 
 
-def show_table(
-    form: str, document: Any, columns: Sequence[str], rows: Iterable[Sequence[object]], name: str = "", **how: Any
-) -> None:
+def show_table(form: str, document: Any, columns: Sequence[str], rows: Rows, name: str = "", **how: Any) -> None:
     """Print `document` in the `form` of -o; for the form "table" print a table (`how` as in print_table)."""
     show(form, document, lambda: print_table(columns, rows, **how), name)
 

@@ -8,15 +8,15 @@ import argparse
 import difflib
 import os
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from typing import Any, NoReturn, TypeAlias, TypeVar
 
 from cni.cli.terminal import jsonpath
 from cni.node.inventory.places import read_pod, require_directory
 from cni.shared.spec.request import ifname_fault, is_identifier
 
-if TYPE_CHECKING:
-    Commands = argparse._SubParsersAction["Parser"]
+Commands: TypeAlias = "argparse._SubParsersAction[Parser]"
 T = TypeVar("T")
 Run = Callable[[argparse.Namespace], int | None]
 
@@ -124,9 +124,8 @@ def add(
         parser.add_argument("--no-headers", action="store_true", help="print tables without their heads")
     if lists:
         parser.add_argument("-w", dest="watches", action="store_true", help=_WATCH)
-        parser.add_argument(
-            "-A", "--all-namespaces", action="store_true", help="list all namespaces, which is the default"
-        )
+        about = "list all namespaces, which is the default"
+        parser.add_argument("-A", "--all-namespaces", action="store_true", help=about)
     return parser
 
 
@@ -152,11 +151,10 @@ def option(
 ) -> None:
     """Add an option with a value. Its help ends with the default, unless that is "" or `shown` is false. A given
     directory must exist, unless `made`: railcni or a later program makes it. --help does not show `old`, an alias."""
-    text = f"{default:g}" if isinstance(default, float) else default
-    texts = [about, "" if default in ("", None) or not shown else f"default: {text}"]
+    if default not in ("", None) and shown:
+        about += f"{'; ' * bool(about)}default: {f'{default:g}' if isinstance(default, float) else default}"
     if metavar in ("DIR", "DIR:DIR") and not made:
         more["action"] = ExistingDirectory
-    about = "; ".join(filter(None, texts))
     action = parser.add_argument(*flag.split("/"), default=default, metavar=metavar, help=about, **more)
     if old:
         parser._option_string_actions[old] = action
@@ -188,9 +186,7 @@ def pod(text: str) -> str:
     return text
 
 
-container_or_pod = typed(
-    lambda text: read_pod(text) if "/" in text else name(text), "want a containerID or NAMESPACE/POD"
-)
+container_or_pod = typed(lambda text: (read_pod if "/" in text else name)(text), "want a containerID or NAMESPACE/POD")
 
 
 def ifname(text: str) -> str:
@@ -211,10 +207,7 @@ def address(text: str) -> tuple[str, int]:
 
 def seconds(text: str, least: float = 0.001) -> float:
     """Parse a number of seconds, from `least` up to a day, as an argparse type."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not least <= value <= 86400:
-        raise argparse.ArgumentTypeError(f'"{text}": want seconds, such as 60')
-    return value
+    with suppress(ValueError):
+        if least <= (value := float(text)) <= 86400:
+            return value
+    raise argparse.ArgumentTypeError(f'"{text}": want seconds, such as 60')
