@@ -79,12 +79,10 @@ def _add_attachment(parser: argparse.ArgumentParser, takes_pod: bool) -> None:
     common.add(of, "container-id", about, type=subcommand.container_or_pod if takes_pod else subcommand.name)
     if takes_pod:
         common.add(of, "pod", "NETNS may be left out")
-    for flag, variable, metavar, about, kind in (
-        ("--args", "CNI_ARGS", "K=V;K=V", "arguments for every plugin", _pairs),
-        ("--capability-args", "CAP_ARGS", "JSON", "arguments for plugins with that capability", _object),
-    ):
-        about += f"; default: {variable}"
-        parser.add_argument(flag, type=kind, default=os.environ.get(variable, ""), metavar=metavar, help=about)
+    about, default = "arguments for every plugin; default: CNI_ARGS", os.environ.get("CNI_ARGS", "")
+    parser.add_argument("--args", type=_pairs, default=default, metavar="K=V;K=V", help=about)
+    about, default = "arguments for plugins with that capability; default: CAP_ARGS", os.environ.get("CAP_ARGS", "")
+    parser.add_argument("--capability-args", type=_object, default=default, metavar="JSON", help=about)
     parser.add_argument("--device-id", default="", help="the device for a NAD that names none, as Multus passes it")
 
 
@@ -131,9 +129,8 @@ def _attach(options: argparse.Namespace) -> None:
         elif isinstance(fault, CniError):
             fault.details += f"\n{ifname} was there before: nothing has been undone"
         raise
-    columns = ("interface", "mac", "mtu", "address", "gateway", "namespace")
-    rows, least = _rows(result, parameters), ("namespace", "mac", "gateway")
-    output.show_table(options.output, result, columns, rows, least=least)
+    columns, least = ("interface", "mac", "mtu", "address", "gateway", "namespace"), ("namespace", "mac", "gateway")
+    output.show_table(options.output, result, columns, _rows(result, parameters), least=least)
 
 
 def _detach(options: argparse.Namespace) -> None:
@@ -168,7 +165,7 @@ def _gc(options: argparse.Namespace) -> None:
     runtime = _runtime(options)
     network = networks.find(options.network, options.conf_dir)
     stale = [e for e in runtime.cache.all(network.name) if not is_alive(e.parameters.netns)]
-    kept = list(target.living(network.name, runtime.cache))
+    kept = target.living(network.name, runtime.cache)
     asked = runtime.gc(network, kept, stale)
     of = {"removed": [] if network.disable_gc else [e.parameters for e in stale], "kept": kept}
     pending = recorded.pending(network.name)
@@ -258,8 +255,7 @@ def _undo(runtime: Runtime, network: Network, parameters: Parameters, fault: Bas
         if not isinstance(fault, CniError):
             raise
         more = second.faults if isinstance(second, StepsFailed) else [second]
-        more = [f for f in more if f.msg != fault.msg]  # a wrong configuration fails in DEL too
-        if more:
+        if more := [f for f in more if f.msg != fault.msg]:  # a wrong configuration fails in DEL too
             raise StepsFailed([fault, *more]) from None
 
 
@@ -280,8 +276,7 @@ def _rows(document: dict[str, Any], parameters: Parameters) -> Iterator[tuple[ob
         if not mtu and interface.sandbox and (link := _link(interface.sandbox, interface.name)):
             mtu = link.mtu
         yield (interface.name, interface.mac, mtu, *_texts(own), interface.sandbox or "the host's")
-    rest = [a for a in result.ips if a.interface is None or a.interface >= len(result.interfaces)]
-    if rest:
+    if rest := [a for a in result.ips if a.interface is None or a.interface >= len(result.interfaces)]:
         yield (parameters.ifname, None, None, *_texts(rest), parameters.netns)
 
 

@@ -6,7 +6,6 @@ import argparse
 import hashlib
 import json
 import os
-from collections.abc import Iterator
 from dataclasses import replace
 
 from cni.documents import networks
@@ -53,21 +52,18 @@ def existing(options: argparse.Namespace, cache: Cache) -> tuple[Network, Parame
 
 def _of_pod(options: argparse.Namespace, cache: Cache, name: str) -> argparse.Namespace:
     """A copy of `options` with containerID, interface and namespace of the pod's only attachment to `name`."""
-    pod, found = options.pod, {}
-    for attachment in recorded.found(name):
-        if is_of_pod(attachment["pod"].partition("/")[::2], pod):
-            found[attachment["containerID"], attachment["ifname"]] = attachment["netns"]
-    for entry in cache.all(name):
-        if is_of_pod(entry.pod.partition("/")[::2], pod):
-            found.setdefault((entry.parameters.container_id, entry.parameters.ifname), entry.parameters.netns)
+    known = [(e.pod, e.parameters.container_id, e.parameters.ifname, e.parameters.netns) for e in cache.all(name)]
+    known += [(a["pod"], a["containerID"], a["ifname"], a["netns"]) for a in recorded.found(name)]
+    own = [rest for pod, *rest in known if is_of_pod(pod.partition("/")[::2], options.pod)]
+    found = {(container, ifname): netns for container, ifname, netns in own}  # a record counts more than the cache
     chosen = [(*key, netns) for key, netns in found.items() if options.ifname in ("", key[1])]
     if len(chosen) != 1:
         there = ", ".join(f"{ifname} of container {container}" for container, ifname in sorted(found))
         state = f"it has {there}: choose with --ifname, or give the containerID" if there else "this node knows none"
-        raise InvalidConfig(f"no single attachment of pod {pod} to {name}: {state}")
+        raise InvalidConfig(f"no single attachment of pod {options.pod} to {name}: {state}")
     container, ifname, netns = chosen[0]
-    known = {"container_id": container, "ifname": ifname, "netns": options.netns or netns}
-    return argparse.Namespace(**{**vars(options), **known})
+    named = {"container_id": container, "ifname": ifname, "netns": options.netns or netns}
+    return argparse.Namespace(**{**vars(options), **named})
 
 
 def _entry(options: argparse.Namespace, cache: Cache, name: str) -> CachedResult | None:
@@ -114,14 +110,12 @@ def _same(a: str, b: str) -> bool:
         return os.path.realpath(a) == os.path.realpath(b)
 
 
-def living(network: str, cache: Cache) -> Iterator[Parameters]:
-    """Yield each attachment to `network` in this node's caches and records whose namespace still exists."""
-    seen = set()
+def living(network: str, cache: Cache) -> list[Parameters]:
+    """The attachments to `network` in this node's caches and records whose namespace still exists."""
     multus = Cache(os.path.join(cache.directory, _MULTUS))
-    cached = [entry.parameters for entry in (*cache.all(network), *multus.all(network))]
-    kept = [Parameters(a["containerID"], a["netns"], a["ifname"]) for a in recorded.found(network) if a["alive"]]
-    for parameters in (*cached, *kept):
-        key = (parameters.container_id, parameters.ifname)
-        if key not in seen and is_alive(parameters.netns):
-            seen.add(key)
-            yield parameters
+    known = [Parameters(a["containerID"], a["netns"], a["ifname"]) for a in recorded.found(network) if a["alive"]]
+    known = [*(entry.parameters for entry in (*cache.all(network), *multus.all(network))), *known]
+    found: dict[tuple[str, str], Parameters] = {}
+    for one in (one for one in known if is_alive(one.netns)):
+        found.setdefault((one.container_id, one.ifname), one)
+    return [*found.values()]

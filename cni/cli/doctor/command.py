@@ -7,7 +7,7 @@ import ipaddress
 import os
 import re
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -36,12 +36,8 @@ def register(commands: subcommand.Commands) -> None:
     """Add the command `doctor`."""
     more = ". The command reads sysfs, proc, netlink and CNI's files, and changes nothing."
     parser = subcommand.add(commands, "doctor", _ABOUT, more, run=_run, shows=True, epilog=_CODES + ".")
-    about = (
-        "check all that this pod's RDMA needs: its links, their masters and ports, GIDs, MTU, modules, device nodes,"
-        " limits and the node's policy"
-    )
-    of = parser.add_mutually_exclusive_group()
-    common.add(of, "pod", about)
+    of, needs = parser.add_mutually_exclusive_group(), "GIDs, MTU, modules, device nodes, limits and the node's policy"
+    common.add(of, "pod", f"check all that this pod's RDMA needs: its links, their masters and ports, {needs}")
     about = "in place of --pod: the path of the pod's namespace, or its name in /run/netns"
     subcommand.option(of, "--netns", None, about, "NETNS", dest="pod", type=namespace_path)
     address = subcommand.typed(ipaddress.ip_address, "want an IP address such as 192.168.111.2")
@@ -86,14 +82,11 @@ def _run(options: argparse.Namespace) -> int:
 
 def _print(found: DoctorReport, verbose: bool) -> None:
     findings = _folded(found.findings)
-    verbose = verbose or bool(found.facts.pod)
-    told = [f for f in findings if f.remedy]
-    hidden = () if verbose else (OK, SKIPPED)
-    rows = [_row(f) for f in findings if not f.remedy and f.level not in hidden]
-    if rows:
+    hidden = () if verbose or found.facts.pod else (OK, SKIPPED)
+    if rows := [_row(f) for f in findings if not f.remedy and f.level not in hidden]:
         output.print_table(("level", "check", "found"), rows)
     out = output.console()
-    for finding in told:
+    for finding in (f for f in findings if f.remedy):
         out.print()
         out.print(output.styled(f"{finding.level}: {finding.subject}: {finding.found}", _STYLES[finding.level]))
         for name, text in (("healthy", finding.healthy), ("remedy", finding.remedy)):
@@ -119,13 +112,12 @@ def _folded(findings: Iterable[Observation]) -> list[Observation]:
         texts = (text.replace(one.subject, "") for text in (found, one.healthy, _ADDRESS.sub("", one.remedy)))
         check = "" if one.level == SKIPPED else one.check
         groups.setdefault(id(one) if one.level == OK else (one.level, check, *texts), []).append(one)
-    return [_merged(same) for same in groups.values()]
-
-
-def _merged(same: Sequence[Observation]) -> Observation:
-    checks = {one.check for one in same}
-    name = same[0].check if len(checks) == 1 else f"{len(checks)} checks"
-    return replace(same[0], subject=", ".join(one.subject for one in same), check=name)
+    merged = []
+    for same in groups.values():
+        checks = {one.check for one in same}
+        name = same[0].check if len(checks) == 1 else f"{len(checks)} checks"
+        merged.append(replace(same[0], subject=", ".join(one.subject for one in same), check=name))
+    return merged
 
 
 def _row(finding: Observation) -> tuple[object, ...]:

@@ -7,6 +7,7 @@ import json
 import os
 import time
 from collections.abc import Collection, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -15,6 +16,7 @@ from cni.cli.doctor.congestion import Congestion
 from cni.cli.doctor.namespaces import LinkParameters
 from cni.cli.doctor.ports import PortCounts
 from cni.documents import NET_DIRECTORY
+from cni.documents.tree import object_at
 from cni.node.installation.options import DEFAULT, candidates
 from cni.node.inventory import attachments as recorded
 from cni.node.inventory import counters, functions, sandboxes, topology
@@ -158,13 +160,12 @@ class NodeFacts:
             return {port.netdev: str(link) for link in self.attached for port in link.ports}
         for file in self.network_files:
             found |= {master: f"network {', '.join(file.names)}" for master in file.masters}
-        for sandbox in self.sandboxes:
-            for interface in sandbox.interfaces:
-                for port in rdma_sysfs.ports_of_netdev(interface.lower, self.places.sys) if interface.lower else ():
-                    netdev = rdma_sysfs.netdev_of(*port, self.places.sys)
-                    found[netdev] = f"{interface.name} of {sandbox.owner}" if sandbox.owner else interface.name
-                if not sandbox.netns and interface.global_addresses:
-                    found.setdefault(interface.name, interface.global_addresses[0])
+        for sandbox, interface in [(s, i) for s in self.sandboxes for i in s.interfaces]:
+            for port in rdma_sysfs.ports_of_netdev(interface.lower, self.places.sys) if interface.lower else ():
+                netdev = rdma_sysfs.netdev_of(*port, self.places.sys)
+                found[netdev] = f"{interface.name} of {sandbox.owner}" if sandbox.owner else interface.name
+            if not sandbox.netns and interface.global_addresses:
+                found.setdefault(interface.name, interface.global_addresses[0])
         return found
 
     @cached_property
@@ -219,12 +220,10 @@ class NodeFacts:
     @property
     def _registered(self) -> dict[str, list[str]]:
         """The device IDs by resource in the checkpoint of kubelet's device manager; {} if it cannot be read."""
-        try:
+        with suppress(OSError, ValueError):
             document = json.loads(read_whole(f"{self.places.kubelet}/device-plugins/kubelet_internal_checkpoint"))
-            found: dict[str, list[str]] = document["Data"]["RegisteredDevices"]
-        except (OSError, ValueError, KeyError, TypeError):
-            return {}
-        return found if isinstance(found, dict) else {}
+            return object_at(document, "Data", "RegisteredDevices")
+        return {}
 
     @cached_property
     def counts(self) -> tuple[PortCounts, PortCounts, float]:
@@ -273,11 +272,10 @@ class NodeFacts:
         """The plugin folders of the node's runtimes."""
         if self.places.plugins:
             return list(self.places.plugins)
-        try:
-            found = list(dict.fromkeys(candidates("/").values())) or [DEFAULT]
-        except CniError:
-            found = [DEFAULT]
-        return [folder for folder in found if os.path.isdir(folder)]
+        found = [DEFAULT]
+        with suppress(CniError):
+            found = [*dict.fromkeys(candidates("/").values())] or found
+        return [*filter(os.path.isdir, found)]
 
     @cached_property
     def network_files(self) -> list[setup.NetworkFile]:

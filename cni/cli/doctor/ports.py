@@ -26,17 +26,14 @@ def check_state(ports: Sequence[Port], uses: Uses, up: Mapping[str, bool]) -> It
     whether it is administratively up."""
     any_active = any(port.is_active for port in ports)
     for port in ports:
-        subject = _subject(port)
-        if port.is_active:
-            yield ok(subject, f"ACTIVE, {port.rate}, {port.link_layer}")
-            continue
         found = f"{port.state or 'of unknown state'} ({port.physical_state or 'physical state unknown'})"
-        if any_active and port.netdev not in uses:
-            yield note(subject, f"{found}; nothing here uses it")
-            continue
-        if port.netdev in uses:
-            found += f"; used by {uses[port.netdev]}"
-        yield broken(subject, found, "ACTIVE (LinkUp)", _remedy(port, up.get(port.netdev)))
+        if port.is_active:
+            yield ok(_subject(port), f"ACTIVE, {port.rate}, {port.link_layer}")
+        elif any_active and port.netdev not in uses:
+            yield note(_subject(port), f"{found}; nothing here uses it")
+        else:
+            found += f"; used by {uses[port.netdev]}" if port.netdev in uses else ""
+            yield broken(_subject(port), found, "ACTIVE (LinkUp)", _remedy(port, up.get(port.netdev)))
 
 
 def _remedy(port: Port, up: bool | None) -> str:
@@ -54,24 +51,20 @@ def _remedy(port: Port, up: bool | None) -> str:
 
 def check_mtu(ports: Sequence[Port], management: Collection[str]) -> Iterator[Observation]:
     """Find netdevs whose MTU leaves RDMA less than 4096 bytes. `management`: netdevs with the node's own traffic."""
-    for port in ports:
-        if not port.is_active or not port.is_roce:
-            continue
-        subject = _subject(port)
+    least = rdma_sysfs.MTU_FOR_WHOLE_ROCE
+    healthy = f"MTU {least} or more, so RoCE MTU {rdma_sysfs.WHOLE_ROCE_MTU}; 9000 is usual"
+    for port in (port for port in ports if port.is_active and port.is_roce):
+        subject, found = _subject(port), f"MTU {port.mtu} of {port.netdev}, so RoCE MTU {port.roce_mtu}"
         if port.mtu is None or port.roce_mtu is None:
             yield unknown(subject, "its netdev is not in this namespace")
-            continue
-        found = f"MTU {port.mtu} of {port.netdev}, so RoCE MTU {port.roce_mtu}"
-        if port.mtu >= rdma_sysfs.MTU_FOR_WHOLE_ROCE:
+        elif port.mtu >= least:
             yield ok(subject, found)
-            continue
-        healthy = f"MTU {rdma_sysfs.MTU_FOR_WHOLE_ROCE} or more, so RoCE MTU {rdma_sysfs.WHOLE_ROCE_MTU}; 9000 is usual"
-        if port.netdev in management:
+        elif port.netdev in management:
             remedy = f"give RDMA another NIC: {port.netdev} carries the node's own traffic, so leave its MTU"
             yield advice(subject, found, healthy, remedy)
-            continue
-        remedy = f"ip link set {port.netdev} mtu 9000, on all nodes and their switch ports; then the NAD's mtu"
-        yield broken(subject, found, healthy, remedy)
+        else:
+            remedy = f"ip link set {port.netdev} mtu 9000, on all nodes and their switch ports; then the NAD's mtu"
+            yield broken(subject, found, healthy, remedy)
 
 
 def check_gids(ports: Sequence[Port]) -> Iterator[Observation]:
@@ -133,12 +126,10 @@ def check_siblings(devices: Sequence[VerbsDevice]) -> Iterator[Observation]:
     for device in devices:
         if device.model and not device.is_virtual_function and any(port.is_active for port in device.ports):
             groups.setdefault(device.model, []).append(device)
-    for group in groups.values():
-        if len(group) > 1:
-            found = [*_slower(group), *_older(group)]
-            yield from found
-            if not found:
-                yield ok(", ".join(device.name for device in group), "none is slower than most, or of older firmware")
+    for group in (group for group in groups.values() if len(group) > 1):
+        names = ", ".join(device.name for device in group)
+        found = [*_slower(group), *_older(group)]
+        yield from found or [ok(names, "none is slower than most, or of older firmware")]
 
 
 def _slower(group: Sequence[VerbsDevice]) -> Iterator[Observation]:
