@@ -13,12 +13,8 @@ from cni.cli.terminal import output, subcommand
 from cni.node.runtime import ROOT
 from cni.shared.spec.errors import IoFailure
 
-# The file of each shell's completion, below /usr/share.
-SHELLS = {
-    "bash": "bash-completion/completions/railcni",
-    "zsh": "zsh/site-functions/_railcni",
-    "fish": "fish/vendor_completions.d/railcni.fish",
-}
+SHELLS = {"bash": "bash-completion/completions/railcni", "zsh": "zsh/site-functions/_railcni"}  # below /usr/share
+SHELLS["fish"] = "fish/vendor_completions.d/railcni.fish"
 
 
 def register(commands: subcommand.Commands) -> None:

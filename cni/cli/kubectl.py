@@ -21,6 +21,7 @@ from cni.shared.kernel import files
 from cni.shared.spec.errors import InvalidConfig, IoFailure
 
 SECONDS = 60.0  # for the answer of one node
+Object = dict[str, Any]
 Done = subprocess.CompletedProcess[str]
 _LOGGED = re.compile(r"[IWEF]\d{4} [\d:.]+ +\d+ \S+\] ")  # a line of kubectl's log beside its error (k8s.io/klog)
 
@@ -44,9 +45,7 @@ class NodeAgent:
         """The argument --NAME=VALUE of the agent's container, as one string; "" if it has none."""
         return next((a for a in self.container.get("args", ()) if a.startswith(f"--{name}=")), "")
 
-    def made(
-        self, metadata: dict[str, Any], seconds: float, *containers: dict[str, Any], **spec: Any
-    ) -> dict[str, Any]:
+    def made(self, metadata: Object, seconds: float, *containers: Object, **spec: Any) -> Object:
         """The manifest of a pod that runs `containers`, by default with the agent's image. kubelet ends the pod after
         `seconds`, even if this command was killed. `spec` has further members of the pod's spec."""
         own = self.container

@@ -23,6 +23,7 @@ INDEX_VARIABLES = ("NCCL_IB_GID_INDEX", "UCX_IB_GID_INDEX", "NVSHMEM_IB_GID_INDE
 _SINCE = "2.21"  # the first version of NCCL that chooses an index for each device
 
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
+Devices = Sequence[VerbsDevice]
 
 
 @dataclass(frozen=True)
@@ -35,9 +36,7 @@ class _Way:
     gid: Gid | None
 
 
-def advice(
-    sandbox: NamespaceView, devices: Sequence[VerbsDevice], root: str = "/sys"
-) -> tuple[dict[str, str], list[str]]:
+def advice(sandbox: NamespaceView, devices: Devices, root: str = "/sys") -> tuple[dict[str, str], list[str]]:
     """Return (variables for the containers of a pod, notes about them). Raises CniError if no port has a GID of the pod."""
     ways = list(_ways(sandbox, devices, root))
     if not ways:
@@ -49,7 +48,7 @@ def advice(
     return {**variables, **more}, [*notes, *_unused(ways, sandbox, devices, root)]
 
 
-def _unused(ways: Sequence[_Way], sandbox: NamespaceView, devices: Sequence[VerbsDevice], root: str) -> Iterator[str]:
+def _unused(ways: Sequence[_Way], sandbox: NamespaceView, devices: Devices, root: str) -> Iterator[str]:
     """Yield a note for each port of the pod that NCCL does not use."""
     for way in ways:
         if not way.port.is_active:
@@ -118,7 +117,7 @@ def wrong_index(value: str, ways: Sequence[tuple[str, Port]]) -> str:
     return "; ".join(others)
 
 
-def _ways(sandbox: NamespaceView, devices: Sequence[VerbsDevice], root: str) -> Iterator[_Way]:
+def _ways(sandbox: NamespaceView, devices: Devices, root: str) -> Iterator[_Way]:
     gids = [(port, gid) for port in ports(devices) for gid in port.gids if gid.kind == rdma_sysfs.ROCE_V2]
     for interface in sandbox.interfaces:
         wanted = [(interface.name, a) for a in sorted(interface.global_addresses, key=lambda a: ":" in a)]
@@ -138,7 +137,7 @@ def _common(addresses: Sequence[str]) -> Network:
     return network
 
 
-def _missing(sandbox: NamespaceView, devices: Sequence[VerbsDevice], root: str) -> str:
+def _missing(sandbox: NamespaceView, devices: Devices, root: str) -> str:
     has = [f"{i.name} {a}" for i in sandbox.interfaces for a in i.global_addresses if i.name != "lo"]
     who = sandbox.owner or "this namespace"
     if not devices:

@@ -324,7 +324,6 @@ class _Test:
         if isinstance(left, str):
             return Observation(SKIPPED, "", left, check="released")
         said = f"pods {', '.join(pods)} are still there" if pods else f"{', '.join(left)} still leased"
-        remedy = (
-            "`kubectl railcni ipam audit` tells why; the node's agent frees them, or `kubectl railcni ipam reclaim`"
-        )
+        ways = "the node's agent frees them, or `kubectl railcni ipam reclaim`"
+        remedy = f"`kubectl railcni ipam audit` tells why; {ways}"
         return broken("", said, "the pods are gone, and their addresses are free", remedy, "released")

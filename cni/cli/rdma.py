@@ -99,10 +99,8 @@ def _port(port: Port) -> dict[str, Any]:
     netdev = {"port": port.number, "netdev": port.netdev or None, "carrier": port.carrier}
     state = {"state": port.state, "physicalState": port.physical_state, "linkLayer": port.link_layer, "rate": port.rate}
     sizes = {"mtu": port.mtu, "roceMTU": port.roce_mtu, "gidTableSize": port.room}
-    gids = [
-        {"index": g.index, "gid": g.value, "type": g.kind, "address": g.address, "ndev": g.ndev, "owner": g.owner}
-        for g in port.gids
-    ]
+    keys = {"index": "index", "gid": "value", "type": "kind", "address": "address", "ndev": "ndev", "owner": "owner"}
+    gids = [{key: getattr(gid, name) for key, name in keys.items()} for gid in port.gids]
     return {**netdev, **state, **sizes, "gids": gids}
 
 

@@ -56,10 +56,10 @@ def check_mode(mode: str, moves_devices: bool, sharing: Sequence[str]) -> Iterat
         yield note(subject, f"{mode}: the plugin rdma moves each verbs device into its pod")
     else:
         who = f"; {', '.join(sharing)} among them" if sharing else ""
-        remedy = (
-            "`options ib_core netns_mode=1` in /etc/modprobe.d and a reboot, or `rdma system set netns shared` while"
+        ways = (
+            "in /etc/modprobe.d and a reboot, or `rdma system set netns shared` while no other network namespace exists"
         )
-        remedy += " no other network namespace exists; or host-device with the plugin rdma"
+        remedy = f"`options ib_core netns_mode=1` {ways}; or host-device with the plugin rdma"
         yield broken(subject, f"{mode}: pods that share a NIC see no verbs device{who}", "shared", remedy)
 
 

@@ -81,9 +81,7 @@ def read(nics: Iterable[tuple[str, str]], root: str = "/sys") -> list[PcieFuncti
 
 def read_bridges(topology: Topology, root: str = "/sys") -> Bridges:
     """Read the bridges above GPUs and above NICs that share a switch with a GPU."""
-    pairs = [
-        (gpu, nic) for gpu in topology.gpus for _, nic in topology.nics if topology.distance(gpu, nic) in (PIX, PXB)
-    ]
+    pairs = [(a, b) for a in topology.gpus for _, b in topology.nics if topology.distance(a, b) in (PIX, PXB)]
     near = {bridge for pair in pairs for one in pair for bridge in one.above if is_address(bridge)}
     return {b: _read(redirects_peers, f"{root}/bus/pci/devices/{b}") for b in sorted(near)}
 
@@ -169,43 +167,30 @@ def _read(setting: Callable[[bytes], bool | None], place: str) -> bool | str:
 
 def relaxed_ordering(config: bytes) -> bool | None:
     """Whether relaxed ordering of the function's writes is on; None if that cannot be read."""
-    return _is_set(config, _capabilities(config), _EXPRESS, _DEVICE_CONTROL, _RELAXED_ORDERING)
+    control = _register(config, _EXPRESS, _DEVICE_CONTROL)
+    return None if control is None else bool(control & _RELAXED_ORDERING)
 
 
 def redirects_peers(config: bytes) -> bool | None:
     """Whether ACS of a bridge sends traffic between devices below it to the host bridge; None if unknown."""
     if len(config) <= _FIRST_EXTENDED:
         return None
-    return bool(_is_set(config, _extended(config), _ACS, _ACS_CONTROL, _REDIRECTS))
+    return bool((_register(config, _ACS, _ACS_CONTROL, is_extended=True) or 0) & _REDIRECTS)
 
 
-def _is_set(config: bytes, capabilities: Iterable[tuple[int, int]], wanted: int, offset: int, bits: int) -> bool | None:
-    """Whether any of `bits` at `offset` in the first capability `wanted` is set; None without such a capability."""
-    for kind, at in capabilities:
-        if kind == wanted and at + offset + 2 <= len(config):
-            return bool(int.from_bytes(config[at + offset : at + offset + 2], "little") & bits)
-    return None
-
-
-def _capabilities(config: bytes) -> Iterator[tuple[int, int]]:
-    at = config[_FIRST] & ~3 if len(config) > 0x40 else 0
+def _register(config: bytes, wanted: int, offset: int, is_extended: bool = False) -> int | None:
+    """The 16 bits at `offset` in the first capability `wanted`; None without such a capability, or beyond `config`."""
+    first, end = (_FIRST_EXTENDED, len(config)) if is_extended else (0x40, min(len(config), _FIRST_EXTENDED))
+    at = first if is_extended else int.from_bytes(config[_FIRST : _FIRST + 1], "little") & ~3
     for _ in range(_MOST):
-        if not 0x40 <= at <= min(len(config), 0x100) - 2:
-            return
-        yield config[at], at
-        at = config[at + 1] & ~3
-
-
-def _extended(config: bytes) -> Iterator[tuple[int, int]]:
-    at = _FIRST_EXTENDED
-    for _ in range(_MOST):
-        if not _FIRST_EXTENDED <= at <= len(config) - 4:
-            return
+        if not first <= at <= end - 4:
+            break
         header = int.from_bytes(config[at : at + 4], "little")
-        if header in (0, 0xFFFFFFFF):
-            return
-        yield header & 0xFFFF, at
-        at = header >> 20 & ~3
+        kind, following = (header & 0xFFFF, header >> 20) if is_extended else (header & 0xFF, header >> 8 & 0xFF)
+        if kind == wanted and at + offset + 2 <= len(config):
+            return int.from_bytes(config[at + offset : at + offset + 2], "little")
+        at = following & ~3
+    return None
 
 
 # --- GPUs ---
@@ -230,7 +215,5 @@ def check_memory(topology: Topology, root: str = "/sys", proc: str = "/proc") ->
         why = "neither nvidia_peermem nor NVIDIA's open kernel modules are loaded"
         found = f"NICs do not reach it: {why}, so all that GPUs send is copied through the host's memory"
         healthy = "nvidia_peermem loaded, or the open kernel modules on Linux 5.12 or newer (DMA-BUF)"
-        remedy = (
-            "modprobe nvidia_peermem, and add it to /etc/modules-load.d (with the GPU Operator: driver.rdma.enabled)"
-        )
-        yield broken(subject, found, healthy, remedy)
+        remedy = "modprobe nvidia_peermem, and add it to /etc/modules-load.d"
+        yield broken(subject, found, healthy, f"{remedy} (with the GPU Operator: driver.rdma.enabled)")

@@ -27,6 +27,7 @@ _SECONDS = 2.0  # to wait for the answer of a peer
 _PEER = "answers to packets of every size up to the link's MTU"
 _SEE = "see that the peer runs and its link is up, and subnet, VLAN and switch ports between both"
 _MOST_PROCESSES = 8
+Registered = Mapping[str, Collection[str]]  # kubelet's device IDs by resource
 
 
 @dataclass(frozen=True)
@@ -75,11 +76,9 @@ class PodProcess:
     user: int | None = None
 
 
-def needs(
-    links: Iterable[AttachedLink], functions: Sequence[Function], registered: Mapping[str, Collection[str]]
-) -> list[PodNeed]:
-    """The device needs of the links. `registered` has kubelet's device IDs by resource: railcni's device plugin and the
-    SR-IOV device plugin name a device after its NIC or function."""
+def needs(links: Iterable[AttachedLink], functions: Sequence[Function], registered: Registered) -> list[PodNeed]:
+    """The device needs of the links. railcni's device plugin and the SR-IOV device plugin name a device in `registered`
+    after its NIC or function."""
     found = []
     for link in links:
         devices = {port.device for port in link.ports}
@@ -112,10 +111,8 @@ def check(links: Sequence[AttachedLink]) -> Iterator[Observation]:
         if bare:
             state, remedy = f"; {interface.name} is down", f"ip link set {interface.name} up, in the pod"
             if interface.up:
-                state, remedy = (
-                    "",
-                    f"see that {devices} is ACTIVE and its GID table has room; then attach the pod again",
-                )
+                remedy = f"see that {devices} is ACTIVE and its GID table has room; then attach the pod again"
+                state = ""
             found = f"no RoCE v2 GID of {', '.join(bare)} on {devices}{state}"
             yield broken(str(link), found, "a GID for each address: without one RDMA fails", remedy)
         if not interface.global_addresses and not lost:
@@ -144,10 +141,8 @@ def check_links(
         below = f" on {interface.lower}" if interface.lower else ""
         found = f"{interface.kind or 'device'}{below}, MTU {interface.mtu}"
         if not interface.up:
-            level, remedy = (
-                FAULT if interface.name in over_ports else NOTE,
-                f"ip link set {interface.name} up, in the pod",
-            )
+            level = FAULT if interface.name in over_ports else NOTE
+            remedy = f"ip link set {interface.name} up, in the pod"
             yield Observation(level, interface.name, f"{found}, down", "up", remedy)
         elif interface.lower in here and not here[interface.lower].up:
             remedy = f"ip link set {interface.lower} up, and let the node's network configuration do so at each boot"

@@ -81,9 +81,9 @@ def check_gids(ports: Sequence[Port]) -> Iterator[Observation]:
             state = "full" if used == port.room else "nearly full"
             link_local = sum(gid.address.startswith("fe80:") for gid in port.gids)
             remedy = (
-                f'{link_local} of them are link-local: `"rdma": {{"ipv6LinkLocal": false}}` in the NAD saves a pod\'s;'
-                " else let fewer pods share it: a lower rdmaHcaMax of the device plugin, or SR-IOV"
+                f'{link_local} of them are link-local: `"rdma": {{"ipv6LinkLocal": false}}` in the NAD saves a pod\'s'
             )
+            remedy += "; else let fewer pods share it: a lower rdmaHcaMax of the device plugin, or SR-IOV"
             healthy = f"less than {NEARLY_FULL:.0%} in use: a pod without a GID has no RDMA"
             yield broken(subject, f"GID table {state}: {used} of {port.room}", healthy, remedy)
         else:

@@ -130,9 +130,8 @@ def schema(name: str) -> Rule:
     """The JSON Schema (draft 2020-12) of a plugin's configuration, of the block of whereabouts, or of a conflist."""
     inner: dict[str, Rule] = {}
     definitions: dict[str, Rule] = {}
-    whereabouts = table(
-        known.OWN_IPAM, keys.BLOCK_KEYS, inner, "The ipam block of type whereabouts, and the flat file."
-    )
+    about = "The ipam block of type whereabouts, and the flat file."
+    whereabouts = table(known.OWN_IPAM, keys.BLOCK_KEYS, inner, about)
     if name == known.OWN_IPAM:
         document = whereabouts
     else:
