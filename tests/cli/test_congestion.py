@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from cni.cli.doctor import congestion
-from cni.cli.doctor.congestion import Congestion
+from cni.cli.doctor import ports
 from cni.cli.doctor.facts import NodeFacts, NodePlaces
 from cni.cli.doctor.finding import ADVICE, OK, UNKNOWN
 from cni.cli.doctor.pods import AttachedLink
+from cni.cli.doctor.ports import Congestion
 from cni.node.inventory import devices as inventory
 from cni.node.inventory.devices import Port
 from cni.node.inventory.sandboxes import NamespaceView, SandboxInterface
@@ -57,7 +57,7 @@ GOOD: dict[str, Any] = {"pfc": (3,), "trust": "dscp", "ecn": (3,), "classes": RO
 def test_settings_that_do_not_go_together_are_advice_each_with_its_remedy(
     changes: dict[str, Any], words: list[str]
 ) -> None:
-    found = list(congestion.check({"ens2f0": Congestion(**(GOOD | changes))}))
+    found = list(ports.check_congestion({"ens2f0": Congestion(**(GOOD | changes))}))
     assert [one.level for one in found] == [ADVICE] * len(words) or [OK]
     for one, said in zip(found, words, strict=False):
         assert said in one.found and one.healthy and one.remedy
@@ -75,7 +75,7 @@ def test_settings_that_do_not_go_together_are_advice_each_with_its_remedy(
 def test_what_the_kernel_does_not_tell_is_unknown_with_the_vendors_command(
     changes: dict[str, Any], driver: str, tool: str
 ) -> None:
-    (found,) = congestion.check({"ens2f0": Congestion(**(GOOD | changes), driver=driver, pci="0000:3b:00.0")})
+    (found,) = ports.check_congestion({"ens2f0": Congestion(**(GOOD | changes), driver=driver, pci="0000:3b:00.0")})
     assert (found.level, tool in found.found) == (UNKNOWN, True), found
 
 
@@ -99,7 +99,7 @@ def test_a_driver_without_dcb_says_nothing(namespaces: Callable[[], View], tmp_p
     view = namespaces()
     view.add_veth("ens2f0", "wire")
     with view.entered():
-        assert congestion.read(of_machine(tmp_path), "", str(tmp_path)) == Congestion()
+        assert ports.read_congestion(of_machine(tmp_path), "", str(tmp_path)) == Congestion()
 
 
 @pytest.mark.parametrize(
@@ -148,6 +148,6 @@ def test_what_sysfs_and_configfs_say_is_read(tmp_path: Path) -> None:
     (tmp_path / "0000:3b:00.0").mkdir()
     (netdev.resolve() / "device").symlink_to(tmp_path / "0000:3b:00.0")
     machine.netdev("ens2f0.7", lower=["ens2f0"], uevent="DEVTYPE=vlan")
-    assert congestion.read(of_machine(tmp_path), "mlx5_core", str(tmp_path), live=False) == Congestion(
+    assert ports.read_congestion(of_machine(tmp_path), "mlx5_core", str(tmp_path), live=False) == Congestion(
         None, "dscp", (1, 2), {}, {"default_roce_tos": 106, "traffic_class": 184}, True, "mlx5_core", "0000:3b:00.0"
     )

@@ -19,8 +19,7 @@ import yaml
 from cni import VERSION
 from cni.cli.doctor import (
     command,
-    modules,
-    namespaces,
+    kernel,
     pcie,
     pods,
     ports,
@@ -29,9 +28,9 @@ from cni.cli.doctor import (
 )
 from cni.cli.doctor.facts import NodeFacts, NodePlaces
 from cni.cli.doctor.finding import ADVICE, FAULT, NOTE, OK, SKIPPED, UNKNOWN, Check, Observation
-from cni.cli.doctor.namespaces import LinkParameters
-from cni.cli.doctor.namespaces import check_parameters as namespaces_check
-from cni.cli.doctor.namespaces import read as namespaces_read
+from cni.cli.doctor.kernel import LinkParameters
+from cni.cli.doctor.kernel import check_parameters as namespaces_check
+from cni.cli.doctor.kernel import read_parameters as namespaces_read
 from cni.cli.doctor.pcie import PcieFunction, PcieLink
 from cni.cli.main import main
 from cni.node.inventory import topology
@@ -155,14 +154,14 @@ def test_a_physical_function_whose_pcie_link_sysfs_does_not_tell_is_not_called_a
 def test_a_missing_module_is_named_with_the_command_that_loads_it(tmp_path: Path) -> None:
     for name in ("ib_core", "ib_uverbs"):
         (tmp_path / "module" / name).mkdir(parents=True)
-    faults = [f for f in modules.check(modules.read(str(tmp_path))) if f.level == FAULT]
+    faults = [f for f in kernel.check_modules(kernel.read_modules(str(tmp_path))) if f.level == FAULT]
     assert only(faults).subject == "rdma_ucm" and "modprobe rdma_ucm" in only(faults).remedy
 
 
 def test_a_module_that_is_built_in_is_known_by_what_it_makes(tmp_path: Path) -> None:
     for name in ("class/infiniband", "class/infiniband_verbs", "class/misc/rdma_cm"):
         (tmp_path / name).mkdir(parents=True)
-    assert levels(modules.check(modules.read(str(tmp_path)))) == [OK, OK, OK]
+    assert levels(kernel.check_modules(kernel.read_modules(str(tmp_path)))) == [OK, OK, OK]
 
 
 @pytest.mark.parametrize("built_in", [False, True])
@@ -170,7 +169,7 @@ def test_the_second_port_of_a_bond_needs_no_verbs_device_of_its_own(tmp_path: Pa
     machines.bond(tmp_path)
     for name in () if built_in else ("ib_core", "mlx5_ib"):
         (tmp_path / "module" / name).mkdir(parents=True)
-    found = [f for f in modules.check(modules.read(str(tmp_path))) if ":" in f.subject]
+    found = [f for f in kernel.check_modules(kernel.read_modules(str(tmp_path))) if ":" in f.subject]
     assert [(f.level, f.found) for f in found] == [
         (OK, "mlx5_core, with a verbs device"),
         (OK, "mlx5_core, in a bond with the verbs device mlx5_bond_0"),
@@ -181,20 +180,20 @@ def test_a_nic_without_its_verbs_driver_or_without_a_driver_is_named(tmp_path: P
     machine = Machine(tmp_path)
     machine.function("pci0000:3a/0000:3a:00.0/0000:3b:00.0", MELLANOX, ETHERNET, driver="mlx5_core")
     machine.function("pci0000:3a/0000:3a:01.0/0000:3c:00.0", MELLANOX, ETHERNET)
-    found = [f for f in modules.check(modules.read(str(tmp_path))) if ":" in f.subject]
+    found = [f for f in kernel.check_modules(kernel.read_modules(str(tmp_path))) if ":" in f.subject]
     assert levels(found) == [FAULT, FAULT]
     assert found[0].remedy == "modprobe mlx5_ib" and "mlx5_core" in found[1].remedy
 
 
 def test_no_device_in_sight_is_no_fault_where_devices_are_moved_into_pods() -> None:
-    known = modules.Modules(frozenset({"ib_core"}), ())
-    assert levels(modules.check_devices([], known, moved=False)) == [FAULT]
-    assert levels(modules.check_devices([], known, moved=True)) == [NOTE]
+    known = kernel.Modules(frozenset({"ib_core"}), ())
+    assert levels(kernel.check_devices([], known, moved=False)) == [FAULT]
+    assert levels(kernel.check_devices([], known, moved=True)) == [NOTE]
 
 
 def test_a_node_without_rdma_has_one_fault_that_names_all_modules() -> None:
-    known = modules.Modules(frozenset(), ())
-    found = [*modules.check(known), *modules.check_devices([], known, moved=False)]
+    known = kernel.Modules(frozenset(), ())
+    found = [*kernel.check_modules(known), *kernel.check_devices([], known, moved=False)]
     assert only(found).found == "none in /sys/class/infiniband: ib_core, ib_uverbs, rdma_ucm are not loaded"
     assert only(found).remedy.startswith("modprobe -a ib_core ib_uverbs rdma_ucm, and add them")
 
@@ -242,7 +241,7 @@ def test_device_nodes_that_are_missing_or_something_else_are_named(tmp_path: Pat
         (tmp_path / "class" / name / "dev").write_text(number + "\n")
     (tmp_path / "dev/infiniband").mkdir(parents=True)
     (tmp_path / "dev/infiniband/uverbs1").write_text("")
-    found = list(modules.check_nodes(str(tmp_path), str(tmp_path / "dev")))
+    found = list(kernel.check_nodes(str(tmp_path), str(tmp_path / "dev")))
     assert [(f.level, f.found) for f in found] == [(FAULT, "not there"), (FAULT, "no character device")]
 
 
@@ -299,7 +298,7 @@ def test_a_roce_port_without_a_gid_of_version_2_is_named() -> None:
 
 def test_exclusive_mode_is_a_fault_unless_devices_are_moved_and_nobody_shares() -> None:
     def level(mode: str, moves: bool = False, sharing: tuple[str, ...] = ()) -> str:
-        return only(namespaces.check_mode(mode, moves, sharing)).level
+        return only(kernel.check_mode(mode, moves, sharing)).level
 
     assert [level("shared"), level("exclusive"), level("exclusive", True), level("")] == [OK, FAULT, NOTE, UNKNOWN]
     assert level("exclusive", True, ("net1 of default/pod-1",)) == FAULT
@@ -312,7 +311,7 @@ def test_of_the_reverse_path_filters_the_larger_one_counts(tmp_path: Path, every
         folder.mkdir(parents=True)
         for name in ("rp_filter", "arp_ignore", "arp_announce"):
             (folder / name).write_text(f"{value}\n" if name == "rp_filter" else "0\n")
-    assert namespaces.read("ens2f0", proc=str(tmp_path)).rp_filter == counts
+    assert kernel.read_parameters("ens2f0", proc=str(tmp_path)).rp_filter == counts
 
 
 @needs_ip
@@ -353,10 +352,10 @@ def test_a_strict_reverse_path_filter_is_judged_by_where_the_kernel_sends_answer
 def test_links_of_one_subnet_that_answer_arp_for_one_another_are_named() -> None:
     loose, tight = LinkParameters(0, 0, 0), LinkParameters(0, 1, 2)
     subnets = {"10.1.0.0/24": ["ens2f0", "ens3f0"]}
-    assert FAULT in levels(namespaces.check_parameters({"ens2f0": loose, "ens3f0": tight}, subnets))
-    assert FAULT not in levels(namespaces.check_parameters({"ens2f0": tight, "ens3f0": tight}, subnets))
+    assert FAULT in levels(kernel.check_parameters({"ens2f0": loose, "ens3f0": tight}, subnets))
+    assert FAULT not in levels(kernel.check_parameters({"ens2f0": tight, "ens3f0": tight}, subnets))
     apart = {"10.1.0.0/24": ["ens2f0"], "10.2.0.0/24": ["ens3f0"]}
-    assert FAULT not in levels(namespaces.check_parameters({"ens2f0": loose, "ens3f0": loose}, apart))
+    assert FAULT not in levels(kernel.check_parameters({"ens2f0": loose, "ens3f0": loose}, apart))
 
 
 def test_the_links_that_the_node_needs_are_read_of_both_families_and_with_those_below(tmp_path: Path) -> None:

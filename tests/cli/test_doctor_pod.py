@@ -18,8 +18,7 @@ from typing import Any
 
 import pytest
 
-from cni.cli.doctor import claims, report
-from cni.cli.doctor import namespaces as of_namespaces
+from cni.cli.doctor import claims, kernel, report
 from cni.cli.doctor.facts import NodeFacts, NodePlaces
 from cni.cli.doctor.finding import ADVICE, FAULT, NOTE, OK, SKIPPED, UNKNOWN, Observation
 from cni.cli.main import main
@@ -165,7 +164,7 @@ def unplug(scene: Scene, patch: pytest.MonkeyPatch) -> None:
 
 
 def exclusive(scene: Scene, patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(of_namespaces, "mode", lambda: "exclusive")
+    patch.setattr(kernel, "netns_mode", lambda: "exclusive")
 
 
 def gpu(scene: Scene, patch: pytest.MonkeyPatch) -> None:

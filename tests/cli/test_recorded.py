@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from cni.cli import rdma as views
-from cni.cli.doctor import modules, pcie, report
+from cni.cli.doctor import kernel, pcie, report
 from cni.cli.doctor.facts import NodeFacts, NodePlaces
 from cni.cli.doctor.finding import ADVICE, OK
 from cni.node.inventory import devices as inventory
@@ -88,7 +88,7 @@ def test_a_virtual_function_is_known_with_its_physical_one_and_its_place(sriov: 
     assert sysfs.physical_function_of(VIRTUAL, sriov) == CARD
     assert topology.distance(device, topology.device(CARD, sriov)) == topology.PIX
     assert topology.distance(device, topology.device("0000:02:00.0", sriov)) == topology.PHB
-    assert [f.id for f in modules.read(sriov).functions] == [CARD, "0000:02:00.0"]
+    assert [f.id for f in kernel.read_modules(sriov).functions] == [CARD, "0000:02:00.0"]
 
 
 def names(root: str, folder: str) -> set[str]:

@@ -11,10 +11,9 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from cni.cli.doctor import claims, congestion, modules, namespaces, pcie, pods, setup
-from cni.cli.doctor.congestion import Congestion
-from cni.cli.doctor.namespaces import LinkParameters
-from cni.cli.doctor.ports import PortCounts
+from cni.cli.doctor import claims, kernel, pcie, pods, ports, setup
+from cni.cli.doctor.kernel import LinkParameters
+from cni.cli.doctor.ports import Congestion, PortCounts
 from cni.documents import NET_DIRECTORY
 from cni.documents.tree import object_at
 from cni.node.installation.options import DEFAULT, candidates
@@ -57,9 +56,9 @@ class NodeFacts:
     watch: float = 0.0
 
     @cached_property
-    def loaded(self) -> modules.Modules:
+    def loaded(self) -> kernel.Modules:
         """The kernel modules, and the network functions; for one pod only the functions below its links."""
-        found = modules.read(self.places.sys)
+        found = kernel.read_modules(self.places.sys)
         if not self.pod:
             return found
         masters = {interface.lower for interface in self.chosen.interfaces}
@@ -119,7 +118,7 @@ class NodeFacts:
 
     @cached_property
     def netns_mode(self) -> str:
-        return namespaces.mode() if self.places.live else ""
+        return kernel.netns_mode() if self.places.live else ""
 
     @cached_property
     def management(self) -> Collection[str]:
@@ -140,7 +139,7 @@ class NodeFacts:
 
     @property
     def parameters(self) -> dict[str, LinkParameters]:
-        return {name: namespaces.read(name, own, self.places.proc) for name, own in self._networks.items()}
+        return {name: kernel.read_parameters(name, own, self.places.proc) for name, own in self._networks.items()}
 
     @property
     def subnets(self) -> dict[str, list[str]]:
@@ -248,7 +247,7 @@ class NodeFacts:
             seen = [own.netdev] if own.netdev and own.carrier is not None else []
             for name in [lower for netdev in seen for lower in topology.beside(netdev, "lower_", sys)] or seen:
                 if name not in found:
-                    found[name] = congestion.read(replace(own, netdev=name), card.driver, sys, self.places.live)
+                    found[name] = ports.read_congestion(replace(own, netdev=name), card.driver, sys, self.places.live)
         return found
 
     def _card_of(self, device: inventory.VerbsDevice) -> inventory.VerbsDevice:

@@ -12,9 +12,9 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from cni.cli import nccl
-from cni.cli.doctor import namespaces, setup
+from cni.cli.doctor import kernel, setup
 from cni.cli.doctor.finding import FAULT, NOTE, OK, SKIPPED, Observation, advice, broken, note, ok, unknown
-from cni.cli.doctor.namespaces import LinkParameters
+from cni.cli.doctor.kernel import LinkParameters
 from cni.node.inventory.devices import Port
 from cni.node.inventory.functions import Function
 from cni.node.inventory.sandboxes import NamespaceView, SandboxInterface, inode_of
@@ -166,7 +166,7 @@ def check_pod(
         names = ", ".join(i.name for i in sandbox.interfaces if i.name != "lo") or "none"
         remedy = "attach it to a network whose master is the netdev of an RDMA port (`railcni rdma` names them)"
         yield broken(who, f"none of its links is over an RDMA port: {names}", "net1 over one", remedy)
-    yield from namespaces.check_parameters(_parameters(sandbox, [link.interface for link in links]), {})
+    yield from kernel.check_parameters(_parameters(sandbox, [link.interface for link in links]), {})
     for need in needed:
         offered = ", ".join(need.resources) or "no resource of kubelet's device manager on this node"
         found = f"{need.device} is offered by {offered}"
@@ -242,7 +242,7 @@ def _parameters(sandbox: NamespaceView, links: Sequence[SandboxInterface]) -> di
     """The kernel parameters of `links` in the pod's namespace, by link; {} if they cannot be read."""
     try:
         with netns.open_namespace(sandbox.netns or "/proc/self/ns/net") as there, there.entered():
-            return {link.name: namespaces.read(link.name, link.networks) for link in links}
+            return {link.name: kernel.read_parameters(link.name, link.networks) for link in links}
     except (CniError, OSError):
         return {}
 

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from cni.cli import rdma
-from cni.cli.doctor import claims, congestion, modules, namespaces, pcie, pods, ports, setup
+from cni.cli.doctor import claims, kernel, pcie, pods, ports, setup
 from cni.cli.doctor.facts import NodeFacts
 from cni.cli.doctor.finding import FAULT, SKIPPED, UNKNOWN, Check, Observation, broken, unknown
 from cni.node.inventory import devices, functions, topology
@@ -28,12 +28,12 @@ def _peer_memory(f: NodeFacts) -> Iterator[Observation]:
 
 def _mode(f: NodeFacts) -> Iterator[Observation]:
     sharing = [str(link) for link in f.attached if link.interface.lower]
-    return namespaces.check_mode(f.netns_mode, f.moves_devices, sharing)
+    return kernel.check_mode(f.netns_mode, f.moves_devices, sharing)
 
 
 def _devices(f: NodeFacts) -> Iterator[Observation]:
     is_moved = f.moves_devices and f.netns_mode == EXCLUSIVE
-    return modules.check_devices([d.name for d in f.devices], f.loaded, is_moved)
+    return kernel.check_devices([d.name for d in f.devices], f.loaded, is_moved)
 
 
 def _pcie_settings(f: NodeFacts) -> Iterator[Observation]:
@@ -43,7 +43,7 @@ def _pcie_settings(f: NodeFacts) -> Iterator[Observation]:
 def _nodes(f: NodeFacts) -> Iterator[Observation]:
     """Check the device nodes; for one pod only those that its links need."""
     needed = {"rdma_cm", *(need.node for need in f.pod_needs)} if f.pod else None
-    return modules.check_nodes(f.places.sys, f.places.dev, needed)
+    return kernel.check_nodes(f.places.sys, f.places.dev, needed)
 
 
 def _guids(f: NodeFacts) -> Iterator[Observation]:
@@ -73,7 +73,7 @@ _of_both = partial(Check, needs=("devices",), of_pod=True)
 _of_pod = partial(Check, of_pod=True)
 CHECKS: tuple[Check, ...] = (
     _of_pod("access", "namespaces of pods", lambda f: [broken("namespaces of pods", why) for why in f.unread]),
-    _of_pod("modules", "kernel modules", lambda f: modules.check(f.loaded)),
+    _of_pod("modules", "kernel modules", lambda f: kernel.check_modules(f.loaded)),
     _of_pod("netns-mode", "RDMA netns mode", _mode),
     _of_pod("devices", "verbs devices", _devices),
     _of_both("nodes", "/dev/infiniband", _nodes),
@@ -84,8 +84,8 @@ CHECKS: tuple[Check, ...] = (
     _of_devices("siblings", "NICs of one kind", lambda f: ports.check_siblings(f.devices)),
     _of_both("node-guids", "node GUIDs", _guids),
     _of_both("pods", "GIDs of pods", lambda f: pods.check(f.attached)),
-    _of_devices("parameters", "rp_filter and ARP", lambda f: namespaces.check_parameters(f.parameters, f.subnets)),
-    _of_both("congestion", "PFC, trust, ECN", lambda f: congestion.check(f.congestion)),
+    _of_devices("parameters", "rp_filter and ARP", lambda f: kernel.check_parameters(f.parameters, f.subnets)),
+    _of_both("congestion", "PFC, trust, ECN", lambda f: ports.check_congestion(f.congestion)),
     _of_both("pcie", "PCIe links", lambda f: pcie.check_links(f.functions)),
     _of_both("pcie-settings", "PCIe settings", _pcie_settings),
     _of_both("peer-memory", "GPU memory", _peer_memory),
