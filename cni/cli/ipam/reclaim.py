@@ -13,7 +13,7 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
@@ -44,7 +44,7 @@ from ipam.stores.served import from_json
 GRACE = 60.0  # seconds: longer than a runtime takes to make a sandbox again
 
 FREED, WOULD_FREE, SKIPPED, KEPT, FAILED = "freed", "would free", "skipped", "kept", "failed"
-Ask = Callable[[Sequence[Lease]], Mapping[Key, tuple[str, str]]]  # (state of in_use, reason) by lease, from its node
+Told = Mapping[Key, tuple[str, str]]  # (state of in_use, reason) by lease, from its node
 _NOT_ASKED = "the command does not ask it; `kubectl railcni ipam reclaim` does"
 
 
@@ -111,38 +111,47 @@ def _reclaim(made: Report, choices: list[Choice], options: argparse.Namespace) -
         _wait(made, usual if options.grace is None else options.grace, say)
         seen = seen_twice(choices, say)
     again = {finding.key() for finding in seen.findings}
-    found = {choice.kind: _Found(choice, snapshot) for choice, snapshot in zip(choices, seen.snapshots, strict=True)}
+    pairs = zip(choices, seen.snapshots, strict=True)
+    found = {choice.kind: _Found(choice, snapshot, options) for choice, snapshot in pairs}
     of_store = [(finding, found.get(finding.store) or found[choices[0].kind]) for finding in made.of(RECLAIM)]
     with output.progress() as say:
         say("asking the nodes")
-        asked = [lease for one, store in of_store if (lease := store.elsewhere(one, options))]
+        asked = [lease for one, store in of_store if (lease := store.elsewhere(one))]
         told = options.ask(asked) if options.ask else {}
     for finding, store in of_store:
-        store.told = told
-        yield _one(finding, finding.key() in again, store, options)
+        result, why = (WOULD_FREE if options.dry_run else FREED), finding.message
+        try:
+            if finding.key() not in again:
+                raise Changed("it is not as it was found")
+            store.free(finding, told)
+        except Changed as fault:
+            result, why = (KEPT if isinstance(fault, Kept) else SKIPPED), str(fault)
+        except CniError as fault:
+            result, why = FAILED, fault.msg
+        where = {"pool": finding.pool, "address": finding.address, "pod": finding.pod}
+        where |= {"containerID": finding.container_id, "reservation": finding.reservation[0]}
+        yield {"result": result, "kind": finding.kind, **where, "why": why}
 
 
 class _Found:
     """A chosen store with its snapshot `seen`. Raises InvalidConfig if the pods could not be read."""
 
-    def __init__(self, choice: Choice, seen: Snapshot) -> None:
+    def __init__(self, choice: Choice, seen: Snapshot, options: argparse.Namespace) -> None:
         if seen.records is None and seen.pods is None:
             raise InvalidConfig("nothing can be reclaimed: the pods cannot be read")
-        self._choice = choice
-        self._seen = seen
+        self._choice, self._seen, self._options = choice, seen, options
         self._cluster = Cluster(choice.kubeconfig, choice.namespace) if seen.pods is not None else None
         self._freeing = Freeing(choice.open(CHANGE), Records(STATE, Log()))
         self._freed: set[Attachment] = set()
-        self.told: Mapping[Key, tuple[str, str]] = {}  # the answers of the leases' nodes
         self._leases = {(lease.pool, lease.text, lease.container_id, lease.ifname): lease for lease in seen.leases}
 
-    def elsewhere(self, finding: Finding, options: argparse.Namespace) -> Lease | None:
+    def elsewhere(self, finding: Finding) -> Lease | None:
         """The lease of the finding if the agent of its node must be asked whether the address is in use, else None.
         With `options.ask` this node's agent is asked too: a container with this command may not see the namespaces."""
         lease = self._lease(finding)
-        if options.force or lease is None or finding.kind == LEASE_OF_ENDED_POD:
+        if self._options.force or lease is None or finding.kind == LEASE_OF_ENDED_POD:
             return None
-        is_here = not options.ask and self._freeing.is_here(lease)
+        is_here = not self._options.ask and self._freeing.is_here(lease)
         return None if is_here or self._is_off(lease) else lease
 
     def _lease(self, finding: Finding) -> Lease | None:
@@ -161,13 +170,14 @@ class _Found:
         named = {one.node for one in seen.leases}
         return seen.agents is not None and not blocker(lease, seen.nodes, None, False, named, seen.agents)
 
-    def free(self, finding: Finding, options: argparse.Namespace) -> None:
-        """Free the finding's lease or reservation. Raises Changed or Kept if it must stay, CniError on a failure."""
-        lease = self._lease(finding)
+    def free(self, finding: Finding, told: Told) -> None:
+        """Free the finding's lease or reservation; `told` has the answers of the leases' nodes. Raises Changed or Kept if
+        it must stay, CniError on a failure."""
+        options, lease = self._options, self._lease(finding)
         if lease is None:
             raise Changed("it is gone")
-        if self.elsewhere(finding, options):
-            state, why = self.told.get(lease.identity, (UNKNOWN, _NOT_ASKED))
+        if self.elsewhere(finding):
+            state, why = told.get(lease.identity, (UNKNOWN, _NOT_ASKED))
             if state == USED:
                 raise Changed(f"{why}: node {lease.node}" if lease.node else why)
             if state != ENDED:
@@ -185,16 +195,22 @@ class _Found:
         self._freed.add(lease.attachment)
 
     def _check(self, finding: Finding, lease: Lease) -> None:
+        """Raise Changed unless the lease, read again, makes the same finding."""
         if not finding.pool:
             reserved = self._cluster.reservation(lease) if self._cluster else None
             if reserved is None or reserved.uid != finding.reservation[1]:
                 raise Changed("another has taken its place" if reserved else "the reservation is gone")
-            _agree(finding, self._rules_for(lease).reservation(reserved))
+            again = self._rules_for(lease).reservation(reserved)
         elif self._seen.records is not None:
-            record = record_of(lease.attachment, self._choice)
-            _agree(finding, store_rules.of_lease(lease, record, snapshot.is_there))
+            again = store_rules.of_lease(lease, record_of(lease.attachment, self._choice), snapshot.is_there)
         else:
-            _agree(finding, self._rules_for(lease).lease(lease))
+            again = self._rules_for(lease).lease(lease)
+        if again is None:
+            raise Changed("it is in use")
+        if again.action != RECLAIM:
+            raise Changed(again.message)
+        if again.kind != finding.kind:
+            raise Changed(f"it is another finding now: {again.message}")
 
     def _rules_for(self, lease: Lease) -> AuditRules:
         """The audit rules for this lease alone, with its pod and node read again."""
@@ -215,30 +231,6 @@ class _Found:
         """The cooldown of the lease's address in seconds, by its networks, else by the flat file."""
         networks = [n for n in self._seen.networks if n.holds(lease.address) and (n.sliced or lease.pool in n.pools())]
         return max((n.cooldown for n in networks), default=0) or self._choice.cooldown
-
-
-def _agree(finding: Finding, again: Finding | None) -> None:
-    """Raise Changed unless `again`, the finding of a later reading, is `finding`."""
-    if again is None:
-        raise Changed("it is in use")
-    if again.action != RECLAIM:
-        raise Changed(again.message)
-    if again.kind != finding.kind:
-        raise Changed(f"it is another finding now: {again.message}")
-
-
-def _one(finding: Finding, found_again: bool, found: _Found, options: argparse.Namespace) -> dict[str, Any]:
-    result, why = (WOULD_FREE if options.dry_run else FREED), finding.message
-    try:
-        if not found_again:
-            raise Changed("it is not as it was found")
-        found.free(finding, options)
-    except Changed as fault:
-        result, why = (KEPT if isinstance(fault, Kept) else SKIPPED), str(fault)
-    except CniError as fault:
-        result, why = FAILED, fault.msg
-    where = {"pool": finding.pool, "address": finding.address, "pod": finding.pod, "containerID": finding.container_id}
-    return {"result": result, "kind": finding.kind, **where, "reservation": finding.reservation[0], "why": why}
 
 
 def _wait(made: Report, grace: float, say: Callable[[str], object]) -> None:
