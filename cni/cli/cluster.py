@@ -16,6 +16,7 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -119,21 +120,22 @@ def _nodes(options: argparse.Namespace) -> set[str]:
     return {node["metadata"]["name"] for node in found["items"]}
 
 
+def _readable(options: argparse.Namespace, *arguments: str) -> list[dict[str, Any]]:
+    """The objects that `kubectl get` finds; [] if this user may not read them, or the server does not know them."""
+    with suppress(IoFailure):
+        return [*kubectl.read(options, "get", *arguments)["items"]]
+    return []
+
+
 def _deleted(options: argparse.Namespace, nodes: set[str]) -> set[str]:
-    """The names of nodes that have an agent's Lease but are not in `nodes`; none if this user may not read Leases."""
-    try:
-        where = ("leases.coordination.k8s.io", f"--namespace={silence.NAMESPACE}")
-        return set(silence.nodes_of(kubectl.read(options, "get", *where)["items"])) - nodes
-    except IoFailure:
-        return set()
+    """The names of nodes that have an agent's Lease but are not in `nodes`."""
+    leases = _readable(options, "leases.coordination.k8s.io", f"--namespace={silence.NAMESPACE}")
+    return set(silence.nodes_of(leases)) - nodes
 
 
 def _claims(options: argparse.Namespace) -> Counter[str]:
-    """The number of ResourceClaims with devices of `railcni dra`, by node; empty if this user may not read them."""
-    try:
-        claims = kubectl.read(options, "get", "resourceclaims.resource.k8s.io", "--all-namespaces")["items"]
-    except IoFailure:
-        return Counter()  # or the server is older than 1.34
+    """The number of ResourceClaims with devices of `railcni dra`, by node."""
+    claims = _readable(options, "resourceclaims.resource.k8s.io", "--all-namespaces")  # a server before 1.34 has none
     given = [value_at(claim, "status", "allocation", "devices", "results") or () for claim in claims]
     return Counter(node for results in given for node in {d["pool"] for d in results if d["driver"] == DRIVER})
 
@@ -203,13 +205,10 @@ def doctor_pod(agent: kubectl.NodeAgent, arguments: Sequence[str]) -> dict[str, 
     installed = f"{folder or '/opt/cni/bin'}/railcni-bundle/current/bin/railcni"
     name = f"railcni-doctor-{secrets.token_hex(4)}"  # to delete the pod if `create` is interrupted
     label = {"app.kubernetes.io/name": "railcni-doctor"}
-    container = {
-        "name": "doctor",
-        "command": ["/opt/railcni/bin/python3", "-IS", "-c", _ENTER, installed, "doctor", *arguments],
-        "env": [{"name": "COLUMNS", "value": str(output.console().width)}],
-        "securityContext": {"privileged": True},
-        "volumeMounts": [{"name": "host", "mountPath": "/host", "mountPropagation": "HostToContainer"}],
-    }
+    container: dict[str, Any] = {"name": "doctor", "securityContext": {"privileged": True}}
+    container["command"] = ["/opt/railcni/bin/python3", "-IS", "-c", _ENTER, installed, "doctor", *arguments]
+    container["env"] = [{"name": "COLUMNS", "value": str(output.console().width)}]
+    container["volumeMounts"] = [{"name": "host", "mountPath": "/host", "mountPropagation": "HostToContainer"}]
     host = {"nodeName": agent.node, "hostNetwork": True, "hostPID": True, "tolerations": [{"operator": "Exists"}]}
     volumes = [{"name": "host", "hostPath": {"path": "/"}}]
     metadata = {"name": name, "namespace": agent.namespace, "labels": label}

@@ -87,7 +87,12 @@ class Profiles:
         result = self.run("ADD", _attachment(request)) or {}
         addresses = result.get("ips") or []
         gateways = {":" in one["gateway"]: one["gateway"] for one in addresses if one.get("gateway")}
-        routes = [_route(route, gateways) for route in result.get("routes") or []]
+        routes = []
+        for route in result.get("routes") or []:
+            gateway = route.get("gw") or gateways.get(":" in route["dst"])
+            routes.append(
+                {"destination": route["dst"], **({"gateway": gateway} if gateway else {"scope": _LINK_SCOPE})}
+            )
         return {"interface": {"addresses": [one["address"] for one in addresses]}, "routes": routes}
 
     def release(self, request: dict[str, Any]) -> dict[str, Any]:
@@ -143,11 +148,6 @@ def ifname_of(device: str) -> str:
     for byte in device.encode():
         number = (number ^ byte) * _FNV_PRIME & 0xFFFFFFFF
     return f"dra{number:08x}"
-
-
-def _route(route: dict[str, Any], gateways: dict[bool, str]) -> dict[str, Any]:
-    gateway = route.get("gw") or gateways.get(":" in route["dst"])
-    return {"destination": route["dst"], **({"gateway": gateway} if gateway else {"scope": _LINK_SCOPE})}
 
 
 class _ProfileServer(ThreadingMixIn, UnixStreamServer):
@@ -246,11 +246,10 @@ def _without_claim(profiles: Profiles, options: argparse.Namespace, log: AgentLo
 
 
 def _is_of_claim(attachment: Attachment, record: dict[str, Any]) -> bool:
-    try:
+    with contextlib.suppress(ValueError):
         uuid.UUID(attachment.container_id)
-    except ValueError:
-        return False
-    return record.get("netns") == os.devnull and not any(record.get("pod") or ())
+        return record.get("netns") == os.devnull and not any(record.get("pod") or ())
+    return False
 
 
 def _make_way(path: str) -> None:

@@ -31,21 +31,19 @@ from cni.shared.spec.errors import CniError, IoFailure, TryAgainLater
 
 def register(commands: subcommand.Commands) -> None:
     """Add the commands `install` and `uninstall`."""
-    for name, run, about in (
-        ("install", _install, "install the plugins in the runtime's plugin folder, or change to this version"),
-        ("uninstall", _uninstall, "remove the plugins, and restore the replaced ones"),
-    ):
-        parser = subcommand.add(commands, name, about, run=run)
-        common.installation(parser)
-        if run is _install:
-            about = "also take the plain names of --plugins; the files of these names are kept, and uninstall puts them back"
-            parser.add_argument("--replace", action="store_true", help=about)
-            about = f"with --replace: which plain names; default: {','.join(PLAIN)}"
-            parser.add_argument("--plugins", type=_plugins, metavar="NAME,NAME", help=about)
-        else:
-            common.add(parser, "force", "here: although there are attachments that only railcni can detach")
-        about = "if it exists and has no other file of that name"
-        common.add(parser, "link-dir", about, COMMANDS, made=True)
+    about = "install the plugins in the runtime's plugin folder, or change to this version"
+    install = subcommand.add(commands, "install", about, run=_install)
+    about = "remove the plugins, and restore the replaced ones"
+    uninstall = subcommand.add(commands, "uninstall", about, run=_uninstall)
+    common.installation(install)
+    about = "also take the plain names of --plugins; the files of these names are kept, and uninstall puts them back"
+    install.add_argument("--replace", action="store_true", help=about)
+    about = f"with --replace: which plain names; default: {','.join(PLAIN)}"
+    install.add_argument("--plugins", type=_plugins, metavar="NAME,NAME", help=about)
+    common.installation(uninstall)
+    common.add(uninstall, "force", "here: although there are attachments that only railcni can detach")
+    for parser in (install, uninstall):
+        common.add(parser, "link-dir", "if it exists and has no other file of that name", COMMANDS, made=True)
         common.add(parser, "dry-run")
 
 
@@ -90,15 +88,14 @@ def _install(options: argparse.Namespace) -> None:
         warm.stop(options.root)  # the workers still run the former version
     found = layout.read(folder.path)
     names, kept = ", ".join(name for name in NAMES if name in found.ours), ", ".join(sorted(found.kept))
-    for line in (
+    lines = (
         f"railcni {found.current} is installed in {folder.shown}: {names}",
         kept and f"kept, to be put back by uninstall: {kept}",
         f"the command: {link}",
         "" if steps else "nothing had to be changed",
         wanted.interpreter and f"from a checkout: the plugins alone, for {wanted.interpreter}",
-    ):
-        if line:
-            output.console().print(line)
+    )
+    output.console().print("\n".join(filter(None, lines)))
     _print_state_faults(options)
 
 
@@ -156,11 +153,11 @@ def _refuse_held(options: argparse.Namespace, found: Installation, folder: Folde
     remaining, boot_id, held = found.kept | found.foreign, node.boot_id(), []
     for attachment in recorded.found(directory=state_of(options)):
         parts = attachment["records"].values()
-        if any(part.get("bootID", boot_id) == boot_id for part in parts):
-            members = {key: value for part in parts for key, value in part.items()}
-            if reason := _reason(members, _may_live(attachment, options.root), remaining):
-                whose = attachment["pod"] or f"container {attachment['containerID'][:12]}"
-                held.append(f"{attachment['network']} {attachment['ifname']} of {whose}: {reason}")
+        members = {key: value for part in parts for key, value in part.items()}
+        is_of_boot = any(part.get("bootID", boot_id) == boot_id for part in parts)
+        if is_of_boot and (reason := _reason(members, _may_live(attachment, options.root), remaining)):
+            whose = attachment["pod"] or f"container {attachment['containerID'][:12]}"
+            held.append(f"{attachment['network']} {attachment['ifname']} of {whose}: {reason}")
     if held:
         count = f"{len(held)} attachments live" if len(held) > 1 else "an attachment lives"
         remedy = "Delete those pods (or `railcni detach`) first, or use --force and lose what is listed"

@@ -61,16 +61,14 @@ def _lint(options: argparse.Namespace) -> int:
     findings = lint(options.files, options.flat_file)
     errors = sum(f.severity == ERROR for f in findings)
     warnings = len(findings) - errors
-    document = {"findings": [f.document() for f in findings], "errors": errors, "warnings": warnings}
-    output.show(options.output, document, lambda: _print_all(findings, errors, warnings))
-    sys.stdout.flush()
+    if options.output == "table":
+        print_findings(findings)
+        count = f"{output.counted(errors, 'error')}, {output.counted(warnings, 'warning')}" if findings else "no faults"
+        output.console().print(count)
+    else:
+        document = {"findings": [f.document() for f in findings], "errors": errors, "warnings": warnings}
+        output.print_data(document, options.output)
     return int(errors > 0 or (options.strict and bool(findings)))
-
-
-def _print_all(findings: list[Diagnostic], errors: int, warnings: int) -> None:
-    print_findings(findings)
-    summary = f"{output.counted(errors, 'error')}, {output.counted(warnings, 'warning')}" if findings else "no faults"
-    output.console().print(summary)
 
 
 def print_findings(findings: list[Diagnostic], stream: IO[str] | None = None) -> None:
