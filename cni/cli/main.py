@@ -30,7 +30,7 @@ GROUPS = {
         "attachments": "attachments",
         "support-bundle": "support",
     },
-    "networks": {"nad": "nad.command", "rails": "rails.command", "test": "pair"},
+    "networks": {"nad": "nad", "rails": "rails.command", "test": "pair"},
     "addresses": {"ipam": "ipam"},
     "a cluster": {"cluster": "cluster"},
     "set up a node": {

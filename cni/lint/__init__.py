@@ -6,6 +6,8 @@ of its syntax errors.
     file       each document of a file or text, as cni.documents reads it
     network    a conflist, a single configuration, a chain, a NAD      addresses   the `ipam` block of a plugin
     plugin     one plugin, by the keys and checks of the plugin itself
+
+`schema` makes the JSON Schema of the plugins' configurations.
 """
 
 from __future__ import annotations

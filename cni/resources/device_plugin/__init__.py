@@ -1,1 +1,1 @@
-"""The program `railcni device-plugin`; its options are in cni/cli/device_plugin.py."""
+"""The program `railcni device-plugin`; its options are in cni/cli/devices.py."""

@@ -6,11 +6,10 @@ import argparse
 import sys
 from typing import IO
 
-from cni.cli.nad import schema
 from cni.cli.terminal import common, output, subcommand
 from cni.documents import NET_DIRECTORY
 from cni.documents.diagnostic import WIDTH
-from cni.lint import ERROR, Diagnostic, lint, nvidia
+from cni.lint import ERROR, Diagnostic, lint, nvidia, schema
 from cni.node.installation.layout import PLAIN
 from cni.node.inventory.places import is_missing
 from cni.shared.spec.errors import InvalidConfig

@@ -1,1 +1,0 @@
-"""railcni nad: checks and renders networks, and prints their JSON Schema."""
