@@ -35,7 +35,7 @@ def configured(request: Request, log: Log) -> IpamConfig:
 
 def configured_rail(request: Request, log: Log) -> tuple[IpamConfig, Group | None]:
     """The checked configuration, and the group if the network is a rail with addressing same-index, otherwise None."""
-    if not is_of_group(request):
+    if not asks_for_same_index(request.config):
         return configured(request, log), None
     from ipam.group import indexes  # most networks are not rails
 
@@ -64,11 +64,6 @@ def permit(config: IpamConfig, group: Group | None) -> None:
     for what, rng in used:
         if not any(r.family == rng.family and r.network <= rng.network and rng.top <= r.top for r in allowed):
             raise node_policy.refusal("ranges", what)
-
-
-def is_of_group(request: Request) -> bool:
-    """Whether the network is a rail whose group gives a pod one index on all rails (rail.addressing: same-index)."""
-    return asks_for_same_index(request.config)
 
 
 def ref_of(config: IpamConfig, group: Group | None) -> dict[str, Any]:

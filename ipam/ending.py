@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from cni.shared.config import asks_for_same_index
 from cni.shared.gc import NOTHING_LISTED, Began, valid_attachments
 from cni.shared.kernel import node
 from cni.shared.records import LINK, Records
@@ -12,7 +13,7 @@ from cni.shared.spec.errors import CniError, InvalidConfig, UnsupportedField, re
 from cni.shared.spec.request import Attachment, Request
 from ipam import config as configuration
 from ipam import flatfile, rules, stores
-from ipam.call import configured, configured_rail, is_of_group, reached, ref_of
+from ipam.call import configured, configured_rail, reached, ref_of
 from ipam.leases import PART, recorded_cooldown
 from ipam.local import is_pending, read_record
 from ipam.stores.base import CHANGE, SHARED_SECONDS, Store
@@ -29,7 +30,7 @@ def may_hold(request: Request, records: Records) -> bool:
     """Whether a failed ADD may have left addresses: its record exists, or cannot be read."""
     holder: Attachment | None = request.attachment
     try:
-        if is_of_group(request):
+        if asks_for_same_index(request.config):
             from ipam.group import rails  # most networks are not rails
 
             holder = rails.holder_of(request)
@@ -45,7 +46,7 @@ def delete(request: Request, records: Records) -> None:
     fails, the record notes it as pending, and DEL succeeds. The errors of a file store are raised.
     """
     holder, read = request.attachment, read_record
-    if is_of_group(request):
+    if asks_for_same_index(request.config):
         from ipam.group import rails  # most networks are not rails
 
         found = rails.holder_of(request)

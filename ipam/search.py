@@ -95,13 +95,10 @@ class SearchPlan:
         """Move the search to another place if a window at the present place is full, or `near_full` (of the Survey)."""
         if near_full:
             self._place = max(self._place, _FAR)
-        while self._is_at_full_window():
+        while not self._is_unseen() and self._place < self._store.places and self._is_at_full_window():
             self._place = max(self._place, _NEAR) + 1
 
     def _is_at_full_window(self) -> bool:
-        """Whether a window at this place is full, and there are other places to try."""
-        if self._is_unseen() or self._place >= self._store.places:
-            return False
         return any(self._store.occupied(*window).bit_count() == window[4] - window[3] + 1 for window in self.windows())
 
     def _is_unseen(self) -> bool:
@@ -170,28 +167,17 @@ class SearchPlan:
         while (index := self._free(choice, avoid)) is not None:
             avoid.add(index)
             wants = _wants(choice, index)
-            if any(map(self._is_on_wire, wants)):
+            others = [want for want in wants if want.address not in (self.preferred or ())]
+            if any(map(self._terms.is_own, wants)) or any(map(self._terms.is_neighbour, others)):
                 nodes += 1
-            elif former := [address for want in wants for address in self._former_beside(want)]:
-                avoid |= _indexes(choice, former)  # all at once, since there may be many
-                in_use = index if in_use is None else in_use
-            elif any(
-                self._terms.is_avoided(f"{want.text}/{need.rng.prefix}")
-                for want, need in zip(wants, choice.needs, strict=True)
-            ):
-                in_use = index if in_use is None else in_use
-            else:
+                continue
+            former = [address for want in others for address in self._terms.with_former(want)]
+            texts = (f"{want.text}/{need.rng.prefix}" for want, need in zip(wants, choice.needs, strict=True))
+            if not former and not any(map(self._terms.is_avoided, texts)):
                 return index, nodes
+            avoid |= _indexes(choice, former)  # all at once, since there may be many
+            in_use = index if in_use is None else in_use
         return in_use, nodes
-
-    def _is_on_wire(self, want: Want) -> bool:
-        """Whether the node itself has the address of `want`, or a neighbour has it and the address is not preferred."""
-        return self._terms.is_own(want) or (
-            want.address not in (self.preferred or ()) and self._terms.is_neighbour(want)
-        )
-
-    def _former_beside(self, want: Want) -> Collection[tuple[int, int]]:
-        return () if want.address in (self.preferred or ()) else self._terms.with_former(want)
 
     def _free(self, choice: Choice, avoid: Collection[int]) -> int | None:
         """A free index that is not in `avoid`, if possible a preferred one; None if no index is free."""
