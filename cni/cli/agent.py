@@ -1,6 +1,7 @@
-"""railcni agent: maintains the files that a node's plugins need, and frees leases that the plugins could not free.
+"""railcni agent: maintains the files that a node's plugins need, and frees leases that the plugins could not free. Also
+railcni dranet-ipam, which gives DRANET's devices their addresses.
 
-The agent is in cni/cluster/agent. No plugin calls it: without it every plugin works the same, until the token in the
+The programs are cni/cluster/agent and cni/cluster/dranet.py. No plugin calls it: without it every plugin works the same, until the token in the
 kubeconfig has expired.
 """
 
@@ -10,24 +11,26 @@ import argparse
 import os
 
 from cni.cli.terminal import common, subcommand
+from cni.documents import NET_DIRECTORY
 from cni.node.inventory.places import read_pod
+from cni.node.runtime import PLUGIN_DIRECTORIES
 from ipam import stores
 from ipam.stores.apiserver.kubeconfig import NAMESPACE, SERVICE_ACCOUNT
 
 LISTEN = "127.0.0.1:9108"
-CONF_DIR = "/etc/cni/net.d"
 GRACE = 60.0
 
 
 def register(commands: subcommand.Commands) -> None:
-    """Add the command `agent`."""
+    """Add the commands `agent` and `dranet-ipam`."""
+    _register_dranet(commands)
     about = "on each node: write kubeconfig and flat file, retry releases, free dead leases, report health and metrics"
     more = ". The agent runs until SIGTERM, in the foreground. The plugins also work without it."
     parser = subcommand.add(commands, "agent", about, more, run=_run)
     common.installation(parser)
     common.listen(parser.add_argument_group("HTTP endpoints"), LISTEN)
     access = parser.add_argument_group("the API server and the node's files")
-    common.add(access, "conf-dir", "the files are kept in its whereabouts.d", CONF_DIR, made=True)
+    common.add(access, "conf-dir", "the files are kept in its whereabouts.d", NET_DIRECTORY, made=True)
     about = "where the kubelet keeps token and ca.crt (not below --root); without a token there no file is written"
     subcommand.option(access, "--service-account", SERVICE_ACCOUNT, about)
     account = subcommand.typed(read_pod, "want NAMESPACE/NAME, such as kube-system/railcni")
@@ -54,6 +57,25 @@ def register(commands: subcommand.Commands) -> None:
     subcommand.option(collects, "--lease-seconds", 30.0, about, "SECONDS", type=subcommand.seconds)
     about = "do all of this once, with both readings, and exit; exit code 1: a part failed"
     parser.add_argument("--once", action="store_true", help=about)
+
+
+def _register_dranet(commands: subcommand.Commands) -> None:
+    about = "on each node: give the devices of DRANET their addresses, as DRANET's webhook"
+    more = ". It runs until SIGTERM, in the foreground."
+    parser = subcommand.add(commands, "dranet-ipam", about, more, run=_run_dranet)
+    subcommand.option(parser, "--socket", "/run/railcni/dranet.sock", "DRANET's --webhook-url=unix://FILE", "FILE")
+    about = "its profiles: files *.conf and *.json with `name` and `ipam`, without `type`"
+    common.add(parser, "conf-dir", about, NET_DIRECTORY)
+    common.add(parser, "cni-path", "those of IPAM", ":".join(PLUGIN_DIRECTORIES))
+    common.add(parser, "kubeconfig", "for reading ResourceClaims; default: that of the installed flat file", "")
+    common.log_level(parser)
+    common.add(parser, "grace", "here a claim before its leases", 300.0)
+
+
+def _run_dranet(options: argparse.Namespace) -> None:
+    from cni.cluster import dranet  # loads modules that only this program needs
+
+    dranet.run(options)
 
 
 def _run(options: argparse.Namespace) -> int:

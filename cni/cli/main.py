@@ -39,7 +39,7 @@ GROUPS = {
         "agent": "agent",
         "device-plugin": "devices",
         "dra": "devices",
-        "dranet-ipam": "dranet",
+        "dranet-ipam": "agent",
         "vfs": "devices",
         "warm": "warm",
     },

@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
-from cni.cli.dranet import ifname_of
 from cni.cli.main import main
+from cni.cluster.dranet import ifname_of
 from cni.shared.spec.request import ifname_fault
 from tests.blackbox.test_kubernetes import DIRECTORY, KUBECONFIG, PORT
 from tests.node import BIN, COMMAND, Node, until, unusable

@@ -1,4 +1,4 @@
-"""railcni dranet-ipam: a webhook that gives the devices of DRANET their addresses, by an IPAM plugin of CNI.
+"""The program `railcni dranet-ipam`: a webhook that gives the devices of DRANET their addresses, by an IPAM plugin of CNI.
 
 DRANET (github.com/kubernetes-sigs/dranet) is a DRA driver that moves a device into a pod without CNI. With its option
 --profile-provider=webhook (site/content/docs/contributing/webhook-providers.md) it asks for the addresses of a device
@@ -27,13 +27,10 @@ from glob import glob
 from socketserver import ThreadingMixIn, UnixStreamServer
 from typing import Any
 
-from cni.cli.terminal import common, subcommand
 from cni.cluster.agent.loop import Ended, end_on_signals
 from cni.cluster.audit.cluster import read_all
 from cni.cluster.audit.store import kubeconfig_of, of_flat_file
-from cni.documents import NET_DIRECTORY
 from cni.documents.tree import string_at
-from cni.node import runtime
 from cni.node.runtime.cache import Parameters
 from cni.node.runtime.executables import Executables
 from cni.node.service.endpoint import TEXT, Handler
@@ -46,8 +43,6 @@ from ipam.stores.apiserver import Api
 from ipam.stores.apiserver.faults import Forbidden
 from ipam.stores.apiserver.resources import CLAIMS, EVERYWHERE
 
-SOCKET = "/run/railcni/dranet.sock"
-GRACE = 300.0  # seconds
 _SECONDS = 30.0  # for one request to the API server
 _PAGE = 1000
 _VERSION = "1.0.0"  # the cniVersion of the results that are read here
@@ -56,19 +51,6 @@ _JSON = "application/json"
 _LINK_SCOPE = 253  # rtnetlink(7), RT_SCOPE_LINK: a route without a gateway
 _OF_CALLER = (4, 7)  # CNI error codes for faults of the request
 _FNV_BASE, _FNV_PRIME = 0x811C9DC5, 0x01000193  # FNV-1a of 32 bits
-
-
-def register(commands: subcommand.Commands) -> None:
-    """Add the command `dranet-ipam`."""
-    about = "on each node: give the devices of DRANET their addresses, as DRANET's webhook"
-    parser = subcommand.add(commands, "dranet-ipam", about, ". It runs until SIGTERM, in the foreground.", run=_run)
-    subcommand.option(parser, "--socket", SOCKET, "DRANET's --webhook-url=unix://FILE", "FILE")
-    about = "its profiles: files *.conf and *.json with `name` and `ipam`, without `type`"
-    common.add(parser, "conf-dir", about, NET_DIRECTORY)
-    common.add(parser, "cni-path", "those of IPAM", ":".join(runtime.PLUGIN_DIRECTORIES))
-    common.add(parser, "kubeconfig", "for reading ResourceClaims; default: that of the installed flat file", "")
-    common.log_level(parser)
-    common.add(parser, "grace", "here a claim before its leases", GRACE)
 
 
 class UnknownProfile(CniError):
@@ -193,7 +175,8 @@ class _ProfileHandler(Handler):
         return self.send(200, _JSON, answer)
 
 
-def _run(options: argparse.Namespace) -> None:
+def run(options: argparse.Namespace) -> None:
+    """Serve until a signal. `options` are those of the command. Raises IoFailure if the socket cannot be made."""
     log = AgentLog(options.log_level)
     profiles = Profiles(options.conf_dir, Executables(options.cni_path.split(":")))
     _make_way(options.socket)
