@@ -12,6 +12,7 @@ import stat
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Sequence
 from typing import Any, TextIO, cast
 
@@ -75,11 +76,9 @@ def main() -> int:
         code = _run()
         sys.stdout.flush()
         return code
-    except StepsFailed as several:
-        for fault in several.faults:
-            _print(fault)
     except CniError as fault:
-        _print(fault)
+        for one in fault.faults if isinstance(fault, StepsFailed) else [fault]:
+            _print(one)
     except BrokenPipeError:  # stderr has no reader any more
         pass
     except KeyboardInterrupt:
@@ -214,8 +213,6 @@ def _unforeseen(fault: Exception) -> str:
         return f"the output cannot be written: {fault.strerror}"
     if isinstance(fault, FileNotFoundError):  # from getcwd(2), without a file name
         return "the working directory has been removed: change to another one, such as by `cd /`"
-    trace = fault.__traceback__
-    while trace is not None and trace.tb_next is not None:
-        trace = trace.tb_next
-    place = f"{os.path.basename(trace.tb_frame.f_code.co_filename)}:{trace.tb_lineno}" if trace else "?"
+    frame = traceback.extract_tb(fault.__traceback__)[-1]
+    place = f"{os.path.basename(frame.filename)}:{frame.lineno}"
     return f"a fault of railcni itself at {place}: {type(fault).__name__}: {fault}"
