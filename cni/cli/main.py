@@ -136,10 +136,11 @@ def _end_in_order() -> None:
 
 
 def _run() -> int:
-    argv = [ALIASES.get(word, word) for word in sys.argv[1:2]] + sys.argv[2:] or ["--help"]
+    argv = sys.argv[1:]
     for before in ([], ["cluster"]):
         if argv[: len(before) + 1] == [*before, "help"]:
             argv = [*before, *argv[len(before) + 1 :], "--help"]
+    argv = [ALIASES.get(word, word) for word in argv[:1]] + argv[1:] or ["--help"]
     try:
         options = _parser(argv[:1]).parse_args(argv)
     except SystemExit:  # after --help or --version, whose output the reader may cut short

@@ -82,6 +82,7 @@ def test_a_file_that_is_not_there_is_named_with_the_option_that_names_it(tmp_pat
         ("", "--help"),
         ("help", "--help"),
         ("help nad lint", "nad lint --help"),
+        ("help add", "attach --help"),
         ("cluster help doctor", "cluster doctor --help"),
         ("add --help", "attach --help"),
         ("del --help", "detach --help"),

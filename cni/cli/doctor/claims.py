@@ -34,9 +34,9 @@ class PodClaim:
 def read(kubelet: str, root: str = "") -> list[PodClaim]:
     """The claims with this driver's devices in kubelet's file, then those that only the driver has recorded. Raises
     OSError or ValueError if the file or a record cannot be read."""
-    prepared = {one["uid"]: one for one in records(records_folder(kubelet))}
-    found = []
-    for entry in _entries(f"{kubelet}/dra_manager_state"):
+    entries, found = _entries(f"{kubelet}/dra_manager_state"), []
+    prepared = {one["uid"]: one for one in records(records_folder(kubelet))}  # read last: a claim is prepared first
+    for entry in entries:
         record = prepared.pop(entry["ClaimUID"], None)
         if record is not None or DRIVER in (entry.get("DriverState") or {}):
             name = f"{entry['Namespace']}/{entry['ClaimName']}"

@@ -67,10 +67,11 @@ def _source(text: str) -> tuple[str, Choice]:
 
 
 def _target(text: str) -> tuple[str, Choice]:
-    if text.startswith(f"{stores.HOST_LOCAL}:"):
+    choice = stores.parse(text)
+    if choice.kind == stores.HOST_LOCAL:
         why = "leases are copied from host-local, never to it: name it with --from"
         raise argparse.ArgumentTypeError(f'"{text}": {why}')
-    return _source(text)
+    return text, choice
 
 
 def _run(options: argparse.Namespace) -> None:
