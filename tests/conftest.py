@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import FunctionType
 
 import hypothesis
 import pytest
@@ -58,6 +59,14 @@ def pytest_collection() -> Iterator[None]:
     yield
     gc.freeze()
     gc.enable()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pycollect_makeitem(collector: pytest.Collector, obj: object) -> list[pytest.Item] | None:
+    """Make no cases of the tests that are long as a whole, unless long tests are wanted: each process of a run makes them all."""
+    marks = getattr(obj, "pytestmark", []) if isinstance(obj, FunctionType) else []
+    is_unwanted = collector.config.option.markexpr == "not long" and any(mark.name == "long" for mark in marks)
+    return [] if is_unwanted else None
 
 
 @pytest.fixture(scope="session")

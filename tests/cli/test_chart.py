@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from cni import VERSION
 from cni.cli import main as command
 from cni.node.installation.layout import PLAIN
 from tests.node import ROOT
-from tests.tools import needs, run
+from tests.tools import kustomized, needs, needs_kubectl, run
 
 CHART = ROOT / "conf/charts/railcni"
 KUSTOMIZE = ROOT / "conf/kubernetes"
@@ -51,7 +50,6 @@ OPERATORS = ("SecurityContextConstraints", "PodMonitor", "PrometheusRule")  # Ku
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml takes a tenth of the time
 
 needs_helm = needs("helm", "`.ci/helm` puts it into build/tools")
-needs_kubectl = needs("kubectl", "it renders kustomizations")
 
 Document = dict[str, Any]
 
@@ -98,12 +96,6 @@ def leaves(tree: Document, prefix: str = "") -> set[str]:
         inner = isinstance(value, dict) and value and key not in ("resources", "config", "nodeSelector")
         found |= leaves(value, f"{prefix}{key}.") if inner else {f"{prefix}{key}"}
     return found
-
-
-def kustomized(folder: Path = KUSTOMIZE) -> list[Document]:
-    done = run("kubectl", "kustomize", str(folder))
-    assert done.returncode == 0, done.stderr
-    return documents_in(done.stdout)
 
 
 def plain(document: Document, of_chart: bool) -> Document:
@@ -156,7 +148,7 @@ def test_the_files_of_the_chart_are_copies_of_those_of_the_kustomization() -> No
 @needs_kubectl
 def test_the_chart_installs_what_the_kustomization_does() -> None:
     ours = by_name([plain(d, True) for d in render()])
-    theirs = by_name([plain(d, False) for d in kustomized()])
+    theirs = by_name([plain(d, False) for d in kustomized(KUSTOMIZE)])
     del theirs["Namespace", "", "railcni"]  # that of a release is made by --create-namespace
     assert ours.keys() == theirs.keys()
     for name in ours:
@@ -181,10 +173,8 @@ def test_helm_test_runs_the_command_test_in_a_job_of_the_agents_image_and_nothin
 @needs_helm
 @needs_kubectl
 def test_the_network_policy_is_that_of_the_kustomization_and_names_the_ports_of_the_pods(tmp_path: Path) -> None:
-    shutil.copytree(KUSTOMIZE, tmp_path / "kubernetes")
-    with (tmp_path / "kubernetes/kustomization.yaml").open("a") as file:
-        file.write("components: [device-plugin, dra, network-policy, monitoring]\n")
-    theirs = kustomized(tmp_path / "kubernetes")
+    components = "device-plugin", "dra", "network-policy", "monitoring"
+    theirs = kustomized(KUSTOMIZE, *components, copy=tmp_path / "kubernetes")
     values = {"metrics.networkPolicyFrom": "monitoring", "devicePlugin": DEVICES}
     ours, other = (
         next(plain(d, True) for d in found if d["kind"] == "NetworkPolicy") for found in (render(values=values), theirs)
@@ -210,13 +200,10 @@ def test_the_network_policy_is_that_of_the_kustomization_and_names_the_ports_of_
 def test_the_container_of_the_device_plugin_is_that_of_the_kustomization(
     devices: Document, components: list[str], tmp_path: Path
 ) -> None:
-    shutil.copytree(KUSTOMIZE, tmp_path / "kubernetes")
-    with (tmp_path / "kubernetes/kustomization.yaml").open("a") as file:
-        file.write(f"components: {json.dumps(components)}\n")
     documents = render(values={"devicePlugin": devices})
     ours, theirs = (
         next(c for c in pod_of(found)["containers"] if c["name"] == "device-plugin")
-        for found in (documents, kustomized(tmp_path / "kubernetes"))
+        for found in (documents, kustomized(KUSTOMIZE, *components, copy=tmp_path / "kubernetes"))
     )
     for container in (ours, theirs):
         container["volumeMounts"].sort(key=lambda mount: str(mount["name"]))  # kustomize puts a changed one first
@@ -230,12 +217,9 @@ def test_the_container_of_the_device_plugin_is_that_of_the_kustomization(
 @needs_kubectl
 def test_the_driver_is_that_of_the_kustomization_and_the_device_classes_those_of_the_command(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(DRA["dra.config"]))
-    shutil.copytree(KUSTOMIZE, tmp_path / "kubernetes")
-    with (tmp_path / "kubernetes/kustomization.yaml").open("a") as file:
-        file.write("components: [dra]\n")
     printed = run(str(ROOT / "bin/railcni"), "dra", "classes", "--config", str(tmp_path / "config.json"))
     ours = by_name([plain(d, True) for d in render(values=DRA)])
-    theirs = by_name([plain(d, False) for d in kustomized(tmp_path / "kubernetes")])
+    theirs = by_name([plain(d, False) for d in kustomized(KUSTOMIZE, "dra", copy=tmp_path / "kubernetes")])
     theirs |= by_name(documents_in(printed.stdout))
     del theirs["Namespace", "", "railcni"]
     assert ours.keys() == theirs.keys()

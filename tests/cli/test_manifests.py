@@ -5,8 +5,6 @@ What the containers do is tested in tests/blackbox/test_image.py.
 
 from __future__ import annotations
 
-import shutil
-import subprocess
 from functools import reduce
 from pathlib import Path
 from typing import Any
@@ -19,6 +17,7 @@ from cni.cli import main as command
 from cni.resources.containers import CDI_FOLDER, INFO_FOLDER
 from cni.shared.records import STATE
 from tests.cli.test_conf import CONF, MANIFESTS, RBAC
+from tests.tools import kustomized, needs_kubectl
 
 FOLDER = CONF / "kubernetes"
 
@@ -147,11 +146,9 @@ def test_no_manifest_but_of_rights_has_a_second_document() -> None:
         assert len(list(yaml.safe_load_all(Path(CONF, name).read_text()))) == 1
 
 
-@pytest.mark.skipif(not shutil.which("kubectl"), reason="needs kubectl, which renders kustomizations")
+@needs_kubectl
 def test_kubectl_renders_them_with_the_image_in_all_containers() -> None:
-    done = subprocess.run(["kubectl", "kustomize", FOLDER], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    documents = list(yaml.safe_load_all(done.stdout))
+    documents = kustomized(Path(FOLDER))
     rendered = {d["kind"]: d for d in documents}
     bound = {"Role", "RoleBinding", "ClusterRole", "ClusterRoleBinding"}
     policies = {"ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding"}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +16,8 @@ from cni.resources import config
 from cni.resources.choose import Offer, resources
 from cni.resources.node import read_host
 from tests.device_plugin.scene import Machine
-from tests.device_plugin.test_overlay import needs_kubectl
 from tests.node import ROOT
+from tests.tools import kustomized, needs_kubectl
 
 EXAMPLES = ROOT / "conf/examples"
 RESOURCES = {  # what the pods of a model ask for
@@ -48,12 +47,6 @@ def network(model: str) -> dict[str, Any]:
 
 def pods(folder: str) -> list[dict[str, Any]]:
     return list(yaml.safe_load_all((EXAMPLES / folder / "pods.yaml").read_text()))
-
-
-def rendered(folder: Path) -> list[dict[str, Any]]:
-    done = subprocess.run(["kubectl", "kustomize", folder], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    return list(yaml.safe_load_all(done.stdout))
 
 
 def machine_of(model: str, folder: Path) -> Machine:
@@ -119,7 +112,7 @@ def test_kubectl_makes_two_pods_of_a_folder_that_ask_for_its_network_and_resourc
     text = kustomization.read_text()
     if gpu:
         kustomization.write_text(text.replace("components: [] # [../gpu]", "components: [../gpu] #"))
-    found = rendered(kustomization.parent)
+    found = kustomized(kustomization.parent)
     made = [one for one in found if one["kind"] == "Pod"]
     nads = [one for one in found if one["kind"] == "NetworkAttachmentDefinition"]
     assert len(made) == 2 and bool(nads) == (model != "host-network")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -15,24 +13,14 @@ from cni.cli import main as command
 from cni.cli.devices import FOLDER, PODS
 from cni.resources import config
 from tests.node import ROOT
+from tests.tools import kustomized, needs_kubectl
 
 HERE = ROOT / "conf/kubernetes/device-plugin"
-needs_kubectl = pytest.mark.skipif(not shutil.which("kubectl"), reason="needs kubectl, which renders kustomizations")
 
 
 def read(name: str) -> dict[str, Any]:
     document: dict[str, Any] = yaml.safe_load((HERE / name).read_text())
     return document
-
-
-def rendered(folder: Path, *components: str) -> list[dict[str, Any]]:
-    """The objects of conf/kubernetes with these components."""
-    shutil.copytree(HERE.parent, folder / "kubernetes")
-    with (folder / "kubernetes/kustomization.yaml").open("a") as file:
-        file.write(f"components: [{', '.join(components)}]\n")
-    done = subprocess.run(["kubectl", "kustomize", folder / "kubernetes"], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    return list(yaml.safe_load_all(done.stdout))
 
 
 @pytest.fixture
@@ -91,7 +79,7 @@ def test_it_is_added_to_the_daemon_set_with_an_image_of_its_own(pod: dict[str, A
 
 @needs_kubectl
 def test_kubectl_renders_a_daemon_set_with_three_containers(tmp_path: Path) -> None:
-    documents = rendered(tmp_path, "device-plugin")
+    documents = kustomized(HERE.parent, "device-plugin", copy=tmp_path / "kubernetes")
     (pod,) = [d["spec"]["template"]["spec"] for d in documents if d["kind"] == "DaemonSet"]
     assert [c["name"] for c in pod["initContainers"]] == ["install"]
     assert {c["name"]: c["image"].rpartition("/")[2] for c in pod["containers"]} == {
@@ -103,7 +91,7 @@ def test_kubectl_renders_a_daemon_set_with_three_containers(tmp_path: Path) -> N
 
 @needs_kubectl
 def test_the_component_vfs_adds_the_rights_to_make_them_and_no_other(tmp_path: Path, pod: dict[str, Any]) -> None:
-    documents = rendered(tmp_path, "device-plugin", "device-plugin/vfs")
+    documents = kustomized(HERE.parent, "device-plugin", "device-plugin/vfs", copy=tmp_path / "kubernetes")
     (found,) = [d["spec"]["template"]["spec"] for d in documents if d["kind"] == "DaemonSet"]
     (container,) = [c for c in found["containers"] if c["name"] == "device-plugin"]
     (before,) = pod["containers"]

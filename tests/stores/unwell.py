@@ -110,13 +110,8 @@ class Unwell:
                     outer._catch_up()
                 data = said.encode()
                 self.close_connection = does in (LOST_AFTER, CUT)
-                if does == LOST_AFTER:
-                    return
-                self.send_response(status)
-                self.send_header("Content-Type", kind)
-                self.send_header("Content-Length", str(len(data)))
-                self.end_headers()
-                self.wfile.write(data[: len(data) // 2] if does == CUT else data)
+                if does != LOST_AFTER:
+                    self.reply(status, data, kind, sent=len(data) // 2 if does == CUT else None)
 
         self._server = http_server.Server(Handler, own_port)
         self.port: int = self._server.server_port
