@@ -28,7 +28,8 @@ class Handler(BaseHTTPRequestHandler):
     def parse_request(self) -> bool:
         """Read the request line and the headers; the standard library reads them by its parser of e-mail, which takes longer
         than all that a test server does."""
-        words = self.raw_requestline.decode("latin-1").split()
+        self.requestline = self.raw_requestline.decode("latin-1").rstrip("\r\n")
+        words = self.requestline.split()
         if len(words) != 3 or words[2] != "HTTP/1.1":
             return super().parse_request()
         self.command, self.path, self.request_version = words
