@@ -251,7 +251,7 @@ def _rows(document: dict[str, Any], workers: str, cold: str) -> Iterator[tuple[s
             attached += "; the next calls on the node end these, `railcni ipam flush` at once"
     yield "plugin folder", document["folder"]
     yield "version", document["version"] or "none: run `railcni install`"
-    yield "version before", document["previous"]
+    yield "version before", document["previous"] or "none"
     yield from document["names"].items()
     yield from (("attachments", attached), ("warm workers", workers), ("cold calls", cold))
     yield "state", document["stateDir"]

@@ -713,6 +713,7 @@ def test_the_plugin_folder_is_found_below_the_root_of_a_host(tmp_path: Path, cap
     assert "installed in /opt/other" in capfd.readouterr().out
     assert (tmp_path / "opt/other/railcni-macvlan").is_symlink()
     assert run("status", "--root", tmp_path) == 0
+    assert "version before       none\n" in capfd.readouterr().out
     assert run("uninstall", "--root", tmp_path) == 0
     assert list((tmp_path / "opt/other").iterdir()) == []
     capfd.readouterr()

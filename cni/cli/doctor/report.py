@@ -150,12 +150,12 @@ def run(checks: Iterable[Check], facts: NodeFacts) -> list[Observation]:
     """Run `checks` in order; return their findings. An error becomes a finding, and the other checks still run. A
     missing right of this user gives the level UNKNOWN."""
     found: list[Observation] = []
-    stopped: set[str] = set()
+    stopped: dict[str, str] = {}  # the title of the check with the fault, by the name of a check that it stops
     for check in checks:
-        cause = [need for need in check.needs if need in stopped]
-        if cause:
-            stopped.add(check.name)
-            why = f"not looked at, because of {', '.join(cause)}"
+        causes = dict.fromkeys(stopped[need] for need in check.needs if need in stopped)
+        if causes:
+            stopped[check.name] = ", ".join(causes)
+            why = f"not looked at: first mend the fault of {stopped[check.name]}"
             found.append(Observation(SKIPPED, check.title, why, check=check.name))
             continue
         try:
@@ -163,7 +163,7 @@ def run(checks: Iterable[Check], facts: NodeFacts) -> list[Observation]:
         except (OSError, ValueError, CniError) as fault:
             made = [_as_seen(unknown(check.title, f"cannot be read: {fault}", check=check.name))]
         if any(finding.level == FAULT for finding in made):
-            stopped.add(check.name)
+            stopped[check.name] = check.title
         found += made
     return found
 
