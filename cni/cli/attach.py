@@ -38,8 +38,6 @@ from cni.shared.spec import parsing
 from cni.shared.spec.errors import CniError, InvalidConfig
 from cni.shared.spec.result import IPConfig
 
-_PLACES = (("conf-dir", "NETCONFPATH", (NET_DIRECTORY,)), ("cni-path", "CNI_PATH", runtime.PLUGIN_DIRECTORIES))
-
 
 def register(commands: subcommand.Commands) -> None:
     """Add the commands `attach`, `detach`, `check`, `gc` and `status`."""
@@ -56,7 +54,10 @@ def register(commands: subcommand.Commands) -> None:
         parser.add_argument("network", metavar="NETWORK", nargs=nargs, default="", help=about)
         if run not in (_gc, _status):
             _add_attachment(parser, takes_pod=run is not _attach)
-        for place, variable, usual in _PLACES:
+        for place, variable, usual in (
+            ("conf-dir", "NETCONFPATH", (NET_DIRECTORY,)),
+            ("cni-path", "CNI_PATH", runtime.PLUGIN_DIRECTORIES),
+        ):
             default = os.environ.get(variable) or ":".join(usual)
             common.add(parser, place, f"default: {variable}, then {', '.join(usual)}", default, shown=False)
         if run is _status:
