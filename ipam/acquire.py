@@ -1,7 +1,7 @@
 """Lease addresses to an attachment: propose addresses, claim them, and repeat both until a claim succeeds.
 
-`claim` makes the claim of an ADD, for one network or for a group of rails, and writes the record before each attempt.
-`acquire` makes the attempts; it uses the store but no record.
+AddTerms.claim makes the claim of an ADD, for one network or for a group of rails, and writes the record before each
+attempt. `acquire` makes the attempts; it uses the store but no record.
 
 An attempt is made in one session of the store. Its rules, in order:
 
@@ -198,49 +198,11 @@ class _Attempts:
 # --- the claim of an ADD ---
 
 
-def claim(
-    wanted: Sequence[Choice],
-    owner: Owner,
-    config: IpamConfig,
-    store_ref: dict[str, Any],
-    record: dict[str, Any] | None,
-    records: Records,
-    of_group: dict[str, Any] | None = None,
-) -> tuple[list[int], dict[str, Any] | None]:
-    """Lease an address for each need of `wanted` to `owner`. Returns the addresses and the record that names them.
-
-    `record` is the present record, whose lock the caller holds. `of_group` has the extra members of a group's record.
-    """
-    terms = AddTerms(owner, config, store_ref, record, records, of_group)
-    if record is None:
-        terms.refuse_own(wanted)
-    store = terms.opened()
-    former = terms.record
-    try:
-        while True:
-            try:
-                values = acquire(store, wanted, owner, terms)
-                break
-            except SharedLease as found:  # the attachment uses the address without a lease
-                wanted = [choice for choice in wanted if choice is not found.need]
-                terms.shared.append(found.need)
-        if terms.shared:
-            records.remind(True)
-        return values, terms.record
-    except Unreachable:
-        raise  # the claim may have succeeded; DEL or GC finds the leases by the record
-    except CniError:
-        if terms.record is not former:
-            terms.forget(store, former)
-        raise
-    finally:
-        terms.end()
-
-
 class AddTerms(Terms):
     """The terms of an ADD on this node, with its record, which is written before each claim.
 
-    `shared` has the needs whose address another attachment leases. The other parameters are those of `claim`.
+    The caller holds the lock of the present `record`. `of_group` has the extra members of a group's record. `shared`
+    has the needs whose address another attachment leases.
     """
 
     def __init__(
@@ -259,7 +221,34 @@ class AddTerms(Terms):
         self.record = record
         self.shared: list[Need] = []
 
-    def refuse_own(self, wanted: Sequence[Choice]) -> None:
+    def claim(self, wanted: Sequence[Choice]) -> list[int]:
+        """Lease an address for each need of `wanted`; return the addresses. Then `record` names them."""
+        if self.record is None:
+            self._refuse_own(wanted)
+        store = self._opened()
+        former = self.record
+        try:
+            while True:
+                try:
+                    values = acquire(store, wanted, self._owner, self)
+                    break
+                except SharedLease as found:  # the attachment uses the address without a lease
+                    wanted = [choice for choice in wanted if choice is not found.need]
+                    self.shared.append(found.need)
+            if self.shared:
+                self._records.remind(True)
+            return values
+        except Unreachable:
+            raise  # the claim may have succeeded; DEL or GC finds the leases by the record
+        except CniError:
+            if self.record is not former:
+                self._forget(store, former)
+            raise
+        finally:
+            if self._here:
+                self._here.release()
+
+    def _refuse_own(self, wanted: Sequence[Choice]) -> None:
         """Raise TryAgainLater when an address that `wanted` requests is this node's own."""
         for need in needs_of(wanted):
             if need.requested is None or need.shared:
@@ -269,7 +258,7 @@ class AddTerms(Terms):
                     f"the requested address {want.text} (pool {need.pool}) is this node's own, on its link: ask for another one"
                 )
 
-    def opened(self) -> Store:
+    def _opened(self) -> Store:
         """Open the store. If the store has AddressLeases, a lost record is made again from them."""
         owner, config, records = self._owner, self._config, self._records
         restore = restorer(self._store_ref, records, owner)
@@ -332,7 +321,7 @@ class AddTerms(Terms):
 
         return upkeep.free_earlier_boots(store, pool, self._owner, self._records)
 
-    def forget(self, store: Store, former: dict[str, Any] | None) -> None:
+    def _forget(self, store: Store, former: dict[str, Any] | None) -> None:
         """After a failed ADD that claimed nothing new, restore the record `former`; if it is None, remove the record.
 
         A lost store is restored from the records, so no record may name an address that its attachment does not have. If
@@ -349,8 +338,3 @@ class AddTerms(Terms):
                 records.remove(attachment, PART)
         except CniError:
             pass  # DEL or GC ends the attachment by the record
-
-    def end(self) -> None:
-        """Release the locks of the addresses that were proposed."""
-        if self._here:
-            self._here.release()

@@ -9,7 +9,7 @@ from cni.shared.records import Records
 from cni.shared.spec.request import Request
 from cni.shared.spec.result import IPConfig, Result
 from ipam import rules, stores
-from ipam.acquire import claim
+from ipam.acquire import AddTerms
 from ipam.call import configured_rail, owner_of, permit
 from ipam.config import IpamConfig
 from ipam.leases import PART
@@ -60,5 +60,5 @@ def _add(
         if record:
             store_ref = stores.joined(record["store"], store_ref)
         wanted = [*needs, *rules.statics(config)]
-        values = claim(wanted, owner_of(request, config), config, store_ref, record, records)[0]
+        values = AddTerms(owner_of(request, config), config, store_ref, record, records).claim(wanted)
         return store_ref, values[: len(needs)]

@@ -38,7 +38,7 @@ from cni.shared.spec import codec
 from cni.shared.spec.errors import CniError, InvalidConfig, TryAgainLater
 from cni.shared.spec.request import Attachment, Request
 from ipam import call, stores
-from ipam.acquire import claim
+from ipam.acquire import AddTerms
 from ipam.config import IpamConfig
 from ipam.group.indexes import Group
 from ipam.leases import PART, Lease, Owner, recorded_document, recorded_leases
@@ -247,15 +247,15 @@ def _claim(
             restore = restorer(store_ref, records, owner)
             found = stores.open_store(store_ref, CHANGE, restore, config.store_timeout).find(shared)
         _keep(group, found)
-    of_group = {"members": joined, "complete": fixed}
+    terms = AddTerms(owner, config, store_ref, record, records, {"members": joined, "complete": fixed})
     try:
-        values, written = claim([group], owner, config, store_ref, record, records, of_group)
+        values = terms.claim([group])
     except TryAgainLater as fault:
         if len(joined) > 1 and not isinstance(fault, Unreachable):
             fault.details = f"{fault.details}\nrails attached already: {', '.join(m[1] for m in joined[:-1])}".lstrip()
         raise
     if not fixed:
-        records.write(shared, PART, {**(written or {}), "complete": True})
+        records.write(shared, PART, {**(terms.record or {}), "complete": True})
     return values
 
 

@@ -185,8 +185,6 @@ class Api(http.Client):
         namespace: str = "",
         accept: str = "",
     ) -> bytes:
-        if Api.observe is None:
-            return self._request(method, resource, name, query, body, namespace, accept)
         began, fault = monotonic(), None
         try:
             return self._request(method, resource, name, query, body, namespace, accept)
@@ -194,7 +192,8 @@ class Api(http.Client):
             fault = raised
             raise
         finally:
-            Api.observe(verb_of(method, name), resource, monotonic() - began, fault)
+            if Api.observe:
+                Api.observe(verb_of(method, name), resource, monotonic() - began, fault)
 
     def _request(
         self, method: str, resource: str, name: str, query: str, body: bytes, namespace: str, accept: str
