@@ -28,7 +28,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from cni.shared import rail as rails_key
 from cni.shared.config import Fault
@@ -51,7 +51,7 @@ from ipam.upkeep import release
 if TYPE_CHECKING:
     from ipam.ending import GcPass  # it imports this module
 
-Member = list[Any]
+Member: TypeAlias = "list[Any]"
 
 
 def attachment_of(group: str, container_id: str) -> Attachment:

@@ -94,3 +94,12 @@ def test_a_submodule_that_its_package_imports_is_loaded_once(executables: Path) 
     )
     argv = [interpreter, "-IS", "-c", "\n".join(lines), str(modules), str(ROOT)]
     assert subprocess.run(argv, capture_output=True, text=True, check=True).stdout == "True\n"
+
+
+def test_every_module_of_the_pack_can_be_imported_although_names_for_types_are_left_out(executables: Path) -> None:
+    """A warm worker imports all of them before its first call."""
+    launcher = (executables.parent / "libexec/macvlan").read_text()
+    code = launcher[launcher.index("pack = ") :].replace('main("macvlan")', "for name in index: __import__(name)")
+    code = f"import marshal, os, sys; root = sys.argv[1]\n{code}"
+    argv = [launcher.partition(" ")[0].removeprefix("#!"), "-IS", "-c", code, executables.parent]
+    assert subprocess.run(argv, stderr=subprocess.PIPE, text=True).stderr == ""
