@@ -12,16 +12,12 @@ from __future__ import annotations
 
 import os
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import Any
 
 from cni.shared.spec.errors import CniError, TryAgainLater
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Sequence
-
-    from cni.shared.spec.request import Attachment
-    from ipam.leases import Lease, Owner, Pool, Want
-    from ipam.stores.http import Connection
+from cni.shared.spec.request import Attachment
+from ipam.leases import Lease, Owner, Pool, Want
 
 Window = tuple[str, str | None, int, int, int]  # pool, scope, family, low, high
 READ, CHANGE, CREATE = range(3)  # the use of a store; only CREATE makes a missing file, for READ and CHANGE it is empty
@@ -33,8 +29,8 @@ FORMER = 10_000  # former addresses that a store remembers; the oldest are forgo
 
 lease_files: dict[tuple[str, int], Any] | None = None
 """The lease files that a warm worker has open, unlocked, by path and use; None in a process that serves one call."""
-connections: dict[Any, Connection] | None = None
-"""The open connections of a warm worker, by Client's keys (Client.kept); None in a process that serves one call."""
+connections: dict[Any, Any] | None = None
+"""The open connections (ipam.stores.http) of a warm worker, by Client's keys (Client.kept); None in a process that serves one call."""
 at_end: list[Callable[[], None]] = []
 """A warm worker calls these functions when a call is over: each keeps or closes a connection."""
 
