@@ -229,21 +229,13 @@ class VfPolicy(_Model):
         if not self.resourceName or not self.numVfs:
             return None
         every = f"#0-{self.numVfs - 1}"  # without numbers, a card that has no VF yet would itself be offered
-        ranged = {
+        ranged: dict[str, Any] = {
             key: [text if "#" in text else text + every for text in getattr(self.nicSelector, key)] for key in RANGED
         }
-        selectors = MadeSelectors(
-            drivers=[VFIO] if self.deviceType == VFIO else [],
-            isRdma=self.isRdma,
-            needVhostNet=self.needVhostNet,
-            **ranged,
-        )
-        return Exclusive(
-            resourceName=self.resourceName,
-            resourcePrefix=OPERATOR_PREFIX,
-            selectors=[selectors],
-            excludeTopology=self.excludeTopology,
-        )
+        drivers: Texts = [VFIO] if self.deviceType == VFIO else []
+        made = MadeSelectors(drivers=drivers, isRdma=self.isRdma, needVhostNet=self.needVhostNet, **ranged)
+        names: dict[str, Any] = {"resourceName": self.resourceName, "resourcePrefix": OPERATOR_PREFIX}
+        return Exclusive(**names, selectors=[made], excludeTopology=self.excludeTopology)
 
 
 def spans(ranged: str) -> tuple[str, list[tuple[int, int]]]:

@@ -89,17 +89,8 @@ class Agent:
         self._has_written = False
         self._authority = b""
         self.election = Election(f"{self.node}_{uuid.uuid4()}", options.lease_seconds)
-        self.collector = Collector(
-            self.server,
-            self._records,
-            self._below,
-            self._cooldown,
-            self.node,
-            self.election,
-            options.grace,
-            self.metrics,
-            log,
-        )
+        of_node = self._records, self._below, self._cooldown, self.node
+        self.collector = Collector(self.server, *of_node, self.election, options.grace, self.metrics, log)
         self._flushed = False
         self._compared = ""
 

@@ -69,18 +69,7 @@ class Finding:
 
 def about(lease: Lease, kind: str, action: str, why: str, **changes: Any) -> Finding:
     """A finding about a lease with the reason `why`; `changes` replace members of the finding."""
-    found = Finding(
-        kind=kind,
-        action=action,
-        message=f"{lease.text} of {lease.user()}: {why}",
-        pool=lease.pool,
-        address=lease.text,
-        network=lease.network,
-        container_id=lease.container_id,
-        ifname=lease.ifname,
-        pod=lease.pod_ref,
-        pod_uid=lease.pod[2],
-        node=lease.node,
-        sequence=lease.sequence,
-    )
-    return replace(found, **changes)
+    message, uid = f"{lease.text} of {lease.user()}: {why}", lease.pod[2]
+    attachment = lease.network, lease.container_id, lease.ifname
+    owner = *attachment, lease.pod_ref, uid, lease.node, lease.sequence
+    return replace(Finding(kind, action, message, lease.pool, lease.text, *owner), **changes)

@@ -198,17 +198,9 @@ class AuditRules:
         return self._about(reserved, kinds.RESERVATION_WITHOUT_LEASE, action, f"no pool holds its address{why}")
 
     def _about(self, reserved: Reservation, kind: str, action: str, why: str) -> Finding:
-        return about(
-            reserved.lease,
-            kind,
-            action,
-            "",
-            message=f"reservation {reserved.name}: {why}",
-            pool="",
-            address=format_address(*reserved.address) if reserved.address else "",
-            network="",
-            reservation=(reserved.name, reserved.uid),
-        )
+        own = {"message": f"reservation {reserved.name}: {why}", "reservation": (reserved.name, reserved.uid)}
+        address = format_address(*reserved.address) if reserved.address else ""
+        return about(reserved.lease, kind, action, "", pool="", address=address, network="", **own)
 
     # --- addresses of pods ---
 

@@ -209,16 +209,10 @@ def _network(name: str, cni_name: str, block: Any) -> IpamBlock | None:
     ranges += read_ranges(keys.ip_ranges, source.where("ipRanges"), (), [], faults)
     if faults:
         return None
-    return IpamBlock(
-        name,
-        cni_name,
-        keys.network_name,
-        tuple(ranges),
-        keys.overlap,
-        bool(keys.node_slice_size),
-        keys.datastore or ("etcd" if source.names("etcd_host") and not source.names("kubernetes.kubeconfig") else ""),
-        keys.cooldown_seconds,
-    )
+    in_etcd = source.names("etcd_host") and not source.names("kubernetes.kubeconfig")
+    store, sliced = keys.datastore or ("etcd" if in_etcd else ""), bool(keys.node_slice_size)
+    read = keys.network_name, tuple(ranges), keys.overlap, sliced, store, keys.cooldown_seconds
+    return IpamBlock(name, cni_name, *read)
 
 
 def parse_pool(

@@ -81,19 +81,14 @@ def audit(choices: Sequence[Choice], progress: Progress) -> Audit:
 def _elsewhere(cluster: Cluster) -> list[Finding]:
     """The findings about pools that another namespace has too."""
     own = cluster.api.access.namespace
-    places = read_all(
-        lambda: cluster.pages(
-            POOLS, lambda one: (one["metadata"]["name"], one["metadata"]["namespace"]), namespace=EVERYWHERE, brief=True
-        )
+    found = read_all(lambda: cluster.pages(POOLS, lambda one: one["metadata"], namespace=EVERYWHERE, brief=True))
+    places = [(metadata["name"], metadata["namespace"]) for metadata in found]
+    message = (
+        "pool {} is in namespace {} too, and both give the same addresses: let every kubeconfig name one namespace,"
+        " and delete the unused pool"
     )
     return [
-        Finding(
-            POOL_IN_TWO_NAMESPACES,
-            LOOK,
-            f"pool {name} is in namespace {other} too, and both give the same addresses: let every kubeconfig name one namespace,"
-            " and delete the unused pool",
-            pool=name,
-        )
+        Finding(POOL_IN_TWO_NAMESPACES, LOOK, message.format(name, other), pool=name)
         for name, other in places
         if other != own and (name, own) in places
     ]
