@@ -227,10 +227,8 @@ def for_anywhere(top: Path, machine: str) -> None:
         if any(int(alignment, 16) < LARGEST_PAGE for alignment in alignments):
             small.append(target)
     if small and machine == "aarch64":
-        raise CannotBuild(
-            f"{', '.join(small)}: linked for pages smaller than 64 KB, which nodes with such a kernel cannot load; "
-            "build those packages from source with LDFLAGS=-Wl,-z,max-page-size=65536"
-        )
+        message = f"{', '.join(small)}: linked for pages smaller than 64 KB, which nodes with such a kernel cannot load; build those packages from source with LDFLAGS=-Wl,-z,max-page-size=65536"
+        raise CannotBuild(message)
 
 
 # --- the bundle ---

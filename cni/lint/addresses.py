@@ -103,10 +103,7 @@ def overlaps(uses: Sequence[Use]) -> None:
             if is_one_space and first.text == second.text:
                 if not is_on_two_wires:
                     continue
-                message = (
-                    f"{first.owner} has {first.text} too, on the master {first.master}: a pod with both has two links in"
-                    " one subnet, and answers ARP for each address on both"
-                )
+                message = f"{first.owner} has {first.text} too, on the master {first.master}: a pod with both has two links in one subnet, and answers ARP for each address on both"
                 fix = "give each master a range of its own, unless no pod and no node has both"
             elif is_one_space:
                 message = f"{about}: pods of one subnet get another prefix length than those of the other"

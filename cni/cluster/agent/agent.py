@@ -126,10 +126,8 @@ class Agent:
             return own
         if os.path.exists(written):
             return written
-        raise InvalidConfig(
-            f"there is no access to an API server: no token in {self._options.service_account}, and no {written}; name a"
-            " kubeconfig with --kubeconfig"
-        )
+        message = f"there is no access to an API server: no token in {self._options.service_account}, and no {written}; name a kubeconfig with --kubeconfig"
+        raise InvalidConfig(message)
 
     def _datastore(self, wanted: str) -> str:
         """Return the recorded store of the nodes. Without one, record the only store with leases, else `wanted`."""

@@ -152,10 +152,8 @@ def put(folder: str, name: str, data: bytes) -> bool:
             files.sync_directory(os.path.dirname(folder))
         files.write_whole(folder, name, data, durable=True)
     except OSError as fault:
-        raise IoFailure(
-            f"cannot write {path}: {fault.strerror}. See that {os.path.dirname(folder)} is the folder in which the runtime"
-            " looks for networks (--conf-dir), and is mounted writable"
-        ) from None
+        message = f"cannot write {path}: {fault.strerror}. See that {os.path.dirname(folder)} is the folder in which the runtime looks for networks (--conf-dir), and is mounted writable"
+        raise IoFailure(message) from None
     return True
 
 

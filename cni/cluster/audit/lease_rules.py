@@ -21,22 +21,10 @@ from ipam.stores.apiserver.resources import OF_STORES
 from ipam.stores.ippool.objects import IPPool, Reservation
 
 _DEAD = (kinds.LEASE_WITHOUT_POD, kinds.LEASE_OF_ENDED_POD, kinds.LEASE_OF_ANOTHER_UID)
-_WAITS_FOR_NODE = (
-    "node {}{} is not ready, and the pod may still run there: repair the node, delete it, or taint it with"
-    " node.kubernetes.io/out-of-service when it is off"
-)
-_WAITS_FOR_AGENT = (
-    "it was on node {}, where it may still run, and that node's agent frees only what its records hold. If the pod has"
-    " ended, free the lease with `railcni ipam reclaim`"
-)
-_NODE_UNKNOWN = (
-    "its node is unknown, and it may still run there: see `railcni ipam audit`. If the pod has ended, free"
-    " the lease with `railcni ipam reclaim`"
-)
-AGENT_LIVES = (
-    "the agent of node {0}, which has no Node object, renews the Lease node-{0}, and its pods may still run there:"
-    " start kubelet on the node again, or stop the node"
-)
+_WAITS_FOR_NODE = "node {}{} is not ready, and the pod may still run there: repair the node, delete it, or taint it with node.kubernetes.io/out-of-service when it is off"
+_WAITS_FOR_AGENT = "it was on node {}, where it may still run, and that node's agent frees only what its records hold. If the pod has ended, free the lease with `railcni ipam reclaim`"
+_NODE_UNKNOWN = "its node is unknown, and it may still run there: see `railcni ipam audit`. If the pod has ended, free the lease with `railcni ipam reclaim`"
+AGENT_LIVES = "the agent of node {0}, which has no Node object, renews the Lease node-{0}, and its pods may still run there: start kubelet on the node again, or stop the node"
 
 
 def find(snapshot: Snapshot) -> list[Finding]:

@@ -83,10 +83,7 @@ def _elsewhere(cluster: Cluster) -> list[Finding]:
     own = cluster.api.access.namespace
     found = read_all(lambda: cluster.pages(POOLS, lambda one: one["metadata"], namespace=EVERYWHERE, brief=True))
     places = [(metadata["name"], metadata["namespace"]) for metadata in found]
-    message = (
-        "pool {} is in namespace {} too, and both give the same addresses: let every kubeconfig name one namespace,"
-        " and delete the unused pool"
-    )
+    message = "pool {} is in namespace {} too, and both give the same addresses: let every kubeconfig name one namespace, and delete the unused pool"
     return [
         Finding(POOL_IN_TWO_NAMESPACES, LOOK, message.format(name, other), pool=name)
         for name, other in places

@@ -73,10 +73,7 @@ def _counts(snapshot: Snapshot) -> Iterator[Finding]:
     for pool in snapshot.counted:
         leases = sum((lease.pool, lease.family) == (pool.name, pool.family) for lease in snapshot.leases)
         if leases != pool.used:
-            message = (
-                f"pool {pool.name} counts {pool.used} addresses as taken, and holds {leases} leases: move the file away when"
-                " no ADD runs, and it is made again from the records"
-            )
+            message = f"pool {pool.name} counts {pool.used} addresses as taken, and holds {leases} leases: move the file away when no ADD runs, and it is made again from the records"
             yield Finding(kinds.INDEX_DIFFERS, LOOK, message, pool=pool.name)
 
 

@@ -130,10 +130,8 @@ def steps_to(folder: Folder, wanted: content.Content, replace: Sequence[str] = (
     """The steps to install `wanted` now. Raises InvalidConfig when a foreign file has a prefixed name."""
     found, bundle = layout.read(folder.path), folder.bundle
     if taken := [name for name in PREFIXED if name in found.foreign]:
-        raise InvalidConfig(
-            f"{', '.join(taken)} in the plugin folder {'is' if len(taken) == 1 else 'are'} not railcni's: move it away, then"
-            " install again"
-        )
+        message = f"{', '.join(taken)} in the plugin folder {'is' if len(taken) == 1 else 'are'} not railcni's: move it away, then install again"
+        raise InvalidConfig(message)
     # Calls may run from a damaged version, so it stays as it is, and a second copy gets a number.
     numbered = (f"{wanted.version}.{number}".removesuffix(".0") for number in itertools.count())
     current_first = sorted(found.versions, key=lambda name: name != found.current)

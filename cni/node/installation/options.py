@@ -64,10 +64,8 @@ def plugin_folder(root: str, to: str = "") -> str:
     """
     found = {"--plugin-dir": os.path.abspath(to)} if to else candidates(root)
     if not found:
-        raise InvalidConfig(
-            "no plugin folder found: neither containerd nor CRI-O is configured here, and none of the usual folders exists:"
-            f" name it with --plugin-dir, such as --plugin-dir {DEFAULT}"
-        )
+        message = f"no plugin folder found: neither containerd nor CRI-O is configured here, and none of the usual folders exists: name it with --plugin-dir, such as --plugin-dir {DEFAULT}"
+        raise InvalidConfig(message)
     if len(set(found.values())) > 1:
         choice = ", ".join(f"{folder} ({runtime})" for runtime, folder in found.items())
         raise InvalidConfig(f"more than one plugin folder: choose with --plugin-dir: {choice}")

@@ -116,10 +116,8 @@ class Runtime:
         if common:
             return common[-1]
         lacking = [f"{t} speaks {', '.join(s) or 'none'}" for t, s in spoken.items() if not {*network.versions} & {*s}]
-        raise IncompatibleVersion(
-            f"network {network.name} needs cniVersion {' or '.join(network.versions)}: "
-            f"{'; '.join(lacking) or 'its plugins have none of them in common'}"
-        )
+        message = f"network {network.name} needs cniVersion {' or '.join(network.versions)}: {'; '.join(lacking) or 'its plugins have none of them in common'}"
+        raise IncompatibleVersion(message)
 
     def plugin_versions(self, plugin: str) -> list[str]:
         """The spec versions that the executable of `plugin` reports; 0.1.0 if it does not know VERSION."""

@@ -36,10 +36,8 @@ class HttpEndpoint:
         try:
             self._server = _Server(address, pages)
         except OSError as fault:
-            raise IoFailure(
-                f"cannot listen on {_shown(host, port)}: {os.strerror(fault.errno or 0)}; name an address of this node and a"
-                " free port with --listen"
-            ) from None
+            message = f"cannot listen on {_shown(host, port)}: {os.strerror(fault.errno or 0)}; name an address of this node and a free port with --listen"
+            raise IoFailure(message) from None
         self.url = f"http://{_shown(host, self._server.server_address[1])}"
         threading.Thread(target=self._server.serve_forever, daemon=True).start()
 
