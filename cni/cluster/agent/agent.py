@@ -7,6 +7,7 @@ import os
 import time
 import uuid
 from collections.abc import Iterator
+from contextlib import closing, suppress
 from typing import Any
 
 from cni import VERSION
@@ -32,7 +33,7 @@ from cni.shared.records import Records
 from cni.shared.spec.errors import CniError, InvalidConfig, TryAgainLater
 from ipam import flatfile, stores, upkeep
 from ipam.stores.apiserver import Api
-from ipam.stores.apiserver.faults import Conflict, NotFound, Unauthorized
+from ipam.stores.apiserver.faults import Conflict, Unauthorized
 from ipam.stores.apiserver.kubeconfig import service_url
 from ipam.stores.apiserver.resources import POOLS
 
@@ -144,12 +145,8 @@ class Agent:
         chosen = self.server().choose(named)
         self._compared = named
         if chosen != named:
-            self._log.say(
-                "warning",
-                f'this file names the store "{named}", but the cluster\'s nodes use "{chosen}" (ConfigMap {CHOICE}): write'
-                f' "datastore": "{chosen}" here, or move the leases by `railcni ipam migrate`',
-                file=f"{self._folder_shown}/{nodefiles.FLAT_FILE}",
-            )
+            message = f'this file names the store "{named}", but the cluster\'s nodes use "{chosen}" (ConfigMap {CHOICE}): write "datastore": "{chosen}" here, or move the leases by `railcni ipam migrate`'
+            self._log.say("warning", message, file=f"{self._folder_shown}/{nodefiles.FLAT_FILE}")
 
     def _observe(self, verb: str, resource: str, seconds: float, fault: BaseException | None) -> None:
         """Count a request of this process to an API server in the metrics (Api.observe)."""
@@ -164,10 +161,8 @@ class Agent:
     def resign(self) -> None:
         """Give up the election's Lease at once; if this fails, the Lease expires later."""
         if self._server and self.election.is_elected():
-            try:
+            with suppress(CniError):  # the Lease expires
                 self.election.resign(Api(self._server.path, _RESIGN_SECONDS))
-            except CniError:
-                pass  # the Lease expires
 
     # --- tasks ---
 
@@ -196,10 +191,8 @@ class Agent:
         self._put(folder, nodefiles.FLAT_FILE, data)
         shown = f"{self._folder_shown}/{nodefiles.FLAT_FILE}"
         if shown not in flatfile.PATHS:
-            places = " or ".join(flatfile.PATHS[:2])
-            self._log.state(
-                "flat file's folder", f"no plugin looks there, but for {places}: see --conf-dir", file=shown
-            )
+            message = f"no plugin looks there, but for {' or '.join(flatfile.PATHS[:2])}: see --conf-dir"
+            self._log.state("flat file's folder", message, file=shown)
         self._compare_datastore(nodefiles.datastore(data))
 
     def probe_token(self) -> Iterator[None]:
@@ -207,19 +200,14 @@ class Agent:
         if not self._has_written:
             return
         yield
-        api = Api(f"{self._folder()}/{nodefiles.KUBECONFIG}", SECONDS)
-        try:
-            api.get(POOLS, "railcni-status")
-        except NotFound:
-            pass
-        except Unauthorized as fault:
-            self._tokens.forget()
-            account = self._options.plugin_account
-            self._log.say("warning", f"the token of {account} is refused; another is requested: {fault.msg}")
-        except CniError:
-            pass  # only the token matters here; other tasks report faults of the server
-        finally:
-            api.close()
+        path = f"{self._folder()}/{nodefiles.KUBECONFIG}"
+        with closing(Api(path, SECONDS)) as api, suppress(CniError):  # other tasks report other faults of the server
+            try:
+                api.get(POOLS, "railcni-status")
+            except Unauthorized as fault:
+                self._tokens.forget()
+                account = self._options.plugin_account
+                self._log.say("warning", f"the token of {account} is refused; another is requested: {fault.msg}")
 
     def _use(self, server: str, authority: bytes) -> None:
         """Reach the API server by the service account's files; connect again if the server or the CA has changed."""
@@ -229,17 +217,14 @@ class Agent:
         if changed or not self._has_account or authority != self._authority:
             self._has_account, self._authority = True, authority
             if self._server:
-                self._server.close()
+                self._server.api.close()
                 self._server = None
 
     def _put_kubeconfig(self, folder: str, data: bytes) -> None:
         found = nodefiles.read(f"{folder}/{nodefiles.KUBECONFIG}") if self._has_written else None
         if found is not None and not nodefiles.is_own(found):
-            self._log.say(
-                "warning",
-                "another program also writes this file, and its token is overwritten: remove whereabouts' DaemonSet, or end this agent",
-                file=f"{self._folder_shown}/{nodefiles.KUBECONFIG}",
-            )
+            message = "another program also writes this file, and its token is overwritten: remove whereabouts' DaemonSet, or end this agent"
+            self._log.say("warning", message, file=f"{self._folder_shown}/{nodefiles.KUBECONFIG}")
         self._put(folder, nodefiles.KUBECONFIG, data)
         self._has_written = True
 
@@ -357,13 +342,10 @@ def run(options: argparse.Namespace) -> int:
 
 def _serve(agent: Agent, options: argparse.Namespace, log: AgentLog) -> int:
     pages = {"/healthz": agent.health_page, "/readyz": agent.health_page, "/metrics": agent.metrics_page}
-    endpoint = HttpEndpoint(options.listen, pages)
-    try:
+    with closing(HttpEndpoint(options.listen, pages)) as endpoint:
         log.say("info", "railcni agent serves", version=VERSION, node=agent.node, url=f"{endpoint.url}/healthz")
         _say_health(agent, log)
         loop.run(agent.tasks(), log)
-    finally:
-        endpoint.close()
 
 
 def _say_health(agent: Agent, log: AgentLog) -> None:

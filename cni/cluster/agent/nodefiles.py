@@ -10,6 +10,7 @@ import base64
 import json
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from time import monotonic
 from typing import Any
 
@@ -140,12 +141,9 @@ def put(folder: str, name: str, data: bytes) -> bool:
     Create a missing `folder`, but not its parent, which belongs to the runtime. Raises IoFailure when this fails.
     """
     path = f"{folder}/{name}"
-    try:
-        status = os.stat(path, follow_symlinks=False)
-        if status.st_mode == 0o100600 and read(path) == data:
+    with suppress(OSError):
+        if os.stat(path, follow_symlinks=False).st_mode == 0o100600 and read(path) == data:
             return False
-    except OSError:
-        pass
     try:
         if not os.path.isdir(folder):
             os.mkdir(folder, 0o755)

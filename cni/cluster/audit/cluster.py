@@ -6,6 +6,7 @@ Lists are read in pages, so a whole list is in memory only if the caller keeps i
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from typing import Any, TypeVar
 
 from cni.cluster.audit import model
@@ -39,10 +40,6 @@ class Cluster:
     def __init__(self, path: str = "", namespace: str = "", seconds: float = SECONDS) -> None:
         self.path = path
         self.api = Api(path, seconds, namespace)
-
-    def close(self) -> None:
-        """Close the connection."""
-        self.api.close()
 
     def pages(self, resource: str, parse: Callable[[dict[str, Any]], T], **choice: Any) -> Iterator[list[T]]:
         """Yield the parsed objects of `resource`, page by page; nothing if its CRD is missing.
@@ -81,10 +78,8 @@ class Cluster:
     def choose(self, kind: str) -> str:
         """Record `kind` as the store of the cluster's nodes, if none is recorded; return the recorded kind."""
         while not (chosen := self.datastore()):
-            try:
+            with suppress(Conflict):  # another agent was first
                 self.api.create(CONFIGMAPS, {"metadata": {"name": CHOICE}, "data": {"datastore": kind}})
-            except Conflict:
-                pass  # another agent was first
         return chosen
 
     def move(self, kind: str) -> None:

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any
@@ -57,10 +58,8 @@ def renew(api: Api, node: str, seconds: float) -> None:
     try:
         api.patch(LEASES, name, [{"op": "add", "path": "/spec", "value": spec}], NAMESPACE)
     except (Conflict, NotFound):
-        try:
+        with suppress(Conflict):  # a former agent of the node has just renewed it
             api.create(LEASES, document(name, spec), NAMESPACE)
-        except Conflict:
-            pass  # a former agent of the node has just renewed it
 
 
 def delete(api: Api, metadata: dict[str, Any]) -> bool:

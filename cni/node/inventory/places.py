@@ -34,10 +34,8 @@ def is_missing(path: str) -> bool:
     """Whether nothing is at `path`. False when this user may not look: opening the path reports the reason."""
     try:
         os.stat(path)
-    except (FileNotFoundError, NotADirectoryError):
-        return True
-    except OSError:
-        pass
+    except OSError as fault:
+        return isinstance(fault, FileNotFoundError | NotADirectoryError)
     return False
 
 

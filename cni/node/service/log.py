@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from contextlib import suppress
 
 from cni.shared.log import Log
 
@@ -30,11 +31,9 @@ class AgentLog(Log):
             return
         pairs = {"ts": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "level": level, "msg": text, **fields}
         line = " ".join(f"{key}={_value(str(value))}" for key, value in pairs.items() if value not in ("", None))
-        try:
+        with suppress(OSError):  # nobody reads stderr
             sys.stderr.write(line + "\n")
             sys.stderr.flush()
-        except OSError:
-            pass  # nobody reads stderr
 
     def state(self, about: str, text: str, **fields: object) -> None:
         """Write the warning `text` if it differs from the last text for `about`; "" means that the fault has ended."""

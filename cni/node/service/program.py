@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 from collections.abc import Awaitable, Callable
+from contextlib import closing, suppress
 
 from cni import VERSION
 from cni.node.service.endpoint import TEXT, HttpEndpoint, Page
@@ -23,19 +24,14 @@ async def serve(
     events = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         events.add_signal_handler(number, ended.set)
-    http = HttpEndpoint(listen, {"/healthz": lambda: (200, TEXT, "ok"), **pages})
-    try:
+    with closing(HttpEndpoint(listen, {"/healthz": lambda: (200, TEXT, "ok"), **pages})) as http:
         log.say("info", f"railcni {name} serves", version=VERSION, url=f"{http.url}/readyz")
         await run(ended)
-    finally:
-        http.close()
     log.say("info", "ended by a signal")
     return 0
 
 
 async def pause(event: asyncio.Event, seconds: float) -> None:
     """Wait until the event is set, but at most `seconds`."""
-    try:
+    with suppress(TimeoutError):
         await asyncio.wait_for(event.wait(), seconds)
-    except TimeoutError:
-        pass
