@@ -29,12 +29,9 @@ _SETTLE_SECONDS = 3.0  # from a change to a second reading: a port's GIDs appear
 
 def read_config(paths: Sequence[str]) -> Config:
     """Return the configuration of all files; a file that cannot be read is a finding."""
-    contents: list[tuple[str, str]] = []
     faults: list[Diagnostic] = []
-    for path in paths:
-        if (text := reader.read_text(path, faults)) is not None:
-            contents.append((path, text))
-    read = config.read(contents)
+    texts = [(path, reader.read_text(path, faults)) for path in paths]
+    read = config.read((path, text) for path, text in texts if text is not None)
     read.findings += faults
     read.is_whole = read.is_whole and not faults
     return read

@@ -163,10 +163,8 @@ def _is_shown(lease: Lease, named: bool) -> bool:
             found = sandbox.Sandbox(namespace)
         except OSError:
             continue  # this process may not enter the namespace
-        try:
-            link = found.rtnl.link(name=lease.ifname)
-            if link and any(a.text.partition("/")[0] == wanted for a in addresses.list_of(found.rtnl, link.index)):
+        with found.rtnl as rtnl:
+            link = rtnl.link(name=lease.ifname)
+            if link and any(a.text.partition("/")[0] == wanted for a in addresses.list_of(rtnl, link.index)):
                 return True
-        finally:
-            found.rtnl.close()
     return False

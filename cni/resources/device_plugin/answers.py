@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -71,9 +72,7 @@ def preferred(resource: Resource, available: Sequence[str], needed: Sequence[str
     # the highest number first, since pop() takes the last: 0000:3b:00.0-10 before 0000:3b:00.0-9
     for one in sorted(set(available) - set(needed), key=lambda one: (len(one), one), reverse=True):
         left.setdefault(groups.get(one, ""), []).append(one)
-    used = dict.fromkeys(left, 0)
-    for one in needed:
-        used[groups.get(one, "")] = used.get(groups.get(one, ""), 0) + 1
+    used = Counter(groups.get(one, "") for one in needed)
     chosen = list(needed)
     while len(chosen) < size and left:
         group = min(left, key=lambda g: (used[g], -len(left[g]), g))
