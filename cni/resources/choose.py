@@ -194,12 +194,11 @@ def exclusive(resource: Exclusive, host: Host, taken: set[str]) -> Resource:
             free = not function.has_virtual_functions and function.id not in taken
             if not free or not (function.is_on_pci and matches(function, selectors)):
                 continue
-            needed = next((host.busy[name] for name in function.netdevs if name in host.busy), "")
-            if needed:
+            if needed := next((host.busy[name] for name in function.netdevs if name in host.busy), ""):
                 withheld[function.id] = f"not offered, since the node needs it: {needed}"
-                continue
-            taken.add(function.id)
-            offers.append(_exclusive(function, selectors, resource, host))
+            else:
+                taken.add(function.id)
+                offers.append(_exclusive(function, selectors, resource, host))
     return Resource(resource.name, tuple(offers), is_exclusive=True, withheld=withheld)
 
 

@@ -41,22 +41,6 @@ def find(snapshot: Snapshot) -> list[Finding]:
     return sorted(found, key=lambda f: (f.pool, len(f.address), f.address, f.kind, f.pod))
 
 
-def in_both(one: Snapshot, other: Snapshot) -> Iterator[Finding]:
-    """Yield findings about addresses that both stores of a cluster have given, although they must be unique."""
-    unreserved = {pool for n in one.networks if not n.overlap for pool in n.pools()}
-    held: dict[Address, list[Lease]] = defaultdict(list)
-    for lease in one.leases:
-        held[lease.address].append(lease)
-    for lease in other.leases:
-        for same in held[lease.address]:
-            reserved = lease.scope is not None and not {lease.pool, same.pool} & unreserved
-            if lease.pool == same.pool or (reserved and lease.scope == same.scope):
-                stores = [f"{x.user()} in {OF_STORES[s.kind][1]}" for s, x in ((one, same), (other, lease))]
-                delete = "delete one of the pods, and " if lease.container_id != same.container_id else ""
-                why = f"it is leased to {' and to '.join(stores)}: {delete}let `railcni ipam migrate` bring the range into one store"
-                yield about(lease, kinds.DUPLICATE_LEASE, LOOK, why)
-
-
 class AuditRules:
     """The rules, for a lease, a reservation or a whole snapshot."""
 
@@ -144,6 +128,18 @@ class AuditRules:
                 if len(same) > 1:
                     where = " and ".join(f"{h.pool} to {h.user()}" for h in same)
                     yield self._of(same[0], kinds.DUPLICATE_LEASE, LOOK, f"it is given out by {where}")
+
+    def in_both(self, other: Snapshot) -> Iterator[Finding]:
+        """Yield findings about addresses that the cluster's store `other` has given too, although they must be unique."""
+        for lease in other.leases:
+            for same in self._held[lease.address]:
+                reserved = lease.scope is not None and not {lease.pool, same.pool} & self._unreserved
+                if lease.pool == same.pool or (reserved and lease.scope == same.scope):
+                    both = (self._all, same), (other, lease)
+                    stores = [f"{one.user()} in {OF_STORES[store.kind][1]}" for store, one in both]
+                    delete = "delete one of the pods, and " if lease.container_id != same.container_id else ""
+                    why = f"it is leased to {' and to '.join(stores)}: {delete}let `railcni ipam migrate` bring the range into one store"
+                    yield about(lease, kinds.DUPLICATE_LEASE, LOOK, why)
 
     # --- reservations ---
 

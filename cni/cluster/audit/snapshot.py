@@ -103,7 +103,7 @@ def _findings(snapshots: Sequence[Snapshot]) -> list[Finding]:
                 finding = replace(finding, store=snapshot.kind)
             found.setdefault(finding.key(), finding)
     if len(snapshots) > 1:
-        found.update((finding.key(), finding) for finding in lease_rules.in_both(*snapshots))
+        found.update((finding.key(), finding) for finding in lease_rules.AuditRules(snapshots[0]).in_both(snapshots[1]))
     return list(found.values())
 
 
