@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from types import MappingProxyType
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
@@ -15,6 +16,8 @@ from cni.shared.spec.errors import InvalidConfig
 
 ERROR, WARNING = "error", "warning"
 WIDTH = 100  # the most characters of a line that are shown
+Fixes = Mapping[str, str]
+_NONE: Fixes = MappingProxyType({})
 _SECRET = re.compile(r"""(etcd_password\W{1,6}["'])([^"'\\]*)""", re.IGNORECASE)  # hidden: findings are also logged
 
 
@@ -120,12 +123,7 @@ class Scope:
         )
 
     def model(
-        self,
-        model: type[BaseModel],
-        document: Any,
-        prefix: Keys = (),
-        fixes: dict[str, str] | None = None,
-        additions: dict[str, str] | None = None,
+        self, model: type[BaseModel], document: Any, prefix: Keys = (), fixes: Fixes = _NONE, additions: Fixes = _NONE
     ) -> Any:
         """Return `document` as a `model`; None, with errors as findings, when the model refuses it. `fixes` maps the
         last key of a refused value to a remedy, `additions` the last key of a missing value."""
@@ -136,7 +134,7 @@ class Scope:
                 keys: Keys = (*prefix, *inner)
                 last = next((key for key in reversed(keys) if isinstance(key, str)), "")
                 if reason:
-                    self.error(keys, reason, (fixes or {}).get(last, ""))
+                    self.error(keys, reason, fixes.get(last, ""))
                 else:
-                    self.error(keys, f"{last} is missing", (additions or {}).get(last, f'add "{last}"'))
+                    self.error(keys, f"{last} is missing", additions.get(last, f'add "{last}"'))
             return None

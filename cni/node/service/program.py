@@ -11,14 +11,10 @@ from cni import VERSION
 from cni.node.service.endpoint import TEXT, HttpEndpoint, Page
 from cni.node.service.log import AgentLog
 
+Run = Callable[[asyncio.Event], Awaitable[None]]
 
-async def serve(
-    name: str,
-    listen: tuple[str, int],
-    pages: dict[str, Page],
-    run: Callable[[asyncio.Event], Awaitable[None]],
-    log: AgentLog,
-) -> int:
+
+async def serve(name: str, listen: tuple[str, int], pages: dict[str, Page], run: Run, log: AgentLog) -> int:
     """Run `run` until SIGTERM or SIGINT sets its event; serve `pages` and /healthz meanwhile. Return the exit code."""
     ended = asyncio.Event()
     events = asyncio.get_running_loop()
