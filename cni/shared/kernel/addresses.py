@@ -17,8 +17,8 @@ from cni.shared.kernel.netlink import (
     Socket,
     address_of,
     attribute,
-    number,
     number_of,
+    numbers,
     string,
     text_of,
     unpack_attributes,
@@ -102,12 +102,9 @@ def add(
         body += attribute(_BROADCAST, highest.to_bytes(4, "big"))
     if label:
         body += string(_LABEL, label)
-    if metric:
-        body += number(_METRIC, metric)
     if nodad and family == AF_INET6:
         flags |= NODAD
-    if flags:
-        body += number(FLAGS, flags)
+    body += numbers({_METRIC: metric or None, FLAGS: flags or None})
     rtnl.request(_NEWADDR, body, CREATE | EXCLUSIVE)
 
 

@@ -21,6 +21,7 @@ from cni.shared.kernel.netlink import (
     attribute,
     number,
     number_of,
+    numbers,
     signed_of,
     string,
     text_of,
@@ -159,17 +160,12 @@ class Rtnl(Socket):
         macvlan, and when the lower link is not Ethernet; EEXIST when the name is taken, before kernel 6.14 also by a
         link of this namespace. A MAC in use is refused only when the link is set up (EADDRINUSE).
         """
-        data = number(_MACVLAN_MODE, MACVLAN_MODES[mode])
-        if bcqueuelen:
-            data += number(_MACVLAN_BC_QUEUE_LEN, bcqueuelen)
+        data = numbers({_MACVLAN_MODE: MACVLAN_MODES[mode], _MACVLAN_BC_QUEUE_LEN: bcqueuelen or None})
         info = string(_INFO_KIND, "macvlan") + attribute(_INFO_DATA | NESTED, data)
-        body = ifinfo(0) + string(_IFNAME, name) + number(_LOWER, lower_index) + attribute(_LINKINFO | NESTED, info)
-        if mtu:
-            body += number(_MTU, mtu)
+        body = ifinfo(0) + string(_IFNAME, name) + attribute(_LINKINFO | NESTED, info)
+        body += numbers({_LOWER: lower_index, _MTU: mtu or None, _NET_NS_FD: netns_fd if netns_fd >= 0 else None})
         if mac:
             body += attribute(_ADDRESS, _octets(mac))
-        if netns_fd >= 0:
-            body += number(_NET_NS_FD, netns_fd)
         self.request(NEWLINK, body, CREATE | EXCLUSIVE)
 
     def change_link(
@@ -194,15 +190,11 @@ class Rtnl(Socket):
         flags = mask = 0
         if up is not None:
             flags, mask = (_IFF_UP if up else 0), _IFF_UP
+        namespace = netns_fd if netns_fd >= 0 else None
         body = ifinfo(index, flags, mask)
-        if netns_fd >= 0:
-            body += number(_NET_NS_FD, netns_fd)
-        if new_index:
-            body += number(_NEW_INDEX, new_index)
+        body += numbers({_NET_NS_FD: namespace, _NEW_INDEX: new_index or None, _MTU: mtu or None})
         if name:
             body += string(_IFNAME, name)
-        if mtu:
-            body += number(_MTU, mtu)
         if mac:
             body += attribute(_ADDRESS, _octets(mac))
         if alias is not None:
@@ -231,14 +223,8 @@ class Rtnl(Socket):
         A link on top that is up, in any namespace, adds its MAC (macvlan_open, drivers/net/macvlan.c). The kernel shows
         these MACs as forwarding entries (ndo_dflt_fdb_dump, net/core/rtnetlink.c).
         """
-        try:
-            bodies = self.dump(GETNEIGH, NDMSG.pack(_AF_BRIDGE, index, 0, 0, 0))
-        except KernelError as fault:
-            if fault.errno == EOPNOTSUPP:
-                return []
-            raise
         found = []
-        for body in bodies:
+        for body in self.dump_if_known(GETNEIGH, NDMSG.pack(_AF_BRIDGE, index, 0, 0, 0), EOPNOTSUPP):
             _, at, _, flags, _ = NDMSG.unpack_from(body)
             entry = unpack_attributes(body, NDMSG.size)
             if (

@@ -88,6 +88,11 @@ def number(kind: int, value: int) -> bytes:
     return attribute(kind, _UNSIGNED.pack(value & 0xFFFFFFFF))
 
 
+def numbers(values: dict[int, int | None]) -> bytes:
+    """An attribute with each number in `values`, by type, except those that are None."""
+    return b"".join([number(kind, value) for kind, value in values.items() if value is not None])
+
+
 def string(kind: int, value: str) -> bytes:
     """An attribute of type `kind` with the string `value` and a final zero byte."""
     return attribute(kind, value.encode("utf-8", "surrogateescape") + b"\0")
@@ -250,6 +255,15 @@ class Socket:
                 if fault.errno != EINTR:
                     raise
         return self._exchange(kind, DUMP, body)
+
+    def dump_if_known(self, kind: int, body: bytes, *unknown: int) -> list[bytes]:
+        """As `dump`; [] when the kernel refuses with one of the errnos `unknown`, since it has no such objects."""
+        try:
+            return self.dump(kind, body)
+        except KernelError as fault:
+            if fault.errno in unknown:
+                return []
+            raise
 
     def _exchange(self, kind: int, flags: int, body: bytes) -> list[bytes]:
         self._sequence += 1

@@ -81,12 +81,7 @@ def way_to(rtnl: Socket, address: str, source: str = "") -> tuple[int, str]:
 
 def nexthops_of(rtnl: Socket, index: int) -> list[int]:
     """The ids of the nexthop objects by the link `index`, without groups; [] before Linux 5.3."""
-    try:
-        bodies = rtnl.dump(_GETNEXTHOP, _NHMSG.pack(0, 0, 0, 0) + number(_NHA_OIF, index))
-    except KernelError as fault:
-        if fault.errno == EOPNOTSUPP:
-            return []
-        raise
+    bodies = rtnl.dump_if_known(_GETNEXTHOP, _NHMSG.pack(0, 0, 0, 0) + number(_NHA_OIF, index), EOPNOTSUPP)
     found = [unpack_attributes(body, _NHMSG.size) for body in bodies]
     return [number_of(each[_NHA_ID]) for each in found if _NHA_OIF in each]
 

@@ -16,12 +16,12 @@ from struct import Struct
 from cni.shared.kernel.netlink import (
     CREATE,
     NESTED,
-    KernelError,
     Socket,
     address_of,
     attribute,
     number,
     number_of,
+    numbers,
     unpack_attributes,
 )
 
@@ -126,19 +126,12 @@ def add(
     if scope is None:
         scope = UNIVERSE_SCOPE if gw else LINK_SCOPE
     body = RTMSG.pack(family, int(length), 0, 0, 0, protocol, scope, UNICAST, _ONLINK if onlink else 0)
-    body += attribute(_DST, destination) + number(_OIF, index)
-    body += number(_TABLE, MAIN_TABLE if table is None else table)
+    body += attribute(_DST, destination)
+    body += numbers({_OIF: index, _TABLE: MAIN_TABLE if table is None else table, _PRIORITY: priority})
     if gw:
         via, octets = address_of(gw)
         body += attribute(_GATEWAY, octets) if via == family else attribute(_VIA, _VIA_FAMILY.pack(via) + octets)
-    if priority is not None:
-        body += number(_PRIORITY, priority)
-    metrics = b""
-    if mtu is not None:
-        metrics += number(_METRIC_MTU, mtu)
-    if advmss is not None:
-        metrics += number(_METRIC_ADVMSS, advmss)
-    if metrics:
+    if metrics := numbers({_METRIC_MTU: mtu, _METRIC_ADVMSS: advmss}):
         body += attribute(_METRICS | NESTED, metrics)
     if source:
         body += attribute(_PREFSRC, address_of(source)[1])
@@ -148,12 +141,9 @@ def add(
 def dump_routes(rtnl: Socket, family: int, only: bytes = b"") -> list[bytes]:
     """The RTM_NEWROUTE bodies of `family`; [] if the kernel lacks the family. Since Linux 4.20 the kernel sends only
     routes that have the attributes `only`."""
-    try:
-        return rtnl.dump(_GETROUTE, RTMSG.pack(family, 0, 0, 0, 0, 0, 0, 0, 0) + only)
-    except KernelError as fault:
-        if fault.errno in (ENOENT, EAFNOSUPPORT, EOPNOTSUPP):  # there is no such table yet, or no IPv6 in this kernel
-            return []
-        raise
+    header = RTMSG.pack(family, 0, 0, 0, 0, 0, 0, 0, 0)
+    # these errnos mean that there is no such table yet, or no IPv6 in this kernel
+    return rtnl.dump_if_known(_GETROUTE, header + only, ENOENT, EAFNOSUPPORT, EOPNOTSUPP)
 
 
 def unpack(body: bytes) -> Iterator[KernelRoute]:

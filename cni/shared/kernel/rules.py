@@ -13,12 +13,11 @@ from struct import Struct
 from cni.shared.kernel.netlink import (
     CREATE,
     EXCLUSIVE,
-    KernelError,
     Socket,
     address_of,
     attribute,
-    number,
     number_of,
+    numbers,
     unpack_attributes,
 )
 
@@ -56,12 +55,7 @@ class Rule:
 
 def list_of(rtnl: Socket) -> list[Rule]:
     """The rules of the namespace, IPv4 first; [] when the kernel has no rules."""
-    try:
-        bodies = rtnl.dump(_GETRULE, _rule_header(AF_UNSPEC, 0))
-    except KernelError as fault:
-        if fault.errno not in (EAFNOSUPPORT, EOPNOTSUPP):
-            raise
-        return []
+    bodies = rtnl.dump_if_known(_GETRULE, _rule_header(AF_UNSPEC, 0), EAFNOSUPPORT, EOPNOTSUPP)
     return [Rule(body) for family in (AF_INET, AF_INET6) for body in bodies if body[0] == family]
 
 
@@ -86,7 +80,7 @@ def _rule_body(source: str, table: int, priority: int) -> bytes:
     text, _, length = source.partition("/")
     family, octets = address_of(text)
     body = _rule_header(family, int(length or 8 * len(octets)))
-    return body + attribute(_SOURCE, octets) + number(_PRIORITY, priority) + number(_TABLE, table)
+    return body + attribute(_SOURCE, octets) + numbers({_PRIORITY: priority, _TABLE: table})
 
 
 def _rule_header(family: int, length: int) -> bytes:
