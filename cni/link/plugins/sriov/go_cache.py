@@ -13,7 +13,7 @@ import os
 from typing import TYPE_CHECKING
 
 from cni.link.plugins.host_device.devices import MovePlan
-from cni.shared.kernel import files, netns
+from cni.shared.kernel import files, netns, vfs
 from cni.shared.spec import codec
 from cni.shared.spec.errors import IoFailure
 from cni.shared.spec.request import Attachment, member
@@ -28,14 +28,7 @@ DIRECTORY = "/var/lib/cni/sriov"
 _MOST_BYTES = 1 << 20
 _PROTOCOLS = {0x8100: "802.1q", 0x88A8: "802.1ad"}
 _STATES = {0: "auto", 1: "enable", 2: "disable"}
-_SET = {  # for each key of a configuration, the settings of the VF that the key changes
-    "vlan": ("vlan", "vlanQoS", "vlanProto"),
-    "min_tx_rate": ("min_tx_rate", "max_tx_rate"),
-    "max_tx_rate": ("min_tx_rate", "max_tx_rate"),
-    "spoofchk": ("spoofchk",),
-    "trust": ("trust",),
-    "link_state": ("link_state",),
-}
+_CHANGING = ("vlan", "min_tx_rate", "max_tx_rate", "spoofchk", "trust", "link_state")  # keys that change the VF
 
 
 def holder(pci: str) -> str:
@@ -67,13 +60,14 @@ def plan(attachment: Attachment) -> tuple[dict[str, Any], list[str]] | None:
         device = _device(state, pci)
     except (KeyError, TypeError, ValueError):
         raise _unreadable(name, "its OrigVfState has a member of another kind than expected") from None
-    keys = [key for asked, keys in _SET.items() if member(document, asked) not in (None, "") for key in keys]
+    asked = {key for key in _CHANGING if member(document, key) not in (None, "")}
+    keys = [key for setting in vfs.SETTINGS if asked.intersection(setting) for key in setting]
     if member(document, "MAC") and former["mac"]:
         keys.append("mac")
     found = MovePlan(
         {"name": attachment.ifname, "mtu": 0, "pci": pci, "device": device, "restoresState": True}
     ).document()
-    found |= {"wanted": {}, "keys": list(dict.fromkeys(keys)), "former": former, "mac": "", "told": ["", 0]}
+    found |= {"wanted": {}, "keys": keys, "former": former, "mac": "", "told": ["", 0]}
     return found, [name, f"pci/{pci}"]
 
 
