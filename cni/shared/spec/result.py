@@ -125,11 +125,9 @@ class Result:
 
 
 def _interface(i: Interface, newest: bool) -> dict[str, Any]:
-    own: dict[str, Any] = {"name": i.name, "mac": i.mac, "mtu": i.mtu, "sandbox": i.sandbox}
+    own: dict[str, Any] = {"name": i.name, "mac": i.mac, "mtu": i.mtu if newest else 0, "sandbox": i.sandbox}
     if newest:
         own |= {"socketPath": i.socket_path, "pciID": i.pci_id}
-    else:
-        del own["mtu"]
     return {key: value for key, value in own.items() if value}
 
 

@@ -325,15 +325,16 @@ class Restoration:
         first = [route for route in reversed(missing) if route.is_ahead]
         links = {link.index for link in self.host.links()} if any(len(r.legs) > 1 for r in missing) else set()
         others = [route for route in missing if not route.is_ahead]
-        for route in sorted(others, key=lambda route: any(own for _, _, _, own in route.legs)) + first:
+        for route in sorted(others, key=lambda other: any(own for _, _, _, own in other.legs)) + first:
             yield f"route {route}", self._set_route, route, present, links
 
     def _saved_routes(self) -> list[SavedRoute]:
         """The saved routes, with the present index of the device in place of the former."""
-        return [
-            SavedRoute({**route, "legs": [[flags, weight, self.index if at == self.was else at, own] for flags, weight, at, own in route["legs"]]})
-            for route in self.saved["routes"]
-        ]  # fmt: skip
+
+        def now(flags: int, weight: int, at: int, own: str) -> list[Any]:
+            return [flags, weight, self.index if at == self.was else at, own]
+
+        return [SavedRoute({**route, "legs": [now(*leg) for leg in route["legs"]]}) for route in self.saved["routes"]]
 
     def _set_route(self, route: SavedRoute, present: list[SavedRoute], links: set[int]) -> None:
         legs = route.legs
