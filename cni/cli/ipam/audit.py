@@ -31,28 +31,11 @@ _KEYS = {f.name: f.name for f in fields(Finding)} | {"container_id": "containerI
 
 @dataclass(frozen=True)
 class Report:
-    """The findings of an audit. `stores` identifies the stores that were read. `counts` has the number of examined
-    objects by kind, `unread` the reasons why objects could not be read."""
+    """What `reclaim` reads of a report: the identities of its stores, its time, and the findings to reclaim."""
 
     stores: Sequence[Mapping[str, Any]]
     created: datetime
-    counts: Mapping[str, int]
-    findings: Sequence[Finding]
-    unread: Sequence[str] = ()
-
-    def of(self, action: str) -> list[Finding]:
-        """The findings that ask for `action`."""
-        return [f for f in self.findings if f.action == action]
-
-    @property
-    def faults(self) -> list[Finding]:
-        return [f for f in self.findings if f.action != KEEP]
-
-    def document(self) -> dict[str, Any]:
-        """The report as JSON."""
-        head = {"apiVersion": API_VERSION, "kind": KIND, "created": self.created.strftime(_TIME)}
-        read = {"stores": [*self.stores], "looked_at": {**self.counts}, "unread": [*self.unread]}
-        return {**head, **read, "findings": [_document(f) for f in self.findings]}
+    dead: Sequence[Finding]
 
 
 def _document(finding: Finding) -> dict[str, Any]:
@@ -81,7 +64,8 @@ def load(path: str) -> Report:
         if (document["kind"], document["apiVersion"]) != (KIND, API_VERSION):
             raise ValueError
         created = datetime.strptime(document["created"], _TIME).replace(tzinfo=UTC)
-        return Report(document["stores"], created, {}, [_finding(f) for f in document["findings"]])
+        findings = [_finding(one) for one in document["findings"]]
+        return Report(document["stores"], created, [one for one in findings if one.action == RECLAIM])
     except (KeyError, TypeError, ValueError):
         remedy = "make a new one by `railcni ipam audit --report FILE`"
         raise InvalidConfig(f"{path} is no report of `railcni ipam audit` of this version: {remedy}") from None
@@ -125,27 +109,34 @@ def _run(options: argparse.Namespace) -> int:
     choices = stores.choose(options)
     with output.progress() as say:
         seen = seen_twice(choices, say)
-    identities = [choice.identity() for choice in choices]
     unread = list(dict.fromkeys(why for one in seen.snapshots for why in one.unread))
     findings = [*seen.findings, *_pending(seen.findings, unread)]
-    made = Report(identities, datetime.now(UTC), seen.counts, findings, unread)
+    made: dict[str, Any] = {
+        "apiVersion": API_VERSION,
+        "kind": KIND,
+        "created": datetime.now(UTC).strftime(_TIME),
+        "stores": [choice.identity() for choice in choices],
+        "looked_at": {**seen.counts},
+        "unread": unread,
+        "findings": [*map(_document, findings)],
+    }
     if options.report:
-        text = f"{json.dumps(made.document(), indent=2)}\n"
-        output.write_file("report", options.report, text.encode(), mode=0o666)
-    output.show(options.output, made.document(), lambda: _show(made, stores.told(choices), options))
-    return int(bool(made.faults))
+        output.write_file("report", options.report, f"{json.dumps(made, indent=2)}\n".encode(), mode=0o666)
+    output.show(options.output, made, lambda: _show(made, stores.told(choices), options))
+    return int(any(one.action != KEEP for one in findings))
 
 
-def _show(made: Report, where: str, options: argparse.Namespace) -> None:
-    out = output.console()
-    if shown := made.findings if options.all else made.faults:
-        output.print_table(("finding", "to do", "pool", "what"), [(f.kind, f.action, f.pool, f.message) for f in shown])
+def _show(made: dict[str, Any], where: str, options: argparse.Namespace) -> None:
+    out, faults = output.console(), [one for one in made["findings"] if one["action"] != KEEP]
+    if shown := made["findings"] if options.all else faults:
+        rows = [(one["kind"], one["action"], one.get("pool"), one["message"]) for one in shown]
+        output.print_table(("finding", "to do", "pool", "what"), rows)
         out.print()
-    looked = ", ".join(output.counted(count, what.removesuffix("s")) for what, count in made.counts.items())
-    kept = sorted(Counter(f.kind for f in made.of(KEEP)).items())
-    dead = len(made.of(RECLAIM))
-    found = f"{output.counted(len(made.faults), 'finding')}, {dead} of which `railcni ipam reclaim` would free"
+    looked = ", ".join(output.counted(count, what.removesuffix("s")) for what, count in made["looked_at"].items())
+    kept = sorted(Counter(one["kind"] for one in made["findings"] if one["action"] == KEEP).items())
+    dead = sum(one["action"] == RECLAIM for one in faults)
+    found = f"{output.counted(len(faults), 'finding')}, {dead} of which `railcni ipam reclaim` would free"
     lines = [f"read: {where}", looked, *(f"kept, as it should be: {count} {kind}" for kind, count in kept)]
-    lines += [*(f"not read: {what}" for what in made.unread), found if made.faults else "nothing is wrong"]
+    lines += [*(f"not read: {what}" for what in made["unread"]), found if faults else "nothing is wrong"]
     lines += ["it needs their report: add --report FILE"] if dead and not options.report else []
     out.print("\n".join(lines))

@@ -104,7 +104,7 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _reclaim(made: Report, choices: list[Choice], options: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    if not made.of(RECLAIM):
+    if not made.dead:
         return
     with output.progress() as say:
         usual = 0 if options.dry_run else GRACE
@@ -113,7 +113,7 @@ def _reclaim(made: Report, choices: list[Choice], options: argparse.Namespace) -
     again = {finding.key() for finding in seen.findings}
     pairs = zip(choices, seen.snapshots, strict=True)
     found = {choice.kind: _Found(choice, snapshot, options) for choice, snapshot in pairs}
-    of_store = [(finding, found.get(finding.store) or found[choices[0].kind]) for finding in made.of(RECLAIM)]
+    of_store = [(finding, found.get(finding.store) or found[choices[0].kind]) for finding in made.dead]
     with output.progress() as say:
         say("asking the nodes")
         asked = [lease for one, store in of_store if (lease := store.elsewhere(one))]
