@@ -122,6 +122,7 @@ def _longest_first(item: pytest.Item) -> int:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    served.share_out(items)
     config.hook.pytest_deselected(items=served.choose(items, are_whole="::" not in "".join(config.args)))
     items.sort(key=_longest_first)
     for item in items:

@@ -6,6 +6,8 @@ The servers note that a test meets them, and tests/stores/conftest.py asks.
 
 from __future__ import annotations
 
+import re
+import zlib
 from typing import Any
 
 import pytest
@@ -51,6 +53,20 @@ def choose(items: list[pytest.Item], are_whole: bool) -> list[pytest.Item]:
         for item in items:
             item.stash[_covered] = _test(item) in covered
     return removed
+
+
+def share_out(items: list[pytest.Item]) -> None:
+    """Let each test that runs over all of the unwell servers run over one of them, unless the long tests run."""
+    cases: dict[str, dict[pytest.Item, str]] = {}
+    for item in items:
+        if found := re.search(r"\w+, unwell", item.name.partition("[")[2]):
+            cases.setdefault(_test(item), {})[item] = found[0]
+    for test, servers in cases.items():
+        names = sorted(set(servers.values()))
+        chosen = names[zlib.crc32(test.encode()) % len(names)]
+        for item, server in servers.items():
+            if server != chosen and len(names) > 2:
+                item.add_marker(pytest.mark.long)
 
 
 def _is_unwell(item: pytest.Item) -> bool:

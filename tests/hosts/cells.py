@@ -75,7 +75,7 @@ def run(cell: Cell, executables: Path) -> Verdict:
     why = features.missing(scene.needs)
     if why:
         return Verdict(SKIPPED, why=why)
-    with Node(executables) as node, Host(scene, plugin, node) as host:
+    with Node(executables, is_forked=True) as node, Host(scene, plugin, node) as host:
         return judged(host, ending)
 
 

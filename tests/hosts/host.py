@@ -106,13 +106,14 @@ class Host:
 
     def call(self, verb: str, config: dict[str, Any] | None = None) -> Reply:
         """Call the plugin, while the scene meddles."""
-        command = self._command(verb, config or self.config())
+        config = config or self.config()
         if self.scene.meddling:
-            outcome = self._meddled(command)
+            outcome = self._meddled(self._command(verb, config))
             assert outcome.reply, f"{verb} gave no answer: {outcome.faults}"
             reply = outcome.reply
         else:
-            reply = Call(self.node.start([command.executable], env=command.environ), command.stdin).finish()
+            attachment = {"container_id": CONTAINER, "ifname": IFNAME, "netns": self.pod}
+            reply = self.node.cni(self.executable, verb, config, path=[self.node.executables], **attachment)
         if self.scene.is_probed_anew and verb == "ADD" and reply.status == 0:
             self._probe_anew()
         self.told += reply.stderr
@@ -127,9 +128,8 @@ class Host:
         """Give the only address of a pool to somebody else; the configuration of a network that has that pool."""
         one = {"range": _FULL, "range_start": "192.168.112.1", "range_end": "192.168.112.1", "ipRanges": []}
         config = self.config(**one)
-        environ = {"CNI_COMMAND": "ADD", "CNI_CONTAINERID": "other", "CNI_NETNS": "/dev/null", "CNI_IFNAME": IFNAME, "CNI_PATH": "/"}  # fmt: skip
-        argv = [self.node.executables / "whereabouts"]
-        Call(self.node.start(argv, env=environ), json.dumps(config).encode()).finish().succeeded()
+        other = {"container_id": "other", "ifname": IFNAME, "netns": "/dev/null"}
+        self.node.cni("whereabouts", "ADD", config, path=["/"], **other).succeeded()
         self.node.remember()
         return config
 

@@ -129,8 +129,8 @@ def test_an_etcd_client_that_is_not_ours_reads_what_was_claimed(store: EtcdStore
 
 
 def test_a_release_leaves_no_key(store: EtcdStore) -> None:
-    leases = claim(store, *range(200))
-    assert lowest_free(store, need()) == TEN + 200
+    leases = claim(store, *range(70))  # more than a block
+    assert lowest_free(store, need()) == TEN + 70
     store.release(leases)
     assert keys_of(store) == []
 
@@ -214,15 +214,6 @@ def test_the_lowest_free_address_of_a_pool_of_thousands_costs_few_requests(
     count.taken()
     assert lowest_free(store, wide) == TEN + 9000
     assert count.taken()[0] <= 5
-
-
-def test_the_first_reply_of_a_connection_may_be_large(store: EtcdStore) -> None:
-    """Larger than what a server may send of itself, and the request larger than what it takes so."""
-    claim(store, *range(1, 1_001))
-    fresh = type(store)({**store.record(), "password": ""})
-    assert len(list(fresh.leases("pool"))) == 1_000
-    again = type(store)({**store.record(), "password": ""}, seconds=20)
-    assert len(claim(again, *range(2_000, 3_000), container="c2")) == 1_000
 
 
 def test_an_address_that_is_given_up_in_a_full_block_is_found_again(store: EtcdStore) -> None:
@@ -650,10 +641,10 @@ def run_workers(store_ref: dict[str, Any], count: int, each: int, meanwhile: Cal
     return held
 
 
-def test_sixteen_processes_claim_from_one_pool_without_a_duplicate(store: EtcdStore) -> None:
-    held = run_workers({**store.record(), "password": ""}, 16, 4, lambda: None)
+def test_six_processes_claim_from_one_pool_without_a_duplicate(store: EtcdStore) -> None:
+    held = run_workers({**store.record(), "password": ""}, 6, 4, lambda: None)
     assert {lease.value: lease.container_id for lease in store.leases("pool")} == held
-    assert len(held) == 16 * 2
+    assert len(held) == 6 * 2
 
 
 @pytest.mark.long
@@ -915,7 +906,7 @@ def test_a_token_serves_the_next_call_and_is_replaced_when_it_has_expired(
 
 
 def test_a_full_etcd_says_what_to_do_and_still_releases(reached: Callable[..., EtcdStore]) -> None:
-    with Cluster(1, ["--quota-backend-bytes=1000000"]) as cluster:
+    with Cluster(1, ["--quota-backend-bytes=200000"]) as cluster:
         own = reached(cluster)
         leases = claim(own, 1)
         with pytest.raises(TryAgainLater, match="NOSPACE") as caught:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -28,6 +29,8 @@ def test_lacks(alone): pass
 def test_lacks_in_its_body(): served.note()
 @pytest.mark.parametrize("kind", ["etcd"])
 def test_lacks_in_a_case(kind): served.note()
+@pytest.mark.parametrize("kind", ["etcd", "a, unwell", "b, unwell", "c, unwell"])
+def test_all(kind): pass
 """
 OUTCOMES = """
 test_both[well] PASSED
@@ -39,27 +42,20 @@ test_no_server PASSED
 test_lacks FAILED
 test_lacks_in_its_body FAILED
 test_lacks_in_a_case[etcd] FAILED
+test_all[etcd] PASSED
+test_all[UNWELL] PASSED
 """
 
 
 def test_a_test_that_meets_a_store_s_server_alone_and_well_fails_until_it_says_why(tmp_path: Path) -> None:
     (tmp_path / "test_planted.py").write_text(PLANTED)
-    options = [
-        "-v",
-        "-p",
-        "no:cacheprovider",
-        "-p",
-        "tests.conftest",
-        "-p",
-        "tests.stores.conftest",
-        "-c",
-        f"{ROOT}/pyproject.toml",
-        f"--rootdir={ROOT}",
-    ]
+    plugins = ["-p", "no:cacheprovider", "-p", "tests.conftest", "-p", "tests.stores.conftest"]
+    options = ["-v", *plugins, "-c", f"{ROOT}/pyproject.toml", f"--rootdir={ROOT}"]
     argv = [sys.executable, "-m", "pytest", *options, "-n0", str(tmp_path)]
     said = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True).stdout
     lines = [
         line.split("::")[1].rpartition(" [")[0].strip() for line in said.splitlines() if "::" in line and "%]" in line
     ]
+    lines[-1] = re.sub("[abc], unwell", "UNWELL", lines[-1])
     assert lines == OUTCOMES.split("\n")[1:-1], said
     assert said.count("this test meets the server of a store") >= 3
