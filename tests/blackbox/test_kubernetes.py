@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import json
 import sys
 import urllib.request
@@ -11,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.node import ROOT, Node, Pod, Reply, until
+from tests.node import ROOT, Node, Pod, until
 from tests.tools import needs_compiler
 
 pytestmark = pytest.mark.forked
@@ -105,31 +104,6 @@ def test_a_node_of_whereabouts_needs_no_other_configuration(node: Node, pod: Pod
     (lease,) = json.loads(node.railcni("ipam", "leases", "-o", "json").stdout)
     assert (lease["address"], lease["pod"]) == ("192.168.111.1", "team/web-0")
     node.cni("macvlan", "DEL", config, netns=pod, args=args).succeeded()
-    assert server.allocations() == {}
-    assert server.reservations() == []
-
-
-def test_attachments_made_at_once_get_an_address_each(node: Node, pod: Pod, server: Server) -> None:
-    def call(verb: str) -> list[Reply]:
-        return node.cni_at_once(
-            [
-                node.start_cni(
-                    *("whereabouts", verb, network()),
-                    container_id=f"c{i}",
-                    netns="/dev/null",
-                    args=ARGS.format(f"p{i}"),
-                )
-                for i in range(12)
-            ]
-        )
-
-    given = [reply.addresses[0] for reply in call("ADD")]
-    assert sorted(given, key=ipaddress.ip_interface) == [f"192.168.111.{i}/24" for i in range(1, 13)]
-    found = server.allocations()
-    assert len(found) == 12
-    assert len({entry["id"] for entry in found.values()}) == 12
-    assert len(server.reservations()) == 12
-    assert [reply.status for reply in call("DEL")] == [0] * 12
     assert server.allocations() == {}
     assert server.reservations() == []
 

@@ -302,17 +302,6 @@ def test_a_pool_is_said_to_be_exhausted_only_after_a_list_that_is_no_moment_old(
 # --- all or none ---
 
 
-@pytest.mark.well("it calls the store itself, which leaves an open outcome to its caller")
-def test_what_a_claim_has_made_goes_when_another_has_one_of_its_addresses(
-    server: ApiServer, opened: Callable[..., AddressLeaseStore]
-) -> None:
-    claimed(opened(), TEN + 3, container="other")
-    store = opened()
-    answer = store.claim([want(TEN + i, POOL) for i in (1, 2, 3)], owner("c1", 2))
-    assert isinstance(answer, Taken) and [w.value for w in answer.wants] == [TEN + 3]
-    assert server.names(ADDRESSES) == ["10.0.0.3"]
-
-
 @pytest.mark.well("it scripts the answer to each request")
 def test_two_claims_of_one_address_with_and_without_a_scope_at_once_are_never_both_made(
     server: ApiServer, opened: Callable[..., AddressLeaseStore]
@@ -438,28 +427,6 @@ def once(server: ApiServer, verb: str, fault: Any) -> None:
 
 
 @pytest.mark.well("it scripts the answer to each request")
-@pytest.mark.parametrize("fault", [DROP_BEFORE, DROP_AFTER, (500, Refusal(500, "InternalError", "x").document)])
-def test_a_create_whose_reply_is_lost_is_made_once(
-    server: ApiServer, opened: Callable[..., AddressLeaseStore], fault: Any
-) -> None:
-    once(server, "POST", fault)
-    claimed(opened(), TEN + 1)
-    assert server.names(ADDRESSES) == ["10.0.0.1"]
-
-
-@pytest.mark.well("it scripts the answer to each request")
-@pytest.mark.parametrize("fault", [DROP_BEFORE, DROP_AFTER])
-def test_an_add_that_never_hears_of_its_create_takes_the_same_address_when_it_tries_again(
-    place: Place, fault: str
-) -> None:
-    left = [fault, fault]  # the create and its repetition
-    place.server.faults = lambda method, resource, number: left.pop() if method == "POST" and left else None
-    assert place.add("c1", "a") == "10.0.0.1"
-    assert place.server.names(ADDRESSES) == ["10.0.0.1"]
-    assert not left
-
-
-@pytest.mark.well("it scripts the answer to each request")
 @pytest.mark.parametrize("fault", [DROP_BEFORE, DROP_AFTER])
 def test_a_takeover_whose_reply_is_lost_is_made_once(
     server: ApiServer, opened: Callable[..., AddressLeaseStore], fault: str
@@ -493,21 +460,6 @@ def test_a_claim_that_cannot_be_told_is_unknown(server: ApiServer, opened: Calla
     assert isinstance(answer, Unknown | Claimed)
     found = opened().find(owner("c1").attachment)
     assert [lease.value for lease in found] == [TEN + 1]
-
-
-@pytest.mark.well("it calls the store itself, which leaves an open outcome to its caller")
-def test_a_create_that_comes_after_the_delete_was_settled_makes_no_lease(
-    server: ApiServer, opened: Callable[..., AddressLeaseStore]
-) -> None:
-    lease = Lease(want(TEN + 1, POOL), owner("c1", 5))
-    store = opened(lambda: [lease])
-    store.settle(lease.attachment, 5)
-    late = store.api.create  # as the API server would serve it now
-    with pytest.raises(Exception, match="already exists"):
-        late(ADDRESSES, objects.document(lease))
-    assert opened().find(lease.attachment) == []
-    assert opened().occupied(POOL, "", 4, TEN, TEN + 3) == 0
-    claimed(opened(), TEN + 1, container="next", sequence=6)
 
 
 @pytest.mark.well("it calls the store itself, which leaves an open outcome to its caller")

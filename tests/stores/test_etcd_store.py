@@ -182,14 +182,6 @@ def test_a_memory_that_another_wrote_is_passed_over(store: EtcdStore, value: str
     assert store.survey(owner(pod=pod), (), True).former == []
 
 
-def test_leases_of_a_node_are_read_without_those_of_others(store: EtcdStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    for i in range(6):
-        store.claim([want(TEN + i)], owner(f"c{i}", i, node=f"node-{i % 2}"))
-    assert [lease.value - TEN for lease in store.leases("pool", node="node-1")] == [1, 3, 5]
-    monkeypatch.setattr(EtcdStore, "page", 2)
-    assert [lease.value - TEN for lease in store.leases("pool", node="node-1")] == [1, 3, 5]
-
-
 # --- what it costs ---
 
 
@@ -282,13 +274,6 @@ def port_of(store: EtcdStore) -> int:
 
 
 @pytest.mark.well("it breaks one request, and tells its outcome")
-def test_a_claim_whose_reply_is_lost_is_known_to_be_made(store: EtcdStore) -> None:
-    with Proxy(port_of(store), Once("reply")) as proxy:
-        claim(through(proxy, store), 1, 2)
-    assert offsets(store) == [1, 2]
-
-
-@pytest.mark.well("it breaks one request, and tells its outcome")
 def test_a_claim_that_was_lost_on_the_way_is_unknown_and_can_be_made_again(store: EtcdStore) -> None:
     with Proxy(port_of(store), Once("request")) as proxy:
         own = through(proxy, store)
@@ -297,30 +282,6 @@ def test_a_claim_that_was_lost_on_the_way_is_unknown_and_can_be_made_again(store
         assert "has not answered" in answer.reason.msg
         assert own.find(owner("c1").attachment) == []
         assert isinstance(own.claim([want(TEN + 1)], owner("c1", 2)), Claimed)
-
-
-@pytest.mark.well("it breaks one request, and tells its outcome")
-def test_a_claim_that_arrives_after_it_was_given_up_comes_to_nothing(
-    store: EtcdStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(client, "_ATTEMPT_SECONDS", 0.5)
-    with Proxy(port_of(store), Once("hold")) as proxy:
-        own = through(proxy, store, etcd.shared(etcd.LARGE).endpoints[0])
-        assert isinstance(own.claim([want(TEN + 1)], owner("c1", 1)), Unknown)
-        proxy.let_go()
-        assert proxy.done.wait(10)
-    assert offsets(store) == []
-    assert isinstance(store.claim([want(TEN + 1)], owner("c1", 2)), Claimed)
-
-
-@pytest.mark.well("an unwell server refuses claims of any sequence")
-def test_a_claim_that_arrives_after_the_release_comes_to_nothing(
-    store: EtcdStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    store.settle(owner("c1").attachment, 5)
-    assert isinstance(store.claim([want(TEN + 1)], owner("c1", 5)), Unknown)
-    assert isinstance(store.claim([want(TEN + 1)], owner("c1", 6)), Claimed)
-    assert isinstance(store.claim([want(TEN + 2)], owner("c2", 5)), Claimed)
 
 
 def test_after_a_restore_from_an_older_backup_claims_as_recorded_put_back_what_was_lost_and_nothing_else(
@@ -356,21 +317,6 @@ def restored(backup: Path, data: Path) -> Iterator[Cluster]:
     cluster.ctl("snapshot", "restore", str(backup), "--name", member.name, "--data-dir", str(data), *peers)
     with cluster:
         yield cluster
-
-
-def test_an_add_whose_claim_is_lost_gets_its_address_in_the_next_try(store: EtcdStore) -> None:
-    told: list[int] = []
-
-    class Told(acquire.Terms):
-        def remember(self, wants: object, sequence: int) -> None:
-            told.append(sequence)
-
-    with Proxy(port_of(store), Once("request")) as proxy:
-        own = EtcdStore({**store.record(), "endpoints": [f"http://127.0.0.1:{proxy.port}"], "password": ""})
-        who = owner("c1", time.time_ns())
-        values = acquire.acquire(own, [need()], who, Told())
-    assert values == [TEN + 1]
-    assert [lease.sequence for lease in store.leases("pool")] == told[-1:]
 
 
 def test_a_release_whose_reply_is_lost_is_made(store: EtcdStore) -> None:

@@ -576,44 +576,6 @@ def test_a_pool_that_changed_meanwhile_is_read_again(cluster: Cluster) -> None:
     assert len(cluster.allocations()) == 3
 
 
-@pytest.mark.well("it scripts the answer to each request")
-@pytest.mark.parametrize("method", ["PATCH", "POST"])
-@pytest.mark.parametrize("when", [kubernetes_api.DROP_BEFORE, kubernetes_api.DROP_AFTER])
-def test_a_reply_that_is_lost_neither_loses_nor_doubles_an_address(cluster: Cluster, method: str, when: str) -> None:
-    cluster.call("ADD", "first")
-    lost: list[int] = []
-
-    def drop(asked: str, resource: str, number: int) -> Any:
-        if asked == method and not lost:
-            lost.append(number)
-            return when
-        return None
-
-    cluster.server.faults = drop
-    assert cluster.call("ADD") == ["10.0.0.2/24"]
-    assert sorted(cluster.allocations()) == ["1", "2"]
-    assert cluster.server.names(RESERVATIONS) == ["10.0.0.1", "10.0.0.2"]
-    for container in ("first", "c1"):
-        cluster.call("DEL", container)
-    assert cluster.allocations() == {}
-    assert cluster.server.names(RESERVATIONS) == []
-
-
-@pytest.mark.well("it scripts the answer to each request")
-@pytest.mark.parametrize("method", ["PATCH", "DELETE"])
-@pytest.mark.parametrize("when", [kubernetes_api.DROP_BEFORE, kubernetes_api.DROP_AFTER])
-def test_a_delete_whose_reply_is_lost_is_finished_by_itself_or_later(cluster: Cluster, method: str, when: str) -> None:
-    cluster.call("ADD")
-    cluster.server.faults = lambda asked, resource, number: when if asked == method else None
-    cluster.call("DEL", store_timeout=1)
-    assert cluster.recorded() == ({"c1": ["10.0.0.1"]} if when == kubernetes_api.DROP_BEFORE else {})
-    cluster.server.faults = lambda asked, resource, number: None
-    cluster.call("DEL")
-    assert cluster.recorded() == {}
-    assert cluster.allocations() == {}
-    assert cluster.server.names(RESERVATIONS) == []
-
-
 @pytest.mark.well("it counts the requests of a well server")
 def test_a_server_that_asks_for_more_time_than_there_is_ends_the_wait_at_once(cluster: Cluster) -> None:
     busy = {"kind": "Status", "code": 429, "reason": "TooManyRequests", "message": "too many"}
@@ -952,31 +914,6 @@ def test_a_release_spares_a_reservation_that_has_become_another_s(cluster: Clust
     cluster.server.put(RESERVATIONS, "kube-system", "10.0.0.9", spec)
     assert cluster.store().release(answer.leases) == 1
     assert cluster.server.spec(RESERVATIONS, "10.0.0.9") == spec
-
-
-@pytest.mark.well("it scripts the answer to each request")
-def test_a_claim_that_arrives_after_its_delete_is_refused(cluster: Cluster) -> None:
-    cluster.call("ADD", "first")
-    late: list[Any] = []
-
-    def lose(method: str, resource: str, number: int) -> Any:
-        if method != "PATCH":
-            return None
-        late.append(cluster.server.seen[-1][2])
-        return kubernetes_api.DROP_BEFORE
-
-    cluster.server.faults = lose
-    with pytest.raises(Unreachable):
-        cluster.call("ADD", seconds=1)
-    cluster.server.faults = lambda method, resource, number: None
-    cluster.call("DEL")
-    assert cluster.recorded().keys() == {"first"}
-    api = Api(cluster.kubeconfig, 5)
-    for operations in late:
-        with pytest.raises(Conflict):
-            api.patch(POOLS, POOL, operations)
-    api.close()
-    assert list(cluster.allocations()) == ["1"]
 
 
 @pytest.mark.well("it scripts the answer to each request")
