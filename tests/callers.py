@@ -59,10 +59,7 @@ _OF_POD = "K8S_POD_NAMESPACE={namespace};K8S_POD_NAME={pod};K8S_POD_INFRA_CONTAI
 _OF_MULTUS = _OF_POD.rpartition(";")[0]  # Multus repeats what containerd gave it
 
 # The plugin io.containerd.internal.v1.opt puts both into containerd's own environment.
-_CONTAINERD = NOTIFY | {
-    "PATH": f"/opt/containerd/bin:{_SYSTEM_PATH}",
-    "LD_LIBRARY_PATH": "/opt/containerd/lib:",
-}
+_CONTAINERD = NOTIFY | {"PATH": f"/opt/containerd/bin:{_SYSTEM_PATH}", "LD_LIBRARY_PATH": "/opt/containerd/lib:"}
 
 CONTAINERD = Caller(
     "recorded: containerd 1.6.20~ds1-1+deb12u3 with runc 1.1.5, /lib/systemd/system/containerd.service",

@@ -20,10 +20,7 @@ from tests import node as nodes
 from tests.users import AnotherUser, import_all
 
 hypothesis.settings.register_profile(  # how busy the machine is decides no test, and in CI no draw does
-    "railcni",
-    deadline=None,
-    suppress_health_check=[hypothesis.HealthCheck.too_slow],
-    derandomize="CI" in os.environ,
+    "railcni", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow], derandomize="CI" in os.environ
 )
 hypothesis.settings.load_profile("railcni")
 

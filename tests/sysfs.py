@@ -46,12 +46,7 @@ class Tree:
         here.symlink_to(Path(os.path.relpath(target.parent, here.parent)) / target.name)
 
     def pci(
-        self,
-        address: str,
-        above: Sequence[str] = (),
-        driver: str = "",
-        physical: str = "",
-        **attributes: object,
+        self, address: str, above: Sequence[str] = (), driver: str = "", physical: str = "", **attributes: object
     ) -> Path:
         """The PCI function `address`, below the host bridge of its domain and the bridges `above`; its directory.
 

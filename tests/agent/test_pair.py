@@ -28,10 +28,7 @@ from tests.node import BIN, until
 from tests.stores.kubernetes_api import ADDRESSES
 from tests.tools import needs_ip
 
-pytestmark = [
-    *test_kubectl.pytestmark,
-    needs_ip,
-]
+pytestmark = [*test_kubectl.pytestmark, needs_ip]
 # What the image of --image has: an ib_write_bw of which the server has to be there first, and a verbs device.
 PERFTEST = """
 mount -t tmpfs none /dev; mkdir -p /dev/infiniband; mknod /dev/null c 1 3; touch /dev/infiniband/uverbs0

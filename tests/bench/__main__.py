@@ -73,12 +73,7 @@ def main() -> int:
     default = os.environ.get("RAILCNI_BENCH_BIN") or BIN
     parser.add_argument("--bin", type=Path, default=default, metavar="DIR", help="our executables are in DIR")
     parser.add_argument("--only", choices=PARTS, action="append", metavar="PART", help=f"of {', '.join(PARTS)}")
-    parser.add_argument(
-        "--store",
-        choices=STORES,
-        action="append",
-        help="of the part users: not all",
-    )
+    parser.add_argument("--store", choices=STORES, action="append", help="of the part users: not all")
     parser.add_argument(
         "--layout",
         choices=users.LAYOUTS,

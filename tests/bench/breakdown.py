@@ -50,11 +50,7 @@ def _first_line(path: Path) -> str:
 
 
 def measure(
-    results: Results,
-    progress: Progress,
-    what: str,
-    rounds: int,
-    calls: Callable[[int, Measure], dict[Operation, Any]],
+    results: Results, progress: Progress, what: str, rounds: int, calls: Callable[[int, Measure], dict[Operation, Any]]
 ) -> None:
     """Note the phases of each call that `calls(round, measure)` makes; the executables have a script (`script_of`)."""
     try:

@@ -60,11 +60,7 @@ def alternately(
 
 
 def attachment(
-    scenario: Scenario,
-    pod: Pod,
-    side: Side,
-    number: int,
-    measure: Callable[[Call], tuple[Any, bytes]] = timed,
+    scenario: Scenario, pod: Pod, side: Side, number: int, measure: Callable[[Call], tuple[Any, bytes]] = timed
 ) -> dict[Operation, Any]:
     """An ADD, and what follows it in the life of an attachment; VERSION before it when the scenario has that.
 

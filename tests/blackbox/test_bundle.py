@@ -148,11 +148,7 @@ def test_the_black_box_tests_have_the_same_outcomes_on_other_hosts(bundle: Path)
     shutil.rmtree(busybox, ignore_errors=True)
     environ = {"RAILCNI_BIN": str(bundle / "bin")}
     subprocess.run([sys.executable, "-m", "tests.roots", busybox], cwd=ROOT, env=os.environ | environ, check=True)
-    hosts = {
-        "checkout": {},
-        "bundle": environ,
-        "busybox": {**environ, "RAILCNI_CHROOT": str(busybox)},
-    }
+    hosts = {"checkout": {}, "bundle": environ, "busybox": {**environ, "RAILCNI_CHROOT": str(busybox)}}
     if OTHER:
         argv = [sys.executable, "-m", "tests.roots", "--of", OTHER]
         subprocess.run(argv, cwd=ROOT, env=os.environ | environ, check=True)

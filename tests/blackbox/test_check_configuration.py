@@ -199,9 +199,7 @@ TABLES: dict[str, tuple[Any, dict[str, list[Case] | Case]]] = {
             "kernelpath": kernelpath,
             "pciBusID": [
                 host(
-                    {"pciBusID": OTHER_PCI},
-                    f'configured is pciBusID "{OTHER_PCI}"',
-                    {"device": None, "pciBusID": PCI},
+                    {"pciBusID": OTHER_PCI}, f'configured is pciBusID "{OTHER_PCI}"', {"device": None, "pciBusID": PCI}
                 ),
                 host(
                     {"runtimeConfig": {"deviceID": OTHER_PCI}},
@@ -273,10 +271,7 @@ TABLES: dict[str, tuple[Any, dict[str, list[Case] | Case]]] = {
         ipam.RANGE_KEYS,
         {
             "range": [
-                of_ipam(
-                    {"range": "10.9.0.0/24"},
-                    "there is no address of the configured range 10.9.0.0/24",
-                ),
+                of_ipam({"range": "10.9.0.0/24"}, "there is no address of the configured range 10.9.0.0/24"),
                 of_ipam({"range": "192.168.111.0/25"}, "configured is the prefix length 25"),
             ],
             "range_start": of_ipam({"range_start": "192.168.111.9"}, "192.168.111.1/24, which the configured range"),

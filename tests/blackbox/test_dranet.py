@@ -28,12 +28,7 @@ pytestmark = pytest.mark.skipif(bool(unusable()), reason=unusable())
 SOCKET = "/run/railcni/dranet.sock"
 CLAIM = "0f1e2d3c-4b5a-6978-8796-a5b4c3d2e1f0"
 DEVICE = {"name": "pci-0000-8a-00-0", "pci_address": "0000:8a:00.0", "mac_address": "02:00:00:00:00:01"}
-RANGES = {
-    "type": "whereabouts",
-    "datastore": "file",
-    "range": "192.168.77.0/29",
-    "gateway": "192.168.77.1",
-}
+RANGES = {"type": "whereabouts", "datastore": "file", "range": "192.168.77.0/29", "gateway": "192.168.77.1"}
 ROUTES = [{"dst": "10.9.0.0/16"}, {"dst": "10.8.0.0/16", "gw": "192.168.77.3"}, {"dst": "fd00:9::/64"}]
 PROFILES: dict[str, Any] = {
     "rails.conf": {"cniVersion": "0.3.0", "name": "rails", "ipam": {**RANGES, "routes": ROUTES}},

@@ -15,10 +15,7 @@ import pytest
 from tests import etcd
 from tests.node import STATE, Node, Pod, until
 
-pytestmark = [
-    pytest.mark.skipif(bool(etcd.unusable()), reason=etcd.unusable()),
-    pytest.mark.forked,
-]
+pytestmark = [pytest.mark.skipif(bool(etcd.unusable()), reason=etcd.unusable()), pytest.mark.forked]
 
 URL = "http://127.0.0.1:2379"
 FLAT = "/etc/cni/net.d/whereabouts.d/whereabouts.conf"

@@ -401,10 +401,7 @@ def test_what_cannot_be_saved_is_said_by_the_add_in_one_line(node: Node, pod: Po
 SHOWN_BY = {  # by scenes of tests/hosts, by those above, or by tests
     "name, MAC, MTU, alias, up or down": ["own-mac", "group-queue-and-mtu", "altnames-and-alias", "bare-and-down"],
     "index": ["test_a_device_whose_index_was_taken_in_the_pod_comes_back"],
-    "alternative names": [
-        "altnames-and-alias",
-        "test_a_name_that_a_pod_gave_its_device_stands_for_no_other_device",
-    ],
+    "alternative names": ["altnames-and-alias", "test_a_name_that_a_pod_gave_its_device_stands_for_no_other_device"],
     "transmit queue length, group, broadcast address of the link, link mode, protodown": [
         "group-queue-and-mtu",
         "flags, sizes, the broadcast address and parameters of the link",

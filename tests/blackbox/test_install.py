@@ -366,10 +366,7 @@ def test_who_runs_a_plugin_while_versions_change_gets_a_whole_one(
 def test_a_second_installer_is_sent_away_and_a_killed_one_holds_nothing(
     plugins: Path, bundles: tuple[content.Content, content.Content]
 ) -> None:
-    with (
-        the(plugins).locked(),
-        pytest.raises(TryAgainLater, match="another railcni install or uninstall"),
-    ):
+    with the(plugins).locked(), pytest.raises(TryAgainLater, match="another railcni install or uninstall"):
         install(plugins, bundles[0])
     in_child(lambda: install(plugins, bundles[0]), 5)
     install(plugins, bundles[0])

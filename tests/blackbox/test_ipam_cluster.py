@@ -124,10 +124,7 @@ def test_an_audit_of_a_cluster_in_order_finds_nothing_and_reads_only(cluster: Cl
     cluster.lease(4)
     cluster.server.run_pod("p4", phase="Pending")
     cluster.lease(5, ipamclaimref="claim")
-    assert cluster.audit(code=0) == [
-        ("lease-of-pending-pod", "keep", IP(4)),
-        ("lease-of-ipamclaim", "keep", IP(5)),
-    ]
+    assert cluster.audit(code=0) == [("lease-of-pending-pod", "keep", IP(4)), ("lease-of-ipamclaim", "keep", IP(5))]
     said = cluster.run("audit")
     assert "5 leases, 1 pool, 5 reservations, 4 pods" in said
     assert "kept, as it should be: 1 lease-of-pending-pod" in said

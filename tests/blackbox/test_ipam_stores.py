@@ -182,17 +182,8 @@ VERBS = {
     "show of a pod": (("show", "team/p1"), "address", {}),
     "audit": (("audit",), "address", {}),
 }
-HOLDS = {
-    "AddressLeases": {IP(1)},
-    "IPPools": {"192.168.222.2"},
-    "both": {IP(1), "192.168.222.2"},
-    "neither": set(),
-}
-ONE = {
-    "show of an AddressLease": IP(1),
-    "show of an IPPool's address": "192.168.222.2",
-    "show of a pod": IP(1),
-}
+HOLDS = {"AddressLeases": {IP(1)}, "IPPools": {"192.168.222.2"}, "both": {IP(1), "192.168.222.2"}, "neither": set()}
+ONE = {"show of an AddressLease": IP(1), "show of an IPPool's address": "192.168.222.2", "show of a pod": IP(1)}
 
 
 @pytest.mark.parametrize("held", HOLDS)

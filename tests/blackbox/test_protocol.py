@@ -353,11 +353,7 @@ def test_what_succeeds_with_stderr_closed_is_no_failure(site: Node, plugin: str)
 # --- the namespace: code 8 ---
 
 
-@each_and(
-    "spelling",
-    ["/proc/self/ns/net", "/proc/1/ns/net/../net", "/run/netns/own"],
-    plugins=(*LINK_PLUGINS, "rdma"),
-)
+@each_and("spelling", ["/proc/self/ns/net", "/proc/1/ns/net/../net", "/run/netns/own"], plugins=(*LINK_PLUGINS, "rdma"))
 def test_the_plugins_own_namespace_is_refused_before_anything_is_made(
     node: Node, pod: Pod, plugin: str, spelling: str
 ) -> None:

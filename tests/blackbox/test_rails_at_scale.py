@@ -21,10 +21,7 @@ RAILS, PODS, WORKERS = 8, 20, 6
 KILLED = 0.3  # of the calls
 SEED = 7
 
-pytestmark = [
-    pytest.mark.long,
-    pytest.mark.timeout(900),
-]
+pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
 
 
 def _file(node: Node) -> tuple[dict[str, Any], Callable[[], list[str]]]:

@@ -142,11 +142,7 @@ def test_its_manifests_and_its_chart_name_the_images_by_digest(project: Path, bu
         for path, name in (("", "railcni"), *of_devices):
             told = yaml.safe_load(tar.extractfile(f"kubernetes/{path}kustomization.yaml"))  # type: ignore[arg-type]
             (image,) = told["images"]
-            assert image == {
-                "name": name,
-                "newName": f"set-your-registry.invalid/{name}",
-                "digest": DIGESTS[name],
-            }
+            assert image == {"name": name, "newName": f"set-your-registry.invalid/{name}", "digest": DIGESTS[name]}
     with tarfile.open(folder / f"railcni-chart-{VERSION}.tgz") as tar:
         values = yaml.safe_load(tar.extractfile("railcni/values.yaml"))  # type: ignore[arg-type]
     assert values["nodeSelector"] == {"kubernetes.io/arch": None}  # the images have both

@@ -430,9 +430,7 @@ def test_a_netdev_of_another_namespace_is_told_by_the_directory_that_hides_it(no
 def called(verb: str, node: Node, plugin: str, pod: str, container: str = "c1") -> Command:
     environ = {"CNI_COMMAND": verb, "CNI_CONTAINERID": container, "CNI_IFNAME": "net1", "CNI_NETNS": pod}
     return Command(
-        node.executables / plugin,
-        environ | {"CNI_PATH": str(node.executables)},
-        json.dumps(network(plugin)).encode(),
+        node.executables / plugin, environ | {"CNI_PATH": str(node.executables)}, json.dumps(network(plugin)).encode()
     )
 
 

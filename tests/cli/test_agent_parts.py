@@ -34,11 +34,7 @@ def lease_on(node: str, container: str = "c1", uid: str = "") -> Lease:
 LEASE = lease_on("n1", uid="u1")
 KEY = LEASE.identity
 
-NODES = {
-    "ready": Node("ready", True, False),
-    "silent": Node("silent", False, False),
-    "off": Node("off", False, True),
-}
+NODES = {"ready": Node("ready", True, False), "silent": Node("silent", False, False), "off": Node("off", False, True)}
 
 
 def pod(phase: str = "Running", uid: str = "u1") -> dict[tuple[str, str], Pod]:

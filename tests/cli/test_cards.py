@@ -173,11 +173,7 @@ CARDS = {
     "ConnectX-8 with several planes": Card(planes, shared=1000, exclusive=1),
     "ConnectX with a subfunction": Card(subfunction, shared=63 + 7, exclusive=1),
     "ConnectX with 1 of 4 lanes": Card(lambda m: connectx(m, rate="25 Gb/sec (1X EDR)"), shared=63, exclusive=1),
-    "ConnectX on InfiniBand": Card(
-        infiniband,
-        shared=1000,
-        exclusive=1,
-    ),
+    "ConnectX on InfiniBand": Card(infiniband, shared=1000, exclusive=1),
     "ConnectX on InfiniBand without a netdev": Card(
         lambda m: nic(*(m, "mlx5_core", "0x15b3", "0x1021", "mlx5_0", "", INFINIBAND), link_layer="InfiniBand", size=1),
         shared=1000,
@@ -187,9 +183,7 @@ CARDS = {
         lambda m: nic(m, "mlx5_core", "0x15b3", "0x101e", "mlx5_0", "eth1"), shared=127, exclusive=1
     ),
     "ConnectX on InfiniBand without a subnet manager": Card(
-        lambda m: infiniband(m, state="2: INIT"),
-        ((FAULT, "ports", "INIT"),),
-        exclusive=1,
+        lambda m: infiniband(m, state="2: INIT"), ((FAULT, "ports", "INIT"),), exclusive=1
     ),
     "Broadcom": Card(lambda m: nic(m, "bnxt_en", "0x14e4", "0x1760", "bnxt_re0"), shared=127, exclusive=1),
     "Broadcom without its verbs driver": Card(

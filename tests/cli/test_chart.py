@@ -266,10 +266,7 @@ def test_each_object_has_the_name_by_which_others_mean_it(case: str) -> None:
     assert {("ServiceAccount", pod["serviceAccountName"]) for _, pod in pods} == accounts <= made
     assert (
         {("ConfigMap", v["configMap"]["name"]) for _, pod in pods for v in pod["volumes"] if "configMap" in v}
-        == {
-            ("ConfigMap", f"{name}-dra"),
-            ("ConfigMap", f"{name}-device-plugin"),
-        }
+        == {("ConfigMap", f"{name}-dra"), ("ConfigMap", f"{name}-device-plugin")}
         <= made
     )
     bound = {(s["kind"], s["name"], s["namespace"]) for d in documents.values() for s in d.get("subjects", [])}

@@ -311,10 +311,7 @@ def test_a_key_that_is_added_to_a_table_is_known_to_the_lint(monkeypatch: pytest
         ({**GOOD, "type": "macvlan2"}, ("warning", "type", '"macvlan2"', 'write "macvlan"')),
         ({**GOOD, "type": "my-macvlan"}, ("warning", "type", '"my-macvlan"', 'write "macvlan"')),
         ({**GOOD, "type": "vxlan"}, ("warning", "type", '"vxlan"', 'write "vlan"')),
-        (
-            {**GOOD, "type": "zebra"},
-            ("warning", "type", '"zebra"', "check that the runtime's plugin folder has it"),
-        ),
+        ({**GOOD, "type": "zebra"}, ("warning", "type", '"zebra"', "check that the runtime's plugin folder has it")),
         ({**GOOD, "type": "/opt/macvlan"}, ("error", "type", '"/opt/macvlan"', 'write "macvlan", without a directory')),
         ({**GOOD, "cniVersion": "1.0"}, ("error", "cniVersion", '"1.0"', 'write "1.0.0"')),
         (
@@ -331,12 +328,7 @@ def test_a_key_that_is_added_to_a_table_is_known_to_the_lint(monkeypatch: pytest
         (with_ipam(gatway="x"), ("warning", "ipam.gatway", '"gatway"', 'write "gateway"')),
         (
             with_ipam(store_timeout=61),
-            (
-                "error",
-                "ipam.store_timeout",
-                "61",
-                "write 60 at most: only the node's own flat file may have more",
-            ),
+            ("error", "ipam.store_timeout", "61", "write 60 at most: only the node's own flat file may have more"),
         ),
         (with_ipam(mtu=9000), ("warning", "ipam.mtu", '"mtu"', 'move "mtu" out of "ipam", to the plugin')),
         (with_ipam(exclude="192.168.111.7"), ("error", "ipam.exclude", '"192.168.111.7"', 'write ["192.168.111.7"]')),
@@ -379,10 +371,7 @@ def test_a_key_that_is_added_to_a_table_is_known_to_the_lint(monkeypatch: pytest
             with_ipam(network_name="Blue_1"),
             ("error", "ipam.network_name", '"Blue_1"', "write lowercase letters, digits, - and ., such as blue-1"),
         ),
-        (
-            with_ipam(node_slice_size="/22"),
-            ("error", "ipam.node_slice_size", '"/22"', "write /24 or a longer prefix"),
-        ),
+        (with_ipam(node_slice_size="/22"), ("error", "ipam.node_slice_size", '"/22"', "write /24 or a longer prefix")),
         (
             with_ipam(ipRanges=[{"range": "192.168.0.0/16"}]),
             ("warning", "ipam.ipRanges[0].range", '"192.168.0.0/16"', "write ranges apart from one another"),
@@ -392,10 +381,7 @@ def test_a_key_that_is_added_to_a_table_is_known_to_the_lint(monkeypatch: pytest
             ("warning", "ipam.ipRanges[0].excludes", '"excludes"', 'write "exclude"'),
         ),
         (with_ipam(dns={"nameserver": []}), ("warning", "ipam.dns.nameserver", '"nameserver"', 'write "nameservers"')),
-        (
-            with_ipam(log_file="/root/x"),
-            ("warning", "ipam.log_file", '"log_file"', "correct it, or remove it"),
-        ),
+        (with_ipam(log_file="/root/x"), ("warning", "ipam.log_file", '"log_file"', "correct it, or remove it")),
     ],
 )
 def test_a_fault_is_told_with_its_key_and_what_to_write(document: Any, finding: tuple[str, str, str, str]) -> None:
@@ -791,11 +777,7 @@ def test_a_store_that_a_network_may_not_name_is_an_error_before_a_node_sees_it(
     ],
 )
 def test_a_fault_of_the_flat_file_names_that_file(
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    tmp_path: Path,
-    content: str | None,
-    told: str,
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path, content: str | None, told: str
 ) -> None:
     (tmp_path / "good.conf").write_text(json.dumps(GOOD))
     path = tmp_path / "flat.conf"

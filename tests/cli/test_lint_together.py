@@ -307,11 +307,7 @@ NEEDS = "the network a needs a device of rdma/hca, and the pod"
         (["gpu.nvidia.com"], [], ""),  # of other drivers nothing is known
         (["rdma-hcb"], [], f"{NEEDS} claims rdma-hcb"),
         (["rdma-hcb", "gpu.nvidia.com"], [], f"{NEEDS} claims rdma-hcb"),
-        (
-            ["nics"],
-            [resource("DeviceClass", "resource.k8s.io/v1", "nics", extendedResourceName="rdma/hca")],
-            "",
-        ),
+        (["nics"], [resource("DeviceClass", "resource.k8s.io/v1", "nics", extendedResourceName="rdma/hca")], ""),
         (["nics"], [resource("DeviceClass", "resource.k8s.io/v1", "nics", **OF_HCA)], ""),
         (
             ["nics"],

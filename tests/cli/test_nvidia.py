@@ -53,11 +53,7 @@ GOLDEN = {
     ),
     "macvlan-no-ipam": resource("MacvlanNetwork", "nvidia-macvlan-no-ipam", **MACVLAN),
     "host-device": resource(
-        "HostDeviceNetwork",
-        "nvidia-host-device",
-        networkNamespace="default",
-        resourceName="hostdev",
-        ipam=HOST_IPAM,
+        "HostDeviceNetwork", "nvidia-host-device", networkNamespace="default", resourceName="hostdev", ipam=HOST_IPAM
     ),
     "host-device-plugins": resource(
         "HostDeviceNetwork",

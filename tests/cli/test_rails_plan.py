@@ -74,10 +74,7 @@ def test_a_pod_asks_for_each_network_and_each_resource_once() -> None:
 
 def test_functions_of_sriov_are_chosen_by_their_nic_and_named_in_the_network() -> None:
     addresses = ["0000:18:00.0", "0000:3b:00.0"]
-    for kind, vfs, selector, of_vfs in (
-        ("sriov", 8, "rootDevices", "#0-7"),
-        ("host-device", None, "pciAddresses", ""),
-    ):
+    for kind, vfs, selector, of_vfs in (("sriov", 8, "rootDevices", "#0-7"), ("host-device", None, "pciAddresses", "")):
         wanted, made = rails(
             type=kind, numVfs=vfs, master=None, pci=addresses, resourcePrefix="nvidia.com", routing=False, mtu=9000
         )

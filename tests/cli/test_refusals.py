@@ -11,8 +11,7 @@ from cni.documents.refusals import shown
 
 
 @pytest.mark.parametrize(
-    ("text", "expected"),
-    [("[1, a]", '[1, "a"]'), ("2026-11-22", '"2026-11-22"'), ("&x [*x]", "[[...]]")],
+    ("text", "expected"), [("[1, a]", '[1, "a"]'), ("2026-11-22", '"2026-11-22"'), ("&x [*x]", "[[...]]")]
 )
 def test_a_value_is_shown_whatever_yaml_makes_of_it(text: str, expected: str) -> None:
     assert shown(yaml.safe_load(text)) == expected

@@ -9,14 +9,7 @@ import pytest
 
 from cni.documents.diagnostic import ERROR
 from cni.resources.config import PERIOD, Config, read
-from cni.resources.models import (
-    Exclusive,
-    ExclusiveSelectors,
-    NicSelector,
-    Shared,
-    SharedSelectors,
-    VfPolicy,
-)
+from cni.resources.models import Exclusive, ExclusiveSelectors, NicSelector, Shared, SharedSelectors, VfPolicy
 
 MELLANOX = """{
   "periodicUpdateInterval": 300,

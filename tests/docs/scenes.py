@@ -110,9 +110,7 @@ SCENES = {
     ("device-plugin", "bin/railcni device-plugin --config device-plugin.json\n"): Scene(
         said="railcni device-plugin serves"
     ),
-    ("dra", "dra show"): Scene(
-        said=r"(?s)rdma/hca_shared_devices_a .*kind: DeviceClass",
-    ),
+    ("dra", "dra show"): Scene(said=r"(?s)rdma/hca_shared_devices_a .*kind: DeviceClass"),
     ("dranet", "railcni dranet-ipam"): Scene(said=r"/run/railcni/dranet\.sock"),
     ("device-plugin", "vfs plan"): Scene(
         before="""printf '{"virtualFunctions": [{"nicSelector": {"pfNames": ["ens2f0"]}, "numVfs": 8}]}' > vfs.json""",
@@ -196,9 +194,7 @@ SCENES = {
         said=r"(?s)nothing.*192\.168\.111\.0-24 .*node-1 +0\.1\.0\S+ +whole.*ok$",
     ),
     ("migration", "railcni ipam flush"): Scene(after=f"! kubectl -n railcni get daemonset railcni; {USED} 2"),
-    ("migration", "railcni uninstall "): Scene(
-        after=f"{OF_GO}; ! ls /opt/cni/bin/railcni-macvlan",
-    ),
+    ("migration", "railcni uninstall "): Scene(after=f"{OF_GO}; ! ls /opt/cni/bin/railcni-macvlan"),
     ("migration", "rm -r /var/lib"): Scene(
         before=f"kubectl apply -f {FILES}/whereabouts.yaml",
         said="nothing",
@@ -237,9 +233,7 @@ SCENES = {
             railcni ipam show default/bw-client --kubeconfig admin.kubeconfig -n kube-system | grep 192.168.111.1""",
     ),
     ("examples", "rails check"): Scene(
-        before=RAILS_POD.replace("NAME", "nccl-tests-worker-0"),
-        names={"--peer 6": "--peer 1"},
-        said=ENV,
+        before=RAILS_POD.replace("NAME", "nccl-tests-worker-0"), names={"--peer 6": "--peer 1"}, said=ENV
     ),
     ("helm", "helm install"): Scene(said="STATUS: deployed", after=AGENT),
     ("helm", "devicePlugin.enabled"): Scene(

@@ -53,10 +53,7 @@ class Gpus:
 
     def GetInfo(self, request: Any, context: Any) -> Any:
         return registration.PluginInfo(
-            type="DRAPlugin",
-            name=GPU,
-            endpoint=f"{FOLDER}/plugins/{GPU}.sock",
-            supported_versions=["v1.DRAPlugin"],
+            type="DRAPlugin", name=GPU, endpoint=f"{FOLDER}/plugins/{GPU}.sock", supported_versions=["v1.DRAPlugin"]
         )
 
     def NotifyRegistrationStatus(self, request: Any, context: Any) -> Any:

@@ -89,8 +89,5 @@ def stays(scene: Scene, injector: Injector, command: Command, point: str) -> lis
     return faults + scene.clean()
 
 
-WAYS: dict[str, Callable[[Scene, Injector, Command, str], list[str]]] = {
-    "goes-on": goes_on,
-    "is-killed": is_killed,
-}
+WAYS: dict[str, Callable[[Scene, Injector, Command, str], list[str]]] = {"goes-on": goes_on, "is-killed": is_killed}
 PATIENT: dict[str, Callable[[Scene, Injector, Command, str], list[str]]] = {"stays": stays}  # takes a minute

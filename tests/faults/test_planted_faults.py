@@ -68,11 +68,7 @@ MISTAKEN = {
         "and leased are []",
     ),
     "a claim of which nothing is known reported as made, over Kubernetes": (
-        Edit(
-            "ipam/stores/apiserver/store.py",
-            r"return Unknown\(fault\)  # the next.*",
-            "return Claimed(leases)",
-        ),
+        Edit("ipam/stores/apiserver/store.py", r"return Unknown\(fault\)  # the next.*", "return Claimed(leases)"),
         ("kubernetes-macvlan-add", "reset-before", "retry"),
         "and leased are",
     ),
@@ -91,11 +87,7 @@ MISTAKEN = {
         "is not reserved",
     ),
     "nobody's reservation taken for another's": (
-        Edit(
-            "ipam/stores/ippool/claim.py",
-            r"if found\.lease\.pool != place\.pool:",
-            "if True:",
-        ),
+        Edit("ipam/stores/ippool/claim.py", r"if found\.lease\.pool != place\.pool:", "if True:"),
         ("kubernetes-macvlan-add", "late", "delete"),
         "allocated to nobody",
     ),

@@ -344,9 +344,7 @@ def _sweep(
 SAMPLE = {"sendto": range(3, 80, 5), "fsync": range(1, 30, 3), "rename": range(1, 20), "unlink": range(1, 20)}
 ALL = {"sendto": range(1, 100), "rename": range(1, 20), "unlink": range(1, 20), "fsync": range(1, 30)}
 by_both = pytest.mark.parametrize(
-    "config",
-    [EVERYTHING, {"type": "host-device", "deviceID": None, "pciBusID": "own"}],
-    ids=["sriov", "host-device"],
+    "config", [EVERYTHING, {"type": "host-device", "deviceID": None, "pciBusID": "own"}], ids=["sriov", "host-device"]
 )
 
 

@@ -332,11 +332,7 @@ def test_an_address_is_added_with_what_was_given(
 def test_an_address_is_read_as_pyroute2_wrote_it(
     index: int, ip: str, length: int, flags: int, scope: int, metric: int
 ) -> None:
-    attrs: list[Any] = [
-        ("IFA_ADDRESS", ip),
-        ("IFA_FLAGS", flags),
-        ("IFA_RT_PRIORITY", metric),
-    ]
+    attrs: list[Any] = [("IFA_ADDRESS", ip), ("IFA_FLAGS", flags), ("IFA_RT_PRIORITY", metric)]
     if ":" not in ip:
         attrs += [("IFA_LOCAL", ip), ("IFA_LABEL", "net1:0"), ("IFA_BROADCAST", "192.0.2.255")]
     fields = {

@@ -160,13 +160,7 @@ def test_a_value_that_another_wrote_is_an_error_that_names_the_key(store: EtcdSt
 
 @pytest.mark.parametrize(
     "key",
-    [
-        "lease/pool/0a00000z",
-        "lease/pool/0a0000010",
-        "lease/pool/0a0000_1",
-        "reserved//0a00000z",
-        "reserved//0a0000010",
-    ],
+    ["lease/pool/0a00000z", "lease/pool/0a0000010", "lease/pool/0a0000_1", "reserved//0a00000z", "reserved//0a0000010"],
 )
 def test_a_key_that_another_wrote_is_an_error_that_names_it(store: EtcdStore, key: str) -> None:
     root = f"{store.record()['prefix']}/v1/"

@@ -523,10 +523,7 @@ def test_a_record_of_an_unknown_store_is_an_error_and_stays(host: Host) -> None:
 
 def test_a_delete_waits_for_the_add_that_still_runs(host: Host) -> None:
     host.add()
-    with (
-        host.records.locked(Attachment("rdma-net", "c1", "net1"), "ipam"),
-        pytest.MonkeyPatch.context() as patch,
-    ):
+    with host.records.locked(Attachment("rdma-net", "c1", "net1"), "ipam"), pytest.MonkeyPatch.context() as patch:
         patch.setattr(Records.locked, "__defaults__", (0.1,))
         with pytest.raises(TryAgainLater, match="c1"):
             host.delete()

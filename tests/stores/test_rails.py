@@ -361,11 +361,7 @@ def test_a_plain_rail_is_given_addresses_like_any_network(rails: Rails) -> None:
         ({"group": "a/b"}, {}, "rail.group"),
         ({"addressing": "same"}, {}, 'rail.addressing "same": want one of plain, same-index'),
         ({"addressing": "same-index", "routing": "yes"}, {}, "rail.routing"),
-        (
-            {"ranges": [RANGES[0], {"range": "10.0.1.0/24", "range_start": "10.0.1.20"}]},
-            {},
-            "have no common index",
-        ),
+        ({"ranges": [RANGES[0], {"range": "10.0.1.0/24", "range_start": "10.0.1.20"}]}, {}, "have no common index"),
     ],
 )
 def test_a_group_that_cannot_work_is_refused(

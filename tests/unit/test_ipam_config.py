@@ -369,10 +369,7 @@ SLICED = {"node_slice_size": "/28", "datastore": "kubernetes", "kubernetes": {"k
     ],
 )
 def test_what_no_pod_may_request_is_refused_when_it_is_added_only(block: dict[str, Any], ips: str, reason: str) -> None:
-    for way in (
-        {"args": f"IP={ips}"},
-        {"runtimeConfig": {"ips": ips.split(",")}},
-    ):
+    for way in ({"args": f"IP={ips}"}, {"runtimeConfig": {"ips": ips.split(",")}}):
         assert reason in refusal({**RANGE, **block}, **way)  # type: ignore[arg-type]
 
 
