@@ -33,6 +33,18 @@ RANGE = "10.0.0.0/24"
 _prefixes = itertools.count()
 
 
+def called(verb: str, container: str, config: dict[str, Any], state: Path | str, **environ: str) -> list[str]:
+    """The addresses that our IPAM plugin, called in this process with `environ` besides, gives; `state` has the node's records."""
+    variables = {"CNI_COMMAND": verb, "CNI_PATH": "/opt/cni/bin", **environ}
+    attachment = {"CNI_CONTAINERID": container, "CNI_IFNAME": "net1", "CNI_NETNS": "/run/no-such-namespace"}
+    if verb in ("GC", "STATUS"):
+        variables = {name: value for name, value in variables.items() if name not in attachment}
+    else:
+        variables = attachment | variables
+    result = whereabouts.call(requests.parse(variables, json.dumps(config).encode()), Log(), str(state))
+    return [a.address for a in result.ips] if result else []
+
+
 class Place:
     """Nodes that share a store, each with its records. `block` finds the store; a shared one is behind `proxy`, and one that is
     unwell behind `unwell`, too.
@@ -60,25 +72,12 @@ class Place:
         )
         if ip := more.pop("ip", ""):
             args += f";IP={ip}"
-        environ = {
-            "CNI_COMMAND": verb,
-            "CNI_CONTAINERID": container,
-            "CNI_IFNAME": "net1",
-            "CNI_NETNS": "/run/no-such-namespace",
-            "CNI_PATH": "/opt/cni/bin",
-            "CNI_ARGS": args,
-            "NODENAME": node,
-        }
-        if verb in ("GC", "STATUS"):
-            del environ["CNI_CONTAINERID"], environ["CNI_IFNAME"], environ["CNI_NETNS"]
         config = {"cniVersion": "1.1.0", "name": "rdma-net", **more.pop("config", {})}
         config["ipam"] = self.block | more
-        result = whereabouts.call(
-            requests.parse(environ, json.dumps(config).encode()), Log(), str(self.directory / node)
-        )
+        given = called(verb, container, config, self.directory / node, CNI_ARGS=args, NODENAME=node)
         if verb in ("DEL", "GC"):
             self.make_up(node)
-        return [a.address.partition("/")[0] for a in result.ips] if result else []
+        return [address.partition("/")[0] for address in given]
 
     def make_up(self, node: str = "node-1") -> None:
         """Release what an unwell server has left pending, as the agent does; not while a test keeps the store out of reach."""

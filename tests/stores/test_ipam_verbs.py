@@ -5,18 +5,14 @@ What a runtime sees is in tests/blackbox/test_ipam.py.
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from cni.link.plugins import whereabouts
 from cni.shared.kernel.node import boot_id
-from cni.shared.log import Log
 from cni.shared.records import Records
-from cni.shared.spec import request as requests
 from cni.shared.spec.errors import (
     AttachmentDiffers,
     CniError,
@@ -32,6 +28,7 @@ from ipam.leases import Lease, Owner, Want, recorded_document, recorded_leases
 from ipam.ranges import Range, format_address
 from ipam.stores.base import Claimed, Store, Taken, Unknown
 from ipam.stores.file import FileStore
+from tests.stores.places import called
 from tests.unit.test_formats import make_newer
 
 NETNS = "/run/no-such-namespace"
@@ -53,19 +50,10 @@ class Host:
         block = {"range": "10.0.0.0/24", "datastore": "file", "dataDir": self.data, "log_file": str(self.log_file)}
         block |= ipam or {}
         pod = more.pop("pod", None)
-        environ = {
-            "CNI_COMMAND": verb,
-            "CNI_CONTAINERID": container,
-            "CNI_IFNAME": more.pop("ifname", "net1"),
-            "CNI_NETNS": more.pop("netns", NETNS),
-            "CNI_PATH": "/opt/cni/bin",
-            "CNI_ARGS": more.pop("args", f"K8S_POD_NAMESPACE=ns;K8S_POD_NAME={pod}" if pod else ""),
-        }
-        if verb in ("GC", "STATUS"):
-            del environ["CNI_CONTAINERID"], environ["CNI_IFNAME"], environ["CNI_NETNS"]
+        environ = {"CNI_IFNAME": more.pop("ifname", "net1"), "CNI_NETNS": more.pop("netns", NETNS)}
+        environ["CNI_ARGS"] = more.pop("args", f"K8S_POD_NAMESPACE=ns;K8S_POD_NAME={pod}" if pod else "")
         config = {"cniVersion": "1.1.0", "name": more.pop("name", "rdma-net"), "ipam": block, **more}
-        result = whereabouts.call(requests.parse(environ, json.dumps(config).encode()), Log(), self.state)
-        return [a.address for a in result.ips] if result else []
+        return called(verb, container, config, self.state, **environ)
 
     def add(self, container: str = "c1", ipam: dict[str, Any] | None = None, **more: Any) -> list[str]:
         return self.call("ADD", container, ipam, **more)
@@ -279,10 +267,11 @@ def test_a_delete_killed_between_release_and_record_is_completed_by_the_next(
     host.agree()
 
 
-def test_a_claim_that_the_disk_refuses_leaves_no_record(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*arguments: object, **named: object) -> object:
-        raise IoFailure("the disk is full")
+def refuse(*arguments: object, **named: object) -> object:
+    raise IoFailure("the disk is gone")
 
+
+def test_a_claim_that_the_disk_refuses_leaves_no_record(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(FileStore, "claim", refuse)
         with pytest.raises(IoFailure):
@@ -293,9 +282,6 @@ def test_a_claim_that_the_disk_refuses_leaves_no_record(host: Host, monkeypatch:
 def test_a_release_that_fails_stays_in_the_record_and_gc_makes_up_for_it(
     host: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(*arguments: object, **named: object) -> object:
-        raise IoFailure("the disk is gone")
-
     host.add()
     with monkeypatch.context() as patch:
         patch.setattr(FileStore, "release", refuse)
@@ -308,9 +294,6 @@ def test_a_release_that_fails_stays_in_the_record_and_gc_makes_up_for_it(
 
 
 def test_an_add_after_a_delete_that_failed_is_not_collected(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*arguments: object, **named: object) -> object:
-        raise IoFailure("the disk is gone")
-
     host.add()
     with monkeypatch.context() as patch:
         patch.setattr(FileStore, "release", refuse)

@@ -21,10 +21,7 @@ import yaml
 
 from cni import VERSION as RAILCNI
 from cni.cluster.audit import cluster as clusters
-from cni.link.plugins import whereabouts
-from cni.shared.log import Log
 from cni.shared.records import Records
-from cni.shared.spec import request as requests
 from cni.shared.spec.errors import CniError, InvalidConfig, IoFailure, NotAvailable, TryAgainLater
 from cni.shared.spec.request import Attachment
 from ipam import acquire, rules
@@ -42,6 +39,7 @@ from tests.node import ROOT
 from tests.stores import kubernetes_api, kubernetes_proxy
 from tests.stores.kinds import owner
 from tests.stores.kubernetes_api import ApiServer
+from tests.stores.places import called
 
 POOLS, RESERVATIONS = "ippools", "overlappingrangeipreservations"
 POOL = "10.0.0.0-24"
@@ -66,21 +64,10 @@ class Cluster:
         node = more.pop("node", "node-1")
         block = {"range": "10.0.0.0/24", "datastore": "kubernetes", "kubernetes": {"kubeconfig": self.kubeconfig}}
         block |= {"log_file": str(self.directory / "log"), "store_timeout": more.pop("seconds", 5)} | (ipam or {})
-        environ = {
-            "CNI_COMMAND": verb,
-            "CNI_CONTAINERID": container,
-            "CNI_IFNAME": "net1",
-            "CNI_NETNS": "/run/no-such-namespace",
-            "CNI_PATH": "/opt/cni/bin",
-            "CNI_ARGS": f"K8S_POD_NAMESPACE=ns;K8S_POD_NAME={more.pop('pod', container)}{more.pop('args', '')}",
-        }
-        environ |= more.pop("environ", {})
-        if verb in ("GC", "STATUS"):
-            del environ["CNI_CONTAINERID"], environ["CNI_IFNAME"], environ["CNI_NETNS"]
+        args = f"K8S_POD_NAMESPACE=ns;K8S_POD_NAME={more.pop('pod', container)}{more.pop('args', '')}"
+        environ = {"CNI_ARGS": args} | more.pop("environ", {})
         config = {"cniVersion": "1.1.0", "name": "rdma-net", "ipam": block, **more}
-        request = requests.parse(environ, json.dumps(config).encode())
-        result = whereabouts.call(request, Log(), str(self.directory / node))
-        return [a.address for a in result.ips] if result else []
+        return called(verb, container, config, self.directory / node, **environ)
 
     def recorded(self, node: str = "node-1") -> dict[str, list[str]]:
         return {a.container_id: d["addresses"] for a, _, d in Records(str(self.directory / node)).all()}

@@ -10,10 +10,8 @@ from typing import Any
 
 import pytest
 
-from cni.link.plugins import whereabouts
 from cni.shared.log import Log
 from cni.shared.records import Records
-from cni.shared.spec import request as requests
 from cni.shared.spec.errors import AttachmentDiffers, CniError, InvalidConfig, NotAvailable, TryAgainLater
 from cni.shared.spec.request import Attachment
 from ipam import local, own, upkeep
@@ -21,7 +19,7 @@ from ipam.group.rails import attachment_of
 from ipam.stores.apiserver import Api
 from ipam.stores.etcd.client import EtcdClient
 from ipam.stores.file.database import Database
-from tests.stores.places import MAKERS, SHARED, Place, made
+from tests.stores.places import MAKERS, SHARED, Place, called, made
 
 COUNT = 4
 RANGES = [f"10.0.{rail}.0/28" for rail in range(COUNT)]
@@ -43,22 +41,13 @@ class Rails:
         key = {"index": rail, "group": "gpu", "addressing": "same-index", "ranges": self.ranges} | more.pop("key", {})
         config = {"cniVersion": "1.1.0", "name": f"rail-{rail}", "rail": key, "ipam": block, **more.pop("config", {})}
         args = f"K8S_POD_NAMESPACE=ns;K8S_POD_NAME={pod};K8S_POD_UID={more.pop('uid', '')}" if pod else ""
-        environ = {
-            "CNI_COMMAND": verb,
-            "CNI_CONTAINERID": container,
-            "CNI_IFNAME": more.pop("ifname", f"net{rail}"),
-            "CNI_NETNS": "/run/no-such-namespace",
-            "CNI_PATH": "/opt/cni/bin",
-            "CNI_ARGS": ";".join(filter(None, [args, f"IP={ip}" if (ip := more.pop("ip", "")) else "IgnoreUnknown=1"])),
-            "NODENAME": more.pop("node", "node-1"),
-        }
-        if verb in ("GC", "STATUS"):
-            del environ["CNI_CONTAINERID"], environ["CNI_IFNAME"], environ["CNI_NETNS"]
-        state = str(self.place.directory / environ["NODENAME"])
-        result = whereabouts.call(requests.parse(environ, json.dumps(config).encode()), Log(), state)
+        args = ";".join(filter(None, [args, f"IP={ip}" if (ip := more.pop("ip", "")) else "IgnoreUnknown=1"]))
+        node = more.pop("node", "node-1")
+        environ = {"CNI_IFNAME": more.pop("ifname", f"net{rail}"), "CNI_ARGS": args, "NODENAME": node}
+        given = called(verb, container, config, self.place.directory / node, **environ)
         if verb in ("DEL", "GC"):
-            self.place.make_up(environ["NODENAME"])
-        return [a.address.partition("/")[0] for a in result.ips] if result else []
+            self.place.make_up(node)
+        return [address.partition("/")[0] for address in given]
 
     def add(self, rail: int, container: str = "c1", pod: str = "", **more: Any) -> str:
         return " ".join(self.call("ADD", rail, container, pod, **more))

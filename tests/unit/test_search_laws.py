@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ipam.ranges import Range, parse_cidr
@@ -29,7 +29,6 @@ def cases(draw: st.DrawFn) -> tuple[Range, set[int], int, set[int]]:
 
 
 @given(cases(), st.booleans())
-@settings(max_examples=50)  # a case has thousands of addresses
 def test_the_address_found_is_the_first_free_one_from_the_start_on_and_around(
     case: tuple[Range, set[int], int, set[int]], store_knows_what_is_full: bool
 ) -> None:
