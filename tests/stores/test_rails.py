@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -410,11 +411,17 @@ class Killer:
 
         return step
 
-    def kill(self, at: int, after: bool) -> None:
+    def has_killed(self, at: int, after: bool, *calls: Callable[[], object]) -> bool:
+        """Make `calls`, and kill the one that comes to step `at`."""
         self.steps, self._at, self._after = itertools.count(), at, after
-
-    def spare(self) -> None:
-        self._at = -1
+        try:
+            for call in calls:
+                call()
+        except Killed:
+            return True
+        finally:
+            self._at = -1
+        return False
 
 
 @pytest.mark.well("it is killed at each of the requests that a well server gets")
@@ -431,12 +438,7 @@ def test_an_add_that_is_killed_anywhere_is_completed_by_a_retry_or_cleared_by_a_
         killed = False
         for after in (False, True):
             container = f"c{at}-{after}"
-            killer.kill(at, after)
-            try:
-                rails.add(1, container)
-            except Killed:
-                killed = True
-            killer.spare()
+            killed |= killer.has_killed(at, after, partial(rails.add, 1, container))
             others = set(rails.all_leased(store_ref).values()) - {container}
             assert others == {"other"}
             if at % 2:  # another pod takes what the killed one was about to have on another rail
@@ -447,12 +449,7 @@ def test_an_add_that_is_killed_anywhere_is_completed_by_a_retry_or_cleared_by_a_
                 rails.delete(2, "beside", key={"addressing": "plain"})
             for rail in range(3):
                 rails.delete(rail, container)
-            killer.kill(at, after)
-            try:
-                rails.add(0, container)
-            except Killed:
-                pass
-            killer.spare()
+            killer.has_killed(at, after, partial(rails.add, 0, container))
             rails.delete(0, container)
             assert set(rails.all_leased(store_ref).values()) == {"other"}
             assert rails.records.of_groups("ipam") == []
@@ -474,13 +471,7 @@ def test_a_delete_that_is_killed_anywhere_is_completed_by_the_next(
         for after in (False, True):
             rails.add(0)
             rails.add(2)
-            killer.kill(at, after)
-            try:
-                rails.delete(0)
-                rails.delete(2)
-            except Killed:
-                killed = True
-            killer.spare()
+            killed |= killer.has_killed(at, after, partial(rails.delete, 0), partial(rails.delete, 2))
             rails.delete(0)
             rails.delete(2)
             assert set(rails.all_leased(store_ref).values()) == {"other"}
