@@ -33,6 +33,7 @@ from tests.users import AnotherUser
 NOWHERE = "/nowhere"  # in place of /usr/local/bin, which is this machine's
 COMMAND = [sys.executable, "-IP", "-c", f"import sys; sys.path.insert(0, {str(ROOT)!r}); from cni.cli import install; install.COMMANDS = {NOWHERE!r}; from cni.cli.main import main; sys.exit(main())"]  # fmt: skip
 
+Bundles = tuple[content.Content, content.Content]
 EVERY = bool(os.environ.get("EVERY"))  # every point of the sweeps, not a dozen of them at random
 
 PROGRAM = """#!/bin/sh
@@ -58,7 +59,7 @@ def make_bundle(top: Path, mark: str) -> content.Content:
 
 
 @pytest.fixture(scope="session")
-def bundles(tmp_path_factory: pytest.TempPathFactory) -> tuple[content.Content, content.Content]:
+def bundles(tmp_path_factory: pytest.TempPathFactory) -> Bundles:
     top = tmp_path_factory.mktemp("bundles")
     return make_bundle(top / "one", "A"), make_bundle(top / "two", "B")
 
@@ -123,7 +124,7 @@ def railcni(*arguments: str | Path, **more: Any) -> subprocess.CompletedProcess[
 
 
 def test_by_default_only_the_prefixed_names_are_added_and_uninstall_leaves_no_trace(
-    plugins: Path, bundles: tuple[content.Content, content.Content]
+    plugins: Path, bundles: Bundles
 ) -> None:
     before = listing(plugins)
     install(plugins, bundles[0])
@@ -136,7 +137,7 @@ def test_by_default_only_the_prefixed_names_are_added_and_uninstall_leaves_no_tr
     assert listing(plugins) == before
 
 
-def test_what_replace_takes_comes_back(plugins: Path, bundles: tuple[content.Content, content.Content]) -> None:
+def test_what_replace_takes_comes_back(plugins: Path, bundles: Bundles) -> None:
     (plugins / "host-device").unlink()
     (plugins / "whereabouts").unlink()
     (plugins / "whereabouts").symlink_to("bridge")
@@ -155,16 +156,14 @@ def test_a_checkout_in_which_make_has_not_run_says_so(tmp_path: Path) -> None:
         content.checkout(str(tmp_path))
 
 
-def test_the_folder_works_under_another_path(
-    plugins: Path, work: Path, bundles: tuple[content.Content, content.Content]
-) -> None:
+def test_the_folder_works_under_another_path(plugins: Path, work: Path, bundles: Bundles) -> None:
     install(plugins, bundles[0], replace=True)
     moved = plugins.rename(work / "mounted")
     assert all(said(moved / name) == "AA" for name in NAMES)
 
 
 def test_an_upgrade_keeps_the_version_before_and_it_can_be_gone_back_to(
-    plugins: Path, tmp_path: Path, bundles: tuple[content.Content, content.Content]
+    plugins: Path, tmp_path: Path, bundles: Bundles
 ) -> None:
     one, two = bundles
     install(plugins, one)
@@ -180,7 +179,7 @@ def test_an_upgrade_keeps_the_version_before_and_it_can_be_gone_back_to(
 
 
 def test_a_version_that_something_still_runs_from_is_not_removed(
-    plugins: Path, tmp_path: Path, bundles: tuple[content.Content, content.Content]
+    plugins: Path, tmp_path: Path, bundles: Bundles
 ) -> None:
     one, two = bundles
     install(plugins, one)
@@ -203,7 +202,7 @@ def test_a_version_that_something_still_runs_from_is_not_removed(
 
 
 def test_where_processes_cannot_be_seen_an_old_version_stays_for_an_hour(
-    plugins: Path, tmp_path: Path, bundles: tuple[content.Content, content.Content], monkeypatch: pytest.MonkeyPatch
+    plugins: Path, tmp_path: Path, bundles: Bundles, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(netns_users, "sees_node", lambda: False)  # as in a container with PIDs of its own
     install(plugins, bundles[0])
@@ -217,7 +216,7 @@ def test_where_processes_cannot_be_seen_an_old_version_stays_for_an_hour(
 
 
 def test_what_an_installer_of_others_writes_through_a_plain_name_stays_there(
-    plugins: Path, tmp_path: Path, bundles: tuple[content.Content, content.Content]
+    plugins: Path, tmp_path: Path, bundles: Bundles
 ) -> None:
     """whereabouts' own image runs `cp -f /whereabouts /opt/cni/bin` at every start."""
     install(plugins, bundles[0], replace=True)
@@ -233,7 +232,7 @@ def test_what_an_installer_of_others_writes_through_a_plain_name_stays_there(
 
 
 def test_what_root_may_not_link_is_kept_as_a_copy(
-    plugins: Path, bundles: tuple[content.Content, content.Content], monkeypatch: pytest.MonkeyPatch
+    plugins: Path, bundles: Bundles, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Root in a container without capabilities, and a plugin that is another user's: fs.protected_hardlinks."""
     before = listing(plugins)
@@ -249,7 +248,7 @@ def test_what_root_may_not_link_is_kept_as_a_copy(
 
 
 def test_a_plugin_that_others_put_in_the_place_of_ours_is_what_uninstall_leaves(
-    plugins: Path, bundles: tuple[content.Content, content.Content]
+    plugins: Path, bundles: Bundles
 ) -> None:
     install(plugins, bundles[0], replace=True)
     (plugins / "new").write_text("newer\n")
@@ -318,7 +317,7 @@ def all_whole(folder: Path, others: tuple[str, ...] = ()) -> None:
 
 
 def test_an_install_that_is_killed_anywhere_leaves_a_folder_that_works_and_can_be_finished(
-    plugins: Path, work: Path, bundles: tuple[content.Content, content.Content]
+    plugins: Path, work: Path, bundles: Bundles
 ) -> None:
     changes = sweep(plugins, work, lambda f: install(f, bundles[0], True), lambda f: all_whole(f, PLAIN))
     assert changes > 40
@@ -326,7 +325,7 @@ def test_an_install_that_is_killed_anywhere_leaves_a_folder_that_works_and_can_b
 
 @pytest.mark.long
 def test_an_upgrade_that_is_killed_anywhere_leaves_the_old_version_or_the_new(
-    plugins: Path, work: Path, bundles: tuple[content.Content, content.Content]
+    plugins: Path, work: Path, bundles: Bundles
 ) -> None:
     install(plugins, bundles[0], True)
 
@@ -338,17 +337,13 @@ def test_an_upgrade_that_is_killed_anywhere_leaves_the_old_version_or_the_new(
 
 
 @pytest.mark.long
-def test_an_uninstall_that_is_killed_anywhere_can_be_finished(
-    plugins: Path, work: Path, bundles: tuple[content.Content, content.Content]
-) -> None:
+def test_an_uninstall_that_is_killed_anywhere_can_be_finished(plugins: Path, work: Path, bundles: Bundles) -> None:
     install(plugins, bundles[0], True)
     assert sweep(plugins, work, uninstall, lambda folder: all_whole(folder, PLAIN)) > 20
 
 
 @pytest.mark.long
-def test_who_runs_a_plugin_while_versions_change_gets_a_whole_one(
-    plugins: Path, bundles: tuple[content.Content, content.Content]
-) -> None:
+def test_who_runs_a_plugin_while_versions_change_gets_a_whole_one(plugins: Path, bundles: Bundles) -> None:
     install(plugins, bundles[0])
     stop = plugins.parent / "stop"
     loop = f"while [ ! -e {stop} ]; do {plugins}/railcni-macvlan 2>&- || echo failed; done"
@@ -363,9 +358,7 @@ def test_who_runs_a_plugin_while_versions_change_gets_a_whole_one(
     assert set(out.split()) == {"AA", "BB"}
 
 
-def test_a_second_installer_is_sent_away_and_a_killed_one_holds_nothing(
-    plugins: Path, bundles: tuple[content.Content, content.Content]
-) -> None:
+def test_a_second_installer_is_sent_away_and_a_killed_one_holds_nothing(plugins: Path, bundles: Bundles) -> None:
     with the(plugins).locked(), pytest.raises(TryAgainLater, match="another railcni install or uninstall"):
         install(plugins, bundles[0])
     in_child(lambda: install(plugins, bundles[0]), 5)
@@ -373,9 +366,7 @@ def test_a_second_installer_is_sent_away_and_a_killed_one_holds_nothing(
     assert said(plugins / PREFIXED[0]) == "AA"
 
 
-def test_uninstall_waits_for_the_calls_that_run(
-    plugins: Path, bundles: tuple[content.Content, content.Content]
-) -> None:
+def test_uninstall_waits_for_the_calls_that_run(plugins: Path, bundles: Bundles) -> None:
     install(plugins, bundles[0])
     began = time.monotonic()
     with open(plugins / BUNDLE / bundles[0].version / "lib/a") as held:
@@ -442,7 +433,7 @@ def test_a_dry_run_of_install_tells_what_is_wrong_with_the_state(
 
 
 def test_a_dry_run_of_uninstall_is_refused_where_uninstall_is(
-    plugins: Path, bundles: tuple[content.Content, content.Content], capfd: pytest.CaptureFixture[str]
+    plugins: Path, bundles: Bundles, capfd: pytest.CaptureFixture[str]
 ) -> None:
     def refused() -> str:
         assert run("uninstall", "--dry-run", "--to", plugins) == 1
@@ -478,9 +469,7 @@ def refused(plugins: Path, wanted: content.Content, kind: type[CniError], *words
     assert all(word in shown for word in words), shown
 
 
-def test_a_version_that_does_not_run_here_is_not_used(
-    plugins: Path, tmp_path: Path, bundles: tuple[content.Content, content.Content]
-) -> None:
+def test_a_version_that_does_not_run_here_is_not_used(plugins: Path, tmp_path: Path, bundles: Bundles) -> None:
     install(plugins, bundles[0])
     broken = make_bundle(tmp_path / "broken", "X")
     (tmp_path / "broken/bin/whereabouts").write_text("#!/no/such/interpreter\n")
@@ -535,18 +524,14 @@ def test_a_full_disk_a_folder_that_cannot_be_written_and_no_rights_say_so_and_ch
     assert there() == []
 
 
-def test_a_file_in_place_of_the_bundle_folder_is_named_and_stays(
-    plugins: Path, bundles: tuple[content.Content, content.Content]
-) -> None:
+def test_a_file_in_place_of_the_bundle_folder_is_named_and_stays(plugins: Path, bundles: Bundles) -> None:
     (plugins / BUNDLE).write_text("somebody's\n")
     with pytest.raises(CniError, match="cannot copy version"):
         install(plugins, bundles[0])
     assert (plugins / BUNDLE).read_text() == "somebody's\n"
 
 
-def test_files_of_others_under_our_names_are_left_alone(
-    plugins: Path, bundles: tuple[content.Content, content.Content]
-) -> None:
+def test_files_of_others_under_our_names_are_left_alone(plugins: Path, bundles: Bundles) -> None:
     (plugins / "railcni-macvlan").write_text("somebody's\n")
     with pytest.raises(CniError, match="railcni-macvlan in the plugin folder is not railcni's: move it away"):
         install(plugins, bundles[0])
@@ -556,9 +541,7 @@ def test_files_of_others_under_our_names_are_left_alone(
     install(plugins, bundles[0])
 
 
-def test_a_changed_version_is_noticed_and_put_beside_anew(
-    plugins: Path, bundles: tuple[content.Content, content.Content]
-) -> None:
+def test_a_changed_version_is_noticed_and_put_beside_anew(plugins: Path, bundles: Bundles) -> None:
     install(plugins, bundles[0])
     for number in (1, 2):
         (plugins / BUNDLE / "current/lib/a").write_text("Z\n")
@@ -764,7 +747,7 @@ def test_uninstall_refuses_what_the_plugins_of_others_could_not_take_over(
     plugins: Path,
     tmp_path: Path,
     capfd: pytest.CaptureFixture[str],
-    bundles: tuple[content.Content, content.Content],
+    bundles: Bundles,
     link: dict[str, Any] | None,
     ipam: dict[str, Any] | None,
     alive: bool,
@@ -792,9 +775,7 @@ def test_uninstall_refuses_what_the_plugins_of_others_could_not_take_over(
     assert not (plugins / BUNDLE).exists()
 
 
-def test_what_was_attached_while_uninstall_began_puts_the_names_back(
-    plugins: Path, bundles: tuple[content.Content, content.Content]
-) -> None:
+def test_what_was_attached_while_uninstall_began_puts_the_names_back(plugins: Path, bundles: Bundles) -> None:
     install(plugins, bundles[0], replace=True)
     before = listing(plugins)
     asked = []

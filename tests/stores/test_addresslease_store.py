@@ -29,13 +29,14 @@ from tests.stores.places import Place, made
 ADDRESSES, POOL = "addressleases", "10.0.0.0-24"
 TEN = 10 << 24
 FD = 0xFD << 120
+Opened = Callable[..., AddressLeaseStore]
 needs_own_server = pytest.mark.skipif(
     bool(kubernetes_proxy.path()), reason="20,000 objects are put into the server of these tests, past its API"
 )
 
 
 @pytest.fixture
-def opened(server: ApiServer, tmp_path: Path) -> Iterator[Callable[..., AddressLeaseStore]]:
+def opened(server: ApiServer, tmp_path: Path) -> Iterator[Opened]:
     kubeconfig = server.kubeconfig(tmp_path)
     stores: list[AddressLeaseStore] = []
 
@@ -133,7 +134,7 @@ def test_every_name_is_a_subdomain_and_every_label_a_value_whatever_pools_and_sc
 
 @pytest.mark.well("it calls the store itself, which leaves an open outcome to its caller")
 def test_the_definition_admits_what_is_written_and_no_object_without_an_address(
-    server: ApiServer, opened: Callable[..., AddressLeaseStore]
+    server: ApiServer, opened: Opened
 ) -> None:
     (lease,) = claimed(opened(), TEN + 7, pod=("ns", "a", "u1"), scope=None)
     (name,) = server.names(ADDRESSES)
@@ -304,7 +305,7 @@ def test_a_pool_is_said_to_be_exhausted_only_after_a_list_that_is_no_moment_old(
 
 @pytest.mark.well("it scripts the answer to each request")
 def test_two_claims_of_one_address_with_and_without_a_scope_at_once_are_never_both_made(
-    server: ApiServer, opened: Callable[..., AddressLeaseStore]
+    server: ApiServer, opened: Opened
 ) -> None:
     answers: list[object] = []
 
@@ -428,9 +429,7 @@ def once(server: ApiServer, verb: str, fault: Any) -> None:
 
 @pytest.mark.well("it scripts the answer to each request")
 @pytest.mark.parametrize("fault", [DROP_BEFORE, DROP_AFTER])
-def test_a_takeover_whose_reply_is_lost_is_made_once(
-    server: ApiServer, opened: Callable[..., AddressLeaseStore], fault: str
-) -> None:
+def test_a_takeover_whose_reply_is_lost_is_made_once(server: ApiServer, opened: Opened, fault: str) -> None:
     old = claimed(opened(), TEN + 1)
     once(server, "PATCH", fault)
     answer = opened().claim([want(TEN + 1, POOL)], owner("c2", 2), old)
@@ -442,7 +441,7 @@ def test_a_takeover_whose_reply_is_lost_is_made_once(
 @pytest.mark.parametrize("fault", [DROP_BEFORE, DROP_AFTER])
 @pytest.mark.parametrize("cooldown", [0, 60])
 def test_a_release_whose_reply_is_lost_is_made_once(
-    server: ApiServer, opened: Callable[..., AddressLeaseStore], fault: str, cooldown: int
+    server: ApiServer, opened: Opened, fault: str, cooldown: int
 ) -> None:
     store = opened()
     leases = claimed(store, TEN + 1)
@@ -453,7 +452,7 @@ def test_a_release_whose_reply_is_lost_is_made_once(
 
 
 @pytest.mark.well("it scripts the answer to each request")
-def test_a_claim_that_cannot_be_told_is_unknown(server: ApiServer, opened: Callable[..., AddressLeaseStore]) -> None:
+def test_a_claim_that_cannot_be_told_is_unknown(server: ApiServer, opened: Opened) -> None:
     server.faults = lambda method, resource, number: DROP_AFTER if method == "POST" else None
     answer = opened().claim([want(TEN + 1, POOL)], owner("c1", 1))
     server.faults = lambda *_: None
@@ -463,9 +462,7 @@ def test_a_claim_that_cannot_be_told_is_unknown(server: ApiServer, opened: Calla
 
 
 @pytest.mark.well("it calls the store itself, which leaves an open outcome to its caller")
-def test_a_takeover_that_comes_after_the_delete_was_settled_moves_no_lease(
-    server: ApiServer, opened: Callable[..., AddressLeaseStore]
-) -> None:
+def test_a_takeover_that_comes_after_the_delete_was_settled_moves_no_lease(server: ApiServer, opened: Opened) -> None:
     (old,) = claimed(opened(), TEN + 1, container="old")
     new = Lease(want(TEN + 1, POOL), owner("new", 2))
     entry = opened().entry(old)
@@ -521,7 +518,7 @@ def test_a_definition_that_drops_a_member_is_named_by_status(place: Place, monke
 
 @pytest.mark.well("it calls the store itself, which leaves an open outcome to its caller")
 def test_what_is_remembered_too_long_is_forgotten(
-    server: ApiServer, opened: Callable[..., AddressLeaseStore], monkeypatch: pytest.MonkeyPatch
+    server: ApiServer, opened: Opened, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(objects, "LATE_SECONDS", 0)
     monkeypatch.setattr("ipam.stores.addresslease.FORMER", 2)
@@ -537,9 +534,7 @@ def test_what_is_remembered_too_long_is_forgotten(
 
 
 @pytest.mark.well("it scripts the answer to each request")
-def test_what_a_claim_has_made_goes_also_when_others_change_it_meanwhile(
-    server: ApiServer, opened: Callable[..., AddressLeaseStore]
-) -> None:
+def test_what_a_claim_has_made_goes_also_when_others_change_it_meanwhile(server: ApiServer, opened: Opened) -> None:
     claimed(opened(), TEN + 3, container="other")
     left = [Refusal(409, "Conflict", "the object has been modified").document] * 3
     server.faults = lambda method, resource, number: (409, left.pop()) if method == "DELETE" and left else None
@@ -549,7 +544,7 @@ def test_what_a_claim_has_made_goes_also_when_others_change_it_meanwhile(
 
 @pytest.mark.well("it scripts the answer to each request")
 def test_a_create_that_was_repeated_is_not_made_by_the_first_request_after_the_release(
-    server: ApiServer, opened: Callable[..., AddressLeaseStore]
+    server: ApiServer, opened: Opened
 ) -> None:
     once(server, "POST", DROP_BEFORE)
     store = opened()
@@ -563,7 +558,7 @@ def test_a_create_that_was_repeated_is_not_made_by_the_first_request_after_the_r
 
 @pytest.mark.well("it calls the store itself, which leaves an open outcome to its caller")
 def test_a_restarted_pod_keeps_its_addresses_also_when_a_create_of_its_former_sandbox_comes_late(
-    server: ApiServer, opened: Callable[..., AddressLeaseStore]
+    server: ApiServer, opened: Opened
 ) -> None:
     ranges = [Range(4, TEN, 24), Range(4, TEN + 256, 24)]
     needs = [Need(rng, rng.pool_name(), "") for rng in ranges]
