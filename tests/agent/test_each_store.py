@@ -24,7 +24,7 @@ pytestmark = pytest.mark.parametrize("kind", KINDS)
 
 
 def test_a_lease_whose_pod_is_gone_is_freed_and_told_of(rig: Rig, kind: str) -> None:
-    """whereabouts #484: "Clean up stale IP"."""
+    """whereabouts #484: "Clean up stale IP"; #546: of a pod deleted while nothing ran."""
     rig.server.add_pod("team", "live", node="n1")
     rig.hold(kind, 1, owner("c1", "team/live"))
     rig.hold(kind, 2, owner("c2", "team/gone", uid="u2"))
@@ -213,6 +213,7 @@ def test_a_lease_that_a_migration_has_moved_is_not_put_back_where_it_was(rig: Ri
 
 
 def test_a_node_that_is_gone_or_out_of_service_is_looked_after_by_the_elected_agent(rig: Rig, kind: str) -> None:
+    """whereabouts #550: pods of a node that is shut down keep their addresses until it is up again."""
     rig.server.core.add_node("off", ready=False, out_of_service=True)
     rig.server.core.add_node("silent", ready=False)
     for offset, node in ((1, "deleted"), (2, "off"), (3, "silent"), (4, "n2")):

@@ -88,16 +88,6 @@ def test_an_address_that_its_pool_does_not_hold_is_missed_by_check_and_given_to_
     assert (cluster.allocations(), cluster.server.names(RESERVATIONS), cluster.recorded()) == ({}, [], {})
 
 
-def test_an_offset_that_lies_outside_the_pools_range_neither_stops_it_nor_is_dropped(cluster: Cluster) -> None:
-    """#403: a pool of 256 addresses had an allocation at an offset near 2^64, and nobody knew how to come to it."""
-    offset = "18446463705355360228"
-    stray = {"id": "f" * 64, "podref": "ns/ns-pod-9876543210-ddr9n", "ifname": "net1"}
-    cluster.server.put(POOLS, "kube-system", POOL, {"range": "10.0.0.0/24", "allocations": {offset: stray}})
-    assert cluster.call("ADD", "c0") == ["10.0.0.1/24"]
-    cluster.call("GC", **{"cni.dev/valid-attachments": []})
-    assert cluster.allocations() == {offset: stray}
-
-
 # --- what no DEL has freed ---
 
 
@@ -112,29 +102,3 @@ def test_the_living_pods_address_stays_when_a_dead_one_of_its_name_is_collected(
     agent.passes()
     assert rig.offsets() == ["1"]
     assert rig.reservations() == ["10.0.0.1"]
-
-
-def test_what_a_pod_left_that_was_deleted_while_nothing_ran_is_freed_by_who_runs_next(rig: Rig) -> None:
-    """#546: deleted while whereabouts' pod was away, and its address was taken for good. #484 asks for a clean-up."""
-    rig.allocate(a30=("c", "default/super-pod"))
-    rig.reserve(30, owner("c", "default/super-pod"))
-    agent = rig.agent("n1")
-    assert until(lambda: rig.offsets() == [], 20), agent.log
-    assert until(lambda: rig.reservations() == []), agent.log
-
-
-def test_addresses_of_a_node_that_was_shut_down_are_free_once_it_is_out_of_service(rig: Rig) -> None:
-    """#550: pods of a node that is shut down are over, not deleted, and keep their addresses until it is up again."""
-    rig.server.core.add_node("down", ready=False)
-    over = rig.server.add_pod("team", "over", node="down", phase="Succeeded")
-    here = rig.server.add_pod("team", "here", node="n1", phase="Failed")
-    rig.allocate(a1=("c1", "team/over"), a2=("c2", "team/here"))
-    rig.reserve(1, owner("c1", "team/over", node="down", uid=over))
-    rig.reserve(2, owner("c2", "team/here", node="n1", uid=here))
-    agent = rig.agent("n1")
-    assert until(lambda: rig.offsets() == ["1"], 20), agent.log  # of a pod that is over, on a node that answers
-    agent.passes()
-    assert rig.offsets() == ["1"]  # what ended the pods of a silent node may be a controller, and they run on
-    rig.server.core.add_node("down", ready=False, out_of_service=True)
-    assert until(lambda: rig.offsets() == [], 20), agent.log
-    assert POOL in rig.server.names(POOLS)
