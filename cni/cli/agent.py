@@ -12,8 +12,8 @@ import os
 
 from cni.cli.terminal import common, subcommand
 from cni.documents import NET_DIRECTORY
+from cni.node import runtime
 from cni.node.inventory.places import read_pod
-from cni.node.runtime import PLUGIN_DIRECTORIES
 from ipam import stores
 from ipam.stores.apiserver.kubeconfig import NAMESPACE, SERVICE_ACCOUNT
 
@@ -66,7 +66,7 @@ def _register_dranet(commands: subcommand.Commands) -> None:
     subcommand.option(parser, "--socket", "/run/railcni/dranet.sock", "DRANET's --webhook-url=unix://FILE", "FILE")
     about = "its profiles: files *.conf and *.json with `name` and `ipam`, without `type`"
     common.add(parser, "conf-dir", about, NET_DIRECTORY)
-    common.add(parser, "cni-path", "those of IPAM", ":".join(PLUGIN_DIRECTORIES))
+    common.add(parser, "cni-path", "those of IPAM", ":".join(runtime.PLUGIN_DIRECTORIES))
     common.add(parser, "kubeconfig", "for reading ResourceClaims; default: that of the installed flat file", "")
     common.log_level(parser)
     common.add(parser, "grace", "here a claim before its leases", 300.0)
