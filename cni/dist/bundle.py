@@ -63,7 +63,7 @@ LARGEST_PAGE = 0x10000  # bytes; aarch64 kernels with 64 KB pages (RHEL, NVIDIA 
 
 NAME = f"railcni-{VERSION}-linux-{platform.machine()}"  # of the bundle, and of its directory
 _LAUNCHER = PROJECT / "cni/warm/launcher.c"
-_PROGRAMS = ("cli", "cluster", "documents", "lint", "node", "resources")  # the rooms that no plugin imports
+PROGRAMS = ("cli", "cluster", "documents", "lint", "node", "resources")  # the rooms that no plugin imports
 _NEEDS_EXTRA = {"device_plugin", "dra", "kubelet"}  # folders whose modules import gRPC
 
 _START = f"""\
@@ -352,7 +352,7 @@ def _try(bundle: Path, extra: str) -> None:
     """Run a plugin, both commands, and the import of all modules that a command may import later, each with an empty
     environment. Raises CannotBuild when one of them fails."""
     found = [path.relative_to(bundle) for path in sorted(bundle.glob("cni/*/**/*.pyc"))]
-    wanted = [path for path in found if path.parts[1] in _PROGRAMS and (extra or _NEEDS_EXTRA.isdisjoint(path.parts))]
+    wanted = [path for path in found if path.parts[1] in PROGRAMS and (extra or _NEEDS_EXTRA.isdisjoint(path.parts))]
     modules = [".".join(path.with_suffix("").parts).removesuffix(".__init__") for path in wanted]
     program = _START.replace("__file__", repr(f"{bundle}/libexec/railcni.pyc")) + f"import {', '.join(modules)}\n"
     for argv, environ in (

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from cni.compiled import pack
 from cni.dist import bundle
 from cni.dist.bundle import PYTHON, CannotBuild
 from tests.tools import needs, script
@@ -140,3 +141,12 @@ def test_what_only_a_debugger_reads_is_taken_out(tmp_path: Path) -> None:
     assert b".debug_info\0" not in file.read_bytes()
     assert bundle.search_path(file) == before
     assert ctypes.CDLL(str(file)).twice(21) == 42
+
+
+def test_the_rooms_that_no_plugin_imports_are_tried_in_a_bundle_and_make_no_pack_old() -> None:
+    rooms = {name.partition(".")[2] for name in pack.NOT_OF_PLUGINS if name.count(".") == 1}
+    assert {*bundle.PROGRAMS, "dist"} == rooms
+    (line,) = (
+        line for line in (bundle.PROJECT / "Makefile").read_text().splitlines() if line.startswith("PROGRAMS := ")
+    )
+    assert {*line.split()[2:]} == rooms
