@@ -108,8 +108,8 @@ def device(address: str, root: str = "/sys") -> PciDevice:
         address=address,
         above=tuple(parts[first:-1]),
         numa_node=int(numa) if numa.lstrip("-").isdigit() else _UNKNOWN_NODE,
-        vendor=int(text(f"{folder}/vendor") or "0", 16),
-        kind=int(text(f"{folder}/class") or "0", 16) >> 8,
+        vendor=_hex(text(f"{folder}/vendor")),
+        kind=_hex(text(f"{folder}/class")) >> 8,
         driver=sysfs.driver_of_pci(address, root),
         is_virtual_function=sysfs.physical_function_of(address, root) != "",
     )
@@ -132,6 +132,13 @@ def table(topology: Topology) -> tuple[Sequence[str], list[Sequence[str]]]:
         numa = str(gpu.numa_node) if gpu.numa_node != _UNKNOWN_NODE else ""
         rows.append((f"GPU{number}", gpu.address, numa, *distances))
     return columns, rows
+
+
+def _hex(digits: str) -> int:
+    try:
+        return int(digits, 16)
+    except ValueError:  # missing or damaged, as in an incomplete copy of a node's /sys
+        return 0
 
 
 class _ProcRoute:
