@@ -199,10 +199,10 @@ class _Attempts:
 
 
 class AddTerms(Terms):
-    """The terms of an ADD on this node, with its record, which is written before each claim.
+    """The terms of an ADD on this node. It writes the attachment's `record` before each claim.
 
-    The caller holds the lock of the present `record`. `of_group` has the extra members of a group's record. `shared`
-    has the needs whose address another attachment leases.
+    The caller holds the record's lock. `of_group` has the extra keys of a group's record. `shared` has the needs that
+    use an address which another attachment leases.
     """
 
     def __init__(

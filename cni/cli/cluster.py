@@ -254,7 +254,7 @@ def _ipam(run: subcommand.Run, cluster: subcommand.Parser, options: argparse.Nam
 
 
 def _ask_of_leases(options: argparse.Namespace, leases: Sequence[Lease]) -> dict[Key, tuple[str, str]]:
-    """Return (state of in_use, reason) by lease, from the agent of its node, or from all agents if it has no node."""
+    """Return (ENDED, USED or UNKNOWN; why) by lease. Asks the agent of its node, or all agents if it has no node."""
     agents = kubectl.agents(options) if leases else {}
     no_agent = kubectl.NodeAgent("", "", "", {}, "no agent has this node")
 

@@ -82,8 +82,8 @@ def refusal(path: str, faults: Sequence[Diagnostic]) -> InvalidConfig:
 
 @dataclass
 class Scope:
-    """The document `root` in `text`, with its `findings`. New findings get the name `network`, "" while it is unknown.
-    For a document inside a string of another document, `prefix` has the keys of the string, and precedes all keys."""
+    """The document `root` in `text`. New `findings` get the name `network`, "" while it is unknown. If the document is a
+    string in another one, `prefix` has the keys that lead to the string; they precede the keys of each finding."""
 
     text: Text
     root: TreeNode

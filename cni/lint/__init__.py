@@ -1,13 +1,13 @@
 """The lint: the faults of networks in files, as data.
 
 `lint` reads files and directories, `lint_text` a text. All faults of a document are found at once, but only the first
-of its syntax errors.
+of its syntax errors. Modules:
 
     file       each document of a file or text, as cni.documents reads it
-    network    a conflist, a single configuration, a chain, a NAD      addresses   the `ipam` block of a plugin
+    network    a conflist, a single configuration, a chain, a NAD
     plugin     one plugin, by the keys and checks of the plugin itself
-
-`schema` makes the JSON Schema of the plugins' configurations.
+    addresses  the `ipam` block of a plugin
+    schema     the JSON Schema of the plugins' configurations
 """
 
 from __future__ import annotations

@@ -106,7 +106,7 @@ class _Candidate:
 
 
 def _candidate(nic: Function, resource: Shared, host: Host) -> _Candidate:
-    """Return the NIC as a candidate. Each address of a pod takes a GID of each type: of RoCE v1 and v2, or only v2."""
+    """The NIC as a candidate. By default a device costs a GID of each RoCE version in use per address of a pod."""
     every = [port for name in nic.verbs if name in host.devices for port in host.devices[name].ports]
     ports = [port for port in every if port.netdev in resource.selectors.ifNames] or every
     nodes = _rdma_nodes(nic, resource.umad, host)

@@ -122,8 +122,8 @@ class Claimed:
 class Taken:
     """Answer of `claim`: nothing was changed.
 
-    `wants` are the obstacles to the claim (see `served.conflicts`). An empty list means that others changed the store at
-    the same time: the same claim may succeed next time.
+    `wants` are the addresses that prevented the claim (see `served.conflicts`). If empty, others changed the store
+    at the same time: the same claim may succeed next time.
     """
 
     def __init__(self, wants: list[Want]) -> None:

@@ -30,7 +30,7 @@ class ExistingDirectory(argparse._StoreAction):
 
 
 class Forms(tuple[str, ...]):
-    """The forms of -o: a template follows jsonpath.FORM."""
+    """The values of -o: words, and jsonpath=TEMPLATE."""
 
     def __contains__(self, form: object) -> bool:
         if not str(form).startswith(jsonpath.FORM):

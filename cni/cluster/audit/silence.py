@@ -1,17 +1,17 @@
-"""The Leases of agents: that of each node's agent shows that the agent is alive even after its Node object was deleted,
-and that of the election shows which agent frees the leases of nodes without an agent.
+"""The Leases of agents. Each node has one, which shows that its agent is alive, even after the Node object was deleted.
+The Lease of the election shows which agent frees the address leases of nodes without an agent.
 
-The name of a Lease is `node-` and the node's name. Its namespace has only these Leases and the Lease of the election,
-which has another prefix. An agent renews its Lease once a minute: 8 small requests a second in a cluster of 500
-nodes. The Node is not the Lease's owner, since the Lease must outlive the Node. The elected agent deletes the Lease
-of a node that is gone for good.
+A node's Lease has the name `node-` and the node's name; that of the election has another prefix. Their namespace has
+no other Leases. An agent renews its Lease once a minute: 8 small requests a second in a cluster of 500 nodes. The Node
+is not the Lease's owner, since the Lease must outlive it. The elected agent deletes the Lease of a node that is gone
+for good.
 
 The protocol of the election is that of client-go (tools/leaderelection). The leader counts time from the start of its
 last renewal, by a clock that runs while the machine sleeps. It stops freeing leases after two thirds of the Lease's
 duration. Each other candidate counts from the time, by its own clock, at which it first saw the last renewal.
 
-An earlier version had this Lease in the namespace of the leases, so during a rollout two agents may be elected. Both
-may find the same lease dead, but no address is given twice: each agent reads the lease again right before the
+An earlier version had the election in the namespace of the address leases, so in a rollout two agents may be elected.
+Both may find the same address lease dead, but no address is given twice: each agent reads it again right before the
 deletion, and the server deletes only the version that was read. The second deletion fails.
 """
 

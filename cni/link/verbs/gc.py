@@ -92,11 +92,11 @@ def _also_valid(request: Request, keep: list[Attachment]) -> Request:
 def finish_unended(
     records: Records, environ: Mapping[str, str], seconds: float, settled: float = sandbox.SETTLED
 ) -> int:
-    """Try for about `seconds` to remove the unended attachments. Returns how many remain.
+    """Try for about `seconds` to remove attachments whose DEL failed or never came. Returns how many remain.
 
-    Attachments of which only the release of addresses is pending are not counted. IPAM plugins get `environ` with the
-    CNI variables of the failed DEL. An attachment without a DEL is removed when its sandbox has been gone for `settled`
-    seconds. Raises IoFailure when records cannot be read or written.
+    Those with only addresses to release are not counted. IPAM plugins get `environ` with the CNI variables of a
+    DEL, and the CNI_PATH of the failed one. If no DEL came, the sandbox must have been gone for `settled` seconds.
+    Raises IoFailure when records cannot be read or written.
     """
     records.look_in(LOOK_SECONDS)  # concurrent calls then do not search too; a failing DEL shortens the time
     deadline = time.monotonic() + seconds

@@ -31,8 +31,8 @@ class Gid:
 @dataclass(frozen=True)
 class Port:
     """A port of a verbs device. `mtu` is the netdev's MTU, `roce_mtu` the RoCE MTU that results from it, both in bytes;
-    each is None if unknown, `roce_mtu` also without RoCE. `carrier` is None if the netdev is not visible. `room` is the
-    size of the GID table. `links` are the netdev and the links above in this namespace; GIDs of others are a pod's."""
+    each is None if unknown, `roce_mtu` also without RoCE. `carrier` is None if the netdev is hidden. `room` is the size
+    of the GID table. `links` are this namespace's netdevs on the port; a GID with another `ndev` is a pod's."""
 
     device: str
     number: int

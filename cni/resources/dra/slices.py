@@ -1,8 +1,8 @@
 """The ResourceSlices and DeviceClasses of a configuration. Pure.
 
-A NIC that many pods share is a device that allows several allocations; each allocation takes the GIDs of one pod from
-the capacity. A function is a device that one claim has at a time. Attributes have the names that both DRANET
-(`dra.net`) and dra-driver-sriov use, or in this driver's own domain the name that one of these two drivers uses.
+A shared NIC is a device with several allocations; each takes the GIDs of one pod from its capacity. A function is a
+device that one claim has at a time. An attribute has the full name on which DRANET and dra-driver-sriov agree, such as
+`dra.net/numaNode`; otherwise this driver's own domain, and the short name that one of them uses, if any.
 
 Sources: types.go of staging/src/k8s.io/api/resource/v1 in Kubernetes, and its deviceattribute package; pkg/draclient of
 Multus; pkg/apis/attributes.go of DRANET; pkg/consts/consts.go of dra-driver-sriov.

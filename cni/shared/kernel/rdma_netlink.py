@@ -88,7 +88,7 @@ def has_device(name: str) -> bool:
 
 
 def ports_of_netdev(name: str, rtnl: Rtnl) -> list[tuple[str, int]]:
-    """The ports of a netdev as by `rdma_sysfs.ports_of_netdev`, in the namespace of the thread and of `rtnl`."""
+    """As `rdma_sysfs.ports_of_netdev`, by netlink. The thread must be in the namespace of `rtnl`."""
     socket = _opened()
     if socket is None:
         return []

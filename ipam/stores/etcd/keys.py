@@ -58,7 +58,7 @@ class Keys:
         return self.all("void", *attachment.key()) + b"%016x" % sequence
 
     def identity(self, lease: Lease) -> bytes:
-        """The key of `lease` below attachment/, which has its whole identity."""
+        """The key below attachment/: it holds all of the lease's identity."""
         place = place_of(lease.family, lease.value).decode()
         names = (lease.network, lease.container_id, lease.ifname, lease.pool, place)
         return self.all("attachment", *names) + b"%016x" % lease.sequence

@@ -229,7 +229,7 @@ class KubernetesStore(ObjectStore):
             self._view.unreserve([lease for lease in own if not self._view.lease_at(lease)])
 
     def _fence(self, name: str) -> None:
-        """Change a pool, so that patches for its present version fail. Raises OutcomeUnknown if it is unchanged."""
+        """Change a pool, so that patches under way fail. Raises OutcomeUnknown if its version stays the same."""
         pool = self._view.pool(name)
         if pool is None:
             return

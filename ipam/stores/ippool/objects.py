@@ -164,9 +164,9 @@ class IPPool:
                 self.stray.append(key)
 
     def named_scope(self, node: str = "") -> str | None:
-        """The scope of leases without a record: the part of the pool's name before the range; None without a range.
+        """The scope for leases in no record: what precedes the range in the pool's name; None if the name has no range.
 
-        In the pool of a node slice, the name of `node` stands before the range; this name is no part of the scope.
+        In the pool of a node slice, `node` stands between the scope and the range.
         """
         try:
             scope = network_name_of(self.name, self.family, self.first)
