@@ -98,7 +98,10 @@ def of_links(group: str, container_id: str, records: Records) -> list[Member] | 
         if links is None:
             return None
         for attachment, link in links:
-            rail = rails_key.read(codec.loads(str(link.get("config")).encode()), faults)
+            config = codec.loads(str(link.get("config")).encode())
+            if not isinstance(config, dict):
+                return None
+            rail = rails_key.read(config, faults)
             if rail and rail.group == group and rail.is_same_index:
                 found.append([attachment.network, attachment.ifname, rail.index, link.get("created")])
     except (CniError, ValueError, AttributeError):

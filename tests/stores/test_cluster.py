@@ -29,7 +29,7 @@ def closed() -> Iterator[None]:
     """Closes what a test has opened."""
     yield
     while opened:
-        opened.pop().close()
+        opened.pop().api.close()
 
 
 def connect(path: str = "", namespace: str = "", seconds: float = 2) -> Cluster:

@@ -769,7 +769,7 @@ def test_every_request_says_who_asks(cluster: Cluster) -> None:
     cluster.call("ADD")
     of_the_command = clusters.Cluster(cluster.kubeconfig)
     list(clusters.PoolReading(of_the_command).read())
-    of_the_command.close()
+    of_the_command.api.close()
     assert cluster.server.agents == {f"railcni/{RAILCNI}"}
 
 
