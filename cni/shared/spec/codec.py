@@ -37,14 +37,14 @@ _encode = json.JSONEncoder(check_circular=False, allow_nan=False).encode
 _encode_unicode = json.JSONEncoder(check_circular=False, allow_nan=False, ensure_ascii=False).encode
 _DEPTH = 100  # lists and objects within one another
 MOST_BYTES = 8 << 20  # of a foreign text; Kubernetes accepts no object above 1.5 MiB
-_VALUES = 100_000  # an empty list takes 30 times the memory of its text
+_VALUES = 100_000  # in a foreign text: an empty list takes 30 times the memory of its text
 _VALUES_OF_REPLY = 4_000_000  # values that take some 500 MiB of memory; ipam.stores.http limits the text of a reply
 _TOO_DEEP = f"it is nested too deeply, more than {_DEPTH} levels"
 _DIGITS = 4300  # of an integer: Python's own limit, for bounded time (sys.int_info)
 
 
 def loads_foreign(data: bytes) -> Any:
-    """The value of the untrusted JSON text `data`. Raises ValueError as `loads`, and TooMuch for too many bytes or values."""
+    """The value of the untrusted JSON text `data`. Raises ValueError as `loads`, TooMuch for too many bytes or values."""
     if len(data) > MOST_BYTES:
         raise TooMuch(f"it is larger than {MOST_BYTES >> 20} MiB")
     value = _loads_bounded(data, _VALUES)
@@ -68,7 +68,7 @@ def _loads_bounded(data: bytes, most: int) -> Any:
 
 
 def loads(data: bytes) -> Any:
-    """The value of the UTF-8 JSON text `data`. Raises ValueError, for a syntax error with its line and column."""
+    """The value of the UTF-8 JSON text `data`. Raises ValueError, which gives line and column of a syntax error."""
     text = data.decode("utf-8")  # UnicodeDecodeError is a ValueError
     try:
         value = _decode(text)

@@ -1,4 +1,4 @@
-"""The errors: every failure that a caller sees is of one of these classes.
+"""The errors: the classes of all failures that a caller sees.
 
 Codes up to 99 are those of the spec (SPEC.md, section 5, "Error"), codes from 100 on are railcni's own. The first 250
 characters of `msg` must contain cause and remedy, since runtimes wrap the message and cut off its end.
@@ -139,7 +139,7 @@ class Internal(CniError):
 
 
 def report(faults: list[CniError]) -> None:
-    """Raise the first of `faults`; its details get the messages of the others. Do nothing if there are no faults."""
+    """Raise the first of `faults`, with the messages of the others added to its details. Do nothing without faults."""
     if not faults:
         return
     first = faults[0]

@@ -1,4 +1,4 @@
-"""Read a result of any version of the spec: prevResult, or the answer of another plugin. result.py has the versions."""
+"""Read a result of any version of the spec: prevResult, or the answer of another plugin. result.py lists the versions."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from cni.shared.spec.result import NUMBERS_OF_ROUTE, Interface, IPConfig, Result
 
 
 def parse(document: Any, what: str = "prevResult", has_interfaces: bool = True) -> Result:
-    """The result in `document`, of any version. Raises DecodingFailure for another document, named `what` in the error.
+    """Convert `document`, a result of any version. Raises DecodingFailure if it is none; the message calls it `what`.
 
     Without `has_interfaces`, as for the result of an IPAM plugin, interfaces are ignored (SPEC.md, section 5).
     """
@@ -108,7 +108,7 @@ def _number(entry: Any, key: str) -> int | None:
 
 
 def _index(address: Any, count: int) -> int | None:
-    """The interface index of `address`; None if absent, or negative as of some plugins. Raises TypeError from `count` on."""
+    """The interface index of `address`; None if absent or negative (some plugins). Raises TypeError for `count` or more."""
     index = _number(address, "interface")
     if index is None or index < 0:
         return None

@@ -1,7 +1,7 @@
 """Parse environment and stdin into a Request. The checks of the protocol, in this order, with their error codes:
 
     1. CNI_CONTAINERID and CNI_IFNAME are well formed                    4
-    2. no variable that the verb needs is missing; all in one message    4
+    2. no variable that the verb needs is missing; one error lists all   4
     3. stdin is a JSON object                                            6
     4. its `name` is well formed                                         7
     5. CNI_COMMAND is a known verb                                       4
@@ -160,8 +160,8 @@ def version_of(stdin: bytes) -> str:
 def member(document: Any, *keys: str) -> Any:
     """The value to which the path `keys` leads in `document`; None when a key is missing, or its parent is no object.
 
-    If an object does not have the key itself, the first key counts that differs only in case. Go's encoding/json matches
-    keys in this way, and existing configurations rely on this.
+    If an object has no such key, its first key that differs only in case counts. Go's encoding/json matches keys in
+    this way, and existing configurations rely on this.
     """
     for key in keys:
         if not isinstance(document, dict):
@@ -200,7 +200,7 @@ def ifname_fault(name: str, command: str = "ADD") -> str:
     """The reason why `name` cannot be the name of a link; "" if it can (dev_valid_name, net/core/dev.c).
 
     The kernel reads a name with % as a pattern, "net%d", and gives the link another name (__dev_alloc_name). "all" and
-    "default" mean all links in /proc/sys (sysctl_dev_name_is_allowed). DEL accepts such names, because a runtime calls
+    "default" are no links in /proc/sys (sysctl_dev_name_is_allowed). DEL accepts names of both kinds: a runtime calls
     DEL even after an ADD that was refused, and the DEL must succeed.
     """
     if len(name.encode("utf-8", "surrogateescape")) > IFNAME_BYTES:

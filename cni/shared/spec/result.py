@@ -4,7 +4,7 @@ In memory a result has the form of 1.1.0. `document` converts a result to any ve
 Members that an older version does not have are left out:
 
     1.1.0          interfaces (mtu, socketPath, pciID), ips, routes (mtu, advmss, priority, table, scope), dns
-    1.0.0          without mtu, socketPath and pciID; routes keep dst and gw
+    1.0.0          without mtu, socketPath and pciID; routes have only dst and gw
     0.3.0 - 0.4.0  as 1.0.0, and each of `ips` has its IP `version` ("4" or "6")
     0.1.0 - 0.2.0  no interfaces; the first IPv4 and the first IPv6 address as `ip4` and `ip6`, with their routes
 
@@ -36,7 +36,7 @@ class Interface:
 
 
 class IPConfig:
-    """An address "a.b.c.d/len" or "x::y/len", its gateway or "", and the index of its interface, None if absent."""
+    """An address "a.b.c.d/len" or "x::y/len", its gateway or "", and the index of its interface in the result, or None."""
 
     def __init__(self, address: str, gateway: str = "", interface: int | None = None) -> None:
         self.address = address
@@ -54,7 +54,7 @@ NUMBERS_OF_ROUTE = ("mtu", "advmss", "priority", "table", "scope")  # members si
 
 
 class Route:
-    """A route to `dst`, a CIDR, by `gw`; "" for the address's gateway. Other attributes: as in spec 1.1.0, None if absent."""
+    """A route to the CIDR `dst` by `gw`; "" means the address's gateway. Other attributes: as in spec 1.1.0, or None."""
 
     def __init__(
         self,
@@ -81,7 +81,7 @@ class Route:
 
 
 class Result:
-    """The result of an ADD. `dns` is the unchanged object of the spec; {} when there is none."""
+    """The result of an ADD. `dns` is the object `dns` as received; {} when there is none."""
 
     def __init__(
         self,
