@@ -42,7 +42,7 @@ class Address:
     address, `body` is the body of the netlink message.
 
     A `permanent` address never expires: an administrator or a plugin has set it, and not SLAAC. For a `tentative` address
-    duplicate address detection still runs, so it cannot be used yet. It is a `duplicate` if another host has it.
+    duplicate address detection still runs: it cannot be used yet. A `duplicate` address is in use by another host.
     """
 
     def __init__(self, body: bytes) -> None:

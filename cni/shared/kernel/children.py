@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from time import monotonic
 from typing import Any
 
-_MOST_BYTES = 1 << 20  # of a program with a deadline
+_MOST_BYTES = 1 << 20  # of the output of a program with a deadline
 
 _NAMES = (
     b"PATH",  # for programs that the program starts
@@ -27,8 +27,8 @@ _BEGINNINGS = (
 
 
 def environment(variables: Mapping[bytes, bytes]) -> dict[bytes, bytes]:
-    """The environment for a program: those of `variables` that programs need, since a runtime's variables may be secret.
-    Without CNI_COMMAND no runtime has made this call, and all `variables` are returned."""
+    """The environment for a program: only the `variables` that programs need, since others of a runtime may be secret.
+    Without CNI_COMMAND the caller is no runtime: then all `variables` are returned."""
     if b"CNI_COMMAND" not in variables:
         return dict(variables)
     return {k: v for k, v in variables.items() if k.upper() in _NAMES or k.startswith(_BEGINNINGS)}

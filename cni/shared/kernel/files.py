@@ -9,7 +9,7 @@ not catch OSError: the caller knows the purpose of the file and words the error.
 `resolve` follows a path, the caller checks the result, and `open_resolved` opens this result. `open_resolved` follows
 no symbolic link, so it refuses a link that somebody made after the check.
 
-NotPrivate is raised for a file that users other than root and this one can write.
+NotPrivate is raised for a file that other users can write: users that are neither root nor the user of this process.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def read_sysctl(name: str) -> str:
 
 
 def write_sysctl(name: str, value: str) -> None:
-    """Set the kernel parameter `name`, which has the form of `read_sysctl`, to `value`."""
+    """Set the kernel parameter `name`, written as for `read_sysctl`, to `value`."""
     write(_SYSCTLS + name, value)
 
 
@@ -135,7 +135,7 @@ def mark(path: str, links: bool = False) -> tuple[int, ...]:
 def read_regular(path: str, most: int, flags: int = 0, private: bool = False) -> bytes:
     """The content of the file at `path`, which may be hostile: a FIFO or device does not block. `flags` are further O_*.
 
-    Raises ValueError when the file is not regular or has more than `most` bytes and, if `private`, NotPrivate when
+    Raises ValueError when the file is not regular or has more than `most` bytes. With `private`, raises NotPrivate when
     other users can write the file.
     """
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY | flags)
@@ -157,7 +157,7 @@ def read_regular(path: str, most: int, flags: int = 0, private: bool = False) ->
 
 
 def check_private(status: os.stat_result) -> None:
-    """Raise NotPrivate when users other than root and this one can write the file or directory with this `status`."""
+    """Raise NotPrivate when users except root and our own can write the file or directory with this `status`."""
     mode = status.st_mode
     if (not status.st_uid or status.st_uid == os.geteuid()) and not mode & _OTHERS_WRITE:
         return

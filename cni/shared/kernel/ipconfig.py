@@ -29,8 +29,8 @@ CARRIER_SECONDS = 0.2  # as in sriov-cni
 def configure(inside: Rtnl, link: Link, wanted: Result, dad: bool, set_up: Callable[[], None]) -> tuple[str, int]:
     """Configure `link`, in the namespace of `inside` and of the calling thread. Returns the link's new MAC and MTU.
 
-    `set_up` sets a link up that is down; for a foreign IPAM plugin the link is up already. `dad`: wait until duplicate
-    address detection has finished for the IPv6 addresses. Raises KernelRefused or InvalidConfig when a step fails.
+    `set_up` sets the link up if it is down. After an IPAM plugin other than ours the link is up already. `dad`: wait for
+    the duplicate address detection of the IPv6 addresses. Raises KernelRefused or InvalidConfig when a step fails.
     """
     has_ipv6 = any(a.family == 6 for a in wanted.ips)
     if wanted.ips:

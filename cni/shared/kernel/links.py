@@ -218,7 +218,7 @@ class Rtnl(Socket):
         return True
 
     def received(self, index: int) -> list[bytes]:
-        """The MACs, beside its own, for which the link `index` receives frames; [] if the kernel does not list them.
+        """The MACs, except its own, for which the link `index` receives frames; [] if the kernel does not list them.
 
         A link on top that is up, in any namespace, adds its MAC (macvlan_open, drivers/net/macvlan.c). The kernel shows
         these MACs as forwarding entries (ndo_dflt_fdb_dump, net/core/rtnetlink.c).
@@ -245,9 +245,9 @@ class Rtnl(Socket):
         self.request(_DELLINKPROP, ifinfo(index) + _altname(name))
 
     def ids_of_others(self, but: Rtnl | None = None) -> list[int]:
-        """The ids that this namespace has for others (`ip netns list-id`), except that of `but`; [] if the kernel refuses.
+        """The ids of other namespaces in this one (`ip netns list-id`), except that of `but`; [] if the kernel refuses.
 
-        When a namespace ends, another may get its id. A namespace may also have an id for itself, which is left out.
+        When a namespace ends, another may get its id. A namespace may have an id for itself; this id is left out.
         """
         try:
             bodies = self.dump(_GETNSID, b"\0\0\0\0")
@@ -280,7 +280,7 @@ class Rtnl(Socket):
 
 
 def ifinfo(index: int, flags: int = 0, mask: int = 0) -> bytes:
-    """The header of a message about the link `index` (0: none). The kernel changes only those of the `flags` in `mask`."""
+    """The header of a message about the link `index` (0: none). The kernel changes only the flags that `mask` has."""
     return IFINFO.pack(0, 0, index, flags, mask)
 
 

@@ -7,8 +7,8 @@ the process is killed:
 - a lock of a whole file (flock(2)).
 
 SIGALRM ends the wait. Then the caller's handler, timer and signal mask are restored. Waiting works only in the main
-thread: elsewhere Python refuses to set a handler, with ValueError. It also works if SIGALRM is blocked or ignored, which
-a process inherits through exec (signal(7)).
+thread: elsewhere Python refuses to set a handler, with ValueError. Waiting works even if SIGALRM is blocked or ignored; a
+process inherits both through exec (signal(7)).
 """
 
 from __future__ import annotations

@@ -99,7 +99,7 @@ def string(kind: int, value: str) -> bytes:
 
 
 def unpack_attributes(data: bytes, start: int = 0) -> dict[int, bytes]:
-    """The payloads of the attributes in `data` from `start`, which is even, by type without flags.
+    """The payloads of the attributes in `data` from the even offset `start` on, by type without flags.
 
     Of several attributes with one type only the last is returned; `unpack_list` returns all. Raises ValueError for a
     truncated attribute.

@@ -1,5 +1,5 @@
-"""Find out whether the path of a network namespace is gone, and who uses the namespace then: mounts, processes, threads
-and open descriptors.
+"""Find out whether the path of a network namespace is gone, and find the users that the namespace still has: mounts,
+processes, threads and open descriptors.
 
 A namespace and its links exist as long as the namespace has a user. For example, a process of thick Multus, in the host's
 namespace, keeps a descriptor of a pod's namespace open after the runtime has removed the path. Sources: namespaces(7),
@@ -129,7 +129,7 @@ def in_first_pids() -> bool:
 
 
 def mounted() -> dict[int, set[str]]:
-    """The network namespaces that are mounted in any mount namespace: by inode, the last parts of their paths."""
+    """The last parts of the paths at which network namespaces are mounted, in any mount namespace, by inode."""
     found: dict[int, set[str]] = {}
     for process in ("self", *_of_other_mounts(_processes())):
         for name, path in _mounts(process):
@@ -164,9 +164,9 @@ def _mounts(process: str) -> Iterator[tuple[str, str]]:
 
 
 def _may_be(inode: int | None, info: str) -> bool:
-    """Whether a descriptor may be of the namespace `inode` (None: of any), by the inode in its fdinfo file `info`.
+    """Whether a descriptor may refer to the namespace `inode` (None: to any), by the inode in its fdinfo file `info`.
 
-    Kernels before 5.14 show no inode there: such a descriptor may be of any namespace.
+    Kernels before 5.14 show no inode there: then the descriptor may refer to any namespace.
     """
     try:
         with open(info, "rb") as lines:

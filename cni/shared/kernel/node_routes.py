@@ -1,5 +1,5 @@
-"""Read the routes of a node that has its own traffic: default routes, routes of routing daemons, nexthop objects, and
-the route to an address.
+"""Read the routes that carry a node's own traffic: default routes, routes of routing daemons, nexthop objects, and the
+route to an address.
 
 Sources: rtnetlink(7), ip-nexthop(8), include/uapi/linux/rtnetlink.h and nexthop.h. The functions raise KernelError when the
 kernel refuses a request.
@@ -63,7 +63,7 @@ def default_routes(rtnl: Socket, bodies: Iterable[bytes]) -> list[KernelRoute]:
 
 
 def way_to(rtnl: Socket, address: str, source: str = "") -> tuple[int, str]:
-    """The index of the link for a packet without mark to `address`, and its source address; 0 and "" without a route.
+    """The link's index and the source address of a packet without mark to `address`; 0 and "" without a route.
 
     As `ip route get`: the index is LOOPBACK for an address of this namespace; without `source` the kernel chooses the
     source address."""

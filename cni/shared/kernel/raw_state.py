@@ -35,7 +35,7 @@ _INET_CONF, _INET6_CONF, _INET6_TOKEN = 1, 2, 7
 
 # attributes of a link that can be set: TXQLEN, GROUP, BROADCAST, LINKMODE, PROTO_DOWN
 SETTINGS = (13, 27, 2, 17, 39)
-SIZES = (40, 41, 58, 63, 64)  # GSO_MAX_SEGS, GSO_MAX_SIZE, GRO_MAX_SIZE; the sizes of IPv4, which 41 and 58 set too
+SIZES = (40, 41, 58, 63, 64)  # GSO_MAX_SEGS, GSO_MAX_SIZE, GRO_MAX_SIZE; GSO_ and GRO_IPV4_MAX_SIZE, set by 41, 58 too
 # flags that __dev_change_flags (net/core/dev.c) sets: UP, DEBUG, NOTRAILERS, NOARP, PROMISC, ALLMULTI, MULTICAST, ...
 SETTABLE_FLAGS = 0xF3A5
 
@@ -153,7 +153,7 @@ class SavedRoute:
         return self.document.get("ahead", False) is True
 
     def is_part_of(self, route: SavedRoute) -> bool:
-        """Whether this equals `route` or lacks only some of its legs. Weights are ignored: a single leg has none."""
+        """Whether this is `route`, with all or only some of its legs. Weights are ignored: a single leg has none."""
         legs = [(flags, at, own) for flags, _, at, own in route.legs]
         return self.common == route.common and all((f, at, own) in legs for f, _, at, own in self.legs)
 
@@ -216,7 +216,7 @@ def _place(own: list[SavedRoute], bodies: list[bytes], wanted: list[bytes]) -> N
 def with_those_away(own: list[SavedRoute], away: Iterable[dict[str, Any]]) -> None:
     """Give the routes `own` the legs and the "ahead" that they had before other links left.
 
-    `away` are the documents of the saved routes of these links. With this, the links may come back in any order.
+    `away` has the documents of these links' saved routes. The links may then come back in any order.
     """
     for saved in map(SavedRoute, away):
         for route in own:

@@ -50,7 +50,7 @@ class Rdma(Socket):
         return next((d for d in self.devices() if d.name == name), None)
 
     def ports(self, device_index: int) -> list[tuple[int, int]]:
-        """The number of each port of a verbs device, and the index of its netdev, 0 for one in another namespace."""
+        """(number, index of the netdev) of each port of a verbs device; index 0 for a netdev in another namespace."""
         found = [unpack_attributes(body) for body in self.dump(_PORT_GET, number(_DEVICE_INDEX, device_index))]
         return [(number_of(port.get(_PORT_INDEX, b"")), number_of(port.get(_NDEV_INDEX, b""))) for port in found]
 

@@ -62,7 +62,7 @@ class GidEntry:
 
 
 def devices(root: str = "/sys") -> list[str]:
-    """The names of all verbs devices in this mount of sysfs that carry data, sorted."""
+    """The names of the verbs devices in this mount of sysfs, sorted, without the type SMI (see `_carrying_data`)."""
     return _carrying_data(names_in(root + CLASS), root)
 
 
@@ -73,8 +73,8 @@ def devices_of(device: str, root: str = "/sys") -> list[str]:
 
 
 def _carrying_data(names: Iterable[str], root: str) -> list[str]:
-    """The verbs devices among `names`, sorted, without those of the type SMI, such as "smi1" of a ConnectX-8: they alone
-    have no uverbs (ib_uverbs_add_one). Without the module ib_uverbs, no device has one, and all are returned."""
+    """The verbs devices among `names`, sorted, without the type SMI, such as "smi1" of a ConnectX-8: only this type has no
+    uverbs device (ib_uverbs_add_one). Without the module ib_uverbs there are no uverbs devices: then all are returned."""
     places = {name: f"{root}{CLASS}/{name}/device/infiniband_verbs" for name in sorted(set(names))}
     usable = {name: [_value(f"{place}/{node}/ibdev") for node in names_in(place)] for name, place in places.items()}
     return [name for name, owners in usable.items() if not owners or name in owners]
@@ -111,7 +111,7 @@ def netdev_of(device: str, port: int, root: str = "/sys") -> str:
     """The name of the netdev of a port; "" when the port has none or sysfs does not show it.
 
     An rxe device names its netdev in an attribute. For another RoCE port, the first GID names the port's own netdev, or
-    the bond if ports form a LAG. Without GIDs, it is the netdev of the same PCI function with the number of the port.
+    the bond if ports form a LAG. Without GIDs, the result is the PCI function's netdev with the port's number.
     """
     parent = _value(f"{root}{CLASS}/{device}/parent")
     if parent:

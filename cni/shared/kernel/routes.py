@@ -2,7 +2,7 @@
 
 Sources: rtnetlink(7), include/uapi/linux/rtnetlink.h.
 
-A destination is "network/length", of a default route "0.0.0.0/0" or "::/0"; a gateway is "address" or "". The functions
+A destination is "network/length", for a default route "0.0.0.0/0" or "::/0"; a gateway is "address" or "". The functions
 raise KernelError when the kernel refuses a request, and ValueError for a text that is no address.
 """
 

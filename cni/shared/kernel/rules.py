@@ -35,9 +35,8 @@ class Rule:
     """A routing policy rule. A rule belongs to the namespace, so it outlives the removal of a link. `source` is
     "address/length", or "" for any address. The rule with the lowest `priority` comes first.
 
-    `is_unconditional`: the rule applies to each packet of the node without a chosen source address and without a mark;
-    examples are `from all` and `not from all fwmark N`. `suppresses_defaults`: the rule ignores the default routes of its
-    `table`.
+    `is_unconditional`: the rule applies to all packets of the node that have no chosen source address and no mark. Examples
+    are `from all` and `not from all fwmark N`. `suppresses_defaults`: the rule ignores the default routes of its `table`.
     """
 
     def __init__(self, body: bytes) -> None:

@@ -77,7 +77,7 @@ def at(path: str, request: Request) -> Sandbox | None:
 
 
 def of_record(record: dict[str, Any], request: Request) -> Sandbox | None:
-    """The sandbox of the attachment in `record`, at any path or only in use by a process; None when it is not found.
+    """The sandbox in `record`, found by a path or, if the path is gone, by a user of the namespace; None if not found.
 
     Before Linux 5.14 the result may be a later sandbox with the same inode: see `is_certain`.
     """
@@ -117,7 +117,7 @@ def _is_own(namespace: Namespace, request: Request) -> bool:
 
 
 def end_of_pair(device: Link, host: Rtnl) -> str:
-    """The reason that no network may take `device` if it is the host's end of a pair in a sandbox; else ""."""
+    """The reason to refuse `device`, if it is the host's end of a pair of links (PAIRS) into a sandbox; else ""."""
     if device.kind in PAIRS and device.lower_netnsid is not None and _is_of_sandbox(device.lower_netnsid, host):
         return f'"{device.name}" is the host\'s end of a {device.kind} of a sandbox'
     return ""

@@ -46,7 +46,7 @@ def function_of(address: str, root: str = "/sys") -> tuple[str, int] | None:
 
 
 def netdevs_of_pci(address: str, root: str = "/sys") -> list[str]:
-    """The netdevs, sorted by name, of a PCI device, also of a virtio device."""
+    """The netdevs, sorted by name, of a PCI device, also those of a virtio device on it."""
     return netdevs_of("pci", address, root)
 
 
@@ -75,7 +75,7 @@ def netdevs_of_path(path: str, root: str = "/sys") -> list[str]:
 def pci_path_of_netdev(name: str, root: str = "/sys") -> str:
     """The path "/sys/devices/pci…/ADDRESS" of the PCI device nearest above the netdev; "" when there is none.
 
-    The path ends with the PCI address. It identifies the slot, so it stays the same when names and MACs change.
+    The path identifies the slot and ends with the PCI address. It stays the same when names and MACs change.
     """
     parts = _absolute(_target(f"{root}/class/net/{name}")).split("/")
     while parts and not is_pci_address(parts[-1]):
