@@ -1,4 +1,4 @@
-"""Choose the rail of an attachment to a network with `rail.nics`: the rail whose NIC was allocated to the pod.
+"""Choose the rail (cni.shared.rail) of an attachment to a network with `rail.nics`, by the NIC allocated to the pod.
 
 `complete` replaces the configuration of a request by the configuration of this rail, before other code reads the
 configuration. So all other code works as for a network with `rail.index`. The record of the attachment keeps the

@@ -23,8 +23,8 @@ OF_RUNTIMES = (
     "type", "name", "cniVersion", "cniVersions", "capabilities", "runtimeConfig", "args", "prevResult", "dns",
     "ipam",
 )  # fmt: skip
-"""The keys of every plugin that the runtime reads or writes (SPEC.md, section 1, and CONVENTIONS.md)."""
-OF_FEATURES = ("rail", "rdma")  # keys of every link plugin, not in cni.link.features, which most calls do not load
+"""The keys that the runtime reads or writes, the same for every plugin (SPEC.md, section 1, and CONVENTIONS.md)."""
+OF_FEATURES = ("rail", "rdma")  # keys of every link plugin; here, since most calls do not load cni.link.features
 
 
 PLAIN = "plain"  # the default of rail.addressing
@@ -33,9 +33,9 @@ PLAIN = "plain"  # the default of rail.addressing
 class Key:
     """A key of a configuration: its name, its default, its description `doc`, and the attribute that `fill` sets.
 
-    `read`, the reader, checks the JSON value and returns the value of the attribute. It raises ValueError with the
-    wanted form. If the value is a path, `roots` is the key of the node's policy (cni.shared.policy) with the directories
-    in which the path may lie.
+    `read`, the reader, checks the JSON value and returns the value of the attribute. Its ValueError states
+    the wanted form. If the value is a path, `roots` is the key of the node's policy (cni.shared.policy) that lists the
+    directories in which the path may lie.
     """
 
     def __init__(
@@ -90,8 +90,8 @@ def fill(
 def take(
     target: object, attribute: str, read: Callable[[Any], Any], faults: list[Fault], given: Sequence[tuple[str, Any]]
 ) -> None:
-    """Set `attribute` again, to the last valid value in `given`, which has pairs of a source's name and its value.
-    Ignore empty values. Append faults of values to `faults`."""
+    """Overwrite `attribute` with the last valid value in `given`, which has pairs (name of the source, value). Ignore
+    empty values. Append faults of values to `faults`."""
     for place, value in given:
         if value:
             try:
@@ -111,8 +111,8 @@ def misspelt(document: Mapping[str, Any], names: Collection[str], prefix: str = 
 
 
 def slip(word: str, names: Iterable[str]) -> str:
-    """The first of `names` from which `word` differs only by one letter or by two swapped neighbours, without regard to
-    case; "" when there is none."""
+    """The first of `names` from which `word` differs only by one letter or by two adjacent letters swapped, without
+    regard to case; "" when there is none."""
     for name in names:
         ours, theirs = word.lower(), name.lower()
         while ours and theirs and ours[0] == theirs[0]:
@@ -213,7 +213,7 @@ def dns_settings(value: Any) -> dict[str, Any]:
 
 
 def asks_for_same_index(config: dict[str, Any]) -> bool:
-    """Whether `rail.addressing` in `config` has a value other than "plain", so that a pod has one index on all rails."""
+    """Whether `rail.addressing` is set and not "plain": on each rail a pod then has the same place in the rail's range."""
     return member(config, "rail", "addressing") not in (None, PLAIN)
 
 

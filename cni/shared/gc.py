@@ -17,9 +17,9 @@ _CLOCK_STEP = 1_000_000_000  # ns: more than a busy machine needs to read two cl
 class Began:
     """The moment at which a GC began, by the wall clock and by the monotonic clock.
 
-    Records have wall-clock times, which can be compared across boots. If the wall clock was set back after an ADD, the
-    time in the record is in the future. Such an attachment is older than the GC too, because the time of an attachment
-    that was made during the GC is between the start of the GC and now.
+    Records have wall-clock times, which can be compared across boots. An attachment made during the GC has a time between
+    the start of the GC and now. An attachment with any other time is older than the GC, even if the time is in the
+    future because the wall clock was set back after the ADD.
     """
 
     def __init__(self) -> None:

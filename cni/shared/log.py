@@ -14,7 +14,7 @@ import time
 from cni.shared.kernel import files
 
 ROOT = "/var/log/railcni"  # the policy's default directory for log files of networks; made when it is missing
-how = "cold"  # or "warm", in a worker (cni.warm)
+how = "cold"  # a process for this call alone; "warm" in a worker, which serves many calls (cni.warm)
 LEVELS = ("debug", "verbose", "warning", "error", "panic")  # as in whereabouts; the default is "warning" here
 
 

@@ -1,8 +1,8 @@
 """The policy of this node for networks: the administrator's file railcni.json, or the defaults.
 
 The author of a NAD must not reach every file and device of the node. So the policy limits the paths in the
-configuration of a network to roots, and its masters and devices to lists. Paths in the flat file have no limits, since
-the administrator writes that file.
+configuration of a network to roots, and its masters and devices to lists. Paths in the flat file (whereabouts.conf) have
+no limits, since the administrator writes that file.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def root(value: Any) -> str:
 
 
 def pattern(value: Any) -> str:
-    """Check a pattern of names, and return it."""
+    """Check that `value` is a pattern of names (see `matches`), and return it."""
     if not string(value):
         raise ValueError('want names, "*" stands for any characters')
     return str(value)
@@ -147,7 +147,7 @@ KEYS = (
 
 
 class Policy:
-    """The checked values of KEYS. `path` is the file with the values; without a file, the usual path of the file."""
+    """The checked values of KEYS. `path` is the file with the values or, if no file exists, the usual path for one."""
 
     config_roots: Sequence[str]
     data_dirs: int
@@ -237,7 +237,7 @@ def current() -> Policy:
 
 
 def unless_listed(device: Link, reason: str) -> str:
-    """Return `reason`, for which no network may take the device, or "" if the list `uplinks` has its name or address."""
+    """Return `reason`, which forbids the device to networks, or "" if `uplinks` lists the device's name or address."""
     return "" if reason and current().allows("uplinks", (device.name, device.parent_device)) else reason
 
 

@@ -96,7 +96,7 @@ class Rail:
 
     @property
     def is_same_index(self) -> bool:
-        """Whether a pod gets the same index on all rails of the group."""
+        """Whether a pod gets, on all rails of the group, the address at the same place in the range."""
         return self.addressing == SAME_INDEX
 
 

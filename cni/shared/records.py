@@ -14,9 +14,9 @@ On disk, under STATE (mode 0700):
 The separator cannot occur in any of the names (cni.shared.spec.request). If the names are too long for a file name, "#"
 and a hash replace them; the record itself always names its attachment. A record is written before the first side effect
 of an ADD and is removed last in a DEL, so the next process finds everything that a killed process left. When `write`
-returns, the record is on the disk if it names leases or addresses that survive a power loss. Of any other record a power
-loss may leave a part, which counts as no record (docs/durability.md).
-The parts have locks of their own because our link plugin may exec our IPAM plugin.
+returns, the record is on the disk if it names leases or addresses that survive a power loss. Any other record may be
+incomplete after a power loss, and then counts as absent (docs/durability.md). Each part of an attachment has its own
+lock, since our link plugin, which holds the lock of its part, may exec our IPAM plugin.
 
 Records decide which links and leases are deleted, moved and released. So a record is trusted only if no user but root
 can have written it, and if its checksum, the last member, is right. Every later format keeps the number of the format,
@@ -56,7 +56,7 @@ _NAME_BYTES = 200  # NAME_MAX is 255; the temporary name of a durable write is a
 
 
 class HeldLock:
-    """A lock that is held until the `with` block ends."""
+    """A lock that is held until `release`, or until the end of the `with` block."""
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
@@ -185,9 +185,9 @@ class Records:
             raise self._refused("remove a record from", "attachments", fault) from None
 
     def remind(self, on: bool, due: bool = False) -> None:
-        """Set or remove the reminder that some releases are pending. A failure is ignored.
+        """Set (`on`) or remove the reminder that some releases are pending. A failure is ignored.
 
-        `due`: the next call retries the releases, without a pause since the last attempt.
+        `due`: the next call retries the releases, without the usual pause after an attempt.
         """
         try:
             if on:
@@ -231,7 +231,7 @@ class Records:
         return os.stat(f"{self.directory}/{name}", follow_symlinks=False).st_mtime
 
     def sweep(self, network: str) -> None:
-        """Remove the temporary files of killed writers for `network` and groups. A running writer holds a lock."""
+        """Remove the temporary files of `network` and of groups whose record is not locked: killed writers left them."""
         for name in self._names(hidden=True):
             key = name.removeprefix(".").removesuffix(".tmp")
             names = key.split(":")
@@ -269,15 +269,15 @@ class Records:
         return None if damaged else found
 
     def all(self, part: str = "", *texts: str) -> list[tuple[Attachment, str, dict[str, Any]]]:
-        """Each attachment, part and record; of this `part` if given, and with `texts` only records with one of them."""
+        """Each (attachment, part, record): of all parts or only of `part`; with `texts`, only records with one of them."""
         return self._every("", part, texts=texts)
 
     def refuse_newer(self, *devices: str) -> None:
         """Raise IoFailure when a record of a newer format contains one of `devices`, which are PCI or MAC addresses.
 
-        Listings skip such records. Yet for a device on the host, with a userspace driver or of a sandbox that has died,
-        only the record shows that the device is in use. So the whole text is searched: the members of a newer format may
-        differ, but each format has whole addresses.
+        Listings skip such records. Yet if a device is on the host, has a userspace driver, or was in a sandbox that has
+        died, only the record shows that the device is in use. The whole text is searched: the members of a newer format
+        may differ, but each format has whole addresses.
         """
         for name, document in self._newer.items():
             text = codec.dumps(document)
@@ -360,7 +360,7 @@ class Records:
         return None
 
     def _examine(self) -> None:
-        """Raise IoFailure if other users can write the directories. One check is enough: a private directory stays so."""
+        """Raise IoFailure if other users can write the directories. They cannot change private ones: one check is enough."""
         if self._examined:
             return
         for what, path in (("", self.directory), ("attachments", self._folder)):
@@ -397,7 +397,7 @@ def _hash(size: int, *texts: str) -> bytes:
 
 
 def _offset(*texts: str) -> int:
-    """The offset of the lock for `texts`, the same in all versions, since two run side by side during an upgrade."""
+    """The offset of the lock for `texts`, equal in all versions, since two versions may run during an upgrade."""
     return int.from_bytes(_hash(8, *texts), "big") >> 2  # an off_t is signed, and the range ends at offset + 1
 
 
