@@ -1,11 +1,12 @@
 """The features: optional parts of an attachment beside its link, each with a key in the network configuration.
 
-    rail    a routing table of its own, and ARP settings                         routing.py
-    rdma    the verbs device of its netdev, and the GIDs of its addresses        verbs_device.py
+    rail    a routing table for the link, and ARP settings                       routing.py
+    rdma    the verbs device of the link's NIC, and GIDs of the addresses        verbs_device.py
 
 The module of a feature is loaded only for an attachment whose configuration or record has the feature. `Feature` in
-base.py lists the functions of a module. The plan of each feature is written to the attachment's record, as `extras`,
-before the first side effect. So a DEL can undo the feature, even if the configuration has changed.
+base.py lists the functions of a module. The plan of each feature is written, as `extras`, to the record (the node's
+file of the attachment) before the first side effect. So a DEL can undo the feature, even if the configuration has
+changed.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ class Place:
 
 
 def of(documents: Mapping[str, dict[str, Any]]) -> Planned:
-    """Each feature in `documents`, the plans of an attachment by name, with its plan, in the order of application."""
+    """Each feature with its plan, in the order of application. `documents` has the plans by feature name."""
     return [(named(name), document) for name, document in documents.items()]
 
 
@@ -85,7 +86,7 @@ def unlike(documents: Mapping[str, dict[str, Any]], asked: Mapping[str, Any]) ->
 
 
 def read(request: Request, faults: list[Fault]) -> dict[str, Any]:
-    """The checked configuration, by name, of each feature that `request` asks for. The faults of keys go to `faults`."""
+    """The checked configurations by feature name. Without its key, only a feature in UNASKED is read. Adds to `faults`."""
     asked = {}
     for name in NAMES:
         value = request.member(name)
@@ -98,7 +99,7 @@ def read(request: Request, faults: list[Fault]) -> dict[str, Any]:
 
 
 def plan(asked: Mapping[str, Any], request: Request, place: Place) -> Planned:
-    """Plan the features `asked`; change nothing. Returns those that have something to do. Raises the first CniError."""
+    """Plan the features `asked`; change nothing. Returns each that has a plan, with the plan. Raises the first CniError."""
     found = [(named(name), named(name).plan(config, request, place)) for name, config in asked.items()]
     return [(feature, document) for feature, document in found if document is not None]
 

@@ -32,15 +32,15 @@ if TYPE_CHECKING:
             """
 
         def plan(self, config: Any, request: Request, place: Place) -> dict[str, Any] | None:
-            """Plan without any change. Returns the plan for the record, or None. Raises CniError if ADD would fail."""
+            """Plan, change nothing. Returns the plan, None if there is nothing to do. Raises CniError if ADD would fail."""
 
         def before_up(self, document: dict[str, Any], link: Link, sandbox: Sandbox) -> None:
             """Make the changes that must come before the link has addresses and is up. The thread is in the sandbox."""
 
         def after_up(self, document: dict[str, Any], link: Link, result: Result, sandbox: Sandbox, log: Log) -> bool:
-            """Make the changes that need the link with its addresses and routes; `result`, of the ADD, may be changed too.
-            The thread is in the sandbox. After a CniError the attachment is undone. Returns True if `document` has
-            changed."""
+            """Make the changes that need the link with its addresses and routes. May change `result`, that of the ADD.
+
+            The thread is in the sandbox. A CniError undoes the attachment. Returns True if `document` has changed."""
 
         def remove(self, document: dict[str, Any], sandbox: Sandbox | None, log: Log) -> None:
             """Undo the feature, even a partly applied one, before the link is removed; a repetition is harmless.

@@ -51,7 +51,7 @@ def described(device: str, port: int, indexes: dict[str, int], root: str = "/sys
 
 
 def claim(value: Any, devices: Sequence[str], request: Request, log: Log) -> tuple[str, dict[str, Any]]:
-    """The path of the file and its owner, {"attachment", "pod"}; ("", {}) when no file is to be written.
+    """The path of the file, checked by `path`, and its owner; ("", {}) when no file is to be written.
 
     The author of a network can name any file. So a file that describes a device not in `devices` is left as it is, with
     a line in the log. Raises InvalidConfig for a path that the policy forbids, and TryAgainLater for the file of another
@@ -103,7 +103,7 @@ def remove(path: str, whose: dict[str, Any], log: Log) -> None:
 
 
 def _is_free(path: str, former: dict[str, Any], addresses: Sequence[str], whose: dict[str, Any], log: Log) -> bool:
-    """Whether the owner `whose` may replace the content `former` of the file. `addresses`: the owner's PCI devices."""
+    """Whether the owner `whose` may replace the content `former` of the file. `addresses`: those of its PCI devices."""
     kind, own, described = former.get("type"), former.get("rdma"), former.get("pci")
     if not isinstance(kind, str) or member(own, _MARK) == whose["attachment"]:
         return True
@@ -118,7 +118,7 @@ def _is_free(path: str, former: dict[str, Any], addresses: Sequence[str], whose:
 
 
 def _refuse_living(path: str, mark: Any, pod: list[str]) -> None:
-    """Raise TryAgainLater when the file's owner `mark` still has a record and is an attachment of another pod."""
+    """Raise TryAgainLater when the owner `mark` is another pod's attachment with a record, or `mark` is malformed."""
     what = f"the device-info file {path} (runtimeConfig.{CAPABILITY})"
     if not isinstance(mark, list) or [type(part) for part in mark] != [str, str, str]:
         raise TryAgainLater(f"{what} does not name its attachment: remove the file")

@@ -1,15 +1,15 @@
 """The key `rail`: routing that separates the traffic of several NICs in a sandbox.
 
 With several interfaces, Linux answers ARP requests for any of its addresses on each interface, and sends replies by the
-link in its main table. For RDMA each NIC needs its own traffic: otherwise peers learn the MAC of another NIC. So a rail
-gets
+link in its main table. For RDMA each NIC needs its own traffic: otherwise peers learn the MAC of another NIC. So each
+rail, an attachment on one of the NICs, gets
 
     arp_ignore 1, arp_announce 2, rp_filter 2     on the interface, before it comes up (ip-sysctl.rst)
     table TABLE                                   its subnets, the attachment's routes, and a default route by the gateway
     from ADDRESS lookup TABLE                     a rule for each of its addresses, priority 7000
 
 The kernel removes the table's routes with the link, but not the rules. DEL removes the rules by the number of the
-table. This number must be unique in the sandbox, so two groups there need different values of `tableBase`.
+table. This number must be unique in the sandbox, so two groups of rails need different values of `tableBase`.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ kernel makes these entries some time after an address is set, if the table has r
 an entry is missing. So an ADD waits for the entries and reports missing ones.
 
 Sources: drivers/infiniband/core/roce_gid_mgmt.c and cache.c for the entries of the table; the Device Information
-Specification of the Network Plumbing Working Group, version 1.1.0, for the file.
+Specification of the Network Plumbing Working Group, version 1.1.0, for the device-info file.
 """
 
 from __future__ import annotations
