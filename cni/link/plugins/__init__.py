@@ -1,4 +1,4 @@
-"""The plugins, each a module or folder with its configuration, its plan (pure), and the code that carries out the plan."""
+"""The plugins, each a module or folder: configuration, plan (made without I/O), and the code that carries out the plan."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The contract of a link plugin: the functions of its module (`LinkPlugin`), and those for the links that it has made
-(`MadeLinks`), in the same module or in one that an ADD does not load. `cni.link.verbs` calls them."""
+"""The contract of a link plugin: functions that `cni.link.verbs` calls. Those of `MadeLinks` are for links that exist,
+those of `LinkPlugin` for the rest. `MadeLinks` may be a second module, which most ADDs do not load."""
 
 from __future__ import annotations
 
@@ -33,15 +33,15 @@ if TYPE_CHECKING:
             """The configuration keys: docs/reference.md, `railcni nad lint` and the JSON Schema are made from this table."""
 
         def direct_log(self, request: Request, log: Log) -> None:
-            """Give `log` the file and level of the network."""
+            """Set the file and the level of `log` to those that the network configures."""
 
         def read(self, request: Request, faults: list[Fault]) -> Any:
             """The checked configuration, with the attributes `dns` and `dad`. All its faults go to `faults`."""
 
         def claim(self, config: Any, request: Request, host: Rtnl, records: Records, named: Named) -> DeviceClaim:
-            """Find the device of the configuration, and in the claim name another attachment that has the device.
+            """Claim the device of the configuration. If another attachment has the device, the claim names it as `holder`.
 
-            A device whose sandbox ended without a DEL is first restored on the host, and its record says so.
+            A device whose sandbox ended without a DEL is first restored on the host, and its attachment's record notes this.
             A plugin without a device claims nothing. `named` finds the plugin of another attachment (`plugins.of_made`).
             """
 
@@ -75,7 +75,7 @@ if TYPE_CHECKING:
         """The steps for an attachment that an ADD has made. `host` and `inside` are as in LinkPlugin."""
 
         def load(self, document: dict[str, Any]) -> Any:
-            """The plan that `RecordedPlan.document` has written to a record."""
+            """The plan of a record. `document` was made by `RecordedPlan.document`."""
 
         def adopt(self, request: Request, host: Rtnl, inside: Rtnl | None) -> Any:
             """The plan of an attachment that Go's plugin made, read from the link or from Go's files; None without these.

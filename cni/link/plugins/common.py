@@ -1,4 +1,4 @@
-"""The code that the link plugins share: the keys that each has, plans in a record, claims of devices, differences."""
+"""The code that the link plugins share: common keys, plans in a record, claims of devices, texts of differences."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class LinkConfig:
 class RecordedPlan:
     """The plan of an ADD: all its decisions, made before the first side effect. A plugin's plan has more attributes.
 
-    `name` is the link's name in the sandbox. `mtu` is in bytes, 0 when there is no link, and none is configured. `pci` is
+    `name` is the link's name in the sandbox. `mtu` is in bytes, 0 when there is no link and no configured MTU. `pci` is
     the PCI address for the result, "" for none. The attributes are the members of `document`, which is in the record.
     """
 
@@ -45,7 +45,7 @@ class RecordedPlan:
 
 
 class DeviceClaim:
-    """An ADD's claim of a device, for a `with` block from before the plan until the record is written.
+    """An ADD's claim of a device. Its `with` block begins before the plan, and ends when the record is written.
 
     `holder` is the attachment that has the device, or the path of a sandbox that Go's plugin attached; None or "" for a
     free device. `links` are the links of the host, () if not read. `lock` keeps other ADDs from claiming the device.

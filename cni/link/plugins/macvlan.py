@@ -1,5 +1,5 @@
-"""The plugin macvlan: it makes a link with its own MAC on a master, inside the sandbox. macvlan_made.py has the rest of
-the attachment's life.
+"""The plugin macvlan: it makes a link in the sandbox, with a MAC of its own, on top of a netdev (the master).
+macvlan_made.py has the functions for a link that exists.
 
 Sources: plugins/main/macvlan of containernetworking/plugins for keys and results; drivers/net/macvlan.c for errors.
 """
@@ -40,7 +40,7 @@ NAME = "macvlan"
 SHARES_NETDEV = True
 ONLY_OURS = ""
 MODES = ("bridge", "private", "vepa", "passthru")
-STANDS_FOR_ITS_LOWER = ("macvlan", "macvtap")  # the kernel puts a link on such a master on the master's lower link
+STANDS_FOR_ITS_LOWER = ("macvlan", "macvtap")  # the kernel puts the new link on the netdev below such a master
 
 MOST_QUEUED = 1 << 16
 """The largest `bcqueuelen` of a new link, in packets. The kernel has no limit. All macvlans of a master share a queue."""
@@ -92,8 +92,8 @@ class MacvlanPlan(RecordedPlan):
     """The link to make. `temporary` is the name under which it is made.
 
     `over` is the index of the configured master, `lower` that of the device on which the kernel puts the link. If the
-    master is a macvlan or macvtap, `lower` is another device, perhaps in another namespace. `apply` corrects `lower` by
-    the link, so that the record has the kernel's choice.
+    master is a macvlan or macvtap, `lower` is another device, perhaps in another namespace. `apply` then sets
+    `lower` to that of the link made, so that the record has the kernel's choice.
     """
 
     temporary: str
@@ -172,7 +172,7 @@ def _refused(device: Link, mode: str, host: Rtnl, log: Log | None) -> str:
     In mode passthru the kernel hands all frames of the netdev to the link (macvlan_handle_frame, drivers/net/macvlan.c), and
     gives the netdev each MAC that the link gets.
     """
-    if mode != "passthru":  # on the end of a sandbox's pair, the link could answer for the pod's gateway
+    if mode != "passthru":  # on the host's end of a pod's veth, the link could answer for the pod's gateway
         return policy.unless_listed(device, sandbox.end_of_pair(device, host))
     from cni.link.plugins import uplink  # most masters keep their own frames
 
@@ -186,7 +186,7 @@ def _refused(device: Link, mode: str, host: Rtnl, log: Log | None) -> str:
 
 
 def _refusal(mode: str, master: Link, reason: str) -> str:
-    """The message that refuses `master` for `reason`: the node needs the master, or a sandbox has its other end."""
+    """The message that refuses `master`. `reason`: the node needs the master, or it is the host's end of a pod's veth."""
     what, instead = f'master "{master.name}" is refused', "use another master"
     if mode == "passthru":
         what, instead = f'mode passthru is refused on master "{master.name}"', "use mode bridge, another master"
@@ -221,7 +221,7 @@ def find_master(config: MacvlanConfig, where: Rtnl) -> Link | None:
 
 
 def plan(config: MacvlanConfig, request: Request, facts: MacvlanFacts) -> MacvlanPlan:
-    """Plan the link on the master in `facts`. Raises CniError, with the reason, when it cannot be made."""
+    """Plan the link on the master in `facts`. Raises CniError, with the reason, when the link cannot be made."""
     master = facts.master
     where = "in the sandbox" if config.link_in_container else "on the host"
     if master is None:

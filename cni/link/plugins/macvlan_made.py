@@ -1,4 +1,4 @@
-"""The links that macvlan has made: they are found again, compared, removed, or adopted from Go's plugin."""
+"""Find, compare and remove the links that macvlan has made, and adopt those of Go's plugin."""
 
 from __future__ import annotations
 
@@ -108,10 +108,10 @@ def remove(planned: MacvlanPlan, host: Rtnl, inside: Rtnl | None, log: Log) -> N
 
 
 def lingers(planned: MacvlanPlan, host: Rtnl) -> bool:
-    """Whether the link is still up in some namespace, and so answers for its addresses: its lower netdev shows this.
+    """Whether the link is still up in some namespace, and so answers for its addresses.
 
-    The lower netdev must be on the host, and then receives frames for the link's MAC. A configured MAC proves nothing,
-    since another attachment may have the same MAC by now.
+    The netdev below the link shows this, if on the host: it receives frames for the link's MAC. A configured MAC proves
+    nothing, since another attachment may have the same MAC by now.
     """
     return planned.macIsDerived and bytes.fromhex(planned.mac.replace(":", "")) in host.received(planned.lower)
 

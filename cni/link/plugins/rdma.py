@@ -162,7 +162,7 @@ def _previous(request: Request) -> Passed:
 
 
 def _exclusive(kind: type[CniError]) -> Rdma:
-    """Open an RDMA netlink socket here. Raises the error `kind` in shared netns mode, or if the kernel has no RDMA."""
+    """Open an RDMA netlink socket in this namespace. Raises the error `kind` in shared netns mode, or without RDMA."""
     try:
         rdma = Rdma()
         mode = rdma.netns_mode()
@@ -206,7 +206,7 @@ def _find(
 def _permit(device: str, parent: str, sandbox: Sandbox) -> None:
     """Raise InvalidConfig when the policy does not allow the verbs device, or the node needs its netdev on the host.
 
-    If the netdev is already in the sandbox, nothing is checked: the plugin that moved the netdev has done so.
+    If the netdev is already in the sandbox, nothing is checked: the plugin that moved the netdev has checked it.
     """
     from cni.link.plugins.host_device import moved  # only an ADD needs this module
 
@@ -226,7 +226,7 @@ def _permit(device: str, parent: str, sandbox: Sandbox) -> None:
 
 
 def _parent(passed: Passed, request: Request, sandbox: Sandbox) -> str:
-    """The parent device of the attachment's netdev, "0000:3b:00.2". Raises InvalidConfig when nothing shows it."""
+    """The parent device of the attachment's netdev, such as "0000:3b:00.2". Raises InvalidConfig when nothing shows it."""
     name = request.attachment.ifname
     for interface in passed.interfaces:
         if interface.name == name and interface.sandbox and interface.pci_id:

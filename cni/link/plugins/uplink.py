@@ -5,10 +5,10 @@ A link is refused for its kind (`by_kind`): a bridge, a tunnel, or the host's en
 refused when it carries traffic that the node needs:
 
     a default route    the best of the main table, and of each table that a rule without a selector leads to, with each
-                       next hop; also the large prefixes that replace one (`node_routes.default_routes`)
+                       next hop; also large prefixes instead of a default route (`node_routes.default_routes`)
     the API server     the route to each address of KUBECONFIGS, as the kernel chooses it
-    the node's address a link that has the source address of such a route
-    a routing daemon   a route by a gateway that it has set, such as that of BGP
+    the node's address a link that has the source address of one of the routes above
+    a routing daemon   a route by a gateway that a routing daemon has set, such as one for BGP
     storage            the route to each server of NFS, iSCSI and NVMe over Fabrics that this network namespace uses
 
 A route with a worse metric, or in a table only for packets with a source or mark, does not count. The links below a
@@ -80,8 +80,8 @@ def ways(host: Rtnl, bodies: Iterable[bytes], but_advertised_to: int = 0) -> lis
 
 
 def default_routes(host: Rtnl, bodies: Iterable[bytes]) -> list[KernelRoute]:
-    """The default routes in `bodies`, one for each next hop, in tables that packets without source and mark use. Routes
-    of the main table always count, because a VPN's own packets use that table. Raises KernelError as `needed`."""
+    """The default routes in `bodies`, one for each next hop, in tables for packets without source address and mark. The
+    main table always counts, because a VPN's own packets use it. Raises KernelError as `needed`."""
     every, found = node_routes.default_routes(host, bodies), []
     for ordered, is_ipv6 in zip(rules.unconditional(host), (False, True), strict=True):
         own = [route for route in every if (":" in route.dst) is is_ipv6]
@@ -97,8 +97,8 @@ def default_routes(host: Rtnl, bodies: Iterable[bytes]) -> list[KernelRoute]:
 def in_use(defaults: Sequence[KernelRoute]) -> list[KernelRoute]:
     """The default routes that the kernel prefers among `defaults`, with each of their next hops (pure).
 
-    Routers advertise an IPv6 default route on each link unasked. This counts only without a configured default route, and
-    only if the node has no IPv4 default route or no other link has an advertised route.
+    Routers advertise IPv6 default routes on each link unasked. Such a route counts only if no default route is
+    configured, and only if the node has no IPv4 default route or no other link has an advertised route.
     """
     groups: dict[tuple[int, str], list[KernelRoute]] = {}
     for route in defaults:

@@ -24,8 +24,7 @@ REFUSED = "refused"  # likewise: an ADD could not fully restore the device, and 
 
 
 def find(links: Sequence[Link], kind: str, value: str) -> Link | None:
-    """The link that a selector names by `value`. Its `kind` is "name", "mac", "path" (in sysfs), "pci" or "auxiliary"; ""
-    selects no link."""
+    """The link that `value` names. `kind` says how: "name", "mac", "path" (in sysfs), "pci", "auxiliary", or "" for none."""
     if kind == "mac":
         return next((link for link in links if value in (link.mac, link.permanent_mac)), None)
     if kind == "name":
@@ -55,7 +54,7 @@ def is_same(remembered: dict[str, Any], link: Link) -> bool:
     """Whether `link` can be the device with the identity `remembered`.
 
     Hardware is compared by its parent device, or by its permanent MAC if it has no parent. Netdevs of the same parent
-    are distinguished by the permanent MAC, the mark (the alias that a device has in a sandbox), or the index: a VF's
+    are distinguished by the permanent MAC, the mark (the alias that a device has in a sandbox), or the index, since a VF's
     permanent MAC may change to the MAC that was set (igbvf_reset, drivers/net/ethernet/intel/igbvf).
 
     A virtual device has no parent and no permanent MAC. It has three signs: its MAC, the mark, and a lower link or peer
@@ -127,7 +126,7 @@ class MovePlan(RecordedPlan):
 
 
 def recorded(own: Attachment | None, records: Records, *texts: str) -> Iterator[tuple[Attachment, dict[str, Any]]]:
-    """Yield each attachment other than `own` that has a device, or has not fully restored its device, and its record.
+    """Yield (attachment, record) for each attachment other than `own` that has a device, or has not fully restored it.
     With `texts`, only records that contain one of these strings count."""
     boot = node.boot_id()
     for attachment, _, record in records.all(LINK, *texts):

@@ -199,7 +199,7 @@ def _route(r: KernelRoute) -> dict[str, Any]:
 
 
 def keep_others(saved: dict[str, Any], index: int, host: Rtnl) -> None:
-    """Set saved IPv4 multipath routes again without the device `index`, with which the kernel dropped the whole routes."""
+    """Set again, without the device `index`, the saved IPv4 multipath routes that the kernel dropped with it."""
     links = {link.index for link in host.links()} - {index}
     for route in map(raw_state.SavedRoute, saved["routes"]):
         legs = [leg for leg in route.legs if leg[2] in links]

@@ -85,7 +85,7 @@ def available(
 def holders(
     own: Attachment | None, device: Link | None, is_meant: Callable[[dict[str, Any]], bool], records: Records
 ) -> Iterator[tuple[Attachment, dict[str, Any]]]:
-    """Yield each attachment other than `own` that has the device, and its record.
+    """Yield (attachment, record) for each attachment other than `own` that has the device.
 
     If the device is not on the host, `device` is None, and `is_meant` recognises it by the member `link` of a record.
     Raises IoFailure when a record of a newer format mentions the device.
@@ -105,7 +105,7 @@ def holders(
 def holder_of(
     found: Iterable[tuple[Attachment, dict[str, Any]]], request: Request, host: Rtnl, records: Records, named: Named
 ) -> tuple[Attachment | None, bool]:
-    """The first attachment in `found` that still has the device, or None; and True if a device was restored, because its
+    """The first attachment in `found` that still has the device, or None; and whether a device was restored because its
     sandbox ended without a DEL."""
     is_back = False
     for attachment, record in found:
@@ -128,7 +128,7 @@ def _return_device(attachment: Attachment, record: dict[str, Any], host: Rtnl, r
 
     The caller holds the lock of the attachment, whose sandbox ended without a DEL. The DEL may come later, when another
     attachment has the device; because of the note, the DEL does not touch the device (sriov-cni #219). When the kernel
-    refuses to restore a part, perhaps only now, the first call for a record raises Unrestored, a second only logs this.
+    refuses to restore a part, perhaps only for now, the first call for a record raises Unrestored, a second only logs this.
     """
     plugin = named(record["plugin"])
     log = records.log or Log(str(attachment))
@@ -305,16 +305,16 @@ def _refuse_missing(planned: MovePlan, host: Rtnl, inside: Rtnl | None) -> None:
 
 
 def _is_only(has_name: bool, parent: str) -> bool:
-    """Whether another netdev of `parent` proves that the former netdev is gone: it has the former name (`has_name`), or
-    `parent` is a VF, which has only one netdev. Other functions may have several ports, each with a netdev."""
+    """Whether another netdev of `parent` proves that the former netdev is gone. It does if it has the former name
+    (`has_name`), or if `parent` is a VF, which has only one netdev; other functions may have one for each port."""
     return has_name or sysfs.physical_function_of(parent) != ""
 
 
 def _is_of_another(planned: MovePlan) -> bool:
     """Whether the device, or its successor, is in the sandbox of another attachment.
 
-    Several concurrent ADDs may each have written a record. The caller has searched the sandbox of `planned` itself, or
-    that sandbox cannot be found.
+    Of several concurrent ADDs, each may have written a record. The attachment of `planned` itself cannot be found here:
+    the caller has searched its sandbox, or that sandbox cannot be found.
     """
     former, own = planned.device, (planned.pci, planned.device["parent"])
     for _, record in devices.recorded(None, Records()):
@@ -404,7 +404,7 @@ def with_names_free(here: Rtnl, there: Rtnl, index: int, move: Callable[[], None
 
 
 def without_link(planned: MovePlan) -> tuple[str, int] | None:
-    """For a device with a userspace driver "", since its MAC is unknown, and the configured MTU; None for a netdev."""
+    """For a device with a userspace driver: "" (its MAC is unknown) and the configured MTU. None for a netdev."""
     return None if planned.device else ("", planned.mtu)
 
 

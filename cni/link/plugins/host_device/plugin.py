@@ -200,8 +200,8 @@ def plan(config: HostDeviceConfig, request: Request, facts: HostDeviceFacts) -> 
 def adopt(request: Request, host: Rtnl, inside: Rtnl | None) -> MovePlan | None:
     """The plan of a device that Go's plugin moved: its alias is its name on the host; the rest of its state is unknown.
 
-    Any link can have an alias. So a DEL adopts only a link that the configuration selects. A CHECK adopts others
-    too, and reports the difference.
+    Any link can have an alias. So if the configuration has a selector, a DEL adopts only the selected link. A CHECK
+    adopts any link, and reports the difference.
     """
     if inside is None:
         return None
@@ -224,7 +224,7 @@ def adopt(request: Request, host: Rtnl, inside: Rtnl | None) -> MovePlan | None:
 def _stands_on_host(link: Link, host: Rtnl) -> bool:
     """Whether the device named by the alias of `link` is still on the host. If so, the pod itself has made `link`.
 
-    A host link of that name counts only if it is hardware or has the MAC of `link`: another link got the name later."""
+    A host link of that name counts only if it is hardware or has the MAC of `link`; any other got the name later."""
     other = host.link(name=link.alias)
     return other is not None and (bool(other.parent_device) or other.mac == link.mac)
 
@@ -257,7 +257,7 @@ def _selects(config: HostDeviceConfig, recorded: dict[str, Any], link: Link | No
 
 
 def status(config: HostDeviceConfig, host: Rtnl, log: Log) -> Link | None:
-    """The selected netdev; None while a pod has it, or if each request names its device. Raises NotAvailable without it."""
+    """The selected netdev; None while a pod has it, or if requests name it. Raises NotAvailable if no ADD can take it."""
     if not config.selected or config.device_id:
         return None  # the device comes with each request
     pci = config.pci_address

@@ -47,7 +47,7 @@ _SHOWN = 8
 
 
 class RefusedStep:
-    """The kernel has refused to restore the part `what` of the state, or to show the part (`is_read`). `is_transient`:
+    """The kernel's refusal to restore the part `what` of the state, or to show the part (`is_read`). `is_transient`:
     the same step may succeed later without any other change."""
 
     def __init__(self, what: str, fault: OSError, is_read: bool = False) -> None:
@@ -225,7 +225,7 @@ class Restoration:
     def _set_mac(self, link: Link) -> None:
         """Restore the MAC, unless the driver accepts only the MAC that the PF has set for its VF.
 
-        igb and i40e give the VF the PF's MAC when the VF is next set up, and then refuse any other.
+        With igb and i40e a VF gets that MAC when it is next set up, and then accepts no other.
         """
         if link.up:
             self.host.change_link(self.index, up=False)  # many drivers take a MAC only when down
@@ -312,7 +312,7 @@ class Restoration:
                 yield f"removal of route {route}", self.host.request, raw_state.DELROUTE, body
 
     def _routes(self) -> Iterator[Step]:
-        """The steps for missing routes: those without a gateway first; last, in reverse order, those `ahead` of others."""
+        """The steps for missing routes: first those without a gateway; last, in reverse order, those with `is_ahead`."""
         saved = self._saved_routes()
         if not saved:
             return

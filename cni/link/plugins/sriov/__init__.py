@@ -2,5 +2,5 @@
 
 plugin      the verbs of sriov; the move itself is in cni.link.plugins.host_device
 vf          sets and restores the settings of a VF through its PF
-go_cache    reads the files of Go's sriov-cni, so that railcni can end its attachments
+go_cache    reads the files of Go's sriov-cni, by which railcni ends attachments of that plugin
 """

@@ -1,7 +1,7 @@
-"""Read the files of Go's sriov-cni on the node: a DEL ends its attachments by them, and no ADD takes their VFs until then.
+"""Read the files of Go's sriov-cni. By them a DEL ends an attachment of that plugin, and no ADD takes its VF before.
 
-    /var/lib/cni/sriov/CONTAINERID-IFNAME    the network's configuration, its keys as sriov-cni spells them, with
-                                             VFID, Master and OrigVfState, the former state of the VF
+    /var/lib/cni/sriov/CONTAINERID-IFNAME    the network's configuration, its keys as sriov-cni spells them, and
+                                             VFID, Master, OrigVfState (the former state of the VF)
     /var/lib/cni/sriov/pci/ADDRESS           the sandbox that has the VF: the path of its namespace
 
 Source: pkg/config, pkg/types and pkg/utils/pci_allocator.go of k8snetworkplumbingwg/sriov-cni.
@@ -104,7 +104,7 @@ def _member(state: dict[str, Any], key: str, kind: type[T]) -> T:
 
 
 def forget(names: Sequence[str], sandbox: str) -> None:
-    """Remove the files `names` of an ended attachment; that of the VF only if it names `sandbox`. May raise IoFailure."""
+    """Remove the files `names` of an ended attachment; the VF's file only if it names `sandbox`. May raise IoFailure."""
     for name in names:
         try:
             if name.startswith("pci/") and _content(name).decode("utf-8", "surrogateescape") != sandbox:

@@ -1,7 +1,7 @@
 """The verbs of sriov: configure a virtual function (VF) through its PF, move it into a sandbox, and restore it later.
 
 A VF is identified by its PCI address. ADD makes the settings before the move, and DEL restores them after the move back,
-so a pod never uses another VLAN. The record stays until all is restored. A VF of a userspace driver (DPDK) is not moved.
+so a pod is never in another VLAN. The record stays until all is restored. A VF of a userspace driver (DPDK) is not moved.
 
 Sources: k8snetworkplumbingwg/sriov-cni for keys, defaults and results; its issue 219 for a late DEL.
 """
@@ -133,7 +133,7 @@ def _contradictions(config: SriovConfig) -> list[Fault]:
 
 
 def direct_log(request: Request, log: Log) -> None:
-    """Give `log` the file and level of the network, if they are valid and the node's policy allows the file."""
+    """Set file and level of `log` to those of the network that are valid. The node's policy must also allow the file."""
     level = request.member("logLevel")
     level = "verbose" if level == "info" else level
     if level in levels.LEVELS:
@@ -147,7 +147,7 @@ def direct_log(request: Request, log: Log) -> None:
 
 
 class SriovFacts(moved.MoveFacts):
-    """The facts of a move, and the VF as its PF sees it. `exists`: the PCI device exists."""
+    """The facts of a move, and the VF as its PF sees it. `exists`: the PCI device exists. `is_physical`: it is a PF."""
 
     exists = True
     function: vf.VirtualFunction | None = None
@@ -303,7 +303,7 @@ def adopt(request: Request, host: Rtnl, inside: Rtnl | None) -> SriovPlan | None
 
 
 def apply(planned: SriovPlan, host: Rtnl, inside: Rtnl, sandbox: Namespace) -> Link | None:
-    """Configure the VF through its PF, move it, and set its MAC. Returns its netdev; None without one (DPDK)."""
+    """Configure the VF through its PF, move it, and set its MAC. Returns the VF's netdev, None without one (DPDK)."""
     function = vf.find(planned.pci, host) if planned.keys else None
     if function:
         vf.settle(function, planned.wanted, host)
@@ -364,7 +364,7 @@ def differences(planned: SriovPlan, config: SriovConfig, link: Link | None, host
 
 
 def status(config: SriovConfig, host: Rtnl, log: Log) -> Link | None:
-    """The VF's netdev; None while it is not on the host. Raises NotAvailable when this node has no such VF."""
+    """The VF's netdev; None while it is not on the host. Raises NotAvailable when this node has no such VF, or needs it."""
     if not config.pci:
         return None  # the VF comes with each request
     if not sysfs.is_pci(config.pci) or sysfs.is_physical_function(config.pci):

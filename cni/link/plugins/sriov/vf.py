@@ -1,9 +1,9 @@
-"""Make and restore the settings of a VF through its PF, and set its two MACs.
+"""Make and restore the settings of a virtual function (VF) through its PF, and set the two MACs of the VF.
 
 A VF has the MAC of its netdev and the administrative MAC, which the PF keeps. Drivers differ: some VFs take over the
 administrative MAC at once or when their driver is loaded, some refuse any other MAC while an administrative MAC is set
 (igb, i40e: drivers/net/ethernet/intel), and for some the two are independent (mlx5). So the netdev's MAC is set first.
-If the driver refuses, the administrative MAC is removed before another try. Both are set until the kernel shows both.
+If the driver refuses, the administrative MAC is removed before another try. All is repeated until the kernel shows both.
 """
 
 from __future__ import annotations
@@ -115,11 +115,11 @@ def _has_mac(mac: str, function: VirtualFunction | None, link: Link | None, insi
 def clear(pci: str, keys: list[str], former: dict[str, Any], host: Rtnl) -> None:
     """Restore the settings `keys` of the VF to `former`, in reverse order. Raises KernelRefused for a refused setting.
 
-    A different administrative MAC is removed, so that the netdev's MAC can be restored; `finish` sets the former one.
+    A different administrative MAC is removed, since it may forbid the netdev's MAC. `finish` sets the former one again.
     """
     function = find(pci, host)
     if function is None:
-        return  # the VFs are gone with their PF, or another machine's PF has made them again
+        return  # the VFs are gone with their PF, or the PF is not visible here
     for setting in reversed(vfs.SETTINGS):
         now = function.state
         if setting[0] not in keys or former[setting[0]] == "" or all(now[key] == former[key] for key in setting):
@@ -156,7 +156,7 @@ def _not_as_it_was(
 
 
 def differences(function: VirtualFunction, wanted: dict[str, Any], configured: dict[str, Any]) -> list[str]:
-    """A text for each setting of the VF that differs from the ADD's (`wanted`) or from the configuration's."""
+    """A text for each setting of the VF that differs from `wanted`, the values that ADD set, or from `configured`."""
     return [
         text
         for key, now in function.state.items()
