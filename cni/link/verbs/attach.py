@@ -89,7 +89,7 @@ def _read(plugin: LinkPlugin, request: Request, log: Log) -> tuple[Any, dict[str
 
 
 def _features(request: Request, faults: list[Fault], log: Log) -> dict[str, Any]:
-    """The checked configuration, by name, of each feature that `request` asks for. Loads no module without a feature."""
+    """The checked configuration, by name, of each feature that may apply. Loads no module when none may apply."""
     rdma = request.member("rdma")
     if (rdma is False or (rdma is None and not os.path.exists(_VERBS_DEVICES))) and request.member("rail") is None:
         return {}
@@ -179,7 +179,7 @@ class _Attempt:
                 release.finish()
 
     def plan(self, asked: dict[str, Any], device: DeviceClaim) -> None:
-        """Plan the link, and the features, whose configurations are `asked`. The caller holds the claim of `device`."""
+        """Plan the link, and the features with the configurations `asked`. The caller holds the claim `device`."""
         plugin = self._plugin
         facts = plugin.survey(self._config, self._request, self.host, self._sandbox.rtnl, device, self._log)
         self._planned = plugin.plan(self._config, self._request, facts)
@@ -320,7 +320,7 @@ class _Attempt:
 
 
 def _release(release: Release, fault: BaseException, left: list[CniError]) -> None:
-    """Release the claimed addresses; append an error to `left`. The same error as `fault` means that nothing was claimed."""
+    """Release the claimed addresses; append an error to `left`, but not the same error as `fault`: nothing was claimed."""
     try:
         release.finish()
     except CniError as second:

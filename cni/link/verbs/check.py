@@ -116,7 +116,7 @@ def _unset(inside: Rtnl, link: Link, wanted: Result) -> list[str]:
         if ipconfig.canonical(address.address) not in present:
             found.append(f"address {address.address} is not on {link.name}")
     held = routes.list_of(inside, link.index)
-    # begins with the kernel's own routes
+    # the places of the routes up to here, beginning with the kernel's own
     known = {(ipconfig.subnet(a.address), routes.MAIN_TABLE, routes.IPV6_PREFIX_PRIORITY) for a in wanted.ips}
     for route in wanted.routes:
         dst, gw = ipconfig.subnet(route.dst), ipconfig.next_hop(route, wanted.ips)

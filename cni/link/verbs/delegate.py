@@ -1,7 +1,7 @@
 """Call the IPAM plugin, in this process if it is ours, otherwise by exec, with the same outcome.
 
-The file in CNI_PATH decides. If its device and inode are those of railcni's own file, also through links, the call in
-this process saves the start of an interpreter. Any other file is run as in the spec (foreign.py).
+The file in CNI_PATH decides. If its device and inode are those of railcni's own file, also through links, the call is
+made in this process, which saves the start of an interpreter. Any other file is run as in the spec (foreign.py).
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """DEL of a link plugin, and GC of one attachment: remove the link from the sandbox, then release its addresses.
 
-An IPAM plugin of another suite is called while the link is up, after its addresses are removed, since dhcp needs the
-link. If a DEL cannot remove all of the attachment, it notes this in the record. The runtime may not call again, so
-cni.link.verbs.gc removes the rest later.
+An IPAM plugin of another suite is called while the link is up, since dhcp needs the link; before the call, the link's
+addresses are removed. A DEL that cannot remove all of the attachment notes this in the record. The runtime may not call
+again, so cni.link.verbs.gc removes the rest later.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ def _untold(faults: list[CniError], log: Log) -> list[CniError]:
 
 
 def _mark(record: dict[str, Any], request: Request, records: Records) -> None:
-    """Note in the record that this DEL failed, and the CNI_PATH of the DEL. A later call will soon repeat it."""
+    """Note in the record that this DEL failed, and its CNI_PATH. A later call will soon repeat the DEL."""
     path = ":".join(request.path)
     try:
         if record.get(UNENDED) != path:
@@ -216,7 +216,7 @@ def _is_recorded(name: str, identity: dict[str, int], records: Records) -> bool:
 class Release:
     """One call of the IPAM plugin's DEL for an attachment, with the configuration of the ADD that claimed its addresses.
 
-    `by_link` calls a plugin of another suite while the link exists; otherwise `finish` calls the plugin after that.
+    `by_link` calls a plugin of another suite while the link exists. `finish` calls the plugin if no call was made yet.
     """
 
     def __init__(self, record: dict[str, Any] | None, request: Request, log: Log) -> None:
@@ -244,7 +244,7 @@ class Release:
         self._make()
 
     def in_advance(self) -> bool:
-        """Call a foreign plugin's DEL before the link is gone, since dhcp's daemon keeps the sandbox open until then.
+        """Call a foreign plugin's DEL before the link is gone, since dhcp's daemon keeps the sandbox open until that DEL.
 
         Returns False if the DEL was called already or the plugin is ours.
         """

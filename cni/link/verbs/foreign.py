@@ -17,9 +17,9 @@ from cni.shared.spec.result import Result
 def call(kind: str, path: str, request: Request, log: Log) -> Result | None:
     """Run the plugin `kind` at `path`, and return the result of an ADD, None for every other verb.
 
-    GC and STATUS exist since version 1.1.0. A plugin that does not support the request's version is not called. For GC
-    this is harmless, since attachments are released one by one. STATUS then raises NotAvailable, since each ADD would
-    fail.
+    GC and STATUS exist since version 1.1.0. A plugin that does not list the request's version gets neither. GC is then
+    left out, since attachments are released one by one. STATUS raises NotAvailable if the plugin lists other versions,
+    since each ADD would fail.
     """
     if request.command in ("GC", "STATUS"):
         spoken = _versions(path, request)
