@@ -1,4 +1,4 @@
-"""The stores that keep leases: one contract (base.py), and a folder for each store, independent of one another.
+"""The stores that keep leases: one contract (base.py), and a folder for each store. No store depends on another.
 
 `ref_of` and `open_store` name each kind; a new store has a branch in both.
 """
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 IN_CLUSTER = ("kubernetes", "addresslease")  # kinds that are objects in an API server
 SECRETS = ("password", "borrowed")  # members of a reference that no record keeps
-FILES = ("kubeconfig", "ca", "cert", "key")  # members of a reference that are paths of files of the host
+FILES = ("kubeconfig", "ca", "cert", "key")  # members of a reference that are paths of files on the host
 
 
 def ref_of(config: IpamConfig) -> dict[str, Any]:
@@ -79,8 +79,8 @@ def open_store(
 ) -> Store:
     """The store of `store_ref`, without opening a file or connection. FileStore explains `use` and `restore`.
 
-    `seconds` bound each request to a store that nodes share; 0 means SHARED_SECONDS. `warn` is called with the text
-    of a warning for the administrator.
+    `seconds` bound each request to a store that nodes share; 0 means SHARED_SECONDS. A store in a cluster takes
+    `restore` as its `known` (ObjectStore). `warn` is called with each warning for the administrator.
     """
     kind, path = store_ref.get("kind"), store_ref.get("path")
     if store_ref.get("borrowed"):
@@ -124,10 +124,10 @@ def same(one: dict[str, Any], other: dict[str, Any]) -> bool:
 def joined(recorded: dict[str, Any], store_ref: dict[str, Any] | None) -> dict[str, Any]:
     """The reference by which to open the store of a record: `recorded`, completed by the configuration's `store_ref`.
 
-    If `store_ref` means another store than `recorded`, the result is `recorded`. If both mean one store, the result is
-    `store_ref` with the pools of both. If the network may not name that store (`borrowed`), the result is `recorded`;
-    if both references name the same user, the result also has the configuration's password, and only their common
-    endpoints.
+    If the two mean different stores, the result is `recorded`. If they mean one store, the result is `store_ref` with
+    the pools of both. But if the network may not name that store (`borrowed`), the result is `recorded`. If in that
+    case both name the same etcd user, the result also has the password of `store_ref`, and only the endpoints that
+    both name.
     """
     if not store_ref or not same(recorded, store_ref):
         return recorded

@@ -4,8 +4,8 @@ An address has at most one lease in its pool, and at most one in its reservation
 scope. So overlapping ranges give no address twice. `claim` makes all leases of its arguments, or none. `release` may
 free some leases before an error: the caller then keeps its record and calls again.
 
-Processes and nodes may share a store. Sessions only save time; correctness depends on `claim` alone, which may answer
-Taken.
+Processes and nodes may share a store. A session (`Store.session`) only saves time. Correctness depends on `claim`
+alone, which may answer Taken.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from cni.shared.spec.request import Attachment
 from ipam.leases import Lease, Owner, Pool, Want
 
 Window = tuple[str, str | None, int, int, int]  # pool, scope, family, low, high
-READ, CHANGE, CREATE = range(3)  # the use of a store; only CREATE makes a missing file, for READ and CHANGE it is empty
+READ, CHANGE, CREATE = range(3)  # uses of a store; CREATE makes a missing file, which otherwise counts as empty
 
 SHARED_SECONDS = 2.0  # bound of a request to a store that nodes share, unless the request is for an ADD
-_SECOND_PAUSE = 0.005  # in seconds, after a first pause of 0
+_SECOND_PAUSE = 0.005  # seconds; the second pause if the first is 0
 FORMER = 10_000  # former addresses that a store remembers; the oldest are forgotten
 
 
 lease_files: dict[tuple[str, int], Any] | None = None
-"""The lease files that a warm worker has open, unlocked, by path and use; None in a process that serves one call."""
+"""The open, unlocked lease files of a warm worker (a process for many calls), by (path, use); None elsewhere."""
 connections: dict[Any, Any] | None = None
-"""The open connections (ipam.stores.http) of a warm worker, by Client's keys (Client.kept); None in a process that serves one call."""
+"""The open connections of a warm worker, by the keys of Client.kept (ipam.stores.http); None elsewhere."""
 at_end: list[Callable[[], None]] = []
-"""A warm worker calls these functions when a call is over: each keeps or closes a connection."""
+"""The functions that a warm worker calls at the end of each call. Each function keeps or closes a connection."""
 
 
 class KeptOpen:
@@ -47,7 +47,7 @@ class KeptOpen:
         return 2 * len(lease_files or ()) + len(connections or ())
 
     def end_call(self) -> None:
-        """Close the connections to stores that were opened for the call that ends."""
+        """Close each connection of the call that ends, or keep it for the next call."""
         while at_end:
             at_end.pop()()
 
@@ -63,9 +63,9 @@ class OutcomeUnknown(Unreachable):
 class Pauses:
     """The pauses between attempts that fail temporarily or lose to other writers, until `deadline` (time.monotonic).
 
-    A pause doubles from `first` up to `longest` seconds, with a random factor, and lasts at least half of the last
-    attempt: a slow server gets fewer requests. Pauses become shorter near the deadline, so an old change wins against
-    newer ones. If `first` is 0, there is no pause before the second attempt.
+    A pause doubles from `first` up to `longest` seconds. To spare a slow server, it is at least half as long as the last
+    attempt. A random factor changes each pause. Pauses become shorter near the deadline, so the change that has waited
+    longest wins against newer changes. If `first` is 0, there is no pause before the second attempt.
     """
 
     def __init__(self, deadline: float, first: float = 0.02, longest: float = 1.0) -> None:
@@ -97,9 +97,9 @@ class Pauses:
 class Survey:
     """The readings of a store that an ADD needs before it chooses an address.
 
-    `own`: the leases of the attachment. `pods`: the leases of the pod's namespace, name and ifname, with any uid; at
-    least those in this node's records, since the runtime makes a pod's new sandbox on the same node. `former`: for a
-    pod that `returns` (ipam.leases), the former addresses of this ifname as (family, value). `near_full`: the first
+    `own`: the leases of the attachment. `pods`: the leases of the pod's namespace, name and ifname, with any uid. Leases
+    in no record of this node may be missing, since the runtime makes a pod's new sandbox on the same node. `former`: the
+    former addresses of the pod's ifname as (family, value), if the pod `returns` (ipam.leases). `near_full`: the first
     window is so full that a search should begin elsewhere.
     """
 
@@ -144,14 +144,14 @@ class Store:
     the last address of a pod that `returns`: the pod gets the address again if it is free (`survey`). The store also
     remembers the former pod of a freed address: no other pod gets the address for `cooldown` seconds (`cooling`).
 
-    `is_claimed_here(want)` returns whether another call of this node is about to claim the address; if not, it notes
-    that this call is. So simultaneous calls of one node choose different addresses.
+    `is_claimed_here(want)`: whether another call of this node is about to claim the address. If none is, the function
+    notes that this call is. So simultaneous calls of one node choose different addresses.
     """
 
     kind = ""
     window = 4096  # addresses of one step of a search: a power of two, at most WINDOW of ipam.search
     page = 1000  # leases in one reading
-    spreads = True  # whether claims of different addresses of a pool succeed at once
+    spreads = True  # whether simultaneous claims of different addresses of a pool all succeed
     places = 0  # spread positions in a pool that a search tries before it reads the pool window by window
 
     def __init__(self) -> None:
@@ -193,7 +193,7 @@ class Store:
         """Take now the locks that serialize this node's sessions. Otherwise the session's first reading takes them."""
 
     def settle(self, attachment: Attachment, sequence: int) -> None:
-        """Make each claim of `attachment` with this or a lower sequence fail, also a request still in transit."""
+        """Make each claim of `attachment` with this or a lower sequence fail, even if its request is still in transit."""
 
     def ready(self, wants: Sequence[Want] = ()) -> None:
         """Raise CniError if the store could not write new leases for `wants`; change nothing."""
@@ -225,18 +225,18 @@ class Store:
         raise NotImplementedError
 
     def occupied(self, pool: str, scope: str | None, family: int, low: int, high: int) -> int:
-        """The bitset of the addresses low..high, of one window, that cannot be claimed: bit i stands for low + i."""
+        """The bitset of the addresses in low..high, one window, that cannot be claimed: bit i stands for low + i."""
         raise NotImplementedError
 
     def next_open(self, pool: str, scope: str | None, family: int, value: int, high: int) -> int:
-        """An address in value..high + 1 such that no address from `value` up to but excluding it can be claimed."""
+        """An address in value..high + 1. No address from `value` up to, but not including, the result can be claimed."""
         raise NotImplementedError
 
     def claim(self, wants: Sequence[Want], owner: Owner, instead_of: Sequence[Lease] = ()) -> Claimed | Taken | Unknown:
         """Lease all `wants` to `owner` and free the leases `instead_of` in one step, or change nothing.
 
-        The cooldown of freed addresses begins. One claim has the addresses of one attachment, or of one index of a
-        group of rails: up to 48 (ipam.group.indexes).
+        The cooldown of freed addresses begins. A claim has the addresses of one attachment, or of one index of a group
+        of rails (ipam.group.indexes): up to 48.
         """
         raise NotImplementedError
 
@@ -245,12 +245,12 @@ class Store:
         raise NotImplementedError
 
     def forget(self) -> None:
-        """Remove outdated memories of freed addresses, unless the store does so at each change."""
+        """Remove outdated memories of freed addresses. A store that does so at each change does nothing here."""
 
     def leases(self, pool: str | None = None, node: str = "") -> Iterator[Lease]:
         """Yield the leases of a pool, or of all pools, in any order; with `node` only that node's leases.
 
-        They are read page by page. `unread` gets the fault of each object of an API server that cannot be read.
+        They are read page by page. For each object of an API server that cannot be read, `unread` gets the fault.
         """
         for name in [found.name for found in self.pools()] if pool is None else [pool]:
             page = self._page(name, None, node)

@@ -1,7 +1,7 @@
 """HTTP/1.1 by `http.client` and `ssl`: one connection, kept for all requests of a call.
 
-`http.client` reads the replies. This module adds the limits: every wait has a deadline; a reply has a largest size, and
-its header lines, chunk sizes and trailers together have one, too. The module does not support redirects, proxies or
+`http.client` reads the replies. This module adds limits: a deadline for every wait, a largest size of a reply, and a
+largest size of its header lines, chunk sizes and trailers together. The module does not support redirects, proxies or
 compression.
 """
 
@@ -31,14 +31,14 @@ _MOST_KEPT, _KEPT_SECONDS = 4, 30.0  # connections; servers close an idle connec
 
 
 class _Socket(socket.socket):
-    """A socket that closes without a ResourceWarning when it is garbage: no caller needs to close a store."""
+    """A socket that closes without a ResourceWarning when it is garbage-collected: no caller needs to close a store."""
 
     def __del__(self) -> None:
         self.close()
 
 
 class _TlsSocket(ssl.SSLSocket):
-    """As _Socket, with TLS."""
+    """A `_Socket` with TLS."""
 
     def __del__(self) -> None:
         self.close()
@@ -103,7 +103,7 @@ class _Replies:
         self._deadline, self._bytes, self._lines = deadline, 0, 0
 
     def end(self) -> bool:
-        """End a reply. Return False if more bytes have come, without a request."""
+        """End a reply. Return False if bytes that belong to no request have come after it."""
         return not self._unread
 
     def readline(self, size: int) -> bytes:
@@ -180,7 +180,7 @@ class Connection:
         self._replies = _Replies(self._socket)
 
     def makefile(self, _mode: str) -> _Replies:
-        """The reader of replies. HTTPResponse calls this method: it gets this connection in place of a socket."""
+        """The reader of replies. HTTPResponse calls this method of the connection, which it gets in place of a socket."""
         return self._replies
 
     def request(self, method: str, target: str, headers: str, body: bytes, deadline: float) -> tuple[int, bytes]:
@@ -326,8 +326,8 @@ class Client:
     def kept(self, key: Callable[[], Any]) -> Connection | None:
         """The open connection, or a usable one that an earlier call of this process has kept; None if there is none.
 
-        `key()` identifies kept connections: it returns the address and the contents of all certificates. If it raises
-        OSError or ValueError, no connection is kept; a new connection then fails with the same error.
+        `key()` returns the address and the contents of all certificates, by which a connection is kept. If it returns
+        None, or raises OSError or ValueError, none is kept. After an error a new connection fails with the same error.
         """
         if self._connection is None or self._connection.closed:
             self._connection = None
@@ -348,8 +348,8 @@ class Client:
 def dial(places: Sequence[tuple[str, int]], seconds: float) -> tuple[int, socket.socket]:
     """Connect to the first of `places`, each (host, port), that accepts; return (index of the place, socket).
 
-    The first round tries each place for 0.25 s, so that a dead machine costs no more. The second round tries again the
-    places that did not answer. Raises Refused after `seconds`, or when all places have refused.
+    The first round tries each place for at most 0.25 s, so a dead machine delays the next place no longer. The second
+    round tries the places again that did not answer. Raises Refused after `seconds`, or when all places have refused.
     """
     deadline = monotonic() + seconds
     reasons = ["did not answer"] * len(places)

@@ -41,7 +41,7 @@ def conflicts(
 ) -> list[Want]:
     """The obstacles to a claim of `wants` in place of the leases `instead_of`.
 
-    Obstacles are leases of `instead_of` that are gone or repeated, and wants that exclude an earlier want or whose
+    Obstacles are: a lease of `instead_of` that is gone or repeated; a want that excludes an earlier want; a want whose
     address has another lease.
 
     `is_there(lease)`: whether the lease still exists. `is_held(want, given)`: whether a lease other than `given`
