@@ -1,13 +1,13 @@
 """The file store: the leases of one machine in one SQLite file, without a daemon.
 
     DATADIR/leases.db                  table `lease`: one row for each lease; table `bitmap`: the leased addresses
-    DATADIR/leases.db-journal          SQLite's journal; the file stays, and its content counts only during a call
+    DATADIR/leases.db-journal          SQLite's journal; the file stays, but its content counts only during a call
     DATADIR/leases.db.damaged-N        a damaged file, renamed
 
 Each pool and each reservation scope has a bitmap: an address can be claimed when its bit is set in neither bitmap. A
 claim is one transaction, which writes as many rows in a full pool as in an empty pool.
 
-A new file, also in place of a damaged file, begins with the leases of `restore`, the leases in the attachment records.
+A new file, even one that replaces a damaged file, begins with the leases in the attachment records (`restore`).
 A sound file of an earlier boot keeps its leases (ipam.stores.file.database).
 """
 
@@ -252,7 +252,7 @@ class FileStore(Store):
         return True
 
     def _mark(self, kind: int, space: str, family: int, value: int, leased: bool) -> None:
-        """Set or clear the bit of an address. When its leaf becomes full, or no longer is, update the summary."""
+        """Set or clear the bit of an address. When its leaf becomes full, or stops being full, update the summary."""
         number, index = schema.leaf_of(family, value)
         before, after = self._change_bit(kind, space, number, index, leased)
         if schema.FULL_ROW in (before, after) and before != after:
@@ -268,7 +268,7 @@ class FileStore(Store):
         return before, after
 
     def _either(self, level: int, pool: str, scope: str | None, number: bytes) -> int:
-        """The bits that are set in row `number` of the pool or of the scope; `level` is 0 for leaves, or SUMMARY."""
+        """The bits set in row `number` of the pool, of the scope, or of both. `level` is 0 for leaves, else SUMMARY."""
         bits = 0
         for (row,) in self._rows(
             schema.BITS_OF_TWO, schema.POOL + level, pool, number, schema.SCOPE + level, scope, number

@@ -1,7 +1,7 @@
 """The lease file: an SQLite database that one process at a time has open, under flock(2).
 
-A process waits for the lock in the kernel's queue, without polling and for a bounded time. Then it compares the inode,
-since the file may have been renamed or replaced during the wait. Only other programs contend for SQLite's own locks.
+A process waits for the lock in the kernel's queue, without polling and for a bounded time. Then it checks that the path
+still names the locked file: another may have replaced it. Only other programs contend for SQLite's own locks.
 A killed process leaves a hot journal (PATH-journal); SQLite rolls it back when the next process opens the file.
 
 journal_mode=PERSIST is the fastest mode here. The journal keeps its disk blocks, so leases can be released on a full
@@ -31,7 +31,7 @@ from ipam.stores.file.schema import FORMAT, TABLES
 WAIT_SECONDS = 60.0  # as for an attachment's lock: on a slow disk a hundred processes may wait
 _BUSY_SECONDS = 2.0
 _NO_TEXT = "a text in it is not UTF-8"
-_BOOT_AT, _BOOT_BYTES = 68, 4  # application_id (https://sqlite.org/fileformat.html, section 1.3)
+_BOOT_AT, _BOOT_BYTES = 68, 4  # of application_id (https://sqlite.org/fileformat.html, section 1.3)
 _MOST_KEPT = 4
 _MAGIC = 0x7263 << 16  # the upper half of user_version, which marks railcni's files; the lower half is the format
 
@@ -195,7 +195,7 @@ class Database:
         self.run(f"PRAGMA application_id={int.from_bytes(_this_boot(), 'big', signed=True)}")
 
     def _is_of_earlier_boot(self) -> bool:
-        """Whether no process of this boot has checked the file. SQLite is not used: it fails on a damaged file."""
+        """Whether no process of this boot has checked the file. SQLite is not used, since it fails on a damaged file."""
         return os.pread(self._fd, _BOOT_BYTES, _BOOT_AT) != _this_boot()
 
     def _examine(self) -> None:
@@ -410,7 +410,7 @@ def _is_at(path: str, status: os.stat_result) -> bool:
 
 
 def _lock_holder(fd: int) -> str:
-    """The process that holds the flock of `fd`, as words for a message; "" if it is unknown."""
+    """The process that holds the flock of `fd`, as words for a message; "" if the process is unknown."""
     inode = os.fstat(fd).st_ino
     try:
         for line in files.read_whole("/proc/locks").decode().split("\n"):

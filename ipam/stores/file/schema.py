@@ -5,14 +5,14 @@ SQLite 3.24 (2018) or newer is enough.
 
 The table `bitmap` shows which addresses are leased, in two levels. A leaf has a bit for each of the 4096 addresses
 that differ only in the lowest 12 bits, set when the address is leased. A summary has a bit for each of 4096 leaves,
-set when the leaf is full. So a summary and a leaf show the lowest free address of a pool, with any number of leases.
+set when the leaf is full. So a summary and a leaf show the lowest free address, however many leases a pool has.
 
 The column `number` is the number of the leaf or summary. Its length in bytes differs between IPv4 and IPv6, and so
 shows the family. The column `bits` is a little-endian number without trailing zero bytes; a bitmap of zeros has no row.
 
 The tables `former` (the last address of each pod) and `cooling` (the cooldowns) remember freed addresses; the columns
 `kind` and `space` of `cooling` mean the same as in `bitmap`. Each of the two tables is made when it is first needed.
-The format's number is the same with and without them, since earlier versions can still read the leases.
+The format's number is the same with and without the two tables: earlier versions can read the leases in both cases.
 """
 
 from __future__ import annotations
