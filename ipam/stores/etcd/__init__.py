@@ -6,8 +6,8 @@ claims need no lock, and overwrite nothing.
 The store uses the JSON gateway of etcd 3.4 or newer (ipam.stores.etcd.client).
 
 After a lost reply one transaction looks for the claim. If the claim was not made, the transaction writes a key (void/)
-that every claim tests. So the lost request fails if it still arrives, for example from a member that was stopped for a
-while.
+that every claim tests. So the lost request fails if it still arrives, for example from an etcd member that was stopped
+for a while.
 """
 
 from __future__ import annotations
@@ -184,7 +184,7 @@ class EtcdStore(ServedStore):
         return freed
 
     def _term(self) -> int:
-        """The ID of a new etcd lease that lasts for the cooldown; 0 without a cooldown, or if etcd is full."""
+        """The ID of a new etcd lease (a TTL of keys) for the cooldown; 0 without a cooldown, or if etcd is full."""
         try:
             return self._grant(self.cooldown) if self.cooldown else 0
         except Unreachable:

@@ -194,7 +194,7 @@ class EtcdClient(http.Client):
         return self._context
 
     def _log_in(self, connection: http.Connection, deadline: float) -> None:
-        """Use the token that an earlier call has kept; if none is kept, or etcd has refused a token, log in anew."""
+        """Use the token that an earlier call has kept. Log in if no token is kept, or after etcd has refused a token."""
         name = _token_name(self._endpoints, self._user, self._password)
         if not self._refused:
             self._token = _read_token(name)
@@ -280,7 +280,7 @@ class EtcdClient(http.Client):
 
 
 class _Unserved(Exception):
-    """The member does not serve now: no leader, a timeout, too many requests. `open`: the outcome is unknown."""
+    """Error: the etcd member does not serve now: no leader, a timeout, overload. `open`: the outcome is unknown."""
 
     def __init__(self, code: int, said: str, open: bool) -> None:
         self.code = code
@@ -306,7 +306,7 @@ def _token_name(endpoints: Sequence[ServerAddress], user: str, password: str) ->
 
 
 def _read_token(name: str) -> str:
-    """The kept token; "" if there is none, or another user can write the file. Tokens end after 5 unused minutes."""
+    """The kept token; "" if there is none, or another user can write the file. etcd ends a token after 5 idle minutes."""
     try:
         files.check_private_directory(TOKENS)
         token = files.read_regular(f"{TOKENS}/{name}", _MOST_BYTES, os.O_NOFOLLOW, private=True).decode("ascii")

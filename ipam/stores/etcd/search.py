@@ -94,5 +94,5 @@ class Search:
         return txn.read(*self._keys.span(family, low, high, kind, space), keys_only=not values)
 
     def _answers(self, reads: list[Op], question: Window | None = None) -> Sequence[Answer]:
-        """The answers to `reads`: those that `answered` kept for the window `question`, otherwise from a request."""
+        """The answers to `reads`: kept by `answered` for the window `question`, otherwise from a new request."""
         return (self._seen.pop(question, None) if question else None) or self._call(txn.reads(reads)).answers

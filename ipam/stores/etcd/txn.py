@@ -57,7 +57,7 @@ def transaction(compare: Sequence[Op], then: Iterable[Op], otherwise: Iterable[O
 
 
 def reads(ops: Sequence[Op]) -> Op:
-    """The transaction that runs the reads `ops` at one revision. With no nested read, etcd writes no Raft entry."""
+    """The transaction that runs the reads `ops` at one revision. If none is nested, etcd writes no Raft entry."""
     return {"success": ops}
 
 
@@ -67,7 +67,7 @@ def within(inner: Op) -> Op:
 
 
 def _packed(ops: list[Op]) -> list[Op]:
-    """Move all but the first of many `ops` into inner transactions: etcd counts operations per branch of nesting.
+    """Move all but the first of many `ops` into inner transactions: etcd limits operations per branch of nesting.
 
     The first stays outside, since etcd's quota does not count inner operations (server/etcdserver, costTxn).
     """
