@@ -1,15 +1,15 @@
-"""The store `kubernetes`: the IPPools and reservations of whereabouts v0.9.4, which nodes with whereabouts can share.
+"""The store `kubernetes`: IPPools and reservations of whereabouts v0.9.4. Nodes with whereabouts can share the store.
 
 A claim patches each IPPool once, with a test that the object has not changed since it was read, and then creates a
 reservation for each address. In the other order a kill would leave a reservation without an owner. A failed claim is
 undone. After a kill, a retry completes the claim, or DEL removes it, since the allocation names the container.
 
 A process holds the node's lock of the pool from the reading to the patch, so that no other process of the node
-changes the object in between. A change by another node makes the test fail; the claim then reads the pool again after
-a random pause.
+changes the object in between. If another node changes it, the test fails, and the claim reads the pool again after a
+random pause.
 
 An allocation names container, pod and ifname. The other members of a lease come from this node's records (`known`), or
-if no record has the lease, from its reservation. A lease made by whereabouts has neither: its sequence is 0.
+if no record has the lease, from its reservation. whereabouts writes them to neither: its leases have the sequence 0.
 
 A request that arrives late fails if the object has changed meanwhile. So after a lost reply the claim reads the object
 and patches it again, and `settle` changes the object only to make late requests fail.
@@ -103,7 +103,7 @@ class KubernetesStore(ObjectStore):
             if unknown and owner.pod[2]:
                 strange = self._strange(unknown, owner.pod)
                 pods = [lease for lease in pods if lease not in strange]
-            # a claim that was left open may have taken a lease of Go's over, and not its reservation: the next one does
+            # an unfinished claim may have taken over whereabouts' lease, not its reservation: the next claim does that
             own = [self._view.completed(lease, by_container=True) for lease in self.find(owner.attachment)]
             return Survey(own, pods, self._former(owner.pod, ifname))
 
@@ -160,7 +160,7 @@ class KubernetesStore(ObjectStore):
             if lease and (found is None or found.is_of(lease) or isinstance(want, Lease)):
                 return self._view.completed(lease)
             if found is None or (self._view.moves and isinstance(want, Lease) and found.is_of(want)):
-                return None  # the interrupted move of a lease has left its reservation
+                return None  # an interrupted migration of the lease has left this reservation
             return self._view.known_leases().get((found.lease.pool, want.family, want.value), found.lease)
 
     def occupied(self, pool: str, scope: str | None, family: int, low: int, high: int) -> int:

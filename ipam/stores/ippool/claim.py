@@ -18,7 +18,7 @@ from ipam.stores.served import conflicts
 class PoolClaim:
     """A claim of `wants` for `owner`, in place of the leases `instead_of`.
 
-    `doubtful` are the leases that earlier claims with unknown outcomes replaced. Their reservations may still exist.
+    `doubtful`: leases that earlier claims with unknown outcomes may have replaced. Their reservations may still exist.
     """
 
     def __init__(
@@ -42,8 +42,8 @@ class PoolClaim:
     def make(self, between: Callable[[], object]) -> list[Want]:
         """Write pools, then reservations; return the obstacles (served.conflicts).
 
-        After an obstacle or an error the caller must call `undo`. `between` is called after the pools are written, when
-        the allocations protect the addresses. Raises Conflict after a change by others, OutcomeUnknown.
+        After an obstacle or an error the caller must call `undo`. `between` is called after the pools are written: from
+        then on the allocations protect the addresses. Raises Conflict after a change by others, or OutcomeUnknown.
         """
         if failed := conflicts(self._instead_of, self._wants, self._view.is_there, self._is_seen):
             return failed
@@ -64,8 +64,8 @@ class PoolClaim:
     def _is_seen(self, want: Want, given: Sequence[Lease]) -> bool:
         """Whether the address has another holder, as far as the survey has read the store.
 
-        A lease of `given` without a scope was left in the pool by an unfinished claim: the survey has looked for its
-        reservation.
+        A lease of `given` without a scope was left in the pool by an unfinished claim. Then reservations count too: the
+        survey has read them.
         """
         is_left = any(old.place == want.place and old.scope is None for old in given)
         return (self._is_held if is_left else self._is_in_pool)(want, given)
@@ -86,7 +86,7 @@ class PoolClaim:
         return not self._is_leftover(found, want)
 
     def _at(self, place: Want) -> list[Lease]:
-        """The leases of the address, in its pool or scope, that this claim or a doubtful claim replaces."""
+        """The leases of the address of `place`, in its pool or scope, that this claim or a doubtful claim replaces."""
         given = (*self._instead_of, *self._doubtful)
         return [old for old in given if old.place == place.place or old.excludes(place)]
 
@@ -120,7 +120,7 @@ class PoolClaim:
                     raise
 
     def _standing(self, name: str, places: Iterable[int]) -> Changes:
-        """The allocation at each of these addresses of a pool; None for no allocation."""
+        """The allocation at each of these addresses of a pool, by address; None where there is no allocation."""
         pool = self._view.pool(name)
         found = {value: pool.entries.get(value) if pool else None for value in places}
         return {value: entry.document if entry else None for value, entry in found.items()}
@@ -152,10 +152,10 @@ class PoolClaim:
         return []
 
     def _is_leftover(self, found: Reservation, place: Want) -> bool:
-        """Whether the reservation `found`, without an allocation in the pool of `place`, is that of a dead pod.
+        """Whether the reservation `found`, without an allocation in the pool of `place`, belongs to a dead pod.
 
-        An interrupted DEL of whereabouts leaves such a reservation; but a pool can also lose the allocation of a living
-        pod.
+        An interrupted DEL of whereabouts leaves such a reservation. But a living pod can lose its allocation too, and
+        then keeps its reservation.
         """
         namespace, name, uid = found.lease.pod
         if found.lease.pool != place.pool:
@@ -168,7 +168,7 @@ class PoolClaim:
             return False
 
     def _replace(self, former: Lease, lease: Lease) -> None:
-        """Give the reservation of the address of `former` to `lease`. Raises Conflict after a change, OutcomeUnknown."""
+        """Give the reservation of the address of `former` to `lease`. Raises Conflict after a change, or OutcomeUnknown."""
         found = self._view.reservation(former)
         try:
             if found is None:

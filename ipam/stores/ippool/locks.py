@@ -1,9 +1,9 @@
 """Locks of pools for this node's processes: a file below /run for each pool.
 
 The locks only save time, for a large pool minutes: claims are correct without them, since every patch tests that the
-pool is unchanged. So a process continues without a lock in a container that cannot make the file, or when no process
-has released the lock for the time of a call. A directory that other users can write is made private, or refused with
-the remedy. A process connects to the server before it takes the lock, and so holds the lock only for read and patch.
+pool is unchanged. So a process continues without a lock if it cannot make the file, as in a container, or if nobody
+releases the lock within a call's time. A directory that other users can write is made private; if that fails, the error
+names the remedy. A process connects before it takes the lock, and so holds the lock only for read and patch.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ipam.stores.apiserver import Api
 from ipam.stores.base import SHARED_SECONDS
 
 DIRECTORY = "/run/railcni"
-_SECONDS = 30.0  # the least wait, unless the caller allows less than SHARED_SECONDS: many DELs must keep the lock
+_SECONDS = 30.0  # the least wait, so that many DELs all get the lock; but `seconds` below SHARED_SECONDS are kept
 _SHARE = 0.9  # of a call's time; the rest is for a claim without the lock
 _LONGEST = 120.0  # seconds to wait while others release the lock: where nodes contend, each claim may take seconds
 

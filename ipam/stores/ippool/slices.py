@@ -1,11 +1,11 @@
 """Node slices: the part of a range from which a node gives addresses, by the NodeSlicePool of whereabouts v0.9.4.
 
-whereabouts' node-slice-controller makes a NodeSlicePool for each network with `node_slice_size`. The name is the
-network_name, else the name of the network. The controller divides the range into slices, and gives each node a slice.
+whereabouts' node-slice-controller makes a NodeSlicePool for each network with `node_slice_size`, and names it by the
+network_name, else by the network's name. The controller divides the range into slices, and gives each node a slice.
 An ADD takes a free slice for a node without one; only the controller divides ranges and takes slices away from nodes.
 
-A free slice may be in use: a node was deleted while its pods still run, or the range was divided again. So an ADD
-lists the pools, and skips a slice with an address in another pool of the network.
+Pods may use a slice that no node has: a node was deleted while its pods run, or the range was divided again. So an
+ADD lists the pools, and skips a slice with an address in another pool of the network.
 """
 
 from __future__ import annotations

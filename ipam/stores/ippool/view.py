@@ -27,8 +27,8 @@ class View:
     """The readings since the last `forget`.
 
     `before` is called before each reading of a pool. `known` returns the leases in this node's records. `cooldown` is in
-    seconds. Members of `store_ref`: the pools in which an attachment may have leases (absent: all), the node whose
-    slices the pools are (absent: pools of whole ranges), and `moves`: use closed pools too, for a migration.
+    seconds. Members of `store_ref`: `pools`, in which an attachment may have leases (absent: all pools); `node`, whose
+    slices these pools are (absent: the pools are whole ranges); `moves`: use closed pools too, for a migration.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class View:
 
     def forget(self) -> None:
         """Forget all readings, so that all is read again."""
-        self.read_pools = {"": None}  # the reservations of Go's whereabouts name no pool
+        self.read_pools = {"": None}  # the reservations that whereabouts makes name no pool
         self._reservations = {}
         self._known = None
 
@@ -118,7 +118,7 @@ class View:
         return self.lease(pool, entry) if pool and entry else None
 
     def completed(self, lease: Lease, by_container: bool = False) -> Lease:
-        """`lease` with the data of its record, else of its reservation; without a reservation its scope is None.
+        """`lease` with the data of its record, else of its reservation; with the scope None if it has no reservation.
 
         With `by_container`, a reservation that names no container does not count.
         """
@@ -160,7 +160,7 @@ class View:
     # --- changes ---
 
     def patch(self, name: str, changes: Changes, cooled: Sequence[Lease] = (), released: Sequence[Lease] = ()) -> None:
-        """Patch a pool with `changes`; unless it is nearly full, note the cooldowns of `cooled`, and `released` leases.
+        """Patch a pool with `changes`. If it has room, note cooldowns (`cooled`) and former addresses (`released`).
 
         Raises Conflict when others have changed or deleted the pool, OutcomeUnknown after a lost reply, TryAgainLater
         for a full pool.
@@ -198,7 +198,7 @@ class View:
         )
 
     def create(self, name: str, family: int, changes: Changes) -> None:
-        """Create an empty pool: a late create then leases nothing. Raises Conflict if it exists, OutcomeUnknown."""
+        """Create a pool, empty so that a late create leases nothing. Raises Conflict if it exists, or OutcomeUnknown."""
         try:
             cidr = range_of(name, family, next(iter(changes)))
         except ValueError:
@@ -218,10 +218,10 @@ class View:
                 if any((item["metadata"].get("labels") or {}).get(ADDRESS_STATE) == HELD for item in page):
                     raise InvalidConfig(f"pool {name}: {objects.IN_ADDRESSES}", str(self.api))
         except (Undefined, Forbidden):
-            pass  # the cluster has no AddressLeases, or these are credentials of whereabouts
+            pass  # the cluster has no AddressLeases, or whereabouts' credentials may not list them
 
     def pauses(self) -> Pauses:
-        """The pauses between attempts at a change while others change the object; they may outlast one request."""
+        """The pauses between attempts at a change that others prevent. In all they may outlast one request."""
         seconds = self.api.seconds
         seconds = seconds if seconds < SHARED_SECONDS else max(seconds, _CONTENDED_SECONDS)
         return Pauses(min(time.monotonic() + seconds, self.api.deadline), longest=_LONGEST_PAUSE)
@@ -245,10 +245,10 @@ class View:
                     self.forget_reservation(lease)
 
     def reserve_for_others(self, leases: Sequence[Lease]) -> None:
-        """Create the missing reservations of addresses of `leases` that other owners have now. Raises OutcomeUnknown.
+        """Create the missing reservation of each address of `leases` that has a new owner. Raises OutcomeUnknown.
 
-        whereabouts moves an allocation to a restarted sandbox, but not the reservation: this still names the former
-        container, so the release of the former lease deletes it.
+        whereabouts moves an allocation to a restarted sandbox, but not the reservation, which still names the former
+        container. So the release of the former lease deletes the reservation.
         """
         for lease in leases:
             other = self.lease_at(lease) if lease.scope is not None else None
