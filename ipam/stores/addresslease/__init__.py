@@ -14,8 +14,8 @@ The object of a freed address stays until the end of its cooldown; the next clai
 named by the pod, remembers the former addresses of a StatefulSet's pod.
 
 For a consistent list, an API server before 1.31, or with an etcd before 3.5, reads all objects of the namespace from
-etcd: seconds for 20,000 objects. So a first ADD reads the server's cache. Its create or patch fails if the cache was
-too old, and the ADD then reads consistently.
+etcd: seconds for 20,000 objects. So the first ADD of an attachment reads the server's cache. If the cache was too old,
+the ADD's create or patch fails, and the ADD then reads consistently.
 """
 
 from __future__ import annotations
@@ -52,14 +52,14 @@ class AddressLeaseStore(ObjectStore):
 
     kind = "addresslease"
     window = objects.BLOCK_SIZE
-    places = 6  # reading past a full block lists the whole pool
+    places = 6  # tried first, since reading past a full block lists the whole pool
 
     def _prepare(self) -> None:
         self._objects = Objects(self.api)
         self._entries: dict[str, Entry] = {}  # by name, as this session has read them
         self._lists: dict[tuple[Any, ...], Any] = {}  # the results of this session's lists
         self._recent = False  # lists come from the server's cache, and may be a moment old
-        self._surveyed: Survey | None = None  # for a new attachment
+        self._surveyed: Survey | None = None  # the last survey for a new attachment
 
     def _begin(self) -> None:
         """Forget the readings of the last session; no lock is taken."""
@@ -116,8 +116,8 @@ class AddressLeaseStore(ObjectStore):
     def _checked(self, own: Sequence[Lease]) -> list[Lease]:
         """Complete the checks of a claim of `own`, which a killed ADD or an unknown outcome may have left out.
 
-        Release the leases of the attachment that have the same addresses under the other kind of name. Release those of
-        `own` whose addresses another attachment holds under it, and return the rest.
+        An object with the other kind of name may hold the same address (`twin`). If this attachment has the object,
+        release it; if another attachment has it, release the lease of `own`. Return the leases of `own` that are left.
         """
         kept: dict[tuple[str, int, int], Lease] = {}
         mixed = {pool: self._is_mixed(lease) for pool, lease in {lease.pool: lease for lease in own}.items()}
@@ -177,7 +177,7 @@ class AddressLeaseStore(ObjectStore):
             labels = {objects.BLOCK: objects.block_label(family, low)}
             if scope is None:
                 return _values(family, self._listed(labels | {objects.POOL: objects.label(pool)}))
-            want = Want(pool, family, low, scope)  # the list has the objects of all pools; their names tell the space
+            want = Want(pool, family, low, scope)  # the list has the objects of all pools; the space is in their names
             spaces = {objects.space_of(name) for name in (objects.name_of(want), twin_name(want))}
             return _values(family, [name for name in self._listed(labels) if objects.space_of(name) in spaces])
 
@@ -270,7 +270,7 @@ class AddressLeaseStore(ObjectStore):
                 pass
 
     def abandon(self, lease: Lease) -> None:
-        """Mark the object of `lease` as that of a lost node, so that the admission policy lets other nodes free it."""
+        """Mark the object of `lease` as left by a lost node, so that the admission policy lets other nodes free it."""
 
         def mark(entry: Entry) -> Entry:
             labels = {**entry.labels, objects.ABANDONED: "true"}
@@ -294,7 +294,7 @@ class AddressLeaseStore(ObjectStore):
             self._forget()
 
     def forget(self) -> None:
-        """Remove ended cooldowns, fences, and the oldest former addresses of pods."""
+        """Remove ended cooldowns, objects kept against late creates, and the oldest former addresses of pods."""
         now = time.time_ns()
         try:
             found = self._objects.chosen({objects.STATE: objects.FORMER}, recent=True)

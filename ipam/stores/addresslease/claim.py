@@ -59,7 +59,7 @@ class Claim:
         self.leases = [Lease(want, owner) for want in wants]
 
     def make(self) -> list[Want]:
-        """Make the objects; return the obstacles (served.conflicts), after which the caller must call `undo`."""
+        """Make the objects; return the obstacles (served.conflicts). If there are any, the caller must call `undo`."""
         given = {old.key(): entry for old in self._instead_of if (entry := self._known(old)) and entry.is_of(old)}
         failed = conflicts(self._instead_of, self._wants, lambda old: old.key() in given, lambda want, freed: False)
         if failed:
@@ -114,7 +114,7 @@ class Claim:
             self._made.pop()
 
     def taken(self) -> list[Want]:
-        """All obstacles to the claim; [] for a claim of one address: `make` returned its obstacle."""
+        """All obstacles to the claim; [] for a claim of one address, whose only obstacle `make` has returned."""
         if len(self._wants) == 1 and not self._instead_of:
             return []
         return conflicts(self._instead_of, self._wants, self._is_there, self._is_held)

@@ -181,7 +181,7 @@ class Entry:
         return mark.isascii() and mark.isdigit() and now_ns - int(mark) < LATE_SECONDS * 1_000_000_000
 
     def freed(self, now_ns: int, cooldown: int) -> dict[str, Any]:
-        """The object after a release: in cooldown for `cooldown` seconds; with 0 it only makes late creates fail."""
+        """The object after a release: in cooldown for `cooldown` seconds; with 0 the object only makes late creates fail."""
         until = now_ns // 1_000_000_000 + cooldown + 1 if cooldown else 0  # the current second does not count
         state = COOLING if cooldown else FORMER
         spec = {**self.spec, "sequence": now_ns, "state": state}

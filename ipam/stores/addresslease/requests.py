@@ -1,7 +1,7 @@
 """Requests for AddressLeases, each made again after a lost reply.
 
-A second create finds the object of the first create. A change tests the resourceVersion, and a deletion tests uid and
-resourceVersion. So a late change or deletion fails, since the object has changed by then.
+A second create finds the object that the first create made. A change tests the resourceVersion, and a deletion tests
+uid and resourceVersion. So a late change or deletion fails, since the object has changed by then.
 """
 
 from __future__ import annotations
