@@ -1,8 +1,8 @@
 """Requests to an API server: one connection for all requests of a call, credentials, and attempts.
 
-A reading request is repeated within its time after any fault. A changing request is repeated only when the server has
-surely not carried it out (status 429, or 503 with Retry-After). After a lost reply it raises OutcomeUnknown, and the
-caller reads again.
+A reading request is repeated within its time after any fault that may pass. A changing request is repeated only when
+the server has surely not carried it out (status 429, or 503 with Retry-After). After a lost reply a changing request
+raises OutcomeUnknown, and the caller reads again.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from ipam.stores.base import OutcomeUnknown, Pauses, Unreachable
 JSON_PATCH = "application/json-patch+json"
 BRIEF = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1,application/json"  # the object's metadata
 BRIEF_LIST = BRIEF.replace("Metadata;", "MetadataList;")
-# a table has a tenth of the bytes of metadata, which has managedFields
+# a table is a tenth of the size of the metadata, which contain managedFields
 _TABLE = "application/json;as=Table;g=meta.k8s.io;v=v1,application/json"
 
 _STATIC = "kubernetes.io/config.mirror"  # annotation of a mirror pod: the uid that the kubelet gave the static pod
@@ -41,9 +41,9 @@ _BRIEF_PAGE = 5000  # of a list of metadata
 class Api(http.Client):
     """A client of the API server that the kubeconfig at `path` names; "" means the service account of this pod.
 
-    `namespace` has the objects; "" means the namespace of the kubeconfig's context. A request takes at most `seconds`;
-    but once the server has answered, or done a TLS handshake, a reply may come until `deadline`. `observe`, if set, is
-    called after each request of this process with the verb, the resource, the seconds, and the exception or None.
+    `namespace`: where the objects are; "" means the namespace of the kubeconfig's context. A request takes at most
+    `seconds`; but once the server has answered, or done a TLS handshake, a reply may come until `deadline`. `observe`, if
+    set, is called after each request of this process with the verb, the resource, the seconds, and the exception or None.
     """
 
     observe: Callable[[str, str, float, BaseException | None], object] | None = None
@@ -54,7 +54,7 @@ class Api(http.Client):
         self._namespace = namespace
         self._access: Access | None = None
         self._token: str | None = None
-        self.warn: Callable[[str], object] = lambda text: None  # called with texts for the administrator
+        self.warn: Callable[[str], object] = lambda text: None  # called with each warning for the administrator
 
     @property
     def access(self) -> Access:

@@ -37,7 +37,7 @@ class Undefined(InvalidConfig):
 
 
 class Expired(TryAgainLater):
-    """The server no longer keeps the list of which the next page was requested (410)."""
+    """The server no longer keeps the list whose next page was requested (410)."""
 
 
 class Conflict(Exception):
@@ -144,7 +144,7 @@ def _forbidden(
 
 
 def _parts(body: bytes) -> tuple[bool, str, str, dict[str, Any]]:
-    """(whether the reply is a Status, its reason, message and details); of another reply the first bytes as message."""
+    """(whether the reply is a Status, its reason, message and details). Another reply's first bytes are the message."""
     try:
         said = codec.loads_reply(body)
         reason, message, details = (said.get(key) or "" for key in ("reason", "message", "details"))

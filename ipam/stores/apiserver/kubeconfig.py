@@ -4,7 +4,7 @@ Any author of a network may choose the kubeconfig. So errors show keys of the ku
 
 A kubeconfig is JSON, as the agent and `kubectl config view -o json` write it; YAML needs PyYAML.
 
-The current context counts, as for whereabouts (client-go, tools/clientcmd). Relative paths start at the kubeconfig's
+The current context is used, as by whereabouts (client-go, tools/clientcmd). Relative paths start at the kubeconfig's
 directory. A token in a file is read at each call, since it rotates.
 """
 
@@ -66,7 +66,7 @@ class _Members:
 
 
 class Access(http.ServerAddress):
-    """An API server and the credentials for it. `path` is that of the kubeconfig, "" for a service account.
+    """An API server and the credentials for it. `path` is the kubeconfig's path, "" for a service account.
 
     Files that the kubeconfig names are read when they are needed.
     """
@@ -100,7 +100,7 @@ class Access(http.ServerAddress):
         self.helper = Helper(path, path.rpartition("/")[0], described) if described else None
 
     def token(self, deadline: float) -> str:
-        """The current bearer token, or "". Raises CniError if there is no answer by `deadline` (monotonic)."""
+        """The bearer token, or "". Raises CniError if its file or the `exec` helper fails, or at `deadline` (monotonic)."""
         if self._token_file:
             try:
                 return files.read_regular(self._token_file, _MOST_BYTES).decode("ascii").strip()
@@ -160,7 +160,7 @@ class Helper:
     """
 
     def __init__(self, path: str, directory: str, described: Any) -> None:
-        """`path` is that of the kubeconfig; relative paths start at `directory`; `described` is the value of `exec`."""
+        """`path` is the kubeconfig's; a relative command starts at `directory`; `described` is the value of `exec`."""
         self.where = path
         self._status: dict[str, Any] | None = None
         described = described if isinstance(described, dict) else {}
@@ -305,7 +305,7 @@ def in_cluster(environ: Mapping[bytes, bytes]) -> Access:
 
 
 def _named(path: str, document: dict[str, Any], listed: str, inner: str, name: Any, by: str) -> _Members:
-    """The member `inner` of the entry `name` in the list `listed`. `by`, for errors, is the key that refers to it."""
+    """The member `inner` of the entry `name` in the list `listed`. `by`, for errors, is the key whose value is `name`."""
     entries = document.get(listed)
     for entry in entries if isinstance(entries, list) else ():
         if isinstance(entry, dict) and entry.get("name") == name and name:
@@ -317,7 +317,7 @@ def _named(path: str, document: dict[str, Any], listed: str, inner: str, name: A
 
 
 def _path(pem: str | bytes, held: list[int]) -> str:
-    """Return `pem` if it is a path. Else return the path of a memory file with it; `held` gets its descriptor."""
+    """Return `pem` if it is a path, else the path of a memory file with the PEM; `held` gets the file's descriptor."""
     if isinstance(pem, str):
         return pem
     fd = os.memfd_create("pem", os.MFD_CLOEXEC)

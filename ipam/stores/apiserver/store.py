@@ -17,8 +17,8 @@ from ipam.stores.served import ServedStore
 class ObjectStore(ServedStore):
     """The store of `store_ref` (ipam.stores.ref_of). A request takes at most `seconds`, with all its attempts.
 
-    `known` returns the leases in this node's records, at least those of the network; `warn` is called with texts of
-    warnings.
+    `known` returns the leases in this node's records, at least those of the network. `warn` is called with each
+    warning.
     """
 
     def __init__(
@@ -82,10 +82,10 @@ def refuse_elsewhere(api: Api, pool: str) -> None:
 def attempt(
     leases: list[Lease], make: Callable[[], list[Want]], undo: Callable[[], object], taken: Callable[[], list[Want]]
 ) -> Claimed | Taken | Unknown:
-    """Make a claim of several requests by `make`; if that fails, call `undo`. Return the answer for Store.claim.
+    """Make a claim of several requests by `make`; undo a failed one by `undo`. Return the answer for Store.claim.
 
-    `make` returns the first obstacles to the claim, [] on success; and may raise Conflict or OutcomeUnknown. After `undo`,
-    `taken` returns all obstacles. After any other CniError of `make`, `undo` is called, and the error is raised again.
+    `make` returns the first obstacles, [] on success; `taken` returns all obstacles, after `undo`. After OutcomeUnknown
+    nothing is undone. Conflict is answered by Taken([]) after `undo`; any other CniError is raised again after `undo`.
     """
     failure: Exception | None = None
     failed: list[Want] = []
