@@ -1,9 +1,9 @@
 """The program `railcni agent`; its options are in cni/cli/agent.py.
 
-agent            the tasks of the agent, made from its options: also pending releases and the health of the installation
+agent            the agent's tasks, made from its options, and its pages: the installation's health, and metrics
 loop             the loop that runs the tasks
 nodefiles        kubeconfig, token, flat file and node name
-collector        a pass over all leases, which frees dead leases and restores lost ones
+collector        the task that frees dead leases and restores lost ones
 cluster_stores   the collector's view of the stores in the API server: since when leases are dead, which leases are lost
 events           Events of Kubernetes
 

@@ -38,7 +38,7 @@ from ipam.stores.apiserver.kubeconfig import service_url
 from ipam.stores.apiserver.resources import POOLS
 
 _FLUSH_SECONDS = 2.0  # the time for all releases of one step
-_FLUSH_EVERY, _FLUSH_LONGEST = 10.0, 300.0  # seconds between two runs, and at most after repeated failures
+_FLUSH_EVERY, _FLUSH_LONGEST = 10.0, 300.0  # seconds between two runs; the longest pause after repeated failures
 _REFRESH_EVERY = 1.0  # seconds: a token rotates hours before it expires, but the CA may be replaced at any time
 _RESIGN_SECONDS = 0.4
 
@@ -131,7 +131,7 @@ class Agent:
         raise InvalidConfig(message)
 
     def _datastore(self, wanted: str) -> str:
-        """Return the recorded store of the nodes. Without one, record the only store with leases, else `wanted`."""
+        """Return the recorded store of the nodes. If there is none, record the only store with leases, else `wanted`."""
         cluster = self.server()
         if not (chosen := cluster.datastore()):
             used = cluster.used()
@@ -234,7 +234,7 @@ class Agent:
             self._log.say("info", "written", file=f"{self._folder_shown}/{name}")
 
     def flush(self) -> Iterator[None]:
-        """Retry pending releases, and remove attachments that a DEL left. Raises TryAgainLater when some remain.
+        """Retry pending releases; remove attachments whose DEL failed or never came. Raises TryAgainLater if any remain.
 
         An agent in a container retries only releases: it sees neither the host's links nor the processes and mounts
         that keep a network namespace. The next call of a plugin on the node removes the attachments.
@@ -354,7 +354,7 @@ def _say_health(agent: Agent, log: AgentLog) -> None:
 
 
 def _once(agent: Agent, options: argparse.Namespace, log: AgentLog) -> int:
-    """Run each task once, and the collector again after the grace if it has found dead leases; return the exit code."""
+    """Run each task once; if leases were found dead, run the collector again after the grace. Return the exit code."""
     _say_health(agent, log)
     well = [loop.run_once(task, log) for task in agent.tasks()]
     if agent.collector.suspects:

@@ -1,6 +1,6 @@
-"""The agent's view of the two stores in the API server. It reads the leases of its node, or page by page all leases.
+"""The stores in the API server, IPPools and AddressLeases, as the agent reads them. Each agent reads its node's leases.
 
-While it reads all leases, it keeps only the leases that no node's agent frees, and the number of leases of each pool.
+The elected agent also reads all leases, in pages. It counts them by pool, and keeps abandoned ones (`is_abandoned`).
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ class ClusterSource(ABC):
         self.abandoned_dead, self.waiting, self.seen_on = GraceTracker(), GraceTracker(), {}
 
     def remember_nodes(self, pods: Mapping[Name, Pod]) -> None:
-        """Record the nodes of the existing pods of abandoned leases. Ignore a pod with another UID than its lease's."""
+        """Record the node of each abandoned lease's pod, if the pod exists. Skip a pod whose UID is not the lease's."""
         known = {key: node for key, node in self.seen_on.items() if key in self.abandoned}
         for key, lease in self.abandoned.items():
             pod = pods.get(lease.pod_name)
@@ -157,7 +157,7 @@ class ClusterSource(ABC):
 
     def has_lost(self, before: float) -> bool:
         """Whether the store has lost the newest recorded lease older than `before` (ns since 1970), for example because
-        a backup was restored. The server reads one object for this; for `of_node` it reads the objects of all nodes."""
+        a backup was restored. The server reads one object for this test, but for `of_node` the objects of all nodes."""
         old = [lease for lease in self.records.values() if lease.sequence < before]
         newest = max(old, key=lambda lease: lease.sequence, default=None)
         return newest is not None and newest.identity in self.intact and not self.has(newest, if_moved=True)
@@ -178,7 +178,7 @@ class ClusterSource(ABC):
         return marked
 
     def complete(self, lease: Lease) -> bool:
-        """Create the reservation of a lease in an IPPool, if it is missing; return whether this created it."""
+        """Create the missing reservation of a lease in an IPPool; return whether a reservation was created."""
         return False
 
     def read_records(self) -> None:
@@ -196,9 +196,9 @@ class ClusterSource(ABC):
     def restore(self, lease: Lease, others: Iterable[ClusterSource]) -> Outcome:
         """Create the lost objects of a recorded lease again. Raises CniError when a request to the store fails.
 
-        Nothing changes if another lease has the address. A lease without any object is restored only while it may be
-        in use, since the record may belong to a pod's former sandbox. If the pool is closed, or one of the stores
-        `others` has the address, a migration has moved the lease, and `railcni ipam migrate` updates the record.
+        Nothing changes if another lease has the address, if the pool is closed, or if one of the stores `others` has the
+        address. In the last two cases `railcni ipam migrate` has moved the lease, and updates the record. A lease
+        without any object is restored only while it may be in use: the record may be a former sandbox's.
         """
         with in_use.excluded(self._node_records, lease.attachment) as users:
             record = local.read_record(lease.attachment, self._node_records) if users else None
@@ -238,7 +238,7 @@ class ClusterSource(ABC):
         self.usage, self.named, self.abandoned, self.unleased, self.faults = {}, set(), {}, set(), []
 
     def _keep(self, leases: Iterable[Lease], nodes: Mapping[str, Node]) -> None:
-        """Add to `abandoned` the `leases` of other nodes that no agent on one of `nodes` frees."""
+        """Add to `abandoned` the `leases` whose node is not in `nodes` or is out of service, except this node's own."""
         for lease in leases:
             key = lease.identity
             if is_abandoned(lease, nodes) and key not in self.marked and key not in self.records:

@@ -33,7 +33,7 @@ from ipam.stores.addresslease import objects as addresses
 from ipam.stores.ippool.objects import LIMIT
 
 Steps = Generator[None, None, None]
-_LISTED_GRACES = 10  # grace periods between lists of a node's objects: for each the server reads all nodes' objects
+_LISTED_GRACES = 10  # grace periods between lists of a node's objects: the server reads all nodes' objects for each
 
 
 @dataclass
@@ -94,8 +94,8 @@ class Collector:
     # --- the leases of this node ---
 
     def _list(self, source: ClusterSource) -> Steps:
-        """Read this node's records and, at intervals, the node's leases. The caller reads the pods afterwards: a pod is
-        older than its leases, so the pod of every lease is found if it exists."""
+        """Read this node's records and, at intervals or after a loss, the node's leases. The caller reads the pods after
+        that: a pod is older than its leases, so the pod of every lease is found if it exists."""
         source.read_records()
         yield
         if monotonic() - source.listed >= _LISTED_GRACES * self.grace or source.has_lost(time_ns() - self.grace * 1e9):
@@ -145,14 +145,14 @@ class Collector:
         return settled
 
     def _check(self, lease: Lease) -> Pod | None:
-        """Return the lease's pod. Raises Changed if the pod is not dead now."""
+        """Return the lease's pod, if it exists. Raises Changed if the lease is not dead now."""
         pod = self.server().pod(*lease.pod_name)
         if lease.identity not in find_dead([lease], {lease.pod_name: pod} if pod else {}):
             raise Changed("it is in use, or has changed")
         return pod
 
     def _check_abandoned(self, source: ClusterSource, name: str, lease: Lease) -> None:
-        """Let `source` free the lease. Raises Changed if its pod is not dead now, or the node `name` or its agent is back."""
+        """Make the lease ready to be freed. Raises Changed if it is not dead now, or node `name` or its agent is back."""
         pod = self._check(lease)
         if name and not (pod and pod.is_over and not lease.node):
             node = self.server().node(name)
@@ -165,7 +165,7 @@ class Collector:
     # --- the leases that no node's agent frees, for the elected agent ---
 
     def _free_abandoned(self, server: Cluster) -> Steps:
-        """Free the dead leases that no node's agent frees."""
+        """Free the dead leases whose node is unknown, gone or out of service."""
         nodes = server.nodes()
         yield
         networks = self._networks(server)

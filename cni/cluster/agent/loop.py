@@ -1,7 +1,7 @@
 """The agent's loop, which runs one step of each due task at a time.
 
-A task is a generator. A step makes one or two requests, so a task delays the others no longer than these take. A signal
-interrupts any step.
+A task is a generator. A step makes one or two requests, so a task delays other tasks only as long as these requests
+take. A signal interrupts any step.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def end_on_signals() -> None:
 class Task:
     """A task that runs the steps of `begin()` every `every` seconds.
 
-    After a failure it waits a second and begins again. The wait doubles with each failure, up to `longest` seconds.
+    After a failure it waits a second and begins again. The wait doubles with each failure, up to `longest` (0: `every`).
     """
 
     def __init__(self, name: str, every: float, begin: Steps, longest: float = 0.0) -> None:

@@ -1,4 +1,4 @@
-"""The files with which a node's plugins reach the API server: kubeconfig, flat file and the node's name.
+"""The files with which a node's plugins reach the API server: kubeconfig, flat file (whereabouts.conf), node name.
 
 Their directory (whereabouts.d below the runtime's net.d) and their content are as whereabouts' DaemonSet writes them.
 So either the agent or that DaemonSet can write the files, and the plugins of both projects can read them.
@@ -81,10 +81,10 @@ def own_kubeconfig(server: str, folder: str, namespace: str) -> bytes:
 def flat_file(present: bytes | None, folder: str, datastore: str, choose: Callable[[str], str]) -> bytes:
     """The new content of the flat file: `present` (None if there is no file) with missing keys added.
 
-    A file with a store outside of the API server gets neither `datastore` nor a kubeconfig. For a file without a
-    store, `choose(proposed)` returns the cluster's store. The proposal for a new file is `datastore`. For a present
-    file it is "kubernetes": whereabouts wrote the file, and has leases in IPPools. `folder` is the host's path of
-    whereabouts.d. Raises InvalidConfig when the file is no JSON object, since another program may own it.
+    A file with a store outside of the API server gets neither `datastore` nor a kubeconfig. If a file names no store,
+    `choose(proposed)` returns the cluster's. `datastore` is proposed for a new file, and "kubernetes" for a present one:
+    whereabouts wrote that file, and has leases in IPPools. `folder` is the host's path of whereabouts.d. Raises
+    InvalidConfig when the file is no JSON object, since another program may own it.
     """
     document: Any = {}
     if present is not None and present.strip():
@@ -156,7 +156,7 @@ def put(folder: str, name: str, data: bytes) -> bool:
 
 
 class Tokens:
-    """The plugins' token, requested for the service account `account` ("NAMESPACE/NAME"), or the agent's own for "".
+    """The plugins' token: of the service account `account` ("NAMESPACE/NAME") or, if this is "", the agent's own token.
 
     A pod's token ends with the pod. So with the agent's own token, the server refuses the plugins while the agent is
     replaced. A requested token is bound to the Node `node` and outlives the agent by at least half a day, and its
