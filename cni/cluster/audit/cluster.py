@@ -66,7 +66,7 @@ class Cluster:
     # --- the store of the nodes ---
 
     def datastore(self) -> str:
-        """The kind of store that the nodes use, from the ConfigMap CHOICE; "" before an agent has created that."""
+        """The kind of store that the nodes use, from the ConfigMap CHOICE; "" while there is no such ConfigMap."""
         found = self._one(CONFIGMAPS, lambda document: (document.get("data") or {}).get("datastore", ""), CHOICE)
         if found is not None and found not in IN_CLUSTER:
             raise InvalidConfig(
@@ -138,7 +138,7 @@ class Cluster:
 class PoolReading:
     """A reading of the IPPools of `cluster` and their reservations, page by page.
 
-    `networks` have the network names with which names of reservations may begin, and show which pools are node slices.
+    `networks` have the network names with which reservations' names may begin. They show which pools are of one node.
     """
 
     def __init__(self, cluster: Cluster, networks: list[IpamBlock] | None = None) -> None:

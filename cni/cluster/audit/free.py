@@ -1,4 +1,4 @@
-"""The freeing of dead leases. A lease is read again, and freed only if it is as it was when it was found dead."""
+"""The freeing of dead leases. A lease is read again, and freed only if it has not changed since it was found dead."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Changed(Exception):
 
 
 class Kept(Changed):
-    """It is unknown whether the address is in use; the text has the remedy."""
+    """The lease must stay, since it is unknown whether its address is in use; the text has the remedy."""
 
 
 def is_same(found: Lease, lease: Lease) -> bool:

@@ -1,9 +1,9 @@
-"""Whether the address of a lease may be in use on this machine, by the rules of DEL and GC, for the agent and reclaim.
+"""Whether the address of a lease may be in use on this machine, by the rules of DEL and GC.
 
 An address may be in use while its network namespace exists: at its path, or kept without a path by a process, a mount
-or an open descriptor. It may also be in use while the host has its link, and after a DEL that failed to end the
-attachment, until a later call ends it. If no record has the link, since another plugin or a DRA driver has made the
-link, all kept namespaces are searched for the link.
+or an open descriptor. The address may also be in use while the host shows that its link exists, and after a failed DEL
+until a later call has ended the attachment. If another plugin or a DRA driver made the link, no record has it: then
+all kept namespaces are searched for the link.
 """
 
 from __future__ import annotations
@@ -74,8 +74,8 @@ def use(lease: Lease, records: Records, below: Callable[[str], str] = str) -> tu
 def may_be(lease: Lease, users: Sequence[Attachment], records: Records, below: Callable[[str], str] = str) -> bool:
     """Whether the address may be in use by the links of `users`. Raises OSError when this is unknown.
 
-    `below` maps a path of the host to its path in this container. A process in a container does not see processes and
-    links of the host, and sees only propagated mounts.
+    `below` maps a path of the host to its path in this container. A process in a container sees no process and no link
+    of the host, and only propagated mounts: then the use may be unknown.
     """
     names = netns_users.names(lease.netns)
     if any(netns.exists(below(path)) for path in names):
@@ -107,8 +107,8 @@ def _tells(path: str, sees_all: bool, is_chosen: bool) -> bool:
     """Whether the lack of a namespace at `path` proves that the namespace is gone.
 
     The folder of `path` must be a directory. In a container, the folder must be a mount or be named by the user
-    (`is_chosen`), since the image may have a folder of this name. A plain file at `path` is a proof only if the
-    node's mounts are visible: to a process outside of containers (`sees_all`), or by mount propagation.
+    (`is_chosen`), since the image may have a folder of this name. A plain file at `path`, a former mount point, proves
+    it only if the node's mounts are visible: to a process outside of containers (`sees_all`), or by mount propagation.
     """
     folder = os.path.dirname(path)
     if not os.path.isdir(folder):

@@ -42,7 +42,7 @@ def find(snapshot: Snapshot) -> list[Finding]:
 
 
 class AuditRules:
-    """The rules, for a lease, a reservation or a whole snapshot."""
+    """The rules: each method gives the findings about a lease, a reservation or the whole `snapshot`."""
 
     def __init__(self, snapshot: Snapshot) -> None:
         self._all = snapshot
@@ -262,8 +262,8 @@ class AuditRules:
 def find_dead(leases: Collection[Lease], pods: Mapping[Name, Pod]) -> dict[Key, str]:
     """The dead leases of `leases`, each key with the reason. `pods` are the existing pods with the leases' pod names.
 
-    Only the Pod object decides: the pod is gone, is another pod with the same name, or has ended. The network-status
-    does not count, since Multus writes it after the ADD.
+    The pod is gone, is another pod with the same name, or has ended, and no live pod shows the address. A
+    network-status that lacks the address is no proof, since Multus writes it after the ADD.
     """
     rules = AuditRules(Snapshot("", leases, pods=pods))
     found = ((one.identity, rules.lease(one)) for one in leases)
@@ -307,9 +307,9 @@ def blocker(
     A pod that was deleted from the API may still run: its node does not answer, or the deletion was forced and the pod
     ends slowly. Only the agent of its node can see this. `seen_on` is the node on which the pod was seen: "" if on
     several nodes, None if on none. `is_over`: the node has reported that the containers have ended. `named` are the
-    nodes that leases name. A lease's node without a Node object was deleted, or has another name in Kubernetes, so any
-    node that is not ready and that no lease names may be the lease's node. `alive` are the nodes whose agents renew
-    their Leases: such a node may run pods even without a Node object.
+    nodes that leases name. If the lease's node has no Node object, it was deleted, or has another name in Kubernetes.
+    In the second case it may be any node that is not ready and that no lease names. `alive` are the nodes whose agents
+    renew their Leases: such a node may run pods even without a Node object.
     """
     for name in (seen_on, lease.node):
         if name and name not in nodes and name in alive:

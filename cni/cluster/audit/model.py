@@ -103,7 +103,7 @@ class IpamBlock:
     ranges: tuple[Range, ...]
     overlap: bool
     sliced: bool
-    datastore: str  # "" if the NAD names no store, so that the flat file decides
+    datastore: str  # "" if the NAD names no store: then the flat file (whereabouts.conf) decides
     cooldown: int = 0  # seconds
 
     def holds(self, address: Address) -> bool:
@@ -121,8 +121,8 @@ class Snapshot:
 
     `kind` is the store's kind. `agents` are the nodes whose agents may be alive. `nads` are the names of all NADs,
     "namespace/name", of any IPAM. For a file store, `records` are this node's records of the store, and `counted` the
-    pools with the counts of the bitmaps. `unread` has, for each kind of object that could not be read, a text with the
-    reason. `findings` are faults that the reading found; `counts` are the numbers of objects read, by kind.
+    pools with the number of addresses that their bitmaps mark. `unread` has a text with the reason for each kind of
+    object that could not be read. `findings` are faults that the reading found; `counts` are numbers of objects, by kind.
     """
 
     kind: str
@@ -173,7 +173,7 @@ def parse_node(document: Mapping[str, Any]) -> Node:
 
 
 def parse_networks(document: Mapping[str, Any]) -> list[IpamBlock]:
-    """The ipam blocks in a NetworkAttachmentDefinition whose type is whereabouts or railcni-whereabouts.
+    """The ipam blocks of the types whereabouts and railcni-whereabouts in a NetworkAttachmentDefinition.
 
     Blocks that cannot be read are left out.
     """

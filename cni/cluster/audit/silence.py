@@ -30,7 +30,7 @@ from ipam.stores.apiserver.faults import Conflict, NotFound
 
 NAMESPACE = "railcni-node-leases"
 LEASES = "leases"
-_PREFIX, _ELECTION = "node-", "railcni-agent"  # of the names of Leases
+_PREFIX, _ELECTION = "node-", "railcni-agent"  # the prefix of nodes' Leases; the name of the election's Lease
 BOOT_CLOCK = partial(time.clock_gettime, time.CLOCK_BOOTTIME)  # runs while the machine sleeps
 
 
@@ -74,9 +74,9 @@ def delete(api: Api, metadata: dict[str, Any]) -> bool:
 class SilenceWatch:
     """A watch for silent agents. It does not use the times in Leases, since the clocks of nodes differ.
 
-    An agent is silent when its Lease has not changed for `grace` seconds and for its leaseDurationSeconds, at most
-    600. So after a single reading no agent is silent. After a long pause between two readings the counting begins
-    again, since perhaps no agent could renew its Lease in the pause.
+    An agent is silent when its Lease has not changed for `grace` seconds, nor for its leaseDurationSeconds, of which at
+    most 600 count. So after a single reading no agent is silent. After a long pause between two readings the counting
+    begins again, since perhaps no agent could renew its Lease in the pause.
     """
 
     _LONGEST = 600.0
@@ -115,7 +115,7 @@ class SilenceWatch:
 
 
 class Election:
-    """The part of the candidate `identity` in the election. The Lease lasts `seconds` by `clock`."""
+    """The candidate `identity` in the election. The Lease lasts `seconds` by `clock`."""
 
     def __init__(self, identity: str, seconds: float, clock: Callable[[], float] = BOOT_CLOCK) -> None:
         self._identity = identity

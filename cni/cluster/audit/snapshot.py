@@ -118,7 +118,7 @@ def read(choice: Choice, progress: Progress = str, pool: str = "") -> Snapshot:
 
 
 def given_part(choice: Choice, found: Snapshot) -> Snapshot:
-    """Return `found` with networks if it has none: their ranges say which addresses of a pool may be given.
+    """Return `found`; if it lacks networks, add them. Their ranges say which addresses of a pool may be given.
 
     The networks are the cluster's for a store in the cluster, and the networks in libcni's cache for other stores.
     """

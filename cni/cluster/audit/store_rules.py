@@ -1,4 +1,4 @@
-"""The rules for a store alone: for a machine's leases, records and namespaces, for counts, for etcd's keys. Pure."""
+"""The rules for a store alone: its leases against a machine's records and namespaces, its counts, etcd's keys. Pure."""
 
 from __future__ import annotations
 
