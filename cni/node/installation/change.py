@@ -52,7 +52,7 @@ class Folder:
         self.bundle = f"{path}/{BUNDLE}"
 
     def carry_out(self, steps: Iterable[Step], say: _Say = str) -> None:
-        """Carry out `steps`; pass the text of each to `say` before. Raises IoFailure when a step fails."""
+        """Carry out `steps`; before each step, pass its text to `say`. Raises IoFailure when a step fails."""
         for step in steps:
             say(step.text)
             try:
@@ -116,7 +116,7 @@ class Folder:
 def install(folder: Folder, wanted: content.Content, replace: Sequence[str] = (), say: _Say = str) -> list[Step]:
     """Install `wanted`, or finish its interrupted install; return the steps that were carried out.
 
-    The plugin names `replace`, without prefix, become links too; foreign files of these names are kept for uninstall.
+    The plugin names `replace`, without `railcni-`, become links too; foreign files of these names are kept for uninstall.
     Raises InvalidConfig for a foreign file in the way, TryAgainLater while another installer works, and IoFailure when
     a step fails. The version in use then stays.
     """

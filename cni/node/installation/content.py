@@ -4,9 +4,9 @@ A bundle is a directory with `VERSION` and `bin/` that needs no files of the hos
 checkout is for hosts with Python. Its plugins are installed as `make` has written them: one file has all modules, and
 scripts name the interpreter by its absolute path. The command stays in the checkout, since it needs more packages.
 
-A version has the plugins twice: in bin/, and as copies in plain/, to which the plain names lead. The installer of Go
-whereabouts runs `cp -f whereabouts /opt/cni/bin` at every start, and so writes through railcni's link into the copy.
-This should change `whereabouts`, but must not change `railcni-whereabouts`.
+A version has the plugins twice: in bin/, and as copies in plain/, to which names without railcni- lead. The installer
+of Go whereabouts runs `cp -f whereabouts /opt/cni/bin` at every start, and so writes through railcni's link into the
+copy. Then `whereabouts` is Go's again, as it should be, but `railcni-whereabouts` has not changed.
 """
 
 from __future__ import annotations

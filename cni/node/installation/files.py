@@ -12,7 +12,7 @@ from cni.shared.spec.errors import InvalidConfig
 
 
 def below(root: str, path: str) -> str:
-    """The real path of the absolute `path` of the host mounted at `root`, with symbolic links resolved as on the host.
+    """The real path of the host's absolute `path`. The host is mounted at `root`; links are followed as on the host.
 
     Components that do not exist stay as they are. Raises InvalidConfig when the links form a loop.
     """

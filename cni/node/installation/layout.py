@@ -25,7 +25,7 @@ _TRY_SECONDS = 30
 
 @dataclass(frozen=True)
 class Installation:
-    """The part of a plugin folder that belongs to railcni, or has one of its names."""
+    """railcni's files in a plugin folder, and other programs' files with railcni's names."""
 
     current: str = ""  # the version in use; "" for none
     previous: str = ""
@@ -102,7 +102,7 @@ def _of_names(folder: str, shown: str, found: Installation) -> Iterator[str]:
 
 
 def fingerprint(folder: str, found: Installation) -> tuple[object, ...]:
-    """A value that changes when a plugin changes, so that the plugins must be run again."""
+    """A value that changes when a plugin changes: then only a new run of the plugins shows their faults."""
     paths = [f"{folder}/{name}" for name in sorted(found.ours)]
     return found, *((files.mark(path, links=True), os.access(path, os.X_OK)) for path in paths)
 
