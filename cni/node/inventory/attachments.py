@@ -71,8 +71,8 @@ def device_of(attachment: dict[str, Any]) -> str:
 
 
 def network_data(attachment: dict[str, Any], every: Iterable[dict[str, Any]]) -> dict[str, Any]:
-    """The result of the ADD, as NetworkDeviceData of a ResourceClaim. The addresses of a rail are in the
-    record of its group of rails, which is in `every`, the attachments of the node."""
+    """The result of the ADD, as NetworkDeviceData of a ResourceClaim. `every` are the node's attachments: those
+    of groups of rails (ipam.group.rails) have the addresses of their rails."""
     link = attachment["records"][LINK]["link"]
     mac = link.get("mac") or (link.get("device") or {}).get("mac")
     known = {"interfaceName": attachment["ifname"], "hardwareAddress": mac, "ips": attachment["addresses"]}

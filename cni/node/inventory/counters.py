@@ -23,7 +23,7 @@ _LOSS = "see PFC and ECN here and on the switches: packets are lost on the way"
 @dataclass(frozen=True)
 class ErrorCounter:
     """An error counter. `place` is a path in the port's folder or, after _NETDEV, in the folder of the port's netdev;
-    for a bond, its ports' counters are added. Fewer than `many` errors since the port's start are not reported."""
+    for a bond, counters of its ports are added. Fewer than `many` errors since the port's start are not reported."""
 
     place: str
     meaning: str

@@ -31,7 +31,7 @@ class SandboxInterface:
     """A link of a namespace. `addresses` have no prefix lengths; `networks` are the IPv4 addresses with prefix lengths.
 
     `lower` is the name of the link below if this is in the command's own namespace, otherwise "". `up` is the
-    administrative state, `carrier` the link state.
+    administrative state, `carrier` the link state. `bus` and `device` name the parent device.
     """
 
     name: str
