@@ -19,7 +19,7 @@ _NOBODY = Parameters("", "", "")
 
 
 class PluginFailed(CniError):
-    """A plugin answered with an error. `plugin` is its type, `verb` the CNI_COMMAND; the rest is the plugin's error."""
+    """A plugin answered with the error `msg`, `details`, `code`. `plugin` is the `type`, `verb` the CNI_COMMAND."""
 
     def __init__(self, plugin: str, verb: str, msg: str, details: str = "", code: int = 0) -> None:
         super().__init__(msg, details)
@@ -99,8 +99,8 @@ def _execute(file: str, environ: Mapping[str, str], stdin: bytes) -> subprocess.
 
 
 def _interpreter(file: str) -> str:
-    """The end of a message, which names a script's interpreter, since ENOENT of execve(2) may mean that the interpreter
-    is missing; "" for other files."""
+    """A script's interpreter, for the end of a message: ENOENT of execve(2) may mean that the interpreter is missing.
+    "" for other files."""
     try:
         with open(file, "rb") as script:
             first = script.readline(256)
