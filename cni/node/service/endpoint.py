@@ -24,7 +24,7 @@ TEXT = "text/plain; charset=utf-8"
 
 
 def readiness(faults: Sequence[str], lacks: Sequence[str]) -> tuple[int, str, str]:
-    """The answer to /readyz: 503 with the texts `faults` or, if there are none, 200 with the texts `lacks`."""
+    """The answer to a probe: 503 with `faults` or, if there are none, 200 with "ok" and `lacks`, the present limits."""
     return (503, TEXT, "\n".join(faults)) if faults else (200, TEXT, "\n".join(["ok", *lacks]))
 
 
@@ -48,7 +48,7 @@ class HttpEndpoint:
 
 
 class _Server(ThreadingHTTPServer):
-    """A server that closes the oldest connection if there are too many. Probes send at once, so they are served."""
+    """A server that closes the oldest of too many connections. Probes send at once, so they are answered in time."""
 
     daemon_threads = True
     request_queue_size = _MOST_CLIENTS

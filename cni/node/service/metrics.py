@@ -99,7 +99,7 @@ class Metrics:
         restored = "Lost reservations and leases that were put back."
         self.restored = Counter("railcni_reservations_restored_total", restored)
         contended = "Addresses of this node's pods that another pod has too."
-        # 0 from the start: `increase` does not see the event with which a counter appears
+        # 0 from the start: PromQL's `increase` does not count an event with which a counter first appears
         self.contended = Counter("railcni_addresses_contended_total", contended).set(0)
         self.removed = Counter("railcni_reservations_removed_total", "Reservations without a lease removed.")
         self.pending = Family("railcni_pending_releases", "Releases of this node that are still to be made.")

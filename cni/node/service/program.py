@@ -15,7 +15,7 @@ Run = Callable[[asyncio.Event], Awaitable[None]]
 
 
 async def serve(name: str, listen: tuple[str, int], pages: dict[str, Page], run: Run, log: AgentLog) -> int:
-    """Run `run` until SIGTERM or SIGINT sets its event; serve `pages` and /healthz meanwhile. Return the exit code."""
+    """Run `run(event)`; SIGTERM or SIGINT sets the event. Also serve `pages` and /healthz. Return the exit code."""
     ended = asyncio.Event()
     events = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
