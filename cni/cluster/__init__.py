@@ -1,1 +1,1 @@
-"""The leases of a cluster: the agent, and the audit that the agent and the command share."""
+"""The agent, which frees dead leases; the audit, which the agent and the command share; and the webhook for DRANET."""

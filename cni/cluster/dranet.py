@@ -1,14 +1,14 @@
-"""The program `railcni dranet-ipam`: a webhook that gives the devices of DRANET their addresses, by an IPAM plugin of CNI.
+"""The program `railcni dranet-ipam`: the webhook by which DRANET's devices get addresses from an IPAM plugin of CNI.
 
 DRANET (github.com/kubernetes-sigs/dranet) is a DRA driver that moves a device into a pod without CNI. With its option
 --profile-provider=webhook (site/content/docs/contributing/webhook-providers.md) it asks for the addresses of a device
-whose claim names a `profile`: a file here with that `name` and an `ipam` block. The plugin of that block is executed
-with the claim's UID as containerID, and an interface name made from the device's name. DRANET's example for Go's
-whereabouts has the same rules, so that each can release addresses that the other has given.
+whose claim names a `profile`: a file in --conf-dir with that `name` and an `ipam` block. The plugin of that block is
+executed with the claim's UID as containerID, and an interface name made from the device's name. DRANET's example for
+Go's whereabouts has the same rules: each of the two can release addresses that the other has given.
 
-DRANET does not repeat a failed release. So this program frees the leases of deleted ResourceClaims: those of this
-node's records with a profile as network, a UID as containerID, and no pod. Kubernetes keeps the object of a claim while
-a pod uses it. A lease is freed when two readings, a grace period apart, find no claim of that UID.
+DRANET does not repeat a failed release. So this program frees the leases of deleted ResourceClaims. It finds them in
+this node's records: their network is a profile, their containerID a UID, and they have no pod. Kubernetes keeps the
+object of a claim while a pod uses it. A lease is freed when two readings, a grace period apart, find no such claim.
 """
 
 from __future__ import annotations
