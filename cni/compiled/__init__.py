@@ -1,1 +1,1 @@
-"""The pack, one file of compiled modules. pack.py writes the pack, and a launcher runs packed.py to import from it."""
+"""The pack, one file of compiled modules. pack.py writes the pack; an executable imports from the pack by packed.py."""

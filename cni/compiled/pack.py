@@ -1,4 +1,4 @@
-"""Write the pack: the modules of the plugin path, compiled, in one file beside the launchers (see packed.py).
+"""Write the pack: the modules that plugins import, compiled, in one file beside the executables (see packed.py).
 
     python cni/compiled/pack.py
 

@@ -5,8 +5,8 @@ the file. `index` maps the name of each module to three values: whether the modu
 of its code, in bytes.
 
 The first argument of the command line is the identity of a caller that found no warm worker (cni/warm/launcher.c). With
-this argument, the process starts a supervisor after the call. With a second argument, the descriptor of a lock, the
-process becomes the supervisor itself.
+this argument, the process starts a supervisor of workers after the call. A second argument is the descriptor of a lock;
+with it, the process becomes the supervisor itself.
 
 An import from a directory costs 0.1 ms, mostly for a dozen system calls. An import from the pack costs 0.06 ms, which
 saves 2 ms for the 48 modules of a CHECK.
