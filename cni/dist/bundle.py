@@ -63,7 +63,7 @@ LARGEST_PAGE = 0x10000  # bytes; aarch64 kernels with 64 KB pages (RHEL, NVIDIA 
 
 NAME = f"railcni-{VERSION}-linux-{platform.machine()}"  # of the bundle, and of its directory
 _LAUNCHER = PROJECT / "cni/warm/launcher.c"
-PROGRAMS = ("cli", "cluster", "documents", "lint", "node", "resources")  # the rooms that no plugin imports
+PROGRAMS = ("cli", "cluster", "documents", "lint", "node", "resources")  # the packages that no plugin imports
 _NEEDS_EXTRA = {"device_plugin", "dra", "kubelet"}  # folders whose modules import gRPC
 
 _START = f"""\
@@ -175,7 +175,7 @@ def search_path(file: Path) -> list[str]:
 
 
 def loader() -> Path:
-    """The path of glibc's dynamic loader, as the interpreter names it. Raises CannotBuild for another loader."""
+    """The path of glibc's dynamic loader, as Python's ELF file names it. Raises CannotBuild for another loader."""
     found = re.search(r"Requesting program interpreter: (.*)\]", described(PYTHON))
     if not found or not Path(found[1]).name.startswith("ld-linux"):
         raise CannotBuild(
@@ -187,8 +187,8 @@ def loader() -> Path:
 def needed(sources: Collection[Path]) -> dict[str, Path]:
     """Return, by name, the loader and the libraries outside of `sources` that ELF files of `sources` need.
 
-    The loader lists the libraries of this machine (ld.so(8), --list). Raises CannotBuild when a library is missing, or
-    when two libraries have the same name.
+    This machine's loader finds the libraries (ld.so(8), --list). Raises CannotBuild when a library is missing, or when
+    two libraries have the same name.
     """
     ld = loader()
     own = {source.resolve() for source in sources}
@@ -209,7 +209,7 @@ def needed(sources: Collection[Path]) -> dict[str, Path]:
 def for_anywhere(top: Path, machine: str) -> None:
     """Remove debugging sections and search paths outside of the bundle from all ELF files below `top`.
 
-    Raises CannotBuild for a file of aarch64 that a kernel with 64 KB pages would not load.
+    Raises CannotBuild without a needed patchelf, and for an aarch64 file that a kernel with 64 KB pages cannot load.
     """
     small = []
     for file in sorted(top.rglob("*")):
@@ -298,7 +298,7 @@ def _add(top: Path, target: str, content: bytes, executable: bool = False) -> No
 def compile_launcher(loader: str) -> tuple[bytes, list[Path]]:
     """Compile launcher.c for a bundle with the loader `loader`; return the executable and the static libraries in it.
 
-    The C compiler is $CC, else musl-gcc, else cc. Raises CannotBuild when it is missing or fails."""
+    The C compiler is $CC, else musl-gcc, else cc. Raises CannotBuild when this compiler is missing or fails."""
     compiler = shlex.split(os.environ.get("CC") or shutil.which("musl-gcc") or "cc")
     if not shutil.which(compiler[0]):
         raise CannotBuild(
@@ -349,8 +349,8 @@ def _run(*arguments: str) -> bytes:
 
 
 def _try(bundle: Path, extra: str) -> None:
-    """Run a plugin, both commands, and the import of all modules that a command may import later, each with an empty
-    environment. Raises CannotBuild when one of them fails."""
+    """Run a plugin, both commands, and the import of all modules that a command may import later, without the variables
+    of this process's environment. Raises CannotBuild when one of them fails."""
     found = [path.relative_to(bundle) for path in sorted(bundle.glob("cni/*/**/*.pyc"))]
     wanted = [path for path in found if path.parts[1] in PROGRAMS and (extra or _NEEDS_EXTRA.isdisjoint(path.parts))]
     modules = [".".join(path.with_suffix("").parts).removesuffix(".__init__") for path in wanted]
