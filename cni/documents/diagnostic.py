@@ -125,8 +125,8 @@ class Scope:
     def model(
         self, model: type[BaseModel], document: Any, prefix: Keys = (), fixes: Fixes = _NONE, additions: Fixes = _NONE
     ) -> Any:
-        """Return `document` as a `model`; None, with errors as findings, when the model refuses it. `fixes` maps the
-        last key of a refused value to a remedy, `additions` the last key of a missing value."""
+        """Return `document`, at the keys `prefix`, as a `model`; None, with errors as findings, when the model refuses
+        it. `fixes` has the remedy by the last key of a refused value, `additions` by that of a missing value."""
         try:
             return model.model_validate(document)
         except ValidationError as invalid:

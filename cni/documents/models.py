@@ -102,7 +102,7 @@ class Configuration(DocumentModel):
 
     @property
     def versions(self) -> tuple[str, ...]:
-        """The spec versions that the conflist allows, oldest first; the oldest of all when it names none."""
+        """The spec versions that the conflist allows, oldest first; only 0.1.0 when it names none."""
         written = {*self.cniVersions, self.cniVersion} - {""} or {SUPPORTED[0]}
         return tuple(v for v in SUPPORTED if v in written)
 

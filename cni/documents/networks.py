@@ -50,7 +50,7 @@ class Network:
     resource_name: str = ""
 
     def with_device(self, device: str) -> Network:
-        """Return the network with `device` as deviceID and pciBusID of each plugin, as by Multus; unchanged for ""."""
+        """Return the network with `device` as deviceID and pciBusID of each plugin, as Multus does; unchanged for ""."""
         if not device:
             return self
         keys = {"deviceID": device, "pciBusID": device}
@@ -75,7 +75,7 @@ def find(reference: str, directory: str = NET_DIRECTORY) -> Network:
 
 
 def from_document(document: dict[str, Any], path: str) -> Network:
-    """Return the network of the conflist `document` in libcni's cache. Raises InvalidConfig with all faults."""
+    """Return the network of a conflist `document` in libcni's cache file `path`. Raises InvalidConfig with all faults."""
     faults: list[Diagnostic] = []
     scope = reader.of_json(Text(path, json.dumps(document)), faults)
     network = _network(scope) if scope else None
@@ -108,7 +108,7 @@ def _search(name: str, directory: str) -> Network:
 
 
 def _in(directory: str, kinds: Iterable[tuple[str, ...]], broken: list[CniError]) -> Iterator[list[Network]]:
-    """Yield the networks of the files of `directory`, by the extensions `kinds`; add errors of reading to `broken`."""
+    """Yield the networks of each file in `directory`, in the order of `kinds`; add the errors of files to `broken`."""
     for path in (path for extensions in kinds for path in files(directory, extensions)):
         try:
             yield read(path, directory)

@@ -1,7 +1,7 @@
-"""Read files that have networks: the text becomes JSON or YAML documents, each a tree with places.
+"""Read files that have networks: the text becomes JSON or YAML documents, each with the places of its values.
 
-The lint, the commands that attach, `rails` and `nad render` use this module. Syntax errors are findings, so a broken
-document does not hide the others.
+The lint, the commands that attach, `rails` and `nad render` use this module. Syntax errors are findings, so the
+documents after a broken one are read too.
 """
 
 from __future__ import annotations

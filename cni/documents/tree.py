@@ -1,8 +1,8 @@
 """The values of a JSON or YAML document, with their places: offsets in the text, and line and column in the file.
 
-A NetworkAttachmentDefinition has its network as JSON inside a YAML scalar, in any of YAML's five styles. A fault in it is
-shown with its line in the YAML file. The value of a scalar differs from its source only in white space, quotes and
-escapes. So the place of each character of the value is the next occurrence of that character in the source.
+A NetworkAttachmentDefinition has its network as JSON inside a YAML scalar, in any of YAML's five styles. A fault in
+this JSON is shown with its line in the YAML file. The value of a scalar differs from its source only in white space,
+quotes and escapes. So the place of each character of the value is the next occurrence of that character in the source.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ def value_at(document: Any, *keys: str) -> Any:
 
 
 def object_at(document: Any, *keys: str) -> dict[str, Any]:
-    """The object in `document` at the path `keys`; {} if there is none, or another value."""
+    """The object in `document` at the path `keys`; {} if no object is there."""
     found = value_at(document, *keys)
     return found if isinstance(found, dict) else {}
 
 
 def string_at(document: Any, *keys: str) -> str:
-    """The string in `document` at the path `keys`; "" if there is none, or another value."""
+    """The string in `document` at the path `keys`; "" if no string is there."""
     found = value_at(document, *keys)
     return found if isinstance(found, str) else ""
 
@@ -77,7 +77,7 @@ class TreeNode:
         return exact[-1] if exact else next(iter(folded), None)
 
     def walk(self, keys: Keys) -> tuple[Member | None, TreeNode, int]:
-        """Follow `keys` until a key is missing. Return the last member (None in a list), its node, the keys' number."""
+        """Follow `keys` until one is missing. Return the last member (None in a list), its node, and how many were found."""
         found: Member | None = None
         node, depth = self, 0
         for key in keys:
@@ -163,7 +163,7 @@ def of_yaml(root: yaml.Node) -> TreeNode:
 
 
 class Text:
-    """The text of the file `path`, or a part of it; `position` gives the place of a character in the file."""
+    """The `text` of the file `path`, or of a part. `places` has the offset of each character in the file's text `whole`."""
 
     def __init__(self, path: str, text: str, whole: str | None = None, places: Sequence[int] | None = None) -> None:
         self.path = path
