@@ -31,8 +31,8 @@ _ASSUMED = (
 
 
 class FlatFile:
-    """The nodes' flat file, of which the user has a copy at `path`. For "", the lint assumes a file that has the
-    stores, as in most clusters, so NADs may omit them. `hosts` are the hosts that each node's own policy must allow."""
+    """The nodes' flat file (whereabouts.conf), of which the user has a copy at `path`. For "", the lint assumes a file
+    that names the store, so NADs may omit it. `hosts` are the store's hosts that each node's policy must allow."""
 
     def __init__(self, path: str = "") -> None:
         self.path = path
@@ -87,7 +87,7 @@ class Use:
 
 
 def overlaps(uses: Sequence[Use]) -> None:
-    """Warn of overlapping ranges of networks, but not of one pool on one master, or two pools on different masters."""
+    """Warn if ranges of two networks overlap, unless they are one pool on one master, or two pools on two masters."""
     for i, second in enumerate(uses):
         for first in uses[:i]:
             is_apart = first.family != second.family or first.low > second.high or second.low > first.high

@@ -1,4 +1,4 @@
-"""Files and directories: the networks that they hold, and the findings about each."""
+"""The lint of files and directories: the rules for its kind are applied to each document."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _PLAN = {"count", "subnet"}  # keys that every plan of rails has, and no network
 def lint(paths: Iterable[str], flat_file: str = "") -> list[Diagnostic]:
     """Return the findings about `paths`, in their order: files, directories such as /etc/cni/net.d, or "-" for stdin.
 
-    `flat_file` is the path of a copy of the nodes' flat file. A file that cannot be read is a finding too.
+    `flat_file` is the path of a copy of the nodes' whereabouts.conf. A file that cannot be read is a finding too.
     """
     around = Surroundings(flat=FlatFile(flat_file))
     parts: list[list[Diagnostic]] = []
@@ -48,9 +48,9 @@ def _ended(parts: list[list[Diagnostic]], around: Surroundings) -> list[Diagnost
 
 
 class _File:
-    """The lint of a file: `findings`, the `count` of networks, and the `name` of the network that a runtime reads.
+    """The lint of a file: its `findings`, the `count` of known documents, and the `name` of its network.
 
-    `inside`: the file was found in a directory, where a file without a network is no fault.
+    `name` is "" if libcni does not read the file. `inside`: the file was found in a directory, and needs no network.
     """
 
     def __init__(self, path: str, around: Surroundings, text: str | None = None, inside: bool = False) -> None:
@@ -65,7 +65,7 @@ class _File:
             self.findings.append(about(path, message, "name another file"))
 
     def _examine(self, is_json: bool, scope: Scope) -> int:
-        """Examine one document; return the number of networks in it."""
+        """Examine one document; return the number of networks and other known objects in it."""
         document, around = scope.root.data, self._around
         if isinstance(document, dict) and ("apiVersion" in document or ("kind" in document and not is_json)):
             count = 0

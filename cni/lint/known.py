@@ -1,5 +1,5 @@
-"""Known plugins, and the keys that runtimes read, beside the keys of our own plugins; unknown keys and plugins of a
-network, and the names that they most likely mean."""
+"""The names of known plugins, and the keys that runtimes and Multus read. Findings about unknown plugins and keys of a
+network, with the known name that each most likely means."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ Nested = Mapping[str, Sequence[Key]]
 
 
 def note_faults(scope: Scope, keys: Keys, faults: Sequence[Fault], table: Sequence[Key], nested: Nested) -> None:
-    """Note the `faults` of a reader, each at its key below `keys`; `nested` has the tables of nested keys."""
+    """Note `faults` in the values of keys, each at its key below `keys`. `table` and `nested` have the known keys."""
     for fault in faults:
         parts = keys_of(fault.key)
         scope.error((*keys, *parts), message_of(fault), fix_of(fault, reader_of(parts, table, nested)))
@@ -133,7 +133,7 @@ def _like(value: Any) -> Iterable[Any]:
 def unknown_keys(
     scope: Scope, keys: Keys, document: Mapping[str, Any], table: Iterable[Key], whose: str, kind: str = ""
 ) -> None:
-    """Warn of keys of `document` that `table` lacks or has in another case. `kind` is "" in a nested object."""
+    """Warn of keys of `document` that `table` lacks or has in another case. `kind` is the plugin, "" in a nested object."""
     names = [key.name for key in table]
     tops = {n.partition(".")[0] for n in names} | ({*OF_RUNTIMES, *OF_MULTUS} if kind else set())
     for name, value in document.items():

@@ -1,4 +1,4 @@
-"""The rules for a network: a conflist, or a single configuration, and the chain of its plugins; and for a
+"""The rules for a network (a conflist or a single configuration), for the chain of its plugins, and for a
 NetworkAttachmentDefinition (NAD)."""
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def _inside(around: Surroundings, document: dict[str, Any], model: Configuration
 
 
 def _configuration(scope: Scope, document: dict[str, Any], around: Surroundings) -> Configuration | None:
-    """Check the keys that a runtime itself reads, without the plugins; return the model, None when it has faults."""
+    """Check the keys that a runtime itself reads, except in the plugins; return the model, None if there are faults."""
     outer = {k: v for k, v in document.items() if k != "plugins"}
     listed = document.get("plugins")
     if listed is not None and not isinstance(listed, list):
@@ -187,7 +187,7 @@ def _chain(scope: Scope, listed: list[Any]) -> None:
 
 
 def examine_plugin(scope: Scope, outer: dict[str, Any], around: Surroundings) -> None:
-    """Note the faults of a plugin in a file of its own, which belongs to the conflist `outer`."""
+    """Note the faults of a plugin in a file of its own, from which libcni appends it to the conflist `outer`."""
     _plugin(scope, (), scope.root.data, _inside(around, outer, None), alone=True)
 
 

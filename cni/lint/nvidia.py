@@ -1,7 +1,7 @@
 """Render networks of NVIDIA's Network Operator (mellanox.com/v1alpha1) and of the SR-IOV Network Operator as NADs.
 
-The NADs have the keys and values that the operators write, but the layout of this command, and none of the operators'
-own metadata (labels, revision, owner).
+The NADs have the keys and values that the operators write, but not their layout, and not their metadata (labels,
+revision, owner).
 
 Sources: Mellanox/network-operator: manifests/state-{macvlan,hostdevice,ipoib}-network, pkg/state, api/v1alpha1;
 k8snetworkplumbingwg/sriov-network-operator: bindata/manifests/cni-config/sriov, api/v1.
@@ -54,7 +54,7 @@ class MacvlanNetwork(_Spec):
 
 
 class HostDeviceNetwork(_Spec):
-    """The spec of a HostDeviceNetwork; `resourceName` with or without the prefix nvidia.com/."""
+    """The spec of a HostDeviceNetwork; `resourceName` may have the prefix nvidia.com/."""
 
     plugin = {"type": "host-device"}
     resourceName: Annotated[str, matching(_RESOURCE.fullmatch, _NAMES)] = Field(exclude=True)

@@ -1,6 +1,6 @@
-"""The rules for resources of operators that decide whether pods have RDMA and unique addresses.
+"""The rules for operators' custom resources: their keys decide whether pods have RDMA and unique addresses.
 
-Networks (MacvlanNetwork, HostDeviceNetwork, IPoIBNetwork, SriovNetwork) are rendered, and their NADs are examined. In a
+Networks (MacvlanNetwork, HostDeviceNetwork, IPoIBNetwork, SriovNetwork) are rendered as NADs, which are examined. In a
 SriovNetworkNodePolicy and a NicClusterPolicy, the lint checks the keys that decide whether pods get a verbs device.
 Pools of nv-ipam must not overlap with the ranges of our IPAM plugin.
 Sources: api/v1 of k8snetworkplumbingwg/sriov-network-operator; api/v1alpha1 of Mellanox/network-operator and of
@@ -30,7 +30,7 @@ _DEVICE_PLUGINS = ("rdmaSharedDevicePlugin", "sriovDevicePlugin")
 
 
 def examine(scope: Scope, around: Surroundings) -> bool:
-    """Note the faults of the resource in `scope`; return whether its kind is known."""
+    """Note the faults of the custom resource in `scope`; return whether its kind is known."""
     document = scope.root.data
     if not isinstance(document, dict):
         return False
@@ -53,7 +53,7 @@ def examine(scope: Scope, around: Surroundings) -> bool:
 
 
 def _network(scope: Scope, around: Surroundings) -> None:
-    """Examine the NAD that the operator makes of the network; note its findings at the network's spec."""
+    """Examine the NAD that the operator makes of the network; note the findings at the network's spec."""
     nad = nvidia.render(scope)
     if nad is None:
         return
@@ -75,7 +75,7 @@ def _network(scope: Scope, around: Surroundings) -> None:
 
 
 def _written(scope: Scope, keys: Keys) -> tuple[Scope, Keys]:
-    """Return the document and keys in the operator's network `scope` from which its NAD has the value at `keys`."""
+    """Return the document and the keys, in the operator's network `scope`, that give its NAD the value at `keys`."""
     if keys[:1] == ("plugins",):
         keys = ("metaPlugins",) if keys[1:2] != (0,) else keys[2:]
     first = str(keys[0]) if keys else ""

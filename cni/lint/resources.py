@@ -132,8 +132,8 @@ def compare(around: Surroundings) -> None:
 
 
 def _compare(pod: PodNetworks, around: Surroundings, classes: dict[str, str]) -> None:
-    """Warn of each network whose resource the pod lacks, when the pod asks for other resources of that domain, or
-    claims devices that no network needs. No warning if the pod asks for nothing: a webhook may add requests."""
+    """Warn of each network whose resource the pod lacks, if the pod asks for other resources of that domain, or claims
+    devices that no network needs, or has a claim without a template. If it asks for nothing, a webhook may add requests."""
     asked = {
         claim: {(name, of or classes.get(name, "")) for name, of in around.requests.get(claim, ())}
         for claim in pod.claims

@@ -127,7 +127,7 @@ def table(name: str, members: Iterable[Key], definitions: dict[str, Rule], about
 
 
 def schema(name: str) -> Rule:
-    """The JSON Schema (draft 2020-12) of a plugin's configuration, of the block of whereabouts, or of a conflist."""
+    """The JSON Schema (draft 2020-12) of `name`: a link plugin, "rdma", "whereabouts" (its block) or "conflist"."""
     inner: dict[str, Rule] = {}
     definitions: dict[str, Rule] = {}
     about = "The ipam block of type whereabouts, and the flat file."
