@@ -28,10 +28,10 @@ _VHOST: tuple[DeviceNode, ...] = (("/dev/vhost-net", "/dev/vhost-net"), ("/dev/n
 class Offer:
     """The devices `ids`, which have the same device nodes: the devices of a shared NIC, or one exclusive function.
 
-    `name` is the PCI address, or the name of a software verbs device. `group` names the NIC; allocations take the NICs
-    in turn. `fault` is the reason why the devices are not healthy, or "". `gids` is the number of GIDs that are kept
-    free for each device. For an exclusive function, `info` is the content of the variable PCIDEVICE_…_INFO, and `file`
-    is the content of the device-info file.
+    `name` is the PCI address, the name of a software verbs device, or "all" (`allNics`). `group` names the NIC;
+    allocations take the NICs in turn. `fault` is the reason why the devices are not healthy, or "". `gids` is the number
+    of GIDs that are kept free for each device. For an exclusive function, `info` is the content of the variable
+    PCIDEVICE_…_INFO, and `file` is the content of the device-info file.
     """
 
     name: str
@@ -187,7 +187,7 @@ def spread(total: int, bounds: Sequence[int]) -> list[int]:
 
 
 def exclusive(resource: Exclusive, host: Host, taken: set[str]) -> Resource:
-    """Return the resource. PFs with VFs, functions in `taken`, and the node's own are left out. Extend `taken`."""
+    """Return the resource without PFs with VFs, functions in `taken`, and those that the node needs; extend `taken`."""
     offers, withheld = [], {}
     for selectors in resource.selectors:
         for function in host.functions:
@@ -244,7 +244,7 @@ def rail_of(function: Function, groups: RailGroups) -> tuple[int, str] | None:
 
 
 def except_held(resource: Resource, held: Collection[str]) -> Resource:
-    """Return the resource with a fault for each exclusive function in `held`: a pod has it from a device plugin."""
+    """Return the resource with a fault for each exclusive function in `held`, which pods have from a device plugin."""
     if not resource.is_exclusive:
         return resource
     why = "a pod has {} from a device plugin: drain the node, or delete the pod"

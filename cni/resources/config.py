@@ -1,7 +1,7 @@
-"""The configuration. A file may have the `configList` of the RDMA shared device plugin and the `resourceList` of the
-SR-IOV device plugin, both unchanged, the wanted virtual functions (`virtualFunctions`, or objects of
-sriov-network-operator), and the NICs of rails (`rails`). As in Go's encoding/json, keys match in any case, null counts
-as absent, and unknown keys are ignored; each unknown key also gets a warning.
+"""The configuration of resources. A file may have the `configList` of the RDMA shared device plugin and the
+`resourceList` of the SR-IOV device plugin, both unchanged, the wanted virtual functions (`virtualFunctions`, or objects
+of sriov-network-operator), and the NICs of rails (`rails`). As in Go's encoding/json, keys match in any case, null
+counts as absent, and unknown keys are ignored; each unknown key also gets a warning.
 
 A faulty member of a list is left out, and the others count. Pure.
 """
@@ -177,8 +177,8 @@ def _resource(scope: Scope, keys: Keys, given: Any, model: type[Shared | Exclusi
 def _check_keys(
     scope: Scope, keys: Keys, given: Any, names: set[str], refused: Set[str] = frozenset(), why: str = "", fix: str = ""
 ) -> None:
-    """Note an error for each key in `refused` with a value in the object `given`; warn of each key that is in neither
-    `names` nor `refused`, which match in any case."""
+    """Note an error for each key in `refused` that has a value in the object `given`. Warn of each key that is in neither
+    `names` nor `refused`, whatever its case."""
     for key in sorted(name for name in refused if value_at(given, name)):
         scope.error((*keys, key), f"{key}: {why}", fix, at_key=True)
     folded = {name.lower() for name in names | refused}

@@ -1,7 +1,7 @@
-"""The files about devices that containers have: variables, CDI specifications and device-info files, which Multus
-reads, and the record of each claim that `railcni dra` has prepared.
+"""The variables and files about the devices of containers: PCIDEVICE_…, CDI specifications, device-info files for
+Multus, and the record of each claim that `railcni dra` has prepared.
 
-The device plugin and the DRA driver write these files. `railcni doctor` reads the records of claims.
+The device plugin and the DRA driver write the files. `railcni doctor` reads the records of claims.
 
 Sources: SPEC.md of the Container Device Interface; the variables PCIDEVICE_… of the SR-IOV device plugin; the Device
 Information Specification of the Network Plumbing Working Group, 1.1.0.
@@ -77,12 +77,12 @@ def named(claim: Record) -> str:
 
 
 def own_folder(kubelet: str) -> str:
-    """The driver's folder in the folder `kubelet`."""
+    """The DRA driver's folder in kubelet's folder `kubelet`."""
     return f"{kubelet}/plugins/{DRIVER}"
 
 
 def records_folder(kubelet: str) -> str:
-    """The folder with the record of each claim."""
+    """The folder with the records of claims, in kubelet's folder `kubelet`."""
     return f"{own_folder(kubelet)}/claims"
 
 

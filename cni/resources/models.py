@@ -132,7 +132,7 @@ class ExclusiveSelectors(Selectors):
 
 
 class MadeSelectors(ExclusiveSelectors):
-    """The selectors of a VfPolicy, whose VFs are not there before they are made."""
+    """The selectors of the resource of a VfPolicy, whose VFs may not have been made yet."""
 
 
 class _Resource(_Model):
@@ -169,7 +169,7 @@ class Shared(_Resource):
 
 
 class Exclusive(_Resource):
-    """A resource whose functions serve one container at a time. For a function, the first matching selectors count."""
+    """A resource whose functions serve one container at a time. The first of `selectors` that matches a function counts."""
 
     resourcePrefix: Annotated[str, AfterValidator(prefix)] = "intel.com"
     deviceType: Literal["netDevice"] = "netDevice"
@@ -180,7 +180,7 @@ class Exclusive(_Resource):
 
 class RailNics(_Model):
     """The NICs of a group of rails, in the order of the rails. Each NIC is a netdev or a PCI address, as in the key
-    `rail.nics` of a network. `rails` is a key of this project."""
+    `rail.nics` of a network. The configuration's list `rails`, a key of this project, has these objects."""
 
     group: Annotated[str, AfterValidator(rail.group)]
     nics: Annotated[Texts, Field(min_length=1, max_length=rail.MOST_RAILS)]

@@ -43,8 +43,8 @@ def config_state(paths: Sequence[str]) -> tuple[object, ...]:
 
 
 def read_host(root: str = "", before: Host | None = None) -> Host:
-    """Read the node whose sys, dev and proc are below `root`. An earlier result `before` has
-    the names of netdevs that are in pods now."""
+    """Read the node whose sys, dev and proc are below `root`. `before` is an earlier result, which has the names of
+    netdevs that are in pods now."""
     sys = f"{root}/sys"
     paths = {f"/dev/{folder}/{name}" for folder in _FOLDERS for name in names_in(f"{root}/dev/{folder}")}
     return Host(

@@ -1,4 +1,4 @@
-"""The file rails.yaml, which defines a group of rails: its checks, and the rails. Pure, except for `nodes_nics`."""
+"""The file rails.yaml, which defines a group of rails: its checks, and the rails. Only `read` and `nodes_nics` do I/O."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Rails(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
     count: Annotated[int, Field(ge=1, le=MOST_RAILS)]  # how many rails the nodes have
-    subnet: Patterns  # the subnet of a rail, "192.168.{rail}.0/24"; a list for several addresses each
+    subnet: Patterns  # the subnet of a rail, "192.168.{rail}.0/24"; a list: a pod has an address of each
     addressing: Literal["same-index", "plain"]  # same-index: a pod has one index on all rails
     group: Identifier = "rails"  # the name of the group
     namespace: Namespace = "default"  # the namespace of the NADs and of the test pod
@@ -180,7 +180,7 @@ def of_document(scope: Scope) -> Rails | None:
 
 
 def rails_of(plan: Rails, nics: list[Nic]) -> list[PlannedRail]:
-    """The rails of the plan. With `pairing` they get `nics` in order; raises InvalidConfig if NICs are missing."""
+    """The rails of the plan. With `pairing` they get `nics` in order. Raises InvalidConfig when there are too few."""
     if plan.pairing and len(nics) < plan.count:
         remedy = "run it on a node that has all, or give master or pci"
         raise InvalidConfig(f"pairing: this node has {len(nics)} NICs for {plan.count} rails: {remedy}")

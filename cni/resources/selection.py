@@ -64,7 +64,7 @@ def _is_of(ranged: Sequence[str], names: Collection[str], index: int) -> bool:
 
 
 def reason(resource: Shared | Exclusive, host: Host, taken: Collection[str]) -> str:
-    """A sentence for the log: the reason why `resource` has no devices. `taken` are the functions of earlier ones."""
+    """The reason, for the log, why `resource` has no devices. `taken` are the functions of earlier resources."""
     if not host.functions:
         return f"{NOTHING}: the node has no network function and no verbs device"
     if isinstance(resource, Shared):
@@ -105,8 +105,8 @@ def _selector(
 def _instead(
     wanted: Sequence[str], there: Sequence[str], others: Sequence[Function], host: Host, values: Values, unfit: str
 ) -> str:
-    """A text about the values `there` that the node has instead of `wanted`: the similar values, or all if none is
-    similar. If functions in `others` have a wanted value, the text says instead that they are `unfit`."""
+    """A text about `wanted` values that are not `there`: the links below a wanted bond; else the functions in `others`
+    that have a wanted value, with their fault `unfit`; else the values that are there, only similar ones if any."""
     names = [spans(text)[0] for text in wanted]
     for name in names:
         if ports := host.below.get(name):

@@ -34,7 +34,7 @@ def listing(resource: Resource) -> api.ListAndWatchResponse:
 
 
 def allocation(resource: Resource, ids: Sequence[str], cdi: bool) -> api.ContainerAllocateResponse:
-    """The answer for a container with the devices `ids`. Raises LookupError when the resource lacks a device."""
+    """The answer for a container with the devices `ids`, as CDI names if `cdi`. Raises LookupError when one is missing."""
     chosen = offers(resource, ids)
     answer = api.ContainerAllocateResponse()
     if cdi:

@@ -1,10 +1,10 @@
 """One resource at kubelet: the gRPC service at a socket of its own, its registration, and whether kubelet listens.
 
-kubelet ends a stream without notice when kubelet restarts, when another plugin takes the resource, and when kubelet
-mistakes the new connection of a quickly restarted plugin for the old connection. So a resource counts as served only
-while a stream is open, even after a successful registration. When any connection of a resource ends, kubelet sets all
-devices of the resource to unhealthy. So kubelet's devices are read soon after a stream has begun, and then from time to
-time. When these differ from the list of devices, the list is sent again.
+kubelet reads the list of devices as a stream. It ends the stream without notice when it restarts, when another plugin
+takes the resource, and when it mistakes the new connection of a quickly restarted plugin for the old one. So a resource
+counts as served only while a stream is open, even after a successful registration. When any connection of a resource
+ends, kubelet sets all devices of the resource to unhealthy. So kubelet's devices are read soon after a stream has
+begun, and then from time to time. When these differ from the list of devices, the list is sent again.
 
 If kubelet has healthy devices that this plugin never offered, another plugin has registered later. kubelet asks that
 plugin for allocations, but uses the last list of either plugin. So this plugin sends no list until the other has gone.
@@ -150,7 +150,7 @@ class ResourceServer:
                 self._send()
 
     async def attend(self) -> None:
-        """Listen and register if needed. The loop calls this periodically; it waits only for kubelet's answers."""
+        """Listen and register if needed; wait only for kubelet's answers. The plugin's loop calls this periodically."""
         identity = mark(self._kubelet.socket, links=True)  # another one after each start of kubelet, () without it
         if identity != self._seen:
             await self.close()  # the connections belong to a kubelet that is gone

@@ -1,4 +1,4 @@
-"""Prepare the claims of this node's pods: write the records and files that cni/resources/containers.py reads.
+"""Prepare the claims of this node's pods: write the records and files that cni/resources/containers.py describes.
 
 A claim's record is written durably before its other files, and removed after them. So when the driver is killed, the
 next call for the claim, or the next start, finds all files that exist. Answers come from the record, so kubelet gets

@@ -200,7 +200,7 @@ class Driver:
         return f"the claim is gone, but pod {runs} still runs on this node: delete the pod" if runs else ""
 
     def _compare_claims(self) -> None:
-        """Unprepare claims that no longer exist, which a kubelet without its state leaves. Raises as `_holder` does."""
+        """Unprepare claims that no longer exist: a kubelet that lost its state does not. Raises as `_holder` does."""
         for uid, record in self._records.items():
             if not self._holder(record):
                 self._unprepare(record)

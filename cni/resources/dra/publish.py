@@ -94,7 +94,7 @@ class Publisher:
         return {"apiVersion": "v1", "kind": "Node", "name": self._node, "uid": node["metadata"]["uid"]}
 
     def _lacks(self, api: Api, devices: Sequence[slices.Device]) -> Iterator[str]:
-        """Yield a sentence for the fields that the server has dropped from the slices, and from each DeviceClass."""
+        """Yield a sentence if the slices lack a sent field, and one for each DeviceClass without extendedResourceName."""
         is_sent, is_kept = (
             any("allowMultipleAllocations" in device for devices, _ in content.values() for device in devices)
             for content in (self._sent, self._kept)
@@ -121,7 +121,7 @@ def _content(documents: Iterable[dict[str, Any]]) -> _Content:
 
 
 class Statuses:
-    """The statuses of claims at the API server of `kubeconfig`, from the records below `state`."""
+    """The statuses of claims at the API server of `kubeconfig`, from the records of attachments below `state`."""
 
     def __init__(self, kubeconfig: str, state: str) -> None:
         self._kubeconfig, self._state = kubeconfig, state
@@ -130,7 +130,7 @@ class Statuses:
 
     def tell(self, claims: Collection[Record]) -> None:
         """Write the status of each prepared claim whose records have changed. Raises Unreachable at once, but the first
-        other CniError only after all claims, since a claim that the server refuses must not stop the others."""
+        other CniError only after all claims, since a claim that the server refuses must not stop other claims."""
         changed, now = attachments.changed(self._state), time.time_ns()
         if self._seen == (seen := (changed, [claim["uid"] for claim in claims])):
             return

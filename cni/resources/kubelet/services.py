@@ -21,7 +21,7 @@ _MOST_BYTES = 64 << 20  # of a message: kubelet lists the devices of all plugins
 
 
 def client(service: ServiceDescriptor, channel: Any) -> Any:
-    """Return a client of `service`: an object with a function for each method, which calls it over `channel`."""
+    """Return a client of `service`: an object with a function for each method, to call the method over `channel`."""
     calls = {}
     for method in service.methods:
         make = channel.unary_stream if method.server_streaming else channel.unary_unary

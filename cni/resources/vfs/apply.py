@@ -1,6 +1,6 @@
-"""Carry out the steps of a plan through sysfs.
+"""Carry out the steps of a plan, most of them through sysfs.
 
-No driver binds to a new VF at first (sriov_drivers_autoprobe is 0 in the meantime), so only the wanted driver binds.
+sriov_drivers_autoprobe is 0 while VFs are made, so only the wanted driver binds to them.
 Sources: Documentation/ABI/testing/sysfs-bus-pci, Documentation/ABI/testing/sysfs-class-net of the kernel.
 """
 
@@ -37,7 +37,7 @@ _REMEDIES = {
 def apply(policies: Sequence[VfPolicy], root: str, kubelet: str, done: Callable[[VfStep], object]) -> list[str]:
     """Make the VFs, and call `done` after each step; return a sentence for each refusal and failure.
 
-    A failed step ends the steps of its card; a failed MAC ends only MACs and rebinding. Other cards go on.
+    A failed step ends the steps of its card; a failed MAC ends only its MACs and rebinding. Other cards go on.
     """
     node = cards.read(root, kubelet)
     functions = {card.function.id: card.function for card in node.cards}

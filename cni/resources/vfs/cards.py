@@ -5,7 +5,7 @@ that a program uses through vfio-pci or verbs has an open device node. A functio
 is in kubelet's checkpoint, from which kubelet removes an ended pod when it next admits a pod.
 
 Administrative MACs of virtual functions, or their GUIDs on InfiniBand, are read and set through the netdev of the card.
-From this MAC mlx5 derives the VF's node GUID, which RDMA CM needs to find the VF (mlx5_eswitch_set_vport_mac of the
+From such a MAC mlx5 derives the VF's node GUID, which RDMA CM needs to find the VF (mlx5_eswitch_set_vport_mac of the
 kernel's drivers/net/ethernet/mellanox/mlx5/core/eswitch.c). On InfiniBand a new VF has neither node nor port GUID, and
 its port is down until it follows the card's port (drivers/infiniband/hw/mlx5/ib_virt.c). A VF's driver reads the MAC
 and the GUIDs when it is bound.
