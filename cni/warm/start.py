@@ -2,8 +2,8 @@
 
 The supervisor inherits from the caller the namespaces, the control group and some environment variables (_SETTINGS). It
 inherits no descriptor (a runtime would wait for a pipe's end), session, signal handler, directory or other variable. A
-failure of the start is ignored. If the resource limits or the seccomp filter of a caller would hinder the calls of
-others, no supervisor is started.
+failure of the start is ignored. If the caller's resource limits or seccomp filter would hinder the calls of other
+callers, no supervisor is started.
 """
 
 from __future__ import annotations

@@ -1,17 +1,17 @@
 """The supervisor, which keeps a pool of workers, and ends when no call has come for some time.
 
 The pool has LEAST workers. When a call has taken the last idle worker, the supervisor adds a worker, up to the maximum
-of the policy, so that the next call finds an idle worker. The pool shrinks only because a worker ends after a number of
-calls, and is replaced only when the pool has too few. Calls that find no idle worker wait in the kernel's queue, and
-run cold (without a worker) after a second.
+of the policy, so that the next call finds an idle worker. A worker ends after a number of calls, and is replaced only
+when the pool has too few. The pool shrinks only in this way. Calls that find no idle worker wait in the kernel's queue,
+and run cold (without a worker) after a second.
 
 The supervisor serves no calls itself. It also ends when its socket is gone from its path, when the compiled modules or
 the node's policy change, and at SIGTERM. The workers then finish the current and the waiting calls. If the supervisor
 is killed, the kernel kills its workers.
 
 Process 1 of the PID namespace inherits the supervisor. In a container, for example of thick Multus, process 1 may never
-wait for an inherited process, and an ended supervisor would stay as a zombie. So only a supervisor in the PID namespace
-of the boot ends when no call comes. Any other supervisor ends only its workers, and makes new workers at the next call.
+wait for an inherited process, and an ended supervisor would stay as a zombie. So only a supervisor in the initial PID
+namespace ends when no call comes. Any other supervisor ends only its workers, and makes new workers at the next call.
 """
 
 from __future__ import annotations
@@ -146,7 +146,7 @@ class Supervisor:
         return files.mark(self._path + protocol.SOCKET)[:2]
 
     def _fill(self) -> None:
-        """Make the workers that the pool lacks to LEAST, or one more worker when none is idle."""
+        """Make workers until the pool has LEAST, or one more worker when none is idle."""
         missing = min(LEAST, self._board.size) - len(self._workers)
         if missing <= 0 and IDLE not in self._board.states() and len(self._workers) < self._board.size:
             missing = 1

@@ -1,8 +1,8 @@
 """A worker: a process that serves one call at a time, with the same result as a new Python process.
 
 A worker keeps the compiled modules, the open lease file and connections to stores between calls, but no data of a call.
-After an error or CALLS calls it ends, and the supervisor starts another. It also ends if a call has made the process
-large, or has left it in another network namespace or with an open descriptor, which may hold a lock.
+It ends after an error or CALLS calls, and the supervisor replaces it if needed. A worker also ends if a call has made
+the process large, or has left it in another network namespace or with an open descriptor, which may hold a lock.
 """
 
 from __future__ import annotations
