@@ -83,7 +83,7 @@ def _version(options: argparse.Namespace) -> int:
 
 
 def _ask_all(options: argparse.Namespace, agents: Iterable[kubectl.NodeAgent]) -> list[dict[str, Any]]:
-    """The answers of `railcni status` on the agents' nodes; without an answer, its `faults` have the reason."""
+    """The answer of `railcni status` on each agent's node; if there is none, `faults` has the reason."""
 
     def ask(agent: kubectl.NodeAgent) -> dict[str, Any]:
         command, places = ["status", "--output=json"], ("root", "plugin-dir", "to", "state-dir")
@@ -203,7 +203,7 @@ def doctor_pod(agent: kubectl.NodeAgent, arguments: Sequence[str]) -> dict[str, 
     """The manifest of a privileged pod that runs the installed doctor in the host's file system on the agent's node."""
     folder = (agent.argument("plugin-dir") or agent.argument("to")).partition("=")[2]
     installed = f"{folder or '/opt/cni/bin'}/railcni-bundle/current/bin/railcni"
-    name = f"railcni-doctor-{secrets.token_hex(4)}"  # to delete the pod if `create` is interrupted
+    name = f"railcni-doctor-{secrets.token_hex(4)}"  # known even if `create` is interrupted
     label = {"app.kubernetes.io/name": "railcni-doctor"}
     container: dict[str, Any] = {"name": "doctor", "securityContext": {"privileged": True}}
     container["command"] = ["/opt/railcni/bin/python3", "-IS", "-c", _ENTER, installed, "doctor", *arguments]
@@ -254,7 +254,7 @@ def _ipam(run: subcommand.Run, cluster: subcommand.Parser, options: argparse.Nam
 
 
 def _ask_of_leases(options: argparse.Namespace, leases: Sequence[Lease]) -> dict[Key, tuple[str, str]]:
-    """Return (ENDED, USED or UNKNOWN; why) by lease. Asks the agent of its node, or all agents if it has no node."""
+    """Return (ENDED, USED or UNKNOWN; why) by lease, from the agent of its node, or from all agents if no node is known."""
     agents = kubectl.agents(options) if leases else {}
     no_agent = kubectl.NodeAgent("", "", "", {}, "no agent has this node")
 

@@ -1,4 +1,4 @@
-"""railcni completion: prints a shell's completion file, of the bundle, or made anew in a checkout. Also railcni version."""
+"""railcni completion: prints a shell's completion file: the bundle's, or in a checkout a new one. Also railcni version."""
 
 from __future__ import annotations
 

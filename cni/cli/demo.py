@@ -1,7 +1,7 @@
 """railcni test on one machine: attaches two pods to one veth master, and changes nothing on the machine.
 
-The demo calls the plugins in bin/ as Multus does on a node, with an empty environment. Code other than the
-plugins' checks the outcome: pyroute2 reads the links, and one pod pings the other.
+The demo calls the plugins in bin/ as Multus does on a node, with an empty environment. The outcome is checked without
+the plugins' code: pyroute2 reads the links, and one pod pings the other.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _AS_USER = f"run it as root, or allow user namespaces (sysctl {_SWITCHES})"
 
 
 class DemoPod:
-    """A pod of the demo: its expected address, and the parameters that Multus passes for a pod of the namespace `default`."""
+    """A pod of the demo: the expected address, and the parameters that Multus passes for it, in the namespace `default`."""
 
     def __init__(self, number: int) -> None:
         self.name = f"rdma-pod-{number}"
@@ -99,7 +99,7 @@ def run() -> Iterator[Observation]:
 def _isolate() -> None:
     """Move this process into new mount and network namespaces; without root, also into a user namespace, as its root.
 
-    There, /etc, /run and /var/lib look as before, without CNI's files; changes end with the process. Raises OSError.
+    There, /etc, /run and /var/lib are new folders with links to all old files but CNI's. Raises OSError if refused.
     """
     uid, gid = os.geteuid(), os.getegid()
     _call("unshare", (_CLONE_NEWUSER if uid else 0) | _CLONE_NEWNS | _CLONE_NEWNET)

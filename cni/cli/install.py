@@ -145,7 +145,7 @@ def _refuse_held(options: argparse.Namespace, found: Installation, folder: Folde
 
     - macvlan calls its IPAM plugin and deletes the link, whichever program made it. So it can detach an attachment of
       type `macvlan` whose IPAM is not railcni's.
-    - host-device gives the device its name in the alias back; MTU, MAC, addresses, routes and state stay lost.
+    - host-device restores the name of the device from its alias; MTU, MAC, addresses, routes and state stay lost.
     - sriov finds no cache of its own and succeeds: the VF keeps its VLAN and other settings for the next pod.
     - host-local and whereabouts find no lease in railcni's own stores and succeed: later the address is given to a
       second pod. Go's whereabouts can free a lease in its own pools.
@@ -233,7 +233,7 @@ def _attachments(state: str, root: str, faults: list[str]) -> dict[str, int] | N
 
 
 def _may_live(attachment: dict[str, Any], root: str) -> bool:
-    """Whether the namespace may live. In a container it is gone if the host has the directory of its path without it."""
+    """Whether the namespace may live. In a container it is gone if the host lacks its path, but has the path's directory."""
     return bool(attachment["alive"]) if root == "/" else not has_lost_path(attachment["netns"], partial(below, root))
 
 

@@ -150,7 +150,7 @@ def fault(pod: dict[str, Any], name: str) -> str:
 
 @contextmanager
 def temporary(options: argparse.Namespace, pods: Sequence[dict[str, Any]]) -> Iterator[None]:
-    """Create `pods`, all in one namespace, and delete them at the end of the block. Raises IoFailure."""
+    """Create `pods`, all in one namespace, and delete them at the end of the block. Raises IoFailure if `create` fails."""
     names = [pod["metadata"]["name"] for pod in pods]
     try:
         try:

@@ -89,7 +89,7 @@ def main() -> int:
 
 
 def _open_streams() -> None:
-    """Open /dev/null as stdin or stderr if the caller has closed it, so that no other file gets its descriptor."""
+    """Open /dev/null for a closed stdin or stderr, so that no other file gets the number; make a piped stdout a _Pipe."""
     if sys.stdin is None:
         sys.stdin = _null(0, "r")
     if sys.stderr is None:
@@ -188,7 +188,7 @@ class _Overview(argparse.RawDescriptionHelpFormatter):
 
 
 def _parser(given: Sequence[str] = ()) -> argparse.ArgumentParser:
-    """A parser with the command that `given` begins with; if that is no command, with all commands."""
+    """The parser of the command `given[0]`, or of all commands if there is no such command."""
     parser = subcommand.Parser(prog="railcni", description="Manage networks for RDMA pods.")
     parser.add_argument("--version", action="version", version=f"railcni {VERSION}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND", title="commands")

@@ -163,7 +163,7 @@ class _Test:
         self._options, self._nad, self._say = options, nad, say
         self._namespace: str = nad["metadata"]["namespace"]
         self._place = f"--namespace={self._namespace}"
-        title = f"railcni-test-{secrets.token_hex(4)}"  # to delete the pods if `create` is interrupted
+        title = f"railcni-test-{secrets.token_hex(4)}"  # known even if `create` is interrupted
         self._pods = [TestedPod(f"{title}-{number}") for number in (1, 2)]
 
     def run(self, agents: dict[str, kubectl.NodeAgent], nodes: list[str]) -> list[Observation]:

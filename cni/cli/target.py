@@ -1,4 +1,4 @@
-"""The attachment that the options of a command name, and the living attachments of a network."""
+"""Finds the attachment that the options of a command mean, and all living attachments of a network."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""railcni warm: shows and ends the warm workers of this node, which cni/warm describes."""
+"""railcni warm: shows and ends this node's warm workers: processes that have loaded the plugins (see cni/warm)."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from cni.shared.kernel.files import names_in, read_regular
 from cni.shared.spec.errors import IoFailure, TryAgainLater
 from cni.warm import protocol
 
-END_SECONDS = 60.0  # seconds that a call in progress may wait for another call
+END_SECONDS = 60.0  # seconds: a call in progress may itself wait for another call
 _ANSWER_SECONDS = 1.0
 _CREDENTIALS = struct.Struct("=iII")  # struct ucred
-REASONS = {  # by the letters that launcher.c writes
+REASONS = {  # why no worker served a call, by the letters that launcher.c writes
     "n": "no workers were there",
     "b": "all workers were busy",
     "s": "no worker answered in time",
@@ -40,7 +40,7 @@ REASONS = {  # by the letters that launcher.c writes
 
 @dataclass(frozen=True)
 class Workers:
-    """The workers of one supervisor; `calls` is the number of calls that they have served."""
+    """The workers of a supervisor, the process that keeps them. It began at `since` (Unix time). They served `calls`."""
 
     name: str
     supervisor: int
@@ -140,7 +140,7 @@ def _sockets(root: str) -> list[str]:
 
 
 def _ask(path: str, what: str = protocol.STATUS) -> Workers:
-    """Send the request `what` to the worker that listens at `path`; return its answer, or 0 `workers` without one."""
+    """Send the request `what` to the worker that listens at `path`; return its answer, else a `fault` and 0 `workers`."""
     name, supervisor = os.path.basename(path).removesuffix(protocol.SOCKET), 0
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
         connection.settimeout(_ANSWER_SECONDS)
