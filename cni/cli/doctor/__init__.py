@@ -1,4 +1,4 @@
 """`railcni doctor`: finds faults of this node that keep RDMA of pods from working, with remedies. It changes nothing.
 
-Each file has a group of checks: functions that read facts, and pure functions that judge them. `report` runs them.
+A file of checks has functions that read facts, and mostly pure functions that judge them. `report` runs the checks.
 """

@@ -22,8 +22,8 @@ from cni.shared.kernel.files import read_whole
 
 @dataclass(frozen=True)
 class PodClaim:
-    """A claim that kubelet or the driver has recorded, for the pods with the UIDs `pods`. `record` is the driver's
-    record; None if the claim is not prepared. `is_specified`: the CDI specification exists, or is not needed."""
+    """A ResourceClaim that kubelet or the driver (`railcni dra`) has recorded. `pods` has the UIDs of its pods. `record` is
+    the driver's; None if the claim is not prepared. `is_specified`: the CDI specification exists, or is not needed."""
 
     name: str
     pods: tuple[str, ...]
@@ -57,7 +57,7 @@ def _entries(path: str) -> list[dict[str, Any]]:
 
 
 def check_node(claims: Sequence[PodClaim], kubelet: str) -> Iterator[Observation]:
-    """Count the prepared claims, and find the claims of pods that are gone, which have no folder of kubelet."""
+    """Count the prepared claims. Find those whose pods are all gone: kubelet keeps a folder for each pod that is there."""
     prepared = [claim for claim in claims if claim.record is not None]
     lost = [c for c in prepared if not any(os.path.isdir(f"{kubelet}/pods/{uid}") for uid in c.pods)]
     if prepared:

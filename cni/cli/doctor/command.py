@@ -105,7 +105,7 @@ def _print(found: DoctorReport, verbose: bool) -> None:
 def _folded(findings: Iterable[Observation]) -> list[Observation]:
     """Merge findings that differ in the subject alone, such as eight NICs' findings, into one with all subjects. PCI
     addresses in the remedies may differ too; the merged finding has the first remedy. OK findings are not merged.
-    Findings of checks that one cause stopped are merged too, and have the number of the checks."""
+    Of checks that were skipped for the same reason, one finding remains, whose `check` is the number of these checks."""
     groups: dict[object, list[Observation]] = {}
     for one in findings:
         found = _ADDRESS.sub("", one.found) if one.level == UNKNOWN else one.found
@@ -148,7 +148,7 @@ def features(report: DoctorReport) -> dict[str, str]:
 
 
 def write_features(report: DoctorReport, path: str) -> None:
-    """Write the labels to the file `path`, or to stdout for "-". Raises IoFailure.
+    """Write the labels to the file `path`, or to stdout for "-". Raises IoFailure if the file cannot be written.
 
     The file is first written under a hidden name, and then renamed: the worker of node-feature-discovery reads the folder
     all the time, and ignores hidden files (its customization guide, "Local feature source").

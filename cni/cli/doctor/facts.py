@@ -31,7 +31,7 @@ from cni.shared.spec.errors import CniError
 
 @dataclass(frozen=True)
 class NodePlaces:
-    """The folders of a node that doctor reads. Those of a recorded node are below another directory."""
+    """The folders that doctor reads: this node's, or those in a copy of another node's files."""
 
     sys: str = "/sys"
     proc: str = "/proc"
@@ -205,12 +205,12 @@ class NodeFacts:
 
     @property
     def node_claims(self) -> list[claims.PodClaim]:
-        """The claims of all pods. Raises OSError, ValueError."""
+        """The ResourceClaims of all pods. Raises OSError or ValueError when kubelet's file or a record cannot be read."""
         return claims.read(self.places.kubelet, self.places.root)
 
     @property
     def pod_claims(self) -> list[claims.PodClaim]:
-        """The claims that kubelet has for the pod. Raises OSError, ValueError."""
+        """The ResourceClaims that kubelet has for the pod. Raises as `node_claims`, and CniError for unreadable records."""
         found = recorded.found(directory=self.places.state)
         own = [a for a in found if a["netns"] == self.chosen.netns]
         uids = {str(part["pod"][2]) for a in own for part in a["records"].values() if part.get("pod")}
@@ -236,8 +236,8 @@ class NodeFacts:
 
     @cached_property
     def congestion(self) -> dict[str, Congestion]:
-        """The congestion settings of each netdev of this namespace that carries RoCE. A bond has
-        those of its ports. A virtual function or subfunction may be in a pod: it has those of its physical function."""
+        """The congestion settings by netdev, for the netdevs of this namespace that carry RoCE. For a bond, those of its
+        ports; for a virtual function or subfunction, whose netdev may be in a pod, those of the physical function."""
         sys = self.places.sys
         devices = {device.name: device for device in self.devices}
         found: dict[str, Congestion] = {}
@@ -259,7 +259,7 @@ class NodeFacts:
         netdevs = sysfs.netdevs_of_pci(physical, self.places.sys)
         bonds = [bond for netdev in netdevs for bond in topology.beside(netdev, "upper_", self.places.sys)]
         names = {name for bond in bonds for name, _ in rdma_sysfs.ports_of_netdev(bond, self.places.sys)}
-        cards = [one for one in self.devices if one.pci == physical or one.name in names]  # a bond's, of its first port
+        cards = [one for one in self.devices if one.pci == physical or one.name in names]  # a bond is at its first port
         return cards[0] if cards else device
 
     @cached_property

@@ -45,7 +45,7 @@ broken = partial(Observation, FAULT)
 
 @dataclass(frozen=True)
 class Check:
-    """A check of the table. It is skipped when one of the checks that it `needs` has found a fault or was skipped."""
+    """A check in the tables of report.py, skipped when a check that it `needs` has found a fault or was skipped."""
 
     name: str
     title: str

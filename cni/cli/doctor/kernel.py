@@ -1,5 +1,5 @@
-"""Checks of the kernel: modules and the NICs that need them, device nodes in /dev/infiniband, RDMA's network namespace mode,
-and the parameters by which RDMA netdevs lose IP packets.
+"""Checks of the kernel: modules and the NICs that need them, device nodes in /dev/infiniband, the mode of RDMA's network
+namespaces, and the parameters because of which RDMA netdevs lose IP packets.
 
 A built-in module may have no directory in /sys/module, but its other entries in sysfs are there: the classes infiniband
 (ib_core) and infiniband_verbs (ib_uverbs), and the misc device rdma_cm (rdma_ucm).
@@ -47,7 +47,7 @@ _KNOWN = (*(name for name, _, _ in _NEEDED), *_COMPANIONS.values())
 _MELLANOX = "15b3"
 STRICT = 1
 ELSEWHERE = "0.0.0.0/0"  # stands for peers outside a link's subnets
-_MOST_NEIGHBOURS = 32  # addresses of a subnet to try; a single address in another namespace is enough
+_MOST_NEIGHBOURS = 32  # addresses of a subnet to try, until one is not of this namespace
 _STRANGERS = ("192.0.2.1", "198.51.100.1", "203.0.113.1")  # addresses that no host has: RFC 5737
 
 

@@ -64,7 +64,7 @@ class PcieFunction:
 
 
 Bridges = dict[str, bool | str]
-"""Whether ACS redirects peer traffic, or the reason why that is not known, by PCI bridge above GPUs and NICs near them."""
+"""For each PCI bridge above a GPU or a NIC near one: whether ACS redirects peer traffic, or why that is not known."""
 
 
 def read(nics: Iterable[tuple[str, str]], root: str = "/sys") -> list[PcieFunction]:
@@ -80,14 +80,14 @@ def read(nics: Iterable[tuple[str, str]], root: str = "/sys") -> list[PcieFuncti
 
 
 def read_bridges(topology: Topology, root: str = "/sys") -> Bridges:
-    """Read the bridges above GPUs and above NICs that share a switch with a GPU."""
+    """Read the PCI bridges above each GPU and NIC that share a PCIe switch."""
     pairs = [(a, b) for a in topology.gpus for _, b in topology.nics if topology.distance(a, b) in (PIX, PXB)]
     near = {bridge for pair in pairs for one in pair for bridge in one.above if is_address(bridge)}
     return {b: _read(redirects_peers, f"{root}/bus/pci/devices/{b}") for b in sorted(near)}
 
 
 def check_links(functions: Sequence[PcieFunction]) -> Iterator[Observation]:
-    """Find links that run slower or narrower than both of their ends can."""
+    """Find links that are slower or narrower than both ends allow (a fault), or than the card allows (advice)."""
     for function in functions:
         subject = f"{function.name} ({function.address})"
         now, best, slot = function.now, function.best, function.slot_best
@@ -179,7 +179,7 @@ def redirects_peers(config: bytes) -> bool | None:
 
 
 def _register(config: bytes, wanted: int, offset: int, is_extended: bool = False) -> int | None:
-    """The 16 bits at `offset` in the first capability `wanted`; None without such a capability, or beyond `config`."""
+    """The 16 bits at `offset` in the first capability `wanted`; None if there is none, or `config` ends before them."""
     first, end = (_FIRST_EXTENDED, len(config)) if is_extended else (0x40, min(len(config), _FIRST_EXTENDED))
     at = first if is_extended else int.from_bytes(config[_FIRST : _FIRST + 1], "little") & ~3
     for _ in range(_MOST):

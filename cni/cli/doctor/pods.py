@@ -63,7 +63,7 @@ class PodNeed:
 class PodProcess:
     """A process in a pod: its RDMA device nodes, and its limit of locked memory in bytes (`memlock`).
 
-    None means that this user may not see a value. `gpus`: the process has device nodes of NVIDIA's GPUs. `indexes` has
+    A value is None if this user may not see it. `gpus`: the process has device nodes of NVIDIA's GPUs. `indexes` has
     (name, value) of variables with a GID index. `may_lock`: a capability lets the process exceed `memlock`.
     """
 
@@ -92,7 +92,7 @@ def needs(links: Iterable[AttachedLink], functions: Sequence[Function], register
 
 
 def check(links: Sequence[AttachedLink]) -> Iterator[Observation]:
-    """Find addresses without a GID, addresses that were lost, and links whose MTU is less than RDMA CM needs."""
+    """Find lost addresses, those without a GID, and links whose MTU, unlike the port's, is too small for RoCE MTU 4096."""
     for link in links:
         interface = link.interface
         wanted = (interface.name, rdma_sysfs.ROCE_V2)
@@ -248,7 +248,7 @@ def _parameters(sandbox: NamespaceView, links: Sequence[SandboxInterface]) -> di
 
 
 def processes(sandbox: NamespaceView, proc: str = "/proc") -> list[PodProcess]:
-    """The first processes by PID in the pod's namespace, without a runtime's helpers, which see the host's files."""
+    """Up to _MOST_PROCESSES processes of the pod, lowest PIDs first, without a runtime's helpers, which see host files."""
     found: list[PodProcess] = []
     inode = inode_of(sandbox.netns) if sandbox.netns else 0
     for pid in sorted(int(n) for n in os.listdir(proc) if n.isdigit()) if inode else ():

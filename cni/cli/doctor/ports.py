@@ -1,13 +1,13 @@
-"""Checks of the ports of verbs devices: state, MTU, GID tables, errors since their start or during a watch; of NICs that are
-slower or older than others of their kind; and of the settings that keep RoCE from losing packets: priority flow control
-(PFC), packet priorities, and ECN.
+"""Checks of verbs devices. Of each port: state, MTU, GID table, and errors since the port's start or during a watch. Of
+NICs of one kind: whether one is slower or has older firmware. Of netdevs: the settings that keep RoCE from losing
+packets, which are priority flow control (PFC), packet priorities, and ECN.
 
-A counter that grows during traffic shows a fault of cable or switch, or congestion. Older errors may have ended.
+A counter that grows during traffic shows a fault of cable or switch, or congestion. The cause of older errors may be gone.
 
 PFC and the priorities of DSCPs come from the driver by netlink (cni.shared.kernel.dcb). NVIDIA's driver package also
 has files: qos/trust and ecn/roce_{np,rp}/enable/PRIORITY below /sys/class/net/NETDEV, and tc/1/traffic_class below the
-verbs device. The kernel's rdma_cm has default_roce_tos in configfs. A program may choose another type of
-service for its packets (NCCL_IB_TC).
+verbs device. The kernel's rdma_cm has the default type of service in configfs (default_roce_tos). A program may
+choose another type of service for its packets (NCCL_IB_TC).
 Sources: Documentation/ABI/testing/configfs-rdma_cm of the kernel; NVIDIA's documentation of MLNX_OFED, "Flow Control"
 and "RoCE".
 """
@@ -27,7 +27,7 @@ from cni.node.inventory.topology import beside, text
 from cni.shared.kernel import dcb, rdma_sysfs
 from cni.shared.kernel.links import Rtnl
 
-NEARLY_FULL = 0.8  # the used part of a GID table from which the plugins warn too
+NEARLY_FULL = 0.8  # the share of a GID table in use from which doctor and the plugins warn
 
 Uses = Mapping[str, str]  # the netdevs in use on this node, each with its user
 PortCounts = Mapping[Port, Counts]
@@ -119,7 +119,7 @@ def _subject(port: Port) -> str:
 
 
 def check_counters(now: PortCounts, before: PortCounts, seconds: float) -> Iterator[Observation]:
-    """Find errors of ports in the `seconds` since the counters `before`, else since each port's start."""
+    """Find errors of ports in the `seconds` since the counters `before`; if `before` is {}, since each port's start."""
     for port, values in now.items():
         found = list(_faults(str(port), values, before.get(port, {}), seconds))
         yield from found
@@ -141,8 +141,8 @@ def _faults(name: str, values: Counts, former: Counts, seconds: float) -> Iterat
 
 
 def check_siblings(devices: Sequence[VerbsDevice]) -> Iterator[Observation]:
-    """Find NICs that are slower than most NICs of their model and link layer, or have older firmware than one of their
-    model. The alerts RailcniRdmaPortSlow and RailcniRdmaFirmwareDiffers judge the same."""
+    """Find NICs that are slower than most NICs of their model and link layer, or whose firmware is older than that of
+    another NIC of their model. The alerts RailcniRdmaPortSlow and RailcniRdmaFirmwareDiffers have the same rules."""
     groups: dict[str, list[VerbsDevice]] = {}
     for device in devices:
         if device.model and not device.is_virtual_function and any(port.is_active for port in device.ports):
@@ -174,8 +174,8 @@ def _older(group: Sequence[VerbsDevice]) -> Iterator[Observation]:
 
 
 def check_guids(devices: Sequence[VerbsDevice], root: str = "/sys") -> Iterator[Observation]:
-    """Find devices of RoCE and InfiniBand without a node GUID, which RDMA CM cannot use. A new virtual function of mlx5
-    has none. EFA never has one."""
+    """Find RoCE and InfiniBand devices without a node GUID: RDMA CM cannot use these. A new virtual function of mlx5
+    has none. EFA never has one, and is left out."""
     for device in devices:
         guid = text(f"{root}{rdma_sysfs.CLASS}/{device.name}/node_guid")
         is_ethernet = any(port.is_roce for port in device.ports)
@@ -195,11 +195,11 @@ def _version(firmware: str) -> list[int]:
 
 @dataclass(frozen=True)
 class Congestion:
-    """The settings of a netdev. `pfc`: the lossless priorities. `ecn`: the priorities with ECN as notification and as
-    reaction point. Both are None if unknown. `trust` is "dscp", "pcp" or "" (unknown). `pci` is the PCI address.
+    """The settings of a netdev. `pfc`: the lossless priorities. `ecn`: the priorities for which the NIC is an ECN
+    notification point and reaction point. Both are None if unknown. `trust` is "dscp", "pcp" or "" (unknown).
 
     `dscp` maps DSCPs to priorities, if the driver shows them. `classes` maps the name of a setting to the type of
-    service (ToS, 8 bits) of its packets. `has_vlan`: a VLAN on the netdev tags packets with a priority.
+    service (ToS, 8 bits) that it sets. `has_vlan`: a VLAN on the netdev tags packets with a priority. `pci`: an address.
     """
 
     pfc: tuple[int, ...] | None = None
@@ -223,7 +223,7 @@ def read_congestion(port: Port, driver: str, root: str = "/sys", live: bool = Tr
     if not trust and told is not None:
         trust = "dscp" if told.dscp else "pcp" if driver == "mlx5_core" else ""
     uppers = beside(port.netdev, "upper_", root)
-    above = [*uppers, *(name for upper in uppers for name in beside(upper, "upper_", root))]  # a bond, and its links
+    above = [*uppers, *(name for upper in uppers for name in beside(upper, "upper_", root))]  # a bond, and VLANs on it
     return Congestion(
         pfc=told.pfc if told else None,
         trust=trust,

@@ -21,7 +21,7 @@ from cni.shared.spec.errors import CniError
 
 
 def _peer_memory(f: NodeFacts) -> Iterator[Observation]:
-    """Check the memory of GPUs; for one pod only if it has a GPU."""
+    """Check that NICs reach the memory of GPUs; for one pod only if the pod has a GPU."""
     if not f.pod or any(process.gpus for process in f.pod_processes):
         yield from pcie.check_memory(f.topology, f.places.sys, f.places.proc)
 
@@ -150,7 +150,7 @@ def run(checks: Iterable[Check], facts: NodeFacts) -> list[Observation]:
     """Run `checks` in order; return their findings. An error becomes a finding, and the other checks still run. A
     missing right of this user gives the level UNKNOWN."""
     found: list[Observation] = []
-    stopped: dict[str, str] = {}  # the title of the check with the fault, by the name of a check that it stops
+    stopped: dict[str, str] = {}  # by the name of a faulty or skipped check: the title of the faulty one
     for check in checks:
         causes = dict.fromkeys(stopped[need] for need in check.needs if need in stopped)
         if causes:

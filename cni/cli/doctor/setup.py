@@ -1,7 +1,7 @@
 """Checks of a node's software: plugins, networks in net.d, the store of leases, and the limits that containers inherit.
 
 RDMA locks the memory that it registers. A container may lock as much as its runtime (proc(5), /proc/PID/limits), or any
-amount if the capability IPC_LOCK is effective in it. In Kubernetes it is effective only in containers that run as root.
+amount if the capability IPC_LOCK is effective in it. Kubernetes makes it effective only in containers that run as root.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from ipam.stores.apiserver.resources import BINDINGS, EVERYWHERE
 from ipam.stores.base import READ
 
 _OF_INTEREST = (*NAMES, "ib-sriov", "ipoib", "ipvlan", "nv-ipam", "multus", "multus-shim")
-_PLUGIN_SECONDS = 10  # for an answer to VERSION, which takes 0.01 s: a busy node may be healthy
+_PLUGIN_SECONDS = 10  # for an answer to VERSION, which takes 0.01 s, but longer on a busy node
 _SLOW_SECONDS = 1.0  # an ADD asks a store several times
 _VERSION = re.compile(r"\b(?:version|plugin|railcni|whereabouts)[: ]\s*(v?\d[^\s,;(]*|unknown)", re.IGNORECASE)
 _RUNTIMES = ("containerd", "crio", "dockerd", "k3s-server", "k3s-agent", "rke2", "podman")
@@ -118,7 +118,7 @@ def _network_file(path: str, directory: str) -> NetworkFile:
 
 
 def check_networks(files: Sequence[NetworkFile], folders: Sequence[str], directory: str) -> Iterator[Observation]:
-    """Find faults in network files, and plugins that are in none of the plugin folders."""
+    """Find faults in network files, and plugins that the files name but none of the plugin `folders` has."""
     if not files:
         yield note(directory, "no network is defined there (Multus keeps its own in the cluster's NADs)")
     for file in files:
@@ -136,7 +136,7 @@ def check_networks(files: Sequence[NetworkFile], folders: Sequence[str], directo
 
 
 def check_policy(masters: Collection[str]) -> Iterator[Observation]:
-    """Check that the node's policy can be read, and allows `masters`, the masters of the present links."""
+    """Check that the node's policy (allowed masters and paths) can be read, and allows `masters`, those of present links."""
     policy.forget()
     try:
         found = policy.current()
@@ -152,7 +152,7 @@ def check_policy(masters: Collection[str]) -> Iterator[Observation]:
 
 
 def _store_of(config: str) -> stores.Choice | None:
-    """The store of the flat file `config`, by default the installed file; None if no file is installed."""
+    """The store that the flat file (whereabouts.conf) `config` names; by default of the installed file, None without one."""
     if not config and not any(os.path.exists(path) for path in flatfile.PATHS):
         return None
     return stores.of_flat_file(config)
@@ -214,7 +214,7 @@ def check_admission(has_dra: bool, config: str = "") -> Iterator[Observation]:
 
 
 def check_pending(state: str) -> Iterator[Observation]:
-    """Report the pending releases: those that failed in a DEL."""
+    """Report the pending releases: the addresses that a DEL could not release in their store."""
     for attachment in recorded.pending(directory=state):
         remedy = "make that store reachable; `railcni ipam flush` tries again, and with --drop gives up"
         subject = f"pending release: {recorded.named(attachment)}"
