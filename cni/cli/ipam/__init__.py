@@ -1,4 +1,4 @@
-"""railcni ipam: `pools`, `leases` and `show` print which pod has which address; `flush` retries pending releases."""
+"""railcni ipam: `pools`, `leases` and `show` print which pod has which address; `flush` retries failed DELs and releases."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ def _show(options: argparse.Namespace) -> int:
 
 
 def _place(choice: Choice, leases: list[Lease]) -> None:
-    """Add the pod's node to each lease that has no node but a living pod, if this user may read pods."""
+    """Add the node of the living pod to each lease that names no node, if this user may read pods."""
     cluster = Cluster(choice.kubeconfig, choice.namespace)
     try:
         for lease in leases:
@@ -224,7 +224,7 @@ def _drop(options: argparse.Namespace) -> int:
 
 
 def _pool(text: str) -> str:
-    """The pool name for `text`: a pool name, or a CIDR of a network without network_name. Raises ValueError."""
+    """The pool for `text`: a pool name, or a CIDR of a network without network_name. Raises ValueError for other text."""
     if "/" in text:
         parse_cidr(text)
     elif not text or text.strip() != text:

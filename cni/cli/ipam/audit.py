@@ -31,7 +31,7 @@ _KEYS = {f.name: f.name for f in fields(Finding)} | {"container_id": "containerI
 
 @dataclass(frozen=True)
 class Report:
-    """What `reclaim` reads of a report: the identities of its stores, its time, and the findings to reclaim."""
+    """The part of a report that `reclaim` reads: the identities of the stores, the time, and the findings to reclaim."""
 
     stores: Sequence[Mapping[str, Any]]
     created: datetime

@@ -1,9 +1,9 @@
 """railcni ipam migrate: copies leases from one store to another, verifies them, and updates this node's records.
 
-Nothing is written if any address conflicts. During the migration no node may run an ADD of the networks. A lease that
-a DEL frees in the source is freed in the target too. The source stays as it was unless --remove-source is given.
+Nothing is written if an address has another holder in the target. No node may run an ADD of the networks meanwhile. A
+lease that a DEL frees in the source is freed in the target too. Without --remove-source the source stays as it was.
 
-Between the IPPools and the AddressLeases of a cluster leases are moved: each range is in one of the two
+Between the IPPools and the AddressLeases of a cluster, leases are moved, since each range is in only one of the two
 (cni.cli.ipam.move). On the way to AddressLeases, ADDs may go on until their pool is closed.
 """
 
@@ -102,7 +102,7 @@ def _run(options: argparse.Namespace) -> None:
 
 
 def _complete(found: Snapshot, network: str) -> None:
-    """Add the networks to leases of IPPools; remove the node from a lease whose boot or namespace is unknown.
+    """Add the missing network to leases of IPPools; remove the node from a lease whose boot or namespace is unknown.
 
     Raises InvalidConfig for leases of IPAMClaims or of an unknown network.
     """
@@ -156,7 +156,7 @@ def _shown(lease: Lease) -> str:
 class _Migration:
     """A migration of leases from one store to another. A missing source, or the target as source, is refused.
 
-    Each range is in one of a cluster's two stores. `_pools` are the IPPools in a move between these; else None.
+    `_pools` are the IPPools if leases are moved between a cluster's IPPools and AddressLeases; else None.
     """
 
     def __init__(self, options: argparse.Namespace) -> None:
@@ -178,7 +178,7 @@ class _Migration:
         self._progress: Callable[[str], object] = str
 
     def run(self, progress: Callable[[str], object]) -> dict[str, int]:
-        """Copy until the target has all leases. Raises InvalidConfig, with nothing written, if an address conflicts.
+        """Copy until the target has all leases. Raises InvalidConfig, with nothing written, if another holds an address.
 
         Returns the numbers of leases and of this node's records by kind of change; a dry run only predicts them.
         """
@@ -249,7 +249,7 @@ class _Migration:
 
     def _planned(self, leases: list[Lease]) -> tuple[list[list[Lease]], list[Lease]]:
         """Return (leases to copy to the target, a list for each attachment; leases that the target already has).
-        Raises InvalidConfig for a conflict."""
+        Raises InvalidConfig if an address has another holder there."""
         self._progress(f"comparing {len(leases)} leases")
         copy: dict[tuple[object, ...], list[Lease]] = {}
         there, conflicts = [], []

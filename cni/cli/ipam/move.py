@@ -1,9 +1,9 @@
 """The steps that move the leases of a range between the two stores of a cluster, IPPools and AddressLeases.
 
-The text of the range in an IPPool says which store has it. To AddressLeases: the leases are copied. Then one patch,
-which tests the resourceVersion, removes the pool's allocations and replaces its range with a text that is no CIDR. Go's
-whereabouts and every version of railcni refuse an ADD from this pool. To IPPools: another such text makes claims of
-AddressLeases fail too. Then the leases are copied into the closed pool, and a patch gives the pool its range.
+The field `range` of an IPPool says which store has the range. To AddressLeases: the leases are copied. Then one patch,
+which tests the resourceVersion, closes the pool: it removes the allocations, and replaces the range by a text that is no
+CIDR. Go's whereabouts and every version of railcni refuse an ADD from a closed pool. To IPPools: first another such text
+closes the range for AddressLeases too. Then the leases are copied into the pool, and a patch restores its range.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from ipam.stores.ippool import objects
 
 
 class Pools:
-    """The IPPools of a cluster, of which a closed one has no CIDR as its range. `closes`: the leases are moved to
-    AddressLeases, otherwise to the pools."""
+    """The IPPools of a cluster. `closes`: the leases are moved to AddressLeases, and the pools are closed; otherwise the
+    leases are moved to the pools."""
 
     def __init__(self, choice: Choice, closes: bool) -> None:
         self.closes = closes
@@ -35,7 +35,7 @@ class Pools:
         self._moved: list[Lease] = []
 
     def moved_from(self, found: Snapshot) -> list[Lease]:
-        """Keep the versions of the pools `found` for `close`; return the leases of pools that `close` has closed.
+        """Keep the versions of the pools in `found`, for `close`. Return the leases of the pools that `close` has closed.
         Raises InvalidConfig if a network has node_slice_size."""
         if sliced := [n.name for n in found.networks if n.sliced]:
             why = "it has node_slice_size, which datastore addresslease does not take"
@@ -45,7 +45,7 @@ class Pools:
         return self._moved
 
     def switch(self, leases: list[Lease]) -> bool:
-        """Close or open the pools, whose `leases` are all copied. Return False if the leases must be read again."""
+        """Close or open the pools after all `leases` were copied. Return False if the leases must be read again."""
         return self.close(leases) if self.closes else not self._mark(MOVING, "")
 
     def close(self, leases: list[Lease]) -> bool:

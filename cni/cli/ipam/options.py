@@ -23,8 +23,8 @@ HOST_LOCAL = "host-local"  # only a source of `migrate`
 
 
 def add_options(parser: argparse.ArgumentParser, files: bool = True, pods: bool = False) -> None:
-    """Add --data-dir (if `files`), --flat-file and --kubeconfig. The default is the store of the installed flat file,
-    or without a flat file the file store in STATE. `pods`: the command also reads pods if nodes share the store."""
+    """Add --data-dir (if `files`), --flat-file, --kubeconfig and --namespace. Default: the store that the installed flat
+    file names, else the file store in STATE. `pods`: the command also reads pods if nodes share the store."""
     which = parser.add_mutually_exclusive_group()
     parser.set_defaults(data_dir="", pods=pods)
     if files:

@@ -1,10 +1,10 @@
-"""railcni ipam reclaim: frees dead leases and reservations: those that an audit reports for pods that are gone.
+"""railcni ipam reclaim: frees the leases and reservations that an audit reported as dead (their pods are gone).
 
 The report alone frees nothing. All stores are read again, at least a grace period later. A lease that is unchanged and
 again dead is read once more right before it is freed. The store frees only this lease: it tests the resourceVersion of
 pool, AddressLease or reservation, or all fields that identify the lease. A lease that has changed, or whose address
-may be in use, stays. Only the lease's node knows whether the address is in use: this machine, or by `kubectl railcni`
-the agent of that node. Without an answer the lease stays, unless the pod's containers have ended or the node is off.
+may be in use, stays. Only the lease's node knows this: `railcni` looks on its own machine, `kubectl railcni` asks the
+node's agent. Without an answer the lease stays, unless the pod's containers have ended or the node is off.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from ipam.stores.served import from_json
 GRACE = 60.0  # seconds: longer than a runtime takes to make a sandbox again
 
 FREED, WOULD_FREE, SKIPPED, KEPT, FAILED = "freed", "would free", "skipped", "kept", "failed"
-Told = Mapping[Key, tuple[str, str]]  # (state of in_use, reason) by lease, from its node
+Told = Mapping[Key, tuple[str, str]]  # (ENDED, USED or UNKNOWN; why) by lease, as the lease's node answered
 _NOT_ASKED = "the command does not ask it; `kubectl railcni ipam reclaim` does"
 
 
@@ -134,7 +134,7 @@ def _reclaim(made: Report, choices: list[Choice], options: argparse.Namespace) -
 
 
 class _Found:
-    """A chosen store with its snapshot `seen`. Raises InvalidConfig if the pods could not be read."""
+    """A chosen store with its snapshot `seen`. Raises InvalidConfig if `seen` has neither records nor pods."""
 
     def __init__(self, choice: Choice, seen: Snapshot, options: argparse.Namespace) -> None:
         if seen.records is None and seen.pods is None:
