@@ -1,4 +1,4 @@
-"""The rails of pods in this node's records: their state in the sandbox, comparisons, and pings of a peer."""
+"""The rails (links over the NICs of a group) of pods in this node's records: state, comparison, pings of a peer."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from cni.shared.spec.result import Interface, IPConfig, Result
 
 Interfaces = ipaddress.IPv4Interface | ipaddress.IPv6Interface
 Subnet = ipaddress.IPv4Network | ipaddress.IPv6Network
-Peer = dict[tuple[str, int], list[str]]  # its addresses, by group and rail
+Peer = dict[tuple[str, int], list[str]]  # a peer's addresses, by group and rail
 _PAYLOAD = 56  # bytes, as ping(8)
 _SECONDS = 2.0
 
@@ -58,7 +58,7 @@ class AttachedRail:
 
     @property
     def subnets(self) -> list[Subnet]:
-        """The subnets of the rail that its group defines; [] for plain addressing."""
+        """The subnets that the group's ranges give this rail; [] if the group has no ranges (plain addressing)."""
         found = []
         for part in self.rail.ranges[self.rail.index] if self.rail.ranges else []:
             first, _, length = str(member(part, "range")).partition("/")  # a.b.c.d/n, or first-last/n
@@ -88,7 +88,7 @@ class AttachedRail:
 
 
 def of_sandbox(sandbox: NamespaceView) -> list[AttachedRail]:
-    """The rails in the namespace of a pod, by group and number; [] for the namespace of the node."""
+    """The rails in the namespace of a pod, sorted by group and number; [] for the namespace of the node."""
     if not sandbox.netns:
         return []
     inode = os.stat(sandbox.netns).st_ino

@@ -1,4 +1,4 @@
-"""railcni rails: renders the networks of a group of NICs, checks a pod's rails, and shows a node's NICs."""
+"""railcni rails: renders the networks of a group of NICs (rails), checks a pod's rails, and shows a node's NICs."""
 
 from __future__ import annotations
 

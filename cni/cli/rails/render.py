@@ -1,4 +1,4 @@
-"""The Kubernetes objects of a group of rails: NADs, a device plugin's resources, a pod that uses them. Pure."""
+"""The Kubernetes objects of a group of rails (NICs of a node): NADs, a device plugin's resources, a test pod. Pure."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def objects(plan: Rails, rails: Sequence[PlannedRail], ours: bool = False) -> li
 def nad(plan: Rails, rails: Sequence[PlannedRail], rail: PlannedRail) -> dict[str, Any]:
     """The NetworkAttachmentDefinition of one rail, or with `oneNetwork` of all."""
     metadata: dict[str, Any] = {"name": rail.name, "namespace": plan.namespace}
-    if plan.type != "macvlan" or plan.oneNetwork:  # else the network takes no device of the shared NIC
+    if plan.type != "macvlan" or plan.oneNetwork:  # a macvlan names its master, and needs no device
         metadata["annotations"] = {RESOURCE_NAME: f"{plan.resourcePrefix}/{rail.resource}"}
     spec = {"config": json.dumps(network(plan, rails, rail), indent=2) + "\n"}
     return {"apiVersion": _NAD, "kind": "NetworkAttachmentDefinition", "metadata": metadata, "spec": spec}
