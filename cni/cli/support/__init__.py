@@ -180,7 +180,7 @@ def _logs(options: argparse.Namespace) -> list[Part]:
 
 
 def _kernel_log() -> str:
-    """The text of the kernel's log buffer, or its end. Raises IoFailure."""
+    """The text of the kernel's log buffer, or its end. Raises IoFailure if this user may not read it."""
     buffer = ctypes.create_string_buffer(MOST_BYTES)
     libc: Any = ctypes.CDLL(None, use_errno=True)
     size = libc.klogctl(_READ_ALL, buffer, MOST_BYTES)
