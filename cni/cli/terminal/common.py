@@ -78,5 +78,5 @@ def listen(parser: argparse._ActionsContainer, default: str) -> None:
 
 
 def log_level(parser: argparse._ActionsContainer) -> None:
-    """Add --log-level."""
+    """Add --log-level, the least level of the lines in the log."""
     subcommand.option(parser, "--log-level", "info", "the least level of the log's lines", None, choices=LEVELS)

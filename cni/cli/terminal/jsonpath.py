@@ -21,7 +21,7 @@ Parts = list[tuple[str, str | None, Any]]  # (text, path or None, Parts in a {ra
 
 
 def read(template: str) -> Parts:
-    """Parse `template`. Raises ValueError."""
+    """Parse `template`. Raises ValueError if it is no template, or names no path."""
     parts: Parts = []
     open_parts, at = [parts], 0
     while found := _PART.match(template, at):
@@ -40,7 +40,7 @@ def read(template: str) -> Parts:
 
 
 def fill(parts: Parts, here: Any, root: Any) -> str:
-    """The text of a template for the value `here` of the document `root`. Raises InvalidConfig."""
+    """The text of a template for the value `here` of the document `root`. Raises InvalidConfig if a path does not suit."""
     texts = []
     for text, path, inner in parts:
         values = [] if path is None else _values(path, here, root)
@@ -52,7 +52,7 @@ def fill(parts: Parts, here: Any, root: Any) -> str:
 
 
 def _values(path: str, here: Any, root: Any) -> list[Any]:
-    """The values at `path` of `root` if it begins with $, otherwise of `here`; none where a key is missing."""
+    """The values at `path` in `here`, or in `root` if the path begins with $; none where a key is missing."""
     values = [root if path.startswith("$") else here]
     for step in _STEP.finditer(path):
         key, number = step["quoted"] or re.sub(r"\\(.)", r"\1", step["key"] or ""), step["number"]

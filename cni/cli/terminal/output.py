@@ -2,7 +2,7 @@
 only functions that use it import it.
 
 On a terminal, tables are coloured and fit its width. Only the last column is folded, between words: an address on two
-lines cannot be copied. If that is not enough, columns are left out, which `-o wide` shows. Elsewhere tables are plain
+lines cannot be copied. If that is not enough, columns are left out; `-o wide` shows all. Elsewhere tables are plain
 columns, one line for each row, of any length, for grep, cut and logs.
 """
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 _ENDLESS = 1 << 16  # the width in columns without a terminal: nothing is wrapped or cut there
-_LEAST = 24  # the least width of the folded column: for less, other columns are left out
+_LEAST = 24  # the least width of the folded column: other columns are left out before it gets narrower
 Rows = Iterable[Sequence[object]]
 
 
@@ -38,7 +38,7 @@ class Form:
 
 
 def _new(name: object, rows: Sequence[Any]) -> tuple[list[Any], bool]:
-    """Return (rows to print, whether a listing `name` came before). With -w, rows of the earlier one are left out."""
+    """Return (rows to print, whether a listing `name` came before). With -w, rows that it had are left out."""
     if Form.seen is None:
         return list(rows), False
     before = Form.seen.get(name)
@@ -144,7 +144,7 @@ def counted(number: int, noun: str) -> str:
 
 
 def print_data(value: Any, form: str = "json", name: str = "") -> None:
-    """Print `value` in a `form` of -o; "name" prints the member `name` of each element, or the first member."""
+    """Print `value` in a `form` of -o; the form "name" prints one member of each element: `name`, or the first."""
     if isinstance(value, list):
         value, is_repeated = _new("data", value)
         if is_repeated and not value:

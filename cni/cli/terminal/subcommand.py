@@ -107,10 +107,10 @@ def add(
     forms: Sequence[str] = (),
     **options: Any,
 ) -> Parser:
-    """Add a command; return its parser. `about` and `more` are its description in --help. `run` returns the exit code,
-    None for 0; by default it prints the help, for a group without a subcommand. Its options have the parser's `error`
-    (as `refuse`), `only`, `given` and `require`. `shows` adds -o; `lists` adds -o with name, -w and -A; `forms` are
-    the command's own values of -o, the default first."""
+    """Add a command; return its parser. `about` and `more` are its description in --help. `run` gets the options, with
+    the parser's `error` (as `refuse`), `only`, `given` and `require`; it returns the exit code, None for 0. Without
+    `run` the command prints its help, as a group without a subcommand does. `shows` adds -o; `lists` adds -o with
+    name, -w and -A; `forms` are the command's own values of -o, the default first."""
     parser = commands.add_parser(name, help=about, description=f"{about[0].upper()}{about[1:]}{more}", **options)
     run = run or partial(_print_help, parser)
     parser.set_defaults(run=run, refuse=parser.error, only=parser.only, given=parser.given, require=parser.require)
