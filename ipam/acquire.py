@@ -1,12 +1,12 @@
 """Lease addresses to an attachment: propose addresses, claim them, and repeat both until a claim succeeds.
 
-AddTerms.claim makes the claim of an ADD, for one network or for a group of rails, and writes the record before each
-attempt. `acquire` makes the attempts; it uses the store but no record.
+`AddTerms.claim` makes the claim of an ADD, for one network or for a group of rails. It calls `acquire`, which makes the
+attempts. Before each request to claim, `AddTerms.remember` writes the record.
 
-An attempt is made in one session of the store. Its rules, in order:
+An attempt is made in one session of the store. The rules of an attempt, in order:
 
 1. *Survey.* The store returns the leases of the attachment and of its pod (`Store.survey`). The lease rules
-   (ipam.rules) keep the leases that the configuration still gives. For every other need ipam.search finds an address.
+   (ipam.rules) keep those with an address that the configuration still gives. ipam.search finds the other addresses.
 2. *Preference.* An address that the pod has just had, or that its annotation names, is proposed if it is free.
 3. *Place.* Otherwise the search begins at the lowest address of the range and takes the first free one: pods then have
    addresses that people expect, and the search reads little. But concurrent calls all propose this address, so a lost
@@ -14,16 +14,16 @@ An attempt is made in one session of the store. Its rules, in order:
    Where a store keeps each pool in one object (`spreads` is false), all claims of a pool exclude one another: another
    place does not help, and the call waits instead.
 4. *Full windows.* In a store with `places` above 0, a read costs more than a failed claim. There the search leaves the
-   lowest window when its last address is held, or when the whole window is full. It proposes an address at each of the
-   next three places without a read. The first of these places is among the first 256 addresses, so that their window
-   soon is full and is no longer listed; the others are among the first 65,536. From the fourth place on, the search
-   reads the window of each place, and leaves a full one. From place number `places` it reads to the end of the pool.
+   lowest window (place 0) when the last address of the window is held, or all are. At places 1 to 3, it proposes an
+   address without a read. Place 1, used only after a lost claim, is among the first 256 addresses: the lowest window soon is
+   full, and is no longer listed. Further places are among the first 65,536. From place 4 on, the search reads the
+   window of each place, and leaves a full one. From place number `places` on, it reads to the end of the pool.
 5. *Exceptions.* An address that the node itself has is never given. The address of a neighbour is given only if it is
-   preferred. Addresses found in use on the wire, and those of former neighbours, are given last; after these only addresses of lost claims, if the store
-   then shows no holder. Before a pool counts as exhausted, the leases of this node's earlier boots are freed.
+   preferred. Addresses in use on the wire and those of former neighbours are given last, and after them those of lost
+   claims if the store shows no holder. Before a pool counts as exhausted, leases of this node's earlier boots are freed.
 6. *Claim.* The claim gives up former leases and makes all new ones, or changes nothing. Before another attempt the call
-   waits a random time, whose bound grows, and after some seconds also about a second for each request of an attempt. If
-   the server left the outcome of a claim open, the claim is settled before other addresses are claimed.
+   waits a random time, whose bound grows, and after some seconds also about a second for each request of an attempt. A
+   claim with an unknown outcome is made to fail (Store.settle) before other addresses are claimed.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from ipam.stores.base import CREATE, Claimed, OutcomeUnknown, Pauses, Store, Tak
 
 CLAIM_SECONDS = 30.0
 CONTENDED_SECONDS = 200.0  # for attempts that lose to other claims: kubelet ends its call after 240
-_SPREAD, _SHARED = (0.0, 1.0), (0.005, 5.0)  # seconds of the first and the longest pause, if the store `spreads` or not
+_SPREAD, _SHARED = (0.0, 1.0), (0.005, 5.0)  # (first, longest) pause in seconds; _SPREAD if the store `spreads`
 _UNKNOWN_TRIES = 3  # attempts whose outcome stays unknown; after an Unreachable, attempts continue until the deadline
 _PATIENT = 5.0  # seconds after which a call makes one request a second
 
@@ -53,10 +53,10 @@ _PATIENT = 5.0  # seconds after which a call makes one request a second
 def acquire(store: Store, wanted: Sequence[Choice], owner: Owner, terms: Terms) -> list[int]:
     """Lease to `owner` an address for each need of `wanted`, or none. Returns the addresses in the order of the needs.
 
-    Each attempt may take `terms.seconds`, or CLAIM_SECONDS. After an attempt that loses to other claims, the next has the full time again.
-    A claim with an unknown outcome is repeated within the time of its attempt. Raises Exhausted when a pool has no free
-    address, and TryAgainLater when another attachment holds a requested address, or when other claims succeed first for
-    CONTENDED_SECONDS. Errors of the store are raised too.
+    The limit is `terms.seconds`, or CLAIM_SECONDS. After an attempt that loses to other claims, it begins anew; when
+    a claim with an unknown outcome is repeated, it does not. Raises Exhausted when a pool has no free address,
+    SharedLease when another attachment leases a static address, TryAgainLater when another attachment holds a requested
+    one, or other claims succeed first for CONTENDED_SECONDS. Errors of the store are raised too.
     """
     began, seconds = time.monotonic(), terms.seconds or CLAIM_SECONDS
     deadline = began + seconds
@@ -75,7 +75,7 @@ def acquire(store: Store, wanted: Sequence[Choice], owner: Owner, terms: Terms) 
             while True:
                 try:
                     answer = attempts.once()
-                except OutcomeUnknown as fault:  # a fence, or a release before the claim, has an unknown outcome
+                except OutcomeUnknown as fault:  # of `settle`, or of a release before the claim
                     answer = Unknown(fault)
                 if not isinstance(answer, Taken | Unknown):
                     return answer
@@ -111,7 +111,7 @@ class _Attempts:
         self._new = terms.new
 
     def once(self) -> list[int] | Taken | Unknown:
-        """Make one attempt in a session of the store. Returns the addresses, or the answer of a claim without success."""
+        """Make one attempt in the caller's session. Returns the addresses, or Taken or Unknown if the claim gave none."""
         store, owner, terms, search = self._store, self._owner, self._terms, self._search
         found = store.survey(owner, search.windows(), self._new)
         planned = rules.plan(self._wanted, found.own, found.pods, owner, self._lost)
@@ -156,7 +156,7 @@ class _Attempts:
             self._terms.open = ()
 
     def _check_requested(self, kept: Sequence[Lease]) -> None:
-        """Raise TryAgainLater when a requested address, other than those of the leases `kept`, is in its cooldown."""
+        """Raise TryAgainLater when a requested address that is in none of the leases `kept` is in its cooldown."""
         store, held = self._store, {(lease.pool, lease.value) for lease in kept}
         for need in self._needs:
             value = need.requested
@@ -169,10 +169,10 @@ class _Attempts:
                 )
 
     def _lost_to_others(self, wants: Sequence[Want], planned: rules.ClaimPlan, taken: Sequence[Want]) -> list[Want]:
-        """The addresses in `taken` that the plan would have kept, and that another owner now holds.
+        """The addresses in `taken` that the plan would have kept, but that another owner now holds.
 
-        A lease of the owner or its pod is not lost: the request of a killed call made it after the survey, and the next
-        plan keeps it. Raises TryAgainLater when a requested address is lost, SharedLease when a shared one is.
+        An address that the owner or its pod holds is not lost: the request of a killed call leased it after the survey,
+        and the next plan keeps it. Raises TryAgainLater when a requested address is lost, SharedLease when a shared one is.
         """
         owner, known, lost = self._owner, {lease.key() for lease in planned.given_up}, []
         for need, want, kept in zip(self._needs, wants, planned.chosen, strict=True):
@@ -199,10 +199,10 @@ class _Attempts:
 
 
 class AddTerms(Terms):
-    """The terms of an ADD on this node. It writes the attachment's `record` before each claim.
+    """The terms of an ADD on this node. `remember` writes the attachment's `record` before each claim.
 
-    The caller holds the record's lock. `of_group` has the extra keys of a group's record. `shared` has the needs that
-    use an address which another attachment leases.
+    The caller holds the record's lock. `of_group` has the extra keys of the record of a group of rails. `shared` has
+    the needs whose static address is leased to another attachment.
     """
 
     def __init__(
@@ -222,7 +222,7 @@ class AddTerms(Terms):
         self.shared: list[Need] = []
 
     def claim(self, wanted: Sequence[Choice]) -> list[int]:
-        """Lease an address for each need of `wanted`; return the addresses. Then `record` names them."""
+        """Lease and return an address for each need of `wanted` that is not put into `shared`. `record` then names them."""
         if self.record is None:
             self._refuse_own(wanted)
         store = self._opened()
@@ -259,7 +259,7 @@ class AddTerms(Terms):
                 )
 
     def _opened(self) -> Store:
-        """Open the store. If the store has AddressLeases, a lost record is made again from them."""
+        """Open the store. If it is addresslease, lost records of this node are first made again from its leases."""
         owner, config, records = self._owner, self._config, self._records
         restore = restorer(self._store_ref, records, owner)
         store = stores.open_store(self._store_ref, CREATE, restore, config.store_timeout, records.log.warning)
@@ -296,7 +296,7 @@ class AddTerms(Terms):
                 self._here.note(wants)
 
     def preferred(self) -> list[tuple[int, int]]:
-        """The addresses that the pod has just had, then those in its annotation, if the network reads it."""
+        """The addresses that the pod has just had, then those of its annotation, if `preferred_ip_annotation` is set."""
         found = local.preferred(self._records, self._owner)
         if self._config.preferred_ip_annotation and self._owner.pod[1]:
             from ipam.annotation import preferred  # most networks read no annotation
@@ -325,7 +325,7 @@ class AddTerms(Terms):
         """After a failed ADD that claimed nothing new, restore the record `former`; if it is None, remove the record.
 
         A lost store is restored from the records, so no record may name an address that its attachment does not have. If
-        the ADD left a claim open (`is_unsure`), the record stays until the claim is cancelled.
+        the outcome of a claim is unknown (`is_unsure`), the claim is first made to fail; until then the record stays.
         """
         attachment, records = self._owner.attachment, self._records
         try:

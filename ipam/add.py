@@ -45,7 +45,8 @@ def add(request: Request, records: Records) -> Result:
 def _add(
     needs: Sequence[Need], config: IpamConfig, request: Request, records: Records
 ) -> tuple[dict[str, Any] | None, list[int]]:
-    """Lease an address for each of `needs`. Returns the reference to the store (None without `needs`) and the addresses."""
+    """Lease an address for each of `needs`, and each static address in a range. Returns the reference to the store (None
+    without `needs`) and the addresses of `needs`."""
     store_ref = stores.ref_of(config) if needs else None
     with records.locked(request.attachment, PART):
         record = read_record(request.attachment, records)

@@ -88,7 +88,7 @@ def _printable(text: str) -> str:
 
 
 def reached(recorded: dict[str, Any], config: IpamConfig) -> dict[str, Any]:
-    """The recorded reference to a store, with the configuration's password if the configuration names that store."""
+    """The reference in a record, completed by that of `config`, such as with a password, if both mean the same store."""
     if not stores.is_shared(recorded) or config.datastore != recorded.get("kind"):
         return recorded
     return stores.joined(recorded, stores.ref_of(config))

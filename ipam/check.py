@@ -58,7 +58,7 @@ def _lease_differences(
     ranges: Sequence[Range],
     records: Records,
 ) -> list[str]:
-    """A text for each difference of the leases of `attachment` from the addresses `given` in prevResult or `ranges`."""
+    """A text for each difference between the attachment's leases and prevResult (`given`), or the configuration."""
     record = read_record(attachment, records)
     if config.borrowed and not record:
         raise InvalidConfig(config.borrowed)

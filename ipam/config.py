@@ -56,7 +56,7 @@ class IpamConfig:
     config_path: str  # the flat file that was read, or ""
     hidden: list[str]  # texts of a flat file that the network chose: no error may show them
     borrowed: str = ""  # why the network may not name this store; "" if it may
-    unnamed: Fault | None  # the fault of a configuration without a named store, for a Kubernetes pod
+    unnamed: Fault | None  # the fault for a Kubernetes pod if no store is named; else None
     notes: list[str]  # for the log: the keys that have no effect
     ip_ranges: Sequence[dict[str, Any]]  # as written; see ranges
     address_entries: Sequence[dict[str, Any]]  # as written; see addresses
@@ -95,7 +95,7 @@ class IpamConfig:
     def gateway_of(self, address: str, own: str = "") -> str:
         """The gateway for `address`, "address/length"; "" if there is none.
 
-        In this order: a gateway of CNI_ARGS in the subnet; `own`; the key `gateway` if it is of the same family.
+        The first of: a gateway of CNI_ARGS in the subnet; `own`, the address's own; the key `gateway`, if of this family.
         """
         if not (self.gateways or self.gateway):
             return own
@@ -188,7 +188,7 @@ def _gateways(request: Request, faults: list[Fault]) -> list[tuple[int, int]]:
 def _requested(request: Request, config: IpamConfig, faults: list[Fault]) -> tuple[list[Requested], list[Range]]:
     """The addresses that the caller requests, and a range for each of them that lies outside of the network's ranges.
 
-    An address in two places counts once: Multus sends both IP and `ips`. An address may come from a pod's annotation.
+    An address in two places counts once: Multus sends both IP and `ips`. Pods can choose them by an annotation.
     If only the network's configuration forbids a request, this is a fault for ADD alone, so that CHECK and DEL still
     work after a change of the configuration.
     """
@@ -271,7 +271,7 @@ def _excess(new: tuple[int, int], requested: Collection[tuple[int, int]], config
 
 
 def _strings(document: Any, key: str, faults: list[Fault]) -> list[tuple[str, str]]:
-    """The name in faults, such as args.cni.ips[0], and the text of each member of the list at `key` in `document`."""
+    """(name, text) of each member of the list at `key` in `document`; faults use the name, such as args.cni.ips[0]."""
     for name in key.split("."):
         document = member(document, name) if isinstance(document, dict) else None
     if document is None:
@@ -373,7 +373,7 @@ def _choose_store(request: Request, config: IpamConfig, source: Source, faults: 
 
 
 class RangeEntry:
-    """The keys of one range as they are written; "" for an absent key."""
+    """The keys of one range as they are written; "" or () for an absent key."""
 
     range: str
     range_start: str

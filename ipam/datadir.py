@@ -15,10 +15,10 @@ _NAME_MAX = 255  # bytes (include/uapi/linux/limits.h)
 
 
 def confined(path: str) -> str:
-    """The directory that `path` leads to through links. Raises ValueError when leases may not be kept in the directory.
+    """The directory at `path`, with links resolved. Raises ValueError when leases may not be kept in the directory.
 
     Allowed are the node's own store and directories below `dataRoots` of the node's policy. If dataRoots is not set,
-    the directories that version 0.1.0 allowed are allowed too, if they have a lease file. The author of a network may
+    the directories that version 0.1.0 allowed are allowed too, if they have a lease file. The author of a network need
     not be an administrator, and a new file in another program's directory does harm: for host-local, each file name in
     /var/lib/cni/networks/NETWORK is an address in use.
     """

@@ -42,8 +42,8 @@ def may_hold(request: Request, records: Records) -> bool:
 def delete(request: Request, records: Records) -> None:
     """Release the attachment's leases in the store that its record names; without a record, in that of the configuration.
 
-    The DEL of the last rail of a group releases the leases of all rails. If the release in a store that nodes share
-    fails, the record notes it as pending, and DEL succeeds. The errors of a file store are raised.
+    In a group of rails (ipam.group), the last rail's DEL releases the leases of all rails. If a release fails in a store
+    that nodes share, the record notes the release as pending, and DEL succeeds. The errors of a file store are raised.
     """
     holder, read = request.attachment, read_record
     if asks_for_same_index(request.config):
@@ -64,7 +64,7 @@ def delete(request: Request, records: Records) -> None:
             store_ref = reached(store_ref, config) if store_ref else _searched(request, config, group)
             seconds, cooldown = min(SHARED_SECONDS, config.store_timeout), config.cooldown_seconds
         except (InvalidConfig, UnsupportedField) as fault:
-            if record is None:  # railcni's ADD refuses this configuration; but Go's may have claimed an address
+            if record is None:  # railcni's ADD refuses this configuration; but Go whereabouts may have claimed one
                 records.log.warning(
                     f"there is no record of this attachment, and its configuration cannot be used: {fault.msg}"
                 )
@@ -90,7 +90,7 @@ def delete(request: Request, records: Records) -> None:
 def _searched(request: Request, config: IpamConfig, group: Group | None) -> dict[str, Any] | None:
     """The reference to the store where an attachment without a record may have leases; None if there can be no lease.
 
-    If this node's slices cannot be read, the reference has no member `pools`, and so means all pools.
+    If this node's slice of the range cannot be read, the reference has no member `pools`, which stands for all pools.
     """
     if group:
         return ref_of(config, group)
@@ -106,7 +106,7 @@ def _searched(request: Request, config: IpamConfig, group: Group | None) -> dict
 
 
 def _pools_of_go(request: Request, log: Log) -> dict[str, Any] | None:
-    """The store of Go's whereabouts that a faulty configuration names; None unless its kubeconfig is usable."""
+    """The reference to the store of Go whereabouts in a faulty configuration; None if it has no usable kubeconfig."""
     faults: list[Fault] = []
     try:
         config = configuration.examine(request, flatfile, faults)
@@ -119,7 +119,7 @@ def _pools_of_go(request: Request, log: Log) -> dict[str, Any] | None:
 
 
 def gc(request: Request, records: Records) -> None:
-    """Release the leases of this network's attachments that the runtime does not list. Raises its errors at the end."""
+    """Release the leases of this network's attachments that the runtime does not list. Errors are raised at the end."""
     began = Began()
     valid = valid_attachments(request)
     if valid is None:
@@ -150,7 +150,7 @@ def gc(request: Request, records: Records) -> None:
 
 
 class GcPass:
-    """A GC of `network`: it releases the leases of attachments that the runtime does not list (`valid`).
+    """A GC of `network`: it releases the leases of attachments that are not in `valid`, the runtime's list.
 
     An attachment stays while an operation holds its lock. It also stays if its claim is later than `began`, since the
     runtime's list may be older. A pending release is made even for a listed attachment. `store_ref` is from the
@@ -164,7 +164,7 @@ class GcPass:
         self.faults = Faults()
 
     def run(self, pools: Sequence[str], node_name: str) -> None:
-        """Collect the attachments with records and, in case a record is damaged, with leases of this node in `pools`."""
+        """Release unlisted attachments that have records or, as a record may be damaged, leases of this node in `pools`."""
         doomed: dict[Attachment, dict[str, Any] | None] = {}
         for attachment, record in self.records.of_network(self.network, PART):
             if attachment not in self.valid or record.get("pending") is True:
@@ -187,7 +187,7 @@ class GcPass:
             self.faults.errors.append(fault)
 
     def _unlisted(self, store: Store, pools: Sequence[str], node_name: str) -> list[Attachment]:
-        """The attachments of the network that have leases of this node in `pools`, and are not valid."""
+        """The attachments of the network that have leases of this node in `pools`, and are not in `valid`."""
         machine = node.machine_id()
         found = [lease for pool in pools for lease in store.leases(pool, node_name) if lease.network == self.network]
         found = [lease for lease in found if lease.attachment not in self.valid]

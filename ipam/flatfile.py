@@ -1,4 +1,4 @@
-"""Read the node's flat file and host name for the IPAM configuration; check the paths and hosts that a network names.
+"""Read the node's flat file (whereabouts.conf) and host name; check the paths and hosts that a network names.
 
 This module is the default for the parameter `files` of `ipam.config.read`; tests pass another reader.
 """
@@ -36,7 +36,7 @@ def load(path: str) -> bytes | None:
 
 
 def follow(path: str, roots: str = "") -> str:
-    """Resolve the links in `path`. Raises ValueError when this fails, or the policy's key `roots` forbids the target."""
+    """Resolve the links in `path`. Raises ValueError when this fails, or the policy's key named `roots` forbids it."""
     if roots:
         if roots == "dataRoots":
             from ipam.datadir import confined  # most networks keep the usual directory

@@ -23,7 +23,7 @@ DATASTORES = {
 }
 """The kinds of stores, each with the key that names its server; the file store has none."""
 NOT_FROM_FLAT_FILE = ("enable_overlapping_ranges",)
-MOST_STORE_SECONDS = 60  # the maximum of a network's own store_timeout, since its server may delay an ADD
+MOST_STORE_SECONDS = 60  # the maximum of store_timeout in a network, which may name a slow server that delays ADDs
 
 _UINT31 = integer(0, (1 << 31) - 1)
 _UINT32 = integer(0, (1 << 32) - 1)
@@ -260,7 +260,7 @@ ACCEPTED_KEYS = (
 
 BLOCK_KEYS = (*RANGE_KEYS, *IPAM_KEYS, *ACCEPTED_KEYS)
 SPELLED = {key.name.lower(): key.name for key in BLOCK_KEYS}
-NESTED = dict.fromkeys(key.name.partition(".")[0] for key in BLOCK_KEYS if "." in key.name)  # objects with keys
+NESTED = dict.fromkeys(key.name.partition(".")[0] for key in BLOCK_KEYS if "." in key.name)  # names of nested objects
 ROOTS = {key.name: key.roots for key in BLOCK_KEYS if key.roots}
 ETCD = {key.name: key.default for key in BLOCK_KEYS if key.name.startswith("etcd_")}
 """The keys of etcd's server, prefix and credentials, each with its default. They belong together: see ipam.source."""
@@ -293,4 +293,4 @@ ROUTE_KEYS = (
 """The keys of a member of `routes`."""
 
 MEMBERS = {"ipRanges": RANGE_KEYS, "addresses": ADDRESS_KEYS, "routes": ROUTE_KEYS}
-"""The keys of the objects in a list of the block."""
+"""The lists of objects in the block, each with the keys of these objects."""

@@ -1,11 +1,11 @@
 """Leases: which address of a pool belongs to which attachment. Pure: no I/O, no clock, and no store.
 
-An address is (family, value). A pool's name ends with its range (ipam.ranges). The scope of a lease is a name: among
-all leases of this scope, in whatever pool, an address has one lease. With None it has one lease in its pool.
+An address is (family, value). A pool's name ends with its range (ipam.ranges). The scope of a lease is a name or None.
+An address has at most one lease in its pool and, if the scope is a name, at most one in all pools of the scope.
 
-The IPAM part of an attachment record names the store that has the attachment's leases, and their addresses. It is
-written before the claim, so that DEL and GC find the leases that a killed ADD may have claimed. By its addresses a lost
-lease file can be restored. Members, in addition to those of every record:
+The IPAM part of an attachment's record (cni.shared.records) names the store and the addresses of the leases. The part
+is written before the claim: DEL and GC find the leases that a killed ADD may have claimed. A lost lease file can be
+restored from it. Members, in addition to those of every record:
 
     store      {"kind": "file", "path": DIRECTORY}, or the reference to another store by ipam.stores.ref_of
     netns      CNI_NETNS of the ADD
@@ -145,19 +145,16 @@ class Lease(Want):
         return self.sequence / 1e9
 
     def key(self) -> tuple[Any, ...]:
-        """The identity of the lease: leases with equal keys are the same lease."""
+        """The identity of the lease. A later claim of the address, even by the same owner, has another key."""
         return (*self.place, self.container_id, self.ifname, self.network, self.sequence)
 
     @property
     def identity(self) -> tuple[str, tuple[int, int], str, str, tuple[str, str]]:
-        """The pool, address, container ID, ifname and pod name, which are equal in all readings of a lease.
-
-        Every store keeps these values, even the objects of Go whereabouts.
-        """
+        """The values that are equal in all readings of a lease: every store, also Go whereabouts', keeps them."""
         return self.pool, self.address, self.container_id, self.ifname, self.pod_name
 
     def is_of_pod(self, owner: Owner) -> bool:
-        """Whether the pod of `owner`, whatever its UID, has the address under the same ifname."""
+        """Whether the lease is of the ifname and the pod of `owner`, whatever the UID of the pod."""
         return bool(owner.pod[1]) and self.pod_name == owner.pod[:2] and self.ifname == owner.attachment.ifname
 
     def holder(self) -> str:
@@ -181,7 +178,7 @@ class Pool:
 
 
 def given_up(instead_of: Sequence[Lease], wants: Sequence[Want]) -> list[Lease]:
-    """The leases of `instead_of` whose addresses `wants` does not have again, in the same pool or scope."""
+    """The leases of `instead_of` whose address is not among `wants` in the same pool or scope."""
     return [lease for lease in instead_of if not any(want.excludes(lease) for want in wants)]
 
 
@@ -197,7 +194,8 @@ def want_from_json(document: Mapping[str, Any], pool: Any, address: Any) -> Want
 
 
 def owner_from_json(document: Mapping[str, Any], attachment: Attachment) -> Owner:
-    """The owner that `recorded_document` or `ipam.stores.served.to_json` wrote. Raises ValueError for a wrong type, or a missing member other than `machine`."""
+    """The owner in `document`, which `recorded_document` or `ipam.stores.served.to_json` wrote. Raises ValueError for a
+    wrong type, or a missing member other than `machine`."""
     try:
         namespace, name, uid = map(as_text, document["pod"])
         node, boot_id, netns = (as_text(document[key]) for key in ("node", "bootID", "netns"))
@@ -226,7 +224,7 @@ def are_texts(values: Any) -> bool:
 
 
 def recorded_document(store: dict[str, Any], wants: Sequence[Want], owner: Owner, cooldown: int = 0) -> dict[str, Any]:
-    """The IPAM part of a record for a claim of `wants` by `owner` in the store that `store` describes."""
+    """The IPAM part of a record for a claim of `wants` by `owner` in the store with the reference `store`."""
     found: dict[str, Any] = {
         "store": store,
         "netns": owner.netns,
@@ -252,7 +250,7 @@ def recorded_cooldown(record: dict[str, Any] | None) -> int:
 
 
 def names_nothing(record: dict[str, Any] | None) -> bool:
-    """Whether the record is missing or names no address and no rail, so that no ADD of railcni claimed an address."""
+    """Whether the record is missing or names no address and no rail: then no ADD of railcni claimed an address."""
     return not (record and (record.get("addresses") or record.get("members")))
 
 

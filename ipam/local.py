@@ -1,11 +1,11 @@
 """The IPAM records of this node, and a file of addresses to prefer or avoid at the next ADD.
 
-Kubelet calls DEL for a pod's old sandbox before the ADD for its new one, so no lease has the pod's former address. And
-when another host answers for an address, the ADD fails and releases the address, so the next ADD could get it again.
+Prefer: kubelet calls DEL for a pod's old sandbox before the ADD for its new one, which finds no lease of the old one.
+Avoid: when another host answers for an address, the ADD fails and releases the address; the next ADD must not get it.
 
-The file `remembered` beside the node's records has SLOTS slots. The hash of an entry's key is the number of its slot,
-so a later entry replaces an earlier one of the same slot, and no lock and no cleaning are needed. Entries are only
-hints: if one is lost, damaged or cannot be written, no lease changes and no call fails.
+The file `remembered` beside the node's records has SLOTS slots. The hash of an entry's key gives the entry's slot. A
+later entry replaces an earlier one of the same slot: no lock and no cleaning are needed. Entries are only hints: if one
+is lost, damaged or cannot be written, no lease changes and no call fails.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _COMPLETE = b"\xff" * 16  # the key of the last slot, whose only entry never exp
 
 
 def released(records: Records, leases: Sequence[Lease]) -> None:
-    """Remember the addresses of an attachment that its pod has just released."""
+    """Remember for a pod the addresses of `leases`, which one attachment of the pod has just released."""
     if leases and leases[0].pod[1]:
         first = leases[0]
         addresses = [lease.text for lease in leases[:8]]  # one address is enough for a group of rails with one index
@@ -78,7 +78,7 @@ def set_complete(records: Records) -> None:
 
 
 def avoided(directory: str) -> list[tuple[str, float]]:
-    """Each address that this node avoids, and the time until when, in seconds since 1970; sorted."""
+    """The addresses that this node avoids, sorted, each with the time when this ends, in seconds since 1970."""
     found: dict[str, float] = {}
     try:
         data = files.read_regular(f"{directory}/{FILE}", SLOTS * SLOT, os.O_NOFOLLOW, private=True)
@@ -157,9 +157,9 @@ def is_pending(attachment: Attachment, records: Records) -> bool:
 
 
 def restorer(store_ref: dict[str, Any], records: Records, owner: Owner | None = None) -> Callable[[], list[Lease]]:
-    """Return a function that reads the leases to put into a new store `store_ref` from the records that name the store.
+    """Return a function that reads the leases for a new, empty store `store_ref` from the records that name the store.
 
-    With an `owner`, the store addresslease gets only leases of the owner's container and pod in the network.
+    With an `owner`, the function for the store addresslease reads only leases of the owner's container and pod.
     """
     if owner and store_ref.get("kind") == "addresslease":
         return recorder(owner.attachment.network, records, owner.attachment.container_id, owner.pod[1])
@@ -167,7 +167,7 @@ def restorer(store_ref: dict[str, Any], records: Records, owner: Owner | None = 
     def restore() -> list[Lease]:
         listed = [(attachment, record) for attachment, _, record in (*records.all(PART), *records.newer(PART))]
         named = [x for x in listed if not isinstance(x[1].get("store"), dict) or stores.same(x[1]["store"], store_ref)]
-        # A record of a newer format is read as far as possible: its own version releases a surplus address.
+        # A record of a newer format is read as far as possible: the version that wrote it releases a surplus address.
         found = _leases_of(named, records)
         if found and not stores.is_shared(store_ref):
             records.log.warning(f"the store was new; restored from the attachment records: {texts(found)}")

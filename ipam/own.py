@@ -1,13 +1,13 @@
-"""The addresses of this node and of its neighbours on the wire of a network: those of the links that lead to the network.
+"""The addresses of this node and of its neighbours on the wire of a network: the host's links that lead to the network.
 
 No pod of the network can use an address of the node itself. A neighbour counts while its entry in the kernel's table is
-reachable or permanent. An entry may stay reachable for up to 45 s after a pod's end, and then stale for days. So a pod may
-get its former address again, whatever the table says. A neighbour that answered once, whose entry is stale or is tested,
-may be a host or a deleted pod: its address is given after the others of the range.
+reachable or permanent. After a pod's end, its entry may stay reachable for up to 45 s, and then stale for days: a
+pod may therefore get its own former address, whatever the table says. A neighbour whose entry is stale, or is tested,
+answered once. It may be a host or a deleted pod: its address is given after the others of the range.
 
 The wire follows from the link plugin's keys: it is the link `master` (or `bridge`) with the links below and above it, or
-the physical function of a virtual one. The addresses of all links count for a macvlan without `master`, which uses the
-link of the default route. They also count for a group of rails, because a network names only its own rail's `master`.
+the physical function of a virtual function. The addresses of all links count for a macvlan without `master`, which uses
+the link of the default route. They also count for a group of rails, because a network names only its own rail's `master`.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Wire:
     def is_own(self, want: Want) -> bool:
         """Whether the node has the address of `want`.
 
-        The answer is usually no. So this first tries to bind a socket to the address, which is cheaper than a list.
+        The node's addresses are listed only if a socket can be bound to `want`: to try this is cheap, and it mostly fails.
         """
         if self._names == [] or not any(_can_bind(want, name) for name in self._names or [""]):
             return False
@@ -52,12 +52,12 @@ class Wire:
         return want.address in self._neighbours_with(want, _THERE)
 
     def with_former(self, want: Want) -> set[tuple[int, int]]:
-        """The addresses of all neighbours that answered once, if that of `want` is one of them; else none."""
+        """The addresses of all neighbours that answered once, if that of `want` is one of them; else an empty set."""
         found = self._neighbours_with(want, _ONCE)
         return found if want.address in found else set()
 
     def _neighbours_with(self, want: Want, states: int) -> set[tuple[int, int]]:
-        """The neighbours in `states`, if the table has `want`. A search in the undecoded table excludes most addresses."""
+        """The addresses of neighbours in `states`; none if the undecoded table lacks `want`, as it mostly does."""
         if self._names == []:
             return set()
         if want.family not in self._tables:
@@ -89,7 +89,7 @@ def _table(family: int) -> bytes:
 
 
 def _names_of(network: dict[str, Any]) -> list[str] | None:
-    """The names of the host's links on the wire of the network `network`; None if each link may be, [] if none is."""
+    """The names of the host's links on the wire of the network `network`; None if any link may be, [] if none is."""
     if member(network, "linkInContainer") is True:
         return []
     if asks_for_same_index(network):

@@ -21,8 +21,8 @@ _MAPPED = 0xFFFF  # ::ffff:0:0/96, RFC 4291 section 2.5.5.2: an IPv4 address wri
 def parse_address(text: str) -> tuple[int, int]:
     """The family and the value of an address. Raises ValueError for any other text.
 
-    An IPv4 address may have leading zeros, which are read as decimal, or the form ::ffff:a.b.c.d. Go accepts both, so
-    configurations contain them.
+    An IPv4 address may have leading zeros, which are read as decimal, or the form ::ffff:a.b.c.d. Go whereabouts accepts
+    both, so configurations contain them.
     """
     if ":" in text:
         try:
@@ -163,7 +163,7 @@ class Range:
         return self.cidr
 
     def part(self, family: int, value: int, prefix: int) -> Range:
-        """This range cut to a smaller CIDR, with the former prefix length. Raises ValueError for a CIDR not inside."""
+        """The part of this range in a smaller CIDR, with this range's `prefix`. Raises ValueError for a CIDR not inside."""
         if family != self.family or prefix < self.prefix or not self.contains(value):
             raise ValueError(f"not inside of {self}")
         found = Range(family, value, prefix, self.first, self.last, self.blocked)
@@ -197,7 +197,7 @@ class Range:
     def pool_name(self, network_name: str = "", node: str = "") -> str:
         """The name of the pool with this range's leases: [network_name-][node-]CIDR, with `-` for each `:` and `/`.
 
-        Whereabouts has the same rule (pkg/storage/kubernetes, IPPoolName), and so finds the same IPPool object.
+        Go whereabouts has the same rule (IPPoolName in pkg/storage/kubernetes): both use the same IPPool object.
         """
         cidr = self.cidr.replace(":", "-").replace("/", "-")
         return "-".join(part for part in (network_name, node, cidr) if part)

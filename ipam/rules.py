@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from ipam.group.indexes import Group  # it imports this module
 
 Choice: TypeAlias = "Need | Group"
-"""A need or a group. The claim chooses one index of its `space`, which stands for an address for each of `needs`."""
+"""A need, or a group of rails. A claim chooses an index in `space`; each index gives an address to each of `needs`."""
 
-MOST_STATICS = 32  # leased static addresses of a network: a claim is one transaction (see MOST_ADDRESSES of a group)
+MOST_STATICS = 32  # the most leased static addresses of a network: a claim is one transaction (ipam.group.indexes)
 
 
 class SharedLease(Exception):
@@ -41,8 +41,8 @@ class Exhausted(TryAgainLater):
 class Need:
     """One address that an attachment gets from a pool: any address of `rng`, or the `requested` one.
 
-    A need is also a Choice, in which the index of an address is its value. `shared`: all attachments of the network
-    use the same address, and one of them has the lease.
+    A need is also a Choice (see there) whose indexes are the values of its addresses. `shared`: the address is static:
+    all attachments of the network use it, and one has the lease.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class Need:
         return place.value if is_kept else None
 
     def exhausted(self, free: int, waiting: str) -> Exhausted:
-        """The error when no index is free. `free`: the number of addresses not in use; `waiting`: why others have no lease."""
+        """The error when no address is free. `free`: the number not in use; `waiting`: a text about use without lease."""
         size = self.rng.size()
         return Exhausted(
             f"pool {self.pool} is exhausted: {size - free} of the {size} addresses that range {self.rng} may give are in"
@@ -89,7 +89,7 @@ class Need:
 
 
 class ClaimPlan:
-    """The plan of a claim. `chosen[i]` is the address for the need i; with None the store is searched for an address.
+    """The plan of a claim. `chosen[i]` is the address for the need i; None if the store must be searched for one.
 
     `given_up` are the leases that the claim replaces. `settled`: the store already has all leases of the plan.
     """
@@ -103,8 +103,8 @@ class ClaimPlan:
 def needs(config: IpamConfig) -> list[Need]:
     """One need for each range, in order. A requested address becomes the address of the need for its range.
 
-    A further request in the same range is a need of its own, in the first range with the address. A request outside
-    of the network's ranges has a range of this address alone, which is always reserved under the network_name.
+    A further request in the same range is a need of its own, in the first range with the address. An address
+    requested outside of the network's ranges has a range of its own, and always the scope network_name.
     """
     scope = config.network_name if config.overlap else None
     found = [Need(rng, rng.pool_name(config.network_name, config.slice_node), scope) for rng in config.ranges]
@@ -125,7 +125,7 @@ def needs(config: IpamConfig) -> list[Need]:
 
 
 def statics(config: IpamConfig) -> list[Need]:
-    """A need for each static address in a range of the network: its lease keeps other networks from giving the address."""
+    """A need for each static address in a range, up to MOST_STATICS: the lease keeps other networks from giving it."""
     scope = config.network_name if config.overlap else None
     found = []
     for family, value in (host_of(a.address) for a in config.addresses):
@@ -140,8 +140,8 @@ def plan(
 ) -> ClaimPlan:
     """Plan the claim of `owner`. `own` are the leases of its attachment, `pods` those of its pod under its ifname.
 
-    `lost` are addresses of leases that cannot be kept, because another owner has the reservation. A choice keeps the
-    index that most of the leases have.
+    `lost` are addresses of these leases that cannot be kept, because another owner has reserved them. A choice without
+    a requested index keeps the index that most of the leases have.
     """
     gone = {(want.pool, want.value) for want in lost}
     former = [lease for lease in pods if lease.attachment != owner.attachment and may_take_over(lease, owner)]
@@ -182,7 +182,7 @@ def _most_kept(choice: Choice, usable: Sequence[Lease], lost: Collection[Want]) 
 
 
 def may_take_over(lease: Lease, owner: Owner) -> bool:
-    """Whether a lease of another sandbox is of the owner's pod: the uids or, if a uid is unknown, the machines agree."""
+    """Whether a lease of another sandbox is of the owner's pod: the uids agree or, if one is unknown, no machines differ."""
     same = lease.is_of_pod(owner)
     if lease.pod[2] and owner.pod[2]:
         return same and lease.pod[2] == owner.pod[2]

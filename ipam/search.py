@@ -28,7 +28,7 @@ _UNSEEN = 3  # places after the lowest one that are tried without a read, where 
 
 
 class Terms:
-    """The terms of a claim beside its store, needs and owner; without conditions, as here, every address may be given.
+    """The terms of a claim beside its store, needs and owner. With the defaults of this class, any address may be given.
 
     A claim of the addresses in `open` was made, by an earlier call or by this one (`is_unsure`), and the server may
     still execute it. The addresses in `doubtful` are not kept, since their release may still be under way. `new`: the
@@ -49,11 +49,11 @@ class Terms:
         return []
 
     def is_own(self, want: Want) -> bool:
-        """Whether the address is of the node itself: it is never given."""
+        """Whether the node, or another attachment in its records, has the address: it is never given."""
         return False
 
     def is_neighbour(self, want: Want) -> bool:
-        """Whether the address is of a neighbour: it is given only if it is preferred."""
+        """Whether a neighbour has the address: it is given only if it is preferred."""
         return False
 
     def with_former(self, want: Want) -> Collection[tuple[int, int]]:
@@ -92,7 +92,7 @@ class SearchPlan:
         return found
 
     def pass_full(self, near_full: bool) -> None:
-        """Move the search to another place if a window at the present place is full, or `near_full` (of the Survey)."""
+        """Move the search to another place if a window at the present one is full, or `near_full` (stores.base.Survey)."""
         if near_full:
             self._place = max(self._place, _FAR)
         while not self._is_unseen() and self._place < self._store.places and self._is_at_full_window():
@@ -117,7 +117,7 @@ class SearchPlan:
             self._place += 1
 
     def propose(self, chosen: Sequence[int | None]) -> list[int]:
-        """Return `chosen`, a list of an address or None for each need, with a free address in place of each None.
+        """Return `chosen`, which has an address or None for each need, with a free address in place of each None.
 
         The free address is a `preferred` one if possible. `chosen` has addresses for all needs of a choice, or for none.
         Raises Exhausted when no address is free.
@@ -141,8 +141,8 @@ class SearchPlan:
     def _index(self, choice: Choice, own: set[int], proposed: set[int]) -> int:
         """A free index that is not in `own`, the indexes of this attachment. Raises Exhausted when there is none.
 
-        `own` also has the `proposed` indexes. An index that a claim has lost comes last, and only if a read of its address
-        shows no holder: a list shows no object whose labels were removed.
+        `own` also has the indexes `proposed` in this attempt. An index that a claim has lost comes last, and only if a read
+        of its address shows no holder: a list, which selects by label, misses an object whose labels were removed.
         """
         lost = _indexes(choice, [want.address for want in self._taken])
         cooling = self._cooling(choice)
@@ -205,7 +205,7 @@ class SearchPlan:
         return None
 
     def _unclaimed(self, choice: Choice, index: int, avoid: Collection[int]) -> int:
-        """The next free index in the window that no other call of this node is about to claim; `index` if none."""
+        """The first free index after `index` in its window that no other call of this node is claiming; `index` if none."""
         last = min(index | self._store.window - 1, choice.space.last)
         bits = _occupied(self._store, choice, index, last)
         for at in range(index + 1, last + 1):
@@ -215,15 +215,15 @@ class SearchPlan:
         return index
 
     def _is_claimed_here(self, choice: Choice, index: int) -> bool:
-        """Whether another call of this node is about to claim an address of `index`."""
+        """Whether another call of this node is about to claim an address of `index`; if not, note that this call is."""
         return any(map(self._store.is_claimed_here, _wants(choice, index)))
 
     def _is_held(self, choice: Choice, index: int) -> bool:
-        """Whether an address of `index` is leased. Each address is read, since the window may not show it."""
+        """Whether an address of `index` is leased. Each address is read, since a window may lack its lease."""
         return any(map(self._store.holder, _wants(choice, index)))
 
     def _cooling(self, choice: Choice) -> set[int]:
-        """The indexes with a cooling address: another pod has just released it, so the owner may not have it yet."""
+        """The indexes with an address in its cooldown after another pod: the owner may not have the address yet."""
         found: set[int] = set()
         if not self._store.cooldown:
             return found
@@ -265,7 +265,7 @@ def needs_of(wanted: Sequence[Choice]) -> list[Need]:
 
 
 def _occupied(store: Store, choice: Choice, low: int, high: int) -> int:
-    """The bitset of the indexes low..high of which an address cannot be claimed."""
+    """The bitset of the indexes low..high that have an address which cannot be claimed."""
     bits = 0
     for window in _windows_of(choice, low, high):
         bits |= store.occupied(*window)
@@ -341,7 +341,7 @@ def propose(rng: Range, window: Span, occupied: int, avoid: Collection[int] = ()
 
 
 def search_start(rng: Range, node: str, attachment: tuple[str, ...], spread: int = SPREAD) -> int:
-    """The address from which this attachment on this node continues its search after a lost claim.
+    """The address from which `attachment` on `node` continues its search after a lost claim.
 
     The result depends only on the arguments. Results are spread evenly over the first `spread` addresses that `rng` may
     give. For a range that gives no address, the result is `rng.first`.

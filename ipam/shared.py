@@ -1,8 +1,8 @@
 """For stores that nodes share: the node's own index of its records by address, and locks of proposed addresses.
 
-The index is for the search of an ADD. It is the folder `held` beside the node's records, with a symbolic link for each
-address, whose target names the attachment. The record of the attachment decides, so a stale or lost link changes no
-lease. A missing folder is made from the records.
+The index is the folder `held` beside the node's records. It has a symbolic link for each address, whose target names
+the attachment. The search of an ADD reads the index, but then the attachment's record decides: a stale or lost link
+changes no lease. A missing folder is made from the records.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def forget_holder(records: Records, wants: Sequence[Want]) -> None:
 
 
 def holder(records: Records, want: Want) -> Attachment | None:
-    """The attachment that holds the address of `want` according to the index; None if there is none."""
+    """The attachment that holds the address of `want` according to the index; None if the index has none."""
     try:
         _make_folder(records)
         return Attachment(*codec.loads(os.readlink(_link(records, want)).encode()))
@@ -72,7 +72,7 @@ def _make_folder(records: Records) -> None:
 class ClaimsHere:
     """The addresses that other attachments of this node hold or are about to claim, whatever a shared store shows.
 
-    `owner` makes the claim. A call locks each address that it proposes, so that other calls of this node propose others.
+    `owner` makes the claim. A call locks each address that it proposes: other calls of this node then propose other ones.
     """
 
     def __init__(self, records: Records, owner: Owner) -> None:
@@ -101,7 +101,7 @@ class ClaimsHere:
     def is_recorded(self, want: Want) -> bool:
         """Whether another attachment has `want` in its record, even if the store shows the address as free.
 
-        A record with a pending release, of an earlier boot, of a lost namespace or of the owner's pod does not count.
+        Records with a pending release, or of an earlier boot, a lost namespace or the owner's pod do not count.
         """
         records, owner = self._records, self._owner
         attachment = holder(records, want)
@@ -120,7 +120,7 @@ class ClaimsHere:
         """Make lost records again from the leases that name this node. Returns True if the owner got its record.
 
         This is needed once for a state directory that is younger than the node's leases. The caller holds the lock of the
-        owner's record. No record is made from a lease of another machine with the same node name, except the owner's pod's.
+        owner's record. Two machines may have one node name: a lease must name this machine, or the owner's pod and uid.
         """
         records, owner = self._records, self._owner
         by_attachment: dict[Attachment, list[Lease]] = {}

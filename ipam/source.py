@@ -1,4 +1,4 @@
-"""Choose the source of each key's value: the `ipam` block, otherwise the flat file.
+"""Choose the source of each key's value: the `ipam` block, otherwise the flat file (whereabouts.conf).
 
 The flat file has the values of keys that the block leaves out, also inside `dns` and `kubernetes`
 (whereabouts, pkg/config, GetFlatIPAM and the lines after its call).
@@ -48,7 +48,7 @@ class Source:
     `path` is the flat file, or "" when none of the paths `searched` exists. `notes` are texts for the log about keys
     without effect. A flat file that the block chose may belong to anyone, so faults and errors name its keys, but not its
     values. `borrowed` are the faults of a block that names a store which it may not use. They prevent a new attachment.
-    To find the store of an existing one (`is_new` false), each key is read by itself, as in version 0.1.0.
+    For an existing one (`is_new` false), whose store must be found, each key alone chooses its source, as in 0.1.0.
     """
 
     def __init__(self, block: dict[str, Any], files: Files, faults: list[Fault], is_new: bool = True) -> None:
@@ -111,7 +111,7 @@ class Source:
             setattr(target, key.attribute, value)
 
     def _log_file(self, path: str, files: Files) -> str:
-        """The target of `path`: the log is opened without following links. If forbidden, returns "" and adds a note."""
+        """`path` with links resolved: opening the log follows none. For a forbidden path, adds a note and returns ""."""
         try:
             return files.follow(path, "" if "log_file" in self._from_file else ROOTS["log_file"])
         except ValueError as fault:
@@ -183,7 +183,7 @@ class Source:
         return name or files.host_name()
 
     def _left_out(self) -> list[Fault]:
-        """A list of one fault if the block changes the flat file's etcd, but lacks a key of etcd that the file has."""
+        """One fault if the block changes the flat file's etcd, but lacks a key of etcd that the file has; else []."""
         if not self._brings:
             return []
         known = [name for name in ETCD if name == "etcd_host" or not _is_left_out(self._flat.get(name))]
@@ -211,8 +211,8 @@ class Source:
         return ETCD[name] if _is_left_out(value) else value
 
     def _is_of_flat_file(self, name: str, is_apart: bool) -> bool:
-        """Whether the value of `name` is the flat file's. If the block has its own etcd, a key of etcd is not, unless the
-        keys are read by themselves (`is_apart`)."""
+        """Whether the value of `name` comes from the flat file. If the block names its own etcd, no key of etcd does, unless
+        each key alone chooses its source (`is_apart`)."""
         if name in NOT_FROM_FLAT_FILE or _is_left_out(self._flat[name]):
             return False
         is_left_out = _is_left_out(self._block.get(name))

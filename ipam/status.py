@@ -17,7 +17,7 @@ from ipam.stores.base import CREATE, SHARED_SECONDS
 
 
 class _Terms(AddTerms):
-    """As for an ADD, but without the file of avoided addresses, which would be made if it is missing."""
+    """The terms of an ADD, without the file of avoided addresses: a read would make the file if it is missing."""
 
     def is_avoided(self, address: str) -> bool:
         return False

@@ -1,7 +1,7 @@
 """Keep leases and records in agreement: release the leases of an attachment, and retry releases that failed.
 
-DEL, GC, `flush` and the agent call `release` to free the addresses of a recorded attachment. After a reboot,
-`free_earlier_boots` frees addresses as well.
+DEL, GC, `flush` and the agent call `release` to free the addresses of a recorded attachment. `free_earlier_boots` frees
+addresses that were leased before a reboot.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ def release(
 ) -> None:
     """Free the leases of `attachment` in the store `store_ref`, then remove the record, whose lock the caller holds.
 
-    If there is a record, a missing lease file is made first. Otherwise another process could make the file now, and
-    restore this record into it. `seconds` is the limit for all requests together, 0 for no limit. `cooldown` is in
+    If there is a record, a missing lease file is made first. Else another process could make the file during the release,
+    and restore this record into it. `seconds` is the limit for all requests together, 0 for no limit. `cooldown` is in
     seconds; None stands for the record's. After a CniError the record says that the release is pending. But if no address
     is recorded and another attempt would be useless, the error is only logged, and the record removed: an ADD records
     addresses before it claims them.
@@ -140,9 +140,9 @@ def flush_reminded(records: Records, store_ref: dict[str, Any]) -> None:
 def flush(records: Records, store_ref: dict[str, Any] | None, seconds: float) -> int:
     """Retry the pending releases for about `seconds`. Returns the number of releases that are still pending.
 
-    A shared static address without a lease is leased to another attachment that has the address. `store_ref` is from the
-    configuration and has the password of the store; it may be None. An unreachable store is tried once, and the wait for
-    this store does not shorten the time for other stores.
+    A shared static address without a lease is leased to another attachment that uses it. `store_ref`, which may be None,
+    is from the configuration and has the password of its store. An unreachable store is tried once; the wait for it
+    does not shorten the time for other stores.
     """
     records.remind(False)
     deadline = time.monotonic() + seconds
@@ -184,7 +184,7 @@ def flush(records: Records, store_ref: dict[str, Any] | None, seconds: float) ->
 
 
 def _lease_shared(attachment: Attachment, store_ref: dict[str, Any] | None, records: Records, seconds: float) -> bool:
-    """Lease to `attachment` each of its shared addresses that has no lease. Returns False if some address still waits."""
+    """Lease to `attachment` each of its shared addresses that has no lease. Returns False if it must be called again."""
     lock = records.try_locked(attachment, PART)
     if lock is None:
         return False
