@@ -1,8 +1,8 @@
 """One index for a pod on all rails of a group: the indexes that a group can give, and their addresses. No I/O.
 
-The index n of a pod stands for the address n of every range of every rail, counted from the start of its CIDR: with the
-ranges 192.168.0.0/24 and 192.168.1.0/24 index 5 is 192.168.0.5 and 192.168.1.5. An index can be given when every range
-may give its address. An index is taken when its address is taken on one rail.
+A rail is one NIC of every node, with a subnet. The index n of a pod stands for the address n of every range of every
+rail, counted from the start of the CIDR: with 192.168.0.0/24 and 192.168.1.0/24, index 5 is 192.168.0.5 and 192.168.1.5.
+An index can be given when every range may give its address. An index is taken when one of its addresses is.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Group:
         return sorted({need.pool for need in self.needs})
 
     def of_own(self, values: list[int]) -> list[int]:
-        """The values for `own` among `values`, which has a value for each of `needs`."""
+        """The part of `values` for `own`; `values` has one for each of `needs`."""
         return values[self._before : self._before + len(self.own)]
 
     def ask(self, index: int) -> None:
@@ -100,7 +100,7 @@ def group_of(rail: Rail, config: IpamConfig) -> Group:
 
 
 def needs_of(rail: Rail, config: IpamConfig, faults: list[Fault]) -> list[list[Need]]:
-    """The needs of each rail of the group; the faults of rail.ranges go to `faults`.
+    """The needs of each rail of the group; faults of rail.ranges and of the group go to `faults`.
 
     The network's own rail gives no next hop of the network's routes. The next hops of other rails are not known here, so
     rail.ranges must exclude them.

@@ -2,7 +2,7 @@
 
 The addresses of all rails are leased together to the container. The first rail's ADD claims them in one step, all or
 none, so an index that is taken on one rail is given on no rail. The ADDs of the other rails find their addresses
-leased. The last rail's DEL releases them. The leases have the network "@GROUP" and the ifname "rails of GROUP", which
+leased. The last rail's DEL releases all. The leases have the network "@GROUP" and the ifname "rails of GROUP", which
 no network and no link can have. Under these names the node keeps a record of the group, with its own lock: the record
 of ipam.leases with two more members:
 
@@ -17,10 +17,10 @@ The order of the writes ensures that after a kill a later call can finish:
 Until the claim is complete, the index may change. After that it stays the same while another rail is a member.
 
 If the record is lost, DEL makes it again from the records of the container's links, without addresses: these are in the
-store. So the addresses of all rails still stay until the last rail's DEL. (Therefore railcni's plugins must make all
-links of a pod in a group.) If the records of the links are lost too, or another suite made the links, nothing shows
-which rails are attached. Then DEL frees the container's leases on its own rail, if the store can be reached. A DEL that
-fails records no pending release, since a later release could free addresses that are in use by then. The agent or
+store. The addresses of all rails then still stay until the last rail's DEL. This is why railcni's plugins must make all
+links of a pod in a group: if other plugins made them, or the records of the links are lost too, nothing shows which
+rails are attached. Then each DEL frees the container's leases on its own rail. If the store cannot be reached, such a
+DEL records no pending release, since a later release could free addresses that are in use by then. The agent or
 `railcni ipam reclaim` frees the rest when the namespace is gone.
 """
 
@@ -55,12 +55,12 @@ Member: TypeAlias = "list[Any]"
 
 
 def attachment_of(group: str, container_id: str) -> Attachment:
-    """The attachment to which the leases of all rails of `group` belong for a container. No link has this name."""
+    """The attachment that owns a container's leases on all rails of `group`. It is no link: none can have its names."""
     return Attachment(f"{GROUP}{group}", container_id, f"rails of {group}")
 
 
 def holder_of(request: Request) -> Attachment | None:
-    """The attachment to which the leases of the group of `request` belong; None when `request` names no group."""
+    """The attachment that owns the leases of the group of `request` (`attachment_of`); None without a group."""
     name = rails_key.group_of(request.config)
     return attachment_of(name, request.attachment.container_id) if name else None
 
@@ -110,7 +110,7 @@ def of_links(group: str, container_id: str, records: Records) -> list[Member] | 
 
 
 def users(owner: Attachment, record: dict[str, Any] | None) -> list[Attachment]:
-    """The attachments whose links use the addresses of `owner`: the rails of its group, or without a group `owner` itself."""
+    """The attachments whose links use the addresses of `owner`: its group's rails, or `owner` itself if it is no group's."""
     return [Attachment(entry[0], owner.container_id, entry[1]) for entry in listed(record)] or [owner]
 
 
@@ -131,7 +131,7 @@ def add(
     group: Group, config: IpamConfig, attachment: Attachment, owner: Owner, records: Records
 ) -> tuple[dict[str, Any], list[int]]:
     """Lease addresses on all rails, unless the container has them. Returns the reference to the store and the addresses
-    of this rail. Raises InvalidConfig when the network does not fit to the rails that are attached already."""
+    of this rail. Raises InvalidConfig when the network does not fit the rails that are attached already."""
     store_ref = call.ref_of(config, group)
     shared = owner.attachment = attachment_of(group.name, attachment.container_id)
     _ask(group, config)
@@ -288,7 +288,7 @@ def leave(
     cooldown: int,
     records: Records,
 ) -> dict[str, Any] | None:
-    """Remove the rail `attachment` from the members of `shared`. Returns the record to release after the last rail.
+    """Remove the rail `attachment` from the members of `shared`. Returns the record to release if none is left.
 
     `group`, the group of the configuration, is needed only without a `record`.
     """
@@ -384,8 +384,8 @@ def differences(
 
 
 def gc(collection: GcPass, groups: Sequence[tuple[Attachment, dict[str, Any]]]) -> None:
-    """Remove the members on the collection's network that the runtime does not list; free the leases of groups then left
-    without members. `groups` are all records of groups."""
+    """Remove members on the network of `collection` that the runtime does not list; then free the leases of groups without
+    members. `groups` has the records of all groups."""
     for shared, record in groups:
         mine = [Attachment(m[0], shared.container_id, m[1]) for m in listed(record) if m[0] == collection.network]
         pending = record.get("pending") is True
@@ -418,7 +418,7 @@ def _gc_one(shared: Attachment, collection: GcPass) -> None:
 
 
 def _is_gone(entry: Member, shared: Attachment, collection: GcPass) -> bool:
-    """Whether GC may remove the member `entry`: it is older than this call, not in the runtime's list, and has no link.
+    """Whether GC may remove the member `entry`: it is older than the GC, not in the runtime's list, and has no link.
 
     False while another operation holds the lock of the member's link.
     """
