@@ -27,7 +27,6 @@ CASES: list[Case] = [
         for test in (
             foreign.test_the_link_is_up_without_addresses_while_the_ipam_plugin_gives_and_takes_them,
             foreign.test_an_add_that_fails_takes_its_link_with_it_after_the_ipam_plugins_delete,
-            foreign.test_a_delete_that_the_ipam_plugin_refuses_removes_the_link_and_is_made_again,
             foreign.test_a_delete_finds_the_link_that_the_pod_renamed,
             foreign.test_addresses_are_given_back_when_the_sandbox_is_gone,
             foreign.test_a_whereabouts_of_another_path_serves_each_verb,
@@ -43,9 +42,9 @@ CASES: list[Case] = [
     *(
         (
             foreign.test_an_ipam_plugin_whose_delete_fails_fails_one_of_ours_and_is_asked_again_later,
-            {**PLUGIN, "why": why, "way": "DEL"},
+            {**PLUGIN, "why": why, "way": "DEL", "told": told},
         )
-        for why in (foreign.is_nowhere, foreign.refuses)
+        for why, told in ((foreign.is_nowhere, "in none of the directories"), (foreign.refuses, "the server is away"))
     ),
     (foreign.test_a_delete_ends_what_an_add_could_not_begin, {**PLUGIN, "block": {"type": "dhcp"}, "code": 999}),
     *(
