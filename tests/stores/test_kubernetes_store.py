@@ -564,6 +564,21 @@ def test_a_pool_that_changed_meanwhile_is_read_again(cluster: Cluster) -> None:
     assert len(cluster.allocations()) == 3
 
 
+@pytest.mark.well("it scripts the answer to each request")
+@pytest.mark.parametrize("method", ["PATCH", "DELETE"])
+@pytest.mark.parametrize("when", [kubernetes_api.DROP_BEFORE, kubernetes_api.DROP_AFTER])
+def test_a_delete_whose_reply_is_lost_is_finished_by_itself_or_later(cluster: Cluster, method: str, when: str) -> None:
+    cluster.call("ADD")
+    cluster.server.faults = lambda asked, resource, number: when if asked == method else None
+    cluster.call("DEL", store_timeout=1)
+    assert cluster.recorded() == ({"c1": ["10.0.0.1"]} if when == kubernetes_api.DROP_BEFORE else {})
+    cluster.server.faults = lambda asked, resource, number: None
+    cluster.call("DEL")
+    assert cluster.recorded() == {}
+    assert cluster.allocations() == {}
+    assert cluster.server.names(RESERVATIONS) == []
+
+
 @pytest.mark.well("it counts the requests of a well server")
 def test_a_server_that_asks_for_more_time_than_there_is_ends_the_wait_at_once(cluster: Cluster) -> None:
     busy = {"kind": "Status", "code": 429, "reason": "TooManyRequests", "message": "too many"}
