@@ -94,7 +94,7 @@ KINDS = {spec.__name__: spec for spec in _SPECS}
 
 
 def is_network(document: Any) -> bool:
-    """Whether a Kubernetes object is a network of these operators, possibly with a misspelt kind."""
+    """Whether `document` has a kind of KINDS, or a misspelt one in NVIDIA's API group."""
     if not isinstance(document, dict):
         return False
     kind, group = str(document.get("kind")), str(document.get("apiVersion", "")).partition("/")[0]

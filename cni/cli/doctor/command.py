@@ -103,9 +103,9 @@ def _print(found: DoctorReport, verbose: bool) -> None:
 
 
 def _folded(findings: Iterable[Observation]) -> list[Observation]:
-    """Merge findings that differ in the subject alone, such as eight NICs' findings, into one with all subjects. PCI
+    """Merge findings that differ only in the subject, such as those of eight NICs, into one with all subjects. PCI
     addresses in the remedies may differ too; the merged finding has the first remedy. OK findings are not merged.
-    Of checks that were skipped for the same reason, one finding remains, whose `check` is the number of these checks."""
+    Different checks that were skipped for the same reason become one finding, whose `check` is "N checks"."""
     groups: dict[object, list[Observation]] = {}
     for one in findings:
         found = _ADDRESS.sub("", one.found) if one.level == UNKNOWN else one.found

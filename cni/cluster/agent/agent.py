@@ -131,7 +131,7 @@ class Agent:
         raise InvalidConfig(message)
 
     def _datastore(self, wanted: str) -> str:
-        """Return the recorded store of the nodes. If there is none, record the only store with leases, else `wanted`."""
+        """Return the recorded store. Without one, record the store with leases if exactly one has any, else `wanted`."""
         cluster = self.server()
         if not (chosen := cluster.datastore()):
             used = cluster.used()

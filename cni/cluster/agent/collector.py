@@ -65,7 +65,7 @@ class Collector:
 
     @property
     def suspects(self) -> list[Lease]:
-        """The leases that were found dead and are not freed yet, including reservations without a lease."""
+        """The leases found dead and not freed yet; a reservation without a lease counts as one."""
         trackers = [tracker for source in self._sources for tracker in (source.dead, source.abandoned_dead)]
         return [lease for tracker in trackers for lease in tracker.leases.values()]
 

@@ -293,9 +293,9 @@ def _derived_mac(request: Request, boot_id: str) -> str:
 
 
 def apply(planned: MacvlanPlan, host: Rtnl, inside: Rtnl, sandbox: Namespace) -> Link:
-    """Make the link in the sandbox, with its name and down. Raises KernelRefused, with the reason of the kernel.
+    """Make the link in the sandbox, named but still down. Raises KernelRefused with the kernel's reason.
 
-    `planned.lower` is set to the kernel's value. If this differs from the plan, the policy is checked again.
+    `planned.lower` becomes the device that the kernel chose; if not the planned one, the policy must allow it.
     """
     maker = inside if planned.inSandbox else host
     try:

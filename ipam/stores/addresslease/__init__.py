@@ -87,7 +87,7 @@ class AddressLeaseStore(ObjectStore):
                 refuse_elsewhere(self.api, want.pool)
 
     def find(self, attachment: Attachment) -> list[Lease]:
-        """As Store.find. If all leases of the node's record exist, there are no others: a claim makes all or none."""
+        """As Store.find. If every recorded lease exists, no others are searched for: a claim makes all or none."""
         with self.session():
             recorded = [lease for lease in self._known() if lease.attachment == attachment]
             found = self._standing(recorded)

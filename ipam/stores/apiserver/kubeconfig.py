@@ -112,7 +112,7 @@ class Access(http.ServerAddress):
         return self.helper.token(deadline)
 
     def renews(self) -> bool:
-        """Whether the next `token` may return a new token. Makes an `exec` helper forget its credential."""
+        """Drop the `exec` helper's kept credential; return whether the next `token` may differ."""
         if self.helper:
             self.helper.forget()
         return bool(self._token_file or self.helper)

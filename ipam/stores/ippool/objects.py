@@ -309,7 +309,7 @@ def probed() -> Lease:
 
 
 def pruned(pool: dict[str, Any], reservation: dict[str, Any]) -> str:
-    """The fault of the CRDs that the replies to the two dry runs ({}: no reply) show; "" without a fault."""
+    """The error if a CRD is too old: a dry run's reply ({}: none) lacks a member that was sent; else ""."""
     allocations = (pool.get("spec") or {}).get("allocations") or {}
     if "ifname" not in (allocations.get("0") or {"ifname": ""}):
         kind, lost, why = POOLS, "ifname", "nothing tells the interfaces of a pod apart"

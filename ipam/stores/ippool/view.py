@@ -81,7 +81,7 @@ class View:
         return self.read_pools[name]
 
     def parsed(self, document: dict[str, Any], size: int) -> IPPool:
-        """The IPPool in a server's document. Raises InvalidConfig if it has no range, or is closed."""
+        """The IPPool in `document`. Raises InvalidConfig if the range is bad, or `is_closed` holds."""
         try:
             return IPPool(document, size, self.moves)
         except ValueError as fault:

@@ -58,8 +58,8 @@ class RefusedStep:
 def restore(planned: MovePlan, link: Link, host: Rtnl, log: Log) -> None:
     """Restore the device, which is on the host, to the state in the record.
 
-    Raises KernelRefused if the device cannot get its name, Unrestored if a later call can restore more, such as a name
-    that another link has now.
+    Raises KernelRefused if the kernel refuses the name; Unrestored (call again) if another link has the name or a
+    refusal was transient.
     """
     former = planned.device
     name, other = former["name"], None

@@ -1,4 +1,4 @@
-"""Read the files of Go's sriov-cni. By them a DEL ends an attachment of that plugin, and no ADD takes its VF before.
+"""Read the files of Go's sriov-cni: a DEL here can end its attachments, and until then no ADD takes their VFs.
 
     /var/lib/cni/sriov/CONTAINERID-IFNAME    the network's configuration, its keys as sriov-cni spells them, and
                                              VFID, Master, OrigVfState (the former state of the VF)

@@ -115,7 +115,7 @@ def _has_mac(mac: str, function: VirtualFunction | None, link: Link | None, insi
 def clear(pci: str, keys: list[str], former: dict[str, Any], host: Rtnl) -> None:
     """Restore the settings `keys` of the VF to `former`, in reverse order. Raises KernelRefused for a refused setting.
 
-    A different administrative MAC is removed, since it may forbid the netdev's MAC. `finish` sets the former one again.
+    The administrative MAC, if changed, is only cleared (it may block the netdev's own); `finish` sets the former one.
     """
     function = find(pci, host)
     if function is None:
