@@ -34,7 +34,8 @@ _prefixes = itertools.count()
 
 
 def called(verb: str, container: str, config: dict[str, Any], state: Path | str, **environ: str) -> list[str]:
-    """The addresses that our IPAM plugin, called in this process with `environ` besides, gives; `state` has the node's records."""
+    """Call our IPAM plugin in this process; return the addresses that it gives. `environ` has more CNI variables, and
+    `state` is the folder of the node's records."""
     variables = {"CNI_COMMAND": verb, "CNI_PATH": "/opt/cni/bin", **environ}
     attachment = {"CNI_CONTAINERID": container, "CNI_IFNAME": "net1", "CNI_NETNS": "/run/no-such-namespace"}
     if verb in ("GC", "STATUS"):

@@ -251,7 +251,7 @@ def _check_filter(netdev: str, parameters: LinkParameters) -> Observation:
         return ok(netdev, f"rp_filter {value}")
     subnets = [subnet for subnet in parameters.answers if subnet != ELSEWHERE]
     away = {subnet: link for subnet, link in parameters.answers.items() if link != netdev}
-    healthy = "0 or 2 (loose), or answers that leave by the link itself (the key `rail` sees to both)"
+    healthy = "0 or 2 (loose), or answers that leave by the link itself (the key `rail` sets up both)"
     larger = "of `all` and the link's the larger counts"
     remedy = f"sysctl -w net.ipv4.conf.{netdev}.rp_filter=2, and in /etc/sysctl.d: {larger}"
     if not away:
