@@ -73,8 +73,13 @@ def state() -> tuple[object, ...]:
     """What of this machine a demo must not change."""
     host = View("/proc/self/ns/net")
     places = (Path("/etc/cni"), Path("/run/netns"), Path("/var/lib/cni"))
-    files = {str(p): sorted(os.listdir(p)) if p.is_dir() else None for p in places}
+    files = {str(p): sorted(filter(_is_no_other_tests, os.listdir(p))) if p.is_dir() else None for p in places}
     return host.names(), files, [n for n in os.listdir("/tmp") if n.startswith("railcni-private-")], len(mounts())
+
+
+def _is_no_other_tests(name: str) -> bool:
+    """False for the namespaces of the pods of `railcni test`, whose tests may run beside this one."""
+    return not name.startswith("railcni-test-")
 
 
 def mounts() -> list[str]:
