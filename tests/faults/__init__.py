@@ -22,6 +22,5 @@ history     calls that are recorded so, and what must stand at any point of them
 powerloss   every such disk brought back to life by the plugins
 churn       many attachments at once and random kills: a history, and whether it keeps the promises
 soak        the same for an hour: what stands must not grow
-delays      what trouble with warm workers costs a call, printed
 plugin_machine, plugin_model   random calls in random order, against a model that is plain dicts
 """
