@@ -1,7 +1,5 @@
 """`make unit` with `-p tests.alone`: a test that imports more than the standard library, pytest and hypothesis fails."""
 
-from __future__ import annotations
-
 import re
 import sys
 from collections.abc import Iterator

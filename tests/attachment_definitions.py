@@ -1,7 +1,5 @@
 """NetworkAttachmentDefinitions of a real API server."""
 
-from __future__ import annotations
-
 import time
 
 from httpx2 import HTTPStatusError

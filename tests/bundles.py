@@ -1,7 +1,5 @@
 """A bundle for the tests: the one that RAILCNI_BIN names, or else one that is built here, once."""
 
-from __future__ import annotations
-
 import functools
 import os
 import shutil

@@ -5,8 +5,6 @@ Recorded means: a shell script in the place of the plugin wrote down its environ
 Variables that only say which run of the caller it was have a value of their own here.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple

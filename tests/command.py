@@ -7,8 +7,6 @@ tests/blackbox/test_launched.py) start `EXEC`, and so do the tests of plugins th
 RAILCNI_BIN or RAILCNI_CHROOT (tests/node.py) everything does.
 """
 
-from __future__ import annotations
-
 import atexit
 import ctypes
 import gc

@@ -1,7 +1,5 @@
 """Fixtures: the executables, built once; a node for each test, on which a plugin can do no harm."""
 
-from __future__ import annotations
-
 import fcntl
 import gc
 import os

@@ -1,7 +1,5 @@
 """What holds for every plugin, tested with each of them, without the cost of all pairs of plugins and inputs."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from itertools import product
 from typing import Any

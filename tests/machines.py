@@ -4,8 +4,6 @@ Formats are the kernel's: Documentation/ABI/testing/sysfs-bus-pci, sysfs-class-i
 Documentation/ABI/stable/sysfs-class-infiniband, Documentation/ABI/stable/sysfs-devices-node.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from tests.sysfs import Tree

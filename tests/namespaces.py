@@ -3,8 +3,6 @@
 A thread costs a test a thirtieth of what a chain of unshare, sh and mount does, and one call in it a tenth of nsenter.
 """
 
-from __future__ import annotations
-
 import ctypes
 import fcntl
 import os

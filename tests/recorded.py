@@ -12,8 +12,6 @@ A line is a path below /sys, and what is there. N..M in a path stands for all nu
 Files that sysfs shows and does not let anybody read, as those of GIDs that are not in use, are left out.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import sys

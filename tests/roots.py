@@ -7,8 +7,6 @@ Both get the directories over which tests/node.py mounts, and Go's plugins, whic
 root without their C library with a copy of it, out of the reach of everything else.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import shutil

@@ -4,8 +4,6 @@ why not.
 The servers note that a test meets them, and tests/stores/conftest.py asks.
 """
 
-from __future__ import annotations
-
 import re
 import zlib
 from typing import Any

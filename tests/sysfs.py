@@ -10,8 +10,6 @@ Layout: as seen with mlx5 (the verbs device below the PCI function), rxe (below 
 these files answer EINVAL, to the same effect.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Programs that tests use where they are there; how a machine gets them is in .ci/run."""
 
-from __future__ import annotations
-
 import atexit
 import functools
 import importlib.util

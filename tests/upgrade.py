@@ -1,7 +1,5 @@
 """Two versions of the plugins on one node: the one under test, and the one before it, whose commit tests/previous names."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from dataclasses import dataclass, field

@@ -5,8 +5,6 @@ before, or it skips with the reason. .ci/run runs all tests with the fixture fro
 `another_user`.
 """
 
-from __future__ import annotations
-
 import os
 import pkgutil
 from importlib import import_module

@@ -1,7 +1,5 @@
 """The parts of `railcni agent` that decide: the grace tracker, the election, tokens, metrics."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """The statistics, limits and pictures of `make bench`, from samples that are made up."""
 
-from __future__ import annotations
-
 import importlib
 import io
 from dataclasses import replace

@@ -3,8 +3,6 @@
 Each row is a card as its driver makes it, in a machine that is well but for what the row says.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """conf/charts/railcni: the chart installs what conf/kubernetes does, and each of its values does what it says."""
 
-from __future__ import annotations
-
 import json
 import re
 from functools import cache

@@ -1,7 +1,5 @@
 """The table of commands: what `railcni` loads for the command given."""
 
-from __future__ import annotations
-
 import ast
 import importlib
 import io

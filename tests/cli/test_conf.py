@@ -3,8 +3,6 @@
 What each makes in a namespace is tested in tests/blackbox/test_conf.py; FILES is the list of both.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

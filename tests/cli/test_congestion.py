@@ -1,7 +1,5 @@
 """What `railcni doctor` says about PFC, the priority of RoCE's packets, and ECN."""
 
-from __future__ import annotations
-
 import shutil
 import struct
 from collections.abc import Callable

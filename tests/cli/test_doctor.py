@@ -1,7 +1,5 @@
 """`railcni doctor`: each check on facts with and without its fault, and all of them on the sysfs of many machines."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

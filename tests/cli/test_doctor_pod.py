@@ -3,8 +3,6 @@
 Links and namespaces are real, /sys and /dev are trees of a machine with two NICs of which the pod has one.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

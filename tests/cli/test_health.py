@@ -1,7 +1,5 @@
 """Counters of ports, NICs that are behind their siblings, and functions without a node GUID."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

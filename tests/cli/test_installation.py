@@ -1,7 +1,5 @@
 """The installation: where a runtime looks for plugins, and paths below a root."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """What users of kubectl expect of a listing: -o name, -o jsonpath=TEMPLATE, -w and -A."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """railcni nad lint: what is wrong in a network's file is found at its place, all of it at once, and what to write instead."""
 
-from __future__ import annotations
-
 import io
 import json
 import os

@@ -1,7 +1,5 @@
 """The lint on several networks together, and on the resources of operators: what one of them alone does not show."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -3,8 +3,6 @@
 What the containers do is tested in tests/blackbox/test_image.py.
 """
 
-from __future__ import annotations
-
 from functools import reduce
 from pathlib import Path
 from typing import Any

@@ -3,8 +3,6 @@
 `python -m tests.cli.test_meanings` writes it again.
 """
 
-from __future__ import annotations
-
 import argparse
 import functools
 import re

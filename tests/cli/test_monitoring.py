@@ -1,7 +1,5 @@
 """conf/kubernetes/monitoring: each alert fires when it should and not before, by promtool; each figure is one that we tell."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

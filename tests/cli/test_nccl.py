@@ -1,7 +1,5 @@
 """The variables that NCCL needs in a pod, and the GID that NCCL chooses without them."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """How the command finds and reads networks: conflists, single configurations, NADs; and what it says about faults."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from textwrap import dedent

@@ -1,7 +1,5 @@
 """railcni nad render: the NADs have the keys and values of the operators', and a resource with a fault makes none."""
 
-from __future__ import annotations
-
 import io
 import json
 import sys

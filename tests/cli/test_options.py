@@ -1,7 +1,5 @@
 """The options of every verb: what would change nothing, what is malformed and what is not there is refused, by one message each."""
 
-from __future__ import annotations
-
 import argparse
 import subprocess
 from collections.abc import Iterator

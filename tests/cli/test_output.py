@@ -1,7 +1,5 @@
 """Tables: whole words on every terminal, whole lines elsewhere. Faults: nothing is said twice."""
 
-from __future__ import annotations
-
 import io
 import os
 import re

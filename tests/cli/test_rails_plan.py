@@ -1,7 +1,5 @@
 """rails.yaml: what is wrong in it, with its place, and what is made of what is right."""
 
-from __future__ import annotations
-
 import json
 import re
 import sys

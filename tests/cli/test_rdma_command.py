@@ -1,7 +1,5 @@
 """`railcni rdma` on the sysfs of machines of many kinds, and on the namespaces of this kernel."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Callable

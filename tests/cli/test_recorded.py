@@ -4,8 +4,6 @@ The trees of other tests are built by code, for nobody here has such machines; t
 not have is tested here too.
 """
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

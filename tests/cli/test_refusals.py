@@ -1,7 +1,5 @@
 """What pydantic refuses, in our words."""
 
-from __future__ import annotations
-
 from datetime import date
 
 import pytest

@@ -1,7 +1,5 @@
 """railcni nad schema: the published JSON Schema accepts what the plugins' readers accept, and nothing else, where it can say so."""
 
-from __future__ import annotations
-
 import json
 import re
 import sys

@@ -1,7 +1,5 @@
 """railcni support-bundle: all that helps is in it, no secret is, and what cannot be read is said inside."""
 
-from __future__ import annotations
-
 import base64
 import io
 import json

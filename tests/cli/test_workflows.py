@@ -1,7 +1,5 @@
 """The workflows call what the repository has, and each action by its commit."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

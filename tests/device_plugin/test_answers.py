@@ -1,7 +1,5 @@
 """What kubelet, the runtime and Multus are answered."""
 
-from __future__ import annotations
-
 import json
 import re
 

@@ -1,7 +1,5 @@
 """Which functions a resource has, how many devices it offers, and which device nodes a container gets."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

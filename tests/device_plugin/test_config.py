@@ -1,7 +1,5 @@
 """The configuration of the device plugin: the files of the two that came before, read as they are."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The device plugin's process at a kubelet made for tests: registration, health, allocation, reload, conflicts."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

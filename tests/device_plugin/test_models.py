@@ -1,7 +1,5 @@
 """The models of conf/examples: what their device plugin's part offers, and the objects that kubectl makes of a folder."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """conf/kubernetes/device-plugin: the container fits the command and the DaemonSet, and asks for no right too many."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -3,8 +3,6 @@
 `python -m tests.device_plugin.test_restarts` prints how long a resource was not whole, and what 8 NICs cost.
 """
 
-from __future__ import annotations
-
 import random
 import signal
 import statistics

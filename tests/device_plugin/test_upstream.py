@@ -1,7 +1,5 @@
 """Faults of the device plugins that came before, each by its number: see REGRESSIONS.md for those that other tests hold."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from cni.resources import config

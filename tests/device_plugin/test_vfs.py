@@ -3,8 +3,6 @@
 The real kernel does it in the lab: tests/lab/test_vfs.py.
 """
 
-from __future__ import annotations
-
 import errno
 import json
 import os

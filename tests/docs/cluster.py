@@ -5,8 +5,6 @@ kinds are kept as they come, without their schemas, and nobody's rights are aske
 a cluster does. Run as a program in a node of the tests: `python -m tests.docs.cluster PORT FOLDER`.
 """
 
-from __future__ import annotations
-
 import base64
 import copy
 import hashlib

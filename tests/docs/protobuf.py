@@ -2,8 +2,6 @@
 in Kubernetes' generated.proto files.
 """
 
-from __future__ import annotations
-
 import base64
 from collections.abc import Iterator
 from typing import Any

@@ -2,8 +2,6 @@
 digests, checked, and tags. `python -m tests.docs.registry FOLDER` serves at port 80.
 """
 
-from __future__ import annotations
-
 import hashlib
 import sys
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer

@@ -1,7 +1,5 @@
 """What the text around a block tells its reader to do, as shell lines before it, and what the block must have brought about."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 

@@ -4,8 +4,6 @@
 node of the lab, as its sysfs was recorded, with one fault; the other commands show that of tests/cli/test_doctor_pod.py.
 """
 
-from __future__ import annotations
-
 import io
 import json
 import os

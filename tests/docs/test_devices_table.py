@@ -1,7 +1,5 @@
 """A test shows each row of the table in docs/devices.md: what becomes of each part of a device's state."""
 
-from __future__ import annotations
-
 from tests.blackbox import test_host_state
 from tests.hosts import table
 from tests.hosts.scenes import SCENES

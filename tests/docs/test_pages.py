@@ -8,8 +8,6 @@ some seconds. `run: build` is run as it stands, in a copy of the checkout, besid
 that begins with railcni, of every page, is read by the command's own parser.
 """
 
-from __future__ import annotations
-
 import ast
 import contextlib
 import io

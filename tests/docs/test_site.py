@@ -1,7 +1,5 @@
 """The pages as a site: all of them, a search, and no dead link; and the pictures of screens are what the commands print."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

@@ -5,8 +5,6 @@ connects to the endpoint of the answer, and calls NotifyRegistrationStatus. It p
 a restart it prepares again, because its checkpoint does not say which claims are prepared. A start deletes the node's slices.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import threading

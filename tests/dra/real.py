@@ -1,7 +1,5 @@
 """A node of a real API server, scheduler and kubelet with a real containerd, the driver, and a driver of GPUs."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor

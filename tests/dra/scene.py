@@ -1,7 +1,5 @@
 """A node for the DRA driver: sysfs, kubelet's two halves, the API server, and the driver's process."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

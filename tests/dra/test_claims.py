@@ -1,7 +1,5 @@
 """A driver that is killed at any step of a claim: the next call, or the next start, finds what there is."""
 
-from __future__ import annotations
-
 import asyncio
 from pathlib import Path
 from typing import Any

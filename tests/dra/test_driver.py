@@ -1,7 +1,5 @@
 """The driver's process at a kubelet and an API server made for tests: registration, claims, restarts, kills."""
 
-from __future__ import annotations
-
 import json
 import signal
 import uuid

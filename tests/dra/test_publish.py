@@ -1,7 +1,5 @@
 """The slices at an API server: written when the devices change, whole, and only then."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from pathlib import Path

@@ -3,8 +3,6 @@ kubeconfig of a cluster that has scheduler and controller manager, RAILCNI_TEST_
 1.36 is the first that has all that is used here. With RAILCNI_TEST_MULTUS, a Multus that reads claims, pods have networks too.
 """
 
-from __future__ import annotations
-
 import random
 import signal
 import time

@@ -1,8 +1,6 @@
 """Driver and kubelet are restarted and killed at random: each time the node is right again within 5 s, and no file is left.
 A start publishes the devices at once."""
 
-from __future__ import annotations
-
 import asyncio
 import random
 import signal

@@ -1,7 +1,5 @@
 """The ResourceSlices and DeviceClasses of a configuration, as the API server would take them."""
 
-from __future__ import annotations
-
 import json
 import re
 import sys

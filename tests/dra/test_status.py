@@ -1,7 +1,5 @@
 """`status.devices` of claims: what the records of attachments show, written once, and only for the device and pod that have it."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from pathlib import Path

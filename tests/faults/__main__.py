@@ -9,8 +9,6 @@ RAILCNI_TEST_WARM=1 python -m ...           the calls are served by warm workers
 python -m tests.faults --every              also what cannot come out otherwise than before: hours
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 

@@ -4,8 +4,6 @@ The server is outside of the node, behind a gate (tests.faults.gate) that is in 
 before each case, and is a part of the state that a fault leaves.
 """
 
-from __future__ import annotations
-
 import base64
 import ipaddress
 import json

@@ -3,8 +3,6 @@
 Every continuation ends with nothing left of the victim and with another attachment that works.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 

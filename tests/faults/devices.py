@@ -1,7 +1,5 @@
 """Devices of a host, as a plugin of the kind of host-device moves them; and links that do nothing by themselves."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 

@@ -9,8 +9,6 @@
 Types, modes, owners, names, links, and every other byte of every file are kept.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import stat

@@ -4,8 +4,6 @@ It listens in the node's network namespace, at the same port in every node; the 
 each request, and decides whether it is served and what the client gets: an answer, the end of the connection, a reset.
 """
 
-from __future__ import annotations
-
 import http.client
 import json
 import select

@@ -1,7 +1,5 @@
 """A history of ADDs and DELs, recorded: what each call wrote and answered, and what may stand at any point of it."""
 
-from __future__ import annotations
-
 import shutil
 import tempfile
 from collections.abc import Sequence

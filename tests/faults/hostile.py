@@ -3,8 +3,6 @@
 Everything is drawn by hypothesis, so that what fails is made small and can be drawn again.
 """
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

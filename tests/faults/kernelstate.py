@@ -4,8 +4,6 @@ Read with a codec of a few lines, since it is read after each of thousands of ca
 times, which nobody decides by; an attribute that nobody here has heard of is kept.
 """
 
-from __future__ import annotations
-
 import os
 import socket
 import struct

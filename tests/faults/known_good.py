@@ -1,7 +1,5 @@
 """What was found well before, by any process of a run: in which state, and in which respect."""
 
-from __future__ import annotations
-
 from hashlib import blake2b
 from pathlib import Path
 

@@ -3,8 +3,6 @@
 Every call runs the real executable. After each step the leases, the records and the links are what the model says.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import sys

@@ -4,8 +4,6 @@ Every verb changes the model as the plugins must change the node, and says what 
 or the code of the error.
 """
 
-from __future__ import annotations
-
 import ipaddress
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace

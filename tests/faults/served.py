@@ -3,8 +3,6 @@
 The points are the requests of a call without a fault, as a gate counts them.
 """
 
-from __future__ import annotations
-
 import json
 import threading
 

@@ -11,8 +11,6 @@ the events that concern it, and in `history-K` all that was judged, with the ker
 `python -m tests.faults.churn --judge`.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import random

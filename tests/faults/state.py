@@ -3,8 +3,6 @@
 The lease file is read from a copy, since a killed plugin leaves a journal that whoever opens the file plays back.
 """
 
-from __future__ import annotations
-
 import ipaddress
 import json
 import shutil

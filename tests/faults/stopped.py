@@ -1,7 +1,5 @@
 """A DEL that comes while an ADD has been stopped at some point and may go on at any time, or be killed."""
 
-from __future__ import annotations
-
 import signal
 import time
 from collections.abc import Callable

@@ -7,8 +7,6 @@ of a run without a fault, of the plugins as they are now. A continuation is gone
 fault leaves (tests.faults.runner), or with --every after each fault: hours.
 """
 
-from __future__ import annotations
-
 import argparse
 import random
 import sys

@@ -1,7 +1,5 @@
 """The table of a sweep: store x operation x fault x continuation."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 
 from tests.faults.cases import OPERATIONS

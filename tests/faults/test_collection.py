@@ -1,7 +1,5 @@
 """GC of the IPAM plugin beside attachments of a link plugin of ours: the churn has found that the two must agree."""
 
-from __future__ import annotations
-
 from tests.faults.churn.run import MASTER, network
 from tests.node import Node
 

@@ -4,8 +4,6 @@ What they speak of stands in a store that nodes share, or in one of another's IP
 release after a power loss, so GC and `railcni ipam flush` go by the record.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """What a sweep takes for one state, and goes through once: nothing that may matter must be missing from it."""
 
-from __future__ import annotations
-
 import base64
 import json
 from collections.abc import Callable, Iterator

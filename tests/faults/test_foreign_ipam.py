@@ -4,8 +4,6 @@ The sweep's injector follows children too, and would kill host-local, which then
 only our process is traced and killed.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

@@ -3,8 +3,6 @@
 In `make test` each test draws the same examples every time; `make fuzz` draws others, many more, and prints its seed.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Some seconds of churn keep every promise; and faults that are planted in a copy of the plugins are found by it."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Sequence
 from pathlib import Path

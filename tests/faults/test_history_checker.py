@@ -1,7 +1,5 @@
 """The checker against histories made by hand: the good ones pass, and each bad one is told for what it is."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """Faults of each kind that the design forbids, planted in a copy of the plugins: the harness must find every one."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A bounded run of the machine, and a planted fault that it must find; `make histories` and `make soak` run it for longer."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

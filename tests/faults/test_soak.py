@@ -1,7 +1,5 @@
 """The soak tells what is flat from what grows; and a short one runs."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The watcher hears what the kernel did, in its order, and what it cannot know it does not say; however late it reads."""
 
-from __future__ import annotations
-
 import errno
 import os
 import time

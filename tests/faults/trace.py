@@ -3,8 +3,6 @@
 A point is the n-th call of its name since the program was started, which is how strace counts for an injection.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """A copy of the plugins to run, so that a sweep is not disturbed by an edit, and faults can be planted in it."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import subprocess

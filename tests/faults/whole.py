@@ -6,8 +6,6 @@ a call. Only times, and the numbers that the kernel gives to namespaces, differ 
 the same names in all of them; these and what can matter to nobody are left out (filestate, kernelstate).
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Mapping, Sequence
 

@@ -9,8 +9,6 @@ RAILCNI_LAB_FOLDER is where QEMU and the kernels are put, for several checkouts:
 and results of the guests go in any case.
 """
 
-from __future__ import annotations
-
 import argparse
 import fcntl
 import os

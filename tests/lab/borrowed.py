@@ -1,7 +1,5 @@
 """Tests of tests/blackbox whose link type or device the lab has: run by a line of a table, with fixtures of the lab's own."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from inspect import signature
 from typing import Any

@@ -1,7 +1,5 @@
 """Runs in a guest (see tests/lab/__init__.py): what its tests have, and the lines by which the outside learns of them."""
 
-from __future__ import annotations
-
 import json
 import os
 import time

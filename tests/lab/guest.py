@@ -3,8 +3,6 @@
 It has no way out: no network but what a machine asks for, which is restricted to itself; it ends with this process.
 """
 
-from __future__ import annotations
-
 import os
 import resource
 import shlex

@@ -1,7 +1,5 @@
 """Kernel modules of the lab's own, built against the headers of the kernel that they are for."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The initrd of a guest: busybox, init.sh, and the modules that a root over 9p needs, with what they depend on."""
 
-from __future__ import annotations
-
 import gzip
 import lzma
 import subprocess

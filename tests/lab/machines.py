@@ -1,7 +1,5 @@
 """The machines of the lab: a kernel, what hangs on its bus, and what is done to it before the tests."""
 
-from __future__ import annotations
-
 import ast
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Networks and attachments as a node's Multus would have them."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

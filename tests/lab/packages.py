@@ -5,8 +5,6 @@ cache of their own, and are checked against Debian's keys as any other. They are
 on this machine and in the guests; each kernel lies in a folder of its own.
 """
 
-from __future__ import annotations
-
 import os
 import platform
 import shutil

@@ -1,7 +1,5 @@
 """Virtual functions of a guest's network cards (igb), found and changed through sysfs."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Iterator, Sequence

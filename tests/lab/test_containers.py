@@ -7,8 +7,6 @@ containerd gives each sandbox one network, eth0; net1 beside it would need Multu
 from the guest. Before Linux 7.2 soft-RoCE needs traffic.turned_round, as in the walk-through.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """RoCE that really crosses two macvlans: each pod has a soft verbs device of its own on net1, as Linux 7.2 allows."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from tests.lab import networks, traffic

@@ -1,7 +1,5 @@
 """`railcni device-plugin` on devices of a real kernel, at a kubelet made for tests."""
 
-from __future__ import annotations
-
 import stat
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`railcni device-plugin` on functions of a real card, at a kubelet made for tests."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

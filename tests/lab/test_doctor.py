@@ -1,7 +1,5 @@
 """`railcni doctor` on a node with RDMA: every fault that it is to name is planted, and none is named without one."""
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """`railcni doctor` on a node whose verbs devices are each in one network namespace."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """sriov on a real VF with IPAM plugins and chains of others, by the scenes of tests/blackbox; DHCP's server is on another VF."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The key `rdma` on a real verbs device (soft-RoCE): what ADD waits for and tells, and what CHECK, STATUS and DEL see."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The key `rdma` in exclusive netns mode: the verbs device of a master is the host's alone."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """host-device with virtual functions of a network card, by their PCI address; killed it is in test_sriov.py."""
 
-from __future__ import annotations
-
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path

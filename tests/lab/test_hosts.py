@@ -1,7 +1,5 @@
 """The matrix of tests/hosts on a kernel that has bonds, VLANs, ipvlans and dummies."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable
 

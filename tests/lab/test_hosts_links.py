@@ -1,7 +1,5 @@
 """Masters and chains of tests/blackbox, with links of the kinds that a kernel may lack: bond, dummy, ipvlan, team, VLAN, VRF."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from typing import Any
 

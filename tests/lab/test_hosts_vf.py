@@ -1,7 +1,5 @@
 """The matrix of tests/hosts with virtual functions of a card, which the kernel itself gives back when a pod's namespace goes."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any, ClassVar

@@ -1,7 +1,5 @@
 """Masters that stand on the RDMA netdev: what an attachment has then, by the kernel that makes GIDs."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

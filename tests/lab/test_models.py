@@ -1,7 +1,5 @@
 """The models of conf/examples on soft-RoCE: their devices, their network, and the program of their pods, as the files have them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

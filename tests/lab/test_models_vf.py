@@ -1,7 +1,5 @@
 """The models of conf/examples with functions of a real card, which has no RDMA, fewer VFs and a smaller MTU than they ask for."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

@@ -1,7 +1,5 @@
 """Rails whose NICs have verbs devices (soft-RoCE): `railcni rails check` wants a RoCE v2 GID for each address."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from typing import Any

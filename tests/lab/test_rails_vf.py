@@ -1,7 +1,5 @@
 """Rails whose links are VFs (igb), which `sriov` puts into a VLAN a rail: one index, and each reaches its peer."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from typing import Any

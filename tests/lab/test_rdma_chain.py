@@ -4,8 +4,6 @@ The verbs devices are soft-RoCE's, which a helper module of the lab lets change 
 host, since its move would delete them; so they are named by `verbsDevice`.
 """
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Callable

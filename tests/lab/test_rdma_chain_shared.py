@@ -1,7 +1,5 @@
 """rdma in RDMA's shared netns mode, which is the kernel's default: said so, with how to switch."""
 
-from __future__ import annotations
-
 from tests.lab.machine import Machine, verbs_devices
 from tests.lab.test_rdma_chain import network
 

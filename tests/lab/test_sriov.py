@@ -1,7 +1,5 @@
 """sriov on VFs of a real driver (igb): set through the PF, moved, isolated, and given back as they were."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import os

@@ -1,7 +1,5 @@
 """A VF that vfio-pci holds, for DPDK: set through its PF, not moved, its addresses allocated all the same."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from tests.lab.machine import Machine, command

@@ -1,7 +1,5 @@
 """A function that is bound to vfio-pci, for DPDK or a virtual machine: it has no netdev to move."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from tests.lab import networks, pci

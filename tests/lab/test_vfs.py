@@ -1,7 +1,5 @@
 """`railcni vfs` and the device plugin make virtual functions of a real card, and never while one that would go is in use."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path

@@ -3,8 +3,6 @@
 The tests of this file are steps: each goes on where the one before ended.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 
 import pytest

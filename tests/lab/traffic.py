@@ -1,7 +1,5 @@
 """RDMA traffic between pods of a guest, by the programs of perftest and librdmacm, and what has to be so for soft-RoCE."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import time

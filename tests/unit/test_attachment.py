@@ -1,7 +1,5 @@
 """The attachment records and their locks."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """JSON in and out, and where an input is wrong."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

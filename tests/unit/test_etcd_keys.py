@@ -1,7 +1,5 @@
 """The keys of the etcd store: whatever stands below a prefix is read, or reported by its key."""
 
-from __future__ import annotations
-
 import subprocess
 
 import pytest

@@ -1,7 +1,5 @@
 """cni/shared/kernel/files.py: small files that survive a crash."""
 
-from __future__ import annotations
-
 import os
 import signal
 import stat

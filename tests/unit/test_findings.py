@@ -1,7 +1,5 @@
 """cni/cluster/audit/lease_rules.py: what is found between pools, reservations and pods, and what is never called dead."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """State that a newer version has written: an older one says so, and leaves it as it is."""
 
-from __future__ import annotations
-
 import sqlite3
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The extra `rdma`: how GIDs are found, and what is said when they are not, on recorded trees of sysfs."""
 
-from __future__ import annotations
-
 import json
 import threading
 import time

@@ -1,7 +1,5 @@
 """What host-device decides before it touches anything, and how it knows a device again."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

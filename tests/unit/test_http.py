@@ -1,7 +1,5 @@
 """Connections of ipam/stores/http.py to real sockets on loopback."""
 
-from __future__ import annotations
-
 import socket
 import time
 

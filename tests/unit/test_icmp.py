@@ -1,7 +1,5 @@
 """Echo requests: their checksum; that they cross a link is tested by the demo."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

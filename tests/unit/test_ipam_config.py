@@ -1,7 +1,5 @@
 """The IPAM configuration: what each key does, how the flat file fills in, and what each bad input is told."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

@@ -1,7 +1,5 @@
 """cni/shared/kernel/node.py: the node and its boots."""
 
-from __future__ import annotations
-
 import socket
 import uuid
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The lab's parts that need no guest: the archive it boots from, the choice of tests, what it makes of results."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """ipam/rules.py: the lease rules, without a store."""
 
-from __future__ import annotations
-
 import pytest
 
 from cni.shared.spec.request import Attachment

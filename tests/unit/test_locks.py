@@ -1,7 +1,5 @@
 """cni/shared/kernel/locks.py: locks between processes, waited for with a bound."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """Files and modules that prose names exist: in the map, in CONTRIBUTING.md, and in docstrings and comments of the product."""
 
-from __future__ import annotations
-
 import ast
 import io
 import re

@@ -1,7 +1,5 @@
 """cni/cluster/audit/occupancy.py: how full a pool is, and where."""
 
-from __future__ import annotations
-
 from cni.cluster.audit import occupancy
 from cni.cluster.audit.model import Snapshot
 from cni.cluster.audit.occupancy import spans_of

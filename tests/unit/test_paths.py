@@ -1,7 +1,5 @@
 """cni/shared/kernel/files.py: where a path leads, and opening that without following a link."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

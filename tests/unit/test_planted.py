@@ -3,8 +3,6 @@
 They are read from the source of all tests, so that no table is left out.
 """
 
-from __future__ import annotations
-
 import ast
 import re
 from collections.abc import Iterator

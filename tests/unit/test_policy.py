@@ -1,7 +1,5 @@
 """What a node lets networks do: the file railcni.json, the roots of paths, the lists of masters and devices."""
 
-from __future__ import annotations
-
 import fnmatch
 import json
 import os

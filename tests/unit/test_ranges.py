@@ -1,7 +1,5 @@
 """Ranges: how their text is read, and what their pools are called; which addresses they give: tests/oracles/test_ranges_laws.py."""
 
-from __future__ import annotations
-
 import pytest
 
 from ipam.ranges import Range, format_address, parse_address, parse_cidr, parse_range, parse_span

@@ -1,7 +1,5 @@
 """cni/shared/kernel/rdma_sysfs.py on trees of sysfs as machines with RDMA have them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -3,8 +3,6 @@
 `python -m tests.unit.test_reference` writes it again.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,8 +1,6 @@
 """REGRESSIONS.md and SECURITY.md: each row has its tests, and they exist; in the former, those that are expected to fail are
 said to be "not yet"."""
 
-from __future__ import annotations
-
 import ast
 import re
 from functools import cache

@@ -1,7 +1,5 @@
 """The protocol's checks, in the order of their codes."""
 
-from __future__ import annotations
-
 import json
 import string
 from typing import Any

@@ -1,7 +1,5 @@
 """The result of an ADD in every version of the spec."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,7 +1,5 @@
 """The search in one range: how little it reads to know which address comes next, the matter of test_search_laws.py."""
 
-from __future__ import annotations
-
 from collections.abc import Collection
 
 from ipam.ranges import Range, format_address, parse_address, parse_cidr, parse_span

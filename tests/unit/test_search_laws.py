@@ -1,7 +1,5 @@
 """Laws of the search in one range, against a search through every address one by one."""
 
-from __future__ import annotations
-
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -1,7 +1,5 @@
 """Each test of a served store runs with an unwell server too, or says why it cannot (tests/served.py)."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

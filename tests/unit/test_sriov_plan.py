@@ -1,7 +1,5 @@
 """What sriov decides before it touches anything: its keys, and why a VF cannot be attached."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The parts that stores share: a lease as JSON, and the pauses between attempts."""
 
-from __future__ import annotations
-
 import json
 import time
 

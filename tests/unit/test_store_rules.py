@@ -1,7 +1,5 @@
 """What `railcni ipam audit` thinks of the keys in an etcd store."""
 
-from __future__ import annotations
-
 from cni.cluster.audit import store_rules
 from ipam.stores.etcd.keys import Keys
 

@@ -1,7 +1,5 @@
 """cni/shared/kernel/sysfs.py on trees as they were seen on machines with the hardware."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """cni.node.inventory.topology: distances between GPUs and NICs, from the PCI paths in sysfs."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from cni.node.inventory import topology

@@ -1,7 +1,5 @@
 """What strace writes, read as calls."""
 
-from __future__ import annotations
-
 from tests.faults.trace import parse
 
 TWO_PARTS = """\

@@ -1,7 +1,5 @@
 """Which links the node needs for its own traffic."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Tests that become another user do so by the fixture, so that .ci/run finds all of them."""
 
-from __future__ import annotations
-
 import re
 
 from tests.node import ROOT

@@ -1,7 +1,5 @@
 """The pure parts of warm workers: their messages, and the state that they note."""
 
-from __future__ import annotations
-
 import os
 import re
 from types import SimpleNamespace

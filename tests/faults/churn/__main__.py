@@ -4,8 +4,6 @@ python -m tests.faults.churn [SECONDS] [--seed N] [--keep FILE]    60 s; FILE ge
 python -m tests.faults.churn --judge FILE                          judge a history that was kept
 """
 
-from __future__ import annotations
-
 import argparse
 import random
 import sys

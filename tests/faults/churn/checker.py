@@ -16,8 +16,6 @@ Calls of one attachment that overlap in time, and calls that were killed or refu
 and 5 are asked for. All that is said is certain (see events).
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass

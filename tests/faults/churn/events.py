@@ -5,8 +5,6 @@ its call and ended no earlier than its answer; an address left the wire at `afte
 is certain, and what happens in between may go unseen.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field

@@ -1,7 +1,5 @@
 """What of a history concerns a fault: in the order of time, for people."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Sequence
 

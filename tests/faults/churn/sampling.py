@@ -1,7 +1,5 @@
 """Samples of a churn over time, whether they are flat, and how they look."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass

@@ -5,8 +5,6 @@ stdin it reads a number of seconds, churns for so long, rests, and says so; on 0
 in its file by then.
 """
 
-from __future__ import annotations
-
 import fcntl
 import json
 import os
