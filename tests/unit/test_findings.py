@@ -101,8 +101,49 @@ def one(findings: list[Finding]) -> Finding:
 IP = "192.168.111.{}".format
 
 
-def test_a_pool_whose_pods_show_their_addresses_is_in_order() -> None:
-    assert found([pool(1, 2)], [reservation(1), reservation(2)], [pod(1, IP(1)), pod(2, IP(2))]) == []
+ONE, TOLD = ([pool(1)], [reservation(1)]), ([pool(1)], [reservation(1, uid="former", sequence=7)])
+TWO = ([pool(1, 2, pods={2: "team/p1"})], [reservation(1), reservation(2, pod="team/p1")])
+ALONE = ([pool()], [reservation(1)])  # a reservation without a lease
+UNRESERVED = ([pool(1)], [], [pod(1, IP(1))])
+ON_NODE = ([pool(1)], [reservation(1, node="node-1")], [], None)
+OFF = node(ready=False, taint="node.kubernetes.io/out-of-service")
+FOREIGN = [nad(type="host-local"), nad(range="10.9.0.0/16"), nad(datastore="etcd"), nad(datastore="file")]
+SILENT = [pod(1), pod(1, "fd00::7"), pod(1, deletionTimestamp="2026-01-01T00:00:00Z")]
+JUDGED: dict[str, tuple[tuple[Any, ...], list[tuple[str, str, str]]]] = {
+    "pods show their addresses": (([pool(1, 2)], [reservation(1), reservation(2)], [pod(1, IP(1)), pod(2, IP(2))]), []),
+    "its pod is pending": ((*ONE, [pod(1, phase="Pending", uid="new")]), [(kinds.LEASE_PENDING, KEEP, IP(1))]),
+    "it is of an IPAMClaim": (([pool(1, ipamclaimref="c")], [reservation(1)]), [(kinds.LEASE_CLAIMED, KEEP, IP(1))]),
+    "its pod has ended": ((*ONE, [pod(1, IP(1), phase="Succeeded")]), [(kinds.LEASE_OF_ENDED_POD, RECLAIM, IP(1))]),
+    "a former pod's, which the pod of its name uses": ((*TOLD, [pod(1, IP(1))]), []),
+    "a former pod's, of which that does not speak": ((*TOLD, [pod(1)]), [(kinds.LEASE_OF_ANOTHER_UID, LOOK, IP(1))]),
+    "its pod has another address there": ((*TWO, [pod(1, IP(1))]), [(kinds.LEASE_UNUSED, RECLAIM, IP(2))]),
+    **{f"its pod does not speak of it: {n}": ((*ONE, [shown], []), []) for n, shown in enumerate(SILENT)},
+    "its node is not ready": ((*ON_NODE, [node(ready=False)]), [(kinds.LEASE_WITHOUT_POD, LOOK, IP(1))]),
+    **{
+        f"its node {what}": ((*ON_NODE, nodes), [(kinds.LEASE_WITHOUT_POD, RECLAIM, IP(1))])
+        for what, nodes in (("is off", [OFF]), ("is gone", []), ("is ready", [node()]))
+    },
+    "a pod's address that no pool holds": (
+        (*ONE, [pod(1, IP(1)), pod(2, IP(2))]),
+        [(kinds.POD_WITHOUT_LEASE, LOOK, IP(2))],
+    ),
+    **{f"an address of another IPAM plugin or store: {n}": (([pool()], [], [pod(2, IP(2))], [x]), []) for n, x in enumerate(FOREIGN)},
+    "a lost reservation": (UNRESERVED, [(kinds.LOST_RESERVATION, RESTORE, IP(1))]),
+    "no reservation, which the network wants": ((*UNRESERVED, [nad(enable_overlapping_ranges=False)]), []),
+    "somebody else's reservation": (
+        ([pool(1)], [reservation(1, pod="team/p7")], [pod(1, IP(1)), pod(7)]),
+        [(kinds.FOREIGN_RESERVATION, LOOK, IP(1))],
+    ),
+    "a reservation of no pod": (ALONE, [(kinds.RESERVATION_WITHOUT_LEASE, RECLAIM, IP(1))]),
+    "a reservation of a pending pod": ((*ALONE, [pod(1, phase="Pending")]), [(kinds.RESERVATION_WITHOUT_LEASE, KEEP, IP(1))]),
+    "a reservation of which its pod does not speak": ((*ALONE, [pod(1)]), [(kinds.RESERVATION_WITHOUT_LEASE, LOOK, IP(1))]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", JUDGED)
+def test_a_lease_an_address_and_a_reservation_are_judged_by_pods_nodes_and_networks(case: str) -> None:
+    given, findings = JUDGED[case]
+    assert brief(found(*given)) == findings
 
 
 def test_a_lease_whose_pod_does_not_exist_is_dead() -> None:
@@ -116,22 +157,7 @@ def test_a_lease_is_not_dead_while_any_pod_shows_its_address() -> None:
     findings = found([pool(1)], [reservation(1)], [pod(2, IP(1))])
     assert (kinds.LEASE_WITHOUT_POD, LOOK, IP(1)) in brief(findings)
     assert (kinds.POD_WITHOUT_LEASE, LOOK, IP(1)) in brief(findings)
-
-
-def test_the_lease_of_a_pending_pod_is_kept_and_no_fault() -> None:
-    assert brief(found([pool(1)], [reservation(1)], [pod(1, phase="Pending", uid="new")])) == [
-        (kinds.LEASE_PENDING, KEEP, IP(1))
-    ]
-
-
-def test_the_lease_of_an_ipamclaim_is_kept_whatever_became_of_the_pod() -> None:
-    findings = found([pool(1, ipamclaimref="claim-1")], [reservation(1)])
-    assert brief(findings) == [(kinds.LEASE_CLAIMED, KEEP, IP(1))]
-
-
-def test_the_lease_of_a_pod_that_has_ended_is_dead() -> None:
-    findings = found([pool(1)], [reservation(1)], [pod(1, IP(1), phase="Succeeded")])
-    assert brief(findings) == [(kinds.LEASE_OF_ENDED_POD, RECLAIM, IP(1))]
+    assert "team/p2" in next(f.message for f in findings if f.kind == kinds.POD_WITHOUT_LEASE)
 
 
 def test_the_lease_of_a_former_pod_of_the_same_name_is_dead() -> None:
@@ -142,47 +168,8 @@ def test_the_lease_of_a_former_pod_of_the_same_name_is_dead() -> None:
     assert (finding.pod_uid, finding.sequence) == ("former", 7)
 
 
-def test_a_former_pods_lease_is_not_dead_when_the_pod_of_that_name_uses_it_or_does_not_say() -> None:
-    told = reservation(1, uid="former", sequence=7)
-    assert found([pool(1)], [told], [pod(1, IP(1))]) == []
-    assert brief(found([pool(1)], [told], [pod(1)])) == [(kinds.LEASE_OF_ANOTHER_UID, LOOK, IP(1))]
-
-
-def test_a_lease_whose_pod_has_another_address_there_is_dead() -> None:
-    findings = found(
-        [pool(1, 2, pods={2: "team/p1"})], [reservation(1), reservation(2, pod="team/p1")], [pod(1, IP(1))]
-    )
-    assert brief(findings) == [(kinds.LEASE_UNUSED, RECLAIM, IP(2))]
-
-
-@pytest.mark.parametrize("shown", [pod(1), pod(1, "fd00::7"), pod(1, deletionTimestamp="2026-01-01T00:00:00Z")])
-def test_a_lease_that_the_pod_does_not_speak_of_is_not_judged(shown: dict[str, Any]) -> None:
-    assert found([pool(1)], [reservation(1)], [shown], nads=[]) == []
-
-
-def test_nothing_is_dead_on_a_node_that_may_run_it_still() -> None:
-    told = [reservation(1, node="node-1")]
-    assert brief(found([pool(1)], told, nodes=[node(ready=False)])) == [(kinds.LEASE_WITHOUT_POD, LOOK, IP(1))]
-    gone = node(ready=False, taint="node.kubernetes.io/out-of-service")
-    for nodes in ([gone], [], [node()]):
-        assert brief(found([pool(1)], told, nodes=nodes)) == [(kinds.LEASE_WITHOUT_POD, RECLAIM, IP(1))]
-
-
 def test_a_lease_that_names_no_pod_is_for_a_person_to_judge() -> None:
     assert brief(found([pool(1, podref="")], [reservation(1, pod="/")]))[0] == (kinds.LEASE_WITHOUT_OWNER, LOOK, IP(1))
-
-
-def test_a_pod_whose_address_no_pool_holds_is_found() -> None:
-    findings = found([pool(1)], [reservation(1)], [pod(1, IP(1)), pod(2, IP(2))])
-    assert brief(findings) == [(kinds.POD_WITHOUT_LEASE, LOOK, IP(2))]
-    assert "team/p2" in findings[0].message
-
-
-@pytest.mark.parametrize(
-    "other", [nad(type="host-local"), nad(range="10.9.0.0/16"), nad(datastore="etcd"), nad(datastore="file")]
-)
-def test_an_address_that_another_ipam_or_store_gave_is_not_missed(other: dict[str, Any]) -> None:
-    assert found([pool()], [], [pod(2, IP(2))], nads=[other]) == []
 
 
 def test_two_pods_with_one_address_are_found_and_both_are_named() -> None:
@@ -209,24 +196,10 @@ def test_ranges_that_overlap_and_gave_an_address_twice_are_found() -> None:
     assert {kinds.DUPLICATE_ADDRESS, kinds.DUPLICATE_LEASE} <= {f.kind for f in findings}
 
 
-def test_a_lost_reservation_is_to_be_restored_unless_the_network_wants_none() -> None:
-    pods = [pod(1, IP(1))]
-    assert brief(found([pool(1)], [], pods)) == [(kinds.LOST_RESERVATION, RESTORE, IP(1))]
-    assert found([pool(1)], [], pods, nads=[nad(enable_overlapping_ranges=False)]) == []
-
-
-def test_a_reservation_of_somebody_else_is_found() -> None:
-    findings = found([pool(1)], [reservation(1, pod="team/p7")], [pod(1, IP(1)), pod(7)])
-    assert brief(findings) == [(kinds.FOREIGN_RESERVATION, LOOK, IP(1))]
-
-
-def test_a_reservation_without_a_lease_is_dead_unless_its_pod_may_use_it() -> None:
+def test_a_reservation_without_a_lease_is_dead_unless_its_pod_shows_the_address() -> None:
     kind = kinds.RESERVATION_WITHOUT_LEASE
-    assert brief(found([pool()], [reservation(1)])) == [(kind, RECLAIM, IP(1))]
-    assert (kind, RECLAIM, IP(1)) in brief(found([pool()], [reservation(1)], [pod(1, IP(2))]))
-    assert brief(found([pool()], [reservation(1)], [pod(1, phase="Pending")])) == [(kind, KEEP, IP(1))]
-    assert brief(found([pool()], [reservation(1)], [pod(1)])) == [(kind, LOOK, IP(1))]
-    assert (kind, LOOK, IP(1)) in brief(found([pool()], [reservation(1)], [pod(1, IP(1))]))
+    assert (kind, RECLAIM, IP(1)) in brief(found(*ALONE, [pod(1, IP(2))]))
+    assert (kind, LOOK, IP(1)) in brief(found(*ALONE, [pod(1, IP(1))]))
 
 
 def test_pools_of_node_slices_are_judged_by_their_networks_name() -> None:

@@ -92,48 +92,34 @@ def test_one_range_is_enough() -> None:
     assert (config.log_file, config.log_level, config.config_path, config.node) == ("", "warning", "", "host.example")
 
 
-def test_the_blocks_own_range_comes_before_those_of_the_list() -> None:
-    config = config_of({"ipRanges": [{"range": "192.168.10.1/24"}, {"range": "fd00::1/64"}], "range": "abcd::1/64"})
-    assert [r.cidr for r in config.ranges] == ["abcd::/64", "192.168.10.0/24", "fd00::/64"]
+IN_A_29, START_AND_END = {"range": "10.0.0.0/29"}, {"range_start": "00192.00168.1.44", "range_end": "192.168.01.209"}
+BOUNDED = {"range": "10.0.0.0/29", "range_start": "10.0.0.2", "exclude": ["10.0.0.3", "10.0.0.4/31"]}
+STATIC = {"gateway": "10.0.0.1", "addresses": [{"address": "10.0.0.3/29", "gateway": "10.0.0.6"}]}
+# the block, the caller's CNI_ARGS; what the ranges give
+GIVEN: dict[str, tuple[dict[str, Any], str, list[str]]] = {
+    "the block's own range before those of the list": (
+        {"ipRanges": [{"range": "192.168.10.1/30"}, {"range": "fd00::1/126"}], "range": "abcd::1/126"},
+        "",
+        ["abcd::1-abcd::2", "192.168.10.1-192.168.10.2", "fd00::1-fd00::2"],
+    ),
+    "the same range twice": ({**IN_A_29, "ipRanges": [IN_A_29]}, "", ["10.0.0.1-10.0.0.6"] * 2),
+    "start and end": ({"range": "00192.00168.1.0/24", **START_AND_END}, "", ["192.168.1.44-192.168.1.209"]),
+    "start and excludes": ({"ipRanges": [BOUNDED]}, "", ["10.0.0.2-10.0.0.2 10.0.0.6-10.0.0.6"]),
+    "both ends in the range": ({"range": "10.0.0.5-10.0.0.25/24", "range_start": "10.0.0.9"}, "", ["10.0.0.5-10.0.0.25"]),
+    "network and broadcast address as bounds": ({**IN_A_29, "range_start": "10.0.0.0", "range_end": "10.0.0.7"}, "", ["10.0.0.1-10.0.0.6"]),
+    "neither gateways nor static addresses": ({**IN_A_29, **STATIC}, "", ["10.0.0.2-10.0.0.2 10.0.0.4-10.0.0.5"]),
+    "nor the caller's gateway": (IN_A_29, "GATEWAY=10.0.0.4", ["10.0.0.1-10.0.0.3 10.0.0.5-10.0.0.6"]),
+}  # fmt: skip
 
 
-def test_the_same_range_twice_is_two_ranges_of_one_pool() -> None:
-    config = config_of({**RANGE, "ipRanges": [RANGE]})
-    assert [r.pool_name() for r in config.ranges] == ["10.0.0.0-24", "10.0.0.0-24"]
-
-
-def test_start_end_and_excludes_bound_a_range() -> None:
-    config = config_of(
-        {"range": "00192.00168.1.0/24", "range_start": "00192.00168.1.44", "range_end": "192.168.01.209"}
+@pytest.mark.parametrize("case", GIVEN)
+def test_a_range_gives_what_start_end_excludes_and_gateways_leave(case: str) -> None:
+    block, args, spans = GIVEN[case]
+    config = config_of(block, args=args)
+    assert [" ".join(each) for each in spans_of(config)] == spans
+    assert bool(config.notes) == (case == "both ends in the range") and "range_start" in "".join(
+        [*config.notes, "range_start"]
     )
-    assert ranges_of(config) == ["192.168.1.0/24 192.168.1.44 192.168.1.209"]
-    config = config_of(
-        {"ipRanges": [{"range": "10.0.0.0/29", "range_start": "10.0.0.2", "exclude": ["10.0.0.3", "10.0.0.4/31"]}]}
-    )
-    assert spans_of(config) == [["10.0.0.2-10.0.0.2", "10.0.0.6-10.0.0.6"]]
-
-
-def test_a_range_with_both_ends_in_it_overrides_range_start_and_says_so() -> None:
-    config = config_of({"range": "192.168.1.5-192.168.1.25/24", "range_start": "192.168.1.9"})
-    assert ranges_of(config) == ["192.168.1.0/24 192.168.1.5 192.168.1.25"]
-    assert "range_start" in config.notes[0]
-
-
-def test_the_network_address_as_start_and_the_broadcast_address_as_end_are_taken_for_the_defaults() -> None:
-    config = config_of({"range": "10.0.0.0/29", "range_start": "10.0.0.0", "range_end": "10.0.0.7"})
-    assert ranges_of(config) == ["10.0.0.0/29 10.0.0.1 10.0.0.6"]
-
-
-def test_gateways_and_static_addresses_are_never_given_by_a_range() -> None:
-    block = {
-        "range": "10.0.0.0/29",
-        "gateway": "10.0.0.1",
-        "addresses": [{"address": "10.0.0.3/29", "gateway": "10.0.0.6"}],
-    }
-    assert spans_of(config_of(block)) == [["10.0.0.2-10.0.0.2", "10.0.0.4-10.0.0.5"]]
-    assert spans_of(config_of({"range": "10.0.0.0/29"}, args="GATEWAY=10.0.0.4")) == [
-        ["10.0.0.1-10.0.0.3", "10.0.0.5-10.0.0.6"]
-    ]
 
 
 NEXT_HOPS: dict[str, tuple[dict[str, Any], list[list[str]]]] = {

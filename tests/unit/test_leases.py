@@ -24,16 +24,36 @@ def lease(offset: int, who: Owner, rng: Range = RANGE, scope: str | None = "") -
     return Lease(Want(rng.pool_name(), 4, rng.network + offset, scope), who)
 
 
-def test_who_has_nothing_gets_new_addresses() -> None:
-    decided = plan([need(), need(OTHER)], [], [], owner())
-    assert (decided.chosen, decided.given_up, decided.settled) == ([None, None], [], False)
+FIVE, SIX = BASE + 5, BASE + 256 + 6  # the addresses that are held
+BOTH = [need(), need(OTHER)]
+OWN, OLD = ([lease(5, owner(who)), lease(6, owner(who), OTHER)] for who in ("c1", "old"))
+UNRESERVED = [lease(5, owner(), scope=None)]
+NARROWED = need(Range(4, BASE, 24, start=BASE + 100))
+Leases = list[Lease]
+# what is needed, the own leases, those of the pod's former sandbox; the addresses that are chosen, None for a new one, what
+# is given up for them, and whether nothing needs to be claimed
+PLANS: dict[str, tuple[list[Need], Leases, Leases, list[int | None], Leases, bool]] = {
+    "who has nothing gets new addresses": (BOTH, [], [], [None, None], [], False),
+    "who has all of it keeps it": (BOTH, OWN, [], [FIVE, SIX], OWN, True),
+    "the range no longer gives the address": ([NARROWED], OWN[:1], [], [None], OWN[:1], False),
+    "a range was taken out": ([need()], OWN, [], [FIVE], OWN, False),
+    "a range was added": ([need(OTHER), need()], OWN[:1], [], [None, FIVE], OWN[:1], False),
+    "a changed reservation scope keeps the address and claims it anew": ([need()], UNRESERVED, [], [FIVE], UNRESERVED, False),
+    "two ranges of one pool share no lease": ([need(), need()], OWN[:1], [], [FIVE, None], OWN[:1], False),
+    "a requested address replaces the lease": ([need(requested=9)], OWN[:1], [], [BASE + 9], OWN[:1], False),
+    "the requested address is held": ([need(requested=5)], OWN[:1], [], [FIVE], OWN[:1], True),
+    "a request is served before a range": ([need(), need(requested=5)], OWN[:1], [], [None, FIVE], OWN[:1], False),
+    "a restarted sandbox takes over what its pod has": (BOTH, [], OLD, [FIVE, SIX], OLD, False),
+    "of the former sandbox only what is used moves": ([need()], [], OLD, [FIVE], OLD[:1], False),
+    "own leases come before those of a former sandbox": ([need()], OWN[:1], [lease(7, owner("old"))], [FIVE], OWN[:1], True),
+}  # fmt: skip
 
 
-def test_who_has_all_of_it_keeps_it_and_nothing_is_claimed() -> None:
-    own = [lease(5, owner()), lease(6, owner(), OTHER)]
-    decided = plan([need(), need(OTHER)], own, own, owner())
-    assert decided.chosen == [BASE + 5, BASE + 256 + 6]
-    assert decided.settled
+@pytest.mark.parametrize("case", PLANS)
+def test_an_attachment_keeps_what_it_has_before_it_takes_over_or_gets_an_address(case: str) -> None:
+    needs, own, former, chosen, given_up, settled = PLANS[case]
+    decided = plan(needs, own, own + former, owner())
+    assert (decided.chosen, decided.given_up, decided.settled) == (chosen, given_up, settled)
 
 
 @pytest.mark.parametrize("field", ["pod", "node", "boot_id", "netns"])
@@ -41,64 +61,7 @@ def test_what_the_store_says_of_the_owner_is_brought_up_to_date(field: str) -> N
     own = [lease(5, owner())]
     setattr(own[0], field, ("ns", "a", "uid-1") if field == "pod" else "former")
     decided = plan([need()], own, [], owner())
-    assert (decided.chosen, decided.given_up, decided.settled) == ([BASE + 5], own, False)
-
-
-def test_an_address_that_the_range_no_longer_gives_is_given_up_for_a_new_one() -> None:
-    own = [lease(5, owner())]
-    decided = plan([need(Range(4, BASE, 24, start=BASE + 100))], own, [], owner())
-    assert (decided.chosen, decided.given_up, decided.settled) == ([None], own, False)
-
-
-def test_an_address_of_a_range_that_was_taken_out_is_given_up() -> None:
-    own = [lease(5, owner()), lease(6, owner(), OTHER)]
-    decided = plan([need()], own, [], owner())
-    assert (decided.chosen, decided.given_up, decided.settled) == ([BASE + 5], own, False)
-
-
-def test_a_range_that_was_added_gets_an_address_and_the_others_stay() -> None:
-    own = [lease(5, owner())]
-    assert plan([need(OTHER), need()], own, [], owner()).chosen == [None, BASE + 5]
-
-
-def test_a_changed_reservation_scope_keeps_the_address_and_claims_it_anew() -> None:
-    own = [lease(5, owner(), scope=None)]
-    decided = plan([need()], own, [], owner())
-    assert (decided.chosen, decided.settled) == ([BASE + 5], False)
-
-
-def test_two_ranges_of_one_pool_share_no_lease() -> None:
-    own = [lease(5, owner())]
-    assert plan([need(), need()], own, [], owner()).chosen == [BASE + 5, None]
-
-
-def test_a_requested_address_replaces_the_lease_that_was_there() -> None:
-    own = [lease(5, owner())]
-    decided = plan([need(requested=9)], own, [], owner())
-    assert (decided.chosen, decided.given_up, decided.settled) == ([BASE + 9], own, False)
-    assert plan([need(requested=5)], own, [], owner()).settled
-
-
-def test_a_request_is_served_before_a_range_takes_the_lease() -> None:
-    own = [lease(5, owner())]
-    assert plan([need(), need(requested=5)], own, [], owner()).chosen == [None, BASE + 5]
-
-
-def test_a_restarted_sandbox_takes_over_what_its_pod_has() -> None:
-    old = [lease(5, owner("old")), lease(6, owner("old"), OTHER)]
-    decided = plan([need(), need(OTHER)], [], old, owner("new"))
-    assert (decided.chosen, decided.given_up, decided.settled) == ([BASE + 5, BASE + 256 + 6], old, False)
-
-
-def test_of_the_former_sandbox_only_what_is_used_moves() -> None:
-    old = [lease(5, owner("old")), lease(6, owner("old"), OTHER)]
-    assert plan([need()], [], old, owner("new")).given_up == old[:1]
-
-
-def test_own_leases_come_before_those_of_a_former_sandbox() -> None:
-    own, old = [lease(7, owner("new"))], [lease(5, owner("old"))]
-    decided = plan([need()], own, own + old, owner("new"))
-    assert (decided.chosen, decided.settled) == ([BASE + 7], True)
+    assert (decided.chosen, decided.given_up, decided.settled) == ([FIVE], own, False)
 
 
 @pytest.mark.parametrize(

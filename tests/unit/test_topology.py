@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import pytest
+
 from cni.node.inventory import topology
 from cni.node.inventory.topology import PciDevice
 from tests.machines import ASPEED, COMPUTE, ETHERNET, MELLANOX, NVIDIA, VGA, Machine
@@ -14,45 +16,31 @@ def device(path: str, numa: int = 0) -> PciDevice:
     return PciDevice(address, tuple(above), numa)
 
 
-def test_a_gpu_and_a_nic_on_one_switch_are_pix() -> None:
-    gpu = device(f"{SWITCH}/0000:17:00.0/0000:18:00.0")
-    nic = device(f"{SWITCH}/0000:17:01.0/0000:1a:00.0")
-    assert topology.distance(gpu, nic) == topology.distance(nic, gpu) == "PIX"
+GPU, NIC = device(f"{SWITCH}/0000:17:00.0/0000:18:00.0"), device(f"{SWITCH}/0000:17:01.0/0000:1a:00.0")
+BRIDGED = device(f"{SWITCH}/0000:17:01.0/0000:19:00.0/0000:1a:00.0")
+ALONE = "pci0000:15/0000:15:01.0/0000:16:00.{}"
+UNKNOWN = [device(f"pci{n}:00/{n}:00:00.0/{n}:01:00.0", numa=-1) for n in ("0008", "0002")]
+DISTANCES: dict[str, tuple[PciDevice, PciDevice, str]] = {
+    "a function and itself": (NIC, NIC, "X"),
+    "on one switch": (GPU, NIC, "PIX"),
+    "two functions of one card": (device(ALONE.format(0)), device(ALONE.format(1)), "PIX"),
+    "behind a second switch": (GPU, BRIDGED, "PXB"),
+    "behind a third": (GPU, device(f"{SWITCH}/0000:17:01.0/0000:19:00.0/0000:1a:00.0/0000:1b:00.0"), "PXB"),
+    "two root ports of one host bridge": (*(device(f"pci0000:00/0000:00:0{n}.0/0000:0{n}:00.0") for n in (1, 2)), "PHB"),
+    "host bridges of one NUMA node": (GPU, device("pci0000:26/0000:26:01.0/0000:27:00.0"), "NODE"),
+    "host bridges of two NUMA nodes": (GPU, device("pci0000:97/0000:97:01.0/0000:98:00.0", numa=1), "SYS"),
+    "of NUMA nodes that are not known": (*UNKNOWN, "SYS"),
+}  # fmt: skip
 
 
-def test_two_functions_of_one_card_are_pix() -> None:
-    first, second = device("pci0000:15/0000:15:01.0/0000:16:00.0"), device("pci0000:15/0000:15:01.0/0000:16:00.1")
-    assert topology.distance(first, second) == "PIX"
+@pytest.mark.parametrize("case", DISTANCES)
+def test_a_distance_is_that_of_the_last_bridge_that_both_have(case: str) -> None:
+    gpu, nic, distance = DISTANCES[case]
+    assert topology.distance(gpu, nic) == topology.distance(nic, gpu) == distance
 
 
-def test_a_nic_behind_a_second_switch_is_pxb() -> None:
-    gpu = device(f"{SWITCH}/0000:17:00.0/0000:18:00.0")
-    nic = device(f"{SWITCH}/0000:17:01.0/0000:19:00.0/0000:1a:00.0/0000:1b:00.0")
-    assert topology.distance(gpu, nic) == "PXB"
-    assert topology.distance(gpu, device(f"{SWITCH}/0000:17:01.0/0000:19:00.0/0000:1a:00.0")) == "PXB"
-
-
-def test_two_root_ports_of_one_host_bridge_are_phb() -> None:
-    gpu, nic = device("pci0000:00/0000:00:01.0/0000:01:00.0"), device("pci0000:00/0000:00:02.0/0000:02:00.0")
-    assert topology.distance(gpu, nic) == "PHB"
-
-
-def test_host_bridges_of_one_numa_node_are_node_and_of_two_are_sys() -> None:
-    gpu = device("pci0000:15/0000:15:01.0/0000:16:00.0", numa=0)
-    assert topology.distance(gpu, device("pci0000:26/0000:26:01.0/0000:27:00.0", numa=0)) == "NODE"
-    assert topology.distance(gpu, device("pci0000:97/0000:97:01.0/0000:98:00.0", numa=1)) == "SYS"
-
-
-def test_an_unknown_numa_node_is_near_only_where_there_is_one() -> None:
-    gpu = device("pci0008:00/0008:00:00.0/0008:01:00.0", numa=-1)
-    nic = device("pci0002:00/0002:00:00.0/0002:01:00.0", numa=-1)
-    assert topology.distance(gpu, nic) == "SYS"
-    assert topology.distance(gpu, nic, one_node=True) == "NODE"
-
-
-def test_a_function_is_itself() -> None:
-    nic = device(f"{SWITCH}/0000:17:01.0/0000:1a:00.0")
-    assert topology.distance(nic, nic) == "X"
+def test_an_unknown_numa_node_is_near_where_there_is_one() -> None:
+    assert topology.distance(*UNKNOWN, one_node=True) == "NODE"
 
 
 def test_the_matrix_of_a_machine_has_a_row_for_each_gpu_and_a_column_for_each_nic(tmp_path: Path) -> None:
