@@ -87,19 +87,6 @@ def test_records_are_listed_by_container(records: Records) -> None:
     assert {a for a, _ in records.of_container("c1", "link")} == {NET1, other}
 
 
-@pytest.mark.parametrize("content", [b"{", b"[]", b"{}", b'{"network": 1}', b"\xff"], ids=repr)
-def test_a_damaged_record_is_set_aside_and_said(
-    records: Records, tmp_path: Path, capfd: pytest.CaptureFixture[str], content: bytes
-) -> None:
-    records.write(NET1, "link", {})
-    (record,) = (tmp_path / "state/attachments").iterdir()
-    record.write_bytes(content)
-    assert records.read(NET1, "link") is None
-    assert (record.parent / f".damaged.{record.name}").read_bytes() == content
-    assert "damaged" in capfd.readouterr().err
-    assert records.all() == []
-
-
 POWER_LOSS = {
     "nothing": lambda data: b"",
     "its name and length": lambda data: bytes(len(data)),

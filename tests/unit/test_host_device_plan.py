@@ -98,24 +98,6 @@ def test_a_selector_that_is_malformed_is_refused(config: dict[str, Any]) -> None
         read(request(**config))
 
 
-def test_a_function_bound_to_a_userspace_driver_is_not_moved_but_has_its_pci_address() -> None:
-    asked = request(pciBusID="0000:3b:00.2")
-    planned = host_device.plan(read(asked), asked, facts(device=None, driver="vfio-pci"))
-    assert planned.device == {}
-    assert planned.pci == "0000:3b:00.2"
-
-
-@pytest.mark.parametrize(("mtu", "fits"), [(0, True), (1, False), (67, False), (68, True), (9000, True), (65535, True)])
-def test_the_mtu_of_a_function_without_a_netdev_is_told_or_refused(mtu: int, fits: bool) -> None:
-    asked = request(pciBusID="0000:3b:00.2", mtu=mtu)
-    of_userspace = facts(device=None, driver="vfio-pci")
-    if fits:
-        assert host_device.without_link(host_device.plan(read(asked), asked, of_userspace)) == ("", mtu)
-        return
-    with pytest.raises(InvalidConfig, match=f'^mtu {mtu} .*pciBusID "0000:3b:00.2".* give 68 to 65535'):
-        host_device.plan(read(asked), asked, of_userspace)
-
-
 def test_hardware_is_known_by_its_parent_and_permanent_mac_whatever_it_is_called() -> None:
     nic = link(
         parent_bus="pci", parent_device="0000:3b:00.0", permanent_mac="02:00:00:00:00:0a", mac="02:00:00:00:00:0a"

@@ -788,18 +788,6 @@ def test_the_store_is_the_one_named_or_else_the_one_that_has_its_place_given(
     assert config_of({**RANGE, **block}).datastore == datastore
 
 
-@pytest.mark.parametrize("command", ["ADD", "CHECK"])
-def test_a_pod_of_kubernetes_never_falls_to_the_file_store_unasked(command: str) -> None:
-    msg = refusal(RANGE, args="K8S_POD_NAME=web-0", command=command)
-    assert len(msg.partition("\n")[0]) < 120
-    for path in ('"file"', "kubernetes.kubeconfig", *flatfile.PATHS):
-        assert path in msg
-    assert "/my.conf" in refusal({**RANGE, "configuration_path": "/my.conf"}, args="K8S_POD_NAME=web-0")
-    assert f"{INSTALLED} names none" in refusal(
-        RANGE, args="K8S_POD_NAME=web-0", files={INSTALLED: {"log_level": "debug"}}
-    )
-
-
 @pytest.mark.parametrize("command", ["ADD", "STATUS"])
 @pytest.mark.parametrize(
     ("block", "files", "told"),
@@ -817,15 +805,6 @@ def test_a_configuration_that_no_pod_of_kubernetes_can_use_says_why(
 ) -> None:
     unnamed = config_of({**RANGE, **block}, files=files, command=command).unnamed
     assert told in (f"{unnamed} {unnamed.details}" if unnamed else "") and bool(told) == bool(unnamed)
-
-
-def test_a_pod_of_kubernetes_gets_the_file_store_by_name_from_block_or_flat_file() -> None:
-    assert config_of({**RANGE, "datastore": "file"}, args="K8S_POD_NAME=web-0").datastore == "file"
-    assert config_of(RANGE, args="K8S_POD_NAME=web-0", files={INSTALLED: {"datastore": "file"}}).datastore == "file"
-
-
-def test_a_del_is_not_refused_for_want_of_a_store() -> None:
-    assert config_of(RANGE, args="K8S_POD_NAME=web-0", command="DEL").datastore == "file"
 
 
 # What each bad input is told

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from cni.link.plugins import macvlan
-from cni.shared import policy
 from cni.shared.config import Fault, refuse
 from cni.shared.kernel.links import Link, ifinfo
 from cni.shared.spec.errors import InvalidConfig
@@ -119,67 +118,6 @@ def test_a_derived_mac_is_local_unicast_repeats_for_a_retry_and_differs_for_anot
     first, retry, other = (planned(request(container=c)).mac for c in ("c1", "c1", "c2"))
     assert first == retry != other
     assert int(first[:2], 16) & 0x03 == 0x02
-
-
-@pytest.mark.parametrize("kind", ["macvlan", "macvtap"])
-def test_a_macvlan_as_master_resolves_to_its_lower_device(kind: str) -> None:
-    assert planned(request(), link(kind=kind, index=9, lower_index=7)).lower == 7
-
-
-@pytest.mark.parametrize("kind", ["vlan", "vxlan", "bond", "bridge", "veth"])
-def test_any_other_master_is_the_lower_device_itself(kind: str) -> None:
-    assert planned(request(), link(kind=kind, index=9, lower_index=7)).lower == 9
-
-
-class Namespace:
-    """A network namespace in which `made` is the link that the kernel makes, and `below` the one at index 7."""
-
-    fd = -1
-
-    def __init__(self, made: Link | None = None, below: Link | None = None) -> None:
-        self.made, self.below = made, below
-
-    def add_macvlan(self, *_: Any, **__: Any) -> None:
-        """The kernel makes it."""
-
-    def link(self, name: str = "", index: int = 0) -> Link | None:
-        return self.below if index else self.made
-
-    def change_link(self, *_: Any, **__: Any) -> None:
-        """It is renamed."""
-
-    def id_of(self, _: Namespace) -> int:
-        return 0
-
-
-def test_the_plan_has_what_the_kernel_has_put_the_link_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A kind of master that this suite does not know, or one that was replaced between the survey and the link."""
-    plan = planned(request(), link(index=9))
-    box = Namespace(link(kind="macvlan", name=plan.temporary, index=3, lower_index=7, lower_netnsid=0))
-    host = Namespace(below=link(name="ens9", index=7))
-    macvlan.apply(plan, host, box, host)  # type: ignore[arg-type]
-    assert (plan.lower, plan.document()["lower"]) == (7, 7)
-    monkeypatch.setattr(policy, "_current", policy.Policy({"masters": ["ens2*"]}))
-    plan = planned(request(), link(index=9))
-    with pytest.raises(InvalidConfig, match='master "ens9" is not in masters'):
-        macvlan.apply(plan, host, box, host)  # type: ignore[arg-type]
-    assert plan.lower == 7  # for the DEL
-
-
-@pytest.mark.parametrize("kind", ["ipvlan", "ipvtap"])
-def test_an_ipvlan_is_refused_as_master(kind: str) -> None:
-    with pytest.raises(InvalidConfig, match=f"is an {kind}"):
-        planned(request(), link(kind=kind))
-
-
-def test_the_node_keeps_a_master_that_it_needs() -> None:
-    asked = request({"mode": "passthru"})
-    with pytest.raises(InvalidConfig, match=r'master "ens2f0": "x" carries the default route.*mode bridge'):
-        macvlan.plan(read(asked), asked, macvlan.MacvlanFacts(link(), [], "boot", '"x" carries the default route'))
-
-
-def test_passthru_takes_the_masters_mac() -> None:
-    assert planned(request({"mode": "passthru", "mac": "02:00:00:00:00:01"})).mac == ""
 
 
 @pytest.mark.parametrize(
