@@ -49,22 +49,27 @@ def test_a_ratio_is_that_of_the_medians_and_unknown_without_one_of_them() -> Non
     assert ratio([1], []) is None
 
 
-@pytest.mark.parametrize(("ours", "verdict"), [(5.0, "at most 0.5: met"), (5.1, "at most 0.5: missed")])
-def test_a_limit_is_met_up_to_its_value(ours: float, verdict: str) -> None:
-    check = Operation(POOL, "CHECK")
-    assert LIMITS[check].verdict(results({(check, OURS): [ours], (check, GO): [10.0]})) == verdict
+CHECK, MOVED = Operation(POOL, "CHECK"), Operation(HOST_DEVICE, "ADD")
+FILLED, EMPTY = (Operation(ipam_group(leases), "ADD") for leases in (FULL, 0))
 
 
 @pytest.mark.parametrize(
-    ("ours", "verdict"),
+    ("operation", "ours", "other", "theirs", "verdict"),
     [
-        (6.0, "at most 0.65: met; CPU 0.60, at most 0.6: met"),
-        (6.2, "at most 0.65: met; CPU 0.62, at most 0.6: missed"),
-        (7.0, "at most 0.65: missed; CPU 0.70, at most 0.6: missed"),
+        (CHECK, 5.0, (CHECK, GO), 10.0, "at most 0.5: met"),
+        (CHECK, 5.1, (CHECK, GO), 10.0, "at most 0.5: missed"),
+        (ADD, 6.0, (ADD, GO), 10.0, "at most 0.65: met; CPU 0.60, at most 0.6: met"),
+        (ADD, 6.2, (ADD, GO), 10.0, "at most 0.65: met; CPU 0.62, at most 0.6: missed"),
+        (ADD, 7.0, (ADD, GO), 10.0, "at most 0.65: missed; CPU 0.70, at most 0.6: missed"),
+        (MOVED, 30.0, (MOVE, OURS), 14.0, "above the bare move 16.00 ms, at most 8 ms: missed"),
+        (FILLED, 11.0, (EMPTY, OURS), 10.0, "to 0 leases 1.10, at most 1.2: met"),
+        (ADD, 20.0, (CHECK, GO), 10.0, ""),  # nothing to compare it with
     ],
 )
-def test_of_two_limits_one_that_is_missed_stands_last(ours: float, verdict: str) -> None:
-    assert LIMITS[ADD].verdict(results({(ADD, OURS): [ours], (ADD, GO): [10.0]})) == verdict
+def test_a_limit_is_met_up_to_its_value_and_says_what_it_compares(
+    operation: Operation, ours: float, other: tuple[Operation, str], theirs: float, verdict: str
+) -> None:
+    assert LIMITS[operation].verdict(results({(operation, OURS): [ours], other: [theirs]})) == verdict
 
 
 @pytest.mark.parametrize(
@@ -90,17 +95,6 @@ def test_a_callers_variables_are_judged_within_rounds_and_after_a_hundred_of_the
 def test_a_caller_with_variables_calls_the_same_verbs_as_one_without() -> None:
     verbs = {one.group: one.verbs for one in SCENARIOS}
     assert verbs[AS_CONTAINERD] == verbs[POOL]
-
-
-def test_limits_that_are_no_ratio_to_go_name_what_they_compare() -> None:
-    moved, full, empty = (Operation(g, "ADD") for g in (HOST_DEVICE, ipam_group(FULL), ipam_group(0)))
-    found = results({(moved, OURS): [30.0], (MOVE, OURS): [14.0], (full, OURS): [11.0], (empty, OURS): [10.0]})
-    assert LIMITS[moved].verdict(found) == "above the bare move 16.00 ms, at most 8 ms: missed"
-    assert LIMITS[full].verdict(found) == "to 0 leases 1.10, at most 1.2: met"
-
-
-def test_without_go_there_is_no_verdict() -> None:
-    assert LIMITS[ADD].verdict(results({(ADD, OURS): [20.0]})) == ""
 
 
 def test_memory_is_judged_in_millions_of_bytes() -> None:
@@ -150,7 +144,7 @@ def test_what_one_range_takes_is_compared_with_many_ranges_and_with_an_earlier_v
     assert crowd_ratios([former]) == []
 
 
-def test_the_table_shows_ratios_verdicts_and_a_peer() -> None:
+def test_the_table_shows_ratios_verdicts_and_a_peer_and_the_document_keeps_every_sample() -> None:
     found = results({(ADD, OURS): [20.0], (ADD, GO): [8.0], (ADD, "peer"): [10.0]})
     console = Console(width=200, record=True, file=io.StringIO())
     console.print(report.times(found, [OURS, GO, "peer"]))
@@ -158,14 +152,8 @@ def test_the_table_shows_ratios_verdicts_and_a_peer() -> None:
     assert "ours / peer" in text
     assert "2.50" in text and "at most 0.65: missed" in text
     assert "2.00" in text
-
-
-def test_the_document_keeps_every_sample() -> None:
-    found = results({(ADD, OURS): [20.0, 22.0]})
-    document = report.document(found, {"kernel": "6"}, 2)
-    assert document["operations"] == [
-        {"group": POOL, "verb": "ADD", "ms": {OURS: [20.0, 22.0]}, "cpu_ms": {OURS: [10.0, 11.0]}}
-    ]
+    times = {"ms": {OURS: [20.0], GO: [8.0], "peer": [10.0]}, "cpu_ms": {OURS: [10.0], GO: [4.0], "peer": [5.0]}}
+    assert report.document(found, {"kernel": "6"}, 2)["operations"] == [{"group": POOL, "verb": "ADD", **times}]
 
 
 def test_the_chart_is_a_picture_that_fits_its_frame() -> None:

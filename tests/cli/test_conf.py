@@ -203,18 +203,6 @@ def test_our_plugins_find_no_fault_in_it(name: str) -> None:
         assert not network.steps[0].document.get("ipam")
 
 
-def test_the_seed_network_is_the_one_of_the_walk_through() -> None:
-    assert read("nad/rdma-net-ipam.yaml").steps[0].document == {
-        "cniVersion": "0.3.1",
-        "name": "rdma-net-ipam",
-        "type": "railcni-macvlan",
-        "master": "ens2f0",
-        "mode": "bridge",
-        "mtu": 9000,
-        "ipam": {"type": "railcni-whereabouts", "range": "192.168.111.0/24"},
-    }
-
-
 def test_the_rendered_nads_are_the_network_operators_to_the_letter() -> None:
     """The templates fold the JSON into one line, with its own spacing (Mellanox/network-operator, manifests/)."""
 

@@ -47,6 +47,7 @@ from tests.users import AnotherUser
 from tests.view import View
 
 T = TypeVar("T")
+MakeNode = Callable[[Callable[[Path], Machine]], NodeFacts]
 MODULES = ("ib_core", "ib_uverbs", "rdma_ucm", "mlx5_ib")
 
 
@@ -83,7 +84,7 @@ def only(findings: Iterable[T]) -> T:
 
 
 @pytest.fixture
-def node(tmp_path: Path) -> Callable[[Callable[[Path], Machine]], NodeFacts]:
+def node(tmp_path: Path) -> MakeNode:
     """The facts of a machine: its modules loaded, NVIDIA's peer memory too, and no container runtime."""
 
     def make(kind: Callable[[Path], Machine]) -> NodeFacts:
@@ -101,14 +102,12 @@ def node(tmp_path: Path) -> Callable[[Callable[[Path], Machine]], NodeFacts]:
 
 
 @pytest.mark.parametrize("kind", [machines.hgx, machines.grace, machines.bond, machines.infiniband, machines.soft])
-def test_a_healthy_machine_has_no_fault(
-    node: Callable[[Callable[[Path], Machine]], NodeFacts], kind: Callable[[Path], Machine]
-) -> None:
+def test_a_healthy_machine_has_no_fault(node: MakeNode, kind: Callable[[Path], Machine]) -> None:
     assert report.examine(node(kind)).faults == []
 
 
 def test_a_machine_without_rdma_is_told_so_and_what_would_follow_is_skipped(
-    node: Callable[[Callable[[Path], Machine]], NodeFacts],
+    node: MakeNode,
 ) -> None:
     found = report.examine(node(Machine))
     assert [f.check for f in found.faults] == ["devices"]
@@ -117,7 +116,7 @@ def test_a_machine_without_rdma_is_told_so_and_what_would_follow_is_skipped(
 
 
 def test_the_report_of_eight_gpus_holds_the_distance_of_each_to_each_nic(
-    node: Callable[[Callable[[Path], Machine]], NodeFacts],
+    node: MakeNode,
 ) -> None:
     document = json.loads(json.dumps(report.examine(node(machines.hgx)).document()))
     assert document["healthy"] is True and len(document["devices"]) == 9
@@ -125,11 +124,11 @@ def test_the_report_of_eight_gpus_holds_the_distance_of_each_to_each_nic(
     assert (first["mlx5_0"], first["mlx5_1"], first["mlx5_7"]) == ("PIX", "NODE", "SYS")
 
 
-def test_on_grace_every_nic_is_as_near_as_the_numa_node(node: Callable[[Callable[[Path], Machine]], NodeFacts]) -> None:
+def test_on_grace_every_nic_is_as_near_as_the_numa_node(node: MakeNode) -> None:
     assert report.examine(node(machines.grace)).facts.topology.matrix() == [["NODE", "NODE"]]
 
 
-def test_a_lost_lane_of_one_of_eight_nics_is_named(node: Callable[[Callable[[Path], Machine]], NodeFacts]) -> None:
+def test_a_lost_lane_of_one_of_eight_nics_is_named(node: MakeNode) -> None:
     facts = node(machines.hgx)
     Path(facts.places.sys, "class/infiniband/mlx5_3/device/current_link_width").write_text("8\n")
     fault = only(report.examine(facts).faults)
@@ -137,7 +136,7 @@ def test_a_lost_lane_of_one_of_eight_nics_is_named(node: Callable[[Callable[[Pat
 
 
 def test_a_physical_function_whose_pcie_link_sysfs_does_not_tell_is_not_called_a_virtual_one(
-    node: Callable[[Callable[[Path], Machine]], NodeFacts],
+    node: MakeNode,
 ) -> None:
     facts = node(machines.hgx)
     Path(facts.places.sys, "class/infiniband/mlx5_3/device/current_link_speed").write_text("Unknown\n")
@@ -147,13 +146,6 @@ def test_a_physical_function_whose_pcie_link_sysfs_does_not_tell_is_not_called_a
 
 
 # --- modules and nodes ---
-
-
-def test_a_missing_module_is_named_with_the_command_that_loads_it(tmp_path: Path) -> None:
-    for name in ("ib_core", "ib_uverbs"):
-        (tmp_path / "module" / name).mkdir(parents=True)
-    faults = [f for f in kernel.check_modules(kernel.read_modules(str(tmp_path))) if f.level == FAULT]
-    assert only(faults).subject == "rdma_ucm" and "modprobe rdma_ucm" in only(faults).remedy
 
 
 def test_a_module_that_is_built_in_is_known_by_what_it_makes(tmp_path: Path) -> None:
@@ -198,7 +190,7 @@ def test_a_node_without_rdma_has_one_fault_that_names_all_modules() -> None:
 
 @pytest.mark.parametrize(("verbose", "rows"), [(False, 0), (True, 1)])
 def test_checks_that_were_skipped_for_one_reason_are_told_in_one_row_on_demand(
-    node: Callable[[Callable[[Path], Machine]], NodeFacts],
+    node: MakeNode,
     capsys: pytest.CaptureFixture[str],
     verbose: bool,
     rows: int,
@@ -210,9 +202,7 @@ def test_checks_that_were_skipped_for_one_reason_are_told_in_one_row_on_demand(
     assert ", 13 skipped" in told
 
 
-def test_what_is_the_same_of_eight_nics_is_said_once(
-    node: Callable[[Callable[[Path], Machine]], NodeFacts], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_is_the_same_of_eight_nics_is_said_once(node: MakeNode, capsys: pytest.CaptureFixture[str]) -> None:
     facts = node(machines.hgx)
     found = report.examine(facts)
     command._print(found, verbose=False)
@@ -223,22 +213,12 @@ def test_what_is_the_same_of_eight_nics_is_said_once(
     assert f"{sum(f.level == UNKNOWN for f in found.findings)} unknown" in told
 
 
-def test_the_settings_of_a_bond_are_those_of_its_ports(node: Callable[[Callable[[Path], Machine]], NodeFacts]) -> None:
+def test_the_settings_of_a_bond_are_those_of_its_ports(node: MakeNode) -> None:
     facts = node(machines.bond)
     trust = Path(facts.places.sys, "class/net/ens2f1np1/qos/trust")
     trust.parent.mkdir()
     trust.write_text("pcp\n")
     assert {name: told.trust for name, told in facts.congestion.items()} == {"ens2f0np0": "", "ens2f1np1": "pcp"}
-
-
-def test_device_nodes_that_are_missing_or_something_else_are_named(tmp_path: Path) -> None:
-    for name, number in (("infiniband_verbs/uverbs0", "231:192"), ("infiniband_verbs/uverbs1", "231:193")):
-        (tmp_path / "class" / name).mkdir(parents=True)
-        (tmp_path / "class" / name / "dev").write_text(number + "\n")
-    (tmp_path / "dev/infiniband").mkdir(parents=True)
-    (tmp_path / "dev/infiniband/uverbs1").write_text("")
-    found = list(kernel.check_nodes(str(tmp_path), str(tmp_path / "dev")))
-    assert [(f.level, f.found) for f in found] == [(FAULT, "not there"), (FAULT, "no character device")]
 
 
 # --- ports ---
@@ -386,9 +366,6 @@ def test_the_links_that_the_node_needs_are_read_of_both_families_and_with_those_
     }
 
 
-# --- congestion ---
-
-
 # --- PCI ---
 
 
@@ -519,20 +496,6 @@ def attached(
     interface: SandboxInterface = NET1, of: Port = WITH_GID, recorded: tuple[str, ...] = ()
 ) -> pods.AttachedLink:
     return pods.AttachedLink(POD, interface, (of,), recorded)
-
-
-def test_an_address_of_a_pod_with_its_gid_is_as_it_should_be() -> None:
-    found = only(pods.check([attached(recorded=("192.168.111.1",))]))
-    assert (found.level, found.found) == (OK, "192.168.111.1: mlx5_0 port 1 index 3")
-
-
-def test_an_address_without_a_gid_in_the_name_of_its_link_is_named() -> None:
-    other = port(
-        gids=(Gid(3, "", "RoCE v2", "192.168.111.1", "net2"), Gid(4, "", "IB/RoCE v1", "192.168.111.1", "net1"))
-    )
-    found = only(pods.check([attached(of=other)]))
-    assert found.level == FAULT and "no RoCE v2 GID of 192.168.111.1" in found.found
-    assert found.subject == "net1 of default/pod-1"
 
 
 def test_an_address_that_is_recorded_and_gone_is_named() -> None:
@@ -882,9 +845,7 @@ def test_the_command_has_exit_code_0_where_nothing_is_wrong_but_what_its_user_ma
     assert "remedy:   run it as root" in said and said.splitlines()[-1].startswith("healthy: "), said
 
 
-def test_the_feature_file_has_a_label_a_line_and_is_written_in_one_step(
-    node: Callable[[Callable[[Path], Machine]], NodeFacts], tmp_path: Path
-) -> None:
+def test_the_feature_file_has_a_label_a_line_and_is_written_in_one_step(node: MakeNode, tmp_path: Path) -> None:
     path = tmp_path / "features.d/railcni"
     command.write_features(report.examine(node(machines.grace)), str(path))
     lines = path.read_text().splitlines()

@@ -224,6 +224,11 @@ FAULTS: dict[str, tuple[Callable[[Scene, pytest.MonkeyPatch], object], str, str]
         "nodes",
         "not there",
     ),
+    "a file is in the place of the device node": (
+        lambda s, _: [(s.folder / "dev/infiniband/uverbs0").unlink(), (s.folder / "dev/infiniband/uverbs0").touch()],
+        "nodes",
+        "no character device",
+    ),
     "the container has another NIC's device node": (
         lambda s, _: (s.devices / "uverbs0").unlink(),
         "pod",

@@ -100,11 +100,15 @@ def test_the_arguments_are_those_of_the_command_and_mean_the_mounted_folders(pod
     assert options.plugin_account == "kube-system/railcni"
 
 
-def test_the_probes_ask_the_port_on_which_the_agent_listens(pod: dict[str, Any]) -> None:
+def test_the_probes_ask_the_port_on_which_the_agent_listens_and_that_is_the_documents(pod: dict[str, Any]) -> None:
     (agent,) = pod["containers"]
     (port,) = agent["ports"]
     options = command._parser().parse_args([a.replace("$(POD_IP)", "10.0.0.7") for a in agent["args"]])
     assert options.listen == ("10.0.0.7", port["containerPort"])
+    assert "--listen=[$(POD_IP)]:9108" in agent["args"]
+    said = " ".join((CONF.parent / "docs/install.md").read_text().split())
+    assert "answers on 127.0.0.1:9108. `--listen` names another address; the DaemonSet names the pod's" in said
+    assert command._parser().parse_args(["agent"]).listen == ("127.0.0.1", 9108)
     names = {"NODENAME": "spec.nodeName", "POD_IP": "status.podIP"}
     assert agent["env"] == [{"name": n, "valueFrom": {"fieldRef": {"fieldPath": p}}} for n, p in names.items()]
     for probe in (agent["readinessProbe"]["httpGet"], agent["livenessProbe"]["tcpSocket"]):
@@ -127,16 +131,6 @@ def test_the_columns_of_an_address_lease_tell_a_lease_from_a_note() -> None:
     known = version["schema"]["openAPIV3Schema"]["properties"]["spec"]["properties"]
     for path in columns.values():
         assert path == ".metadata.creationTimestamp" or path.split(".")[2] in known
-
-
-def test_the_nodes_are_those_of_the_images_architecture_and_the_address_is_that_of_the_document(
-    pod: dict[str, Any],
-) -> None:
-    assert pod["nodeSelector"] == {"kubernetes.io/os": "linux", "kubernetes.io/arch": "amd64"}
-    assert "--listen=[$(POD_IP)]:9108" in pod["containers"][0]["args"]
-    said = " ".join((CONF.parent / "docs/install.md").read_text().split())
-    assert "answers on 127.0.0.1:9108. `--listen` names another address; the DaemonSet names the pod's" in said
-    assert command._parser().parse_args(["agent"]).listen == ("127.0.0.1", 9108)
 
 
 def test_no_manifest_but_of_rights_has_a_second_document() -> None:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from cni.documents import networks
 from cni.documents.networks import Network
+from cni.documents.refusals import shown
 from cni.shared.spec.errors import CniError
 
 MACVLAN = {"cniVersion": "1.0.0", "name": "rdma", "type": "macvlan", "master": "ens2f0"}
@@ -263,35 +264,6 @@ def test_a_fault_is_told_with_its_line_and_column(tmp_path: Path, text: str, fau
     assert faults(written(tmp_path, "a.yaml" if text.startswith("a:") else "a.conf", text)) == [fault]
 
 
-STYLES = {
-    "literal": ("  config: |\n    {{\n      {0}\n    }}\n", (10, 7)),
-    "stripped": ("  config: |-\n\n      {{\n        {0}\n      }}\n", (11, 9)),
-    "folded": ("  config: >\n    {{\n    {0}\n    }}\n", (10, 5)),
-    "single quotes": ("  config: '{{\n  {0}\n}}\n'\n", (9, 3)),
-}
-
-
-@pytest.mark.parametrize("style", STYLES)
-def test_a_fault_in_the_json_of_a_nad_is_placed_in_the_yaml_file(tmp_path: Path, style: str) -> None:
-    form, (line, column) = STYLES[style]
-    head = "apiVersion: k8s.cni.cncf.io/v1\nkind: NetworkAttachmentDefinition\n# a comment\nmetadata:\n  name: rdma\n\nspec:\n"
-    path = written(tmp_path, "a.yaml", head + form.format('"name": "n", "type": 5'))
-    assert faults(path) == [f"{line}:{column + 21}: type: 5: want a string (network rdma)"]
-    path = written(tmp_path, "b.yaml", head + form.format('"name": "n" "type": "x"'))
-    assert faults(path) == [
-        f"{line}:{column + 10}: not JSON: expecting ',' delimiter (network rdma); write , after this"
-    ]
-
-
-def test_a_fault_in_a_double_quoted_config_is_placed_in_the_yaml_file(tmp_path: Path) -> None:
-    head = "apiVersion: k8s.cni.cncf.io/v1\nkind: NetworkAttachmentDefinition\nmetadata: {name: rdma}\nspec:\n"
-    text = head + r'  config: "{ \"type\": \"x\", \"name\": \"-x\" }"' + "\n"
-    (fault,) = faults(written(tmp_path, "a.yaml", text))
-    line, column, rest = fault.split(":", 2)
-    assert (int(line), text.splitlines()[4][int(column) - 1 :][:5]) == (5, r'"-x\"')
-    assert rest.startswith(' name: "-x": start with')
-
-
 def test_faults_of_several_nads_are_told_together(tmp_path: Path) -> None:
     second = {**NAD, "metadata": {"name": "second"}, "spec": {"config": '{"a'}}
     third = {"kind": "NetworkAttachmentDefinition", "apiVersion": "v1", "metadata": {}, "spec": {"config": {}}}
@@ -312,3 +284,11 @@ def test_no_input_makes_the_reader_fail_otherwise_than_with_a_message(tmp_path_f
             networks.read(written(folder, name, text))
         except CniError as fault:
             assert fault.msg
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [("[1, a]", '[1, "a"]'), ("2026-11-22", '"2026-11-22"'), ("&x [*x]", "[[...]]"), ("x" * 1000, None)],
+)
+def test_a_value_is_shown_whatever_yaml_makes_of_it_and_a_long_one_is_cut(value: str, text: str | None) -> None:
+    assert shown(yaml.safe_load(value)) == text if text else len(shown(value)) < 200
