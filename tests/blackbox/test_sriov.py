@@ -14,7 +14,7 @@ import pytest
 
 from tests.blackbox.test_host_device import LEASES, PCI, as_it_was, bus
 from tests.node import STATE, Node, Pod
-from tests.unit.test_formats import make_newer
+from tests.unit.test_attachment import make_newer
 
 pytestmark = pytest.mark.forked
 

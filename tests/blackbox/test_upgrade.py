@@ -18,7 +18,7 @@ from cni.shared.records import FORMAT
 from tests.faults import trace
 from tests.faults.inject import KILL, STOP, Command, Injector, begin, end, unavailable
 from tests.node import CHROOT, STATE, Node, Pod
-from tests.unit.test_formats import make_newer
+from tests.unit.test_attachment import make_newer
 from tests.upgrade import Network, build_previous
 
 pytestmark = pytest.mark.skipif(bool(CHROOT), reason="the version before needs Python: unset RAILCNI_CHROOT")

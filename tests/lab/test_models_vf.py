@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from tests.device_plugin.scene import Scene
-from tests.device_plugin.test_models import RESOURCES, config_map, network
+from tests.device_plugin.test_overlay import RESOURCES, config_map, network
 from tests.lab import networks, pci
 from tests.lab.machine import Machine, command
 from tests.lab.test_device_plugin import started

@@ -29,7 +29,7 @@ from ipam.ranges import Range, format_address
 from ipam.stores.base import Claimed, Store, Taken, Unknown
 from ipam.stores.file import FileStore
 from tests.stores.places import called
-from tests.unit.test_formats import make_newer
+from tests.unit.test_attachment import make_newer
 
 NETNS = "/run/no-such-namespace"
 POOL = "10.0.0.0-24"

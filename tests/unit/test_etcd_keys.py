@@ -1,4 +1,4 @@
-"""The keys of the etcd store: whatever stands below a prefix is read, or reported by its key."""
+"""The keys of the etcd store: whatever stands below a prefix is read, or reported by its key; and what an audit says of it."""
 
 import subprocess
 
@@ -114,3 +114,17 @@ def test_a_key_is_shown_as_one_word_of_a_shell(key: bytes) -> None:
     assert word.isprintable()
     printed = subprocess.run(["bash", "-c", f"printf %s {word}"], capture_output=True, check=True)
     assert printed.stdout == key
+
+
+KEYS = Keys("/railcni")
+
+
+def test_keys_that_outlive_a_lease_are_no_finding() -> None:
+    entries = {
+        KEYS.root + b"former/ns/web-0/net1/pool": b"0a000001",
+        KEYS.root + b"cooling/lease/pool/0a000001": b"ns/web-0/net1",
+        KEYS.root + b"void/rdma-net/c1/net1/0000000000000001": b"",
+    }
+    assert store_rules.find_in_keys(entries, KEYS) == ([], [])
+    _, found = store_rules.find_in_keys({KEYS.root + b"node/node-1/pool/0a000001": b""}, KEYS)
+    assert [finding.kind for finding in found] == ["index-differs"]

@@ -1,8 +1,9 @@
 """REGRESSIONS.md and SECURITY.md: each row has its tests, and they exist; in the former, those that are expected to fail are
-said to be "not yet"."""
+said to be "not yet". The faults that tests of the tests plant: each edit fits the code as it is."""
 
 import ast
 import re
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
@@ -10,30 +11,7 @@ import pytest
 
 TESTS = Path(__file__).resolve().parents[1]
 OWN = ("blackbox/test_regressions.py", "agent/test_regressions_cluster.py")
-WHEREABOUTS = [
-    "110",
-    "141",
-    "176",
-    "246",
-    "291",
-    "305",
-    "313",
-    "393",
-    "401",
-    "403",
-    "446",
-    "484",
-    "498",
-    "507",
-    "518",
-    "546",
-    "550",
-    "558",
-    "576",
-    "601",
-    "666",
-    "722",
-]
+WHEREABOUTS = "110 141 176 246 291 305 313 393 401 403 446 484 498 507 518 546 550 558 576 601 666 722".split()
 
 
 def rows_of(document: str, head: str) -> list[list[str]]:
@@ -115,3 +93,36 @@ def test_what_does_not_hold_yet_is_said_in_its_row_and_nothing_else_is() -> None
     for row in ROWS:
         failing = [name for file, name in named(row[3]) if expected_to_fail(file, name)]
         assert bool(failing) == ("**not yet**" in row[2]), row[0]
+
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def edits() -> Iterator[tuple[str, list[str]]]:
+    """(where it stands, its arguments) of each call of tests.faults.tree.Edit. ValueError unless all are literals."""
+    for path in sorted((ROOT / "tests").rglob("*.py")):
+        text = path.read_text()
+        if "Edit(" not in text:
+            continue
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "Edit":
+                arguments = [*node.args, *(keyword.value for keyword in node.keywords)]
+                yield f"{path.name}:{node.lineno}", [str(ast.literal_eval(each)) for each in arguments]
+
+
+PLANTED = dict(edits())
+
+
+@pytest.mark.parametrize("place", PLANTED)
+def test_a_planted_fault_fits_the_code_in_one_place(place: str) -> None:
+    file, old, new = PLANTED[place]
+    planted, count = re.subn(old, new, (ROOT / file).read_text())
+    assert count == 1, f"{file} has {count} times: {old}"
+    ast.parse(planted)
+
+
+def test_the_edits_of_all_tests_are_found() -> None:
+    """By another way: their modules import the class."""
+    importing = [p.name for p in (ROOT / "tests").rglob("*.py") if re.search(r"import .*\bEdit\b", p.read_text())]
+    assert {place.partition(":")[0] for place in PLANTED} == set(importing)
+    assert len(PLANTED) > 20

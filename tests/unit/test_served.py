@@ -1,4 +1,4 @@
-"""Each test of a served store runs with an unwell server too, or says why it cannot (tests/served.py)."""
+"""What tests of others keep to: an unwell server beside a well one (tests/served.py), another user by the fixture alone."""
 
 import re
 import subprocess
@@ -57,3 +57,9 @@ def test_a_test_that_meets_a_store_s_server_alone_and_well_fails_until_it_says_w
     lines[-1] = re.sub("[abc], unwell", "UNWELL", lines[-1])
     assert lines == OUTCOMES.split("\n")[1:-1], said
     assert said.count("this test meets the server of a store") >= 3
+
+
+def test_no_test_becomes_another_user_but_by_the_fixture() -> None:
+    words = re.compile(r"os\.sete?uid|os\.setre[s]?uid|--reuid|\bsu -|runuser")
+    found = [path.relative_to(ROOT) for path in ROOT.glob("tests/**/*.py") if words.search(path.read_text())]
+    assert [str(path) for path in found if path.name not in ("users.py", "test_served.py")] == []

@@ -1,16 +1,20 @@
-"""The parts that stores share: a lease as JSON, and the pauses between attempts."""
+"""The parts that stores share: a lease as JSON, the pauses between attempts, connections to real sockets on loopback."""
 
 import json
+import socket
 import time
 
 import pytest
 
+from cni import VERSION
 from cni.shared.spec.request import Attachment
 from ipam.leases import Lease, Owner, Want
+from ipam.stores import http
 from ipam.stores.addresslease import _values
 from ipam.stores.base import Pauses
 from ipam.stores.ippool.objects import ANNOTATION, COOLING, IPPool, Reservation
 from ipam.stores.served import from_json, to_json
+from tests.etcd import free_ports
 
 LEASE = Lease(
     Want("blue-10.0.0.0-24", 4, 10 << 24 | 7, "blue"),
@@ -71,3 +75,21 @@ def test_pauses_double_and_shrink_with_the_time_that_is_left(monkeypatch: pytest
     now[0] = 108.5
     assert not pauses.wait(), "no time is left for another attempt"
     assert len(slept) == 3
+
+
+def test_places_that_refuse_are_given_up_at_once() -> None:
+    began = time.monotonic()
+    with pytest.raises(http.Refused) as refused:
+        http.dial([("127.0.0.1", port) for port in free_ports(2)], 20)
+    assert time.monotonic() - began < 10  # it would wait for the whole time
+    assert refused.value.reasons == ["Connection refused", "Connection refused"]
+
+
+def test_a_request_says_who_asks() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        _, connected = http.dial([server.getsockname()], 20)
+        connection = http.Connection(connected, "localhost", None, 0)
+        with server.accept()[0] as peer:
+            with pytest.raises(http.ConnectionLost):  # nobody answers
+                connection.request("GET", "/", "", b"", time.monotonic() + 0.1)
+            assert f"\r\nUser-Agent: railcni/{VERSION}\r\n".encode() in peer.recv(1000)
