@@ -99,20 +99,11 @@ def another_user() -> AnotherUser:
 # The files that take longest, some 30 to 120 s: `make test` begins with them, so that none of them is still running when
 # all others have ended.
 _LONGEST = (
-    "blackbox/test_warm.py",
-    "stores/test_lease_life.py",
-    "agent/test_kubectl.py",
-    "agent/test_agent.py",
-    "dra/test_driver.py",
-    "blackbox/test_masters.py",
-    "stores/test_etcd_store.py",
-    "blackbox/test_ipam_migrate.py",
-    "blackbox/test_host_device.py",
-    "blackbox/test_hostile.py",
-    "stores/test_kubernetes_store.py",
-    "device_plugin/test_kubelet.py",
-    "containerd/test_pods.py",
-)
+    "blackbox/test_warm.py", "stores/test_lease_life.py", "agent/test_kubectl.py", "agent/test_agent.py",
+    "dra/test_driver.py", "blackbox/test_masters.py", "stores/test_etcd_store.py", "blackbox/test_ipam_migrate.py",
+    "blackbox/test_host_device.py", "blackbox/test_hostile.py", "stores/test_kubernetes_store.py",
+    "device_plugin/test_kubelet.py", "containerd/test_pods.py",
+)  # fmt: skip
 
 
 def _longest_first(item: pytest.Item) -> int:

@@ -290,12 +290,8 @@ class Node:
         top = self.path("/var/lib/cni")
         found = [str(p.relative_to(top)) for p in top.rglob("*") if not p.is_dir()] if top.exists() else []
         standing = (
-            "lock",
-            "remembered",
-            "unended",
-            "leases.db",
-            "leases.db-journal",
-        )  # and host-local's: lock, last_reserved_ip.N
+            "lock", "remembered", "unended", "leases.db", "leases.db-journal",
+        )  # and host-local's: lock, last_reserved_ip.N  # fmt: skip
         return sorted(
             f for f in found if Path(f).name not in standing and "last_reserved_ip" not in f and "held/" not in f
         )

@@ -243,11 +243,8 @@ NAMES: dict[str, tuple[Document, str, str]] = {
     "fullnameOverride": ({"nameOverride": "rdma", "fullnameOverride": "cni"}, "cni", "cni"),
     "serviceAccount.name": ({"fullnameOverride": "cni", "serviceAccount.name": "agents"}, "cni", "agents"),
     "all in the namespace of the leases": (
-        {"serviceAccount.name": "agents", "leaseNamespace": "railcni"},
-        "railcni",
-        "agents",
-    ),
-}
+        {"serviceAccount.name": "agents", "leaseNamespace": "railcni"}, "railcni", "agents"),
+}  # fmt: skip
 
 
 @needs_helm
@@ -379,9 +376,7 @@ EFFECTS: dict[str, tuple[Any, str]] = {
     "devicePlugin.image.repository": (DEVICES | {"image": {"repository": "r/d"}}, f"image: r/d:{VERSION}"),
     "devicePlugin.image.tag": (DEVICES | {"image": {"repository": "r/d", "tag": "7"}}, "image: r/d:7"),
     "devicePlugin.image.digest": (
-        DEVICES | {"image": {"repository": "r/d", "digest": f"sha256:{'1' * 64}"}},
-        f"image: r/d@sha256:{'1' * 64}",
-    ),
+        DEVICES | {"image": {"repository": "r/d", "digest": f"sha256:{'1' * 64}"}}, f"image: r/d@sha256:{'1' * 64}"),
     "resources": ({"requests": {"cpu": "77m"}}, "cpu: 77m"),
     "nodeSelector": ({"kubernetes.io/arch": None, "rdma": "yes"}, 'kubernetes.io/os: linux\n        rdma: "yes"'),
     "tolerations": ([{"key": "gpu", "operator": "Exists"}], "- key: gpu"),
@@ -389,15 +384,13 @@ EFFECTS: dict[str, tuple[Any, str]] = {
     "priorityClassName": ("mine", "priorityClassName: mine"),
     "updateStrategy": ("OnDelete", "type: OnDelete\n  template:"),
     "maxUnavailable": (3, "maxUnavailable: 3"),
-    "extraEnv": (
-        [{"name": "KUBERNETES_SERVICE_HOST", "value": "h"}],
-        "- name: KUBERNETES_SERVICE_HOST\n              value: h",
-    ),
+    "extraEnv": ([{"name": "KUBERNETES_SERVICE_HOST", "value": "h"}],
+                 "- name: KUBERNETES_SERVICE_HOST\n              value: h"),
     "podAnnotations": ({"a": "b"}, "annotations:\n        a: b"),
     "podLabels": ({"team": "net"}, "team: net"),
     "seLinuxOptions": ({"type": "spc_t"}, "seLinuxOptions:\n          type: spc_t"),
     "openshift.securityContextConstraints": (True, "kind: SecurityContextConstraints"),
-}
+}  # fmt: skip
 
 
 def test_every_value_has_its_effect_in_the_table() -> None:
@@ -437,13 +430,10 @@ def test_a_list_in_replace_takes_these_plain_names_alone() -> None:
     ("namespace", "kept", "lines"),
     [
         ("railcni", "true", ["kubectl railcni status ", "It keeps the leases."]),
-        (
-            "other",
-            "false",
-            ["kubectl railcni --agents-in other status ", "deletes the leases, because crds.keep is false."],
-        ),
+        ("other", "false",
+         ["kubectl railcni --agents-in other status ", "deletes the leases, because crds.keep is false."]),
     ],
-)
+)  # fmt: skip
 def test_the_notes_name_the_namespace_of_the_agents_and_what_becomes_of_the_leases(
     namespace: str, kept: str, lines: list[str]
 ) -> None:
@@ -473,9 +463,7 @@ REFUSED: dict[str, tuple[Document, str]] = {
     "a name that is not known": ({"image.tga": "1"}, "'tga'"),
     "a relative folder": ({"cniConf.binDir": "opt/cni"}, "/cniConf/binDir"),
     "a folder in which no plugin looks for the flat file": (
-        {"cniConf.confDir": "/var/lib/rancher/k3s/agent/etc/cni/net.d"},
-        "/cniConf/confDir",
-    ),
+        {"cniConf.confDir": "/var/lib/rancher/k3s/agent/etc/cni/net.d"}, "/cniConf/confDir"),
     "a store that is not in the cluster": ({"store": "etcd"}, "/store"),
     "a name that no plugin has": ({"replace": ["macvlan", "macvlna"]}, "/replace/1"),
     "no plain name": ({"replace": []}, "/replace"),
@@ -484,17 +472,14 @@ REFUSED: dict[str, tuple[Document, str]] = {
     "a digest of another kind": ({"image.digest": "md5:1"}, "/image/digest"),
     "no image": ({"image.repository": ""}, "image.repository is empty: push the image that `make image` makes"),
     "no image of the device plugin": (
-        {"devicePlugin": DEVICES | {"image": {}}},
-        "--set devicePlugin.image.repository=HOST/railcni",
-    ),
+        {"devicePlugin": DEVICES | {"image": {}}}, "--set devicePlugin.image.repository=HOST/railcni"),
     "a pull secret in the old form": ({"imagePullSecrets": ["mine"]}, "/imagePullSecrets/0"),
     "a driver without a configuration": (DRA | {"dra.config": {}}, "dra.config is empty"),
     "a name that no slice takes": (
         DRA | {"dra.config": {"configList": [{"resourceName": "a" * 60}]}},
-        "has 65 characters, and a ResourceSlice takes 64: shorten the name",
-    ),
+        "has 65 characters, and a ResourceSlice takes 64: shorten the name"),
     "devices without a configuration": ({"devicePlugin.enabled": True}, "devicePlugin.config is empty"),
-}
+}  # fmt: skip
 
 
 @needs_helm

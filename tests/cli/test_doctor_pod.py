@@ -189,17 +189,12 @@ def fill_gids(scene: Scene, patch: pytest.MonkeyPatch) -> None:
 
 
 FAULTS: dict[str, tuple[Callable[[Scene, pytest.MonkeyPatch], object], str, str]] = {
-    "its port is DOWN": (
-        lambda s, _: s.put("class/infiniband/mlx5_0/ports/1/state", "1: DOWN"),
-        "ports",
-        "used by net1 of default/pod-1",
-    ),
+    "its port is DOWN": (lambda s, _: s.put("class/infiniband/mlx5_0/ports/1/state", "1: DOWN"), "ports",
+                         "used by net1 of default/pod-1"),
     "its master's MTU is 1500": (lambda s, _: s.put("class/net/ens2f0/mtu", "1500"), "mtu", "so RoCE MTU 1024"),
     "rdma_ucm is not loaded": (
-        lambda s, _: [shutil.rmtree(s.sys.root / p) for p in ("module/rdma_ucm", "class/misc/rdma_cm")],
-        "modules",
-        "not loaded: RDMA CM needs it",
-    ),
+        lambda s, _: [shutil.rmtree(s.sys.root / p) for p in ("module/rdma_ucm", "class/misc/rdma_cm")], "modules",
+        "not loaded: RDMA CM needs it"),
     "the NIC's verbs driver is not loaded": (
         lambda s, _: [
             shutil.rmtree(s.sys.root / "module/mlx5_ib"),
@@ -214,31 +209,19 @@ FAULTS: dict[str, tuple[Callable[[Scene, pytest.MonkeyPatch], object], str, str]
         "mlx5_core without mlx5_ib",
     ),
     "its address has no GID": (
-        lambda s, _: s.sys.gid("mlx5_0", "192.168.111.1", ndev="net9", index=1),
-        "pods",
-        "no RoCE v2 GID of 192.168.111.1",
-    ),
+        lambda s, _: s.sys.gid("mlx5_0", "192.168.111.1", ndev="net9", index=1), "pods",
+        "no RoCE v2 GID of 192.168.111.1"),
     "the GID table is full": (fill_gids, "gids", "GID table full"),
     "the node lacks the device node": (
-        lambda s, _: (s.folder / "dev/infiniband/uverbs0").unlink(),
-        "nodes",
-        "not there",
-    ),
+        lambda s, _: (s.folder / "dev/infiniband/uverbs0").unlink(), "nodes", "not there"),
     "a file is in the place of the device node": (
         lambda s, _: [(s.folder / "dev/infiniband/uverbs0").unlink(), (s.folder / "dev/infiniband/uverbs0").touch()],
-        "nodes",
-        "no character device",
-    ),
+        "nodes", "no character device"),
     "the container has another NIC's device node": (
-        lambda s, _: (s.devices / "uverbs0").unlink(),
-        "pod",
-        "net1 is over mlx5_0, and /dev/infiniband has rdma_cm, uverbs1 alone",
-    ),
-    "its master is down": (
-        lambda s, _: s.host.set("ens2f0", state="down"),
-        "links",
-        "on ens2f0, MTU 9000, which is down",
-    ),
+        lambda s, _: (s.devices / "uverbs0").unlink(), "pod",
+        "net1 is over mlx5_0, and /dev/infiniband has rdma_cm, uverbs1 alone"),
+    "its master is down": (lambda s, _: s.host.set("ens2f0", state="down"), "links",
+                           "on ens2f0, MTU 9000, which is down"),
     "its master has no carrier": (unplug, "links", "up without carrier"),
     "its link is down": (lambda s, _: s.pod.set("net1", state="down"), "links", "MTU 9000, down"),
     "its recorded link is gone": (
@@ -250,34 +233,21 @@ FAULTS: dict[str, tuple[Callable[[Scene, pytest.MonkeyPatch], object], str, str]
     ),
     "the policy has no place for its master": (forbid, "policy", "ens2f0 is not in its `masters` (ens9)"),
     "its NIC has lost lanes": (
-        lambda s, _: s.put(f"bus/pci/devices/{NIC}/current_link_width", "8"),
-        "pcie",
-        "PCIe 32 GT/s x8",
-    ),
+        lambda s, _: s.put(f"bus/pci/devices/{NIC}/current_link_width", "8"), "pcie", "PCIe 32 GT/s x8"),
     "verbs devices are not shared": (exclusive, "netns-mode", "see no verbs device; net1 of default/pod-1"),
     "its claim is not prepared": (
-        lambda s, _: s.claim(prepared=False),
-        "claims",
-        "railcni.io has not prepared it here",
-    ),
+        lambda s, _: s.claim(prepared=False), "claims", "railcni.io has not prepared it here"),
     "its claim has another NIC than its network": (
-        lambda s, _: s.claim(OTHER),
-        "claims",
-        f"no link of the pod is on {OTHER}: it has net1 on ens2f0",
-    ),
+        lambda s, _: s.claim(OTHER), "claims", f"no link of the pod is on {OTHER}: it has net1 on ens2f0"),
     "its claim has a device that is gone": (lambda s, _: s.claim("0000:99:00.0"), "claims", "0000:99:00.0 is gone"),
     "the NIC of its claim is down": (
-        lambda s, _: [s.claim(OTHER), s.put("class/infiniband/mlx5_1/ports/1/state", "1: DOWN")],
-        "claims",
-        "mlx5_1 port 1 is DOWN",
-    ),
+        lambda s, _: [s.claim(OTHER), s.put("class/infiniband/mlx5_1/ports/1/state", "1: DOWN")], "claims",
+        "mlx5_1 port 1 is DOWN"),
     "the runtime does not know its claim": (
-        lambda s, _: [s.claim(), (s.folder / "host/var/run/cdi/dra.railcni.io-c1.json").unlink()],
-        "claims",
-        "its specification in /var/run/cdi is gone",
-    ),
+        lambda s, _: [s.claim(), (s.folder / "host/var/run/cdi/dra.railcni.io-c1.json").unlink()], "claims",
+        "its specification in /var/run/cdi is gone"),
     "its GPU's memory is not reached": (gpu, "peer-memory", "neither nvidia_peermem"),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("fault", FAULTS)

@@ -17,16 +17,11 @@ from tests.blackbox.command import run_any as run
 from tests.node import COMMAND
 
 FOUND = [
-    {
-        "network": "rdma-net",
-        "containerID": "c1",
-        "ifname": "net1",
-        "pod": "team/a",
-        "addresses": ["10.0.0.1", "fd00::1"],
-    },
+    {"network": "rdma-net", "containerID": "c1", "ifname": "net1", "pod": "team/a",
+     "addresses": ["10.0.0.1", "fd00::1"]},
     {"network": "rdma-net", "containerID": "c1", "ifname": "net2", "pod": "team/a", "addresses": []},
     {"network": "other", "containerID": "c2", "ifname": "net1", "pod": "b/c", "addresses": ["10.0.0.2"], "a.b/c": True},
-]
+]  # fmt: skip
 MORE = {"netns": "/proc/1/ns/net", "alive": True, "pending": ""}
 
 

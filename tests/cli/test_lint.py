@@ -286,23 +286,17 @@ def test_a_key_that_is_added_to_a_table_is_known_to_the_lint(monkeypatch: pytest
         ({**GOOD, "MTU": 9000}, ("warning", "MTU", '"MTU"', 'write "mtu"')),
         ({**GOOD, "mastr": "x"}, ("warning", "mastr", '"mastr"', 'write "master"')),
         ({**GOOD, "range": "10.0.0.0/8"}, ("warning", "range", '"range"', 'move "range" into "ipam"')),
-        (
-            {**GOOD, "dns": {"nameservers": "10.0.0.1"}},
-            ("error", "dns", '{"nameservers": "10.0.0.1"}', "write a list as its `nameservers`"),
-        ),
-        (
-            {**GOOD, "dns": {"search": ["a"], "domain": 5}},
-            ("error", "dns", '{"search": ["a"], "domain": 5}', "write a string as its `domain`"),
-        ),
+        ({**GOOD, "dns": {"nameservers": "10.0.0.1"}},
+         ("error", "dns", '{"nameservers": "10.0.0.1"}', "write a list as its `nameservers`")),
+        ({**GOOD, "dns": {"search": ["a"], "domain": 5}},
+         ("error", "dns", '{"search": ["a"], "domain": 5}', "write a string as its `domain`")),
         ({**GOOD, "rdma": "on"}, ("error", "rdma", '"on"', 'write true, false, "auto", or an object')),
         ({**GOOD, "rdma": {"waitSeconds": "2"}}, ("error", "rdma.waitSeconds", '"2"', "write 2")),
         ({**GOOD, "rdma": {"require": True}}, ("warning", "rdma.require", '"require"', 'write "required"')),
         ({**GOOD, "mtu": 1500}, ("warning", "mtu", "1500", "write 9000, where the fabric carries it")),
         ({**GOOD, "mtu": 9500}, ("warning", "mtu", "9500", "write 9000")),
-        (
-            {k: v for k, v in GOOD.items() if k != "master"},
-            ("warning", "master", "{", 'add "master": "ens2f0", the name of the RDMA netdev'),
-        ),
+        ({k: v for k, v in GOOD.items() if k != "master"},
+         ("warning", "master", "{", 'add "master": "ens2f0", the name of the RDMA netdev')),
         ({**GOOD, "type": "mcvlan"}, ("error", "type", '"mcvlan"', 'write "macvlan"')),
         ({**GOOD, "type": "Macvlan"}, ("error", "type", '"Macvlan"', 'write "macvlan"')),
         ({**GOOD, "type": "railcni-macvaln"}, ("error", "type", '"railcni-macvaln"', 'write "railcni-macvlan"')),
@@ -312,76 +306,40 @@ def test_a_key_that_is_added_to_a_table_is_known_to_the_lint(monkeypatch: pytest
         ({**GOOD, "type": "zebra"}, ("warning", "type", '"zebra"', "check that the runtime's plugin folder has it")),
         ({**GOOD, "type": "/opt/macvlan"}, ("error", "type", '"/opt/macvlan"', 'write "macvlan", without a directory')),
         ({**GOOD, "cniVersion": "1.0"}, ("error", "cniVersion", '"1.0"', 'write "1.0.0"')),
-        (
-            {k: v for k, v in GOOD.items() if k != "cniVersion"},
-            ("warning", "cniVersion", "{", 'add "cniVersion": "1.0.0"'),
-        ),
+        ({k: v for k, v in GOOD.items() if k != "cniVersion"},
+         ("warning", "cniVersion", "{", 'add "cniVersion": "1.0.0"')),
         ({k: v for k, v in GOOD.items() if k != "name"}, ("error", "name", "{", 'add "name"')),
         (with_ipam(type="wherabouts"), ("error", "ipam.type", '"wherabouts"', 'write "whereabouts"')),
         (with_ipam(type="tuning"), ("error", "ipam.type", '"tuning"', 'write "whereabouts"')),
-        (
-            {**GOOD, "ipam": {"range": "10.0.0.0/8"}},
-            ("error", "ipam", '{"range": "10.0.0.0/8"}', 'add "type": "whereabouts"'),
-        ),
+        ({**GOOD, "ipam": {"range": "10.0.0.0/8"}},
+         ("error", "ipam", '{"range": "10.0.0.0/8"}', 'add "type": "whereabouts"')),
         (with_ipam(gatway="x"), ("warning", "ipam.gatway", '"gatway"', 'write "gateway"')),
-        (
-            with_ipam(store_timeout=61),
-            ("error", "ipam.store_timeout", "61", "write 60 at most: only the node's own flat file may have more"),
-        ),
+        (with_ipam(store_timeout=61),
+         ("error", "ipam.store_timeout", "61", "write 60 at most: only the node's own flat file may have more")),
         (with_ipam(mtu=9000), ("warning", "ipam.mtu", '"mtu"', 'move "mtu" out of "ipam", to the plugin')),
         (with_ipam(exclude="192.168.111.7"), ("error", "ipam.exclude", '"192.168.111.7"', 'write ["192.168.111.7"]')),
-        (
-            with_ipam(range="192.168.111.0"),
-            (
-                "error",
-                "ipam.range",
-                '"192.168.111.0"',
-                "write a CIDR or first-last/length, such as 192.168.2.0/24 or 192.168.2.10-192.168.2.20/24",
-            ),
-        ),
-        (
-            with_ipam(range_start="192.168.112.1"),
-            ("error", "ipam.range_start", '"192.168.112.1"', "write an address of the range 192.168.111.0/24"),
-        ),
-        (
-            with_ipam(exclude=["192.168.111.1", "10.0.0.0/8"]),
-            ("warning", "ipam.exclude[1]", '"10.0.0.0/8"', "correct it, or remove it"),
-        ),
-        (
-            with_ipam(gateway="192.168.112.1"),
-            (
-                "warning",
-                "ipam.gateway",
-                '"192.168.112.1"',
-                "write an address of 192.168.111.0/24, such as 192.168.111.1",
-            ),
-        ),
-        (
-            with_ipam(routes=[{"dst": "10.0.0.0/8", "gw": "192.168.111.9"}, {"dst": "10.1.0.0/16", "gw": "10.9.0.1"}]),
-            (
-                "warning",
-                "ipam.routes[1].gw",
-                '"10.9.0.1"',
-                "write an address of 192.168.111.0/24, such as 192.168.111.1",
-            ),
-        ),
-        (
-            with_ipam(network_name="Blue_1"),
-            ("error", "ipam.network_name", '"Blue_1"', "write lowercase letters, digits, - and ., such as blue-1"),
-        ),
+        (with_ipam(range="192.168.111.0"),
+         ("error", "ipam.range", '"192.168.111.0"',
+          "write a CIDR or first-last/length, such as 192.168.2.0/24 or 192.168.2.10-192.168.2.20/24")),
+        (with_ipam(range_start="192.168.112.1"),
+         ("error", "ipam.range_start", '"192.168.112.1"', "write an address of the range 192.168.111.0/24")),
+        (with_ipam(exclude=["192.168.111.1", "10.0.0.0/8"]),
+         ("warning", "ipam.exclude[1]", '"10.0.0.0/8"', "correct it, or remove it")),
+        (with_ipam(gateway="192.168.112.1"),
+         ("warning", "ipam.gateway", '"192.168.112.1"', "write an address of 192.168.111.0/24, such as 192.168.111.1")),
+        (with_ipam(routes=[{"dst": "10.0.0.0/8", "gw": "192.168.111.9"}, {"dst": "10.1.0.0/16", "gw": "10.9.0.1"}]),
+         ("warning", "ipam.routes[1].gw", '"10.9.0.1"', "write an address of 192.168.111.0/24, such as 192.168.111.1")),
+        (with_ipam(network_name="Blue_1"),
+         ("error", "ipam.network_name", '"Blue_1"', "write lowercase letters, digits, - and ., such as blue-1")),
         (with_ipam(node_slice_size="/22"), ("error", "ipam.node_slice_size", '"/22"', "write /24 or a longer prefix")),
-        (
-            with_ipam(ipRanges=[{"range": "192.168.0.0/16"}]),
-            ("warning", "ipam.ipRanges[0].range", '"192.168.0.0/16"', "write ranges apart from one another"),
-        ),
-        (
-            with_ipam(ipRanges=[{"range": "10.0.0.0/8", "excludes": []}]),
-            ("warning", "ipam.ipRanges[0].excludes", '"excludes"', 'write "exclude"'),
-        ),
+        (with_ipam(ipRanges=[{"range": "192.168.0.0/16"}]),
+         ("warning", "ipam.ipRanges[0].range", '"192.168.0.0/16"', "write ranges apart from one another")),
+        (with_ipam(ipRanges=[{"range": "10.0.0.0/8", "excludes": []}]),
+         ("warning", "ipam.ipRanges[0].excludes", '"excludes"', 'write "exclude"')),
         (with_ipam(dns={"nameserver": []}), ("warning", "ipam.dns.nameserver", '"nameserver"', 'write "nameservers"')),
         (with_ipam(log_file="/root/x"), ("warning", "ipam.log_file", '"log_file"', "correct it, or remove it")),
     ],
-)
+)  # fmt: skip
 def test_a_fault_is_told_with_its_key_and_what_to_write(document: Any, finding: tuple[str, str, str, str]) -> None:
     assert told(of(document)) == [finding]
 
@@ -590,13 +548,9 @@ def test_a_device_beside_a_resource_is_warned_about_and_a_bad_resource_name_refu
     assert (finding.severity, finding.key) == ("warning", "device")
     (finding,) = nad(HOST_DEVICE, RESOURCE % "hostdev")
     assert told([finding]) == [
-        (
-            "error",
-            "metadata.annotations.k8s.v1.cni.cncf.io/resourceName",
-            "hostdev",
-            "write DOMAIN/RESOURCE, such as rdma/hca_shared_devices_a",
-        )
-    ]
+        ("error", "metadata.annotations.k8s.v1.cni.cncf.io/resourceName", "hostdev",
+         "write DOMAIN/RESOURCE, such as rdma/hca_shared_devices_a"),
+    ]  # fmt: skip
     misspelled = RESOURCE.replace("resourceName", "resourcename")
     assert "write k8s.v1.cni.cncf.io/resourceName" in [f.fix for f in nad(GOOD, misspelled % "a/b")]
 
@@ -612,29 +566,16 @@ def test_a_name_that_differs_from_the_nads_is_warned_about() -> None:
     [
         (HEAD + "spec:\n  Config: '" + json.dumps(GOOD) + "'", ("error", "spec.Config", "Config", 'write "config"')),
         (HEAD, ("warning", "spec.config", "a", "write the network here, or check that each node's net.d has it")),
-        (
-            HEAD + "spec:\n  config: " + json.dumps(GOOD),
-            ("error", "spec.config", json.dumps(GOOD), "write config: | and the JSON below it"),
-        ),
-        (
-            (HEAD + "spec:\n  config: '" + json.dumps(GOOD) + "'").replace("Definition", "Defintion"),
-            ("error", "kind", "NetworkAttachmentDefintion", "write NetworkAttachmentDefinition"),
-        ),
-        (
-            (HEAD + "spec:\n  config: '" + json.dumps(GOOD) + "'").replace("k8s.cni.cncf.io/v1", "v1"),
-            ("error", "apiVersion", "v1", "write k8s.cni.cncf.io/v1"),
-        ),
-        (
-            HEAD.replace("rdma-net", "RDMA_net") + 'spec:\n  config: \'{"type": "loopback", "cniVersion": "1.0.0"}\'',
-            (
-                "error",
-                "metadata.name",
-                "RDMA_net",
-                "write small letters, digits, - and . , the first and last no - or .",
-            ),
-        ),
+        (HEAD + "spec:\n  config: " + json.dumps(GOOD),
+         ("error", "spec.config", json.dumps(GOOD), "write config: | and the JSON below it")),
+        ((HEAD + "spec:\n  config: '" + json.dumps(GOOD) + "'").replace("Definition", "Defintion"),
+         ("error", "kind", "NetworkAttachmentDefintion", "write NetworkAttachmentDefinition")),
+        ((HEAD + "spec:\n  config: '" + json.dumps(GOOD) + "'").replace("k8s.cni.cncf.io/v1", "v1"),
+         ("error", "apiVersion", "v1", "write k8s.cni.cncf.io/v1")),
+        (HEAD.replace("rdma-net", "RDMA_net") + 'spec:\n  config: \'{"type": "loopback", "cniVersion": "1.0.0"}\'',
+         ("error", "metadata.name", "RDMA_net", "write small letters, digits, - and . , the first and last no - or .")),
     ],
-)
+)  # fmt: skip
 def test_a_fault_of_the_nad_around_the_network_is_told(text: str, finding: tuple[str, str, str, str]) -> None:
     assert told(lint_text(text, "a.yaml")) == [finding]
 

@@ -307,14 +307,11 @@ NEEDS = "the network a needs a device of rdma/hca, and the pod"
         (["rdma-hcb", "gpu.nvidia.com"], [], f"{NEEDS} claims rdma-hcb"),
         (["nics"], [resource("DeviceClass", "resource.k8s.io/v1", "nics", extendedResourceName="rdma/hca")], ""),
         (["nics"], [resource("DeviceClass", "resource.k8s.io/v1", "nics", **OF_HCA)], ""),
-        (
-            ["nics"],
-            [resource("DeviceClass", "resource.k8s.io/v1", "nics", extendedResourceName="intel.com/vf")],
-            f"{NEEDS} claims nics (intel.com/vf)",
-        ),
+        (["nics"], [resource("DeviceClass", "resource.k8s.io/v1", "nics", extendedResourceName="intel.com/vf")],
+         f"{NEEDS} claims nics (intel.com/vf)"),
         (["example-com-vf"], [config_map({"resourceList": [VFS]})], f"{NEEDS} claims example-com-vf"),
     ],
-)
+)  # fmt: skip
 def test_a_claim_of_another_resource_than_the_networks_is_found(
     classes: list[str], more: list[dict[str, Any]], message: str
 ) -> None:

@@ -34,58 +34,36 @@ def rate(node: str, rail: int, model: str = "15b3:1021", layer: str = "Ethernet"
 CASES: dict[str, tuple[Series, Series]] = {
     "RailcniInstallationUnhealthy": (
         {'railcni_installation_healthy{nodename="n1"}': "1x10 0x60"},
-        {
-            'railcni_installation_healthy{nodename="n1"}': "0x55 1x20",
-            'railcni_installation_healthy{nodename="n2"}': "1x55 0x20",
-        },
-    ),
+        {'railcni_installation_healthy{nodename="n1"}': "0x55 1x20",
+         'railcni_installation_healthy{nodename="n2"}': "1x55 0x20"}),
     "RailcniReleasesPending": (
-        {'railcni_pending_releases{nodename="n1"}': "2x70"},
-        {'railcni_pending_releases{nodename="n1"}': "0x50 2x20"},
-    ),
+        {'railcni_pending_releases{nodename="n1"}': "2x70"}, {'railcni_pending_releases{nodename="n1"}': "0x50 2x20"}),
     "RailcniCollectorStale": (
         {'railcni_collector_last_success_timestamp_seconds{nodename="n1"}': "60x70"},
-        {'railcni_collector_last_success_timestamp_seconds{nodename="n1"}': "0+60x70"},
-    ),
+        {'railcni_collector_last_success_timestamp_seconds{nodename="n1"}': "0+60x70"}),
     "RailcniPoolNearlyFull": (
-        {
-            'ipam_allocations_in_use{ippool="p",node="n1",nodename="n1"}': "60x70",
-            'ipam_allocations_in_use{ippool="p",node="n2",nodename="n1"}': "35x70",
-            'ipam_ippool_size{ippool="p",nodename="n1"}': "100x70",
-            'ipam_ippool_size{ippool="q",nodename="n1"}': "1000x70",
-        },
-        {
-            'ipam_allocations_in_use{ippool="p",node="n1",nodename="n1"}': "60x70",
-            'ipam_allocations_in_use{ippool="q",node="n2",nodename="n1"}': "35x70",
-            'ipam_ippool_size{ippool="p",nodename="n1"}': "100x70",
-            'ipam_ippool_size{ippool="q",nodename="n1"}': "100x70",
-        },
-    ),
+        {'ipam_allocations_in_use{ippool="p",node="n1",nodename="n1"}': "60x70",
+         'ipam_allocations_in_use{ippool="p",node="n2",nodename="n1"}': "35x70",
+         'ipam_ippool_size{ippool="p",nodename="n1"}': "100x70",
+         'ipam_ippool_size{ippool="q",nodename="n1"}': "1000x70"},
+        {'ipam_allocations_in_use{ippool="p",node="n1",nodename="n1"}': "60x70",
+         'ipam_allocations_in_use{ippool="q",node="n2",nodename="n1"}': "35x70",
+         'ipam_ippool_size{ippool="p",nodename="n1"}': "100x70",
+         'ipam_ippool_size{ippool="q",nodename="n1"}': "100x70"}),
     "RailcniPoolObjectNearLimit": (
         {'railcni_ippool_object_bytes{ippool="p"}': "900x70", "railcni_ippool_object_limit_bytes": "1000x70"},
-        {'railcni_ippool_object_bytes{ippool="p"}': "700x70", "railcni_ippool_object_limit_bytes": "1000x70"},
-    ),
-    "RailcniConflicts": (
-        {
-            'railcni_api_conflicts_total{resource="ippools",nodename="n1"}': "0+40x70",
-            'railcni_api_conflicts_total{resource="ippools",nodename="n2"}': "0+40x70",
-        },
-        {'railcni_api_conflicts_total{resource="ippools",nodename="n1"}': "0+40x70"},
-    ),
+        {'railcni_ippool_object_bytes{ippool="p"}': "700x70", "railcni_ippool_object_limit_bytes": "1000x70"}),
+    "RailcniConflicts": ({'railcni_api_conflicts_total{resource="ippools",nodename="n1"}': "0+40x70",
+                          'railcni_api_conflicts_total{resource="ippools",nodename="n2"}': "0+40x70"},
+                         {'railcni_api_conflicts_total{resource="ippools",nodename="n1"}': "0+40x70"}),
     "RailcniDuplicateAddress": (
         {'railcni_addresses_contended_total{nodename="n1"}': "0x30 1x40"},
-        {'railcni_addresses_contended_total{nodename="n1"}': "3x70"},
-    ),
+        {'railcni_addresses_contended_total{nodename="n1"}': "3x70"}),
     "RailcniGidTableNearlyFull": (
-        {
-            'railcni_gid_table_entries{device="mlx5_0",port="1",nodename="n1"}': "240x70",
-            'railcni_gid_table_size{device="mlx5_0",port="1",nodename="n1"}': "256x70",
-        },
-        {
-            'railcni_gid_table_entries{device="mlx5_0",port="1",nodename="n1"}': "100x70",
-            'railcni_gid_table_size{device="mlx5_0",port="1",nodename="n1"}': "256x70",
-        },
-    ),
+        {'railcni_gid_table_entries{device="mlx5_0",port="1",nodename="n1"}': "240x70",
+         'railcni_gid_table_size{device="mlx5_0",port="1",nodename="n1"}': "256x70"},
+        {'railcni_gid_table_entries{device="mlx5_0",port="1",nodename="n1"}': "100x70",
+         'railcni_gid_table_size{device="mlx5_0",port="1",nodename="n1"}': "256x70"}),
     "RailcniRdmaLinkFlaps": (
         {'railcni_rdma_errors_total{device="mlx5_0",port="1",counter="carrier_down_count",nodename="n1"}': "5x30 8x40"},
         {
@@ -93,29 +71,17 @@ CASES: dict[str, tuple[Series, Series]] = {
             'railcni_rdma_errors_total{device="mlx5_1",port="1",counter="link_downed",nodename="n1"}': "57x70",
         },
     ),
-    "RailcniRdmaPortSlow": (
-        {rate("n1", 0): "50x70", rate("n1", 1): "50x70", rate("n1", 2): "25x70"},
-        {
-            rate("n1", 0): "50x70",
-            rate("n1", 1, model="15b3:1017"): "25x70",
-            rate("n1", 2, layer="InfiniBand"): "25x70",
-            rate("n2", 0): "25x70",
-            rate("n2", 1): "25x70",
-            rate("n2", 2): "50x70",
-        },
-    ),
+    "RailcniRdmaPortSlow": ({rate("n1", 0): "50x70", rate("n1", 1): "50x70", rate("n1", 2): "25x70"},
+                            {rate("n1", 0): "50x70", rate("n1", 1, model="15b3:1017"): "25x70",
+                             rate("n1", 2, layer="InfiniBand"): "25x70", rate("n2", 0): "25x70", rate("n2", 1): "25x70",
+                             rate("n2", 2): "50x70"}),
     "RailcniRdmaFirmwareDiffers": (
-        {
-            'railcni_rdma_device_info{device="mlx5_0",model="15b3:1021",firmware="28.39.1002",nodename="n1"}': "1x70",
-            'railcni_rdma_device_info{device="mlx5_1",model="15b3:1021",firmware="28.38.1002",nodename="n1"}': "1x70",
-        },
-        {
-            'railcni_rdma_device_info{device="mlx5_0",model="15b3:1021",firmware="28.39.1002",nodename="n1"}': "1x70",
-            'railcni_rdma_device_info{device="mlx5_1",model="15b3:1021",firmware="28.39.1002",nodename="n1"}': "1x70",
-            'railcni_rdma_device_info{device="mlx5_2",model="15b3:1017",firmware="16.35.1012",nodename="n1"}': "1x70",
-            'railcni_rdma_device_info{device="mlx5_0",model="15b3:1021",firmware="28.38.1002",nodename="n2"}': "1x70",
-        },
-    ),
+        {'railcni_rdma_device_info{device="mlx5_0",model="15b3:1021",firmware="28.39.1002",nodename="n1"}': "1x70",
+         'railcni_rdma_device_info{device="mlx5_1",model="15b3:1021",firmware="28.38.1002",nodename="n1"}': "1x70"},
+        {'railcni_rdma_device_info{device="mlx5_0",model="15b3:1021",firmware="28.39.1002",nodename="n1"}': "1x70",
+         'railcni_rdma_device_info{device="mlx5_1",model="15b3:1021",firmware="28.39.1002",nodename="n1"}': "1x70",
+         'railcni_rdma_device_info{device="mlx5_2",model="15b3:1017",firmware="16.35.1012",nodename="n1"}': "1x70",
+         'railcni_rdma_device_info{device="mlx5_0",model="15b3:1021",firmware="28.38.1002",nodename="n2"}': "1x70"}),
     "RailcniRdmaErrors": (
         {'railcni_rdma_errors_total{device="mlx5_0",port="1",counter="out_of_sequence",nodename="n1"}': "0+120x70"},
         {
@@ -124,7 +90,7 @@ CASES: dict[str, tuple[Series, Series]] = {
             'railcni_rdma_errors_total{device="mlx5_2",port="1",counter="symbol_error",nodename="n1"}': "0x55 9000x20",
         },
     ),
-}
+}  # fmt: skip
 
 
 def told() -> set[str]:

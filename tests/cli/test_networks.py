@@ -247,19 +247,15 @@ def test_all_faults_of_a_conflist_are_told_at_once_with_their_places(tmp_path: P
         ("[1]", " holds neither a CNI network (JSON) nor a NetworkAttachmentDefinition"),
         ("", '1:1: not JSON: is empty: want a JSON object; write {"cniVersion": "1.0.0", "name": ..., "type": ...}'),
         ("kind: Pod", " holds neither a CNI network (JSON) nor a NetworkAttachmentDefinition"),
-        (
-            "a: [1",
-            "1:6: not YAML: expected ',' or ']', but got '<stream end>'; check the quotes and the indentation before it",
-        ),
+        ("a: [1",
+         "1:6: not YAML: expected ',' or ']', but got '<stream end>'; check the quotes and the indentation before it"),
         ('{"type": "x"}', '1:1: name: name is missing; add "name"'),
         ('{"name": "n"}', "1:1: has no plugins: want a list `plugins`, or `type` for a single plugin"),
         ('{"name": "n", "plugins": []}', "1:26: plugins: []: want 1 or more members"),
-        (
-            '{"name": "n", "loadOnlyInlinedPlugins": true}',
-            "1:1: plugins: null: want a list, since loadOnlyInlinedPlugins is true",
-        ),
+        ('{"name": "n", "loadOnlyInlinedPlugins": true}',
+         "1:1: plugins: null: want a list, since loadOnlyInlinedPlugins is true"),
     ],
-)
+)  # fmt: skip
 def test_a_fault_is_told_with_its_line_and_column(tmp_path: Path, text: str, fault: str) -> None:
     assert faults(written(tmp_path, "a.yaml" if text.startswith("a:") else "a.conf", text)) == [fault]
 

@@ -72,32 +72,19 @@ def test_where_columns_do_not_fit_the_least_important_are_left_out_and_named(
 @pytest.mark.parametrize(
     ("columns", "least", "row", "kept"),
     [
-        (
-            attachments.COLUMNS,
-            attachments.LEAST,
-            ("default/rail-network-0", "net1", "team/trainer-worker-0", "192.168.100.100/24", "/run/netns/a", "0f" * 6),
-            ["POD", "ADDRESSES"],
-        ),
-        (
-            rdma.GIDS,
-            rdma.LEAST_OF_GIDS,
-            ("mlx5_0", 1, 3, "IB/RoCE v1", "192.168.100.100", "ens2f0np0", "team/trainer-worker-0"),
-            ["INDEX", "ADDRESS", "POD"],
-        ),
-        (
-            rails.NICS,
-            rails.LEAST,
-            [CELLS.get(column, "0000:18:00.0") for column in rails.NICS],
-            ["GPU", "NIC", "RAIL", "POD"],
-        ),
-        (
-            attached.COLUMNS,
-            attached.LEAST,
-            ("rails", 0, "net1", f"{ADDRESS}/24 {IPV6}/64", 100, 256, IPV6, "0.07 0.09", SENTENCE),
-            ["RAIL", "INTERFACE", "INDEX", "FAULTS"],
-        ),
+        (attachments.COLUMNS, attachments.LEAST,
+         ("default/rail-network-0", "net1", "team/trainer-worker-0", "192.168.100.100/24", "/run/netns/a", "0f" * 6),
+         ["POD", "ADDRESSES"]),
+        (rdma.GIDS, rdma.LEAST_OF_GIDS,
+         ("mlx5_0", 1, 3, "IB/RoCE v1", "192.168.100.100", "ens2f0np0", "team/trainer-worker-0"),
+         ["INDEX", "ADDRESS", "POD"]),
+        (rails.NICS, rails.LEAST, [CELLS.get(column, "0000:18:00.0") for column in rails.NICS],
+         ["GPU", "NIC", "RAIL", "POD"]),
+        (attached.COLUMNS, attached.LEAST,
+         ("rails", 0, "net1", f"{ADDRESS}/24 {IPV6}/64", 100, 256, IPV6, "0.07 0.09", SENTENCE),
+         ["RAIL", "INTERFACE", "INDEX", "FAULTS"]),
     ],
-)
+)  # fmt: skip
 @pytest.mark.parametrize("width", [60, 80])
 def test_name_and_address_are_kept_longest(
     width: int,

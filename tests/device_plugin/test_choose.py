@@ -270,19 +270,13 @@ def test_in_the_exclusive_mode_of_rdma_no_shared_device_is_healthy(machine: Mach
         ),
         ("resourceList", {"selectors": {"pfNames": ["ens0f0#2-7"]}}, "pfNames ens0f0#2-7: ens0f0 has the VFs 0 to 1"),
         ("resourceList", {"selectors": {"pfNames": ["eno1#0"]}}, "pfNames eno1#0: eno1 has no VF"),
-        (
-            "resourceList",
-            {"selectors": {"rootDevices": ["0000:99:00.0"]}},
-            "rootDevices 0000:99:00.0: there are 0000:01:00.0, 0000:30:00.0",
-        ),
+        ("resourceList", {"selectors": {"rootDevices": ["0000:99:00.0"]}},
+         "rootDevices 0000:99:00.0: there are 0000:01:00.0, 0000:30:00.0"),
         ("resourceList", {"selectors": {"drivers": ["igb"], "isRdma": True}}, "no function matches all of drivers"),
-        (
-            "resourceList",
-            {"selectors": [{"vendors": ["1dd8"]}, {"devices": ["1002"]}]},
-            "vendors 1dd8: there are 15b3, 8086; devices 1002: there are 101d, 1521",
-        ),
+        ("resourceList", {"selectors": [{"vendors": ["1dd8"]}, {"devices": ["1002"]}]},
+         "vendors 1dd8: there are 15b3, 8086; devices 1002: there are 101d, 1521"),
     ],
-)
+)  # fmt: skip
 def test_a_resource_without_a_device_names_each_selector_with_what_there_is(
     machine: Machine, key: str, member: dict[str, Any], told: str
 ) -> None:
@@ -337,17 +331,13 @@ def test_devices_are_spread_evenly_within_the_bounds(total: int, bounds: list[in
     ("broken", "fault"),
     [
         (lambda m: m.port("mlx5_0", "1: DOWN"), "mlx5_0 port 1 is DOWN (LinkUp)"),
-        (
-            lambda m: (m.root / "dev/infiniband/uverbs0").unlink(),
-            "/dev/infiniband/uverbs0: there is no such device node",
-        ),
-        (
-            lambda m: os.unlink(m.root / "sys/class/infiniband_verbs/uverbs0"),
-            "has no uverbs device: modprobe ib_uverbs",
-        ),
+        (lambda m: (m.root / "dev/infiniband/uverbs0").unlink(),
+         "/dev/infiniband/uverbs0: there is no such device node"),
+        (lambda m: os.unlink(m.root / "sys/class/infiniband_verbs/uverbs0"),
+         "has no uverbs device: modprobe ib_uverbs"),
         (lambda m: os.unlink(m.root / "sys/bus/pci/devices/0000:30:00.0/driver"), "0000:30:00.0 has no driver"),
     ],
-)
+)  # fmt: skip
 def test_a_nic_that_cannot_be_used_is_not_healthy_and_says_why(machine: Machine, broken: Any, fault: str) -> None:
     machine.nic(0)
     machine.nic(1)

@@ -139,14 +139,10 @@ def test_policies_with_one_resource_name_make_one_resource() -> None:
         ({"numVfs": "2"}, 'error virtualFunctions[1].numVfs: "2": want an integer'),
         ({"mtu": 10}, "error virtualFunctions[1].mtu: 10: want 68 or more"),
         ({"deviceType": "dpdk"}, '"dpdk": want one of netdevice, vfio-pci (write netdevice or vfio-pci)'),
-        (
-            {"deviceType": "vfio-pci", "isRdma": True},
-            "error virtualFunctions[1].deviceType: vfio-pci with isRdma: a VF of vfio-pci has neither netdev nor",
-        ),
-        (
-            {"nicSelector": {"pfNames": ["ens0f0#0-2"]}},
-            "error virtualFunctions[1].nicSelector.pfNames[0]: ens0f0#0-2: numVfs 2 makes the VFs 0 to 1",
-        ),
+        ({"deviceType": "vfio-pci", "isRdma": True},
+         "error virtualFunctions[1].deviceType: vfio-pci with isRdma: a VF of vfio-pci has neither netdev nor"),
+        ({"nicSelector": {"pfNames": ["ens0f0#0-2"]}},
+         "error virtualFunctions[1].nicSelector.pfNames[0]: ens0f0#0-2: numVfs 2 makes the VFs 0 to 1"),
         ({"nicSelector": {"pfNames": ["ens0f0#x"]}}, '"ens0f0#x": want a name, or a name with the numbers of VFs'),
         ({"nicSelector": {}}, "want one of pfNames, rootDevices, vendor and deviceID"),
         ({"nicSelector": {"netFilter": "openstack/NetworkID:x", "vendor": "15b3"}}, "netFilter: this is not made here"),
@@ -155,7 +151,7 @@ def test_policies_with_one_resource_name_make_one_resource() -> None:
         ({"linkType": "infiniband"}, "write eth or ib"),
         ({"numVf": 3}, 'warning virtualFunctions[1].numVf: there is no key "numVf" (write "numVfs")'),
     ],
-)
+)  # fmt: skip
 def test_a_wrong_policy_has_line_column_key_and_remedy_and_the_right_one_counts(
     member: dict[str, Any], finding: str
 ) -> None:
@@ -429,16 +425,11 @@ def given_by_kubelet(machine: Machine) -> str:
 @pytest.mark.parametrize(
     "use",
     [
-        in_a_pod,
-        below_a_macvlan,
-        open_by_a_process,
-        of_the_default_route,
-        of_the_way_to_storage,
-        of_the_way_to_storage_over_ipv6,
-        given_by_kubelet,
+        in_a_pod, below_a_macvlan, open_by_a_process, of_the_default_route, of_the_way_to_storage,
+        of_the_way_to_storage_over_ipv6, given_by_kubelet,
     ],
     ids=lambda u: u.__name__,
-)
+)  # fmt: skip
 @pytest.mark.parametrize(
     ("wanted", "about"),
     [

@@ -114,14 +114,10 @@ class Kubelet:
         if not pods:
             self._note_revision(one, head, revision)
             document = {
-                "metadata": {
-                    "name": f"{name}-{os.urandom(2).hex()}",
-                    "namespace": namespace,
-                    "labels": labels,
-                    "ownerReferences": [head],
-                },
+                "metadata": {"name": f"{name}-{os.urandom(2).hex()}", "namespace": namespace, "labels": labels,
+                             "ownerReferences": [head]},
                 "spec": {**template["spec"], "nodeName": NODE},
-            }
+            }  # fmt: skip
             self.cluster.keep("pods", namespace, document)
         ready = sum(p["metadata"]["labels"] == labels and is_ready(p) for p in pods)
         status = {

@@ -171,14 +171,11 @@ def test_a_function_of_a_claim_that_is_gone_and_forgotten_is_its_pods_as_long_as
         ([result("rdma-a-9")], {}, f"there is no device rdma-a-9 any more; there are: {SHARED}, {SECOND}"),
         ([result(SHARED, pool="node-2")], {}, "has no device of railcni.io on this node"),
         ([result(SHARED) | {"driver": "gpu.example.com"}], {}, "has no device of railcni.io on this node"),
-        (
-            [result(SHARED)],
-            {"config": [{"opaque": {"driver": "railcni.io", "parameters": {}}}]},
-            "railcni.io takes no parameters: remove them",
-        ),
+        ([result(SHARED)], {"config": [{"opaque": {"driver": "railcni.io", "parameters": {}}}]},
+         "railcni.io takes no parameters: remove them"),
         ([result(SHARED), result("gone")], {}, "there is no device gone"),
     ],
-)
+)  # fmt: skip
 def test_a_claim_that_cannot_be_prepared_is_refused_with_the_reason_and_leaves_nothing(
     scene: DraScene, results: list[dict[str, Any]], more: dict[str, Any], said: str
 ) -> None:

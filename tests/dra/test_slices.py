@@ -114,17 +114,13 @@ def by_two(value: int) -> dict[str, Any]:
         # the table has 128 entries, one of which is the host's
         (share("a", "ens0f0"), {"gids": by_two(126)}),
         (share("a", "ens0f0", most=10), {"gids": by_two(20)}),
-        (
-            share("a", "ens0f0", most=1),
-            {"gids": {"value": "2", "requestPolicy": {"default": "2", "validValues": ["2"]}}},
-        ),
-        (
-            share("a", "ens0f0", most=7, gidsPerDevice=0),
-            {"devices": {"value": "7", "requestPolicy": {"default": "1", "validRange": {"min": "1", "step": "1"}}}},
-        ),
+        (share("a", "ens0f0", most=1),
+         {"gids": {"value": "2", "requestPolicy": {"default": "2", "validValues": ["2"]}}}),
+        (share("a", "ens0f0", most=7, gidsPerDevice=0),
+         {"devices": {"value": "7", "requestPolicy": {"default": "1", "validRange": {"min": "1", "step": "1"}}}}),
         (VFS, None),
     ],
-)
+)  # fmt: skip
 def test_claims_share_a_nic_as_often_as_the_device_plugin_has_devices_of_it(
     machine: Machine, document: dict[str, Any], capacity: dict[str, Any] | None
 ) -> None:

@@ -150,18 +150,15 @@ def patched(kind: str, operation: dict[str, Any]) -> Callable[[KubernetesBacking
 
 
 SERVED: dict[str, dict[str, Callable[[Any], object]]] = {
-    "etcd": {
-        "a key more": put((f"void/{NETWORK}/victim-1/{IFNAME}/{1:016x}", "")),
-        "another value": put((f"reserved//{0xC0A86F02:08x}", "other")),
-        "a key less": without("node/"),
-    },
+    "etcd": {"a key more": put((f"void/{NETWORK}/victim-1/{IFNAME}/{1:016x}", "")),
+             "another value": put((f"reserved//{0xC0A86F02:08x}", "other")), "a key less": without("node/")},
     "kubernetes": {
         "another container": patched(POOLS, {"op": "replace", "path": "/spec/allocations/2/id", "value": "other"}),
         "an allocation less": patched(POOLS, {"op": "remove", "path": "/spec/allocations/2"}),
         "an annotation": patched(POOLS, {"op": "add", "path": "/metadata/annotations", "value": {"a": "b"}}),
         "a reservation less": lambda backing: backing.ask("DELETE", f"{RESERVATIONS}/192.168.111.2"),
     },
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("store", SERVED)

@@ -67,9 +67,7 @@ MISTAKEN = {
     ),
     "a claim of which nothing is known reported as made, over Kubernetes": (
         Edit("ipam/stores/apiserver/store.py", r"return Unknown\(fault\)  # the next.*", "return Claimed(leases)"),
-        ("kubernetes-macvlan-add", "reset-before", "retry"),
-        "and leased are",
-    ),
+        ("kubernetes-macvlan-add", "reset-before", "retry"), "and leased are"),
     "a reservation left because it has changed": (
         Edit(
             "ipam/stores/ippool/view.py",
@@ -81,25 +79,17 @@ MISTAKEN = {
     ),
     "a reservation deleted that has moved": (
         Edit("ipam/stores/ippool/view.py", r"found\.uid, found\.version", "found.uid"),
-        ("kubernetes-macvlan-del", "late", "restart"),
-        "is not reserved",
-    ),
+        ("kubernetes-macvlan-del", "late", "restart"), "is not reserved"),
     "nobody's reservation taken for another's": (
         Edit("ipam/stores/ippool/claim.py", r"if found\.lease\.pool != place\.pool:", "if True:"),
-        ("kubernetes-macvlan-add", "late", "delete"),
-        "allocated to nobody",
-    ),
+        ("kubernetes-macvlan-add", "late", "delete"), "allocated to nobody"),
     "addresses kept that a late release frees": (
         Edit("ipam/acquire.py", r"self\._lost = list\(terms\.doubtful\)", "self._lost: list[Want] = []"),
-        ("etcd-macvlan-del", "late", "retry"),
-        "and leased are []",
-    ),
+        ("etcd-macvlan-del", "late", "retry"), "and leased are []"),
     "a claim that is not forbidden": (
         Edit("ipam/upkeep.py", r"store\.settle\(attachment, record\[.*", "pass"),
-        ("etcd-macvlan-add", "killed-late", "collect_gone"),
-        "left: lease",
-    ),
-}
+        ("etcd-macvlan-add", "killed-late", "collect_gone"), "left: lease"),
+}  # fmt: skip
 MISTAKEN |= {
     f"a claim that came just before it was forbidden: {store}": (
         Edit("ipam/upkeep.py", r"held = store\.find\(attachment\)  # the store may.*", "pass"),

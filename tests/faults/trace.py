@@ -77,18 +77,8 @@ _IDLE = {
 }
 _OWN = ("/var/lib/cni", "/run/netns", "/proc/sys", "/proc/self", "/proc/thread-self")  # not the interpreter's
 _CARRIES_DATA = (
-    "read",
-    "write",
-    "writev",
-    "pread64",
-    "pwrite64",
-    "pwritev",
-    "sendto",
-    "sendmsg",
-    "recvfrom",
-    "recvmsg",
-    "connect",
-)
+    "read", "write", "writev", "pread64", "pwrite64", "pwritev", "sendto", "sendmsg", "recvfrom", "recvmsg", "connect",
+)  # fmt: skip
 _READS = ("read", "pread64", "getdents64")
 _ANSWER = '"HTTP/1.'  # its first bytes
 _STATE = "/var/lib/cni"

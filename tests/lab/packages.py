@@ -17,11 +17,8 @@ _KEYS = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
 _MIRROR = "http://deb.debian.org/debian"
 _SECONDS = 900
 _MERGED = (
-    "bin",
-    "sbin",
-    "lib",
-    "lib64",
-)  # links into /usr on every Debian since bookworm, directories in older packages
+    "bin", "sbin", "lib", "lib64",
+)  # links into /usr on every Debian since bookworm, directories in older packages  # fmt: skip
 
 TOOLS = (
     "qemu-system-x86",  # igb, which has VFs, is in version 8 and later

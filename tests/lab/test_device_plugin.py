@@ -52,8 +52,5 @@ def test_soft_roce_is_offered_while_its_port_is_active(machine: Machine, say: Ca
         scene.configure({"configList": [scene.share("ens2f0", most=10, umad=True)]})
         assert offered(scene, 10, SHARED)
         assert {Path(path).name for path in nodes(scene.kubelet.allocate("pod/two", SHARED))} == {
-            "uverbs0",
-            "umad0",
-            "issm0",
-            "rdma_cm",
-        }
+            "uverbs0", "umad0", "issm0", "rdma_cm",
+        }  # fmt: skip

@@ -110,19 +110,14 @@ INSTEAD: dict[str, tuple[Callable[[Tree], object], list[str]]] = {
     "nothing": (lambda tree: None, ["it is ACTIVE, 1 of 16 entries are in use"]),
     "an entry of another type": (
         lambda tree: tree.gid("mlx5_0", "192.168.111.1", ndev="net1", kind="IB/RoCE v1", index=4),
-        ["only entry 4 of type IB/RoCE v1"],
-    ),
+        ["only entry 4 of type IB/RoCE v1"]),
     "an entry of another link": (
-        lambda tree: tree.gid("mlx5_0", "192.168.111.1", ndev="net7", index=4),
-        ['entry 4 has it for a link "net7"'],
-    ),
+        lambda tree: tree.gid("mlx5_0", "192.168.111.1", ndev="net7", index=4), ['entry 4 has it for a link "net7"']),
     "a full table": (fill, ["its table is full, 16 of 16", "ipv6LinkLocal"]),
     "no device": (lambda tree: (tree.root / DEVICE).unlink(), ["the verbs device is gone"]),
-    "a device about to go": (
-        lambda tree: (tree.root / GIDS).rename((tree.root / GIDS).with_name("former")),
-        ["the verbs device is gone"],
-    ),
-}
+    "a device about to go": (lambda tree: (tree.root / GIDS).rename((tree.root / GIDS).with_name("former")),
+                             ["the verbs device is gone"]),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("what", INSTEAD)

@@ -59,18 +59,14 @@ def facts(**found: Any) -> host_device.HostDeviceFacts:
     [
         ({}, {}, InvalidConfig, ["device", "hwaddr", "kernelpath", "pciBusID", "deviceID"]),
         ({"device": "ens9"}, {"device": None, "names": ["lo"]}, InvalidConfig, ['device "ens9"', "no netdev"]),
-        (
-            {"device": "ens2f0"},
-            {"device": None, "holder": Attachment("storage", "c7", "net3")},
-            TryAgainLater,
-            ["ens2f0", "c7", "net3", "storage"],
-        ),
+        ({"device": "ens2f0"}, {"device": None, "holder": Attachment("storage", "c7", "net3")}, TryAgainLater,
+         ["ens2f0", "c7", "net3", "storage"]),
         ({"device": "ens2f0"}, {"reason": "it carries the default route"}, InvalidConfig, ["ens2f0", "default route"]),
         ({"device": "ens2f0", "mtu": 10000}, {}, InvalidConfig, ["mtu 10000", "ens2f0", "9978"]),
         ({"device": "ens2f0", "mtu": 60}, {}, InvalidConfig, ["mtu 60", "68"]),
     ],
     ids=["no selector", "absent", "held", "default route", "mtu too large", "mtu too small"],
-)
+)  # fmt: skip
 def test_what_cannot_be_moved_is_refused_with_the_reason(
     config: dict[str, Any], found: dict[str, Any], kind: type[CniError], words: list[str]
 ) -> None:

@@ -124,17 +124,13 @@ def test_a_range_gives_what_start_end_excludes_and_gateways_leave(case: str) -> 
 
 NEXT_HOPS: dict[str, tuple[dict[str, Any], list[list[str]]]] = {
     "of a route": ({"routes": [{"dst": "0.0.0.0/0", "gw": "10.0.0.1"}]}, [["10.0.0.2-10.0.0.6"]]),
-    "of two routes": (
-        {"routes": [{"dst": "10.8.0.0/16", "gw": "10.0.0.6"}, {"dst": "10.9.0.0/16", "gw": "10.0.0.2"}]},
-        [["10.0.0.1-10.0.0.1", "10.0.0.3-10.0.0.5"]],
-    ),
-    "of another range": (
-        {"ipRanges": [{"range": "fd00::/126"}], "routes": [{"dst": "::/0", "gw": "fd00::1"}]},
-        [["10.0.0.1-10.0.0.6"], ["fd00::2-fd00::2"]],
-    ),
+    "of two routes": ({"routes": [{"dst": "10.8.0.0/16", "gw": "10.0.0.6"}, {"dst": "10.9.0.0/16", "gw": "10.0.0.2"}]},
+                      [["10.0.0.1-10.0.0.1", "10.0.0.3-10.0.0.5"]]),
+    "of another range": ({"ipRanges": [{"range": "fd00::/126"}], "routes": [{"dst": "::/0", "gw": "fd00::1"}]},
+                         [["10.0.0.1-10.0.0.6"], ["fd00::2-fd00::2"]]),
     "of no range": ({"routes": [{"dst": "0.0.0.0/0", "gw": "10.1.0.1"}]}, [["10.0.0.1-10.0.0.6"]]),
     "that is none": ({"routes": [{"dst": "10.8.0.0/16", "gw": "0.0.0.0"}]}, [["10.0.0.1-10.0.0.6"]]),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("case", NEXT_HOPS)
@@ -168,16 +164,9 @@ def test_static_addresses_alone_are_enough_and_keep_their_host_bits() -> None:
 
 def test_routes_are_read_with_all_that_the_newest_spec_has() -> None:
     routes = [
-        {
-            "dst": "192.168.7.7/16",
-            "gw": "10.0.0.9",
-            "mtu": 1400,
-            "advmss": 1360,
-            "priority": 5,
-            "table": 100,
-            "scope": 0,
-        }
-    ]
+        {"dst": "192.168.7.7/16", "gw": "10.0.0.9", "mtu": 1400, "advmss": 1360, "priority": 5, "table": 100,
+         "scope": 0},
+    ]  # fmt: skip
     route, plain = config_of({**RANGE, "routes": [*routes, {"dst": "::/0", "gw": "", "mtu": 0}]}).routes
     assert (route.dst, route.gw, route.mtu, route.advmss, route.priority, route.table, route.scope) == (
         "192.168.0.0/16", "10.0.0.9", 1400, 1360, 5, 100, 0,
@@ -327,11 +316,8 @@ SLICED = {"node_slice_size": "/28", "datastore": "kubernetes", "kubernetes": {"k
     ("block", "ips", "reason"),
     [
         ({}, "10.7.0.7/16", "is in no range of this network: want one that is, or ipam.allow_outside_ranges"),
-        (
-            {"allow_outside_ranges": True},
-            "10.7.0.7",
-            "is in no range of this network: want one that is, or address/length",
-        ),
+        ({"allow_outside_ranges": True}, "10.7.0.7",
+         "is in no range of this network: want one that is, or address/length"),
         ({"allow_outside_ranges": True}, "169.254.169.254/16", "is link-local, and in no range of this network"),
         ({"allow_outside_ranges": True}, "fe80::7/64", "is link-local, and in no range of this network"),
         ({"allow_outside_ranges": True}, "127.0.0.1/8", "is loopback"),
@@ -341,17 +327,14 @@ SLICED = {"node_slice_size": "/28", "datastore": "kubernetes", "kubernetes": {"k
         ({"allow_outside_ranges": True}, "10.7.0.0/16", "is the first or last address of 10.7.0.0/16"),
         ({"allow_outside_ranges": True}, "10.7.255.255/16", "is the first or last address of 10.7.0.0/16"),
         ({"allow_outside_ranges": True}, "fd00::/64", "is the first or last address of fd00::/64"),
-        (
-            {"allow_outside_ranges": True, "routes": [{"dst": "10.8.0.0/16", "gw": "10.7.0.1"}]},
-            "10.7.0.1/16",
-            "is a gateway",
-        ),
+        ({"allow_outside_ranges": True, "routes": [{"dst": "10.8.0.0/16", "gw": "10.7.0.1"}]}, "10.7.0.1/16",
+         "is a gateway"),
         ({"allow_outside_ranges": True}, "10.7.0.7/16,10.8.0.7/16", "may request 1 outside of the ranges"),
         ({}, "10.0.0.7,10.0.0.8", "may request 1 in 10.0.0.0/24: want fewer, or a larger ipam.requested_addresses"),
         ({"requested_addresses": 2}, "10.0.0.7,10.0.0.8,10.0.0.9", "may request 2 in 10.0.0.0/24"),
         ({"allow_outside_ranges": True, **SLICED}, "10.7.0.7/16", "is in no range of this network: want one that is"),
     ],
-)
+)  # fmt: skip
 def test_what_no_pod_may_request_is_refused_when_it_is_added_only(block: dict[str, Any], ips: str, reason: str) -> None:
     for way in ({"args": f"IP={ips}"}, {"runtimeConfig": {"ips": ips.split(",")}}):
         assert reason in refusal({**RANGE, **block}, **way)  # type: ignore[arg-type]
@@ -424,11 +407,8 @@ def test_the_flat_file_fills_what_the_block_leaves_out() -> None:
     }
     config = config_of(block, files={INSTALLED: flat})
     assert (config.datastore, config.kubeconfig, config.log_file, config.log_level) == (
-        "kubernetes",
-        "/k",
-        "/tmp/w.log",
-        "debug",
-    )
+        "kubernetes", "/k", "/tmp/w.log", "debug",
+    )  # fmt: skip
     assert (config.gateway, config.dns) == ("10.0.0.1", {"domain": "block", "nameservers": ["1.1.1.1"]})
     assert spans_of(config) == [["10.0.0.2-10.0.0.8", "10.0.0.10-10.0.0.254"]]
     assert config.config_path == INSTALLED

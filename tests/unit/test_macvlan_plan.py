@@ -99,15 +99,10 @@ def test_a_mac_may_be_written_in_each_form_that_go_reads(mac: str, place: str) -
 @pytest.mark.parametrize(
     "mac",
     [
-        "zz",
-        "02:00:00:00:00",
-        "01:00:5e:00:00:01",
-        "ff:ff:ff:ff:ff:ff",
-        "00:00:00:00:00:00",
-        "0100.5e00.0001",
+        "zz", "02:00:00:00:00", "01:00:5e:00:00:01", "ff:ff:ff:ff:ff:ff", "00:00:00:00:00:00", "0100.5e00.0001",
         "0200.0.1",
     ],
-)
+)  # fmt: skip
 def test_a_bad_mac_is_refused_with_the_place_it_came_from(mac: str, place: str) -> None:
     with pytest.raises(InvalidConfig) as caught:
         read(with_mac(place, mac))

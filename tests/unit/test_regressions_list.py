@@ -12,29 +12,9 @@ import pytest
 TESTS = Path(__file__).resolve().parents[1]
 OWN = ("blackbox/test_regressions.py", "agent/test_regressions_cluster.py")
 WHEREABOUTS = [
-    "110",
-    "141",
-    "176",
-    "246",
-    "291",
-    "305",
-    "313",
-    "393",
-    "401",
-    "403",
-    "446",
-    "484",
-    "498",
-    "507",
-    "518",
-    "546",
-    "550",
-    "558",
-    "576",
-    "601",
-    "666",
-    "722",
-]
+    "110", "141", "176", "246", "291", "305", "313", "393", "401", "403", "446", "484", "498", "507", "518", "546",
+    "550", "558", "576", "601", "666", "722",
+]  # fmt: skip
 
 
 def rows_of(document: str, head: str) -> list[list[str]]:

@@ -22,22 +22,13 @@ def full() -> Result:
 def test_1_1_0_says_everything() -> None:
     assert full().document("1.1.0") == {
         "cniVersion": "1.1.0",
-        "interfaces": [
-            {
-                "name": "net1",
-                "mac": "02:00:00:00:00:01",
-                "mtu": 9000,
-                "sandbox": "/run/netns/pod1",
-                "pciID": "0000:3b:00.0",
-            }
-        ],
-        "ips": [
-            {"interface": 0, "address": "10.0.0.2/24", "gateway": "10.0.0.1"},
-            {"interface": 0, "address": "fd00::2/64"},
-        ],
+        "interfaces": [{"name": "net1", "mac": "02:00:00:00:00:01", "mtu": 9000, "sandbox": "/run/netns/pod1",
+                        "pciID": "0000:3b:00.0"}],
+        "ips": [{"interface": 0, "address": "10.0.0.2/24", "gateway": "10.0.0.1"},
+                {"interface": 0, "address": "fd00::2/64"}],
         "routes": [{"dst": "0.0.0.0/0", "gw": "10.0.0.1", "mtu": 8000, "priority": 7}, {"dst": "fd01::/64"}],
         "dns": {"nameservers": ["10.0.0.53"]},
-    }
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize("version", ["0.3.0", "0.3.1", "0.4.0", "1.0.0"])

@@ -139,18 +139,10 @@ def test_the_runtimes_mac_comes_before_that_of_cni_args_and_the_configuration() 
         ({"mtu": 9500}, {}, InvalidConfig, ["mtu 9500", "9000", "ens1f0"]),
     ],
     ids=[
-        "no VF",
-        "absent",
-        "PF",
-        "held",
-        "held by Go's",
-        "unbound",
-        "foreign driver",
-        "no PF",
-        "default route",
+        "no VF", "absent", "PF", "held", "held by Go's", "unbound", "foreign driver", "no PF", "default route",
         "mtu above the PF's",
     ],
-)
+)  # fmt: skip
 def test_a_vf_that_cannot_be_attached_is_refused_with_the_reason(
     config: dict[str, Any], found: dict[str, Any], kind: type[CniError], words: list[str]
 ) -> None:

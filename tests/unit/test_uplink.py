@@ -57,23 +57,19 @@ def test_links_on_each_other_in_a_circle_end_the_search() -> None:
 
 
 STORAGE = {
-    "nfs": (
-        {"net/nfsfs/servers": "NV SERVER   PORT USE HOSTNAME\nv4 0a000064  801   1 nas\n"},
-        {("10.0.0.100", "NFS")},
-    ),
+    "nfs": ({"net/nfsfs/servers": "NV SERVER   PORT USE HOSTNAME\nv4 0a000064  801   1 nas\n"},
+            {("10.0.0.100", "NFS")}),
     "nfs over IPv6": (
         {"net/nfsfs/servers": "NV SERVER   PORT USE HOSTNAME\nv3 fd000000000000000000000000000007  801   3 nas\n"},
         {("fd00::7", "NFS")},
     ),
     "no server of nfs": ({"net/nfsfs/servers": "NV SERVER   PORT USE HOSTNAME\n"}, set()),
     "iscsi": ({"class/iscsi_connection/connection1:0/address": "10.0.0.5\n"}, {("10.0.0.5", "iSCSI")}),
-    "nvme over tcp": (
-        {"class/nvme/nvme1/address": "traddr=10.0.0.6,trsvcid=4420,src_addr=10.0.0.1\n"},
-        {("10.0.0.6", "NVMe")},
-    ),
+    "nvme over tcp": ({"class/nvme/nvme1/address": "traddr=10.0.0.6,trsvcid=4420,src_addr=10.0.0.1\n"},
+                      {("10.0.0.6", "NVMe")}),
     "a local nvme": ({"class/nvme/nvme0/address": "0000:01:00.0\n"}, set()),
     "nothing": ({}, set()),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("kind", STORAGE)
