@@ -15,15 +15,7 @@ import pytest
 import yaml
 
 from cni import VERSION
-from cni.cli.doctor import (
-    command,
-    kernel,
-    pcie,
-    pods,
-    ports,
-    report,
-    setup,
-)
+from cni.cli.doctor import command, kernel, pcie, pods, ports, report, setup
 from cni.cli.doctor.facts import NodeFacts, NodePlaces
 from cni.cli.doctor.finding import ADVICE, FAULT, NOTE, OK, SKIPPED, UNKNOWN, Check, Observation
 from cni.cli.doctor.kernel import LinkParameters
@@ -106,18 +98,14 @@ def test_a_healthy_machine_has_no_fault(node: MakeNode, kind: Callable[[Path], M
     assert report.examine(node(kind)).faults == []
 
 
-def test_a_machine_without_rdma_is_told_so_and_what_would_follow_is_skipped(
-    node: MakeNode,
-) -> None:
+def test_a_machine_without_rdma_is_told_so_and_what_would_follow_is_skipped(node: MakeNode) -> None:
     found = report.examine(node(Machine))
     assert [f.check for f in found.faults] == ["devices"]
     assert [f.check for f in found.findings if f.level == SKIPPED][:3] == ["nodes", "ports", "mtu"]
     assert any(f.check == "store" for f in found.findings)
 
 
-def test_the_report_of_eight_gpus_holds_the_distance_of_each_to_each_nic(
-    node: MakeNode,
-) -> None:
+def test_the_report_of_eight_gpus_holds_the_distance_of_each_to_each_nic(node: MakeNode) -> None:
     document = json.loads(json.dumps(report.examine(node(machines.hgx)).document()))
     assert document["healthy"] is True and len(document["devices"]) == 9
     first = document["distances"]["0000:13:00.0"]
@@ -135,9 +123,7 @@ def test_a_lost_lane_of_one_of_eight_nics_is_named(node: MakeNode) -> None:
     assert (fault.check, fault.subject, fault.found) == ("pcie", "mlx5_3 (0000:44:00.0)", "PCIe 32 GT/s x8")
 
 
-def test_a_physical_function_whose_pcie_link_sysfs_does_not_tell_is_not_called_a_virtual_one(
-    node: MakeNode,
-) -> None:
+def test_a_physical_function_whose_pcie_link_sysfs_does_not_tell_is_not_called_a_virtual_one(node: MakeNode) -> None:
     facts = node(machines.hgx)
     Path(facts.places.sys, "class/infiniband/mlx5_3/device/current_link_speed").write_text("Unknown\n")
     told = only([one for one in report.examine(facts).findings if one.check == "pcie" and one.level == UNKNOWN])
@@ -190,10 +176,7 @@ def test_a_node_without_rdma_has_one_fault_that_names_all_modules() -> None:
 
 @pytest.mark.parametrize(("verbose", "rows"), [(False, 0), (True, 1)])
 def test_checks_that_were_skipped_for_one_reason_are_told_in_one_row_on_demand(
-    node: MakeNode,
-    capsys: pytest.CaptureFixture[str],
-    verbose: bool,
-    rows: int,
+    node: MakeNode, capsys: pytest.CaptureFixture[str], verbose: bool, rows: int
 ) -> None:
     command._print(report.examine(node(Machine)), verbose=verbose)
     told = capsys.readouterr().out
