@@ -174,70 +174,67 @@ def test_routes_are_read_with_all_that_the_newest_spec_has() -> None:
     assert (plain.dst, plain.gw, plain.mtu, plain.table, plain.scope) == ("::/0", "", None, None, None)
 
 
-def test_dns_is_passed_on() -> None:
-    dns = {"nameservers": ["8.8.8.8"], "domain": "example.com", "search": ["a", "b"], "options": ["ndots:1"]}
-    assert config_of({**RANGE, "dns": {**dns, "unknown": 1}}).dns == dns
-
-
-def test_keys_match_without_regard_to_case_and_unknown_or_null_ones_are_ignored() -> None:
-    block = {
-        "RANGE": "10.0.0.0/24",
-        "IPRanges": [{"Range": "fd00::/64"}],
-        "Gateway": "10.0.0.1",
-        "colour": "blue",
-        "routes": None,
-    }
-    block["DNS"] = {"Domain": "example.com"}
-    block["Enable_Overlapping_Ranges"] = False
-    config = config_of(block)
-    assert ([r.cidr for r in config.ranges], config.gateway) == (["10.0.0.0/24", "fd00::/64"], "10.0.0.1")
-    assert (config.dns, config.overlap, config.routes) == ({"domain": "example.com"}, False, [])
-
-
-SPELLINGS = {  # block, flat file: the level of the log
-    "to the letter before without case": ({"LOG_LEVEL": "error", "log_level": "debug"}, {}),
-    "also when that comes first": ({"log_level": "debug", "LOG_LEVEL": "error"}, {}),
-    "the first of those without case": ({"Log_Level": "debug", "LOG_LEVEL": "error"}, {}),
-    "so in the flat file": ({}, {"LOG_LEVEL": "error", "log_level": "debug"}),
-    "of any spelling in the block before the flat file": ({"LOG_LEVEL": "debug"}, {"log_level": "error"}),
+DNS = {"nameservers": ["8.8.8.8"], "domain": "example.com", "search": ["a", "b"], "options": ["ndots:1"]}
+OF_GO = {"leader_lease_duration": 1500, "leader_renew_deadline": 1000, "leader_retry_period": 500, "sleep_for_race": 1}
+HOST, AGENTS = {"etcd_host": "e:2379"}, {"datastore": "kubernetes", "kubernetes": {"kubeconfig": "/etc/agents"}}
+# beside a range: the block, the flat file, and what is read
+READ: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
+    "dns, without what is unknown": ({"dns": {**DNS, "unknown": 1}}, {}, {"dns": DNS}),
+    "keys in any case": ({"Gateway": "10.0.0.1", "Enable_Overlapping_Ranges": False, "DNS": {"Domain": "example.com"}}, {},
+                         {"gateway": "10.0.0.1", "overlap": False, "dns": {"domain": "example.com"}}),
+    "of an inner object the one to the letter": (
+        {"dns": {"Domain": "other", "domain": "example.com", "SEARCH": ["a"]}}, {},
+        {"dns": {"domain": "example.com", "search": ["a"]}}),
+    "to the letter before without case": ({"LOG_LEVEL": "error", "log_level": "debug"}, {}, {"log_level": "debug"}),
+    "also when that comes first": ({"log_level": "debug", "LOG_LEVEL": "error"}, {}, {"log_level": "debug"}),
+    "the first of those without case": ({"Log_Level": "debug", "LOG_LEVEL": "error"}, {}, {"log_level": "debug"}),
+    "so in the flat file": ({}, {"LOG_LEVEL": "error", "log_level": "debug"}, {"log_level": "debug"}),
+    "of any spelling in the block before the flat file": (
+        {"LOG_LEVEL": "debug"}, {"log_level": "error"}, {"log_level": "debug"}),
     "empty to the letter in the block: the flat file": (
-        {"log_level": "", "LOG_LEVEL": "error"},
-        {"Log_Level": "debug"},
-    ),
-}
+        {"log_level": "", "LOG_LEVEL": "error"}, {"Log_Level": "debug"}, {"log_level": "debug"}),
+    "no failure for the name of a level": ({"log_level": "info"}, {}, {"log_level": "warning"}),
+    "nor for none": ({"log_level": ""}, {}, {"log_level": "warning"}),
+    "a level in any case": ({"log_level": "Verbose"}, {}, {"log_level": "verbose"}),
+    "unknown and null keys, and those that change nothing": (
+        {"type": "whereabouts", "colour": "blue", "routes": None, **OF_GO}, {}, {"routes": [], "datastore": "file"}),
+    "a slice's size with a slash": ({**KUBE, "node_slice_size": "/26"}, {}, {"node_slice_size": 26}),
+    "and without one": ({**KUBE, "node_slice_size": "26"}, {}, {"node_slice_size": 26}),
+    "an empty one": ({"node_slice_size": ""}, {}, {"node_slice_size": 0}),
+    "the store that is named": ({"datastore": "file", **KUBE}, {}, {"datastore": "file"}),
+    "the store whose place is given": (KUBE, {}, {"datastore": "kubernetes"}),
+    "that of etcd": (HOST, {}, {"datastore": "etcd"}),
+    "of two places the kubeconfig": ({**HOST, **KUBE}, {}, {"datastore": "kubernetes"}),
+    "but the one that is named": ({"datastore": "etcd", **HOST, **KUBE}, {}, {"datastore": "etcd"}),
+    "a network's etcd before the kubeconfig that the agent added": (HOST, AGENTS, {"datastore": "etcd"}),
+    "unless it names another": ({**HOST, "datastore": "kubernetes"}, AGENTS, {"datastore": "kubernetes"}),
+    "or brings a kubeconfig": ({**HOST, "kubernetes": {"kubeconfig": "/mine"}}, AGENTS, {"datastore": "kubernetes"}),
+    "the agent's": ({}, AGENTS, {"datastore": "kubernetes"}),
+    "a default of the store that is repeated": (
+        {"etcd_prefix": "/railcni"}, {**HOST, "etcd_username": "own"}, {"etcd_username": "own"}),
+    "etcd beside a flat file without etcd": (HOST, KUBE, {"datastore": "etcd", "kubeconfig": "/k"}),
+    "keys of etcd where the store is another": (
+        {"datastore": "file", "etcd_prefix": "/other"}, {**HOST, "etcd_prefix": "/own"}, {"datastore": "file"}),
+    "the overlap switch is not the flat file's": ({}, {"enable_overlapping_ranges": False}, {"overlap": True}),
+    "but the block's": (
+        {"enable_overlapping_ranges": False}, {"enable_overlapping_ranges": True}, {"overlap": False}),
+    "a cooldown as long as the stores take one for true": (
+        {"cooldown_seconds": COOLDOWN}, {}, {"cooldown_seconds": COOLDOWN}),
+    "what is overridden may be wrong": ({"gateway": "10.0.0.1"}, {"gateway": 5}, {"gateway": "10.0.0.1"}),
+}  # fmt: skip
 
 
-@pytest.mark.parametrize("which", SPELLINGS)
-def test_of_keys_that_differ_in_case_alone_one_counts(which: str) -> None:
-    block, flat = SPELLINGS[which]
-    assert config_of({**RANGE, **block}, files={INSTALLED: flat}).log_level == "debug"
+@pytest.mark.parametrize("case", READ)
+def test_of_the_block_and_the_flat_file_this_is_read(case: str) -> None:
+    block, flat, read = READ[case]
+    config = config_of({**RANGE, **block}, files={INSTALLED: flat})
+    assert {name: getattr(config, name) for name in read} == read
 
 
-def test_of_keys_of_an_inner_object_that_differ_in_case_alone_the_one_to_the_letter_counts() -> None:
-    dns = {"Domain": "other.example", "domain": "example.com", "SEARCH": ["a"]}
-    assert config_of({**RANGE, "dns": dns}).dns == {"domain": "example.com", "search": ["a"]}
-
-
-def test_keys_that_change_nothing_are_accepted() -> None:
-    block = {
-        "type": "whereabouts",
-        "leader_lease_duration": 1500,
-        "leader_renew_deadline": 1000,
-        "leader_retry_period": 500,
-    }
-    config_of({**RANGE, **block, "sleep_for_race": 1, "reconciler_cron_expression": "30 4 * * *"})
-
-
-@pytest.mark.parametrize(("text", "size"), [("/26", 26), ("26", 26), ("", 0)])
-def test_a_node_slice_size_is_read_with_and_without_slash(text: str, size: int) -> None:
-    assert config_of({**RANGE, "node_slice_size": text}).node_slice_size == size
-
-
-@pytest.mark.parametrize(
-    ("text", "level"), [("debug", "debug"), ("Verbose", "verbose"), ("info", "warning"), ("", "warning")]
-)
-def test_no_attachment_fails_for_the_name_of_its_log_level(text: str, level: str) -> None:
-    assert config_of({**RANGE, "log_level": text}).log_level == level
+def test_ranges_are_read_in_any_case_and_that_of_the_flat_file_comes_before_the_blocks_list() -> None:
+    more = {"IPRanges": [{"Range": "fd00::/64"}]}
+    for config in (config_of({"RANGE": "10.0.0.0/24", **more}), config_of(more, files={INSTALLED: RANGE})):
+        assert [r.cidr for r in config.ranges] == ["10.0.0.0/24", "fd00::/64"]
 
 
 def test_a_gateway_serves_the_addresses_of_its_family() -> None:
@@ -352,11 +349,6 @@ def test_what_was_given_before_the_network_had_to_allow_it_hinders_no_delete() -
             assert read(Request({"CNI_COMMAND": verb}, b"", with_args, {}), Files()).outside == []
 
 
-def test_a_cooldown_is_no_longer_than_the_stores_take_one_for_true() -> None:
-    assert config_of({**RANGE, "cooldown_seconds": COOLDOWN}).cooldown_seconds == COOLDOWN
-    assert "ipam.cooldown_seconds 86401: want an integer" in refusal({**RANGE, "cooldown_seconds": COOLDOWN + 1})
-
-
 @pytest.mark.parametrize(
     ("block", "files", "bound"),
     [
@@ -376,12 +368,6 @@ def test_a_network_lets_an_add_wait_for_a_minute_and_the_administrator_for_longe
         assert bound in refusal({**RANGE, **block}, files=files)
     else:
         assert config_of({**RANGE, **block}, files=files)
-
-
-def test_the_annotation_needs_a_kubeconfig_to_read_the_pod_by() -> None:
-    assert "ipam.preferred_ip_annotation true: want kubernetes.kubeconfig" in refusal(
-        {**RANGE, "preferred_ip_annotation": True}
-    )
 
 
 def test_requests_of_a_wrong_type_are_refused() -> None:
@@ -412,22 +398,6 @@ def test_the_flat_file_fills_what_the_block_leaves_out() -> None:
     assert (config.gateway, config.dns) == ("10.0.0.1", {"domain": "block", "nameservers": ["1.1.1.1"]})
     assert spans_of(config) == [["10.0.0.2-10.0.0.8", "10.0.0.10-10.0.0.254"]]
     assert config.config_path == INSTALLED
-
-
-@pytest.mark.parametrize(
-    ("block", "store"),
-    [
-        ({"etcd_host": "10.0.0.1:2379"}, "etcd"),
-        ({"etcd_host": "10.0.0.1:2379", "datastore": "kubernetes"}, "kubernetes"),
-        ({"etcd_host": "10.0.0.1:2379", "kubernetes": {"kubeconfig": "/mine"}}, "kubernetes"),
-        ({}, "kubernetes"),
-    ],
-)
-def test_etcd_that_a_network_names_wins_over_the_kubeconfig_that_the_agent_added(
-    block: dict[str, object], store: str
-) -> None:
-    flat = {"datastore": "kubernetes", "kubernetes": {"kubeconfig": "/etc/agents"}}
-    assert config_of({**RANGE, **block}, files={INSTALLED: flat}).datastore == store
 
 
 # The store of the flat file, whose credentials the author of a network cannot read
@@ -483,11 +453,6 @@ def test_a_block_that_repeats_the_flat_files_store_has_it(named: list[str], comm
     assert (etcd_of(config), config.borrowed, config.datastore) == (OWN_ETCD, "", "etcd")
 
 
-def test_a_block_that_repeats_a_default_of_the_store_has_the_flat_files() -> None:
-    flat = {"etcd_host": "10.0.0.1:2379", "etcd_username": "own"}
-    assert config_of({**RANGE, "etcd_prefix": "/railcni"}, files={INSTALLED: flat}).etcd_username == "own"
-
-
 @pytest.mark.parametrize("command", ["ADD", *ATTACHED])
 def test_a_block_with_a_store_of_its_own_gets_nothing_of_the_flat_files(command: str) -> None:
     config = config_of({**RANGE, **OTHER_ETCD}, files={INSTALLED: OWN_ETCD}, command=command)
@@ -504,16 +469,6 @@ def test_the_flat_files_key_goes_to_its_own_server_and_prefix_alone(name: str) -
         block, files={INSTALLED: OWN_ETCD}
     )
     assert config_of({**block, "etcd_key_file": "/g/key"}, files={INSTALLED: OWN_ETCD}).etcd_key_file == "/g/key"
-
-
-def test_etcd_of_a_block_beside_a_flat_file_without_etcd_needs_no_other_key() -> None:
-    config = config_of({**RANGE, "etcd_host": "10.0.0.9"}, files={INSTALLED: KUBE})
-    assert (config.datastore, config.kubeconfig) == ("etcd", "/k")
-
-
-def test_a_store_that_is_not_etcd_asks_for_no_key_of_etcd() -> None:
-    block = {**RANGE, "datastore": "file", "etcd_prefix": "/other"}
-    assert config_of(block, files={INSTALLED: OWN_ETCD}).datastore == "file"
 
 
 class Confining(Files):
@@ -558,18 +513,6 @@ def test_a_file_that_the_flat_file_names_may_lie_anywhere_also_where_the_block_r
         assert etcd_of(config) == OWN_ETCD
 
 
-def test_a_range_of_the_flat_file_comes_before_the_blocks_list() -> None:
-    config = config_of({"ipRanges": [{"range": "fd00::/64"}]}, files={INSTALLED: RANGE})
-    assert [r.cidr for r in config.ranges] == ["10.0.0.0/24", "fd00::/64"]
-
-
-@pytest.mark.parametrize("block", [{}, {"enable_overlapping_ranges": True}, {"enable_overlapping_ranges": False}])
-@pytest.mark.parametrize("flat", [True, False])
-def test_the_flat_file_never_changes_the_overlap_switch(block: dict[str, bool], flat: bool) -> None:
-    config = config_of({**RANGE, **block}, files={INSTALLED: {"enable_overlapping_ranges": flat}})
-    assert config.overlap is block.get("enable_overlapping_ranges", True)
-
-
 def test_the_file_that_the_block_names_goes_before_the_installed_ones_and_the_first_found_counts() -> None:
     first, second = flatfile.PATHS[:2]
     block = {**RANGE, "configuration_path": "/my.conf"}
@@ -607,10 +550,6 @@ def test_a_fault_in_the_flat_file_names_the_file() -> None:
         RANGE, files={INSTALLED: {"ipRanges": [{"range": 5}]}}
     )
     assert f"{INSTALLED}: kubernetes 5: want a JSON object" in refusal(RANGE, files={INSTALLED: {"kubernetes": 5}})
-
-
-def test_a_key_of_the_flat_file_that_the_block_overrides_may_be_wrong() -> None:
-    assert config_of({**RANGE, "gateway": "10.0.0.1"}, files={INSTALLED: {"gateway": 5}}).gateway == "10.0.0.1"
 
 
 def test_a_flat_file_that_is_no_json_object_is_refused_with_its_path() -> None:
@@ -751,23 +690,6 @@ def test_the_networks_own_values_and_the_administrators_are_told(tmp_path: Path)
 # Which store
 
 
-@pytest.mark.parametrize(
-    ("block", "datastore"),
-    [
-        ({}, "file"),
-        ({"datastore": "file", "kubernetes": {"kubeconfig": "/k"}}, "file"),
-        ({"kubernetes": {"kubeconfig": "/k"}}, "kubernetes"),
-        ({"etcd_host": "e:2379"}, "etcd"),
-        ({"etcd_host": "e:2379", "kubernetes": {"kubeconfig": "/k"}}, "kubernetes"),
-        ({"datastore": "etcd", "etcd_host": "e:2379", "kubernetes": {"kubeconfig": "/k"}}, "etcd"),
-    ],
-)
-def test_the_store_is_the_one_named_or_else_the_one_that_has_its_place_given(
-    block: dict[str, Any], datastore: str
-) -> None:
-    assert config_of({**RANGE, **block}).datastore == datastore
-
-
 @pytest.mark.parametrize("command", ["ADD", "STATUS"])
 @pytest.mark.parametrize(
     ("block", "files", "told"),
@@ -851,6 +773,8 @@ def test_a_configuration_that_no_pod_of_kubernetes_can_use_says_why(
         ({**RANGE, "dataDir": "leases"}, 'ipam.dataDir "leases": want an absolute path'),
         ({**RANGE, "kubernetes": {"kubeconfig": 5}}, "ipam.kubernetes.kubeconfig 5: want a string"),
         ({**RANGE, "leader_lease_duration": "x"}, 'ipam.leader_lease_duration "x": want an integer'),
+        ({**RANGE, "cooldown_seconds": COOLDOWN + 1}, "ipam.cooldown_seconds 86401: want an integer"),
+        ({**RANGE, "preferred_ip_annotation": True}, "ipam.preferred_ip_annotation true: want kubernetes.kubeconfig"),
         ({**RANGE, "configuration_path": 5}, "ipam.configuration_path 5: want a string"),
         ({"type": "whereabouts", "etcd_password": "s3cret"}, 'ipam ["type", "etcd_password"]: gives no address: want range, ipRanges or addresses'),
         (None, "has no `ipam`"),
