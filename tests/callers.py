@@ -13,12 +13,9 @@ _SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 # systemd.exec(5) of 252: what a service gets, and one of Type=notify.
 SERVICE = {
-    "PATH": _SYSTEM_PATH,
-    "LANG": "C.UTF-8",
-    "INVOCATION_ID": "0d2e2d1b7a5c4d0b8f6a1c3e5f7a9b1d",
-    "JOURNAL_STREAM": "8:21613",
-    "SYSTEMD_EXEC_PID": "612",
-}
+    "PATH": _SYSTEM_PATH, "LANG": "C.UTF-8", "INVOCATION_ID": "0d2e2d1b7a5c4d0b8f6a1c3e5f7a9b1d",
+    "JOURNAL_STREAM": "8:21613", "SYSTEMD_EXEC_PID": "612",
+}  # fmt: skip
 NOTIFY = SERVICE | {"NOTIFY_SOCKET": "/run/systemd/notify"}
 
 
@@ -75,35 +72,24 @@ KUBELET = Caller(
     unit=NOTIFY,
 )
 THIN_MULTUS = Caller(
-    "recorded: Multus 4.3.0, the executable `multus`, called by the containerd above",
-    _CONTAINERD,
-    f"IgnoreUnknown=true;{_OF_POD};K8S_POD_UID={{uid}};IgnoreUnknown=1;{_OF_MULTUS}",
-    (ADD, DEL),
-    "net1",
-    unit=NOTIFY,
-)
+    "recorded: Multus 4.3.0, the executable `multus`, called by the containerd above", _CONTAINERD,
+    f"IgnoreUnknown=true;{_OF_POD};K8S_POD_UID={{uid}};IgnoreUnknown=1;{_OF_MULTUS}", (ADD, DEL), "net1", unit=NOTIFY,
+)  # fmt: skip
 THICK_MULTUS = Caller(
     "recorded: Multus 4.3.0, `multus-daemon` in a pod like that of deployments/multus-daemonset-thick.yml, by the kubelet above;"
     " PATH is that of its image, debian:stable-slim",
     {
-        "PATH": _SYSTEM_PATH,
-        "HOSTNAME": "node-1",
-        "HOME": "/root",
-        "MULTUS_NODE_NAME": "node-1",
-        "KUBERNETES_SERVICE_HOST": "10.96.0.1",
-        "KUBERNETES_SERVICE_PORT": "443",
-        "KUBERNETES_SERVICE_PORT_HTTPS": "443",
-        "KUBERNETES_PORT": "tcp://10.96.0.1:443",
-        "KUBERNETES_PORT_443_TCP": "tcp://10.96.0.1:443",
-        "KUBERNETES_PORT_443_TCP_PROTO": "tcp",
-        "KUBERNETES_PORT_443_TCP_PORT": "443",
-        "KUBERNETES_PORT_443_TCP_ADDR": "10.96.0.1",
+        "PATH": _SYSTEM_PATH, "HOSTNAME": "node-1", "HOME": "/root", "MULTUS_NODE_NAME": "node-1",
+        "KUBERNETES_SERVICE_HOST": "10.96.0.1", "KUBERNETES_SERVICE_PORT": "443",
+        "KUBERNETES_SERVICE_PORT_HTTPS": "443", "KUBERNETES_PORT": "tcp://10.96.0.1:443",
+        "KUBERNETES_PORT_443_TCP": "tcp://10.96.0.1:443", "KUBERNETES_PORT_443_TCP_PROTO": "tcp",
+        "KUBERNETES_PORT_443_TCP_PORT": "443", "KUBERNETES_PORT_443_TCP_ADDR": "10.96.0.1",
     },
     f"IgnoreUnknown=true;{_OF_POD}",
     (ADD, DEL),
     "net1",
     is_in_pod=True,
-)
+)  # fmt: skip
 CRI_O = Caller(
     "from source, as Debian has no package of it: cri-o 33dbcc1, contrib/systemd/crio.service; ocicni 0248397,"
     " buildCNIRuntimeConf in pkg/ocicni/ocicni.go; systemd.exec(5) and sd_watchdog_enabled(3) of 252",
@@ -125,26 +111,18 @@ CNITOOL = Caller(
     (ADD, CHECK, DEL),
 )
 CALLERS = {
-    "containerd": CONTAINERD,
-    "kubelet": KUBELET,
-    "thin Multus": THIN_MULTUS,
-    "thick Multus": THICK_MULTUS,
-    "CRI-O": CRI_O,
-    "podman": PODMAN,
-    "cnitool": CNITOOL,
-}
+    "containerd": CONTAINERD, "kubelet": KUBELET, "thin Multus": THIN_MULTUS, "thick Multus": THICK_MULTUS,
+    "CRI-O": CRI_O, "podman": PODMAN, "cnitool": CNITOOL,
+}  # fmt: skip
 
 # It calls no CNI plugin, but `kubectl-railcni`.
 KUBECTL = Caller(
     "recorded: kubectl 1.32.4, from a shell; as in kubernetes/kubernetes 8d31df5 it becomes the plugin, which"
     " gets kubectl's own environment and the arguments after its name; a flag before the name is refused",
     {
-        "PATH": "/usr/local/bin:/usr/bin:/bin",
-        "HOME": "/home/admin",
-        "SHELL": "/bin/bash",
-        "LANG": "C.UTF-8",
+        "PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": "/home/admin", "SHELL": "/bin/bash", "LANG": "C.UTF-8",
         "TERM": "xterm",
     },
     "",
     (),
-)
+)  # fmt: skip

@@ -50,15 +50,9 @@ class Fabric:
         if key["addressing"] == "plain":
             key.pop("ranges")
         return {
-            "cniVersion": "1.1.0",
-            "name": f"rail-{rail}",
-            "type": "macvlan",
-            "master": f"eth_r{rail}",
-            "mtu": 4200,
-            "rail": key,
-            "ipam": {"type": "whereabouts", "range": ranges[rail], **self.ipam},
-            **more,
-        }
+            "cniVersion": "1.1.0", "name": f"rail-{rail}", "type": "macvlan", "master": f"eth_r{rail}", "mtu": 4200,
+            "rail": key, "ipam": {"type": "whereabouts", "range": ranges[rail], **self.ipam}, **more,
+        }  # fmt: skip
 
     def cni(self, verb: str, pod: Pod, rail: int, config: dict[str, Any] | None = None, **how: Any) -> Reply:
         how = {"container_id": f"id-{pod.name}", "ifname": f"net{rail}", "netns": pod, **how}

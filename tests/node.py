@@ -353,13 +353,8 @@ class Node:
         if CHROOT and (ours or as_plugin):
             root = f"{self.root}{CHROOT}"
             enter = [
-                "nsenter",
-                f"--target={self.holder}",
-                f"--net={net}",
-                "--mount",
-                f"--root={root}",
-                f"--wd={root}{cwd}",
-            ]
+                "nsenter", f"--target={self.holder}", f"--net={net}", "--mount", f"--root={root}", f"--wd={root}{cwd}",
+            ]  # fmt: skip
             words, cwd = [*enter, "--", *words], "/"
         environ = dict(_PATH if env is None else env)
         if (

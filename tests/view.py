@@ -234,48 +234,32 @@ def _link(m: Any, addresses: list[tuple[int, Address]], routes: list[tuple[int |
     properties = m.get("prop_list")
     altnames = properties.get_attrs("IFLA_ALT_IFNAME") if properties is not None else []
     return Link(
-        index=m["index"],
-        name=m.get("ifname"),
-        kind=(info.get("kind") if info is not None else "") or "",
-        mac=m.get("address") or "",
-        broadcast=m.get("broadcast") or "",
-        mtu=m.get("mtu"),
-        up=bool(m["flags"] & _IFF_UP),
-        carrier=bool(m.get("carrier")),
-        mode=str(mode),
-        lower=m.get("link") or 0,
-        lower_netnsid=m.get("link_netnsid"),
-        alias=m.get("ifalias") or "",
-        altnames=tuple(sorted(altnames)),
+        index=m["index"], name=m.get("ifname"), kind=(info.get("kind") if info is not None else "") or "",
+        mac=m.get("address") or "", broadcast=m.get("broadcast") or "", mtu=m.get("mtu"),
+        up=bool(m["flags"] & _IFF_UP), carrier=bool(m.get("carrier")), mode=str(mode), lower=m.get("link") or 0,
+        lower_netnsid=m.get("link_netnsid"), alias=m.get("ifalias") or "", altnames=tuple(sorted(altnames)),
         addresses=tuple(address for index, address in addresses if index == m["index"]),
         routes=tuple(route for index, route in routes if index == m["index"]),
-    )
+    )  # fmt: skip
 
 
 def _address(a: Any) -> Address:
     flags = a.get("flags") or a["flags"]
     return Address(
-        text=f"{a.get('local') or a.get('address')}/{a['prefixlen']}",
-        broadcast=a.get("broadcast") or "",
-        scope=a["scope"],
-        valid_for_ever=bool(flags & _IFA_F_PERMANENT),
-        nodad=bool(flags & _IFA_F_NODAD),
+        text=f"{a.get('local') or a.get('address')}/{a['prefixlen']}", broadcast=a.get("broadcast") or "",
+        scope=a["scope"], valid_for_ever=bool(flags & _IFA_F_PERMANENT), nodad=bool(flags & _IFA_F_NODAD),
         tentative=bool(flags & (_IFA_F_TENTATIVE | _IFA_F_DADFAILED)),
-    )
+    )  # fmt: skip
 
 
 def _route(r: Any) -> Route:
     metrics = r.get("metrics")
     every = "::" if r["family"] == socket.AF_INET6 else "0.0.0.0"
     return Route(
-        dst=f"{r.get('dst') or every}/{r['dst_len']}",
-        gw=r.get("gateway") or "",
-        priority=r.get("priority") or 0,
-        table=r.get("table"),
-        scope=r["scope"],
-        mtu=(metrics.get("mtu") if metrics is not None else 0) or 0,
+        dst=f"{r.get('dst') or every}/{r['dst_len']}", gw=r.get("gateway") or "", priority=r.get("priority") or 0,
+        table=r.get("table"), scope=r["scope"], mtu=(metrics.get("mtu") if metrics is not None else 0) or 0,
         advmss=(metrics.get("advmss") if metrics is not None else 0) or 0,
-    )
+    )  # fmt: skip
 
 
 def lasting(link: Link) -> dict[str, Any]:

@@ -129,13 +129,9 @@ def test_the_files_of_the_chart_are_copies_of_those_of_the_kustomization() -> No
     """Also where there is no helm to compare the rest."""
     for copy in (CHART / "files").iterdir():
         folder = {
-            "crd": "crds/",
-            "podmonitor": "monitoring/",
-            "prometheusrule": "monitoring/",
-            "dashboard": "monitoring/",
-            "networkpolicy": "network-policy/",
-            "dra": "dra/",
-        }
+            "crd": "crds/", "podmonitor": "monitoring/", "prometheusrule": "monitoring/", "dashboard": "monitoring/",
+            "networkpolicy": "network-policy/", "dra": "dra/",
+        }  # fmt: skip
         of = "device-plugin/daemonset.yaml" if copy.name == "device-plugin.yaml" else ""
         name = of or folder.get(re.split(r"[-.]", copy.name)[0], "") + re.sub("^(crd|dra)-", "", copy.name)
         assert copy.read_text() == (KUSTOMIZE / name).read_text(), copy.name

@@ -43,25 +43,21 @@ GPU_RAILS = [
 
 # the first plugin of each network less its ipam block; the types behind it; the first address of each range
 NETWORKS: dict[str, tuple[dict[str, Any], list[str], list[str]]] = {
-    "rdma-net-ipam": (RAIL, [], ["192.168.111.1"]),
-    "rdma-net-l2": (RAIL, [], []),
+    "rdma-net-ipam": (RAIL, [], ["192.168.111.1"]), "rdma-net-l2": (RAIL, [], []),
     "rdma-net-dual-stack": (RAIL, [], ["192.168.112.1", "fd00:192:168:112::1"]),
     "rdma-net-ranges": (RAIL, [], ["192.168.113.16", "192.168.114.10", "192.168.115.16"]),
-    "rdma-net-tuning": (RAIL, ["tuning"], ["192.168.116.1"]),
-    "rdma-net-sbr": (RAIL, ["sbr"], ["192.168.117.1"]),
+    "rdma-net-tuning": (RAIL, ["tuning"], ["192.168.116.1"]), "rdma-net-sbr": (RAIL, ["sbr"], ["192.168.117.1"]),
     "rdma-pf-name": ({"type": "railcni-host-device", "device": "ens2f1"}, [], ["192.168.118.1"]),
     "rdma-pf-pci": ({"type": "railcni-host-device", "pciBusID": "0000:18:00.2"}, [], ["192.168.119.1"]),
     "rdma-vf": ({**VF, "deviceID": "0000:18:00.3"}, [], ["192.168.122.1"]),
     "rdma-vf-exclusive": ({**VF, **VF_SET}, ["railcni-rdma"], ["192.168.123.1"]),
-    "gpu-rail-0": (GPU_RAILS[0], [], ["192.168.120.1"]),
-    "gpu-rail-1": (GPU_RAILS[1], [], ["192.168.121.1"]),
+    "gpu-rail-0": (GPU_RAILS[0], [], ["192.168.120.1"]), "gpu-rail-1": (GPU_RAILS[1], [], ["192.168.121.1"]),
     "nvidia-macvlan": (RENDERED, [], ["192.168.2.225"]),
-    "nvidia-macvlan-plugins": (RENDERED, ["tuning"], ["192.168.2.225"]),
-    "nvidia-macvlan-no-ipam": (RENDERED, [], []),
+    "nvidia-macvlan-plugins": (RENDERED, ["tuning"], ["192.168.2.225"]), "nvidia-macvlan-no-ipam": (RENDERED, [], []),
     "nvidia-host-device": (HOST_DEVICE, [], ["192.168.3.225"]),
     "nvidia-host-device-plugins": (HOST_DEVICE, ["tuning"], ["192.168.3.225"]),
     "nvidia-host-device-no-ipam": (HOST_DEVICE, [], []),
-}
+}  # fmt: skip
 ELSEWHERE = {"charts", "monitoring", "network-policy"}  # tests/cli/test_chart.py, tests/cli/test_monitoring.py
 FILES = {str(p.relative_to(CONF)) for p in CONF.rglob("*") if p.is_file() and not ELSEWHERE & set(p.parts)}
 NADS = {n: f"nad/{n}.yaml" for n in NETWORKS if not n.startswith("nvidia-")} | {

@@ -46,20 +46,10 @@ MODULES = ("ib_core", "ib_uverbs", "rdma_ucm", "mlx5_ib")
 def port(**changes: object) -> Port:
     gid = Gid(0, "", "RoCE v2", "fe80::1", "ens2f0")
     values: dict[str, object] = {
-        "device": "mlx5_0",
-        "number": 1,
-        "netdev": "ens2f0",
-        "state": "ACTIVE",
-        "physical_state": "LinkUp",
-        "link_layer": "Ethernet",
-        "is_roce": changes.get("link_layer", "Ethernet") == "Ethernet",
-        "rate": "100 Gb/sec (4X EDR)",
-        "carrier": True,
-        "mtu": 9000,
-        "roce_mtu": 4096,
-        "room": 10,
-        "gids": (gid,),
-    }
+        "device": "mlx5_0", "number": 1, "netdev": "ens2f0", "state": "ACTIVE", "physical_state": "LinkUp",
+        "link_layer": "Ethernet", "is_roce": changes.get("link_layer", "Ethernet") == "Ethernet",
+        "rate": "100 Gb/sec (4X EDR)", "carrier": True, "mtu": 9000, "roce_mtu": 4096, "room": 10, "gids": (gid,),
+    }  # fmt: skip
     return Port(**(values | changes))  # type: ignore[arg-type]
 
 
@@ -764,11 +754,8 @@ def test_a_check_is_skipped_behind_a_fault_of_what_it_needs_and_of_what_that_nee
         Check("d", "D", one(OK)),
     ]
     assert [(f.check, f.level) for f in report.run(checks, NodeFacts())] == [
-        ("a", FAULT),
-        ("b", SKIPPED),
-        ("c", SKIPPED),
-        ("d", OK),
-    ]
+        ("a", FAULT), ("b", SKIPPED), ("c", SKIPPED), ("d", OK),
+    ]  # fmt: skip
 
 
 def test_what_cannot_be_read_is_unknown_and_stops_no_other_check() -> None:

@@ -26,13 +26,9 @@ from tests.cli.test_conf import CONF, CONFLISTS, NADS
 from tests.unit.test_reference import wanted
 
 GOOD: dict[str, Any] = {
-    "cniVersion": "1.0.0",
-    "name": "rdma-net",
-    "type": "macvlan",
-    "master": "ens2f0",
-    "mtu": 9000,
+    "cniVersion": "1.0.0", "name": "rdma-net", "type": "macvlan", "master": "ens2f0", "mtu": 9000,
     "ipam": {"type": "whereabouts", "range": "192.168.111.0/24"},
-}
+}  # fmt: skip
 HEAD = "apiVersion: k8s.cni.cncf.io/v1\nkind: NetworkAttachmentDefinition\nmetadata:\n  name: rdma-net\n"
 
 
@@ -224,12 +220,8 @@ def test_a_broken_document_hides_no_other_and_each_has_its_own_lines() -> None:
     good = HEAD + "spec:\n  config: '" + json.dumps({**GOOD, "mtu": "9000"}) + "'\n"
     findings = lint_text(f"a: [1\n---\n{good}---\n\tb: 1\n---\n{good}", "a.yaml")
     assert [(f.line, f.message.partition(":")[0]) for f in findings] == [
-        (2, "not YAML"),
-        (8, '"9000"'),
-        (10, "not YAML"),
-        (15, "this file has another NAD rdma-net"),
-        (17, '"9000"'),
-    ]
+        (2, "not YAML"), (8, '"9000"'), (10, "not YAML"), (15, "this file has another NAD rdma-net"), (17, '"9000"'),
+    ]  # fmt: skip
 
 
 def test_a_nad_in_json_in_a_list_or_among_others_is_looked_at() -> None:

@@ -54,17 +54,13 @@ GOLDEN = {
         "HostDeviceNetwork", "nvidia-host-device", networkNamespace="default", resourceName="hostdev", ipam=HOST_IPAM
     ),
     "host-device-plugins": resource(
-        "HostDeviceNetwork",
-        "nvidia-host-device-plugins",
-        networkNamespace="default",
-        resourceName="nvidia.com/hostdev",
-        ipam=HOST_IPAM,
-        metaPlugins=TUNING,
+        "HostDeviceNetwork", "nvidia-host-device-plugins", networkNamespace="default",
+        resourceName="nvidia.com/hostdev", ipam=HOST_IPAM, metaPlugins=TUNING,
     ),
     "host-device-no-ipam": resource(
         "HostDeviceNetwork", "nvidia-host-device-no-ipam", networkNamespace="default", resourceName="hostdev"
     ),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", GOLDEN)
@@ -214,11 +210,8 @@ def test_a_sriov_network_becomes_the_nad_of_its_operator(tmp_path: Path) -> None
         "metaPlugins": '{"type": "rdma"}',
     }  # fmt: skip
     document = {
-        "apiVersion": "sriovnetwork.openshift.io/v1",
-        "kind": "SriovNetwork",
-        "metadata": {"name": "vf"},
-        "spec": spec,
-    }
+        "apiVersion": "sriovnetwork.openshift.io/v1", "kind": "SriovNetwork", "metadata": {"name": "vf"}, "spec": spec,
+    }  # fmt: skip
     (nad,), findings = rendered(tmp_path, document)
     assert not findings
     assert nad["metadata"]["annotations"] == {"k8s.v1.cni.cncf.io/resourceName": "openshift.io/mlx5_vf"}

@@ -22,12 +22,9 @@ from cni.shared.spec.errors import IoFailure
 ADDRESS, TIME = "192.168.111.100", "2026-01-02T03:04:05Z"
 IPV6 = "fd00:1234:5678:9abc::64"
 CELLS = {
-    "GPU": "GPU0",
-    "rail": "gpu-rails/0",
-    "pod": "team/trainer-worker-0",
-    "interface": "net1",
+    "GPU": "GPU0", "rail": "gpu-rails/0", "pod": "team/trainer-worker-0", "interface": "net1",
     "addresses": f"{ADDRESS} {IPV6}",
-}
+}  # fmt: skip
 SENTENCE = "nothing of RDMA works without it, so it is to be loaded first"
 
 

@@ -19,11 +19,8 @@ from cni.shared import rail
 from cni.shared.spec.errors import InvalidConfig
 
 GOOD: dict[str, Any] = {
-    "count": 2,
-    "master": "eth_r{rail}",
-    "subnet": "192.168.{rail}.0/24",
-    "addressing": "same-index",
-}
+    "count": 2, "master": "eth_r{rail}", "subnet": "192.168.{rail}.0/24", "addressing": "same-index",
+}  # fmt: skip
 
 
 def rails(**changes: Any) -> tuple[plan.Rails, list[plan.PlannedRail]]:

@@ -39,11 +39,8 @@ def test_soft_roce_is_read_with_its_netdev_mtu_and_the_gids_of_the_pod(roce: str
     assert (port.device, port.netdev, port.state, port.link_layer) == ("mlx5_0", "ens2f0", "ACTIVE", "Ethernet")
     assert (port.mtu, port.roce_mtu, port.room, port.carrier) == (9000, 4096, 1024, True)
     assert [(g.index, g.ndev, g.kind) for g in port.gids] == [
-        (0, "ens2f0", "RoCE v2"),
-        (1, "ens2f0.100", "RoCE v2"),
-        (2, "net1", "RoCE v2"),
-        (3, "net1", "RoCE v2"),
-    ]
+        (0, "ens2f0", "RoCE v2"), (1, "ens2f0.100", "RoCE v2"), (2, "net1", "RoCE v2"), (3, "net1", "RoCE v2"),
+    ]  # fmt: skip
     assert port.gids[2].address == "192.168.111.1"
     assert list(views.ibdev2netdev(inventory.read(root=roce))) == ["mlx5_0 port 1 ==> ens2f0 (Up)"]
 

@@ -40,13 +40,10 @@ def accepts(rule: Any, value: Any, root: dict[str, Any]) -> bool:
 def is_a(kind: str, value: Any) -> bool:
     number = isinstance(value, int | float) and not isinstance(value, bool)
     return {
-        "object": isinstance(value, dict),
-        "array": isinstance(value, list),
-        "string": isinstance(value, str),
-        "boolean": isinstance(value, bool),
-        "null": value is None,
+        "object": isinstance(value, dict), "array": isinstance(value, list), "string": isinstance(value, str),
+        "boolean": isinstance(value, bool), "null": value is None,
         "integer": number and value == value and value not in (float("inf"), float("-inf")) and int(value) == value,
-    }[kind]
+    }[kind]  # fmt: skip
 
 
 def number(value: Any) -> bool:

@@ -174,15 +174,11 @@ def test_vfs_are_made_with_their_addresses_drivers_and_mtus_after_the_modules_an
     made = [step for step in found if ": mac from none to " in step]
     assert [step.partition(": mac")[0] for step in made] == [f"{PF} VF {n}" for n in range(3)]
     assert [step for step in found if step not in made] == [
-        "kernel: module from not loaded to vfio-pci",
-        "kernel: module from not loaded to rdma_ucm",
-        f"{PF}: mtu from 9000 to 9216",
-        f"{PF}: numVfs from 0 to 3",
-        f"{PF} VF 0: driver from none to the kernel's choice",
-        f"{PF} VF 0: mtu to 9216",
-        f"{PF} VF 1: driver from none to vfio-pci",
-        f"{PF} VF 2: driver from none to the kernel's choice",
-    ]
+        "kernel: module from not loaded to vfio-pci", "kernel: module from not loaded to rdma_ucm",
+        f"{PF}: mtu from 9000 to 9216", f"{PF}: numVfs from 0 to 3",
+        f"{PF} VF 0: driver from none to the kernel's choice", f"{PF} VF 0: mtu to 9216",
+        f"{PF} VF 1: driver from none to vfio-pci", f"{PF} VF 2: driver from none to the kernel's choice",
+    ]  # fmt: skip
 
 
 def test_nothing_is_to_be_done_where_all_is_as_it_is_asked_for(tmp_path: Path) -> None:

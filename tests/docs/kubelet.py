@@ -253,14 +253,10 @@ class Kubelet:
         pod, network = json.loads(metadata), json.loads(config)
         container = pod["uid"].replace("-", "")
         environ = {
-            **THIN_MULTUS.environ,
-            "CNI_COMMAND": verb,
-            "CNI_CONTAINERID": container,
-            "CNI_NETNS": f"/run/netns/{pod['name']}",
-            "CNI_IFNAME": ifname,
-            "CNI_PATH": PLUGINS,
+            **THIN_MULTUS.environ, "CNI_COMMAND": verb, "CNI_CONTAINERID": container,
+            "CNI_NETNS": f"/run/netns/{pod['name']}", "CNI_IFNAME": ifname, "CNI_PATH": PLUGINS,
             "CNI_ARGS": THIN_MULTUS.args_of(pod["name"], container, pod["uid"], pod["namespace"]),
-        }
+        }  # fmt: skip
         program = f"{PLUGINS}/{network['type']}"
         if not os.path.exists(program):
             raise RuntimeError(f"failed to find plugin {network['type']!r}")

@@ -9,30 +9,19 @@ from typing import Any
 MAGIC = b"k8s\0"
 _MAP, _BYTES = {1: ("key", str), 2: ("value", str)}, {1: ("key", str), 2: ("value", bytes)}
 _METADATA = {
-    1: ("name", str),
-    2: ("generateName", str),
-    3: ("namespace", str),
-    11: ("labels", _MAP),
-    12: ("annotations", _MAP),
-}
+    1: ("name", str), 2: ("generateName", str), 3: ("namespace", str), 11: ("labels", _MAP), 12: ("annotations", _MAP),
+}  # fmt: skip
 _HOST_PATH = {1: ("path", str)}
 _VOLUME = {1: ("name", str), 2: ("", {1: ("hostPath", _HOST_PATH)})}
 _CONTAINER = {
-    1: ("name", str),
-    2: ("image", str),
-    3: ("command", [str]),
-    4: ("args", [str]),
+    1: ("name", str), 2: ("image", str), 3: ("command", [str]), 4: ("args", [str]),
     9: ("volumeMounts", [{1: ("name", str), 3: ("mountPath", str)}]),
     15: ("securityContext", {2: ("privileged", bool)}),
-}
+}  # fmt: skip
 _POD = {
-    1: ("volumes", [_VOLUME]),
-    2: ("containers", [_CONTAINER]),
-    3: ("restartPolicy", str),
-    10: ("nodeName", str),
-    11: ("hostNetwork", bool),
-    12: ("hostPID", bool),
-}
+    1: ("volumes", [_VOLUME]), 2: ("containers", [_CONTAINER]), 3: ("restartPolicy", str), 10: ("nodeName", str),
+    11: ("hostNetwork", bool), 12: ("hostPID", bool),
+}  # fmt: skip
 _SUBJECT = {1: ("kind", str), 2: ("apiGroup", str), 3: ("name", str), 4: ("namespace", str)}
 _ROLE = {1: ("apiGroup", str), 2: ("kind", str), 3: ("name", str)}
 _KINDS: dict[str, Any] = {

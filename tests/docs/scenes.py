@@ -71,15 +71,10 @@ AGENT = "kubectl -n railcni rollout status daemonset railcni"
 
 # What is done on a page before its first block: where nothing is said, the page installs railcni itself.
 FIRST = {
-    "command": f"{INSTALLED}; {HELLO}",
-    "security": INSTALLED,
-    "examples": REPLACED,
-    "install": INSTALLED,
-    "models": INSTALLED,
-    "migration": WHEREABOUTS,
-    "rails": f"{REPLACED} {RAILS} {RAILS_POD.replace('NAME', 'pod-2')}",
+    "command": f"{INSTALLED}; {HELLO}", "security": INSTALLED, "examples": REPLACED, "install": INSTALLED,
+    "models": INSTALLED, "migration": WHEREABOUTS, "rails": f"{REPLACED} {RAILS} {RAILS_POD.replace('NAME', 'pod-2')}",
     "troubleshooting": f"{REPLACED}; {HELLO} {RAILS} {RAILS_POD.replace('NAME', 'pod-2')}",
-}
+}  # fmt: skip
 # The pages whose node has NICs with verbs devices.
 RDMA = {"device-plugin", "dra", "examples", "rails", "rdma", "troubleshooting"}
 # Before the blocks that build: what docs/release.md demands of the checkout, and the bundle of the other architecture.

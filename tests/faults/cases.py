@@ -57,10 +57,7 @@ OPERATIONS = {
         *(
             Operation(f"{prefix}rail-{name}", "rail", verb, store=store)
             for store, prefix in (
-                ("file", ""),
-                ("etcd", "etcd-"),
-                ("kubernetes", "kubernetes-"),
-                ("addresslease", "addresslease-"),
+                ("file", ""), ("etcd", "etcd-"), ("kubernetes", "kubernetes-"), ("addresslease", "addresslease-"),
             )
             for name, verb in (("add", "ADD"), ("del", "DEL"), ("gc", "GC"))
         ),
@@ -75,7 +72,7 @@ OPERATIONS = {
         Operation("routed-add", ROUTED, "ADD", faults=(KILL, "EIO")),
         Operation("routed-del", ROUTED, "DEL", faults=(KILL, "EIO")),
     )
-}
+}  # fmt: skip
 
 
 def retry(scene: Scene) -> list[str]:

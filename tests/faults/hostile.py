@@ -13,46 +13,20 @@ Draw = Any  # hypothesis' DrawFn, which is generic in nothing that mypy could ch
 TEXTS = (
     *("", " ", ".", "..", "/", "../../etc/shadow", "/etc/shadow", "/dev/zero", "/proc/self/mem", "/run/netns/pod1"),
     *(
-        "lo",
-        "ens2f0",
-        "ens9",
-        "eth0",
-        "net1",
-        "a" * 5000,
-        "é" * 16,
-        "a\nb",
-        "\0",
-        "x\0y",
-        "\x1b[2J",
-        "\u202e",
+        "lo", "ens2f0", "ens9", "eth0", "net1", "a" * 5000, "é" * 16, "a\nb", "\0", "x\0y", "\x1b[2J", "\u202e",
         "😀" * 40,
     ),
     *("0.0.0.0/0", "::/0", "10.0.0.0/33", "10.0.0.0/-1", "10.0.0.9-10.0.0.1/24", "10.0.0.1-10.0.0.9/24", "fd00::/64"),
     *("192.168.111.0/24", "192.168.111.7/24", "192.168.111.7", "256.1.1.1/24", "fe80::1%eth0/64", "::ffff:10.0.0.1/96"),
     *(
-        "02:00:00:00:00:01",
-        "ff:ff:ff:ff:ff:ff",
-        "0000:00:00.0",
-        "mlx5_core.sf.4",
-        "1e999",
-        "true",
+        "02:00:00:00:00:01", "ff:ff:ff:ff:ff:ff", "0000:00:00.0", "mlx5_core.sf.4", "1e999", "true",
         "/sys/devices/../net",
     ),
     *("bridge", "passthru", "file", "etcd", "kubernetes", "host-local", "whereabouts", "1.1.0", "0.1.0", "9.9.9"),
-)
+)  # fmt: skip
 KEYS = (
     *(
-        "cniVersion",
-        "name",
-        "type",
-        "master",
-        "mode",
-        "mtu",
-        "mac",
-        "linkInContainer",
-        "bcqueuelen",
-        "dad",
-        "ipam",
+        "cniVersion", "name", "type", "master", "mode", "mtu", "mac", "linkInContainer", "bcqueuelen", "dad", "ipam",
         "dns",
     ),
     *("device", "hwaddr", "kernelpath", "pciBusID", "runtimeConfig", "prevResult", "args", "cni.dev/valid-attachments"),
@@ -64,17 +38,10 @@ KEYS = (
     *("vlan", "vlanQoS", "vlanProto", "min_tx_rate", "max_tx_rate", "spoofchk", "trust", "link_state", "logFile"),
     *("rail", "index", "group", "routing", "tableBase", "addressing", "ranges"),
     *(
-        "dataRoots",
-        "dataDirs",
-        "logRoots",
-        "configRoots",
-        "deviceInfoRoots",
-        "masters",
-        "devices",
-        "uplinks",
+        "dataRoots", "dataDirs", "logRoots", "configRoots", "deviceInfoRoots", "masters", "devices", "uplinks",
         "storeHosts",
     ),
-)
+)  # fmt: skip
 BASE: dict[str, Any] = {
     "cniVersion": "1.1.0",
     "name": "fuzz",
@@ -100,13 +67,9 @@ BASE: dict[str, Any] = {
     "cni.dev/valid-attachments": [{"containerID": "c1", "ifname": "net1"}],
 }  # fmt: skip
 POLICY = {
-    "dataRoots": ["/var/lib/cni"],
-    "logRoots": ["/var/log"],
-    "configRoots": ["/etc/cni"],
-    "deviceInfoRoots": ["/run/k8s.cni.cncf.io/devinfo"],
-    "masters": ["ens*"],
-    "devices": ["ens9", "0000:3b:00.*"],
-}
+    "dataRoots": ["/var/lib/cni"], "logRoots": ["/var/log"], "configRoots": ["/etc/cni"],
+    "deviceInfoRoots": ["/run/k8s.cni.cncf.io/devinfo"], "masters": ["ens*"], "devices": ["ens9", "0000:3b:00.*"],
+}  # fmt: skip
 ENVIRON = {
     "CNI_CONTAINERID": "c1",
     "CNI_NETNS": "/run/netns/pod1",

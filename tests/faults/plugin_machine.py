@@ -289,13 +289,10 @@ def run(executables: Path, examples: int, steps: int, shrink: bool = False) -> i
     machine: Any = type("Machine", (PluginMachine,), {"executables": executables, "on_step": staticmethod(counting)})
     case = machine.TestCase()
     case.settings = settings(
-        max_examples=examples,
-        stateful_step_count=steps,
-        phases=(Phase.generate, Phase.shrink) if shrink else (Phase.generate,),
-        deadline=None,
-        suppress_health_check=list(HealthCheck),
-        database=None,
-    )
+        max_examples=examples, stateful_step_count=steps,
+        phases=(Phase.generate, Phase.shrink) if shrink else (Phase.generate,), deadline=None,
+        suppress_health_check=list(HealthCheck), database=None,
+    )  # fmt: skip
     case.runTest()
     return count
 

@@ -281,11 +281,8 @@ class Scene:
 
     def start(self, verb: str, who: Attachment) -> Call:
         named: dict[str, Any] = {
-            "container_id": who.container,
-            "ifname": IFNAME,
-            "netns": who.sandbox.path,
-            "args": self._args(who),
-        }
+            "container_id": who.container, "ifname": IFNAME, "netns": who.sandbox.path, "args": self._args(who),
+        }  # fmt: skip
         return self.node.start_cni(self.plugin, verb, self.config(who), path=[self.node.executables], **named)
 
     def collect(self, valid: Sequence[Attachment] | None = None) -> Reply:

@@ -221,22 +221,11 @@ class KilledOvertaken(Overtaken):
 
 
 TROUBLES: dict[str, type[Trouble]] = {
-    "reply-lost": ReplyLost,
-    "reset-before": ResetBefore,
-    "reset-after": ResetAfter,
-    "error-after": ErrorAfter,
-    "too-many": TooMany,
-    "no-leader": NoLeader,
-    "conflicts": Conflicts,
-    "stale-read": Stale,
-    "stopped": Stopped,
-    "dies-before": DiesBefore,
-    "dies-after": DiesAfter,
-    "late": Late,
-    "overtaken": Overtaken,
-    "killed-late": KilledLate,
-    "killed-overtaken": KilledOvertaken,
-}
+    "reply-lost": ReplyLost, "reset-before": ResetBefore, "reset-after": ResetAfter, "error-after": ErrorAfter,
+    "too-many": TooMany, "no-leader": NoLeader, "conflicts": Conflicts, "stale-read": Stale, "stopped": Stopped,
+    "dies-before": DiesBefore, "dies-after": DiesAfter, "late": Late, "overtaken": Overtaken,
+    "killed-late": KilledLate, "killed-overtaken": KilledOvertaken,
+}  # fmt: skip
 
 
 def meets(fault: str, operation: Operation, request: Call) -> bool:

@@ -41,9 +41,5 @@ def total(tallies: Iterable[Tally]) -> Tally:
 def _cells(tally: Tally, ways: Iterable[str]) -> list[str]:
     ran = [str(tally.cases[way] or "") for way in ways]
     return [
-        str(len(tally.points)),
-        str(len(tally.states) or ""),
-        *ran,
-        str(tally.again or ""),
-        str(len(tally.failures)),
-    ]
+        str(len(tally.points)), str(len(tally.states) or ""), *ran, str(tally.again or ""), str(len(tally.failures)),
+    ]  # fmt: skip

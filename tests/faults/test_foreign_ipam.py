@@ -24,20 +24,11 @@ pytestmark = [
 KILLS = 10  # of each verb, spread over its calls
 CHANGING = {
     *(
-        "clone",
-        "clone3",
-        "exit_group",
-        "fsync",
-        "ftruncate",
-        "mkdir",
-        "openat",
-        "pwrite64",
-        "read",
-        "rename",
+        "clone", "clone3", "exit_group", "fsync", "ftruncate", "mkdir", "openat", "pwrite64", "read", "rename",
         "renameat",
     ),
     *("sendmsg", "sendto", "setns", "unlink", "vfork", "wait4", "write"),
-}
+}  # fmt: skip
 HOST_LOCAL = {"type": "host-local", "ranges": [[{"subnet": "10.6.0.0/24"}]]}
 
 
@@ -49,12 +40,9 @@ def network(plugin: str) -> dict[str, object]:
 def traced(node: Node, pod: Pod, plugin: str, verb: str, trace: Path, *options: str) -> None:
     """Call the plugin under strace, which follows no child; whatever comes of it."""
     environ = {
-        "CNI_COMMAND": verb,
-        "CNI_CONTAINERID": "c1",
-        "CNI_IFNAME": "net1",
-        "CNI_NETNS": pod.path,
+        "CNI_COMMAND": verb, "CNI_CONTAINERID": "c1", "CNI_IFNAME": "net1", "CNI_NETNS": pod.path,
         "CNI_PATH": str(GO_PLUGINS),
-    }
+    }  # fmt: skip
     strace = [shutil.which("strace") or "strace", "-qq", "-o", str(trace), *options]
     process = node.start([*strace, node.executables / plugin], env=environ)
     process.communicate(json.dumps(network(plugin)).encode(), 60)

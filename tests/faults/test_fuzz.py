@@ -42,12 +42,9 @@ SECONDS, MEGABYTES = 2, 200
 def examples(number: int) -> Callable[..., Any]:
     """So many examples in `make test`, FUZZ times as many in `make fuzz`."""
     return settings(
-        max_examples=number * TIMES,
-        derandomize=TIMES == 1,
-        deadline=None,
-        suppress_health_check=list(HealthCheck),
+        max_examples=number * TIMES, derandomize=TIMES == 1, deadline=None, suppress_health_check=list(HealthCheck),
         print_blob=True,
-    )
+    )  # fmt: skip
 
 
 def answer(call: Callable[[], Any]) -> Any:
@@ -144,21 +141,14 @@ def attached() -> Iterator[Path]:
 
 def call(verb: str, state: Path, container: str = "c1", block: dict[str, Any] | None = None) -> Any:
     ipam = {
-        "type": "whereabouts",
-        "datastore": "file",
-        "range": "192.168.111.0/28",
-        "dataDir": str(state),
+        "type": "whereabouts", "datastore": "file", "range": "192.168.111.0/28", "dataDir": str(state),
         **(block or {}),
-    }
+    }  # fmt: skip
     environ = {**hostile.ENVIRON, "CNI_COMMAND": verb, "CNI_CONTAINERID": container, "CNI_ARGS": ""}
     previous = {"cniVersion": "1.1.0", "ips": [{"address": "192.168.111.1/28"}]}
     config = {
-        "cniVersion": "1.1.0",
-        "name": "fuzz",
-        "ipam": ipam,
-        "prevResult": previous,
-        "cni.dev/valid-attachments": [],
-    }
+        "cniVersion": "1.1.0", "name": "fuzz", "ipam": ipam, "prevResult": previous, "cni.dev/valid-attachments": [],
+    }  # fmt: skip
     return whereabouts.call(request.parse(environ, json.dumps(config).encode()), Log(level="panic"), str(state))
 
 

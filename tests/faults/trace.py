@@ -28,45 +28,17 @@ _CHANGES = (
 # neither change anything that outlives the process nor tell it anything to decide by
 _IDLE = {
     *(
-        "accept4",
-        "access",
-        "arch_prctl",
-        "bind",
-        "brk",
-        "capget",
-        "chdir",
-        "clock_gettime",
-        "clock_nanosleep",
-        "clone",
-        "clone3",
-        "close",
+        "accept4", "access", "arch_prctl", "bind", "brk", "capget", "chdir", "clock_gettime", "clock_nanosleep",
+        "clone", "clone3", "close",
     ),
     *("close_range", "connect", "dup", "dup2", "dup3", "epoll_create1", "epoll_ctl", "epoll_wait", "execve"),
     *("exit", "exit_group", "faccessat", "fchdir", "faccessat2", "fadvise64", "fstat", "fstatfs", "futex", "getcwd"),
     *(
-        "getegid",
-        "geteuid",
-        "getgid",
-        "getpeername",
-        "getpid",
-        "getppid",
-        "getrandom",
-        "getrusage",
-        "getsockname",
+        "getegid", "geteuid", "getgid", "getpeername", "getpid", "getppid", "getrandom", "getrusage", "getsockname",
         "getsockopt",
     ),
     *(
-        "gettid",
-        "getuid",
-        "ioctl",
-        "kill",
-        "lseek",
-        "lstat",
-        "madvise",
-        "memfd_create",
-        "mmap",
-        "mprotect",
-        "mremap",
+        "gettid", "getuid", "ioctl", "kill", "lseek", "lstat", "madvise", "memfd_create", "mmap", "mprotect", "mremap",
         "munmap",
     ),
     *("nanosleep", "newfstatat", "pipe", "pipe2", "poll", "ppoll", "prctl", "prlimit64", "pselect6", "readlink"),
@@ -74,7 +46,7 @@ _IDLE = {
     *("rt_sigtimedwait", "sched_getaffinity", "sched_yield", "select", "set_robust_list", "set_tid_address"),
     *("setitimer", "setsockopt", "shutdown", "sigaltstack", "socket", "stat", "statfs", "statx", "sysinfo"),
     *("tgkill", "timer_create", "timer_delete", "timer_settime", "umask", "uname", "vfork", "wait4"),
-}
+}  # fmt: skip
 _OWN = ("/var/lib/cni", "/run/netns", "/proc/sys", "/proc/self", "/proc/thread-self")  # not the interpreter's
 _CARRIES_DATA = (
     "read", "write", "writev", "pread64", "pwrite64", "pwritev", "sendto", "sendmsg", "recvfrom", "recvmsg", "connect",

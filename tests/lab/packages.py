@@ -68,15 +68,11 @@ class Apt:
         source = f"Types: deb\nURIs: {mirror}\nSuites: {' '.join(suites)}\nComponents: main\nSigned-By: {_KEYS}\n"
         (folder / "parts" / "lab.sources").write_text(source)
         options = {
-            "Dir::Etc::sourcelist": "/dev/null",
-            "Dir::Etc::sourceparts": folder / "parts",
-            "Dir::Etc::preferencesparts": "/dev/null",
-            "Dir::State::lists": folder / "lists",
-            "Dir::Cache": folder / "cache",
-            "APT::Sandbox::User": "root",
-            "Acquire::Languages": "none",
+            "Dir::Etc::sourcelist": "/dev/null", "Dir::Etc::sourceparts": folder / "parts",
+            "Dir::Etc::preferencesparts": "/dev/null", "Dir::State::lists": folder / "lists",
+            "Dir::Cache": folder / "cache", "APT::Sandbox::User": "root", "Acquire::Languages": "none",
             "Acquire::Retries": 3,
-        }
+        }  # fmt: skip
         self._options = [word for name, value in options.items() for word in ("-o", f"{name}={value}")]
         self._suites = " ".join(suites)
 

@@ -18,13 +18,9 @@ from tests.node import BIN, Pod
 MACHINES = ("roce",)
 
 NETWORK = {
-    "cniVersion": "1.0.0",
-    "name": "rdma-net",
-    "type": "macvlan",
-    "master": "ens2f0",
-    "mtu": 9000,
+    "cniVersion": "1.0.0", "name": "rdma-net", "type": "macvlan", "master": "ens2f0", "mtu": 9000,
     "ipam": {"type": "whereabouts", "range": "192.168.111.0/24", "datastore": "file"},
-}
+}  # fmt: skip
 POD_1 = "K8S_POD_NAMESPACE=default;K8S_POD_NAME=pod-1"
 POD_2 = "K8S_POD_NAMESPACE=default;K8S_POD_NAME=pod-2"
 

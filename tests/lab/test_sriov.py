@@ -20,11 +20,8 @@ from tests.view import Link
 
 MACHINES = ("sriov",)
 LEASES = {
-    "type": "whereabouts",
-    "range": "192.168.111.0/24",
-    "ipRanges": [{"range": "fd00:111::/64"}],
-    "datastore": "file",
-}
+    "type": "whereabouts", "range": "192.168.111.0/24", "ipRanges": [{"range": "fd00:111::/64"}], "datastore": "file",
+}  # fmt: skip
 MAC = "02:00:00:00:aa:01"
 EVERYTHING = {"vlan": 100, "vlanQoS": 3, "spoofchk": "off", "trust": "on", "max_tx_rate": 100, "mac": MAC}
 

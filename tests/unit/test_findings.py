@@ -82,16 +82,11 @@ def found(
     parsed = [parse_pod(d) for d in pods]
     return find(
         Snapshot(
-            kind="kubernetes",
-            leases=[lease for s in states for lease in s.leases],
-            pools=states,
-            reserved=reserved,
-            pods={(p.namespace, p.name): p for p in parsed},
-            nodes={n.name: n for n in map(parse_node, nodes)},
-            networks=networks,
-            nads={nad_name(d) for d in nads},
+            kind="kubernetes", leases=[lease for s in states for lease in s.leases], pools=states, reserved=reserved,
+            pods={(p.namespace, p.name): p for p in parsed}, nodes={n.name: n for n in map(parse_node, nodes)},
+            networks=networks, nads={nad_name(d) for d in nads},
         )
-    )
+    )  # fmt: skip
 
 
 def brief(findings: list[Finding]) -> list[tuple[str, str, str]]:

@@ -16,12 +16,9 @@ from cni.shared.spec.errors import CniError, InvalidConfig, TryAgainLater
 from cni.shared.spec.request import Attachment, Request, parse
 
 ENVIRON = {
-    "CNI_COMMAND": "ADD",
-    "CNI_CONTAINERID": "c1",
-    "CNI_IFNAME": "net1",
-    "CNI_NETNS": "/run/netns/pod1",
+    "CNI_COMMAND": "ADD", "CNI_CONTAINERID": "c1", "CNI_IFNAME": "net1", "CNI_NETNS": "/run/netns/pod1",
     "CNI_PATH": "/opt/cni/bin",
-}
+}  # fmt: skip
 
 
 def request(**config: Any) -> Request:
@@ -196,16 +193,13 @@ def test_a_record_holds_the_whole_plan() -> None:
 
 _SEEN = st.fixed_dictionaries(
     {
-        "name": st.sampled_from(["ens1", "ens2"]),
-        "alias": st.sampled_from(["", "ens1"]),
-        "index": st.sampled_from([7, 8]),
-        "kind": st.just(""),
+        "name": st.sampled_from(["ens1", "ens2"]), "alias": st.sampled_from(["", "ens1"]),
+        "index": st.sampled_from([7, 8]), "kind": st.just(""),
         "mac": st.sampled_from(["", "02:00:00:00:00:01", "02:00:00:00:00:02"]),
-        "permanent_mac": st.sampled_from(["", "02:00:00:00:00:01", "02:00:00:00:00:02"]),
-        "parent_bus": st.just("pci"),
+        "permanent_mac": st.sampled_from(["", "02:00:00:00:00:01", "02:00:00:00:00:02"]), "parent_bus": st.just("pci"),
         "parent_device": st.sampled_from(["", "0000:3b:00.0", "0000:3b:00.1"]),
     }
-)
+)  # fmt: skip
 
 
 @given(_SEEN, _SEEN)

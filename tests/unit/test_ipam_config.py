@@ -385,12 +385,9 @@ def test_the_flat_file_fills_what_the_block_leaves_out() -> None:
         "gateway": "10.0.0.5", "dns": {"domain": "flat", "nameservers": ["1.1.1.1"]}, "exclude": ["10.0.0.9"],
     }  # fmt: skip
     block = {
-        **RANGE,
-        "gateway": "10.0.0.1",
-        "dns": {"domain": "block"},
-        "kubernetes": {"k8s_api_root": "x"},
+        **RANGE, "gateway": "10.0.0.1", "dns": {"domain": "block"}, "kubernetes": {"k8s_api_root": "x"},
         "log_file": "",
-    }
+    }  # fmt: skip
     config = config_of(block, files={INSTALLED: flat})
     assert (config.datastore, config.kubeconfig, config.log_file, config.log_level) == (
         "kubernetes", "/k", "/tmp/w.log", "debug",
@@ -490,12 +487,8 @@ def test_a_file_that_networks_may_not_name_is_refused_for_what_is_new_and_never_
 ) -> None:
     outer, _, inner = name.partition(".")
     block = {
-        **RANGE,
-        **OTHER_ETCD,
-        "etcd_key_file": "/allowed/k",
-        "etcd_cert_file": "/allowed/c",
-        "etcd_ca_cert_file": "",
-    }
+        **RANGE, **OTHER_ETCD, "etcd_key_file": "/allowed/k", "etcd_cert_file": "/allowed/c", "etcd_ca_cert_file": "",
+    }  # fmt: skip
     block |= {outer: {inner: "/other"} if inner else "/other"}
     files = {INSTALLED: flat}
     assert f'ipam.{name} "/other": is not in configRoots' in refusal(block, files=files, reader=Confining())
@@ -603,18 +596,11 @@ def test_a_configuration_path_that_is_a_directory_is_refused(tmp_path: Path) -> 
 SECRET = "s3cr3t-0f-s0meb0dy"
 CHOSEN = "/etc/cni/somebody.json"
 VALUES: list[Any] = [
-    SECRET,
-    f"/{SECRET}",
-    f"10.0.0.1-{SECRET}/24",
-    [SECRET],
-    {SECRET: SECRET},
-    [{"range": SECRET}],
+    SECRET, f"/{SECRET}", f"10.0.0.1-{SECRET}/24", [SECRET], {SECRET: SECRET}, [{"range": SECRET}],
     [{"range": "10.0.0.0/24", "exclude": [SECRET]}],
     [{"address": SECRET}, {"address": "10.0.0.1/24", "gateway": SECRET}],
-    [{"dst": SECRET}, {"dst": "10.0.0.0/8", "gw": SECRET}],
-    4711_4711,
-    [4711_4711],
-]
+    [{"dst": SECRET}, {"dst": "10.0.0.0/8", "gw": SECRET}], 4711_4711, [4711_4711],
+]  # fmt: skip
 FLAT_KEYS = sorted({*(key.name for key in (*RANGE_KEYS, *IPAM_KEYS, *ACCEPTED_KEYS)), "dns", "kubernetes"})
 
 
@@ -789,15 +775,11 @@ def test_bad_input_is_told_its_key_its_value_and_what_would_be_right(block: obje
 def test_all_faults_are_told_at_once() -> None:
     msg = refusal(
         {
-            "range": "x",
-            "gateway": "y",
-            "ipRanges": [{"range": "10.0.0.0/24", "exclude": ["z"]}, {"range": 1}],
-            "routes": [{}],
-            "addresses": [{}],
-            "dns": 1,
+            "range": "x", "gateway": "y", "ipRanges": [{"range": "10.0.0.0/24", "exclude": ["z"]}, {"range": 1}],
+            "routes": [{}], "addresses": [{}], "dns": 1,
         },
         args="IP=w;GATEWAY=v",
-    )
+    )  # fmt: skip
     assert msg.startswith("9 faults")
 
 

@@ -16,13 +16,9 @@ from cni.shared.spec.request import Request, parse
 
 def request(config: dict[str, Any] | None = None, args: str = "", container: str = "c1") -> Request:
     environ = {
-        "CNI_COMMAND": "ADD",
-        "CNI_CONTAINERID": container,
-        "CNI_IFNAME": "net1",
-        "CNI_NETNS": "/run/netns/pod1",
-        "CNI_PATH": "/opt/cni/bin",
-        "CNI_ARGS": args,
-    }
+        "CNI_COMMAND": "ADD", "CNI_CONTAINERID": container, "CNI_IFNAME": "net1", "CNI_NETNS": "/run/netns/pod1",
+        "CNI_PATH": "/opt/cni/bin", "CNI_ARGS": args,
+    }  # fmt: skip
     whole = {"cniVersion": "1.1.0", "name": "rdma", "type": "macvlan", "master": "ens2f0", **(config or {})}
     return parse(environ, json.dumps(whole).encode())
 

@@ -25,16 +25,13 @@ END = "<!-- end of reference -->\n"
 SECTIONS: tuple[tuple[str, Sequence[Key]], ...] = (
     *((f"`{name}`", plugins.named(name).KEYS) for name in plugins.LINK_PLUGINS),
     (", ".join(f"`{name}`" for name in plugins.LINK_PLUGINS), [features.named(name).KEY for name in features.NAMES]),
-    ("`rail`", rail.KEYS),
-    ("an object as `rdma`", features.named("rdma").KEYS),
+    ("`rail`", rail.KEYS), ("an object as `rdma`", features.named("rdma").KEYS),
     ("`rdma`, the chained plugin", rdma.KEYS),
     ('`ipam` of `"type": "whereabouts"`, and the flat file: the range', keys.RANGE_KEYS),
-    ("the same: everything else", keys.IPAM_KEYS),
-    ("a member of `addresses`", keys.ADDRESS_KEYS),
-    ("a member of `routes`", keys.ROUTE_KEYS),
-    ("accepted for whereabouts' sake", keys.ACCEPTED_KEYS),
+    ("the same: everything else", keys.IPAM_KEYS), ("a member of `addresses`", keys.ADDRESS_KEYS),
+    ("a member of `routes`", keys.ROUTE_KEYS), ("accepted for whereabouts' sake", keys.ACCEPTED_KEYS),
     ("`railcni.json`, the node's policy", policy.KEYS),
-)
+)  # fmt: skip
 
 
 def wanted(key: Key) -> str:

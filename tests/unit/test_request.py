@@ -12,12 +12,9 @@ from cni.shared.spec import request
 from cni.shared.spec.errors import CniError
 
 WHOLE = {
-    "CNI_COMMAND": "ADD",
-    "CNI_CONTAINERID": "c1",
-    "CNI_IFNAME": "net1",
-    "CNI_NETNS": "/run/netns/pod1",
+    "CNI_COMMAND": "ADD", "CNI_CONTAINERID": "c1", "CNI_IFNAME": "net1", "CNI_NETNS": "/run/netns/pod1",
     "CNI_PATH": "/opt/cni/bin",
-}
+}  # fmt: skip
 CONFIG = b'{"cniVersion": "1.1.0", "name": "rdma", "type": "macvlan"}'
 
 
@@ -30,11 +27,8 @@ def refusal(environ: dict[str, str], stdin: bytes = CONFIG) -> CniError:
 def test_a_whole_request_is_read() -> None:
     read = request.parse({**WHOLE, "CNI_ARGS": "IgnoreUnknown=1;K8S_POD_NAME=p;MAC=02:00:00:00:00:01"}, CONFIG)
     assert (read.command, read.netns, read.path, read.cni_version) == (
-        "ADD",
-        "/run/netns/pod1",
-        ["/opt/cni/bin"],
-        "1.1.0",
-    )
+        "ADD", "/run/netns/pod1", ["/opt/cni/bin"], "1.1.0",
+    )  # fmt: skip
     assert str(read.attachment) == "rdma/c1/net1"
     assert read.args["K8S_POD_NAME"] == "p"
 

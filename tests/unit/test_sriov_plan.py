@@ -18,16 +18,9 @@ from tests.unit.test_host_device_plan import ENVIRON, link
 
 VF = "0000:3b:00.2"
 STATE = {
-    "mac": "00:00:00:00:00:00",
-    "vlan": 0,
-    "vlanQoS": 0,
-    "vlanProto": "802.1q",
-    "min_tx_rate": 0,
-    "max_tx_rate": 0,
-    "spoofchk": "on",
-    "trust": "off",
-    "link_state": "auto",
-}
+    "mac": "00:00:00:00:00:00", "vlan": 0, "vlanQoS": 0, "vlanProto": "802.1q", "min_tx_rate": 0, "max_tx_rate": 0,
+    "spoofchk": "on", "trust": "off", "link_state": "auto",
+}  # fmt: skip
 
 
 def request(args: str = "", **config: Any) -> Request:

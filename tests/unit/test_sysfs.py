@@ -100,12 +100,9 @@ def test_an_identifier_is_never_a_way_to_another_place(root: str, identifier: st
 def test_the_pci_path_of_a_netdev_is_that_of_the_nearest_pci_device(root: str) -> None:
     found = {name: sysfs.pci_path_of_netdev(name, root) for name in ("ens2f0", "ens2f0v0", "ens2f0s4", "eth0", "ens9")}
     assert found == {
-        "ens2f0": f"/sys/{PF}",
-        "ens2f0v0": f"/sys/{VF}",
-        "ens2f0s4": f"/sys/{PF}",
-        "eth0": f"/sys/{VIRTIO}",
+        "ens2f0": f"/sys/{PF}", "ens2f0v0": f"/sys/{VF}", "ens2f0s4": f"/sys/{PF}", "eth0": f"/sys/{VIRTIO}",
         "ens9": f"/sys/{VMD}",
-    }
+    }  # fmt: skip
     assert sysfs.pci_path_of_netdev("lo", root) == ""
     assert sysfs.pci_path_of_netdev("none", root) == ""
 
