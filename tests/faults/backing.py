@@ -1,8 +1,6 @@
 """Where the leases of a scene stand: in a file of the node, in a real etcd member, or in an API server.
 
-The server is outside of the node, behind a gate (tests.faults.gate) that is in it. What it holds is put back as it was
-before each case, and is a part of the state that a fault leaves.
-"""
+The server is behind a gate, and what it holds is put back before each case, and is a part of the state after it."""
 
 import base64
 import ipaddress

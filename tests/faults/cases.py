@@ -157,10 +157,7 @@ def restart(scene: Scene) -> list[str]:
 
 
 def flush(scene: Scene) -> list[str]:
-    """DEL while the store cannot be reached, which ends the attachment; then `railcni ipam flush` when it can.
-
-    Without a record nothing can be leased to it, but in an IPPool, where Go's plugin may have claimed.
-    """
+    """DEL while the store cannot be reached, then `railcni ipam flush`. Without a record nothing is leased but in an IPPool."""
     gate = scene.backing.gate
     assert gate
     is_pool = type(scene.backing) is KubernetesBacking and not scene.is_rail

@@ -49,10 +49,7 @@ def route(host: View, name: str, beside: str) -> None:
 
 
 def quieten(view: View, link: str = "default") -> None:
-    """Let IPv6 do nothing by itself some seconds after a link has come up: all cases shall meet the same.
-
-    The kernel takes the larger value of `accept_dad` of the link and of all links.
-    """
+    """Let IPv6 do nothing by itself after a link has come up; of `accept_dad` the kernel takes the larger of link and all."""
     for where, name in ((link, "accept_dad"), ("all", "accept_dad"), (link, "router_solicitations")):
         view.set_sysctl(f"net/ipv6/conf/{where}/{name}", 0)
 

@@ -1,13 +1,7 @@
 """What files stand below a directory, as text, with that alone left out by which nobody can decide anything.
 
-    times          in ns since 1970, as text or in 8 bytes: only their order is kept; of what the kernel shows of an
-                   address, and a record keeps in hexadecimal, whether its lifetimes end; when that was read
-    namespaces     inode and cookie of those that the caller knows: the name that it has for them
-    checksums      of a record, and of a page in SQLite's journal: whether they are right
-    a cold journal   all of it: SQLite reads nothing of a journal whose first byte is zero, and overwrites it
-
-Types, modes, owners, names, links, and every other byte of every file are kept.
-"""
+Times keep only their order (lifetimes of an address whether they end), namespaces get the caller's names for them, checksums
+whether they are right. A cold journal, which SQLite reads nothing of, is left out. All else is kept."""
 
 import os
 import re

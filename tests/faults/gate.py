@@ -1,8 +1,6 @@
-"""A gate before the server that keeps leases: every request of a node passes it, and it does to them what happens there.
+"""A gate before the server that keeps leases: every request of a node passes it, and is served, answered or cut as asked.
 
-It listens in the node's network namespace, at the same port in every node; the server is outside. A fault is asked for
-each request, and decides whether it is served and what the client gets: an answer, the end of the connection, a reset.
-"""
+It listens in the node's network namespace, at the same port in every node; the server is outside."""
 
 import http.client
 import json

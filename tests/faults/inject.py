@@ -1,8 +1,6 @@
 """One call of a plugin under strace, with a fault at a point of it, or none to see the points.
 
-On a node with warm workers strace is attached to the only worker, which is new and has served one call that changed
-nothing: each case then meets a worker in the same state. When a worker is killed, the cold path serves the call.
-"""
+With warm workers strace is attached to the only worker, which has served one call that changed nothing."""
 
 from __future__ import annotations
 

@@ -1,9 +1,7 @@
 """A log of everything that was written to a state directory, and the disks that a power loss may leave of it.
 
-The disk promises no more than POSIX: what was written to a file is on it once the file was synced, a name once its
-directory was. Until then a sector (512 bytes) or a name is on it or not, whatever came before or after; a rename is
-done as a whole or not at all. Real file systems (ext4, xfs) keep to an order of their own and leave fewer states.
-"""
+The disk promises what POSIX does: a file's bytes once it was synced, a name once its directory was. Until then a sector (512
+bytes) or a name is on it or not, in any order; a rename is done as a whole or not at all."""
 
 from __future__ import annotations
 

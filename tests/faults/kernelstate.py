@@ -1,8 +1,6 @@
-"""What the kernel holds of a network namespace, as text: every attribute of everything that rtnetlink shows there.
+"""What the kernel holds of a network namespace, as text: every attribute that rtnetlink shows there, but counters and times.
 
-Read with a codec of a few lines, since it is read after each of thousands of calls. What is left out are counters and
-times, which nobody decides by; an attribute that nobody here has heard of is kept.
-"""
+Read with a codec of a few lines, since it is read after each of thousands of calls."""
 
 import os
 import socket

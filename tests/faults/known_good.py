@@ -5,10 +5,7 @@ from pathlib import Path
 
 
 class KnownGood:
-    """Keys of what was gone through and nothing was wrong with: an empty file each in `folder`, for all processes.
-
-    What went wrong is not kept: it is gone through again, and said again, wherever it comes up.
-    """
+    """Keys of what nothing was wrong with: an empty file each in `folder`, for all processes. What went wrong is not kept."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder

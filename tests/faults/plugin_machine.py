@@ -1,7 +1,4 @@
-"""The plugins against a model that is plain dicts, by random calls in random order, on a node with a real kernel.
-
-Every call runs the real executable. After each step the leases, the records and the links are what the model says.
-"""
+"""The plugins against a model that is plain dicts, by random calls in random order, on a node with a real kernel."""
 
 import argparse
 import os
@@ -276,10 +273,7 @@ class PluginMachine(RuleBasedStateMachine):
 
 
 def run(executables: Path, examples: int, steps: int, shrink: bool = False) -> int:
-    """Run the machine: `examples` nodes with `steps` calls each, at most; how many steps were checked.
-
-    AssertionError, with the steps to it, when the node is not as the model says; `shrink` looks for fewer steps first.
-    """
+    """Run the machine: at most `examples` nodes with `steps` calls each; how many steps were checked; AssertionError."""
     count = 0
 
     def counting() -> None:

@@ -1,8 +1,6 @@
 """What the plugins should do, told with dicts: networks, sandboxes, records, leases and one device. Pure.
 
-Every verb changes the model as the plugins must change the node, and says what they must answer: the address of an ADD,
-or the code of the error.
-"""
+Every verb changes the model as the plugins must change the node, and says the address of an ADD or the code of the error."""
 
 import ipaddress
 from collections.abc import Iterator, Sequence

@@ -2,12 +2,9 @@
 
     python -m tests.faults.powerloss [--only HISTORY] [--disks N] [--seed S] [--sample K] [--every] [--jobs N] [--case ID]
 
-On each disk, in a node with another boot_id, as docs/durability.md promises: STATUS is well, and from then on the lease
-file is sound, has all leases that were on the disk before the history, and of the others none that was never given. The
-next ADD works and gets no address that is leased; DEL or GC then clears everything but that. A lease of the history may be
-lost, or back, since its pod has ended with the power. A case has the name HISTORY/ENTRY/DISK/SEED. Disks that differ only in
-a journal that SQLite does not read are one disk (filestate.journal), except with --every.
-"""
+On each disk, in a node with another boot_id, all is as docs/durability.md promises: the lease file is sound, no lease from
+before the history is lost, the next ADD works, and DEL or GC clears the rest. A case is HISTORY/ENTRY/DISK/SEED. Disks that
+differ only in a journal that SQLite does not read are one disk, except with --every."""
 
 from __future__ import annotations
 

@@ -1,10 +1,7 @@
 """Goes through units: strikes, looks at what is left, and goes on in every way in which nobody has gone on from there.
 
-How a case goes on depends on the state that the fault has left, and on nothing else (Scene.lines). So a continuation
-that went well is gone through once for each state, at whichever point of whichever operation and fault is the first to
-leave it, and is known to go well at every other point that leaves the same. So is what must hold right after a fault,
-for each state and answer. What went wrong is gone through at every point.
-"""
+How a case goes on depends on the state alone (Scene.lines). So what went well is gone through once for each state, at the
+first point that leaves it; what went wrong at every point."""
 
 from __future__ import annotations
 

@@ -1,8 +1,6 @@
 """A node on which a victim is attached and detached beside a bystander, and what must be true of it at any time.
 
-The state directory is put back as it was before each case, and the victim has a new sandbox each time, so a case meets
-the same state as in a new node, at a fraction of the time.
-"""
+Before each case the state directory is put back, and the victim has a new sandbox: the state of a new node, much faster."""
 
 from __future__ import annotations
 

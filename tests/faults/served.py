@@ -1,7 +1,4 @@
-"""What a server, or the network before it, does to one request of a call; afterwards it is well again.
-
-The points are the requests of a call without a fault, as a gate counts them.
-"""
+"""What a server, or the network before it, does to one request of a call, as a gate counts them; then it is well again."""
 
 import json
 import threading

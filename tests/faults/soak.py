@@ -2,14 +2,9 @@
 
 python -m tests.faults.soak [MINUTES] [--seed N] [--keep FOLDER]     60 minutes; FOLDER: build/soak-N
 
-Every few seconds all calls come to rest, and leases, records, links, open files and the store's size are counted. The
-history of each stretch is judged as `make histories` does. The report has a line of bars for each value over time; the
-exit code is 0 when they are flat and nothing was wrong.
-
-FOLDER gets the samples, a JSON each, as they are taken; and when something is wrong, at once: in `faults` what it is, with
-the events that concern it, and in `history-K` all that was judged, with the kernel's messages, to be judged again by
-`python -m tests.faults.churn --judge`.
-"""
+Every few seconds all calls come to rest, what stands is counted, and the history of the stretch is judged as `make
+histories` does. FOLDER gets the samples as they are taken; and at once when something is wrong `faults`, with the events that
+concern it, and `history-K`, for `python -m tests.faults.churn --judge`."""
 
 import argparse
 import json

@@ -1,7 +1,4 @@
-"""What stands in a state directory: leases, records, other files; and what about them cannot be right.
-
-The lease file is read from a copy, since a killed plugin leaves a journal that whoever opens the file plays back.
-"""
+"""What stands in a state directory: leases (read from a copy, for a journal), records, other files; and what is wrong."""
 
 import ipaddress
 import json

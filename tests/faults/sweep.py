@@ -2,10 +2,8 @@
 
     python -m tests.faults.sweep [--store NAME ...] [--only NAME ...] [--fault NAME ...] [--sample K] [--every] [--jobs N] [--case ID]
 
-A case has the name OPERATION/FAULT/POINT/CONTINUATION, such as macvlan-add/KILL/pwrite64:7/retry. The points are those
-of a run without a fault, of the plugins as they are now. A continuation is gone through once for each state that a
-fault leaves (tests.faults.runner), or with --every after each fault: hours.
-"""
+A case is OPERATION/FAULT/POINT/CONTINUATION, such as macvlan-add/KILL/pwrite64:7/retry; the points are those of a run without
+a fault. A continuation is gone through once for each state that a fault leaves, or with --every after each: hours."""
 
 import argparse
 import random

@@ -1,8 +1,4 @@
-"""Records of what outlives a boot: whole on every disk that a power loss may leave, from before the first request on.
-
-What they speak of stands in a store that nodes share, or in one of another's IPAM plugin. No runtime need ask for its
-release after a power loss, so GC and `railcni ipam flush` go by the record.
-"""
+"""Records of what outlives a boot, in stores that nodes share: whole on every disk that a power loss may leave."""
 
 import json
 import shutil

@@ -1,8 +1,4 @@
-"""Plugins killed around an IPAM plugin of another (Debian's host-local): the DEL that follows leaves nothing of either.
-
-The sweep's injector follows children too, and would kill host-local, which then leaves an address of its own accord: here
-only our process is traced and killed.
-"""
+"""Our plugins alone killed around another's IPAM plugin (Debian's host-local): the next DEL leaves nothing of either."""
 
 import json
 import re

@@ -1,7 +1,4 @@
-"""What strace writes of one process, as calls; and which of them are points at which a fault is worth while.
-
-A point is the n-th call of its name since the program was started, which is how strace counts for an injection.
-"""
+"""What strace writes of one process, as calls; which are points, the n-th call of a name, at which a fault is worth while."""
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -58,10 +55,8 @@ _STATE = "/var/lib/cni"
 
 @dataclass(frozen=True)
 class Call:
-    """A system call: the `ordinal`-th of its `name`; `path` is that of its first descriptor, "" for none.
-
-    `pages`: the reads of the list of mounts before it, of which there is one for each page. The list has another length in
-    each run, so calls of the name "read" behind it do not keep their ordinal.
+    """A system call: the `ordinal`-th of its `name`; `path` is that of its first descriptor, "" for none. `pages`: the reads
+    of the list of mounts before it, whose number differs from run to run, and with it the ordinals of "read" behind it.
     """
 
     name: str

@@ -20,10 +20,7 @@ class Edit:
 
 
 def copy(target: Path, edits: Sequence[Edit] = ()) -> Path:
-    """Copy what the plugins need into `target`, make the `edits`, and return the directory of the executables.
-
-    AssertionError when an edit does not fit: then it must be written again for the code as it is now.
-    """
+    """Copy what the plugins need into `target` with the `edits`; the directory of the executables. Each edit must fit."""
     for part in ("bin", "cni", "ipam", "libexec"):
         shutil.copytree(ROOT / part, target / part, symlinks=True, ignore=shutil.ignore_patterns("__pycache__", "cli"))
     for edit in edits:

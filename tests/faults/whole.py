@@ -1,10 +1,6 @@
-"""All of a node that whoever comes next can meet, as text.
+"""All of a node that whoever comes next can meet, as text: its files, locks, and what rtnetlink shows of its namespaces.
 
-The node's own files, and locks on those of the state directory; links, addresses, routes and sysctls of its namespaces.
-Two cases with the same lines go on in the same way: no process of the call lives, and nothing else of the node outlives
-a call. Only times, and the numbers that the kernel gives to namespaces, differ from case to case, since the victim has
-the same names in all of them; these and what can matter to nobody are left out (filestate, kernelstate).
-"""
+Two cases with the same lines go on in the same way. Times and the kernel's numbers of namespaces are left out."""
 
 import time
 from collections.abc import Mapping, Sequence

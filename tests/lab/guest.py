@@ -67,11 +67,8 @@ def run(
     quiet_seconds: float,
     look: Callable[[], bool] = lambda: False,
 ) -> Ended:
-    """Boot `kernel` and run `command` in it, after the shell lines `before`; `out` is the guest's /out, and
-    `out`/console what it printed.
-
-    `look` is called twice a second and says whether there was progress; without any for `quiet_seconds` the guest is
-    ended, and counts as hanging.
+    """Boot `kernel` and run `command` in it, after the shell lines `before`; `out` is the guest's /out. `look` says twice a
+    second whether there was progress; without any for `quiet_seconds` the guest counts as hanging, and is ended.
     """
     _ask(out, command, environ or {}, before)
     console = out / "console"

@@ -1,9 +1,7 @@
 """What the lab needs and a machine seldom has: QEMU, kernels with RDMA and SR-IOV, perftest. Nothing is installed.
 
-The packages come by apt from the mirror that this machine's own sources name, into a folder of the lab, with lists and
-cache of their own, and are checked against Debian's keys as any other. They are unpacked there: `tools` holds what runs,
-on this machine and in the guests; each kernel lies in a folder of its own.
-"""
+apt brings the packages from this machine's own sources into a folder of the lab, checked against Debian's keys, and they are
+unpacked there: `tools` holds what runs, here and in the guests; each kernel lies in a folder of its own."""
 
 import os
 import platform

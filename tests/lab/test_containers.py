@@ -1,11 +1,8 @@
-"""RDMA between two containers of a real containerd: the device nodes are what `railcni device-plugin` has answered to
-Allocate, or what `railcni dra` has prepared for a claim, and eth0 is a macvlan of ours, by whose GIDs ib_write_bw goes.
+"""RDMA between two containers of a real containerd: the device nodes are what `railcni device-plugin` or `railcni dra` has
+answered, and eth0 is a macvlan of ours, by whose GIDs ib_write_bw goes.
 
-Debian's containerd (1.6) does not read CDI files, so the test gives it the device nodes that the file of a claim names.
-
-containerd gives each sandbox one network, eth0; net1 beside it would need Multus. The programs and libraries are mounted
-from the guest. Before Linux 7.2 soft-RoCE needs traffic.turned_round, as in the walk-through.
-"""
+Debian's containerd (1.6) reads no CDI files: the test gives it the nodes that the file of a claim names. Before Linux 7.2
+soft-RoCE needs traffic.turned_round."""
 
 import time
 from collections.abc import Callable, Iterator, Sequence

@@ -1,8 +1,6 @@
 """rdma in RDMA's exclusive netns mode: the verbs device goes into the sandbox and comes back, whatever becomes of it.
 
-The verbs devices are soft-RoCE's, which a helper module of the lab lets change namespaces. Their netdev stays on the
-host, since its move would delete them; so they are named by `verbsDevice`.
-"""
+A helper module of the lab lets soft-RoCE change namespaces. Its netdev stays on the host, so `verbsDevice` names the device."""
 
 import json
 import os

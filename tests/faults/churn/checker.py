@@ -1,20 +1,13 @@
 """Whether a history keeps what is promised. Pure: events in, what is wrong in words out.
 
 1. On the wire: the kernel never said that an address is there while a link of another owner had it.
-2. Ownership: from an ADD's answer to the first call that may end it, and on while the link is still seen to have the
-   address; no two owners of one address at one time.
-3. A DEL that was answered freed: no address of the attachment is seen from its answer on, and at rest it has no lease,
-   no record and no link.
-4. An ADD that was answered gave: the address was on the wire at its answer, it is the one that the attachment or its
-   pod had, and at rest the lease, the records and the link say the same.
+2. No two owners of one address at one time, from an ADD's answer to the first call that may end it, or while the link has it.
+3. A DEL that was answered freed: no address is seen from its answer on, and at rest no lease, record or link is left.
+4. An ADD that was answered gave what its pod had, on the wire at its answer; at rest leases, records and links say the same.
 5. At rest nothing stands that no call can have made, and leases, records and links agree.
 
-A sandbox that is given up counts as gone from then on. The kernel clears it a moment later, and nobody can see when;
-`lingering` tells how often an address was given on in that moment.
-
-Calls of one attachment that overlap in time, and calls that were killed or refused, leave it unsure: then only 1, 2
-and 5 are asked for. All that is said is certain (see events).
-"""
+A sandbox that is given up counts as gone from then on; `lingering` counts the addresses given on before the kernel cleared it.
+Calls of one attachment that overlap, were killed or refused leave it unsure: then only 1, 2 and 5 are asked for."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence

@@ -1,9 +1,6 @@
-"""What a history is made of. Times are CLOCK_MONOTONIC in seconds, the same clock in all processes of a machine.
+"""What a history is made of. Times are CLOCK_MONOTONIC in seconds, one clock for all processes of a machine.
 
-A time that cannot be known is given by bounds on the side that excuses the plugins: an operation began no later than
-its call and ended no earlier than its answer; an address left the wire at `after` or later. So what the checker finds
-is certain, and what happens in between may go unseen.
-"""
+A time that cannot be known is given by bounds on the side that excuses the plugins, so what the checker finds is certain."""
 
 import json
 from collections.abc import Iterable
@@ -15,10 +12,9 @@ DONE, REFUSED, KILLED = "done", "refused", "killed"
 
 @dataclass(frozen=True)
 class Operation:
-    """A call of a plugin. `owner` is the pod, which keeps its addresses from sandbox to sandbox.
+    """A call of a plugin; `owner` is the pod, which keeps its addresses from sandbox to sandbox.
 
-    `outcome`: DONE; REFUSED, with the CNI error `code`; KILLED, so that nobody knows what was done. A GC has no container
-    but the `network` whose attachments it collects, but for the containers in `spared`.
+    `outcome`: DONE; REFUSED, with the CNI error `code`; KILLED. A GC has a `network` and the containers in `spared` alone.
     """
 
     verb: str
@@ -42,10 +38,7 @@ class Operation:
 
 @dataclass(frozen=True)
 class Sight:
-    """The kernel said that `address` is on a link of `container`'s sandbox, or that it is there no more.
-
-    It happened between `after` and `seen`. Sights stand in the history in the order in which they happened.
-    """
+    """The kernel said, between `after` and `seen`, that `address` is on a link of `container`'s sandbox, or no more."""
 
     container: str
     address: str

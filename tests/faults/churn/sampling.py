@@ -62,10 +62,7 @@ def _size(path: Path) -> int:
 
 
 def growth(samples: Sequence[Sample]) -> list[str]:
-    """What grew: the median of the last third of the samples compared with that of the second; the first is warm-up.
-
-    [] when all is flat. A ValueError tells that there are too few samples.
-    """
+    """What grew: the median of the last third of the samples against that of the second. ValueError: too few samples."""
     if len(samples) < _LEAST:
         raise ValueError(f"{len(samples)} samples are too few to tell: want {_LEAST} or more")
     third = len(samples) // 3

@@ -1,11 +1,7 @@
 """What the kernel says of addresses in all sandboxes of a node, in the order in which it happened.
 
-One route socket hears every network namespace that has an id in its own (NETLINK_LISTEN_ALL_NSID, netlink(7)), and the
-kernel changes addresses under one lock: so the order of the messages is that of the events, also between sandboxes.
-
-When they happened is known only within bounds: a watcher that is not served for a while reads many messages at once,
-all of which may be as old as the last time at which it found none.
-"""
+One route socket hears every network namespace that has an id in its own (NETLINK_LISTEN_ALL_NSID, netlink(7)), in the order
+of the kernel's one lock. Times are known within bounds: what a late watcher reads may be as old as its last look."""
 
 from __future__ import annotations
 

@@ -1,9 +1,7 @@
 """One process that attaches, detaches and kills, as a runtime would that loses its patience and its memory.
 
-It runs in the node, in the standard library alone, and has pods and a network of its own; the range is everybody's. On
-stdin it reads a number of seconds, churns for so long, rests, and says so; on 0 it detaches everything. What it did is
-in its file by then.
-"""
+It has pods and a network of its own; the range is everybody's. On stdin it reads for how many seconds it churns before it
+rests; on 0 it detaches everything. What it did is in its file by then."""
 
 import fcntl
 import json
