@@ -6,7 +6,7 @@ server of RAILCNI_TEST_KUBECONFIG, beside the Go whereabouts that RAILCNI_BENCH_
 
 A round does each operation once on every side, in an order that changes from round to round, so that whatever else
 the machine does falls on all of them. Times are of the whole process, from its start to its end. Nothing but the
-ratio of the medians carries over to another machine. Writes build/bench.json (all samples) and build/bench.svg.
+ratio of the medians carries over to another machine. Writes build/bench.json (all samples).
 RAILCNI_BENCH_PEERS names a folder of other plugins to measure too, such as those of an earlier version, which the parts
 "kubernetes" and "users" then measure over IPPools; RAILCNI_BENCH_BIN one of ours.
 """
@@ -27,9 +27,9 @@ from rich.console import Console
 from rich.table import Table
 
 from tests import etcd
-from tests.bench import breakdown, chart, functions, limits, report, users
+from tests.bench import functions, limits, report, users
 from tests.bench.apiserver import Server
-from tests.bench.calls import adopt_orphans
+from tests.bench.calls import adopt_orphans, script_of
 from tests.bench.etcd import Etcd
 from tests.bench.hosts import hosts
 from tests.bench.kubernetes import PEER, SCENES, Kubernetes
@@ -58,7 +58,7 @@ def choose_sides(folder: Path, peers: str) -> list[Side]:
 
 def facts_of(side: Side) -> dict[str, str]:
     """What runs our plugins."""
-    script = breakdown.script_of(side.executable("macvlan"))
+    script = script_of(side.executable("macvlan"))
     if not script:
         return {}
     version = subprocess.run([script[0][0], "-V"], capture_output=True, text=True).stdout.strip()
@@ -103,7 +103,6 @@ def main() -> int:
     facts["load average before and after"] = f"{before:.1f} and {load():.1f}"
     names = list(dict.fromkeys([*(side.name for side in sides), *results.sides()]))
     (BUILD / "bench.json").write_text(json.dumps(report.document(results, facts, options.rounds), indent=1) + "\n")
-    (BUILD / "bench.svg").write_text(chart.svg(results, names, facts, options.rounds))
     _show(console, results, names, facts, options.rounds)
     return 1 if results.failures else 0
 
@@ -182,8 +181,6 @@ def _show(console: Console, results: Results, names: list[str], facts: dict[str,
         tables.append(report.figures(results, names))
     if results.crowds:
         tables.append(report.crowds(results))
-    if results.breakdown:
-        tables.append(report.phases(results))
     for table in tables:
         console.print(table)
     for failure in results.failures:
@@ -198,7 +195,7 @@ def _show(console: Console, results: Results, names: list[str], facts: dict[str,
     console.print(
         "The load is of everything on the machine: above the number of processors, these times are of that, too."
     )
-    console.print(f"{rounds} rounds; all samples: build/bench.json; chart: build/bench.svg", highlight=False)
+    console.print(f"{rounds} rounds; all samples: build/bench.json", highlight=False)
 
 
 if __name__ == "__main__":

@@ -90,6 +90,20 @@ class Running:
         return sample, out, aside
 
 
+def script_of(executable: Path) -> tuple[list[str], Path] | None:
+    """The interpreter of an executable of ours with its options, and the script that it runs; None when it has none.
+
+    bin/NAME of a checkout runs the script libexec/NAME. In a bundle bin/python3 runs libexec/NAME.pyc for it.
+    """
+    inside = executable.parent.parent / "libexec"
+    for script in (inside / executable.name, executable):
+        if script.exists() and (line := script.read_bytes().partition(b"\n")[0]).startswith(b"#!"):
+            argv = line.decode(errors="replace").removeprefix("#!").split()
+            return (argv, script) if "python" in Path(argv[0]).name else None
+    python, script = executable.with_name("python3"), inside / f"{executable.name}.pyc"
+    return ([str(python), "-IS"], script) if python.exists() and script.exists() else None
+
+
 def timed(call: Call) -> tuple[Sample, bytes]:
     """What a call took, and its stdout."""
     sample, out, _ = Running(call).finish()

@@ -14,11 +14,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
-from tests.bench import breakdown, operations
+from tests.bench import operations
 from tests.bench.apiserver import Counter, Namespace, Server
-from tests.bench.calls import Call, Failed, Running, timed
+from tests.bench.calls import Call, Failed, Running, script_of, timed
 from tests.bench.hosts import Host
 from tests.bench.operations import Round, alternately
 from tests.bench.progress import Progress
@@ -35,7 +34,6 @@ from tests.bench.scenarios import (
     LEASES,
     MANY_LEASES,
     OURS,
-    TLS,
     Side,
 )
 
@@ -105,7 +103,6 @@ class Kubernetes:
     def _single(self, hosts: list[Host]) -> None:
         self._one(hosts[0])
         self._requests(hosts[0])
-        self._breakdown(hosts[0])
 
     def _node(self, hosts: list[Host]) -> None:
         self._at_once(KUBE_NODE, hosts[:1], 100, RANGE, max(1, self._rounds // 40))
@@ -121,7 +118,7 @@ class Kubernetes:
 
     def _one(self, host: Host) -> None:
         """ADD and DEL of one attachment, and the floor of any exec of Python, in the same rounds."""
-        script = breakdown.script_of(self._clients[0].executable)
+        script = script_of(self._clients[0].executable)
 
         def attachment(client: Client, number: int) -> Round:
             found = _attachment(client, host, number)
@@ -166,22 +163,6 @@ class Kubernetes:
                             self.results.failures.append(f"{client.name}, requests: {fault}")
                             return
                         self.results.note(Operation(KUBE, f"requests of {verb}"), client.name, counter.count - before)
-
-    def _breakdown(self, host: Host) -> None:
-        client = self._clients[0]
-        if not breakdown.script_of(client.executable):
-            return
-
-        def calls(number: int, measure: breakdown.Measure) -> dict[Operation, Any]:
-            found = {}
-            for verb in ("ADD", "DEL"):
-                call = client.call(verb, f"b{number}")
-                found[Operation(KUBE, verb)], _ = host.submit(measure, call).result()
-            return found
-
-        breakdown.measure(self.results, self._progress, KUBE, max(5, self._rounds // 10), calls)
-        for run in self.results.breakdown.get(Operation(KUBE, "ADD"), []):
-            self.results.add(TLS, OURS, Sample(run["TLS"]))
 
     def _at_once(self, group: str, hosts: list[Host], calls: int, which: int, rounds: int) -> None:
         wave = partial(self._wave, group, hosts, calls, which)

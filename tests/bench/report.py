@@ -7,7 +7,6 @@ from typing import Any
 
 from rich.table import Table
 
-from tests.bench import breakdown
 from tests.bench.limits import LIMITS, crowd_verdict, memory_verdict
 from tests.bench.samples import Operation, Results, median, percentile, ratio
 from tests.bench.scenarios import GO, GROUPS, OURS
@@ -97,18 +96,6 @@ def crowds(results: Results) -> Table:
         cells += [f"{count:,}" for count in (crowd.failed, crowd.wrong, crowd.left)]
         cells.append(crowd.audit if crowd.audit == "clean" else "not clean")
         table.add_row(f"{crowd.store}, {crowd.what}", *cells, _coloured(crowd_verdict(crowd)))
-    return table
-
-
-def phases(results: Results) -> Table:
-    """Where the time of ours goes: medians of each phase."""
-    table = Table(title="where the time of ours goes, milliseconds: medians", title_justify="left")
-    table.add_column("phase", no_wrap=True)
-    for operation in results.breakdown:
-        table.add_column(f"{operation.verb}\n{operation.group.partition(',')[0]}", justify="right")
-    for phase in (*breakdown.PHASES, breakdown.PROBED, breakdown.PLAIN):
-        cells = [figure(median([run[phase] for run in runs])) for runs in results.breakdown.values()]
-        table.add_row(phase, *cells, end_section=phase == breakdown.PHASES[-1])
     return table
 
 

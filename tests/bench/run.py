@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from functools import partial
 
-from tests.bench import breakdown, operations, pools
-from tests.bench.calls import timed
+from tests.bench import operations, pools
+from tests.bench.calls import script_of, timed
 from tests.bench.operations import Round, alternately
 from tests.bench.progress import Progress
 from tests.bench.samples import Results
@@ -26,7 +26,7 @@ class Run:
         self._pods = pods
         self._rounds = rounds
         self._progress = progress
-        script = breakdown.script_of(sides[0].executable(SCENARIOS[0].plugin))
+        script = script_of(sides[0].executable(SCENARIOS[0].plugin))
         self._python = script[0] if script else []
         self._workers = Workers()
 
@@ -35,7 +35,6 @@ class Run:
             self._one_at_a_time(scenario)
             if scenario is SCENARIOS[0]:  # the workers that one call at a time has left: later they may have ended
                 self.results.note(WORKERS_IDLE, OURS, self._workers.memory_mb())
-        self._breakdown()
         self._at_once()
         self._addresses_alone()
 
@@ -63,14 +62,6 @@ class Run:
         if side is self._sides[0] and scenario.plugin == "host-device":
             found |= operations.move(self._pods[0], side)
         return found
-
-    def _breakdown(self) -> None:
-        if not self._python:
-            return
-        rounds = max(5, self._rounds // 4)
-        for scenario in (s for s in SCENARIOS if s.cold):
-            calls = partial(operations.attachment, scenario, self._pods[0], self._sides[0])
-            breakdown.measure(self.results, self._progress, scenario.group, rounds, calls)
 
     def _at_once(self) -> None:
         sides = [s for s in self._sides if s.executable("macvlan").exists()]

@@ -48,14 +48,13 @@ class Crowd:
 class Results:
     """All samples of a run by operation and side, in the order in which they came up.
 
-    `memory_kib` are peaks of resident memory by group and side; `breakdown` is, for an operation of ours, the
-    milliseconds of each phase in each run; `figures` are what is no time: numbers of requests, rates; `crowds` are the
-    runs of tests.bench.users; `failures` are calls that did not succeed and end a part, in words; `remarks` those that are counted.
+    `memory_kib` are peaks of resident memory by group and side; `figures` are what is no time: numbers of requests, rates;
+    `crowds` are the runs of tests.bench.users; `failures` are calls that did not succeed and end a part, in words; `remarks`
+    those that are counted.
     """
 
     samples: dict[Operation, dict[str, list[Sample]]] = field(default_factory=dict)
     memory_kib: dict[str, dict[str, list[int]]] = field(default_factory=dict)
-    breakdown: dict[Operation, list[dict[str, float]]] = field(default_factory=dict)
     figures: dict[Operation, dict[str, list[float]]] = field(default_factory=dict)
     crowds: list[Crowd] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)
@@ -96,10 +95,6 @@ class Results:
                 for operation, sides in self.samples.items()
             ],
             "peak_memory_kib": self.memory_kib,
-            "breakdown_ms": [
-                {"group": o.group, "verb": o.verb, "phases": {p: [round(run[p], 4) for run in runs] for p in runs[0]}}
-                for o, runs in self.breakdown.items()
-            ],
             "figures": [{"group": o.group, "what": o.verb, "values": sides} for o, sides in self.figures.items()],
             "users": [asdict(crowd) for crowd in self.crowds],
             "failures": self.failures,

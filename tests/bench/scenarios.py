@@ -37,7 +37,6 @@ WORKERS_IDLE, WORKERS_BUSY = (
 )
 MOVE = Operation(FLOORS, "netlink move of a device")
 INTERPRETER = Operation(FLOORS, "bare interpreter, -IS")
-TLS = Operation(FLOORS, "TLS of an ADD over Kubernetes")
 
 # The stores that nodes share: the IPAM plugin alone.
 NODES = 16  # that calls pose as

@@ -1,14 +1,12 @@
-"""The statistics, limits and pictures of `make bench`, from samples that are made up."""
+"""The statistics, limits and tables of `make bench`, from samples that are made up."""
 
-import importlib
 import io
 from dataclasses import replace
-from xml.etree import ElementTree
 
 import pytest
 from rich.console import Console
 
-from tests.bench import breakdown, chart, probe, report
+from tests.bench import report
 from tests.bench.limits import LIMITS, crowd_ratios, crowd_verdict, memory_verdict
 from tests.bench.samples import Crowd, Operation, Results, Sample, percentile, ratio
 from tests.bench.scenarios import (
@@ -154,24 +152,3 @@ def test_the_table_shows_ratios_verdicts_and_a_peer_and_the_document_keeps_every
     assert "2.00" in text
     times = {"ms": {OURS: [20.0], GO: [8.0], "peer": [10.0]}, "cpu_ms": {OURS: [10.0], GO: [4.0], "peer": [5.0]}}
     assert report.document(found, {"kernel": "6"}, 2)["operations"] == [{"group": POOL, "verb": "ADD", **times}]
-
-
-def test_the_chart_is_a_picture_that_fits_its_frame() -> None:
-    found = results({(ADD, OURS): [20.0, 25.0], (ADD, GO): [10.0], (ADD, "a <peer>"): [5.0], (MOVE, OURS): [1.0]})
-    phases = (*breakdown.PHASES, breakdown.PROBED, breakdown.PLAIN)
-    found.breakdown[ADD] = [dict.fromkeys(phases, 2.0)]
-    picture = ElementTree.fromstring(chart.svg(found, [OURS, GO, "a <peer>"], {"kernel": "6"}, 2))
-    width, height = float(picture.attrib["width"]), float(picture.attrib["height"])
-    bars = [e.attrib for e in picture.iter("{http://www.w3.org/2000/svg}rect") if e.attrib["width"] != "100%"]
-    assert len(bars) >= 4 + len(breakdown.PHASES)
-    for bar in bars:
-        assert float(bar["x"]) + float(bar["width"]) <= width
-        assert float(bar["y"]) + float(bar["height"]) <= height
-
-
-def test_every_function_that_the_breakdown_times_exists() -> None:
-    for place in (place for places in probe.PHASES.values() for place in places):
-        module, _, path = place.partition(":")
-        found = importlib.import_module(module)
-        for name in path.removesuffix("*").split("."):
-            found = getattr(found, name) if name else found
