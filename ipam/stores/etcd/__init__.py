@@ -33,12 +33,12 @@ from ipam.stores.base import (
 from ipam.stores.etcd import keys, txn
 from ipam.stores.etcd.client import EtcdClient, endpoint
 from ipam.stores.etcd.keys import BLOCK, LEASE, Keys, end_of, next_key
-from ipam.stores.etcd.search import Search
 from ipam.stores.etcd.txn import Answer, Entry, Op, Reply
 from ipam.stores.served import ServedStore, conflicts
 
 _VOID_SECONDS = 600  # the longest time for which a lost request may still arrive
 _WINDOWS = 50  # windows that one request reads
+_COUNTED = 64  # blocks in a request, and blocks in a group: etcd takes 128 reads
 _AT_ONCE = 64  # leases that one request reads by their keys
 _NOBODY = Attachment("railcni", "status", "none")
 _FORGETS, _FORGOTTEN = 8, 500  # 8 of 256 releases also remove old former/ keys, each at most 500
@@ -56,7 +56,7 @@ class EtcdStore(ServedStore):
         endpoints = [endpoint(text, False) for text in store_ref["endpoints"]]
         self._etcd = EtcdClient(endpoints, paths, store_ref["user"], store_ref.get("password", ""), seconds)
         super().__init__({key: value for key, value in store_ref.items() if key != "password"}, self._etcd)
-        self._search = Search(self.keys, self._call)
+        self._seen: dict[Window, Sequence[Answer]] = {}  # what `survey` has read for the next `occupied` of a window
 
     def ready(self, wants: Sequence[Want] = ()) -> None:
         """As Store.ready, by a claim that cannot succeed: etcd checks rights and space before it compares."""
@@ -75,10 +75,11 @@ class EtcdStore(ServedStore):
         reads = [txn.read(own, end_of(own)), txn.read(of_pod, end_of(of_pod), keys_only=True)]
         memory = [txn.read(remembered, end_of(remembered))] if returns(pod) else []
         windows = windows[:_WINDOWS]
-        reply = self._call(txn.reads(reads + memory + self._search.expect(windows)))
+        reply = self._call(txn.reads(reads + memory + [read for window in windows for read in self._spans(*window)]))
         found, listed, *seen = reply.answers
         former = [a for answer in seen[: len(memory)] for _, value in answer.entries for a in keys.address_of(value)]
-        self._search.answered(windows, seen[len(memory) :])
+        answers = iter(seen[len(memory) :])
+        self._seen = {window: [next(answers) for _ in self._spans(*window)] for window in windows}
         leases = self._leases([key[len(of_pod) :] for key, _ in listed.entries])
         pods = [lease for lease in leases if lease.is_of_pod(owner)]
         return Survey([self.keys.read(*entry) for entry in found.entries], pods, former)
@@ -99,10 +100,47 @@ class EtcdStore(ServedStore):
         return self.keys.read(*found[0]) if found else None
 
     def occupied(self, pool: str, scope: str | None, family: int, low: int, high: int) -> int:
-        return self._search.occupied((pool, scope, family, low, high))
+        window = (pool, scope, family, low, high)
+        answers = self._seen.pop(window, None) or self._call(txn.reads(self._spans(*window))).answers
+        bits = 0
+        for answer in answers:
+            for key, _ in answer.entries:
+                bits |= 1 << keys.value_of(key, family) - low
+        return bits
+
+    def _spans(self, pool: str, scope: str | None, family: int, low: int, high: int) -> list[Op]:
+        """The reads of the leases and reservations in a window."""
+        places = self.keys.places(Want(pool, family, low, scope))
+        return [txn.read(*self.keys.span(family, low, high, *place), keys_only=True) for place in places]
 
     def next_open(self, pool: str, scope: str | None, family: int, value: int, high: int) -> int:
-        return self._search.next_open((pool, scope, family, value, high))
+        """As Store.next_open. Skips blocks that are full of leases of the pool, or of reservations of the scope."""
+        for place in self.keys.places(Want(pool, family, value, scope)):
+            at = self._behind_full(place, family, value, high)
+            if at > value:
+                return at
+        return value
+
+    def _behind_full(self, place: tuple[str, str], family: int, value: int, high: int) -> int:
+        """The first address from `value` on that is in no full block of `place`; high + 1 if there is none.
+
+        One request counts the keys of each of the next 64 blocks, and of each of the 63 groups of 64 blocks after them.
+        The next request begins at the first group that is not full.
+        """
+        at = value & -BLOCK
+        while at <= high:
+            blocks = range(at, high + 1, BLOCK)[:_COUNTED]
+            groups = range(at + _COUNTED * BLOCK, high + 1, _COUNTED * BLOCK)[: _COUNTED - 1]
+            spans = [(low, BLOCK) for low in blocks] + [(low, _COUNTED * BLOCK) for low in groups]
+            counts = [txn.count(*self.keys.span(family, low, low + size - 1, *place)) for low, size in spans]
+            for (low, size), answer in zip(spans, self._call(txn.reads(counts)).answers, strict=True):
+                at = low
+                if answer.number < size:
+                    break
+                at += size
+            if size == BLOCK and at == low:
+                return max(at, value)
+        return high + 1
 
     def claim(self, wants: Sequence[Want], owner: Owner, instead_of: Sequence[Lease] = ()) -> Claimed | Taken | Unknown:
         leases = [Lease(want, owner) for want in wants]
@@ -173,7 +211,8 @@ class EtcdStore(ServedStore):
             changes = [txn.delete(key) for key in self.keys.entries(lease)]
             cooling = self._cooling(lease, term)
             place = keys.place_of(lease.family, lease.value)
-            former = {self.keys.former(lease): place} if returns(lease.pod) else {}
+            memory = self.keys.all("former", *lease.pod[:2], lease.ifname, lease.pool)[:-1]
+            former = {memory: place} if returns(lease.pod) else {}
             changes += [txn.put(key, pod, term) for key, pod in cooling.items() if key not in written]
             changes += [txn.put(key, place) for key, place in former.items() if key not in written]
             written |= {*cooling, *former}
@@ -211,17 +250,14 @@ class EtcdStore(ServedStore):
             pass  # the release is done; a later release tries again
 
     def _page(self, pool: str, after: Lease | None, node: str) -> list[Lease]:
+        of_node = self.keys.all("node", node)
         prefix = self.keys.all("node", node, pool) if node else self.keys.all(LEASE, pool)
-        place = self.keys.all(LEASE, pool)[len(self.keys.all(LEASE)) :]
-        start = prefix
-        if after:
-            key = self.keys.taken(LEASE, pool, after.family, after.value)
-            start = next_key(prefix + keys.last_name(key).encode())
+        start = next_key(prefix + keys.place_of(after.family, after.value)) if after else prefix
         while True:
             (found,) = self._read(txn.read(start, end_of(prefix), self.page, keys_only=bool(node)))
             if not node or not found:
                 return [self.keys.read(*entry) for entry in found]
-            listed = self._leases([place + keys.last_name(key).encode() for key, _ in found])
+            listed = self._leases([key[len(of_node) :] for key, _ in found])
             if own := [lease for lease in listed if lease.node == node]:
                 return own
             start = next_key(found[-1][0])  # all leases of this page are gone by now

@@ -19,7 +19,7 @@ from ipam.stores.base import OutcomeUnknown, Pauses, Unreachable
 from ipam.stores.http import Failed, ServerAddress
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
     from typing import Any, TypeVar
 
     Reply = TypeVar("Reply")
@@ -195,7 +195,9 @@ class EtcdClient(http.Client):
 
     def _log_in(self, connection: http.Connection, deadline: float) -> None:
         """Use the token that an earlier call has kept. Log in if no token is kept, or after etcd has refused a token."""
-        name = _token_name(self._endpoints, self._user, self._password)
+        text = "\0".join((*map(str, self._endpoints), "", self._user, self._password))
+        digest = hashlib.blake2b(text.encode("utf-8", "surrogateescape"), digest_size=16)
+        name = f"etcd-{digest.hexdigest()}"  # cannot be guessed, since it depends on the password
         if not self._refused:
             self._token = _read_token(name)
         if self._token:
@@ -297,12 +299,6 @@ def _token_of(reply: Any) -> str:
 
 
 # --- tokens, kept on this node between two calls: each check of a password costs etcd 60 ms of bcrypt ---
-
-
-def _token_name(endpoints: Sequence[ServerAddress], user: str, password: str) -> str:
-    """The name of a token's file. The name contains a hash of the password, so it cannot be guessed."""
-    text = "\0".join((*map(str, endpoints), "", user, password)).encode("utf-8", "surrogateescape")
-    return f"etcd-{hashlib.blake2b(text, digest_size=16).hexdigest()}"
 
 
 def _read_token(name: str) -> str:

@@ -30,6 +30,7 @@ from ipam.stores.served import from_json, to_json
 BLOCK = 64  # addresses that a search reads at once
 LEASE, RESERVED = "lease", "reserved"
 _DIGITS = {4: 8, 6: 32}  # hexadecimal digits of an address, by family
+_HEX = b"0123456789abcdef"  # int() also accepts "0x1", "0_1" and "A"
 
 
 class Keys:
@@ -45,7 +46,8 @@ class Keys:
     def all(self, *names: str) -> bytes:
         """The prefix of all keys that begin with `names`; the first name is the kind of the keys."""
         try:
-            return self.root + "".join(f"{_escaped(name)}/" for name in names).encode()
+            escaped = (name.replace("%", "%25").replace("/", "%2F") for name in names)
+            return self.root + "".join(f"{name}/" for name in escaped).encode()
         except UnicodeError:
             raise InvalidConfig(f"{names!r:.100} cannot be kept in etcd: it is not UTF-8; want another name") from None
 
@@ -91,23 +93,18 @@ class Keys:
         try:
             lease = from_json(codec.loads_foreign(value))
             if kind == b"attachment":
-                sequence, (*names, place) = _number(place), names
-                *attachment, pool = map(unescaped, names)
-                lease.network, lease.container_id, lease.ifname = attachment
-                if sequence is None:
+                if place.strip(_HEX):
                     raise ValueError
-                lease.sequence = sequence
+                lease.sequence = int(place, 16)
+                *names, place = names
+                lease.network, lease.container_id, lease.ifname, lease.pool = map(unescaped, names)
             else:
-                (pool,) = map(unescaped, names)
+                (lease.pool,) = map(unescaped, names)
             lease.family = family_of(place)
-            lease.pool, lease.value = pool, value_of(place, lease.family)
+            lease.value = value_of(place, lease.family)
         except (ValueError, TypeError, StateDamaged):
             raise _foreign(key, "does not hold a lease of railcni", f"its value begins with {value[:200]!r}") from None
         return lease
-
-    def former(self, lease: Lease) -> bytes:
-        """The key below former/ for the pod, interface and pool of `lease`."""
-        return self.all("former", *lease.pod[:2], lease.ifname, lease.pool)[:-1]
 
 
 def end_of(prefix: bytes) -> bytes:
@@ -120,19 +117,10 @@ def next_key(key: bytes) -> bytes:
     return key + b"\0"
 
 
-def last_name(key: bytes) -> str:
-    """The part of a key after the last "/"."""
-    return _text(key.rpartition(b"/")[2])
-
-
 def unescaped(name: bytes) -> str:
     """The name whose escaped form in a key is `name`."""
-    return _text(name).replace("%2F", "/").replace("%25", "%")
-
-
-def _text(name: bytes) -> str:
     try:
-        return name.decode()
+        return name.decode().replace("%2F", "/").replace("%25", "%")
     except UnicodeDecodeError:
         raise _foreign(name, "is no UTF-8") from None
 
@@ -145,19 +133,9 @@ def family_of(key: bytes) -> int:
 def value_of(key: bytes, family: int) -> int:
     """The value of the address at the end of a key. Raises StateDamaged if there is none of this family."""
     place = key.rpartition(b"/")[2]
-    found = _number(place)
-    if found is None or len(place) != _DIGITS[family]:
+    if len(place) != _DIGITS[family] or place.strip(_HEX):
         raise _foreign(key, "does not end with an address")
-    return found
-
-
-def _number(digits: bytes) -> int | None:
-    """The number in hexadecimal digits as keys have them; None for other text, also for "0x1", which int accepts."""
-    try:
-        found = int(digits, 16)
-    except ValueError:
-        return None
-    return found if found >= 0 and b"%0*x" % (len(digits), found) == digits else None
+    return int(place, 16)
 
 
 def pod_of(pod: tuple[str, str, str], ifname: str) -> bytes:
@@ -172,10 +150,6 @@ def address_of(place: bytes) -> list[tuple[int, int]]:
         return [(family, value_of(place, family))]
     except StateDamaged:
         return []
-
-
-def _escaped(name: str) -> str:
-    return name.replace("%", "%25").replace("/", "%2F") if "/" in name or "%" in name else name
 
 
 def place_of(family: int, value: int) -> bytes:
