@@ -97,7 +97,7 @@ class Access(http.ServerAddress):
             )
         self._token_file, self._token = user.file("tokenFile"), user.text("token")
         described = user.values.get("exec")
-        self.helper = Helper(path, path.rpartition("/")[0], described) if described else None
+        self._helper = _Helper(path, described) if described else None
 
     def token(self, deadline: float) -> str:
         """The bearer token, or "". Raises CniError if its file or the `exec` helper fails, or at `deadline` (monotonic)."""
@@ -107,19 +107,19 @@ class Access(http.ServerAddress):
             except (OSError, ValueError) as fault:
                 why = getattr(fault, "strerror", None) or fault
                 raise InvalidConfig(f"the file tokenFile of kubeconfig {self.path or SERVICE_ACCOUNT}: {why}") from None
-        if self._token or not self.helper:
+        if self._token or not self._helper:
             return self._token
-        return self.helper.token(deadline)
+        return str(self._helper.credential(deadline).get("token") or "")
 
     def renews(self) -> bool:
         """Drop the `exec` helper's kept credential; return whether the next `token` may differ."""
-        if self.helper:
-            self.helper.forget()
-        return bool(self._token_file or self.helper)
+        if self._helper:
+            self._helper.kept = None
+        return bool(self._token_file or self._helper)
 
     def kept_as(self) -> Any:
         """The server and certificates, by which a connection is kept (Client.kept); None: keep no connection."""
-        if self.helper:
+        if self._helper:
             return None
         pems = [
             files.read_regular(pem, _MOST_BYTES) if isinstance(pem, str) and pem else pem
@@ -132,8 +132,9 @@ class Access(http.ServerAddress):
         if not self.tls:
             return None
         certificate, key = self._certificate, self._key
-        if self.helper and not certificate:
-            certificate, key = self.helper.certificate(deadline)
+        if self._helper and not certificate:
+            status = self._helper.credential(deadline)
+            certificate, key = (str(status.get(f"client{part}Data") or "").encode() for part in ("Certificate", "Key"))
         held: list[int] = []
         try:
             files_of = [_path(pem, held) for pem in (self._authority, certificate, key)]
@@ -152,17 +153,17 @@ class Access(http.ServerAddress):
         return context
 
 
-class Helper:
+class _Helper:
     """A kubeconfig's `exec` helper: a program that prints an ExecCredential (client.authentication.k8s.io).
 
     The program runs without a terminal, with this process's environment and the variables that the kubeconfig adds,
-    and is killed at the deadline. Its credential is kept until `forget`.
+    and is killed at the deadline.
     """
 
-    def __init__(self, path: str, directory: str, described: Any) -> None:
-        """`path` is the kubeconfig's; a relative command starts at `directory`; `described` is the value of `exec`."""
-        self.where = path
-        self._status: dict[str, Any] | None = None
+    def __init__(self, path: str, described: Any) -> None:
+        """`path` is the kubeconfig's; a relative command starts at its directory; `described` is the value of `exec`."""
+        self._name = f"the exec helper of kubeconfig {path}"
+        self.kept: dict[str, Any] | None = None  # the status of the last credential; None: run the program again
         described = described if isinstance(described, dict) else {}
         command, arguments = described.get("command"), described.get("args") or []
         if not isinstance(command, str) or not command or not are_texts(arguments):
@@ -173,59 +174,44 @@ class Helper:
         if described.get("interactiveMode") == "Always":
             raise InvalidConfig(f"kubeconfig {path}: exec.interactiveMode is Always, and a plugin has no terminal")
         if "/" in command and not command.startswith("/"):
-            command = f"{directory}/{command}"
+            command = f"{path.rpartition('/')[0]}/{command}"
         self._argv = [command, *arguments]
-        self._environ: dict[str, str] = {}
+        self._environ: dict[bytes, bytes] = {}
         for entry in described.get("env") or []:
             if not isinstance(entry, dict) or not are_texts([entry.get("name"), entry.get("value")]):
                 raise InvalidConfig(f"kubeconfig {path}: exec.env wants objects with name and value, both texts")
-            self._environ[entry["name"]] = entry["value"]
+            self._environ[entry["name"].encode()] = entry["value"].encode()
 
-    def token(self, deadline: float) -> str:
-        """The bearer token; "" if the credential has none."""
-        return str(self._credential(deadline).get("token") or "")
-
-    def certificate(self, deadline: float) -> tuple[bytes, bytes]:
-        """(client certificate, its key) as PEM; b"" if the credential has none."""
-        status = self._credential(deadline)
-        return tuple(str(status.get(f"client{k}Data") or "").encode() for k in ("Certificate", "Key"))  # type: ignore[return-value]
-
-    def forget(self) -> None:
-        """Forget the credential, so that its next use runs the program again."""
-        self._status = None
-
-    def _credential(self, deadline: float) -> dict[str, Any]:
-        if self._status is None:
-            output = self._run(deadline)
+    def credential(self, deadline: float) -> dict[str, Any]:
+        """The member `status` of the credential: with `token`, or `clientCertificateData` and `clientKeyData`, PEM."""
+        if self.kept is None:
+            output = self._output(deadline)
             try:
-                document = codec.loads(output)
-                status = document["status"]
+                status = codec.loads(output)["status"]
                 if not isinstance(status, dict) or not (status.get("token") or status.get("clientCertificateData")):
                     raise ValueError("status holds neither token nor clientCertificateData")
             except (ValueError, KeyError, TypeError) as fault:
-                raise InvalidConfig(f"{self} has not printed an ExecCredential: {fault}") from None
-            self._status = status
-        return self._status
+                raise InvalidConfig(f"{self._name} has not printed an ExecCredential: {fault}") from None
+            self.kept = status
+        return self.kept
 
-    def __str__(self) -> str:
-        return f"the exec helper of kubeconfig {self.where}"
-
-    def _run(self, deadline: float) -> bytes:
+    def _output(self, deadline: float) -> bytes:
         from cni.shared.kernel import children  # most kubeconfigs run no command
 
         info = {"apiVersion": self._version, "kind": "ExecCredential", "spec": {"interactive": False}}
-        environ: dict[Any, Any] = children.environment(os.environb)
-        environ |= {k.encode(): v.encode() for k, v in self._environ.items()}
+        environ = children.environment(os.environb) | self._environ
         environ[b"KUBERNETES_EXEC_INFO"] = codec.dumps(info).encode()
         environ.setdefault(b"PATH", b"/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin")
         try:
             output, status = children.run(self._argv, environ, deadline=deadline)
         except TimeoutError:
-            raise TryAgainLater(f"{self} has not ended in time: run it by hand and see what it waits for") from None
+            raise TryAgainLater(
+                f"{self._name} has not ended in time: run it by hand and see what it waits for"
+            ) from None
         except OSError as fault:
-            raise InvalidConfig(f"{self} cannot be run: {fault.strerror}") from None
+            raise InvalidConfig(f"{self._name} cannot be run: {fault.strerror}") from None
         if status:
-            raise InvalidConfig(f"{self} failed with status {status}: run it by hand; its errors are on stderr")
+            raise InvalidConfig(f"{self._name} failed with status {status}: run it by hand; its errors are on stderr")
         return output
 
 
@@ -259,8 +245,11 @@ def _parsed(data: bytes) -> Any:
         return codec.loads(data)
     except ValueError:
         pass
+    import site  # only a kubeconfig in YAML needs it
+
+    sys.path += [folder for folder in site.getsitepackages() if folder not in sys.path]  # plugins start without these
     try:
-        yaml = _pyyaml()
+        import yaml  # only a kubeconfig in YAML needs it
     except ImportError:
         raise ValueError("it is not JSON, and Python has no PyYAML (Debian: python3-yaml) to read YAML with") from None
     try:
@@ -268,16 +257,6 @@ def _parsed(data: bytes) -> Any:
     except (yaml.YAMLError, ValueError, RecursionError) as fault:
         mark = getattr(fault, "problem_mark", None)
         raise ValueError(f"line {mark.line + 1} is not YAML" if mark else "it is not YAML") from None
-
-
-def _pyyaml() -> Any:
-    """The module of PyYAML. Raises ImportError if it is not installed."""
-    import site  # only a kubeconfig in YAML needs it
-
-    sys.path += [folder for folder in site.getsitepackages() if folder not in sys.path]  # plugins start without these
-    import yaml  # only a kubeconfig in YAML needs it
-
-    return yaml
 
 
 def service_url(environ: Mapping[bytes, bytes]) -> str:
