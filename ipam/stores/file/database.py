@@ -131,18 +131,14 @@ class Database:
     def _take_again(self, seconds: float) -> bool:
         """Lock the file that `close` has kept open, and return True. Close it and return False if the path names
         another file now, or if the file no longer shows the check of this boot (it was emptied or overwritten)."""
-        former, self._fd = os.fstat(self._fd), open_locked(self.path, self._use, seconds, self._fd)
-        if self._fd >= 0:
-            now = os.fstat(self._fd)
-            is_same = (now.st_dev, now.st_ino) == (former.st_dev, former.st_ino)
-            if is_same and not self._is_of_earlier_boot():
-                try:
-                    ((version,),) = self.run("PRAGMA user_version")
-                    self._check_format(version)
-                    return True
-                except BaseException:
-                    self._shut()
-                    raise
+        try:
+            if lock(self.path, self._fd, seconds, monotonic() + seconds) and not self._is_of_earlier_boot():
+                ((version,),) = self.run("PRAGMA user_version")
+                self._check_format(version)
+                return True
+        except BaseException:
+            self._shut()
+            raise
         self._shut()
         return False
 
@@ -311,35 +307,42 @@ def _code(fault: Any) -> int:
 # --- opening and locking ---
 
 
-def open_locked(path: str, use: int, seconds: float, kept: int = -1) -> int:
+def open_locked(path: str, use: int, seconds: float) -> int:
     """A descriptor of the locked file at `path`. If the file is missing, CREATE makes it; other uses return -1.
 
-    An earlier descriptor `kept` is used again if the path still names its file; otherwise it is closed. Raises
-    TryAgainLater when another process keeps the file locked for `seconds`, InvalidConfig for a network file system,
-    and IoFailure or OSError for other faults.
+    Raises the errors of `lock`, and IoFailure or OSError for other faults.
     """
     deadline = monotonic() + seconds
-    while True:
-        fd, kept = kept if kept >= 0 else _open(path, use), -1
-        if fd < 0:
-            return fd
+    while (fd := _open(path, use)) >= 0:
         try:
-            status = os.fstat(fd)
-            _examine(path, fd, status)
-            locks.lock_file(fd, max(0.0, deadline - monotonic()))
-            if _is_at(path, status):
+            if lock(path, fd, seconds, deadline):
                 return fd
-        except TimeoutError:
-            holder = _lock_holder(fd)
-            os.close(fd)
-            raise TryAgainLater(
-                f"lease file {path} has been locked for more than {seconds:g} s{holder}: retry; if it stays so, see what that"
-                " process waits for"
-            ) from None
         except BaseException:
             os.close(fd)
             raise
         os.close(fd)
+    return fd
+
+
+def lock(path: str, fd: int, seconds: float, deadline: float) -> bool:
+    """Lock the open file `fd`; return whether `path` still names it.
+
+    Raises TryAgainLater when another process keeps it locked until `deadline`, the end of `seconds`, InvalidConfig for
+    a network file system, and IoFailure or OSError for a file that others can change.
+    """
+    status = os.fstat(fd)
+    _examine(path, fd, status)
+    try:
+        locks.lock_file(fd, max(0.0, deadline - monotonic()))
+        now = os.stat(path, follow_symlinks=False)
+    except TimeoutError:
+        raise TryAgainLater(
+            f"lease file {path} has been locked for more than {seconds:g} s{_lock_holder(fd)}: retry; if it stays so, see"
+            " what that process waits for"
+        ) from None
+    except FileNotFoundError:
+        return False
+    return (now.st_dev, now.st_ino) == (status.st_dev, status.st_ino)
 
 
 def refused(path: str, fault: OSError) -> IoFailure:
@@ -393,20 +396,14 @@ def _examine(path: str, fd: int, status: os.stat_result) -> None:
 
 
 def _refuse_remote(path: str, fd: int) -> None:
-    kind = remote_type(fd)
-    if kind:
+    """Raise InvalidConfig if the open file or directory `fd` is on a network file system."""
+    fields = (line.partition(b":") for line in files.read_whole(f"/proc/self/fdinfo/{fd}").split(b"\n"))
+    mount_id = next((value.strip() for key, _, value in fields if key == b"mnt_id"), b"")
+    if kind := find_remote(mount_id, files.read_whole(MOUNTINFO)):
         raise InvalidConfig(
             f'ipam.dataDir "{path.rpartition("/")[0]}" is on a file system of type {kind}, where file locks do not protect'
             " leases: name a directory on a local disk"
         )
-
-
-def _is_at(path: str, status: os.stat_result) -> bool:
-    try:
-        now = os.stat(path, follow_symlinks=False)
-    except FileNotFoundError:
-        return False
-    return (now.st_dev, now.st_ino) == (status.st_dev, status.st_ino)
 
 
 def _lock_holder(fd: int) -> str:
@@ -423,17 +420,9 @@ def _lock_holder(fd: int) -> str:
     return ""
 
 
-def remote_type(fd: int) -> str:
-    """The type of the file system of the open file `fd` if it is a network file system; else ""."""
-    for line in files.read_whole(f"/proc/self/fdinfo/{fd}").split(b"\n"):
-        key, _, value = line.partition(b":")
-        if key == b"mnt_id":
-            return find_remote(value.strip(), files.read_whole(MOUNTINFO))
-    return ""
-
-
 def find_remote(mount_id: bytes, mountinfo: bytes) -> str:
-    """As `remote_type`, for the mount `mount_id` in the text `mountinfo` (proc_pid_mountinfo(5))."""
+    """The type of the mount `mount_id` in the text `mountinfo` (proc_pid_mountinfo(5)) if it is a network file system;
+    else ""."""
     line = (b"\n" + mountinfo).partition(b"\n" + mount_id + b" ")[2].partition(b"\n")[0]
     kind = line.partition(b" - ")[2].partition(b" ")[0].decode("utf-8", "replace")
     return kind if kind.partition(".")[0] in _REMOTE else ""

@@ -64,8 +64,10 @@ class KubernetesStore(ObjectStore):
 
     def ready(self, wants: Sequence[Want] = ()) -> None:
         """As Store.ready, by dry runs: they show a missing namespace, missing rights, and a CRD that is too old."""
+        owner = Owner(Attachment("railcni", "status", "status"), ("a", "b", ""))
+        lease = Lease(Want("192.0.2.0-32", 4, 0xC0000200, ""), owner)
         pool = self.api.try_create(POOLS, objects.probe())
-        reservation = self.api.try_create(RESERVATIONS, objects.reservation(objects.probed()))
+        reservation = self.api.try_create(RESERVATIONS, objects.reservation(lease))
         if fault := objects.pruned(pool, reservation):
             raise InvalidConfig(fault)
         for resource in (POOLS, RESERVATIONS):

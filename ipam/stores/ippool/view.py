@@ -170,7 +170,7 @@ class View:
             raise Conflict(f"pool {name} has gone")
         added = {value: entry for value, entry in changes.items() if entry and value not in pool.entries}
         _check_offsets(name, pool, added)
-        grown = objects.growth(added.values())
+        grown = sum(64 + sum(map(len, entry.values())) for entry in added.values())  # at most so many bytes
         if added and pool.size + grown > objects.LIMIT - objects.RESERVE:
             raise self._full(name, pool)
         annotations: dict[str, str] = {}
