@@ -96,20 +96,15 @@ class _Replies:
 
     def __init__(self, connected: socket.socket) -> None:
         self._socket = connected
-        self._unread = bytearray()
+        self.unread = bytearray()
 
     def begin(self, deadline: float) -> None:
         """Begin a reply, which must be read by `deadline`."""
         self._deadline, self._bytes, self._lines = deadline, 0, 0
 
-    def end(self) -> bool:
-        """End a reply. Return False if bytes that belong to no request have come after it."""
-        return not self._unread
-
     def readline(self, size: int) -> bytes:
-        while (at := self._unread.find(b"\n", 0, size)) < 0 and len(self._unread) < size:
-            if not self._receive():
-                raise _ended()
+        while (at := self.unread.find(b"\n", 0, size)) < 0 and len(self.unread) < size:
+            self._receive()
         line = self._take(at + 1 or size)
         self._lines += len(line)
         if self._lines > _MOST_LINES:
@@ -120,28 +115,32 @@ class _Replies:
         """The next `size` bytes; without `size` all until the connection closes."""
         if size > _MOST_BYTES:
             raise _too_much(_MOST_BYTES, "data")
-        while (size < 0 or len(self._unread) < size) and self._receive():
-            pass
-        if len(self._unread) < size:
-            raise _ended()
-        return self._take(len(self._unread) if size < 0 else size)
+        if size < 0:
+            while self._receive(may_end=True):
+                pass
+            size = len(self.unread)
+        while len(self.unread) < size:
+            self._receive()
+        return self._take(size)
 
     def close(self) -> None:
         """Do nothing: `http.client` closes its file after each reply, but this reader also serves later replies."""
 
-    def _receive(self) -> bool:
-        """Wait for more bytes; return False if the connection has closed."""
+    def _receive(self, may_end: bool = False) -> bool:
+        """Wait for more bytes; return False if the connection has closed, as it may only if it `may_end`."""
         _wait(self._socket, self._deadline)
         data = self._socket.recv(_AT_ONCE)
-        self._unread += data
+        if not data and not may_end:
+            raise ConnectionResetError(errno.ECONNRESET, "the connection was closed")
+        self.unread += data
         self._bytes += len(data)
         if self._bytes > _MOST_BYTES:
             raise _too_much(_MOST_BYTES, "data")
         return bool(data)
 
     def _take(self, size: int) -> bytes:
-        data = bytes(self._unread[:size])
-        del self._unread[:size]
+        data = bytes(self.unread[:size])
+        del self.unread[:size]
         return data
 
 
@@ -188,7 +187,10 @@ class Connection:
         head = f"{method} {target} HTTP/1.1\r\nHost: {self._host}\r\nUser-Agent: {AGENT}\r\n{headers}"
         head += f"Content-Length: {len(body)}\r\n\r\n"
         try:
-            self._send(head.encode("latin-1") + body, deadline)
+            left = memoryview(head.encode("latin-1") + body)
+            while left:
+                _wait(self._socket, deadline)
+                left = left[self._socket.send(left) :]
             self._replies.begin(deadline)
             reply = HTTPResponse(self, method=method)  # type: ignore[arg-type]
             reply.begin()
@@ -206,7 +208,7 @@ class Connection:
         self.reused = self.answers = True
         asked = reply.headers.get("retry-after", "")
         self.retry_after = int(asked) if asked.isascii() and asked.isdigit() and len(asked) < 10 else 0
-        if not self._replies.end() or reply.will_close:
+        if self._replies.unread or reply.will_close:  # bytes after a reply belong to no request
             self.close()
         return reply.status, data
 
@@ -234,12 +236,6 @@ class Connection:
     def close(self) -> None:
         self._socket.close()
 
-    def _send(self, data: bytes, deadline: float) -> None:
-        left = memoryview(data)
-        while left:
-            _wait(self._socket, deadline)
-            left = left[self._socket.send(left) :]
-
 
 class ServerAddress:
     """The address at which a server listens. `base` is the prefix of the path of every request."""
@@ -266,6 +262,7 @@ class ServerAddress:
         self.host = host
         self.port = int(port or ports[self.tls])
         self.base = (slash + path).rstrip("/")
+        self.verified_name = host  # the name in the server's certificate
 
     def __str__(self) -> str:
         host = f"[{self.host}]" if ":" in self.host else self.host
@@ -284,14 +281,17 @@ class Failed(Exception):
 class Client:
     """A client with one connection, which a warm worker keeps for its next call.
 
-    `seconds` bound each request with all its attempts, and `deadline` (time.monotonic) bounds all requests.
-    `hurries`: fail at the first connection that cannot be made.
+    `seconds` bound each request with all its attempts, `deadline` (time.monotonic) all requests. `hurries`: fail at the
+    first connection that cannot be made.
     """
+
+    attempt_seconds = 10.0  # for one endpoint's handshake or reply
 
     def __init__(self, seconds: float) -> None:
         self._connection: Connection | None = None
         self._context: Any = None  # of TLS
         self._kept_as: Any = None
+        self._at = 0  # index of the endpoint of the connection, or of the one to try first
         self.seconds = seconds
         self.deadline = float("inf")
         self.hurries = False
@@ -301,9 +301,13 @@ class Client:
         """The time for which a connection was tried, for a message; "" if the client `hurries`."""
         return "" if self.hurries else f" within {self.seconds:g} s"
 
-    def unreached(self, failure: CniError) -> Exception:
-        """The error to raise when no connection can be made: `failure` if the client `hurries`, else Failed."""
-        return failure if self.hurries else Failed(failure)
+    def unreachable(self, reasons: Sequence[tuple[ServerAddress, str]]) -> CniError:
+        """The error when no connection can be made, with the reason for each endpoint."""
+        raise NotImplementedError
+
+    def untrusted(self, fault: Untrusted) -> CniError:
+        """The error when one side of a connection rejects the other by TLS."""
+        raise NotImplementedError
 
     def close(self) -> None:
         """Close the connection, or keep it for the next call."""
@@ -339,10 +343,43 @@ class Client:
                 base.at_end.append(self.close)
                 found = base.connections.pop(self._kept_as, None)
                 if found and found.is_silent() and monotonic() - found.used < _KEPT_SECONDS:
-                    self._connection = found
+                    self._connection, self._at = found, found.at
                 elif found:
                     found.close()
         return self._connection
+
+    def connect_to(
+        self, endpoints: Sequence[ServerAddress], context: Callable[[ServerAddress], Any], deadline: float
+    ) -> Connection:
+        """A new connection to one of `endpoints`: the endpoint after the last failed endpoint is tried first.
+
+        `context` returns the SSLContext for an endpoint. Raises `untrusted`, or Failed; `unreachable` if it `hurries`.
+        """
+        turned = [*endpoints[self._at :], *endpoints[: self._at]]
+        try:
+            index, socket = dial([(e.host, e.port) for e in turned], max(0.1, deadline - monotonic()))
+            self._at = (self._at + index) % len(endpoints)
+            where = turned[index]
+            limit = min(deadline, monotonic() + self.attempt_seconds)
+            self._connection = Connection(socket, where.verified_name, context(where), limit)
+            self._connection.at = self._at
+            return self._connection
+        except Untrusted as fault:
+            self.drop()
+            raise self.untrusted(fault) from None
+        except Refused as fault:
+            self._at = 0
+            reasons = list(zip(turned, fault.reasons, strict=True))
+        except OSError as fault:
+            reasons = [(where, fault.strerror or str(fault))]
+            self.move_on(endpoints)
+        failure = self.unreachable(reasons)
+        raise failure if self.hurries else Failed(failure)
+
+    def move_on(self, endpoints: Sequence[ServerAddress]) -> None:
+        """Close the connection for good; the next connection is to the next endpoint."""
+        self.drop()
+        self._at = (self._at + 1) % len(endpoints)
 
 
 def dial(places: Sequence[tuple[str, int]], seconds: float) -> tuple[int, socket.socket]:
@@ -382,10 +419,6 @@ def _wait(connected: socket.socket, deadline: float) -> None:
     if left <= 0:
         raise TimeoutError(errno.ETIMEDOUT, "timed out")
     connected.settimeout(left)
-
-
-def _ended() -> OSError:
-    return ConnectionResetError(errno.ECONNRESET, "the connection was closed")
 
 
 def _too_much(most: int, of: str) -> OSError:

@@ -26,7 +26,7 @@ from ipam.search import lowest_free
 from ipam.stores import base, http
 from ipam.stores.base import Claimed, Taken, Unknown, Unreachable
 from ipam.stores.etcd import EtcdStore, client
-from ipam.stores.etcd.client import endpoint
+from ipam.stores.etcd.client import EtcdClient, endpoint
 from tests import etcd
 from tests.etcd import Cluster, Member
 from tests.proxy import Proxy
@@ -333,7 +333,7 @@ def test_dead_endpoints_cost_a_moment_each(store: EtcdStore) -> None:
         own = type(store)({**store.record(), "endpoints": [*dead, *store.record()["endpoints"]], "password": ""})
         began = time.monotonic()
         claim(own, 1)
-        assert time.monotonic() - began < client._ATTEMPT_SECONDS
+        assert time.monotonic() - began < EtcdClient.attempt_seconds
     finally:
         for s in (*fillers, silent):
             s.close()
@@ -342,7 +342,7 @@ def test_dead_endpoints_cost_a_moment_each(store: EtcdStore) -> None:
 def test_an_endpoint_that_accepts_and_never_answers_is_left_for_the_next(
     store: EtcdStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(client, "_ATTEMPT_SECONDS", 0.3)
+    monkeypatch.setattr(EtcdClient, "attempt_seconds", 0.3)
     with socket.create_server(("127.0.0.1", 0)) as mute:
         first = f"http://127.0.0.1:{mute.getsockname()[1]}"
         own = EtcdStore({**store.record(), "endpoints": [first, *store.record()["endpoints"]], "password": ""})

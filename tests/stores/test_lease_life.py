@@ -18,7 +18,7 @@ from cni.shared.spec.errors import AttachmentDiffers, CniError, InvalidConfig, N
 from ipam import local, stores, upkeep
 from ipam.leases import recorded_cooldown
 from ipam.stores import base
-from ipam.stores.etcd import client
+from ipam.stores.etcd.client import EtcdClient
 from tests import etcd
 from tests.each import pairwise
 from tests.stores.kubernetes_api import ApiServer
@@ -500,7 +500,7 @@ def changes(data: bytes) -> bool:
 def test_an_add_over_a_store_that_is_silent_ends_within_store_timeout(
     shared: Place, monkeypatch: pytest.MonkeyPatch, when: Callable[[bytes], bool]
 ) -> None:
-    monkeypatch.setattr(client, "_ATTEMPT_SECONDS", 0.5)
+    monkeypatch.setattr(EtcdClient, "attempt_seconds", 0.5)
     shared.add("c1")
     silent(shared, when)
     began = time.monotonic()
@@ -516,7 +516,7 @@ def test_an_add_over_a_store_that_is_silent_ends_within_store_timeout(
 def test_a_claim_that_is_served_after_the_next_call_of_its_attachment_leaves_no_lease(
     shared: Place, verb: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(client, "_ATTEMPT_SECONDS", 0.5)
+    monkeypatch.setattr(EtcdClient, "attempt_seconds", 0.5)
     shared.add("c0")
     store_ref = shared.store_ref
     assert shared.proxy

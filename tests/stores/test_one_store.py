@@ -128,11 +128,11 @@ def test_a_killed_add_whose_range_is_in_ippools_gives_no_address_when_it_is_repe
     class Killed(BaseException):
         pass
 
-    def killed(*arguments: object) -> bool:
+    def killed(*arguments: object) -> None:
         raise Killed
 
     with monkeypatch.context() as patch:
-        patch.setattr(claim, "_read_names", killed)
+        patch.setattr(claim, "closed_pool", killed)
         with pytest.raises(Killed):
             add(place, "addresslease", "c1")
     assert place.server.names(ADDRESSES) == ["10.0.0.1"]

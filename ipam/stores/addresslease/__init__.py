@@ -172,16 +172,12 @@ class AddressLeaseStore(ObjectStore):
 
     def _in_block(self, pool: str, scope: str | None, family: int, low: int) -> set[int]:
         """The values of the addresses in the block of `low` that cannot be claimed."""
-
-        def read() -> set[int]:
-            labels = {objects.BLOCK: objects.block_label(family, low)}
-            if scope is None:
-                return _values(family, self._listed(labels | {objects.POOL: objects.label(pool)}))
-            want = Want(pool, family, low, scope)  # the list has the objects of all pools; the space is in their names
-            spaces = {objects.space_of(name) for name in (objects.name_of(want), twin_name(want))}
-            return _values(family, [name for name in self._listed(labels) if objects.space_of(name) in spaces])
-
-        return self._once(("block", pool, scope, family, low // self.window), read)
+        labels = {objects.BLOCK: objects.block_label(family, low)}
+        if scope is None:
+            return _values(family, self._listed(labels | {objects.POOL: objects.label(pool)}))
+        want = Want(pool, family, low, scope)  # the list has the objects of all pools; the space is in their names
+        spaces = {objects.space_of(name) for name in (objects.name_of(want), twin_name(want))}
+        return _values(family, [name for name in self._listed(labels) if objects.space_of(name) in spaces])
 
     def _held(self, pool: str, scope: str | None, family: int) -> set[int]:
         def read() -> set[int]:

@@ -117,25 +117,48 @@ class Claim:
         """All obstacles to the claim; [] for a claim of one address, whose only obstacle `make` has returned."""
         if len(self._wants) == 1 and not self._instead_of:
             return []
-        return conflicts(self._instead_of, self._wants, self._is_there, self._is_held)
 
-    def _is_there(self, lease: Lease) -> bool:
-        entry = self._objects.get(objects.name_of(lease))
-        return entry is not None and entry.is_of(lease)
+        def is_there(lease: Lease) -> bool:
+            entry = self._objects.get(objects.name_of(lease))
+            return entry is not None and entry.is_of(lease)
 
-    def _is_held(self, want: Want, freed: Sequence[Lease]) -> bool:
-        return standing(self._objects, want, [objects.name_of(old) for old in freed]) is not None
+        def is_held(want: Want, freed: Sequence[Lease]) -> bool:
+            return standing(self._objects, want, [objects.name_of(old) for old in freed]) is not None
+
+        return conflicts(self._instead_of, self._wants, is_there, is_held)
 
 
 def is_mixed(found: Objects, place: Want) -> bool:
-    """Whether a pool's objects may have both kinds of names. Raises InvalidConfig when its leases are in IPPools."""
-    attempts = Pauses(min(time.monotonic() + found.api.seconds, found.api.deadline))
-    while True:
+    """Whether a pool's objects may have both kinds of names, by the annotation of its closed IPPool, which is updated.
+
+    Raises InvalidConfig when the leases of the pool are in IPPools.
+    """
+    api, name = found.api, place.pool
+    own = "pool" if place.scope is None else "net"
+    attempts = Pauses(min(time.monotonic() + api.seconds, api.deadline))
+    while (pool := closed_pool(found, place)) is not None:
+        metadata = pool.get("metadata") or {}
+        notes = metadata.get("annotations") or {}
+        known = str(notes.get(NAMES) or "")
+        if own in known.split(","):
+            return "," in known
+        names = known.split(",") if known else map(objects.space_of, found.names({objects.POOL: objects.label(name)}))
+        kinds = {own, *("pool" if text.startswith("pool") else "net" for text in names)}
+        notes = {**notes, NAMES: ",".join(sorted(kinds))}
         try:
-            return _read_names(found, place)
+            if pool:
+                members = {"/metadata/annotations": notes}
+                api.patch(POOLS, name, replacement(metadata["uid"], metadata["resourceVersion"], members))
+            else:
+                refuse_elsewhere(api, name)
+                spec = {"range": f"{MOVED}{range_of(name, place.family, place.value)}", "allocations": {}}
+                kind = {"apiVersion": f"{GROUP}/{VERSION}", "kind": "IPPool"}
+                api.create(POOLS, {**kind, "metadata": {"name": name, "annotations": notes}, "spec": spec})
+            return len(kinds) > 1
         except (Conflict, NotFound) as fault:
-            what = f"IPPool {place.pool} of {found.api} was changed by others each time: retry"
+            what = f"IPPool {name} of {api} was changed by others each time: retry"
             attempts.insist(TryAgainLater(what, str(fault)))
+    return True
 
 
 def closed_pool(found: Objects, place: Want) -> dict[str, Any] | None:
@@ -158,33 +181,6 @@ def closed_pool(found: Objects, place: Want) -> dict[str, Any] | None:
             str(api),
         )
     return pool
-
-
-def _read_names(found: Objects, place: Want) -> bool:
-    api, name = found.api, place.pool
-    pool = closed_pool(found, place)
-    if pool is None:
-        return True
-    own = "pool" if place.scope is None else "net"
-    metadata = pool.get("metadata") or {}
-    notes = metadata.get("annotations") or {}
-    known = str(notes.get(NAMES) or "")
-    if own not in known.split(","):
-        names = known.split(",") if known else map(objects.space_of, found.names({objects.POOL: objects.label(name)}))
-        notes = {
-            **notes,
-            NAMES: ",".join(sorted({own, *("pool" if text.startswith("pool") else "net" for text in names)})),
-        }
-        if pool:
-            members = {"/metadata/annotations": notes}
-            api.patch(POOLS, name, replacement(metadata["uid"], metadata["resourceVersion"], members))
-        else:
-            refuse_elsewhere(api, name)
-            spec = {"range": f"{MOVED}{range_of(name, place.family, place.value)}", "allocations": {}}
-            metadata = {"name": name, "annotations": notes}
-            kind = {"apiVersion": f"{GROUP}/{VERSION}", "kind": "IPPool"}
-            api.create(POOLS, {**kind, "metadata": metadata, "spec": spec})
-    return "," in notes[NAMES]
 
 
 def standing(found: Objects, want: Want, gone: Collection[str] = ()) -> Entry | None:

@@ -8,7 +8,7 @@ raises OutcomeUnknown, and the caller reads again.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from time import monotonic
 from typing import Any
 
@@ -32,7 +32,6 @@ _UNWARNED = "fieldValidation=Ignore"  # warnings about pruned members would take
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 2.0  # seconds
 _RETRY_AFTER_LIMIT = 10.0  # seconds; a longer Retry-After of a server is cut
-_ATTEMPT_SECONDS = 10.0  # for one reply
 _CONNECT_SECONDS = 1.0  # for `connect`; the first request still has its whole time
 _PAGE, _POOLS = 500, 40  # objects in one reply of a list; of IPPools, which may have 1.5 MiB each
 _BRIEF_PAGE = 5000  # of a list of metadata
@@ -241,10 +240,11 @@ class Api(http.Client):
             headers += f"Content-Type: {JSON_PATCH if method == 'PATCH' else 'application/json'}\r\n"
         try:
             patient = self.deadline if connection.answers else deadline
-            limit = max(min(patient, monotonic() + _ATTEMPT_SECONDS), monotonic() + 0.1)
+            limit = max(min(patient, monotonic() + self.attempt_seconds), monotonic() + 0.1)
             return connection.request(method, target, headers, body, limit)
         except http.Untrusted as fault:
-            raise self._untrusted(fault) from None
+            self.drop()
+            raise self.untrusted(fault) from None
         except http.ConnectionLost as fault:
             self._connection = None
             said = f"{self} has not answered: {fault.strerror}. See that it is well and can be reached from this node"
@@ -256,29 +256,18 @@ class Api(http.Client):
             return connection
         if self._context is None:
             self._context = access.context(deadline)
-        try:
-            _, socket = http.dial([(access.host, access.port)], max(0.1, deadline - monotonic()))
-        except http.Refused as fault:
-            raise self.unreached(self._unreachable(fault.reasons[0])) from None
-        try:
-            self._connection = http.Connection(socket, access.verified_name, self._context, deadline)
-        except http.Untrusted as fault:
-            raise self._untrusted(fault) from None
-        except OSError as fault:
-            raise self.unreached(self._unreachable(str(fault.strerror or fault))) from None
-        return self._connection
+        return self.connect_to([access], lambda _: self._context, deadline)
 
-    def _unreachable(self, reason: str) -> Unreachable:
+    def unreachable(self, reasons: Sequence[tuple[http.ServerAddress, str]]) -> Unreachable:
         return Unreachable(
-            f"{self} could not be reached{self.within}: {reason}. See that it runs and that the server in"
+            f"{self} could not be reached{self.within}: {reasons[0][1]}. See that it runs and that the server in"
             f" {self.named()} can be reached from this node"
         )
 
     def named(self) -> str:
         return f"kubeconfig {self.access.path}" if self.access.path else "the pod's environment"
 
-    def _untrusted(self, fault: http.Untrusted) -> CniError:
-        self.drop()
+    def untrusted(self, fault: http.Untrusted) -> CniError:
         if fault.by_peer:
             return InvalidConfig(
                 f"{self} does not accept the client certificate of {self.named()}: {fault.strerror}. It must be signed by"

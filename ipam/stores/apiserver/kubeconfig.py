@@ -90,7 +90,7 @@ class Access(http.ServerAddress):
         self._certificate = user.pem("client-certificate")
         self._key = user.pem("client-key")
         self._insecure = cluster.values.get("insecure-skip-tls-verify") is True
-        self.verified_name = cluster.text("tls-server-name") or self.host  # the name in the server's certificate
+        self.verified_name = cluster.text("tls-server-name") or self.host
         if self._insecure and self._authority:
             raise InvalidConfig(
                 f"kubeconfig {path} has both certificate-authority and insecure-skip-tls-verify: remove the second"

@@ -19,7 +19,7 @@ from ipam.stores.base import OutcomeUnknown, Pauses, Unreachable
 from ipam.stores.http import Failed, ServerAddress
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from typing import Any, TypeVar
 
     Reply = TypeVar("Reply")
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 DEFAULT_PORT = 2379
 TOKENS = "/run/railcni"  # a tmpfs; only root can read the tokens
 _MOST_BYTES = 1 << 20  # of a certificate's file
-_ATTEMPT_SECONDS = 3.0  # for one endpoint's reply: elections take one or two
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.02, 0.5  # seconds
 
 # gRPC status codes, which the gateway puts into its errors
@@ -55,6 +54,8 @@ class EtcdClient(http.Client):
     `tls` has the paths of the authority's certificate, the client's certificate and the client's key; "" if not set.
     """
 
+    attempt_seconds = 3.0  # elections take one or two
+
     def __init__(
         self, endpoints: list[ServerAddress], tls: tuple[str, str, str], user: str, password: str, seconds: float
     ) -> None:
@@ -65,7 +66,6 @@ class EtcdClient(http.Client):
         self._password = password
         self._token = ""
         self._refused = 0  # tokens that etcd has refused in this call
-        self._at = 0  # index of the endpoint of the connection, or of the one to try first
 
     def call(self, method: str, document: Any, read: Read[Reply], once: bool = False) -> Reply:
         """Post `document` to /v3/`method`; return `read(reply)`.
@@ -88,7 +88,7 @@ class EtcdClient(http.Client):
 
     def _attempt(self, method: str, document: Any, read: Read[Reply], once: bool, deadline: float) -> Reply:
         """Make one attempt. Raises Failed, with the error to raise when no time is left for another attempt."""
-        connection = self._connected(deadline)
+        connection = self.kept(self._as_it_is) or self.connect_to(self._endpoints, self._tls_context, deadline)
         sent = False
         try:
             if self._user and not self._token:
@@ -102,15 +102,15 @@ class EtcdClient(http.Client):
             said, sent = f"answers: {fault.said}", sent and fault.open
             remedy = "see `etcdctl endpoint status`"
         said = f"etcd at {self._where()} {said}"
-        self._move_on()
+        self.move_on(self._endpoints)
         if sent:
             raise OutcomeUnknown(f"{said}; {remedy}")
-        raise Failed(self._unreachable([said]))
+        raise Failed(self._unreached([said]))
 
     def _exchange(
         self, connection: http.Connection, method: str, document: Any, read: Read[Reply], deadline: float
     ) -> Reply:
-        limit = max(min(deadline, monotonic() + _ATTEMPT_SECONDS), monotonic() + 0.1)
+        limit = max(min(deadline, monotonic() + self.attempt_seconds), monotonic() + 0.1)
         headers = _HEADERS
         if self._token:
             headers += f"Authorization: {self._token}\r\n"
@@ -118,7 +118,8 @@ class EtcdClient(http.Client):
         try:
             status, reply = connection.request("POST", f"/v3/{method}", headers, body, limit)
         except http.Untrusted as fault:
-            raise self._untrusted(fault) from None
+            self.drop()
+            raise self.untrusted(fault) from None
         try:
             said = codec.loads_reply(reply)
             if status == 200:
@@ -149,49 +150,20 @@ class EtcdClient(http.Client):
             text += " be for clients, extendedKeyUsage clientAuth)"
         raise self._error(code, text)
 
-    def _connected(self, deadline: float) -> http.Connection:
-        """The open connection, else a new one: the endpoint after the last failed endpoint is tried first."""
-        connection = self.kept(self._as_it_is)
-        if connection:
-            self._at = connection.at
-            return connection
-        turned = [*self._endpoints[self._at :], *self._endpoints[: self._at]]
-        left = max(0.1, deadline - monotonic())
-        try:
-            index, socket = http.dial([(e.host, e.port) for e in turned], left)
-        except http.Refused as fault:
-            self._at = 0
-            said = [f"{e}: {reason}" for e, reason in zip(turned, fault.reasons, strict=True)]
-            raise self.unreached(self._unreachable(said)) from None
-        self._at = (self._at + index) % len(self._endpoints)
-        where = turned[index]
-        try:
-            limit = min(deadline, monotonic() + _ATTEMPT_SECONDS)
-            context = self._tls_context() if where.tls else None
-            self._connection = connection = http.Connection(socket, where.host, context, limit)
-            connection.at = self._at
-        except http.Untrusted as fault:
-            raise self._untrusted(fault) from None
-        except OSError as fault:
-            lost = f"{where}: {fault.strerror or fault}"
-            self._move_on()
-            raise self.unreached(self._unreachable([lost])) from None
-        return connection
-
     def _as_it_is(self) -> Any:
         """The `key` for Client.kept: endpoints and certificates. Raises OSError or ValueError for a bad file."""
         pems = [files.read_regular(path, _MOST_BYTES) if path else b"" for path in self._tls]
         return tuple(map(str, self._endpoints)), *pems
 
-    def _tls_context(self) -> Any:
-        if self._context is None:
+    def _tls_context(self, where: ServerAddress) -> Any:
+        if where.tls and self._context is None:
             try:
                 self._context = http.tls_context(*self._tls)
             except ValueError as fault:
                 raise InvalidConfig(
                     f"the etcd store's {fault} (etcd_ca_cert_file, etcd_cert_file, etcd_key_file)"
                 ) from None
-        return self._context
+        return self._context if where.tls else None
 
     def _log_in(self, connection: http.Connection, deadline: float) -> None:
         """Use the token that an earlier call has kept. Log in if no token is kept, or after etcd has refused a token."""
@@ -212,22 +184,20 @@ class EtcdClient(http.Client):
             return
         _write_token(name, self._token)
 
-    def _move_on(self) -> None:
-        self.drop()
-        self._at = (self._at + 1) % len(self._endpoints)
-
     def _where(self) -> ServerAddress:
         return self._endpoints[self._at]
 
-    def _unreachable(self, reasons: list[str]) -> Unreachable:
+    def unreachable(self, reasons: Sequence[tuple[ServerAddress, str]]) -> Unreachable:
+        return self._unreached([f"{where}: {reason}" for where, reason in reasons])
+
+    def _unreached(self, reasons: list[str]) -> Unreachable:
         return Unreachable(
             f"etcd could not be reached{self.within}: {'; '.join(reasons)}. Check that etcd runs and that"
             " etcd_host names its client endpoints",
             "\n".join(reasons),
         )
 
-    def _untrusted(self, fault: http.Untrusted) -> CniError:
-        self.drop()
+    def untrusted(self, fault: http.Untrusted) -> CniError:
         where = self._where()
         if fault.by_peer:
             return InvalidConfig(
