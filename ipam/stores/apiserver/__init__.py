@@ -16,7 +16,7 @@ from cni.shared.spec import codec
 from cni.shared.spec.errors import CniError, InvalidConfig
 from ipam.stores import http
 from ipam.stores.apiserver import kubeconfig
-from ipam.stores.apiserver.faults import Conflict, Expired, Forbidden, refusal
+from ipam.stores.apiserver.faults import Conflict, Expired, refusal, right_missing
 from ipam.stores.apiserver.kubeconfig import Access
 from ipam.stores.apiserver.resources import EVERYWHERE, PODS, POOLS, REVIEWS, RIGHTS, VERBS, group_of, path_of, verb_of
 from ipam.stores.base import OutcomeUnknown, Pauses, Unreachable
@@ -145,10 +145,7 @@ class Api(http.Client):
             except InvalidConfig:
                 return
             if status.get("allowed") is False:
-                raise Forbidden(
-                    f"{self} forbids to {verb} {resource}.{group_of(resource)} in namespace {self.access.namespace}: its Role"
-                    f" needs the verbs {RIGHTS[resource].replace(' ', ', ')} (conf/kubernetes/rbac.yaml). Credentials: {self.named()}"
-                )
+                raise right_missing(self, verb, resource, self.access.namespace)
 
     def patch(self, resource: str, name: str, operations: list[dict[str, Any]], namespace: str = "") -> dict[str, Any]:
         """Apply a JSON patch; return the metadata or more. Raises NotFound, OutcomeUnknown; Conflict if a test failed."""

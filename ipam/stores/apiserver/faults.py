@@ -127,6 +127,11 @@ def _forbidden(
             f"{api} forbids to {doing}: raise the ResourceQuota of namespace {namespace}, or remove it: {message[:200]}",
             message,
         )
+    return right_missing(api, verb, resource, namespace, message)
+
+
+def right_missing(api: Api, verb: str, resource: str, namespace: str, message: str = "") -> Forbidden:
+    """The error for credentials without the right to `verb` a resource; `message` is the server's."""
     what, rights = f"{resource}.{group_of(resource)}".rstrip("."), RIGHTS.get(resource, "").split()
     if verb not in rights or namespace == EVERYWHERE:
         place = " in all namespaces" if namespace == EVERYWHERE and resource != "nodes" else ""

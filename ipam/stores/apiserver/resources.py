@@ -16,11 +16,8 @@ BINDINGS = "validatingadmissionpolicybindings"
 POOLS, RESERVATIONS, SLICES, PODS = "ippools", "overlappingrangeipreservations", "nodeslicepools", "pods"
 OF_STORES = {"addresslease": (ADDRESSES, "AddressLeases"), "kubernetes": (POOLS, "IPPools")}
 """(resource of the leases, name in messages) by the kind of a store in a cluster."""
-ADDRESS_POOL, ADDRESS_STATE, HELD = (
-    "railcni.io/pool",
-    "railcni.io/state",
-    "held",
-)  # two labels of AddressLeases, and a value of the second
+ADDRESS_POOL, ADDRESS_STATE = "railcni.io/pool", "railcni.io/state"  # labels of AddressLeases
+HELD = "held"  # a value of the second
 MOVED = "moved to addressleases.railcni.io: "  # prefix of spec.range of an IPPool whose leases are AddressLeases
 MOVING = "moving from addressleases.railcni.io: "  # prefix while `railcni ipam migrate` moves the leases back
 EVERYWHERE = "*"  # in place of a namespace: all namespaces, or no namespace for a cluster-scoped resource

@@ -78,34 +78,31 @@ class EtcdClient(http.Client):
         attempts = Pauses(deadline, _FIRST_PAUSE, _LONGEST_PAUSE)
         failure: CniError | None = None
         while True:
+            sent = False  # whether etcd may carry out the request although no reply comes
             try:
-                return self._attempt(method, document, read, once, deadline)
+                connection = self.kept(self._as_it_is) or self.connect_to(self._endpoints, self._tls_context, deadline)
+                if self._user and not self._token:
+                    self._log_in(connection, deadline)
+                sent = once
+                return self._exchange(connection, method, document, read, deadline)
             except Failed as failed:
-                if failure is None or monotonic() < deadline:  # an attempt cut off by the deadline shows no cause
-                    failure = failed.failure
+                last = failed.failure
+            except http.ConnectionLost as fault:
+                last = self._lost(f"has not answered: {fault.strerror}", sent, "see that the member is well")
+            except _Unserved as fault:
+                last = self._lost(f"answers: {fault.said}", sent and fault.open, "see `etcdctl endpoint status`")
+            if failure is None or monotonic() < deadline:  # an attempt cut off by the deadline shows no cause
+                failure = last
             if not attempts.wait():
                 raise failure
 
-    def _attempt(self, method: str, document: Any, read: Read[Reply], once: bool, deadline: float) -> Reply:
-        """Make one attempt. Raises Failed, with the error to raise when no time is left for another attempt."""
-        connection = self.kept(self._as_it_is) or self.connect_to(self._endpoints, self._tls_context, deadline)
-        sent = False
-        try:
-            if self._user and not self._token:
-                self._log_in(connection, deadline)
-            sent = once
-            return self._exchange(connection, method, document, read, deadline)
-        except http.ConnectionLost as fault:
-            said = f"has not answered: {fault.strerror}"
-            remedy = "see that the member is well"
-        except _Unserved as fault:
-            said, sent = f"answers: {fault.said}", sent and fault.open
-            remedy = "see `etcdctl endpoint status`"
+    def _lost(self, said: str, sent: bool, remedy: str) -> CniError:
+        """Leave the endpoint; return the error to raise when no time is left for another. Raises OutcomeUnknown if `sent`."""
         said = f"etcd at {self._where()} {said}"
         self.move_on(self._endpoints)
         if sent:
-            raise OutcomeUnknown(f"{said}; {remedy}")
-        raise Failed(self._unreached([said]))
+            raise OutcomeUnknown(f"{said}; {remedy}") from None
+        return self._unreached([said])
 
     def _exchange(
         self, connection: http.Connection, method: str, document: Any, read: Read[Reply], deadline: float

@@ -199,21 +199,17 @@ class IPPool:
             return {}
         return found if isinstance(found, dict) else {}
 
-    def remembering(self, released: Sequence[Lease]) -> dict[str, str]:
-        """{FORMER: text}: the annotation of former addresses, with `released` added; {} if it does not change."""
-        names = {
-            interface(lease.pod, lease.ifname): lease.value - self.first for lease in released if returns(lease.pod)
-        }
-        former = {name: offset for name, offset in self.former().items() if name not in names}
-        return {FORMER: _cut(former | names)} if names else {}
-
-    def cooled(self, given_up: Sequence[Lease], cooldown: int, now: int) -> dict[str, str]:
-        """{COOLING: text}: the annotation of cooldowns, with `given_up` added; {} if it does not change."""
-        if not (cooldown and given_up):
-            return {}
-        until = now + cooldown + 1  # the current second does not count
-        kept = {str(lease.value - self.first): [until, interface(lease.pod, lease.ifname)] for lease in given_up}
-        return {COOLING: _cut({o: k for o, k in self.cooling(now).items() if o not in kept} | kept)}
+    def memories(self, released: Sequence[Lease], given_up: Sequence[Lease], cooldown: int, now: int) -> dict[str, str]:
+        """The annotations that change when pods leave `released` and the cooldown of `given_up` begins at `now`."""
+        found: dict[str, str] = {}
+        former = {interface(x.pod, x.ifname): x.value - self.first for x in released if returns(x.pod)}
+        if former:
+            found[FORMER] = _cut({name: old for name, old in self.former().items() if name not in former} | former)
+        if cooldown and given_up:
+            until = now + cooldown + 1  # the current second does not count
+            kept = {str(x.value - self.first): [until, interface(x.pod, x.ifname)] for x in given_up}
+            found[COOLING] = _cut({name: old for name, old in self.cooling(now).items() if name not in kept} | kept)
+        return found
 
     def patch(self, changes: Changes, annotations: dict[str, str]) -> list[dict[str, Any]]:
         """The JSON patch that makes `changes` and sets `annotations`. It fails if the object has changed since."""

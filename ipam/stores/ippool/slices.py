@@ -54,33 +54,23 @@ def _slice(api: Api, name: str, network_name: str, node: str, rng: Range, take: 
     while True:
         version, slices = _read(api, name)
         own = next((text for holder, text in slices if holder == node), "")
-        if own:
-            return _part(api, name, rng, own)
-        index = _free(api, name, network_name, node, rng, slices)
-        text = slices[index][1]
-        if not take:
-            return _part(api, name, rng, text)
-        place = f"/status/allocations/{index}"
+        index = None if own else _free(api, name, network_name, node, rng, slices)
+        part = _part(api, name, rng, own if index is None else slices[index][1])
+        if index is None or not take:
+            return part
+        test = {"op": "test", "path": "/metadata/resourceVersion", "value": version}
+        change = {"op": "add", "path": f"/status/allocations/{index}/nodeName", "value": node}
         try:
-            api.patch(
-                SLICES,
-                name,
-                [
-                    {"op": "test", "path": "/metadata/resourceVersion", "value": version},
-                    {"op": "add", "path": f"{place}/nodeName", "value": node},
-                ],
+            api.patch(SLICES, name, [test, change])
+            return part
+        except OutcomeUnknown as fault:
+            attempts.insist(fault)
+        except (Conflict, NotFound) as fault:
+            what = (
+                f"NodeSlicePool {name} of {api} was changed by others each time that node {node} was to take a slice"
+                f" of it, for {api.seconds:g} s: retry"
             )
-        except (Conflict, NotFound, OutcomeUnknown) as fault:
-            if not attempts.wait():
-                if isinstance(fault, OutcomeUnknown):
-                    raise
-                raise TryAgainLater(
-                    f"NodeSlicePool {name} of {api} was changed by others each time that node {node} was to take a slice"
-                    f" of it, for {api.seconds:g} s: retry",
-                    str(fault),
-                ) from None
-        else:
-            return _part(api, name, rng, text)
+            attempts.insist(TryAgainLater(what, str(fault)))
 
 
 def _read(api: Api, name: str) -> tuple[str, list[tuple[str, str]]]:
@@ -110,7 +100,14 @@ def _part(api: Api, name: str, rng: Range, text: str) -> Range:
 def _free(api: Api, name: str, network_name: str, node: str, rng: Range, slices: list[tuple[str, str]]) -> int:
     """The index of the first free slice without an address in another pool. Raises TryAgainLater when there is none."""
     free = [index for index, (holder, _) in enumerate(slices) if not holder]
-    pools = _pools(api, network_name) if free else []
+    pools = []  # without a `network_name`, any pool may be the network's
+    for document in api.list_all(POOLS) if free else ():
+        try:
+            pool = IPPool(document, 0)
+        except ValueError:
+            continue  # an ADD that uses this pool reports the fault
+        if not network_name or pool.name.startswith(f"{network_name}-"):
+            pools.append(pool)
     for index in free:
         part = _part(api, name, rng, slices[index][1])
         own = part.pool_name(network_name, node)
@@ -123,16 +120,3 @@ def _free(api: Api, name: str, network_name: str, node: str, rng: Range, slices:
         f" number, or delete nodes that are gone; `kubectl get nodeslicepool {name} -o yaml` shows the node of each slice",
         str(api),
     )
-
-
-def _pools(api: Api, network_name: str) -> list[IPPool]:
-    """The pools whose names begin with `network_name`; without a `network_name` all, since any may be the network's."""
-    found = []
-    for document in api.list_all(POOLS):
-        try:
-            pool = IPPool(document, 0)
-        except ValueError:
-            continue  # an ADD that uses this pool reports the fault
-        if not network_name or pool.name.startswith(f"{network_name}-"):
-            found.append(pool)
-    return found

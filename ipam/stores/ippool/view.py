@@ -175,7 +175,7 @@ class View:
             raise self._full(name, pool)
         annotations: dict[str, str] = {}
         if pool.size < objects.CROWDED:
-            annotations = pool.remembering(released) | pool.cooled(cooled, self.cooldown, int(time.time()))
+            annotations = pool.memories(released, cooled, self.cooldown, int(time.time()))
         operations = pool.patch(changes, annotations)
         try:
             metadata = self.api.patch(POOLS, name, operations).get("metadata") or {}
