@@ -11,6 +11,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from time import monotonic
 from typing import Any
+from urllib.parse import quote  # http.client has loaded it
 
 from cni.shared.spec import codec
 from cni.shared.spec.errors import CniError, InvalidConfig
@@ -99,14 +100,14 @@ class Api(http.Client):
         usual = _BRIEF_PAGE if brief or table else _POOLS if resource == POOLS else _PAGE
         chosen = f"limit={size or usual}"
         chosen += "&includeObject=None" if table else ""
-        chosen += f"&labelSelector={_escaped(labels)}" if labels else ""
-        chosen += f"&fieldSelector={_escaped(fields)}" if fields else ""
+        chosen += f"&labelSelector={quote(labels, safe='')}" if labels else ""
+        chosen += f"&fieldSelector={quote(fields, safe='')}" if fields else ""
         query = chosen + ("&resourceVersion=0" if recent else "")
         accept = _TABLE if table else BRIEF_LIST if brief else "application/json"
         while query:
             page = self._object(self._call("GET", resource, "", query, namespace=namespace, accept=accept))
             following = (page.get("metadata") or {}).get("continue") or ""
-            query = f"{chosen}&continue={_escaped(following)}" if following else ""
+            query = f"{chosen}&continue={quote(following, safe='')}" if following else ""
             yield page.get("rows") or page.get("items") or []
 
     def pod(self, namespace: str, name: str) -> dict[str, Any]:
@@ -195,24 +196,17 @@ class Api(http.Client):
         self, method: str, resource: str, name: str, query: str, body: bytes, namespace: str, accept: str
     ) -> bytes:
         deadline = min(monotonic() + self.seconds, self.deadline)
-        where = f"{resource}/{name}" if name else resource
         namespace = namespace or self.access.namespace
-        place = "" if namespace == EVERYWHERE else f"namespaces/{_escaped(namespace)}/"
+        place = "" if namespace == EVERYWHERE else f"namespaces/{quote(namespace, safe='')}/"
         target = f"{self.access.base}/{path_of(resource)}/{place}{resource}"
-        target += (f"/{_escaped(name)}" if name else "") + (f"?{query}" if query else "")
-        changes = method != "GET"
+        target += (f"/{quote(name, safe='')}" if name else "") + (f"?{query}" if query else "")
         accept = accept or (BRIEF if method == "PATCH" else "application/json")
         attempts = Pauses(deadline, _FIRST_PAUSE, _LONGEST_PAUSE)
-        asked, renewed = 0.0, False
+        renewed = False
         while True:
+            asked = 0.0
             try:
                 status, reply = self._attempt(method, target, body, accept, deadline)
-                failure: CniError | None = None
-            except http.Failed as failed:
-                failure = failed.failure
-                if changes and failed.sent:
-                    raise OutcomeUnknown(f"{failure.msg} ({VERBS[method]} {where})") from None
-            if failure is None:
                 if status < 300:
                     return reply
                 if status == 401 and not renewed and self.access.renews():
@@ -222,9 +216,13 @@ class Api(http.Client):
                 failure, asked = refusal(self, status, reply, method, resource, name, namespace)
                 if self._connection:  # a proxy in front of a busy server sends no Status
                     asked = max(asked, self._connection.retry_after)
+            except http.Failed as failed:
+                failure = failed.failure
+                if failed.sent and method != "GET":
+                    where = f"{resource}/{name}" if name else resource
+                    raise OutcomeUnknown(f"{failure.msg} ({VERBS[method]} {where})") from None
             if not attempts.wait(min(asked, _RETRY_AFTER_LIMIT)):
                 raise failure
-            asked = 0.0
 
     def _attempt(self, method: str, target: str, body: bytes, accept: str, deadline: float) -> tuple[int, bytes]:
         connection = self._connected(deadline)
@@ -295,9 +293,3 @@ def is_static(pod: dict[str, Any]) -> bool:
 def uid_of(pod: dict[str, Any]) -> str:
     """The uid by which the runtime knows the pod with the metadata `pod`; a static pod has it in an annotation."""
     return str((pod.get("annotations") or {}).get(_STATIC) or pod.get("uid") or "")
-
-
-def _escaped(text: str) -> str:
-    """`text` percent-encoded, for a segment of a URL's path or a value of its query."""
-    plain = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-._~"
-    return "".join(chr(c) if c in plain else f"%{c:02X}" for c in text.encode())

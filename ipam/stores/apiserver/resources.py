@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from typing import Any
 
 GROUP = "whereabouts.cni.cncf.io"
@@ -32,8 +33,7 @@ _PATHS = {
     "network-attachment-definitions": "apis/k8s.cni.cncf.io/v1",
 }
 ALNUM = "abcdefghijklmnopqrstuvwxyz0123456789"
-_SIGNS = ALNUM + ALNUM.upper() + "-_."
-_LONGEST_LABEL = 63
+_LABEL = re.compile("([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?")
 VERBS = {"GET": "get", "POST": "create", "PATCH": "patch", "DELETE": "delete"}
 RIGHTS = {
     ADDRESSES: "get list create patch delete",
@@ -70,9 +70,7 @@ def replacement(uid: str, version: str, members: dict[str, Any]) -> list[dict[st
 
 def label(text: str) -> str:
     """`text` as the value of a label; a hash of it if it is no valid value."""
-    edges = text[:1] + text[-1:]
-    fits = all(c in _SIGNS for c in text) and not any(c in "-_." for c in edges)
-    return text if fits and len(text) <= _LONGEST_LABEL else f"hash-{hashed(text)}"
+    return text if _LABEL.fullmatch(text) else f"hash-{hashed(text)}"
 
 
 def hashed(*names: str) -> str:

@@ -20,7 +20,7 @@ from cni.shared.spec import codec
 from cni.shared.spec.request import Attachment
 from ipam.leases import COOLDOWN, Lease, Owner, Want, as_text, owner_from_json, returns
 from ipam.ranges import BITS, format_address, network_name_of, object_name, parse_address, parse_cidr
-from ipam.stores.apiserver.resources import MOVED, MOVING, POOLS, RESERVATIONS, replacement
+from ipam.stores.apiserver.resources import MOVED, MOVING, POOLS, RESERVATIONS, label, replacement
 
 Changes: TypeAlias = "dict[int, dict[str, Any] | None]"  # the new allocation of each address; None to remove it
 
@@ -41,7 +41,6 @@ IN_ADDRESSES = (
 _UNTRACKED = {"op": "add", "path": "/metadata/managedFields", "value": [{}]}
 """The operation that empties managedFields. A patch then takes the server 31 ms instead of 81 with 1,000 leases, 330 ms
 instead of 950 with 5,000. The object is a third smaller (v1.36). No tool uses server-side apply on pools."""
-_LABEL_SIGNS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_."
 
 
 def reservation_name(place: Want) -> str:
@@ -317,7 +316,7 @@ def reservation(lease: Lease) -> dict[str, Any]:
         "machine": lease.machine,
     }
     metadata: dict[str, Any] = {"name": reservation_name(lease), "annotations": {ANNOTATION: codec.dumps(details)}}
-    if lease.node and len(lease.node) < 64 and all(c in _LABEL_SIGNS for c in lease.node):
+    if lease.node and label(lease.node) == lease.node:
         metadata["labels"] = {NODE_LABEL: lease.node}
     spec = {"podref": podref(lease.pod), "ifname": lease.ifname, "containerid": lease.container_id}
     return {"apiVersion": API_VERSION, "kind": "OverlappingRangeIPReservation", "metadata": metadata, "spec": spec}
