@@ -54,12 +54,11 @@ class Claim:
         self._instead_of = instead_of
         self._known = known
         self._cooldown = cooldown
-        self._made: list[Entry] = []
-        self._replaced: list[tuple[Entry, Entry]] = []  # (the object as it is now, as it was before)
+        self.undo: list[Callable[[], object]] = []  # undo each change, except where others have changed it since
         self.leases = [Lease(want, owner) for want in wants]
 
     def make(self) -> list[Want]:
-        """Make the objects; return the obstacles (served.conflicts). If there are any, the caller must call `undo`."""
+        """Make the objects; return the obstacles (served.conflicts)."""
         given = {old.key(): entry for old in self._instead_of if (entry := self._known(old)) and entry.is_of(old)}
         failed = conflicts(self._instead_of, self._wants, lambda old: old.key() in given, lambda want, freed: False)
         if failed:
@@ -72,7 +71,7 @@ class Claim:
                 entry = None
             if entry is None or (self._is_mixed(lease) and twin(self._objects, lease, given_up, entry.version)):
                 return [want]
-        names = {entry.name for entry in (*self._made, *(now for now, _ in self._replaced))}
+        names = {objects.name_of(lease) for lease in self.leases}
         freed = {lease.key() for lease in left_free(self._instead_of, self._wants)}
         for entry in given_up.values():
             if entry.name not in names:
@@ -94,24 +93,17 @@ class Claim:
         else:
             entry, ours = self._objects.create(document, lease)
             if ours:
-                self._made.append(entry)
+                self.undo.append(lambda: self._objects.change(entry, entry.lease, self._objects.remove))
                 return entry
             if entry.held or (self._cooldown and entry.cools(time.time()) and not entry.lease.is_of_pod(lease.owner)):
                 return None
             replaced = take(entry)
-        self._replaced.append(replaced)
-        return replaced[0]
-
-    def undo(self) -> None:
-        """Undo the changes to those objects that still belong to this claim."""
-        while self._replaced:
-            now, former = self._replaced[-1]
-            before = {"metadata": {"labels": former.labels}, "spec": former.spec}
-            self._objects.change(now, now.lease, lambda entry: self._objects.replace(entry, before))  # noqa: B023
-            self._replaced.pop()
-        while self._made:
-            self._objects.change(self._made[-1], self._made[-1].lease, self._objects.remove)
-            self._made.pop()
+        now, before = replaced
+        restored = {"metadata": {"labels": before.labels}, "spec": before.spec}
+        self.undo.append(
+            lambda: self._objects.change(now, now.lease, lambda entry: self._objects.replace(entry, restored))
+        )
+        return now
 
     def taken(self) -> list[Want]:
         """All obstacles to the claim; [] for a claim of one address, whose only obstacle `make` has returned."""

@@ -80,12 +80,16 @@ def refuse_elsewhere(api: Api, pool: str) -> None:
 
 
 def attempt(
-    leases: list[Lease], make: Callable[[], list[Want]], undo: Callable[[], object], taken: Callable[[], list[Want]]
+    leases: list[Lease],
+    make: Callable[[], list[Want]],
+    undo: list[Callable[[], object]],
+    taken: Callable[[], list[Want]],
 ) -> Claimed | Taken | Unknown:
-    """Make a claim of several requests by `make`; undo a failed one by `undo`. Return the answer for Store.claim.
+    """Make a claim of several requests by `make`, which adds to `undo` the function that undoes each of its changes.
 
-    `make` returns the first obstacles, [] on success; `taken` returns all obstacles, after `undo`. After OutcomeUnknown
-    nothing is undone. Conflict is answered by Taken([]) after `undo`; any other CniError is raised again after `undo`.
+    Return the answer for Store.claim. `make` returns the first obstacles, [] on success; after the undoing, `taken`
+    returns all obstacles. After OutcomeUnknown nothing is undone. After the undoing, Conflict is answered by Taken([]),
+    and any other CniError is raised again.
     """
     failure: Exception | None = None
     failed: list[Want] = []
@@ -98,7 +102,8 @@ def attempt(
     except (CniError, Conflict) as fault:
         failure = fault
     try:
-        undo()
+        while undo:
+            undo.pop()()
     except CniError as fault:
         return Unknown(failure if isinstance(failure, CniError) else fault)
     if isinstance(failure, CniError):

@@ -30,7 +30,6 @@ from ipam.stores.file.schema import FORMAT, TABLES
 
 WAIT_SECONDS = 60.0  # as for an attachment's lock: on a slow disk a hundred processes may wait
 _BUSY_SECONDS = 2.0
-_NO_TEXT = "a text in it is not UTF-8"
 _BOOT_AT, _BOOT_BYTES = 68, 4  # of application_id (https://sqlite.org/fileformat.html, section 1.3)
 _MOST_KEPT = 4
 _MAGIC = 0x7263 << 16  # the upper half of user_version, which marks railcni's files; the lower half is the format
@@ -57,10 +56,8 @@ class Database:
             if not self._connection.in_transaction:
                 self._connection.execute("BEGIN")
             return self._connection.execute(sql, values).fetchall()  # type: ignore[no-any-return]
-        except sqlite3.Error as fault:
+        except (sqlite3.Error, UnicodeDecodeError) as fault:
             raise self._failure(fault) from None
-        except UnicodeDecodeError:
-            raise self.damaged(_NO_TEXT) from None
         except (UnicodeError, OverflowError) as fault:
             raise InvalidConfig(f"{values!r:.100} cannot be kept in {self.path}: {fault}; want another name") from None
 
@@ -153,10 +150,8 @@ class Database:
             self._connection.executescript(
                 "PRAGMA journal_mode=PERSIST; PRAGMA synchronous=OFF; PRAGMA trusted_schema=OFF"
             )
-        except sqlite3.Error as fault:
+        except (sqlite3.Error, UnicodeDecodeError) as fault:  # the second: a message of SQLite that names a table
             raise self._failure(fault) from None
-        except UnicodeDecodeError:  # in a message of SQLite that names a table
-            raise self.damaged(_NO_TEXT) from None
         if version:
             return True
         if self.run("SELECT 1 FROM sqlite_master LIMIT 1"):
@@ -178,13 +173,6 @@ class Database:
         return IoFailure(
             f"{self.path} is a database of another program: set ipam.dataDir to a directory for railcni alone"
         )
-
-    def _make(self) -> None:
-        """Make the tables, in the transaction that `_connect` has begun."""
-        for statement in TABLES:
-            self.run(statement)
-        self.run(f"PRAGMA user_version={_MAGIC | FORMAT}")
-        self._mark_boot()
 
     def _mark_boot(self) -> None:
         """Note in `application_id`, in the open transaction, that this boot has found the file sound."""
@@ -214,11 +202,9 @@ class Database:
 
     def _set_aside(self) -> str:
         self._disconnect()
-        directory, _, name = self.path.rpartition("/")
-        number, names = 1, os.listdir(directory)
-        while f"{name}.damaged-{number}" in names:
+        number = 1
+        while os.path.lexists(aside := f"{self.path}.damaged-{number}"):
             number += 1
-        aside = f"{self.path}.damaged-{number}"
         os.rename(self.path, aside)
         try:  # a kill between the two renames leaves the journal; SQLite removes a journal beside an empty file
             os.rename(f"{self.path}-journal", f"{aside}-journal")
@@ -227,9 +213,11 @@ class Database:
         return aside
 
     def _failure(self, fault: Any) -> CniError:
-        """The CniError for an error of SQLite (https://sqlite.org/rescode.html)."""
+        """The CniError for an error of SQLite (https://sqlite.org/rescode.html), or for a text that is not UTF-8."""
         self._has_failed = True
         code = _code(fault)
+        if isinstance(fault, UnicodeDecodeError):
+            return self.damaged("a text in it is not UTF-8")
         if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
             if not self._is_of_earlier_boot() and self._is_sound():  # else a power loss may have damaged the file
                 return IoFailure(
@@ -285,7 +273,9 @@ def open_database(path: str, use: int, seconds: float = WAIT_SECONDS) -> tuple[D
                 database._examine()
             return database, begins
         if use == CREATE:
-            database._make()
+            for statement in (*TABLES, f"PRAGMA user_version={_MAGIC | FORMAT}"):
+                database.run(statement)  # in the transaction that `_connect` has begun
+            database._mark_boot()
             return database, True
     except Torn:
         return open_database(path, use, seconds)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 
 from ipam.leases import Lease, Owner, Want, given_up
 from ipam.stores.apiserver import uid_of
@@ -35,19 +36,24 @@ class PoolClaim:
         self._owner = owner
         self._instead_of = instead_of
         self._doubtful = doubtful
-        self._written: list[tuple[str, Changes]] = []  # (name of a written pool, its former allocations)
-        self._made: list[Lease] = []  # leases with new reservations
-        self._moved: list[tuple[Lease, Lease]] = []  # (lease with a changed reservation, its former lease)
+        self.undo: list[Callable[[], object]] = []  # undo each change, except where others have changed it since
 
     def make(self, between: Callable[[], object]) -> list[Want]:
         """Write pools, then reservations; return the obstacles (served.conflicts).
 
-        After an obstacle or an error the caller must call `undo`. `between` is called after the pools are written: from
-        then on the allocations protect the addresses. Raises Conflict after a change by others, or OutcomeUnknown.
+        `between` is called after the pools are written: from then on the allocations protect the addresses. Raises
+        Conflict after a change by others, or OutcomeUnknown.
         """
         if failed := conflicts(self._instead_of, self._wants, self._view.is_there, self._is_seen):
             return failed
-        self._write()
+        changes: dict[str, Changes] = {}
+        for old in self._instead_of:
+            changes.setdefault(old.pool, {})[old.value] = None
+        for lease in self.leases:
+            changes.setdefault(lease.pool, {})[lease.value] = objects.entry_of(self._owner)
+        for name, change in changes.items():
+            cooled = [old for old in given_up(self._instead_of, self._wants) if old.pool == name]
+            self.undo.append(partial(self._restore, name, self._patched(name, change, cooled)))
         between()
         taken = self._reserve()
         if not taken:
@@ -90,16 +96,6 @@ class PoolClaim:
         given = (*self._instead_of, *self._doubtful)
         return [old for old in given if old.place == place.place or old.excludes(place)]
 
-    def _write(self) -> None:
-        changes: dict[str, Changes] = {}
-        for old in self._instead_of:
-            changes.setdefault(old.pool, {})[old.value] = None
-        for lease in self.leases:
-            changes.setdefault(lease.pool, {})[lease.value] = objects.entry_of(self._owner)
-        for name, change in changes.items():
-            cooled = [old for old in given_up(self._instead_of, self._wants) if old.pool == name]
-            self._written.append((name, self._patched(name, change, cooled)))
-
     def _patched(self, name: str, change: Changes, cooled: Sequence[Lease]) -> Changes:
         """Write `change` into a pool, which is made if missing; return the former allocations.
 
@@ -116,7 +112,7 @@ class PoolClaim:
                 return former
             except Conflict:
                 self._view.forget_pool(name)
-                if not self._written or self._standing(name, change) != former or not attempts.wait():
+                if not self.undo or self._standing(name, change) != former or not attempts.wait():
                     raise
 
     def _standing(self, name: str, places: Iterable[int]) -> Changes:
@@ -136,17 +132,17 @@ class PoolClaim:
                 try:
                     self._view.api.create(RESERVATIONS, objects.reservation(lease))
                     self._view.forget_reservation(lease)
-                    self._made.append(lease)
+                    self.undo.append(partial(self._view.unreserve, [lease]))
                     continue
                 except Conflict:
                     self._view.forget_reservation(lease)
             found = self._view.reservation(lease)
             if found and any(found.is_of(old) for old in (*given, *self._at(lease), lease)):
                 self._replace(lease, lease)
-                self._moved += [(lease, old) for old in (given or self._at(lease))[:1]]
+                self.undo += [partial(self._give_back, lease, old) for old in (given or self._at(lease))[:1]]
             elif found and self._is_leftover(found, lease):
                 self._replace(lease, lease)
-                self._made.append(lease)
+                self.undo.append(partial(self._view.unreserve, [lease]))
             else:
                 return [lease]
         return []
@@ -180,21 +176,17 @@ class PoolClaim:
         finally:
             self._view.forget_reservation(former)
 
-    def undo(self) -> None:
-        """Restore the reservations, then the pools, except where others have changed them since."""
-        for lease, old in self._moved:
-            found = self._view.reservation(lease)
-            if found and found.is_of(lease):
-                try:
-                    self._replace(lease, old)
-                except Conflict:
-                    pass  # another claim has changed the reservation
-        self._view.unreserve(self._made)
-        for name, former in self._written:
-            self._undo(name, former)
-        self._moved, self._made, self._written = [], [], []
+    def _give_back(self, lease: Lease, former: Lease) -> None:
+        """Give the reservation of `lease` back to `former`."""
+        found = self._view.reservation(lease)
+        if found and found.is_of(lease):
+            try:
+                self._replace(lease, former)
+            except Conflict:
+                pass  # another claim has changed the reservation
 
-    def _undo(self, name: str, former: Changes) -> None:
+    def _restore(self, name: str, former: Changes) -> None:
+        """Restore the allocations of a pool, except where others have changed them."""
         container = self._owner.attachment.container_id
         claimed = {lease.value for lease in self.leases if lease.pool == name}
         attempts = self._view.pauses()
