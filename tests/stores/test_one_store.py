@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from cni.shared.spec.errors import CniError, InvalidConfig
-from ipam.stores.addresslease import claim
+from ipam.stores.addresslease.requests import Objects
 from tests.stores.kubernetes_api import ADDRESSES
 from tests.stores.places import Place, made
 
@@ -132,7 +132,7 @@ def test_a_killed_add_whose_range_is_in_ippools_gives_no_address_when_it_is_repe
         raise Killed
 
     with monkeypatch.context() as patch:
-        patch.setattr(claim, "closed_pool", killed)
+        patch.setattr(Objects, "closed_pool", killed)
         with pytest.raises(Killed):
             add(place, "addresslease", "c1")
     assert place.server.names(ADDRESSES) == ["10.0.0.1"]

@@ -17,7 +17,7 @@ from cni.cluster.audit.store import Choice
 from cni.shared.spec.errors import InvalidConfig
 from ipam.leases import Lease
 from ipam.ranges import range_of
-from ipam.stores.addresslease.claim import NAMES
+from ipam.stores.addresslease.objects import NAMES
 from ipam.stores.apiserver.faults import Conflict, NotFound
 from ipam.stores.apiserver.resources import MOVED, MOVING, POOLS, RESERVATIONS, replacement
 from ipam.stores.ippool import objects

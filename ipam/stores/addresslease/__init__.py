@@ -26,16 +26,16 @@ from typing import TYPE_CHECKING
 
 from cni.shared.spec.errors import CniError, InvalidConfig
 from cni.shared.spec.request import Attachment
-from ipam.leases import Lease, Owner, Want, by_place, returns
+from ipam.leases import Lease, Owner, Want, by_place, given_up, returns
 from ipam.ranges import parse_address
 from ipam.stores.addresslease import objects
-from ipam.stores.addresslease.claim import Claim, closed_pool, is_mixed, standing, twin, twin_name
 from ipam.stores.addresslease.objects import Entry
 from ipam.stores.addresslease.requests import Objects
 from ipam.stores.apiserver.faults import Conflict
 from ipam.stores.apiserver.resources import ADDRESSES
 from ipam.stores.apiserver.store import ObjectStore, attempt, refuse_elsewhere
 from ipam.stores.base import FORMER, Claimed, Survey, Taken, Unknown, Window
+from ipam.stores.served import conflicts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -83,7 +83,7 @@ class AddressLeaseStore(ObjectStore):
                 f" {', '.join(sorted(dropped))}. Apply conf/kubernetes/crds/addressleases.yaml"
             )
         for want in wants:
-            if closed_pool(self._objects, want) == {}:
+            if self._objects.closed_pool(want) == {}:
                 refuse_elsewhere(self.api, want.pool)
 
     def find(self, attachment: Attachment) -> list[Lease]:
@@ -125,7 +125,7 @@ class AddressLeaseStore(ObjectStore):
             if lease.place in kept:
                 continue  # it has been released
             kept[lease.place] = lease
-            other = twin(self._objects, lease) if mixed[lease.pool] else None
+            other = self._objects.twin(lease) if mixed[lease.pool] else None
             if other is None:
                 continue
             if other.lease.attachment == lease.attachment:
@@ -158,7 +158,7 @@ class AddressLeaseStore(ObjectStore):
             return {entry.lease.value for entry in found if entry.cools(now) and concerns(entry.lease)}
 
     def holder(self, want: Want) -> Lease | None:
-        entry = standing(self._objects, want)
+        entry = self._objects.standing(want)
         return entry.lease if entry else None
 
     def occupied(self, pool: str, scope: str | None, family: int, low: int, high: int) -> int:
@@ -176,7 +176,7 @@ class AddressLeaseStore(ObjectStore):
         if scope is None:
             return _values(family, self._listed(labels | {objects.POOL: objects.label(pool)}))
         want = Want(pool, family, low, scope)  # the list has the objects of all pools; the space is in their names
-        spaces = {objects.space_of(name) for name in (objects.name_of(want), twin_name(want))}
+        spaces = {objects.space_of(name) for name in (objects.name_of(want), objects.twin_name(want))}
         return _values(family, [name for name in self._listed(labels) if objects.space_of(name) in spaces])
 
     def _held(self, pool: str, scope: str | None, family: int) -> set[int]:
@@ -224,18 +224,83 @@ class AddressLeaseStore(ObjectStore):
         return self._entries.get(name) or self._objects.get(name)
 
     def claim(self, wants: Sequence[Want], owner: Owner, instead_of: Sequence[Lease] = ()) -> Claimed | Taken | Unknown:
+        leases = [Lease(want, owner) for want in wants]
+        undo: list[Callable[[], object]] = []
+
+        def taken() -> list[Want]:
+            if len(wants) == 1 and not instead_of:
+                return []  # `_make` has returned the only obstacle
+            return conflicts(instead_of, wants, self._is_there, self._is_held)
+
         with self.session():
-            claim = Claim(self._objects, wants, owner, instead_of, self.entry, self._is_mixed, self.cooldown)
             try:
-                answer = attempt(claim.leases, claim.make, claim.undo, claim.taken)
+                answer = attempt(leases, lambda: self._make(wants, leases, instead_of, undo), undo, taken)
             finally:
                 self._forget()
             if instead_of or not isinstance(answer, Taken):
                 self._surveyed, self._recent = None, False
             return answer
 
+    def _make(
+        self, wants: Sequence[Want], leases: list[Lease], instead_of: Sequence[Lease], undo: list[Callable[[], object]]
+    ) -> list[Want]:
+        """Make an object for each of `leases`, and free `instead_of`; return the obstacles (served.conflicts).
+
+        `undo` is as in `attempt`. After a kill, a retry completes the claim, or DEL removes it, since each object names
+        the attachment.
+        """
+        given = {old.key(): entry for old in instead_of if (entry := self.entry(old)) and entry.is_of(old)}
+        if failed := conflicts(instead_of, wants, lambda old: old.key() in given, lambda want, freed: False):
+            return failed
+        former = {entry.name: entry for entry in given.values()}
+        for want, lease in zip(wants, leases, strict=True):
+            try:
+                made = self._object_of(lease, former, undo)
+            except Conflict:
+                made = None
+            if made is None or (self._is_mixed(lease) and self._objects.twin(lease, former, made.version)):
+                return [want]
+        names = {objects.name_of(lease) for lease in leases}
+        freed = {lease.key() for lease in given_up(instead_of, wants)}
+        for entry in former.values():
+            if entry.name not in names:
+                self._objects.free(entry, entry.lease, self.cooldown if entry.lease.key() in freed else 0)
+        return []
+
+    def _object_of(self, lease: Lease, given: dict[str, Entry], undo: list[Callable[[], object]]) -> Entry | None:
+        """Create or take over the object for `lease`; None when another lease has the address. Raises Conflict."""
+        document = objects.document(lease)
+
+        def take(entry: Entry) -> tuple[Entry, Entry]:
+            return self._objects.replace(entry, document), entry
+
+        former = given.get(document["metadata"]["name"])
+        if former:
+            replaced = self._objects.change(former, former.lease, take)
+            if replaced is None:
+                return None
+        else:
+            entry, ours = self._objects.create(document, lease)
+            if ours:
+                undo.append(lambda: self._objects.change(entry, entry.lease, self._objects.remove))
+                return entry
+            if entry.held or (self.cooldown and entry.cools(time.time()) and not entry.lease.is_of_pod(lease.owner)):
+                return None
+            replaced = take(entry)
+        now, before = replaced
+        restored = {"metadata": {"labels": before.labels}, "spec": before.spec}
+        undo.append(lambda: self._objects.change(now, now.lease, lambda entry: self._objects.replace(entry, restored)))
+        return now
+
+    def _is_there(self, lease: Lease) -> bool:
+        entry = self._objects.get(objects.name_of(lease))
+        return entry is not None and entry.is_of(lease)
+
+    def _is_held(self, want: Want, freed: Sequence[Lease]) -> bool:
+        return self._objects.standing(want, [objects.name_of(old) for old in freed]) is not None
+
     def _is_mixed(self, lease: Want) -> bool:
-        return self._moves or is_mixed(self._objects, lease)
+        return self._moves or self._objects.is_mixed(lease)
 
     def release(self, leases: Sequence[Lease]) -> int:
         with self.session():

@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ipam.leases import COOLDOWN, Lease, Want
-from ipam.ranges import format_address, parse_address
+from ipam.ranges import format_address, network_name_of, parse_address
 from ipam.stores.apiserver import resources
 from ipam.stores.apiserver.resources import ALNUM, replacement
 from ipam.stores.served import from_json, to_json
@@ -30,6 +30,7 @@ NODE, SPACE, BLOCK = "railcni.io/node", "railcni.io/space", "railcni.io/block"
 ATTACHMENT, POD, FENCE = "railcni.io/attachment", "railcni.io/pod", "railcni.io/fence"
 ABANDONED = "railcni.io/abandoned"  # for a lease that is freed because its node is gone: conf/kubernetes/admission.yaml
 COOLING, FORMER = "cooling", "former"
+NAMES = "railcni.io/names"  # annotation of an IPPool: the kinds of names of its AddressLeases, "net", "pool" or both
 LATE_SECONDS = 600  # the longest time for which a request with a lost reply may still arrive
 BLOCK_SIZE = 256  # addresses that have one label BLOCK in common
 
@@ -45,6 +46,17 @@ def name_of(place: Want) -> str:
         address = "-".join(f"{place.value >> shift & 0xFFFF:x}" for shift in range(112, -1, -16))
     space = "" if place.scope == "" else _space(place.pool, place.scope)
     return f"{address}.{space}" if space else address
+
+
+def twin_name(want: Want) -> str:
+    """The other name for an object of the address of `want`: with the pool instead of the scope, or vice versa."""
+    other = None
+    if want.scope is None:
+        try:
+            other = network_name_of(want.pool, want.family, want.value)
+        except ValueError:
+            other = ""  # no configuration names a pool like this
+    return name_of(Want(*want.place, other))
 
 
 def memory_name(pod: tuple[str, str, str], ifname: str) -> str:

@@ -2,6 +2,13 @@
 
 A second create finds the object that the first create made. A change tests the resourceVersion, and a deletion tests
 uid and resourceVersion. So a late change or deletion fails, since the object has changed by then.
+
+An object's name makes an address unique in its scope; if the lease has no scope, in its pool. A range is in one store
+only: the first claim of a pool creates a closed IPPool, whose spec.range no program can use, and each claim reads this
+IPPool after it has created its objects. So if a claim in IPPools or a migration runs at the same time, at least one of
+the two sees the other. An annotation of the IPPool tells which kinds of names the pool's objects have: with a scope,
+with a pool, or both. If both, a claim also looks for a lease under the other kind of name, in a state not older than
+the resourceVersion of the claim's own object (Kubernetes API Concepts, "Resource versions").
 """
 
 from __future__ import annotations
@@ -9,18 +16,32 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from cni.shared.spec.errors import CniError, StateDamaged
-from ipam.stores.addresslease.objects import FENCE, HELD, Entry, selector
+from cni.shared.spec.errors import CniError, InvalidConfig, StateDamaged, TryAgainLater
+from ipam.ranges import range_of
+from ipam.stores.addresslease.objects import (
+    FENCE,
+    HELD,
+    NAMES,
+    POOL,
+    Entry,
+    is_subdomain,
+    label,
+    name_of,
+    selector,
+    space_of,
+    twin_name,
+)
 from ipam.stores.apiserver import Api
-from ipam.stores.apiserver.faults import Conflict, NotFound, TooLarge
-from ipam.stores.apiserver.resources import ADDRESSES
+from ipam.stores.apiserver.faults import Conflict, NotFound, TooLarge, Undefined
+from ipam.stores.apiserver.resources import ADDRESSES, GROUP, MOVED, POOLS, VERSION, replacement
+from ipam.stores.apiserver.store import refuse_elsewhere
 from ipam.stores.base import OutcomeUnknown, Pauses
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Collection, Iterator
     from typing import Any, TypeVar
 
-    from ipam.leases import Lease
+    from ipam.leases import Lease, Want
 
     T = TypeVar("T")
 
@@ -145,6 +166,75 @@ class Objects:
                 )
             entry = self.get(entry.name)
         return None
+
+    def is_mixed(self, place: Want) -> bool:
+        """Whether a pool's objects may have both kinds of names, by the annotation of its closed IPPool, which is updated.
+
+        Raises InvalidConfig when the leases of the pool are in IPPools.
+        """
+        api, name = self.api, place.pool
+        own = "pool" if place.scope is None else "net"
+        attempts = Pauses(min(time.monotonic() + api.seconds, api.deadline))
+        while (pool := self.closed_pool(place)) is not None:
+            metadata = pool.get("metadata") or {}
+            notes = metadata.get("annotations") or {}
+            known = str(notes.get(NAMES) or "")
+            if own in known.split(","):
+                return "," in known
+            names = known.split(",") if known else map(space_of, self.names({POOL: label(name)}))
+            kinds = {own, *("pool" if text.startswith("pool") else "net" for text in names)}
+            notes = {**notes, NAMES: ",".join(sorted(kinds))}
+            try:
+                if pool:
+                    members = {"/metadata/annotations": notes}
+                    api.patch(POOLS, name, replacement(metadata["uid"], metadata["resourceVersion"], members))
+                else:
+                    refuse_elsewhere(api, name)
+                    spec = {"range": f"{MOVED}{range_of(name, place.family, place.value)}", "allocations": {}}
+                    kind = {"apiVersion": f"{GROUP}/{VERSION}", "kind": "IPPool"}
+                    api.create(POOLS, {**kind, "metadata": {"name": name, "annotations": notes}, "spec": spec})
+                return len(kinds) > 1
+            except (Conflict, NotFound) as fault:
+                what = f"IPPool {name} of {api} was changed by others each time: retry"
+                attempts.insist(TryAgainLater(what, str(fault)))
+        return True
+
+    def closed_pool(self, place: Want) -> dict[str, Any] | None:
+        """The closed IPPool of the pool of `place`; {} when there is no such IPPool yet, None when there cannot be one.
+
+        Raises InvalidConfig when the IPPool is open: the leases of the pool are then in IPPools, not in AddressLeases.
+        """
+        api, name = self.api, place.pool
+        try:
+            range_of(name, place.family, place.value)
+            pool = api.get(POOLS, name)[0] if is_subdomain(name) else None
+        except (Undefined, ValueError):
+            return None
+        except NotFound:
+            return {}
+        if pool and not str((pool.get("spec") or {}).get("range")).startswith(MOVED):
+            raise InvalidConfig(
+                f'pool {name} is in IPPools, and so not in AddressLeases: want "datastore": "kubernetes" (flat file or NAD), or move'
+                " all ranges by `railcni ipam migrate --from kubernetes:KUBECONFIG --to addresslease:KUBECONFIG`",
+                str(api),
+            )
+        return pool
+
+    def standing(self, want: Want, gone: Collection[str] = ()) -> Entry | None:
+        """The object of the lease that prevents a claim of `want`, or None. Objects with a name in `gone` do not count."""
+        name = name_of(want)
+        entry = self.get(name) if name not in gone else None
+        return entry if entry and entry.held else self.twin(want, gone)
+
+    def twin(self, want: Want, gone: Collection[str] = (), since: str = "") -> Entry | None:
+        """The object with the other kind of name that holds the address of `want` in the same pool, or None.
+
+        Both kinds exist when a network's enable_overlapping_ranges has changed while pods run. An object with a name in
+        `gone` does not count. `since` is as in Objects.get.
+        """
+        name = twin_name(want)
+        entry = self.get(name, since=since) if name not in gone else None
+        return entry if entry and entry.held and entry.lease.pool == want.pool else None
 
     def _entry(self, document: dict[str, Any]) -> Entry:
         try:
