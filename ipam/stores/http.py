@@ -169,9 +169,7 @@ class Connection:
                 self._socket.do_handshake()  # type: ignore[attr-defined]
             except OSError as fault:
                 self._socket.close()
-                fault = _tls_fault(fault)
-                if isinstance(fault, Untrusted):
-                    raise fault from None
+                _refuse_untrusted(fault)
                 why = _why(fault)
                 if not isinstance(fault, TimeoutError) and (not getattr(fault, "reason", None) or " eof " in why):
                     why = "it closes the connection in the TLS handshake: does it speak TLS?"
@@ -212,12 +210,10 @@ class Connection:
             self.close()
         return reply.status, data
 
-    def lost(self, fault: OSError) -> OSError:
-        """Close the connection after `fault`; return the error to raise: Untrusted or ConnectionLost."""
+    def lost(self, fault: OSError) -> ConnectionLost:
+        """Close the connection after `fault`; return the error to raise. Raises Untrusted itself."""
         self.close()
-        fault = _tls_fault(fault)
-        if isinstance(fault, Untrusted):
-            return fault
+        _refuse_untrusted(fault)
         why = _why(fault)
         if fault.errno == errno.ECONNRESET and not self.reused and not self._tls:
             why += " (does it want TLS, https://?)"
@@ -425,17 +421,16 @@ def _too_much(most: int, of: str) -> OSError:
     return OSError(errno.EMSGSIZE, f"its reply has more than {most >> 10} KiB of {of}")
 
 
-def _tls_fault(fault: OSError) -> OSError:
-    """Untrusted for a TLS fault that is about certificates, or about a peer without TLS; else `fault` itself."""
+def _refuse_untrusted(fault: OSError) -> None:
+    """Raise Untrusted for a TLS fault that is about certificates, or about a peer without TLS."""
     reason = str(getattr(fault, "reason", None) or "")
     verify = getattr(fault, "verify_message", None)
     if verify:
-        return Untrusted(str(verify), False)
+        raise Untrusted(str(verify), False) from None
     if "ALERT" in reason and any(w in reason for w in ("CERT", "UNKNOWN_CA", "ACCESS_DENIED", "HANDSHAKE")):
-        return Untrusted(reason.partition("ALERT_")[2].replace("_", " ").lower(), True)
+        raise Untrusted(reason.partition("ALERT_")[2].replace("_", " ").lower(), True) from None
     if reason in ("WRONG_VERSION_NUMBER", "HTTP_REQUEST", "RECORD_LAYER_FAILURE"):
-        return Untrusted("the server does not speak TLS", False)
-    return fault
+        raise Untrusted("the server does not speak TLS", False) from None
 
 
 def _why(fault: OSError) -> str:

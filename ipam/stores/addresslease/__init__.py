@@ -56,17 +56,12 @@ class AddressLeaseStore(ObjectStore):
 
     def _prepare(self) -> None:
         self._objects = Objects(self.api)
-        self._entries: dict[str, Entry] = {}  # by name, as this session has read them
         self._lists: dict[tuple[Any, ...], Any] = {}  # the results of this session's lists
         self._recent = False  # lists come from the server's cache, and may be a moment old
         self._surveyed: Survey | None = None  # the last survey for a new attachment
 
     def _begin(self) -> None:
         """Forget the readings of the last session; no lock is taken."""
-        self._forget()
-
-    def _forget(self) -> None:
-        self._entries.clear()
         self._lists.clear()
 
     def ready(self, wants: Sequence[Want] = ()) -> None:
@@ -103,7 +98,7 @@ class AddressLeaseStore(ObjectStore):
                 self._recent = False  # another claim was first: the cache may be stale
                 return self._surveyed
             if new != self._recent:
-                self._forget()
+                self._lists.clear()
             self._recent = new
             own = [] if new else self._checked(self.find(owner.attachment))
             pods = self._standing([lease for lease in self._known() if lease.is_of_pod(owner)])
@@ -133,7 +128,7 @@ class AddressLeaseStore(ObjectStore):
             else:
                 self._objects.free(self.entry(lease), lease, 0)
                 del kept[lease.place]
-            self._forget()
+            self._lists.clear()
         return list(kept.values())
 
     def _standing(self, recorded: Sequence[Lease]) -> list[Lease]:
@@ -203,13 +198,7 @@ class AddressLeaseStore(ObjectStore):
 
     def _chosen(self, labels: dict[str, str]) -> list[Entry]:
         """The objects with `labels`, read once in a session."""
-
-        def read() -> list[Entry]:
-            found = self._objects.chosen(labels, self._recent)
-            self._entries.update((entry.name, entry) for entry in found)
-            return found
-
-        return self._once(("chosen", *labels.items()), read)
+        return self._once(("chosen", *labels.items()), lambda: self._objects.chosen(labels, self._recent))
 
     def _once(self, key: tuple[Any, ...], read: Callable[[], T]) -> T:
         """The result of `read()`, which is called once in a session for each `key`."""
@@ -220,8 +209,7 @@ class AddressLeaseStore(ObjectStore):
 
     def entry(self, lease: Lease) -> Entry | None:
         """The object of the address of `lease`; None if there is none."""
-        name = objects.name_of(lease)
-        return self._entries.get(name) or self._objects.get(name)
+        return self._objects.get(objects.name_of(lease))
 
     def claim(self, wants: Sequence[Want], owner: Owner, instead_of: Sequence[Lease] = ()) -> Claimed | Taken | Unknown:
         leases = [Lease(want, owner) for want in wants]
@@ -236,7 +224,7 @@ class AddressLeaseStore(ObjectStore):
             try:
                 answer = attempt(leases, lambda: self._make(wants, leases, instead_of, undo), undo, taken)
             finally:
-                self._forget()
+                self._lists.clear()
             if instead_of or not isinstance(answer, Taken):
                 self._surveyed, self._recent = None, False
             return answer
@@ -293,7 +281,7 @@ class AddressLeaseStore(ObjectStore):
         return now
 
     def _is_there(self, lease: Lease) -> bool:
-        entry = self._objects.get(objects.name_of(lease))
+        entry = self.entry(lease)
         return entry is not None and entry.is_of(lease)
 
     def _is_held(self, want: Want, freed: Sequence[Lease]) -> bool:
@@ -306,7 +294,7 @@ class AddressLeaseStore(ObjectStore):
         with self.session():
             distinct = {lease.key(): lease for lease in leases}.values()
             freed = [lease for lease in distinct if self._objects.free(self.entry(lease), lease, self.cooldown)]
-            self._forget()
+            self._lists.clear()
             self._surveyed, self._recent = None, False
         if freed and (self.cooldown or any(returns(lease.pod) for lease in freed)):
             self._remember([lease for lease in freed if returns(lease.pod)])
@@ -352,7 +340,7 @@ class AddressLeaseStore(ObjectStore):
                         self._objects.replace(entry, {"metadata": {"labels": labels}, "spec": entry.spec})
                 except Conflict:
                     pass  # the object has changed meanwhile, or is gone
-            self._forget()
+            self._lists.clear()
 
     def forget(self) -> None:
         """Remove ended cooldowns, objects kept against late creates, and the oldest former addresses of pods."""
