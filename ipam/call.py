@@ -51,7 +51,7 @@ def permit(config: IpamConfig, group: Group | None) -> None:
     holds for every verb (ipam.source).
     """
     node_policy, name = policy.current(), config.network_name
-    if not any(policy.matches(one, name) for one in node_policy.network_names):
+    if not any(policy.matches(one, name) for one in node_policy.networkNames):
         raise node_policy.refusal("networkNames", f'ipam.network_name "{name[:60]}"')
     if "*" in node_policy.ranges:
         return

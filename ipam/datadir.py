@@ -25,8 +25,8 @@ def confined(path: str) -> str:
     allowed = policy.current()
     try:
         resolved, state = files.resolve(path), files.resolve(DATA_DIR)
-        roots = [files.resolve(root) for root in allowed.data_roots]
-        former = [files.resolve(root) for root in _FORMER_ROOTS] if allowed.data_roots is policy.DATA_ROOTS else []
+        roots = [files.resolve(root) for root in allowed.dataRoots]
+        former = [files.resolve(root) for root in _FORMER_ROOTS] if allowed.dataRoots is policy.DATA_ROOTS else []
     except OSError as fault:
         raise ValueError(f"cannot be followed: {fault.strerror}") from None
     if resolved == state:
@@ -53,8 +53,8 @@ def confined(path: str) -> str:
         )
     root = next(root for root in roots if files.is_below(resolved, root))
     new = resolved.count("/") - max(holder, root, key=len).count("/")
-    if new and _has_more_directories(root, allowed.data_dirs - new):
-        text = f"would be one directory too many for dataDirs ({allowed.data_dirs}): want an existing one, or change"
+    if new and _has_more_directories(root, allowed.dataDirs - new):
+        text = f"would be one directory too many for dataDirs ({allowed.dataDirs}): want an existing one, or change"
         raise ValueError(f"{text} {allowed.path}")
     return resolved
 

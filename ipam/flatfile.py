@@ -52,8 +52,8 @@ def follow(path: str, roots: str = "") -> str:
 def allow_host(host: str) -> None:
     """Raise ValueError unless `storeHosts` of the node's policy lets a network name `host`."""
     allowed = policy.current()
-    if not any(policy.matches(one.lower(), host.lower()) for one in allowed.store_hosts):
-        listed = ", ".join(allowed.store_hosts) or "none"
+    if not any(policy.matches(one.lower(), host.lower()) for one in allowed.storeHosts):
+        listed = ", ".join(allowed.storeHosts) or "none"
         raise ValueError(f"is not in storeHosts ({listed[:60]}): want one that is, or change {allowed.path}")
 
 
@@ -61,4 +61,4 @@ def formerly(path: str) -> str:
     """`path` with its links resolved if configRoots is unset and version 0.1.0 let networks name this file; else ""."""
     resolved = follow(path)
     is_below = any(files.is_below(resolved, root) for root in _FORMER_CONFIG_ROOTS)
-    return resolved if is_below and policy.current().config_roots is policy.CONFIG_ROOTS else ""
+    return resolved if is_below and policy.current().configRoots is policy.CONFIG_ROOTS else ""

@@ -65,21 +65,18 @@ KEYS = (
         list_of(root),
         DATA_ROOTS,
         "where a network's `dataDir` may lie: directories for railcni alone, including their subdirectories",
-        "data_roots",
     ),
     Key(
         "dataDirs",
         integer(0, 100_000),
         1000,
         "how many directories networks may make below each of the `dataRoots`, including their subdirectories",
-        "data_dirs",
     ),
     Key(
         "logRoots",
         list_of(root),
         (log.ROOT,),
         "where a network's `log_file` may lie: directories, including their subdirectories, or files; one elsewhere is not written",
-        "log_roots",
     ),
     Key(
         "configRoots",
@@ -87,14 +84,12 @@ KEYS = (
         CONFIG_ROOTS,
         "where a network's `configuration_path`, `kubernetes.kubeconfig` and `etcd_*_file` may lie, so that it uses what they"
         " say: directories, including their subdirectories, or files",
-        "config_roots",
     ),
     Key(
         "deviceInfoRoots",
         list_of(root),
         ("/run/k8s.cni.cncf.io/devinfo/cni", "/var/run/k8s.cni.cncf.io/devinfo/cni"),
         "where `runtimeConfig.CNIDeviceInfoFile` may lie",
-        "device_info_roots",
     ),
     Key(
         "masters",
@@ -126,7 +121,6 @@ KEYS = (
         list_of(string),
         ("*",),
         'each `network_name` that networks may use, "*" stands for any characters, and "" for a network without one',
-        "network_names",
     ),
     Key(
         "storeHosts",
@@ -134,7 +128,6 @@ KEYS = (
         (),
         'hosts that a network\'s own `etcd_host` may name, on any port, "*" stands for any characters; the endpoints of the'
         " flat file need no entry",
-        "store_hosts",
     ),
     Key(
         "warm",
@@ -149,16 +142,16 @@ KEYS = (
 class Policy:
     """The checked values of KEYS. `path` is the file with the values or, if no file exists, the usual path for one."""
 
-    config_roots: Sequence[str]
-    data_dirs: int
-    data_roots: Sequence[str]
-    device_info_roots: Sequence[str]
+    configRoots: Sequence[str]
+    dataDirs: int
+    dataRoots: Sequence[str]
+    deviceInfoRoots: Sequence[str]
     devices: Sequence[str]
-    log_roots: Sequence[str]
+    logRoots: Sequence[str]
     masters: Sequence[str]
-    network_names: Sequence[str]
+    networkNames: Sequence[str]
     ranges: Sequence[str]
-    store_hosts: Sequence[str]
+    storeHosts: Sequence[str]
     uplinks: Sequence[str]
     warm: tuple[int, int]  # idle seconds, most workers
 
@@ -176,7 +169,7 @@ class Policy:
 
     def confine(self, key: str, value: str) -> str:
         """The path `value` without symbolic links. Raises ValueError when the path is below no root of the list `key`."""
-        roots: Sequence[str] = getattr(self, next(k.attribute for k in KEYS if k.name == key))
+        roots: Sequence[str] = getattr(self, key)
         try:
             resolved = files.resolve(value)
             if any(files.is_below(resolved, files.resolve(one)) for one in roots):
@@ -202,8 +195,7 @@ class Policy:
 
     def refusal(self, key: str, what: str) -> InvalidConfig:
         """The error for a device, described by `what`, that the list `key` does not allow."""
-        patterns: Sequence[str] = getattr(self, next(k.attribute for k in KEYS if k.name == key))
-        allowed = ", ".join(one or '""' for one in patterns) or "none"
+        allowed = ", ".join(one or '""' for one in getattr(self, key)) or "none"
         text = f"{what} is not in {key} ({allowed[:60]}): want one that is, or change {self.path}"
         return InvalidConfig(text, f"{key}: {allowed}")
 

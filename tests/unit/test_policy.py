@@ -59,8 +59,7 @@ FORMER = re.findall(r"\| `(\{.*\})`", MIGRATION.partition("# From railcni 0.1.0"
 @pytest.mark.parametrize("line", FORMER)
 def test_each_line_that_restores_a_former_default_is_a_policy_that_says_something_else(line: str) -> None:
     (name,) = json.loads(line)
-    attribute = re.sub("[A-Z]", lambda sign: f"_{sign[0].lower()}", name)
-    assert getattr(Policy(json.loads(line)), attribute) != getattr(Policy({}), attribute)
+    assert getattr(Policy(json.loads(line)), name) != getattr(Policy({}), name)
 
 
 def test_without_a_file_every_device_is_permitted_and_paths_are_confined() -> None:
@@ -71,7 +70,7 @@ def test_without_a_file_every_device_is_permitted_and_paths_are_confined() -> No
     assert usual.confine("logRoots", "/var/log/railcni/x") == "/var/log/railcni/x"
     kubeconfig = "/etc/cni/net.d/whereabouts.d/whereabouts.kubeconfig"
     assert usual.confine("configRoots", kubeconfig) == kubeconfig
-    assert usual.config_roots == tuple(os.path.dirname(path) for path in flatfile.PATHS)
+    assert usual.configRoots == tuple(os.path.dirname(path) for path in flatfile.PATHS)
 
 
 @pytest.mark.parametrize(
@@ -132,7 +131,7 @@ def test_the_file_gives_what_it_names_and_the_rest_is_as_without_it(tmp_path: Pa
     path = write(tmp_path / "railcni.json", {"Masters": ["ens*"], "dataRoots": None})
     read = policy.read(path)
     assert (read.masters, read.devices, read.path) == (["ens*"], ("*",), path)
-    assert read.data_roots == (STORES,)
+    assert read.dataRoots == (STORES,)
 
 
 @pytest.mark.parametrize(
