@@ -29,7 +29,7 @@ An attempt is made in one session of the store. The rules of an attempt, in orde
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from cni.shared.records import Records
@@ -40,7 +40,7 @@ from ipam.leases import PART, Lease, Owner, Want, recorded_document, recorded_le
 from ipam.local import read_record, restorer
 from ipam.ranges import format_address
 from ipam.rules import Choice, Exhausted, Need, SharedLease
-from ipam.search import SearchPlan, Terms, needs_of
+from ipam.search import SearchPlan, needs_of
 from ipam.stores.base import CREATE, Claimed, OutcomeUnknown, Pauses, Store, Taken, Unknown, Unreachable
 
 CLAIM_SECONDS = 30.0
@@ -50,15 +50,42 @@ _UNKNOWN_TRIES = 3  # attempts whose outcome stays unknown; after an Unreachable
 _PATIENT = 5.0  # seconds after which a call makes one request a second
 
 
+class Terms:
+    """The terms of a claim beside its store, needs and owner. With the defaults of this class, any address may be given.
+
+    A claim of the addresses in `open` was made, by an earlier call or by this one (`is_unsure`), and the server may
+    still execute it. The addresses in `doubtful` are not kept, since their release may still be under way. `new`: the
+    attachment never had a lease. An attempt ends within `seconds`.
+    """
+
+    open: Sequence[Want] = ()
+    is_unsure = False
+    doubtful: Sequence[Want] = ()
+    new = False
+    seconds = CLAIM_SECONDS
+    wire = own.Wire({})
+
+    def remember(self, wants: Sequence[Want], sequence: int) -> None:
+        """Note `wants` before each claim of them, and when the leases exist already."""
+
+    def preferred(self) -> list[tuple[int, int]]:
+        """The addresses, (family, value), to give if they are free, the most preferred first."""
+        return []
+
+    def reclaim(self, store: Store, pool: str) -> bool:
+        """Free addresses of this node's earlier boots in an exhausted pool; return whether there were any."""
+        return False
+
+
 def acquire(store: Store, wanted: Sequence[Choice], owner: Owner, terms: Terms) -> list[int]:
     """Lease to `owner` an address for each need of `wanted`, or none. Returns the addresses in the order of the needs.
 
-    The limit is `terms.seconds`, or CLAIM_SECONDS. After an attempt that loses to other claims, it begins anew; when
+    The limit is `terms.seconds`. After an attempt that loses to other claims, it begins anew; when
     a claim with an unknown outcome is repeated, it does not. Raises Exhausted when a pool has no free address,
     SharedLease when another attachment leases a static address, TryAgainLater when another attachment holds a requested
     one, or other claims succeed first for CONTENDED_SECONDS. Errors of the store are raised too.
     """
-    began, seconds = time.monotonic(), terms.seconds or CLAIM_SECONDS
+    began, seconds = time.monotonic(), terms.seconds
     deadline = began + seconds
     last = began + max(seconds, CONTENDED_SECONDS)
     store.finish_by(deadline)
@@ -107,7 +134,7 @@ class _Attempts:
         self._terms = terms
         self._lost = list(terms.doubtful)
         self._needs = needs_of(wanted)
-        self._search = SearchPlan(store, wanted, owner, terms)
+        self._search = SearchPlan(store, wanted, owner, terms.wire, terms.reclaim)
         self._new = terms.new
 
     def once(self) -> list[int] | Taken | Unknown:
@@ -216,7 +243,7 @@ class AddTerms(Terms):
     ) -> None:
         self._owner, self._config, self._store_ref, self._records = owner, config, store_ref, records
         self._of_group = of_group
-        self._wire = own.Wire(config.network)
+        self.wire = own.Wire(config.network, records)
         self._here: Any = None  # ipam.shared.ClaimsHere, for a store that nodes share
         self.record = record
         self.shared: list[Need] = []
@@ -253,7 +280,7 @@ class AddTerms(Terms):
         for need in needs_of(wanted):
             if need.requested is None or need.shared:
                 continue
-            if self._wire.is_own(want := need.want(need.requested)):
+            if self.wire.is_own(want := need.want(need.requested)):
                 raise TryAgainLater(
                     f"the requested address {want.text} (pool {need.pool}) is this node's own, on its link: ask for another one"
                 )
@@ -268,6 +295,7 @@ class AddTerms(Terms):
             from ipam.shared import ClaimsHere  # all leases in a file store are of this node
 
             self.seconds, self._here = config.store_timeout, ClaimsHere(records, owner)
+            self.wire.is_recorded = self._here.is_recorded
             if store.spreads and self._of_group is None:
                 store.is_claimed_here = self._here.is_being_claimed
             if self._store_ref["kind"] == "addresslease" and not local.is_complete(records):
@@ -304,19 +332,7 @@ class AddTerms(Terms):
             found = [*found, *preferred(self._config, self._owner.pod, self._records.log)]
         return found
 
-    def is_own(self, want: Want) -> bool:
-        return self._wire.is_own(want) or (self._here is not None and self._here.is_recorded(want))
-
-    def is_neighbour(self, want: Want) -> bool:
-        return self._wire.is_neighbour(want)
-
-    def with_former(self, want: Want) -> Collection[tuple[int, int]]:
-        return self._wire.with_former(want)
-
-    def is_avoided(self, address: str) -> bool:
-        return local.is_avoided(self._records, address)
-
-    def free_earlier_boots(self, store: Store, pool: str) -> bool:
+    def reclaim(self, store: Store, pool: str) -> bool:
         from ipam import upkeep  # most pools have a free address
 
         return upkeep.free_earlier_boots(store, pool, self._owner, self._records)

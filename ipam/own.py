@@ -14,11 +14,14 @@ from __future__ import annotations
 
 import os
 import socket
+from collections.abc import Callable
 from struct import Struct
 from typing import Any
 
 from cni.shared.config import asks_for_same_index
+from cni.shared.records import Records
 from cni.shared.spec.request import member
+from ipam import local
 from ipam.leases import Want
 from ipam.ranges import format_address
 
@@ -31,30 +34,39 @@ _ONCE = 0x04 | 0x08 | 0x10  # … and of one that answered once: NUD_STALE, NUD_
 
 
 class Wire:
-    """The addresses of the node and its neighbours on the wire of `network`. Neighbours are read once."""
+    """The addresses of the node and its neighbours on the wire of `network`. Neighbours are read once.
 
-    def __init__(self, network: dict[str, Any]) -> None:
+    `records` are the node's, None to read no file: then no address counts as avoided. `is_recorded(want)`, set for a store
+    that nodes share: whether another attachment of the node has the address in its record.
+    """
+
+    def __init__(self, network: dict[str, Any], records: Records | None = None) -> None:
         self._names = _names_of(network)
+        self._records = records
+        self.is_recorded: Callable[[Want], bool] = lambda want: False
         self._tables: dict[int, bytes] = {}
         self._neighbours: dict[int, set[tuple[int, int]]] = {}  # by states
 
     def is_own(self, want: Want) -> bool:
-        """Whether the node has the address of `want`.
+        """Whether the node, or another attachment in its records, has the address of `want`: it is never given.
 
         The node's addresses are listed only if a socket can be bound to `want`: to try this is cheap, and it mostly fails.
         """
-        if self._names == [] or not any(_can_bind(want, name) for name in self._names or [""]):
-            return False
-        return self._names is None or want.address in self._read()
+        may_be = self._names != [] and any(_can_bind(want, name) for name in self._names or [""])
+        return (may_be and (self._names is None or want.address in self._read())) or self.is_recorded(want)
 
     def is_neighbour(self, want: Want) -> bool:
-        """Whether a neighbour has the address of `want`."""
+        """Whether a neighbour has the address of `want`: it is given only if the pod prefers it."""
         return want.address in self._neighbours_with(want, _THERE)
 
     def with_former(self, want: Want) -> set[tuple[int, int]]:
-        """The addresses of all neighbours that answered once, if that of `want` is one of them; else an empty set."""
+        """The addresses of all neighbours that answered once, given last, if that of `want` is one; else an empty set."""
         found = self._neighbours_with(want, _ONCE)
         return found if want.address in found else set()
+
+    def is_avoided(self, address: str) -> bool:
+        """Whether `address`, "address/length", was found in use a short time ago: it is given last."""
+        return self._records is not None and local.is_avoided(self._records, address)
 
     def _neighbours_with(self, want: Want, states: int) -> set[tuple[int, int]]:
         """The addresses of neighbours in `states`; none if the undecoded table lacks `want`, as it mostly does."""

@@ -17,6 +17,7 @@ from ipam.leases import Owner, Want
 from ipam.ranges import Range, Span
 
 if TYPE_CHECKING:  # this module does no I/O
+    from ipam.own import Wire
     from ipam.rules import Choice, Need
     from ipam.stores.base import Store, Window
 
@@ -27,56 +28,21 @@ _NEAR_SPREAD = 256  # the near place is one of the first _NEAR_SPREAD addresses 
 _UNSEEN = 3  # places after the lowest one that are tried without a read, where a read costs more than a failed claim
 
 
-class Terms:
-    """The terms of a claim beside its store, needs and owner. With the defaults of this class, any address may be given.
+class SearchPlan:
+    """The search for the addresses of `wanted`, over all attempts at a claim.
 
-    A claim of the addresses in `open` was made, by an earlier call or by this one (`is_unsure`), and the server may
-    still execute it. The addresses in `doubtful` are not kept, since their release may still be under way. `new`: the
-    attachment never had a lease. An attempt ends within `seconds`; 0 stands for ipam.acquire.CLAIM_SECONDS.
+    `wire` has the addresses in use without a lease. `reclaim(store, pool)` frees addresses of this node's earlier boots
+    in an exhausted pool, and returns whether there were any.
     """
 
-    open: Sequence[Want] = ()
-    is_unsure = False
-    doubtful: Sequence[Want] = ()
-    new = False
-    seconds = 0.0
-
-    def remember(self, wants: Sequence[Want], sequence: int) -> None:
-        """Note `wants` before each claim of them, and when the leases exist already."""
-
-    def preferred(self) -> list[tuple[int, int]]:
-        """The addresses, (family, value), to give if they are free, the most preferred first."""
-        return []
-
-    def is_own(self, want: Want) -> bool:
-        """Whether the node, or another attachment in its records, has the address: it is never given."""
-        return False
-
-    def is_neighbour(self, want: Want) -> bool:
-        """Whether a neighbour has the address: it is given only if it is preferred."""
-        return False
-
-    def with_former(self, want: Want) -> Collection[tuple[int, int]]:
-        """The addresses of all former neighbours, which are given last, if that of `want` is one; otherwise none."""
-        return ()
-
-    def is_avoided(self, address: str) -> bool:
-        """Whether `address`, "address/length", was found in use: it is given last."""
-        return False
-
-    def free_earlier_boots(self, store: Store, pool: str) -> bool:
-        """Free addresses of this node's earlier boots in an exhausted pool; return whether there were any."""
-        return False
-
-
-class SearchPlan:
-    """The search for the addresses of `wanted`, over all attempts at a claim."""
-
-    def __init__(self, store: Store, wanted: Sequence[Choice], owner: Owner, terms: Terms) -> None:
+    def __init__(
+        self, store: Store, wanted: Sequence[Choice], owner: Owner, wire: Wire, reclaim: Callable[[Store, str], bool]
+    ) -> None:
         self._store = store
         self._wanted = wanted
         self._owner = owner
-        self._terms = terms
+        self._wire = wire
+        self._reclaim = reclaim
         self._place = _LOWEST
         self._taken: list[Want] = []  # addresses that were proposed and lost
         self.preferred: list[tuple[int, int]] | None = None  # (family, value), the best first; None: not yet known
@@ -123,19 +89,16 @@ class SearchPlan:
         Raises Exhausted when no address is free.
         """
         values: list[int] = []
-        proposed: list[tuple[int, int]] = []
         needs = needs_of(self._wanted)
+        kept = [(n.rng.family, value) for n, value in zip(needs, chosen, strict=True) if value is not None]
+        proposed: list[tuple[int, int]] = []
         for choice in self._wanted:
-            at, end = len(values), len(values) + len(choice.needs)
-            kept = [value for value in chosen[at:end] if value is not None]
-            if kept:
-                values += kept
-                continue
-            others = (*zip(needs, values), *zip(needs[end:], chosen[end:], strict=True))  # noqa: B905
-            addresses = [(need.rng.family, value) for need, value in others if value is not None]
-            given = choice.values(self._index(choice, _indexes(choice, addresses), _indexes(choice, proposed)))
+            given = [value for value in chosen[len(values) : len(values) + len(choice.needs)] if value is not None]
+            if not given:
+                own = _indexes(choice, kept + proposed)
+                given = choice.values(self._index(choice, own, _indexes(choice, proposed)))
+                proposed += zip((need.rng.family for need in choice.needs), given, strict=True)
             values += given
-            proposed += zip((need.rng.family for need in choice.needs), given, strict=True)
         return values
 
     def _index(self, choice: Choice, own: set[int], proposed: set[int]) -> int:
@@ -148,11 +111,12 @@ class SearchPlan:
         cooling = self._cooling(choice)
         index, nodes = self._given(choice, own | cooling | lost)
         pools = dict.fromkeys(need.pool for need in choice.needs)
-        if index is None and True in [self._terms.free_earlier_boots(self._store, pool) for pool in pools]:
+        if index is None and True in [self._reclaim(self._store, pool) for pool in pools]:
             cooling = self._cooling(choice)
             index, nodes = self._given(choice, own | cooling | lost)
         if index is None:
-            index = next((i for i in sorted(lost - own - cooling) if not self._is_held(choice, i)), None)
+            left = sorted(lost - own - cooling)
+            index = next((i for i in left if not any(map(self._store.holder, _wants(choice, i)))), None)
         if index is None:
             count = sum(map(choice.space.usable, cooling))
             waiting = f", {count} of them until their ipam.cooldown_seconds are over" if count else ""
@@ -168,12 +132,12 @@ class SearchPlan:
             avoid.add(index)
             wants = _wants(choice, index)
             others = [want for want in wants if want.address not in (self.preferred or ())]
-            if any(map(self._terms.is_own, wants)) or any(map(self._terms.is_neighbour, others)):
+            if any(map(self._wire.is_own, wants)) or any(map(self._wire.is_neighbour, others)):
                 nodes += 1
                 continue
-            former = [address for want in others for address in self._terms.with_former(want)]
+            former = [address for want in others for address in self._wire.with_former(want)]
             texts = (f"{want.text}/{need.rng.prefix}" for want, need in zip(wants, choice.needs, strict=True))
-            if not former and not any(map(self._terms.is_avoided, texts)):
+            if not former and not any(map(self._wire.is_avoided, texts)):
                 return index, nodes
             avoid |= _indexes(choice, former)  # all at once, since there may be many
             in_use = index if in_use is None else in_use
@@ -217,10 +181,6 @@ class SearchPlan:
     def _is_claimed_here(self, choice: Choice, index: int) -> bool:
         """Whether another call of this node is about to claim an address of `index`; if not, note that this call is."""
         return any(map(self._store.is_claimed_here, _wants(choice, index)))
-
-    def _is_held(self, choice: Choice, index: int) -> bool:
-        """Whether an address of `index` is leased. Each address is read, since a window may lack its lease."""
-        return any(map(self._store.holder, _wants(choice, index)))
 
     def _cooling(self, choice: Choice) -> set[int]:
         """The indexes with an address in its cooldown after another pod: the owner may not have the address yet."""

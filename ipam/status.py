@@ -3,24 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 from cni.shared.records import Records
 from cni.shared.spec.errors import CniError, InvalidConfig, NotAvailable
 from cni.shared.spec.request import Request
 from ipam import rules, stores
-from ipam.acquire import AddTerms
 from ipam.call import configured_rail, owner_of, permit, ref_of
 from ipam.local import restorer
+from ipam.own import Wire
 from ipam.rules import Choice
 from ipam.search import SearchPlan
 from ipam.stores.base import CREATE, SHARED_SECONDS
-
-
-class _Terms(AddTerms):
-    """The terms of an ADD, without the file of avoided addresses: a read would make the file if it is missing."""
-
-    def is_avoided(self, address: str) -> bool:
-        return False
+from ipam.upkeep import free_earlier_boots
 
 
 def status(request: Request, records: Records) -> None:
@@ -44,10 +39,10 @@ def status(request: Request, records: Records) -> None:
         store = stores.open_store(store_ref, CREATE, restorer(store_ref, records), seconds)
         store.cooldown = config.cooldown_seconds
         needs = [need for choice in wanted for need in choice.needs]
-        chosen = [None for need in needs]
         with store.session():
-            terms = _Terms(owner, config, store_ref, None, records)
-            values = SearchPlan(store, wanted, owner, terms).propose(chosen)
+            wire = Wire(config.network)  # without the file of avoided addresses: a read makes it if it is missing
+            search = SearchPlan(store, wanted, owner, wire, partial(free_earlier_boots, owner=owner, records=records))
+            values = search.propose([None for need in needs])
     except InvalidConfig:
         raise
     except CniError as fault:
