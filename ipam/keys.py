@@ -76,185 +76,109 @@ def log_level(value: Any) -> str:
 
 
 RANGE_KEYS = (
-    Key(
-        "range",
-        string,
-        "",
-        'the CIDR to take an address from, "192.168.2.0/24"; or "first-last/length", "192.168.2.10-192.168.2.20/24"',
+    Key("range", string, "").means(
+        'the CIDR to take an address from, "192.168.2.0/24"; or "first-last/length", "192.168.2.10-192.168.2.20/24"'
     ),
-    Key(
-        "range_start",
-        string,
-        "",
-        "the first address to give; default: the second of the CIDR, of a /31 or /127 the first",
+    Key("range_start", string, "").means(
+        "the first address to give; default: the second of the CIDR, of a /31 or /127 the first"
     ),
-    Key(
-        "range_end",
-        string,
-        "",
-        "the last address to give, included; default: the last but one of the CIDR, of a /31 or /127 the last",
+    Key("range_end", string, "").means(
+        "the last address to give, included; default: the last but one of the CIDR, of a /31 or /127 the last"
     ),
-    Key("exclude", list_of(string, 10_000), (), "CIDRs and single addresses that are never given"),
+    Key("exclude", list_of(string, 10_000), ()).means("CIDRs and single addresses that are never given"),
 )
 """The keys of one range: of each member of `ipRanges`, and of the block itself."""
 
 IPAM_KEYS = (
-    Key(
-        "ipRanges",
-        list_of(mapping),
-        (),
+    Key("ipRanges", list_of(mapping), (), "ip_ranges").means(
         "further ranges, objects with the keys range, range_start, range_end, exclude: "
-        "an attachment gets an address of each, after that of the block's own range",
-        "ip_ranges",
+        "an attachment gets an address of each, after that of the block's own range"
     ),
-    Key("gateway", optional(address), "", "the gateway of the addresses of its family; it is never given itself"),
-    Key(
-        "addresses",
-        list_of(mapping),
-        (),
+    Key("gateway", optional(address), "").means("the gateway of the addresses of its family; it is never given itself"),
+    Key("addresses", list_of(mapping), (), "address_entries").means(
         "static addresses, which every attachment gets in addition to those of the ranges; one that lies in a range is leased to one "
-        "attachment of the network: objects with the keys address, gateway",
-        "address_entries",
+        "attachment of the network: objects with the keys address, gateway"
     ),
-    Key(
-        "routes",
-        list_of(mapping),
-        (),
-        "routes for the pod: objects with the keys dst, gw, mtu, advmss, priority, table, scope",
-        "route_entries",
+    Key("routes", list_of(mapping), (), "route_entries").means(
+        "routes for the pod: objects with the keys dst, gw, mtu, advmss, priority, table, scope"
     ),
-    Key("dns.nameservers", list_of(string), (), "DNS servers, passed on to the runtime", "dns_nameservers"),
-    Key("dns.domain", string, "", "the local DNS domain, passed on to the runtime", "dns_domain"),
-    Key("dns.search", list_of(string), (), "DNS search domains, passed on to the runtime", "dns_search"),
-    Key("dns.options", list_of(string), (), "resolver options, passed on to the runtime", "dns_options"),
-    Key(
-        "network_name",
-        string,
-        "",
-        "separates pools and overlap reservations: each network_name can use the same range again",
+    Key("dns.nameservers", list_of(string), (), "dns_nameservers").means("DNS servers, passed on to the runtime"),
+    Key("dns.domain", string, "", "dns_domain").means("the local DNS domain, passed on to the runtime"),
+    Key("dns.search", list_of(string), (), "dns_search").means("DNS search domains, passed on to the runtime"),
+    Key("dns.options", list_of(string), (), "dns_options").means("resolver options, passed on to the runtime"),
+    Key("network_name", string, "").means(
+        "separates pools and overlap reservations: each network_name can use the same range again"
     ),
-    Key(
-        "enable_overlapping_ranges",
-        boolean,
-        True,
+    Key("enable_overlapping_ranges", boolean, True, "overlap").means(
         "skip an address that is leased through another range, under the same network_name; "
-        "a flat file cannot change this key",
-        "overlap",
+        "a flat file cannot change this key"
     ),
-    Key(
-        "node_slice_size",
-        optional(slice_size, 0),
-        0,
-        'the prefix length of each node\'s part of the range, "/26" or "26"; for the kubernetes store',
+    Key("node_slice_size", optional(slice_size, 0), 0).means(
+        'the prefix length of each node\'s part of the range, "/26" or "26"; for the kubernetes store'
     ),
-    Key(
-        "datastore",
-        optional(one_of(*DATASTORES)),
-        "",
+    Key("datastore", optional(one_of(*DATASTORES)), "").means(
         "where leases are kept: file, etcd, kubernetes (the pools of whereabouts) or addresslease (an object for each "
         "address); default: kubernetes where kubernetes.kubeconfig is given, etcd where etcd_host is, otherwise file (the NAD's "
         "own etcd_host has precedence over the flat file's choice); a pod of "
-        "Kubernetes gets file only if it is named",
+        "Kubernetes gets file only if it is named"
     ),
-    Key(
-        "dataDir",
-        optional(absolute_path, DATA_DIR),
-        DATA_DIR,
-        "the directory of the file store",
-        "data_dir",
-        roots="dataRoots",
+    Key("dataDir", optional(absolute_path, DATA_DIR), DATA_DIR, "data_dir", roots="dataRoots").means(
+        "the directory of the file store"
     ),
-    Key(
-        "kubernetes.kubeconfig",
-        string,
-        "",
-        "path of the kubeconfig for the stores kubernetes and addresslease",
-        "kubeconfig",
-        roots="configRoots",
+    Key("kubernetes.kubeconfig", string, "", "kubeconfig", roots="configRoots").means(
+        "path of the kubeconfig for the stores kubernetes and addresslease"
     ),
-    Key(
-        "etcd_host",
-        string,
-        "",
+    Key("etcd_host", string, "").means(
         "the endpoints of the etcd store, separated by commas: host:port, with http:// or https:// before it or not; "
-        "https is assumed where a certificate is given, and port 2379. They are tried in this order",
+        "https is assumed where a certificate is given, and port 2379. They are tried in this order"
     ),
-    Key(
-        "etcd_prefix",
-        optional(etcd_prefix, "/railcni"),
-        "/railcni",
-        "the prefix of all keys of the etcd store; clusters that share an etcd need one each",
+    Key("etcd_prefix", optional(etcd_prefix, "/railcni"), "/railcni").means(
+        "the prefix of all keys of the etcd store; clusters that share an etcd need one each"
     ),
-    Key("etcd_username", string, "", "the user of the etcd store"),
-    Key("etcd_password", string, "", "that user's password"),
-    Key("etcd_key_file", string, "", "path of the TLS key for the etcd store", roots="configRoots"),
-    Key("etcd_cert_file", string, "", "path of the TLS certificate for the etcd store", roots="configRoots"),
-    Key(
-        "etcd_ca_cert_file",
-        string,
-        "",
-        "path of the certificate of the authority that signed the etcd store's",
-        roots="configRoots",
+    Key("etcd_username", string, "").means("the user of the etcd store"),
+    Key("etcd_password", string, "").means("that user's password"),
+    Key("etcd_key_file", string, "", roots="configRoots").means("path of the TLS key for the etcd store"),
+    Key("etcd_cert_file", string, "", roots="configRoots").means("path of the TLS certificate for the etcd store"),
+    Key("etcd_ca_cert_file", string, "", roots="configRoots").means(
+        "path of the certificate of the authority that signed the etcd store's"
     ),
-    Key(
-        "store_timeout",
-        optional(integer(1, 600), 30),
-        30,
+    Key("store_timeout", optional(integer(1, 600), 30), 30).means(
         "how many seconds an ADD tries to reach a store that nodes share, any but file, before it fails with code 11; "
-        f"the other verbs try for 2 at most. More than {MOST_STORE_SECONDS} only in the node's own flat file",
+        f"the other verbs try for 2 at most. More than {MOST_STORE_SECONDS} only in the node's own flat file"
     ),
-    Key(
-        "cooldown_seconds",
-        optional(integer(0, 86_400), 0),
-        0,
-        "the seconds for which a freed address is given to no other pod",
+    Key("cooldown_seconds", optional(integer(0, 86_400), 0), 0).means(
+        "the seconds for which a freed address is given to no other pod"
     ),
-    Key(
-        "preferred_ip_annotation",
-        boolean,
-        False,
+    Key("preferred_ip_annotation", boolean, False).means(
         "read the pod's annotation whereabouts.cni.cncf.io/preferred-ip by kubernetes.kubeconfig, and give the addresses "
-        "that it names, separated by commas, when they are free",
+        "that it names, separated by commas, when they are free"
     ),
-    Key(
-        "requested_addresses",
-        optional(integer(1, 32), 1),
-        1,
-        "how many addresses a pod may request in one range; with allow_outside_ranges also how many of a family outside of all ranges",
+    Key("requested_addresses", optional(integer(1, 32), 1), 1).means(
+        "how many addresses a pod may request in one range; with allow_outside_ranges also how many of a family outside of all ranges"
     ),
-    Key(
-        "allow_outside_ranges",
-        boolean,
-        False,
-        "give a pod an address that it requests outside of all ranges; it is leased under the network_name, in the pool of its subnet",
+    Key("allow_outside_ranges", boolean, False).means(
+        "give a pod an address that it requests outside of all ranges; it is leased under the network_name, in the pool of its subnet"
     ),
-    Key(
-        "log_file", string, "", "path of a file that log lines are appended to, in addition to stderr", roots="logRoots"
+    Key("log_file", string, "", roots="logRoots").means(
+        "path of a file that log lines are appended to, in addition to stderr"
     ),
-    Key(
-        "log_level",
-        optional(log_level, "warning"),
-        "warning",
-        f"the lowest level that is logged: {', '.join(LEVELS)}; any other name is warning",
+    Key("log_level", optional(log_level, "warning"), "warning").means(
+        f"the lowest level that is logged: {', '.join(LEVELS)}; any other name is warning"
     ),
-    Key(
-        "configuration_path",
-        string,
-        "",
+    Key("configuration_path", string, "", roots="configRoots").means(
         "in the block: path of the flat file, tried before the usual paths; "
-        "in a flat file: the directory that holds the file nodename",
-        roots="configRoots",
+        "in a flat file: the directory that holds the file nodename"
     ),
 )
 """The keys of the block in addition to RANGE_KEYS."""
 
 ACCEPTED_KEYS = (
-    Key("type", string, "", "the executable that the link plugin runs for this block: whereabouts"),
-    Key("leader_lease_duration", _ANY_INTEGER, 0, "accepted, no effect: no leader is elected"),
-    Key("leader_renew_deadline", _ANY_INTEGER, 0, "accepted, no effect: no leader is elected"),
-    Key("leader_retry_period", _ANY_INTEGER, 0, "accepted, no effect: no leader is elected"),
-    Key("sleep_for_race", _ANY_INTEGER, 0, "accepted, no effect: a test aid of whereabouts"),
-    Key("reconciler_cron_expression", string, "", "accepted, no effect: it is for whereabouts' reconciler"),
+    Key("type", string, "").means("the executable that the link plugin runs for this block: whereabouts"),
+    Key("leader_lease_duration", _ANY_INTEGER, 0).means("accepted, no effect: no leader is elected"),
+    Key("leader_renew_deadline", _ANY_INTEGER, 0).means("accepted, no effect: no leader is elected"),
+    Key("leader_retry_period", _ANY_INTEGER, 0).means("accepted, no effect: no leader is elected"),
+    Key("sleep_for_race", _ANY_INTEGER, 0).means("accepted, no effect: a test aid of whereabouts"),
+    Key("reconciler_cron_expression", string, "").means("accepted, no effect: it is for whereabouts' reconciler"),
 )
 """Keys without effect. Only their types are checked."""
 
@@ -266,28 +190,22 @@ ETCD = {key.name: key.default for key in BLOCK_KEYS if key.name.startswith("etcd
 """The keys of etcd's server, prefix and credentials, each with its default. They belong together: see ipam.source."""
 
 ADDRESS_KEYS = (
-    Key("address", interface_address, "", "the address with its prefix length, 192.168.2.7/24"),
-    Key("gateway", optional(address), "", "its gateway"),
+    Key("address", interface_address, "").means("the address with its prefix length, 192.168.2.7/24"),
+    Key("gateway", optional(address), "").means("its gateway"),
 )
 """The keys of a member of `addresses`."""
 
 ROUTE_KEYS = (
-    Key("dst", destination, "", "the destination, a CIDR; 0.0.0.0/0 or ::/0 for the default route"),
-    Key(
-        "gw",
-        optional(address),
-        "",
-        "the next hop, which no range gives; default: the gateway of the address of that family",
+    Key("dst", destination, "").means("the destination, a CIDR; 0.0.0.0/0 or ::/0 for the default route"),
+    Key("gw", optional(address), "").means(
+        "the next hop, which no range gives; default: the gateway of the address of that family"
     ),
-    Key("mtu", _UINT31, None, "the path's MTU in bytes (cniVersion 1.1.0)"),
-    Key("advmss", _UINT31, None, "the TCP segment size to advertise, in bytes (cniVersion 1.1.0)"),
-    Key("priority", _UINT32, None, "the metric; the lowest wins (cniVersion 1.1.0)"),
-    Key("table", _UINT32, None, "the routing table (cniVersion 1.1.0)"),
-    Key(
-        "scope",
-        integer(0, MOST_SCOPE),
-        None,
-        "the scope, in the kernel's numbers: 0 global, 253 link, 254 host (cniVersion 1.1.0)",
+    Key("mtu", _UINT31, None).means("the path's MTU in bytes (cniVersion 1.1.0)"),
+    Key("advmss", _UINT31, None).means("the TCP segment size to advertise, in bytes (cniVersion 1.1.0)"),
+    Key("priority", _UINT32, None).means("the metric; the lowest wins (cniVersion 1.1.0)"),
+    Key("table", _UINT32, None).means("the routing table (cniVersion 1.1.0)"),
+    Key("scope", integer(0, MOST_SCOPE), None).means(
+        "the scope, in the kernel's numbers: 0 global, 253 link, 254 host (cniVersion 1.1.0)"
     ),
 )
 """The keys of a member of `routes`."""

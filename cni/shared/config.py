@@ -31,7 +31,7 @@ PLAIN = "plain"  # the default of rail.addressing
 
 
 class Key:
-    """A key of a configuration: its name, its default, its description `doc`, and the attribute that `fill` sets.
+    """A key of a configuration: its name, its default, its description `doc` (`means`), and the attribute that `fill` sets.
 
     `read`, the reader, checks the JSON value and returns the value of the attribute. Its ValueError states
     the wanted form. If the value is a path, `roots` is the key of the node's policy (cni.shared.policy) that lists the
@@ -39,21 +39,20 @@ class Key:
     """
 
     def __init__(
-        self,
-        name: str,
-        read: Callable[[Any], Any],
-        default: Any = None,
-        doc: str = "",
-        attribute: str = "",
-        roots: str = "",
+        self, name: str, read: Callable[[Any], Any], default: Any = None, attribute: str = "", roots: str = ""
     ) -> None:
         self.name = name
         self.read = read
         self.default = default
         self.folded = name.lower()
-        self.doc = doc
+        self.doc = ""
         self.attribute = attribute or name
         self.roots = roots
+
+    def means(self, doc: str) -> Key:
+        """Set the description, and return the key."""
+        self.doc = doc
+        return self
 
 
 class Fault:

@@ -60,81 +60,45 @@ def warm(value: Any) -> tuple[int, int]:
 
 
 KEYS = (
-    Key(
-        "dataRoots",
-        list_of(root),
-        DATA_ROOTS,
-        "where a network's `dataDir` may lie: directories for railcni alone, including their subdirectories",
+    Key("dataRoots", list_of(root), DATA_ROOTS).means(
+        "where a network's `dataDir` may lie: directories for railcni alone, including their subdirectories"
     ),
-    Key(
-        "dataDirs",
-        integer(0, 100_000),
-        1000,
-        "how many directories networks may make below each of the `dataRoots`, including their subdirectories",
+    Key("dataDirs", integer(0, 100_000), 1000).means(
+        "how many directories networks may make below each of the `dataRoots`, including their subdirectories"
     ),
-    Key(
-        "logRoots",
-        list_of(root),
-        (log.ROOT,),
-        "where a network's `log_file` may lie: directories, including their subdirectories, or files; one elsewhere is not written",
+    Key("logRoots", list_of(root), (log.ROOT,)).means(
+        "where a network's `log_file` may lie: directories, including their subdirectories, or files; one elsewhere is not written"
     ),
-    Key(
-        "configRoots",
-        list_of(root),
-        CONFIG_ROOTS,
+    Key("configRoots", list_of(root), CONFIG_ROOTS).means(
         "where a network's `configuration_path`, `kubernetes.kubeconfig` and `etcd_*_file` may lie, so that it uses what they"
-        " say: directories, including their subdirectories, or files",
+        " say: directories, including their subdirectories, or files"
     ),
     Key(
-        "deviceInfoRoots",
-        list_of(root),
-        ("/run/k8s.cni.cncf.io/devinfo/cni", "/var/run/k8s.cni.cncf.io/devinfo/cni"),
-        "where `runtimeConfig.CNIDeviceInfoFile` may lie",
+        "deviceInfoRoots", list_of(root), ("/run/k8s.cni.cncf.io/devinfo/cni", "/var/run/k8s.cni.cncf.io/devinfo/cni")
+    ).means("where `runtimeConfig.CNIDeviceInfoFile` may lie"),
+    Key("masters", list_of(pattern), ("*",)).means(
+        'names of the host\'s netdevs that `macvlan` may use as master, "*" stands for any characters'
     ),
-    Key(
-        "masters",
-        list_of(pattern),
-        ("*",),
-        'names of the host\'s netdevs that `macvlan` may use as master, "*" stands for any characters',
+    Key("devices", list_of(pattern), ("*",)).means(
+        'names or PCI addresses of the devices that `host-device`, `sriov` and `rdma` may move, "*" stands for any characters'
     ),
-    Key(
-        "devices",
-        list_of(pattern),
-        ("*",),
-        'names or PCI addresses of the devices that `host-device`, `sriov` and `rdma` may move, "*" stands for any characters',
-    ),
-    Key(
-        "uplinks",
-        list_of(pattern),
-        (),
+    Key("uplinks", list_of(pattern), ()).means(
         "names or PCI addresses of devices that `host-device`, `sriov`, `rdma` and `macvlan` in mode passthru may take although they carry the"
-        " node's own traffic, or are bridges, tunnels or the host's ends of sandboxes; \"*\" stands for any characters",
+        " node's own traffic, or are bridges, tunnels or the host's ends of sandboxes; \"*\" stands for any characters"
     ),
-    Key(
-        "ranges",
-        list_of(pattern),
-        ("*",),
-        "CIDRs that hold each range and static address that networks may use; `*` stands for all",
+    Key("ranges", list_of(pattern), ("*",)).means(
+        "CIDRs that hold each range and static address that networks may use; `*` stands for all"
     ),
-    Key(
-        "networkNames",
-        list_of(string),
-        ("*",),
-        'each `network_name` that networks may use, "*" stands for any characters, and "" for a network without one',
+    Key("networkNames", list_of(string), ("*",)).means(
+        'each `network_name` that networks may use, "*" stands for any characters, and "" for a network without one'
     ),
-    Key(
-        "storeHosts",
-        list_of(pattern),
-        (),
+    Key("storeHosts", list_of(pattern), ()).means(
         'hosts that a network\'s own `etcd_host` may name, on any port, "*" stands for any characters; the endpoints of the'
-        " flat file need no entry",
+        " flat file need no entry"
     ),
-    Key(
-        "warm",
-        warm,
-        warm({}),
+    Key("warm", warm, warm({})).means(
         "the processes that serve calls without a start of Python: their maximum number (`workers`), and the seconds after the"
-        " last call until they end (`idleSeconds`); 0: none",
+        " last call until they end (`idleSeconds`); 0: none"
     ),
 )
 

@@ -32,48 +32,29 @@ def ranges(value: Any) -> list[dict[str, Any]]:
 
 
 KEYS: Sequence[Key] = (
-    Key(
-        "index",
-        integer(0, MOST_RAILS - 1),
-        None,
-        "the number of the network's rail in its group, from 0; not needed with `nics`, by which the device decides",
+    Key("index", integer(0, MOST_RAILS - 1), None).means(
+        "the number of the network's rail in its group, from 0; not needed with `nics`, by which the device decides"
     ),
-    Key("group", group, "", "the name of the group; a pod has each rail of a group at most once"),
-    Key(
-        "routing",
-        boolean,
-        True,
+    Key("group", group, "").means("the name of the group; a pod has each rail of a group at most once"),
+    Key("routing", boolean, True).means(
         "give the interface a routing table of its own, a rule for each of its addresses that leads there, and ARP settings"
-        " that let no other interface answer for it",
+        " that let no other interface answer for it"
     ),
-    Key(
-        "tableBase",
-        integer(256, 1 << 30),
-        TABLE_BASE,
-        "the number of rail 0's routing table; rail r has this number plus r",
-        "table_base",
+    Key("tableBase", integer(256, 1 << 30), TABLE_BASE, "table_base").means(
+        "the number of rail 0's routing table; rail r has this number plus r"
     ),
-    Key(
-        "addressing",
-        one_of(PLAIN, SAME_INDEX),
-        PLAIN,
+    Key("addressing", one_of(PLAIN, SAME_INDEX), PLAIN).means(
         "plain: the rails' addresses are independent; same-index: a pod has the same index on every rail, which"
-        " needs railcni's IPAM plugin whereabouts, and `ranges`",
+        " needs railcni's IPAM plugin whereabouts, and `ranges`"
     ),
-    Key(
-        "ranges",
-        list_of(ranges, MOST_RAILS),
-        (),
+    Key("ranges", list_of(ranges, MOST_RAILS), ()).means(
         "with same-index: the ranges of all rails, that of rail 0 first; the same list in each network of the group. A member"
         " is a CIDR, an object as in ipam.ipRanges, or a list of these for several addresses. An object may also have the"
-        " `gateway` of its rail, which no pod gets. A network without ipam.range and ipRanges uses its rail's member",
+        " `gateway` of its rail, which no pod gets. A network without ipam.range and ipRanges uses its rail's member"
     ),
-    Key(
-        "nics",
-        list_of(string, MOST_RAILS),
-        (),
+    Key("nics", list_of(string, MOST_RAILS), ()).means(
         "with same-index, for one network that is all rails of its group: the netdev or PCI address of each rail's NIC, that of"
-        " rail 0 first. The place of the allocated device (`deviceID`) in this list, or of its PF, is the rail",
+        " rail 0 first. The place of the allocated device (`deviceID`) in this list, or of its PF, is the rail"
     ),
 )
 

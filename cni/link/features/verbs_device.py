@@ -40,22 +40,17 @@ def switch(value: Any) -> Any:
     raise ValueError('want true, false, "auto", or an object')
 
 
-KEY = Key(
-    "rdma",
-    switch,
-    "auto",
-    "auto: when the netdev has a verbs device, wait for the GIDs of the addresses; true: as with `required`; false: do not look; or an object",
+KEY = Key("rdma", switch, "auto").means(
+    "auto: when the netdev has a verbs device, wait for the GIDs of the addresses; true: as with `required`; false: do not look; or an object"
 )
 
 KEYS: Sequence[Key] = (
-    Key("required", boolean, False, "an ADD fails without a verbs device, or when an address has no GID in time"),
-    Key("waitSeconds", integer(0, MOST_SECONDS), 2, "how long an ADD waits for the GIDs, in seconds", "wait_seconds"),
-    Key(
-        "ipv6LinkLocal",
-        boolean,
-        True,
-        "false: the link gets no fe80 address of the kernel's, which would take two more GIDs of the port",
-        "link_local",
+    Key("required", boolean, False).means("an ADD fails without a verbs device, or when an address has no GID in time"),
+    Key("waitSeconds", integer(0, MOST_SECONDS), 2, "wait_seconds").means(
+        "how long an ADD waits for the GIDs, in seconds"
+    ),
+    Key("ipv6LinkLocal", boolean, True, "link_local").means(
+        "false: the link gets no fe80 address of the kernel's, which would take two more GIDs of the port"
     ),
 )
 

@@ -12,9 +12,9 @@ from cni.shared.records import HeldLock
 from cni.shared.spec.request import Attachment, Request
 
 KEYS_OF_EACH = (  # the last keys of each link plugin
-    Key("dad", boolean, False, "wait for duplicate address detection of IPv6 addresses"),
-    Key("ipam", ipam_block, {}, "the IPAM plugin's configuration; absent or {}: no addresses"),
-    Key("dns", dns_settings, {}, "DNS settings for the result; default: the IPAM plugin's"),
+    Key("dad", boolean, False).means("wait for duplicate address detection of IPv6 addresses"),
+    Key("ipam", ipam_block, {}).means("the IPAM plugin's configuration; absent or {}: no addresses"),
+    Key("dns", dns_settings, {}).means("DNS settings for the result; default: the IPAM plugin's"),
 )
 
 

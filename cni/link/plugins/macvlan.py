@@ -46,30 +46,20 @@ MOST_QUEUED = 1 << 16
 """The largest `bcqueuelen` of a new link, in packets. The kernel has no limit. All macvlans of a master share a queue."""
 
 KEYS = (
-    Key(
-        "master", optional(netdev), "", "netdev below the link; default: that of `deviceID`, else of the default route"
+    Key("master", optional(netdev), "").means(
+        "netdev below the link; default: that of `deviceID`, else of the default route"
     ),
-    Key(
-        "deviceID",
-        optional(string),
-        "",
-        "device of a resource, as Multus passes it: its netdev is the default `master`. runtimeConfig.deviceID comes first",
-        "device_id",
+    Key("deviceID", optional(string), "", "device_id").means(
+        "device of a resource, as Multus passes it: its netdev is the default `master`. runtimeConfig.deviceID comes first"
     ),
-    Key("mode", optional(one_of(*MODES), "bridge"), "bridge", "how links of the same master communicate"),
-    Key("mtu", integer(0, 65535), 0, "MTU of the link in bytes, at most the master's; 0: the master's"),
-    Key(
-        "mac",
-        optional(hardware_address),
-        "",
-        "MAC address; default: one derived from the attachment. In mode passthru the link has the master's",
+    Key("mode", optional(one_of(*MODES), "bridge"), "bridge").means("how links of the same master communicate"),
+    Key("mtu", integer(0, 65535), 0).means("MTU of the link in bytes, at most the master's; 0: the master's"),
+    Key("mac", optional(hardware_address), "").means(
+        "MAC address; default: one derived from the attachment. In mode passthru the link has the master's"
     ),
-    Key("linkInContainer", boolean, False, "look for the master in the sandbox", "link_in_container"),
-    Key(
-        "bcqueuelen",
-        integer(0, 2**32 - 1),
-        0,
-        f"broadcast queue of the master, in packets, {MOST_QUEUED} at most; 0: the kernel's default",
+    Key("linkInContainer", boolean, False, "link_in_container").means("look for the master in the sandbox"),
+    Key("bcqueuelen", integer(0, 2**32 - 1), 0).means(
+        f"broadcast queue of the master, in packets, {MOST_QUEUED} at most; 0: the kernel's default"
     ),
     *KEYS_OF_EACH,
 )

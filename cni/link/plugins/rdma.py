@@ -66,19 +66,11 @@ def device_name(value: Any) -> str:
 
 
 KEYS = (
-    Key(
-        "deviceID",
-        optional(device_name),
-        "",
-        "PCI address or auxiliary device that the verbs device belongs to; default: that of the netdev",
-        "device_id",
+    Key("deviceID", optional(device_name), "", "device_id").means(
+        "PCI address or auxiliary device that the verbs device belongs to; default: that of the netdev"
     ),
-    Key(
-        "verbsDevice",
-        optional(device_name),
-        "",
-        "name of the verbs device, for one that belongs to neither (soft-RoCE), or for one of several",
-        "verbs_device",
+    Key("verbsDevice", optional(device_name), "", "verbs_device").means(
+        "name of the verbs device, for one that belongs to neither (soft-RoCE), or for one of several"
     ),
 )
 

@@ -29,15 +29,12 @@ SHARES_NETDEV = False
 ONLY_OURS = "the device would come back without its MTU, MAC, addresses and routes"
 
 KEYS = (
-    Key("device", optional(netdev), "", "name of the device, such as ens2f0"),
-    Key("hwaddr", optional(hardware_address), "", "MAC address of the device"),
-    Key("kernelpath", optional(string), "", "the device's directory under /sys/devices"),
-    Key("pciBusID", optional(string), "", "PCI address of the device, such as 0000:3b:00.0", "pci"),
-    Key(
-        "mtu",
-        integer(0, 65535),
-        0,
-        "MTU in the sandbox in bytes; 0: the device's. For a device without a netdev (DPDK) it is only in the result",
+    Key("device", optional(netdev), "").means("name of the device, such as ens2f0"),
+    Key("hwaddr", optional(hardware_address), "").means("MAC address of the device"),
+    Key("kernelpath", optional(string), "").means("the device's directory under /sys/devices"),
+    Key("pciBusID", optional(string), "", "pci").means("PCI address of the device, such as 0000:3b:00.0"),
+    Key("mtu", integer(0, 65535), 0).means(
+        "MTU in the sandbox in bytes; 0: the device's. For a device without a netdev (DPDK) it is only in the result"
     ),
     *KEYS_OF_EACH,
 )

@@ -49,29 +49,25 @@ def vlan_protocol(value: Any) -> str:
 
 
 KEYS = (
-    Key("deviceID", optional(pci_address), "", "PCI address of the VF; runtimeConfig.deviceID comes first", "pci"),
-    Key("vlan", integer(0, 4094), None, "VLAN of the VF, invisible to the pod; 0: none"),
-    Key("vlanQoS", integer(0, 7), None, "priority in that VLAN; default: 0"),
-    Key("vlanProto", vlan_protocol, None, "protocol of the VLAN: 802.1q or 802.1ad; default: 802.1q"),
-    Key("mac", optional(hardware_address), "", "MAC address; default: the VF's"),
-    Key("min_tx_rate", integer(0, 2**32 - 1), None, "minimum transmit rate in Mbit/s; 0: none"),
-    Key("max_tx_rate", integer(0, 2**32 - 1), None, "maximum transmit rate in Mbit/s; 0: no limit"),
-    Key("spoofchk", optional(one_of("on", "off")), "", "drop the VF's packets with another source MAC"),
-    Key("trust", optional(one_of("on", "off")), "", "allow the VF promiscuous mode and a change of its MAC"),
-    Key(
-        "link_state",
-        optional(one_of("auto", "enable", "disable")),
-        "",
-        "carrier of the VF: as the PF's, always, or never",
+    Key("deviceID", optional(pci_address), "", "pci").means(
+        "PCI address of the VF; runtimeConfig.deviceID comes first"
     ),
-    Key(
-        "mtu",
-        integer(0, 65535),
-        0,
-        "MTU in the sandbox in bytes, at most the PF's; 0: the VF's, or for a VF without a netdev (DPDK) the PF's, in the result",
+    Key("vlan", integer(0, 4094), None).means("VLAN of the VF, invisible to the pod; 0: none"),
+    Key("vlanQoS", integer(0, 7), None).means("priority in that VLAN; default: 0"),
+    Key("vlanProto", vlan_protocol, None).means("protocol of the VLAN: 802.1q or 802.1ad; default: 802.1q"),
+    Key("mac", optional(hardware_address), "").means("MAC address; default: the VF's"),
+    Key("min_tx_rate", integer(0, 2**32 - 1), None).means("minimum transmit rate in Mbit/s; 0: none"),
+    Key("max_tx_rate", integer(0, 2**32 - 1), None).means("maximum transmit rate in Mbit/s; 0: no limit"),
+    Key("spoofchk", optional(one_of("on", "off")), "").means("drop the VF's packets with another source MAC"),
+    Key("trust", optional(one_of("on", "off")), "").means("allow the VF promiscuous mode and a change of its MAC"),
+    Key("link_state", optional(one_of("auto", "enable", "disable")), "").means(
+        "carrier of the VF: as the PF's, always, or never"
     ),
-    Key("logLevel", optional(one_of(*LOG_LEVELS), "warning"), "warning", "lowest level that is logged"),
-    Key("logFile", optional(string), "", "path of a file to which log lines are appended, in addition to stderr"),
+    Key("mtu", integer(0, 65535), 0).means(
+        "MTU in the sandbox in bytes, at most the PF's; 0: the VF's, or for a VF without a netdev (DPDK) the PF's, in the result"
+    ),
+    Key("logLevel", optional(one_of(*LOG_LEVELS), "warning"), "warning").means("lowest level that is logged"),
+    Key("logFile", optional(string), "").means("path of a file to which log lines are appended, in addition to stderr"),
     *KEYS_OF_EACH,
 )
 OF_PF = ("vlan", "vlanQoS", "vlanProto", "min_tx_rate", "max_tx_rate", "spoofchk", "trust", "link_state")
