@@ -9,27 +9,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from cni.shared.config import MOST_MEMBERS, Fault, Key, asks_for_same_index, fill, misspelt, refuse
+from cni.shared.config import Fault, Key, attempt, fill, misspelt, refuse
 from cni.shared.spec.errors import InvalidConfig
 from cni.shared.spec.request import Request, at_least, member
 from cni.shared.spec.result import IPConfig, Route
 from ipam import flatfile
 from ipam.keys import ACCEPTED_KEYS, ADDRESS_KEYS, DATASTORES, IPAM_KEYS, MOST_STORE_SECONDS, RANGE_KEYS, ROUTE_KEYS
-from ipam.ranges import (
-    Range,
-    format_address,
-    host_of,
-    is_link_local,
-    parse_address,
-    parse_cidr,
-    parse_range,
-    parse_span,
-    unassignable,
-)
+from ipam.ranges import Range, format_address, host_of, parse_address, parse_cidr, parse_range, parse_span, unassignable
 from ipam.source import Source
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from typing import Any, TypeVar
 
     from ipam.source import Files
@@ -145,8 +135,13 @@ def examine(request: Request, files: Files, faults: list[Fault]) -> IpamConfig:
     config.kept_back = _kept_back(config)
     config.ranges = read_own_range(own, source.where, config.kept_back, config.notes, faults)
     config.ranges += read_ranges(config.ip_ranges, source.where("ipRanges"), config.kept_back, config.notes, faults)
-    config.requested, config.outside = _requested(request, config, faults)
-    config.ranges += config.outside
+    config.requested, config.outside = [], []
+    lists = [member(request.config, *keys) for keys in (("runtimeConfig", "ips"), ("args", "cni", "ips"))]
+    if request.args.get("IP") or lists != [None, None]:
+        from ipam import requested  # most attachments request no address
+
+        config.requested, config.outside = requested.read(request, config, faults)
+        config.ranges += config.outside
     if not faults:  # combinations are judged only for valid keys
         _check_whole(request, config, source, faults)
     _choose_store(request, config, source, faults)
@@ -183,110 +178,6 @@ def _gateways(request: Request, faults: list[Fault]) -> list[tuple[int, int]]:
     text = request.args.get("GATEWAY", "")
     read = [attempt(parse_address, part.strip(), "CNI_ARGS GATEWAY", faults) for part in text.split(",") if text]
     return [gateway for gateway in read if gateway]
-
-
-def _requested(request: Request, config: IpamConfig, faults: list[Fault]) -> tuple[list[Requested], list[Range]]:
-    """The addresses that the caller requests, and a range for each of them that lies outside of the network's ranges.
-
-    An address in two places counts once: Multus sends both IP and `ips`. Pods can choose them by an annotation.
-    If only the network's configuration forbids a request, this is a fault for ADD alone, so that CHECK and DEL still
-    work after a change of the configuration.
-    """
-    text = request.args.get("IP", "")
-    asked = [("CNI_ARGS IP", part.strip()) for part in text.split(",") if text]
-    for key in ("runtimeConfig.ips", "args.cni.ips"):
-        asked += _strings(request.config, key, faults)
-    if len(asked) > MOST_MEMBERS:
-        faults.append(Fault("the requested addresses", len(asked), f"want {MOST_MEMBERS} at most"))
-        return [], []
-    static = {parse_cidr(a.address)[:2] for a in config.addresses}
-    requested: dict[tuple[int, int], int | None] = {}
-    outside: dict[tuple[int, int], Range] = {}
-    for key, part in asked:
-        found = attempt(_address_or_cidr, part, key, faults)
-        if found is None or found[:2] in static:
-            continue
-        family, value, prefix = found
-        address = family, value
-        if wrong := _never_given(request, config, found, address in set(config.kept_back) - static, requested):
-            faults.append(Fault(key, part, wrong))
-        elif requested.get(address) is None:
-            requested[address] = prefix
-            if prefix is not None and not config.range_of(*address) and _may_be_outside(request, config):
-                outside[address] = Range(family, value, prefix, value, value)
-    return [(family, value, prefix) for (family, value), prefix in requested.items()], list(outside.values())
-
-
-def _never_given(
-    request: Request, config: IpamConfig, asked: Requested, is_gateway: bool, others: Collection[tuple[int, int]]
-) -> str:
-    """Why the address `asked` cannot be given in addition to `others`, with the remedy; "" if it can."""
-    family, value, prefix = asked
-    rng, is_add = config.range_of(family, value), request.command == "ADD"
-    subnet = rng or (Range(family, value, prefix) if prefix is not None else None)
-    if kind := unassignable(family, value):
-        return f"is {kind}: want an address of a subnet"
-    if is_add and not (rng or _may_be_outside(request, config)):
-        way_out = "" if _has_fixed_ranges(request, config) else ", or ipam.allow_outside_ranges in the network"
-        return f"is in no range of this network: want one that is{way_out}"
-    if subnet is None:
-        return "is in no range of this network: want one that is, or address/length"
-    if is_add and rng is None and is_link_local(family, value):
-        return "is link-local, and in no range of this network: want another address"
-    if is_gateway:
-        return "is a gateway, which is never given: want another address"
-    if subnet.top - subnet.network > 1 and value in (subnet.network, subnet.top):
-        return f"is the first or last address of {subnet}, which is never given: want another"
-    if is_add and rng and not any(r.family == family and r.usable(value) for r in config.ranges):
-        if rng.first <= value <= rng.last:
-            return f"is excluded from {rng}: want another address, or take it out of `exclude`"
-        first, last = (format_address(family, end) for end in (rng.first, rng.last))
-        return f"is outside of {first}-{last}, which range {rng} gives (range_start, range_end): want one of these"
-    return _excess((family, value), others, config) if is_add else ""
-
-
-def _may_be_outside(request: Request, config: IpamConfig) -> bool:
-    """Whether a pod may request an address outside of the network's ranges."""
-    return config.allow_outside_ranges and not _has_fixed_ranges(request, config)
-
-
-def _has_fixed_ranges(request: Request, config: IpamConfig) -> bool:
-    """Whether node slices or a group of rails exclude addresses outside of the network's ranges."""
-    return bool(config.node_slice_size) or asks_for_same_index(request.config)
-
-
-def _excess(new: tuple[int, int], requested: Collection[tuple[int, int]], config: IpamConfig) -> str:
-    """The fault if `new` is one requested address too many in addition to `requested`; else ""."""
-    holding = [r for r in config.ranges if r.family == new[0] and r.contains(new[1])]
-    where, most = f"in {holding[0]}" if holding else "outside of the ranges", config.requested_addresses
-    others = [(f, v) for f, v in requested if f == new[0] and (f, v) != new]
-    if holding:
-        most *= len(holding)
-        count = sum(any(r.contains(v) for r in holding) for _, v in others)
-    else:
-        count = sum(config.range_of(f, v) is None for f, v in others)
-    if new in requested or count < most:
-        return ""
-    return f"is one too many, for a pod may request {most} {where}: want fewer, or a larger ipam.requested_addresses"
-
-
-def _strings(document: Any, key: str, faults: list[Fault]) -> list[tuple[str, str]]:
-    """(name, text) of each member of the list at `key` in `document`; faults use the name, such as args.cni.ips[0]."""
-    for name in key.split("."):
-        document = member(document, name) if isinstance(document, dict) else None
-    if document is None:
-        return []
-    if not isinstance(document, list) or not all(isinstance(item, str) for item in document):
-        faults.append(Fault(key, document, "want a list of addresses as strings"))
-        return []
-    return [(f"{key}[{i}]", item.strip()) for i, item in enumerate(document)]
-
-
-def _address_or_cidr(text: str) -> Requested:
-    try:
-        return parse_cidr(text) if "/" in text else (*parse_address(text), None)
-    except ValueError:
-        raise ValueError("want an address, with or without /length, such as 192.168.2.7/24") from None
 
 
 def _check_whole(request: Request, config: IpamConfig, source: Source, faults: list[Fault]) -> None:
@@ -381,15 +272,6 @@ class RangeEntry:
     exclude: Sequence[str]
 
 
-def attempt(read: Callable[[str], T], text: str, key: str, faults: list[Fault]) -> T | None:
-    """Return `read(text)`. When it raises ValueError, add a fault under the name `key`, and return None."""
-    try:
-        return read(text)
-    except ValueError as fault:
-        faults.append(Fault(key, text, str(fault)))
-        return None
-
-
 def read_own_range(
     own: RangeEntry, where: Where, kept_back: Sequence[tuple[int, int]], notes: list[str], faults: list[Fault]
 ) -> list[Range]:
@@ -449,8 +331,15 @@ def _range(
         return None
     family, value, prefix, span = parsed
     whole = Range(family, value, prefix)
-    first, last = span or _bounds(entry, start, end, whole, where, faults)
-    if span and (start or end):
+    first, last = span or (start[1] if start else None, end[1] if end else None)
+    if span is None:
+        for name, bound in (("range_start", start), ("range_end", end)):
+            if bound and not (bound[0] == family and whole.contains(bound[1])):
+                faults.append(Fault(where(name), getattr(entry, name), f"want an address of the range {whole}"))
+        if start and end and start[0] == end[0] and start[1] > end[1]:
+            wanted = f"is below range_start {entry.range_start}: want it at or above"
+            faults.append(Fault(where("range_end"), entry.range_end, wanted))
+    elif start or end:
         notes.append(f"{where('range_start')} and range_end have no effect: {entry.range} names both ends")
     blocked = [(value, value) for kept_family, value in kept_back if kept_family == family]
     for i, hole in enumerate(holes):
@@ -467,24 +356,6 @@ def _range(
         given = format_address(family, rng.first)
         faults.append(Fault(where("range"), entry.range, f"gives {given}, which is {kind}: want addresses of a subnet"))
     return rng
-
-
-def _bounds(
-    entry: RangeEntry,
-    start: tuple[int, int] | None,
-    end: tuple[int, int] | None,
-    whole: Range,
-    where: Where,
-    faults: list[Fault],
-) -> tuple[int | None, int | None]:
-    """The values of range_start and range_end, None if absent. Bounds outside of the CIDR or out of order are faults."""
-    for name, bound in (("range_start", start), ("range_end", end)):
-        if bound and not (bound[0] == whole.family and whole.contains(bound[1])):
-            faults.append(Fault(where(name), getattr(entry, name), f"want an address of the range {whole}"))
-    if start and end and start[0] == end[0] and start[1] > end[1]:
-        wanted = f"is below range_start {entry.range_start}: want it at or above"
-        faults.append(Fault(where("range_end"), entry.range_end, wanted))
-    return start[1] if start else None, end[1] if end else None
 
 
 def _why_empty(rng: Range) -> str:

@@ -8,11 +8,16 @@ keys are ignored, and null means absent. Go's encoding/json does the same, and e
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cni.shared.spec import codec
 from cni.shared.spec.errors import CniError, InvalidConfig
 from cni.shared.spec.request import fold, member
+
+if TYPE_CHECKING:
+    from typing import TypeVar
+
+    T = TypeVar("T")
 
 _MOST_CHARACTERS = 4095  # of a string: the longest path, PATH_MAX less its final zero
 MOST_MEMBERS = 1000  # of a list: some checks compare each pair of members
@@ -97,6 +102,15 @@ def take(
                 setattr(target, attribute, read(value))
             except ValueError as fault:
                 faults.append(Fault(place, value, str(fault)))
+
+
+def attempt(read: Callable[[str], T], text: str, key: str, faults: list[Fault]) -> T | None:
+    """Return `read(text)`. When it raises ValueError, add a fault under the name `key`, and return None."""
+    try:
+        return read(text)
+    except ValueError as fault:
+        faults.append(Fault(key, text, str(fault)))
+        return None
 
 
 def misspelt(document: Mapping[str, Any], names: Collection[str], prefix: str = "") -> list[str]:
