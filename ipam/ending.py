@@ -20,6 +20,8 @@ from ipam.stores.base import CHANGE, SHARED_SECONDS, Store
 from ipam.upkeep import Faults, flush_reminded, is_ours, release
 
 if TYPE_CHECKING:
+    from types import ModuleType
+
     from cni.shared.config import Fault
     from cni.shared.log import Log
     from ipam.config import IpamConfig
@@ -28,15 +30,21 @@ if TYPE_CHECKING:
 
 def may_hold(request: Request, records: Records) -> bool:
     """Whether a failed ADD may have left addresses: its record exists, or cannot be read."""
-    holder: Attachment | None = request.attachment
     try:
-        if asks_for_same_index(request.config):
-            from ipam.group import rails  # most networks are not rails
-
-            holder = rails.holder_of(request)
+        holder, _ = _holder(request)
         return holder is not None and records.read(holder, PART) is not None
     except CniError:
         return True
+
+
+def _holder(request: Request) -> tuple[Attachment | None, ModuleType | None]:
+    """The attachment that has the leases, and for a group of rails the module with its verbs. No attachment: an ADD with
+    this configuration claims no address."""
+    if not asks_for_same_index(request.config):
+        return request.attachment, None
+    from ipam.group import rails  # most networks are not rails
+
+    return rails.holder_of(request), rails
 
 
 def delete(request: Request, records: Records) -> None:
@@ -45,16 +53,11 @@ def delete(request: Request, records: Records) -> None:
     In a group of rails (ipam.group), the last rail's DEL releases the leases of all rails. If a release fails in a store
     that nodes share, the record notes the release as pending, and DEL succeeds. The errors of a file store are raised.
     """
-    holder, read = request.attachment, read_record
-    if asks_for_same_index(request.config):
-        from ipam.group import rails  # most networks are not rails
-
-        found = rails.holder_of(request)
-        if not found:
-            return  # an ADD with this configuration claims no address
-        holder, read = found, rails.read
+    holder, rails = _holder(request)
+    if not holder:
+        return
     with records.locked(holder, PART):
-        record = read(holder, records)
+        record = rails.read(holder, records) if rails else read_record(holder, records)
         store_ref = record["store"] if record else None
         seconds, cooldown, group = 0.0, None, None
         try:
@@ -68,11 +71,11 @@ def delete(request: Request, records: Records) -> None:
                 records.log.warning(
                     f"there is no record of this attachment, and its configuration cannot be used: {fault.msg}"
                 )
-                store_ref = _pools_of_go(request, records.log) if holder == request.attachment else None
+                store_ref = None if rails else _pools_of_go(request, records.log)
         if not store_ref:
             records.remove(holder, PART)
             return
-        if holder != request.attachment:
+        if rails:
             record = rails.leave(request.attachment, holder, record, group, store_ref, seconds, cooldown or 0, records)
             if record is None:
                 return
