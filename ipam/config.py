@@ -13,16 +13,13 @@ from cni.shared.config import Fault, Key, attempt, fill, misspelt, refuse
 from cni.shared.spec.errors import InvalidConfig
 from cni.shared.spec.request import Request, at_least, member
 from cni.shared.spec.result import IPConfig, Route
-from ipam import flatfile
 from ipam.keys import ACCEPTED_KEYS, ADDRESS_KEYS, DATASTORES, IPAM_KEYS, MOST_STORE_SECONDS, RANGE_KEYS, ROUTE_KEYS
 from ipam.ranges import Range, format_address, host_of, parse_address, parse_cidr, parse_range, parse_span, unassignable
-from ipam.source import Source
+from ipam.source import OF_NODE, Files, Source
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from typing import Any, TypeVar
-
-    from ipam.source import Files
 
     T = TypeVar("T")
     Where = Callable[[str], str]  # gives the name of a key in a fault (ipam.source.Source.where)
@@ -96,19 +93,19 @@ class IpamConfig:
         return own or (self.gateway if self.gateway and _family(self.gateway) == subnet.family else "")
 
 
-def read(request: Request, files: Files = flatfile) -> IpamConfig:
+def read(request: Request, files: Files = OF_NODE) -> IpamConfig:
     """The IPAM configuration of `request`.
 
     Raises InvalidConfig (7) with all faults, IoFailure (5) for a flat file that cannot be read. For a Kubernetes pod,
     only ADD and CHECK refuse a configuration without a store: other verbs may have to clean up.
     """
     faults: list[Fault] = []
-    config = examine(request, files, faults)
+    config = examine(request, faults, files)
     refuse(faults)
     return config
 
 
-def examine(request: Request, files: Files, faults: list[Fault]) -> IpamConfig:
+def examine(request: Request, faults: list[Fault], files: Files = OF_NODE) -> IpamConfig:
     """Like `read`, but return a faulty configuration too, and add its faults to `faults`."""
     block = request.member("ipam")
     if not isinstance(block, dict):
@@ -122,9 +119,9 @@ def examine(request: Request, files: Files, faults: list[Fault]) -> IpamConfig:
     config.network = request.config
     source.fill(config, (*IPAM_KEYS, *ACCEPTED_KEYS), faults)
     source.fill(own, RANGE_KEYS, faults)
-    source.follow(config, IPAM_KEYS, files, faults)
+    source.follow(config, IPAM_KEYS, faults)
     config.config_path = source.path
-    config.node = source.node_name(request.environ.get("NODENAME", ""), files)
+    config.node = source.node_name(request.environ.get("NODENAME", ""))
     config.slice_node = ""
     config.notes = source.notes
     dns = {name: getattr(config, f"dns_{name}") for name in ("nameservers", "domain", "search", "options")}
@@ -146,7 +143,7 @@ def examine(request: Request, files: Files, faults: list[Fault]) -> IpamConfig:
         _check_whole(request, config, source, faults)
     _choose_store(request, config, source, faults)
     if config.datastore == "etcd":
-        source.judge_hosts(files)
+        source.judge_hosts()
     if is_new:
         faults[:0] = source.borrowed
     else:

@@ -12,7 +12,7 @@ from cni.shared.records import LINK, Records
 from cni.shared.spec.errors import CniError, InvalidConfig, UnsupportedField, report
 from cni.shared.spec.request import Attachment, Request
 from ipam import config as configuration
-from ipam import flatfile, rules, stores
+from ipam import rules, stores
 from ipam.call import configured, configured_rail, reached, ref_of
 from ipam.leases import PART, recorded_cooldown
 from ipam.local import is_pending, read_record
@@ -112,7 +112,7 @@ def _pools_of_go(request: Request, log: Log) -> dict[str, Any] | None:
     """The reference to the store of Go whereabouts in a faulty configuration; None if it has no usable kubeconfig."""
     faults: list[Fault] = []
     try:
-        config = configuration.examine(request, flatfile, faults)
+        config = configuration.examine(request, faults)
     except CniError:
         return None
     log.hidden = config.hidden

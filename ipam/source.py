@@ -17,29 +17,73 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from cni.shared import policy
 from cni.shared.config import Fault, Key, misspelt
+from cni.shared.kernel import files as kernel_files
+from cni.shared.kernel import node
 from cni.shared.log import LEVELS
 from cni.shared.spec import codec
 from cni.shared.spec.errors import IoFailure
 from cni.shared.spec.request import member
-from ipam import flatfile, stores
+from ipam import stores
 from ipam.keys import DATASTORES, ETCD, NESTED, NOT_FROM_FLAT_FILE, ROOTS, SPELLED
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from typing import Any, Protocol
+    from typing import Any
 
-    class Files(Protocol):
-        """Access to files, the host name, and the policy for paths and hosts: the module ipam.flatfile, or a test's."""
+PATHS = (
+    "/etc/kubernetes/cni/net.d/whereabouts.d/whereabouts.conf",
+    "/etc/cni/net.d/whereabouts.d/whereabouts.conf",
+    "/host/etc/cni/net.d/whereabouts.d/whereabouts.conf",
+    "/host/etc/kubernetes/cni/net.d/whereabouts.d/whereabouts.conf",
+)
+"""The paths of the flat file; the first that exists is used."""
 
-        def load(self, path: str, /) -> bytes | None: ...
-        def follow(self, path: str, roots: str = "", /) -> str: ...
-        def allow_host(self, host: str, /) -> None: ...
-        def host_name(self) -> str: ...
-
-
+_LIMIT = 1 << 20  # bytes; a network's author may choose the path: no device, FIFO or endless file is read
+_FORMER_CONFIG_ROOTS = ("/etc/cni", "/etc/kubernetes", "/host/etc/cni", "/host/etc/kubernetes")  # of version 0.1.0
 _HIDDEN = "(not shown)"
 _COMMON = 2  # characters: most messages contain texts as short as this by chance
+
+
+class Files:
+    """The node's flat file and host name, and its policy for the paths and hosts that a network names."""
+
+    def load(self, path: str, /) -> bytes | None:
+        """The content of the file at `path`; None when there is no file.
+
+        Raises ValueError when the file is not regular or larger than a MiB, OSError when the kernel refuses to read it.
+        """
+        try:
+            return kernel_files.read_regular(path, _LIMIT)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+
+    def follow(self, path: str, roots: str = "", /) -> str:
+        """Resolve the links in `path`. Raises ValueError when this fails, or the policy's key named `roots` forbids it."""
+        if roots == "dataRoots":
+            from ipam.datadir import confined  # most networks keep the usual directory
+
+            return confined(path)
+        if roots:
+            return policy.current().confine(roots, path)
+        try:
+            return kernel_files.resolve(path)
+        except OSError as fault:
+            raise ValueError(f"cannot be followed: {fault.strerror}") from None
+
+    def allow_host(self, host: str, /) -> None:
+        """Raise ValueError unless `storeHosts` of the node's policy lets a network name `host`."""
+        allowed = policy.current()
+        if not any(policy.matches(one.lower(), host.lower()) for one in allowed.storeHosts):
+            listed = ", ".join(allowed.storeHosts) or "none"
+            raise ValueError(f"is not in storeHosts ({listed[:60]}): want one that is, or change {allowed.path}")
+
+    def host_name(self) -> str:
+        return node.host_name()
+
+
+OF_NODE = Files()
 
 
 class Source:
@@ -53,22 +97,23 @@ class Source:
 
     def __init__(self, block: dict[str, Any], files: Files, faults: list[Fault], is_new: bool = True) -> None:
         self.borrowed: list[Fault] = []
+        self._files = files
         self._block = _flattened(block, "ipam.", faults)
         inline = self._block.get("configuration_path")
-        self.searched: tuple[str, ...] = flatfile.PATHS
+        self.searched: tuple[str, ...] = PATHS
         if inline and isinstance(inline, str):
             refused: list[Fault] = []
-            followed = _follow("ipam.configuration_path", inline, ROOTS["configuration_path"], files, refused)
-            former = flatfile.formerly(inline) if refused and not is_new else ""
+            followed = self._followed("ipam.configuration_path", inline, ROOTS["configuration_path"], refused)
+            former = self._formerly(inline) if refused and not is_new else ""
             (self.borrowed if former else faults).extend(refused)
             if former or not refused:
-                self.searched = (former or followed, *flatfile.PATHS)
-        self.path, flat = _flat_file(self.searched, files, faults)
+                self.searched = (former or followed, *PATHS)
+        self.path, flat = self._flat_file(faults)
         self.notes: list[str] = []
-        if inline and self.searched != flatfile.PATHS and self.path != self.searched[0]:
-            read = f"{self.path} is read" if self.path else f"neither is any of {', '.join(flatfile.PATHS)}"
+        if inline and self.searched != PATHS and self.path != self.searched[0]:
+            read = f"{self.path} is read" if self.path else f"neither is any of {', '.join(PATHS)}"
             self.notes.append(f"ipam.configuration_path {inline} is not there: {read}")
-        self._is_chosen = bool(self.path) and self.path not in flatfile.PATHS
+        self._is_chosen = bool(self.path) and self.path not in PATHS
         self._flat = _flattened(flat, f"{self.path}: ", faults)
         names = (*SPELLED.values(), *NESTED)
         self.notes += misspelt(self._block, names, "ipam.") + misspelt(self._flat, names, f"{self.path}: ")
@@ -94,7 +139,7 @@ class Source:
                 faults.append(Fault(self.where(key.name), _HIDDEN if is_hidden else value, str(fault)))
         vars(target).update(values)
 
-    def follow(self, target: object, table: Sequence[Key], files: Files, faults: list[Fault]) -> None:
+    def follow(self, target: object, table: Sequence[Key], faults: list[Fault]) -> None:
         """Resolve the links of each path in `target`. A path that the node does not allow is a fault."""
         for key in table:
             if key.name not in ROOTS or key.name == "configuration_path":
@@ -103,17 +148,17 @@ class Source:
             if value == key.default:
                 continue
             if key.name == "log_file":
-                value = self._log_file(value, files)
+                value = self._log_file(value)
             elif key.name not in self._from_file:
                 found = self.borrowed if ROOTS[key.name] == "configRoots" else faults
-                value = _follow(f"ipam.{key.name}", value, ROOTS[key.name], files, found)
-                self._refuse_key(key.name, value, files)
+                value = self._followed(f"ipam.{key.name}", value, ROOTS[key.name], found)
+                self._refuse_key(key.name, value)
             setattr(target, key.attribute, value)
 
-    def _log_file(self, path: str, files: Files) -> str:
+    def _log_file(self, path: str) -> str:
         """`path` with links resolved: opening the log follows none. For a forbidden path, adds a note and returns ""."""
         try:
-            return files.follow(path, "" if "log_file" in self._from_file else ROOTS["log_file"])
+            return self._files.follow(path, "" if "log_file" in self._from_file else ROOTS["log_file"])
         except ValueError as fault:
             self.notes.append(f"{self.where('log_file')} {path} {fault}; until then log lines go to stderr alone")
             return ""
@@ -122,7 +167,7 @@ class Source:
         """Whether the block itself has the key `name`."""
         return not _is_left_out(self._block.get(name))
 
-    def judge_hosts(self, files: Files) -> None:
+    def judge_hosts(self) -> None:
         """Add a fault to `borrowed` for each host of etcd in the block that the node's policy does not allow.
 
         Otherwise the error of a connection would show which ports of any host are open.
@@ -137,7 +182,7 @@ class Source:
                 except ValueError:
                     continue  # the choice of the store reports this fault
                 try:
-                    files.allow_host(host)
+                    self._files.allow_host(host)
                 except ValueError as fault:
                     self.borrowed.append(Fault("ipam.etcd_host", text, f'host "{host[:60]}" {fault}'))
 
@@ -171,16 +216,44 @@ class Source:
         """The name of a key, or of a member such as exclude[3], for messages: "ipam.NAME" or "PATH: NAME"."""
         return f"{self.path}: {name}" if name.partition("[")[0] in self._from_file else f"ipam.{name}"
 
-    def node_name(self, environ_name: str, files: Files) -> str:
+    def node_name(self, environ_name: str) -> str:
         """The node's name: `environ_name`, else the text of configuration_path/nodename, else the host name."""
         name = environ_name.strip()
         directory = self._flat.get("configuration_path")
         if not name and directory and isinstance(directory, str):
             try:
-                name = (files.load(f"{directory}/nodename") or b"").decode().strip()
+                name = (self._files.load(f"{directory}/nodename") or b"").decode().strip()
             except (OSError, ValueError):
                 pass  # as without the file
-        return name or files.host_name()
+        return name or self._files.host_name()
+
+    def _flat_file(self, faults: list[Fault]) -> tuple[str, dict[str, Any]]:
+        """The first of the paths `searched` that exists and the JSON object in this file; "" and {} if none exists."""
+        for path in self.searched:
+            try:
+                data = self._files.load(path)
+            except ValueError as fault:
+                faults.append(_FileFault(path, str(fault)))
+                return path, {}
+            except OSError as fault:
+                raise IoFailure(f"the flat file {path} cannot be read: {fault.strerror}") from None
+            if data is not None:
+                return path, _object(path, data, faults)
+        return "", {}
+
+    def _followed(self, key: str, path: str, roots: str, faults: list[Fault]) -> str:
+        """`path` with its links resolved, or as it is after a fault."""
+        try:
+            return self._files.follow(path, roots)
+        except ValueError as fault:
+            faults.append(Fault(key, path, str(fault)))
+            return path
+
+    def _formerly(self, path: str) -> str:
+        """`path` with its links resolved if configRoots is unset and version 0.1.0 let networks name this file; else ""."""
+        resolved = OF_NODE.follow(path)
+        is_below = any(kernel_files.is_below(resolved, root) for root in _FORMER_CONFIG_ROOTS)
+        return resolved if is_below and policy.current().configRoots is policy.CONFIG_ROOTS else ""
 
     def _left_out(self) -> list[Fault]:
         """One fault if the block changes the flat file's etcd, but lacks a key of etcd that the file has; else []."""
@@ -195,13 +268,13 @@ class Source:
         wanted = f"is not that of {self.path}: want all of the store in the block, also {missing}{none}"
         return [Fault(f"ipam.{name}", _HIDDEN if name == "etcd_password" else self._block[name], wanted)]
 
-    def _refuse_key(self, name: str, path: str, files: Files) -> None:
+    def _refuse_key(self, name: str, path: str) -> None:
         """Refuse a block that uses the TLS key of the flat file's etcd for another server or prefix."""
         own = self._flat.get(name)
         is_elsewhere = "etcd_host" in self._brings or "etcd_prefix" in self._brings
         if name != "etcd_key_file" or not is_elsewhere or not isinstance(own, str):
             return
-        if path == _follow(name, own, "", files, []):
+        if path == self._followed(name, own, "", []):
             wanted = f"is the key of {self.path} for its own etcd_host and etcd_prefix: want these, or another key"
             self.borrowed.append(Fault(f"ipam.{name}", self._block[name], wanted))
 
@@ -222,14 +295,6 @@ class Source:
         return repeats or is_left_out
 
 
-def _follow(key: str, path: str, roots: str, files: Files, faults: list[Fault]) -> str:
-    try:
-        return files.follow(path, roots)
-    except ValueError as fault:
-        faults.append(Fault(key, path, str(fault)))
-        return path
-
-
 class _FileFault(Fault):
     """A fault of the flat file as a whole. The text has the path but not the content, which may belong to anyone."""
 
@@ -238,21 +303,6 @@ class _FileFault(Fault):
 
     def __str__(self) -> str:
         return f"{self.key} {self.wanted}"
-
-
-def _flat_file(paths: Sequence[str], files: Files, faults: list[Fault]) -> tuple[str, dict[str, Any]]:
-    """The first of `paths` that exists and the JSON object in this file; "" and {} if no path exists."""
-    for path in paths:
-        try:
-            data = files.load(path)
-        except ValueError as fault:
-            faults.append(_FileFault(path, str(fault)))
-            return path, {}
-        except OSError as fault:
-            raise IoFailure(f"the flat file {path} cannot be read: {fault.strerror}") from None
-        if data is not None:
-            return path, _object(path, data, faults)
-    return "", {}
 
 
 def _object(path: str, data: bytes, faults: list[Fault]) -> dict[str, Any]:

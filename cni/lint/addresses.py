@@ -18,7 +18,7 @@ from cni.shared.config import Fault
 from cni.shared.spec.errors import CniError
 from cni.shared.spec.request import Request, member
 from ipam import config as ipam_config
-from ipam import flatfile, neighbourhood
+from ipam import neighbourhood, source
 from ipam.config import read_ranges
 from ipam.group import indexes
 from ipam.keys import BLOCK_KEYS, MEMBERS
@@ -30,7 +30,7 @@ _ASSUMED = (
 )
 
 
-class FlatFile:
+class FlatFile(source.Files):
     """The nodes' flat file (whereabouts.conf), of which the user has a copy at `path`. For "", the lint assumes a file
     that names the store, so NADs may omit it. `hosts` are the store's hosts that each node's policy must allow."""
 
@@ -39,11 +39,9 @@ class FlatFile:
         self.hosts: list[str] = []
 
     def load(self, path: str, /) -> bytes | None:
-        if path != flatfile.PATHS[0]:
+        if path != source.PATHS[0]:
             return None
-        return flatfile.load(self.path) if self.path else _ASSUMED
-
-    follow = staticmethod(flatfile.follow)
+        return super().load(self.path) if self.path else _ASSUMED
 
     def allow_host(self, host: str, /) -> None:
         self.hosts.append(host)
@@ -53,7 +51,7 @@ class FlatFile:
 
     def shown(self, text: str) -> str:
         """Replace the path of the installed flat file in `text` by the path that the user named."""
-        return text.replace(flatfile.PATHS[0], self.path or flatfile.PATHS[0])
+        return text.replace(source.PATHS[0], self.path or source.PATHS[0])
 
 
 def has_ipv6(document: Mapping[str, Any]) -> bool:
@@ -175,7 +173,7 @@ def _whereabouts(
     faults: list[Fault] = []
     flat.hosts.clear()
     try:
-        config = ipam_config.examine(request, flat, faults)
+        config = ipam_config.examine(request, faults, flat)
     except CniError as refusal:
         scope.error(keys, flat.shown(refusal.msg))
         return None

@@ -25,7 +25,7 @@ PATHS = (
     "/host/etc/cni/net.d/whereabouts.d/railcni.json",
     "/host/etc/kubernetes/cni/net.d/whereabouts.d/railcni.json",
 )
-"""The paths of railcni.json, beside the flat file (ipam.flatfile.PATHS); the first file that exists is used."""
+"""The paths of railcni.json, beside the flat file (ipam.source.PATHS); the first file that exists is used."""
 
 _USUAL_PATH = PATHS[1]
 DATA_ROOTS = ("/var/lib/cni/railcni/stores",)

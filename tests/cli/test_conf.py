@@ -26,7 +26,7 @@ from cni.shared.config import Fault
 from cni.shared.spec.errors import CniError
 from cni.shared.spec.request import Request
 from ipam import config as ipam_config
-from ipam import flatfile
+from ipam import source
 from ipam.group import indexes
 from ipam.ranges import format_address
 
@@ -103,7 +103,7 @@ class FlatFile:
         self._data = (CONF / name).read_bytes() if name else None
 
     def load(self, path: str, /) -> bytes | None:
-        return self._data if path == flatfile.PATHS[0] else None
+        return self._data if path == source.PATHS[0] else None
 
     def host_name(self) -> str:
         return "node1"

@@ -28,7 +28,7 @@ from cni.node.inventory.devices import Gid, Port
 from cni.node.inventory.sandboxes import NamespaceView, SandboxInterface
 from cni.shared.records import Records
 from cni.shared.spec.request import Attachment
-from ipam import flatfile
+from ipam import source
 from ipam.stores.apiserver.resources import BINDINGS
 from tests import http_server, machines
 from tests.machines import ETHERNET, MELLANOX, Machine
@@ -736,7 +736,7 @@ def test_the_policies_that_doctor_asks_for_are_those_that_are_installed() -> Non
 
 
 def test_where_no_flat_file_is_installed_no_store_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(flatfile, "PATHS", ())
+    monkeypatch.setattr(source, "PATHS", ())
     assert only(setup.check_store()).level == NOTE
 
 

@@ -202,7 +202,7 @@ def test_the_schema_of_the_chained_rdma_and_of_whereabouts_have_the_keys_that_ar
     fill_of_source = Source.fill
     monkeypatch.setattr(Source, "fill", fill_and_note)
     request = Request({"CNI_COMMAND": "ADD"}, b"", {"name": "n", "ipam": {"type": "whereabouts"}}, {})
-    ipam_config.examine(request, FlatFile(), [])
+    ipam_config.examine(request, [], FlatFile())
     assert {*properties("whereabouts")} == asked | {"type"}
 
 

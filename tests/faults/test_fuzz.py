@@ -28,7 +28,7 @@ from cni.shared.spec import codec, parsing, request, result
 from cni.shared.spec.errors import CniError, Internal
 from cni.shared.spec.request import Attachment, Request
 from ipam import config as ipam_config
-from ipam import flatfile
+from ipam import source
 from tests import each, warm
 from tests.blackbox.test_host_device import PCI, bus
 from tests.faults import hostile
@@ -69,13 +69,13 @@ class Files:
         self._content = content
 
     def load(self, path: str, /) -> bytes | None:
-        return self._content if path in (*flatfile.PATHS, "/nodes/nodename") else None
+        return self._content if path in (*source.PATHS, "/nodes/nodename") else None
 
     def follow(self, path: str, roots: str = "", /) -> str:
-        return flatfile.follow(path, roots)
+        return source.OF_NODE.follow(path, roots)
 
     def allow_host(self, host: str, /) -> None:
-        flatfile.allow_host(host)
+        source.OF_NODE.allow_host(host)
 
     def host_name(self) -> str:
         return "host"

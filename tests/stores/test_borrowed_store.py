@@ -14,7 +14,7 @@ import pytest
 
 from cni.shared import policy
 from cni.shared.spec.errors import InvalidConfig
-from ipam import flatfile
+from ipam import source
 from tests import etcd
 from tests.etcd import Cluster
 from tests.stores import kubernetes_proxy
@@ -58,7 +58,7 @@ def of_etcd(host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reached
         flat = tmp_path / "whereabouts.conf"
         port = reached(cluster.members[0].port, True)
         own = {"etcd_host": f"127.0.0.1:{port}", "etcd_username": "root", "etcd_password": "s3cret"}
-        monkeypatch.setattr(flatfile, "PATHS", (str(flat),))
+        monkeypatch.setattr(source, "PATHS", (str(flat),))
         flat.write_text(json.dumps({**own, "etcd_prefix": "/registry"}))
 
         def keys() -> list[str]:
@@ -164,7 +164,7 @@ def test_a_password_of_the_flat_file_reaches_no_server_that_only_a_network_has_n
         pytest.skip(etcd.unusable())
     host = Host(tmp_path)
     flat = tmp_path / "whereabouts.conf"
-    monkeypatch.setattr(flatfile, "PATHS", (str(flat),))
+    monkeypatch.setattr(source, "PATHS", (str(flat),))
     flat.write_text("{}")
     with Cluster(1, ["--bcrypt-cost=4"]) as cluster:
         cluster.ctl("user", "add", "root:s3cret")

@@ -9,7 +9,7 @@ import pytest
 
 from cni.shared.spec.errors import CniError, InvalidConfig, IoFailure
 from cni.shared.spec.request import Request
-from ipam import flatfile, stores
+from ipam import source, stores
 from ipam.config import IpamConfig, read
 from ipam.keys import ACCEPTED_KEYS, ADDRESS_KEYS, ETCD, IPAM_KEYS, RANGE_KEYS, ROUTE_KEYS
 from ipam.leases import COOLDOWN
@@ -507,7 +507,7 @@ def test_a_file_that_the_flat_file_names_may_lie_anywhere_also_where_the_block_r
 
 
 def test_the_file_that_the_block_names_goes_before_the_installed_ones_and_the_first_found_counts() -> None:
-    first, second = flatfile.PATHS[:2]
+    first, second = source.PATHS[:2]
     block = {**RANGE, "configuration_path": "/my.conf"}
     files = {"/my.conf": {"log_level": "debug"}, first: {"log_level": "error"}, second: {"log_level": "panic"}}
     assert config_of(block, files=files).log_level == "debug"
@@ -561,10 +561,10 @@ def test_a_flat_file_that_cannot_be_read_is_an_io_failure_with_its_path() -> Non
 def test_files_are_read_from_the_disk(tmp_path: Path) -> None:
     path = tmp_path / "whereabouts.conf"
     path.write_text('{"log_level": "debug"}')
-    assert flatfile.load(str(path)) == b'{"log_level": "debug"}'
-    assert flatfile.load(str(tmp_path / "absent")) is None
-    assert flatfile.load(str(path / "nodename")) is None
-    assert flatfile.host_name() == os.uname().nodename
+    assert source.OF_NODE.load(str(path)) == b'{"log_level": "debug"}'
+    assert source.OF_NODE.load(str(tmp_path / "absent")) is None
+    assert source.OF_NODE.load(str(path / "nodename")) is None
+    assert source.OF_NODE.host_name() == os.uname().nodename
 
 
 def test_what_is_no_regular_file_or_too_large_is_not_read_as_a_flat_file(tmp_path: Path) -> None:
@@ -577,9 +577,9 @@ def test_what_is_no_regular_file_or_too_large_is_not_read_as_a_flat_file(tmp_pat
         (tmp_path / "large", "larger"),
     ):
         with pytest.raises(ValueError, match=reason):
-            flatfile.load(str(path))
+            source.OF_NODE.load(str(path))
     with pytest.raises(ValueError, match="null"):
-        flatfile.load("/tmp/\0")
+        source.OF_NODE.load("/tmp/\0")
 
 
 @pytest.mark.usefixtures("free_paths")

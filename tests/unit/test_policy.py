@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from cni.shared import policy
 from cni.shared.policy import Policy, matches
 from cni.shared.spec.errors import InvalidConfig
-from ipam import flatfile
+from ipam import source
 from ipam.keys import IPAM_KEYS, ROOTS
 
 STORES = "/var/lib/cni/railcni/stores"
@@ -70,7 +70,7 @@ def test_without_a_file_every_device_is_permitted_and_paths_are_confined() -> No
     assert usual.confine("logRoots", "/var/log/railcni/x") == "/var/log/railcni/x"
     kubeconfig = "/etc/cni/net.d/whereabouts.d/whereabouts.kubeconfig"
     assert usual.confine("configRoots", kubeconfig) == kubeconfig
-    assert usual.configRoots == tuple(os.path.dirname(path) for path in flatfile.PATHS)
+    assert usual.configRoots == tuple(os.path.dirname(path) for path in source.PATHS)
 
 
 @pytest.mark.parametrize(
@@ -170,7 +170,7 @@ def test_the_first_file_that_exists_counts_and_is_read_once(tmp_path: Path, monk
 
 
 def test_it_lies_beside_the_flat_file_in_the_same_order() -> None:
-    assert [p.rpartition("/")[0] for p in policy.PATHS] == [p.rpartition("/")[0] for p in flatfile.PATHS]
+    assert [p.rpartition("/")[0] for p in policy.PATHS] == [p.rpartition("/")[0] for p in source.PATHS]
 
 
 def test_every_path_of_the_ipam_block_is_confined_by_a_key_of_the_policy() -> None:

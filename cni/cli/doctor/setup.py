@@ -26,7 +26,7 @@ from cni.node.inventory.topology import text
 from cni.shared import policy
 from cni.shared.kernel.files import names_in
 from cni.shared.spec.errors import CniError
-from ipam import flatfile
+from ipam import source
 from ipam.stores import IN_CLUSTER
 from ipam.stores.apiserver import Api
 from ipam.stores.apiserver.faults import NotFound, Undefined
@@ -153,7 +153,7 @@ def check_policy(masters: Collection[str]) -> Iterator[Observation]:
 
 def _store_of(config: str) -> stores.Choice | None:
     """The store that the flat file (whereabouts.conf) `config` names; by default of the installed file, None without one."""
-    if not config and not any(os.path.exists(path) for path in flatfile.PATHS):
+    if not config and not any(os.path.exists(path) for path in source.PATHS):
         return None
     return stores.of_flat_file(config)
 

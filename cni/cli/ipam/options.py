@@ -100,7 +100,7 @@ def parse(text: str) -> Choice:
     if kind in DATASTORES and place:
         named = IpamConfig()
         named.ranges = []
-        Source({"datastore": kind, DATASTORES[kind]: place}, NoFiles, []).fill(named, IPAM_KEYS, [])
+        Source({"datastore": kind, DATASTORES[kind]: place}, NoFiles(), []).fill(named, IPAM_KEYS, [])
         try:
             return Choice(stores.ref_of(named))
         except InvalidConfig as fault:

@@ -31,7 +31,7 @@ from cni.shared.kernel import files
 from cni.shared.kernel.node import host_name
 from cni.shared.records import Records
 from cni.shared.spec.errors import CniError, InvalidConfig, TryAgainLater
-from ipam import flatfile, stores, upkeep
+from ipam import source, stores, upkeep
 from ipam.stores.apiserver import Api
 from ipam.stores.apiserver.faults import Conflict, Unauthorized
 from ipam.stores.apiserver.kubeconfig import service_url
@@ -190,8 +190,8 @@ class Agent:
         data = nodefiles.flat_file(present, self._folder_shown, options.datastore, self._datastore)
         self._put(folder, nodefiles.FLAT_FILE, data)
         shown = f"{self._folder_shown}/{nodefiles.FLAT_FILE}"
-        if shown not in flatfile.PATHS:
-            message = f"no plugin looks there, but for {' or '.join(flatfile.PATHS[:2])}: see --conf-dir"
+        if shown not in source.PATHS:
+            message = f"no plugin looks there, but for {' or '.join(source.PATHS[:2])}: see --conf-dir"
             self._log.state("flat file's folder", message, file=shown)
         self._compare_datastore(nodefiles.datastore(data))
 
@@ -281,7 +281,7 @@ class Agent:
 
     def _flat_file(self) -> chosen.Choice | None:
         """The store that the flat file names; None without a usable flat file."""
-        paths = (f"{self._folder_shown}/{nodefiles.FLAT_FILE}", *flatfile.PATHS)
+        paths = (f"{self._folder_shown}/{nodefiles.FLAT_FILE}", *source.PATHS)
         found = next((mounted for mounted in map(self._below, paths) if os.path.exists(mounted)), "")
         try:
             return chosen.of_flat_file(found) if found else None

@@ -202,7 +202,7 @@ def _network(name: str, cni_name: str, block: Any) -> IpamBlock | None:
         return None
     faults: list[Fault] = []
     block = {key: value for key, value in block.items() if key.lower() != "configuration_path"}
-    source, keys, own = Source(block, NoFiles, faults), IpamConfig(), RangeEntry()
+    source, keys, own = Source(block, NoFiles(), faults), IpamConfig(), RangeEntry()
     source.fill(keys, IPAM_KEYS, faults)
     source.fill(own, RANGE_KEYS, faults)
     ranges = read_own_range(own, source.where, (), [], faults)

@@ -9,10 +9,10 @@ from cni.node.inventory.places import is_missing
 from cni.shared.config import Fault, refuse
 from cni.shared.spec.errors import InvalidConfig
 from ipam import config as configuration
-from ipam import flatfile, stores
+from ipam import stores
 from ipam.config import IpamConfig
 from ipam.keys import IPAM_KEYS
-from ipam.source import Source
+from ipam.source import Files, Source
 from ipam.stores.apiserver import Api
 from ipam.stores.apiserver.resources import OF_STORES
 from ipam.stores.base import Store
@@ -65,7 +65,7 @@ class Choice:
 def of_flat_file(config: str = "") -> Choice:
     """The store of the flat file `config`; "" means the installed flat file or, in a pod without it, IPPools."""
     faults: list[Fault] = []
-    source = Source({"configuration_path": config}, _Files, faults)
+    source = Source({"configuration_path": config}, _Files(), faults)
     if config and source.path != config:
         faults.append(Fault("--flat-file", config, "there is no such file"))
     named = IpamConfig()
@@ -93,24 +93,18 @@ def readable(path: str, named: str) -> str:
     return os.path.abspath(path)
 
 
-class _Files:
+class _Files(Files):
     """Access to files without the policy for networks: the user of the command may read any readable file."""
 
-    load = staticmethod(flatfile.load)
-    host_name = staticmethod(flatfile.host_name)
-
-    @staticmethod
-    def follow(path: str, roots: str = "", /) -> str:
+    def follow(self, path: str, roots: str = "", /) -> str:
         return path
 
-    @staticmethod
-    def allow_host(host: str, /) -> None:
+    def allow_host(self, host: str, /) -> None:
         pass
 
 
 class NoFiles(_Files):
     """Access without a flat file, for the NADs of other nodes."""
 
-    @staticmethod
-    def load(path: str, /) -> bytes | None:
+    def load(self, path: str, /) -> bytes | None:
         return None

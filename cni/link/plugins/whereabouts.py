@@ -47,10 +47,10 @@ def call(request: Request, log: Log, state: str = STATE) -> Result | None:
 
 def faults(request: Request) -> list[Fault]:
     """The faults of the IPAM configuration in `request`."""
-    from ipam import config, flatfile  # only for a network with this IPAM
+    from ipam import config  # only for a network with this IPAM
 
     found: list[Fault] = []
-    config.examine(request, flatfile, found)
+    config.examine(request, found)
     return found
 
 
