@@ -3,8 +3,7 @@
     launcher.c      the executables: they ask a worker, and start Python if no worker answers
     start.py        starts a supervisor after a call that found no workers
     supervisor.py   keeps the pool of workers, and ends when no call has come for some time
-    worker.py       serves one call at a time
-    board.py        the shared memory of a supervisor and its workers
+    worker.py       serves one call at a time; the shared memory of a supervisor and its workers
     protocol.py     the messages between launcher and worker, the paths of the sockets    pure
 
 Results are the same without workers. Whenever it is uncertain that a worker can serve a call, a new Python serves it.

@@ -30,8 +30,7 @@ from typing import NoReturn
 from cni.shared import policy
 from cni.shared.kernel import files, netns_users
 from cni.warm import protocol
-from cni.warm.board import FREE, IDLE, Board
-from cni.warm.worker import Worker
+from cni.warm.worker import FREE, IDLE, Board, Worker
 
 LEAST = 2
 _MOST_EARLY = 10  # the supervisor ends when this many workers in succession have ended right after their start

@@ -12,6 +12,7 @@ import gc
 import os
 import resource
 import signal
+from mmap import mmap
 from socket import (
     CMSG_SPACE,
     MSG_CMSG_CLOEXEC,
@@ -33,7 +34,6 @@ from cni.shared import log, policy
 from cni.shared.kernel import node
 from cni.shared.spec import codec
 from cni.warm import protocol
-from cni.warm.board import BUSY, IDLE, Board
 
 CALLS = 256
 _MOST_KIB = 64 << 10  # of resident memory: an ordinary call needs a third of this
@@ -43,6 +43,53 @@ _CREDENTIALS = Struct("=iII")  # struct ucred
 _TIME = Struct("@ll")
 _FDS = Struct("=iii")
 _OWN = "/proc/self/ns/net"
+_SLOT = Struct("=B7xQ104s")  # state, calls served by all former and present workers of the slot, current call
+_HEAD = Struct("=Q360s")  # start (seconds since 1970), the last fault
+FREE, IDLE, BUSY = range(3)
+
+
+class Board:
+    """Shared memory in which a supervisor and its at most `size` workers note their state.
+
+    The supervisor makes it before it forks workers. Each field has one writer at a time, so there is no lock: a worker
+    writes its slot, the supervisor the rest.
+    """
+
+    __slots__ = ("_memory", "size")
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self._memory = mmap(-1, _HEAD.size + size * _SLOT.size)
+
+    def set(self, slot: int, state: int, calls: int = 0, call: bytes = b"") -> None:
+        """Set a slot's state and current call, and add `calls` to its count."""
+        place = _HEAD.size + slot * _SLOT.size
+        _, served, _ = _SLOT.unpack_from(self._memory, place)
+        _SLOT.pack_into(self._memory, place, state, served + calls, call)
+
+    def call(self, slot: int) -> str:
+        """The current call of the slot's worker, "PLUGIN VERB CONTAINERID"; "" when the worker is idle."""
+        return _text(_SLOT.unpack_from(self._memory, _HEAD.size + slot * _SLOT.size)[2])
+
+    def states(self) -> list[int]:
+        """The state of every slot: FREE, IDLE or BUSY."""
+        return list(self._memory[_HEAD.size :: _SLOT.size])[: self.size]
+
+    @property
+    def calls(self) -> int:
+        """The number of calls that all workers have served."""
+        return sum(_SLOT.unpack_from(self._memory, _HEAD.size + n * _SLOT.size)[1] for n in range(self.size))
+
+    @property
+    def head(self) -> tuple[int, str]:
+        """The start of the supervisor, in seconds since 1970, and the text of the last fault."""
+        began, fault = _HEAD.unpack_from(self._memory)
+        return began, _text(fault)
+
+    def note(self, began: int = 0, fault: str = "") -> None:
+        """Set the start of the supervisor and the last fault; 0 and "" leave them unchanged."""
+        former, last = _HEAD.unpack_from(self._memory)
+        _HEAD.pack_into(self._memory, 0, began or former, fault.encode()[:360] or last)
 
 
 class Worker:
@@ -217,3 +264,7 @@ def _dies_with(connection: socket) -> bool:
         return connection.recv(1, MSG_PEEK | MSG_DONTWAIT) != b""
     except BlockingIOError:
         return True
+
+
+def _text(field: bytes) -> str:
+    return field.rstrip(b"\0").decode("utf-8", "replace")

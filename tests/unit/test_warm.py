@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from cni import link
 from cni.warm import protocol, worker
-from cni.warm.board import BUSY, FREE, IDLE, Board
+from cni.warm.worker import BUSY, FREE, IDLE, Board
 from tests.node import ROOT
 
 LAUNCHER = (ROOT / "cni/warm/launcher.c").read_text()
