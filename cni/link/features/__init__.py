@@ -3,10 +3,10 @@
     rail    a routing table for the link, and ARP settings                       routing.py
     rdma    the verbs device of the link's NIC, and GIDs of the addresses        verbs_device.py
 
-The module of a feature is loaded only for an attachment whose configuration or record has the feature. `Feature` in
-base.py lists the functions of a module. The plan of each feature is written, as `extras`, to the record (the node's
-file of the attachment) before the first side effect. So a DEL can undo the feature, even if the configuration has
-changed.
+The module of a feature is loaded only for an attachment whose configuration or record has the feature. `Feature` lists
+the functions of a module, which does not derive from it. The plan of each feature is written, as `extras`, to the record
+(the node's file of the attachment) before the first side effect. So a DEL can undo the feature, even if the configuration
+has changed.
 """
 
 from __future__ import annotations
@@ -19,13 +19,55 @@ from cni.shared.spec.errors import CniError, IoFailure
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from typing import Protocol
 
     from cni.link.features import routing, verbs_device
-    from cni.link.features.base import Feature
-    from cni.shared.kernel.links import Link, Rtnl
+    from cni.shared.config import Key
+    from cni.shared.kernel.links import Link
     from cni.shared.kernel.sandbox import Sandbox
     from cni.shared.log import Log
     from cni.shared.spec.request import Request
+    from cni.shared.spec.result import Result
+
+    class Feature(Protocol):
+        """The module of a feature. `config` is what `read` returns, `document` what `plan` returns (JSON)."""
+
+        KEY: Key  # the feature's key in the network configuration
+        KEYS: Sequence[Key]  # the keys of the object that may be the value of KEY
+
+        def read(self, value: Any, request: Request, faults: list[Fault]) -> Any:
+            """The checked configuration, None when the feature is not wanted; append wrong values to `faults`.
+
+            `value` is the value of the feature's key in the network configuration, None when absent.
+            """
+
+        def plan(self, config: Any, request: Request, place: Place) -> dict[str, Any] | None:
+            """Plan, change nothing. Returns the plan, None if there is nothing to do. Raises CniError if ADD would fail."""
+
+        def before_up(self, document: dict[str, Any], link: Link, sandbox: Sandbox) -> None:
+            """Make the changes that must come before the link has addresses and is up. The thread is in the sandbox."""
+
+        def after_up(self, document: dict[str, Any], link: Link, result: Result, sandbox: Sandbox, log: Log) -> bool:
+            """Make the changes that need the link with its addresses and routes. May change `result`, that of the ADD.
+
+            The thread is in the sandbox. A CniError undoes the attachment. Returns True if `document` has changed."""
+
+        def remove(self, document: dict[str, Any], sandbox: Sandbox | None, log: Log) -> None:
+            """Undo the feature, even a partly applied one, before the link is removed; a repetition is harmless.
+            `sandbox` is None when the sandbox is gone. The thread is on the host."""
+
+        def differences(self, document: dict[str, Any], link: Link, expected: Result, sandbox: Sandbox) -> list[str]:
+            """A text for each difference of `link` from the state after ADD. `expected` is the result of ADD. The
+            thread is on the host."""
+
+        def unlike(self, document: dict[str, Any] | None, config: Any) -> list[str]:
+            """A text for each difference between `config` and the plan `document` (None: no plan). Does no I/O."""
+
+        def status(self, config: Any, is_shared: bool, netdev: Link | None) -> None:
+            """Raise NotAvailable or LimitedConnectivity when an ADD could not succeed now.
+
+            `netdev` is the host's netdev that an ADD would use, None when unknown; `is_shared` is as in Place.
+            """
 
     _: tuple[Feature, ...] = (routing, verbs_device)  # mypy compares each with the contract
     Planned = Sequence[tuple[Feature, dict[str, Any]]]  # the features of an attachment, each with its plan
@@ -46,17 +88,12 @@ class Place:
 
     `netdev` is the name of the netdev that carries the link: macvlan's master, host-device's device, "" for none.
     `is_shared`: the netdev stays on the host, and attachments share it. `in_sandbox`: the netdev is in the sandbox.
-    `mtu` is the link's planned MTU in bytes (0: none). `host` is an rtnetlink socket on the host.
     """
 
-    def __init__(
-        self, netdev: str, is_shared: bool, in_sandbox: bool, mtu: int, host: Rtnl, sandbox: Sandbox, log: Log
-    ) -> None:
+    def __init__(self, netdev: str, is_shared: bool, in_sandbox: bool, sandbox: Sandbox, log: Log) -> None:
         self.netdev = netdev
         self.is_shared = is_shared
         self.in_sandbox = in_sandbox
-        self.mtu = mtu
-        self.host = host
         self.sandbox = sandbox
         self.log = log
 

@@ -188,9 +188,7 @@ class _Attempt:
             from cni.link import features  # most networks have none
 
             netdev, in_sandbox = plugin.carrier(self._planned)
-            place = features.Place(
-                netdev, plugin.SHARES_NETDEV, in_sandbox, self._planned.mtu, self.host, self._sandbox, self._log
-            )
+            place = features.Place(netdev, plugin.SHARES_NETDEV, in_sandbox, self._sandbox, self._log)
             self._features = features.plan(asked, self._request, place)
 
     def _refuse_taken_name(self) -> None:
