@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from cni.shared.config import asks_for_same_index
-from cni.shared.gc import NOTHING_LISTED, Began, valid_attachments
+from cni.shared.gc import Began, valid_attachments
 from cni.shared.kernel import node
 from cni.shared.records import LINK, Records
 from cni.shared.spec.errors import CniError, InvalidConfig, UnsupportedField, report
@@ -124,9 +124,8 @@ def _pools_of_go(request: Request, log: Log) -> dict[str, Any] | None:
 def gc(request: Request, records: Records) -> None:
     """Release the leases of this network's attachments that the runtime does not list. Errors are raised at the end."""
     began = Began()
-    valid = valid_attachments(request)
+    valid = valid_attachments(request, records.log)
     if valid is None:
-        records.log.warning(NOTHING_LISTED)
         return
     collection = GcPass(request.attachment.network, valid, began, records)
     pools, node_name = [], ""

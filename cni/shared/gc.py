@@ -1,16 +1,17 @@
-"""The parts of every GC: the moment at which it began, and the attachments that it must keep."""
+"""The parts of every GC: the moment at which it began, the attachments that it must keep, and the locks of the others."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable, Iterator
+from typing import Any
 
+from cni.shared.log import Log
+from cni.shared.records import Records
 from cni.shared.spec.errors import InvalidConfig
 from cni.shared.spec.request import Attachment, Request, member
 
 VALID_ATTACHMENTS = "cni.dev/valid-attachments"
-NOTHING_LISTED = (
-    f'GC without the key "{VALID_ATTACHMENTS}" collects nothing: it does not say which attachments are in use'
-)
 _CLOCK_STEP = 1_000_000_000  # ns: more than a busy machine needs to read two clocks in succession
 
 
@@ -38,15 +39,20 @@ class Began:
         return not (is_set or self._wall <= created <= now)
 
 
-def valid_attachments(request: Request) -> set[Attachment] | None:
-    """The attachments that GC must keep. None when the key is absent: then GC must collect nothing.
+def valid_attachments(request: Request, log: Log) -> set[Attachment] | None:
+    """The attachments that GC must keep. None, with a warning, when the key is absent: then GC must collect nothing.
 
     The value null means an empty list: runtimes written in Go send null for a network without attachments.
     Raises InvalidConfig when the value is no list of attachments.
     """
     listed = request.member(VALID_ATTACHMENTS)
     if listed is None:
-        return set() if any(key.lower() == VALID_ATTACHMENTS for key in request.config) else None
+        if any(key.lower() == VALID_ATTACHMENTS for key in request.config):
+            return set()
+        log.warning(
+            f'GC without the key "{VALID_ATTACHMENTS}" collects nothing: it does not say which attachments are in use'
+        )
+        return None
     if not isinstance(listed, list):
         raise InvalidConfig(f'"{VALID_ATTACHMENTS}" is not a list: nothing is collected')
     found = set()
@@ -58,3 +64,19 @@ def valid_attachments(request: Request) -> set[Attachment] | None:
             )
         found.add(Attachment(request.attachment.network, container_id, ifname))
     return found
+
+
+def locked(
+    attachments: Iterable[Attachment], part: str, records: Records
+) -> Iterator[tuple[Attachment, dict[str, Any] | None]]:
+    """Yield each attachment that has a record of `part`, with the record, under its lock; with None if another call has
+    the lock."""
+    for attachment in attachments:
+        held = records.try_locked(attachment, part)
+        if held is None:
+            yield attachment, None
+            continue
+        with held:
+            record = records.read(attachment, part)
+            if record is not None:
+                yield attachment, record

@@ -25,7 +25,7 @@ from typing import Any
 from cni.link.plugins import uplink
 from cni.shared import policy
 from cni.shared.config import OF_RUNTIMES, Fault, Key, fill, misspelt, optional, refuse, string, take
-from cni.shared.gc import NOTHING_LISTED, Began, valid_attachments
+from cni.shared.gc import Began, locked, valid_attachments
 from cni.shared.kernel import files, netns, node, rdma_sysfs
 from cni.shared.kernel import sandbox as sandboxes
 from cni.shared.kernel.links import Rtnl
@@ -351,19 +351,13 @@ def check(request: Request, records: Records) -> None:
 def gc(request: Request, records: Records) -> None:
     """Bring back the verbs devices of attachments that the runtime does not list. Errors are raised at the end."""
     began = Began()
-    valid = valid_attachments(request)
+    valid = valid_attachments(request, records.log)
     if valid is None:
-        records.log.warning(NOTHING_LISTED)
         return
     faults: list[CniError] = []
-    for attachment, _ in records.of_network(request.attachment.network, PART):
-        held = None if attachment in valid else records.try_locked(attachment, PART)
-        if held is None:
-            continue
-        with held:
-            record = records.read(attachment, PART)
-            if record is None or not began.is_after(record["created"]):
-                continue
+    chosen = [a for a, _ in records.of_network(request.attachment.network, PART) if a not in valid]
+    for attachment, record in locked(chosen, PART, records):
+        if record and began.is_after(record["created"]):
             try:
                 _give_back(record, request, records.log)
                 records.remove(attachment, PART)

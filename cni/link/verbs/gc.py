@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from cni.link.plugins import whereabouts
 from cni.link.verbs import delegate
 from cni.link.verbs.detach import CLEARING_SECONDS, end, for_attachment
-from cni.shared.gc import NOTHING_LISTED, VALID_ATTACHMENTS, Began, valid_attachments
+from cni.shared.gc import VALID_ATTACHMENTS, Began, locked, valid_attachments
 from cni.shared.kernel import netns_users, node, sandbox
 from cni.shared.kernel.links import Rtnl
 from cni.shared.records import LINK, LOOK_SECONDS, RETRY_SECONDS, UNENDED, Records
@@ -24,7 +24,7 @@ from cni.shared.spec.errors import CniError, report
 from cni.shared.spec.request import Attachment, Request
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from cni.link.plugins.base import LinkPlugin
 
@@ -35,9 +35,8 @@ def gc(_: LinkPlugin, request: Request, records: Records) -> None:
     An attachment made after the start of this call stays: the runtime's list cannot contain it. Errors are raised last.
     """
     began, log = Began(), records.log
-    valid = valid_attachments(request)
+    valid = valid_attachments(request, log)
     if valid is None:
-        log.warning(NOTHING_LISTED)
         return
     until = time.monotonic() + CLEARING_SECONDS
     faults: list[CniError] = []
@@ -45,7 +44,7 @@ def gc(_: LinkPlugin, request: Request, records: Records) -> None:
     network = request.attachment.network
     chosen = [a for a, record in records.of_network(network, LINK) if a not in valid or UNENDED in record]
     with Rtnl() as host:
-        for attachment, record in _locked(chosen, records):
+        for attachment, record in locked(chosen, LINK, records):
             is_valid = attachment in valid and (record is None or UNENDED not in record)
             if record is None or is_valid or not began.is_after(record["created"]):
                 keep.append(attachment)
@@ -61,19 +60,6 @@ def gc(_: LinkPlugin, request: Request, records: Records) -> None:
     except CniError as fault:
         faults.append(fault)
     report(faults)
-
-
-def _locked(attachments: Iterable[Attachment], records: Records) -> Iterator[tuple[Attachment, dict[str, Any] | None]]:
-    """Yield each attachment that has a record, with the record, under its lock; with None if another call has the lock."""
-    for attachment in attachments:
-        held = records.try_locked(attachment, LINK)
-        if held is None:
-            yield attachment, None
-            continue
-        with held:
-            record = records.read(attachment, LINK)
-            if record is not None:
-                yield attachment, record
 
 
 def _also_valid(request: Request, keep: list[Attachment]) -> Request:
@@ -105,7 +91,7 @@ def finish_unended(
         return 0
     left = pending = 0
     with netns_users.SearchedOnce(), Rtnl() as host:
-        for attachment, record in _locked(chosen, records):
+        for attachment, record in locked(chosen, LINK, records):
             if record is None or time.monotonic() >= deadline:
                 left += 1
                 continue
