@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from cni.link.features import Planned
     from cni.link.plugins.base import LinkPlugin
     from cni.link.plugins.common import DeviceClaim
-    from cni.link.verbs.detach import Release
     from cni.shared.kernel.sandbox import Sandbox
     from cni.shared.log import Log
 
@@ -183,23 +182,19 @@ class _Attempt:
         plugin = self._plugin
         facts = plugin.survey(self._config, self._request, self.host, self._sandbox.rtnl, device, self._log)
         self._planned = plugin.plan(self._config, self._request, facts)
-        self._refuse_taken_name()
+        name = self._planned.name
+        taken = self._sandbox.rtnl.link(name=name)
+        if taken and plugin.without_link(self._planned) is None:
+            raise InvalidEnvironment(
+                f'CNI_IFNAME "{name}" exists already in the sandbox {self._request.netns} (a {taken.kind or "physical"} link that'
+                " this attachment did not make): choose another ifname, or remove that link"
+            )
         if asked:
             from cni.link import features  # most networks have none
 
             netdev, in_sandbox = plugin.carrier(self._planned)
             place = features.Place(netdev, plugin.SHARES_NETDEV, in_sandbox, self._sandbox, self._log)
             self._features = features.plan(asked, self._request, place)
-
-    def _refuse_taken_name(self) -> None:
-        """Raise InvalidEnvironment when the planned link's name is taken in the sandbox."""
-        name = self._planned.name
-        taken = self._sandbox.rtnl.link(name=name)
-        if taken and self._plugin.without_link(self._planned) is None:
-            raise InvalidEnvironment(
-                f'CNI_IFNAME "{name}" exists already in the sandbox {self._request.netns} (a {taken.kind or "physical"} link that'
-                " this attachment did not make): choose another ifname, or remove that link"
-            )
 
     def write_record(self) -> None:
         """Write the record, so that a DEL finds everything that the next steps make."""
@@ -223,20 +218,17 @@ class _Attempt:
 
     def claim(self) -> None:
         """Get the addresses from the IPAM plugin, if the network has one."""
-        if self._ipam:
-            self._claimed = True  # a failed call may have claimed addresses
-            try:
-                self._addresses = delegate.add(self._request, self._log)
-            except CniError:
-                self._claimed = self.is_foreign or whereabouts.may_hold(self._request, self._records)
-                raise
-            self._refuse_ipv6_on_a_small_mtu()
-
-    def _refuse_ipv6_on_a_small_mtu(self) -> None:
-        """Raise InvalidConfig for an MTU too small for IPv6: the kernel would only answer EINVAL. MTU 0 is unknown."""
-        mtu = self._planned.mtu
+        if not self._ipam:
+            return
+        self._claimed = True  # a failed call may have claimed addresses
+        try:
+            self._addresses = delegate.add(self._request, self._log)
+        except CniError:
+            self._claimed = self.is_foreign or whereabouts.may_hold(self._request, self._records)
+            raise
+        mtu = self._planned.mtu  # 0: unknown
         for address in self._addresses.ips:
-            if address.family == 6 and 0 < mtu < IPV6_LEAST_MTU:
+            if address.family == 6 and 0 < mtu < IPV6_LEAST_MTU:  # the kernel would only answer EINVAL
                 raise InvalidConfig(
                     f"mtu {mtu} is too small for the IPv6 address {address.address}: IPv6 needs {IPV6_LEAST_MTU} or more (RFC 8200)"
                 )
@@ -307,7 +299,11 @@ class _Attempt:
             if self._applied:
                 made.remove(self._planned, self.host, sandbox.rtnl, self._log)
             if self._claimed:
-                _release(release, fault, left)
+                try:
+                    release.finish()
+                except CniError as second:
+                    if str(second) != str(fault):  # with the same error nothing was claimed
+                        left.append(second)
             if not left:
                 self._records.remove(self._request.attachment, LINK)
         except CniError as second:
@@ -315,12 +311,3 @@ class _Attempt:
         if left and isinstance(fault, CniError):
             undone = "; ".join(second.msg for second in left)
             fault.details = f"{fault.details}\nnot undone yet, DEL or GC will: {undone}".lstrip()
-
-
-def _release(release: Release, fault: BaseException, left: list[CniError]) -> None:
-    """Release the claimed addresses; append an error to `left`, but not the same error as `fault`: nothing was claimed."""
-    try:
-        release.finish()
-    except CniError as second:
-        if str(second) != str(fault):
-            left.append(second)
