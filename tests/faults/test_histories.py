@@ -49,9 +49,9 @@ PLANTED: dict[str, Sequence[Edit]] = {
     ],
     "GC does not heed locks": [
         Edit(
-            "cni/link/verbs/gc.py",
-            r"records\.try_locked\(attachment, LINK\)",
-            'records.try_locked(Attachment("", attachment.container_id, ""), LINK)',
+            "cni/shared/gc.py",
+            r"records\.try_locked\(attachment, part\)",
+            'records.try_locked(Attachment("", attachment.container_id, ""), part)',
         )
     ],
 }
