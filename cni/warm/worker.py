@@ -12,19 +12,8 @@ import gc
 import os
 import resource
 import signal
+import socket
 from mmap import mmap
-from socket import (
-    CMSG_SPACE,
-    MSG_CMSG_CLOEXEC,
-    MSG_CTRUNC,
-    MSG_DONTWAIT,
-    MSG_PEEK,
-    MSG_TRUNC,
-    SO_PEERCRED,
-    SO_RCVTIMEO,
-    SOL_SOCKET,
-    socket,
-)
 from struct import Struct
 from typing import NoReturn
 
@@ -95,7 +84,7 @@ class Board:
 class Worker:
     """The worker in `slot` of `board`. It accepts calls on `listening`, and writes to `poke` to wake the supervisor."""
 
-    def __init__(self, listening: socket, board: Board, slot: int, identity: str, poke: int) -> None:
+    def __init__(self, listening: socket.socket, board: Board, slot: int, identity: str, poke: int) -> None:
         self._listening = listening
         self._board = board
         self._slot = slot
@@ -138,21 +127,25 @@ class Worker:
             os._exit(0)
         self._is_ending = True
 
-    def _accepted(self, connection: socket) -> bool:
+    def _accepted(self, connection: socket.socket) -> bool:
         """Serve the call of a connection. Returns whether this worker can serve another call."""
         fds: list[int] = []
         try:
-            _, uid, _ = _CREDENTIALS.unpack(connection.getsockopt(SOL_SOCKET, SO_PEERCRED, _CREDENTIALS.size))
+            _, uid, _ = _CREDENTIALS.unpack(
+                connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+            )
             if uid != self._uid:
                 return True
             self._board.set(self._slot, BUSY)
             if IDLE not in self._board.states():
                 self._ask_for_more()
-            connection.setsockopt(SOL_SOCKET, SO_RCVTIMEO, _TIME.pack(_REQUEST_SECONDS, 0))
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _TIME.pack(_REQUEST_SECONDS, 0))
             connection.send(protocol.HELLO)
-            size, more, flags, _ = connection.recvmsg_into([self._request], CMSG_SPACE(_FDS.size), MSG_CMSG_CLOEXEC)
+            size, more, flags, _ = connection.recvmsg_into(
+                [self._request], socket.CMSG_SPACE(_FDS.size), socket.MSG_CMSG_CLOEXEC
+            )
             fds = [fd for _, _, data in more for fd in memoryview(data).cast("i")]
-            if flags & (MSG_TRUNC | MSG_CTRUNC):
+            if flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
                 raise ValueError("a part of the request is missing")
             call = protocol.parse(bytes(memoryview(self._request)[:size]))
         except (ValueError, OSError):
@@ -176,7 +169,7 @@ class Worker:
         except BlockingIOError:
             pass  # the supervisor has enough to read
 
-    def _call(self, connection: socket, call: protocol.Call, fds: list[int]) -> bool:
+    def _call(self, connection: socket.socket, call: protocol.Call, fds: list[int]) -> bool:
         stdin, directory, stderr = fds
         os.fchdir(directory)
         netns = _seen(call.environ.get(b"CNI_NETNS", b""))
@@ -217,7 +210,7 @@ class Worker:
             and resource.getrusage(resource.RUSAGE_SELF).ru_maxrss < _MOST_KIB
         )
 
-    def _tell(self, connection: socket, asked: str) -> bool:
+    def _tell(self, connection: socket.socket, asked: str) -> bool:
         supervisor = os.getppid()
         if asked == protocol.STOP:
             os.kill(supervisor, signal.SIGTERM)
@@ -254,14 +247,14 @@ def _seen(path: bytes) -> str:
     return f"{os.minor(status.st_dev)}:{status.st_ino}"
 
 
-def _dies_with(connection: socket) -> bool:
+def _dies_with(connection: socket.socket) -> bool:
     """Make the kernel kill this process when the launcher ends. Returns False if the launcher has already ended."""
     fd = connection.fileno()
     fcntl.fcntl(fd, fcntl.F_SETOWN, os.getpid())
     fcntl.fcntl(fd, fcntl.F_SETSIG, signal.SIGKILL)
     fcntl.fcntl(fd, fcntl.F_SETFL, os.O_ASYNC)
     try:
-        return connection.recv(1, MSG_PEEK | MSG_DONTWAIT) != b""
+        return connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) != b""
     except BlockingIOError:
         return True
 

@@ -108,7 +108,7 @@ UNCLEARED = {
     "a device that a retried ADD does not give back": (
         Edit(
             "cni/link/verbs/attach.py",
-            r"\n {12}report\(detach\.detach\(former, self\._request, .*\)\)\n",
+            r"\n {12}errors\.report\(detach\.detach\(former, self\._request, .*\)\)\n",
             "\n            pass\n",
         ),
         "host-device-add",

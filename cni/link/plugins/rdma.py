@@ -34,17 +34,7 @@ from cni.shared.kernel.rdma_netlink import EXCLUSIVE, Rdma, RdmaDevice
 from cni.shared.kernel.sandbox import Sandbox
 from cni.shared.log import Log
 from cni.shared.records import Records
-from cni.shared.spec import codec, parsing, result
-from cni.shared.spec.errors import (
-    AttachmentDiffers,
-    CniError,
-    InvalidConfig,
-    IoFailure,
-    KernelRefused,
-    NotAvailable,
-    TryAgainLater,
-    report,
-)
+from cni.shared.spec import codec, errors, parsing, result
 from cni.shared.spec.request import Request, member
 
 PART = "rdma"  # the part of the attachment records for this plugin
@@ -120,7 +110,7 @@ def add(request: Request, records: Records) -> Passed:
         records.log.warning(text)
     passed = _previous(request)
     with sandboxes.opened(request) as sandbox, records.locked(request.attachment, PART):
-        host = _exclusive(KernelRefused)
+        host = _exclusive(errors.KernelRefused)
         former = records.read(request.attachment, PART)
         if former:
             _give_back(former, request, records.log)
@@ -146,14 +136,14 @@ def add(request: Request, records: Records) -> Passed:
 def _previous(request: Request) -> Passed:
     document = request.member("prevResult")
     if document is None:
-        raise InvalidConfig(
+        raise errors.InvalidConfig(
             "there is no prevResult: rdma moves the verbs device of what a plugin before it attached; put it after sriov"
             " or host-device in the list `plugins`"
         )
     return Passed(document)
 
 
-def _exclusive(kind: type[CniError]) -> Rdma:
+def _exclusive(kind: type[errors.CniError]) -> Rdma:
     """Open an RDMA netlink socket in this namespace. Raises the error `kind` in shared netns mode, or without RDMA."""
     try:
         rdma = Rdma()
@@ -174,7 +164,7 @@ def _find(
         parent = config.device_id or _parent(passed, request, sandbox)
         names = rdma_sysfs.devices_of(parent)
         if len(names) > 1:
-            raise InvalidConfig(
+            raise errors.InvalidConfig(
                 f"deviceID {parent} has the verbs devices {', '.join(names)}: name one in the key `verbsDevice`"
             )
         name = names[0] if names else ""
@@ -185,11 +175,11 @@ def _find(
     for attachment, _, record in records.all(PART):
         is_meant = record["parent"] == parent if parent else record["device"] == name
         if is_meant and attachment != request.attachment and record["bootID"] == node.boot_id():
-            raise TryAgainLater(
+            raise errors.TryAgainLater(
                 f"{what} is in use by container {attachment.container_id} as {attachment.ifname} (network"
                 f" {attachment.network}): wait until that is deleted"
             )
-    raise InvalidConfig(
+    raise errors.InvalidConfig(
         f"{what} is not on the host: load its RDMA driver, correct the key, or take `rdma` out of the chain",
         f"verbs devices of the host: {' '.join(d.name for d in host.devices())}",
     )
@@ -214,7 +204,7 @@ def _permit(device: str, parent: str, sandbox: Sandbox) -> None:
         for netdev in netdevs:
             reason = uplink.needed(netdev, links, host)
             if reason:
-                raise InvalidConfig(moved.cut_off(f'verbs device "{device}"', reason))
+                raise errors.InvalidConfig(moved.cut_off(f'verbs device "{device}"', reason))
 
 
 def _parent(passed: Passed, request: Request, sandbox: Sandbox) -> str:
@@ -227,19 +217,19 @@ def _parent(passed: Passed, request: Request, sandbox: Sandbox) -> str:
     if link and link.parent_device:
         return link.parent_device
     what = "belongs to no device (a macvlan, or another software link)" if link else "is not in the sandbox"
-    raise InvalidConfig(
+    raise errors.InvalidConfig(
         f'"{name}" {what}, so its verbs device is unknown: put rdma after sriov or host-device, or give the key'
         " `deviceID` or `verbsDevice`"
     )
 
 
-def _refused(name: str, fault: KernelError, where: str) -> KernelRefused | TryAgainLater:
+def _refused(name: str, fault: KernelError, where: str) -> errors.KernelRefused | errors.TryAgainLater:
     if fault.errno == ENODEV:
-        return TryAgainLater(f"verbs device {name} has vanished meanwhile: retry when it is back", str(fault))
+        return errors.TryAgainLater(f"verbs device {name} has vanished meanwhile: retry when it is back", str(fault))
     words = fault.strerror
     if fault.errno == EOPNOTSUPP:
         words = "its driver cannot change the network namespace, as soft-RoCE's: use another device"
-    return KernelRefused(f"verbs device {name} cannot be moved {where}: {words}", str(fault))
+    return errors.KernelRefused(f"verbs device {name} cannot be moved {where}: {words}", str(fault))
 
 
 def delete(request: Request, records: Records) -> None:
@@ -301,7 +291,7 @@ def _give_back_unrecorded(request: Request, log: Log) -> None:
     except FileNotFoundError:
         pass
     except OSError as fault:
-        raise IoFailure(f"{path} cannot be removed: {fault.strerror}; run as root") from None
+        raise errors.IoFailure(f"{path} cannot be removed: {fault.strerror}; run as root") from None
 
 
 def _cached_name(path: str) -> str:
@@ -314,7 +304,7 @@ def _cached_name(path: str) -> str:
     except FileNotFoundError:
         return ""
     except (OSError, ValueError) as fault:
-        raise IoFailure(
+        raise errors.IoFailure(
             f"{path}, in which Go's rdma-cni describes this attachment, cannot be read: {fault}; repair it, or remove it"
             " when the verbs device is on the host"
         ) from None
@@ -326,7 +316,7 @@ def check(request: Request, records: Records) -> None:
     config = read(request)
     _previous(request)
     with sandboxes.opened(request) as sandbox:
-        _exclusive(AttachmentDiffers)
+        _exclusive(errors.AttachmentDiffers)
         record = records.read(request.attachment, PART)
         if record is None:
             return  # Go's plugin has attached the device, or the record is lost
@@ -335,14 +325,14 @@ def check(request: Request, records: Records) -> None:
             ("deviceID", record["parent"], "" if config.verbs_device else config.device_id),
         ):
             if has and configured and has != configured:
-                raise AttachmentDiffers(
+                raise errors.AttachmentDiffers(
                     f"{key} of container {request.attachment.container_id} is {has}, configured is {configured}: detach and"
                     " attach it again"
                 )
         with sandbox.namespace.entered():
             inside = Rdma()
         if not any((d.index, d.name) == (record["index"], record["device"]) for d in inside.devices()):
-            raise AttachmentDiffers(
+            raise errors.AttachmentDiffers(
                 f"verbs device {record['device']} of container {request.attachment.container_id} is not in the sandbox under"
                 " that name: detach and attach it again"
             )
@@ -354,20 +344,20 @@ def gc(request: Request, records: Records) -> None:
     valid = valid_attachments(request, records.log)
     if valid is None:
         return
-    faults: list[CniError] = []
+    faults: list[errors.CniError] = []
     chosen = [a for a, _ in records.of_network(request.attachment.network, PART) if a not in valid]
     for attachment, record in locked(chosen, PART, records):
         if record and began.is_after(record["created"]):
             try:
                 _give_back(record, request, records.log)
                 records.remove(attachment, PART)
-            except CniError as fault:
+            except errors.CniError as fault:
                 faults.append(fault)
     records.sweep(request.attachment.network)
-    report(faults)
+    errors.report(faults)
 
 
 def status(request: Request, records: Records) -> None:
     """Raise NotAvailable when no verbs device can be moved."""
     read(request)
-    _exclusive(NotAvailable)
+    _exclusive(errors.NotAvailable)

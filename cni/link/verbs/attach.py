@@ -15,15 +15,7 @@ from cni.shared.kernel import sandbox as sandboxes
 from cni.shared.kernel.links import Link, Rtnl
 from cni.shared.kernel.netlink import KernelError
 from cni.shared.records import LINK, Records
-from cni.shared.spec.errors import (
-    AddressInUse,
-    CniError,
-    IncompatibleVersion,
-    InvalidConfig,
-    InvalidEnvironment,
-    KernelRefused,
-    report,
-)
+from cni.shared.spec import errors
 from cni.shared.spec.request import Request, at_least
 from cni.shared.spec.result import IPV6_LEAST_MTU, Interface, Result
 
@@ -59,7 +51,7 @@ def add(plugin: LinkPlugin, request: Request, records: Records) -> Result:
             result = attempt.configure()
         except BaseException as fault:
             attempt.undo(fault)
-            if isinstance(fault, AddressInUse) and not attempt.is_foreign:
+            if isinstance(fault, errors.AddressInUse) and not attempt.is_foreign:
                 whereabouts.found_in_use(fault.addresses, records)
             raise
     return _appended(earlier, result) if earlier else result
@@ -80,7 +72,7 @@ def _read(plugin: LinkPlugin, request: Request, log: Log) -> tuple[Any, dict[str
     if request.member("ipam") and not has_addresses:
         log.warning('`ipam` has no `type`, and the link gets no addresses: want "type": "whereabouts" in it')
     if not has_addresses and not at_least(request.cni_version, "0.3.0"):
-        raise IncompatibleVersion(
+        raise errors.IncompatibleVersion(
             f"cniVersion {request.cni_version} cannot describe an attachment without addresses: use cniVersion 0.3.0 or newer,"
             " or give the network an ipam block"
         )
@@ -121,7 +113,7 @@ def _earlier(request: Request) -> Result | None:
     earlier = parse(document)
     name = request.attachment.ifname
     if any(made.name == name and made.sandbox == request.netns for made in earlier.interfaces):
-        raise InvalidEnvironment(
+        raise errors.InvalidEnvironment(
             f'CNI_IFNAME "{name}" exists already in the sandbox {request.netns}: an earlier plugin of the chain made it. Only'
             " one plugin of a list `plugins` can make the interface: give each a network of its own"
         )
@@ -173,7 +165,7 @@ class _Attempt:
 
             release = detach.Release(former, self._request, self._log)
             until = time.monotonic() + detach.CLEARING_SECONDS
-            report(detach.detach(former, self._request, self.host, self._log, until, release))
+            errors.report(detach.detach(former, self._request, self.host, self._log, until, release))
             if release.ipam_type != self._ipam or self.is_foreign:
                 release.finish()
 
@@ -185,7 +177,7 @@ class _Attempt:
         name = self._planned.name
         taken = self._sandbox.rtnl.link(name=name)
         if taken and plugin.without_link(self._planned) is None:
-            raise InvalidEnvironment(
+            raise errors.InvalidEnvironment(
                 f'CNI_IFNAME "{name}" exists already in the sandbox {self._request.netns} (a {taken.kind or "physical"} link that'
                 " this attachment did not make): choose another ifname, or remove that link"
             )
@@ -223,13 +215,13 @@ class _Attempt:
         self._claimed = True  # a failed call may have claimed addresses
         try:
             self._addresses = delegate.add(self._request, self._log)
-        except CniError:
+        except errors.CniError:
             self._claimed = self.is_foreign or whereabouts.may_hold(self._request, self._records)
             raise
         mtu = self._planned.mtu  # 0: unknown
         for address in self._addresses.ips:
             if address.family == 6 and 0 < mtu < IPV6_LEAST_MTU:  # the kernel would only answer EINVAL
-                raise InvalidConfig(
+                raise errors.InvalidConfig(
                     f"mtu {mtu} is too small for the IPv6 address {address.address}: IPv6 needs {IPV6_LEAST_MTU} or more (RFC 8200)"
                 )
 
@@ -259,7 +251,7 @@ class _Attempt:
         try:
             self._sandbox.rtnl.change_link(link.index, up=True)
         except KernelError as fault:
-            raise KernelRefused(self._plugin.refused_up(self._planned, fault), str(fault)) from None
+            raise errors.KernelRefused(self._plugin.refused_up(self._planned, fault), str(fault)) from None
 
     def configure(self) -> Result:
         """Set up the link with its addresses, routes and features. Returns this plugin's result of the ADD."""
@@ -301,13 +293,13 @@ class _Attempt:
             if self._claimed:
                 try:
                     release.finish()
-                except CniError as second:
+                except errors.CniError as second:
                     if str(second) != str(fault):  # with the same error nothing was claimed
                         left.append(second)
             if not left:
                 self._records.remove(self._request.attachment, LINK)
-        except CniError as second:
+        except errors.CniError as second:
             left.append(second)
-        if left and isinstance(fault, CniError):
+        if left and isinstance(fault, errors.CniError):
             undone = "; ".join(second.msg for second in left)
             fault.details = f"{fault.details}\nnot undone yet, DEL or GC will: {undone}".lstrip()

@@ -10,19 +10,7 @@ from errno import EADDRNOTAVAIL
 from socket import AF_INET, AF_INET6, inet_ntop
 from struct import Struct
 
-from cni.shared.kernel.netlink import (
-    CREATE,
-    EXCLUSIVE,
-    KernelError,
-    Socket,
-    address_of,
-    attribute,
-    number_of,
-    numbers,
-    string,
-    text_of,
-    unpack_attributes,
-)
+from cni.shared.kernel import netlink
 
 _NEWADDR, _DELADDR, _GETADDR = 20, 21, 22
 IFADDR = Struct("=BBBBI")  # struct ifaddrmsg: family, prefix length, flags, scope, index
@@ -47,36 +35,36 @@ class Address:
 
     def __init__(self, body: bytes) -> None:
         family, length, self.flags, self.scope, self.index = IFADDR.unpack_from(body)
-        found = unpack_attributes(body, IFADDR.size)
+        found = netlink.unpack_attributes(body, IFADDR.size)
         self.body = body
         self.local = local = found.get(_LOCAL) or found[_ADDRESS]
         peer = found.get(_ADDRESS, local)
         self.text = f"{inet_ntop(family, local)}/{length}"
         self.peer = inet_ntop(family, peer) if peer != local else ""
         self.broadcast = inet_ntop(family, found[_BROADCAST]) if _BROADCAST in found else ""
-        self.label = text_of(found.get(_LABEL, b""))
-        self.metric = number_of(found.get(_METRIC, b""))
+        self.label = netlink.text_of(found.get(_LABEL, b""))
+        self.metric = netlink.number_of(found.get(_METRIC, b""))
         if FLAGS in found:  # all 32 bits; the header has room for 8
-            self.flags = number_of(found[FLAGS])
+            self.flags = netlink.number_of(found[FLAGS])
         self.permanent = bool(self.flags & PERMANENT)
         self.tentative = bool(self.flags & TENTATIVE)
         self.duplicate = bool(self.flags & DADFAILED)
 
 
-def list_of(rtnl: Socket, index: int) -> list[Address]:
+def list_of(rtnl: netlink.Socket, index: int) -> list[Address]:
     """The addresses of the link `index`, IPv4 first, in the kernel's order."""
     return [
         address for address in all_of(rtnl, index) if address.index == index
     ]  # a kernel before 4.20 lists the addresses of all links
 
 
-def all_of(rtnl: Socket, index: int = 0) -> list[Address]:
+def all_of(rtnl: netlink.Socket, index: int = 0) -> list[Address]:
     """The addresses of the link `index`. For index 0, and before Linux 4.20, the addresses of all links."""
     return [Address(body) for body in rtnl.dump(_GETADDR, IFADDR.pack(0, 0, 0, 0, index))]
 
 
 def add(
-    rtnl: Socket,
+    rtnl: netlink.Socket,
     index: int,
     text: str,
     broadcast: bool = True,
@@ -94,34 +82,34 @@ def add(
     parameters are for an address that is restored as it was read.
     """
     family, local, length = _parse(text)
-    body = IFADDR.pack(family, length, 0, scope, index) + attribute(_LOCAL, local)
+    body = IFADDR.pack(family, length, 0, scope, index) + netlink.attribute(_LOCAL, local)
     if peer:
-        body += attribute(_ADDRESS, address_of(peer)[1])
+        body += netlink.attribute(_ADDRESS, netlink.address_of(peer)[1])
     if broadcast and family == AF_INET and length < 31:
         highest = int.from_bytes(local, "big") | (0xFFFFFFFF >> length)
-        body += attribute(_BROADCAST, highest.to_bytes(4, "big"))
+        body += netlink.attribute(_BROADCAST, highest.to_bytes(4, "big"))
     if label:
-        body += string(_LABEL, label)
+        body += netlink.string(_LABEL, label)
     if nodad and family == AF_INET6:
         flags |= NODAD
-    body += numbers({_METRIC: metric or None, FLAGS: flags or None})
-    rtnl.request(_NEWADDR, body, CREATE | EXCLUSIVE)
+    body += netlink.numbers({_METRIC: metric or None, FLAGS: flags or None})
+    rtnl.request(_NEWADDR, body, netlink.CREATE | netlink.EXCLUSIVE)
 
 
-def remove(rtnl: Socket, index: int, text: str) -> None:
+def remove(rtnl: netlink.Socket, index: int, text: str) -> None:
     """Remove the address `text` from the link `index`. Raises EADDRNOTAVAIL when the link does not have the address."""
     family, local, length = _parse(text)
-    rtnl.request(_DELADDR, IFADDR.pack(family, length, 0, 0, index) + attribute(_LOCAL, local))
+    rtnl.request(_DELADDR, IFADDR.pack(family, length, 0, 0, index) + netlink.attribute(_LOCAL, local))
 
 
-def clear(rtnl: Socket, index: int) -> None:
+def clear(rtnl: netlink.Socket, index: int) -> None:
     """Remove all addresses from the link `index` except those of link scope."""
     for address in list_of(rtnl, index):
         if address.scope == LINK_SCOPE:
             continue
         try:
             remove(rtnl, index, address.text)
-        except KernelError as fault:
+        except netlink.KernelError as fault:
             if fault.errno != EADDRNOTAVAIL:  # the kernel removes secondary addresses with the primary one of a subnet
                 raise
 
@@ -130,6 +118,6 @@ def _parse(text: str) -> tuple[int, bytes, int]:
     """The family, bytes and prefix length of `text`, "address/length". Raises ValueError for any other text."""
     address, _, length = text.partition("/")
     try:
-        return *address_of(address), int(length)
+        return *netlink.address_of(address), int(length)
     except ValueError:
         raise ValueError(f'"{text}" is no address with a prefix length') from None

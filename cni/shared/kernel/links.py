@@ -11,23 +11,7 @@ from collections.abc import Sequence
 from errno import ENODEV, EOPNOTSUPP
 from struct import Struct
 
-from cni.shared.kernel.netlink import (
-    APPEND,
-    CREATE,
-    EXCLUSIVE,
-    NESTED,
-    KernelError,
-    Socket,
-    attribute,
-    number,
-    number_of,
-    numbers,
-    signed_of,
-    string,
-    text_of,
-    unpack_attributes,
-    unpack_list,
-)
+from cni.shared.kernel import netlink
 
 NEWLINK, GETLINK = 16, 18
 _DELLINK, _GETNSID, _NEWLINKPROP, _DELLINKPROP = 17, 90, 108, 109
@@ -46,7 +30,7 @@ _MACVLAN_MODE, _MACVLAN_BC_QUEUE_LEN = 1, 7  # in _INFO_DATA
 _LOWERS = {"vxlan": (3,), "hsr": (1, 2), "amt": (4,)}
 _NSID, _NSID_FD, _TARGET_NETNSID = 1, 3, 46  # the first two in RTM_GETNSID, IFLA_TARGET_NETNSID in RTM_GETLINK
 
-_SKIP_STATISTICS = attribute(_EXT_MASK, b"\x08\0\0\0")  # RTEXT_FILTER_SKIP_STATS
+_SKIP_STATISTICS = netlink.attribute(_EXT_MASK, b"\x08\0\0\0")  # RTEXT_FILTER_SKIP_STATS
 _IFNAME_BYTES, _ALT_IFNAME_BYTES = 15, 127
 LEAST_MTU = 68  # bytes: ETH_MIN_MTU (RFC 791, section 3.2), for a link without a min_mtu
 
@@ -60,15 +44,16 @@ def _hardware_address(payload: bytes) -> str:
 
 
 def _altnames(payload: bytes) -> list[str]:
-    return [text_of(name) for kind, name in unpack_list(payload) if kind == _ALT_IFNAME]
+    return [netlink.text_of(name) for kind, name in netlink.unpack_list(payload) if kind == _ALT_IFNAME]
 
 
 _MEMBERS = {
-    _ADDRESS: ("mac", _hardware_address), _IFNAME: ("name", text_of), _MTU: ("mtu", number_of),
-    _LOWER: ("lower_index", number_of), _LOWER_NETNSID: ("lower_netnsid", signed_of), _MASTER: ("master_index", number_of),
-    _MIN_MTU: ("min_mtu", number_of), _MAX_MTU: ("max_mtu", number_of), _PERM_ADDRESS: ("permanent_mac", _hardware_address),
-    _ALIAS: ("alias", text_of), _PROP_LIST: ("altnames", _altnames), _PARENT_DEVICE: ("parent_device", text_of),
-    _PARENT_BUS: ("parent_bus", text_of),
+    _ADDRESS: ("mac", _hardware_address), _IFNAME: ("name", netlink.text_of), _MTU: ("mtu", netlink.number_of),
+    _LOWER: ("lower_index", netlink.number_of), _LOWER_NETNSID: ("lower_netnsid", netlink.signed_of),
+    _MASTER: ("master_index", netlink.number_of), _MIN_MTU: ("min_mtu", netlink.number_of),
+    _MAX_MTU: ("max_mtu", netlink.number_of), _PERM_ADDRESS: ("permanent_mac", _hardware_address),
+    _ALIAS: ("alias", netlink.text_of), _PROP_LIST: ("altnames", _altnames),
+    _PARENT_DEVICE: ("parent_device", netlink.text_of), _PARENT_BUS: ("parent_bus", netlink.text_of),
 }  # fmt: skip
 """The attributes of a link with the name and the reader of each."""
 
@@ -97,7 +82,7 @@ class Link:
         self.up = bool(flags & _IFF_UP)
         self.carrier = bool(flags & _IFF_LOWER_UP)
         self.altnames: list[str] = []
-        found = unpack_attributes(body, IFINFO.size)
+        found = netlink.unpack_attributes(body, IFINFO.size)
         for kind, payload in found.items():
             if kind in _MEMBERS:
                 name, read = _MEMBERS[kind]
@@ -105,23 +90,23 @@ class Link:
         if self.lower_index:
             self.lowers = (self.lower_index,)
         if _LINKINFO in found:
-            self._read_info(unpack_attributes(found[_LINKINFO]))
+            self._read_info(netlink.unpack_attributes(found[_LINKINFO]))
 
     def _read_info(self, info: dict[int, bytes]) -> None:
         """Read the kind of a software link, and the attributes of that kind."""
-        self.kind = kind = text_of(info.get(_INFO_KIND, b""))
+        self.kind = kind = netlink.text_of(info.get(_INFO_KIND, b""))
         if kind == "veth":
             self.lowers = ()
         elif kind == "macvlan":
-            data = unpack_attributes(info.get(_INFO_DATA, b""))
-            self.macvlan_mode = _MODE_NAMES.get(number_of(data.get(_MACVLAN_MODE, b"")), "")
-            self.bcqueuelen = number_of(data.get(_MACVLAN_BC_QUEUE_LEN, b""))
+            data = netlink.unpack_attributes(info.get(_INFO_DATA, b""))
+            self.macvlan_mode = _MODE_NAMES.get(netlink.number_of(data.get(_MACVLAN_MODE, b"")), "")
+            self.bcqueuelen = netlink.number_of(data.get(_MACVLAN_BC_QUEUE_LEN, b""))
         elif kind in _LOWERS:
-            data = unpack_attributes(info.get(_INFO_DATA, b""))
-            self.lowers = tuple(filter(None, (number_of(data.get(lower, b"")) for lower in _LOWERS[kind])))
+            data = netlink.unpack_attributes(info.get(_INFO_DATA, b""))
+            self.lowers = tuple(filter(None, (netlink.number_of(data.get(lower, b"")) for lower in _LOWERS[kind])))
 
 
-class Rtnl(Socket):
+class Rtnl(netlink.Socket):
     """A socket that reads and changes the links of its namespace. Raises KernelError when the kernel refuses."""
 
     def link(self, name: str = "", index: int = 0) -> Link | None:
@@ -131,10 +116,10 @@ class Rtnl(Socket):
             length = len(name.encode("utf-8", "surrogateescape"))
             if not 0 < length <= _ALT_IFNAME_BYTES:
                 return None
-            query += string(_IFNAME if length <= _IFNAME_BYTES else _ALT_IFNAME, name)
+            query += netlink.string(_IFNAME if length <= _IFNAME_BYTES else _ALT_IFNAME, name)
         try:
             return Link(self.get(GETLINK, ifinfo(index) + query))
-        except KernelError as fault:
+        except netlink.KernelError as fault:
             if fault.errno == ENODEV:
                 return None
             raise
@@ -160,13 +145,15 @@ class Rtnl(Socket):
         macvlan, and when the lower link is not Ethernet; EEXIST when the name is taken, before kernel 6.14 also by a
         link of this namespace. A MAC in use is refused only when the link is set up (EADDRINUSE).
         """
-        data = numbers({_MACVLAN_MODE: MACVLAN_MODES[mode], _MACVLAN_BC_QUEUE_LEN: bcqueuelen or None})
-        info = string(_INFO_KIND, "macvlan") + attribute(_INFO_DATA | NESTED, data)
-        body = ifinfo(0) + string(_IFNAME, name) + attribute(_LINKINFO | NESTED, info)
-        body += numbers({_LOWER: lower_index, _MTU: mtu or None, _NET_NS_FD: netns_fd if netns_fd >= 0 else None})
+        data = netlink.numbers({_MACVLAN_MODE: MACVLAN_MODES[mode], _MACVLAN_BC_QUEUE_LEN: bcqueuelen or None})
+        info = netlink.string(_INFO_KIND, "macvlan") + netlink.attribute(_INFO_DATA | netlink.NESTED, data)
+        body = ifinfo(0) + netlink.string(_IFNAME, name) + netlink.attribute(_LINKINFO | netlink.NESTED, info)
+        body += netlink.numbers(
+            {_LOWER: lower_index, _MTU: mtu or None, _NET_NS_FD: netns_fd if netns_fd >= 0 else None}
+        )
         if mac:
-            body += attribute(_ADDRESS, _octets(mac))
-        self.request(NEWLINK, body, CREATE | EXCLUSIVE)
+            body += netlink.attribute(_ADDRESS, _octets(mac))
+        self.request(NEWLINK, body, netlink.CREATE | netlink.EXCLUSIVE)
 
     def change_link(
         self,
@@ -192,13 +179,13 @@ class Rtnl(Socket):
             flags, mask = (_IFF_UP if up else 0), _IFF_UP
         namespace = netns_fd if netns_fd >= 0 else None
         body = ifinfo(index, flags, mask)
-        body += numbers({_NET_NS_FD: namespace, _NEW_INDEX: new_index or None, _MTU: mtu or None})
+        body += netlink.numbers({_NET_NS_FD: namespace, _NEW_INDEX: new_index or None, _MTU: mtu or None})
         if name:
-            body += string(_IFNAME, name)
+            body += netlink.string(_IFNAME, name)
         if mac:
-            body += attribute(_ADDRESS, _octets(mac))
+            body += netlink.attribute(_ADDRESS, _octets(mac))
         if alias is not None:
-            body += attribute(_ALIAS, alias.encode("utf-8", "surrogateescape"))
+            body += netlink.attribute(_ALIAS, alias.encode("utf-8", "surrogateescape"))
         self.request(NEWLINK, body)
 
     def delete_link(self, index: int) -> bool:
@@ -211,7 +198,7 @@ class Rtnl(Socket):
         """
         try:
             self.request_and_leave(_DELLINK, ifinfo(index))
-        except KernelError as fault:
+        except netlink.KernelError as fault:
             if fault.errno == ENODEV:
                 return False
             raise
@@ -226,7 +213,7 @@ class Rtnl(Socket):
         found = []
         for body in self.dump_if_known(GETNEIGH, NDMSG.pack(_AF_BRIDGE, index, 0, 0, 0), EOPNOTSUPP):
             _, at, _, flags, _ = NDMSG.unpack_from(body)
-            entry = unpack_attributes(body, NDMSG.size)
+            entry = netlink.unpack_attributes(body, NDMSG.size)
             if (
                 at == index
                 and flags & _NEIGH_SELF
@@ -238,7 +225,7 @@ class Rtnl(Socket):
 
     def add_altname(self, index: int, name: str) -> None:
         """Add the alternative name `name` (1 to 127 bytes) to the link `index`. Raises EEXIST when any link has it."""
-        self.request(_NEWLINKPROP, ifinfo(index) + _altname(name), CREATE | EXCLUSIVE | APPEND)
+        self.request(_NEWLINKPROP, ifinfo(index) + _altname(name), netlink.CREATE | netlink.EXCLUSIVE | netlink.APPEND)
 
     def remove_altname(self, index: int, name: str) -> None:
         """Remove the alternative name `name` of the link `index`. Raises ENOENT when the link has no such name."""
@@ -254,7 +241,7 @@ class Rtnl(Socket):
             known = [self.id_of(each) for each in (self, but) if each]
         except OSError:
             return []
-        ids = [signed_of(unpack_attributes(body, 4)[_NSID]) for body in bodies]
+        ids = [netlink.signed_of(netlink.unpack_attributes(body, 4)[_NSID]) for body in bodies]
         return [nsid for nsid in ids if nsid not in known]
 
     def id_of(self, other: Rtnl) -> int | None:
@@ -268,14 +255,14 @@ class Rtnl(Socket):
     def links_of(self, nsid: int) -> list[Link]:
         """All links of the namespace that has the id `nsid` in this namespace; [] if it has ended, and before Linux 4.15."""
         try:
-            return [Link(body) for body in self.dump(GETLINK, ifinfo(0) + number(_TARGET_NETNSID, nsid))]
-        except KernelError:
+            return [Link(body) for body in self.dump(GETLINK, ifinfo(0) + netlink.number(_TARGET_NETNSID, nsid))]
+        except netlink.KernelError:
             return []
 
     def netns_id(self, netns_fd: int) -> int | None:
         """The id of the namespace `netns_fd` in this namespace (`link-netnsid` of ip-link); None when it has no id."""
-        reply = self.get(_GETNSID, b"\0\0\0\0" + number(_NSID_FD, netns_fd))
-        found = signed_of(unpack_attributes(reply, 4)[_NSID])
+        reply = self.get(_GETNSID, b"\0\0\0\0" + netlink.number(_NSID_FD, netns_fd))
+        found = netlink.signed_of(netlink.unpack_attributes(reply, 4)[_NSID])
         return None if found < 0 else found
 
 
@@ -301,7 +288,7 @@ def with_those_below(index: int, links: Sequence[Link]) -> set[int]:
 
 
 def _altname(name: str) -> bytes:
-    return attribute(_PROP_LIST | NESTED, string(_ALT_IFNAME, name))
+    return netlink.attribute(_PROP_LIST | netlink.NESTED, netlink.string(_ALT_IFNAME, name))
 
 
 def _octets(mac: str) -> bytes:

@@ -13,17 +13,7 @@ from errno import EAFNOSUPPORT, ENOENT, EOPNOTSUPP
 from socket import AF_INET, AF_INET6, inet_ntop
 from struct import Struct
 
-from cni.shared.kernel.netlink import (
-    CREATE,
-    NESTED,
-    Socket,
-    address_of,
-    attribute,
-    number,
-    number_of,
-    numbers,
-    unpack_attributes,
-)
+from cni.shared.kernel import netlink
 
 _NEWROUTE, _GETROUTE = 24, 26
 RTMSG = Struct("=BBBBBBBBI")  # struct rtmsg: family, two prefix lengths, tos, table, protocol, scope, type, flags
@@ -54,24 +44,24 @@ class KernelRoute:
     def __init__(self, body: bytes, index: int, flags: int, hop: dict[int, bytes]) -> None:
         self.body = body
         family, length, _, _, table, self.protocol, self.scope, self.kind, _ = RTMSG.unpack_from(body)
-        found = unpack_attributes(body, RTMSG.size)
+        found = netlink.unpack_attributes(body, RTMSG.size)
         self.dst = f"{inet_ntop(family, found.get(_DST) or bytes(_ADDRESS_BYTES[family]))}/{length}"
-        self.table = number_of(found[_TABLE]) if _TABLE in found else table
-        self.priority = number_of(found.get(_PRIORITY, b""))
+        self.table = netlink.number_of(found[_TABLE]) if _TABLE in found else table
+        self.priority = netlink.number_of(found.get(_PRIORITY, b""))
         self.source = inet_ntop(family, found[_PREFSRC]) if _PREFSRC in found else ""
-        metrics = unpack_attributes(found.get(_METRICS, b""))
-        self.mtu = number_of(metrics.get(_METRIC_MTU, b""))
-        self.advmss = number_of(metrics.get(_METRIC_ADVMSS, b""))
+        metrics = netlink.unpack_attributes(found.get(_METRICS, b""))
+        self.mtu = netlink.number_of(metrics.get(_METRIC_MTU, b""))
+        self.advmss = netlink.number_of(metrics.get(_METRIC_ADVMSS, b""))
         self.index = index
         self.onlink = bool(flags & _ONLINK)
         self.gw = ""
         if _GATEWAY in hop:
             self.gw = inet_ntop(family, hop[_GATEWAY])
         elif _VIA in hop:  # a gateway of the other family, RFC 8950
-            self.gw = inet_ntop(number_of(hop[_VIA][:2]), hop[_VIA][2:])
+            self.gw = inet_ntop(netlink.number_of(hop[_VIA][:2]), hop[_VIA][2:])
 
 
-def list_of(rtnl: Socket, index: int) -> list[KernelRoute]:
+def list_of(rtnl: netlink.Socket, index: int) -> list[KernelRoute]:
     """The unicast routes by the link `index`, IPv4 first, of all tables, including the kernel's own.
 
     Raises KernelError ENODEV when there is no such link.
@@ -80,18 +70,18 @@ def list_of(rtnl: Socket, index: int) -> list[KernelRoute]:
     return [route for route in found if route.index == index and route.kind == UNICAST]
 
 
-def bodies_of(rtnl: Socket, index: int) -> list[bytes]:
+def bodies_of(rtnl: netlink.Socket, index: int) -> list[bytes]:
     """The RTM_NEWROUTE bodies of the routes by the link `index`, IPv4 first, of all tables."""
-    return [body for family in (AF_INET, AF_INET6) for body in dump_routes(rtnl, family, number(_OIF, index))]
+    return [body for family in (AF_INET, AF_INET6) for body in dump_routes(rtnl, family, netlink.number(_OIF, index))]
 
 
-def default_route(rtnl: Socket) -> KernelRoute | None:
+def default_route(rtnl: netlink.Socket) -> KernelRoute | None:
     """The main table's default route with the best metric, IPv4 before IPv6; None when there is none. Of routes with
     equal metrics, a configured route precedes an advertised route; then the lowest link index counts."""
     for family in (AF_INET, AF_INET6):
         found = [
             route
-            for body in dump_routes(rtnl, family, number(_TABLE, MAIN_TABLE))
+            for body in dump_routes(rtnl, family, netlink.number(_TABLE, MAIN_TABLE))
             for route in unpack(body)
             if route.table == MAIN_TABLE and route.dst.endswith("/0") and route.index
         ]
@@ -101,7 +91,7 @@ def default_route(rtnl: Socket) -> KernelRoute | None:
 
 
 def add(
-    rtnl: Socket,
+    rtnl: netlink.Socket,
     index: int,
     dst: str,
     gw: str = "",
@@ -122,23 +112,27 @@ def add(
     plugins, a new IPv4 route then precedes the old route, and a new IPv6 route shares the traffic with the old route.
     """
     network, _, length = dst.partition("/")
-    family, destination = address_of(network)
+    family, destination = netlink.address_of(network)
     if scope is None:
         scope = UNIVERSE_SCOPE if gw else LINK_SCOPE
     body = RTMSG.pack(family, int(length), 0, 0, 0, protocol, scope, UNICAST, _ONLINK if onlink else 0)
-    body += attribute(_DST, destination)
-    body += numbers({_OIF: index, _TABLE: MAIN_TABLE if table is None else table, _PRIORITY: priority})
+    body += netlink.attribute(_DST, destination)
+    body += netlink.numbers({_OIF: index, _TABLE: MAIN_TABLE if table is None else table, _PRIORITY: priority})
     if gw:
-        via, octets = address_of(gw)
-        body += attribute(_GATEWAY, octets) if via == family else attribute(_VIA, _VIA_FAMILY.pack(via) + octets)
-    if metrics := numbers({_METRIC_MTU: mtu, _METRIC_ADVMSS: advmss}):
-        body += attribute(_METRICS | NESTED, metrics)
+        via, octets = netlink.address_of(gw)
+        body += (
+            netlink.attribute(_GATEWAY, octets)
+            if via == family
+            else netlink.attribute(_VIA, _VIA_FAMILY.pack(via) + octets)
+        )
+    if metrics := netlink.numbers({_METRIC_MTU: mtu, _METRIC_ADVMSS: advmss}):
+        body += netlink.attribute(_METRICS | netlink.NESTED, metrics)
     if source:
-        body += attribute(_PREFSRC, address_of(source)[1])
-    rtnl.request(_NEWROUTE, body, CREATE)
+        body += netlink.attribute(_PREFSRC, netlink.address_of(source)[1])
+    rtnl.request(_NEWROUTE, body, netlink.CREATE)
 
 
-def dump_routes(rtnl: Socket, family: int, only: bytes = b"") -> list[bytes]:
+def dump_routes(rtnl: netlink.Socket, family: int, only: bytes = b"") -> list[bytes]:
     """The RTM_NEWROUTE bodies of `family`; [] if the kernel lacks the family. Since Linux 4.20 the kernel sends only
     routes that have the attributes `only`."""
     header = RTMSG.pack(family, 0, 0, 0, 0, 0, 0, 0, 0)
@@ -151,9 +145,9 @@ def unpack(body: bytes) -> Iterator[KernelRoute]:
     flags = RTMSG.unpack_from(body)[8]
     if flags & _CLONED:  # an exception that the kernel learned, such as a path's MTU
         return
-    found = unpack_attributes(body, RTMSG.size)
+    found = netlink.unpack_attributes(body, RTMSG.size)
     if _MULTIPATH not in found:
-        yield KernelRoute(body, number_of(found.get(_OIF, b"")), flags, found)
+        yield KernelRoute(body, netlink.number_of(found.get(_OIF, b"")), flags, found)
         return
     for hop_flags, _, index, own in next_hops(found[_MULTIPATH]):
         yield KernelRoute(body, index, hop_flags, own)
@@ -164,5 +158,5 @@ def next_hops(hops: bytes) -> Iterator[tuple[int, int, int, dict[int, bytes]]]:
     start = 0
     while start + NEXTHOP.size <= len(hops):
         length, flags, less_one, index = NEXTHOP.unpack_from(hops, start)
-        yield flags, less_one + 1, index, unpack_attributes(hops[start : start + length], NEXTHOP.size)
+        yield flags, less_one + 1, index, netlink.unpack_attributes(hops[start : start + length], NEXTHOP.size)
         start += (length + 3) & ~3

@@ -10,16 +10,7 @@ from errno import EAFNOSUPPORT, EOPNOTSUPP
 from socket import AF_INET, AF_INET6, AF_UNSPEC, inet_ntop
 from struct import Struct
 
-from cni.shared.kernel.netlink import (
-    CREATE,
-    EXCLUSIVE,
-    Socket,
-    address_of,
-    attribute,
-    number_of,
-    numbers,
-    unpack_attributes,
-)
+from cni.shared.kernel import netlink
 
 _NEWRULE, _DELRULE, _GETRULE = 32, 33, 34
 _RULE = Struct("=BBBBBBBBI")  # struct fib_rule_hdr: family, two prefix lengths, tos, table, two reserved, action, flags
@@ -41,45 +32,45 @@ class Rule:
 
     def __init__(self, body: bytes) -> None:
         family, target, length, tos, table, _, _, action, flags = _RULE.unpack_from(body)
-        found = unpack_attributes(body, _RULE.size)
+        found = netlink.unpack_attributes(body, _RULE.size)
         self.is_ipv6 = family == AF_INET6
-        self.table = number_of(found[_TABLE]) if _TABLE in found else table
-        self.priority = number_of(found.get(_PRIORITY, b""))
-        selects = bool(target or length or tos or number_of(found.get(_MARK, b"")) or found.keys() & _SELECTORS)
+        self.table = netlink.number_of(found[_TABLE]) if _TABLE in found else table
+        self.priority = netlink.number_of(found.get(_PRIORITY, b""))
+        selects = bool(target or length or tos or netlink.number_of(found.get(_MARK, b"")) or found.keys() & _SELECTORS)
         selects = selects or found.get(_IIF, b"lo\0") != b"lo\0"
         self.is_unconditional = action == _TO_TABLE and selects is bool(flags & _INVERTED)
-        self.suppresses_defaults = _SUPPRESSED in found and number_of(found[_SUPPRESSED]) != _NONE
+        self.suppresses_defaults = _SUPPRESSED in found and netlink.number_of(found[_SUPPRESSED]) != _NONE
         self.source = f"{inet_ntop(family, found[_SOURCE])}/{length}" if _SOURCE in found else ""
 
 
-def list_of(rtnl: Socket) -> list[Rule]:
+def list_of(rtnl: netlink.Socket) -> list[Rule]:
     """The rules of the namespace, IPv4 first; [] when the kernel has no rules."""
     bodies = rtnl.dump_if_known(_GETRULE, _rule_header(AF_UNSPEC, 0), EAFNOSUPPORT, EOPNOTSUPP)
     return [Rule(body) for family in (AF_INET, AF_INET6) for body in bodies if body[0] == family]
 
 
-def unconditional(rtnl: Socket) -> tuple[list[Rule], list[Rule]]:
+def unconditional(rtnl: netlink.Socket) -> tuple[list[Rule], list[Rule]]:
     """The unconditional IPv4 rules and the unconditional IPv6 rules, both in order of priority."""
     found = [rule for rule in list_of(rtnl) if rule.is_unconditional]
     found.sort(key=lambda rule: rule.priority)
     return [rule for rule in found if not rule.is_ipv6], [rule for rule in found if rule.is_ipv6]
 
 
-def add(rtnl: Socket, source: str, table: int, priority: int) -> None:
+def add(rtnl: netlink.Socket, source: str, table: int, priority: int) -> None:
     """Add a rule that routes packets from the address `source` by `table`. Raises EEXIST when the rule exists."""
-    rtnl.request(_NEWRULE, _rule_body(source, table, priority), CREATE | EXCLUSIVE)
+    rtnl.request(_NEWRULE, _rule_body(source, table, priority), netlink.CREATE | netlink.EXCLUSIVE)
 
 
-def remove(rtnl: Socket, source: str, table: int, priority: int) -> None:
+def remove(rtnl: netlink.Socket, source: str, table: int, priority: int) -> None:
     """Remove the rule that `add` adds for these values. Raises ENOENT when there is no such rule."""
     rtnl.request(_DELRULE, _rule_body(source, table, priority))
 
 
 def _rule_body(source: str, table: int, priority: int) -> bytes:
     text, _, length = source.partition("/")
-    family, octets = address_of(text)
+    family, octets = netlink.address_of(text)
     body = _rule_header(family, int(length or 8 * len(octets)))
-    return body + attribute(_SOURCE, octets) + numbers({_PRIORITY: priority, _TABLE: table})
+    return body + netlink.attribute(_SOURCE, octets) + netlink.numbers({_PRIORITY: priority, _TABLE: table})
 
 
 def _rule_header(family: int, length: int) -> bytes:
