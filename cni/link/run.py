@@ -36,7 +36,11 @@ def serve(plugin: str, environ: Mapping[bytes, bytes], stdin: bytes | None = Non
     try:
         if stdin is None:
             stdin = _stdin(MOST_BYTES + 1)  # one byte above the limit is enough to refuse it
-        call = parse({_text(name): _text(value) for name, value in environ.items()}, stdin)
+        variables = {
+            name.decode("utf-8", "surrogateescape"): value.decode("utf-8", "surrogateescape")
+            for name, value in environ.items()
+        }
+        call = parse(variables, stdin)
         result = _call(plugin, call)
         return (dumps(result.document(call.cni_version)).encode() + b"\n" if result else b""), 0
     except CniError as fault:
@@ -83,10 +87,6 @@ def _trace(fault: BaseException) -> str:
         frames.append(f"{trace.tb_frame.f_code.co_filename.rpartition('/')[2]}:{trace.tb_lineno}")
         trace = trace.tb_next
     return "at " + " < ".join(reversed(frames))
-
-
-def _text(raw: bytes) -> str:
-    return raw.decode("utf-8", "surrogateescape")
 
 
 def _stdin(most: int) -> bytes:

@@ -23,6 +23,7 @@ _MOST_CHARACTERS = 4095  # of a string: the longest path, PATH_MAX less its fina
 MOST_MEMBERS = 1000  # of a list: some checks compare each pair of members
 _MOST_FAULTS = 100
 _NETDEV_BYTES = 127
+_HEX = frozenset("0123456789abcdefABCDEF")
 
 OF_RUNTIMES = (
     "type", "name", "cniVersion", "cniVersions", "capabilities", "runtimeConfig", "args", "prevResult", "dns",
@@ -250,7 +251,7 @@ def hardware_address(value: Any) -> str:
     if len(words) == 3 and all(len(word) == 4 for word in words):
         text = ":".join(part for word in words for part in (word[:2], word[2:]))
     parts = text.replace("-", ":").split(":")
-    if len(parts) != 6 or not all(1 <= len(p) <= 2 and _is_hex(p) for p in parts):
+    if len(parts) != 6 or not all(1 <= len(p) <= 2 and _HEX.issuperset(p) for p in parts):
         raise ValueError("want a MAC address such as 02:00:00:00:00:01")
     octets = [int(p, 16) for p in parts]
     if octets[0] & 1:
@@ -258,10 +259,6 @@ def hardware_address(value: Any) -> str:
     if not any(octets):
         raise ValueError("is all zeros: want a MAC address such as 02:00:00:00:00:01")
     return ":".join(f"{o:02x}" for o in octets)
-
-
-def _is_hex(text: str) -> bool:
-    return all(c in "0123456789abcdefABCDEF" for c in text)
 
 
 def optional(read: Callable[[Any], Any], empty: Any = "") -> Callable[[Any], Any]:

@@ -305,15 +305,12 @@ class Records:
             document = self._load(name, wanted)
             attachment = document and _attachment(document)
             if document and _is_newer(document):
-                self._pass_by(name, document)
+                if name not in self._newer:
+                    self.log.warning(f"ignored: {_newer_format(f'{self._folder}/{name}', document).msg}")
+                self._newer[name] = document
             elif document and attachment:
                 found.append((attachment, name.rpartition(":")[2], document))
         return found
-
-    def _pass_by(self, name: str, document: dict[str, Any]) -> None:
-        if name not in self._newer:
-            self.log.warning(f"ignored: {_newer_format(f'{self._folder}/{name}', document).msg}")
-        self._newer[name] = document
 
     def _names(self, hidden: bool = False) -> list[str]:
         self._examine()

@@ -41,8 +41,13 @@ if TYPE_CHECKING:
             `value` is the value of the feature's key in the network configuration, None when absent.
             """
 
-        def plan(self, config: Any, request: Request, place: Place) -> dict[str, Any] | None:
-            """Plan, change nothing. Returns the plan, None if there is nothing to do. Raises CniError if ADD would fail."""
+        def plan(
+            self, config: Any, request: Request, carrier: tuple[str, bool], is_shared: bool, sandbox: Sandbox, log: Log
+        ) -> dict[str, Any] | None:
+            """Plan, change nothing. Returns the plan, None if there is nothing to do. Raises CniError if ADD would fail.
+
+            `carrier` is as in `LinkPlugin.carrier`. `is_shared`: the netdev stays on the host, and attachments share it.
+            """
 
         def before_up(self, document: dict[str, Any], link: Link, sandbox: Sandbox) -> None:
             """Make the changes that must come before the link has addresses and is up. The thread is in the sandbox."""
@@ -66,7 +71,7 @@ if TYPE_CHECKING:
         def status(self, config: Any, is_shared: bool, netdev: Link | None) -> None:
             """Raise NotAvailable or LimitedConnectivity when an ADD could not succeed now.
 
-            `netdev` is the host's netdev that an ADD would use, None when unknown; `is_shared` is as in Place.
+            `netdev` is the host's netdev that an ADD would use, None when unknown; `is_shared` is as in `plan`.
             """
 
     _: tuple[Feature, ...] = (routing, verbs_device)  # mypy compares each with the contract
@@ -81,21 +86,6 @@ def named(name: str) -> Feature:
     """Load and return the module of the feature `name`."""
     feature: Feature = load(_MODULES[name])
     return feature
-
-
-class Place:
-    """The netdev and the sandbox of an attachment, for the plan of a feature.
-
-    `netdev` is the name of the netdev that carries the link: macvlan's master, host-device's device, "" for none.
-    `is_shared`: the netdev stays on the host, and attachments share it. `in_sandbox`: the netdev is in the sandbox.
-    """
-
-    def __init__(self, netdev: str, is_shared: bool, in_sandbox: bool, sandbox: Sandbox, log: Log) -> None:
-        self.netdev = netdev
-        self.is_shared = is_shared
-        self.in_sandbox = in_sandbox
-        self.sandbox = sandbox
-        self.log = log
 
 
 def of(documents: Mapping[str, dict[str, Any]]) -> Planned:
@@ -135,9 +125,11 @@ def read(request: Request, faults: list[Fault]) -> dict[str, Any]:
     return asked
 
 
-def plan(asked: Mapping[str, Any], request: Request, place: Place) -> Planned:
-    """Plan the features `asked`; change nothing. Returns each that has a plan, with the plan. Raises the first CniError."""
-    found = [(named(name), named(name).plan(config, request, place)) for name, config in asked.items()]
+def plan(asked: Mapping[str, Any], *given: Any) -> Planned:
+    """Plan the features `asked`; change nothing. Returns each that has a plan, with the plan. Raises the first CniError.
+
+    `given` are the arguments of `Feature.plan` from `request` on."""
+    found = [(named(name), named(name).plan(config, *given)) for name, config in asked.items()]
     return [(feature, document) for feature, document in found if document is not None]
 
 

@@ -30,7 +30,6 @@ from cni.shared.spec.result import Result, Route
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from cni.link.features import Place
     from cni.shared.kernel.links import Link
     from cni.shared.kernel.sandbox import Sandbox
     from cni.shared.log import Log
@@ -49,11 +48,13 @@ def read(value: Any, request: Request, faults: list[Fault]) -> Rail | None:
     return rail.read(request.config, faults) if value is not None else None
 
 
-def plan(config: Rail, request: Request, place: Place) -> dict[str, Any] | None:
+def plan(
+    config: Rail, request: Request, carrier: tuple[str, bool], is_shared: bool, sandbox: Sandbox, log: Log
+) -> dict[str, Any] | None:
     """The group, index and table for the record; None if `routing` is false. Raises InvalidConfig for a used table."""
     if not config.routing:
         return None
-    if any(rule.table == config.table for rule in rules.list_of(place.sandbox.rtnl)):
+    if any(rule.table == config.table for rule in rules.list_of(sandbox.rtnl)):
         raise InvalidConfig(
             f"rail {config.index} of group {config.group}: routing table {config.table} is already in use in the sandbox, perhaps by"
             f" rail {config.index} of another group: give each group its own rail.tableBase"

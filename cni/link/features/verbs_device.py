@@ -20,7 +20,6 @@ from cni.shared.spec.errors import InvalidConfig, KernelRefused, LimitedConnecti
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from cni.link.features import Place
     from cni.shared.kernel.links import Link
     from cni.shared.kernel.sandbox import Sandbox
     from cni.shared.log import Log
@@ -81,27 +80,35 @@ def read(value: Any, request: Request, faults: list[Fault]) -> VerbsConfig | Non
     return config
 
 
-def plan(config: VerbsConfig, request: Request, place: Place) -> dict[str, Any] | None:
+def plan(
+    config: VerbsConfig, request: Request, carrier: tuple[str, bool], is_shared: bool, sandbox: Sandbox, log: Log
+) -> dict[str, Any] | None:
     """The verbs ports of the netdev and the settings, for the record; None if the netdev has no verbs port. Raises
     InvalidConfig if `required` is true and pods could not use a port, and the errors of `deviceinfo.claim`."""
-    ports = _ports(place)
+    netdev, in_sandbox = carrier
+    ports: Ports = []
+    if netdev and in_sandbox:
+        with sandbox.namespace.entered():  # by netlink, since sysfs shows the host's netdevs
+            ports = rdma_netlink.ports_of_netdev(netdev, sandbox.rtnl)
+    elif netdev:
+        ports = rdma_sysfs.ports_of_netdev(netdev)
     if not ports:
         if config.required:
-            raise InvalidConfig(*_without_device(place.netdev))
+            raise InvalidConfig(*_without_device(netdev))
         return None
     roce = [port for port in ports if rdma_sysfs.is_roce(*port)]  # recorded: a later call may find the device gone
-    if place.is_shared:
-        unusable = _unusable_by_others(place.netdev, ports)
+    if is_shared:
+        unusable = _unusable_by_others(netdev, ports)
         if unusable and config.required:
             raise InvalidConfig(f"`rdma` is required, and {unusable}")
         if unusable:
-            place.log.warning(unusable)
+            log.warning(unusable)
             roce = []  # nothing to wait for
-    info, whose = deviceinfo.claim(config.info, [device for device, _ in ports], request, place.log)
+    info, whose = deviceinfo.claim(config.info, [device for device, _ in ports], request, log)
     return {
         "ports": [list(port) for port in ports],
         "roce": [list(port) for port in roce],
-        "netdev": place.netdev,
+        "netdev": netdev,
         "required": config.required,
         "waitSeconds": config.wait_seconds,
         "ipv6LinkLocal": config.link_local,
@@ -109,15 +116,6 @@ def plan(config: VerbsConfig, request: Request, place: Place) -> dict[str, Any] 
         "whose": whose,
         "missing": [],
     }
-
-
-def _ports(place: Place) -> Ports:
-    if not place.netdev:
-        return []
-    if not place.in_sandbox:
-        return rdma_sysfs.ports_of_netdev(place.netdev)
-    with place.sandbox.namespace.entered():  # by netlink, since sysfs shows the host's netdevs
-        return rdma_netlink.ports_of_netdev(place.netdev, place.sandbox.rtnl)
 
 
 def _without_device(netdev: str) -> tuple[str, str]:

@@ -184,9 +184,10 @@ class _Attempt:
         if asked:
             from cni.link import features  # most networks have none
 
-            netdev, in_sandbox = plugin.carrier(self._planned)
-            place = features.Place(netdev, plugin.SHARES_NETDEV, in_sandbox, self._sandbox, self._log)
-            self._features = features.plan(asked, self._request, place)
+            carrier = plugin.carrier(self._planned)
+            self._features = features.plan(
+                asked, self._request, carrier, plugin.SHARES_NETDEV, self._sandbox, self._log
+            )
 
     def write_record(self) -> None:
         """Write the record, so that a DEL finds everything that the next steps make."""

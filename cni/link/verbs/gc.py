@@ -86,7 +86,12 @@ def finish_unended(
     """
     records.look_in(LOOK_SECONDS)  # concurrent calls then do not search too; a failing DEL shortens the time
     deadline = time.monotonic() + seconds
-    chosen = [a for a, _, record in records.all(LINK) if UNENDED in record or _may_be_gone(record)]
+    boot = node.boot_id()
+    chosen = [
+        attachment
+        for attachment, _, record in records.all(LINK)
+        if UNENDED in record or record["bootID"] != boot or netns_users.has_lost_path(record["netns"])
+    ]
     if not chosen:
         return 0
     left = pending = 0
@@ -114,11 +119,6 @@ def finish_unended(
     if left:
         records.look_in(RETRY_SECONDS)
     return left - pending
-
-
-def _may_be_gone(record: dict[str, Any]) -> bool:
-    """Whether the sandbox of `record` is of an earlier boot, or its path has disappeared from an existing directory."""
-    return record["bootID"] != node.boot_id() or netns_users.has_lost_path(record["netns"])
 
 
 def _is_due(attachment: Attachment, record: dict[str, Any], records: Records, settled: float) -> bool:

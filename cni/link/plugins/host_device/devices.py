@@ -73,7 +73,8 @@ def is_same(remembered: dict[str, Any], link: Link) -> bool:
         return bool(link.permanent_mac == remembered["permanentMac"])
     if _is_bare(remembered):
         return bears_mark or bool(has_index and link.name == remembered["name"])
-    signs: int = (link.mac == remembered["mac"]) + bears_mark + _has_end_outside(remembered, link)
+    has_lower = bool(remembered.get("lower")) and link.lower_index == remembered["lower"]
+    signs: int = (link.mac == remembered["mac"]) + bears_mark + (has_lower and link.lower_netnsid is not None)
     return signs >= (1 if has_index else 2)
 
 
@@ -104,11 +105,6 @@ def stands_on_its_own(remembered: dict[str, Any], link: Link) -> bool:
 def _is_bare(remembered: dict[str, Any]) -> bool:
     """Whether the remembered device has no MAC and no parent device, such as a tunnel."""
     return not (remembered["parent"] or remembered["permanentMac"] or remembered["mac"].strip("0:"))
-
-
-def _has_end_outside(remembered: dict[str, Any], link: Link) -> bool:
-    lower = remembered.get("lower")
-    return bool(lower and link.lower_index == lower and link.lower_netnsid is not None)
 
 
 class MovePlan(RecordedPlan):

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from cni.shared.kernel.links import Link, Rtnl
     from cni.shared.kernel.netns import Namespace
     from cni.shared.log import Log
-    from cni.shared.spec.request import Attachment, Request
+    from cni.shared.spec.request import Request
 
 NAME = "sriov"
 SHARES_NETDEV = False
@@ -175,13 +175,18 @@ carrier = moved.carrier
 
 
 def claim(config: SriovConfig, request: Request, host: Rtnl, records: Records, named: Named) -> DeviceClaim:
-    """Lock the VF, and find the attachment that has it (`_holder`)."""
+    """Lock the VF, and find its holder. A VF whose sandbox ended without a DEL is restored."""
     if not config.pci:
         return DeviceClaim()
     claimed = DeviceClaim(records.locked_device(config.pci))
     try:
         if sysfs.is_pci(config.pci) and not sysfs.is_physical_function(config.pci):
-            claimed.holder = _holder(config.pci, request, host, records, named)
+            every = devices.recorded(request.attachment, records, config.pci)
+            found = ((a, record) for a, record in every if record["link"]["pci"] == config.pci)
+            claimed.holder, _ = moved.holder_of(found, request, host, records, named)
+            if not claimed.holder:
+                records.refuse_newer(config.pci)
+                claimed.holder = go_cache.holder(config.pci)
     except BaseException:
         claimed.__exit__(None, None, None)
         raise
@@ -208,18 +213,6 @@ def survey(
     if facts.device:
         facts.look(facts.device, links, host, log, ADVERTISED)
     return facts
-
-
-def _holder(pci: str, request: Request, host: Rtnl, records: Records, named: Named) -> Attachment | str:
-    """The attachment that has the VF, the path of a sandbox to which Go's plugin gave it, or "" for a free VF. A VF whose
-    sandbox ended without a DEL is restored."""
-    every = devices.recorded(request.attachment, records, pci)
-    found = ((a, record) for a, record in every if record["link"]["pci"] == pci)
-    holder, _ = moved.holder_of(found, request, host, records, named)
-    if holder:
-        return holder
-    records.refuse_newer(pci)
-    return go_cache.holder(pci)
 
 
 def plan(config: SriovConfig, request: Request, facts: SriovFacts) -> SriovPlan:
