@@ -245,17 +245,15 @@ def delete(request: Request, records: Records) -> None:
 
 def _give_back(record: dict[str, Any], request: Request, log: Log) -> None:
     """Bring the verbs device of `record` back to the host, under its former name."""
-    if record["bootID"] != node.boot_id():
-        return
-    sandbox = sandboxes.of_record(record, request)
-    if sandbox:
-        with sandbox:
-            _bring_back(record["device"], record["index"], sandbox, log)
+    if record["bootID"] == node.boot_id():
+        _bring_back(record["device"], record["index"], sandboxes.of_record(record, request), log)
 
 
-def _bring_back(name: str, index: int, sandbox: Sandbox, log: Log) -> None:
+def _bring_back(name: str, index: int, sandbox: Sandbox | None, log: Log) -> None:
     """Move the verbs device with this `index`, or with this `name` if `index` is 0, from the sandbox to the host."""
-    with netns.own() as home, sandbox.namespace.entered():
+    if sandbox is None:
+        return
+    with sandbox, netns.own() as home, sandbox.namespace.entered():
         try:
             inside = Rdma()
             if inside.netns_mode() != EXCLUSIVE:
@@ -282,10 +280,7 @@ def _give_back_unrecorded(request: Request, log: Log) -> None:
     name = _cached_name(path)
     if not name:
         return
-    sandbox = sandboxes.at(request.netns, request)
-    if sandbox:
-        with sandbox:
-            _bring_back(name, 0, sandbox, log)
+    _bring_back(name, 0, sandboxes.at(request.netns, request), log)
     try:
         os.unlink(path)
     except FileNotFoundError:

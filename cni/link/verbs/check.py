@@ -34,7 +34,8 @@ def check(plugin: LinkPlugin, request: Request, records: Records) -> None:
     """
     faults: list[Fault] = []
     config = plugin.read(request, faults)
-    asked = _features(request, faults)
+    has_features = request.member("rail") is not None or request.member("rdma") is not None
+    asked = features.read(request, faults) if has_features else {}
     delegate.refuse(faults, request)
     previous = request.member("prevResult")
     if previous is None:
@@ -64,13 +65,6 @@ def check(plugin: LinkPlugin, request: Request, records: Records) -> None:
             f"attachment {name} of container {request.attachment.container_id} is not as ADD left it (detach and attach it"
             f" again): {'; '.join(found)}"
         )
-
-
-def _features(request: Request, faults: list[Fault]) -> dict[str, Any]:
-    """The checked configuration, by name, of each feature whose key is in `request`."""
-    if request.member("rail") is None and request.member("rdma") is None:
-        return {}
-    return features.read(request, faults)
 
 
 def _differences(

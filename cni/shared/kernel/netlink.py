@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Iterator
-from errno import EAGAIN, EINTR, ENOBUFS
+from errno import EINTR, ENOBUFS
 from fcntl import ioctl
 from struct import Struct
 from sys import byteorder
@@ -35,7 +35,6 @@ _INT = Struct("=i")
 _SUCCESS = bytes(_INT.size)  # the code of an acknowledgement
 _COOKIE = Struct("=Q")
 _UNSIGNED = Struct("=I")
-_TIMEVAL = Struct("@ll")
 
 _NETNS_COOKIE = 71  # SO_NETNS_COOKIE, include/uapi/asm-generic/socket.h
 _SOL_NETLINK = 270
@@ -222,26 +221,22 @@ class Socket:
             Thread(target=send, daemon=True).start()
         except RuntimeError:  # no thread can be started
             send()
-        self._wait_at_most(_UNSENT_SECONDS)
+        self._socket.settimeout(_UNSENT_SECONDS)
         try:
             while not unsent:
                 try:
                     data = self._socket.recv(_RECEIVE)
+                except TimeoutError:
+                    continue
                 except OSError as fault:
-                    if fault.errno == EAGAIN:
-                        continue
                     raise KernelError(fault.errno or 0) from None
                 for reply in unpack_messages(data):
                     if reply[2] == self._sequence:
                         _raise_refusal(reply)
                         return
         finally:
-            self._wait_at_most(0)
+            self._socket.settimeout(None)
         raise KernelError(unsent[0].errno or 0)
-
-    def _wait_at_most(self, seconds: int) -> None:
-        """Let a recv without data fail with EAGAIN after `seconds`; for 0 it waits for ever."""
-        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _TIMEVAL.pack(seconds, 0))
 
     def dump(self, kind: int, body: bytes) -> list[bytes]:
         """The bodies of all objects that the kernel lists for a GET request. Raises KernelError when it refuses.

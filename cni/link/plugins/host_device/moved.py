@@ -271,9 +271,8 @@ def lingers(planned: MovePlan, host: Rtnl) -> bool:
     """Whether the device is in another network namespace, where it may still answer for the attachment's addresses.
 
     Only namespaces that have an id (nsid) in the host's namespace are searched."""
-    if not planned.device or planned.returned:
-        return False
-    return _in_namespace_of(planned, host) and not _is_of_another(planned)
+    is_away = planned.device and not planned.returned
+    return bool(is_away and _in_namespace_of(planned, host) and not _is_of_another(planned))
 
 
 def _refuse_missing(planned: MovePlan, host: Rtnl, inside: Rtnl | None) -> None:

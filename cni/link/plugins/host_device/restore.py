@@ -128,16 +128,19 @@ def _said(refused: list[RefusedStep]) -> str:
 
 
 class Restoration:
-    """The restoration of one device. `saved` is its state as the kernel showed it, None in a record of an older version;
-    `was` is the former index, `index` the present index."""
+    """The restoration of one device. `saved` is its state as the kernel showed it, None in a record of an older version.
+    `index` is the present index, also in the saved `routes`."""
 
     def __init__(self, former: dict[str, Any], link: Link, host: Rtnl) -> None:
         self.former = former
         self.name = link.name
         self.saved: dict[str, Any] = former.get("kernel")  # type: ignore[assignment]  # None takes other stages
-        self.was = former["index"]
         self.index = link.index
         self.host = host
+        self.routes: list[SavedRoute] = []
+        for route in self.saved["routes"] if self.saved else ():
+            legs = [[*leg[:2], link.index if leg[2] == former["index"] else leg[2], leg[3]] for leg in route["legs"]]
+            self.routes.append(SavedRoute({**route, "legs": legs}))
         self.elapsed = max(0, int(time.monotonic()) - self.saved["read"]) if self.saved else 0
         self.mac_is_the_pfs = False
         self.came_up = False
@@ -285,7 +288,7 @@ class Restoration:
         saved = [Address(bytes.fromhex(text)) for text in self.saved["addresses"]]
         now = addresses.list_of(self.host, self.index) if saved else []
         there = {(address.text, address.peer): address.flags for address in now}
-        sources = {route.source for route in self._saved_routes()}
+        sources = {route.source for route in self.routes}
         for address in saved:
             flags, held = address.flags, there.get((address.text, address.peer))
             again = raw_state.address_again(address, self.index, self.elapsed, flags)
@@ -305,7 +308,7 @@ class Restoration:
         """The steps that remove prefix routes which are not saved: the kernel added them when the device came up."""
         if not self.came_up:
             return
-        wanted = {route.identity for route in self._saved_routes()}
+        wanted = {route.identity for route in self.routes}
         for route in self._own_routes():
             if route.protocol == routes.KERNEL_PROTOCOL and route.identity not in wanted:
                 body = raw_state.route_again(route, route.legs, 0)
@@ -313,11 +316,10 @@ class Restoration:
 
     def _routes(self) -> Iterator[Step]:
         """The steps for missing routes: first those without a gateway; last, in reverse order, those with `is_ahead`."""
-        saved = self._saved_routes()
-        if not saved:
+        if not self.routes:
             return
         there = {route.identity: route.is_ahead for route in self._own_routes()}
-        missing = [route for route in saved if route.is_ahead > there.get(route.identity, -1)]
+        missing = [route for route in self.routes if route.is_ahead > there.get(route.identity, -1)]
         if not missing:
             return
         present = raw_state.present(self.host)
@@ -327,14 +329,6 @@ class Restoration:
         others = [route for route in missing if not route.is_ahead]
         for route in sorted(others, key=lambda other: any(own for _, _, _, own in other.legs)) + first:
             yield f"route {route}", self._set_route, route, present, links
-
-    def _saved_routes(self) -> list[SavedRoute]:
-        """The saved routes, with the present index of the device in place of the former."""
-
-        def now(flags: int, weight: int, at: int, own: str) -> list[Any]:
-            return [flags, weight, self.index if at == self.was else at, own]
-
-        return [SavedRoute({**route, "legs": [now(*leg) for leg in route["legs"]]}) for route in self.saved["routes"]]
 
     def _set_route(self, route: SavedRoute, present: list[SavedRoute], links: set[int]) -> None:
         legs = route.legs
