@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from typing import Any, Protocol
 
-    from cni.link.plugins.common import DeviceClaim, RecordedPlan
+    from cni.link.plugins.common import Facts, RecordedPlan
     from cni.shared.config import Fault, Key
     from cni.shared.kernel.links import Link, Rtnl
     from cni.shared.kernel.netlink import KernelError
@@ -38,17 +38,15 @@ if TYPE_CHECKING:
         def read(self, request: Request, faults: list[Fault]) -> Any:
             """The checked configuration, with the attributes `dns` and `dad`. All its faults go to `faults`."""
 
-        def claim(self, config: Any, request: Request, host: Rtnl, records: Records, named: Named) -> DeviceClaim:
-            """Claim the device of the configuration. If another attachment has the device, the claim names it as `holder`.
-
-            A device whose sandbox ended without a DEL is first restored on the host, and its attachment's record notes this.
-            A plugin without a device claims nothing. `named` finds the plugin of another attachment (`plugins.of_made`).
-            """
-
         def survey(
-            self, config: Any, request: Request, host: Rtnl, inside: Rtnl, claimed: DeviceClaim, log: Log
-        ) -> Any:
-            """Read the state that the plan depends on, on the host and in the sandbox; this changes nothing."""
+            self, config: Any, request: Request, host: Rtnl, inside: Rtnl, records: Records, named: Named
+        ) -> Facts:
+            """Claim the device of the configuration, and read the state that the plan depends on.
+
+            If another attachment has the device, the facts name it as `holder`. A device whose sandbox ended without a
+            DEL is first restored on the host, and its attachment's record notes this. `named` finds the plugin of
+            another attachment (`plugins.of_made`).
+            """
 
         def plan(self, config: Any, request: Request, facts: Any) -> RecordedPlan:
             """Make the plan, without I/O. Raises CniError, with the reason, when the attachment cannot be made."""

@@ -1,12 +1,10 @@
-"""The code that the link plugins share: common keys, plans in a record, claims of devices, texts of differences."""
+"""The code that the link plugins share: common keys, facts, plans in a record, texts of differences."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from typing import Any, Self
 
 from cni.shared.config import Key, boolean, dns_settings, ipam_block
-from cni.shared.kernel.links import Link
 from cni.shared.log import Log
 from cni.shared.records import HeldLock
 from cni.shared.spec.request import Attachment, Request
@@ -44,24 +42,22 @@ class RecordedPlan:
         return dict(self.__dict__)
 
 
-class DeviceClaim:
-    """An ADD's claim of a device. Its `with` block begins before the plan, and ends when the record is written.
+class Facts:
+    """The result of a survey, on which the plan depends. Its `with` block ends when the record is written.
 
     `holder` is the attachment that has the device, or the path of a sandbox that Go's plugin attached; None or "" for a
-    free device. `links` are the links of the host, () if not read. `lock` keeps other ADDs from claiming the device.
+    free device. `lock` keeps other ADDs from claiming the device.
     """
 
-    def __init__(self, lock: HeldLock | None = None) -> None:
-        self.holder: Attachment | str | None = None
-        self.links: Sequence[Link] = ()
-        self._lock = lock
+    holder: Attachment | str | None = None
+    lock: HeldLock | None = None
 
-    def __enter__(self) -> DeviceClaim:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._lock:
-            self._lock.release()
+        if self.lock:
+            self.lock.release()
 
 
 def keep_log(request: Request, log: Log) -> None:

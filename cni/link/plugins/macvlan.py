@@ -9,7 +9,7 @@ from __future__ import annotations
 import errno
 from typing import TYPE_CHECKING
 
-from cni.link.plugins.common import KEYS_OF_EACH, DeviceClaim, LinkConfig, RecordedPlan, keep_log
+from cni.link.plugins.common import KEYS_OF_EACH, Facts, LinkConfig, RecordedPlan, keep_log
 from cni.shared import policy
 from cni.shared.config import (
     Fault,
@@ -115,12 +115,7 @@ def read(request: Request, faults: list[Fault]) -> MacvlanConfig:
     return config
 
 
-def claim(config: MacvlanConfig, request: Request, host: Rtnl, records: Records, named: Named) -> DeviceClaim:
-    """Claim no device, since a master is shared."""
-    return DeviceClaim()
-
-
-class MacvlanFacts:
+class MacvlanFacts(Facts):
     """The result of `survey`: the master, or if there is none, the names of all netdevs.
 
     `reason` says why no network may have the link on the master, for example that the node needs the master; "" if none.
@@ -134,9 +129,10 @@ class MacvlanFacts:
 
 
 def survey(
-    config: MacvlanConfig, request: Request, host: Rtnl, inside: Rtnl, claimed: DeviceClaim, log: Log
+    config: MacvlanConfig, request: Request, host: Rtnl, inside: Rtnl, records: Records, named: Named
 ) -> MacvlanFacts:
-    """Read the master, on the host or in the sandbox."""
+    """Read the master, on the host or in the sandbox. It is shared, so no device is claimed."""
+    log = records.log
     where = inside if config.link_in_container else host
     master = find_master(config, where)
     reason = ""

@@ -22,7 +22,7 @@ from cni.shared.spec.result import IPV6_LEAST_MTU, Interface, Result
 if TYPE_CHECKING:
     from cni.link.features import Planned
     from cni.link.plugins.base import LinkPlugin
-    from cni.link.plugins.common import DeviceClaim
+    from cni.link.plugins.common import Facts
     from cni.shared.kernel.sandbox import Sandbox
     from cni.shared.log import Log
 
@@ -37,8 +37,8 @@ def add(plugin: LinkPlugin, request: Request, records: Records) -> Result:
     with sandboxes.opened(request) as sandbox, records.locked(request.attachment, LINK), Rtnl() as host:
         attempt = _Attempt(plugin, config, request, sandbox, host, records)
         attempt.clear_predecessor()
-        with plugin.claim(config, request, host, records, plugins.of_made) as device:
-            attempt.plan(asked, device)
+        with plugin.survey(config, request, host, sandbox.rtnl, records, plugins.of_made) as facts:
+            attempt.plan(asked, facts)
             attempt.write_record()
         try:
             if attempt.is_foreign:
@@ -169,10 +169,9 @@ class _Attempt:
             if release.ipam_type != self._ipam or self.is_foreign:
                 release.finish()
 
-    def plan(self, asked: dict[str, Any], device: DeviceClaim) -> None:
-        """Plan the link, and the features with the configurations `asked`. The caller holds the claim `device`."""
+    def plan(self, asked: dict[str, Any], facts: Facts) -> None:
+        """Plan the link, and the features with the configurations `asked`."""
         plugin = self._plugin
-        facts = plugin.survey(self._config, self._request, self.host, self._sandbox.rtnl, device, self._log)
         self._planned = plugin.plan(self._config, self._request, facts)
         name = self._planned.name
         taken = self._sandbox.rtnl.link(name=name)

@@ -17,6 +17,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from cni.link.plugins import uplink
+from cni.link.plugins.common import Facts
 from cni.link.plugins.host_device import devices, hoststate
 from cni.link.plugins.host_device.devices import REFUSED, RETURNED, MovePlan, among, recorded
 from cni.shared import policy
@@ -38,20 +39,17 @@ if TYPE_CHECKING:
 USERSPACE_DRIVERS = ("vfio-pci", "uio_pci_generic", "igb_uio")
 
 
-class MoveFacts:
+class MoveFacts(Facts):
     """The result of a survey: the device, its state, and the `driver` if it is a PCI function.
 
-    `holder` is the attachment that has the device, or the path of a sandbox; None or "" for a free device. `reason` is why
-    the node needs the device, `tied` why another link needs it; "" if not.
+    `reason` is why the node needs the device, `tied` why another link needs it; "" if not.
     """
 
+    device: Link | None = None
+    driver = reason = tied = ""
+
     def __init__(self) -> None:
-        self.device: Link | None = None
-        self.driver = ""
-        self.holder: Attachment | str | None = None
-        self.reason = ""
         self.state: dict[str, Any] = {}
-        self.tied = ""
 
     def look(self, device: Link, links: Sequence[Link], host: Rtnl, log: Log, advertised: bool = True) -> None:
         """Read the state of the device and the reasons against a move. `advertised` is passed to `uplink.needed`."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from cni.link.plugins.common import KEYS_OF_EACH, DeviceClaim, LinkConfig, keep_log
+from cni.link.plugins.common import KEYS_OF_EACH, LinkConfig, keep_log
 from cni.link.plugins.host_device import devices, moved
 from cni.link.plugins.host_device.devices import MovePlan
 from cni.link.plugins.host_device.moved import USERSPACE_DRIVERS
@@ -113,44 +113,33 @@ without_link = moved.without_link
 carrier = moved.carrier
 
 
-def claim(config: HostDeviceConfig, request: Request, host: Rtnl, records: Records, named: Named) -> DeviceClaim:
-    """Find the attachment that has the device. A device whose sandbox ended without a DEL is restored first.
+def survey(
+    config: HostDeviceConfig, request: Request, host: Rtnl, inside: Rtnl, records: Records, named: Named
+) -> HostDeviceFacts:
+    """Find the device, or the attachment that has it, and read its state.
 
     There is no lock: the kernel lets only one of several concurrent ADDs move the device.
     """
-    claimed = DeviceClaim()
-    claimed.links = host.links()
-    pci = config.pci_address
-    if pci and sysfs.driver_of_pci(pci) in USERSPACE_DRIVERS:
-        return claimed
-    device = devices.find(claimed.links, config.kind, config.value)
-    found = moved.holders(request.attachment, device, _is_meant(config), records)
-    claimed.holder, is_back = moved.holder_of(found, request, host, records, named)
-    if is_back:
-        claimed.links = host.links()
-    return claimed
-
-
-def survey(
-    config: HostDeviceConfig, request: Request, host: Rtnl, inside: Rtnl, claimed: DeviceClaim, log: Log
-) -> HostDeviceFacts:
-    """Find the device and read its state."""
     facts = HostDeviceFacts()
-    links = claimed.links
-    facts.names = [link.name for link in links]
-    facts.holder = claimed.holder
     pci = config.pci_address
     if pci:
         facts.driver = sysfs.driver_of_pci(pci)
         if facts.driver in USERSPACE_DRIVERS:
             moved.permit(None, pci)
             return facts
+    links = host.links()
     facts.device = devices.find(links, config.kind, config.value)
+    found = moved.holders(request.attachment, facts.device, _is_meant(config), records)
+    facts.holder, is_back = moved.holder_of(found, request, host, records, named)
+    if is_back:
+        links = host.links()
+        facts.device = devices.find(links, config.kind, config.value)
+    facts.names = [link.name for link in links]
     if not facts.device and not facts.holder and devices.find(host.links(), config.kind, config.value):
         raise TryAgainLater(f"{config.selected} has just come back from another attachment: retry")
     if facts.device:
         moved.permit(facts.device, pci)
-        facts.look(facts.device, links, host, log)
+        facts.look(facts.device, links, host, records.log)
     return facts
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from cni.link.plugins.common import KEYS_OF_EACH, DeviceClaim, LinkConfig
+from cni.link.plugins.common import KEYS_OF_EACH, LinkConfig
 from cni.link.plugins.host_device import devices, moved
 from cni.link.plugins.sriov import go_cache, vf
 from cni.shared import log as levels
@@ -174,44 +174,35 @@ lingers = moved.lingers
 carrier = moved.carrier
 
 
-def claim(config: SriovConfig, request: Request, host: Rtnl, records: Records, named: Named) -> DeviceClaim:
-    """Lock the VF, and find its holder. A VF whose sandbox ended without a DEL is restored."""
-    if not config.pci:
-        return DeviceClaim()
-    claimed = DeviceClaim(records.locked_device(config.pci))
-    try:
-        if sysfs.is_pci(config.pci) and not sysfs.is_physical_function(config.pci):
-            every = devices.recorded(request.attachment, records, config.pci)
-            found = ((a, record) for a, record in every if record["link"]["pci"] == config.pci)
-            claimed.holder, _ = moved.holder_of(found, request, host, records, named)
-            if not claimed.holder:
-                records.refuse_newer(config.pci)
-                claimed.holder = go_cache.holder(config.pci)
-    except BaseException:
-        claimed.__exit__(None, None, None)
-        raise
-    return claimed
-
-
 def survey(
-    config: SriovConfig, request: Request, host: Rtnl, inside: Rtnl, claimed: DeviceClaim, log: Log
+    config: SriovConfig, request: Request, host: Rtnl, inside: Rtnl, records: Records, named: Named
 ) -> SriovFacts:
-    """Find the VF and its PF, and read their state."""
+    """Lock the VF, find its holder, and read the state of VF and PF."""
     facts = SriovFacts()
     if not config.pci:
         return facts
-    facts.holder = claimed.holder
-    facts.exists = sysfs.is_pci(config.pci)
-    facts.is_physical = sysfs.is_physical_function(config.pci)
-    facts.driver = sysfs.driver_of_pci(config.pci)
-    if not facts.exists or facts.is_physical:
-        return facts
-    facts.function = vf.find(config.pci, host)
-    links = host.links()
-    facts.device = devices.find(links, "pci", config.pci)
-    moved.permit(facts.device, config.pci)
-    if facts.device:
-        facts.look(facts.device, links, host, log, ADVERTISED)
+    facts.lock = records.locked_device(config.pci)
+    try:
+        facts.exists = sysfs.is_pci(config.pci)
+        facts.is_physical = sysfs.is_physical_function(config.pci)
+        facts.driver = sysfs.driver_of_pci(config.pci)
+        if not facts.exists or facts.is_physical:
+            return facts
+        every = devices.recorded(request.attachment, records, config.pci)
+        found = ((a, record) for a, record in every if record["link"]["pci"] == config.pci)
+        facts.holder, _ = moved.holder_of(found, request, host, records, named)
+        if not facts.holder:
+            records.refuse_newer(config.pci)
+            facts.holder = go_cache.holder(config.pci)
+        facts.function = vf.find(config.pci, host)
+        links = host.links()
+        facts.device = devices.find(links, "pci", config.pci)
+        moved.permit(facts.device, config.pci)
+        if facts.device:
+            facts.look(facts.device, links, host, records.log, ADVERTISED)
+    except BaseException:
+        facts.lock.release()
+        raise
     return facts
 
 
