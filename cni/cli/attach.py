@@ -14,29 +14,34 @@ that each can detach an attachment of the other. A person needs more than a runt
 from __future__ import annotations
 
 import argparse
+import hashlib
 import io
 import json
 import os
 import socket
 from collections.abc import Iterator
 from contextlib import redirect_stderr
+from dataclasses import replace
 from typing import Any
 
-from cni.cli import install, target
+from cni.cli import install
 from cni.cli.terminal import common, output, subcommand
 from cni.documents import NET_DIRECTORY, networks
 from cni.documents.networks import Network
 from cni.node import runtime
 from cni.node.inventory import attachments as recorded
-from cni.node.inventory.places import NAMED_NAMESPACES, is_alive
-from cni.node.runtime.cache import DIRECTORY, Cache, Parameters
+from cni.node.inventory.places import NAMED_NAMESPACES, is_alive, is_of_pod, namespace_path
+from cni.node.runtime.cache import DIRECTORY, Cache, CachedResult, Parameters
 from cni.node.runtime.calls import Runtime
 from cni.node.runtime.executables import Executables, PluginFailed, StepsFailed
 from cni.shared.kernel import netns as namespaces
 from cni.shared.kernel.links import Link, Rtnl
 from cni.shared.spec import parsing
 from cni.shared.spec.errors import CniError, InvalidConfig
+from cni.shared.spec.request import is_identifier
 from cni.shared.spec.result import IPConfig
+
+_MULTUS = "multus"  # Multus has its own cache below libcni's (its option cniDir)
 
 
 def register(commands: subcommand.Commands) -> None:
@@ -62,6 +67,7 @@ def register(commands: subcommand.Commands) -> None:
             common.add(parser, place, f"default: {variable}, then {', '.join(usual)}", default, shown=False)
         if run is _status:
             common.installation(parser)
+            parser.set_defaults(cache_dir=DIRECTORY)
         else:
             common.add(parser, "cache-dir", "", DIRECTORY, made=run is _attach)
 
@@ -115,7 +121,7 @@ def _object(text: str) -> dict[str, Any]:
 def _attach(options: argparse.Namespace) -> None:
     runtime = _runtime(options)
     network = networks.find(options.network, options.conf_dir).with_device(options.device_id)
-    parameters = target.new(options, network)
+    parameters = _new(options, network)
     name, netns, ifname = network.name, parameters.netns, parameters.ifname
     if runtime.cache.read(name, parameters) is not None:
         remedy = f"`railcni detach {name} {netns} -i {ifname}` first, or choose another --ifname"
@@ -166,7 +172,7 @@ def _gc(options: argparse.Namespace) -> None:
     runtime = _runtime(options)
     network = networks.find(options.network, options.conf_dir)
     stale = [e for e in runtime.cache.all(network.name) if not is_alive(e.parameters.netns)]
-    kept = target.living(network.name, runtime.cache)
+    kept = _living(network.name, runtime.cache)
     asked = runtime.gc(network, kept, stale)
     of = {"removed": [] if network.disable_gc else [e.parameters for e in stale], "kept": kept}
     pending = recorded.pending(network.name)
@@ -195,7 +201,7 @@ def _status(options: argparse.Namespace) -> int:
         return install.status(options)
     network = networks.find(options.network, options.conf_dir)
     plugins, rows = [], []
-    for step, fault in Runtime(_executables(options), Cache()).status(network):
+    for step, fault in _runtime(options).status(network):
         error = {"error": fault.document(network.versions[-1])} if fault else {}
         plugins.append({"plugin": step.type, "ready": not fault, **error})
         status = "ready" if not fault else "not ready" if isinstance(fault, PluginFailed) else "no answer"
@@ -205,22 +211,122 @@ def _status(options: argparse.Namespace) -> int:
     return int(any("error" in plugin for plugin in plugins))
 
 
+def _runtime(options: argparse.Namespace) -> Runtime:
+    folders = [os.path.abspath(p) for p in options.cni_path.split(":") if p]
+    return Runtime(Executables(folders), Cache(options.cache_dir))
+
+
+# --- the attachment that the options name ---
+
+
+def _new(options: argparse.Namespace, network: Network) -> Parameters:
+    """The parameters of a new attachment."""
+    netns = namespace_path(options.netns)
+    container, ifname = options.container_id or default_container_id(netns), "net1" if network.nad else "eth0"
+    device = {"deviceID": options.device_id} if options.device_id else {}
+    capabilities = {**device, **options.capability_args}
+    return Parameters(container, netns, options.ifname or ifname, options.args, capabilities)
+
+
 def _existing(options: argparse.Namespace) -> tuple[Runtime, Network, Parameters, bool]:
     """Return (runtime, network, parameters, whether the cache has it) of the attachment that the options name."""
     if "/" in (options.container_id or ""):  # the older spelling of --pod
         options.pod, options.container_id = options.container_id, None
     if not options.netns and not options.pod:
         options.refuse("NETNS is needed, or --pod [NAMESPACE/]POD")
-    runtime = _runtime(options)
-    return runtime, *target.existing(options, runtime.cache)
+    runtime, network = _runtime(options), _found(options)
+    name = options.network if isinstance(network, CniError) else network.name
+    if options.pod:
+        options = _of_pod(options, runtime.cache, name)
+    entry = _entry(options, runtime.cache, name) if is_identifier(name) else None
+    if entry is not None:
+        network = _as_attached(entry, network)
+    if isinstance(network, CniError):
+        raise network
+    if entry is None:
+        return runtime, network.with_device(options.device_id), _new(options, network), False
+    known, given = entry.parameters, _new(options, network)
+    capabilities = {**known.capability_args, **given.capability_args}
+    parameters = replace(known, args=given.args or known.args, capability_args=capabilities)
+    return runtime, network.with_device(options.device_id), parameters, True
 
 
-def _runtime(options: argparse.Namespace) -> Runtime:
-    return Runtime(_executables(options), Cache(options.cache_dir))
+def _found(options: argparse.Namespace) -> Network | CniError:
+    """The network that the options name, or why it is not found: its file may have been removed since the ADD."""
+    try:
+        return networks.find(options.network, options.conf_dir)
+    except CniError as fault:
+        return fault
 
 
-def _executables(options: argparse.Namespace) -> Executables:
-    return Executables([os.path.abspath(p) for p in options.cni_path.split(":") if p])
+def _of_pod(options: argparse.Namespace, cache: Cache, name: str) -> argparse.Namespace:
+    """A copy of `options` with containerID, interface and namespace of the pod's only attachment to `name`."""
+    known = [(e.pod, e.parameters.container_id, e.parameters.ifname, e.parameters.netns) for e in cache.all(name)]
+    known += [(a["pod"], a["containerID"], a["ifname"], a["netns"]) for a in recorded.found(name)]
+    own = [rest for pod, *rest in known if is_of_pod(pod.partition("/")[::2], options.pod)]
+    found = {(container, ifname): netns for container, ifname, netns in own}  # a record counts more than the cache
+    chosen = [(*key, netns) for key, netns in found.items() if options.ifname in ("", key[1])]
+    if len(chosen) != 1:
+        there = ", ".join(f"{ifname} of container {container}" for container, ifname in sorted(found))
+        state = f"it has {there}: choose with --ifname, or give the containerID" if there else "this node knows none"
+        raise InvalidConfig(f"no single attachment of pod {options.pod} to {name}: {state}")
+    container, ifname, netns = chosen[0]
+    named = {"container_id": container, "ifname": ifname, "netns": options.netns or netns}
+    return argparse.Namespace(**{**vars(options), **named})
+
+
+def _entry(options: argparse.Namespace, cache: Cache, name: str) -> CachedResult | None:
+    """The cached attachment to the network `name` that the options mean. Raises InvalidConfig if there are several."""
+    netns = namespace_path(options.netns)
+    wanted = options.container_id or default_container_id(netns)
+
+    def is_meant(known: Parameters) -> bool:
+        is_there = known.container_id == wanted or (not options.container_id and _same(known.netns, netns))
+        return is_there and options.ifname in ("", known.ifname)
+
+    found = [entry for entry in cache.all(name) if is_meant(entry.parameters)]
+    if len(found) > 1:  # with a default, one call would detach the first, the next call the second
+        names = ", ".join(f"{e.parameters.ifname} ({e.parameters.container_id})" for e in found)
+        how = "choose with --ifname and --container-id"
+        raise InvalidConfig(f"{name} is attached to {netns} more than once: {how}: {names}")
+    return found[0] if found else None
+
+
+def _as_attached(entry: CachedResult, network: Network | CniError) -> Network | CniError:
+    """The network as the cache has it; `network`, or the reason why it is not found, if the cache's cannot be read."""
+    try:
+        kept = networks.from_document(json.loads(entry.config), f"the cached configuration of {entry.network}")
+    except (ValueError, CniError):
+        return network
+    if isinstance(network, CniError):
+        return kept
+    if kept.document == network.document:  # only `network` has plugins from files of their own
+        return network
+    return replace(kept, disable_check=kept.disable_check or network.disable_check)
+
+
+def default_container_id(netns: str) -> str:
+    """The containerID that cnitool derives from a namespace's path."""
+    return f"cnitool-{hashlib.sha512(netns.encode()).digest()[:10].hex()}"
+
+
+def _same(a: str, b: str) -> bool:
+    """Whether two paths lead to the same namespace; if a namespace is gone, whether the paths are the same."""
+    try:
+        return os.path.samefile(a, b)
+    except OSError:
+        return os.path.realpath(a) == os.path.realpath(b)
+
+
+def _living(network: str, cache: Cache) -> list[Parameters]:
+    """The attachments to `network` in this node's caches and records whose namespace still exists."""
+    multus = Cache(os.path.join(cache.directory, _MULTUS))
+    known = [Parameters(a["containerID"], a["netns"], a["ifname"]) for a in recorded.found(network) if a["alive"]]
+    known = [*(entry.parameters for entry in (*cache.all(network), *multus.all(network))), *known]
+    found: dict[tuple[str, str], Parameters] = {}
+    for one in (one for one in known if is_alive(one.netns)):
+        found.setdefault((one.container_id, one.ifname), one)
+    return [*found.values()]
 
 
 # --- links in the namespace ---

@@ -17,7 +17,7 @@ from typing import Any
 from pyroute2 import IPRoute
 from pyroute2 import netns as namespaces
 
-from cni.cli import target
+from cni.cli.attach import default_container_id
 from cni.cli.doctor.finding import Observation, broken, ok
 from cni.cli.doctor.pods import ping
 from cni.cluster.audit import snapshot
@@ -57,7 +57,7 @@ class DemoPod:
         self.address = f"192.168.111.{number}"
         netns = f"/run/netns/{self.name}"
         args = (("K8S_POD_NAMESPACE", "default"), ("K8S_POD_NAME", self.name))
-        self.parameters = Parameters(target.default_container_id(netns), netns, _IFNAME, args)
+        self.parameters = Parameters(default_container_id(netns), netns, _IFNAME, args)
 
 
 PODS = (DemoPod(1), DemoPod(2))
