@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 
-from cni.cli.ipam import host_local
 from cni.cli.ipam import migrate as ipam_migrate
 from cni.cli.ipam import move as ipam_move
 from cni.shared.records import Records
@@ -526,7 +525,7 @@ def test_a_file_that_is_another_containers_by_now_is_not_removed(site: Site) -> 
     hold(site, "192.168.111.2", "c2", "net1")
     owner = Owner(Attachment("rdma-net", "c1", "net1"))
     lease = Lease(Want(POOL, *parse_address("192.168.111.2"), ""), owner)
-    assert host_local.remove(f"{site.folder}/networks/rdma-net", lease) is False
+    assert ipam_migrate.remove_host_local(f"{site.folder}/networks/rdma-net", lease) is False
     assert (site.folder / "networks/rdma-net/192.168.111.2").exists()
 
 

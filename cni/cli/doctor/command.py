@@ -23,9 +23,7 @@ if TYPE_CHECKING:
 
 _ABOUT = "find what keeps RDMA from working in pods of this node, with remedies"
 _STYLES = {FAULT: "bold red", ADVICE: "yellow", UNKNOWN: "cyan", SKIPPED: "dim", OK: "green", NOTE: ""}
-_CALLED_WRONGLY = 2
 FEATURES = "/etc/kubernetes/node-feature-discovery/features.d/railcni"
-_PREFIX = "railcni.io"
 _ADDRESS = re.compile(r"[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")  # the address of a PCI function
 _CODES = "Exit codes: 0 no fault, 1 a fault, 2 a wrong call, or a pod that is not on this node. Levels: " + "; ".join(
     f"{level}: {meaning}" for level, meaning in MEANINGS.items()
@@ -69,7 +67,7 @@ def _run(options: argparse.Namespace) -> int:
             found = report.examine(of_node)
     except CniError as fault:  # the pod is not here: nothing of the node was checked
         output.print_fault(f"railcni: {fault.msg}", fault.details)
-        return _CALLED_WRONGLY
+        return 2
     if options.nfd != "-":
         if options.output != "table":
             output.print_data(found.document(), options.output)
@@ -83,8 +81,9 @@ def _run(options: argparse.Namespace) -> int:
 def _print(found: DoctorReport, verbose: bool) -> None:
     findings = _folded(found.findings)
     hidden = () if verbose or found.facts.pod else (OK, SKIPPED)
-    if rows := [_row(f) for f in findings if not f.remedy and f.level not in hidden]:
-        output.print_table(("level", "check", "found"), rows)
+    if plain := [f for f in findings if not f.remedy and f.level not in hidden]:
+        cells = ((output.styled(f.level, _STYLES[f.level]), f.check, f"{f.subject}: {f.found}") for f in plain)
+        output.print_table(("level", "check", "found"), cells)
     out = output.console()
     for finding in (f for f in findings if f.remedy):
         out.print()
@@ -120,10 +119,6 @@ def _folded(findings: Iterable[Observation]) -> list[Observation]:
     return merged
 
 
-def _row(finding: Observation) -> tuple[object, ...]:
-    return output.styled(finding.level, _STYLES[finding.level]), finding.check, f"{finding.subject}: {finding.found}"
-
-
 # --- labels: the feature file of node-feature-discovery, lines NAME=VALUE ---
 
 
@@ -144,7 +139,7 @@ def features(report: DoctorReport) -> dict[str, str]:
         "rdma.netns-mode": report.facts.netns_mode,
         "rdma.gpus": str(len(report.facts.topology.gpus)),
     }
-    return {f"{_PREFIX}/{name}": value for name, value in known.items() if value}
+    return {f"railcni.io/{name}": value for name, value in known.items() if value}
 
 
 def write_features(report: DoctorReport, path: str) -> None:

@@ -10,11 +10,12 @@ Between the IPPools and the AddressLeases of a cluster, leases are moved, since 
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from time import monotonic
 from typing import Any
 
-from cni.cli.ipam import host_local
 from cni.cli.ipam import options as stores
 from cni.cli.ipam.move import Pools
 from cni.cli.terminal import common, output, subcommand
@@ -23,14 +24,16 @@ from cni.cluster.audit.free import is_same
 from cni.cluster.audit.model import Snapshot
 from cni.cluster.audit.store import Choice
 from cni.node.inventory.places import require_directory
-from cni.node.runtime.cache import DIRECTORY, Cache
-from cni.shared.kernel.node import host_name
+from cni.node.runtime.cache import DIRECTORY, Cache, worded
+from cni.shared.kernel.files import read_whole
+from cni.shared.kernel.node import boot_id, host_name
 from cni.shared.log import Log
 from cni.shared.records import STATE, Records
 from cni.shared.spec.errors import InvalidConfig, TryAgainLater
+from cni.shared.spec.request import Attachment, ifname_fault, is_identifier
 from ipam import stores as kinds
-from ipam.leases import PART, Lease
-from ipam.ranges import Range, parse_cidr
+from ipam.leases import PART, Lease, Owner, Want
+from ipam.ranges import Range, format_address, parse_address, parse_cidr
 from ipam.stores.base import CREATE, READ, Claimed, Pauses, Store, Taken, Unknown
 
 _AT_ONCE = 200  # attachments in one session of the store; this node's plugins wait for its end
@@ -145,6 +148,71 @@ def _claim(store: Store, group: list[Lease]) -> Claimed | Taken | Unknown:
         made = [lease for lease in store.find(group[0].attachment) if lease.place in places]
 
 
+# --- the leases of host-local: a file DATADIR/NETWORK/ADDRESS for each address ---
+#
+# The first line of such a file is the containerID, the second the ifname (containernetworking/plugins,
+# plugins/ipam/host-local/backend/disk). Pod and namespace come from libcni's cached result of the attachment.
+
+
+def read_host_local(
+    directory: str, network: str, network_name: str, ranges: list[Range], host: str, cache: Cache
+) -> list[Lease]:
+    """Read the leases in `directory`. `ranges` and `network_name` determine the pool of each lease.
+
+    `network` names the CNI network; "" means the name of `directory`. Raises InvalidConfig for an address in no range.
+    """
+    network = network or os.path.basename(os.path.normpath(directory))
+    known = {(e.parameters.container_id, e.parameters.ifname): e.parameters for e in cache.all(network)}
+    found, strays = [], []
+    with worded(f"{directory} cannot be listed"):
+        names = sorted(os.listdir(directory))
+    for name in names:
+        try:
+            address = parse_address(name)
+        except ValueError:
+            continue  # "lock" and last_reserved_ip.N are no leases
+        rng = next((r for r in ranges if r.family == address[0] and r.contains(address[1])), None)
+        if rng is None:
+            strays.append(format_address(*address))
+        elif entry := _host_local_entry(os.path.join(directory, name)):  # else a DEL has removed it meanwhile
+            container, ifname, sequence = entry
+            want = Want(rng.pool_name(network_name), *address, network_name)
+            cached = known.get((container, ifname))
+            args = dict(cached.args) if cached else {}
+            pod = (args.get("K8S_POD_NAMESPACE", ""), args.get("K8S_POD_NAME", ""), args.get("K8S_POD_UID", ""))
+            netns = cached.netns if cached else ""  # without netns no node, or the namespace would count as gone
+            where = (host, boot_id(), netns) if netns else ("", "", "")
+            found.append(Lease(want, Owner(Attachment(network, container, ifname), pod, *where, sequence)))
+    if strays:
+        remedy = "add --range CIDR for each subnet of that network"
+        raise InvalidConfig(f"{directory} has leases of no range that is named: {', '.join(strays[:10])}; {remedy}")
+    return sorted(found, key=lambda lease: (lease.pool, lease.value))
+
+
+def remove_host_local(directory: str, lease: Lease) -> bool:
+    """Remove the file of `lease` if the file still has this lease; return whether it was removed."""
+    path = os.path.join(directory, format_address(lease.family, lease.value))
+    with worded(f"{path} cannot be removed"), suppress(FileNotFoundError):
+        entry = _host_local_entry(path)
+        if entry and entry[:2] == (lease.container_id, lease.ifname):
+            os.unlink(path)
+            return True
+    return False
+
+
+def _host_local_entry(path: str) -> tuple[str, str, int] | None:
+    """The content of a lease file: (containerID, ifname, time of writing in ns since 1970); None if the file is gone.
+    Older versions wrote no ifname; it was eth0 then."""
+    with worded(f"{path} cannot be read"), suppress(FileNotFoundError):
+        lines = read_whole(path).decode("utf-8", "replace").split()
+        container, ifname = lines[0] if lines else "", lines[1] if len(lines) > 1 else "eth0"
+        if not is_identifier(container) or ifname_fault(ifname):  # no DEL could free such a lease
+            said = f'says "{" ".join(lines)[:60]}", which names no container and interface' if lines else "is empty"
+            raise InvalidConfig(f"{path} {said}: find out whose address it is, or remove it")
+        return container, ifname, os.stat(path).st_mtime_ns
+    return None
+
+
 # --- the migration ---
 
 
@@ -222,7 +290,7 @@ class _Migration:
         options, source = self._options, self._source
         if source.kind == stores.HOST_LOCAL:
             named = (options.network or "", options.network_name, options.ranges, options.node)
-            return host_local.read(self._directory, *named, Cache(DIRECTORY))
+            return read_host_local(self._directory, *named, Cache(DIRECTORY))
         found = snapshot.read(source)
         if found.unread:
             raise InvalidConfig(found.unread[0])
@@ -235,7 +303,7 @@ class _Migration:
     def _remove(self, leases: list[Lease]) -> int:
         """Free `leases` in the source; return the number of freed leases."""
         if self._source.kind == stores.HOST_LOCAL:
-            return sum(host_local.remove(self._directory, lease) for lease in leases)
+            return sum(remove_host_local(self._directory, lease) for lease in leases)
         is_done = self._pools and self._pools.closes
         return len(leases) if is_done else self._opened(self._source, leases).release(leases)
 

@@ -9,7 +9,6 @@ import difflib
 import os
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from functools import partial
 from typing import Any, NoReturn, TypeAlias, TypeVar
 
 from cni.cli.terminal import jsonpath
@@ -112,8 +111,13 @@ def add(
     `run` the command prints its help, as a group without a subcommand does. `shows` adds -o; `lists` adds -o with
     name, -w and -A; `forms` are the command's own values of -o, the default first."""
     parser = commands.add_parser(name, help=about, description=f"{about[0].upper()}{about[1:]}{more}", **options)
-    run = run or partial(_print_help, parser)
-    parser.set_defaults(run=run, refuse=parser.error, only=parser.only, given=parser.given, require=parser.require)
+    parser.set_defaults(
+        run=run or (lambda _: parser.print_help()),
+        refuse=parser.error,
+        only=parser.only,
+        given=parser.given,
+        require=parser.require,
+    )
     if shows or lists:
         forms = ("table", "wide", *(["name"] if lists else []), "json", "yaml")
     if forms:
@@ -127,10 +131,6 @@ def add(
         about = "list all namespaces, which is the default"
         parser.add_argument("-A", "--all-namespaces", action="store_true", help=about)
     return parser
-
-
-def _print_help(parser: Parser, options: argparse.Namespace) -> None:
-    parser.print_help()
 
 
 def add_group(commands: Commands, name: str, about: str, noun: str = "VERB") -> Commands:
