@@ -18,7 +18,7 @@ from cni.cli import warm
 from cni.cli.terminal import common, output, subcommand
 from cni.link import plugins
 from cni.node.installation import change, content, layout
-from cni.node.installation.change import CommandLink, Folder, Step
+from cni.node.installation.change import CommandLink, Folder
 from cni.node.installation.files import below
 from cni.node.installation.layout import BUNDLE, COMMANDS, NAMES, PLAIN, PREFIXED, REPLACED, Installation
 from cni.node.installation.options import folder_of, state_of
@@ -76,15 +76,17 @@ def _install(options: argparse.Namespace) -> None:
         raise IoFailure(f"{what}: {remedy}")
     replace = (options.plugins or PLAIN) if options.replace else ()
     link = CommandLink(folder, options.root, options.link_dir, wanted)
-    if options.dry_run:
-        with folder.foreseen():
-            _print_steps([*change.steps_to(folder, wanted, replace), *link.made()], folder)
-            _print_state_faults(options)
-            return
+    folder.foresees = options.dry_run
     with output.progress() as say:
-        steps = change.install(folder, wanted, replace, say)
-        folder.carry_out(link.made(), say)
-    if steps:
+        folder.say = say
+        change.install(folder, wanted, replace)
+        is_changed = bool(folder.steps)
+        link.make()
+    if options.dry_run:
+        _print_steps(folder)
+        _print_state_faults(options)
+        return
+    if is_changed:
         warm.stop(options.root)  # the workers still run the former version
     found = layout.read(folder.path)
     names, kept = ", ".join(name for name in NAMES if name in found.ours), ", ".join(sorted(found.kept))
@@ -92,7 +94,7 @@ def _install(options: argparse.Namespace) -> None:
         f"railcni {found.current} is installed in {folder.shown}: {names}",
         kept and f"kept, to be put back by uninstall: {kept}",
         f"the command: {link}",
-        "" if steps else "nothing had to be changed",
+        "" if is_changed else "nothing had to be changed",
         wanted.interpreter and f"from a checkout: the plugins alone, for {wanted.interpreter}",
     )
     output.console().print("\n".join(filter(None, lines)))
@@ -116,22 +118,21 @@ def _uninstall(options: argparse.Namespace) -> None:
             _refuse_held(options, found, folder)
 
     link = CommandLink(folder, options.root, options.link_dir)
-    if options.dry_run:
-        _print_steps([*change.steps_away(folder, refuse), *link.removed()], folder)
-        return
+    folder.foresees = options.dry_run
     before = change.uninstall(folder, refuse, lambda: warm.stop(options.root))
-    folder.carry_out(link.removed())
+    link.remove()
+    if options.dry_run:
+        _print_steps(folder)
+        return
     back = ", ".join(name for name in NAMES if name in before.ours & before.kept)
     # Not by `output`: a bundle that has removed itself has no module left to load.
     print(f"railcni is no longer in {folder.shown}" + (f"; put back: {back}" if back else ""))
     print(f"its records and leases stay in {options.state_dir}")
 
 
-def _print_steps(steps: list[Step], folder: Folder) -> None:
-    console = output.console()
-    console.print(f"in {folder.shown}/ and {folder.shown}/{BUNDLE}/:" if steps else f"{folder.shown}: nothing to do")
-    for step in steps:
-        console.print(f"  {step.text}")
+def _print_steps(folder: Folder) -> None:
+    console, what = output.console(), f"in {folder.shown}/ and {folder.shown}/{BUNDLE}/:"
+    console.print("\n  ".join([what, *folder.steps]) if folder.steps else f"{folder.shown}: nothing to do")
 
 
 # --- the attachments that only railcni can detach: while one of them lives, an uninstall is refused ---

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -108,8 +108,11 @@ def said(program: Path, **environ: str) -> str:
     return done.stdout.strip()
 
 
-def install(plugins: Path, wanted: content.Content, replace: bool = False) -> None:
-    change.install(the(plugins), wanted, PLAIN if replace else ())
+def install(plugins: Path, wanted: content.Content, replace: bool = False) -> list[str]:
+    """Install `wanted`; return the steps that were needed."""
+    folder = the(plugins)
+    change.install(folder, wanted, PLAIN if replace else ())
+    return folder.steps
 
 
 def uninstall(plugins: Path) -> None:
@@ -171,7 +174,7 @@ def test_an_upgrade_keeps_the_version_before_and_it_can_be_gone_back_to(
     assert (said(plugins / PREFIXED[0]), (plugins / BUNDLE / "previous").readlink().name) == ("BB", one.version)
     install(plugins, content.bundle(str(plugins / BUNDLE / one.version)))
     assert (said(plugins / PREFIXED[0]), (plugins / BUNDLE / "previous").readlink().name) == ("AA", two.version)
-    assert change.steps_to(the(plugins), one) == []
+    assert install(plugins, one) == []
     install(plugins, make_bundle(tmp_path / "three", "C"))
     assert {p.name for p in (plugins / BUNDLE).iterdir() if p.is_dir() and not p.is_symlink()} == {
         one.version, content.bundle(str(tmp_path / "three")).version,
@@ -386,12 +389,14 @@ def test_a_dry_run_lists_the_steps_that_are_then_carried_out(
     plugins: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     done: list[str] = []
-    real = Folder.carry_out
+    real = Folder.step
 
-    def watched(folder: Folder, steps: Iterable[change.Step], say: Callable[[str], object] = str) -> None:
-        real(folder, steps, done.append)
+    def watched(folder: Folder, text: str, act: Callable[..., object], *arguments: object) -> None:
+        if not folder.foresees:
+            done.append(text)
+        real(folder, text, act, *arguments)
 
-    monkeypatch.setattr(Folder, "carry_out", watched)
+    monkeypatch.setattr(Folder, "step", watched)
     links = plugins.with_name("links")
     links.mkdir()
     options = ("--to", plugins, "--link-dir", links)
@@ -548,7 +553,7 @@ def test_a_changed_version_is_noticed_and_put_beside_anew(plugins: Path, bundles
         install(plugins, bundles[0])
         assert said(plugins / PREFIXED[0]) == "AA"
         assert (plugins / BUNDLE / "current").readlink().name == f"{bundles[0].version}.{number}"
-        assert change.steps_to(the(plugins), bundles[0]) == []
+        assert install(plugins, bundles[0]) == []
 
 
 # --- the command ---

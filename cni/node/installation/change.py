@@ -1,4 +1,4 @@
-"""Install and uninstall in a plugin folder, as lists of steps; `--dry-run` prints the list and does not carry it out.
+"""Install and uninstall in a plugin folder, step by step; `--dry-run` prints the steps and does not carry them out.
 
 The order of the steps makes them safe: when the process is killed at any time, every name in the folder still leads to
 a complete version, and the same command, run again, finishes the work.
@@ -14,7 +14,6 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
-from typing import NamedTuple
 
 from cni.node.installation import content, files, layout
 from cni.node.installation.layout import BUNDLE, COMMAND, CURRENT, NAMES, PREFIXED, REPLACED, Installation
@@ -32,48 +31,54 @@ _REMEDIES = {
     errno.EPERM: "run as root, and check that no file there is immutable (lsattr)",
     errno.ENOENT: "something was removed from it in the meantime: run the command again",
 }
-_Say = Callable[[str], object]
 _Refuse = Callable[[Installation], None]
 
 
-class Step(NamedTuple):
-    """A durable change or a check: `text` describes the step, and `act` carries it out."""
-
-    text: str
-    act: Callable[[], object]
-
-
 class Folder:
-    """The plugin folder at the real path `path`, which messages call `shown`."""
+    """The plugin folder at the real path `path`, which messages call `shown`.
+
+    `say` gets the text of each step before it is carried out. `steps` has the texts of all steps so far. With
+    `foresees`, as in a dry run, no step is carried out.
+    """
 
     def __init__(self, path: str, shown: str) -> None:
         self.path = path
         self.shown = shown
         self.bundle = f"{path}/{BUNDLE}"
+        self.say: Callable[[str], object] = str
+        self.steps: list[str] = []
+        self.foresees = False
 
-    def carry_out(self, steps: Iterable[Step], say: _Say = str) -> None:
-        """Carry out `steps`; before each step, pass its text to `say`. Raises IoFailure when a step fails."""
-        for step in steps:
-            say(step.text)
-            try:
-                step.act()
-            except OSError as fault:
-                raise self._refused(step.text, fault) from None
+    def step(self, text: str, act: Callable[..., object], *arguments: object) -> None:
+        """Make a durable change or a check, `act(*arguments)`, described by `text`. Raises IoFailure when it fails."""
+        self.steps.append(text)
+        if self.foresees:
+            return
+        self.say(text)
+        try:
+            act(*arguments)
+        except OSError as fault:
+            raise self._refused(text, fault) from None
 
-    def put(self, text: str, path: str, make: Callable[[str], object]) -> Step:
-        """A step described by `text`: `make` creates a file at a temporary path, which is then renamed to `path`."""
-        return Step(text, partial(files.put, path, f"{self.bundle}/{layout.TEMPORARY}file", make))
+    def put(self, text: str, path: str, make: Callable[[str], object]) -> None:
+        """A step: `make` creates a file at a temporary path, which is then renamed to `path`."""
+        self.step(text, files.put, path, f"{self.bundle}/{layout.TEMPORARY}file", make)
 
-    def link(self, text: str, path: str, target: str) -> Step:
-        """A step described by `text`: make `path` a link to `target`, in place of any file at `path`."""
-        return self.put(text, path, partial(os.symlink, target))
+    def link(self, text: str, path: str, target: str) -> None:
+        """A step: make `path` a link to `target`, in place of any file at `path`."""
+        self.put(text, path, partial(os.symlink, target))
 
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Hold the lock of this folder's installers, a flock of the folder; at the end, remove an empty bundle folder.
 
-        Raises TryAgainLater if another installer holds the lock, IoFailure if the folder cannot be opened.
+        Raises TryAgainLater if another installer holds the lock, IoFailure if the folder cannot be opened, or, with
+        `foresees`, could not be written to.
         """
+        written = self.bundle if os.path.isdir(self.bundle) else self.path
+        if self.foresees and not os.access(written, os.W_OK, effective_ids=True):
+            code = errno.EROFS if os.statvfs(self.path).f_flag & os.ST_RDONLY else errno.EACCES
+            raise self._refused("write in it", OSError(code, os.strerror(code)))
         try:
             lock = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         except OSError as fault:
@@ -93,16 +98,6 @@ class Folder:
         finally:
             os.close(lock)
 
-    @contextmanager
-    def foreseen(self) -> Iterator[None]:
-        """Hold the lock during a dry run. Raises IoFailure if an install could not write to the folder."""
-        written = self.bundle if os.path.isdir(self.bundle) else self.path
-        if not os.access(written, os.W_OK, effective_ids=True):
-            code = errno.EROFS if os.statvfs(self.path).f_flag & os.ST_RDONLY else errno.EACCES
-            raise self._refused("write in it", OSError(code, os.strerror(code)))
-        with self.locked():
-            yield
-
     def _refused(self, action: str, fault: OSError) -> IoFailure:
         remedy = _REMEDIES.get(fault.errno or 0, "look for errors of its disk in the kernel's log")
         return IoFailure(
@@ -113,58 +108,55 @@ class Folder:
 # --- install ---
 
 
-def install(folder: Folder, wanted: content.Content, replace: Sequence[str] = (), say: _Say = str) -> list[Step]:
-    """Install `wanted`, or finish its interrupted install; return the steps that were carried out.
+def install(folder: Folder, wanted: content.Content, replace: Sequence[str] = ()) -> None:
+    """Install `wanted`, or finish its interrupted install.
 
     The plugin names `replace`, without `railcni-`, become links too; foreign files of these names are kept for uninstall.
-    Raises InvalidConfig for a foreign file in the way, TryAgainLater while another installer works, and IoFailure when
-    a step fails. The version in use then stays.
+    Raises InvalidConfig when a foreign file has a prefixed name, TryAgainLater while another installer works, and
+    IoFailure when a step fails. The version in use then stays.
     """
     with folder.locked():
-        steps = steps_to(folder, wanted, replace)
-        folder.carry_out(steps, say)
-        return steps
+        found, bundle = layout.read(folder.path), folder.bundle
+        if taken := [name for name in PREFIXED if name in found.foreign]:
+            message = f"{', '.join(taken)} in the plugin folder {'is' if len(taken) == 1 else 'are'} not railcni's: move it away, then install again"
+            raise InvalidConfig(message)
+        version = _version_for(wanted, found, bundle)
+        before = found.previous if version == found.current else found.current
+        old = [v for v in found.versions if v not in (version, before) and _is_unused(bundle, v)]
+        for name in found.unfinished:
+            folder.step(f"remove {name}, which an interrupted installer left", files.remove, f"{bundle}/{name}")
+        if version not in found.versions:
+            make = partial(files.make_tree, entries=wanted.entries)
+            folder.put(f"copy version {version}", f"{bundle}/{version}", make)
+        if version != found.current:
+            folder.step(f"run the plugins of version {version}", _try, folder, version)
+            if before:
+                folder.link(f"remember {before} as the version before", f"{bundle}/{layout.PREVIOUS}", before)
+            folder.link(f"switch to version {version}", f"{bundle}/{CURRENT}", version)
+        _take(folder, found, (*PREFIXED, *replace))
+        for name in old:
+            folder.step(f"remove version {name}", files.remove, f"{bundle}/{name}")
 
 
-def steps_to(folder: Folder, wanted: content.Content, replace: Sequence[str] = ()) -> list[Step]:
-    """The steps to install `wanted` now. Raises InvalidConfig when a foreign file has a prefixed name."""
-    found, bundle = layout.read(folder.path), folder.bundle
-    if taken := [name for name in PREFIXED if name in found.foreign]:
-        message = f"{', '.join(taken)} in the plugin folder {'is' if len(taken) == 1 else 'are'} not railcni's: move it away, then install again"
-        raise InvalidConfig(message)
-    # Calls may run from a damaged version, so it stays as it is, and a second copy gets a number.
+def _version_for(wanted: content.Content, found: Installation, bundle: str) -> str:
+    """The name of the version `wanted`: of a whole one that is there, the current one first, else a new name.
+
+    Calls may run from a damaged version, so it stays as it is, and a second copy gets a number."""
     numbered = (f"{wanted.version}.{number}".removesuffix(".0") for number in itertools.count())
     current_first = sorted(found.versions, key=lambda name: name != found.current)
     whole = (v for v in current_first if v.startswith(wanted.version) and content.is_whole(f"{bundle}/{v}"))
-    version = next(whole, "") or next(name for name in numbered if name not in found.versions)
-    before = found.previous if version == found.current else found.current
-    steps = [_removal(f"remove {n}, which an interrupted installer left", f"{bundle}/{n}") for n in found.unfinished]
-    if version not in found.versions:
-        make = partial(files.make_tree, entries=wanted.entries)
-        steps.append(folder.put(f"copy version {version}", f"{bundle}/{version}", make))
-    if version != found.current:
-        steps.append(Step(f"run the plugins of version {version}", partial(_try, folder, version)))
-        if before:
-            steps.append(folder.link(f"remember {before} as the version before", f"{bundle}/{layout.PREVIOUS}", before))
-        steps.append(folder.link(f"switch to version {version}", f"{bundle}/{CURRENT}", version))
-    steps += _take(folder, found, (*PREFIXED, *replace))
-    old = [v for v in found.versions if v not in (version, before) and _is_unused(bundle, v)]
-    return steps + [_removal(f"remove version {v}", f"{bundle}/{v}") for v in old]
+    return next(whole, "") or next(name for name in numbered if name not in found.versions)
 
 
-def _removal(text: str, path: str) -> Step:
-    return Step(text, partial(files.remove, path))
-
-
-def _take(folder: Folder, found: Installation, names: Iterable[str]) -> Iterator[Step]:
-    """Yield the steps to make railcni's links `names`; foreign files of these names are kept in replaced/."""
+def _take(folder: Folder, found: Installation, names: Iterable[str]) -> None:
+    """Make railcni's links `names`; foreign files of these names are kept in replaced/."""
     for name in names:
         path, kept = f"{folder.path}/{name}", f"{folder.bundle}/{REPLACED}/{name}"
         if name in found.foreign:
             keep = f"keep the {name} that is there, to be put back by uninstall"
-            yield folder.put(keep, kept, partial(files.make_second, path))
+            folder.put(keep, kept, partial(files.make_second, path))
         if name not in found.ours:
-            yield folder.link(f"link {name}", path, layout.target(name))
+            folder.link(f"link {name}", path, layout.target(name))
 
 
 def _try(folder: Folder, version: str) -> None:
@@ -187,39 +179,29 @@ def uninstall(folder: Folder, refuse: _Refuse, end_workers: Callable[[], object]
     with folder.locked():
         before = layout.read(folder.path)
         refuse(before)
-        folder.carry_out(_release(folder, before))
-        try:
-            end_workers()
-            _wait_for_calls(folder, before)
-            refuse(before)
-        except (CniError, KeyboardInterrupt):
-            if before.current:
-                folder.carry_out(_take(folder, layout.read(folder.path), sorted(before.ours)))
-            raise
-        folder.carry_out([_end(folder)])
+        users = _users(folder, before) if folder.foresees else ""
+        for name in reversed(NAMES):
+            path, kept = f"{folder.path}/{name}", f"{folder.bundle}/{REPLACED}/{name}"
+            if name in before.ours and name in before.kept:
+                folder.step(f"put back the {name} that was there before", os.rename, kept, path)
+            elif name in before.ours:
+                folder.step(f"remove the link {name}", files.remove, path)
+            elif name in before.kept:
+                why = "another has been installed in its place since"
+                folder.step(f"drop the {name} that was kept: {why}", files.remove, kept)
+        if users:
+            folder.step(f"wait up to {CALLS_END_SECONDS:g} s for {users}", str)
+        if not folder.foresees:
+            try:
+                end_workers()
+                _wait_for_calls(folder, before)
+                refuse(before)
+            except (CniError, KeyboardInterrupt):
+                if before.current:
+                    _take(folder, layout.read(folder.path), sorted(before.ours))
+                raise
+        folder.step(f"remove {BUNDLE} with all versions", _end, folder)
         return before
-
-
-def steps_away(folder: Folder, refuse: _Refuse) -> list[Step]:
-    """The steps that `uninstall` would carry out now. Raises the errors that would prevent its first step."""
-    with folder.foreseen():
-        found = layout.read(folder.path)
-        refuse(found)
-        users = _users(folder, found)
-        wait = [Step(f"wait up to {CALLS_END_SECONDS:g} s for {users}", lambda: None)] if users else []
-        return [*_release(folder, found), *wait, _end(folder)]
-
-
-def _release(folder: Folder, found: Installation) -> Iterator[Step]:
-    """Yield the first steps of `uninstall`: remove railcni's links, and put back the kept files."""
-    for name in reversed(NAMES):
-        path, kept = f"{folder.path}/{name}", f"{folder.bundle}/{REPLACED}/{name}"
-        if name in found.ours and name in found.kept:
-            yield Step(f"put back the {name} that was there before", partial(os.rename, kept, path))
-        elif name in found.ours:
-            yield _removal(f"remove the link {name}", path)
-        elif name in found.kept:
-            yield _removal(f"drop the {name} that was kept: another has been installed in its place since", kept)
 
 
 def _users(folder: Folder, found: Installation) -> str:
@@ -239,15 +221,11 @@ def _wait_for_calls(folder: Folder, before: Installation) -> None:
         time.sleep(0.1)
 
 
-def _end(folder: Folder) -> Step:
+def _end(folder: Folder) -> None:
     """The last step of `uninstall`, when no process runs from a version."""
-
-    def remove() -> None:
-        files.sync(folder.path)  # the restored files are on the disk before the versions go
-        files.remove(f"{folder.bundle}/{CURRENT}")
-        files.remove(folder.bundle)
-
-    return Step(f"remove {BUNDLE} with all versions", remove)
+    files.sync(folder.path)  # the restored files are on the disk before the versions go
+    files.remove(f"{folder.bundle}/{CURRENT}")
+    files.remove(folder.bundle)
 
 
 # --- processes that run from a version; the version stays until they have ended ---
@@ -293,6 +271,7 @@ class CommandLink:
     """
 
     def __init__(self, folder: Folder, root: str, directory: str, wanted: content.Content | None = None) -> None:
+        self._folder = folder
         self._shown = f"{os.path.abspath(directory)}/{COMMAND}"
         self._directory = files.below(root, os.path.abspath(directory))
         self._path = f"{self._directory}/{COMMAND}"
@@ -303,17 +282,16 @@ class CommandLink:
     def __str__(self) -> str:
         return self._shown if target_of(self._path) == self._target else self._target
 
-    def made(self) -> Iterator[Step]:
-        """Yield the step to make the link, unless it exists, its folder is missing, or a foreign file has the name."""
+    def make(self) -> None:
+        """A step: make the link, unless it exists, its folder is missing, or a foreign file has the name."""
         leads_to = target_of(self._path)
         is_free = not os.path.lexists(self._path) or leads_to.endswith(f"/{layout.PROGRAMS}/{COMMAND}")
         if leads_to != self._target and is_free and os.access(self._directory, os.W_OK):
-            make = partial(os.symlink, self._target)
-            put = partial(files.put, self._path, f"{self._directory}/.{COMMAND}.new", make)
-            yield Step(f"link {self._shown} to {self._target}", put)
+            put = (files.put, self._path, f"{self._directory}/.{COMMAND}.new", partial(os.symlink, self._target))
+            self._folder.step(f"link {self._shown} to {self._target}", *put)
 
-    def removed(self) -> Iterator[Step]:
-        """Yield the step to remove the link, if it leads into this installation or to a checkout."""
+    def remove(self) -> None:
+        """A step: remove the link, if it leads into this installation or to a checkout."""
         leads_to = target_of(self._path)
         if leads_to and (leads_to == self._installed or os.path.isfile(f"{os.path.dirname(leads_to)}/command.in")):
-            yield _removal(f"remove the link {self._shown}", self._path)
+            self._folder.step(f"remove the link {self._shown}", files.remove, self._path)
