@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from cni.cli import nccl
+from cni.cli import rdma
 from cni.cli.doctor import report
 from cni.cli.doctor.facts import NodeFacts, NodePlaces
 from cni.cli.doctor.finding import ADVICE, FAULT
@@ -283,7 +283,7 @@ def test_a_device_for_the_subnet_manager_alone_is_no_nic_for_any_command(machine
     assert (function.verbs, function.nodes) == (("mlx5_0",), ("uverbs0", "umad0", "umad1"))
     devices = inventory.read(root=sys)
     inside = SandboxInterface("net1", "", 2044, True, ("10.0.0.5",), bus="pci", device=ADDRESS)
-    variables, _ = nccl.advice(NamespaceView("/run/netns/a", "default/pod-1", (inside,)), devices, sys)
+    variables, _ = rdma.nccl_advice(NamespaceView("/run/netns/a", "default/pod-1", (inside,)), devices, sys)
     assert variables["NCCL_IB_HCA"] == "=mlx5_0:1"
     shutil.rmtree((machine.tree.root / "class/infiniband_verbs/uverbs0").resolve())  # ib_uverbs is not loaded
     assert rdma_sysfs.devices(sys) == ["mlx5_0", "smi1"]

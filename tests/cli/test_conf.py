@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from cni.cli.main import main
-from cni.cli.rails import render
+from cni.cli.rails import command
 from cni.documents import networks
 from cni.documents.networks import NETWORKS as NETWORKS_ANNOTATION
 from cni.documents.networks import RESOURCE_NAME, Network
@@ -128,9 +128,9 @@ def test_the_examples_have_no_fault_and_their_pods_name_networks_and_resources_t
     made = rails_plan.rails_of(wanted, [])
     job = yaml.safe_load((folder / "nccl-tests.yaml").read_text())
     worker = job["spec"]["mpiReplicaSpecs"]["Worker"]["template"]
-    assert worker["metadata"]["annotations"]["k8s.v1.cni.cncf.io/networks"] == render.annotation(wanted, made)
+    assert worker["metadata"]["annotations"]["k8s.v1.cni.cncf.io/networks"] == command.annotation(wanted, made)
     resources = worker["spec"]["containers"][0]["resources"]
-    amounts = render.pod(wanted, made)["spec"]["containers"][0]["resources"]["limits"]
+    amounts = command.pod(wanted, made)["spec"]["containers"][0]["resources"]["limits"]
     assert resources["limits"] == resources["requests"] == {"nvidia.com/gpu": 8, **amounts}
 
 
@@ -248,7 +248,7 @@ def test_a_flat_file_chooses_the_store_for_a_nad_that_names_none(name: str, stor
 
 def test_the_nads_of_rails_are_those_that_rails_render_makes() -> None:
     wanted = rails_plan.read(RAILS, (CONF / RAILS).read_text())
-    rendered = [o for o in render.objects(wanted, rails_plan.rails_of(wanted, [])) if o["kind"].startswith("Network")]
+    rendered = [o for o in command.objects(wanted, rails_plan.rails_of(wanted, [])) if o["kind"].startswith("Network")]
     kept = [yaml.safe_load((CONF / NADS[name]).read_text()) for name in NETWORKS if name.startswith("gpu-rail-")]
     for document in (*rendered, *kept):
         document["spec"]["config"] = json.loads(document["spec"]["config"])

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from cni.cli import nccl
+from cni.cli import rdma
 from cni.cli.doctor import pods
 from cni.cli.doctor.finding import FAULT
 from cni.node.inventory import devices as inventory
@@ -45,7 +45,7 @@ class Node:
             )
 
     def advice(self, *links: SandboxInterface) -> tuple[dict[str, str], list[str]]:
-        return nccl.advice(pod(*links), inventory.read([pod(*links)], str(self.root)), str(self.root))
+        return rdma.nccl_advice(pod(*links), inventory.read([pod(*links)], str(self.root)), str(self.root))
 
 
 @pytest.fixture
@@ -104,7 +104,7 @@ def test_a_pod_of_infiniband_is_told_its_device_and_nothing_of_roce(tmp_path: Pa
     devices = inventory.read(root=str(machine.root))
     own = next(device for device in devices if device.ports[0].link_layer == "InfiniBand")
     inside = SandboxInterface("net1", "", 2044, True, ("10.0.0.5",), bus="pci", device=own.pci)
-    told = nccl.advice(pod(inside), devices, str(machine.root))
+    told = rdma.nccl_advice(pod(inside), devices, str(machine.root))
     assert told == ({"NCCL_IB_HCA": f"={own.name}:1", "NCCL_SOCKET_IFNAME": "=net1"}, [])
 
 
@@ -118,7 +118,7 @@ def test_a_link_that_nccl_will_not_use_is_told_beside_those_that_it_uses(tmp_pat
         machine.netdev(f"ens{number}", nic)
         machine.verbs(f"mlx5_{number}", nic, f"ens{number}", size=4, link_layer=layer, state=state)
         links.append(SandboxInterface(f"net{number}", "", 9000, True, (f"10.0.{number}.5",), bus="pci", device=nic))
-    told, notes = nccl.advice(pod(*links), inventory.read(root=str(machine.root)), str(machine.root))
+    told, notes = rdma.nccl_advice(pod(*links), inventory.read(root=str(machine.root)), str(machine.root))
     assert told["NCCL_IB_HCA"] == "=mlx5_0:1,mlx5_1:1"
     assert notes == [
         "NCCL leaves out mlx5_1 port 1 (net1) until it is ACTIVE: it is INIT",
@@ -156,7 +156,7 @@ def test_a_pod_of_iwarp_or_efa_is_told_that_nccl_does_not_use_it_by_itself(
     machine.verbs(device, netdev=netdev, size=1, **kind)
     inside = SandboxInterface("net1", "macvlan", 9000, True, ("10.0.0.5",), lower="ens0f0")
     with pytest.raises(CniError, match=f"^{device} has neither RoCE nor InfiniBand, .* EFA needs aws-ofi-nccl"):
-        nccl.advice(pod(inside), inventory.read([pod(inside)], str(tmp_path)), str(tmp_path))
+        rdma.nccl_advice(pod(inside), inventory.read([pod(inside)], str(tmp_path)), str(tmp_path))
 
 
 def port(number: int, *entries: tuple[str, str, str]) -> Port:
@@ -184,7 +184,7 @@ SECOND = port(1, ("fe80::2", "ens1f0", V2), ("192.168.2.9", "net7", V2), ("192.1
     ],
 )
 def test_an_index_that_is_not_right_for_all_devices_is_told(value: str, words: str) -> None:
-    assert nccl.wrong_index(value, [("net1", FIRST), ("net2", SECOND)]) == words
+    assert rdma.wrong_index(value, [("net1", FIRST), ("net2", SECOND)]) == words
 
 
 def test_doctor_finds_an_index_in_the_environment_of_a_pods_process_that_does_not_fit(tmp_path: Path) -> None:

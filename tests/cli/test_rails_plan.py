@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from cni.cli.main import main
-from cni.cli.rails import render
+from cni.cli.rails import command
 from cni.lint import lint_text
 from cni.resources import config as device_plugin_config
 from cni.resources import rails as plan
@@ -30,7 +30,7 @@ def rails(**changes: Any) -> tuple[plan.Rails, list[plan.PlannedRail]]:
 
 
 def network(wanted: plan.Rails, made: list[plan.PlannedRail], index: int) -> dict[str, Any]:
-    nad = render.nad(wanted, made, made[index])
+    nad = command.nad(wanted, made, made[index])
     found: dict[str, Any] = json.loads(nad["spec"]["config"])
     return found
 
@@ -53,13 +53,13 @@ def test_every_rail_is_told_of_all_ranges_and_of_its_own() -> None:
 
 def test_a_pod_asks_for_each_network_and_each_resource_once() -> None:
     wanted, made = rails(subnet=["192.168.{rail}.0/24", "fd00:{rail:x}::/64"])
-    pod = render.pod(wanted, made)
+    pod = command.pod(wanted, made)
     assert pod["metadata"]["annotations"] == {
         "k8s.v1.cni.cncf.io/networks": "default/rails-rail-0@rail0, default/rails-rail-1@rail1"
     }
     (container,) = pod["spec"]["containers"]
     assert container["resources"]["limits"] == {"rdma/rails_rail_0": 1, "rdma/rails_rail_1": 1}
-    config = json.loads(render.resources(wanted, made)["data"]["config.json"])
+    config = json.loads(command.resources(wanted, made)["data"]["config.json"])
     offered = {
         f"{entry['resourcePrefix']}/{entry['resourceName']}": entry["selectors"] for entry in config["configList"]
     }
@@ -73,9 +73,9 @@ def test_functions_of_sriov_are_chosen_by_their_nic_and_named_in_the_network() -
         wanted, made = rails(
             type=kind, numVfs=vfs, master=None, pci=addresses, resourcePrefix="nvidia.com", routing=False, mtu=9000
         )
-        config = json.loads(render.resources(wanted, made)["data"]["config.json"])
+        config = json.loads(command.resources(wanted, made)["data"]["config.json"])
         assert [entry["selectors"][selector] for entry in config["resourceList"]] == [[a + of_vfs] for a in addresses]
-        nad = render.nad(wanted, made, made[1])
+        nad = command.nad(wanted, made, made[1])
         assert nad["metadata"]["annotations"] == {"k8s.v1.cni.cncf.io/resourceName": "nvidia.com/rails_rail_1"}
         found = network(wanted, made, 1)
         assert found["mtu"] == 9000
@@ -85,17 +85,17 @@ def test_functions_of_sriov_are_chosen_by_their_nic_and_named_in_the_network() -
 @pytest.mark.parametrize("kind", ["macvlan", "sriov", "host-device"])
 def test_the_device_plugins_take_the_resources_and_ours_has_a_config_map_of_its_own(kind: str) -> None:
     wanted, made = rails(type=kind, group="gpu-a.b", numVfs=8 if kind == "sriov" else None, mtu=9000)
-    others, ours = (render.resources(wanted, made, own) for own in (False, True))
+    others, ours = (command.resources(wanted, made, own) for own in (False, True))
     content, for_ours = (json.loads(config_map["data"]["config.json"]) for config_map in (others, ours))
     vfs = {"nicSelector": {"pfNames": ["eth_r0", "eth_r1"]}, "numVfs": 8, "isRdma": True, "mtu": 9000}
     own = {"rails": [{"group": "gpu-a.b", "nics": ["eth_r0", "eth_r1"]}]}
     assert for_ours == {**content, **({"virtualFunctions": [vfs]} if kind == "sriov" else {}), **own}
     assert ours["metadata"] == {"name": "railcni-device-plugin", "namespace": "railcni"}
-    assert render.objects(wanted, made, True)[0] == ours
+    assert command.objects(wanted, made, True)[0] == ours
     read = device_plugin_config.read([("config.json", ours["data"]["config.json"])])
     assert read.findings == []
     assert all(re.fullmatch("[A-Za-z0-9_]+", resource.resourceName) for resource in read.resources)
-    asked = render.pod(wanted, made)["spec"]["containers"][0]["resources"]["limits"]
+    asked = command.pod(wanted, made)["spec"]["containers"][0]["resources"]["limits"]
     assert {resource.name for resource in read.resources} == set(asked)
 
 
@@ -113,7 +113,7 @@ def test_one_network_and_one_resource_are_all_rails(
 ) -> None:
     both = {"group": "gpu_a", "gateway": 254, "exclude": [20], "base": 5, "mtu": 9000, "shared": 50}
     both["subnet"] = ["192.168.{rail}.0/24", "fd00:{rail:x}::/64"]
-    objects = render.objects(*rails(**both, **changes, oneNetwork=True), True)
+    objects = command.objects(*rails(**both, **changes, oneNetwork=True), True)
     config_map, nad, pod = objects
     (offered,) = device_plugin_config.read([("config.json", config_map["data"]["config.json"])]).resources
     assert offered.name == "rdma/gpu_a"
@@ -133,7 +133,7 @@ def test_one_network_and_one_resource_are_all_rails(
 
 
 def configs(wanted: plan.Rails, made: list[plan.PlannedRail]) -> list[str]:
-    return [render.nad(wanted, made, one)["spec"]["config"] for one in made]
+    return [command.nad(wanted, made, one)["spec"]["config"] for one in made]
 
 
 def test_a_pairing_takes_the_nics_of_the_node_in_their_order() -> None:
@@ -204,7 +204,7 @@ def test_what_is_printed_is_what_is_meant(tmp_path: Path, capsys: pytest.Capture
         return code, said.out + said.err
 
     wanted, made = rails()
-    objects = render.objects(wanted, made)
+    objects = command.objects(wanted, made)
     assert list(yaml.safe_load_all(run(str(file))[1])) == objects
     assert json.loads(run(str(file), "-o", "json")[1])["items"] == objects
     code, text = run(str(file), "-o", "table")

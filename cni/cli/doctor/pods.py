@@ -11,7 +11,7 @@ import os
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from cni.cli import nccl
+from cni.cli import rdma
 from cni.cli.doctor import kernel, setup
 from cni.cli.doctor.finding import FAULT, NOTE, OK, SKIPPED, Observation, advice, broken, note, ok, unknown
 from cni.cli.doctor.kernel import LinkParameters
@@ -203,7 +203,7 @@ def _check_indexes(subject: str, process: PodProcess, links: Sequence[AttachedLi
     """Find GID indexes in a process's environment that are wrong for a link of the pod."""
     ways = [(link.interface.name, port) for link in links for port in link.ports if port.is_roce]
     for name, value in process.indexes:
-        if why := nccl.wrong_index(value, ways):
+        if why := rdma.wrong_index(value, ways):
             remedy = f"leave {name} out: the library then chooses an index for each device (NCCL from 2.21 on)"
             remedy += "; `railcni rdma --env` has what NCCL needs"
             yield broken(subject, f"{name}={value}: {why}", "an index of the link's own address on each device", remedy)
@@ -267,7 +267,7 @@ def processes(sandbox: NamespaceView, proc: str = "/proc") -> list[PodProcess]:
 
 def _indexes(environ: str) -> tuple[tuple[str, str], ...]:
     pairs = [entry.partition("=") for entry in text(environ).split("\0")]
-    return tuple((name, value) for name, _, value in pairs if name in nccl.INDEX_VARIABLES)
+    return tuple((name, value) for name, _, value in pairs if name in rdma.INDEX_VARIABLES)
 
 
 def _nodes(folder: str) -> tuple[str, ...] | None:
