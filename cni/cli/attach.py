@@ -27,7 +27,6 @@ from typing import Any
 from cni.cli import install
 from cni.cli.terminal import common, output, subcommand
 from cni.documents import NET_DIRECTORY, networks
-from cni.documents.networks import Network
 from cni.node import runtime
 from cni.node.inventory import attachments as recorded
 from cni.node.inventory.places import NAMED_NAMESPACES, is_alive, is_of_pod, namespace_path
@@ -219,7 +218,7 @@ def _runtime(options: argparse.Namespace) -> Runtime:
 # --- the attachment that the options name ---
 
 
-def _new(options: argparse.Namespace, network: Network) -> Parameters:
+def _new(options: argparse.Namespace, network: networks.Network) -> Parameters:
     """The parameters of a new attachment."""
     netns = namespace_path(options.netns)
     container, ifname = options.container_id or default_container_id(netns), "net1" if network.nad else "eth0"
@@ -228,7 +227,7 @@ def _new(options: argparse.Namespace, network: Network) -> Parameters:
     return Parameters(container, netns, options.ifname or ifname, options.args, capabilities)
 
 
-def _existing(options: argparse.Namespace) -> tuple[Runtime, Network, Parameters, bool]:
+def _existing(options: argparse.Namespace) -> tuple[Runtime, networks.Network, Parameters, bool]:
     """Return (runtime, network, parameters, whether the cache has it) of the attachment that the options name."""
     if "/" in (options.container_id or ""):  # the older spelling of --pod
         options.pod, options.container_id = options.container_id, None
@@ -251,7 +250,7 @@ def _existing(options: argparse.Namespace) -> tuple[Runtime, Network, Parameters
     return runtime, network.with_device(options.device_id), parameters, True
 
 
-def _found(options: argparse.Namespace) -> Network | CniError:
+def _found(options: argparse.Namespace) -> networks.Network | CniError:
     """The network that the options name, or why it is not found: its file may have been removed since the ADD."""
     try:
         return networks.find(options.network, options.conf_dir)
@@ -292,7 +291,7 @@ def _entry(options: argparse.Namespace, cache: Cache, name: str) -> CachedResult
     return found[0] if found else None
 
 
-def _as_attached(entry: CachedResult, network: Network | CniError) -> Network | CniError:
+def _as_attached(entry: CachedResult, network: networks.Network | CniError) -> networks.Network | CniError:
     """The network as the cache has it; `network`, or the reason why it is not found, if the cache's cannot be read."""
     try:
         kept = networks.from_document(json.loads(entry.config), f"the cached configuration of {entry.network}")
@@ -353,7 +352,7 @@ def _link(netns: str, ifname: str) -> Link | None:
         return next((link for link in rtnl.links() if link.name == ifname), None)
 
 
-def _undo(runtime: Runtime, network: Network, parameters: Parameters, fault: BaseException) -> None:
+def _undo(runtime: Runtime, network: networks.Network, parameters: Parameters, fault: BaseException) -> None:
     """Undo a failed ADD by a DEL. Raises StepsFailed, with `fault` first, if the DEL fails for another reason."""
     try:
         with redirect_stderr(io.StringIO()):  # else the plugins' messages come before the failure

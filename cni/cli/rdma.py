@@ -14,7 +14,6 @@ from cni.cli.terminal import output, subcommand
 from cni.node.inventory import devices as inventory
 from cni.node.inventory import sandboxes
 from cni.node.inventory.devices import Gid, Port, VerbsDevice, ports_of
-from cni.node.inventory.sandboxes import NamespaceView
 from cni.shared.kernel import rdma_sysfs
 from cni.shared.spec.errors import CniError
 
@@ -139,7 +138,9 @@ class _Way:
     gid: Gid | None
 
 
-def nccl_advice(sandbox: NamespaceView, devices: Devices, root: str = "/sys") -> tuple[dict[str, str], list[str]]:
+def nccl_advice(
+    sandbox: sandboxes.NamespaceView, devices: Devices, root: str = "/sys"
+) -> tuple[dict[str, str], list[str]]:
     """Return (variables for the containers of a pod, notes about them). Raises CniError if no port has a GID of the pod."""
     ways = list(_ways(sandbox, devices, root))
     if not ways:
@@ -151,7 +152,7 @@ def nccl_advice(sandbox: NamespaceView, devices: Devices, root: str = "/sys") ->
     return {**variables, **more}, [*notes, *_unused(ways, sandbox, devices, root)]
 
 
-def _unused(ways: Sequence[_Way], sandbox: NamespaceView, devices: Devices, root: str) -> Iterator[str]:
+def _unused(ways: Sequence[_Way], sandbox: sandboxes.NamespaceView, devices: Devices, root: str) -> Iterator[str]:
     """Yield a note for each port of the pod that NCCL does not use."""
     for way in ways:
         if not way.port.is_active:
@@ -220,7 +221,7 @@ def wrong_index(value: str, ways: Sequence[tuple[str, Port]]) -> str:
     return "; ".join(others)
 
 
-def _ways(sandbox: NamespaceView, devices: Devices, root: str) -> Iterator[_Way]:
+def _ways(sandbox: sandboxes.NamespaceView, devices: Devices, root: str) -> Iterator[_Way]:
     gids = [(port, gid) for port in inventory.ports(devices) for gid in port.gids if gid.kind == rdma_sysfs.ROCE_V2]
     for interface in sandbox.interfaces:
         wanted = [(interface.name, a) for a in sorted(interface.global_addresses, key=lambda a: ":" in a)]
@@ -240,7 +241,7 @@ def _common(addresses: Sequence[str]) -> Network:
     return network
 
 
-def _missing(sandbox: NamespaceView, devices: Devices, root: str) -> str:
+def _missing(sandbox: sandboxes.NamespaceView, devices: Devices, root: str) -> str:
     has = [f"{i.name} {a}" for i in sandbox.interfaces for a in i.global_addresses if i.name != "lo"]
     who = sandbox.owner or "this namespace"
     if not devices:

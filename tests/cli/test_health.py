@@ -262,7 +262,7 @@ def test_the_settings_of_a_virtual_function_or_subfunction_are_those_of_its_card
     machine = Machine(tmp_path)
     CARDS[card].make(machine)
     facts = NodeFacts(NodePlaces(sys=str(machine.tree), live=False))
-    assert len(facts.active_netdevs) == 2
+    assert len(facts.parameters) == 2
     settings = {"ens1f0": Congestion(driver="mlx5_core", pci="0000:30:00.0")}
     if ports == 2:
         settings["ens1f1"] = Congestion(driver="mlx5_core", pci="0000:30:00.1")

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from cni.cli.doctor import claims, kernel, pcie, pods, ports, setup
-from cni.cli.doctor.kernel import LinkParameters
 from cni.cli.doctor.ports import Congestion, PortCounts
 from cni.documents import NET_DIRECTORY
 from cni.documents.tree import object_at
@@ -20,7 +19,6 @@ from cni.node.installation.options import DEFAULT, candidates
 from cni.node.inventory import attachments as recorded
 from cni.node.inventory import counters, functions, sandboxes, topology
 from cni.node.inventory import devices as inventory
-from cni.node.inventory.devices import Port
 from cni.node.inventory.sandboxes import NamespaceView, SandboxInterface
 from cni.node.runtime.cache import DIRECTORY
 from cni.shared.kernel import rdma_sysfs, sysfs
@@ -47,7 +45,7 @@ class NodePlaces:
 
 @dataclass
 class NodeFacts:
-    """Facts about the node at `places`; with `pod` (NAMESPACE/POD or a namespace's path) only about that pod. Port
+    """Facts about the node at `places`; with `pod` (NAMESPACE/POD or a namespace's path) only about that pod. inventory.Port
     errors are counted for `watch` seconds, or since each port's start if `watch` is 0."""
 
     places: NodePlaces = field(default_factory=NodePlaces)
@@ -93,7 +91,7 @@ class NodeFacts:
         return inventory.read(self.sandboxes, self.places.sys)
 
     @property
-    def ports(self) -> list[Port]:
+    def ports(self) -> list[inventory.Port]:
         """All ports; for one pod only those below its links."""
         if self.pod:
             return [*dict.fromkeys(port for link in self.attached for port in link.ports)]
@@ -105,12 +103,6 @@ class NodeFacts:
         devices = {port.device for port in self.ports}
         physical = [d for d in self.devices if d.pci and not d.is_virtual_function]
         return [(d.name, d.pci) for d in physical if not self.pod or d.name in devices]
-
-    @property
-    def active_netdevs(self) -> list[str]:
-        """The netdevs in this namespace that belong to ACTIVE RoCE ports."""
-        found = dict.fromkeys(p.netdev for p in self.ports if p.is_active and p.is_roce and p.carrier is not None)
-        return [name for name in found if name]
 
     @cached_property
     def topology(self) -> topology.Topology:
@@ -133,12 +125,13 @@ class NodeFacts:
 
     @property
     def _networks(self) -> dict[str, Sequence[str]]:
-        """The IPv4 addresses of each active RoCE netdev, with prefix lengths."""
+        """The IPv4 addresses, with prefix lengths, of each netdev in this namespace that belongs to an ACTIVE RoCE port."""
+        active = (p.netdev for p in self.ports if p.is_active and p.is_roce and p.carrier is not None and p.netdev)
         own = self.own_interfaces
-        return {name: own[name].networks if name in own else () for name in self.active_netdevs}
+        return {name: own[name].networks if name in own else () for name in active}
 
     @property
-    def parameters(self) -> dict[str, LinkParameters]:
+    def parameters(self) -> dict[str, kernel.LinkParameters]:
         return {name: kernel.read_parameters(name, own, self.places.proc) for name, own in self._networks.items()}
 
     @property

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from cni.cli import rdma
 from cni.cli.doctor import kernel, setup
 from cni.cli.doctor.finding import FAULT, NOTE, OK, SKIPPED, Observation, advice, broken, note, ok, unknown
-from cni.cli.doctor.kernel import LinkParameters
 from cni.node.inventory.devices import Port
 from cni.node.inventory.functions import Function
 from cni.node.inventory.sandboxes import NamespaceView, SandboxInterface, inode_of
@@ -27,7 +26,6 @@ _SECONDS = 2.0  # to wait for the answer of a peer
 _PEER = "answers to packets of every size up to the link's MTU"
 _SEE = "see that the peer runs and its link is up, and subnet, VLAN and switch ports between both"
 _MOST_PROCESSES = 8
-Registered = Mapping[str, Collection[str]]  # kubelet's device IDs by resource
 
 
 @dataclass(frozen=True)
@@ -76,9 +74,11 @@ class PodProcess:
     user: int | None = None
 
 
-def needs(links: Iterable[AttachedLink], functions: Sequence[Function], registered: Registered) -> list[PodNeed]:
-    """The device needs of the links. railcni's device plugin and the SR-IOV device plugin name a device in `registered`
-    after its NIC or function."""
+def needs(
+    links: Iterable[AttachedLink], functions: Sequence[Function], registered: Mapping[str, Collection[str]]
+) -> list[PodNeed]:
+    """The device needs of the links. railcni's device plugin and the SR-IOV device plugin name a device in `registered`,
+    kubelet's device IDs by resource, after its NIC or function."""
     found = []
     for link in links:
         devices = {port.device for port in link.ports}
@@ -238,7 +238,7 @@ def ping(peer: str, own: str, mtu: int) -> list[Observation]:
     return found
 
 
-def _parameters(sandbox: NamespaceView, links: Sequence[SandboxInterface]) -> dict[str, LinkParameters]:
+def _parameters(sandbox: NamespaceView, links: Sequence[SandboxInterface]) -> dict[str, kernel.LinkParameters]:
     """The kernel parameters of `links` in the pod's namespace, by link; {} if they cannot be read."""
     try:
         with netns.open_namespace(sandbox.netns or "/proc/self/ns/net") as there, there.entered():

@@ -29,7 +29,6 @@ from cni.shared.kernel.links import Rtnl
 
 NEARLY_FULL = 0.8  # the share of a GID table in use from which doctor and the plugins warn
 
-Uses = Mapping[str, str]  # the netdevs in use on this node, each with its user
 PortCounts = Mapping[Port, Counts]
 _PRIORITIES = range(8)
 _TOS_OF_TC = re.compile(r"tclass=(\d+)")
@@ -42,9 +41,9 @@ _ANY_TOOL = "dcb pfc show dev {netdev}, and the tool of the NIC's vendor"
 _LOSSY = "RoCE loses packets under load, and then slows down by far"
 
 
-def check_state(ports: Sequence[Port], uses: Uses, up: Mapping[str, bool]) -> Iterator[Observation]:
-    """Find ports that are not ACTIVE: a fault if the port is used, or if no port is active. `up` has for each netdev
-    whether it is administratively up."""
+def check_state(ports: Sequence[Port], uses: Mapping[str, str], up: Mapping[str, bool]) -> Iterator[Observation]:
+    """Find ports that are not ACTIVE: a fault if the port is used, or if no port is active. `uses` has the user of
+    each netdev in use, and `up` whether a netdev is administratively up."""
     any_active = any(port.is_active for port in ports)
     for port in ports:
         found = f"{port.state or 'of unknown state'} ({port.physical_state or 'physical state unknown'})"
@@ -121,23 +120,19 @@ def _subject(port: Port) -> str:
 def check_counters(now: PortCounts, before: PortCounts, seconds: float) -> Iterator[Observation]:
     """Find errors of ports in the `seconds` since the counters `before`; if `before` is {}, since each port's start."""
     for port, values in now.items():
-        found = list(_faults(str(port), values, before.get(port, {}), seconds))
-        yield from found
-        if values and not found:
-            yield ok(str(port), f"no error in {seconds:g} s" if before else "few errors since its start")
-
-
-def _faults(name: str, values: Counts, former: Counts, seconds: float) -> Iterator[Observation]:
-    for counter, count in values.items():
-        if counter in former:
-            grown = count - former[counter]
+        faults, former = [], before.get(port, {})
+        for counter, count in values.items():
+            grown = count - former.get(counter, count)
             if grown > 0:
                 rate = f"{grown} {counter.meaning} in {seconds:g} s ({grown / seconds:.3g}/s)"
-                yield broken(name, rate, "none while traffic runs", counter.remedy)
-        elif count >= counter.many:
-            found = f"{count} {counter.meaning} since its start ({counter.place})"
-            remedy = f"`railcni doctor --watch 10` tells whether they go on; {counter.remedy}"
-            yield advice(name, found, f"fewer than {counter.many}", remedy)
+                faults.append(broken(str(port), rate, "none while traffic runs", counter.remedy))
+            elif counter not in former and count >= counter.many:
+                found = f"{count} {counter.meaning} since its start ({counter.place})"
+                remedy = f"`railcni doctor --watch 10` tells whether they go on; {counter.remedy}"
+                faults.append(advice(str(port), found, f"fewer than {counter.many}", remedy))
+        yield from faults
+        if values and not faults:
+            yield ok(str(port), f"no error in {seconds:g} s" if before else "few errors since its start")
 
 
 def check_siblings(devices: Sequence[VerbsDevice]) -> Iterator[Observation]:
@@ -149,7 +144,12 @@ def check_siblings(devices: Sequence[VerbsDevice]) -> Iterator[Observation]:
             groups.setdefault(device.model, []).append(device)
     for group in (group for group in groups.values() if len(group) > 1):
         names = ", ".join(device.name for device in group)
-        found = [*_slower(group), *_older(group)]
+        found = list(_slower(group))
+        newest = max((device.firmware for device in group), key=_version)
+        for device in group:
+            if device.firmware and _version(device.firmware) < _version(newest):
+                healthy = f"{newest}, as a sibling of its kind"
+                found.append(advice(device.name, f"firmware {device.firmware}", healthy, "update its firmware"))
         yield from found or [ok(names, "none is slower than most, or of older firmware")]
 
 
@@ -163,14 +163,6 @@ def _slower(group: Sequence[VerbsDevice]) -> Iterator[Observation]:
                 healthy = f"{max(alike.values()):g} Gb/s, as its siblings"
                 remedy = f"{CABLE}; a job on all rails is as slow as this one"
                 yield advice(str(port), f"runs at {port.rate}", healthy, remedy)
-
-
-def _older(group: Sequence[VerbsDevice]) -> Iterator[Observation]:
-    newest = max((device.firmware for device in group), key=_version)
-    for device in group:
-        if device.firmware and _version(device.firmware) < _version(newest):
-            healthy = f"{newest}, as a sibling of its kind"
-            yield advice(device.name, f"firmware {device.firmware}", healthy, "update its firmware")
 
 
 def check_guids(devices: Sequence[VerbsDevice], root: str = "/sys") -> Iterator[Observation]:

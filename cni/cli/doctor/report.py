@@ -14,7 +14,6 @@ from cni.cli.doctor.facts import NodeFacts
 from cni.cli.doctor.finding import FAULT, SKIPPED, UNKNOWN, Check, Observation, broken, unknown
 from cni.node.inventory import devices, functions, topology
 from cni.node.inventory.sandboxes import REMEDY, is_denied
-from cni.node.inventory.topology import administrative_states
 from cni.resources.containers import own_folder
 from cni.shared.kernel.rdma_netlink import EXCLUSIVE
 from cni.shared.spec.errors import CniError
@@ -77,7 +76,9 @@ CHECKS: tuple[Check, ...] = (
     _of_pod("netns-mode", "RDMA netns mode", _mode),
     _of_pod("devices", "verbs devices", _devices),
     _of_both("nodes", "/dev/infiniband", _nodes),
-    _of_both("ports", "ports", lambda f: ports.check_state(f.ports, f.uses, administrative_states(f.places.sys))),
+    _of_both(
+        "ports", "ports", lambda f: ports.check_state(f.ports, f.uses, topology.administrative_states(f.places.sys))
+    ),
     _of_both("mtu", "MTU", lambda f: ports.check_mtu(f.ports, f.management)),
     _of_both("gids", "GID tables", lambda f: ports.check_gids(f.ports)),
     _of_both("counters", "errors of ports", lambda f: ports.check_counters(*f.counts)),

@@ -20,7 +20,6 @@ from cni.cluster.audit import store as stores
 from cni.documents import networks
 from cni.documents.reader import JSON
 from cni.node.installation import layout
-from cni.node.installation.layout import NAMES
 from cni.node.inventory import attachments as recorded
 from cni.node.inventory.topology import text
 from cni.shared import policy
@@ -33,7 +32,7 @@ from ipam.stores.apiserver.faults import NotFound, Undefined
 from ipam.stores.apiserver.resources import BINDINGS, EVERYWHERE
 from ipam.stores.base import READ
 
-_OF_INTEREST = (*NAMES, "ib-sriov", "ipoib", "ipvlan", "nv-ipam", "multus", "multus-shim")
+_OF_INTEREST = (*layout.NAMES, "ib-sriov", "ipoib", "ipvlan", "nv-ipam", "multus", "multus-shim")
 _PLUGIN_SECONDS = 10  # for an answer to VERSION, which takes 0.01 s, but longer on a busy node
 _SLOW_SECONDS = 1.0  # an ADD asks a store several times
 _VERSION = re.compile(r"\b(?:version|plugin|railcni|whereabouts)[: ]\s*(v?\d[^\s,;(]*|unknown)", re.IGNORECASE)

@@ -16,7 +16,6 @@ from cni.cli.terminal import common, output, subcommand
 from cni.cluster.audit import occupancy
 from cni.cluster.audit.cluster import Cluster
 from cni.cluster.audit.model import Snapshot
-from cni.cluster.audit.occupancy import PoolUse
 from cni.cluster.audit.snapshot import given_part, read
 from cni.cluster.audit.store import Choice
 from cni.link.verbs import gc
@@ -94,7 +93,7 @@ def _print_unread(found: Iterable[Snapshot]) -> int:
     return int(bool(unread))
 
 
-def _pool_document(pool: PoolUse) -> dict[str, Any]:
+def _pool_document(pool: occupancy.PoolUse) -> dict[str, Any]:
     document: dict[str, Any] = {"pool": pool.name, "family": pool.family, "used": pool.used}
     if full := pool.occupancy:
         document |= {"size": full.size, "free": full.free, "percent": round(full.percent, 1)}
@@ -104,7 +103,7 @@ def _pool_document(pool: PoolUse) -> dict[str, Any]:
     return document
 
 
-def _pool_row(pool: PoolUse) -> tuple[object, ...]:
+def _pool_row(pool: occupancy.PoolUse) -> tuple[object, ...]:
     full, name = pool.occupancy, (pool.name, f"IPv{pool.family}")
     if not full:
         return (*name, None, pool.used)

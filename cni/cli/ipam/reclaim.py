@@ -26,10 +26,8 @@ from cni.cluster.audit import in_use, snapshot, store_rules
 from cni.cluster.audit.cluster import Cluster
 from cni.cluster.audit.findings import LEASE_OF_ENDED_POD, RECLAIM, Finding
 from cni.cluster.audit.free import Changed, Freeing, Kept
-from cni.cluster.audit.in_use import ENDED, UNKNOWN, USED
 from cni.cluster.audit.lease_rules import AuditRules, blocker
 from cni.cluster.audit.model import OUT_OF_SERVICE, Key, Snapshot
-from cni.cluster.audit.snapshot import record_of
 from cni.cluster.audit.store import Choice
 from cni.node.installation.files import below
 from cni.node.installation.options import state_of
@@ -44,7 +42,9 @@ from ipam.stores.served import from_json
 GRACE = 60.0  # seconds: longer than a runtime takes to make a sandbox again
 
 FREED, WOULD_FREE, SKIPPED, KEPT, FAILED = "freed", "would free", "skipped", "kept", "failed"
-Told = Mapping[Key, tuple[str, str]]  # (ENDED, USED or UNKNOWN; why) by lease, as the lease's node answered
+Told = Mapping[
+    Key, tuple[str, str]
+]  # (in_use.ENDED, in_use.USED or in_use.UNKNOWN; why) by lease, as the lease's node answered
 _NOT_ASKED = "the command does not ask it; `kubectl railcni ipam reclaim` does"
 
 
@@ -177,10 +177,10 @@ class _Found:
         if lease is None:
             raise Changed("it is gone")
         if self.elsewhere(finding):
-            state, why = told.get(lease.identity, (UNKNOWN, _NOT_ASKED))
-            if state == USED:
+            state, why = told.get(lease.identity, (in_use.UNKNOWN, _NOT_ASKED))
+            if state == in_use.USED:
                 raise Changed(f"{why}: node {lease.node}" if lease.node else why)
-            if state != ENDED:
+            if state != in_use.ENDED:
                 where = f"node {lease.node}" if lease.node else "the node of its pod, which the store does not name"
                 remedy = f"Run `railcni ipam reclaim` there, or taint the node with {OUT_OF_SERVICE} when it is off"
                 remedy += "; --force frees it if its pod runs nowhere"
@@ -202,7 +202,7 @@ class _Found:
                 raise Changed("another has taken its place" if reserved else "the reservation is gone")
             again = self._rules_for(lease).reservation(reserved)
         elif self._seen.records is not None:
-            again = store_rules.of_lease(lease, record_of(lease.attachment, self._choice), snapshot.is_there)
+            again = store_rules.of_lease(lease, snapshot.record_of(lease.attachment, self._choice), snapshot.is_there)
         else:
             again = self._rules_for(lease).lease(lease)
         if again is None:

@@ -39,24 +39,21 @@ def put(path: str, temporary: str, make: Callable[[str], object]) -> None:
 def make_tree(top: str, entries: Iterable[VersionEntry]) -> None:
     os.mkdir(top)
     os.chmod(top, 0o755)  # noqa: S103  # everybody may read what root installs
-    paths = [_write(top, entry) for entry in entries]
-    for path in (top, *paths):  # after all writes, so that the disk can combine them
-        if not os.path.islink(path):
-            sync(path)
-
-
-def _write(top: str, entry: VersionEntry) -> str:
-    path = os.path.join(top, entry.path)
-    if entry.kind == "link":
-        os.symlink(entry.read(), path)
-        return path
-    if entry.kind == "directory":
-        os.mkdir(path)
-    else:
-        with open(path, "xb") as file:
-            file.write(entry.read())
-    os.chmod(path, 0o644 if entry.kind == "file" else 0o755)
-    return path
+    written = [top]
+    for entry in entries:
+        path = os.path.join(top, entry.path)
+        if entry.kind == "link":
+            os.symlink(entry.read(), path)
+            continue
+        if entry.kind == "directory":
+            os.mkdir(path)
+        else:
+            with open(path, "xb") as file:
+                file.write(entry.read())
+        os.chmod(path, 0o644 if entry.kind == "file" else 0o755)
+        written.append(path)
+    for path in written:  # after all writes, so that the disk can combine them
+        sync(path)
 
 
 def make_second(path: str, second: str) -> None:

@@ -9,8 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from cni.link.plugins import EXECUTABLES
-from cni.shared.kernel import files
-from cni.shared.kernel.files import target_of
+from cni.shared.kernel.files import check_private_directory, mark, target_of
 
 BUNDLE, TEMPORARY = "railcni-bundle", ".new."
 CURRENT, PREVIOUS, REPLACED = "current", "previous", "replaced"
@@ -104,14 +103,14 @@ def _of_names(folder: str, shown: str, found: Installation) -> Iterator[str]:
 def fingerprint(folder: str, found: Installation) -> tuple[object, ...]:
     """A value that changes when a plugin changes: then only a new run of the plugins shows their faults."""
     paths = [f"{folder}/{name}" for name in sorted(found.ours)]
-    return found, *((files.mark(path, links=True), os.access(path, os.X_OK)) for path in paths)
+    return found, *((mark(path, links=True), os.access(path, os.X_OK)) for path in paths)
 
 
 def state_faults(state: str) -> Iterator[str]:
     """Yield the faults of the directory `state`. This user must be able to write to the directory, or to create it."""
     above = state
     try:
-        files.check_private_directory(state, links=True)
+        check_private_directory(state, links=True)
     except FileNotFoundError:
         while not os.path.isdir(above) and above != "/":
             above = os.path.dirname(above)

@@ -124,21 +124,17 @@ def worded(action: str) -> Iterator[None]:
 
 def _entry(document: dict[str, Any]) -> CachedResult:
     result = document.get("result")
+    of_interfaces = [one.get("sandbox") for one in (result or {}).get("interfaces") or []]
+    netns = document.get("netns") or next(filter(None, of_interfaces), "")  # libcni before 1.2 writes no netns
     parameters = Parameters(
         container_id=str(document["containerId"]),
-        netns=str(document.get("netns") or _sandbox(result)),
+        netns=str(netns),
         ifname=str(document["ifName"]),
         args=tuple((str(key), str(value)) for key, value in document.get("cniArgs") or []),
         capability_args=dict(document.get("capabilityArgs") or {}),
     )
     config = base64.b64decode(document["config"] or "", validate=True)
     return CachedResult(str(document["networkName"]), parameters, config, dict(result) if result else None)
-
-
-def _sandbox(result: Any) -> str:
-    """The path of the namespace in a result, since the cache of libcni before 1.2 has none; "" if it is missing."""
-    paths = [i.get("sandbox") for i in (result or {}).get("interfaces") or []]
-    return next((p for p in paths if p), "")
 
 
 def _name(network: str, parameters: Parameters) -> str:
