@@ -21,17 +21,8 @@ from types import CodeType
 ROOT = os.path.abspath(__file__).rpartition("/cni/")[0]
 HEAD = 12288  # bytes, which a launcher reads at once
 DIGEST = 32  # hexadecimal digits at the end of the head, by which executables find workers of their version (cni/warm)
-NOT_OF_PLUGINS = (
-    "cni.cli",
-    "cni.cluster",
-    "cni.compiled.pack",
-    "cni.compiled.packed",
-    "cni.dist",
-    "cni.documents",
-    "cni.lint",
-    "cni.node",
-    "cni.resources",
-)
+_ROOMS = ("cli", "cluster", "compiled.pack", "compiled.packed", "dist", "documents", "lint", "node", "resources")
+NOT_OF_PLUGINS = tuple(f"cni.{room}" for room in _ROOMS)
 
 
 def main() -> None:

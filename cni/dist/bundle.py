@@ -306,16 +306,12 @@ def compile_launcher(loader: str) -> tuple[bytes, list[Path]]:
         )
     with tempfile.TemporaryDirectory() as folder:
         output = Path(folder, "launcher")
-        names = [f'-DTAG="{sys.implementation.cache_tag}"', f'-DLOADER="{loader}"']
-        argv = [
-            *compiler,
+        flags = [
             f"@{_LAUNCHER.with_suffix('.flags')}",
-            *names,
-            str(_LAUNCHER),
-            "-Wl,--trace",
-            "-o",
-            str(output),
+            f'-DTAG="{sys.implementation.cache_tag}"',
+            f'-DLOADER="{loader}"',
         ]
+        argv = [*compiler, *flags, str(_LAUNCHER), "-Wl,--trace", "-o", str(output)]
         done = subprocess.run(argv, capture_output=True, text=True)
         if done.returncode:
             raise CannotBuild(f"{_LAUNCHER.name} cannot be compiled: {done.stderr[-500:]}")

@@ -81,8 +81,8 @@ def test_a_virtual_function_is_known_with_its_physical_one_and_its_place(sriov: 
     assert (device.is_virtual_function, device.driver) == (True, "igbvf")
     assert device.above == ("pci0000:00", "0000:00:04.0")
     assert sysfs.physical_function_of(VIRTUAL, sriov) == CARD
-    assert topology.distance(device, topology.device(CARD, sriov)) == topology.PIX
-    assert topology.distance(device, topology.device("0000:02:00.0", sriov)) == topology.PHB
+    assert topology.Topology((), ()).distance(device, topology.device(CARD, sriov)) == topology.PIX
+    assert topology.Topology((), ()).distance(device, topology.device("0000:02:00.0", sriov)) == topology.PHB
     assert [f.id for f in kernel.read_modules(sriov).functions] == [CARD, "0000:02:00.0"]
 
 

@@ -6,7 +6,7 @@ import argparse
 import json
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from cni.cli.rails import attached
@@ -243,31 +243,18 @@ def annotation(plan: Rails, rails: Sequence[PlannedRail]) -> str:
 def pod(plan: Rails, rails: Sequence[PlannedRail]) -> dict[str, Any]:
     """A test pod that has all rails."""
     amounts = Counter(f"{plan.resourcePrefix}/{rail.resource}" for rail in rails)
-    metadata = {
-        "name": f"{plan.group}-test".lower().replace("_", "-"),
-        "namespace": plan.namespace,
-        "annotations": {NETWORKS: annotation(plan, rails)},
-    }
-    container = {
-        "name": "test",
-        "image": plan.image,
-        "command": ["sleep", "infinity"],
-        "securityContext": {"capabilities": {"add": ["IPC_LOCK"]}},
-        "resources": {"requests": dict(amounts), "limits": dict(amounts)},
-    }
+    name = f"{plan.group}-test".lower().replace("_", "-")
+    metadata = {"name": name, "namespace": plan.namespace, "annotations": {NETWORKS: annotation(plan, rails)}}
+    container: dict[str, Any] = {"name": "test", "image": plan.image, "command": ["sleep", "infinity"]}
+    container["securityContext"] = {"capabilities": {"add": ["IPC_LOCK"]}}
+    container["resources"] = {"requests": dict(amounts), "limits": dict(amounts)}
     spec = {"restartPolicy": "Never", "containers": [container]}
     return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
 
 
-def rendered_rows(plan: Rails, rails: Sequence[PlannedRail]) -> list[Sequence[object]]:
-    return [
-        (
-            rail.index,
-            f"{plan.namespace}/{rail.name}",
-            rail.nic.netdev or rail.nic.pci,
-            " ".join(map(str, rail.subnets)),
-            plan.tableBase + rail.index if plan.routing else None,
-            f"{plan.resourcePrefix}/{rail.resource}",
-        )
-        for rail in rails
-    ]
+def rendered_rows(plan: Rails, rails: Sequence[PlannedRail]) -> Iterator[Sequence[object]]:
+    """Yield a row of the table for each rail, with the columns RENDERED."""
+    for rail in rails:
+        nic, subnets = rail.nic.netdev or rail.nic.pci, " ".join(map(str, rail.subnets))
+        table = plan.tableBase + rail.index if plan.routing else None
+        yield rail.index, f"{plan.namespace}/{rail.name}", nic, subnets, table, f"{plan.resourcePrefix}/{rail.resource}"

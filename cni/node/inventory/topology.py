@@ -60,33 +60,23 @@ class Topology:
     nics: tuple[tuple[str, PciDevice], ...]
     one_node: bool = True
 
-    def matrix(self) -> list[list[str]]:
-        """The distances, with a row for each GPU and a column for each NIC."""
-        return [[self.distance(gpu, nic) for _, nic in self.nics] for gpu in self.gpus]
-
     def distance(self, one: PciDevice, other: PciDevice) -> str:
         """The name of the distance of two functions of this node."""
-        return distance(one, other, self.one_node)
+        if one.address == other.address:
+            return SELF
+        common = len(os.path.commonprefix([one.above, other.above]))
+        # The first common element is the host bridge. Functions below one switch share its upstream port only.
+        if common >= 2:
+            return PIX if max(len(one.above), len(other.above)) - common <= 1 else PXB
+        if common == 1:
+            return PHB
+        is_one_node = self.one_node or (one.numa_node == other.numa_node and one.numa_node != _UNKNOWN_NODE)
+        return NODE if is_one_node else SYS
 
     def nearest(self, gpu: PciDevice) -> list[str]:
         """The names of the NICs that are nearest to `gpu`."""
         ranked = [(NEAREST_FIRST.index(self.distance(gpu, nic)), name) for name, nic in self.nics]
         return [name for rank, name in ranked if rank == min(ranked)[0]]
-
-
-def distance(one: PciDevice, other: PciDevice, one_node: bool = False) -> str:
-    """The name of the distance of two PCI functions. `one_node`: the machine has a single NUMA node."""
-    if one.address == other.address:
-        return SELF
-    common = len(os.path.commonprefix([one.above, other.above]))
-    # The first common element is the host bridge. Functions below one switch share its upstream port only.
-    if common >= 2:
-        return PIX if max(len(one.above), len(other.above)) - common <= 1 else PXB
-    if common == 1:
-        return PHB
-    if one_node or (one.numa_node == other.numa_node and one.numa_node != _UNKNOWN_NODE):
-        return NODE
-    return SYS
 
 
 def read(nics: Iterable[tuple[str, str]], root: str = "/sys") -> Topology:
@@ -128,9 +118,9 @@ def table(topology: Topology) -> tuple[Sequence[str], list[Sequence[str]]]:
     """Return the column names and the rows of the matrix, a row for each GPU."""
     columns = ("gpu", "pci", "numa", *(name for name, _ in topology.nics))
     rows: list[Sequence[str]] = []
-    for number, (gpu, distances) in enumerate(zip(topology.gpus, topology.matrix(), strict=True)):
+    for number, gpu in enumerate(topology.gpus):
         numa = str(gpu.numa_node) if gpu.numa_node != _UNKNOWN_NODE else ""
-        rows.append((f"GPU{number}", gpu.address, numa, *distances))
+        rows.append((f"GPU{number}", gpu.address, numa, *(topology.distance(gpu, nic) for _, nic in topology.nics)))
     return columns, rows
 
 
