@@ -157,20 +157,14 @@ def _attachment_definition(scope: Scope, directory: str) -> Network | None:
         inner = reader.of_json(reader.string(scope, node), scope.findings, nad.metadata.name)
         network = _network(inner, nad.metadata.name) if inner else None
     else:
-        network = _named(scope, nad.metadata.name, directory)
+        named = (first for first, *_ in _in(directory, _EXTENSIONS[:2], []) if first.name == nad.metadata.name)
+        if (network := next(named, None)) is None:
+            message = f"is empty, and {directory} has no network of the name {nad.metadata.name}"
+            scope.error(("spec", "config"), message)
     if network is None:
         return None
     full = f"{nad.metadata.namespace}/{nad.metadata.name}" if nad.metadata.namespace else nad.metadata.name
     return replace(network, nad=full, resource_name=(nad.metadata.annotations or {}).get(RESOURCE_NAME, ""))
-
-
-def _named(scope: Scope, name: str, directory: str) -> Network | None:
-    """Return the network `name` in net.d, for a NAD without `config`; None, with a finding, when it is missing."""
-    for first, *_ in _in(directory, _EXTENSIONS[:2], []):
-        if first.name == name:
-            return first
-    scope.error(("spec", "config"), f"is empty, and {directory} has no network of the name {name}")
-    return None
 
 
 def _network(scope: Scope, nad: str = "") -> Network | None:

@@ -18,8 +18,7 @@ from typing import Any
 
 import yaml
 
-from cni.documents.diagnostic import ERROR, Diagnostic, Scope
-from cni.documents.refusals import name_of
+from cni.documents.diagnostic import ERROR, Diagnostic, Scope, name_of
 from cni.documents.tree import MOST_DEPTH, MOST_NODES, DocumentTooLarge, Keys, Member, Text, TreeNode, compose, of_yaml
 from cni.shared.spec.codec import MOST_BYTES
 

@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from cni.documents.diagnostic import Scope
-from cni.documents.refusals import keys_of
+from cni.documents.diagnostic import Scope, keys_of
 from cni.documents.tree import Keys
 from cni.link.plugins import LINK_PLUGINS
 from cni.lint import known

@@ -10,7 +10,7 @@ from cni.documents import networks, reader
 from cni.documents.diagnostic import WARNING, Diagnostic, Scope
 from cni.documents.reader import JSON, STDIN, YAML, about
 from cni.documents.tree import string_at
-from cni.lint import network, operators, resources
+from cni.lint import network, objects
 from cni.lint.addresses import FlatFile, overlaps
 from cni.lint.plugin import Surroundings
 from cni.resources import config, rails
@@ -43,7 +43,7 @@ def lint_text(text: str, path: str) -> list[Diagnostic]:
 def _ended(parts: list[list[Diagnostic]], around: Surroundings) -> list[Diagnostic]:
     """Compare the networks of all files; return the findings, sorted by line and column within each file."""
     overlaps(around.uses)
-    resources.compare(around)
+    objects.compare(around)
     return [finding for part in parts for finding in sorted(part, key=lambda f: (f.line, f.column))]
 
 
@@ -74,13 +74,13 @@ class _File:
                     network.examine_nad(one, around)
                     count += 1
                 else:
-                    count += operators.examine(one, around) or resources.examine_object(one, around)
+                    count += objects.examine(one, around)
             return count
         if isinstance(document, dict) and {*document} >= _PLAN:
             rails.of_document(scope)
             return 1
         if config.is_own(document):
-            resources.examine(scope, around)
+            objects.device_plugin(scope, around)
             return 1
         if is_json:
             appended = _appended(scope.text.path, document)

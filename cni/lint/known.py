@@ -7,8 +7,7 @@ import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
-from cni.documents.diagnostic import Scope
-from cni.documents.refusals import correction, keys_of, name_of, shown
+from cni.documents.diagnostic import Scope, correction, keys_of, name_of, shown
 from cni.documents.tree import Keys
 from cni.link import plugins
 from cni.link.plugins import LINK_PLUGINS

@@ -9,10 +9,9 @@ from dataclasses import replace
 from typing import Any
 
 from cni.documents import reader
-from cni.documents.diagnostic import Scope
+from cni.documents.diagnostic import Scope, correction, near, shown
 from cni.documents.models import OBJECT_NAME, Configuration, NetworkAttachmentDefinition, PluginModel, is_namespace
 from cni.documents.networks import RESOURCE_NAME
-from cni.documents.refusals import correction, near, shown
 from cni.documents.tree import Keys, object_at, string_at
 from cni.lint import known, plugin
 from cni.lint.known import executable

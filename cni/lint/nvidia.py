@@ -17,10 +17,9 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from cni.documents import reader
-from cni.documents.diagnostic import ERROR, Diagnostic, Scope
+from cni.documents.diagnostic import ERROR, Diagnostic, Scope, correction, near, shown
 from cni.documents.models import matching
 from cni.documents.networks import RESOURCE_NAME
-from cni.documents.refusals import correction, near, shown
 from cni.documents.tree import string_at, value_at
 
 VERSION = "mellanox.com/v1alpha1"

@@ -6,9 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from cni.documents.diagnostic import Scope
+from cni.documents.diagnostic import Scope, shown
 from cni.documents.networks import RESOURCE_NAME
-from cni.documents.refusals import shown
 from cni.documents.tree import Keys
 from cni.link import features, plugins
 from cni.link.plugins import LINK_PLUGINS, rdma
@@ -118,7 +117,9 @@ def examine(scope: Scope, keys: Keys, document: Mapping[str, Any], around: Surro
         fill(rdma.RdmaConfig(), rdma.KEYS, document, faults)
         note_faults(scope, keys, faults, rdma.KEYS, {})
     else:
-        _foreign_mtu(scope, keys, document)
+        mtu = member(document, "mtu")
+        if mtu is not None and (isinstance(mtu, bool) or not isinstance(mtu, int)):
+            scope.error((*keys, "mtu"), f"{shown(mtu)}: want an integer", proposal(integer(0, 65535), mtu))
     addresses.examine(scope, keys, document, request, around.flat, around.uses)
 
 
@@ -164,12 +165,6 @@ def _mtu(scope: Scope, keys: Keys, document: Mapping[str, Any], mtu: int) -> Non
         scope.warn(at, message, "write 9000")
     if mtu < IPV6_LEAST_MTU and addresses.has_ipv6(document):
         scope.error(at, f"{mtu} is too small for IPv6, which needs {IPV6_LEAST_MTU}", f"write {IPV6_LEAST_MTU} or more")
-
-
-def _foreign_mtu(scope: Scope, keys: Keys, document: Mapping[str, Any]) -> None:
-    mtu = member(document, "mtu")
-    if mtu is not None and (isinstance(mtu, bool) or not isinstance(mtu, int)):
-        scope.error((*keys, "mtu"), f"{shown(mtu)}: want an integer", proposal(integer(0, 65535), mtu))
 
 
 def _device(scope: Scope, keys: Keys, document: Mapping[str, Any], around: Surroundings, by_name: bool) -> None:

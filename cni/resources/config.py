@@ -13,8 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from cni.documents import reader
-from cni.documents.diagnostic import ERROR, Diagnostic, Scope
-from cni.documents.refusals import correction, shown
+from cni.documents.diagnostic import ERROR, Diagnostic, Scope, correction, shown
 from cni.documents.tree import Keys, Text, TreeNode, value_at
 from cni.resources import models
 from cni.resources.models import FIXES, VFIO, Exclusive, NicSelector, RailNics, Shared, VfPolicy

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cni.documents import networks
+from cni.documents.diagnostic import shown
 from cni.documents.networks import Network
-from cni.documents.refusals import shown
 from cni.shared.spec.errors import CniError
 
 MACVLAN = {"cniVersion": "1.0.0", "name": "rdma", "type": "macvlan", "master": "ens2f0"}
