@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from cni.cli import support
 from cni.cli.main import main
-from cni.cli.support import Part, cleaned, secrets
+from cni.cli.support import Part, cleaned
 from cni.cli.terminal import output
 from cni.shared.records import Records
 from cni.shared.spec.request import Attachment
@@ -224,7 +224,7 @@ def test_the_same_parts_give_the_same_bytes() -> None:
     ],
 )
 def test_what_looks_like_a_secret_is_removed_where_no_file_names_it(text: str, left: str) -> None:
-    assert secrets.scrub(text) == left
+    assert support.scrub(text) == left
 
 
 @pytest.mark.parametrize(
@@ -235,7 +235,7 @@ def test_what_looks_like_a_secret_is_removed_where_no_file_names_it(text: str, l
     ],
 )  # fmt: skip
 def test_which_keys_hold_secrets(name: str, secret: bool) -> None:
-    assert secrets.is_secret(name) is secret
+    assert support.is_secret(name) is secret
 
 
 @pytest.mark.parametrize(
@@ -250,7 +250,7 @@ def test_which_keys_hold_secrets(name: str, secret: bool) -> None:
     ],
 )
 def test_a_secret_is_known_by_its_place(document: Any, found: list[str]) -> None:
-    assert list(secrets._of(document)) == found
+    assert list(support._secrets_of(document)) == found
 
 
 @settings(max_examples=60, deadline=None)
