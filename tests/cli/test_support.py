@@ -299,7 +299,9 @@ INSTEAD = {
 
 
 @pytest.mark.skipif(bool(unusable()), reason=unusable())
-@pytest.mark.parametrize("what", INSTEAD)
+@pytest.mark.parametrize(
+    "what", ["/dev/null", "bytes", *(pytest.param(w, marks=pytest.mark.long) for w in ("an empty file", "words"))]
+)
 def test_no_file_of_the_host_makes_a_part_fail_by_a_fault_of_ours(what: str) -> None:
     """An index names each missing part with a reason that an administrator can act on."""
     lay = f"""{INSTEAD[what]}; mkdir /run/empty

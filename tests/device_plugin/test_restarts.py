@@ -103,7 +103,9 @@ def test_kubelet_and_plugin_are_killed_and_restarted_fifty_times_each(by_path: b
     print(f"seed {seed}: {report(took)}")
 
 
-@pytest.mark.parametrize("by_path", [True, False], ids=["kubelet", "older kubelet"])
+@pytest.mark.parametrize(
+    "by_path", [True, pytest.param(False, marks=pytest.mark.long)], ids=["kubelet", "older kubelet"]
+)
 def test_a_plugin_that_registers_the_resource_later_at_a_new_kubelet_keeps_it_until_it_has_gone(by_path: bool) -> None:
     with Scene(by_path) as scene:
         scene.machine.nic(0)

@@ -8,8 +8,6 @@ import json
 import os
 import re
 import struct
-import subprocess
-import sys
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -26,11 +24,11 @@ from cni.resources.vfs.plan import VfPlan, VfStep, plan
 from cni.shared.kernel.links import ifinfo
 from cni.shared.kernel.netlink import KernelError, attribute
 from cni.shared.kernel.vfs import NO_MAC
+from tests import command
 from tests.device_plugin.scene import Machine
-from tests.node import ROOT, Node
+from tests.node import Node
 
 PF = "0000:30:00.0"
-_COMMAND = "import sys; sys.argv[0] = 'railcni'; from cni.cli.main import main; sys.exit(main())"
 OPERATORS = """# as sriov-network-operator's guide has it
 apiVersion: sriovnetwork.openshift.io/v1
 kind: SriovNetworkNodePolicy
@@ -94,8 +92,10 @@ def steps(found: VfPlan) -> list[str]:
     return [step.sentence for step in found.steps]
 
 
-def railcni(*words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-c", _COMMAND, *words], cwd=ROOT, capture_output=True, text=True)
+def railcni(*words: str) -> tuple[int, str, str]:
+    """The exit code of the command, and what it said."""
+    done = command.run(words, env=os.environ)
+    return done.returncode, done.stdout.decode(), done.stderr.decode()
 
 
 # --- what is read ---
@@ -507,24 +507,20 @@ def test_what_cannot_be_is_refused_with_the_reason(
 
 def test_the_command_shows_plans_and_says_what_is_wrong_in_a_file(machine: Machine, tmp_path: Path) -> None:
     root = f"--root={tmp_path}"
-    shown = railcni("vfs", "show", root, "-o", "json")
-    assert shown.returncode == 0, shown.stderr
-    for same in (f"{root}/", f"{root}//"):
-        assert railcni("vfs", "show", same, "-o", "json").stdout == shown.stdout
-    (card,) = json.loads(shown.stdout)
+    shown = [railcni("vfs", "show", same, "-o", "json") for same in (root, f"{root}/", f"{root}//")]
+    assert shown[0] == shown[1] == shown[2]
+    (card,) = json.loads(shown[0][1])
     assert (card["card"], card["most"], card["vfs"]) == (PF, 8, [])
     file = tmp_path / "policies.yaml"
     file.write_text(OPERATORS)
-    done = railcni("vfs", "plan", root, f"--config={file}", "-o", "json")
-    assert done.returncode == 0, done.stderr
-    assert {"of": PF, "what": "numVfs", "now": "0", "then": "6"} in json.loads(done.stdout)["steps"]
+    code, out, err = railcni("vfs", "plan", root, f"--config={file}", "-o", "json")
+    assert code == 0, err
+    assert {"of": PF, "what": "numVfs", "now": "0", "then": "6"} in json.loads(out)["steps"]
     file.write_text(OPERATORS.replace("numVfs: 6\n  nicSelector", "numVfs: six\n  nicSelector"))
-    done = railcni("vfs", "plan", root, f"--config={file}")
-    assert done.returncode == 1
-    assert f"{file}:13:11: error: spec.numVfs" in done.stderr and "write a number such as" in done.stderr
-    for verb in ("plan", "apply"):
-        done = railcni("vfs", verb, root, "--config=/nonexistent")
-        assert (done.returncode, done.stdout) == (1, ""), "what a file asks for that cannot be read is not known"
+    code, _, err = railcni("vfs", "plan", root, f"--config={file}")
+    assert code == 1 and f"{file}:13:11: error: spec.numVfs" in err and "write a number such as" in err
+    for verb in ("plan", "apply"):  # what a file asks for that cannot be read is not known
+        assert railcni("vfs", verb, root, "--config=/nonexistent")[:2] == (1, "")
 
 
 @pytest.mark.parametrize("words", [("device-plugin", "--show"), ("dra", "show")])
@@ -533,17 +529,15 @@ def test_show_names_the_command_that_makes_the_functions_of_its_configuration(
 ) -> None:
     file = tmp_path / "config.json"
     file.write_text(json.dumps({"virtualFunctions": [policy(resourceName="vf")]}))
-    done = railcni(*words, f"--root={tmp_path}", f"--config={file}")
-    assert done.returncode == 1
-    assert "virtual functions that are not there yet: `railcni vfs plan` shows the steps" in done.stderr
-    assert "has no VF" in done.stdout and "itself is offered" not in done.stdout
+    code, out, err = railcni(*words, f"--root={tmp_path}", f"--config={file}")
+    assert code == 1 and "virtual functions that are not there yet: `railcni vfs plan` shows the steps" in err
+    assert "has no VF" in out and "itself is offered" not in out
 
 
 def test_apply_says_what_the_kernel_refuses_and_leaves_that_card(machine: Machine, tmp_path: Path) -> None:
     file = tmp_path / "config.json"
     file.write_text(json.dumps({"virtualFunctions": [policy()]}))
     (machine.root / "sys/bus/pci/devices" / PF / "sriov_numvfs").unlink()
-    done = railcni("vfs", "apply", f"--root={tmp_path}", f"--config={file}")
-    assert done.returncode == 1
-    assert "numVfs 2: the kernel refuses 2 to" in done.stderr
-    assert "the driver of the card does not offer this" in done.stderr
+    code, _, err = railcni("vfs", "apply", f"--root={tmp_path}", f"--config={file}")
+    assert code == 1 and "numVfs 2: the kernel refuses 2 to" in err
+    assert "the driver of the card does not offer this" in err
