@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from cni.shared.spec.errors import InvalidConfig, UnsupportedField
 from ipam.leases import Lease, are_texts
-from ipam.stores.base import SHARED_SECONDS, Store
+from ipam.stores.base import Store
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -67,7 +67,7 @@ def locate(config: IpamConfig, network: str, take: bool, seconds: float = 0) -> 
     if config.node_slice_size and config.datastore == "kubernetes" and config.ranges:
         from ipam.stores.ippool.slices import narrow  # most networks give nodes no slices
 
-        narrow(config, network, seconds or SHARED_SECONDS, take)
+        narrow(config, network, seconds, take)
 
 
 def open_store(
@@ -92,15 +92,15 @@ def open_store(
     if kind == "etcd" and _is_etcd(store_ref):
         from ipam.stores.etcd import EtcdStore  # a call has one store
 
-        return EtcdStore(store_ref, seconds or SHARED_SECONDS)
+        return EtcdStore(store_ref, seconds)
     if kind == "kubernetes" and _is_kubernetes(store_ref):
         from ipam.stores.ippool import KubernetesStore  # a call has one store
 
-        return KubernetesStore(store_ref, seconds or SHARED_SECONDS, restore, warn)
+        return KubernetesStore(store_ref, seconds, restore, warn)
     if kind == "addresslease" and isinstance(store_ref.get("kubeconfig"), str):
         from ipam.stores.addresslease import AddressLeaseStore  # a call has one store
 
-        return AddressLeaseStore(store_ref, seconds or SHARED_SECONDS, restore, warn)
+        return AddressLeaseStore(store_ref, seconds, restore, warn)
     raise UnsupportedField(
         f'the attachment record names a store of kind "{kind}", which this railcni does not know: use a newer one'
     )

@@ -277,8 +277,8 @@ class Failed(Exception):
 class Client:
     """A client with one connection, which a warm worker keeps for its next call.
 
-    `seconds` bound each request with all its attempts, `deadline` (time.monotonic) all requests. `hurries`: fail at the
-    first connection that cannot be made.
+    `seconds` bound each request with all its attempts; 0 means SHARED_SECONDS. `deadline` (time.monotonic) bounds all
+    requests. `hurries`: fail at the first connection that cannot be made.
     """
 
     attempt_seconds = 10.0  # for one endpoint's handshake or reply
@@ -288,7 +288,7 @@ class Client:
         self._context: Any = None  # of TLS
         self._kept_as: Any = None
         self._at = 0  # index of the endpoint of the connection, or of the one to try first
-        self.seconds = seconds
+        self.seconds = seconds or base.SHARED_SECONDS
         self.deadline = float("inf")
         self.hurries = False
 

@@ -18,19 +18,8 @@ from typing import TYPE_CHECKING
 
 from cni.shared.spec.errors import CniError, InvalidConfig, StateDamaged, TryAgainLater
 from ipam.ranges import range_of
-from ipam.stores.addresslease.objects import (
-    FENCE,
-    HELD,
-    NAMES,
-    POOL,
-    Entry,
-    is_subdomain,
-    label,
-    name_of,
-    selector,
-    space_of,
-    twin_name,
-)
+from ipam.stores.addresslease import objects
+from ipam.stores.addresslease.objects import Entry
 from ipam.stores.apiserver import Api
 from ipam.stores.apiserver.faults import Conflict, NotFound, TooLarge, Undefined
 from ipam.stores.apiserver.resources import ADDRESSES, GROUP, MOVED, POOLS, VERSION, replacement
@@ -65,11 +54,11 @@ class Objects:
 
     def chosen(self, labels: dict[str, str], recent: bool = False) -> list[Entry]:
         """The objects with all of `labels`. `recent`: from the server's cache, perhaps a moment old."""
-        return [self._entry(found) for found in self.api.list_all(ADDRESSES, selector(labels), recent=recent)]
+        return [self._entry(found) for found in self.api.list_all(ADDRESSES, objects.selector(labels), recent=recent)]
 
     def each(self, labels: dict[str, str], recent: bool, unread: list[str]) -> Iterator[Entry]:
         """As `chosen`, but read page by page. `unread` gets the fault of each object that cannot be read."""
-        for page in self.api.pages(ADDRESSES, selector(labels), recent=recent):
+        for page in self.api.pages(ADDRESSES, objects.selector(labels), recent=recent):
             for found in page:
                 try:
                     yield self._entry(found)
@@ -78,7 +67,7 @@ class Objects:
 
     def names(self, labels: dict[str, str], recent: bool = False) -> list[str]:
         """The names of the objects with all of `labels`. `recent`: from the server's cache, perhaps a moment old."""
-        rows = self.api.list_all(ADDRESSES, selector(labels), recent=recent, table=True)
+        rows = self.api.list_all(ADDRESSES, objects.selector(labels), recent=recent, table=True)
         return [row["cells"][0] if "cells" in row else row["metadata"]["name"] for row in rows]
 
     def create(self, document: dict[str, Any], lease: Lease) -> tuple[Entry, bool]:
@@ -91,14 +80,14 @@ class Objects:
 
         def create(again: bool) -> tuple[Entry, bool]:
             if again:
-                document["metadata"]["labels"][FENCE] = str(time.time_ns())
+                document["metadata"]["labels"][objects.FENCE] = str(time.time_ns())
             try:
                 made = self.api.create(ADDRESSES, document, brief=True)
                 return self._entry({**document, "metadata": made.get("metadata") or {}}), True
             except Conflict:
                 found = self.get(document["metadata"]["name"])
                 ours = found is not None and found.is_of(lease)
-                if again and document["spec"]["state"] == HELD and not ours and (found is None or found.held):
+                if again and document["spec"]["state"] == objects.HELD and not ours and (found is None or found.held):
                     raise OutcomeUnknown(
                         f"a create of addresslease {document['metadata']['name']} may be served late"
                     ) from None
@@ -178,12 +167,14 @@ class Objects:
         while (pool := self.closed_pool(place)) is not None:
             metadata = pool.get("metadata") or {}
             notes = metadata.get("annotations") or {}
-            known = str(notes.get(NAMES) or "")
+            known = str(notes.get(objects.NAMES) or "")
             if own in known.split(","):
                 return "," in known
-            names = known.split(",") if known else map(space_of, self.names({POOL: label(name)}))
+            names = (
+                known.split(",") if known else map(objects.space_of, self.names({objects.POOL: objects.label(name)}))
+            )
             kinds = {own, *("pool" if text.startswith("pool") else "net" for text in names)}
-            notes = {**notes, NAMES: ",".join(sorted(kinds))}
+            notes = {**notes, objects.NAMES: ",".join(sorted(kinds))}
             try:
                 if pool:
                     members = {"/metadata/annotations": notes}
@@ -207,7 +198,7 @@ class Objects:
         api, name = self.api, place.pool
         try:
             range_of(name, place.family, place.value)
-            pool = api.get(POOLS, name)[0] if is_subdomain(name) else None
+            pool = api.get(POOLS, name)[0] if objects.is_subdomain(name) else None
         except (Undefined, ValueError):
             return None
         except NotFound:
@@ -222,7 +213,7 @@ class Objects:
 
     def standing(self, want: Want, gone: Collection[str] = ()) -> Entry | None:
         """The object of the lease that prevents a claim of `want`, or None. Objects with a name in `gone` do not count."""
-        name = name_of(want)
+        name = objects.name_of(want)
         entry = self.get(name) if name not in gone else None
         return entry if entry and entry.held else self.twin(want, gone)
 
@@ -232,7 +223,7 @@ class Objects:
         Both kinds exist when a network's enable_overlapping_ranges has changed while pods run. An object with a name in
         `gone` does not count. `since` is as in Objects.get.
         """
-        name = twin_name(want)
+        name = objects.twin_name(want)
         entry = self.get(name, since=since) if name not in gone else None
         return entry if entry and entry.held and entry.lease.pool == want.pool else None
 

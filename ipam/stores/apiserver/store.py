@@ -10,12 +10,12 @@ from ipam.leases import Lease, Pool, Want
 from ipam.stores.apiserver import Api
 from ipam.stores.apiserver.faults import Conflict, Forbidden, Undefined
 from ipam.stores.apiserver.resources import EVERYWHERE, POOLS
-from ipam.stores.base import SHARED_SECONDS, Claimed, OutcomeUnknown, Taken, Unknown
+from ipam.stores.base import Claimed, OutcomeUnknown, Taken, Unknown
 from ipam.stores.served import ServedStore
 
 
 class ObjectStore(ServedStore):
-    """The store of `store_ref` (ipam.stores.ref_of). A request takes at most `seconds`, with all its attempts.
+    """The store of `store_ref` (ipam.stores.ref_of); `seconds` are those of Client.
 
     `known` returns the leases in this node's records, at least those of the network. `warn` is called with each
     warning.
@@ -24,7 +24,7 @@ class ObjectStore(ServedStore):
     def __init__(
         self,
         store_ref: dict[str, Any],
-        seconds: float = SHARED_SECONDS,
+        seconds: float = 0,
         known: Callable[[], list[Lease]] = list,
         warn: Callable[[str], object] = lambda text: None,
     ) -> None:

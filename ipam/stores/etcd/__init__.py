@@ -19,17 +19,7 @@ from typing import Any
 from cni.shared.spec.errors import CniError
 from cni.shared.spec.request import Attachment
 from ipam.leases import Lease, Owner, Pool, Want, given_up, returns
-from ipam.stores.base import (
-    FORMER,
-    SHARED_SECONDS,
-    Claimed,
-    OutcomeUnknown,
-    Survey,
-    Taken,
-    Unknown,
-    Unreachable,
-    Window,
-)
+from ipam.stores.base import FORMER, Claimed, OutcomeUnknown, Survey, Taken, Unknown, Unreachable, Window
 from ipam.stores.etcd import keys, txn
 from ipam.stores.etcd.client import EtcdClient, endpoint
 from ipam.stores.etcd.keys import BLOCK, LEASE, Keys, end_of, next_key
@@ -45,12 +35,12 @@ _FORGETS, _FORGOTTEN = 8, 500  # 8 of 256 releases also remove old former/ keys,
 
 
 class EtcdStore(ServedStore):
-    """The store of `store_ref` (ipam.stores.ref_of). A request takes at most `seconds`, with all its attempts."""
+    """The store of `store_ref` (ipam.stores.ref_of). `seconds` are those of Client."""
 
     kind = "etcd"
     window = BLOCK
 
-    def __init__(self, store_ref: dict[str, Any], seconds: float = SHARED_SECONDS) -> None:
+    def __init__(self, store_ref: dict[str, Any], seconds: float = 0) -> None:
         self.keys = Keys(store_ref["prefix"])
         paths = (store_ref["ca"], store_ref["cert"], store_ref["key"])
         endpoints = [endpoint(text, False) for text in store_ref["endpoints"]]
