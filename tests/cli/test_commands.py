@@ -30,14 +30,10 @@ def test_a_module_is_listed_with_the_commands_that_it_has(module: str) -> None:
 @pytest.mark.parametrize(
     ("argv", "needed"),
     [
-        ("--version", set()),
-        ("ipam leases -o json --data-dir EMPTY", set()),
-        ("attachments --state-dir EMPTY", set()),
-        ("install --help", set()),
-        ("doctor --help", set()),
-        ("nad lint -o json -", {"pydantic", "yaml"}),
+        ("--version", set()), ("ipam leases -o json --data-dir EMPTY", set()), ("attachments --state-dir EMPTY", set()),
+        ("install --help", set()), ("doctor --help", set()), ("nad lint -o json -", {"pydantic", "yaml"}),
     ],
-)
+)  # fmt: skip
 def test_a_command_loads_no_library_but_what_it_needs(tmp_path: Path, argv: str, needed: set[str]) -> None:
     libraries = {"pydantic", "pyroute2", "rich", "yaml"}
     code = (
@@ -77,23 +73,13 @@ def test_a_file_that_is_not_there_is_named_with_the_option_that_names_it(tmp_pat
 @pytest.mark.parametrize(
     ("argv", "like"),
     [
-        ("", "--help"),
-        ("help", "--help"),
-        ("help nad lint", "nad lint --help"),
-        ("help add", "attach --help"),
-        ("cluster help doctor", "cluster doctor --help"),
-        ("add --help", "attach --help"),
-        ("del --help", "detach --help"),
-        ("ls --help", "attachments --help"),
-        ("", "--help"),
-        ("cluster", "cluster --help"),
-        ("ipam", "ipam --help"),
-        ("cluster ipam", "cluster ipam --help"),
-        ("nad", "nad --help"),
-        ("version", "--version"),
-        ("version --no-headers -o table", "--version"),
+        ("", "--help"), ("help", "--help"), ("help nad lint", "nad lint --help"), ("help add", "attach --help"),
+        ("cluster help doctor", "cluster doctor --help"), ("add --help", "attach --help"),
+        ("del --help", "detach --help"), ("ls --help", "attachments --help"), ("", "--help"),
+        ("cluster", "cluster --help"), ("ipam", "ipam --help"), ("cluster ipam", "cluster ipam --help"),
+        ("nad", "nad --help"), ("version", "--version"), ("version --no-headers -o table", "--version"),
     ],
-)
+)  # fmt: skip
 def test_the_words_of_kubectl_and_of_cni_are_known(argv: str, like: str) -> None:
     assert run_any(*argv.split()) == run_any(*like.split())
 

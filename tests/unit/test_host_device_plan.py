@@ -76,16 +76,12 @@ def test_what_cannot_be_moved_is_refused_with_the_reason(
 @pytest.mark.parametrize(
     "config",
     [
-        {"kernelpath": "/sys/class/net/ens2f0"},
-        {"kernelpath": "/sys/devices/../../etc"},
-        {"pciBusID": "../../etc"},
-        {"runtimeConfig": {"deviceID": "a/b"}},
-        {"runtimeConfig": {"deviceID": 7}},
-        {"hwaddr": "nonsense"},
+        {"kernelpath": "/sys/class/net/ens2f0"}, {"kernelpath": "/sys/devices/../../etc"}, {"pciBusID": "../../etc"},
+        {"runtimeConfig": {"deviceID": "a/b"}}, {"runtimeConfig": {"deviceID": 7}}, {"hwaddr": "nonsense"},
         {"device": 7},
     ],
     ids=json.dumps,
-)
+)  # fmt: skip
 def test_a_selector_that_is_malformed_is_refused(config: dict[str, Any]) -> None:
     with pytest.raises(InvalidConfig):
         read(request(**config))
@@ -140,15 +136,11 @@ def test_a_virtual_device_is_known_in_a_sandbox_by_its_index_or_by_more_than_one
 @pytest.mark.parametrize(
     ("found", "in_sandbox", "on_host"),
     [
-        ({}, False, True),
-        ({"name": "net1"}, False, False),
-        ({"name": "net1"} | MARK, True, True),
-        ({"index": 9} | MARK, True, True),
-        ({"index": 9}, False, False),
-        ({"kind": "sit"} | MARK, False, False),
+        ({}, False, True), ({"name": "net1"}, False, False), ({"name": "net1"} | MARK, True, True),
+        ({"index": 9} | MARK, True, True), ({"index": 9}, False, False), ({"kind": "sit"} | MARK, False, False),
     ],
     ids=["index and name", "index alone", "index and mark", "mark alone", "name alone", "another kind"],
-)
+)  # fmt: skip
 @pytest.mark.parametrize("mac", ["", "00:00:00:00", "00:00:00:00:00:00"])
 def test_a_device_without_a_mac_is_known_in_a_sandbox_by_its_mark_alone(
     mac: str, found: dict[str, Any], in_sandbox: bool, on_host: bool
