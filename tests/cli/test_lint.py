@@ -441,28 +441,10 @@ BARE = {"type": "macvlan", "master": "ens2f0"}
     [
         (chain(BARE, {"type": "rdma", "deviceID": 5, "verbsDevic": "x"}), [("error", "plugins[1].deviceID", "5", 'write "5"'), ("warning", "plugins[1].verbsDevic", '"verbsDevic"', 'write "verbsDevice"')]),
         (chain({"type": "tuning"}, BARE), [("error", "plugins[0].type", '"tuning"', "put it after macvlan")]),
-        (
-            chain(BARE, {"type": "host-device", "device": "ens2f1"}),
-            [
-                (
-                    "error",
-                    "plugins[1].type",
-                    '"host-device"',
-                    "write a network for each, and name both in the pod's annotation",
-                )
-            ],
-        ),
-        (
-            chain({"type": "whereabouts"}),
-            [
-                (
-                    "error",
-                    "plugins[0].type",
-                    '"whereabouts"',
-                    'write "ipam": {"type": "whereabouts", ...} inside a plugin such as macvlan',
-                )
-            ],
-        ),
+        (chain(BARE, {"type": "host-device", "device": "ens2f1"}),
+         [("error", "plugins[1].type", '"host-device"', "write a network for each, and name both in the pod's annotation")]),
+        (chain({"type": "whereabouts"}),
+         [("error", "plugins[0].type", '"whereabouts"', 'write "ipam": {"type": "whereabouts", ...} inside a plugin such as macvlan')]),
         (chain(), [("error", "plugins", "[]", 'add {"type": "macvlan", ...}')]),
         (chain({**BARE, "name": "m"}), [("warning", "plugins[0].name", '"name"', "remove it")]),
         (chain({**BARE, "prevResult": {}}), [("warning", "plugins[0].prevResult", '"prevResult"', "remove it")]),
@@ -470,10 +452,7 @@ BARE = {"type": "macvlan", "master": "ens2f0"}
         (chain(BARE, cniVersions=["1.0.0", "7"]), [("warning", "cniVersions[1]", '"7"', "write one of " + ", ".join(("0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0")))]),
         (chain(BARE, mtu=9000), [("warning", "mtu", '"mtu"', "move it into one of the plugins, or remove it")]),
         (chain({"typ": "macvlan"}), [("error", "plugins[0].typ", '"typ"', 'write "type"')]),
-        (
-            {"cniVersion": "1.0.0", "name": "n", "Plugins": [BARE]},
-            [("error", "Plugins", '"Plugins"', 'write "plugins"')],
-        ),
+        ({"cniVersion": "1.0.0", "name": "n", "Plugins": [BARE]}, [("error", "Plugins", '"Plugins"', 'write "plugins"')]),
     ],
 )  # fmt: skip
 def test_a_fault_of_a_list_is_told(document: Any, findings: list[tuple[str, str, str, str]]) -> None:

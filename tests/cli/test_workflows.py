@@ -45,15 +45,7 @@ def test_each_action_is_named_by_its_commit_with_the_version_beside_it(file: Pat
 )
 def test_a_tag_of_another_version_or_repository_is_not_published(tag: str, said: str) -> None:
     given = {"REF_NAME": tag, "SERVER_URL": "https://git.example", "REPOSITORY": "a/b", "ACTOR": "a"}
-    argv = [
-        "env",
-        "-C",
-        str(ROOT),
-        "GH_TOKEN=x",
-        *(f"GITHUB_{name}={value}" for name, value in given.items()),
-        "sh",
-        ".ci/publish",
-    ]
-    done = run(*argv)
+    variables = [f"GITHUB_{name}={value}" for name, value in given.items()]
+    done = run("env", "-C", str(ROOT), "GH_TOKEN=x", *variables, "sh", ".ci/publish")
     assert (done.returncode, done.stdout) == (1, "")
     assert said in done.stderr

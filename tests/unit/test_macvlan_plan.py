@@ -43,17 +43,16 @@ def planned(asked: Request, master: Link | None = None) -> macvlan.MacvlanPlan:
     return macvlan.plan(read(asked), asked, facts)
 
 
-def test_the_mtu_is_the_masters_unless_a_smaller_one_is_asked_for() -> None:
-    assert planned(request()).mtu == 9000
-    assert planned(request({"mtu": 0})).mtu == 9000
-    assert planned(request({"mtu": 1500})).mtu == 1500
-    assert planned(request({"mtu": 9000})).mtu == 9000
-    assert planned(request({"mtu": 68})).mtu == 68
+def test_the_mtu_is_the_masters_and_the_mode_bridge_unless_others_are_asked_for() -> None:
+    asked: list[dict[str, Any]] = [{}, {"mtu": 0}, {"mtu": 1500}, {"mtu": 9000}, {"mtu": 68}]
+    assert [planned(request(one)).mtu for one in asked] == [9000, 9000, 1500, 9000, 68]
+    assert [planned(request(one)).mode for one in ({}, {"mode": ""})] == ["bridge", "bridge"]
 
 
-@pytest.mark.parametrize("unset", [{}, {"mode": ""}])
-def test_the_mode_is_bridge_unless_said_otherwise(unset: dict[str, Any]) -> None:
-    assert planned(request(unset)).mode == "bridge"
+def test_a_queue_that_an_earlier_version_has_made_can_be_compared_and_deleted() -> None:
+    asked = request({"bcqueuelen": 65537})
+    for asked.command in ("CHECK", "DEL", "STATUS"):
+        assert read(asked).bcqueuelen == 65537
 
 
 def test_an_mtu_above_the_masters_is_refused_with_both_numbers() -> None:
@@ -112,40 +111,31 @@ def test_a_derived_mac_is_local_unicast_repeats_for_a_retry_and_differs_for_anot
 
 
 @pytest.mark.parametrize(
-    ("config", "args", "words"),
+    ("config", "words"),
     [
-        ({"mode": "isolated"}, "", ["mode", "isolated", "bridge, private, vepa, passthru"]),
-        ({"mtu": -1}, "", ["mtu -1", "integer"]),
-        ({"mtu": "9000"}, "", ['mtu "9000"', "integer"]),
-        ({"mtu": True}, "", ["mtu true", "integer"]),
-        ({"mtu": 1.5}, "", ["mtu 1.5", "integer"]),
-        ({"mtu": 70_000}, "", ["mtu 70000", "integer"]),
-        ({"mac": "01:00:00:00:00:01"}, "", ["mac", "multicast"]),
-        ({"mac": "02:00:00:00:00"}, "", ["mac", "02:00:00:00:00:01"]),
-        ({"mac": "00:00:00:00:00:00"}, "", ["mac", "zeros"]),
-        ({"runtimeConfig": {"mac": 7}}, "", ["runtimeConfig.mac", "7"]),
-        ({"ipam": "host-local"}, "", ["ipam", "object"]),
-        ({"ipam": {"type": 5}}, "", ["ipam", "string", "type"]),
-        ({"linkInContainer": "yes"}, "", ["linkInContainer", "true or false"]),
-        ({"bcqueuelen": -1}, "", ["bcqueuelen", "integer"]),
-        ({"bcqueuelen": 65537}, "", ["bcqueuelen 65537", "65536 at most"]),
-        ({"master": 3}, "", ["master 3", "string"]),
+        ({"mode": "isolated"}, ["mode", "isolated", "bridge, private, vepa, passthru"]),
+        ({"mtu": -1}, ["mtu -1", "integer"]),
+        ({"mtu": "9000"}, ['mtu "9000"', "integer"]),
+        ({"mtu": True}, ["mtu true", "integer"]),
+        ({"mtu": 1.5}, ["mtu 1.5", "integer"]),
+        ({"mtu": 70_000}, ["mtu 70000", "integer"]),
+        ({"mac": "01:00:00:00:00:01"}, ["mac", "multicast"]),
+        ({"mac": "02:00:00:00:00"}, ["mac", "02:00:00:00:00:01"]),
+        ({"mac": "00:00:00:00:00:00"}, ["mac", "zeros"]),
+        ({"runtimeConfig": {"mac": 7}}, ["runtimeConfig.mac", "7"]),
+        ({"ipam": "host-local"}, ["ipam", "object"]),
+        ({"ipam": {"type": 5}}, ["ipam", "string", "type"]),
+        ({"linkInContainer": "yes"}, ["linkInContainer", "true or false"]),
+        ({"bcqueuelen": -1}, ["bcqueuelen", "integer"]),
+        ({"bcqueuelen": 65537}, ["bcqueuelen 65537", "65536 at most"]),
+        ({"master": 3}, ["master 3", "string"]),
     ],
     ids=lambda c: json.dumps(c)[:50],
 )
-def test_a_bad_value_is_refused_with_key_value_and_what_is_wanted(
-    config: dict[str, Any], args: str, words: list[str]
-) -> None:
+def test_a_bad_value_is_refused_with_key_value_and_what_is_wanted(config: dict[str, Any], words: list[str]) -> None:
     with pytest.raises(InvalidConfig) as caught:
-        read(request(config, args))
+        read(request(config))
     assert all(word in caught.value.msg[:250] for word in words), caught.value.msg
-
-
-@pytest.mark.parametrize("verb", ["CHECK", "DEL", "STATUS"])
-def test_a_queue_that_an_earlier_version_has_made_can_be_compared_and_deleted(verb: str) -> None:
-    asked = request({"bcqueuelen": 65537})
-    asked.command = verb
-    assert read(asked).bcqueuelen == 65537
 
 
 def test_all_faults_are_told_at_once() -> None:

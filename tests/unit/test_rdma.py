@@ -1,6 +1,7 @@
 """cni/shared/kernel/rdma_sysfs.py on trees of sysfs as machines with RDMA have them."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -32,59 +33,49 @@ def test_a_port_is_described_in_the_kernels_words(tree: Tree) -> None:
     assert rdma_sysfs.pci_of("mlx5_0", str(tree)) == "0000:3b:00.0"
 
 
-def test_each_netdev_of_a_function_is_of_its_own_port(tree: Tree) -> None:
-    tree.netdev("ens1", pci="0000:21:00.0", port=1)
-    tree.netdev("ens1d1", pci="0000:21:00.0", port=2)
-    tree.verbs("mlx4_0", pci="0000:21:00.0", ports=2)  # its first GIDs are not there yet
-    assert [rdma_sysfs.netdev_of("mlx4_0", port, str(tree)) for port in (1, 2)] == ["ens1", "ens1d1"]
-    assert rdma_sysfs.ports_of_netdev("ens1", str(tree)) == [("mlx4_0", 1)]
-    assert rdma_sysfs.ports_of_netdev("ens1d1", str(tree)) == [("mlx4_0", 2)]
+A, B = {"pci": "0000:3b:00.0"}, {"pci": "0000:5e:00.0"}
+TWO = {
+    "ens2f0": A,
+    "ens2f1": {"pci": "0000:3b:00.1"},
+    "bond0": {"lower": ["ens2f0", "ens2f1"]},
+    "bond0.100": {"lower": ["bond0"]},
+}
+OF_BOND = {"bond0": [("mlx5_bond_0", 1)], "bond0.100": [("mlx5_bond_0", 1)]}
+# netdevs, verbs devices, and the ports that netdevs lead to
+MACHINES: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, list[tuple[str, int]]]]] = {
+    "each netdev of a function has its own port, before its first GID": (
+        {"ens1": {**A, "port": 1}, "ens1d1": {**A, "port": 2}}, {"mlx4_0": {**A, "ports": 2}},
+        {"ens1": [("mlx4_0", 1)], "ens1d1": [("mlx4_0", 2)]}),
+    "a representor beside the uplink has no verbs device of its own": (
+        {"ens2f0": A, "ens2f0_rep0": A}, {"mlx5_0": {**A, "netdev": "ens2f0"}},
+        {"ens2f0": [("mlx5_0", 1)], "ens2f0_rep0": []}),
+    "a virtual function has one": (
+        {"ens2f0": A, "ens2f0v0": {"pci": "0000:3b:00.2"}},
+        {"mlx5_0": {**A, "netdev": "ens2f0"}, "mlx5_4": {"pci": "0000:3b:00.2", "netdev": "ens2f0v0"}},
+        {"ens2f0v0": [("mlx5_4", 1)]}),
+    "soft-RoCE is found by its parent, on top of hardware that has no RDMA, and without a GID to tell it": (
+        {"eth0": B, "ens2f0": {}}, {"mlx5_0": {"netdev": "ens2f0"}, "rxe0": {"netdev": "eth0", "size": 0}},
+        {"ens2f0": [("mlx5_0", 1)], "eth0": [("rxe0", 1)]}),
+    "a bond, which its driver may call by itself": (TWO, {"mlx5_bond_0": {**A, "netdev": "bond0"}}, OF_BOND),
+    "or by its first port": (TWO, {"mlx5_bond_0": {**A, "netdev": "ens2f0"}}, OF_BOND),
+    "a bond of two verbs devices has both": (
+        {"ens2f0": A, "ens3f0": B, "bond0": {"lower": ["ens2f0", "ens3f0"]}},
+        {"mlx5_0": {**A, "netdev": "ens2f0"}, "mlx5_1": {**B, "netdev": "ens3f0"}},
+        {"bond0": [("mlx5_0", 1), ("mlx5_1", 1)], "ens3f0": [("mlx5_1", 1)]}),
+}  # fmt: skip
 
 
-def test_a_representor_beside_the_uplink_has_no_verbs_device_of_its_own(tree: Tree) -> None:
-    tree.netdev("ens2f0", pci="0000:3b:00.0")
-    tree.netdev("ens2f0_rep0", pci="0000:3b:00.0")
-    tree.verbs("mlx5_0", pci="0000:3b:00.0", netdev="ens2f0")
-    assert rdma_sysfs.ports_of_netdev("ens2f0", str(tree)) == [("mlx5_0", 1)]
-    assert rdma_sysfs.ports_of_netdev("ens2f0_rep0", str(tree)) == []
-
-
-def test_a_virtual_function_has_a_verbs_device_of_its_own(tree: Tree) -> None:
-    for name, address, device in (("ens2f0", "0000:3b:00.0", "mlx5_0"), ("ens2f0v0", "0000:3b:00.2", "mlx5_4")):
-        tree.netdev(name, pci=address)
-        tree.verbs(device, pci=address, netdev=name)
-    assert rdma_sysfs.ports_of_netdev("ens2f0v0", str(tree)) == [("mlx5_4", 1)]
-
-
-def test_soft_roce_is_found_by_its_parent(tree: Tree) -> None:
-    tree.netdev("eth0", pci="0000:00:03.0")
-    tree.netdev("ens2f0")
-    tree.verbs("mlx5_0", netdev="ens2f0")
-    tree.verbs("rxe0", netdev="eth0", size=0)  # on top of hardware that has no RDMA; without a GID to tell it
-    assert rdma_sysfs.netdev_of("mlx5_0", 1, str(tree)) == "ens2f0"
-    assert rdma_sysfs.pci_of("mlx5_0", str(tree)) == ""
-    assert rdma_sysfs.ports_of_netdev("ens2f0", str(tree)) == [("mlx5_0", 1)]
-    assert rdma_sysfs.ports_of_netdev("eth0", str(tree)) == [("rxe0", 1)]
-
-
-@pytest.mark.parametrize("first", ["bond0", "ens2f0"])  # by driver and mode: mlx5 says either
-def test_a_bond_and_a_vlan_on_it_lead_to_the_port_of_the_bond(tree: Tree, first: str) -> None:
-    for name, address in (("ens2f0", "0000:3b:00.0"), ("ens2f1", "0000:3b:00.1")):
-        tree.netdev(name, pci=address)
-    tree.netdev("bond0", lower=["ens2f0", "ens2f1"])
-    tree.netdev("bond0.100", lower=["bond0"])
-    tree.verbs("mlx5_bond_0", pci="0000:3b:00.0", netdev=first)
-    assert rdma_sysfs.ports_of_netdev("bond0", str(tree)) == [("mlx5_bond_0", 1)]
-    assert rdma_sysfs.ports_of_netdev("bond0.100", str(tree)) == [("mlx5_bond_0", 1)]
-
-
-def test_a_bond_of_two_verbs_devices_has_both(tree: Tree) -> None:
-    for name, address, device in (("ens2f0", "0000:3b:00.0", "mlx5_0"), ("ens3f0", "0000:5e:00.0", "mlx5_1")):
-        tree.netdev(name, pci=address)
-        tree.verbs(device, pci=address, netdev=name)
-    tree.netdev("bond0", lower=["ens2f0", "ens3f0"])
-    assert rdma_sysfs.ports_of_netdev("bond0", str(tree)) == [("mlx5_0", 1), ("mlx5_1", 1)]
-    assert rdma_sysfs.ports_of_netdev("ens3f0", str(tree)) == [("mlx5_1", 1)]
+@pytest.mark.parametrize("case", MACHINES)
+def test_a_netdev_leads_to_its_ports_and_a_port_to_its_netdev(tree: Tree, case: str) -> None:
+    netdevs, devices, found = MACHINES[case]
+    for name, options in netdevs.items():
+        tree.netdev(name, **options)
+    for name, options in devices.items():
+        tree.verbs(name, **options)
+    assert {name: rdma_sysfs.ports_of_netdev(name, str(tree)) for name in found} == found
+    for name in {*found} - {"bond0", "bond0.100"}:
+        assert [rdma_sysfs.netdev_of(*port, str(tree)) for port in found[name]] == [name] * len(found[name])
+    assert rdma_sysfs.pci_of(next(iter(devices)), str(tree)) == next(iter(devices.values())).get("pci", "")
 
 
 def test_links_that_are_on_top_of_one_another_in_a_ring_end(tree: Tree) -> None:

@@ -56,27 +56,14 @@ def add_netdev(root: Path, folder: Path) -> None:
     link(root / "class/net" / folder.name, folder)
 
 
-def test_the_netdevs_of_a_pci_device_are_found_in_order_of_name(root: str) -> None:
-    assert sysfs.netdevs_of_pci("0000:3b:00.0", root) == ["ens2f0", "ens2f0_rep"]
-    assert sysfs.netdevs_of_pci("0000:3b:00.2", root) == ["ens2f0v0"]
-    assert sysfs.netdevs_of_pci("0000:3b:00.3", root) == []
-    assert sysfs.netdevs_of_pci("0000:99:00.0", root) == []
-
-
-def test_the_netdev_of_a_virtio_device_lies_one_level_deeper(root: str) -> None:
-    assert sysfs.netdevs_of_pci("0000:00:03.0", root) == ["eth0"]
-
-
-def test_the_netdev_of_a_scalable_function_is_found_by_its_auxiliary_device(root: str) -> None:
-    assert sysfs.netdevs_of("auxiliary", "mlx5_core.sf.4", root) == ["ens2f0s4"]
-    assert sysfs.netdevs_of("auxiliary", "mlx5_core.rdma.0", root) == []
-    assert sysfs.netdevs_of("auxiliary", "mlx5_core.sf.5", root) == []
-
-
-def test_the_netdevs_of_a_kernel_path_are_found(root: str) -> None:
-    assert sysfs.netdevs_of_path(f"/sys/{VF}", root) == ["ens2f0v0"]
-    assert sysfs.netdevs_of_path(f"/sys/{VIRTIO}", root) == ["eth0"]
-    assert sysfs.netdevs_of_path("/sys/devices/none", root) == []
+def test_the_netdevs_of_a_device_are_found_in_order_of_name(root: str) -> None:
+    of_pci = {"0000:3b:00.0": ["ens2f0", "ens2f0_rep"], "0000:3b:00.2": ["ens2f0v0"], "0000:3b:00.3": [],
+              "0000:99:00.0": [], "0000:00:03.0": ["eth0"]}  # fmt: skip
+    of_auxiliary = {"mlx5_core.sf.4": ["ens2f0s4"], "mlx5_core.rdma.0": [], "mlx5_core.sf.5": []}
+    of_path = {f"/sys/{VF}": ["ens2f0v0"], f"/sys/{VIRTIO}": ["eth0"], "/sys/devices/none": []}
+    assert {name: sysfs.netdevs_of_pci(name, root) for name in of_pci} == of_pci
+    assert {name: sysfs.netdevs_of("auxiliary", name, root) for name in of_auxiliary} == of_auxiliary
+    assert {path: sysfs.netdevs_of_path(path, root) for path in of_path} == of_path
 
 
 def test_the_driver_of_a_pci_device_is_named(root: str) -> None:
