@@ -125,29 +125,6 @@ def test_an_agent_is_silent_when_its_lease_stays_the_same_for_the_grace_and_what
         assert set(watch.silent(cluster)) == (set() if alive else {"n1"}), (seconds, renewal)
 
 
-class Cluster:
-    """What the collector reads beside leases: a node that does not answer, and no pod."""
-
-    path = ""
-    silent = True
-
-    def pods(self, node: str = "") -> list[list[Pod]]:
-        return []
-
-    def pages(self, resource: str, parse: Any, **choice: Any) -> list[list[Any]]:
-        return []
-
-    def networks(self) -> tuple[list[Any], set[str]]:
-        return [], set()
-
-    def nodes(self) -> dict[str, Node]:
-        return {"n2": Node("n2", not self.silent, False)}
-
-    @property
-    def api(self) -> SimpleNamespace:
-        return SimpleNamespace(create=lambda resource, document, namespace: document)
-
-
 class Deleted(ClusterSource):
     """A lease whose node is deleted."""
 
@@ -156,14 +133,13 @@ class Deleted(ClusterSource):
     def connect(self, cluster: Any) -> None:
         self.cluster, self.store = cluster, Store()
 
-    def holder(self, lease: Lease) -> Lease | None:
-        return None
-
     def abandon(self, lease: Lease) -> None:
         pass
 
     def of_node(self, node: str) -> list[Lease]:
         return []
+
+    holder: Any = abandon
 
     def _pages(self, nodes: Any) -> Iterator[list[Lease]]:
         yield [lease_on("deleted", uid="u1")]
@@ -173,22 +149,18 @@ def test_the_grace_begins_when_the_node_that_a_lease_waited_for_is_ready(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The node has been told only then that the pod is to end."""
-    cluster, now, freed, log = Cluster(), [1000.0], [], AgentLog()
+    now, freed, log = [1000.0], [], AgentLog()
+    none: Any = lambda *_, **__: []  # noqa: E731
+    api = SimpleNamespace(create=lambda resource, document, namespace: document)
+    nodes = lambda: {"n2": Node("n2", not cluster.silent, False)}  # noqa: E731
+    cluster = SimpleNamespace(
+        path="", silent=True, pods=none, pages=none, networks=lambda: ([], set()), nodes=nodes, api=api
+    )
     monkeypatch.setattr(collector, "monotonic", lambda: now[0])
     election = Election("me", 1e6)
     election.renew(Leases())
     records = Records(str(tmp_path))
-    made = Collector(
-        lambda: cluster,
-        records,
-        str,
-        int,
-        "n1",
-        election,
-        60,
-        Metrics(),
-        log,  # type: ignore
-    )
+    made = Collector(lambda: cluster, records, str, int, "n1", election, 60, Metrics(), log)  # type: ignore
     monkeypatch.setattr(made, "_sources", [Deleted(records, log, str)])
     monkeypatch.setattr(made, "_free", lambda source, lease, *more: freed.append(lease.text) or True)
     for seconds, silent in ((0, True), (60, True), (60, True), (60, False), (59, False)):

@@ -28,7 +28,7 @@ def request(**config: Any) -> Request:
 
 def link(**attributes: Any) -> Link:
     found = Link(ifinfo(0))
-    defaults = {"name": "ens2f0", "index": 7, "mtu": 9000, "min_mtu": 68, "max_mtu": 9978}
+    defaults = {"name": "ens2f0", "index": 7, "mtu": 9000, "min_mtu": 68, "max_mtu": 9978, "arphrd": 1}
     for name, value in {**defaults, **attributes}.items():
         setattr(found, name, value)
     return found

@@ -9,26 +9,15 @@ import pytest
 
 from cni.link.plugins import macvlan
 from cni.shared.config import Fault, refuse
-from cni.shared.kernel.links import Link, ifinfo
+from cni.shared.kernel.links import Link
 from cni.shared.spec.errors import InvalidConfig
 from cni.shared.spec.request import Request, parse
+from tests.unit.test_host_device_plan import ENVIRON, link
 
 
 def request(config: dict[str, Any] | None = None, args: str = "", container: str = "c1") -> Request:
-    environ = {
-        "CNI_COMMAND": "ADD", "CNI_CONTAINERID": container, "CNI_IFNAME": "net1", "CNI_NETNS": "/run/netns/pod1",
-        "CNI_PATH": "/opt/cni/bin", "CNI_ARGS": args,
-    }  # fmt: skip
     whole = {"cniVersion": "1.1.0", "name": "rdma", "type": "macvlan", "master": "ens2f0", **(config or {})}
-    return parse(environ, json.dumps(whole).encode())
-
-
-def link(**attributes: Any) -> Link:
-    found = Link(ifinfo(0))
-    defaults = {"name": "ens2f0", "index": 7, "mtu": 9000, "min_mtu": 68, "arphrd": 1}
-    for name, value in {**defaults, **attributes}.items():
-        setattr(found, name, value)
-    return found
+    return parse({**ENVIRON, "CNI_CONTAINERID": container, "CNI_ARGS": args}, json.dumps(whole).encode())
 
 
 def read(asked: Request) -> macvlan.MacvlanConfig:
