@@ -37,8 +37,8 @@ PLAIN = {"configList": [{"resourceName": "hca_shared_devices_a", "rdmaHcaMax": 1
 @pytest.fixture
 def scene(running: Scene) -> Scene:
     """The same as ever before each test."""
-    running.configure(PLAIN)
     running.lines.clear()
+    running.configure(PLAIN)
     assert running.kubelet.until(lambda: running.kubelet.allocatable(SHARED) == 100), running.lines
     return running
 
@@ -107,26 +107,6 @@ def test_a_device_that_is_gone_is_refused_by_name(scene: Scene) -> None:
     assert "has no device 0000:99:00.0-1 any more; its NICs and functions: 0000:30:00.0, 0000:31:00.0" in str(
         refused.value
     )
-
-
-@pytest.mark.parametrize("killed", [False, True])
-def test_after_a_restart_of_kubelet_all_devices_are_there_and_no_container_has_lost_its(
-    scene: Scene, killed: bool
-) -> None:
-    scene.kubelet.allocate("pod/kept", SHARED)
-    (kept,) = scene.kubelet.pod_devices["pod/kept"][SHARED]
-    scene.kubelet.restart(killed)
-    assert scene.kubelet.allocatable(SHARED) == 0
-    assert is_whole(scene), scene.lines
-    assert scene.kubelet.pod_devices["pod/kept"][SHARED] == [kept]
-    assert kept in scene.kubelet.resources[SHARED].healthy
-    assert kept not in scene.kubelet.free(SHARED)
-
-
-def test_two_restarts_of_kubelet_at_once_are_survived(scene: Scene) -> None:
-    scene.kubelet.restart()
-    scene.kubelet.restart()
-    assert is_whole(scene), scene.lines
 
 
 def test_a_socket_that_a_starting_kubelet_has_removed_is_not_registered(scene: Scene) -> None:

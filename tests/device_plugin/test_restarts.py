@@ -24,6 +24,12 @@ def kubelet_restarts(scene: Scene) -> None:
 
 def kubelet_is_killed(scene: Scene) -> None:
     scene.kubelet.restart(killed=True)
+    assert scene.kubelet.allocatable(SHARED) == 0
+
+
+def kubelet_restarts_twice(scene: Scene) -> None:
+    scene.kubelet.restart()
+    scene.kubelet.restart()
 
 
 def plugin_restarts(scene: Scene) -> None:
@@ -90,7 +96,8 @@ def drawn(seed: int, each: int) -> list[Callable[[Scene], None]]:
 
 def test_kubelet_and_plugin_are_killed_and_restarted() -> None:
     with Scene() as scene:
-        restarts(scene, [both_are_killed, kubelet_restarts, plugin_is_killed_while_kubelet_is_away, plugin_restarts])
+        of_kubelet = [kubelet_is_killed, kubelet_restarts_twice]
+        restarts(scene, [both_are_killed, *of_kubelet, plugin_is_killed_while_kubelet_is_away, plugin_restarts])
 
 
 @pytest.mark.long

@@ -695,6 +695,10 @@ def test_a_configuration_that_no_pod_of_kubernetes_can_use_says_why(
     assert told in (f"{unnamed} {unnamed.details}" if unnamed else "") and bool(told) == bool(unnamed)
 
 
+def test_a_del_is_not_refused_for_want_of_a_store() -> None:
+    assert config_of(RANGE, args="K8S_POD_NAME=p", command="DEL").datastore == "file"
+
+
 # What each bad input is told
 
 

@@ -147,6 +147,11 @@ def test_what_cannot_carry_a_macvlan_is_refused_by_name(master: Link, words: lis
     assert all(word in caught.value.msg[:250] for word in words), caught.value.msg
 
 
+def test_a_macvlan_as_master_stands_for_its_lower_device_and_another_master_for_itself() -> None:
+    kinds = ("macvlan", "macvtap", "veth", "bond", "")
+    assert [planned(request(), link(kind=kind, lower_index=3)).lower for kind in kinds] == [3, 3, 7, 7, 7]
+
+
 def test_an_absent_master_is_named_with_the_netdevs_that_there_are() -> None:
     asked = request({"master": "ens9"})
     with pytest.raises(InvalidConfig, match='"ens9" does not exist') as caught:
