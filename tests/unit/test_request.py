@@ -130,3 +130,9 @@ def test_names_of_the_specs_characters_pass_when_they_begin_with_a_letter_or_dig
 def test_cni_args_without_an_equals_sign_are_refused_and_empty_parts_are_not() -> None:
     assert refusal({**WHOLE, "CNI_ARGS": "IgnoreUnknown"}).code == 4
     assert request.parse({**WHOLE, "CNI_ARGS": ";A=1;;B=x=y;"}, CONFIG).args == {"A": "1", "B": "x=y"}
+
+
+def test_keys_match_exactly_before_they_match_without_case() -> None:
+    for document, found in (({"MTU": 1, "mtu": 2}, 2), ({"MTU": 1}, 1), ({}, None)):
+        whole = request.parse(WHOLE, json.dumps({"name": "rdma", "cniVersion": "1.1.0", **document}).encode())
+        assert request.member(document, "mtu") == whole.member("mtu") == found
