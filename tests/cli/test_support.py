@@ -229,10 +229,8 @@ def test_what_looks_like_a_secret_is_removed_where_no_file_names_it(text: str, l
 
 @pytest.mark.parametrize(
     ("name", "secret"),
-    [
-        *((n, True) for n in ("token", "etcd_password", "id-token", "PASSWORD", "client-key-data", "apiKey", "AWS_SECRET_ACCESS_KEY", "bearer", "tokenData")),
-        *((n, False) for n in ("tokenFile", "secretName", "etcd_key_file", "master", "name", "tokens", "serviceAccountToken_path")),
-    ],
+    [*((n, True) for n in ("token", "etcd_password", "id-token", "PASSWORD", "client-key-data", "apiKey", "AWS_SECRET_ACCESS_KEY", "bearer", "tokenData")),
+     *((n, False) for n in ("tokenFile", "secretName", "etcd_key_file", "master", "name", "tokens", "serviceAccountToken_path"))],
 )  # fmt: skip
 def test_which_keys_hold_secrets(name: str, secret: bool) -> None:
     assert support.is_secret(name) is secret

@@ -263,11 +263,8 @@ def test_in_the_exclusive_mode_of_rdma_no_shared_device_is_healthy(machine: Mach
         ("configList", {"devices": ["eno1"]}, "ifNames eno1: eno1 has no verbs device"),
         ("configList", {"selectors": {"vendors": ["8086"]}}, "vendors 8086: eno1 has no verbs device"),
         ("configList", {"selectors": {"drivers": ["mlx5_ib"]}}, "drivers mlx5_ib: there is mlx5_core"),
-        (
-            "configList",
-            {"selectors": {"vendors": ["8086"], "linkTypes": ["infiniband"]}},
-            "vendors 8086: eno1 has no verbs device (`railcni doctor` names a verbs driver that is not loaded); linkTypes",
-        ),
+        ("configList", {"selectors": {"vendors": ["8086"], "linkTypes": ["infiniband"]}},
+         "vendors 8086: eno1 has no verbs device (`railcni doctor` names a verbs driver that is not loaded); linkTypes"),
         ("resourceList", {"selectors": {"pfNames": ["ens0f0#2-7"]}}, "pfNames ens0f0#2-7: ens0f0 has the VFs 0 to 1"),
         ("resourceList", {"selectors": {"pfNames": ["eno1#0"]}}, "pfNames eno1#0: eno1 has no VF"),
         ("resourceList", {"selectors": {"rootDevices": ["0000:99:00.0"]}},

@@ -146,10 +146,8 @@ def test_the_place_of_a_fault_is_that_of_its_value_also_where_one_selector_stand
     [
         ('{"configList": [{"resourceName": "a", "rdmaHcaMax": 1, "device": ["x"], "devices": ["x"]}]}',
          'write "devices"'),
-        (
-            '{"configList": [{"resourceName": "a", "rdmaHcaMax": 1, "selectors": {"ifName": ["x"], "vendors": ["15b3"]}}]}',
-            'write "ifNames"',
-        ),
+        ('{"configList": [{"resourceName": "a", "rdmaHcaMax": 1, "selectors": {"ifName": ["x"], "vendors": ["15b3"]}}]}',
+         'write "ifNames"'),
         ('{"periodicInterval": 5, "configList": [{"resourceName": "a", "rdmaHcaMax": 1, "devices": ["x"]}]}',
          'write "periodicUpdateInterval"'),
         ('{"nonsense": 5, "configList": [{"resourceName": "a", "rdmaHcaMax": 1, "devices": ["x"]}]}', "remove it"),

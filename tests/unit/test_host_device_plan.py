@@ -106,19 +106,11 @@ MARK = {"alias": "ens2f0"}
 
 @pytest.mark.parametrize(
     ("found", "known"),
-    [
-        ({"name": "net1"} | OUTSIDE, True),
-        (NO_MAC | MARK | OUTSIDE, True),
-        (NO_MAC | OUTSIDE, True),
-        ({"kind": "macvlan"} | MARK | OUTSIDE, False),
-        (NO_MAC | {"lower_index": 6} | OUTSIDE, False),
-        ({"index": 9} | MARK | OUTSIDE, True),
-        ({"index": 9} | OUTSIDE, True),
-        ({"index": 9, "lower_index": 6} | OUTSIDE, False),
-        ({"index": 9} | NO_MAC | MARK | {"lower_index": 6} | OUTSIDE, False),
-        ({"index": 9} | MARK, False),
-        (MARK, False),
-    ],
+    [({"name": "net1"} | OUTSIDE, True), (NO_MAC | MARK | OUTSIDE, True), (NO_MAC | OUTSIDE, True),
+     ({"kind": "macvlan"} | MARK | OUTSIDE, False), (NO_MAC | {"lower_index": 6} | OUTSIDE, False),
+     ({"index": 9} | MARK | OUTSIDE, True), ({"index": 9} | OUTSIDE, True),
+     ({"index": 9, "lower_index": 6} | OUTSIDE, False),
+     ({"index": 9} | NO_MAC | MARK | {"lower_index": 6} | OUTSIDE, False), ({"index": 9} | MARK, False), (MARK, False)],
     ids=[
         "index and MAC", "index and mark", "index and its other end", "another kind", "index alone",
         "MAC and mark", "MAC and its other end", "MAC alone", "mark alone", "a pair within the sandbox",

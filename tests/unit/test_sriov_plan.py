@@ -92,14 +92,11 @@ def test_a_log_file_where_the_node_allows_none_is_told_and_not_written(capfd: py
 
 @pytest.mark.parametrize(
     ("config", "settings"),
-    [
-        ({}, {}),
-        ({"vlan": None, "spoofchk": "", "trust": "", "link_state": ""}, {}),
-        ({"vlan": 0}, {"vlan": 0, "vlanQoS": 0, "vlanProto": "802.1q"}),
-        ({"vlan": 7, "vlanProto": "802.1AD"}, {"vlan": 7, "vlanQoS": 0, "vlanProto": "802.1ad"}),
-        ({"max_tx_rate": 100}, {"min_tx_rate": 0, "max_tx_rate": 100}),
-        ({"spoofchk": "off", "trust": "on", "link_state": "enable"}, {"spoofchk": "off", "trust": "on", "link_state": "enable"}),
-    ],
+    [({}, {}), ({"vlan": None, "spoofchk": "", "trust": "", "link_state": ""}, {}),
+     ({"vlan": 0}, {"vlan": 0, "vlanQoS": 0, "vlanProto": "802.1q"}),
+     ({"vlan": 7, "vlanProto": "802.1AD"}, {"vlan": 7, "vlanQoS": 0, "vlanProto": "802.1ad"}),
+     ({"max_tx_rate": 100}, {"min_tx_rate": 0, "max_tx_rate": 100}),
+     ({"spoofchk": "off", "trust": "on", "link_state": "enable"}, {"spoofchk": "off", "trust": "on", "link_state": "enable"})],
     ids=json.dumps,
 )  # fmt: skip
 def test_only_what_is_configured_is_set_and_with_upstreams_defaults(
@@ -119,18 +116,16 @@ def test_the_runtimes_mac_comes_before_that_of_cni_args_and_the_configuration() 
 
 @pytest.mark.parametrize(
     ("config", "found", "kind", "words"),
-    [
-        ({"deviceID": None}, {}, InvalidConfig, ["no VF", "resourceName", "`deviceID`"]),
-        ({}, {"exists": False}, InvalidConfig, [VF, "no PCI device"]),
-        ({}, {"is_physical": True}, InvalidConfig, [VF, "physical function", "host-device"]),
-        ({}, {"holder": Attachment("storage", "c7", "net3")}, TryAgainLater, [VF, "c7", "net3", "storage"]),
-        ({}, {"holder": "/run/netns/pod9"}, TryAgainLater, [VF, "Go's sriov-cni", "/run/netns/pod9"]),
-        ({}, {"device": None, "driver": ""}, InvalidConfig, [VF, "no driver", "vfio-pci"]),
-        ({}, {"device": None, "driver": "pci-stub"}, InvalidConfig, [VF, "pci-stub"]),
-        ({"vlan": 5, "trust": "on"}, {"function": None}, InvalidConfig, ["vlan, trust", "virtual machine"]),
-        ({}, {"reason": "it carries the default route"}, InvalidConfig, [VF, "default route"]),
-        ({"mtu": 9500}, {}, InvalidConfig, ["mtu 9500", "9000", "ens1f0"]),
-    ],
+    [({"deviceID": None}, {}, InvalidConfig, ["no VF", "resourceName", "`deviceID`"]),
+     ({}, {"exists": False}, InvalidConfig, [VF, "no PCI device"]),
+     ({}, {"is_physical": True}, InvalidConfig, [VF, "physical function", "host-device"]),
+     ({}, {"holder": Attachment("storage", "c7", "net3")}, TryAgainLater, [VF, "c7", "net3", "storage"]),
+     ({}, {"holder": "/run/netns/pod9"}, TryAgainLater, [VF, "Go's sriov-cni", "/run/netns/pod9"]),
+     ({}, {"device": None, "driver": ""}, InvalidConfig, [VF, "no driver", "vfio-pci"]),
+     ({}, {"device": None, "driver": "pci-stub"}, InvalidConfig, [VF, "pci-stub"]),
+     ({"vlan": 5, "trust": "on"}, {"function": None}, InvalidConfig, ["vlan, trust", "virtual machine"]),
+     ({}, {"reason": "it carries the default route"}, InvalidConfig, [VF, "default route"]),
+     ({"mtu": 9500}, {}, InvalidConfig, ["mtu 9500", "9000", "ens1f0"])],
     ids=[
         "no VF", "absent", "PF", "held", "held by Go's", "unbound", "foreign driver", "no PF", "default route",
         "mtu above the PF's",
