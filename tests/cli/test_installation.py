@@ -8,8 +8,6 @@ from cni.node.installation.files import below
 from cni.node.installation.options import plugin_folder
 from cni.shared.spec.errors import InvalidConfig
 
-# --- which folder ---
-
 
 def host(top: Path, **files: str) -> str:
     """A root with those files ("/" as "__") and the folders that end in "__"."""

@@ -45,9 +45,6 @@ def faults(path: str) -> list[str]:
     return [line.replace(path + ":", "") for line in (raised.value.details or raised.value.msg).splitlines()]
 
 
-# --- what a file means ---
-
-
 def test_a_conflist_keeps_its_plugins_in_order_and_unread(tmp_path: Path) -> None:
     plugins = [{"type": "macvlan", "MTU": 1, "x": {"y": [None, 1.5]}}, {"type": "tuning"}]
     network = only(written(tmp_path, "a.conflist", {"cniVersion": "1.0.0", "name": "rdma", "plugins": plugins}))
@@ -146,9 +143,6 @@ def test_of_a_key_that_is_there_twice_the_last_one_counts_as_for_a_runtime(tmp_p
     assert network.steps[0].type == "macvlan"
 
 
-# --- where a network is looked for ---
-
-
 def test_by_name_conflists_come_first_then_configurations_then_nads(tmp_path: Path) -> None:
     def marked(mark: str) -> dict[str, Any]:
         return {"type": "macvlan", "mark": mark}
@@ -209,9 +203,6 @@ def test_a_file_that_cannot_be_read_is_named_with_the_reason(tmp_path: Path) -> 
     with pytest.raises(CniError, match="is not UTF-8 text: byte 0") as raised:
         networks.find(str(tmp_path / "binary.conf"))
     assert raised.value.code == 7
-
-
-# --- faults, and where they are ---
 
 
 def test_all_faults_of_a_conflist_are_told_at_once_with_their_places(tmp_path: Path) -> None:

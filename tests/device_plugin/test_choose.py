@@ -351,8 +351,6 @@ def test_a_node_without_rdma_cm_offers_its_nics_all_the_same(machine: Machine) -
     assert (offer.fault, paths(offer)) == ("", ["infiniband/uverbs0"])
 
 
-# --- exclusive functions ---
-
 VFS = [f"0000:30:00.{n}" for n in range(1, 5)]
 
 

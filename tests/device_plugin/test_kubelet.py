@@ -244,9 +244,6 @@ def test_an_exclusive_function_comes_with_its_variables_and_its_device_info_file
     assert (document["type"], document["pci"]["pci-address"]) == ("pci", address)
 
 
-# --- each with a process of its own ---
-
-
 @pytest.mark.parametrize(
     ("by_path", "pods"),
     [(True, True), pytest.param(False, False, marks=pytest.mark.long)],
@@ -327,9 +324,6 @@ def test_a_stale_socket_is_removed_and_one_where_somebody_listens_stays(tmp_path
         (tmp_path / "other.sock").touch()
         remove_stale(str(here))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["other.sock", "railcni-b.sock"]
-
-
-# --- the command ---
 
 
 @pytest.fixture

@@ -98,9 +98,6 @@ def railcni(*words: str) -> tuple[int, str, str]:
     return done.returncode, done.stdout.decode(), done.stderr.decode()
 
 
-# --- what is read ---
-
-
 def test_the_objects_of_sriov_network_operator_are_read_as_they_are() -> None:
     found = read([("policies.yaml", OPERATORS)])
     assert [f"{f.severity} {f.key}" for f in found.findings] == ["warning spec.nodeSelector"]
@@ -160,9 +157,6 @@ def test_a_wrong_policy_has_line_column_key_and_remedy_and_the_right_one_counts(
     assert finding in told
     assert told.startswith("1:") and not told.startswith("1:0")
     assert len(found.policies) == (2 if "warning" in finding else 1)
-
-
-# --- what would be done ---
 
 
 def test_vfs_are_made_with_their_addresses_drivers_and_mtus_after_the_modules_and_the_mtu_of_the_card(
@@ -500,9 +494,6 @@ def test_what_cannot_be_is_refused_with_the_reason(
     assert steps(found) == []
     (refused,) = found.refused
     assert reason in refused
-
-
-# --- the command ---
 
 
 def test_the_command_shows_plans_and_says_what_is_wrong_in_a_file(machine: Machine, tmp_path: Path) -> None:

@@ -48,8 +48,6 @@ class Kubelet(Manager):
         self._known: dict[str, tuple[int, int]] = {}  # marks of the sockets that were asked
         self._stopping = threading.Event()
 
-    # --- what a test does ---
-
     def start(self) -> None:
         self._wipe()
         checkpoint = self.folder / CHECKPOINT
@@ -94,8 +92,6 @@ class Kubelet(Manager):
         with self._changed:
             ((_, channel),) = self._plugins.values()
         return services.client(service, channel)
-
-    # --- its own work ---
 
     def _watch(self, stopping: threading.Event) -> None:
         """Ask the sockets that are new, and forget those that have gone; in place of inotify."""

@@ -159,9 +159,6 @@ def test_eight_nics_with_63_shares_each_are_one_slice(tmp_path: Path) -> None:
     assert [device["capacity"]["gids"] for device in one["spec"]["devices"]] == [by_two(126)] * 8
 
 
-# --- the command ---
-
-
 @pytest.fixture
 def command(machine: Machine, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Any:
     def call(verb: str, document: dict[str, Any], *more: str) -> tuple[int, str, str]:

@@ -90,8 +90,6 @@ class Model:
         self.device = DEVICE  # its name on the host; "" when it is in a sandbox
         self.boot = 0
 
-    # --- what the host does ---
-
     def create(self, container: str, pod: tuple[str, str]) -> None:
         self.sandboxes[container] = Sandbox(container, pod)
         self.pods[container] = pod
@@ -109,8 +107,6 @@ class Model:
 
     def change(self, network: Network) -> None:
         self.networks[network.name] = network
-
-    # --- verbs ---
 
     def add(self, name: str, container: str) -> Answer:
         network, key = self.networks[name], (name, container)
@@ -182,8 +178,6 @@ class Model:
         network = self.networks[name]
         full = network.range and not self._lowest_free(network, None)
         return Answer((UNAVAILABLE,) if full else (0,))
-
-    # --- steps ---
 
     def _detach(self, key: Key, record: Record) -> None:
         """The link leaves the sandbox; a device comes back as it was. Links of an earlier boot are no more."""

@@ -122,9 +122,6 @@ def test_a_node_policy_is_read_or_refused(tmp_path_factory: pytest.TempPathFacto
                 assert str(fault)
 
 
-# --- state ---
-
-
 @pytest.fixture(scope="module")
 def attached() -> Iterator[Path]:
     """A state directory with leases and records, as real calls left it."""
@@ -200,9 +197,6 @@ def test_the_verbs_of_the_ipam_plugin_serve_or_refuse_any_block(
     asked = answer(lambda: request.parse(environ, json.dumps(config).encode()))
     if isinstance(asked, Request):
         answer(lambda: whereabouts.call(asked, Log(level="panic"), str(state)))
-
-
-# --- the executables ---
 
 
 class Site:

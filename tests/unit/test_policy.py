@@ -118,9 +118,6 @@ def test_an_empty_list_permits_nothing() -> None:
         Policy({"logRoots": []}).confine("logRoots", "/var/log/railcni/x")
 
 
-# --- the file ---
-
-
 def write(path: Path, content: object) -> str:
     path.write_text(content if isinstance(content, str) else json.dumps(content))
     path.chmod(0o644)

@@ -106,8 +106,6 @@ class Worker:
         weights, steps = zip(*choices, strict=True)
         self._random.choices(steps, weights)[0](pod)
 
-    # --- what is done to a pod ---
-
     def _add(self, pod: Pod) -> None:
         pod.held = self._call("ADD", pod, pod.sandbox).outcome == DONE
 
@@ -167,8 +165,6 @@ class Worker:
             pod.held = False
         self._finish(self._start("GC", "", "", ()))
 
-    # --- sandboxes ---
-
     def _new_sandbox(self, pod: Pod) -> None:
         """A namespace, with an id by which the watcher hears of it; the container is named by the id."""
         self._sandboxes += 1
@@ -189,8 +185,6 @@ class Worker:
         subprocess.run(["umount", "--lazy", path], check=True)
         os.unlink(path)
         pod.former, pod.sandbox, pod.held = pod.sandbox, "", False
-
-    # --- calls ---
 
     def _call(self, verb: str, pod: Pod, container: str) -> Operation:
         """A call that is killed now and then, at any moment of what such calls take."""
