@@ -4,14 +4,12 @@ What each makes in a namespace is tested in tests/blackbox/test_conf.py; FILES i
 """
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from cni.cli.main import main
 from cni.cli.rails import command
 from cni.documents import networks
 from cni.documents.networks import NETWORKS as NETWORKS_ANNOTATION
@@ -29,6 +27,7 @@ from ipam import config as ipam_config
 from ipam import source
 from ipam.group import indexes
 from ipam.ranges import format_address
+from tests.blackbox.command import run_any
 
 CONF = Path(__file__).parents[2] / "conf"
 RAIL = {"type": "railcni-macvlan", "master": "ens2f0", "mode": "bridge", "mtu": 9000}
@@ -135,15 +134,11 @@ def test_the_examples_have_no_fault_and_their_pods_name_networks_and_resources_t
 
 
 @pytest.mark.parametrize("name", ["dra-vf", "dra-nic", "dra-gpus"])
-def test_the_claims_of_an_example_ask_for_the_class_of_its_networks_resource(
-    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_claims_of_an_example_ask_for_the_class_of_its_networks_resource(name: str, tmp_path: Path) -> None:
     config, nad, claim, pod = yaml.safe_load_all((CONF / f"examples/{name}.yaml").read_text())
     path = tmp_path / "config.json"
     path.write_text(config["data"]["config.json"])
-    monkeypatch.setattr(sys, "argv", ["railcni", "dra", "classes", "--config", str(path)])
-    assert main() == 0
-    (made,) = filter(None, yaml.safe_load_all(capsys.readouterr().out))
+    (made,) = filter(None, yaml.safe_load_all(run_any("dra", "classes", "--config", str(path))))
     assert made["spec"]["extendedResourceName"] == nad["metadata"]["annotations"][RESOURCE_NAME]
     asked = [one["exactly"]["deviceClassName"] for one in claim["spec"]["spec"]["devices"]["requests"]]
     ours = [one for one in asked if one != "gpu.nvidia.com"]

@@ -22,7 +22,6 @@ from cni.cli.doctor.kernel import check_parameters as namespaces_check
 from cni.cli.doctor.kernel import read_parameters as namespaces_read
 from cni.cli.doctor.pcie import PcieFunction, PcieLink
 from cni.cli.doctor.report import NodeFacts, NodePlaces
-from cni.cli.main import main
 from cni.node.inventory import topology
 from cni.node.inventory.devices import Gid, Port
 from cni.node.inventory.sandboxes import NamespaceView, SandboxInterface
@@ -31,6 +30,7 @@ from cni.shared.spec.request import Attachment
 from ipam import source
 from ipam.stores.apiserver.resources import BINDINGS
 from tests import http_server, machines
+from tests.blackbox.command import run_any
 from tests.machines import ETHERNET, MELLANOX, Machine
 from tests.node import BIN, ROOT
 from tests.sysfs import Tree
@@ -807,12 +807,10 @@ def test_what_root_alone_may_read_is_unknown_to_another_user_with_the_remedy_and
 
 
 def test_the_command_has_exit_code_0_where_nothing_is_wrong_but_what_its_user_may_not_read(
-    of_root: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    of_root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(report, "CHECKS", [check for check in report.CHECKS if check.name in ("access", "networks")])
-    monkeypatch.setattr("sys.argv", ["railcni", "doctor", "--conf-dir", str(of_root / "net.d")])
-    assert main() == 0
-    said = capsys.readouterr().out
+    said = run_any("doctor", "--conf-dir", str(of_root / "net.d"))
     assert "remedy:   run it as root" in said and said.splitlines()[-1].startswith("healthy: "), said
 
 
@@ -825,35 +823,20 @@ def test_the_feature_file_has_a_label_a_line_and_is_written_in_one_step(node: Ma
     assert os.listdir(path.parent) == ["railcni"]
 
 
-def test_the_command_tells_faults_with_their_remedy_and_has_exit_code_1(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_the_command_tells_faults_with_their_remedy_and_has_exit_code_1(tmp_path: Path) -> None:
     if os.path.isdir("/sys/class/infiniband"):
         pytest.skip("this machine has RDMA; one without shows it")
-    monkeypatch.setattr("sys.argv", ["railcni", "doctor", "--conf-dir", str(tmp_path), "--cni-path", str(tmp_path)])
-    assert main() == 1
-    said = capsys.readouterr().out
+    said = run_any("doctor", "--conf-dir", str(tmp_path), "--cni-path", str(tmp_path), code=1)
     assert "verbs devices: none in /sys/class/infiniband" in said and "remedy:" in said
     assert said.splitlines()[-1].startswith("not healthy: ")
 
 
-def test_a_pod_that_is_not_here_or_a_wrong_option_has_exit_code_2(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("sys.argv", ["railcni", "doctor", "--pod", "default/none"])
-    assert main() == 2
-    assert "no namespace of pod default/none" in capsys.readouterr().err
-    monkeypatch.setattr("sys.argv", ["railcni", "doctor", "--pods"])
-    with pytest.raises(SystemExit) as ended:
-        main()
-    assert ended.value.code == 2
+def test_a_pod_that_is_not_here_or_a_wrong_option_has_exit_code_2() -> None:
+    assert "no namespace of pod default/none" in run_any("doctor", "--pod", "default/none", code=2)
+    run_any("doctor", "--pods", code=2)
 
 
-def test_a_feature_file_that_cannot_be_written_hides_no_report(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_feature_file_that_cannot_be_written_hides_no_report(tmp_path: Path) -> None:
     (tmp_path / "features.d").touch()
-    monkeypatch.setattr(sys, "argv", ["railcni", "doctor", "-o", "json", "--nfd", str(tmp_path / "features.d/railcni")])
-    assert main() == 1
-    said = capsys.readouterr()
-    assert "findings" in json.loads(said.out) and f"railcni: {tmp_path}/features.d: " in said.err
+    said = run_any("doctor", "-o", "json", "--nfd", str(tmp_path / "features.d/railcni"), code=1)
+    assert "findings" in json.JSONDecoder().raw_decode(said)[0] and f"railcni: {tmp_path}/features.d: " in said

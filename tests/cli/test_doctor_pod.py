@@ -19,7 +19,6 @@ import pytest
 from cni.cli.doctor import claims, kernel, report
 from cni.cli.doctor.finding import ADVICE, FAULT, NOTE, OK, SKIPPED, UNKNOWN, Observation
 from cni.cli.doctor.report import NodeFacts, NodePlaces
-from cni.cli.main import main
 from cni.shared import policy
 from cni.shared.records import Records
 from cni.shared.spec.request import Attachment
@@ -339,19 +338,6 @@ def test_a_peer_is_asked_with_small_packets_and_with_the_whole_mtu(
     assert told("192.168.111.2") == [(OK, "84"), (FAULT, "9000")]
     assert told("192.168.111.3") == [(FAULT, "84"), (FAULT, "9000")]
     assert told("fd00::1") == [(FAULT, "0")]
-
-
-def test_a_peer_without_a_pod_or_that_is_no_address_is_a_wrong_call(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for given, said in (
-        (["--peer", "10.0.0.1"], "--peer has an effect only with --pod or --netns"),
-        (["--peer", "x"], '"x": want an IP address'),
-    ):
-        monkeypatch.setattr(sys, "argv", ["railcni", "doctor", *given])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        assert ended.value.code == 2 and said in capsys.readouterr().err
 
 
 def test_a_fault_is_printed_once(

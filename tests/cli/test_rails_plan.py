@@ -2,7 +2,6 @@
 
 import json
 import re
-import sys
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -10,13 +9,13 @@ from typing import Any
 import pytest
 import yaml
 
-from cni.cli.main import main
 from cni.cli.rails import command
 from cni.lint import lint_text
 from cni.resources import config as device_plugin_config
 from cni.resources import rails as plan
 from cni.shared import rail
 from cni.shared.spec.errors import InvalidConfig
+from tests.blackbox.command import run_any
 
 GOOD: dict[str, Any] = {
     "count": 2, "master": "eth_r{rail}", "subnet": "192.168.{rail}.0/24", "addressing": "same-index",
@@ -177,44 +176,28 @@ def test_nics_are_paired_with_the_gpus_that_are_near(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("changes", [{"namespace": "Bad_NS"}, {"count": 0, "mastr": "x"}, {"subnet": "10.0.0.0/24"}])
-def test_each_fault_is_printed_once(
-    changes: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_each_fault_is_printed_once(changes: dict[str, Any], tmp_path: Path) -> None:
     file = tmp_path / "rails.yaml"
     file.write_text(yaml.safe_dump({**GOOD, **changes}))
-    monkeypatch.setattr(sys, "argv", ["railcni", "rails", "render", str(file)])
-    assert main() == 1
-    said = capsys.readouterr()
-    assert said.out == ""
-    assert re.findall(r":\d+:\d+: (\w+)", said.err) == [*changes], said.err
+    said = run_any("rails", "render", str(file), code=1)
+    assert re.findall(r":\d+:\d+: (\w+)", said) == [*changes] and "kind:" not in said, said
 
 
-def test_what_is_printed_is_what_is_meant(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_printed_is_what_is_meant(tmp_path: Path) -> None:
     file = tmp_path / "rails.yaml"
     file.write_text(yaml.safe_dump(GOOD))
 
-    def run(*argv: str) -> tuple[int, str]:
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(sys, "argv", ["railcni", "rails", "render", *argv])
-            try:
-                code = main()
-            except SystemExit as end:
-                code = int(end.code or 0)
-        said = capsys.readouterr()
-        return code, said.out + said.err
-
-    wanted, made = rails()
-    objects = command.objects(wanted, made)
-    assert list(yaml.safe_load_all(run(str(file))[1])) == objects
-    assert json.loads(run(str(file), "-o", "json")[1])["items"] == objects
-    code, text = run(str(file), "-o", "table")
-    assert code == 0 and "default/rails-rail-1@rail1" in text and "7001" in text
-    assert run(str(tmp_path / "none"))[0] == 1
-    assert run(str(file), "-o", "xml")[0] == 2
+    objects = command.objects(*rails())
+    assert list(yaml.safe_load_all(run_any("rails", "render", str(file)))) == objects
+    assert run_any("rails", "render", str(file), data=True)["items"] == objects
+    text = run_any("rails", "render", str(file), "-o", "table")
+    assert "default/rails-rail-1@rail1" in text and "7001" in text
+    run_any("rails", "render", str(tmp_path / "none"), code=1)
+    run_any("rails", "render", str(file), "-o", "xml", code=2)
     file.write_text(yaml.safe_dump({**GOOD, "oneNetwork": True}))
-    code, text = run(str(file))
-    assert code == 1 and "oneNetwork" in text and "want --devices railcni" in text
-    assert text.count("\n") == 1 and run(str(file), "--devices", "railcni")[0] == 0
+    text = run_any("rails", "render", str(file), code=1)
+    assert "oneNetwork" in text and "want --devices railcni" in text and text.count("\n") == 1
+    run_any("rails", "render", str(file), "--devices", "railcni")
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,5 @@
 """`railcni rdma` on the sysfs of machines of many kinds, and on the namespaces of this kernel."""
 
-import json
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -8,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from cni.cli import rdma as views
-from cni.cli.main import main
 from cni.node.inventory import devices as inventory
 from cni.node.inventory import sandboxes
 from cni.node.inventory.sandboxes import NamespaceView, SandboxInterface
@@ -16,6 +14,7 @@ from cni.node.runtime.cache import Cache, CachedResult, Parameters
 from cni.shared.kernel.links import Rtnl
 from cni.shared.spec.errors import InvalidConfig
 from tests import machines
+from tests.blackbox.command import run_any
 from tests.view import View
 
 POD = NamespaceView(
@@ -32,16 +31,6 @@ def test_ibdev2netdev_has_a_line_for_each_netdev_up_where_it_has_carrier(tmp_pat
     assert lines[0] == "mlx5_0 port 1 ==> ens0f0np0 (Up)"
     assert lines[8] == "mlx5_8 port 1 ==> ens9f0np0 (Down)"
     assert len(lines) == 9
-
-
-@pytest.mark.parametrize("form", ["json", "yaml"])
-def test_the_lines_of_ibdev2netdev_are_neither_json_nor_yaml(
-    form: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr("sys.argv", ["railcni", "rdma", "--ibdev2netdev", "-o", form])
-    with pytest.raises(SystemExit) as ended:
-        main()
-    assert (ended.value.code, capsys.readouterr().out) == (2, "")
 
 
 def test_ibdev2netdev_goes_by_the_carrier_of_the_netdev_not_by_the_state_of_the_port(tmp_path: Path) -> None:
@@ -129,14 +118,8 @@ def test_the_pods_of_this_kernel_are_found_in_libcnis_cache_with_their_links(
     assert [i.lower for i in found[0].interfaces if i.name == "ens2f0"] == [""]
 
 
-def test_the_command_without_rdma_says_so_and_its_json_is_an_empty_list(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_command_without_rdma_says_so_and_its_json_is_an_empty_list() -> None:
     if os.path.isdir("/sys/class/infiniband"):
         pytest.skip("this machine has RDMA; one without shows it")
-    monkeypatch.setattr("sys.argv", ["railcni", "rdma", "-o", "json"])
-    assert main() == 0
-    assert json.loads(capsys.readouterr().out) == []
-    monkeypatch.setattr("sys.argv", ["railcni", "rdma"])
-    assert main() == 0
-    assert "no verbs device" in capsys.readouterr().err
+    assert run_any("rdma", data=True) == []
+    assert "no verbs device" in run_any("rdma")

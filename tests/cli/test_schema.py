@@ -2,7 +2,6 @@
 
 import json
 import re
-import sys
 from collections.abc import Sequence
 from functools import cache
 from typing import Any
@@ -11,7 +10,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cni.cli.main import main
 from cni.link import features, plugins
 from cni.link.features import routing
 from cni.link.features import verbs_device as rdma_key
@@ -25,6 +23,7 @@ from cni.shared.spec.request import Request
 from ipam import config as ipam_config
 from ipam import keys
 from ipam.source import Source
+from tests.blackbox.command import run_any
 from tests.cli.test_conf import CONF, CONFLISTS
 
 KNOWN = {"$schema", "$defs", "title", "description", "default", "additionalProperties"}  # they say nothing of a value
@@ -239,11 +238,9 @@ def test_an_ipam_block_of_whereabouts_is_held_to_its_keys_and_that_of_another_is
     assert not accepts(rule, {"type": "macvlan", "ipam": {"type": "whereabouts", "dns": {"domain": 5}}}, rule)
 
 
-def test_the_command_prints_each_schema(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_prints_each_schema() -> None:
     for name in ("conflist", *LINK_PLUGINS, known.OWN_CHAINED, known.OWN_IPAM):
-        monkeypatch.setattr(sys, "argv", ["railcni", "nad", "schema", name])
-        assert main() == 0
-        document = json.loads(capsys.readouterr().out)
+        document = json.loads(run_any("nad", "schema", name))
         assert document == json.loads(json.dumps(schema.schema(name)))
         assert document["$schema"].startswith("https://json-schema.org/")
         listed = json.dumps(document)
