@@ -81,7 +81,7 @@ MISTAKEN = {
         Edit("ipam/stores/ippool/view.py", r"found\.uid, found\.version", "found.uid"),
         ("kubernetes-macvlan-del", "late", "restart"), "is not reserved"),
     "nobody's reservation taken for another's": (
-        Edit("ipam/stores/ippool/claim.py", r"if found\.lease\.pool != place\.pool:", "if True:"),
+        Edit("ipam/stores/ippool/__init__.py", r"if found\.lease\.pool != place\.pool:", "if True:"),
         ("kubernetes-macvlan-add", "late", "delete"), "allocated to nobody"),
     "addresses kept that a late release frees": (
         Edit("ipam/acquire.py", r"self\._lost = list\(terms\.doubtful\)", "self._lost: list[Want] = []"),

@@ -71,8 +71,9 @@ class Access(http.ServerAddress):
     Files that the kubeconfig names are read when they are needed.
     """
 
-    def __init__(self, path: str, cluster: _Members, context: _Members, user: _Members) -> None:
-        """Raises InvalidConfig for a fault in the kubeconfig's objects."""
+    def __init__(self, path: str, *objects: dict[str, Any]) -> None:
+        """`objects` are the cluster, the context and the user. Raises InvalidConfig for a fault in them."""
+        cluster, context, user = (_Members(path, found) for found in objects)
         try:
             super().__init__(cluster.text("server"), False, (80, 443))
         except ValueError:
@@ -232,11 +233,9 @@ def load(path: str) -> Access:
         raise InvalidConfig(f"kubeconfig {path} holds no object with clusters, users and contexts")
     name = document.get("current-context") or ""
     context = _named(path, document, "contexts", "context", name, "current-context")
-    cluster = _named(path, document, "clusters", "cluster", context.values.get("cluster"), "cluster of its context")
-    named, user = context.values.get("user"), _Members(path, {})
-    if named:
-        user = _named(path, document, "users", "user", named, "user of its context")
-    return Access(path, cluster, context, user)
+    cluster = _named(path, document, "clusters", "cluster", context.get("cluster"), "cluster of its context")
+    user = context.get("user") and _named(path, document, "users", "user", context["user"], "user of its context")
+    return Access(path, cluster, context, user or {})
 
 
 def _parsed(data: bytes) -> Any:
@@ -279,18 +278,17 @@ def in_cluster(environ: Mapping[bytes, bytes]) -> Access:
     except (OSError, ValueError):
         namespace = ""
     cluster = {"server": server, "certificate-authority": f"{SERVICE_ACCOUNT}/ca.crt"}
-    user = {"tokenFile": f"{SERVICE_ACCOUNT}/token"}
-    return Access("", *(_Members("", values) for values in (cluster, {"namespace": namespace}, user)))
+    return Access("", cluster, {"namespace": namespace}, {"tokenFile": f"{SERVICE_ACCOUNT}/token"})
 
 
-def _named(path: str, document: dict[str, Any], listed: str, inner: str, name: Any, by: str) -> _Members:
+def _named(path: str, document: dict[str, Any], listed: str, inner: str, name: Any, by: str) -> dict[str, Any]:
     """The member `inner` of the entry `name` in the list `listed`. `by`, for errors, is the key whose value is `name`."""
     entries = document.get(listed)
     for entry in entries if isinstance(entries, list) else ():
         if isinstance(entry, dict) and entry.get("name") == name and name:
             value = entry.get(inner)
             if value is None or isinstance(value, dict):
-                return _Members(path, value or {})
+                return value or {}
     fault = f"names none of its {listed}: correct the name" if name else "is missing"
     raise InvalidConfig(f"kubeconfig {path}: {by} {fault}")
 

@@ -18,21 +18,22 @@ and patches it again, and `settle` changes the object only to make late requests
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from functools import partial
 
 from cni.shared.spec.errors import InvalidConfig, TryAgainLater
 from cni.shared.spec.request import Attachment
-from ipam.leases import Lease, Owner, Want, by_place, returns
+from ipam.leases import Lease, Owner, Want, by_place, given_up, returns
 from ipam.stores.apiserver import is_static, uid_of
 from ipam.stores.apiserver.faults import Conflict, Forbidden, NotFound
 from ipam.stores.apiserver.resources import POOLS, RESERVATIONS
 from ipam.stores.apiserver.store import ObjectStore, attempt
 from ipam.stores.base import Claimed, OutcomeUnknown, Survey, Taken, Unknown, Window
 from ipam.stores.ippool import objects
-from ipam.stores.ippool.claim import PoolClaim
 from ipam.stores.ippool.locks import PoolLocks
-from ipam.stores.ippool.objects import Allocation
+from ipam.stores.ippool.objects import Allocation, Changes, Reservation
 from ipam.stores.ippool.view import View
+from ipam.stores.served import conflicts
 
 
 class KubernetesStore(ObjectStore):
@@ -182,10 +183,15 @@ class KubernetesStore(ObjectStore):
 
     def claim(self, wants: Sequence[Want], owner: Owner, instead_of: Sequence[Lease] = ()) -> Claimed | Taken | Unknown:
         """As Store.claim, but with one attempt: if others have changed a pool, the caller must search again."""
+        leases = [Lease(want, owner) for want in wants]
+        undo: list[Callable[[], object]] = []
+
+        def taken() -> list[Want]:
+            return conflicts(instead_of, wants, self._view.is_there, partial(self._is_held, instead_of))
+
         with self.session():
             self._locks.take()
-            claim = PoolClaim(self._view, wants, owner, instead_of, self._doubtful)
-            answer = attempt(claim.leases, lambda: claim.make(self._locks.end), claim.undo, claim.taken)
+            answer = attempt(leases, lambda: self._make(wants, leases, instead_of, undo), undo, taken)
             if isinstance(answer, Unknown):
                 self._doubtful += instead_of
             if isinstance(answer, Claimed):
@@ -193,6 +199,176 @@ class KubernetesStore(ObjectStore):
             else:
                 self._view.forget()
             return answer
+
+    def _make(
+        self, wants: Sequence[Want], leases: list[Lease], instead_of: Sequence[Lease], undo: list[Callable[[], object]]
+    ) -> list[Want]:
+        """Write pools, then reservations; return the obstacles (served.conflicts). `undo` is as in `attempt`.
+
+        The locks end when the pools are written: from then on the allocations protect the addresses. Raises Conflict
+        after a change by others, or OutcomeUnknown.
+        """
+
+        def is_seen(want: Want, given: Sequence[Lease]) -> bool:
+            """Whether the address has another holder, as far as the survey has read the store.
+
+            A lease of `given` without a scope was left in the pool by an unfinished claim. Then reservations count too:
+            the survey has read them.
+            """
+            is_left = any(old.place == want.place and old.scope is None for old in given)
+            return self._is_held(instead_of, want, given) if is_left else self._is_in_pool(want, given)
+
+        if failed := conflicts(instead_of, wants, self._view.is_there, is_seen):
+            return failed
+        changes: dict[str, Changes] = {}
+        for old in instead_of:
+            changes.setdefault(old.pool, {})[old.value] = None
+        for lease in leases:
+            changes.setdefault(lease.pool, {})[lease.value] = objects.entry_of(lease.owner)
+        for name, change in changes.items():
+            cooled = [old for old in given_up(instead_of, wants) if old.pool == name]
+            of_pool = [lease for lease in leases if lease.pool == name]
+            former = self._patched(name, change, of_pool, cooled, is_first=not undo)
+            undo.append(partial(self._restore, name, former, of_pool))
+        self._locks.end()
+        taken = self._reserve(leases, instead_of, undo)
+        if not taken:
+            kept = {(want.scope, want.family, want.value) for want in wants}
+            gone = [*instead_of, *(old for old in self._doubtful if not self._view.is_there(old))]
+            self._view.unreserve([old for old in gone if (old.scope, old.family, old.value) not in kept])
+            self._view.remember(leases, instead_of)
+        return taken
+
+    def _is_in_pool(self, want: Want, given: Sequence[Lease]) -> bool:
+        pool = self._view.pool(want.pool)
+        freed = any(old.place == want.place for old in given)
+        return pool is not None and want.value in pool.entries and not freed
+
+    def _is_held(self, instead_of: Sequence[Lease], want: Want, given: Sequence[Lease]) -> bool:
+        if self._is_in_pool(want, given):
+            return True
+        if any((old.scope, old.family, old.value) == (want.scope, want.family, want.value) for old in given):
+            return False
+        found = self._view.reservation(want)
+        if found is None or any(found.is_of(old) for old in self._at(want, instead_of)):
+            return False
+        return not self._is_leftover(found, want)
+
+    def _at(self, place: Want, instead_of: Sequence[Lease]) -> list[Lease]:
+        """The leases of the address of `place`, in its pool or scope, that a claim or a doubtful claim replaces."""
+        return [old for old in (*instead_of, *self._doubtful) if old.place == place.place or old.excludes(place)]
+
+    def _patched(
+        self, name: str, change: Changes, leases: list[Lease], cooled: Sequence[Lease], is_first: bool
+    ) -> Changes:
+        """Write `change`, with new `leases`, into a pool, which is made if missing; return the former allocations.
+
+        Raises Conflict when others change the claim's first pool: then the whole claim begins again. A further pool
+        that others change is read and written again here. Raises OutcomeUnknown after a lost reply.
+        """
+        attempts = self._view.pauses()
+        while True:
+            former = self._standing(name, change)
+            try:
+                if self._view.pool(name) is None:
+                    self._view.create(name, leases[0].family, change)
+                self._view.patch(name, change, cooled)
+                return former
+            except Conflict:
+                self._view.forget_pool(name)
+                if is_first or self._standing(name, change) != former or not attempts.wait():
+                    raise
+
+    def _standing(self, name: str, places: Iterable[int]) -> Changes:
+        """The allocation at each of these addresses of a pool, by address; None where there is no allocation."""
+        pool = self._view.pool(name)
+        found = {value: pool.entries.get(value) if pool else None for value in places}
+        return {value: entry.document if entry else None for value, entry in found.items()}
+
+    def _reserve(
+        self, leases: list[Lease], instead_of: Sequence[Lease], undo: list[Callable[[], object]]
+    ) -> list[Want]:
+        """Reserve each address in its scope; return [the first want that another lease has reserved], else []."""
+        for lease in leases:
+            if lease.scope is None:
+                continue
+            place = (lease.scope, lease.family, lease.value)
+            given = [old for old in instead_of if (old.scope, old.family, old.value) == place]
+            if not (given and self._view.reservation(lease)):
+                try:
+                    self.api.create(RESERVATIONS, objects.reservation(lease))
+                    self._view.forget_reservation(lease)
+                    undo.append(partial(self._view.unreserve, [lease]))
+                    continue
+                except Conflict:
+                    self._view.forget_reservation(lease)
+            found = self._view.reservation(lease)
+            if found and any(found.is_of(old) for old in (*given, *self._at(lease, instead_of), lease)):
+                self._replace(lease, lease)
+                undo += [partial(self._give_back, lease, old) for old in (given or self._at(lease, instead_of))[:1]]
+            elif found and self._is_leftover(found, lease):
+                self._replace(lease, lease)
+                undo.append(partial(self._view.unreserve, [lease]))
+            else:
+                return [lease]
+        return []
+
+    def _is_leftover(self, found: Reservation, place: Want) -> bool:
+        """Whether the reservation `found`, without an allocation in the pool of `place`, belongs to a dead pod.
+
+        An interrupted DEL of whereabouts leaves such a reservation. But a living pod can lose its allocation too, and
+        then keeps its reservation.
+        """
+        namespace, name, uid = found.lease.pod
+        if found.lease.pool != place.pool:
+            return False
+        try:
+            return not name or uid not in ("", uid_of(self.api.pod(namespace, name)))
+        except NotFound:
+            return True
+        except Forbidden:
+            return False
+
+    def _replace(self, former: Lease, lease: Lease) -> None:
+        """Give the reservation of the address of `former` to `lease`. Raises Conflict after a change, or OutcomeUnknown."""
+        found = self._view.reservation(former)
+        try:
+            if found is None:
+                raise NotFound
+            new = objects.reservation(Lease(Want(lease.pool, *former.address, former.scope), lease.owner))
+            self.api.patch(RESERVATIONS, found.name, found.replacement(new))
+        except NotFound:
+            raise Conflict(f"the reservation of {former.text} has gone") from None
+        finally:
+            self._view.forget_reservation(former)
+
+    def _give_back(self, lease: Lease, former: Lease) -> None:
+        """Give the reservation of `lease` back to `former`."""
+        found = self._view.reservation(lease)
+        if found and found.is_of(lease):
+            try:
+                self._replace(lease, former)
+            except Conflict:
+                pass  # another claim has changed the reservation
+
+    def _restore(self, name: str, former: Changes, leases: list[Lease]) -> None:
+        """Restore the allocations of a pool, in place of `leases`, except where others have changed them."""
+        claimed = {lease.value: lease.container_id for lease in leases}
+        attempts = self._view.pauses()
+        while pool := self._view.pool(name):
+            changes: Changes = {}
+            for value, entry in former.items():
+                now = pool.entries.get(value)
+                if claimed.get(value) == (now.container_id if now else None):
+                    changes[value] = entry
+            if not changes:
+                return
+            try:
+                self._view.patch(name, changes)
+                return
+            except Conflict as fault:
+                self._view.forget_pool(name)
+                attempts.insist(OutcomeUnknown(f"pool {name} of {self.api} was changed by others each time: {fault}"))
 
     def release(self, leases: Sequence[Lease]) -> int:
         freed = 0

@@ -38,8 +38,8 @@ IN_ADDRESSES = (
     'its addresses are in AddressLeases, and so not in IPPools: want "datastore": "addresslease" (flat file or NAD), or move all ranges by `railcni ipam'
     " migrate --from addresslease:KUBECONFIG --to kubernetes:KUBECONFIG`"
 )
-_UNTRACKED = {"op": "add", "path": "/metadata/managedFields", "value": [{}]}
-"""The operation that empties managedFields. A patch then takes the server 31 ms instead of 81 with 1,000 leases, 330 ms
+_UNTRACKED: dict[str, Any] = {"/metadata/managedFields": [{}]}
+"""The change that empties managedFields. A patch then takes the server 31 ms instead of 81 with 1,000 leases, 330 ms
 instead of 950 with 5,000. The object is a third smaller (v1.36). No tool uses server-side apply on pools."""
 
 
@@ -113,6 +113,7 @@ class IPPool:
         """
         metadata = document.get("metadata") or {}
         self.name: str = metadata.get("name") or ""
+        self.uid: str = metadata.get("uid") or ""
         self.version: str = metadata.get("resourceVersion") or ""
         self.annotations: dict[str, str] = metadata.get("annotations") or {}
         self.size = size
@@ -212,27 +213,23 @@ class IPPool:
 
     def patch(self, changes: Changes, annotations: dict[str, str]) -> list[dict[str, Any]]:
         """The JSON patch that makes `changes` and sets `annotations`. It fails if the object has changed since."""
-        operations: list[dict[str, Any]] = [
-            {"op": "test", "path": "/metadata/resourceVersion", "value": self.version},
-            _UNTRACKED,
-        ]
+        members: dict[str, Any] = {**_UNTRACKED}
         if annotations and not self.annotations:
-            operations.append({"op": "add", "path": "/metadata/annotations", "value": annotations})
+            members["/metadata/annotations"] = annotations
         elif annotations:
             for name, text in annotations.items():
-                path = f"/metadata/annotations/{name.replace('/', '~1')}"
-                operations.append({"op": "add", "path": path, "value": text})
+                members[f"/metadata/annotations/{name.replace('/', '~1')}"] = text
         if not isinstance(self._spec.get("allocations"), dict):
-            operations.append({"op": "add", "path": "/spec/allocations", "value": {}})
+            members["/spec/allocations"] = {}
+        removed = []
         for value, entry in changes.items():
             former = self.entries.get(value)
             path = f"/spec/allocations/{former.key if former else value - self.first}"
             if entry is not None:
-                written = {**former.document, **entry} if former else entry
-                operations.append({"op": "add", "path": path, "value": written})
+                members[path] = {**former.document, **entry} if former else entry
             elif former:
-                operations.append({"op": "remove", "path": path})
-        return operations
+                removed.append({"op": "remove", "path": path})
+        return replacement(self.uid, self.version, members) + removed
 
     def apply(self, changes: Changes, version: str, grown: int) -> None:
         """Apply `changes` that the server has made: the object now has `version`, and `grown` more bytes."""
