@@ -40,7 +40,7 @@ from ipam.leases import PART, Lease, Owner, Want, recorded_document, recorded_le
 from ipam.local import read_record, restorer
 from ipam.ranges import format_address
 from ipam.rules import Choice, Exhausted, Need, SharedLease
-from ipam.search import SearchPlan, needs_of
+from ipam.search import SearchPlan
 from ipam.stores.base import CREATE, Claimed, OutcomeUnknown, Pauses, Store, Taken, Unknown, Unreachable
 
 CLAIM_SECONDS = 30.0
@@ -63,7 +63,7 @@ class Terms:
     doubtful: Sequence[Want] = ()
     new = False
     seconds = CLAIM_SECONDS
-    wire = own.Wire({})
+    wire = own.Wire()
 
     def remember(self, wants: Sequence[Want], sequence: int) -> None:
         """Note `wants` before each claim of them, and when the leases exist already."""
@@ -89,7 +89,6 @@ def acquire(store: Store, wanted: Sequence[Choice], owner: Owner, terms: Terms) 
     deadline = began + seconds
     last = began + max(seconds, CONTENDED_SECONDS)
     store.finish_by(deadline)
-    needs = needs_of(wanted)
     attempts = _Attempts(store, wanted, owner, terms)
     pauses: Pauses | None = None
     repeats: Pauses | None = None
@@ -112,9 +111,9 @@ def acquire(store: Store, wanted: Sequence[Choice], owner: Owner, terms: Terms) 
                 deadline = min(time.monotonic() + seconds, last)
                 store.finish_by(deadline)
                 is_patient = time.monotonic() > began + _PATIENT  # an attempt lists, creates for each need, and reads
-                if not pauses.wait(3.0 + len(needs) if is_patient else 0.0):
+                if not pauses.wait(3.0 + len(attempts.needs) if is_patient else 0.0):
                     raise TryAgainLater(
-                        f"no address of {', '.join(need.pool for need in needs)} could be claimed within"
+                        f"no address of {', '.join(need.pool for need in attempts.needs)} could be claimed within"
                         f" {last - began:g} s, because other attachments claim addresses there at the same time: retry"
                     )
         unknown += 1  # the survey of the next session shows whether the claim succeeded
@@ -133,9 +132,9 @@ class _Attempts:
         self._owner = owner
         self._terms = terms
         self._lost = list(terms.doubtful)
-        self._needs = needs_of(wanted)
         self._search = SearchPlan(store, wanted, owner, terms.wire, terms.reclaim)
         self._new = terms.new
+        self.needs = self._search.needs
 
     def once(self) -> list[int] | Taken | Unknown:
         """Make one attempt in the caller's session. Returns the addresses, or Taken or Unknown if the claim gave none."""
@@ -155,7 +154,7 @@ class _Attempts:
                 raise
             self._new = False
             return Taken([])
-        wants = [need.want(value) for need, value in zip(self._needs, values, strict=True)]
+        wants = [need.want(value) for need, value in zip(self.needs, values, strict=True)]
         if planned.settled:
             terms.remember(wants, found.own[0].sequence)
             return values
@@ -185,7 +184,7 @@ class _Attempts:
     def _check_requested(self, kept: Sequence[Lease]) -> None:
         """Raise TryAgainLater when a requested address that is in none of the leases `kept` is in its cooldown."""
         store, held = self._store, {(lease.pool, lease.value) for lease in kept}
-        for need in self._needs:
+        for need in self.needs:
             value = need.requested
             if value is None or need.shared or (need.pool, value) in held:
                 continue
@@ -202,7 +201,7 @@ class _Attempts:
         and the next plan keeps it. Raises TryAgainLater when a requested address is lost, SharedLease when a shared one is.
         """
         owner, known, lost = self._owner, {lease.key() for lease in planned.given_up}, []
-        for need, want, kept in zip(self._needs, wants, planned.chosen, strict=True):
+        for need, want, kept in zip(self.needs, wants, planned.chosen, strict=True):
             holder = self._store.holder(want) if want in taken and kept is not None else None
             if holder is None:
                 continue  # it is not lost, or free again
@@ -243,7 +242,7 @@ class AddTerms(Terms):
     ) -> None:
         self._owner, self._config, self._store_ref, self._records = owner, config, store_ref, records
         self._of_group = of_group
-        self.wire = own.Wire(config.network, records)
+        self.wire = own.Wire(config.request, records)
         self._here: Any = None  # ipam.shared.ClaimsHere, for a store that nodes share
         self.record = record
         self.shared: list[Need] = []
@@ -277,7 +276,7 @@ class AddTerms(Terms):
 
     def _refuse_own(self, wanted: Sequence[Choice]) -> None:
         """Raise TryAgainLater when an address that `wanted` requests is this node's own."""
-        for need in needs_of(wanted):
+        for need in [need for choice in wanted for need in choice.needs]:
             if need.requested is None or need.shared:
                 continue
             if self.wire.is_own(want := need.want(need.requested)):

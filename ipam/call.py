@@ -35,7 +35,7 @@ def configured(request: Request, log: Log) -> IpamConfig:
 
 def configured_rail(request: Request, log: Log) -> tuple[IpamConfig, Group | None]:
     """The checked configuration, and the group if the network is a rail with addressing same-index, otherwise None."""
-    if not asks_for_same_index(request.config):
+    if not asks_for_same_index(request):
         return configured(request, log), None
     from ipam.group import indexes  # most networks are not rails
 

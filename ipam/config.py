@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 class IpamConfig:
     """A checked IPAM configuration: an attribute for each key of IPAM_KEYS, and attributes made from several keys."""
 
-    network: dict[str, Any]  # the whole configuration, with the link plugin's keys
+    request: Request  # with the whole configuration, also the link plugin's keys
     ranges: list[Range]  # each gives an address; the block's own range first
     addresses: list[IPConfig]  # static addresses, which every attachment gets
     requested: list[Requested]  # from CNI_ARGS IP, runtimeConfig.ips, args.cni.ips: for this attachment alone
@@ -116,7 +116,7 @@ def examine(request: Request, faults: list[Fault], files: Files = OF_NODE) -> Ip
     is_new = request.command not in ("DEL", "CHECK", "GC")
     source = Source(block, files, faults, is_new)
     config, own = IpamConfig(), RangeEntry()
-    config.network = request.config
+    config.request = request
     source.fill(config, (*IPAM_KEYS, *ACCEPTED_KEYS), faults)
     source.fill(own, RANGE_KEYS, faults)
     source.follow(config, IPAM_KEYS, faults)
@@ -133,8 +133,8 @@ def examine(request: Request, faults: list[Fault], files: Files = OF_NODE) -> Ip
     config.ranges = read_own_range(own, source.where, config.kept_back, config.notes, faults)
     config.ranges += read_ranges(config.ip_ranges, source.where("ipRanges"), config.kept_back, config.notes, faults)
     config.requested, config.outside = [], []
-    lists = [member(request.config, *keys) for keys in (("runtimeConfig", "ips"), ("args", "cni", "ips"))]
-    if request.args.get("IP") or lists != [None, None]:
+    lists = request.of_runtime("ips"), member(request.member("args"), "cni", "ips")
+    if request.args.get("IP") or lists != (None, None):
         from ipam import requested  # most attachments request no address
 
         config.requested, config.outside = requested.read(request, config, faults)

@@ -40,7 +40,7 @@ def may_hold(request: Request, records: Records) -> bool:
 def _holder(request: Request) -> tuple[Attachment | None, ModuleType | None]:
     """The attachment that has the leases, and for a group of rails the module with its verbs. No attachment: an ADD with
     this configuration claims no address."""
-    if not asks_for_same_index(request.config):
+    if not asks_for_same_index(request):
         return request.attachment, None
     from ipam.group import rails  # most networks are not rails
 

@@ -183,8 +183,8 @@ ACCEPTED_KEYS = (
 """Keys without effect. Only their types are checked."""
 
 BLOCK_KEYS = (*RANGE_KEYS, *IPAM_KEYS, *ACCEPTED_KEYS)
-SPELLED = {key.name.lower(): key.name for key in BLOCK_KEYS}
 NESTED = dict.fromkeys(key.name.partition(".")[0] for key in BLOCK_KEYS if "." in key.name)  # names of nested objects
+SPELLED = {name.lower(): name for name in (*(key.name for key in BLOCK_KEYS), *NESTED)}
 ROOTS = {key.name: key.roots for key in BLOCK_KEYS if key.roots}
 ETCD = {key.name: key.default for key in BLOCK_KEYS if key.name.startswith("etcd_")}
 """The keys of etcd's server, prefix and credentials, each with its default. They belong together: see ipam.source."""

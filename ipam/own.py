@@ -16,11 +16,10 @@ import os
 import socket
 from collections.abc import Callable
 from struct import Struct
-from typing import Any
 
 from cni.shared.config import asks_for_same_index
 from cni.shared.records import Records
-from cni.shared.spec.request import member
+from cni.shared.spec.request import Request
 from ipam import local
 from ipam.leases import Want
 from ipam.ranges import format_address
@@ -34,14 +33,14 @@ _ONCE = 0x04 | 0x08 | 0x10  # … and of one that answered once: NUD_STALE, NUD_
 
 
 class Wire:
-    """The addresses of the node and its neighbours on the wire of `network`. Neighbours are read once.
+    """The addresses of the node and its neighbours on the wire of the network of `request`. Neighbours are read once.
 
     `records` are the node's, None to read no file: then no address counts as avoided. `is_recorded(want)`, set for a store
     that nodes share: whether another attachment of the node has the address in its record.
     """
 
-    def __init__(self, network: dict[str, Any], records: Records | None = None) -> None:
-        self._names = _names_of(network)
+    def __init__(self, request: Request | None = None, records: Records | None = None) -> None:
+        self._names = _names_of(request) if request else []
         self._records = records
         self.is_recorded: Callable[[Want], bool] = lambda want: False
         self._tables: dict[int, bytes] = {}
@@ -100,23 +99,22 @@ def _table(family: int) -> bytes:
             return b"".join(parts)  # the kernel makes the next part before recv returns, so this is the end
 
 
-def _names_of(network: dict[str, Any]) -> list[str] | None:
-    """The names of the host's links on the wire of the network `network`; None if any link may be, [] if none is."""
-    if member(network, "linkInContainer") is True:
+def _names_of(request: Request) -> list[str] | None:
+    """The names of the host's links on the wire of a network; None if any link may be, [] if none is."""
+    if request.member("linkInContainer") is True:
         return []
-    if asks_for_same_index(network):
+    if asks_for_same_index(request):
         return None
-    name = member(network, "master") or member(network, "bridge")
+    name = request.member("master") or request.member("bridge")
     if isinstance(name, str) and name:
         return [name]
-    runtime = member(network, "runtimeConfig")
-    device = (isinstance(runtime, dict) and member(runtime, "deviceID")) or member(network, "deviceID")
+    device = request.of_runtime("deviceID") or request.member("deviceID")
     if isinstance(device, str) and "/" not in device:
         try:
             return os.listdir(f"/sys/bus/pci/devices/{device}/physfn/net")
         except OSError:
             return []
-    kind = member(network, "type")
+    kind = request.member("type")
     return None if isinstance(kind, str) and kind.endswith("macvlan") else []
 
 

@@ -81,7 +81,7 @@ def _may_be_outside(request: Request, config: IpamConfig) -> bool:
 
 def _has_fixed_ranges(request: Request, config: IpamConfig) -> bool:
     """Whether node slices or a group of rails exclude addresses outside of the network's ranges."""
-    return bool(config.node_slice_size) or asks_for_same_index(request.config)
+    return bool(config.node_slice_size) or asks_for_same_index(request)
 
 
 def _excess(new: tuple[int, int], requested: Collection[tuple[int, int]], config: IpamConfig) -> str:

@@ -49,7 +49,7 @@ class Need:
         self, rng: Range, pool: str, scope: str | None, requested: int | None = None, shared: bool = False
     ) -> None:
         self.shared = shared
-        self.rng = rng
+        self.rng = self.space = rng
         self.pool = pool
         self.scope = scope
         self.requested = requested
@@ -61,10 +61,6 @@ class Need:
     @property
     def needs(self) -> list[Need]:
         return [self]
-
-    @property
-    def space(self) -> Range:
-        return self.rng
 
     def values(self, index: int) -> list[int]:
         """The address for each of `needs` at an index."""

@@ -18,7 +18,7 @@ from ipam.ranges import Range, Span
 
 if TYPE_CHECKING:  # this module does no I/O
     from ipam.own import Wire
-    from ipam.rules import Choice, Need
+    from ipam.rules import Choice
     from ipam.stores.base import Store, Window
 
 WINDOW = 4096  # addresses
@@ -43,6 +43,7 @@ class SearchPlan:
         self._owner = owner
         self._wire = wire
         self._reclaim = reclaim
+        self.needs = [need for choice in wanted for need in choice.needs]
         self._place = _LOWEST
         self._taken: list[Want] = []  # addresses that were proposed and lost
         self.preferred: list[tuple[int, int]] | None = None  # (family, value), the best first; None: not yet known
@@ -89,8 +90,7 @@ class SearchPlan:
         Raises Exhausted when no address is free.
         """
         values: list[int] = []
-        needs = needs_of(self._wanted)
-        kept = [(n.rng.family, value) for n, value in zip(needs, chosen, strict=True) if value is not None]
+        kept = [(n.rng.family, value) for n, value in zip(self.needs, chosen, strict=True) if value is not None]
         proposed: list[tuple[int, int]] = []
         for choice in self._wanted:
             given = [value for value in chosen[len(values) : len(values) + len(choice.needs)] if value is not None]
@@ -218,10 +218,6 @@ def lowest_free(store: Store, choice: Choice, start: int = 0, avoid: Collection[
         return low
 
     return search(choice.space, occupied, next_open, start, avoid, store.window)
-
-
-def needs_of(wanted: Sequence[Choice]) -> list[Need]:
-    return [need for choice in wanted for need in choice.needs]
 
 
 def _occupied(store: Store, choice: Choice, low: int, high: int) -> int:

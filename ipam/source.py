@@ -24,7 +24,6 @@ from cni.shared.kernel import node
 from cni.shared.log import LEVELS
 from cni.shared.spec import codec
 from cni.shared.spec.errors import IoFailure
-from cni.shared.spec.request import member
 from ipam import stores
 from ipam.keys import DATASTORES, ETCD, NESTED, NOT_FROM_FLAT_FILE, ROOTS, SPELLED
 
@@ -115,7 +114,7 @@ class Source:
             self.notes.append(f"ipam.configuration_path {inline} is not there: {read}")
         self._is_chosen = bool(self.path) and self.path not in PATHS
         self._flat = _flattened(flat, f"{self.path}: ", faults)
-        names = (*SPELLED.values(), *NESTED)
+        names = SPELLED.values()
         self.notes += misspelt(self._block, names, "ipam.") + misspelt(self._flat, names, f"{self.path}: ")
         self._brings: list[str] = []
         if self._flat.keys() & ETCD.keys() and self._block.get("datastore") in (None, "", "etcd"):
@@ -321,19 +320,24 @@ def _object(path: str, data: bytes, faults: list[Fault]) -> dict[str, Any]:
 
 def _flattened(document: dict[str, Any], prefix: str, faults: list[Fault]) -> dict[str, Any]:
     """`document` with the keys of nested objects as "object.key"; all keys are spelled as in the tables."""
-    found = [(name, value) for name, value in document.items() if "." not in name]
+    flat = _spelled({name: value for name, value in document.items() if "." not in name})
     for name in NESTED:
-        nested = member(document, name)
+        nested = flat.pop(name, None)
         if isinstance(nested, dict):
-            found += [(f"{name}.{key}", value) for key, value in nested.items()]
+            flat |= _spelled({f"{name}.{key}": value for key, value in nested.items()})
         elif nested is not None:
             faults.append(Fault(prefix + name, nested, "want a JSON object"))
-    flat: dict[str, Any] = {}
-    for name, value in found:
-        spelled = SPELLED.get(name.lower(), name)
-        if name == spelled or spelled not in flat:  # as in `member`: the exact name, else the first in any case
-            flat[spelled] = value
     return flat
+
+
+def _spelled(document: dict[str, Any]) -> dict[str, Any]:
+    """`document` with its keys spelled as in the tables. As in `member`, the exact name counts, else the first in any case."""
+    found: dict[str, Any] = {}
+    for name, value in document.items():
+        spelled = SPELLED.get(name.lower(), name)
+        if name == spelled or spelled not in found:
+            found[spelled] = value
+    return found
 
 
 def _is_left_out(value: object) -> bool:

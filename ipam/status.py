@@ -38,16 +38,15 @@ def status(request: Request, records: Records) -> None:
         store_ref = ref_of(config, group)
         store = stores.open_store(store_ref, CREATE, restorer(store_ref, records), seconds)
         store.cooldown = config.cooldown_seconds
-        needs = [need for choice in wanted for need in choice.needs]
         with store.session():
-            wire = Wire(config.network)  # without the file of avoided addresses: a read makes it if it is missing
+            wire = Wire(request)  # without the file of avoided addresses: a read makes it if it is missing
             search = SearchPlan(store, wanted, owner, wire, partial(free_earlier_boots, owner=owner, records=records))
-            values = search.propose([None for need in needs])
+            values = search.propose([None for need in search.needs])
     except InvalidConfig:
         raise
     except CniError as fault:
         raise NotAvailable(fault.msg, fault.details) from None
     try:
-        store.ready([need.want(value) for need, value in zip(needs, values, strict=True)])
+        store.ready([need.want(value) for need, value in zip(search.needs, values, strict=True)])
     except CniError as fault:
         raise NotAvailable(fault.msg, fault.details) from None

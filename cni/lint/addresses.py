@@ -233,8 +233,8 @@ def _gateways(scope: Scope, keys: Keys, config: ipam_config.IpamConfig) -> None:
 
 def _own(scope: Scope, keys: Keys, config: ipam_config.IpamConfig) -> None:
     """Warn of this machine's addresses on the master that are in a range, since other nodes give them to pods."""
-    master = member(config.network, "master")
-    if not isinstance(master, str) or not master or member(config.network, "linkInContainer") is True:
+    master = config.request.member("master")
+    if not isinstance(master, str) or not master or config.request.member("linkInContainer") is True:
         return
     try:
         held = neighbourhood.addresses_of([master])

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from cni.shared.spec import codec
 from cni.shared.spec.errors import CniError, InvalidConfig
-from cni.shared.spec.request import fold, member
+from cni.shared.spec.request import Request, fold, member
 
 if TYPE_CHECKING:
     from typing import TypeVar
@@ -226,9 +226,9 @@ def dns_settings(value: Any) -> dict[str, Any]:
     return settings
 
 
-def asks_for_same_index(config: dict[str, Any]) -> bool:
+def asks_for_same_index(request: Request) -> bool:
     """Whether `rail.addressing` is set and not "plain": on each rail a pod then has the same place in the rail's range."""
-    return member(config, "rail", "addressing") not in (None, PLAIN)
+    return member(request.member("rail"), "addressing") not in (None, PLAIN)
 
 
 def list_of(read: Callable[[Any], Any], most: int = MOST_MEMBERS) -> Callable[[Any], list[Any]]:
