@@ -113,12 +113,14 @@ class Source:
             read = f"{self.path} is read" if self.path else f"neither is any of {', '.join(PATHS)}"
             self.notes.append(f"ipam.configuration_path {inline} is not there: {read}")
         self._is_chosen = bool(self.path) and self.path not in PATHS
-        self._flat = _flattened(flat, f"{self.path}: ", faults)
+        flat = _flattened(flat, f"{self.path}: ", faults)
         names = SPELLED.values()
-        self.notes += misspelt(self._block, names, "ipam.") + misspelt(self._flat, names, f"{self.path}: ")
+        self.notes += misspelt(self._block, names, "ipam.") + misspelt(flat, names, f"{self.path}: ")
+        self._flat = {name: value for name, value in flat.items() if not _is_left_out(value)}
         self._brings: list[str] = []
-        if self._flat.keys() & ETCD.keys() and self._block.get("datastore") in (None, "", "etcd"):
-            self._brings = [name for name in ETCD if self.names(name) and self._block[name] != self._of_flat_file(name)]
+        if flat.keys() & ETCD.keys() and self._block.get("datastore") in (None, "", "etcd"):
+            of_file = {**ETCD, **self._flat}
+            self._brings = [name for name in ETCD if self.names(name) and self._block[name] != of_file[name]]
         self.borrowed += self._left_out()
         is_apart = bool(self.borrowed) and not is_new
         self._from_file = {name for name in self._flat if self._is_of_flat_file(name, is_apart)}
@@ -192,7 +194,7 @@ class Source:
     def hide(self, faults: list[Fault]) -> None:
         """Remove from the faults the values of a flat file that the block chose, and texts made from these values."""
         for fault in faults:
-            if self._is_of_chosen(fault) and fault.value != _HIDDEN:
+            if self._is_chosen and fault.key.startswith(f"{self.path}: ") and fault.value != _HIDDEN:
                 fault.value = _HIDDEN
                 fault.wanted = "is wrong, or does not fit the other keys: see the file and docs/reference.md"
 
@@ -207,9 +209,6 @@ class Source:
                 for part in value.split(","):  # each endpoint, which a message may show with a port
                     found |= {part.strip(), part.partition("://")[2].strip(), part.strip().rpartition(":")[0]}
         return sorted((text for text in found if len(text) > _COMMON), key=len, reverse=True)
-
-    def _is_of_chosen(self, fault: Fault) -> bool:
-        return self._is_chosen and fault.key.startswith(f"{self.path}: ")
 
     def where(self, name: str) -> str:
         """The name of a key, or of a member such as exclude[3], for messages: "ipam.NAME" or "PATH: NAME"."""
@@ -231,13 +230,13 @@ class Source:
         for path in self.searched:
             try:
                 data = self._files.load(path)
+                if data is not None:
+                    return path, _object(data)
             except ValueError as fault:
                 faults.append(_FileFault(path, str(fault)))
                 return path, {}
             except OSError as fault:
                 raise IoFailure(f"the flat file {path} cannot be read: {fault.strerror}") from None
-            if data is not None:
-                return path, _object(path, data, faults)
         return "", {}
 
     def _followed(self, key: str, path: str, roots: str, faults: list[Fault]) -> str:
@@ -258,7 +257,7 @@ class Source:
         """One fault if the block changes the flat file's etcd, but lacks a key of etcd that the file has; else []."""
         if not self._brings:
             return []
-        known = [name for name in ETCD if name == "etcd_host" or not _is_left_out(self._flat.get(name))]
+        known = [name for name in ETCD if name == "etcd_host" or name in self._flat]
         missing = ", ".join(name for name in known if name not in self._block)
         if not missing:
             return []
@@ -277,15 +276,10 @@ class Source:
             wanted = f"is the key of {self.path} for its own etcd_host and etcd_prefix: want these, or another key"
             self.borrowed.append(Fault(f"ipam.{name}", self._block[name], wanted))
 
-    def _of_flat_file(self, name: str) -> object:
-        """The value of a key of etcd in the flat file, or the default."""
-        value = self._flat.get(name)
-        return ETCD[name] if _is_left_out(value) else value
-
     def _is_of_flat_file(self, name: str, is_apart: bool) -> bool:
         """Whether the value of `name` comes from the flat file. If the block names its own etcd, no key of etcd does, unless
         each key alone chooses its source (`is_apart`)."""
-        if name in NOT_FROM_FLAT_FILE or _is_left_out(self._flat[name]):
+        if name in NOT_FROM_FLAT_FILE:
             return False
         is_left_out = _is_left_out(self._block.get(name))
         if name in ETCD and self._brings:
@@ -304,17 +298,16 @@ class _FileFault(Fault):
         return f"{self.key} {self.wanted}"
 
 
-def _object(path: str, data: bytes, faults: list[Fault]) -> dict[str, Any]:
+def _object(data: bytes) -> dict[str, Any]:
+    """The JSON object in the flat file's `data`. Raises ValueError for anything else."""
     try:
         document = codec.loads(data)
     except ValueError as fault:
         # other messages of the parser may quote the content
         place = str(fault) if " at line " in str(fault) else "see it with `python3 -m json.tool`"
-        faults.append(_FileFault(path, f"is not JSON: {place}"))
-        return {}
+        raise ValueError(f"is not JSON: {place}") from None
     if not isinstance(document, dict):
-        faults.append(_FileFault(path, "is no JSON object: want one with keys of the ipam block"))
-        return {}
+        raise ValueError("is no JSON object: want one with keys of the ipam block")
     return document
 
 
