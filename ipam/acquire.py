@@ -50,34 +50,7 @@ _UNKNOWN_TRIES = 3  # attempts whose outcome stays unknown; after an Unreachable
 _PATIENT = 5.0  # seconds after which a call makes one request a second
 
 
-class Terms:
-    """The terms of a claim beside its store, needs and owner. With the defaults of this class, any address may be given.
-
-    A claim of the addresses in `open` was made, by an earlier call or by this one (`is_unsure`), and the server may
-    still execute it. The addresses in `doubtful` are not kept, since their release may still be under way. `new`: the
-    attachment never had a lease. An attempt ends within `seconds`.
-    """
-
-    open: Sequence[Want] = ()
-    is_unsure = False
-    doubtful: Sequence[Want] = ()
-    new = False
-    seconds = CLAIM_SECONDS
-    wire = own.Wire()
-
-    def remember(self, wants: Sequence[Want], sequence: int) -> None:
-        """Note `wants` before each claim of them, and when the leases exist already."""
-
-    def preferred(self) -> list[tuple[int, int]]:
-        """The addresses, (family, value), to give if they are free, the most preferred first."""
-        return []
-
-    def reclaim(self, store: Store, pool: str) -> bool:
-        """Free addresses of this node's earlier boots in an exhausted pool; return whether there were any."""
-        return False
-
-
-def acquire(store: Store, wanted: Sequence[Choice], owner: Owner, terms: Terms) -> list[int]:
+def acquire(store: Store, wanted: Sequence[Choice], owner: Owner, terms: AddTerms) -> list[int]:
     """Lease to `owner` an address for each need of `wanted`, or none. Returns the addresses in the order of the needs.
 
     The limit is `terms.seconds`. After an attempt that loses to other claims, it begins anew; when
@@ -126,7 +99,7 @@ def acquire(store: Store, wanted: Sequence[Choice], owner: Owner, terms: Terms) 
 class _Attempts:
     """The attempts at one claim. Each uses the results of the previous ones."""
 
-    def __init__(self, store: Store, wanted: Sequence[Choice], owner: Owner, terms: Terms) -> None:
+    def __init__(self, store: Store, wanted: Sequence[Choice], owner: Owner, terms: AddTerms) -> None:
         self._store = store
         self._wanted = wanted
         self._owner = owner
@@ -174,10 +147,8 @@ class _Attempts:
 
     def _forbid_open(self, wants: Sequence[Want], own: Sequence[Lease]) -> None:
         """Cancel the open claim, which the server may still execute, if it names an address outside `wants` and `own`."""
-        known = [*wants, *own]
-        if not {(*want.place, want.scope) for want in self._terms.open} <= {
-            (*want.place, want.scope) for want in known
-        }:
+        known = {(*want.place, want.scope) for want in (*wants, *own)}
+        if any((*want.place, want.scope) not in known for want in self._terms.open):
             self._store.settle(self._owner.attachment, self._owner.sequence - 1)
             self._terms.open = ()
 
@@ -224,11 +195,13 @@ class _Attempts:
 # --- the claim of an ADD ---
 
 
-class AddTerms(Terms):
-    """The terms of an ADD on this node. `remember` writes the attachment's `record` before each claim.
+class AddTerms:
+    """The terms of an ADD on this node, beside its store, needs and owner. The caller holds the record's lock.
 
-    The caller holds the record's lock. `of_group` has the extra keys of the record of a group of rails. `shared` has
-    the needs whose static address is leased to another attachment.
+    `of_group` has the extra keys of the record of a group of rails. `shared` has the needs whose static address is
+    leased to another attachment. A claim of the addresses in `open` was made, by an earlier call or by this one
+    (`is_unsure`), and the server may still execute it. The addresses in `doubtful` are not kept, since their release may
+    still be under way. `new`: the attachment never had a lease. An attempt ends within `seconds`.
     """
 
     def __init__(
@@ -246,6 +219,11 @@ class AddTerms(Terms):
         self._here: Any = None  # ipam.shared.ClaimsHere, for a store that nodes share
         self.record = record
         self.shared: list[Need] = []
+        self.open: Sequence[Want] = ()
+        self.is_unsure = False
+        self.doubtful: Sequence[Want] = ()
+        self.new = False
+        self.seconds = CLAIM_SECONDS
 
     def claim(self, wanted: Sequence[Choice]) -> list[int]:
         """Lease and return an address for each need of `wanted` that is not put into `shared`. `record` then names them."""
@@ -309,7 +287,7 @@ class AddTerms(Terms):
         return store
 
     def remember(self, wants: Sequence[Want], sequence: int) -> None:
-        """Write the record with the addresses of `wants`."""
+        """Write the record with `wants`, before each claim of them, and when the leases exist already."""
         owner, former = self._owner, self.record
         owner.sequence = sequence
         new = recorded_document(stores.recorded(self._store_ref), wants, owner, self._config.cooldown_seconds)
@@ -323,7 +301,8 @@ class AddTerms(Terms):
                 self._here.note(wants)
 
     def preferred(self) -> list[tuple[int, int]]:
-        """The addresses that the pod has just had, then those of its annotation, if `preferred_ip_annotation` is set."""
+        """The addresses, (family, value), to give if they are free: those that the pod has just had, then those of its
+        annotation, if `preferred_ip_annotation` is set."""
         found = local.preferred(self._records, self._owner)
         if self._config.preferred_ip_annotation and self._owner.pod[1]:
             from ipam.annotation import preferred  # most networks read no annotation
@@ -332,6 +311,7 @@ class AddTerms(Terms):
         return found
 
     def reclaim(self, store: Store, pool: str) -> bool:
+        """Free addresses of this node's earlier boots in an exhausted pool; return whether there were any."""
         from ipam import upkeep  # most pools have a free address
 
         return upkeep.free_earlier_boots(store, pool, self._owner, self._records)

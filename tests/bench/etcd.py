@@ -55,6 +55,7 @@ from ipam.leases import Owner
 from ipam.stores.base import Claimed
 from ipam.stores.etcd import EtcdStore
 from cni.shared.spec import codec
+from tests.stores.claims import AnyAddress
 store, node, count = EtcdStore(codec.loads(sys.argv[2].encode()), seconds=20), sys.argv[3], int(sys.argv[4])
 store.find(Attachment("rdma-net", node, "net1"))
 print("ready", flush=True)
@@ -65,7 +66,7 @@ for i in range(count):
     name = f"{node}-{first + i}"
     who = Owner(Attachment("rdma-net", name, "net1"), ("ns", name, ""), node, sequence=time.time_ns())
     if searching:
-        acquire.acquire(store, [need], who, acquire.Terms())
+        acquire.acquire(store, [need], who, AnyAddress())
     else:
         value = need.rng.first + int(node[1:]) * 4096 + first + i
         assert isinstance(store.claim([need.want(value)], who), Claimed)

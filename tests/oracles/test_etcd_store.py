@@ -14,11 +14,12 @@ from typing import Any
 
 import pytest
 
-from ipam.acquire import Terms, acquire
+from ipam.acquire import acquire
 from ipam.ranges import Range
 from ipam.rules import Need
 from ipam.stores.base import Claimed, Store, Taken
 from tests import etcd
+from tests.stores.claims import AnyAddress
 from tests.stores.kinds import EtcdKind, owner, want
 
 TEN = 10 << 24  # 10.0.0.0
@@ -59,7 +60,7 @@ def root(store: Store) -> str:
 
 def given(store: Store, container: str, sequence: int) -> int:
     """The last octet of the address that an ADD gets from 10.0.0.0/24."""
-    need, terms = Need(Range(4, TEN, 24), "pool", ""), Terms()
+    need, terms = Need(Range(4, TEN, 24), "pool", ""), AnyAddress()
     return acquire(store, [need], owner(container, sequence), terms)[0] - TEN
 
 

@@ -22,6 +22,7 @@ from ipam.stores.addresslease import AddressLeaseStore, objects
 from ipam.stores.apiserver.resources import RIGHTS
 from ipam.stores.base import Claimed, Store, Taken, Unknown
 from tests.stores import kubernetes_api, kubernetes_proxy
+from tests.stores.claims import AnyAddress
 from tests.stores.kinds import owner, want
 from tests.stores.kubernetes_api import DROP_AFTER, DROP_BEFORE, ApiServer, Refusal
 from tests.stores.places import Place, made
@@ -573,6 +574,6 @@ def test_a_restarted_pod_keeps_its_addresses_also_when_a_create_of_its_former_sa
 
     whose = owner("new", 2, pod=pod)
     store = opened(lambda: [first, late])
-    got = acquire.acquire(store, [Group("gpu", [[need] for need in needs], 0)], whose, acquire.Terms())
+    got = acquire.acquire(store, [Group("gpu", [[need] for need in needs], 0)], whose, AnyAddress())
     assert got == [TEN + 1, TEN + 257]
     assert {lease.container_id for pool in ("10.0.0.0-24", "10.0.1.0-24") for lease in opened().leases(pool)} == {"new"}

@@ -31,6 +31,7 @@ from tests import etcd
 from tests.etcd import Cluster, Member
 from tests.proxy import Proxy
 from tests.stores import certificates, etcd_dump
+from tests.stores.claims import AnyAddress
 from tests.stores.kinds import EtcdKind, PatientEtcdStore, description, owner, want
 from tests.stores.kubernetes_api import ApiServer
 from tests.stores.places import Place
@@ -492,7 +493,7 @@ def test_claims_go_on_when_the_leader_dies_and_when_history_is_compacted(
     own = reached(three)
     for i in range(40):
         who = owner(f"c{i}", time.time_ns())
-        values = acquire.acquire(own, [need()], who, acquire.Terms())
+        values = acquire.acquire(own, [need()], who, AnyAddress())
         assert values == [TEN + 1 + i]
         if i == 20:
             leader = three.leader()
@@ -538,13 +539,14 @@ from ipam.leases import Owner
 from ipam.stores.base import Unreachable
 from ipam.stores.etcd import EtcdStore
 from cni.shared.spec.request import Attachment
+from tests.stores.claims import AnyAddress
 import json
 store_ref, node, count = json.loads(sys.argv[2]), sys.argv[3], int(sys.argv[4])
 store = EtcdStore(store_ref, seconds=20)
 need = Need(Range(4, 10 << 24, 16), "pool", "")
 for i in range(count):
     who = Owner(Attachment("rdma-net", f"{node}-{i}", "net1"), node=node, sequence=time.time_ns())
-    (value,) = acquire.acquire(store, [need], who, acquire.Terms())
+    (value,) = acquire.acquire(store, [need], who, AnyAddress())
     print("+", value, f"{node}-{i}", flush=True)
     if i % 3 == 0:
         store.release(store.find(who.attachment))

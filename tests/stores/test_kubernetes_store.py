@@ -37,6 +37,7 @@ from ipam.stores.ippool.objects import LIMIT
 from tests.each import quick
 from tests.node import ROOT
 from tests.stores import kubernetes_api, kubernetes_proxy
+from tests.stores.claims import AnyAddress
 from tests.stores.kinds import owner
 from tests.stores.kubernetes_api import ApiServer
 from tests.stores.places import called
@@ -851,7 +852,7 @@ def test_nodes_that_claim_at_once_get_an_address_each_and_leave_none(cluster: Cl
         try:
             for i in range(each):
                 who = owner(f"c{node}-{i}", time.time_ns(), pod=("ns", f"p{node}-{i}", ""), node=f"node-{node}")
-                given.extend(acquire.acquire(store, [need], who, acquire.Terms()))
+                given.extend(acquire.acquire(store, [need], who, AnyAddress()))
             for i in range(0, each, 2):
                 found = store.find(owner(f"c{node}-{i}").attachment)
                 assert store.release(found) == 1
