@@ -327,26 +327,24 @@ def _range(
     if parsed is None or len(faults) > before:
         return None
     family, value, prefix, span = parsed
-    whole = Range(family, value, prefix)
     first, last = span or (start[1] if start else None, end[1] if end else None)
+    blocked = [(value, value) for kept_family, value in kept_back if kept_family == family]
+    blocked += [hole[1:] for hole in holes if hole and hole[0] == family]
+    rng = Range(family, value, prefix, first, last, blocked)
     if span is None:
         for name, bound in (("range_start", start), ("range_end", end)):
-            if bound and not (bound[0] == family and whole.contains(bound[1])):
-                faults.append(Fault(where(name), getattr(entry, name), f"want an address of the range {whole}"))
+            if bound and not (bound[0] == family and rng.contains(bound[1])):
+                faults.append(Fault(where(name), getattr(entry, name), f"want an address of the range {rng}"))
         if start and end and start[0] == end[0] and start[1] > end[1]:
             wanted = f"is below range_start {entry.range_start}: want it at or above"
             faults.append(Fault(where("range_end"), entry.range_end, wanted))
     elif start or end:
         notes.append(f"{where('range_start')} and range_end have no effect: {entry.range} names both ends")
-    blocked = [(value, value) for kept_family, value in kept_back if kept_family == family]
     for i, hole in enumerate(holes):
-        if hole and hole[0] == family and hole[1] <= whole.top and hole[2] >= whole.network:
-            blocked.append(hole[1:])
-        else:
-            notes.append(f"{where(f'exclude[{i}]')} has no effect: {entry.exclude[i]} is outside of {whole}")
+        if hole and not (hole[0] == family and hole[1] <= rng.top and hole[2] >= rng.network):
+            notes.append(f"{where(f'exclude[{i}]')} has no effect: {entry.exclude[i]} is outside of {rng}")
     if len(faults) > before:
         return None
-    rng = Range(family, value, prefix, first, last, blocked)
     if not rng.size():
         faults.append(Fault(where("range"), entry.range, _why_empty(rng)))
     elif kind := unassignable(family, rng.first):

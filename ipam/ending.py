@@ -102,9 +102,7 @@ def _searched(request: Request, config: IpamConfig, group: Group | None) -> dict
     try:
         stores.locate(config, request.attachment.network, False, min(SHARED_SECONDS, config.store_timeout))
     except CniError:  # such as for a deleted network, which has no NodeSlicePool
-        store_ref = stores.ref_of(config)
-        del store_ref["pools"]
-        return store_ref
+        return {key: value for key, value in stores.ref_of(config).items() if key != "pools"}
     return stores.ref_of(config)
 
 
