@@ -53,10 +53,10 @@ _PATIENT = 5.0  # seconds after which a call makes one request a second
 def acquire(store: Store, wanted: Sequence[Choice], owner: Owner, terms: AddTerms) -> list[int]:
     """Lease to `owner` an address for each need of `wanted`, or none. Returns the addresses in the order of the needs.
 
-    The limit is `terms.seconds`. After an attempt that loses to other claims, it begins anew; when
-    a claim with an unknown outcome is repeated, it does not. Raises Exhausted when a pool has no free address,
-    SharedLease when another attachment leases a static address, TryAgainLater when another attachment holds a requested
-    one, or other claims succeed first for CONTENDED_SECONDS. Errors of the store are raised too.
+    The limit is `terms.seconds`. After an attempt that loses to other claims, it begins anew; when a claim with an unknown
+    outcome is repeated, it does not. Raises Exhausted when a pool has no free address, SharedLease when another attachment
+    leases a static address, TryAgainLater when another attachment holds a requested one, or other claims succeed first
+    for CONTENDED_SECONDS. Errors of the store are raised too.
     """
     began, seconds = time.monotonic(), terms.seconds
     deadline = began + seconds

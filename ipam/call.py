@@ -75,16 +75,11 @@ def ref_of(config: IpamConfig, group: Group | None) -> dict[str, Any]:
 
 
 def owner_of(request: Request, config: IpamConfig) -> Owner:
-    namespace, name, uid = (_printable(part) for part in request.pod)
-    netns = _printable(request.netns)
+    texts = (*request.pod, request.netns)  # a store could not keep bytes that are not UTF-8: each becomes "?"
+    namespace, name, uid, netns = (text.encode("utf-8", "replace").decode() for text in texts)
     machine = "" if config.datastore == "file" else node.machine_id()  # a file store is of one machine
     boot = node.boot_id()
     return Owner(request.attachment, (namespace, name, uid), config.node, boot, netns, time.time_ns(), machine)
-
-
-def _printable(text: str) -> str:
-    """`text` with "?" in place of bytes that are not UTF-8, which a store could not keep."""
-    return text.encode("utf-8", "replace").decode()
 
 
 def reached(recorded: dict[str, Any], config: IpamConfig) -> dict[str, Any]:

@@ -128,7 +128,9 @@ def examine(request: Request, faults: list[Fault], files: Files = OF_NODE) -> Ip
     config.dns = {name: value for name, value in dns.items() if value}
     config.addresses = read_addresses(config.address_entries, source.where, config.notes, faults)
     config.routes = read_routes(config.route_entries, source.where, config.notes, faults)
-    config.gateways = _gateways(request, faults)
+    text = request.args.get("GATEWAY", "")
+    gateways = [attempt(parse_address, part.strip(), "CNI_ARGS GATEWAY", faults) for part in text.split(",") if text]
+    config.gateways = [gateway for gateway in gateways if gateway]
     config.kept_back = _kept_back(config)
     config.ranges = read_own_range(own, source.where, config.kept_back, config.notes, faults)
     config.ranges += read_ranges(config.ip_ranges, source.where("ipRanges"), config.kept_back, config.notes, faults)
@@ -169,12 +171,6 @@ def _kept_back(config: IpamConfig) -> list[tuple[int, int]]:
     texts = [config.gateway, *(text for a in config.addresses for text in (a.gateway, a.address))]
     texts += [route.gw for route in config.routes]
     return config.gateways + [host_of(text) for text in texts if text]
-
-
-def _gateways(request: Request, faults: list[Fault]) -> list[tuple[int, int]]:
-    text = request.args.get("GATEWAY", "")
-    read = [attempt(parse_address, part.strip(), "CNI_ARGS GATEWAY", faults) for part in text.split(",") if text]
-    return [gateway for gateway in read if gateway]
 
 
 def _check_whole(request: Request, config: IpamConfig, source: Source, faults: list[Fault]) -> None:

@@ -46,7 +46,8 @@ def confined(path: str) -> str:
         raise ValueError(f"is among railcni's own records: want a directory below {DATA_DIR}/stores")
     holder = _nearest(resolved)
     is_inside = any(holder != root and files.is_below(holder, root) for root in roots)
-    if is_inside and _has_files(holder) and not _has_leases(holder):
+    has_files = any(not _is(f"{holder}/{name}", _DIRECTORY) for name in files.names_in(holder))
+    if is_inside and has_files and not _has_leases(holder):
         what = "holds" if holder == resolved else f"is to be made in {holder[:60]}, which holds"
         raise ValueError(
             f"{what} files of others: want a directory for railcni alone, such as one in {DATA_DIR}/stores"
@@ -78,10 +79,6 @@ def _has_more_directories(root: str, most: int) -> bool:
 
 def _has_leases(directory: str) -> bool:
     return any(name.startswith(_LEASES) and _is(f"{directory}/{name}", _REGULAR) for name in files.names_in(directory))
-
-
-def _has_files(directory: str) -> bool:
-    return any(not _is(f"{directory}/{name}", _DIRECTORY) for name in files.names_in(directory))
 
 
 def _is(path: str, kind: int) -> bool:

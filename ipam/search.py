@@ -145,19 +145,6 @@ class SearchPlan:
 
     def _free(self, choice: Choice, avoid: Collection[int]) -> int | None:
         """A free index that is not in `avoid`, if possible a preferred one; None if no index is free."""
-        index = self._preferred_free(choice, avoid)
-        if index is not None:
-            return index
-        start = start_of(choice.space, self._owner, self._place)
-        if self._is_unseen() and start not in avoid:
-            return start
-        index = lowest_free(self._store, choice, start, avoid)
-        if index is not None and self._is_claimed_here(choice, index):
-            return self._unclaimed(choice, index, avoid)
-        return index
-
-    def _preferred_free(self, choice: Choice, avoid: Collection[int]) -> int | None:
-        """The index of the first preferred address that is free and can be given by `choice`; None if there is none."""
         for address in self.preferred or ():
             index = choice.index_of(*address)
             if index is not None and choice.space.usable(index) and index not in avoid:
@@ -166,7 +153,13 @@ class SearchPlan:
                 low, high = max(index & -size, choice.space.first), min(index | size - 1, choice.space.last)
                 if not _occupied(self._store, choice, low, high) >> index - low & 1:
                     return index
-        return None
+        start = start_of(choice.space, self._owner, self._place)
+        if self._is_unseen() and start not in avoid:
+            return start
+        index = lowest_free(self._store, choice, start, avoid)
+        if index is not None and self._is_claimed_here(choice, index):
+            return self._unclaimed(choice, index, avoid)
+        return index
 
     def _unclaimed(self, choice: Choice, index: int, avoid: Collection[int]) -> int:
         """The first free index after `index` in its window that no other call of this node is claiming; `index` if none."""
