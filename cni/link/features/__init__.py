@@ -88,15 +88,12 @@ def named(name: str) -> Feature:
     return feature
 
 
-def of(documents: Mapping[str, dict[str, Any]]) -> Planned:
-    """Each feature with its plan, in the order of application. `documents` has the plans by feature name."""
-    return [(named(name), document) for name, document in documents.items()]
-
-
-def remove(planned: Planned, sandbox: Sandbox | None, log: Log) -> list[CniError]:
-    """Undo the features, the last first, and return the errors. `sandbox` is None when the sandbox is gone."""
+def remove(documents: Mapping[str, dict[str, Any]], sandbox: Sandbox | None, log: Log) -> list[CniError]:
+    """Undo the features with the plans `documents`, by name, the last first. Returns the errors. `sandbox` is None when
+    the sandbox is gone."""
     faults: list[CniError] = []
-    for feature, document in reversed(planned):
+    for name, document in reversed([*documents.items()]):
+        feature = named(name)
         try:
             feature.remove(document, sandbox, log)
         except CniError as fault:

@@ -36,11 +36,16 @@ _VERBS = {
 
 def call(request: Request, log: Log, state: str = STATE) -> Result | None:
     """Serve `request`, with the records under the directory `state`. Returns the result of an ADD, or None."""
+    return serve(request, Records(state, log))
+
+
+def serve(request: Request, records: Records) -> Result | None:
+    """Serve `request`. Returns the result of an ADD, None for every other verb."""
     verb: Verb = load(*_VERBS[request.command])
     try:
-        return verb(request, Records(state, log))
+        return verb(request, records)
     except CniError as fault:
-        for text in log.hidden:
+        for text in records.log.hidden:
             fault.msg, fault.details = (part.replace(text, "(not shown)") for part in (fault.msg, fault.details))
         raise
 

@@ -163,7 +163,7 @@ class _Attempt:
         if former:
             from cni.link.verbs import detach  # most ADDs are the first of their attachment
 
-            release = detach.Release(former, self._request, self._log)
+            release = detach.Release(former, self._request, self._records)
             until = time.monotonic() + detach.CLEARING_SECONDS
             errors.report(detach.detach(former, self._request, self.host, self._log, until, release))
             if release.ipam_type != self._ipam or self.is_foreign:
@@ -214,7 +214,7 @@ class _Attempt:
             return
         self._claimed = True  # a failed call may have claimed addresses
         try:
-            self._addresses = delegate.add(self._request, self._log)
+            self._addresses = delegate.add(self._request, self._records)
         except errors.CniError:
             self._claimed = self.is_foreign or whereabouts.may_hold(self._request, self._records)
             raise
@@ -284,7 +284,7 @@ class _Attempt:
 
         sandbox = self._sandbox
         left = detach.remove_features(self._record, sandbox, self._log)
-        release, made = detach.Release(None, self._request, self._log), plugins.of_made(self._plugin.NAME)
+        release, made = detach.Release(None, self._request, self._records), plugins.of_made(self._plugin.NAME)
         try:
             if self._claimed:
                 release.by_link(made, self._planned, sandbox)

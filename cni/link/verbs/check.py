@@ -41,7 +41,7 @@ def check(plugin: LinkPlugin, request: Request, records: Records) -> None:
     if previous is None:
         raise InvalidConfig("CHECK needs the key prevResult: the result of the ADD, which the runtime passes on")
     expected = parsing.parse(previous)
-    delegate.forward(request, records.log)
+    delegate.forward(request, records)
     with sandboxes.opened(request) as sandbox, Rtnl() as host:
         name = request.attachment.ifname
         known = [i for i in expected.interfaces if i.name == name and i.sandbox == request.netns]
@@ -97,8 +97,8 @@ def _differences(
     ]
     wanted_here = Result([known], here, _without(expected.routes, others, inside))
     found += _unset(inside, link, wanted_here)
-    for feature, document in features.of(record.get("extras", {})):
-        found += feature.differences(document, link, wanted_here, sandbox)
+    for name, document in record.get("extras", {}).items():
+        found += features.named(name).differences(document, link, wanted_here, sandbox)
     return found
 
 
@@ -148,4 +148,4 @@ def status(plugin: LinkPlugin, request: Request, records: Records) -> None:
     delegate.refuse(faults, request)
     with Rtnl() as host:
         features.status(asked, plugin.SHARES_NETDEV, plugin.status(config, host, records.log))
-    delegate.forward(request, records.log)
+    delegate.forward(request, records)

@@ -13,7 +13,7 @@ import cni
 from cni.link.plugins import EXECUTABLES, whereabouts
 from cni.shared import config
 from cni.shared.config import Fault
-from cni.shared.log import Log
+from cni.shared.records import Records
 from cni.shared.spec import codec
 from cni.shared.spec.errors import CniError, DelegateFailed, InvalidConfig
 from cni.shared.spec.request import Request
@@ -24,10 +24,10 @@ _OURS = ("bin/whereabouts", "plain/whereabouts")  # the second after `railcni in
 FORGETFUL = frozenset(("static", "dhcp"))  # IPAM plugins whose addresses do not outlive a boot
 
 
-def add(request: Request, log: Log) -> Result:
+def add(request: Request, records: Records) -> Result:
     """Call the IPAM plugin's ADD, and return its result. A CniError may leave addresses claimed: then call `delete`."""
     kind = request.ipam_type
-    addresses = _call(kind, request, log)
+    addresses = _call(kind, request, records)
     assert addresses is not None  # noqa: S101  # ADD always has a result
     if not addresses.ips:
         raise DelegateFailed(
@@ -36,18 +36,18 @@ def add(request: Request, log: Log) -> Result:
     return addresses
 
 
-def delete(request: Request, log: Log) -> None:
+def delete(request: Request, records: Records) -> None:
     """Call the IPAM plugin's DEL, which releases the addresses. May be repeated. Raises the plugin's CniError."""
     kind = request.ipam_type
     if _is_name(kind):  # with an invalid ipam.type no ADD has called a plugin
         environ = {**request.environ, "CNI_COMMAND": "DEL"}
-        _call(kind, Request(environ, request.stdin, request.config, request.args), log)
+        _call(kind, Request(environ, request.stdin, request.config, request.args), records)
 
 
-def forward(request: Request, log: Log) -> None:
+def forward(request: Request, records: Records) -> None:
     """Forward CHECK, GC or STATUS to the IPAM plugin, if the network has one."""
     if request.ipam_type:
-        _call(request.ipam_type, request, log)
+        _call(request.ipam_type, request, records)
 
 
 def is_foreign(request: Request) -> bool:
@@ -81,17 +81,17 @@ def with_config(request: Request, stdin: bytes) -> Request:
     return Request(request.environ, stdin, codec.loads(stdin), request.args)
 
 
-def _call(kind: str, request: Request, log: Log) -> Result | None:
+def _call(kind: str, request: Request, records: Records) -> Result | None:
     path = _find(kind, request.path)
     if _is_ours(path):
         try:
-            return whereabouts.call(request, log)
+            return whereabouts.serve(request, records)
         except CniError as fault:
             fault.msg = f"{kind}: {fault.msg}"  # the same text as after an exec
             raise
     from cni.link.verbs import foreign  # usually the IPAM plugin is ours
 
-    return foreign.call(kind, path, request, log)
+    return foreign.call(kind, path, request, records.log)
 
 
 def _is_name(kind: str) -> bool:

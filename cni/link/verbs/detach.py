@@ -64,7 +64,7 @@ def end(
     is called when the link is gone, or earlier if the plugin is of another suite. Returns the errors, and a bool:
     true if the link is gone, or if the IPAM plugin's DEL was called.
     """
-    release = Release(record, request, records.log)
+    release = Release(record, request, records)
     was_attached = True
     faults: list[CniError] = []
     gone = True
@@ -184,7 +184,7 @@ def remove_features(record: dict[str, Any], sandbox: Sandbox | None, log: Log) -
         return []
     from cni.link import features  # most attachments have none
 
-    return features.remove(features.of(documents), sandbox, log)
+    return features.remove(documents, sandbox, log)
 
 
 def detach_unrecorded(plugin: LinkPlugin, request: Request, host: Rtnl, records: Records, release: Release) -> bool:
@@ -219,13 +219,13 @@ class Release:
     `by_link` calls a plugin of another suite while the link exists. `finish` calls the plugin if no call was made yet.
     """
 
-    def __init__(self, record: dict[str, Any] | None, request: Request, log: Log) -> None:
+    def __init__(self, record: dict[str, Any] | None, request: Request, records: Records) -> None:
         former = config_of(record) if record else {}
         if record and any(member(former, key) != request.member(key) for key in ("ipam", "rail")):
             request = delegate.with_config(request, record["config"].encode())
         self._request = request
         self.ipam_type = request.ipam_type
-        self._log = log
+        self._records = records
         self._fault: CniError | None = None
         self.is_made = False
 
@@ -239,7 +239,7 @@ class Release:
                 return
             addresses.clear(sandbox.rtnl, link.index)
         except KernelError as fault:
-            self._log.warning(f"the addresses of {planned.name} are released when the link is gone: {fault}")
+            self._records.log.warning(f"the addresses of {planned.name} are released when the link is gone: {fault}")
             return
         self._make()
 
@@ -256,7 +256,7 @@ class Release:
     def _make(self) -> None:
         self.is_made = True
         try:
-            delegate.delete(self._request, self._log)
+            delegate.delete(self._request, self._records)
         except CniError as fault:
             self._fault = fault
 
@@ -272,7 +272,7 @@ class Release:
             return
         if was_attached or not isinstance(self._fault, DelegateFailed):
             raise self._fault
-        self._log.warning(self._fault.msg)
+        self._records.log.warning(self._fault.msg)
 
 
 def config_of(record: dict[str, Any]) -> dict[str, Any]:

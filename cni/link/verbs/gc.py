@@ -56,7 +56,7 @@ def gc(_: LinkPlugin, request: Request, records: Records) -> None:
                 keep.append(attachment)
     records.sweep(network)
     try:
-        delegate.forward(_also_valid(request, keep), log)
+        delegate.forward(_also_valid(request, keep), records)
     except CniError as fault:
         faults.append(fault)
     report(faults)
