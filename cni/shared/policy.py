@@ -8,16 +8,13 @@ no limits, since the administrator writes that file.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from cni.shared import log
 from cni.shared.config import Fault, Key, fill, integer, list_of, mapping, refuse, string
 from cni.shared.kernel import files
 from cni.shared.spec import codec
 from cni.shared.spec.errors import InvalidConfig
-
-if TYPE_CHECKING:
-    from cni.shared.kernel.links import Link
 
 PATHS = (
     "/etc/kubernetes/cni/net.d/whereabouts.d/railcni.json",
@@ -192,9 +189,9 @@ def current() -> Policy:
     return _current
 
 
-def unless_listed(device: Link, reason: str) -> str:
-    """Return `reason`, which forbids the device to networks, or "" if `uplinks` lists the device's name or address."""
-    return "" if reason and current().allows("uplinks", (device.name, device.parent_device)) else reason
+def unless_listed(names: Sequence[str], reason: str) -> str:
+    """Return `reason`, which forbids a device to networks, or "" if `uplinks` lists one of the device's `names`."""
+    return "" if reason and current().allows("uplinks", names) else reason
 
 
 def forget() -> None:

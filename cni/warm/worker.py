@@ -138,7 +138,10 @@ class Worker:
                 return True
             self._board.set(self._slot, BUSY)
             if IDLE not in self._board.states():
-                self._ask_for_more()
+                try:
+                    os.write(self._poke, b"w")  # asks for more workers
+                except BlockingIOError:
+                    pass  # the supervisor has enough to read
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _TIME.pack(_REQUEST_SECONDS, 0))
             connection.send(protocol.HELLO)
             size, more, flags, _ = connection.recvmsg_into(
@@ -162,12 +165,6 @@ class Worker:
             return False  # this worker's state is unknown: a new worker replaces it
         finally:
             _close(fds)
-
-    def _ask_for_more(self) -> None:
-        try:
-            os.write(self._poke, b"w")
-        except BlockingIOError:
-            pass  # the supervisor has enough to read
 
     def _call(self, connection: socket.socket, call: protocol.Call, fds: list[int]) -> bool:
         stdin, directory, stderr = fds

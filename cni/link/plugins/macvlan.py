@@ -159,7 +159,7 @@ def _refused(device: Link, mode: str, host: Rtnl, log: Log | None) -> str:
     gives the netdev each MAC that the link gets.
     """
     if mode != "passthru":  # on the host's end of a pod's veth, the link could answer for the pod's gateway
-        return policy.unless_listed(device, sandbox.end_of_pair(device, host))
+        return policy.unless_listed((device.name, device.parent_device), sandbox.end_of_pair(device, host))
     from cni.link.plugins import uplink  # most masters keep their own frames
 
     reason = uplink.needed(device, host.links(), host)

@@ -25,29 +25,25 @@ def adopt(request: Request, host: Rtnl, inside: Rtnl | None) -> MacvlanPlan | No
     config = MacvlanConfig()
     fill(config, KEYS, request.config, [])  # a DEL goes on with a configuration that an ADD would refuse
     if request.command == "CHECK":
-        return _as_it_is(link, config.link_in_container, host, inside)
+        return MacvlanPlan(
+            {
+                "name": link.name,
+                "temporary": "",
+                "master": _lower_name(link, host, inside),
+                "over": link.lower_index,
+                "lower": link.lower_index,
+                "inSandbox": config.link_in_container,
+                "mode": link.macvlan_mode,
+                "mtu": link.mtu,
+                "mac": link.mac,
+                "macIsDerived": False,
+                "bcqueuelen": link.bcqueuelen,
+            }
+        )
     master = find_master(config, inside if config.link_in_container else host)
     if master is None:
         return None
     return planned_on(config, request, master, "")
-
-
-def _as_it_is(link: Link, in_sandbox: bool, host: Rtnl, inside: Rtnl) -> MacvlanPlan:
-    return MacvlanPlan(
-        {
-            "name": link.name,
-            "temporary": "",
-            "master": _lower_name(link, host, inside),
-            "over": link.lower_index,
-            "lower": link.lower_index,
-            "inSandbox": in_sandbox,
-            "mode": link.macvlan_mode,
-            "mtu": link.mtu,
-            "mac": link.mac,
-            "macIsDerived": False,
-            "bcqueuelen": link.bcqueuelen,
-        }
-    )
 
 
 def owns(planned: MacvlanPlan, link: Link) -> bool:

@@ -52,7 +52,7 @@ def needed(
     if not reason:
         found = ways(host, bodies or node_routes.all_bodies(host), 0 if advertised else device.index)
         reason = carried(device, links, found)
-    return policy.unless_listed(device, reason)
+    return policy.unless_listed((device.name, device.parent_device), reason)
 
 
 def by_kind(device: Link, host: Rtnl) -> str:

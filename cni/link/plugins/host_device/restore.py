@@ -46,15 +46,6 @@ _PAUSE_SECONDS = 0.05
 _SHOWN = 8
 
 
-class RefusedStep:
-    """The kernel's refusal to restore the part `what` of the state, or to show the part (`is_read`). `is_transient`:
-    the same step may succeed later without any other change."""
-
-    def __init__(self, what: str, fault: OSError, is_read: bool = False) -> None:
-        self.is_transient = is_read or fault.errno in TRANSIENT
-        self.text = f"{what}: {fault if isinstance(fault, KernelError) else fault.strerror}"
-
-
 def restore(planned: MovePlan, link: Link, host: Rtnl, log: Log) -> None:
     """Restore the device, which is on the host, to the state in the record.
 
@@ -97,11 +88,9 @@ def _restore_state(former: dict[str, Any], link: Link, host: Rtnl, log: Log) -> 
     Raises Unrestored when a second call can restore more. Permanent refusals are logged.
     """
     try:
-        refused = Restoration(former, link, host).run()
-    except KernelError as fault:
-        refused = [RefusedStep("all of it", fault)]  # the device has left the host again
-    lasting = [refusal for refusal in refused if not refusal.is_transient]
-    passing = [refusal for refusal in refused if refusal.is_transient]
+        lasting, passing = Restoration(former, link, host).run()
+    except KernelError as fault:  # the device has left the host again
+        lasting, passing = [f"all of it: {fault}"], []
     if lasting:
         log.warning(
             f'device "{former["name"]}" is on the host again, but without this part of its state: {_said(lasting)}'
@@ -122,8 +111,12 @@ def _do(call: Callable[..., object], arguments: list[Any]) -> None:
         call(*arguments)
 
 
-def _said(refused: list[RefusedStep]) -> str:
-    texts = list(dict.fromkeys(refusal.text for refusal in refused))
+def _reason(fault: OSError) -> str:
+    return str(fault if isinstance(fault, KernelError) else fault.strerror)
+
+
+def _said(refused: list[str]) -> str:
+    texts = list(dict.fromkeys(refused))
     return "; ".join(texts[:_SHOWN]) + (f" and {len(texts) - _SHOWN} more" if len(texts) > _SHOWN else "")
 
 
@@ -145,25 +138,27 @@ class Restoration:
         self.mac_is_the_pfs = False
         self.came_up = False
 
-    def run(self) -> list[RefusedStep]:
-        """Run passes as the module's docstring says. Returns the refusals of the last pass. Raises KernelError if the device
-        leaves the host."""
+    def run(self) -> tuple[list[str], list[str]]:
+        """Run passes as the module's docstring says. Returns the texts of the last pass's refusals: the permanent and the
+        transient ones. Raises KernelError if the device leaves the host."""
         idle = 0
-        refused: list[RefusedStep] = []
+        lasting: list[str] = []
+        passing: list[str] = []
         for _ in range(PASSES):
-            done, refused = self._pass()
+            done, lasting, passing = self._pass()
             idle = 0 if done else idle + 1
-            is_transient = idle <= EXTRA and any(refusal.is_transient for refusal in refused)
-            if not refused or not (done or is_transient or self._is_examined()):
+            is_transient = idle <= EXTRA and passing
+            if not (lasting or passing) or not (done or is_transient or self._is_examined()):
                 break
             if idle:
                 time.sleep(_PAUSE_SECONDS)
-        return refused
+        return lasting, passing
 
-    def _pass(self) -> tuple[bool, list[RefusedStep]]:
-        """Run all stages. Returns whether a step succeeded, and the refusals."""
+    def _pass(self) -> tuple[bool, list[str], list[str]]:
+        """Run all stages. Returns whether a step succeeded, and the texts as `run`."""
         done = False
-        refused: list[RefusedStep] = []
+        lasting: list[str] = []
+        passing: list[str] = []
         for what, stage in self._stages():
             try:
                 for text, call, *arguments in stage():
@@ -172,12 +167,13 @@ class Restoration:
                         done = True
                     except OSError as fault:
                         if fault.errno != errno.EEXIST:  # the kernel has restored it already
-                            refused.append(RefusedStep(text, fault))
+                            refused = passing if fault.errno in TRANSIENT else lasting
+                            refused.append(f"{text}: {_reason(fault)}")
             except OSError as fault:
                 if fault.errno == errno.ENODEV:
                     raise
-                refused.append(RefusedStep(f"the {what} cannot be read", fault, is_read=True))
-        return done, refused
+                passing.append(f"the {what} cannot be read: {_reason(fault)}")
+        return done, lasting, passing
 
     def _stages(self) -> tuple[tuple[str, Callable[[], Iterator[Step]]], ...]:
         if not self.saved:
