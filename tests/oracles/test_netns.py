@@ -60,16 +60,13 @@ def test_entering_moves_this_thread_alone(namespaces: Namespaces) -> None:
     namespace.close()
 
 
-def test_two_paths_of_one_namespace_are_the_same(namespaces: Namespaces) -> None:
+def test_a_namespace_is_own_while_the_thread_is_in_it_whatever_its_path(namespaces: Namespaces) -> None:
     first, other = namespaces().path, namespaces().path
     a, b, c, own = netns.open_namespace(first), netns.open_namespace(first), netns.open_namespace(other), netns.own()
-    assert netns.same(a, b)
-    assert not netns.same(a, c)
-    assert not netns.same(a, own)
+    assert [netns.is_own(each) for each in (a, b, c, own)] == [False, False, False, True]
     with a.entered():
-        inside = netns.own()
-    assert netns.same(a, inside)
-    for namespace in (a, b, c, own, inside):
+        assert [netns.is_own(each) for each in (a, b, c, own)] == [True, True, False, False]
+    for namespace in (a, b, c, own):
         namespace.close()
 
 

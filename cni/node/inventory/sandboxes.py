@@ -123,7 +123,7 @@ def find(text: str, sandboxes: list[NamespaceView], state: str = STATE, cache: s
 
 def _at(path: str, sandboxes: list[NamespaceView]) -> NamespaceView:
     with namespaces.open_namespace(path) as there, namespaces.own() as own:
-        if namespaces.same(there, own):
+        if namespaces.is_own(there):
             return sandboxes[0]
         known = (sandbox for sandbox in sandboxes[1:] if inode_of(sandbox.netns) == there.inode)
         return next(known, None) or NamespaceView(path, "", tuple(_interfaces(there, own)))

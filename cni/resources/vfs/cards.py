@@ -186,7 +186,7 @@ def _links(root: str) -> Iterator[Rtnl | None]:
     if node is None:
         yield None
         return
-    with node, netns.own() as own, nullcontext() if netns.same(node, own) else node.entered():
+    with node, nullcontext() if netns.is_own(node) else node.entered():
         host = Rtnl()
     with host:
         yield host

@@ -93,9 +93,10 @@ def own() -> Namespace:
     return Namespace(_OWN, os.open(_OWN, os.O_RDONLY | os.O_CLOEXEC))
 
 
-def same(a: Namespace, b: Namespace) -> bool:
-    """Whether `a` and `b` are one namespace."""
-    return (a.device, a.inode) == (b.device, b.inode)
+def is_own(namespace: Namespace) -> bool:
+    """Whether the calling thread is in `namespace`."""
+    status = os.stat(_OWN)
+    return (status.st_dev, status.st_ino) == (namespace.device, namespace.inode)
 
 
 def at(path: str) -> Namespace | None:

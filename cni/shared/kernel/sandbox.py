@@ -110,10 +110,7 @@ def is_certain(identity: dict[str, int]) -> bool:
 
 
 def _is_own(namespace: Namespace, request: Request) -> bool:
-    if request.netns_override:
-        return False
-    with netns.own() as own:
-        return netns.same(namespace, own)
+    return not request.netns_override and netns.is_own(namespace)
 
 
 def end_of_pair(device: Link, host: Rtnl) -> str:
