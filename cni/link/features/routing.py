@@ -16,24 +16,21 @@ from __future__ import annotations
 
 import errno
 import os
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
 from cni.shared import rail
 from cni.shared.config import Fault, Key, mapping
 from cni.shared.kernel import files, ipconfig, routes, rules
+from cni.shared.kernel.links import Link
 from cni.shared.kernel.netlink import KernelError
+from cni.shared.kernel.sandbox import Sandbox
+from cni.shared.log import Log
 from cni.shared.rail import KEYS as KEYS
 from cni.shared.rail import Rail
 from cni.shared.spec.errors import InvalidConfig, KernelRefused
+from cni.shared.spec.request import Request
 from cni.shared.spec.result import Result, Route
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from cni.shared.kernel.links import Link
-    from cni.shared.kernel.sandbox import Sandbox
-    from cni.shared.log import Log
-    from cni.shared.spec.request import Request
 
 KEY = Key("rail", mapping, None).means("which rail of a group of NICs the network is; an object")
 PRIORITY = 7000  # of the rules, so that they come before the main table's rule, 32766

@@ -10,23 +10,19 @@ Specification of the Network Plumbing Working Group, version 1.1.0, for the devi
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
 from cni.link.features import deviceinfo, gids
+from cni.link.features.gids import Ports
 from cni.shared.config import Fault, Key, boolean, fill, integer
 from cni.shared.kernel import files, rdma_netlink, rdma_sysfs
+from cni.shared.kernel.links import Link
+from cni.shared.kernel.sandbox import Sandbox
+from cni.shared.log import Log
 from cni.shared.spec.errors import InvalidConfig, KernelRefused, LimitedConnectivity, NotAvailable, TryAgainLater
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from cni.shared.kernel.links import Link
-    from cni.shared.kernel.sandbox import Sandbox
-    from cni.shared.log import Log
-    from cni.shared.spec.request import Request
-    from cni.shared.spec.result import Result
-
-    Ports = Sequence[tuple[str, int]]
+from cni.shared.spec.request import Request
+from cni.shared.spec.result import Result
 
 MOST_SECONDS = 60
 WARN_PERCENT = 80
