@@ -1,15 +1,13 @@
 """Read devices and their netdevs from sysfs.
 
 `root` is the mount point of sysfs. A mount shows the netdevs of the network namespace in which it was mounted, whatever
-the namespace of the reader. The functions return "" or an empty list for a device that is missing or cannot be read.
-Sources: Documentation/ABI/testing/sysfs-bus-pci, sysfs-class-net of the kernel.
+the namespace of the reader. The functions return "" or an empty list for a missing device, and do not catch other
+OSErrors. Sources: Documentation/ABI/testing/sysfs-bus-pci, sysfs-class-net of the kernel.
 """
 
 from __future__ import annotations
 
 import os
-
-from cni.shared.kernel.files import names_in, target_of
 
 _HEX = frozenset("0123456789abcdefABCDEF")
 
@@ -21,12 +19,12 @@ def is_pci(device: str, root: str = "/sys") -> bool:
 
 def driver_of_pci(address: str, root: str = "/sys") -> str:
     """The driver of the PCI device, such as "mlx5_core" or "vfio-pci"; "" when it has no driver."""
-    return target_of(f"{root}/bus/pci/devices/{address}/driver").rpartition("/")[2] if _is_name(address) else ""
+    return _target(f"{root}/bus/pci/devices/{address}/driver").rpartition("/")[2] if _is_name(address) else ""
 
 
 def physical_function_of(address: str, root: str = "/sys") -> str:
     """The PCI address of the physical function of the VF `address`; "" when `address` is no VF."""
-    return target_of(f"{root}/bus/pci/devices/{address}/physfn").rpartition("/")[2] if _is_name(address) else ""
+    return _target(f"{root}/bus/pci/devices/{address}/physfn").rpartition("/")[2] if _is_name(address) else ""
 
 
 def is_physical_function(address: str, root: str = "/sys") -> bool:
@@ -40,9 +38,9 @@ def function_of(address: str, root: str = "/sys") -> tuple[str, int] | None:
     None when `address` is no VF, or when this machine, such as a virtual machine, does not have the physical function.
     """
     physical = physical_function_of(address, root)
-    for name in names_in(f"{root}/bus/pci/devices/{physical}") if physical else []:
+    for name in _listed(f"{root}/bus/pci/devices/{physical}") if physical else []:
         number = name.removeprefix("virtfn")
-        if number != name and target_of(f"{root}/bus/pci/devices/{physical}/{name}").rpartition("/")[2] == address:
+        if number != name and _target(f"{root}/bus/pci/devices/{physical}/{name}").rpartition("/")[2] == address:
             return physical, int(number)
     return None
 
@@ -65,7 +63,7 @@ def has_netdev(bus: str, device: str, root: str = "/sys") -> bool:
     if not _is_name(device):
         return False
     path = f"{root}/bus/{bus}/devices/{device}"
-    inner = [f"{path}/{entry}" for entry in names_in(path) if entry.startswith("virtio")]
+    inner = [f"{path}/{entry}" for entry in _listed(path) if entry.startswith("virtio")]
     return any(_exists(f"{each}/net") for each in (path, *inner))
 
 
@@ -79,7 +77,7 @@ def pci_path_of_netdev(name: str, root: str = "/sys") -> str:
 
     The path identifies the slot and ends with the PCI address. It stays the same when names and MACs change.
     """
-    parts = _absolute(target_of(f"{root}/class/net/{name}")).split("/")
+    parts = _absolute(_target(f"{root}/class/net/{name}")).split("/")
     while parts and not is_pci_address(parts[-1]):
         parts.pop()
     return "/".join(parts)
@@ -87,7 +85,7 @@ def pci_path_of_netdev(name: str, root: str = "/sys") -> str:
 
 def path_of(bus: str, device: str, root: str = "/sys") -> str:
     """The path "/sys/devices/…" of a device of `bus`; "" when there is no such device."""
-    return _absolute(target_of(f"{root}/bus/{bus}/devices/{device}")) if _is_name(bus) and _is_name(device) else ""
+    return _absolute(_target(f"{root}/bus/{bus}/devices/{device}")) if _is_name(bus) and _is_name(device) else ""
 
 
 def pci_above(path: str) -> str:
@@ -101,11 +99,11 @@ def _absolute(target: str) -> str:
 
 
 def _netdevs(device: str) -> list[str]:
-    found = names_in(f"{device}/net")
+    found = _listed(f"{device}/net")
     if not found:
-        for entry in names_in(device):
+        for entry in _listed(device):
             if entry.startswith("virtio"):
-                found += names_in(f"{device}/{entry}/net")
+                found += _listed(f"{device}/{entry}/net")
     return sorted(found)
 
 
@@ -129,3 +127,17 @@ def _exists(path: str) -> bool:
     except FileNotFoundError:
         return False
     return True
+
+
+def _target(link: str) -> str:
+    try:
+        return os.readlink(link)
+    except FileNotFoundError:
+        return ""
+
+
+def _listed(directory: str) -> list[str]:
+    try:
+        return os.listdir(directory)
+    except (FileNotFoundError, NotADirectoryError):
+        return []
