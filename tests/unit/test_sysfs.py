@@ -1,5 +1,6 @@
 """cni/shared/kernel: sysfs.py on trees as they were seen on machines with the hardware; node.py, the node and its boots."""
 
+import errno
 import os
 import socket
 import uuid
@@ -138,3 +139,22 @@ def test_copies_of_one_image_on_two_machines_are_two_machines_and_a_machine_stay
 
 def test_the_host_name_is_that_of_the_machine() -> None:
     assert node.host_name() == socket.gethostname()
+
+
+@pytest.mark.parametrize("call", ["listdir", "readlink", "stat"])
+def test_a_device_that_cannot_be_read_is_not_called_missing(
+    root: str, call: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a DEL without memory would leave a VF's settings, and call a device vanished that is in a lost sandbox."""
+
+    def refused(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOMEM, "no memory")
+
+    monkeypatch.setattr(os, call, refused)
+    ask = {
+        "listdir": lambda: sysfs.netdevs_of_pci("0000:3b:00.2", root),
+        "readlink": lambda: sysfs.function_of("0000:3b:00.2", root),
+        "stat": lambda: sysfs.has_netdev("pci", "0000:3b:00.2", root),
+    }[call]
+    with pytest.raises(OSError, match="no memory"):
+        ask()
