@@ -26,8 +26,6 @@ class Call:
     """A request. `plugin` is the plugin's name; `identity`, `umask` and `environ` are the caller's. `netns` identifies the
     namespace at CNI_NETNS: "minor:inode", of the file's device and inode numbers."""
 
-    __slots__ = ("environ", "identity", "netns", "plugin", "umask")
-
     def __init__(self, identity: str, plugin: str, umask: int, netns: str, environ: dict[bytes, bytes]) -> None:
         self.identity = identity
         self.plugin = plugin

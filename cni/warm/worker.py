@@ -44,8 +44,6 @@ class Board:
     writes its slot, the supervisor the rest.
     """
 
-    __slots__ = ("_memory", "size")
-
     def __init__(self, size: int) -> None:
         self.size = size
         self._memory = mmap(-1, _HEAD.size + size * _SLOT.size)

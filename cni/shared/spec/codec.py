@@ -47,7 +47,7 @@ def loads_foreign(data: bytes) -> Any:
     """The value of the untrusted JSON text `data`. Raises ValueError as `loads`, TooMuch for too many bytes or values."""
     if len(data) > MOST_BYTES:
         raise TooMuch(f"it is larger than {MOST_BYTES >> 20} MiB")
-    value = _loads_bounded(data, _VALUES)
+    value = loads_reply(data, _VALUES)
     if b"\\u" in data:
         try:
             _encode_unicode(value).encode()
@@ -56,13 +56,9 @@ def loads_foreign(data: bytes) -> Any:
     return value
 
 
-def loads_reply(data: bytes) -> Any:
-    """The value of the JSON text `data` from a server. Raises ValueError as `loads`, and TooMuch for too many values."""
-    return _loads_bounded(data, _VALUES_OF_REPLY)
-
-
-def _loads_bounded(data: bytes, most: int) -> Any:
-    if sum(data.count(mark) for mark in (b",", b"[", b"{")) > most:
+def loads_reply(data: bytes, most: int = _VALUES_OF_REPLY) -> Any:
+    """The value of the JSON text `data` from a server. Raises ValueError as `loads`, TooMuch for more than `most` values."""
+    if data.count(b",") + data.count(b"[") + data.count(b"{") > most:
         raise TooMuch(f"it has more than {most} values")
     return loads(data)
 

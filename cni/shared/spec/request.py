@@ -124,28 +124,24 @@ def parse(environ: Mapping[str, str], stdin: bytes) -> Request:
     version = member(config, "cniVersion")
     if version is not None and not isinstance(version, str):
         raise DecodingFailure(f'cniVersion {codec.shown(version)} is not a string: write one such as "{NEWEST}"')
-    _require(version or "0.1.0", command)
+    version = version or "0.1.0"
+    if version not in SUPPORTED:
+        raise IncompatibleVersion(
+            f'cniVersion "{version[:40]}" is not supported: use one of {", ".join(SUPPORTED)}',
+            f"cniVersion of the network configuration: {version[:200]!r}",
+        )
+    since = VERBS_SINCE[command]
+    if not at_least(version, since):
+        raise IncompatibleVersion(
+            f"{command} does not exist in cniVersion {version}: it needs {since} or newer",
+            f"cniVersion of the network configuration: {version}",
+        )
     return Request(environ, stdin, config, _parse_args(environ.get("CNI_ARGS", "")))
 
 
 def at_least(version: str, floor: str) -> bool:
     """Whether `version`, one of SUPPORTED, is `floor` or newer. The texts can be compared: all numbers have one digit."""
     return version >= floor
-
-
-def _require(version: str, verb: str) -> None:
-    """Raise IncompatibleVersion when `version` is unknown or does not have `verb`."""
-    if version not in SUPPORTED:
-        raise IncompatibleVersion(
-            f'cniVersion "{version[:40]}" is not supported: use one of {", ".join(SUPPORTED)}',
-            f"cniVersion of the network configuration: {version[:200]!r}",
-        )
-    since = VERBS_SINCE[verb]
-    if not at_least(version, since):
-        raise IncompatibleVersion(
-            f"{verb} does not exist in cniVersion {version}: it needs {since} or newer",
-            f"cniVersion of the network configuration: {version}",
-        )
 
 
 def version_of(stdin: bytes) -> str:
