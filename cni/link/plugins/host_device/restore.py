@@ -260,12 +260,8 @@ class Restoration:
         return self.host.request, NEWLINK, ifinfo(self.index) + attributes
 
     def _parameters(self) -> Iterator[Step]:
-        saved, now = self.saved, self._now()
-        inet, inet6 = bytes.fromhex(saved["inet"]), bytes.fromhex(saved["inet6"])
-        if (inet, inet6) != (now.inet, now.inet6) or saved["parameters"]:
-            with Namespace("", self.host.namespace()) as home, home.entered():
-                arrays = {"ipv4": (inet, now.inet), "ipv6": (inet6, now.inet6)}
-                yield from link_sysctls.due(self.name, arrays, saved["parameters"])
+        with Namespace("", self.host.namespace()) as home, home.entered():
+            yield from link_sysctls.due(self.name, self.saved.get("sysctls", {}))
 
     def _flags(self) -> Iterator[Step]:
         wanted = self.saved["flags"]
