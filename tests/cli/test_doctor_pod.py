@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from cni.cli.doctor import claims, kernel, report
+from cni.cli.doctor import kernel, pods, report
 from cni.cli.doctor.finding import ADVICE, FAULT, NOTE, OK, SKIPPED, UNKNOWN, Observation
 from cni.cli.doctor.report import NodeFacts, NodePlaces
 from cni.shared import policy
@@ -283,7 +283,7 @@ def test_a_claim_whose_pod_is_gone_is_named_on_its_node(lost: str, scene: Scene)
         path.rmdir() if path.is_dir() else path.unlink()
     found = [
         (f.level, f.subject, f.found)
-        for f in claims.check_node(NodeFacts(scene.places()).node_claims, scene.places().kubelet)
+        for f in pods.check_node_claims(NodeFacts(scene.places()).node_claims, scene.places().kubelet)
     ]
     count = (NOTE, "ResourceClaims", f"1 prepared, {int(bool(lost))} of them without a pod")
     gone = (ADVICE, "ResourceClaim team/c", "prepared, and its pods are gone")
@@ -295,7 +295,7 @@ def test_a_kubelet_that_has_had_no_claim_has_none(scene: Scene) -> None:
     about = {"kind": "DRACheckpoint", "apiVersion": "checkpoint.dra.kubelet.k8s.io/v1", "ClaimInfoStateList": None}
     state = {"Data": json.dumps(about, separators=(",", ":")), "Checksum": 4010664294}
     (scene.folder / "kubelet/dra_manager_state").write_text(json.dumps(state))
-    assert claims.read(scene.places().kubelet) == []
+    assert pods.read_claims(scene.places().kubelet) == []
 
 
 def test_a_memory_of_kubelet_that_cannot_be_read_is_unknown(scene: Scene) -> None:

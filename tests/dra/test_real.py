@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from cni.cli.doctor import claims
+from cni.cli.doctor import pods
 from tests.containerd import runtime as runtimes
 from tests.containerd.runtime import SECONDS
 from tests.device_plugin.test_restarts import report
@@ -36,7 +36,7 @@ def test_two_pods_share_a_nic_and_a_third_that_wants_more_than_is_left_waits(wor
         world.pod(name)
     containers = [world.kubelet.runs(name) for name in ("one", "two")]
     assert world.allocated("one") == world.allocated("two") == [world.nics[0]]
-    found = claims.read(str(world.runtime.node.path("/var/lib/kubelet")))  # as doctor reads it
+    found = pods.read_claims(str(world.runtime.node.path("/var/lib/kubelet")))  # as doctor reads it
     assert sorted((one.name.partition("/")[2], len(one.pods)) for one in found) == [("one", 1), ("two", 1)]
     for container in containers:
         assert world.runtime.run_in(container, "ls", "/dev/infiniband").split() == ["rdma_cm", "uverbs0"]

@@ -13,7 +13,7 @@ from functools import cached_property, partial
 from typing import Any
 
 from cni.cli import rdma
-from cni.cli.doctor import claims, kernel, pcie, pods, ports, setup
+from cni.cli.doctor import kernel, pcie, pods, ports, setup
 from cni.cli.doctor.finding import FAULT, SKIPPED, UNKNOWN, Check, Observation, broken, unknown
 from cni.cli.doctor.ports import Congestion, PortCounts
 from cni.documents import NET_DIRECTORY
@@ -204,12 +204,12 @@ class NodeFacts:
         return pods.needs(self.attached, functions.read(self.places.sys), self._registered)
 
     @property
-    def node_claims(self) -> list[claims.PodClaim]:
+    def node_claims(self) -> list[pods.PodClaim]:
         """The ResourceClaims of all pods. Raises OSError or ValueError when kubelet's file or a record cannot be read."""
-        return claims.read(self.places.kubelet, self.places.root)
+        return pods.read_claims(self.places.kubelet, self.places.root)
 
     @property
-    def pod_claims(self) -> list[claims.PodClaim]:
+    def pod_claims(self) -> list[pods.PodClaim]:
         """The ResourceClaims that kubelet has for the pod. Raises as `node_claims`, and CniError for unreadable records."""
         found = recorded.found(directory=self.places.state)
         own = [a for a in found if a["netns"] == self.chosen.netns]
@@ -329,7 +329,7 @@ def _store(f: NodeFacts) -> Iterator[Observation]:
 def _claims(f: NodeFacts) -> Iterator[Observation]:
     found = f.pod_claims
     known = functions.read(f.places.sys) if found else []
-    return claims.check(found, f.chosen, f.attached, known, inventory.ports(f.devices))
+    return pods.check_claims(found, f.chosen, f.attached, known, inventory.ports(f.devices))
 
 
 def _rest(f: NodeFacts) -> Iterator[Observation]:
@@ -362,7 +362,7 @@ CHECKS: tuple[Check, ...] = (
     _of_both("peer-memory", "GPU memory", _peer_memory),
     Check("memlock", "memlock", lambda f: setup.check_runtimes(f.places.proc)),
     Check("plugins", "CNI plugins", lambda f: setup.check_plugins(f.folders)),
-    Check("claims", "ResourceClaims", lambda f: claims.check_node(f.node_claims, f.places.kubelet)),
+    Check("claims", "ResourceClaims", lambda f: pods.check_node_claims(f.node_claims, f.places.kubelet)),
     Check("networks", "CNI networks", lambda f: setup.check_networks(f.network_files, f.folders, f.places.networks)),
     _of_pod("policy", "policy", lambda f: setup.check_policy({link.interface.lower for link in f.attached})),
     Check("store", "store of leases", _store),
