@@ -18,7 +18,7 @@ from typing import Any
 from cni.cli import nad
 from cni.cli.terminal import common, output, subcommand
 from cni.cluster.audit.store import kubeconfig_of
-from cni.lint import ERROR
+from cni.documents.diagnostic import ERROR
 from cni.resources.choose import Offer, Resource, resources
 from cni.resources.config import Config
 from cni.resources.dra import slices

@@ -8,8 +8,9 @@ from typing import IO
 
 from cni.cli.terminal import common, output, subcommand
 from cni.documents import NET_DIRECTORY
-from cni.documents.diagnostic import WIDTH
-from cni.lint import ERROR, Diagnostic, lint, nvidia, schema
+from cni.documents.diagnostic import ERROR, WIDTH, Diagnostic
+from cni.lint import nvidia, schema
+from cni.lint.file import lint
 from cni.node.installation.layout import PLAIN
 from cni.node.inventory.places import is_missing
 from cni.shared.spec.errors import InvalidConfig

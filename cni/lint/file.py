@@ -21,6 +21,7 @@ _PLAN = {"count", "subnet"}  # keys that every plan of rails has, and no network
 
 def lint(paths: Iterable[str], flat_file: str = "") -> list[Diagnostic]:
     """Return the findings about `paths`, in their order: files, directories such as /etc/cni/net.d, or "-" for stdin.
+    The findings of a file are sorted by line and column.
 
     `flat_file` is the path of a copy of the nodes' whereabouts.conf. A file that cannot be read is a finding too.
     """
@@ -31,17 +32,6 @@ def lint(paths: Iterable[str], flat_file: str = "") -> list[Diagnostic]:
             parts += _directory(path, around)
         else:
             parts.append(_File(path, around).findings)
-    return _ended(parts, around)
-
-
-def lint_text(text: str, path: str) -> list[Diagnostic]:
-    """Return the findings about `text`, the text of the file `path`."""
-    around = Surroundings()
-    return _ended([_File(path, around, text=text).findings], around)
-
-
-def _ended(parts: list[list[Diagnostic]], around: Surroundings) -> list[Diagnostic]:
-    """Compare the networks of all files; return the findings, sorted by line and column within each file."""
     overlaps(around.uses)
     objects.compare(around)
     return [finding for part in parts for finding in sorted(part, key=lambda f: (f.line, f.column))]
@@ -53,11 +43,11 @@ class _File:
     `name` is "" if libcni does not read the file. `inside`: the file was found in a directory, and needs no network.
     """
 
-    def __init__(self, path: str, around: Surroundings, text: str | None = None, inside: bool = False) -> None:
+    def __init__(self, path: str, around: Surroundings, inside: bool = False) -> None:
         self.findings: list[Diagnostic] = []
         self.name, self.count = "", 0
         self._extension, self._around = os.path.splitext(path)[1], around
-        for is_json, scope in reader.documents(path, text, self.findings):
+        for is_json, scope in reader.documents(path, None, self.findings):
             reader.duplicates(scope)
             self.count += self._examine(is_json, scope)
         if not self.count and not self.findings and not inside:

@@ -37,11 +37,7 @@ def examine(scope: Scope, around: Surroundings, extension: str = "", appended: i
     scope.network = scope.network or str(document.get("name") or member(document, "name") or "")
     if "plugins" in document or member(document, "type") is None:
         _list(scope, document, around, extension, appended)
-    else:
-        _single(scope, document, around, extension)
-
-
-def _single(scope: Scope, document: dict[str, Any], around: Surroundings, extension: str) -> None:
+        return
     if extension in LIST:
         message = "libcni needs a list `plugins` in a .conflist: it does not find this network"
         scope.error((), message, 'write {"name": ..., "cniVersion": ..., "plugins": [...]}, or call the file .conf')

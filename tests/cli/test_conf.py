@@ -16,7 +16,7 @@ from cni.documents.networks import NETWORKS as NETWORKS_ANNOTATION
 from cni.documents.networks import RESOURCE_NAME, Network
 from cni.link import plugins
 from cni.link.plugins.host_device import plugin as host_device
-from cni.lint import lint
+from cni.lint.file import lint
 from cni.node.installation.layout import PLAIN
 from cni.resources import rails as rails_plan
 from cni.shared import rail

@@ -14,15 +14,17 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from cni.cli.main import main
+from cni.documents.diagnostic import Diagnostic
 from cni.documents.reader import SyntaxFault, parse_json
 from cni.link.plugins import macvlan
 from cni.link.plugins.host_device import plugin as host_device
-from cni.lint import Diagnostic, lint, lint_text
+from cni.lint.file import lint
 from cni.resources import rails
 from cni.shared.config import Key, integer
 from cni.shared.spec.errors import InvalidConfig
 from ipam import keys
 from tests.cli.test_conf import CONF, CONFLISTS, NADS
+from tests.linted import lint_text
 from tests.unit.test_reference import wanted
 
 GOOD: dict[str, Any] = {

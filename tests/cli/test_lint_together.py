@@ -8,7 +8,8 @@ import pytest
 import yaml
 
 from cni.documents.networks import NETWORKS, RESOURCE_NAME
-from cni.lint import lint, lint_text
+from cni.lint.file import lint
+from tests.linted import lint_text
 
 
 def nad(name: str, namespace: str = "default", config: Any = None, **plugin: Any) -> dict[str, Any]:

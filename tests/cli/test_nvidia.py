@@ -10,8 +10,10 @@ import pytest
 import yaml
 
 from cni.cli.main import main
-from cni.lint import Diagnostic, lint_text, nvidia
+from cni.documents.diagnostic import Diagnostic
+from cni.lint import nvidia
 from tests.cli.test_conf import CONF
+from tests.linted import lint_text
 
 WHEREABOUTS = {"type": "whereabouts", "range": "192.168.2.225/28", "exclude": ["192.168.2.229/30", "192.168.2.236/32"]}
 TUNING = '{"type":"tuning","sysctl":{"net.ipv4.conf.net1.arp_ignore":"1"}}'

@@ -10,12 +10,12 @@ import pytest
 import yaml
 
 from cni.cli.rails import command
-from cni.lint import lint_text
 from cni.resources import config as device_plugin_config
 from cni.resources import rails as plan
 from cni.shared import rail
 from cni.shared.spec.errors import InvalidConfig
 from tests.blackbox.command import run_any
+from tests.linted import lint_text
 
 GOOD: dict[str, Any] = {
     "count": 2, "master": "eth_r{rail}", "subnet": "192.168.{rail}.0/24", "addressing": "same-index",

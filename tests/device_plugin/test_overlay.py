@@ -15,11 +15,11 @@ from cni import VERSION
 from cni.cli import main as command
 from cni.cli.devices import FOLDER, PODS
 from cni.documents import networks
-from cni.lint import lint_text
 from cni.resources import config
 from cni.resources.choose import Offer, resources
 from cni.resources.node import read_host
 from tests.device_plugin.scene import Machine
+from tests.linted import lint_text
 from tests.node import ROOT
 from tests.tools import kustomized, needs_kubectl
 

@@ -14,11 +14,12 @@ from collections.abc import Collection, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 
-from cni import lint
 from cni.cli.doctor.finding import ADVICE, FAULT, Observation, advice, broken, note, ok, unknown
 from cni.cluster.audit import store as stores
 from cni.documents import networks
+from cni.documents.diagnostic import ERROR, Diagnostic
 from cni.documents.reader import JSON
+from cni.lint.file import lint
 from cni.node.installation import layout
 from cni.node.inventory import attachments as recorded
 from cni.node.inventory.topology import text
@@ -58,7 +59,7 @@ class NetworkFile:
     names: tuple[str, ...] = ()
     types: tuple[str, ...] = ()
     masters: tuple[str, ...] = ()
-    faults: tuple[lint.Diagnostic, ...] = ()
+    faults: tuple[Diagnostic, ...] = ()
 
 
 def check_plugins(folders: Sequence[str]) -> Iterator[Observation]:
@@ -104,7 +105,7 @@ def network_files(directory: str) -> list[NetworkFile]:
 
 
 def _network_file(path: str, directory: str) -> NetworkFile:
-    faults = tuple(lint.lint([path]))
+    faults = tuple(lint([path]))
     try:
         found = networks.read(path, directory)
     except CniError:  # `faults` has this fault and all others
@@ -122,7 +123,7 @@ def check_networks(files: Sequence[NetworkFile], folders: Sequence[str], directo
         yield note(directory, "no network is defined there (Multus keeps its own in the cluster's NADs)")
     for file in files:
         for fault in file.faults:
-            level = FAULT if fault.severity == lint.ERROR else ADVICE
+            level = FAULT if fault.severity == ERROR else ADVICE
             text = f"{fault.key}: {fault.message}" if fault.key else fault.message
             yield Observation(level, fault.place, text, "", fault.fix or "correct the file")
         missing = [t for t in file.types if not any(os.path.isfile(os.path.join(f, t)) for f in folders)]
