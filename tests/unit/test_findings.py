@@ -9,7 +9,7 @@ from cni.cluster.audit import findings as kinds
 from cni.cluster.audit import occupancy
 from cni.cluster.audit.findings import KEEP, LOOK, RECLAIM, RESTORE, Finding
 from cni.cluster.audit.lease_rules import find
-from cni.cluster.audit.model import Snapshot, nad_name, parse_networks, parse_node, parse_pod, parse_pool
+from cni.cluster.audit.model import IpamBlock, Snapshot, nad_name, parse_networks, parse_node, parse_pod, parse_pool
 from cni.cluster.audit.occupancy import spans_of
 from cni.shared.spec.request import Attachment
 from ipam.leases import Lease, Owner, Want
@@ -272,3 +272,9 @@ def test_a_pool_whose_name_tells_no_range_is_told_while_it_has_leases() -> None:
     assert occupancy.pools(Snapshot("kubernetes", [], [odd])) == []
     (pool,) = occupancy.pools(Snapshot("kubernetes", [lease], [odd]))
     assert (pool.name, pool.used, pool.occupancy) == ("odd", 1, None)
+
+
+def test_a_pool_whose_ranges_give_no_address_has_no_occupancy() -> None:
+    """An agent counts it beside all others, and must not fail."""
+    block = IpamBlock("team/a", "a", "", (Range(4, NET, 30, blocked=[(NET, NET + 3)]),), True, False, "")
+    assert [pool.occupancy for pool in occupancy.uses({("10.0.0.0-30", 4): [NET + 1]}, {}, [block])] == [None]

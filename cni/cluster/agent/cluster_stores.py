@@ -6,25 +6,24 @@ The elected agent also reads all leases, in pages. It counts them by pool, and k
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from itertools import islice
 
 from cni.cluster.agent import events
 from cni.cluster.agent.loop import SECONDS
-from cni.cluster.audit import in_use
+from cni.cluster.audit import in_use, occupancy
 from cni.cluster.audit.cluster import Cluster, PoolReading
 from cni.cluster.audit.free import Freeing
 from cni.cluster.audit.lease_rules import is_abandoned
 from cni.cluster.audit.model import IpamBlock, Key, Name, Node, Pod
-from cni.cluster.audit.occupancy import Span, ranges_by_pool, spans_of
+from cni.cluster.audit.occupancy import Pool, PoolUse
 from cni.node.service.log import AgentLog
 from cni.shared.records import Records
 from cni.shared.spec.errors import InvalidConfig
 from ipam import local
 from ipam.leases import PART, Lease, recorded_leases
-from ipam.ranges import Range, range_of
 from ipam.stores import open_store
 from ipam.stores.addresslease import AddressLeaseStore
 from ipam.stores.apiserver.faults import Conflict, Undefined
@@ -38,28 +37,6 @@ _PAGE = 500  # leases at each step
 Outcome = tuple[bool, str, str]  # False to try again; then reason and message of an Event, "" without an Event
 _SETTLED: Outcome = (True, "", "")
 _BUSY: Outcome = (False, "", "")
-
-
-class Usage:
-    """The use of a pool. `used` counts leases by node. `object_bytes` is the size of an IPPool, 0 for AddressLeases.
-
-    `size` is the number of addresses in `ranges` or, if `ranges` is empty, in the CIDR of the pool's name; it is 0 if
-    the name has no CIDR. `inside` is the number of leases of these addresses.
-    """
-
-    def __init__(self, name: str, family: int, value: int, ranges: Iterable[Range]) -> None:
-        self.name = name
-        self.used: Counter[str] = Counter()
-        self.object_bytes = 0
-        self.inside = 0
-        self._spans: list[Span] = []
-        with suppress(ValueError):
-            self._spans = spans_of(range_of(name, family, value), ranges)
-        self.size = sum(high - low + 1 for low, high in self._spans)
-
-    def count(self, lease: Lease) -> None:
-        self.used[lease.node] += 1
-        self.inside += any(low <= lease.value <= high for low, high in self._spans)
 
 
 class GraceTracker:
@@ -79,8 +56,8 @@ class GraceTracker:
 class ClusterSource(ABC):
     """A store in the API server, as the agent reads it.
 
-    `read_abandoned` sets `usage`, `named`, `abandoned`, `unleased` and `faults`. `node_records` are the records of this
-    node; `below` maps a path of the host to its path in this container.
+    `read_abandoned` sets `usage` and the members after it up to `faults`. `node_records` are the records of this node;
+    `below` maps a path of the host to its path in this container.
     """
 
     kind = ""
@@ -92,7 +69,9 @@ class ClusterSource(ABC):
         self.cluster: Cluster = None  # type: ignore[assignment]  # until `connect`
         self.store: Store
         self.freeing: Freeing
-        self.usage: dict[str, Usage] = {}
+        self.usage: list[PoolUse] = []
+        self.used: Counter[tuple[str, str]] = Counter()  # the number of leases by pool and node
+        self.object_bytes: dict[str, int] = {}  # the size of each IPPool
         self.named: set[str] = set()  # nodes that leases name
         self.abandoned: dict[Key, Lease] = {}  # the leases that no node's agent frees
         self.unleased: set[Key] = set()  # the keys of reservations without a lease
@@ -136,13 +115,16 @@ class ClusterSource(ABC):
 
     def read_abandoned(self, nodes: Mapping[str, Node], networks: Iterable[IpamBlock]) -> Iterator[None]:
         """Read all leases, a page at each step; keep leases that no node's agent frees. `networks` give pool sizes."""
-        self._begin(networks)
+        self._begin()
+        values: dict[Pool, list[int]] = defaultdict(list)
         for page in self._pages(nodes):
             for lease in page:
-                self._usage(*lease.place).count(lease)
+                values[lease.pool, lease.family].append(lease.value)
+                self.used[lease.pool, lease.node] += 1
                 self.named.add(lease.node)
             self._keep(page, nodes)
             yield
+        self.usage = occupancy.uses(values, self._firsts, networks)
 
     @abstractmethod
     def _pages(self, nodes: Mapping[str, Node]) -> Iterator[list[Lease]]:
@@ -232,10 +214,11 @@ class ClusterSource(ABC):
                 return _BUSY
             return True, events.LEASE_RESTORED, f"the lease of {lease.text} in pool {lease.pool} {again}"
 
-    def _begin(self, networks: Iterable[IpamBlock] = ()) -> None:
-        """Reset the results of `read_abandoned`; the ranges of `networks` then give the sizes of pools."""
-        self._ranges = ranges_by_pool(networks)
-        self.usage, self.named, self.abandoned, self.unleased, self.faults = {}, set(), {}, set(), []
+    def _begin(self) -> None:
+        """Reset the results of `read_abandoned`."""
+        self.usage, self.used, self.object_bytes = [], Counter(), {}
+        self.named, self.abandoned, self.unleased, self.faults = set(), {}, set(), []
+        self._firsts: dict[Pool, int] = {}  # the first address of each IPPool
 
     def _keep(self, leases: Iterable[Lease], nodes: Mapping[str, Node]) -> None:
         """Add to `abandoned` the `leases` whose node is not in `nodes` or is out of service, except this node's own."""
@@ -243,11 +226,6 @@ class ClusterSource(ABC):
             key = lease.identity
             if is_abandoned(lease, nodes) and key not in self.marked and key not in self.records:
                 self.abandoned[key] = lease
-
-    def _usage(self, pool: str, family: int, value: int) -> Usage:
-        if pool not in self.usage:
-            self.usage[pool] = Usage(pool, family, value, self._ranges.get(pool, ()))
-        return self.usage[pool]
 
 
 class PoolSource(ClusterSource):
@@ -274,7 +252,7 @@ class PoolSource(ClusterSource):
         pools = PoolReading(self.cluster)
         for page in pools.read():
             for pool in page:
-                self._usage(pool.name, pool.family, pool.first).object_bytes = pool.size
+                self.object_bytes[pool.name], self._firsts[pool.name, pool.family] = pool.size, pool.first
             yield [lease for pool in page for lease in pool.leases]
         unleased = pools.unleased()
         self.named |= {one.lease.node for one in unleased}

@@ -235,16 +235,16 @@ class Collector:
             yield
 
     def _measure(self) -> None:
-        usage = [pool for source in self._sources for pool in source.usage.values()]
-        used = Counter({(pool.name, node): count for pool in usage for node, count in pool.used.items()})
-        self.metrics.in_use.replace({key: float(count) for key, count in used.items()})
-        self.metrics.pool_bytes.replace({(p.name,): float(p.object_bytes) for p in usage if p.object_bytes})
-        self.metrics.pool_size.replace({(p.name,): float(p.size) for p in usage if p.size})
-        self.metrics.pool_limit.set(LIMIT)
-        for pool in usage:
-            if pool.size and pool.inside >= pool.size:
-                message = f"pool {pool.name} is exhausted: all its {pool.size} addresses are leased"
-                self._teller.once(pool.name, events.EXHAUSTED, message)
+        sources, metrics = self._sources, self.metrics
+        metrics.in_use.replace({key: float(count) for one in sources for key, count in one.used.items()})
+        metrics.pool_bytes.replace({(name,): float(size) for one in sources for name, size in one.object_bytes.items()})
+        full = {pool.name: pool.occupancy for one in sources for pool in one.usage if pool.occupancy}
+        metrics.pool_size.replace({(name,): float(use.size) for name, use in full.items()})
+        metrics.pool_limit.set(LIMIT)
+        for name, use in full.items():
+            if not use.free:
+                message = f"pool {name} is exhausted: all its {use.size} addresses are leased"
+                self._teller.once(name, events.EXHAUSTED, message)
 
     def _forget_all(self) -> None:
         self._all_read_at = float("-inf")

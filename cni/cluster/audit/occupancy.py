@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
@@ -16,6 +16,7 @@ from itertools import pairwise
 from cni.cluster.audit.model import IpamBlock, Snapshot
 from ipam.ranges import BITS, Range, merge, parse_cidr, range_of
 
+Pool = tuple[str, int]  # name and family
 Span = tuple[int, int]  # the first and the last address
 
 CELLS = 32
@@ -68,30 +69,31 @@ class PoolUse:
 
 
 def pools(snapshot: Snapshot) -> list[PoolUse]:
-    values: dict[tuple[str, int], list[int]] = defaultdict(list)
+    values: dict[Pool, list[int]] = defaultdict(list)
     for lease in snapshot.leases:
         values[lease.pool, lease.family].append(lease.value)
-    objects = {state.name: state for state in snapshot.pools}
-    ranges = ranges_by_pool(snapshot.networks)
-    for state in snapshot.pools:
-        values.setdefault((state.name, state.family), [])
-    found = []
-    for (name, family), leased in sorted(values.items()):
-        first = leased[0] if leased else objects[name].first
-        full = None
-        with suppress(ValueError):  # the name has no range
-            full = of(sorted(leased), spans_of(range_of(name, family, first), ranges.get(name, ())))
-        if leased or full:
-            found.append(PoolUse(name, family, len(leased), full))
-    return found
+    return uses(values, {(state.name, state.family): state.first for state in snapshot.pools}, snapshot.networks)
 
 
-def ranges_by_pool(networks: Iterable[IpamBlock]) -> dict[str, list[Range]]:
-    """The ranges of `networks` by the names of their pools."""
-    found: dict[str, list[Range]] = defaultdict(list)
+def uses(
+    values: Mapping[Pool, Sequence[int]], firsts: Mapping[Pool, int], networks: Iterable[IpamBlock]
+) -> list[PoolUse]:
+    """The use of each pool, sorted by name. `values` has the leased addresses, `firsts` an address of each IPPool. A pool
+    may give the addresses of its ranges in `networks` or, if it has none, of the CIDR in its name."""
+    ranges: dict[str, list[Range]] = defaultdict(list)
     for network in networks:
         for one in network.ranges:
-            found[one.pool_name(network.network_name)].append(one)
+            ranges[one.pool_name(network.network_name)].append(one)
+    found = []
+    for name, family in sorted({*values, *firsts}):
+        leased = sorted(values.get((name, family), ()))
+        first = leased[0] if leased else firsts[name, family]
+        full = None
+        with suppress(ValueError):  # the name has no range
+            if spans := spans_of(range_of(name, family, first), ranges[name]):
+                full = of(leased, spans)
+        if leased or full:
+            found.append(PoolUse(name, family, len(leased), full))
     return found
 
 
