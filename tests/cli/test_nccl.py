@@ -53,50 +53,48 @@ def node(tmp_path: Path) -> Node:
     return Node(tmp_path)
 
 
-def test_a_function_of_the_pods_own_needs_no_index_from_2_21_on(node: Node) -> None:
-    node.device(0, "net1", OWN_FUNCTION)
-    told = node.advice(link("net1", "192.168.1.5"))
-    assert told[0] == {"NCCL_IB_HCA": "=mlx5_0:1", "NCCL_SOCKET_IFNAME": "=net1"}
-    assert told[1] == ["NCCL before 2.21 needs NCCL_IB_GID_INDEX=3 too"]
+ONE, TWO = ("net1", "192.168.1.5"), ("net2", "192.168.2.5")
+OF_ONE = {"NCCL_IB_HCA": "=mlx5_0:1", "NCCL_SOCKET_IFNAME": "=net1"}
+OF_BOTH = {"NCCL_IB_HCA": "=mlx5_0:1,mlx5_1:1", "NCCL_SOCKET_IFNAME": "=net1,net2"}
+SIX = {"NCCL_IB_ADDR_FAMILY": "AF_INET6"}
+OWN_SIX = (("fe80::1", V1), ("fe80::1", V2), ("fd00::5", V1), ("fd00::5", V2))
+# the table and the pod's link of each device; the pod's links; the variables, and words of each note
+ADVICE: dict[str, tuple[list[tuple[str, Sequence[tuple[str, str]]]], list[tuple[str, ...]], dict[str, str], list[str]]] = {
+    "a function of the pod's own needs no index from 2.21 on": (
+        [("net1", OWN_FUNCTION)], [ONE], OF_ONE, ["NCCL before 2.21 needs NCCL_IB_GID_INDEX=3 too"]),
+    "indexes that differ are left to NCCL, with a word on older versions": (
+        [("net1", OWN_FUNCTION), ("net2", (("fe80::2", V2), ("192.168.2.5", V2)))], [ONE, TWO], OF_BOTH,
+        ["here they differ: 3 of mlx5_0, 1 of mlx5_1"]),
+    "on a NIC that pods share the range is the pod's address": (
+        [("net1", SHARED_NIC)], [ONE], OF_ONE | {"NCCL_IB_ADDR_RANGE": "192.168.1.5/32"}, [""]),
+    "IPv6 addresses alone are told with their family": ([("net1", OWN_SIX)], [("net1", "fd00::5")], OF_ONE | SIX, [""]),
+    "NCCL stays with an entry of RoCE v2 at index 0": (
+        [("net1", (("fe80::2", V2), ("fd00::6", V2)))], [("net1", "fd00::6")],
+        OF_ONE | {"NCCL_IB_GID_INDEX": "1"}, [""]),
+    "where no range has the pod's GIDs alone, one index for all": (
+        [("net1", SHARED_NIC), ("net2", (("fe80::2", V2), ("192.168.2.4", V2), ("192.168.2.5", V2)))], [ONE, TWO],
+        OF_BOTH | {"NCCL_IB_GID_INDEX": "2"}, ["NCCL of every version needs the index"]),
+    "where neither a range nor an index has them, that is said and is no error": (
+        [("net1", SHARED_NIC), ("net2", (("fe80::2", V2), *((f"192.168.2.{n}", V2) for n in (3, 4, 5))))], [ONE, TWO],
+        OF_BOTH, ["2 of mlx5_0, 3 of mlx5_1", "may choose the GID of another pod or link"]),
+    "a link's first IPv4 address counts before its IPv6 address": (
+        [("net1", (("fe80::1", V2), ("fd00::5", V2), ("192.168.1.5", V2)))], [("net1", "fd00::5", "192.168.1.5")],
+        OF_ONE, ["needs NCCL_IB_GID_INDEX=2"]),
+    "GIDs of RoCE v1 and of other links are not the pod's": (
+        [("net2", (("fe80::1", V2), ("192.168.1.5", V2))),
+         ("net1", (("fe80::1", V2), ("192.168.1.5", V1), ("192.168.1.5", V2)))], [ONE],
+        OF_ONE | {"NCCL_IB_HCA": "=mlx5_1:1"}, [""]),
+}  # fmt: skip
 
 
-def test_indexes_that_differ_are_left_to_nccl_with_a_word_on_older_versions(node: Node) -> None:
-    node.device(0, "net1", OWN_FUNCTION)
-    node.device(1, "net2", (("fe80::2", V2), ("192.168.2.5", V2)))
-    told = node.advice(link("net1", "192.168.1.5"), link("net2", "192.168.2.5"))
-    assert told[0] == {"NCCL_IB_HCA": "=mlx5_0:1,mlx5_1:1", "NCCL_SOCKET_IFNAME": "=net1,net2"}
-    assert "here they differ: 3 of mlx5_0, 1 of mlx5_1" in told[1][0] and len(told[1]) == 1
-
-
-def test_on_a_nic_that_pods_share_the_range_is_the_pods_address(node: Node) -> None:
-    node.device(0, "net1", SHARED_NIC)
-    assert node.advice(link("net1", "192.168.1.5"))[0]["NCCL_IB_ADDR_RANGE"] == "192.168.1.5/32"
-
-
-def test_ipv6_addresses_alone_are_told_with_their_family(node: Node) -> None:
-    node.device(0, "net1", (("fe80::1", V1), ("fe80::1", V2), ("fd00::5", V1), ("fd00::5", V2)))
-    told = node.advice(link("net1", "fd00::5"))
-    family = {"NCCL_IB_ADDR_FAMILY": "AF_INET6"}
-    assert told[0] == {"NCCL_IB_HCA": "=mlx5_0:1", "NCCL_SOCKET_IFNAME": "=net1", **family}
-    node.device(1, "net2", (("fe80::2", V2), ("fd00::6", V2)))  # NCCL stays with an entry of RoCE v2 at index 0
-    told = node.advice(link("net2", "fd00::6"))
-    assert told[0]["NCCL_IB_GID_INDEX"] == "1"
-
-
-def test_where_no_range_has_the_pods_gids_alone_one_index_for_all_is_told(node: Node) -> None:
-    node.device(0, "net1", SHARED_NIC)
-    node.device(1, "net2", (("fe80::2", V2), ("192.168.2.4", V2), ("192.168.2.5", V2)))
-    told = node.advice(link("net1", "192.168.1.5"), link("net2", "192.168.2.5"))
-    assert told[0]["NCCL_IB_GID_INDEX"] == "2"
-    assert told[1][0].startswith("NCCL of every version needs the index")
-
-
-def test_where_neither_a_range_nor_an_index_has_the_pods_gids_that_is_said_and_is_no_error(node: Node) -> None:
-    node.device(0, "net1", SHARED_NIC)
-    node.device(1, "net2", (("fe80::2", V2), ("192.168.2.3", V2), ("192.168.2.4", V2), ("192.168.2.5", V2)))
-    told = node.advice(link("net1", "192.168.1.5"), link("net2", "192.168.2.5"))
-    assert set(told[0]) == {"NCCL_IB_HCA", "NCCL_SOCKET_IFNAME"}
-    assert "may choose the GID of another pod or link" in told[1][1] and "2 of mlx5_0, 3 of mlx5_1" in told[1][1]
+@pytest.mark.parametrize("case", ADVICE)
+def test_the_variables_are_those_by_which_nccl_takes_the_pods_gids(node: Node, case: str) -> None:
+    tables, links, variables, notes = ADVICE[case]
+    for number, (own, entries) in enumerate(tables):
+        node.device(number, own, entries)
+    told = node.advice(*(link(*one) for one in links))
+    assert told[0] == variables
+    assert len(told[1]) == len(notes) and all(words in note for words, note in zip(notes, told[1], strict=True)), told
 
 
 def test_a_pod_of_infiniband_is_told_its_device_and_nothing_of_roce(tmp_path: Path) -> None:
@@ -124,18 +122,6 @@ def test_a_link_that_nccl_will_not_use_is_told_beside_those_that_it_uses(tmp_pat
         "NCCL leaves out mlx5_1 port 1 (net1) until it is ACTIVE: it is INIT",
         "net2 is left out: mlx5_2 port 1 has no RoCE v2 GID of its addresses; see `railcni doctor`",
     ]
-
-
-def test_the_first_ipv4_address_of_a_link_counts_before_its_ipv6_address(node: Node) -> None:
-    node.device(0, "net1", (("fe80::1", V2), ("fd00::5", V2), ("192.168.1.5", V2)))
-    both = node.advice(link("net1", "fd00::5", "192.168.1.5"))
-    assert "needs NCCL_IB_GID_INDEX=2" in both[1][0]
-
-
-def test_gids_of_roce_v1_and_of_other_links_are_not_the_pods(node: Node) -> None:
-    node.device(0, "net2", (("fe80::1", V2), ("192.168.1.5", V2)))
-    node.device(1, "net1", (("fe80::1", V2), ("192.168.1.5", V1), ("192.168.1.5", V2)))
-    assert node.advice(link("net1", "192.168.1.5"))[0]["NCCL_IB_HCA"] == "=mlx5_1:1"
 
 
 def test_a_pod_without_a_gid_is_told_what_it_has_instead(node: Node) -> None:
