@@ -332,33 +332,26 @@ def run(options: argparse.Namespace) -> int:
     log = AgentLog(options.log_level)
     loop.end_on_signals()
     agent = Agent(options, log)
+    pages = {"/healthz": agent.health_page, "/readyz": agent.health_page, "/metrics": agent.metrics_page}
     try:
-        return _once(agent, options, log) if options.once else _serve(agent, options, log)
+        if not options.once:
+            with closing(HttpEndpoint(options.listen, pages)) as endpoint:
+                log.say("info", "railcni agent serves", version=VERSION, node=agent.node, url=f"{endpoint.url}/healthz")
+                _say_health(agent, log)
+                loop.run(agent.tasks(), log)
+        _say_health(agent, log)
+        well = [loop.run_once(task, log) for task in agent.tasks()]
+        if agent.collector.suspects:  # leases that were found dead
+            time.sleep(options.grace)
+            well += [loop.run_once(task, log) for task in agent.tasks() if task.name in ("election", "collector")]
+        agent.resign()
+        return 0 if all(well) else 1
     except Ended:
         agent.resign()
         log.say("info", "ended by a signal")
         return 0
 
 
-def _serve(agent: Agent, options: argparse.Namespace, log: AgentLog) -> int:
-    pages = {"/healthz": agent.health_page, "/readyz": agent.health_page, "/metrics": agent.metrics_page}
-    with closing(HttpEndpoint(options.listen, pages)) as endpoint:
-        log.say("info", "railcni agent serves", version=VERSION, node=agent.node, url=f"{endpoint.url}/healthz")
-        _say_health(agent, log)
-        loop.run(agent.tasks(), log)
-
-
 def _say_health(agent: Agent, log: AgentLog) -> None:
     faults = agent.health.faults()
     log.say("warning" if faults else "info", "; ".join(faults) or "the installation is whole")
-
-
-def _once(agent: Agent, options: argparse.Namespace, log: AgentLog) -> int:
-    """Run each task once; if leases were found dead, run the collector again after the grace. Return the exit code."""
-    _say_health(agent, log)
-    well = [loop.run_once(task, log) for task in agent.tasks()]
-    if agent.collector.suspects:
-        time.sleep(options.grace)
-        well += [loop.run_once(task, log) for task in agent.tasks() if task.name in ("election", "collector")]
-    agent.resign()
-    return 0 if all(well) else 1

@@ -102,7 +102,14 @@ def flat_file(present: bytes | None, folder: str, datastore: str, choose: Callab
     store = member(document, "datastore") or ("etcd" if member(document, "etcd_host") else "")
     if store in ("", *IN_CLUSTER):
         store = store or choose(datastore if present is None else "kubernetes")
-        _add_kubernetes(wanted, f"{folder}/{KUBECONFIG}", store)
+        if member(wanted, "datastore") in (None, ""):
+            wanted["datastore"] = store
+        nested, path = member(wanted, "kubernetes"), f"{folder}/{KUBECONFIG}"
+        if nested is None:
+            wanted["kubernetes"] = {"kubeconfig": path}
+        elif isinstance(nested, dict) and member(nested, "kubeconfig") in (None, ""):
+            name = next(key for key in wanted if key.lower() == "kubernetes")
+            wanted[name] = {**nested, "kubeconfig": path}
     if present is not None and wanted == document:
         return present
     return json.dumps(wanted, indent=2).encode() + b"\n"
@@ -111,18 +118,6 @@ def flat_file(present: bytes | None, folder: str, datastore: str, choose: Callab
 def datastore(data: bytes) -> str:
     """The store that the flat file's content `data` names; "" if it names none."""
     return str(member(codec.loads(data), "datastore") or "")
-
-
-def _add_kubernetes(wanted: dict[str, Any], path: str, datastore: str) -> None:
-    """Add the keys `datastore` and kubernetes.kubeconfig (`path`) to the content `wanted`, if they are missing."""
-    if member(wanted, "datastore") in (None, ""):
-        wanted["datastore"] = datastore
-    nested = member(wanted, "kubernetes")
-    if nested is None:
-        wanted["kubernetes"] = {"kubeconfig": path}
-    elif isinstance(nested, dict) and member(nested, "kubeconfig") in (None, ""):
-        name = next(key for key in wanted if key.lower() == "kubernetes")
-        wanted[name] = {**nested, "kubeconfig": path}
 
 
 def read(path: str) -> bytes | None:

@@ -146,7 +146,7 @@ class PoolReading:
         self._networks = networks or []
         self._scopes = {"", *(n.network_name for n in self._networks)}
         self._reserved: dict[str, Reservation] = {}
-        self._leased: set[str] = set()  # the names of reservations whose addresses are leased in a pool
+        self._leased: set[str] = set()  # the names that the reservations of leases in pools have
         self.faults: list[str] = []  # the faults of pools that cannot be read
 
     def read(self) -> Iterator[list[IPPool]]:
@@ -162,18 +162,13 @@ class PoolReading:
         if is_closed(document):
             return None
         try:
-            state = model.parse_pool(document, self._reservation, self._networks)
+            state = model.parse_pool(document, self._reserved.get, self._networks)
         except ValueError as fault:
             self.faults.append(f"spec.range of IPPool {(document.get('metadata') or {}).get('name')}: {fault}")
             return None
         self._scopes.add(state.scope or "")
+        self._leased.update(map(reservation_name, state.leases if state.scope is not None else ()))
         return state
-
-    def _reservation(self, name: str) -> Reservation | None:
-        found = self._reserved.get(name)
-        if found:
-            self._leased.add(found.name)
-        return found
 
     def reserved(self) -> list[Reservation]:
         """All reservations. Call this only after `read` has yielded all pools."""

@@ -9,7 +9,7 @@ deleted pod may still run there. The elected agent frees the leases of a lost no
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
 
 from cni.cluster.audit import findings as kinds
@@ -36,8 +36,11 @@ def find(snapshot: Snapshot) -> list[Finding]:
         *filter(None, map(rules.reservation, snapshot.reserved or ())),
         *rules.without_lease(),
         *rules.duplicates(),
-        *pools(snapshot.pools),
     ]
+    for state in snapshot.pools:
+        for key in state.stray:
+            message = f"pool {state.name} has an allocation under the key {key!r}, which stands for no address of it"
+            found.append(Finding(kinds.UNREADABLE, LOOK, message, pool=state.name))
     return sorted(found, key=lambda f: (f.pool, len(f.address), f.address, f.kind, f.pod))
 
 
@@ -194,37 +197,25 @@ class AuditRules:
 
     def without_lease(self) -> Iterator[Finding]:
         """Yield findings about pods whose network-status shows an address that this store has not given them."""
-        for address, users in self._users.items():
-            yield from filter(None, (self._without_lease(*user, address) for user in users))
-
-    def _without_lease(self, pod: Pod, interface: PodInterface, address: Address) -> Finding | None:
-        networks = self._networks(interface, address)
-        if interface.network in self._all.nads and not networks:
-            return None  # a static address, or another IPAM
-        if networks and all(n.datastore not in ("", self._all.kind) for n in networks):
-            return None
-        found = [h for h in self._held[address] if self._draws(interface, h)]
-        name = pod.namespace, pod.name
-        if any(h.pod_name == name if h.pod[1] else h.ifname == interface.ifname for h in found):
-            return None  # without a pod's name, the interface decides: a pod does not show the ID of its sandbox
-        if not networks and not found and not any(_holds(p, address) for p in self._all.pools):
-            return None
-        holder = (
-            f"the store says it is that of {found[0].user()}" if found else "no pool holds it: it may be given again"
-        )
-        text = format_address(*address)
-        return Finding(
-            kind=kinds.POD_WITHOUT_LEASE,
-            action=LOOK,
-            message=f"{text} is in use by pod {pod} ({interface.ifname}, {interface.network}), and {holder}",
-            pool=found[0].pool if found else next(iter(n.pools()[0] for n in networks if n.pools()), ""),
-            address=text,
-            network=networks[0].cni_name if networks else "",
-            ifname=interface.ifname,
-            pod=str(pod),
-            pod_uid=pod.uid,
-            node=pod.node,
-        )
+        for pod, interface, address in ((*user, address) for address, users in self._users.items() for user in users):
+            networks = self._networks(interface, address)
+            if interface.network in self._all.nads and not networks:
+                continue  # a static address, or another IPAM
+            if networks and all(n.datastore not in ("", self._all.kind) for n in networks):
+                continue
+            found = [h for h in self._held[address] if self._draws(interface, h)]
+            name = pod.namespace, pod.name
+            if any(h.pod_name == name if h.pod[1] else h.ifname == interface.ifname for h in found):
+                continue  # without a pod's name, the interface decides: a pod does not show the ID of its sandbox
+            if not networks and not found and not any(_holds(p, address) for p in self._all.pools):
+                continue
+            text, holder = format_address(*address), "no pool holds it: it may be given again"
+            pool = next(iter(n.pools()[0] for n in networks if n.pools()), "")
+            if found:
+                pool, holder = found[0].pool, f"the store says it is that of {found[0].user()}"
+            message = f"{text} is in use by pod {pod} ({interface.ifname}, {interface.network}), and {holder}"
+            where = pool, text, networks[0].cni_name if networks else "", "", interface.ifname
+            yield Finding(kinds.POD_WITHOUT_LEASE, LOOK, message, *where, str(pod), pod.uid, pod.node)
 
     def _draws(self, interface: PodInterface, lease: Lease) -> bool:
         """Whether the network of the interface may take addresses from the pool of `lease`."""
@@ -268,14 +259,6 @@ def find_dead(leases: Collection[Lease], pods: Mapping[Name, Pod]) -> dict[Key, 
     rules = AuditRules(Snapshot("", leases, pods=pods))
     found = ((one.identity, rules.lease(one)) for one in leases)
     return {key: f.message for key, f in found if f and f.action == RECLAIM and f.kind in _DEAD}
-
-
-def pools(states: Iterable[IPPool]) -> Iterator[Finding]:
-    """Yield findings about allocations of IPPools whose keys are not the offset of an address."""
-    for state in states:
-        for key in state.stray:
-            message = f"pool {state.name} has an allocation under the key {key!r}, which stands for no address of it"
-            yield Finding(kinds.UNREADABLE, LOOK, message, pool=state.name)
 
 
 def _holds(state: IPPool, address: Address) -> bool:

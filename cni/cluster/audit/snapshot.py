@@ -133,7 +133,18 @@ def given_part(choice: Choice, found: Snapshot) -> Snapshot:
 
 
 def _content(choice: Choice, progress: Progress) -> Snapshot:
-    return _of_keys(choice, progress) if choice.kind == "etcd" else _of_store(choice, progress)
+    """The content of a store that is not in IPPools; of etcd with the findings about its keys."""
+    if choice.kind != "etcd":
+        return _of_store(choice, progress)
+    store = EtcdStore(choice.store_ref)
+    entries: dict[bytes, bytes] = {}
+    last = b""
+    while page := store.entries(last):
+        entries.update(page)
+        last = page[-1][0]
+        progress(f"{len(entries)} keys read")
+    leases, findings = store_rules.find_in_keys(entries, store.keys)
+    return Snapshot(choice.kind, leases, findings=findings, counts={"keys": len(entries), "leases": len(leases)})
 
 
 def _of_store(choice: Choice, progress: Progress, pool: str = "") -> Snapshot:
@@ -156,19 +167,6 @@ def _of_pools(cluster: Cluster, networks: list[IpamBlock], progress: Progress, p
     reserved = reading.reserved()
     counts = {"pools": len(states), "leases": len(found), "reservations": len(reserved)}
     return Snapshot("kubernetes", found, states, reserved, networks=networks, unread=reading.faults, counts=counts)
-
-
-def _of_keys(choice: Choice, progress: Progress) -> Snapshot:
-    """The content of the keys in etcd, with the findings about the keys."""
-    store = EtcdStore(choice.store_ref)
-    entries: dict[bytes, bytes] = {}
-    last = b""
-    while page := store.entries(last):
-        entries.update(page)
-        last = page[-1][0]
-        progress(f"{len(entries)} keys read")
-    leases, findings = store_rules.find_in_keys(entries, store.keys)
-    return Snapshot(choice.kind, leases, findings=findings, counts={"keys": len(entries), "leases": len(leases)})
 
 
 def _or(read: Callable[[], Any], instead: Any, unread: list[str]) -> Any:

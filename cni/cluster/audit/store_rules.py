@@ -20,7 +20,9 @@ InUse = Callable[[Lease, Sequence[Attachment]], bool | None]
 
 def find(snapshot: Snapshot, in_use: InUse) -> list[Finding]:
     """All findings, sorted by pool and address."""
-    found = [*_leases(snapshot, in_use), *_records(snapshot, in_use), *_counts(snapshot)]
+    known = {attachment.key(): record for attachment, record in snapshot.records or ()}
+    leases = (of_lease(lease, known.get(lease.attachment.key()), in_use) for lease in snapshot.leases)
+    found = [*filter(None, leases), *_records(snapshot, in_use), *_counts(snapshot)]
     return sorted(found, key=lambda f: (f.pool, len(f.address), f.address, f.kind))
 
 
@@ -36,12 +38,6 @@ def of_lease(lease: Lease, record: Mapping[str, Any] | None, in_use: InUse) -> F
         why = "no record tells of it: a DEL finds it by its network's configuration only"
         return about(lease, kinds.LEASE_WITHOUT_RECORD, LOOK, why)
     return None
-
-
-def _leases(snapshot: Snapshot, in_use: InUse) -> Iterator[Finding]:
-    known = {attachment.key(): record for attachment, record in snapshot.records or ()}
-    found = (of_lease(lease, known.get(lease.attachment.key()), in_use) for lease in snapshot.leases)
-    yield from filter(None, found)
 
 
 def _records(snapshot: Snapshot, in_use: InUse) -> Iterator[Finding]:
