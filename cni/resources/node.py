@@ -128,16 +128,13 @@ class Watch:
         self._due = monotonic() + (period if state == self._host_state else min(period, _SETTLE_SECONDS))
         self._host_state = state
         self.resources = resources(self.config.resources, self.host)
-        for resource in self.resources:
-            self._say(resource)
+        for one in self.resources:
+            withheld = "; ".join(f"{name} is {reason}" for name, reason in one.withheld.items())
+            faults = "; ".join(offer.fault for offer in one.offers if offer.fault)
+            said = {"withheld": withheld, "devices": faults or one.unchosen, "limit": one.limit}
+            for about, why in said.items():
+                self._log.state(f"{one.name} {about}", why, resource=one.name)
         return True
-
-    def _say(self, resource: Resource) -> None:
-        withheld = "; ".join(f"{name} is {reason}" for name, reason in resource.withheld.items())
-        self._log.state(f"{resource.name} withheld", withheld, resource=resource.name)
-        faults = "; ".join(offer.fault for offer in resource.offers if offer.fault)
-        self._log.state(f"{resource.name} devices", faults or resource.unchosen, resource=resource.name)
-        self._log.state(f"{resource.name} limit", resource.limit, resource=resource.name)
 
     def _read(self, config: Config) -> None:
         """Log the findings of `config`. If all files could be read, use `config` from now on."""

@@ -12,7 +12,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 
 from cni.documents import reader
 from cni.documents.diagnostic import Diagnostic, Scope, refusal
-from cni.documents.models import Identifier, Namespace
+from cni.documents.models import Identifier, Namespace, matching
 from cni.documents.tree import Keys
 from cni.node.inventory import devices as inventory
 from cni.node.inventory import topology
@@ -36,18 +36,7 @@ def filled(text: str, rail: int) -> str:
         raise ValueError(f'want "{_RAIL}" alone in braces') from None
 
 
-def _template(text: str) -> str:
-    filled(text, 0)
-    return text
-
-
-def _pci(text: str) -> str:
-    if not topology.is_address(text):
-        raise ValueError("want a PCI address such as 0000:18:00.0")
-    return text
-
-
-Template = Annotated[str, AfterValidator(_template)]
+Template = Annotated[str, AfterValidator(lambda text: filled(text, 0) and text)]
 Patterns = Annotated[
     list[str],
     BeforeValidator(lambda value: value if isinstance(value, list) else [value]),
@@ -70,7 +59,7 @@ class Rails(BaseModel):
     # device, sriov's physical function. `pci` is its PCI address. `pairing` orders this node's NICs with verbs
     # devices; gpu: rail 0 is the NIC nearest to GPU 0, and so on; numa: by NUMA node and PCI address.
     master: Template = ""
-    pci: list[Annotated[str, AfterValidator(_pci)]] = []
+    pci: list[Annotated[str, matching(topology.is_address, "want a PCI address such as 0000:18:00.0")]] = []
     pairing: Literal["", "gpu", "numa"] = ""
     mtu: Annotated[int, Field(ge=0, le=65535)] = 0  # MTU in bytes; 0: the NIC's
     base: Annotated[int, Field(ge=1)] = 1  # the lowest index that a pod gets: of 192.168.3.0/24 index 1 is 192.168.3.1

@@ -85,7 +85,9 @@ class Kubelet:
         request = api.RegisterRequest(version=VERSION, endpoint=endpoint, resource_name=resource, options=options)
         async with grpc.aio.insecure_channel(f"unix:{self.socket}") as channel:
             try:
-                await asyncio.wait_for(_connected(channel), _SECONDS)
+                async with asyncio.timeout(_SECONDS):
+                    while (state := channel.get_state(try_to_connect=True)) not in _SETTLED:
+                        await channel.wait_for_state_change(state)  # after a failure, the call reports the reason
                 if not os.path.exists(os.path.join(self.folder, endpoint)):
                     raise TryAgainLater(f"kubelet has just started, and has removed the socket of {resource}")
                 await services.client(_REGISTRATION, channel).Register(request, timeout=_SECONDS)
@@ -102,12 +104,6 @@ class Kubelet:
         """
         known = await services.allocatable(self.pods)
         return None if known is None else frozenset(known.get(resource, ()))
-
-
-async def _connected(channel: grpc.aio.Channel) -> None:
-    """Wait until the channel is connected or has failed. After a failure, the next call reports the reason."""
-    while (state := channel.get_state(try_to_connect=True)) not in _SETTLED:
-        await channel.wait_for_state_change(state)
 
 
 class ResourceServer:

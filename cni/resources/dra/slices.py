@@ -14,7 +14,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from cni.node.inventory.devices import Port
 from cni.node.inventory.functions import ETHER, Function
 from cni.node.inventory.topology import NEAREST_FIRST, SYS, Topology
 from cni.resources.choose import Offer, RailGroups, Resource, rail_of
@@ -102,7 +101,13 @@ def _attributes(
         yield "rdmaDevice", verbs.name
         yield "firmware", verbs.firmware
         if verbs.ports:
-            yield from _of_port(verbs.ports[0])
+            port = verbs.ports[0]
+            kinds = {gid.kind for gid in port.gids}
+            yield "roceV1", bool(kinds - {ROCE_V2}) and port.is_roce
+            yield "roceV2", ROCE_V2 in kinds
+            yield "mtu", port.mtu
+            yield "activeMtu", port.roce_mtu
+            yield "speedGbps", None if port.speed is None else int(port.speed)
 
 
 def _place(function: Function, topology: Topology) -> Iterator[tuple[str, Value]]:
@@ -121,15 +126,6 @@ def _place(function: Function, topology: Topology) -> Iterator[tuple[str, Value]
         near = [address for address, distance in distances.items() if distance == nearest]
         yield "gpuDistance", nearest
         yield "gpus", ",".join(near[: (_LONGEST_VALUE + 1) // (len(near[0]) + 1)])
-
-
-def _of_port(port: Port) -> Iterator[tuple[str, Value]]:
-    kinds = {gid.kind for gid in port.gids}
-    yield "roceV1", bool(kinds - {ROCE_V2}) and port.is_roce
-    yield "roceV2", ROCE_V2 in kinds
-    yield "mtu", port.mtu
-    yield "activeMtu", port.roce_mtu
-    yield "speedGbps", None if port.speed is None else int(port.speed)
 
 
 def documents(

@@ -79,7 +79,11 @@ def _do(step: VfStep, root: str = "") -> None:
         if step.what == MODULE:
             _load(step.then)
         elif step.what == NUMBER:
-            _number(card, step.now, step.then)
+            if step.now != "0":  # the kernel changes the number only through 0
+                _write(f"{card}/sriov_numvfs", "0")
+            if step.then != "0":
+                with _autoprobe(card, "0"):
+                    _write(f"{card}/sriov_numvfs", step.then)
         elif step.what in (DRIVER, REBIND):
             _bind(sys, address, step)
         else:
@@ -103,15 +107,6 @@ def _load(module: str) -> None:
         raise IoFailure(
             f"modprobe {module}: {done.stderr.strip() or done.returncode}: install the module, or load it on the host"
         )
-
-
-def _number(card: str, now: str, then: str) -> None:
-    """Change the number of VFs from `now` to `then`, through 0 as the kernel demands; no driver binds to new VFs."""
-    if now != "0":
-        _write(f"{card}/sriov_numvfs", "0")
-    if then != "0":
-        with _autoprobe(card, "0"):
-            _write(f"{card}/sriov_numvfs", then)
 
 
 def _bind(sys: str, address: str, step: VfStep) -> None:
