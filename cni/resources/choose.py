@@ -79,11 +79,11 @@ def resources(configured: Iterable[Shared | Exclusive], host: Host) -> list[Reso
         for one in configured
         if isinstance(one, Shared)
     }
-    given = _divided([nic for nics in chosen.values() for nic in nics])
+    _divide([nic for nics in chosen.values() for nic in nics])
     found = []
     for one in configured:
         earlier = set(taken)
-        made = _shared(one, chosen[one.name], given) if isinstance(one, Shared) else exclusive(one, host, taken)
+        made = _shared(one, chosen[one.name]) if isinstance(one, Shared) else exclusive(one, host, taken)
         if not made.offers and not made.withheld:
             made = replace(made, unchosen=reason(one, host, earlier))
         found.append(made)
@@ -93,16 +93,16 @@ def resources(configured: Iterable[Shared | Exclusive], host: Host) -> list[Reso
 # --- shared by many containers ---
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Candidate:
-    """A NIC that matches the selectors of a shared resource. `offer` has no devices yet. A device takes `cost` GIDs;
-    with 0, GIDs do not limit the devices. The ports' GID tables have `room` entries, of which devices can use `free`."""
+    """A NIC that matches the selectors of a shared resource, and the `most` devices that it can have. `offer` has no
+    devices yet; if a device takes no GIDs, GIDs do not limit the devices. The ports' GID tables have `room` entries, of
+    which devices can use `free`."""
 
-    resource: Shared
+    most: int
     offer: Offer
-    cost: int
-    free: int
-    room: int
+    free: int = 0
+    room: int = 0
 
 
 def _candidate(nic: Function, resource: Shared, host: Host) -> _Candidate:
@@ -116,33 +116,30 @@ def _candidate(nic: Function, resource: Shared, host: Host) -> _Candidate:
         fault = _EXCLUSIVE
     offer = Offer(nic.id, (), nodes, _numa(nic), fault, nic.id)
     if resource.gidsPerDevice == 0 or not ports or not all(port.is_roce and port.room for port in ports):
-        return _Candidate(resource, offer, 0, 0, 0)
+        return _Candidate(resource.rdmaHcaMax, offer)
     cost = resource.gidsPerDevice or _ADDRESSES * max(len({gid.kind for gid in port.gids}) or 1 for port in ports)
     # entries that are not the host's own; a device uses one port, so the remainder of a port is of no use
     free = [port.room - sum(not gid.ndev or gid.ndev in port.links for gid in port.gids) for port in ports]
     room = sum(port.room for port in ports)
-    return _Candidate(resource, replace(offer, gids=cost), cost, sum(n - n % cost for n in free), room)
+    return _Candidate(resource.rdmaHcaMax, replace(offer, gids=cost), sum(n - n % cost for n in free), room)
 
 
-def _divided(candidates: Sequence[_Candidate]) -> dict[tuple[str, str], int]:
-    """Return each resource's limit of devices on each NIC, by (resource, NIC).
-
-    The GIDs of a NIC are shared evenly. The unwanted part of a resource's share goes to the other resources, evenly."""
-    given = {(c.resource.name, c.offer.name): c.resource.rdmaHcaMax for c in candidates}
+def _divide(candidates: Sequence[_Candidate]) -> None:
+    """Set `most` of NICs with few GIDs. The GIDs of a NIC are shared evenly by the resources that have it; the unwanted
+    part of a share goes to the other resources, evenly."""
     by_nic: dict[str, list[_Candidate]] = {}
     for candidate in candidates:
-        if candidate.cost:
+        if candidate.offer.gids:
             by_nic.setdefault(candidate.offer.name, []).append(candidate)
     for rivals in by_nic.values():
-        wanted = [min(c.resource.rdmaHcaMax * c.cost, c.free) for c in rivals]
+        wanted = [min(c.most * c.offer.gids, c.free) for c in rivals]
         for candidate, gids in zip(rivals, spread(min(c.free for c in rivals), wanted), strict=True):
-            given[candidate.resource.name, candidate.offer.name] = gids // candidate.cost
-    return given
+            candidate.most = gids // candidate.offer.gids
 
 
-def _shared(resource: Shared, nics: Sequence[_Candidate], given: Mapping[tuple[str, str], int]) -> Resource:
+def _shared(resource: Shared, nics: Sequence[_Candidate]) -> Resource:
     """Return the resource with rdmaHcaMax devices, fewer when GIDs are short, spread evenly over the NICs."""
-    bounds = [given[resource.name, nic.offer.name] for nic in nics]
+    bounds = [nic.most for nic in nics]
     offers = [nic.offer for nic in nics]
     if resource.allNics and nics:  # one offer with the nodes of all healthy NICs; healthy while any of them is
         well = [offer for offer in offers if not offer.fault]
@@ -160,11 +157,11 @@ def _shared(resource: Shared, nics: Sequence[_Candidate], given: Mapping[tuple[s
 
 def _limit(resource: Shared, nics: Sequence[_Candidate], count: int) -> str:
     """The reason for fewer devices than rdmaHcaMax; "" when there are as many, or when GIDs are not the reason."""
-    bound = [nic for nic in nics if nic.cost]
+    bound = [nic for nic in nics if nic.offer.gids]
     if count == resource.rdmaHcaMax or not bound:
         return ""
     tables = "the GID table has" if len(bound) == 1 else f"the GID tables of {len(bound)} NICs have"
-    rooms, costs = _span([nic.room for nic in bound]), _span([nic.cost for nic in bound])
+    rooms, costs = _span([nic.room for nic in bound]), _span([nic.offer.gids for nic in bound])
     return f"{count} of {resource.rdmaHcaMax}: {tables} {rooms} entries, {costs} a device"
 
 
