@@ -146,6 +146,7 @@ def _run() -> int:
     except SystemExit:  # after --help or --version, whose output the reader may cut short
         sys.stdout.flush()
         raise
+    options.require(options)
     output.Form.headers = not getattr(options, "no_headers", False)
     output.Form.is_wide, output.Form.seen = getattr(options, "output", "") == "wide", None
     if output.Form.is_wide:

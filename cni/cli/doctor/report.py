@@ -52,7 +52,7 @@ class NodePlaces:
 
 @dataclass
 class NodeFacts:
-    """Facts about the node at `places`; with `pod` (NAMESPACE/POD or a namespace's path) only about that pod. inventory.Port
+    """Facts about the node at `places`; with `pod` (NAMESPACE/POD or a namespace's path) only about that pod. Port
     errors are counted for `watch` seconds, or since each port's start if `watch` is 0."""
 
     places: NodePlaces = field(default_factory=NodePlaces)

@@ -42,9 +42,7 @@ from ipam.stores.served import from_json
 GRACE = 60.0  # seconds: longer than a runtime takes to make a sandbox again
 
 FREED, WOULD_FREE, SKIPPED, KEPT, FAILED = "freed", "would free", "skipped", "kept", "failed"
-Told = Mapping[
-    Key, tuple[str, str]
-]  # (in_use.ENDED, in_use.USED or in_use.UNKNOWN; why) by lease, as the lease's node answered
+Told = Mapping[Key, tuple[str, str]]  # (ENDED, USED or UNKNOWN of in_use; why) by lease, as the lease's node answered
 _NOT_ASKED = "the command does not ask it; `kubectl railcni ipam reclaim` does"
 
 

@@ -25,13 +25,7 @@ _FORMAT = "the format of what is printed"
 
 class ExistingDirectory(argparse._StoreAction):
     """The action of an option for a directory that is only read, or for several, separated by colons. A given directory
-    must exist; a default may be missing. Raises InvalidConfig if it does not exist."""
-
-    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
-        several = values.split(":") if self.metavar == "DIR:DIR" else []
-        if not any(map(os.path.isdir, several)):
-            require_directory(self.option_strings[-1], values)
-        super().__call__(parser, namespace, values, option_string)
+    must exist (`Parser.require`); a default may be missing."""
 
 
 class Forms(tuple[str, ...]):
@@ -80,6 +74,15 @@ class Parser(argparse.ArgumentParser):
                 names = "/".join(self._option_string_actions[option].option_strings)
                 self.error(f"{names} has an effect only {condition}: leave it out")
 
+    def require(self, options: argparse.Namespace) -> None:
+        """Raise InvalidConfig if a given directory, or each of several separated by colons, does not exist."""
+        for action in self._actions:
+            if isinstance(action, ExistingDirectory) and self.given.intersection(action.option_strings):
+                text = getattr(options, action.dest)
+                several = text.split(":") if action.metavar == "DIR:DIR" else []
+                if not any(map(os.path.isdir, several)):
+                    require_directory(action.option_strings[-1], text)
+
     def _get_values(self, action: argparse.Action, arg_strings: list[str]) -> Any:
         self.given.update(action.option_strings)
         return super()._get_values(action, arg_strings)
@@ -104,12 +107,17 @@ def add(
     **options: Any,
 ) -> Parser:
     """Add a command; return its parser. `about` and `more` are its description in --help. `run` gets the options, with
-    the parser's `error` (as `refuse`), `only` and `given`; it returns the exit code, None for 0. Without
+    the parser's `error` (as `refuse`), `only`, `given` and `require`; it returns the exit code, None for 0. Without
     `run` the command prints its help, as a group without a subcommand does. `shows` adds -o; `lists` adds -o with
     name, -w and -A; `forms` are the command's own values of -o, the default first."""
     parser = commands.add_parser(name, help=about, description=f"{about[0].upper()}{about[1:]}{more}", **options)
-    run = run or (lambda _: parser.print_help())
-    parser.set_defaults(run=run, refuse=parser.error, only=parser.only, given=parser.given)
+    parser.set_defaults(
+        run=run or (lambda _: parser.print_help()),
+        refuse=parser.error,
+        only=parser.only,
+        given=parser.given,
+        require=parser.require,
+    )
     if shows or lists:
         forms = ("table", "wide", *(["name"] if lists else []), "json", "yaml")
     if forms:
