@@ -121,7 +121,7 @@ def test_a_recorded_lease_is_freed_with_its_record_once_its_namespace_is_gone(ri
 # The namespace that a caller names, and whether an agent that sees none of the host's processes can tell that it is gone.
 NAMED = {
     "/dev/null": False,  # DRANET's reference webhook
-    "/proc/4711/ns/net": False,  # cri-dockerd
+    "/proc/4194305/ns/net": False,  # cri-dockerd; no process has a number above 4194304
     "/var/run/docker/netns/1234": False,  # a folder that the agent's container does not have
     "": False,
     GONE: True,
@@ -461,7 +461,7 @@ def test_reclaim_in_a_container_that_sees_no_sandbox_keeps_the_lease_and_names_t
     rig: Rig, kind: str, ipam: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(in_use, "_sees_the_node", lambda below: False)
-    rig.hold(kind, 2, owner("c2", "team/gone", netns="/proc/4711/ns/net"))
+    rig.hold(kind, 2, owner("c2", "team/gone", netns="/proc/4194305/ns/net"))
     assert audited(ipam) == [("lease-without-pod", "reclaim", "10.0.0.2")]
     assert reclaimed(ipam, code=1) == [("kept", "10.0.0.2")]
     text = str(run("reclaim", *ipam[:2], "--from-report", ipam[3], "--grace", "0", code=1))

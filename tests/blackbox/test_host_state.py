@@ -44,7 +44,7 @@ def unchanged(node: Node, *kinds: str) -> Iterator[Callable[[], None]]:
     """Assert that the host has the same afterwards as before, or, by the function, at any time: all, or lines of `kinds`."""
 
     def same() -> None:
-        found = dump.restored(host, before, lambda d: bool(kinds) and d.line.kind not in kinds, 2)
+        found = dump.restored(host, before, lambda d: bool(kinds) and d.line.kind not in kinds, 5)
         assert [str(each) for each in found] == []
 
     with closing(dump.Host(node.host)) as host:
