@@ -17,8 +17,8 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
-_CLONE_FS, _CLONE_NEWNS, _CLONE_NEWNET = 0x200, 0x20000, 0x40000000
-_MS_BIND, _MS_REC, _MS_PRIVATE = 1 << 12, 1 << 14, 1 << 18
+_CLONE_FS, _CLONE_NEWNS, NEWNET = 0x200, 0x20000, 0x40000000
+MS_BIND, _MS_REC, _MS_PRIVATE = 1 << 12, 1 << 14, 1 << 18
 _MNT_DETACH = 2
 _SIOCGIFFLAGS, _SIOCSIFFLAGS, _IFF_UP = 0x8913, 0x8914, 1
 _IFREQ = struct.Struct("16sh22x")
@@ -53,10 +53,10 @@ class Namespaces:
 
         def there() -> T:
             try:
-                setns(net, _CLONE_NEWNET)
+                setns(net, NEWNET)
                 return function(*args, **named)
             finally:
-                _done(_LIBC.setns(self._net, _CLONE_NEWNET), "setns")
+                _done(_LIBC.setns(self._net, NEWNET), "setns")
 
         return self.call(there)
 
@@ -66,11 +66,11 @@ class Namespaces:
         def make() -> None:
             os.close(os.open(path, os.O_CREAT | os.O_RDONLY))
             try:
-                _done(_LIBC.unshare(_CLONE_NEWNET), "unshare")
+                _done(_LIBC.unshare(NEWNET), "unshare")
                 up("lo")
-                mount(_OWN, path, flags=_MS_BIND)
+                mount(_OWN, path, flags=MS_BIND)
             finally:
-                _done(_LIBC.setns(self._net, _CLONE_NEWNET), "setns")
+                _done(_LIBC.setns(self._net, NEWNET), "setns")
 
         self.call(make)
 
@@ -86,7 +86,7 @@ class Namespaces:
 
 def unshare() -> None:
     """Put the calling thread in a mount and a network namespace of its own."""
-    _done(_LIBC.unshare(_CLONE_FS | _CLONE_NEWNS | _CLONE_NEWNET), "unshare")
+    _done(_LIBC.unshare(_CLONE_FS | _CLONE_NEWNS | NEWNET), "unshare")
     mount("none", "/", flags=_MS_REC | _MS_PRIVATE)
 
 
@@ -101,9 +101,20 @@ def hide(folders: Iterable[str]) -> None:
 
 def join(process: str) -> None:
     """Put the calling thread in the mount and the network namespace of a process, by its folder of /proc."""
+    setns(f"{process}/ns/net", NEWNET)
+    join_mounts(f"{process}/ns/mnt")
+
+
+def join_mounts(path: str) -> None:
+    """Put the calling thread in a mount namespace."""
     _done(_LIBC.unshare(_CLONE_FS), "unshare")
-    setns(f"{process}/ns/net", _CLONE_NEWNET)
-    setns(f"{process}/ns/mnt", _CLONE_NEWNS)
+    setns(path, _CLONE_NEWNS)
+
+
+def new_net() -> int:
+    """A descriptor of a new network namespace, in which the calling thread is from now on."""
+    _done(_LIBC.unshare(NEWNET), "unshare")
+    return os.open(_OWN, os.O_RDONLY | os.O_CLOEXEC)
 
 
 def setns(path: str, kind: int) -> None:

@@ -32,6 +32,7 @@ from pathlib import Path
 from typing import Any
 
 from cni.link.plugins import EXECUTABLES
+from cni.shared.policy import PATHS
 from cni.warm import protocol
 from tests import command, warm
 from tests.namespaces import Namespaces, add_veth, mount, unshare, up
@@ -121,7 +122,8 @@ class Reply:
 
     @property
     def addresses(self) -> list[str]:
-        """The addresses of a result of any version."""
+        """The addresses of a result of any version; AssertionError when there is none."""
+        self.succeeded()
         if "ips" in self.document:
             return [a["address"] for a in self.document["ips"]]
         return [self.document[k]["ip"] for k in ("ip4", "ip6") if k in self.document]
@@ -205,11 +207,11 @@ class Node:
     def __exit__(self, *_: object) -> None:
         if self.is_warm:
             warm.end(self)
-        self._end(self._started)
+        self.end(self._started)
         self._there.end()
 
     @staticmethod
-    def _end(processes: Sequence[subprocess.Popen[bytes]]) -> None:
+    def end(processes: Sequence[subprocess.Popen[bytes]]) -> None:
         for process in processes:
             if process.poll() is None:
                 process.kill()
@@ -223,6 +225,30 @@ class Node:
     def path(self, inside: str) -> Path:
         """The path by which this process reaches the file `inside` of the node."""
         return Path(self.root + inside)
+
+    def write(self, inside: str, content: str | Mapping[str, Any], mode: int = 0o600) -> Path:
+        """Write the file `inside` of the node, and make the folders above it; a mapping becomes JSON."""
+        path = self.path(inside)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(content if isinstance(content, str) else json.dumps(content))
+        path.chmod(mode)
+        return path
+
+    def allow(self, **policy: Any) -> Path:
+        """Make this the policy of the node."""
+        return self.write(PATHS[1], policy)
+
+    def script(self, inside: str, text: str) -> Path:
+        return self.write(inside, text, 0o755)
+
+    def own_etc(self) -> None:
+        """An /etc of its own, for what lies beside /etc/cni."""
+        self.run(["sh", "-ec", "cp -a /etc /run/etc; mount --bind /run/etc /etc"]).check_returncode()
+
+    def reboot(self, boot: str = "11111111-2222-3333-4444-555555555555") -> None:
+        """From now on the kernel has started anew for who asks for its boot_id."""
+        self.path("/run/boot").write_text(boot)
+        self.run(["mount", "--bind", "/run/boot", "/proc/sys/kernel/random/boot_id"]).check_returncode()
 
     def master(self, name: str = "ens2f0", mtu: int = 9000) -> View:
         """An RDMA-like master: one end of a veth pair, up; its other end is `peer` in a namespace of its own,
@@ -376,12 +402,12 @@ class Node:
         through: Sequence[str] = (),
         **variables: Any,
     ) -> Call:
-        """Start `executable` (a name in bin/ or a path) for `verb`, with `variables` as for `_environ`."""
+        """Start `executable` (a name in bin/ or a path) for `verb`, with `variables` as for `environ`."""
         argv = [*through, self.executables / executable]
-        env = self._environ(verb, **variables)
+        env = self.environ(verb, **variables)
         return Call(self.start(argv, env=env, cwd=cwd, as_plugin=True), _stdin(config))
 
-    def _environ(
+    def environ(
         self,
         verb: str,
         *,
@@ -413,11 +439,16 @@ class Node:
             return self._forked(str(executable), verb, config, **how)
         return self.start_cni(executable, verb, config, **how).finish()
 
+    def ended(self, executable: str | Path, config: Mapping[str, Any], *, settle: float = 0.0, **how: Any) -> None:
+        """A DEL succeeds, and nothing is left."""
+        assert self.cni(executable, "DEL", config, **how).succeeded() is None
+        assert self.leftovers(settle=settle) == []
+
     def _forked(
         self, plugin: str, verb: str, config: Mapping[str, Any] | bytes, cwd: str = "/", **variables: Any
     ) -> Reply:
         """The same, forked from a process that has imported the product."""
-        env, namespaces = self._environ(verb, **variables), self._namespaces()
+        env, namespaces = self.environ(verb, **variables), self._namespaces()
         done = command.run(
             [plugin], env=env, stdin=_stdin(config), namespaces=namespaces, cwd=cwd, program=command.PLUGIN
         )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import socket
 from collections.abc import Iterator
@@ -12,12 +11,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tests import rtnetlink
+from tests.namespaces import NEWNET, setns
 
 if TYPE_CHECKING:
     from pyroute2 import IPRoute
 
-_LIBC = ctypes.CDLL(None, use_errno=True)
-_CLONE_NEWNET = 0x40000000
 _IFF_UP = 0x1
 _IFA_F_NODAD, _IFA_F_DADFAILED, _IFA_F_TENTATIVE, _IFA_F_PERMANENT = 0x02, 0x08, 0x40, 0x80
 _RT_TABLE_LOCAL = 255
@@ -33,23 +31,13 @@ def entered(path: str) -> Iterator[None]:
     """This thread in the network namespace at `path`, for as long as the block lasts."""
     own = os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
     try:
-        there = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            _setns(there)
-        finally:
-            os.close(there)
+        setns(path, NEWNET)
         try:
             yield
         finally:
-            _setns(own)
+            setns(f"/proc/self/fd/{own}", NEWNET)
     finally:
         os.close(own)
-
-
-def _setns(fd: int) -> None:
-    if _LIBC.setns(fd, _CLONE_NEWNET):
-        code = ctypes.get_errno()
-        raise OSError(code, os.strerror(code))
 
 
 @dataclass(frozen=True)
@@ -187,6 +175,16 @@ class View:
         """Change the link `name`: mtu, state="up", address, ifname, ifalias, net_ns_fd."""
         with self.rtnl() as ipr:
             ipr.link("set", index=self._index(name), **changes)
+
+    def move(self, name: str, there: View, **changes: Any) -> None:
+        """Move the link `name` to another namespace, as the kernel moves hardware out of one that dies."""
+        with open(there.path) as file:
+            self.set(name, net_ns_fd=file.fileno(), **changes)
+
+    def add_altname(self, name: str, *altnames: str) -> None:
+        with self.rtnl() as ipr:
+            for altname in altnames:
+                ipr.link("property_add", index=self._index(name), altname=altname)
 
     def add_veth(self, name: str, peer: str, **changes: Any) -> None:
         with self.rtnl() as ipr:

@@ -444,9 +444,8 @@ def test_a_key_that_is_absent_or_says_the_same_is_no_difference(
     node: Node, plugin: str, made: dict[str, Any], asked: dict[str, Any]
 ) -> None:
     pod = scenery(node)
-    with node.host.rtnl() as ipr:
-        for name, altname in (("ens2f0", "rdma0"), ("ens9", "rdma9")):
-            ipr.link("property_add", index=ipr.link_lookup(ifname=name)[0], altname=altname)
+    node.host.add_altname("ens2f0", "rdma0")
+    node.host.add_altname("ens9", "rdma9")
     result = node.cni(plugin, "ADD", network(plugin, **made), netns=pod).succeeded()
     config = network(plugin, **{**made, **asked}, prevResult=result)
     node.cni(plugin, "CHECK", config, netns=pod).succeeded()

@@ -27,9 +27,7 @@ class Etcd:
 
     def __init__(self, node: Node) -> None:
         self.node = node
-        policy = node.path(POLICY)
-        policy.parent.mkdir(parents=True, exist_ok=True)
-        policy.write_text('{"storeHosts": ["127.0.0.1"]}')
+        node.allow(storeHosts=["127.0.0.1"])
         self.start()
 
     def start(self) -> None:
@@ -76,9 +74,7 @@ def member(node: Node) -> Iterator[Etcd]:
     if etcd.unusable():  # other files use it, too
         pytest.skip(etcd.unusable())
     node.master()
-    flat = node.path(FLAT)
-    flat.parent.mkdir(parents=True)
-    flat.write_text(json.dumps({"etcd_host": "127.0.0.1:2379"}))
+    node.write(FLAT, {"etcd_host": "127.0.0.1:2379"})
     found = Etcd(node)
     node.remember()
     yield found
@@ -91,12 +87,8 @@ def pod(node: Node, member: Etcd) -> Pod:
 
 def pending(node: Node) -> list[str]:
     """The containers whose release is pending, by the records."""
-    found = []
-    for path in node.path(f"{STATE}/attachments").glob("*:ipam"):
-        document = json.loads(path.read_text())
-        if document["pending"]:
-            found.append(document["containerID"])
-    return sorted(found)
+    records = [json.loads(path.read_text()) for path in node.path(f"{STATE}/attachments").glob("*:ipam")]
+    return sorted(record["containerID"] for record in records if record["pending"])
 
 
 @pytest.mark.parametrize("plugin", ["macvlan", "whereabouts"])
@@ -189,8 +181,8 @@ def test_a_network_learns_nothing_of_the_ports_of_hosts_that_the_node_does_not_a
     node: Node, pod: Pod, member: Etcd
 ) -> None:
     for allowed, flat, own, code in HOSTS:
-        node.path(FLAT).write_text(json.dumps({"etcd_host": flat}))
-        node.path(POLICY).write_text(json.dumps({"storeHosts": allowed}))
+        node.write(FLAT, {"etcd_host": flat})
+        node.allow(storeHosts=allowed)
         config = network({"etcd_host": own} if own else {})
         for verb in ("ADD", "STATUS"):
             reply = node.cni("whereabouts", verb, config, netns=pod)

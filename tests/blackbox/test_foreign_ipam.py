@@ -70,10 +70,12 @@ class Ipam:
     def __init__(self, node: Node) -> None:
         self.folder = node.path(ROOT)
         self.folder.mkdir()
-        script = self.folder / "recorder"
-        script.write_text(STAND_IN)
-        script.chmod(0o755)
+        self.install()
         self.replies("ADD", BOTH)
+
+    def install(self) -> None:
+        (self.folder / "recorder").write_text(STAND_IN)
+        (self.folder / "recorder").chmod(0o755)
         self.speaks("1.1.0")
 
     def speaks(self, *versions: str) -> None:
@@ -111,18 +113,16 @@ def ipam(node: Node) -> Ipam:
 
 
 def network(plugin: str, version: str = "1.1.0", **more: Any) -> dict[str, Any]:
-    return {
-        "cniVersion": version,
-        "name": "n",
-        "type": plugin,
-        **SELECTED[plugin],
-        "ipam": {"type": "recorder"},
-        **more,
-    }
+    base = {"cniVersion": version, "name": "n", "type": plugin, "ipam": {"type": "recorder"}}
+    return {**base, **SELECTED[plugin], **more}
 
 
 def call(node: Node, verb: str, config: dict[str, Any], pod: Pod | str | None, **how: Any) -> Reply:
     return node.cni(config["type"], verb, config, netns=pod, path=[ROOT, GO_PLUGINS], **how)
+
+
+def ended(node: Node, config: dict[str, Any], pod: Pod) -> None:
+    node.ended(config["type"], config, netns=pod, path=[ROOT, GO_PLUGINS])
 
 
 # --- in what order ---
@@ -182,8 +182,7 @@ def test_what_an_add_left_that_was_killed_at_the_ipam_plugin_is_given_back_by_th
     call(node, after, config | {"cni.dev/valid-attachments": []}, None if after == "GC" else pod).succeeded()
     again = {"DEL": [], "GC": ["GC gone"], "ADD": ["ADD up"]}[after]
     assert ipam.calls == ["ADD up", "DEL up", *again]
-    call(node, "DEL", config, pod).succeeded()
-    assert node.leftovers() == []
+    ended(node, config, pod)
 
 
 @each_plugin
@@ -191,8 +190,7 @@ def test_a_delete_finds_the_link_that_the_pod_renamed(node: Node, pod: Pod, ipam
     call(node, "ADD", network(plugin), pod).succeeded()
     pod.view.set("net1", state="down")
     pod.view.set("net1", ifname="other")
-    call(node, "DEL", network(plugin), pod).succeeded()
-    assert node.leftovers() == []
+    ended(node, network(plugin), pod)
 
 
 @each_plugin
@@ -214,8 +212,7 @@ def test_addresses_are_given_back_when_the_sandbox_is_gone(node: Node, pod: Pod,
     call(node, "ADD", network(plugin), pod).succeeded()
     pod.view.set("net1", state="down")
     if plugin == "host-device":  # the kernel would give a physical device back
-        with node.host.rtnl(), open(node.host.path) as home:
-            pod.view.set("net1", net_ns_fd=home.fileno())
+        pod.view.move("net1", node.host)
     node.delete_pod(pod)
     call(node, "DEL", network(plugin), pod.path).succeeded()
     assert ipam.calls == ["ADD up", "DEL gone"]
@@ -315,9 +312,7 @@ def refuses(ipam: Ipam) -> None:
 
 
 def is_back(ipam: Ipam) -> None:
-    (ipam.folder / "recorder").write_text(STAND_IN)
-    (ipam.folder / "recorder").chmod(0o755)
-    ipam.speaks("1.1.0")
+    ipam.install()
     ipam.replies("DEL", None)
 
 
@@ -391,8 +386,7 @@ def test_a_delete_ends_what_an_add_could_not_begin(
     reply = node.cni(plugin, "ADD", config, netns=pod, path=[ROOT, GO_PLUGINS, node.executables])
     reply.refused(code, block["type"][:8])
     for _ in range(2):
-        node.cni(plugin, "DEL", config, netns=pod, path=[ROOT, GO_PLUGINS, node.executables]).succeeded()
-        assert node.leftovers() == []
+        node.ended(plugin, config, netns=pod, path=[ROOT, GO_PLUGINS, node.executables])
 
 
 @each_plugin
@@ -423,36 +417,14 @@ def test_gos_address_plugins_serve_each_verb(
     node: Node, pod: Pod, plugin: str, ipam: dict[str, Any], version: str
 ) -> None:
     config = network(plugin, version, ipam=ipam)
-    reply = call(node, "ADD", config, pod)
-    reply.succeeded()
+    call(node, "ADD", config, pod).succeeded()
     again = call(node, "ADD", config, pod)  # host-local itself refuses a repeated ADD
     assert again.succeeded()["cniVersion"] == version
     assert again.addresses == pod.view.link("net1").texts
     if version >= "0.4.0":
         call(node, "CHECK", {**config, "prevResult": again.document}, pod).succeeded()
     call(node, "DEL", config, pod).succeeded()
-    call(node, "DEL", config, pod).succeeded()
-    assert node.leftovers() == []
-
-
-@one_link
-def test_a_whereabouts_of_another_path_serves_each_verb(node: Node, pod: Pod, tmp_path: Path, plugin: str) -> None:
-    """Go's is called like this; it is ours here, behind a script."""
-    wrapper = tmp_path / "whereabouts"
-    wrapper.write_text(f'#!/bin/sh\nexec {node.executables}/whereabouts "$@"\n')
-    wrapper.chmod(0o755)
-    config = network(plugin, ipam={"type": "whereabouts", "range": "192.168.111.0/24", "datastore": "file"})
-    how: dict[str, Any] = {"netns": pod, "path": [tmp_path]}
-    for _ in range(2):
-        result = node.cni(plugin, "ADD", config, **how).succeeded()
-        assert node.leases() == ["192.168.111.1"]
-    assert pod.view.link("net1").texts == ["192.168.111.1/24"]
-    for verb in ("CHECK", "STATUS", "DEL", "DEL", "GC"):
-        if verb == "STATUS" and plugin != "macvlan":
-            continue  # the device is away
-        more = {"prevResult": result, "cni.dev/valid-attachments": []}
-        node.cni(plugin, verb, {**config, **more}, **how).succeeded()
-    assert node.leftovers() == []
+    ended(node, config, pod)
 
 
 # --- dhcp ---
@@ -515,8 +487,7 @@ def test_a_dhcp_server_gives_the_address_and_gets_it_back(
         call(node, "CHECK", {**config, "prevResult": reply.document}, pod).succeeded()
     call(node, "DEL", config, pod).succeeded()
     assert until(lambda: dhcp.leased == [])
-    call(node, "DEL", config, pod).succeeded()
-    assert node.leftovers() == []
+    ended(node, config, pod)
 
 
 @needs_go
@@ -535,7 +506,6 @@ def test_gc_gives_a_dhcp_lease_back_to_its_server(node: Node, pod: Pod, dhcp: Dh
 @pytest.mark.long  # Go's daemon tries again for 9 s
 @needs_go
 def test_without_a_dhcp_server_nothing_is_left(node: Node, pod: Pod, dhcp: Dhcp) -> None:
-    """It takes 9 s: the daemon tries several times."""
     dhcp.start_daemon("50ms")
     call(node, "ADD", of_dhcp("macvlan"), pod).refused(999, "dhcp")  # the code that Go's plugin gives
     assert node.leftovers() == []
@@ -572,8 +542,7 @@ def test_a_dhcp_attachment_ends_when_its_sandbox_is_gone(node: Node, pod: Pod, d
     dhcp.start_daemon()
     call(node, "ADD", of_dhcp(plugin), pod).succeeded()
     if plugin == "host-device":  # the kernel would give a physical device back
-        with open(node.host.path) as home:
-            pod.view.set("net1", state="down", net_ns_fd=home.fileno())
+        pod.view.move("net1", node.host, state="down")
     node.delete_pod(pod)
     call(node, "DEL", of_dhcp(plugin), pod.path).succeeded()
     assert node.leftovers(settle=2) == []

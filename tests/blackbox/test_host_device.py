@@ -37,10 +37,7 @@ def network(version: str = "1.1.0", **more: Any) -> dict[str, Any]:
 def device(node: Node) -> Link:
     """A device of the host that has something of everything that a move takes away."""
     node.host.add_veth("ens9", "ens9-peer", mtu=4200)
-    with node.host.rtnl() as ipr:
-        (index,) = ipr.link_lookup(ifname="ens9")
-        ipr.link("property_add", index=index, altname="rdma-rail-0")
-        ipr.link("property_add", index=index, altname="enp59s0f2np0-a-name-longer-than-fifteen-bytes")
+    node.host.add_altname("ens9", "rdma-rail-0", "enp59s0f2np0-a-name-longer-than-fifteen-bytes")
     node.host.set("ens9", ifalias="rail 0, port 2", address="02:00:00:00:09:09")
     node.host.add_address("ens9", "10.9.0.1/24")
     node.host.add_address("ens9", "10.9.1.1/32")
@@ -57,18 +54,18 @@ def pod(node: Node, device: Link) -> Pod:
 
 
 def add(node: Node, pod: Pod, config: dict[str, Any], **how: Any) -> dict[str, Any]:
-    result: dict[str, Any] = node.cni("host-device", "ADD", config, netns=pod, **how).succeeded()
+    result: dict[str, Any] = node.cni(config["type"], "ADD", config, netns=pod, **how).succeeded()
     return result
 
 
 def delete(node: Node, pod: Pod | str | None, config: dict[str, Any], **how: Any) -> None:
-    assert node.cni("host-device", "DEL", config, netns=pod, **how).succeeded() is None
+    assert node.cni(config["type"], "DEL", config, netns=pod, **how).succeeded() is None
 
 
 def refused(node: Node, pod: Pod | str, config: dict[str, Any], code: int, *words: str, **how: Any) -> None:
     """ADD fails with `code` and changes nothing on the host or in the pod."""
     before = as_it_was(node)
-    node.cni("host-device", "ADD", config, netns=pod, **how).refused(code, *words)
+    node.cni(config["type"], "ADD", config, netns=pod, **how).refused(code, *words)
     assert (node.leftovers(), as_it_was(node)) == ([], before)
 
 
@@ -95,8 +92,7 @@ def test_the_device_is_in_the_pod_with_its_mac_and_mtu(node: Node, pod: Pod, dev
         assert [(a["interface"], a["address"]) for a in result["ips"]] == [(0, "192.168.111.1/24")]
     else:
         assert result["ip4"]["ip"] == "192.168.111.1/24"
-    delete(node, pod, network(version))
-    assert node.leftovers() == []
+    node.ended("host-device", network(version), netns=pod)
 
 
 def test_a_device_may_go_without_addresses(node: Node, pod: Pod) -> None:
@@ -171,8 +167,7 @@ def test_a_kernel_path_finds_the_device(node: Node, pod: Pod, device: Link) -> N
     node.run(["mount", "-t", "tmpfs", "tmpfs", "/sys/devices"]).check_returncode()
     (node.path(path) / "net" / "ens9").mkdir(parents=True)
     add(node, pod, network(device=None, kernelpath=path))
-    delete(node, pod, network(device=None, kernelpath=path))
-    assert node.leftovers() == []
+    node.ended("host-device", network(device=None, kernelpath=path), netns=pod)
 
 
 def test_the_device_that_the_runtime_names_wins_over_the_configured_address(node: Node, pod: Pod, device: Link) -> None:
@@ -180,8 +175,7 @@ def test_the_device_that_the_runtime_names_wins_over_the_configured_address(node
     bus(node, "pci", "0000:3b:00.7", "ens9-peer")
     config = network(device=None, pciBusID="0000:3b:00.7", runtimeConfig={"deviceID": PCI})
     assert add(node, pod, config)["interfaces"][0]["mac"] == device.mac
-    delete(node, pod, config)
-    assert node.leftovers() == []
+    node.ended("host-device", config, netns=pod)
 
 
 @pytest.mark.parametrize("version", ["1.0.0", "1.1.0"])
@@ -198,8 +192,7 @@ def test_a_function_that_a_userspace_driver_holds_gets_addresses_and_stays(node:
         assert result["ips"][0]["address"] == "192.168.111.1/24"
         assert pod.view.names() == []
         node.cni("host-device", "CHECK", {**config, "prevResult": result}, netns=pod).succeeded()
-        delete(node, pod, config)
-        assert node.leftovers() == []
+        node.ended("host-device", config, netns=pod)
 
 
 def test_the_mtu_of_a_function_that_a_userspace_driver_holds_is_in_the_result_or_refused(node: Node, pod: Pod) -> None:
@@ -215,8 +208,7 @@ def test_the_mtu_of_a_function_that_a_userspace_driver_holds_is_in_the_result_or
     node.cni("host-device", "CHECK", checked | {"mtu": 9000}, netns=pod).succeeded()
     reply = node.cni("host-device", "CHECK", checked | {"mtu": 1500}, netns=pod)
     reply.refused(100, "mtu is 9000, configured is 1500")
-    delete(node, pod, config)
-    assert node.leftovers() == []
+    node.ended("host-device", config, netns=pod)
 
 
 # --- ADD: what is refused ---
@@ -250,10 +242,7 @@ def test_a_device_that_is_away_is_in_use_by_whatever_it_is_selected(node: Node, 
 def test_a_device_that_cannot_leave_its_namespace_is_refused(node: Node, pod: Pod, name: str) -> None:
     with node.host.rtnl() as ipr:
         ipr.link("add", ifname="br0", kind="bridge")  # net/bridge/br_device.c: netns_local
-    policy = node.path("/etc/cni/net.d/whereabouts.d/railcni.json")
-    policy.parent.mkdir(parents=True, exist_ok=True)
-    policy.write_text('{"uplinks": ["br0"]}')
-    policy.chmod(0o600)
+    node.allow(uplinks=["br0"])
     node.remember()
     before = as_it_was(node)
     reply = node.cni("host-device", "ADD", network(device=name), netns=pod)
@@ -273,13 +262,12 @@ def test_what_the_pod_changed_on_the_device_is_undone(node: Node, pod: Pod) -> N
     pod.view.add_address("net1", "10.66.0.1/24")
     pod.view.set("net1", state="down")
     pod.view.set("net1", mtu=1400, address="02:66:66:66:66:66")
-    with pod.view.rtnl() as ipr:
-        (index,) = ipr.link_lookup(ifname="net1")
-        ipr.link("property_add", index=index, altname="from-the-pod")
-        ipr.link("property_del", index=index, altname="rdma-rail-0")
+    pod.view.add_altname("net1", "from-the-pod")
+    node.run(
+        ["ip", "-n", "pod1", "link", "property", "del", "dev", "net1", "altname", "rdma-rail-0"]
+    ).check_returncode()
     delete(node, pod, network())
-    after = as_it_was(node)
-    assert after == before
+    assert as_it_was(node) == before
 
 
 @pytest.mark.parametrize(
@@ -353,8 +341,7 @@ def test_another_device_with_the_mac_of_a_record_keeps_its_own_state(node: Node,
     def make(altname: str) -> None:
         node.master("rail0")  # each time with another index
         node.host.set("rail0", address="02:00:00:00:09:99")
-        with node.host.rtnl() as ipr:
-            ipr.link("property_add", index=ipr.link_lookup(ifname="rail0")[0], altname=altname)
+        node.host.add_altname("rail0", altname)
 
     pod, config = node.pod(), network(device="rail0")
     make("former")
@@ -388,7 +375,7 @@ def test_a_host_name_that_is_taken_meanwhile_is_an_error_that_a_retry_clears(nod
     node.cni("host-device", "DEL", network(), netns=pod).refused(11, "ens9", "dev0", "ip link set ens9 name")
     assert (pod.view.names(), node.leases()) == ([], [])
     node.host.delete("ens9")
-    delete(node, pod, network())
+    delete(node, pod, {"cniVersion": "1.1.0", "name": "pf-net", "type": "host-device"})  # all else is in the record
     assert (node.leftovers(), as_it_was(node)) == ([], before)
 
 
@@ -398,8 +385,7 @@ def test_a_host_name_that_stays_taken_is_told_and_the_delete_ends(node: Node, po
     add(node, pod, network())
     node.host.add_veth("ens9", "usurper")
     if is_dead:
-        with node.host.entered(), open("/proc/thread-self/ns/net") as host:
-            pod.view.set("net1", net_ns_fd=host.fileno())  # as the kernel does with a physical device
+        pod.view.move("net1", node.host)
         node.delete_pod(pod)
     node.cni("host-device", "DEL", network(), netns=pod.path).refused(11, "ens9")
     reply = node.cni("host-device", "DEL", network(), netns=pod.path)
@@ -414,15 +400,13 @@ def test_a_host_name_that_stays_taken_is_told_and_the_delete_ends(node: Node, po
 
 
 def test_a_record_of_an_earlier_boot_restores_nothing_on_the_device(node: Node, pod: Pod) -> None:
-    """A reboot is a boot_id that differs: another file stands in for the kernel's."""
     add(node, pod, network())
     node.delete_pod(pod)  # a veth goes with it
     assert until(lambda: "ens9-peer" not in node.host.names())
     node.host.add_veth("ens9", "ens9-peer", mtu=1500)  # and here it is again, as the kernel makes it
     node.host.set("ens9", address="02:00:00:00:09:09")
     before = as_it_was(node)
-    node.path("/run/boot_id").write_text("11111111-2222-3333-4444-555555555555\n")
-    node.run(["mount", "--bind", "/run/boot_id", "/proc/sys/kernel/random/boot_id"]).check_returncode()
+    node.reboot()
     delete(node, pod.path, network())
     assert as_it_was(node) == before
     assert (node.leases(), node.files()) == ([], [])
@@ -443,8 +427,7 @@ def test_an_attachment_of_gos_plugin_is_taken_back(node: Node, pod: Pod, device:
     link = node.host.link("ens9")
     assert node.leftovers() == []
     assert (link.name, link.alias, link.mac, link.altnames) == ("ens9", "", device.mac, device.altnames)
-    delete(node, pod, config)
-    assert node.leftovers() == []
+    node.ended("host-device", config, netns=pod)
 
 
 @needs_go
@@ -504,12 +487,11 @@ def test_gc_keeps_the_address_of_a_device_that_cannot_return(node: Node, pod: Po
     before = as_it_was(node)
     add(node, pod, network())
     nested = node.namespace("nested")
-    with open(nested.path) as there, open(pod.view.path) as back:
-        pod.view.set("net1", net_ns_fd=there.fileno())
-        empty = network() | {"cni.dev/valid-attachments": []}
-        node.cni("host-device", "GC", empty).refused(11, "ens9")
-        assert node.leases() == ["192.168.111.1"]
-        nested.set("net1", net_ns_fd=back.fileno())
+    pod.view.move("net1", nested)
+    empty = network() | {"cni.dev/valid-attachments": []}
+    node.cni("host-device", "GC", empty).refused(11, "ens9")
+    assert node.leases() == ["192.168.111.1"]
+    nested.move("net1", pod.view)
     node.cni("host-device", "GC", empty).succeeded()
     assert (node.leftovers(), as_it_was(node)) == ([], before)
 

@@ -184,11 +184,7 @@ def test_after_an_add_that_was_killed_before_the_move_nothing_is_written_to_the_
             call.process.stdin.write(call._stdin)
             call.process.stdin.close()
             assert until(lambda: any(name.endswith(":link") for name in node.files()))
-            call.process.kill()
-            for stream in (call.process.stdout, call.process.stderr):
-                assert stream
-                stream.close()
-            call.process.wait()
+            node.end([call.process])
         with unwritten(node):
             if then == "ADD":
                 add(node, pod, {**NETWORK, "ipam": {"type": "nowhere"}}).refused(7, "nowhere")
@@ -257,8 +253,7 @@ _ERRNOS = ("EBUSY", "EAGAIN", "ENOBUFS", "EINTR", "EIO", "ENOMEM")
 def _disturbed(node: Node, pod: Pod, network: dict[str, Any], *options: str) -> Any:
     """A DEL to the system calls of which strace does what `options` say."""
     config = json.dumps(network).encode()
-    environ = {"CNI_COMMAND": "DEL", "CNI_CONTAINERID": "c1", "CNI_IFNAME": "net1", "CNI_NETNS": pod.path}
-    environ |= {"CNI_PATH": str(node.executables), "CNI_ARGS": ""}
+    environ = node.environ("DEL", netns=pod, args="")
     command = ["strace", "-qq", "-o", "/run/trace", *options, node.executables / "host-device"]
     return Call(node.start(command, env=environ), config).finish()
 
@@ -477,8 +472,7 @@ def test_the_next_add_gives_a_device_its_state_back_that_came_home_from_a_dead_s
     sh(node, _EVERYTHING)
     with unchanged(node):
         add(node, pod).succeeded()
-        with node.host.entered(), open("/proc/thread-self/ns/net") as host:
-            pod.view.set("net1", net_ns_fd=host.fileno())  # as the kernel does with a physical device
+        pod.view.move("net1", node.host)
         node.delete_pod(pod)
         other = node.pod("pod2")
         add(node, other, container_id="c2").succeeded()
@@ -522,10 +516,7 @@ _TUN = """
 @pytest.mark.parametrize("is_deleted", [False, True], ids=["", "deleted in the pod"])
 def test_a_tunnel_of_the_pod_is_not_taken_for_a_device_without_a_mac(node: Node, pod: Pod, is_deleted: bool) -> None:
     sh(node, _TUN)
-    policy = node.path("/etc/cni/net.d/whereabouts.d/railcni.json")
-    policy.parent.mkdir(parents=True, exist_ok=True)
-    policy.write_text('{"uplinks": ["data1"]}')
-    policy.chmod(0o600)
+    node.allow(uplinks=["data1"])
     index = node.host.link("data1").index
     tunnel = {**NETWORK, "device": "data1", "ipam": LEASES}
     own = f"nsenter --net={pod.path} ip tuntap add dev data1 mode tun"
@@ -611,8 +602,7 @@ def test_a_name_that_a_pod_gave_its_device_stands_for_no_other_device(node: Node
     add(node, pod).succeeded()
     sh(node, f"nsenter --net={pod.path} ip link property add dev net1 altname eth1")
     if is_dead:
-        with node.host.entered(), open("/proc/thread-self/ns/net") as host:
-            pod.view.set("net1", net_ns_fd=host.fileno())  # as the kernel does with a physical device
+        pod.view.move("net1", node.host)
         node.delete_pod(pod)
     delete(node, pod.path).succeeded()
     add(node, third, of_eth1, container_id="c3").refused(11, "eth1", "c2")

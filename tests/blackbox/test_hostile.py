@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import threading
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -41,20 +40,12 @@ def pod(request: pytest.FixtureRequest, node: Node) -> Pod:
     node.host.add_veth("ens9", "ens9-peer")
     own = "mkdir -p /run/etc/cni && find /etc -maxdepth 1 -type f -exec cp -a -t /run/etc {} + && mount --bind /run/etc /etc"
     node.run(["sh", "-c", f"{own} && mount -t tmpfs tmpfs /var/log"]).check_returncode()
-    write(node, SHADOW, "root:secret")
+    node.write(SHADOW, "root:secret")
     node.remember()
     callspec = getattr(request.node, "callspec", None)
     if callspec and "sriov" in callspec.params.values():
         bus(node, "pci", PCI, "ens9", driver="mlx5_core")
     return node.pod()
-
-
-def write(node: Node, path: str, content: Any, mode: int = 0o600) -> Path:
-    file = node.path(path)
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(content if isinstance(content, str) else json.dumps(content))
-    file.chmod(mode)
-    return file
 
 
 def refused(node: Node, plugin: str, config: dict[str, Any] | bytes, pod: Pod, code: int, *words: str) -> Reply:
@@ -165,10 +156,10 @@ def test_no_lease_file_is_made_where_another_program_or_store_keeps_its_own(
             continue  # the administrator has allowed it, and nothing tells that it is another's
         node.run(["rm", "-rf", "/var/lib/cni"]).check_returncode()
         if there:
-            write(node, there, "another's")
+            node.write(there, "another's")
         node.remember()
         if policy:
-            write(node, POLICY, policy)
+            node.write(POLICY, policy)
         everything = [str(path) for path in node.path("/var/lib/cni").rglob("*")]
         refused(node, "whereabouts", network({"dataDir": value}), pod, 7, f'ipam.dataDir "{value}"', "want a")
         left = [str(path) for path in node.path("/var/lib/cni").rglob("*")]
@@ -179,7 +170,7 @@ def test_no_lease_file_is_made_where_another_program_or_store_keeps_its_own(
 def test_a_store_of_the_version_before_is_used_on_where_it_lies(node: Node, pod: Pod) -> None:
     former = "/var/lib/cni/rdma-leases"
     config = network({"dataDir": former})
-    write(node, POLICY, {"dataRoots": ["/var/lib/cni", "/run/cni"]})  # what that version took for granted
+    node.write(POLICY, {"dataRoots": ["/var/lib/cni", "/run/cni"]})  # what that version took for granted
     node.cni("whereabouts", "ADD", config, netns=pod).succeeded()
     node.path(POLICY).unlink()
     node.cni("whereabouts", "ADD", config, netns=pod, container_id="c2").succeeded()
@@ -211,8 +202,8 @@ def test_a_store_of_our_own_can_be_named_and_is_one_store_by_all_its_names(node:
 def test_somebodys_file_that_is_chosen_as_flat_file_is_not_told(
     node: Node, pod: Pod, plugin: str, said: dict[str, Any], code: int, words: list[str]
 ) -> None:
-    write(node, POLICY, {"configRoots": ["/etc/cni"]})
-    write(node, "/etc/cni/somebody.json", said)
+    node.write(POLICY, {"configRoots": ["/etc/cni"]})
+    node.write("/etc/cni/somebody.json", said)
     config = network_of(plugin, {"configuration_path": "/etc/cni/somebody.json", "datastore": None})
     reply = node.cni(plugin, "ADD", config, netns=pod)
     reply.refused(code, *words)
@@ -241,26 +232,32 @@ def test_networks_make_no_more_directories_than_the_node_allows(
     node.cni("whereabouts", "ADD", used, netns=pod, container_id="before").succeeded()
     for inner in ("empty", "empty/inner"):
         node.path(f"{STORES}/{inner}").mkdir(mode=0o700)
-    write(node, POLICY, {"dataDirs": most})
+    node.write(POLICY, {"dataDirs": most})
     reply = node.cni("whereabouts", "ADD", other, netns=pod)
     if is_refused:
         reply.refused(7, f'ipam.dataDir "{STORES}/{name}"', f"dataDirs ({most})", POLICY)
     else:
         reply.succeeded()
-    write(node, POLICY, {"dataDirs": 0})
+    node.write(POLICY, {"dataDirs": 0})
     for container, config in (("c1", other), ("before", used)):
         node.cni("whereabouts", "DEL", config, netns=pod, container_id=container).succeeded()
     assert node.leases(f"{STORES}/used") == []
 
 
 def test_the_usual_paths_of_whereabouts_work_and_so_does_the_administrators_choice(node: Node, pod: Pod) -> None:
+    node.write(FLAT, {"dataDir": "/run/flat", "log_file": "/run/flat.log"})  # his, and not confined
+    node.cni("whereabouts", "ADD", network(), netns=pod).succeeded()
+    assert node.leases("/run/flat") == ["192.168.111.1"]
+    assert node.path("/run/flat.log").exists()
+    node.cni("whereabouts", "DEL", network(), netns=pod).succeeded()
+    node.path(FLAT).unlink()
     usual = {"dataDir": f"{STORES}/rdma", "log_file": "/var/log/railcni/whereabouts.log"}
     node.cni("whereabouts", "ADD", network(usual), netns=pod).succeeded()
     assert "hostile" in node.path("/var/log/railcni/whereabouts.log").read_text()
     chosen = {"dataDir": "/run/chosen", "log_file": "/run/chosen.log"}
     other = {**network(chosen), "name": "other"}
     node.cni("whereabouts", "ADD", other, netns=pod).refused(7, "dataDir", STORES, POLICY)
-    write(node, POLICY, {"dataRoots": ["/run/chosen"], "logRoots": ["/run/chosen.log"]})
+    node.write(POLICY, {"dataRoots": ["/run/chosen"], "logRoots": ["/run/chosen.log"]})
     node.cni("whereabouts", "ADD", other, netns=pod).succeeded()
     assert node.leases("/run/chosen") == ["192.168.111.1"]
     assert node.path("/run/chosen.log").exists()
@@ -268,20 +265,12 @@ def test_the_usual_paths_of_whereabouts_work_and_so_does_the_administrators_choi
     node.cni("whereabouts", "ADD", third, netns=pod).refused(7, f"{STORES}/rdma", "/run/chosen")
 
 
-def test_the_flat_file_is_the_administrators_and_not_confined(node: Node, pod: Pod) -> None:
-    write(node, FLAT, {"dataDir": "/run/flat", "log_file": "/run/flat.log"})
-    config = network()
-    node.cni("whereabouts", "ADD", config, netns=pod).succeeded()
-    assert node.leases("/run/flat") == ["192.168.111.1"]
-    assert node.path("/run/flat.log").exists()
-
-
 def test_a_delete_is_served_after_the_administrator_has_narrowed_the_roots(node: Node, pod: Pod) -> None:
     config = network({"dataDir": f"{STORES}/rdma", "log_file": "/var/log/railcni/w.log"})
     for plugin in ("macvlan", "whereabouts"):
         node.cni(plugin, "ADD", config, netns=pod).succeeded()
         for policy in ({"dataRoots": ["/run"], "masters": []}, "nonsense"):
-            write(node, POLICY, policy)
+            node.write(POLICY, policy)
             node.cni(plugin, "DEL", config, netns=pod).succeeded()
             assert node.leases(f"{STORES}/rdma") == []
             assert node.leftovers() == []
@@ -349,10 +338,9 @@ def test_one_message_is_one_line_of_the_log(node: Node, pod: Pod) -> None:
 
 def test_a_master_that_is_not_listed_is_refused_by_every_name(node: Node, pod: Pod) -> None:
     node.host.add_veth("ens8", "ens8-peer", mtu=9000)
-    with node.host.rtnl() as ipr:
-        ipr.link("property_add", index=ipr.link_lookup(ifname="ens8")[0], altname="ens2f0-alt")
+    node.host.add_altname("ens8", "ens2f0-alt")
     node.remember()
-    write(node, POLICY, {"masters": ["ens2*", "eth0"]})
+    node.write(POLICY, {"masters": ["ens2*", "eth0"]})
     for name in ("ens8", "ens2f0-alt"):
         refused(node, "macvlan", network(master=name), pod, 7, 'master "ens8"', "ens2*, eth0", "masters", POLICY)
     node.cni("macvlan", "STATUS", network(master="ens8")).refused(7, 'master "ens8"')
@@ -364,23 +352,23 @@ def test_a_macvlan_stands_for_the_master_below_it(node: Node, pod: Pod) -> None:
     with node.host.rtnl() as ipr:
         ipr.link("add", ifname="mv0", kind="macvlan", link=ipr.link_lookup(ifname="ens2f0")[0])
     node.remember()
-    write(node, POLICY, {"masters": ["mv*"]})
+    node.write(POLICY, {"masters": ["mv*"]})
     refused(node, "macvlan", network(master="mv0"), pod, 7, 'master "ens2f0"', "mv*")
-    write(node, POLICY, {"masters": ["ens2f0"]})
+    node.write(POLICY, {"masters": ["ens2f0"]})
     node.cni("macvlan", "ADD", network(master="mv0"), netns=pod).succeeded()
 
 
 def test_the_default_routes_link_is_taken_as_master_only_when_listed(node: Node, pod: Pod) -> None:
     node.host.add_address("ens2f0", "10.7.0.1/24")
     node.host.add_route("ens2f0", "0.0.0.0/0", gateway="10.7.0.254")
-    write(node, POLICY, {"masters": ["ens9"]})
+    node.write(POLICY, {"masters": ["ens9"]})
     refused(node, "macvlan", network(master=""), pod, 7, 'master "ens2f0"', "ens9")
 
 
 def test_the_sandboxs_own_links_are_the_pods(node: Node, pod: Pod) -> None:
     pod.view.add_veth("eth0", "eth1")
     node.remember()
-    write(node, POLICY, {"masters": []})
+    node.write(POLICY, {"masters": []})
     node.cni("macvlan", "ADD", network(master="eth0", linkInContainer=True), netns=pod).succeeded()
 
 
@@ -391,21 +379,19 @@ def test_the_sandboxs_own_links_are_the_pods(node: Node, pod: Pod) -> None:
 def test_a_device_that_is_not_listed_is_refused_by_every_selector(
     node: Node, pod: Pod, plugin: str, selector: str
 ) -> None:
-    with node.host.rtnl() as ipr:
-        ipr.link("property_add", index=ipr.link_lookup(ifname="ens9")[0], altname="ens2-alt")
+    node.host.add_altname("ens9", "ens2-alt")
     mac = node.host.link("ens9").mac
-    write(node, POLICY, {"devices": ["ens2*", "0000:18:00.*"]})
+    node.write(POLICY, {"devices": ["ens2*", "0000:18:00.*"]})
     chosen = {"device": {"device": "ens9"}, "hwaddr": {"device": "", "hwaddr": mac}, "altname": {"device": "ens2-alt"}}
     chosen["VF"] = {"device": "", "deviceID": PCI}
     config = network(**chosen[selector])
     refused(node, plugin, config, pod, 7, 'device "ens9', "ens2*, 0000:18:00.*", "devices", POLICY)
     if selector in ("device", "VF"):
         node.cni(plugin, "STATUS", config).refused(7, 'device "ens9')
-    write(node, POLICY, {"devices": [PCI if selector == "VF" else "ens9"]})
+    node.write(POLICY, {"devices": [PCI if selector == "VF" else "ens9"]})
     node.cni(plugin, "ADD", config, netns=pod).succeeded()
-    write(node, POLICY, {"devices": []})
-    node.cni(plugin, "DEL", config, netns=pod).succeeded()
-    assert node.leftovers() == []
+    node.write(POLICY, {"devices": []})
+    node.ended(plugin, config, netns=pod)
 
 
 @each_and(
@@ -421,45 +407,30 @@ def test_a_device_that_is_not_listed_is_refused_by_every_selector(
 def test_a_policy_that_cannot_be_believed_stops_every_add(
     node: Node, pod: Pod, plugin: str, content: Any, mode: int, words: list[str]
 ) -> None:
-    write(node, POLICY, content, mode)
+    node.write(POLICY, content, mode)
     refused(node, plugin, network_of(plugin), pod, 7, POLICY, *words)
 
 
 # --- what is on stdin, and how much of it ---
 
 MANY = [{"range": f"10.{n // 250}.{n % 250}.0/24"} for n in range(1000)]
+HEAD = b'{"name": "hostile", '
 BOMBS = {
-    "size": b'{"name": "hostile", "x": "' + b"x" * (8 << 20) + b'"}',
-    "values": b'{"name": "hostile", "x": [' + b"{}," * 100_000 + b"1]}",
-    "depth": b'{"name": "hostile", "x": ' + b"[" * 100 + b"]" * 100 + b"}",
-    "unclosed": b'{"name": "hostile", "x": ' + b"[" * 2_000_000,
-    "digits": b'{"name": "hostile", "mtu": ' + b"9" * 4301 + b"}",
-    "exponent": b'{"name": "hostile", "mtu": 1e999}',
-    "surrogate": b'{"name": "hostile", "master": "\\ud800"}',
-    "endless": b"",
-}
-WORDS = {
-    "size": ["larger than 8 MiB", "smaller"],
-    "values": ["more than 100000 values", "smaller"],
-    "depth": ["nested too deeply", "100"],
-    "unclosed": ["more than 100000 values"],
-    "digits": ["4301 digits"],
-    "exponent": ["1e999 is too large"],
-    "surrogate": ["surrogate"],
-    "endless": ["larger than 8 MiB"],
+    "size": (HEAD + b'"x": "' + b"x" * (8 << 20) + b'"}', "larger than 8 MiB", "smaller"),
+    "values": (HEAD + b'"x": [' + b"{}," * 100_000 + b"1]}", "more than 100000 values", "smaller"),
+    "depth": (HEAD + b'"x": ' + b"[" * 100 + b"]" * 100 + b"}", "nested too deeply", "100"),
+    "unclosed": (HEAD + b'"x": ' + b"[" * 2_000_000, "more than 100000 values"),
+    "digits": (HEAD + b'"mtu": ' + b"9" * 4301 + b"}", "4301 digits"),
+    "exponent": (HEAD + b'"mtu": 1e999}', "1e999 is too large"),
+    "surrogate": (HEAD + b'"master": "\\ud800"}', "surrogate"),
+    "endless": (b"", "larger than 8 MiB"),
 }
 BOUNDS = ["prlimit", f"--as={200 << 20}", "--cpu=2"]
 
 
 def bounded(node: Node, plugin: str, stdin: bytes, pod: Pod, verb: str = "ADD", source: str = "") -> Any:
     """The answer of the plugin, run with at most 200 MB and 2 s of processor time."""
-    environ = {
-        "CNI_COMMAND": verb,
-        "CNI_CONTAINERID": "c1",
-        "CNI_IFNAME": "net1",
-        "CNI_NETNS": pod.path,
-        "CNI_PATH": str(node.executables),
-    }
+    environ = node.environ(verb, netns=pod)
     command: list[Any] = [*BOUNDS, node.executables / plugin]
     if source:
         command = ["sh", "-c", f"exec {' '.join(map(str, command))} < {source}"]
@@ -472,9 +443,10 @@ def bounded(node: Node, plugin: str, stdin: bytes, pod: Pod, verb: str = "ADD", 
 
 @each_and("bomb", list(BOMBS))
 def test_too_much_on_stdin_is_refused(node: Node, pod: Pod, plugin: str, bomb: str) -> None:
-    answer = bounded(node, plugin, BOMBS[bomb], pod, source="/dev/zero" if bomb == "endless" else "")
+    stdin, *words = BOMBS[bomb]
+    answer = bounded(node, plugin, stdin, pod, source="/dev/zero" if bomb == "endless" else "")
     assert answer["code"] == 6
-    assert all(word in answer["msg"][:250] for word in WORDS[bomb]), answer
+    assert all(word in answer["msg"][:250] for word in words), answer
     assert node.leftovers() == []
 
 
@@ -517,9 +489,6 @@ def test_more_than_a_key_takes_is_refused(node: Node, pod: Pod) -> None:
     ]
     for ipam, words in much:
         refused(node, "whereabouts", network(ipam), pod, 7, *words)
-
-
-def test_a_thousand_addresses_cannot_be_asked_for(node: Node, pod: Pod) -> None:
     config = network(runtimeConfig={"ips": [f"192.168.{n >> 8}.{n & 255}/16" for n in range(1001)]})
     refused(node, "whereabouts", config, pod, 7, "requested addresses", "1000 at most")
 
@@ -543,7 +512,7 @@ def test_an_ipam_type_that_leads_out_of_cni_path_is_refused(node: Node, pod: Pod
 def test_a_network_with_a_type_that_leads_out_of_cni_path_is_refused(node: Node, pod: Pod) -> None:
     for kind in ("../../bin/sh", "/bin/sh", ".."):
         conflist = {"cniVersion": "1.1.0", "name": "hostile", "plugins": [{"type": kind}]}
-        write(node, "/run/hostile.conflist", conflist)
+        node.write("/run/hostile.conflist", conflist)
         done = node.railcni("attach", "/run/hostile.conflist", pod.path)
         assert done.returncode != 0
         assert b"type" in done.stderr
@@ -701,11 +670,7 @@ def test_a_network_that_is_of_another_type_by_now_is_cleared_by_the_plugin_that_
     else:
         reply.succeeded()
     if verb in ("ADD", "CHECK"):
-        node.cni(then, "DEL", config, netns=pod).succeeded()
-    assert node.leftovers() == []
-
-
-# --- the sandbox's path ---
+        node.ended(then, config, netns=pod)
 
 
 def test_a_delegate_gets_what_the_runtime_sent_and_no_more(node: Node, pod: Pod) -> None:

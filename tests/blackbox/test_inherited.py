@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -45,10 +44,7 @@ def test_a_call_is_served_whatever_its_caller_has_done_with_signals(
 ) -> None:
     node.master()
     node.host.add_veth("ens9", "ens9-peer")
-    script: Path = node.path("/run/others/anothers-ipam")
-    script.parent.mkdir()
-    script.write_text(ANOTHERS_IPAM)
-    script.chmod(0o755)
+    node.script("/run/others/anothers-ipam", ANOTHERS_IPAM)
     node.remember()
     pod = node.pod()
     block: dict[str, Any] = {"type": ipam, "range": "10.9.0.0/24", "datastore": "file"}
@@ -56,8 +52,7 @@ def test_a_call_is_served_whatever_its_caller_has_done_with_signals(
     calls = f"import os, signal, sys\n{INHERITED[inherited]}\nos.execv(sys.argv[1], sys.argv[1:])"
 
     def call(verb: str) -> tuple[int, Any]:
-        env = {"CNI_COMMAND": verb, "CNI_PATH": f"{node.executables}:/run/others"}
-        env |= {"CNI_CONTAINERID": "c1", "CNI_IFNAME": "net1", "CNI_NETNS": pod.path}
+        env = node.environ(verb, netns=pod, path=[node.executables, "/run/others"])
         argv = [sys.executable, "-c", calls, node.executables / plugin]
         done = node.run(argv, env=env, stdin=json.dumps(config).encode())
         return done.returncode, json.loads(done.stdout or b"null")

@@ -33,13 +33,15 @@ def call(node: Node, verb: str, config: dict[str, Any], **how: Any) -> Reply:
 
 
 def add(node: Node, config: dict[str, Any], container: str = "c1", **how: Any) -> list[str]:
-    reply = call(node, "ADD", config, container_id=container, **how)
-    reply.succeeded()
-    return reply.addresses
+    return call(node, "ADD", config, container_id=container, **how).addresses
 
 
 def delete(node: Node, config: dict[str, Any], container: str = "c1", **how: Any) -> None:
     assert call(node, "DEL", config, container_id=container, **how).succeeded() is None
+
+
+def ended(node: Node, config: dict[str, Any], **how: Any) -> None:
+    node.ended("whereabouts", config, netns="/dev/null", **how)
 
 
 def refused(node: Node, config: dict[str, Any], code: int, *words: str, **how: Any) -> None:
@@ -234,20 +236,12 @@ def test_adds_and_deletes_of_one_attachment_at_once_end_in_a_state_that_a_delete
     assert [reply.status for reply in replies] == [0] * len(verbs)
     assert len(node.leases()) in (0, 2)
     assert len(node.leases()) == 2 * len([f for f in node.files() if "attachments" in f])
-    delete(node, config)
-    assert node.leftovers() == []
+    ended(node, config)
 
 
 # --- the node's policy ---
 
 POLICY = "/etc/cni/net.d/whereabouts.d/railcni.json"
-
-
-def set_policy(node: Node, **keys: Any) -> None:
-    path = node.path(POLICY)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(keys))
-    path.chmod(0o600)
 
 
 @pytest.mark.parametrize(
@@ -277,7 +271,7 @@ def test_a_range_or_network_name_that_the_node_does_not_list_is_refused_and_what
 ) -> None:
     config = network({**RANGE, **block})
     result = call(node, "ADD", config).succeeded()
-    set_policy(node, **policy)
+    node.allow(**policy)
     for verb, more in (("ADD", {"container_id": "c2"}), ("STATUS", {})):
         call(node, verb, config, **more).refused(7, words, POLICY)
     call(node, "CHECK", {**config, "prevResult": {"cniVersion": "1.1.0", **result}}).succeeded()
@@ -287,14 +281,14 @@ def test_a_range_or_network_name_that_the_node_does_not_list_is_refused_and_what
 
 
 def test_what_the_nodes_policy_lists_is_given(node: Node) -> None:
-    set_policy(node, ranges=["192.168.0.0/16", "fd00::/16"], networkNames=["", "red-*"])
+    node.allow(ranges=["192.168.0.0/16", "fd00::/16"], networkNames=["", "red-*"])
     both = {**RANGE, "ipRanges": [{"range": "fd00::/64"}], "addresses": [{"address": "192.168.7.7/16"}]}
     assert len(add(node, network(both), "c1")) == 3
     assert add(node, network({**RANGE, "network_name": "red-1"}), "c2") == ["192.168.111.1/24"]
 
 
 def test_the_nodes_policy_covers_requests_outside_of_the_ranges_and_all_rails(node: Node) -> None:
-    set_policy(node, ranges=["192.168.111.0/24"])
+    node.allow(ranges=["192.168.111.0/24"])
     config = network({**RANGE, "allow_outside_ranges": True})
     call(node, "ADD", config, args="IgnoreUnknown=1;IP=10.7.0.7/16").refused(7, "range 10.7.0.0/16")
     rail = {"index": 0, "group": "gpu", "addressing": "same-index", "ranges": [RANGE["range"], "10.0.0.0/24"]}
@@ -326,8 +320,7 @@ def test_one_range_under_two_network_names_is_two_pools(node: Node) -> None:
 )
 def test_a_delete_finds_its_leases_after_the_configuration_has_changed(node: Node, changed: dict[str, Any]) -> None:
     add(node, network(RANGE))
-    delete(node, network({**RANGE, **changed}), args=pod_args("pod-a"))
-    assert node.leftovers() == []
+    ended(node, network({**RANGE, **changed}), args=pod_args("pod-a"))
 
 
 def valid(*containers: str) -> dict[str, Any]:
@@ -346,33 +339,17 @@ def test_gc_frees_what_is_not_listed_of_this_network_alone(node: Node) -> None:
 
 
 def test_leases_of_an_earlier_boot_go_when_their_namespace_has_gone(node: Node) -> None:
-    """A reboot is a boot_id that differs: another file stands in for the kernel's."""
     pod = node.pod()
     config = network({"range": "10.0.0.0/30"})
     add(node, config, "dead", netns="/run/netns/no-more")
     add(node, config, "live", netns=pod.path)
     refused(node, config, 11)
-    node.path("/run/boot_id").write_text("11111111-2222-3333-4444-555555555555\n")
-    node.run(["mount", "--bind", "/run/boot_id", "/proc/sys/kernel/random/boot_id"]).check_returncode()
+    node.reboot()
     assert add(node, config, "new") == ["10.0.0.1/30"]
     assert node.leases() == ["10.0.0.1", "10.0.0.2"]
 
 
 # --- which store ---
-
-
-@pytest.fixture
-def etc(node: Node) -> Node:
-    """The node with an /etc of its own."""
-    node.run(["cp", "-a", "/etc", "/run/etc"]).check_returncode()
-    node.run(["mount", "--bind", "/run/etc", "/etc"]).check_returncode()
-    return node
-
-
-def write(node: Node, path: str, document: Any) -> None:
-    file = node.path(path)
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(document if isinstance(document, str) else json.dumps(document))
 
 
 def test_a_kubernetes_pod_is_never_given_node_local_addresses_unasked(node: Node) -> None:
@@ -404,16 +381,16 @@ def test_status_says_that_no_pod_of_kubernetes_can_be_attached_while_no_store_is
 def test_without_a_pod_the_file_store_is_the_default(node: Node) -> None:
     config = network({**RANGE, "datastore": None})
     assert add(node, config) == ["192.168.111.1/24"]
-    delete(node, config)
-    assert node.leftovers() == []
+    ended(node, config)
 
 
 @pytest.mark.parametrize("path", [FLAT, "/etc/kubernetes/cni/net.d/whereabouts.d/whereabouts.conf"])
-def test_a_flat_file_fills_what_the_block_leaves_out(etc: Node, path: str) -> None:
-    write(etc, path, {"datastore": "file", "range": "10.3.0.0/24", "gateway": "10.3.0.1", "log_level": "debug"})
+def test_a_flat_file_fills_what_the_block_leaves_out(node: Node, path: str) -> None:
+    node.own_etc()
+    node.write(path, {"datastore": "file", "range": "10.3.0.0/24", "gateway": "10.3.0.1", "log_level": "debug"})
     block = {"datastore": None}
-    assert add(etc, network(block), args=pod_args("pod-a")) == ["10.3.0.2/24"]
-    assert add(etc, network({**block, **RANGE, "gateway": "192.168.111.1"}), "c2") == ["192.168.111.2/24"]
+    assert add(node, network(block), args=pod_args("pod-a")) == ["10.3.0.2/24"]
+    assert add(node, network({**block, **RANGE, "gateway": "192.168.111.1"}), "c2") == ["192.168.111.2/24"]
 
 
 def test_the_file_store_lies_where_data_dir_says(node: Node) -> None:
@@ -448,8 +425,7 @@ def test_a_block_needs_no_type(node: Node) -> None:
     del config["ipam"]["type"]
     del config["type"]
     assert add(node, config) == ["192.168.111.1/24"]
-    delete(node, config)
-    assert node.leftovers() == []
+    ended(node, config)
 
 
 # --- a store in trouble ---
@@ -468,8 +444,7 @@ def test_a_read_only_disk_is_named(node: Node) -> None:
     call(node, "DEL", config).refused(5, STATE, "Read-only", "mount it writable")
     node.run(["mount", "-o", "remount,rw", "/var/lib"]).check_returncode()
     assert node.leases() == before
-    delete(node, config)
-    assert node.leftovers() == []
+    ended(node, config)
 
 
 # --- called by others ---
@@ -486,10 +461,9 @@ def test_gos_macvlan_finds_it_in_cni_path(node: Node, version: str) -> None:
         return node.cni(GO_PLUGINS / "macvlan", verb, {**config, **more}, netns=pod, path=[node.executables])
 
     reply = go("ADD")
-    reply.succeeded()
     assert reply.addresses == ["192.168.111.1/24"] == pod.view.link("net1").texts
     if version >= "0.4.0":
         assert go("CHECK", prevResult=reply.document).succeeded() is None
-    assert go("DEL").succeeded() is None
-    assert go("DEL").succeeded() is None
+    for _ in range(2):
+        assert go("DEL").succeeded() is None
     assert node.leftovers() == []

@@ -152,8 +152,7 @@ def test_the_lease_of_a_group_is_freed_once_its_namespace_is_gone_and_none_of_it
     with at_work(node, "rail-1", "id-a", "net1", "link"):
         assert {result for result, _ in site.reclaim()} == {"skipped"}
     assert site.reclaim() == [("freed", "192.168.0.1"), ("freed", "192.168.1.1")]  # with the first
-    node.cni("macvlan", "DEL", fabric.network(1), container_id="id-a", ifname="net1", netns=pod.path).succeeded()
-    assert node.leftovers() == []
+    node.ended("macvlan", fabric.network(1), container_id="id-a", ifname="net1", netns=pod.path)
 
 
 def test_leases_without_a_record_and_records_without_a_lease_are_told(site: Site) -> None:

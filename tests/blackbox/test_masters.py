@@ -22,6 +22,7 @@ pytestmark = [needs_ip, pytest.mark.forked]
 
 LEASES = {"type": "whereabouts", "range": "192.168.111.0/24", "datastore": "file"}
 POLICY = "/etc/cni/net.d/whereabouts.d/railcni.json"
+KUBECONFIG = "/etc/cni/net.d/whereabouts.d/whereabouts.kubeconfig"
 RECORD = f"{STATE}/attachments/masters:c1:net1:link"
 NOT_THERE = "this kernel has not the kind of link: {}"
 
@@ -91,8 +92,7 @@ def test_whatever_the_master_stands_on_DEL_removes_the_link_before_it_frees_the_
         assert pod.view.link("net1").lower == node.host.link(lower).index
         node.cni("macvlan", "CHECK", {**config, "prevResult": result}, netns=pod).succeeded()
         for _ in range(2):
-            node.cni("macvlan", "DEL", config, netns=pod).succeeded()
-            assert node.leftovers() == []
+            node.ended("macvlan", config, netns=pod)
 
 
 # A link on any other master in the sandbox is on no netdev of the host.
@@ -128,8 +128,7 @@ def test_an_address_is_freed_when_the_sandbox_ended_with_master_and_link(node: N
     config = network(master="inner0", linkInContainer=True)
     node.cni("macvlan", "ADD", config, netns=pod).succeeded()
     node.delete_pod(pod)
-    node.cni("macvlan", "DEL", config, netns=pod.path).succeeded()
-    assert node.leftovers() == []
+    node.ended("macvlan", config, netns=pod.path)
 
 
 @pytest.mark.parametrize("kind", ["ipvlan", "ipvtap"])
@@ -170,8 +169,7 @@ def test_a_master_that_is_replaced_before_the_link_is_made_is_taken_for_what_it_
     index = node.host.link("ens9").index
     allow(node, "ens9", *(["ens2f0"] if allowed else []))
     config = network(master="ens9")
-    environ = {"CNI_COMMAND": "ADD", "CNI_CONTAINERID": "c1", "CNI_IFNAME": "net1", "CNI_NETNS": pod.path}
-    environ["CNI_PATH"] = str(node.executables)
+    environ = node.environ("ADD", netns=pod, path=[node.executables])
     with Injector(node) as injector:
         command = Command(node.executables / "macvlan", environ, json.dumps(config).encode())
         adding = injector.start(command, STOP, "rename:1")  # the record is in its place
@@ -197,6 +195,10 @@ def replace_by_a_macvtap(node: Node, name: str, index: int) -> None:
     node.host.delete(name)
     made(node, "macvtap", "link", "ens2f0", "name", name, "index", str(index), "type", "macvtap", "mode", "bridge")
     ip(node, "link", "set", name, "up")
+
+
+def allow(node: Node, *masters: str, **lists: list[str]) -> None:
+    node.allow(**(lists or {"masters": masters}))
 
 
 def recorded(node: Node) -> dict[str, Any]:
@@ -234,15 +236,7 @@ def test_the_policy_is_asked_about_the_hosts_netdev_below_a_master_in_the_sandbo
     allow(node, "ens2f0")
     result = node.cni("macvlan", "ADD", config, netns=pod).succeeded()
     node.cni("macvlan", "CHECK", {**config, "prevResult": result}, netns=pod).succeeded()
-    node.cni("macvlan", "DEL", config, netns=pod).succeeded()
-    assert node.leftovers() == []
-
-
-def allow(node: Node, *masters: str, **lists: list[str]) -> None:
-    path = node.path(POLICY)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(lists or {"masters": masters}))
-    path.chmod(0o600)
+    node.ended("macvlan", config, netns=pod)
 
 
 # --- the links that carry the node's default routes ---
@@ -366,12 +360,6 @@ def test_a_default_route_that_carries_nothing_of_the_nodes_is_no_hindrance(node:
             node.cni(plugin, verb, taking(plugin), netns=pod).succeeded()
 
 
-def kubeconfig(node: Node, text: str) -> None:
-    path = node.path(POLICY).with_name("whereabouts.kubeconfig")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text)
-
-
 KEPT = {  # the links and routes, the kubeconfig, and the words of the refusal
     "to the api server": (
         "ip address add 10.9.0.2/24 dev ens2f0; ip route add 10.50.0.0/16 via 10.9.0.1",
@@ -396,7 +384,7 @@ KEPT = {  # the links and routes, the kubeconfig, and the words of the refusal
 def test_the_way_to_the_api_server_is_not_taken_from_the_node(node: Node, pod: Pod, scene: str) -> None:
     setup, text, words = KEPT[scene]
     play(node, f"{OTHER_DEFAULT}; {setup}")
-    kubeconfig(node, text)
+    node.write(KUBECONFIG, text)
     node.remember()
     bus(node, "pci", PCI, "ens2f0", driver="mlx5_core")
     for plugin in SHOWN:
@@ -490,9 +478,10 @@ def test_no_pod_gets_an_address_that_the_node_or_a_neighbour_has_on_the_masters_
         ip(node, "address", "add", address, "dev", holder, *(["nodad"] if ":" in address else []))
     add_neighbours(node, holder, "permanent", 2)
     ranges = {**LEASES, "ipRanges": [{"range": "fd00:111::/64"}]}
-    reply = node.cni("whereabouts", "ADD", network(ipam=ranges, master=master), netns=pod)
-    reply.succeeded()
-    assert reply.addresses == ["192.168.111.3/24", "fd00:111::3/64"]
+    assert node.cni("whereabouts", "ADD", network(ipam=ranges, master=master), netns=pod).addresses == [
+        "192.168.111.3/24",
+        "fd00:111::3/64",
+    ]
 
 
 def test_an_address_of_the_node_or_a_neighbour_on_another_wire_is_given(node: Node, pod: Pod) -> None:
@@ -521,19 +510,29 @@ def test_no_index_is_given_whose_address_the_node_has_on_a_rail(node: Node, pod:
     assert node.cni("macvlan", "ADD", network(rail=rail), netns=pod).addresses == ["192.168.111.2/24"]
 
 
-@pytest.mark.parametrize("plugin", ["macvlan", "whereabouts"], ids=["in this process", "as Go's macvlan calls it"])
-def test_an_exhausted_range_counts_the_nodes_own_addresses(node: Node, pod: Pod, plugin: str) -> None:
-    ip(node, "address", "add", "192.168.111.1/24", "dev", "ens2f0")
+@each_and("whose", ["the node", "a neighbour"], plugins=("macvlan", "whereabouts"))
+def test_an_exhausted_range_counts_the_addresses_of_the_node_and_its_neighbours(
+    node: Node, pod: Pod, plugin: str, whose: str
+) -> None:
+    """In this process, and as Go's macvlan calls it."""
+    own = whose == "the node"
+    if own:
+        ip(node, "address", "add", "192.168.111.1/24", "dev", "ens2f0")
+    else:
+        add_neighbours(node, "ens2f0", "reachable")
     config = network(ipam={**LEASES, "range": "192.168.111.0/30"})
     how: dict[str, Any] = {"netns": pod}
+    told = "1 of them by this node itself" + (" or a neighbour" if not own else "")
     assert node.cni(plugin, "ADD", config, container_id="a", **how).addresses == ["192.168.111.2/30"]
     reply = node.cni(plugin, "ADD", config, container_id="b", ifname="net2", **how)
-    reply.refused(11, "is exhausted: 2 of the 2 addresses", "1 of them by this node itself")
-    node.cni("whereabouts", "STATUS", config).refused(50, "1 of them by this node itself")
-    wide = network(ipam=LEASES)
-    reply = node.cni(plugin, "ADD", wide, container_id="c", ifname="net3", args="IP=192.168.111.1", **how)
-    reply.refused(11, "192.168.111.1 (pool", "is this node's own")
-    ip(node, "address", "del", "192.168.111.1/24", "dev", "ens2f0")
+    reply.refused(11, "is exhausted: 2 of the 2 addresses", told)
+    node.cni("whereabouts", "STATUS", config).refused(50, told)
+    if own:
+        reply = node.cni(plugin, "ADD", network(), container_id="c", ifname="net3", args="IP=192.168.111.1", **how)
+        reply.refused(11, "192.168.111.1 (pool", "is this node's own")
+        ip(node, "address", "del", "192.168.111.1/24", "dev", "ens2f0")
+    else:
+        add_neighbours(node, "ens2f0", "failed")
     assert node.cni(plugin, "ADD", config, container_id="b", ifname="net2", **how).addresses == ["192.168.111.1/30"]
 
 
@@ -570,9 +569,10 @@ def test_no_pod_gets_the_address_of_a_neighbour_that_has_answered_while_another_
     ip(node, "address", "add", "fd00:111::7/64", "dev", "ens2f0", "nodad")
     add_neighbours(node, "ens2f0", state)
     ranges = {**LEASES, "ipRanges": [{"range": "fd00:111::/64"}]}
-    reply = node.cni(plugin, "ADD", network(ipam=ranges), netns=pod)
-    reply.succeeded()
-    assert reply.addresses == [f"192.168.111.{STATES[state]}/24", f"fd00:111::{STATES[state]}/64"]
+    assert node.cni(plugin, "ADD", network(ipam=ranges), netns=pod).addresses == [
+        f"192.168.111.{STATES[state]}/24",
+        f"fd00:111::{STATES[state]}/64",
+    ]
 
 
 @pytest.mark.parametrize("state", ["reachable", "stale"])
@@ -595,18 +595,6 @@ def test_a_pod_gets_its_former_address_and_a_requested_one_although_a_neighbour_
     assert node.cni("macvlan", "ADD", config, netns=pod, container_id="c4").addresses == ["192.168.111.2/24"]
 
 
-def test_an_exhausted_range_counts_the_addresses_of_neighbours(node: Node, pod: Pod) -> None:
-    config = network(ipam={**LEASES, "range": "192.168.111.0/30"})
-    how: dict[str, Any] = {"netns": pod}
-    add_neighbours(node, "ens2f0", "reachable")
-    assert node.cni("macvlan", "ADD", config, container_id="a", **how).addresses == ["192.168.111.2/30"]
-    reply = node.cni("macvlan", "ADD", config, container_id="b", ifname="net2", **how)
-    reply.refused(11, "is exhausted: 2 of the 2 addresses", "1 of them by this node itself or a neighbour")
-    node.cni("whereabouts", "STATUS", config).refused(50, "or a neighbour")
-    add_neighbours(node, "ens2f0", "failed")
-    assert node.cni("macvlan", "ADD", config, container_id="b", ifname="net2", **how).addresses == ["192.168.111.1/30"]
-
-
 @pytest.mark.parametrize("state", ["stale", "delay", "probe"])
 def test_a_full_range_gives_the_addresses_of_neighbours_that_answered_once(node: Node, pod: Pod, state: str) -> None:
     """They may be of pods that have ended."""
@@ -624,9 +612,8 @@ def test_a_full_range_gives_the_addresses_of_neighbours_that_answered_once(node:
 def test_lint_names_an_address_of_the_master_in_the_range(node: Node, pod: Pod) -> None:
     ip(node, "address", "add", "192.168.111.1/24", "dev", "ens2f0")
     for ipam, count in ((LEASES, 1), ({**LEASES, "exclude": ["192.168.111.1"]}, 0)):
-        node.path("/tmp/a.conf").parent.mkdir(exist_ok=True)
-        node.path("/tmp/a.conf").write_text(json.dumps(network(ipam=ipam)))
-        said = node.railcni("nad", "lint", "/tmp/a.conf")
+        node.write("/run/a.conf", network(ipam=ipam))
+        said = node.railcni("nad", "lint", "/run/a.conf")
         assert (said.stdout + said.stderr).count(b"this machine has 192.168.111.1 on ens2f0") == count
 
 
@@ -665,8 +652,7 @@ def test_a_sandboxs_end_is_known_wherever_runtimes_mount_its_namespace(node: Nod
     node.path(directory).mkdir(parents=True, exist_ok=True)
     other = node.namespace("other", directory)
     node.host.add_veth("not0", "eth0")
-    with open(other.path) as there:
-        node.host.set("eth0", net_ns_fd=there.fileno())
+    node.host.move("eth0", other)
     reply = node.cni("host-device", "ADD", network("host-device", device="not0"), netns=pod)
     reply.refused(7, "not0", "host's end of a veth of a sandbox")
 

@@ -41,8 +41,7 @@ def test_a_delete_of_another_attachment_spares_the_link_that_has_the_ifname(
     how = {"config": L2, "netns": pod, **other}
     node.cni("macvlan", "DEL", how.pop("config"), **how).succeeded()
     assert node.leftovers() == before
-    node.cni("macvlan", "DEL", L2, netns=pod).succeeded()
-    assert node.leftovers() == []
+    node.ended("macvlan", L2, netns=pod)
 
 
 def test_a_delete_whose_add_was_refused_spares_the_link_that_was_in_the_way(node: Node, pod: Pod) -> None:
@@ -86,13 +85,10 @@ def test_a_delete_without_a_record_spares_a_link_with_an_alias_that_is_not_the_s
 ) -> None:
     """Go's host-device gives a device its name on the host as alias; other programs write other texts there."""
     node.host.add_veth("other0", "other0-peer")
-    with node.host.rtnl() as ipr, open(pod.view.path) as namespace:
-        (index,) = ipr.link_lookup(ifname="other0")
-        ipr.link("set", index=index, net_ns_fd=namespace.fileno(), ifname="net1", ifalias="other0")
+    node.host.move("other0", pod.view, ifname="net1", ifalias="other0")
     node.remember()
     config = {"cniVersion": "1.0.0", "name": "pf-net", "type": "host-device", **selector}
-    node.cni("host-device", "DEL", config, netns=pod).succeeded()
-    assert node.leftovers() == []
+    node.ended("host-device", config, netns=pod)
 
 
 @needs_go
@@ -104,8 +100,7 @@ def test_an_add_repeated_over_an_ipam_plugin_that_refuses_repetition_succeeds_an
     assert len(again.addresses) == 1
     reserved = node.path("/var/lib/cni/networks/rdma")
     assert [p.name for p in reserved.iterdir() if p.name[0].isdigit()] == [again.addresses[0].split("/")[0]]
-    node.cni("macvlan", "DEL", WITH_HOST_LOCAL, netns=pod).succeeded()
-    assert node.leftovers() == []
+    node.ended("macvlan", WITH_HOST_LOCAL, netns=pod)
 
 
 @needs_go
@@ -114,8 +109,7 @@ def test_an_add_repeated_with_another_ipam_plugin_gives_the_first_ones_address_b
     ours = {**L2, "ipam": {"type": "whereabouts", "range": "10.2.0.0/24"}}
     node.cni("macvlan", "ADD", ours, netns=pod).succeeded()
     assert [p.name for p in node.path("/var/lib/cni/networks/rdma").iterdir() if p.name[0].isdigit()] == []
-    node.cni("macvlan", "DEL", ours, netns=pod).succeeded()
-    assert node.leftovers() == []
+    node.ended("macvlan", ours, netns=pod)
 
 
 @pytest.mark.parametrize(
@@ -162,10 +156,7 @@ exit 0
 
 def test_gc_spares_what_was_attached_after_it_began(node: Node, pod: Pod) -> None:
     """The GC is held up at c0; meanwhile c1 is attached again, which no list of before can speak of."""
-    script = node.path("/run/others/slow-ipam")
-    script.parent.mkdir()
-    script.write_text(SLOW_IPAM)
-    script.chmod(0o755)
+    node.script("/run/others/slow-ipam", SLOW_IPAM)
     os.mkfifo(node.path("/run/others/go"))
     config = {**L2, "cniVersion": "1.1.0", "ipam": {"type": "slow-ipam"}}
     how: dict[str, Any] = {"path": ["/run/others"]}

@@ -20,13 +20,8 @@ pytestmark = pytest.mark.forked
 
 ATTACHMENT_VERBS = ("ADD", "CHECK", "DEL")
 VERBS = (*ATTACHMENT_VERBS, "GC", "STATUS")
-NEEDED = {
-    "ADD": {"CNI_CONTAINERID", "CNI_NETNS", "CNI_IFNAME", "CNI_PATH"},
-    "CHECK": {"CNI_CONTAINERID", "CNI_NETNS", "CNI_IFNAME", "CNI_PATH"},
-    "DEL": {"CNI_CONTAINERID", "CNI_IFNAME", "CNI_PATH"},
-    "GC": {"CNI_PATH"},
-    "STATUS": {"CNI_PATH"},
-}
+NEEDED = {"DEL": {"CNI_CONTAINERID", "CNI_IFNAME", "CNI_PATH"}, "GC": {"CNI_PATH"}, "STATUS": {"CNI_PATH"}}
+NEEDED |= dict.fromkeys(("ADD", "CHECK"), NEEDED["DEL"] | {"CNI_NETNS"})
 UNREADABLE = ("< /", "<&-", "0> /dev/null", "<&- 2>&-")
 LEASES = {"type": "whereabouts", "range": "192.168.111.0/24", "datastore": "file"}
 
@@ -74,21 +69,9 @@ def site(unchanged: Node) -> Iterator[Node]:
     assert unchanged.leftovers() == []
 
 
-def environment(verb: str, **changed: str | None) -> dict[str, str]:
-    variables: dict[str, str | None] = {
-        "CNI_COMMAND": verb,
-        "CNI_CONTAINERID": "c1",
-        "CNI_NETNS": "/run/netns/pod1",
-        "CNI_IFNAME": "net1",
-        "CNI_PATH": str(BIN),
-        **changed,
-    }
-    return {name: value for name, value in variables.items() if value is not None}
-
-
-def call(node: Node, plugin: str, environ: dict[str, str], stdin: bytes) -> tuple[int, bytes, bytes]:
-    done = node.run([node.executables / plugin], env=environ, stdin=stdin)
-    return done.returncode, done.stdout, done.stderr
+def environment(verb: str) -> dict[str, str]:
+    named = {"CONTAINERID": "c1", "NETNS": "/run/netns/pod1", "IFNAME": "net1", "PATH": str(BIN)}
+    return {"CNI_COMMAND": verb, **{f"CNI_{name}": value for name, value in named.items()}}
 
 
 # --- VERSION, and no command at all ---
@@ -98,13 +81,8 @@ def call(node: Node, plugin: str, environ: dict[str, str], stdin: bytes) -> tupl
 def test_version_is_answered_without_reading_stdin(executables: Path, plugin: str) -> None:
     endless = subprocess.Popen(["sleep", "60"], stdout=subprocess.PIPE)  # a stdin that never ends
     try:
-        done = subprocess.run(
-            [executables / plugin],
-            env={"CNI_COMMAND": "VERSION"},
-            stdin=endless.stdout,
-            capture_output=True,
-            timeout=10,
-        )
+        how: dict[str, Any] = {"env": {"CNI_COMMAND": "VERSION"}, "capture_output": True, "timeout": 10}
+        done = subprocess.run([executables / plugin], stdin=endless.stdout, **how)
     finally:
         endless.kill()
         endless.communicate()
@@ -178,10 +156,8 @@ def test_it_writes_no_file_beside_its_own_state(node: Node, pod: Pod, plugin: st
     node.cni(plugin, "ADD", configuration(plugin), netns=pod).succeeded()
     tops = [node.path(top) for top in ("/var/lib", "/run")]
     found = {str(p).removeprefix(node.root) for top in tops for p in top.rglob("*") if p.is_file()}
-    outside = {
-        f for f in found if not f.startswith(("/var/lib/cni/railcni/", "/run/netns/", "/run/wires/", "/run/railcni/"))
-    }
-    assert outside == set()
+    own = ("/var/lib/cni/railcni/", "/run/netns/", "/run/wires/", "/run/railcni/")
+    assert [path for path in found if not path.startswith(own)] == []
 
 
 # --- the environment: code 4 ---
@@ -198,8 +174,7 @@ def test_an_ifname_that_the_kernel_takes_is_taken(node: Node, pod: Pod, plugin: 
     node.cni(plugin, "ADD", configuration(plugin), netns=pod, ifname=good).succeeded()
     if plugin != "whereabouts":
         assert pod.view.names() == [good]
-    node.cni(plugin, "DEL", configuration(plugin), netns=pod, ifname=good).succeeded()
-    assert node.leftovers() == []
+    node.ended(plugin, configuration(plugin), netns=pod, ifname=good)
 
 
 @each_and("verb", ["add", "UPDATE", "ADD ", "\N{SNOWMAN}"], ids=repr)
@@ -274,8 +249,7 @@ def test_keys_match_without_regard_to_case(node: Node, pod: Pod, plugin: str) ->
     reply = node.cni(plugin, "ADD", config, netns=pod)
     assert reply.succeeded()["cniVersion"] == "0.4.0"
     assert reply.addresses == ["192.168.111.1/24"]
-    node.cni(plugin, "DEL", config, netns=pod).succeeded()
-    assert node.leftovers() == []
+    node.ended(plugin, config, netns=pod)
 
 
 # --- versions: code 1 ---
@@ -295,8 +269,7 @@ def test_every_verb_of_a_version_is_served_in_it(node: Node, pod: Pod, plugin: s
         valid = [{"containerID": "c1", "ifname": "net1"}]
         assert node.cni(plugin, "GC", {**config, "cni.dev/valid-attachments": valid}).succeeded() is None
         assert node.leases() == ["192.168.111.1"]
-    assert node.cni(plugin, "DEL", {**config, "prevResult": reply.document}, netns=pod).succeeded() is None
-    assert node.leftovers() == []
+    node.ended(plugin, {**config, "prevResult": reply.document}, netns=pod)
 
 
 @each_attaching
@@ -377,8 +350,7 @@ def test_the_plugins_own_namespace_is_taken_when_the_caller_insists(
     before = {name: link.texts for name, link in node.host.links().items()}
     result = node.cni(plugin, "ADD", configuration(plugin), **how)
     assert node.host.link("net1").texts[-len(result.addresses) :] == result.addresses != []
-    node.cni(plugin, "DEL", configuration(plugin), **how).succeeded()
-    assert node.leftovers() == []
+    node.ended(plugin, configuration(plugin), **how)
     assert {name: link.texts for name, link in node.host.links().items()} == before
 
 
@@ -390,24 +362,16 @@ def test_the_plugins_own_namespace_is_taken_when_the_caller_insists(
 def test_a_path_that_is_no_network_namespace_is_refused(node: Node, pod: Pod, plugin: str, kind: str) -> None:
     """And not waited for."""
     path = f"/run/{kind.replace(' ', '-')}"
-    here = node.path(path)
-    if kind == "file":
-        here.write_text("not a namespace")
-    elif kind == "fifo":
-        node.run(["mkfifo", path]).check_returncode()
-    elif kind == "directory":
-        here.mkdir()
-    elif kind == "device":
-        path = "/dev/zero"
-    elif kind == "other namespace":
-        path = "/proc/self/ns/uts"
-    elif kind == "huge":
-        node.run(["truncate", "-s", "1T", path]).check_returncode()
-    elif kind == "socket":
-        node.run([INTERPRETER, "-c", f"import socket; socket.socket(1).bind('{path}')"]).check_returncode()
-    elif kind == "kernel log":
-        here.symlink_to("/proc/kmsg")
-    elif kind == "loop":
-        here.symlink_to(here.name)
+    makes = {
+        "file": f"echo no namespace > {path}",
+        "fifo": f"mkfifo {path}",
+        "directory": f"mkdir {path}",
+        "huge": f"truncate -s 1T {path}",
+        "socket": f"""{INTERPRETER} -c "import socket; socket.socket(1).bind('{path}')" """,
+        "kernel log": f"ln -s /proc/kmsg {path}",
+        "loop": f"ln -s {path} {path}",
+    }
+    node.run(["sh", "-ec", makes.get(kind, ":")]).check_returncode()
+    path = {"device": "/dev/zero", "other namespace": "/proc/self/ns/uts"}.get(kind, path)
     node.cni(plugin, "ADD", configuration(plugin), netns=path).refused(8, path)
     assert node.leftovers() == []

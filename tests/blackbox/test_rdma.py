@@ -52,8 +52,7 @@ def test_without_a_verbs_device_an_attachment_is_what_it_is_without_the_key(node
         results.append(result)
         assert node.cni(plugin, "CHECK", {**config, "prevResult": result}, netns=pod).succeeded() is None
         assert until(lambda: pod.view.link("net1").route("fe80::/64"))  # once the kernel has seen the carrier
-        node.cni(plugin, "DEL", config, netns=pod).succeeded()
-        assert node.leftovers() == []
+        node.ended(plugin, config, netns=pod)
     assert all(result == results[0] for result in results)
     assert not node.path("/run/k8s.cni.cncf.io").exists()
 
@@ -100,11 +99,7 @@ def test_over_a_nic_the_result_and_the_device_info_file_name_its_pci_function_wh
     node.run(["mount", "--bind", "/run/sys", "/sys"]).check_returncode()
     place = "/run/k8s.cni.cncf.io/devinfo/cni/default-pod1-net1"
     pod, second = node.pod(), node.pod("pod2")
-    others = node.path("/run/others/anothers-ipam")
-    others.parent.mkdir()
-    others.write_text(ANOTHERS_IPAM)
-    others.chmod(0o755)
-    anothers = {"ipam": {"type": others.name}}
+    anothers = {"ipam": {"type": node.script("/run/others/anothers-ipam", ANOTHERS_IPAM).name}}
     for version, found, more, index in (
         ("1.1.0", "0000:3b:00.0", {}, {"192.168.111.1": 5}),
         ("1.0.0", None, {}, {"192.168.111.1": 5}),

@@ -69,15 +69,13 @@ def test_the_first_plugin_of_a_chain_cannot_be_rdma(node: Node, pod: Pod) -> Non
 def test_a_key_that_is_wrong_is_named(node: Node, pod: Pod, config: dict[str, Any], words: list[str]) -> None:
     node.cni("rdma", "ADD", network(**config), netns=pod).refused(7, *words)
     node.cni("rdma", "STATUS", network(**config)).refused(7, *words)
-    assert node.cni("rdma", "DEL", network(**config), netns=pod).succeeded() is None
-    assert node.leftovers() == []
+    node.ended("rdma", network(**config), netns=pod)
 
 
 @pytest.mark.parametrize(("version", "netns"), [("0.1.0", None), ("1.1.0", "/run/netns/gone")])
 def test_a_delete_of_what_was_never_added_ends_well(node: Node, pod: Pod, version: str, netns: str | None) -> None:
     for _ in range(2):
-        assert node.cni("rdma", "DEL", network(version, prevResult=None), netns=netns).succeeded() is None
-    assert node.leftovers() == []
+        node.ended("rdma", network(version, prevResult=None), netns=netns)
 
 
 def test_gc_takes_a_list_of_what_stays_and_nothing_else(node: Node, pod: Pod) -> None:
@@ -90,7 +88,6 @@ def test_what_gos_plugin_has_kept_goes_with_its_attachment(node: Node, pod: Pod)
     path.parent.mkdir(mode=0o700, parents=True)
     path.write_text(json.dumps({"version": "1.0", "deviceID": "0000:3b:00.2", "containerRdmaDevName": "mlx5_3"}))
     os.chmod(path, 0o600)
-    assert node.cni("rdma", "DEL", network(), netns="/run/netns/gone").succeeded() is None
-    assert node.leftovers() == []
+    node.ended("rdma", network(), netns="/run/netns/gone")
     path.write_text("{}")
     node.cni("rdma", "DEL", network(), netns=pod).refused(5, f"{CACHE}/vfs-c1-net1", "Go's rdma-cni")

@@ -31,6 +31,7 @@ from tests.view import View
 pytestmark = pytest.mark.forked
 
 PLUGINS = ("macvlan", "host-device")
+needs_strace = pytest.mark.skipif(bool(unavailable()), reason=unavailable() or "")
 WAITING = (
     "macvlan",
     pytest.param("host-device", marks=pytest.mark.long),
@@ -183,8 +184,7 @@ def test_a_container_is_attached_anew_while_its_former_namespace_is_kept_by_an_o
         again = node.pod("pod2")
         assert node.cni(plugin, "ADD", network(plugin), netns=again).succeeded()["ips"][0]["address"]
         assert (inside.names(), again.view.names(), len(node.leases())) == ([], ["net1"], 1)
-        node.cni(plugin, "DEL", network(plugin), netns=again).succeeded()
-        assert node.leftovers() == []
+        node.ended(plugin, network(plugin), netns=again)
 
 
 @pytest.mark.parametrize("plugin", PLUGINS)
@@ -288,7 +288,7 @@ def test_an_end_that_a_delete_could_not_bring_is_brought_by_a_later_call(
     assert (node.leases(), node.files()) == ([], [])
 
 
-@pytest.mark.skipif(bool(unavailable()), reason=unavailable() or "")
+@needs_strace
 def test_an_attachment_that_could_not_be_ended_costs_other_calls_no_waiting(node: Node, pod: Pod) -> None:
     """The call that looks for it asks once: it holds no other up for the time that a DEL waits."""
     config = network("macvlan")
@@ -298,22 +298,16 @@ def test_an_attachment_that_could_not_be_ended_costs_other_calls_no_waiting(node
         node.cni("macvlan", "DEL", config, netns=pod.path).refused(11)
         os.utime(node.path(UNENDED), (0, 0))
         with Injector(node) as injector:
-            environ = {
-                "CNI_COMMAND": "DEL",
-                "CNI_CONTAINERID": "c2",
-                "CNI_IFNAME": "net1",
-                "CNI_PATH": str(node.executables),
-            }
-            command = Command(node.executables / "macvlan", environ, json.dumps(config).encode())
+            command = called("DEL", node, "macvlan", "", "c2")
             outcome, trace = injector.record(command, "-e", "trace=clock_nanosleep,select,pselect6")
-        assert outcome.reply is not None
+        assert outcome.reply
         outcome.reply.succeeded()
         assert "nanosleep" not in trace
         assert node.leases() == ["192.168.111.1"]
         assert node.path(UNENDED).stat().st_mtime > 0  # it is looked at again some time later, not by each call
 
 
-@pytest.mark.skipif(bool(unavailable()), reason=unavailable() or "")
+@needs_strace
 @pytest.mark.parametrize("plugin", PLUGINS)
 def test_an_end_that_the_kernel_refused_is_brought_by_a_later_call(node: Node, pod: Pod, plugin: str) -> None:
     before = as_it_was(node)
@@ -321,7 +315,7 @@ def test_an_end_that_the_kernel_refused_is_brought_by_a_later_call(node: Node, p
     with Injector(node) as injector:
         refusal = ("-e", "trace=sendto", "-e", "inject=sendto:error=EIO")
         outcome, _ = injector.record(called("DEL", node, plugin, pod.path), *refusal)
-    assert outcome.reply is not None
+    assert outcome.reply
     assert outcome.reply.status == 1
     flush(node, plugin)
     assert (pod.view.names(), node.leftovers(), as_it_was(node)) == ([], [], before)
@@ -352,8 +346,7 @@ def test_an_audit_calls_no_lease_dead_whose_delete_failed(node: Node, pod: Pod) 
     config = network("host-device")
     node.cni("host-device", "ADD", config, netns=pod).succeeded()
     nested = node.pod("nested")
-    with nested.view.entered(), open("/proc/thread-self/ns/net") as there:
-        pod.view.set("net1", net_ns_fd=there.fileno())
+    pod.view.move("net1", nested.view)
     node.cni("host-device", "DEL", config, netns=pod).refused(11, "ens9")
     for each in (pod, nested):
         node.delete_pod(each)
@@ -369,13 +362,11 @@ def test_an_address_stays_reserved_while_its_link_is_in_a_namespace_that_the_pod
 ) -> None:
     node.cni(plugin, "ADD", network(plugin), netns=pod).succeeded()
     nested = node.namespace("nested")
-    with nested.entered(), open("/proc/thread-self/ns/net") as there:
-        pod.view.set("net1", net_ns_fd=there.fileno())
+    pod.view.move("net1", nested)
     nested.set("net1", state="up")
     node.cni(plugin, "DEL", network(plugin), netns=pod).refused(11, "repeat the DEL")
     assert node.leases() == ["192.168.111.1"]
-    with pod.view.entered(), open("/proc/thread-self/ns/net") as there:
-        nested.set("net1", net_ns_fd=there.fileno())
+    nested.move("net1", pod.view)
     node.cni(plugin, "DEL", network(plugin), netns=pod).succeeded()
     assert (node.leases(), node.files(), pod.view.names()) == ([], [], [])
 
@@ -401,13 +392,11 @@ def test_no_delete_succeeds_before_the_device_of_a_dying_namespace_is_home(node:
     bus(node, "pci", PCI, "ens9", driver="mlx5_core")
     node.cni(plugin, "ADD", config, netns=pod).succeeded()
     limbo = node.namespace("limbo")
-    with limbo.entered(), open("/proc/thread-self/ns/net") as there:
-        pod.view.set("net1", net_ns_fd=there.fileno())
+    pod.view.move("net1", limbo)
     node.delete_pod(pod)
     node.cni(plugin, "DEL", config, netns=pod.path).refused(11, "ens9", "repeat the DEL")
     assert node.leases() == ["192.168.111.1"]
-    with node.host.entered(), open("/proc/thread-self/ns/net") as host:
-        limbo.set("net1", net_ns_fd=host.fileno())
+    limbo.move("net1", node.host)
     node.cni(plugin, "DEL", config, netns=pod.path).succeeded()
     assert (node.leftovers(), as_it_was(node)) == ([], before)
 
@@ -428,13 +417,8 @@ def test_a_netdev_of_another_namespace_is_told_by_the_directory_that_hides_it(no
 
 
 def called(verb: str, node: Node, plugin: str, pod: str, container: str = "c1") -> Command:
-    environ = {"CNI_COMMAND": verb, "CNI_CONTAINERID": container, "CNI_IFNAME": "net1", "CNI_NETNS": pod}
-    return Command(
-        node.executables / plugin, environ | {"CNI_PATH": str(node.executables)}, json.dumps(network(plugin)).encode()
-    )
-
-
-needs_strace = pytest.mark.skipif(bool(unavailable()), reason=unavailable() or "")
+    environ = node.environ(verb, container_id=container, netns=pod, path=[node.executables])
+    return Command(node.executables / plugin, environ, json.dumps(network(plugin)).encode())
 
 
 @needs_strace
@@ -444,7 +428,7 @@ def test_a_delete_opens_the_path_of_the_sandbox_once(node: Node, pod: Pod, plugi
     node.cni(plugin, "ADD", network(plugin), netns=pod).succeeded()
     with Injector(node) as injector:
         outcome, trace = injector.record(called("DEL", node, plugin, pod.path), "-e", "trace=open,openat")
-    assert outcome.reply is not None
+    assert outcome.reply
     outcome.reply.succeeded()
     assert trace.count(f'"{pod.path}"') == 1
 
@@ -488,7 +472,7 @@ def test_without_cookies_a_delete_ends_its_own_attachment(node: Node, pod: Pod, 
     with Injector(node) as injector:
         for verb in ("ADD", "DEL"):
             outcome, _ = injector.record(called(verb, node, plugin, pod.path), *without_cookie)
-            assert outcome.reply is not None
+            assert outcome.reply
             outcome.reply.succeeded()
     assert (node.leftovers(), as_it_was(node)) == ([], before)
 

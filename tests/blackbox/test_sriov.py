@@ -7,12 +7,11 @@ and what is set through their PF, are the lab's matter: tests/lab/test_sriov.py.
 from __future__ import annotations
 
 import json
-import os
 from typing import Any
 
 import pytest
 
-from tests.blackbox.test_host_device import LEASES, PCI, as_it_was, bus
+from tests.blackbox.test_host_device import LEASES, PCI, add, as_it_was, bus, delete, refused
 from tests.node import STATE, Node, Pod
 from tests.unit.test_attachment import make_newer
 
@@ -31,27 +30,11 @@ def network(version: str = "1.1.0", **more: Any) -> dict[str, Any]:
 def pod(node: Node) -> Pod:
     node.host.add_veth("ens9", "ens9-peer", mtu=4200)
     node.host.set("ens9", ifalias="vf 0", address="02:00:00:00:09:09")
-    with node.host.rtnl() as ipr:
-        ipr.link("property_add", index=ipr.link_lookup(ifname="ens9")[0], altname="enp59s0f0v0")
+    node.host.add_altname("ens9", "enp59s0f0v0")
     node.host.add_address("ens9", "10.9.0.1/24")
     node.remember()
     bus(node, "pci", PCI, "ens9", driver="mlx5_core")
     return node.pod()
-
-
-def add(node: Node, pod: Pod, config: dict[str, Any], **how: Any) -> Any:
-    return node.cni("sriov", "ADD", config, netns=pod, **how).succeeded()
-
-
-def delete(node: Node, pod: Pod | str | None, config: dict[str, Any], **how: Any) -> None:
-    assert node.cni("sriov", "DEL", config, netns=pod, **how).succeeded() is None
-
-
-def refused(node: Node, pod: Pod, config: dict[str, Any], code: int, *words: str, **how: Any) -> None:
-    """ADD fails with `code` and changes nothing on the host or in the pod."""
-    before = as_it_was(node)
-    node.cni("sriov", "ADD", config, netns=pod, **how).refused(code, *words)
-    assert (node.leftovers(), as_it_was(node)) == ([], before)
 
 
 @pytest.mark.parametrize("version", ("0.3.1", "1.0.0", "1.1.0"))
@@ -95,8 +78,7 @@ def test_a_vf_of_a_userspace_driver_stays_where_it_is_and_gets_its_addresses(nod
     add(node, other, config, container_id="c2")  # the first one's sandbox has died
     delete(node, pod.path, config)
     node.cni("sriov", "ADD", config, netns=node.pod("pod3"), container_id="c3").refused(11, address, "c2")
-    delete(node, other, config, container_id="c2")
-    assert node.leftovers() == []
+    node.ended("sriov", config, container_id="c2", netns=other)
 
 
 def test_a_default_route_that_a_router_advertised_to_a_vf_keeps_it_not_on_the_host(node: Node, pod: Pod) -> None:
@@ -111,8 +93,7 @@ def test_a_default_route_that_a_router_advertised_to_a_vf_keeps_it_not_on_the_ho
         node.cni("host-device", "ADD", config, netns=pod).refused(7, *words)
         reply = node.cni("sriov", "ADD", network(), netns=pod)
         assert reply.code == code, reply
-        delete(node, pod, network())
-        assert node.leftovers() == []
+        node.ended("sriov", network(), netns=pod)
 
 
 @pytest.mark.parametrize("first", ["sriov", "host-device"])
@@ -123,8 +104,7 @@ def test_a_late_delete_takes_nothing_from_the_pod_that_has_the_vf_by_now(node: N
     node.cni(first, "ADD", config, netns=pod, container_id="old").succeeded()
     refusal = node.cni("sriov", "ADD", network(), netns=pod, container_id="new", ifname="net2")
     refusal.refused(11, PCI, "old", "net1")
-    with node.host.entered(), open("/proc/thread-self/ns/net") as host:
-        pod.view.set("net1", net_ns_fd=host.fileno())  # as the kernel does with hardware of a dying namespace
+    pod.view.move("net1", node.host)
     node.delete_pod(pod)
     second = node.pod("pod2")
     add(node, second, network(), container_id="new")
@@ -138,8 +118,7 @@ def test_a_late_delete_takes_nothing_from_the_pod_that_has_the_vf_by_now(node: N
 
 def test_a_vf_that_was_given_back_for_another_is_no_longer_the_first_ones_to_restore(node: Node, pod: Pod) -> None:
     add(node, pod, network(), container_id="old")
-    with node.host.entered(), open("/proc/thread-self/ns/net") as host:
-        pod.view.set("net1", net_ns_fd=host.fileno())
+    pod.view.move("net1", node.host)
     node.delete_pod(pod)
     second = node.pod("pod2")
     add(node, second, network(), container_id="new")
@@ -163,8 +142,7 @@ def test_a_function_that_a_record_of_a_newer_version_speaks_of_is_given_to_nobod
     node.cni("sriov", "ADD", network(), **how).succeeded()  # another VF
     node.cni("sriov", "DEL", network(), **how).succeeded()
     record.write_bytes(kept)
-    delete(node, pod, network(deviceID=address))
-    assert node.leftovers() == []
+    node.ended("sriov", network(deviceID=address), netns=pod)
 
 
 def test_gc_gives_back_what_the_runtime_no_longer_knows(node: Node, pod: Pod) -> None:
@@ -187,8 +165,7 @@ def test_alternative_names_that_others_have_are_no_hindrance_on_either_way(node:
     delete(node, pod, network())
     assert (node.leftovers(), as_it_was(node)) == ([], before)
     add(node, pod, network(), ifname="net2")
-    with pod.view.rtnl() as ipr:  # as udev in the pod may
-        ipr.link("property_add", index=ipr.link_lookup(ifname="net2")[0], altname="ens9")
+    pod.view.add_altname("net2", "ens9")  # as udev in the pod may
     delete(node, pod, network(), ifname="net2")
     assert (node.leftovers(), as_it_was(node)) == ([], before)
 
@@ -197,10 +174,8 @@ def test_alternative_names_that_others_have_are_no_hindrance_on_either_way(node:
 
 
 def keep(node: Node, name: str, text: str) -> None:
-    path = node.path(f"{CACHE}/{name}")
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    path.write_text(text)
-    os.chmod(path, 0o600)
+    node.write(f"{CACHE}/{name}", text).parent.chmod(0o700)
+    node.path(CACHE).chmod(0o700)
 
 
 def test_a_vf_that_gos_plugin_has_given_to_a_pod_is_in_use_for_as_long_as_that_lives(node: Node, pod: Pod) -> None:

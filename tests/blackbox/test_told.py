@@ -51,8 +51,7 @@ def test_a_key_that_is_a_slip_of_the_pen_is_told_in_the_log(node: Node, more: di
     reply = node.cni("macvlan", "ADD", config, netns=pod)
     reply.succeeded()
     assert told in reply.stderr and bool(told) == ("[warning]" in reply.stderr)
-    node.cni("macvlan", "DEL", config, netns=pod).succeeded()
-    assert node.leftovers() == []
+    node.ended("macvlan", config, netns=pod)
 
 
 def test_a_master_that_is_down_is_told_in_the_log(node: Node) -> None:

@@ -234,7 +234,7 @@ class Runtime:
         self.boot()
 
     def _power_off(self) -> None:
-        Node._end(self._processes)
+        Node.end(self._processes)
         self._processes.clear()
         for controller in _hierarchies() if self._group else ():
             _remove_group(_place(controller) / self._group)

@@ -150,9 +150,8 @@ class Host:
         return tuple(c.point for c in trace.parse(text) if trace.changes(c) and not trace.answers(c))
 
     def _command(self, verb: str, config: dict[str, Any]) -> Command:
-        environ = {"CNI_COMMAND": verb, "CNI_PATH": str(self.node.executables)}
-        if verb != "GC":
-            environ |= {"CNI_CONTAINERID": CONTAINER, "CNI_IFNAME": IFNAME, "CNI_NETNS": self.pod.path}
+        path = [self.node.executables]
+        environ = self.node.environ(verb, container_id=CONTAINER, ifname=IFNAME, netns=self.pod, path=path)
         return Command(self.node.executables / self.executable, environ, json.dumps(config).encode())
 
     # --- what others do ---
@@ -161,13 +160,8 @@ class Host:
         """The pod's namespace goes. The kernel gives a physical device back to the host, under the name that it has in
         the pod and without its addresses (net/core/dev.c, default_device_exit_net); with a virtual one, which it would
         destroy, that is done here."""
-        if self.plugin == HOST_DEVICE:
-            fd = os.open(self.node.host.path, os.O_RDONLY)
-            try:
-                for name in self.pod.view.names():
-                    self.pod.view.set(name, state="down", net_ns_fd=fd)
-            finally:
-                os.close(fd)
+        for name in self.pod.view.names() if self.plugin == HOST_DEVICE else ():
+            self.pod.view.move(name, self.node.host, state="down")
         self.node.delete_pod(self.pod)
 
     def _probe_anew(self) -> None:

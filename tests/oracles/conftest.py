@@ -2,35 +2,16 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
-import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from cni.shared.kernel.links import Rtnl
 from cni.shared.kernel.netns import open_namespace
+from tests.namespaces import new_net
 from tests.view import View
-
-_LIBC = ctypes.CDLL(None, use_errno=True)
-_CLONE_NEWNET = 0x40000000
-
-
-def _unshared() -> int:
-    """A descriptor of a new network namespace, which lives as long as it is open."""
-    made: list[int] = []
-
-    def leave() -> None:  # in a thread, so that ours stays where it is
-        if _LIBC.unshare(_CLONE_NEWNET) == 0:
-            made.append(os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC))
-
-    thread = threading.Thread(target=leave)
-    thread.start()
-    thread.join()
-    if not made:
-        pytest.skip("needs root for network namespaces: run the tests with sudo")
-    return made[0]
 
 
 @pytest.fixture
@@ -39,7 +20,10 @@ def namespaces() -> Iterator[Callable[[], View]]:
     made: list[int] = []
 
     def make() -> View:
-        made.append(_unshared())
+        if os.geteuid() != 0:
+            pytest.skip("needs root for network namespaces: run the tests with sudo")
+        with ThreadPoolExecutor(1) as leaving:  # so that this thread stays where it is
+            made.append(leaving.submit(new_net).result())
         return View(f"/proc/{os.getpid()}/fd/{made[-1]}")
 
     yield make
