@@ -114,6 +114,12 @@ def cycle(node: Node, pod: Pod, container: str = "c1", **keys: Any) -> None:
     node.cni("macvlan", "DEL", config, netns=pod, container_id=container).succeeded()
 
 
+def called_through(node: Node, *words: str, **more: str) -> subprocess.CompletedProcess[bytes]:
+    """STATUS of the IPAM plugin, which the program in `words` becomes."""
+    env = {"CNI_COMMAND": "STATUS", "CNI_PATH": "/", "PATH": os.environ["PATH"], **more}
+    return node.run([*words, node.executables / "whereabouts"], env=env, stdin=json.dumps(warm.NOTHING).encode())
+
+
 # --- what is served ---
 
 
@@ -155,7 +161,7 @@ os.execv(sys.argv[1], sys.argv[1:])
 def test_another_plugin_that_a_worker_runs_sees_what_it_would_see_of_a_process(node: Node, pod: Pod) -> None:
     """The working directory, the umask, the environment, stdin, stderr, descriptors and signals. But for LC_CTYPE, which
     Python sets where a process has no locale (PEP 538)."""
-    others(node, "outside", OUTSIDE)
+    node.script("/run/others/outside", OUTSIDE)
     config = network(ipam={"type": "outside", "text": "ä\u2028" * 3})
     seen, answers = {}, {}
     for how, env in (("warm", {}), ("cold", warm.COLD)):
@@ -218,9 +224,7 @@ def test_a_log_line_says_how_its_call_was_served_and_no_other_call_shows_it(node
 def test_what_one_call_has_learnt_no_other_knows(node: Node, pod: Pod) -> None:
     """The node's policy is read by each call."""
     cycle(node, pod)
-    policy = node.path("/etc/cni/net.d/whereabouts.d/railcni.json")
-    policy.parent.mkdir(parents=True)
-    policy.write_text('{"masters": ["ens9*"]}')
+    policy = node.allow(masters=["ens9*"])
     node.cni("macvlan", "ADD", network(), netns=pod).refused(7, "is not in masters")
     policy.unlink()
     cycle(node, pod)
@@ -235,23 +239,6 @@ def test_a_worker_ends_after_an_error_and_another_takes_its_place(node: Node, po
     assert until(lambda: are_ready(node, 1))
     cycle(node, pod)
     assert state_of(node).fault == ""
-
-
-def test_a_worker_keeps_no_descriptor_of_the_calls_that_it_has_served(node: Node, pod: Pod) -> None:
-    def open_files() -> int:
-        counts = [0]
-        for process in workers_of(node):
-            with contextlib.suppress(FileNotFoundError):  # the worker has ended meanwhile
-                counts.append(len(os.listdir(f"/proc/{process}/fd")))
-        return max(counts)
-
-    before = 0  # a busy machine may serve some of these calls cold
-    for number in range(10):
-        cycle(node, pod, f"c{number}")
-        before = max(before, open_files())
-    for number in range(10):
-        cycle(node, pod, f"c{number}")
-    assert until(lambda: open_files() <= before)
 
 
 @pytest.mark.long
@@ -361,8 +348,7 @@ def test_a_vf_is_refused_at_once_while_the_add_that_takes_it_is_at_work(node: No
         node.path("/run/others/waits").unlink()
         reply_of(call).succeeded()
     own = network(type="sriov", deviceID=PCI, ipam={"type": "waiting"})
-    node.cni("sriov", "DEL", own, netns=pod, path=paths(node)).succeeded()
-    assert node.leftovers(settle=2) == []
+    node.ended("sriov", own, netns=pod, path=paths(node), settle=2)
 
 
 def test_a_burst_makes_more_workers(node: Node) -> None:
@@ -416,31 +402,6 @@ def test_each_call_of_a_burst_on_a_slow_server_is_served_warm_or_cold(node: Node
         store.close()
 
 
-def test_workers_that_wait_for_a_server_that_never_answers_hold_up_no_other_call(node: Node, pod: Pod) -> None:
-    goes_on, met = threading.Event(), threading.Semaphore(0)
-
-    def never(request: Any, serve: Callable[[], Any]) -> Any:
-        met.release()
-        goes_on.wait(100)
-        return serve()
-
-    store, ipam = slow_store(node, never)
-    try:
-        have_workers(node, 2)
-        waiting = addresses_of(node, ipam, 2)
-        for call in waiting:
-            give(call)
-        assert met.acquire(timeout=100) and met.acquire(timeout=100)
-        cycle(node, pod)
-        goes_on.set()
-        for call in waiting:
-            reply_of(call).succeeded()
-        assert warm.cold(node).endswith("sss")
-    finally:
-        goes_on.set()
-        store.close()
-
-
 def test_workers_that_wait_for_anothers_plugin_hold_up_no_other_call(node: Node, pod: Pod) -> None:
     have_workers(node, 1)
     with in_the_middle(node, pod) as (call, _):
@@ -465,9 +426,7 @@ SEARCHED: list[dict[str, str]] = [{}, {"PATH": ""}, {"PATH": "/usr/bin"}, {"PATH
 
 def test_a_helper_is_looked_for_in_the_path_that_the_caller_has(node: Node) -> None:
     node.caller = {}
-    kubeconfig = node.path("/etc/cni/net.d/whereabouts.d/kubeconfig")
-    kubeconfig.parent.mkdir(parents=True, exist_ok=True)
-    kubeconfig.write_text(json.dumps(KUBECONFIG))
+    node.write("/etc/cni/net.d/whereabouts.d/kubeconfig", KUBECONFIG)
     ipam = {"type": "whereabouts", "range": "10.9.0.0/24", "datastore": "kubernetes"}
     config = network(ipam=ipam | {"kubernetes": {"kubeconfig": "/etc/cni/net.d/whereabouts.d/kubeconfig"}})
     before = state_of(node)
@@ -512,15 +471,6 @@ def test_the_calls_of_each_caller_are_served_warm_from_the_second_on(
 
 
 # --- whom a worker does not serve ---
-
-
-def test_a_caller_in_other_namespaces_is_served_by_none_of_these_workers(node: Node, pod: Pod) -> None:
-    before = warm.served(node)
-    for options in (["--mount"], ["--net"], ["--uts"], ["--uts", "--user", "--map-root-user"]):
-        argv = ["unshare", *options, node.executables / "whereabouts"]
-        done = node.run(argv, env={"CNI_COMMAND": "STATUS", "CNI_PATH": "/"}, stdin=json.dumps(warm.NOTHING).encode())
-        assert done.returncode == 0 or b"permission" in done.stderr.lower() + done.stdout.lower(), done
-    assert sum(w.calls for w in warm.found(node)) == before
 
 
 UNREAD = {  # variables of a caller that change no result of a worker which already runs
@@ -585,7 +535,7 @@ def test_the_libraries_of_a_caller_neither_end_a_cold_call_nor_are_lost_for_the_
     node: Node, pod: Pod
 ) -> None:
     """A file that is no library is a stand-in for one of another C library than Python's."""
-    others(node, "outside", OUTSIDE)
+    node.script("/run/others/outside", OUTSIDE)
     for library in ("libexpat.so.1", "libz.so.1"):  # of Python, and not of the shell
         node.path(f"/run/others/{library}").write_text("of another C library")
     library, config = "/run/others/libz.so.1", network(ipam={"type": "outside"})
@@ -611,26 +561,25 @@ def test_a_netns_that_leads_elsewhere_for_the_worker_is_entered_by_the_call_itse
     assert "net1" in pod.view.names()
     after = state_of(node)
     assert (after.calls, warm.cold(node)) == (before.calls, cold + "p")
-    node.cni("macvlan", "DEL", network(), netns=pod).succeeded()
-    assert node.leftovers() == []
+    node.ended("macvlan", network(), netns=pod)
 
 
-UNLIKE = {
-    "in a chroot": ("/usr/sbin/chroot", "/run/root"),
-    "with fewer capabilities": ("setpriv", "--bounding-set=-sys_boot"),
-}
+UNLIKE = (
+    ("unshare", "--mount"),
+    ("unshare", "--net"),
+    ("unshare", "--uts"),
+    ("unshare", "--uts", "--user", "--map-root-user"),
+    ("/usr/sbin/chroot", "/run/root"),
+)
 
 
-def test_a_caller_unlike_the_one_that_began_is_not_served(node: Node) -> None:
-    node.run(["mkdir", "/run/root"]).check_returncode()
-    node.run(["mount", "--rbind", "/", "/run/root"]).check_returncode()
-    for through in UNLIKE.values():
-        before, cold = state_of(node), warm.cold(node)
-        argv = [*through, node.executables / "whereabouts"]
-        done = node.run(argv, env={"CNI_COMMAND": "STATUS", "CNI_PATH": "/"}, stdin=json.dumps(warm.NOTHING).encode())
-        assert done.returncode == 0, done.stdout
-        after = state_of(node)
-        assert (after.calls, warm.cold(node)) == (before.calls, cold + "o"), through
+def test_a_caller_in_other_namespaces_or_with_another_root_is_served_by_none_of_these_workers(node: Node) -> None:
+    node.run(["sh", "-ec", "mkdir /run/root; mount --rbind / /run/root"]).check_returncode()
+    before = warm.served(node)
+    for words in UNLIKE:
+        done = called_through(node, *words)
+        assert done.returncode == 0 or b"permission" in done.stderr.lower() + done.stdout.lower(), done
+    assert warm.served(node) == before
 
 
 COLD_CALLS = {  # a caller's variables, what it goes through, and the letter that its cold calls have
@@ -650,9 +599,8 @@ def test_status_and_doctor_count_cold_calls_by_their_reasons(
     more, through, letter = cold_call
     before = warm.cold(node)
     argv = ["unshare", "--mount", *through] if letter == "k" else through
-    env = {"CNI_COMMAND": "STATUS", "CNI_PATH": "/", "PATH": os.environ["PATH"]} | more
     for _ in range(2):
-        done = node.run([*argv, node.executables / "whereabouts"], env=env, stdin=json.dumps(warm.NOTHING).encode())
+        done = called_through(node, *argv, **more)
         assert done.returncode == 0, done
     assert warm.cold(node) == before + 2 * letter
     counts = {command.REASONS["n"]: 1} | ({command.REASONS[letter]: 2} if letter else {})
@@ -724,13 +672,6 @@ def asked(node: Node, more: dict[str, str], files: int) -> bytes:
 # --- who ends, or stands still ---
 
 
-def others(node: Node, name: str, script: str) -> None:
-    path = node.path(f"/run/others/{name}")
-    path.parent.mkdir(exist_ok=True)
-    path.write_text(script)
-    path.chmod(0o755)
-
-
 def paths(node: Node) -> list[str | Path]:
     return [node.executables, "/run/others"]
 
@@ -743,7 +684,7 @@ def environment(node: Node, verb: str, pod: Pod) -> dict[str, str]:
 @contextlib.contextmanager
 def in_the_middle(node: Node, pod: Pod, plugin: str = "macvlan", **keys: Any) -> Iterator[tuple[Any, int]]:
     """An ADD that has made its link and waits: the call, and the process of the worker that serves it."""
-    others(node, "waiting", WAITING_IPAM)
+    node.script("/run/others/waiting", WAITING_IPAM)
     node.path("/run/others/waits").touch()
     config = network(type=plugin, ipam={"type": "waiting"}, **keys)
     call = node.start_cni(plugin, "ADD", config, netns=pod, path=paths(node))
@@ -771,8 +712,7 @@ def reply_of(call: Any) -> Reply:
 
 
 def detached(node: Node, pod: Pod) -> None:
-    node.cni("macvlan", "DEL", network(ipam={"type": "waiting"}), netns=pod, path=paths(node)).succeeded()
-    assert node.leftovers(settle=2) == []
+    node.ended("macvlan", network(ipam={"type": "waiting"}), netns=pod, path=paths(node), settle=2)
 
 
 @pytest.mark.parametrize("who", ["worker", "supervisor"])
@@ -898,8 +838,7 @@ def test_a_caller_with_few_descriptors_gets_the_answer_of_a_cold_call(node: Node
             argv = ["sh", "-c", f'ulimit -n {files}; exec "$0"', node.executables / "macvlan"]
             done = node.run(argv, env=environment(node, verb, pod) | more, stdin=json.dumps(network()).encode())
             replies.append((done.returncode, bool(done.stdout)))
-        node.cni("macvlan", "DEL", network(), netns=pod).succeeded()
-        assert node.leftovers(settle=2) == []
+        node.ended("macvlan", network(), netns=pod, settle=2)
     warm_ones, cold_ones = replies[:2], replies[2:]
     assert warm_ones == cold_ones or warm_ones == [(0, True), (0, False)]  # a worker has descriptors of its own
 
@@ -1092,6 +1031,10 @@ signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
 os.umask(0o31)
 os.chdir("/run")
 os.dup2(os.open("/run/odd", os.O_RDWR | os.O_CREAT), 7)
+open("/proc/self/oom_score_adj", "w").write("500")
+os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
+os.nice(7)
+os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
 os.execv(sys.argv[1], sys.argv[1:])
 """
 
@@ -1099,9 +1042,7 @@ os.execv(sys.argv[1], sys.argv[1:])
 def test_workers_have_nothing_of_the_call_that_has_left_them_behind(node: Node) -> None:
     """And its runtime, which reads stdout to the end, waits for none of them."""
     warm.end(node)
-    argv = [INTERPRETER, "-IS", "-c", ODD_CALLER, node.executables / "whereabouts"]
-    env = {"CNI_COMMAND": "STATUS", "CNI_PATH": "/", "X": "1"}
-    done = node.run(argv, env=env, stdin=json.dumps(warm.NOTHING).encode())
+    done = called_through(node, INTERPRETER, "-IS", "-c", ODD_CALLER, X="1")
     assert done.returncode == 0, done.stdout
     assert until(lambda: any(w.workers for w in warm.found(node)))
     supervisor = state_of(node).supervisor
@@ -1112,6 +1053,9 @@ def test_workers_have_nothing_of_the_call_that_has_left_them_behind(node: Node) 
     for process in warm.of_node(node):
         assert os.getsid(process) == supervisor
         assert os.readlink(f"/proc/{process}/cwd") == "/"
+        assert os.sched_getscheduler(process) == os.SCHED_OTHER and os.getpriority(os.PRIO_PROCESS, process) == 0
+        assert os.sched_getaffinity(process) == os.sched_getaffinity(1)
+        assert Path(f"/proc/{process}/oom_score_adj").read_text() == "0\n"
         assert Path(f"/proc/{process}/environ").read_bytes() == b""
         status = Path(f"/proc/{process}/status").read_text().splitlines()
         has = {line.partition(":")[0]: line.split()[-1] for line in status if ":" in line}
@@ -1119,28 +1063,6 @@ def test_workers_have_nothing_of_the_call_that_has_left_them_behind(node: Node) 
         files = {int(name): os.readlink(f"/proc/{process}/fd/{name}") for name in os.listdir(f"/proc/{process}/fd")}
         assert [files[number] for number in range(3)] == ["/dev/null"] * 3
         assert not {path for path in files.values() if path.startswith("/run/") and protocol.DIRECTORY not in path}
-
-
-BACKGROUND_CALLER = """
-import os, sys
-open("/proc/self/oom_score_adj", "w").write("500")
-os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
-os.nice(7)
-os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
-os.execv(sys.argv[1], sys.argv[1:])
-"""
-
-
-def test_workers_do_not_keep_the_priority_and_processors_of_the_call_that_began(node: Node) -> None:
-    warm.end(node)
-    argv = [INTERPRETER, "-IS", "-c", BACKGROUND_CALLER, node.executables / "whereabouts"]
-    env = {"CNI_COMMAND": "STATUS", "CNI_PATH": "/"}
-    assert node.run(argv, env=env, stdin=json.dumps(warm.NOTHING).encode()).returncode == 0
-    assert until(lambda: any(w.workers for w in warm.found(node)))
-    for process in warm.of_node(node):
-        has = (os.sched_getscheduler(process), os.getpriority(os.PRIO_PROCESS, process), os.sched_getaffinity(process))
-        assert has == (os.SCHED_OTHER, 0, os.sched_getaffinity(1))
-        assert Path(f"/proc/{process}/oom_score_adj").read_text() == "0\n"
 
 
 # A filter of system calls that refuses setns, by which a plugin enters a pod (linux/filter.h, linux/seccomp.h).
@@ -1164,9 +1086,7 @@ LIMITED = {
 def test_a_caller_with_tight_limits_leaves_no_workers_behind(node: Node, pod: Pod, limits: list[str]) -> None:
     """They would serve others, who have none of these."""
     warm.end(node)
-    argv = [*limits, node.executables / "whereabouts"]
-    env = {"CNI_COMMAND": "STATUS", "CNI_PATH": "/"}
-    done = node.run(argv, env=env, stdin=json.dumps(warm.NOTHING).encode())
+    done = called_through(node, *limits)
     assert done.returncode == 0, done
     assert until(lambda: warm.processes(node.mounts, beginning=True) == [])
     assert warm.sockets(node) == []
@@ -1195,8 +1115,7 @@ def test_workers_that_must_end_finish_what_they_serve(node: Node, pod: Pod) -> N
         stopping.start()
         assert until(lambda: warm.sockets(node) == [])
         assert worker in warm.of_node(node)
-        cycle_other = node.cni("whereabouts", "STATUS", warm.NOTHING)
-        cycle_other.succeeded()
+        node.cni("whereabouts", "STATUS", warm.NOTHING).succeeded()
         node.path("/run/others/waits").unlink()
         assert reply_of(call).succeeded()["ips"][0]["address"] == "10.9.0.7/24"
         stopping.join(30)
@@ -1205,9 +1124,7 @@ def test_workers_that_must_end_finish_what_they_serve(node: Node, pod: Pod) -> N
 
 @pytest.mark.parametrize("off", quick([{"workers": 0}, {"idleSeconds": 0}], {"workers": 0}))
 def test_the_administrator_switches_them_off(node: Node, pod: Pod, off: dict[str, int]) -> None:
-    policy = node.path("/etc/cni/net.d/whereabouts.d/railcni.json")
-    policy.parent.mkdir(parents=True)
-    policy.write_text(json.dumps({"warm": off}))
+    node.allow(warm=off)
     assert until(lambda: warm.of_node(node) == [])
     cycle(node, pod)
     cycle(node, pod)
@@ -1231,9 +1148,7 @@ def test_a_policy_that_a_link_leads_to_is_heeded_when_the_link_turns(node: Node,
 
 
 def test_workers_end_when_no_call_comes(node: Node, pod: Pod) -> None:
-    policy = node.path("/etc/cni/net.d/whereabouts.d/railcni.json")
-    policy.parent.mkdir(parents=True)
-    policy.write_text('{"warm": {"idleSeconds": 2}}')
+    node.allow(warm={"idleSeconds": 2})
     assert until(lambda: warm.of_node(node) == [])
     node.cni("whereabouts", "STATUS", warm.NOTHING).succeeded()
     assert until(lambda: any(w.workers for w in warm.found(node)))
@@ -1257,7 +1172,7 @@ class Container:
         env = {"CNI_COMMAND": "STATUS", "CNI_PATH": "/"}
         argv = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc", INTERPRETER, "-IS", "-c", FIRST_PROCESS]
         self._outer = node.start(argv, env=env)
-        self._call = " ".join(map(str, [node.executables / "whereabouts"]))
+        self._call = str(node.executables / "whereabouts")
 
     def call(self, *before: str) -> None:
         """Have process 1 make a call that succeeds, behind the words `before`."""
@@ -1297,9 +1212,7 @@ def container(node: Node) -> Iterator[Container]:
 def test_where_the_first_process_waits_for_nobody_idle_workers_leave_no_zombie(
     node: Node, container: Container
 ) -> None:
-    policy = node.path("/etc/cni/net.d/whereabouts.d/railcni.json")
-    policy.parent.mkdir(parents=True)
-    policy.write_text('{"warm": {"idleSeconds": 2}}')
+    node.allow(warm={"idleSeconds": 2})
     container.call()
     (supervisor,) = container.inherited()
     for _ in range(2):
@@ -1474,43 +1387,6 @@ def test_stop_waits_for_the_end_of_those_that_there_were(successor: str) -> None
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(supervisor.pid, signal.SIGKILL)
                 reaper.join()
-
-
-@pytest.mark.long
-def test_kills_at_random_in_a_storm_leave_nothing(node: Node) -> None:
-    """Workers and supervisors are killed while eight callers attach and detach."""
-    pods = [node.pod(f"p{number}") for number in range(8)]
-    ended = threading.Event()
-    faults: list[str] = []
-
-    def caller(p: Pod) -> None:
-        for number in range(12):
-            try:
-                cycle(node, p, f"{p.name}-{number}")
-            except AssertionError as fault:
-                faults.append(str(fault))
-
-    def killer() -> None:
-        turn = 0
-        while not ended.wait(0.05):
-            processes = warm.of_node(node)
-            turn += 1
-            if processes:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(processes[turn % len(processes)], signal.SIGKILL)
-
-    threads = [threading.Thread(target=caller, args=(p,)) for p in pods]
-    killing = threading.Thread(target=killer)
-    killing.start()
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    ended.set()
-    killing.join()
-    assert faults == []
-    assert node.leftovers(settle=2) == []
-    assert node.leases(STATE) == []
 
 
 # --- killed at a system call ---
