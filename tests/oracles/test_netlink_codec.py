@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 from sys import byteorder
 from typing import Any
 
@@ -121,62 +122,50 @@ def test_names_that_are_not_utf8_survive(octets: bytes) -> None:
 # links
 
 
-@given(
-    name=names,
-    lower=numbers,
-    mode=st.sampled_from(sorted(MACVLAN_MODES)),
-    mtu=st.integers(0, 65535),
-    mac=st.one_of(st.just(""), macs),
-    bcqueuelen=st.integers(0, 2**32 - 1),
-    fd=st.integers(-1, 1000),
-)
-def test_a_macvlan_is_asked_for_with_what_was_given(
-    name: str, lower: int, mode: str, mtu: int, mac: str, bcqueuelen: int, fd: int
-) -> None:
+maybe_mac, mtus, fds = st.one_of(st.just(""), macs), st.integers(0, 65535), st.integers(-1, 1000)
+u32 = st.integers(0, 2**32 - 1)
+modes = st.sampled_from(sorted(MACVLAN_MODES))
+
+
+@given(name=names, lower=numbers, mode=modes, mtu=mtus, mac=maybe_mac, bcqueuelen=u32, fd=fds)
+def test_a_macvlan_is_asked_for_with_what_was_given(**has: Any) -> None:
     recorder = Recorder()
-    recorder.add_macvlan(name, lower, mode, mtu, mac, bcqueuelen, fd)
+    recorder.add_macvlan(*has.values())
     message = recorder.one(ifinfmsg, RTM["NEWLINK"], CREATE_NEW)
     assert message["index"] == 0
-    assert message.get("ifname") == name
-    assert message.get("link") == lower
-    assert message.get("mtu") == (mtu or None)
-    assert message.get("address") == (mac or None)
-    assert message.get("net_ns_fd") == (fd if fd >= 0 else None)
+    shown = {key: message.get(key) for key in ("ifname", "link", "mtu", "address", "net_ns_fd")}
+    wanted = {"ifname": has["name"], "link": has["lower"], "mtu": has["mtu"] or None, "address": has["mac"] or None}
+    assert shown == wanted | {"net_ns_fd": has["fd"] if has["fd"] >= 0 else None}
     info = message.get("linkinfo")
     assert info.get("kind") == "macvlan"
-    assert info.get("data").get("macvlan_mode") == mode
+    assert info.get("data").get("macvlan_mode") == has["mode"]
     # pyroute2 does not know IFLA_MACVLAN_BC_QUEUE_LEN, which is 7 in if_link.h; it shows the number and the bytes
-    unknown = [a for a in info.get("data")["attrs"] if a[0] != "IFLA_MACVLAN_MODE"]
-    expected = bcqueuelen.to_bytes(4, byteorder).hex(":")
-    assert [(a[0], a[1]) for a in unknown] == (
-        [("UNKNOWN", {"header": {"length": 8, "type": 7}})] if bcqueuelen else []
-    )
-    assert not bcqueuelen or bytes.fromhex(expected.replace(":", "")) in recorder.sent[0][1]
+    unknown = [(a[0], a[1]) for a in info.get("data")["attrs"] if a[0] != "IFLA_MACVLAN_MODE"]
+    assert unknown == ([("UNKNOWN", {"header": {"length": 8, "type": 7}})] if has["bcqueuelen"] else [])
+    assert not has["bcqueuelen"] or has["bcqueuelen"].to_bytes(4, byteorder) in recorder.sent[0][1]
 
 
 @given(
     index=numbers,
     name=st.one_of(st.just(""), names),
-    mtu=st.integers(0, 65535),
-    mac=st.one_of(st.just(""), macs),
+    mtu=mtus,
+    mac=maybe_mac,
     alias=st.one_of(st.none(), st.text("ab c", max_size=20)),
     up=st.one_of(st.none(), st.booleans()),
-    fd=st.integers(-1, 1000),
+    fd=fds,
 )
-def test_a_change_says_what_was_given_and_no_more(
-    index: int, name: str, mtu: int, mac: str, alias: str | None, up: bool | None, fd: int
-) -> None:
+def test_a_change_says_what_was_given_and_no_more(**has: Any) -> None:
     recorder = Recorder()
-    recorder.change_link(index, name, mtu, mac, alias, up, fd)
+    recorder.change_link(*has.values())
     message = recorder.one(ifinfmsg, RTM["NEWLINK"], 0)
-    assert message["index"] == index
-    assert (message["change"], message["flags"]) == (0 if up is None else 1, 1 if up else 0)
+    assert message["index"] == has["index"]
+    assert (message["change"], message["flags"]) == (has["up"] is not None, bool(has["up"]))
     expected = {
-        "IFLA_IFNAME": name or None,
-        "IFLA_MTU": mtu or None,
-        "IFLA_ADDRESS": mac or None,
-        "IFLA_IFALIAS": alias,
-        "IFLA_NET_NS_FD": fd if fd >= 0 else None,
+        "IFLA_IFNAME": has["name"] or None,
+        "IFLA_MTU": has["mtu"] or None,
+        "IFLA_ADDRESS": has["mac"] or None,
+        "IFLA_IFALIAS": has["alias"],
+        "IFLA_NET_NS_FD": has["fd"] if has["fd"] >= 0 else None,
     }
     assert {a[0]: a[1] for a in message["attrs"]} == {k: v for k, v in expected.items() if v is not None}
 
@@ -207,7 +196,7 @@ def test_a_namespace_is_asked_for_by_its_descriptor() -> None:
     index=numbers,
     name=names,
     mac=macs,
-    permanent=st.one_of(st.just(""), macs),
+    permanent=maybe_mac,
     mtu=numbers,
     bounds=st.tuples(numbers, numbers),
     flags=st.integers(0, 2**31 - 1),
@@ -218,50 +207,35 @@ def test_a_namespace_is_asked_for_by_its_descriptor() -> None:
     alias=st.text("ab c", max_size=20),
     parent=st.one_of(st.none(), st.tuples(st.just("pci"), st.just("0000:3b:00.0"))),
 )
-def test_a_link_is_read_as_pyroute2_wrote_it(
-    index: int,
-    name: str,
-    mac: str,
-    permanent: str,
-    mtu: int,
-    bounds: tuple[int, int],
-    flags: int,
-    master: int,
-    lower: int,
-    netnsid: int | None,
-    altnames: list[str],
-    alias: str,
-    parent: tuple[str, str] | None,
-) -> None:
-    attrs: list[Any] = [
-        ("IFLA_IFNAME", name),
-        ("IFLA_ADDRESS", mac),
-        ("IFLA_MTU", mtu),
-        ("IFLA_MIN_MTU", bounds[0]),
-        ("IFLA_MAX_MTU", bounds[1]),
+def test_a_link_is_read_as_pyroute2_wrote_it(**has: Any) -> None:
+    octets = bytes.fromhex(has["permanent"].replace(":", ""))
+    parent = has["parent"] or ("", "")
+    attributes: list[tuple[str, Any]] = [
+        ("IFLA_IFNAME", has["name"]),
+        ("IFLA_ADDRESS", has["mac"]),
+        ("IFLA_MTU", has["mtu"]),
+        ("IFLA_MIN_MTU", has["bounds"][0]),
+        ("IFLA_MAX_MTU", has["bounds"][1]),
+        ("IFLA_PERM_ADDRESS", octets),
+        ("IFLA_MASTER", has["master"]),
+        ("IFLA_LINK", has["lower"]),
+        ("IFLA_IFALIAS", has["alias"]),
+        ("IFLA_PARENT_DEV_BUS_NAME", parent[0]),
+        ("IFLA_PARENT_DEV_NAME", parent[1]),
     ]
-    if permanent:
-        attrs.append(("IFLA_PERM_ADDRESS", bytes.fromhex(permanent.replace(":", ""))))
-    if master:
-        attrs.append(("IFLA_MASTER", master))
-    if lower:
-        attrs.append(("IFLA_LINK", lower))
-    if netnsid is not None:
-        attrs.append(("IFLA_LINK_NETNSID", netnsid))
-    if alias:
-        attrs.append(("IFLA_IFALIAS", alias))
-    if altnames:
-        attrs.append(("IFLA_PROP_LIST", {"attrs": [("IFLA_ALT_IFNAME", n) for n in altnames]}))
-    if parent:
-        attrs += [("IFLA_PARENT_DEV_BUS_NAME", parent[0]), ("IFLA_PARENT_DEV_NAME", parent[1])]
-    link = Link(encoded(ifinfmsg(), index=index, flags=flags, ifi_type=1, attrs=attrs))
-    assert (link.index, link.name, link.arphrd) == (index, name, 1)
-    assert (link.mac, link.permanent_mac) == (mac, permanent)
-    assert (link.mtu, link.min_mtu, link.max_mtu) == (mtu, *bounds)
-    assert (link.up, link.carrier) == (bool(flags & 1), bool(flags & 0x10000))
-    assert (link.master_index, link.lower_index, link.lower_netnsid) == (master, lower, netnsid)
-    assert (link.altnames, link.alias) == (altnames, alias)
-    assert (link.parent_bus, link.parent_device) == (parent or ("", ""))
+    attrs = [attribute for attribute in attributes if attribute[1]]
+    if has["netnsid"] is not None:
+        attrs.append(("IFLA_LINK_NETNSID", has["netnsid"]))
+    if has["altnames"]:
+        attrs.append(("IFLA_PROP_LIST", {"attrs": [("IFLA_ALT_IFNAME", n) for n in has["altnames"]]}))
+    link = Link(encoded(ifinfmsg(), index=has["index"], flags=has["flags"], ifi_type=1, attrs=attrs))
+    assert (link.index, link.name, link.arphrd) == (has["index"], has["name"], 1)
+    assert (link.mac, link.permanent_mac) == (has["mac"], has["permanent"])
+    assert (link.mtu, link.min_mtu, link.max_mtu) == (has["mtu"], *has["bounds"])
+    assert (link.up, link.carrier) == (bool(has["flags"] & 1), bool(has["flags"] & 0x10000))
+    assert (link.master_index, link.lower_index, link.lower_netnsid) == (has["master"], has["lower"], has["netnsid"])
+    assert (link.altnames, link.alias) == (has["altnames"], has["alias"])
+    assert (link.parent_bus, link.parent_device) == parent
     assert (link.kind, link.macvlan_mode, link.bcqueuelen) == ("", "", 0)
 
 
@@ -275,14 +249,8 @@ def test_the_mode_of_a_macvlan_is_read_as_pyroute2_wrote_it(mode: str) -> None:
 
 def test_a_link_without_any_attribute_is_read() -> None:
     link = Link(encoded(ifinfmsg(), index=5))
-    assert [getattr(link, slot) for slot in ("index", "name", "mac", "mtu", "altnames", "lower_netnsid")] == [
-        5,
-        "",
-        "",
-        0,
-        [],
-        None,
-    ]
+    assert (link.index, link.name, link.mac, link.mtu) == (5, "", "", 0)
+    assert (link.altnames, link.lower_netnsid) == ([], None)
 
 
 # addresses
@@ -295,7 +263,7 @@ def test_a_link_without_any_attribute_is_read() -> None:
     broadcast=st.booleans(),
     nodad=st.booleans(),
     scope=st.sampled_from([0, 253]),
-    metric=st.integers(0, 2**32 - 1),
+    metric=u32,
 )
 def test_an_address_is_added_with_what_was_given(
     index: int, ip: str, length: int, broadcast: bool, nodad: bool, scope: int, metric: int
@@ -303,22 +271,15 @@ def test_an_address_is_added_with_what_was_given(
     recorder = Recorder()
     addresses.add(recorder, index, f"{ip}/{length}", broadcast, nodad, scope=scope, label="net1", metric=metric)
     message = recorder.one(ifaddrmsg, RTM["NEWADDR"], CREATE_NEW)
-    assert (message["family"], message["prefixlen"], message["index"], message["scope"]) == (
-        10 if ":" in ip else 2,
-        length,
-        index,
-        scope,
-    )
+    assert (message["family"], message["prefixlen"]) == (10 if ":" in ip else 2, length)
+    assert (message["index"], message["scope"]) == (index, scope)
     assert (message.get("local"), message.get("address")) == (ip, None)  # an ordinary address is its own peer
     assert message.get("label") == "net1"
     assert message.get_attr("IFA_FLAGS") == (2 if nodad and ":" in ip else None)
     assert message.get("IFA_RT_PRIORITY") == (metric or None)
-    if broadcast and ":" not in ip and length < 31:
-        import ipaddress
-
-        assert message.get("broadcast") == str(ipaddress.ip_interface(f"{ip}/{length}").network.broadcast_address)
-    else:
-        assert message.get("broadcast") is None
+    has_broadcast = broadcast and ":" not in ip and length < 31
+    network = ipaddress.ip_interface(f"{ip}/{length}").network
+    assert message.get("broadcast") == (str(network.broadcast_address) if has_broadcast else None)
 
 
 @given(
@@ -327,7 +288,7 @@ def test_an_address_is_added_with_what_was_given(
     length=st.integers(0, 32),
     flags=st.integers(0, 0xFFF),
     scope=st.sampled_from([0, 253, 254]),
-    metric=st.integers(0, 2**32 - 1),
+    metric=u32,
 )
 def test_an_address_is_read_as_pyroute2_wrote_it(
     index: int, ip: str, length: int, flags: int, scope: int, metric: int
@@ -340,17 +301,14 @@ def test_an_address_is_read_as_pyroute2_wrote_it(
         "prefixlen": length,
         "index": index,
         "scope": scope,
-        "flags": flags & 0xFF,
+        "flags": flags & 255,
     }
     address = addresses.Address(encoded(ifaddrmsg(), attrs=attrs, **fields))
     assert (address.text, address.peer, address.index) == (f"{ip}/{length}", "", index)
     assert (address.flags, address.scope, address.metric) == (flags, scope, metric)
     assert (address.label, address.broadcast) == (("", "") if ":" in ip else ("net1:0", "192.0.2.255"))
-    assert (address.permanent, address.tentative, address.duplicate) == (
-        bool(flags & 0x80),
-        bool(flags & 0x40),
-        bool(flags & 0x08),
-    )
+    states = (address.permanent, address.tentative, address.duplicate)
+    assert states == tuple(bool(flags & bit) for bit in (0x80, 0x40, 0x08))
 
 
 def test_a_point_to_point_address_has_its_own_and_its_peer() -> None:
@@ -380,39 +338,24 @@ def test_what_is_no_address_is_refused_by_name(text: str) -> None:
     advmss=st.one_of(st.none(), st.integers(1, 65535)),
     onlink=st.booleans(),
 )
-def test_a_route_is_added_with_what_was_given(
-    index: int,
-    dst: str,
-    length: int,
-    gw: str,
-    priority: int | None,
-    table: int | None,
-    scope: int | None,
-    mtu: int | None,
-    advmss: int | None,
-    onlink: bool,
-) -> None:
-    recorder = Recorder()
-    routes.add(recorder, index, f"{dst}/{length}", gw, priority, table, scope, mtu, advmss, onlink)
+def test_a_route_is_added_with_what_was_given(**has: Any) -> None:
+    recorder, dst, gw = Recorder(), has["dst"], has["gw"]
+    more = [has[key] for key in ("priority", "table", "scope", "mtu", "advmss", "onlink")]
+    routes.add(recorder, has["index"], f"{dst}/{has['length']}", gw, *more)
     message = recorder.one(rtmsg, RTM["NEWROUTE"], netlink.CREATE)
-    assert (message["family"], message["dst_len"], message["type"], message["proto"]) == (
-        10 if ":" in dst else 2,
-        length,
-        1,
-        3,
-    )
-    assert message["scope"] == (scope if scope is not None else 0 if gw else 253)
-    assert message["flags"] == (4 if onlink else 0)
-    assert (message.get("dst"), message.get("oif"), message.get("table")) == (dst, index, table or 254)
-    assert message.get("priority") == priority
+    assert (message["family"], message["dst_len"]) == (10 if ":" in dst else 2, has["length"])
+    assert (message["type"], message["proto"], message["flags"]) == (1, 3, 4 if has["onlink"] else 0)
+    assert message["scope"] == (has["scope"] if has["scope"] is not None else 0 if gw else 253)
+    assert (message.get("dst"), message.get("oif")) == (dst, has["index"])
+    assert (message.get("table"), message.get("priority")) == (has["table"] or 254, has["priority"])
     if gw and (":" in gw) == (":" in dst):
         assert (message.get("gateway"), message.get("via")) == (gw, None)
     else:
         assert message.get("gateway") is None
         assert message.get("via") == ({"family": 10 if ":" in gw else 2, "addr": gw} if gw else None)
     metrics = message.get("metrics")
-    assert (metrics.get("mtu"), metrics.get("advmss")) == (mtu, advmss) if metrics is not None else (None, None)
-    assert (metrics is None) == (mtu is None and advmss is None)
+    shown = {key: metrics.get(key) for key in ("mtu", "advmss")} if metrics is not None else None
+    assert shown == ({key: has[key] for key in ("mtu", "advmss")} if has["mtu"] or has["advmss"] else None)
 
 
 hops = st.fixed_dictionaries({"oif": st.integers(1, 1000), "flags": st.sampled_from([0, 4]), "gateway": st.booleans()})
@@ -422,64 +365,38 @@ hops = st.fixed_dictionaries({"oif": st.integers(1, 1000), "flags": st.sampled_f
     version=st.sampled_from([4, 6]),
     data=st.data(),
     length=st.integers(1, 32),
-    priority=st.integers(0, 2**32 - 1),
+    priority=u32,
     table=st.integers(256, 2**32 - 1),
     scope=st.sampled_from([0, 253]),
     mtu=st.integers(0, 65535),
     several=st.lists(hops, min_size=1, max_size=4),
 )
-def test_a_route_is_read_as_pyroute2_wrote_it(
-    version: int,
-    data: st.DataObject,
-    length: int,
-    priority: int,
-    table: int,
-    scope: int,
-    mtu: int,
-    several: list[dict[str, Any]],
-) -> None:
-    ip = ipv4 if version == 4 else ipv6
-    dst, gw, source = data.draw(ip), data.draw(ip), data.draw(ip)
-    attrs: list[Any] = [("RTA_DST", dst), ("RTA_TABLE", table), ("RTA_PRIORITY", priority), ("RTA_PREFSRC", source)]
-    if mtu:
-        attrs.append(("RTA_METRICS", {"attrs": [("RTAX_MTU", mtu), ("RTAX_ADVMSS", mtu)]}))
-    flags = 0
+def test_a_route_is_read_as_pyroute2_wrote_it(**has: Any) -> None:
+    several, ip = has["several"], ipv4 if has["version"] == 4 else ipv6
+    dst, gw, source = (has["data"].draw(ip) for _ in range(3))
+    attrs: list[Any] = [("RTA_DST", dst), ("RTA_TABLE", has["table"]), ("RTA_PRIORITY", has["priority"])]
+    attrs.append(("RTA_PREFSRC", source))
+    if has["mtu"]:
+        attrs.append(("RTA_METRICS", {"attrs": [("RTAX_MTU", has["mtu"]), ("RTAX_ADVMSS", has["mtu"])]}))
+    flags, gateways = 0, [[("RTA_GATEWAY", gw)] if h["gateway"] else [] for h in several]
     if len(several) == 1:
-        attrs.append(("RTA_OIF", several[0]["oif"]))
         flags = several[0]["flags"]
-        if several[0]["gateway"]:
-            attrs.append(("RTA_GATEWAY", gw))
+        attrs += [("RTA_OIF", several[0]["oif"]), *gateways[0]]
     else:
-        attrs.append(
-            (
-                "RTA_MULTIPATH",
-                [
-                    {
-                        "oif": h["oif"],
-                        "flags": h["flags"],
-                        "hops": 0,
-                        "attrs": [("RTA_GATEWAY", gw)] if h["gateway"] else [],
-                    }
-                    for h in several
-                ],
-            )
-        )
-    fields = {
-        "family": 2 if version == 4 else 10,
-        "dst_len": length,
-        "table": 252,
-        "proto": 4,
-        "scope": scope,
-        "type": 1,
-    }
-    body = encoded(rtmsg(), flags=flags, attrs=attrs, **fields)
+        legs = [
+            {"oif": h["oif"], "flags": h["flags"], "hops": 0, "attrs": gateway}
+            for h, gateway in zip(several, gateways, strict=True)
+        ]
+        attrs.append(("RTA_MULTIPATH", legs))
+    fields = {"dst_len": has["length"], "table": 252, "proto": 4, "scope": has["scope"], "type": 1}
+    body = encoded(rtmsg(), family=2 if has["version"] == 4 else 10, flags=flags, attrs=attrs, **fields)
     found = list(routes.unpack(body))
-    assert [(r.index, r.onlink, r.gw) for r in found] == [
-        (h["oif"], h["flags"] == 4, gw if h["gateway"] else "") for h in several
-    ]
+    expected = [(h["oif"], h["flags"] == 4, gw if h["gateway"] else "") for h in several]
+    assert [(r.index, r.onlink, r.gw) for r in found] == expected
     for r in found:
-        assert (r.dst, r.table, r.priority, r.source) == (f"{dst}/{length}", table, priority, source)
-        assert (r.mtu, r.advmss, r.scope, r.protocol, r.kind) == (mtu, mtu, scope, 4, 1)
+        assert (r.dst, r.source) == (f"{dst}/{has['length']}", source)
+        assert (r.table, r.priority, r.mtu, r.advmss) == (has["table"], has["priority"], has["mtu"], has["mtu"])
+        assert (r.scope, r.protocol, r.kind) == (has["scope"], 4, 1)
 
 
 @pytest.mark.parametrize(("family", "dst"), [(2, "0.0.0.0/0"), (10, "::/0")])
