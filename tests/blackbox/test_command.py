@@ -1,8 +1,4 @@
-"""railcni attach, detach, check, gc, status: what plugins get from it, and what a person gets from it.
-
-The protocol is tested with an executable that records each call and answers as it is told; effects are tested with
-real plugins: Go's macvlan, host-local and tuning.
-"""
+"""railcni attach, detach, check, gc, status: what plugins get from it, and what a person gets from it."""
 
 from __future__ import annotations
 
@@ -225,7 +221,7 @@ def test_check_passes_the_cached_result_in_the_networks_version(recorded: Record
     assert recorded.order == ["a CHECK", "b CHECK"]
     older = {**newer, "cniVersion": "0.4.0", "ips": [{**newer["ips"][0], "version": "4"}], "dns": {}}
     assert recorded.calls[0]["config"]["prevResult"] == older
-    recorded.plan({"a CHECK": {"answer": {"code": 100, "msg": "differs"}, "exit": 1}})
+    recorded.plan({"a CHECK": {"answer": {"code": 100, "msg": "differs"}, "exit": 1}})  # what the plugin finds is told
     assert "a CHECK failed with code 100: differs" in failed(recorded.run("check"))
     assert recorded.order == ["a CHECK"]
 
@@ -328,8 +324,7 @@ def test_the_newest_version_that_all_plugins_speak_is_used(recorded: Recorded) -
     ok(recorded.run("detach"))
     assert {c["config"]["cniVersion"] for c in recorded.calls} == {"1.0.0"}
     recorded.plan({"b VERSION": {"answer": {"code": 4, "msg": "unknown CNI_COMMAND: VERSION"}, "exit": 1}})
-    told = failed(recorded.run("attach"))
-    assert "network rec needs cniVersion 0.4.0 or 1.0.0 or 1.1.0: b speaks 0.1.0" in told
+    assert "network rec needs cniVersion 0.4.0 or 1.0.0 or 1.1.0: b speaks 0.1.0" in failed(recorded.run("attach"))
     assert recorded.order == []
 
 
@@ -481,8 +476,7 @@ def test_a_plugin_that_is_missing_or_breaks_the_protocol_is_named(recorded: Reco
     recorded.plan({"a ADD": {"answer": "no JSON"}})
     assert "a ADD answered something that is not JSON: 'no JSON'" in failed(recorded.run("attach"))
     recorded.plan({"a ADD": {"answer": "", "exit": 3, "stderr": "why\n"}})
-    told = failed(recorded.run("attach"))
-    assert "a ADD ended with exit code 3 and without an error message\n  why\n" in told
+    assert "a ADD ended with exit code 3 and without an error message\n  why\n" in failed(recorded.run("attach"))
     recorded.plan({"a ADD": {"answer": ""}})
     assert "a ADD answered no result, but null" in failed(recorded.run("attach"))
     recorded.plan({"a ADD": {"answer": {"cniVersion": "1.0.0", "ips": [{}]}}})
@@ -496,18 +490,13 @@ def test_a_plugin_that_is_missing_or_breaks_the_protocol_is_named(recorded: Reco
     assert "c cannot be run: No such file or directory (its interpreter: /nonexistent)" in told
 
 
-def test_what_plugins_say_on_stderr_is_passed_on(recorded: Recorded) -> None:
-    recorded.plan({"a ADD": {"stderr": "a hint\n"}})
-    done = recorded.run("attach")
+def test_what_plugins_say_on_stderr_is_passed_on_and_a_result_without_a_version_is_of_the_one_asked(
+    recorded: Recorded,
+) -> None:
+    recorded.plan({"a ADD": {"stderr": "a hint\n"}, "c ADD": {"answer": {"interfaces": [{"name": "c"}]}}})
+    done = recorded.run("attach", "-o", "json")
     assert (done.returncode, done.stderr) == (0, "a hint\n")
-
-
-def test_a_result_without_a_version_is_of_the_version_asked(recorded: Recorded) -> None:
-    recorded.plan({"c ADD": {"answer": {"interfaces": [{"name": "c"}]}}})
-    assert json.loads(ok(recorded.run("attach", "-o", "json"))) == {
-        "cniVersion": "1.0.0",
-        "interfaces": [{"name": "c"}],
-    }
+    assert json.loads(done.stdout) == {"cniVersion": "1.0.0", "interfaces": [{"name": "c"}]}
 
 
 @pytest.mark.parametrize(
@@ -586,25 +575,6 @@ def test_attach_makes_what_the_plugins_make_and_detach_leaves_nothing(hand: Hand
 
 
 @GO
-def test_check_tells_what_the_plugin_finds_changed(hand: Hand) -> None:
-    pod = hand.node.pod()
-    ok(hand("attach", "go", pod))
-    pod.view.delete_address("eth0", "10.9.0.2/24")
-    assert "railcni: macvlan CHECK failed with code" in failed(hand("check", "go", pod))
-
-
-@GO
-def test_a_chain_that_fails_half_way_leaves_nothing(hand: Hand) -> None:
-    pod = hand.node.pod()
-    tuning = {"type": "tuning", "sysctl": {"net.ipv4.conf.IFNAME.no_such_key": "1"}}
-    hand.write({"cniVersion": "1.0.0", "name": "go", "plugins": [MACVLAN, tuning]})
-    told = failed(hand("attach", "go", pod))
-    assert told.startswith("railcni: tuning ADD failed with code")
-    assert "no_such_key" in told
-    assert hand.node.leftovers() == []
-
-
-@GO
 def test_a_failed_attach_does_not_remove_what_was_there_before(hand: Hand) -> None:
     pod = hand.node.pod()
     ok(hand("attach", "go", pod, "--container-id", "first"))
@@ -641,14 +611,6 @@ def test_a_nad_is_attached_as_net1(hand: Hand) -> None:
     ok(hand("attach", "/run/net.d/nad.yaml", pod))
     assert pod.view.names() == ["net1"]
     ok(hand("detach", "/run/net.d/nad.yaml", pod))
-    assert hand.node.leftovers() == []
-
-
-@GO
-def test_a_namespace_that_is_missing_is_the_plugins_error_and_leaves_nothing(hand: Hand) -> None:
-    told = failed(hand("attach", "go", "nowhere"))
-    assert "macvlan ADD failed" in told
-    assert "/run/netns/nowhere" in told
     assert hand.node.leftovers() == []
 
 

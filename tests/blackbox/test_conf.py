@@ -38,11 +38,8 @@ class Site:
 
     def install(self, name: str) -> None:
         """Make conf/whereabouts.d/`name` the flat file of this node, in an /etc of its own."""
-        self.node.run(["cp", "-a", "/etc", "/run/etc"]).check_returncode()
-        self.node.run(["mount", "--bind", "/run/etc", "/etc"]).check_returncode()
-        file = self.node.path(FLAT_FILE)
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_bytes((CONF / "whereabouts.d" / name).read_bytes())
+        self.node.own_etc()
+        self.node.write(FLAT_FILE, (CONF / "whereabouts.d" / name).read_text())
 
     def run(self, verb: str, network: str, *more: str) -> subprocess.CompletedProcess[bytes]:
         env = {"CNI_PATH": f"{self.node.executables}:{GO_PLUGINS}", "NETCONFPATH": str(CONF / "net.d")}

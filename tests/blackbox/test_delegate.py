@@ -1,7 +1,4 @@
-"""Delegation: any IPAM plugin is run from CNI_PATH with the very bytes and variables that came, and cleaned up after.
-
-What the sandbox has at each of its calls, and what becomes of a DEL that fails, is the matter of test_foreign_ipam.py.
-"""
+"""Delegation: any IPAM plugin is run from CNI_PATH with the very bytes and variables that came, and cleaned up after."""
 
 from __future__ import annotations
 
@@ -13,69 +10,23 @@ from typing import Any
 import pytest
 
 from tests import callers
+from tests.blackbox.test_foreign_ipam import ROOT, Ipam
 from tests.each import one_link
 from tests.node import GO_PLUGINS, Call, Node, Pod, until
 
 pytestmark = pytest.mark.forked
 
-ROOT = "/run/ipam"
-# Notes what it was given, and answers what the test laid out. It speaks before it reads.
-STAND_IN = f"""#!/bin/sh
-PATH=/usr/sbin:/usr/bin:/sbin:/bin
-cd {ROOT}
-[ $CNI_COMMAND = VERSION ] && echo '{{"cniVersion":"1.1.0","supportedVersions":["1.1.0"]}}' && exit
-echo "a line of the IPAM plugin for $CNI_COMMAND" >&2
-cat reply.$CNI_COMMAND 2>/dev/null
-cat > stdin.$CNI_COMMAND
-while [ -e slow.$CNI_COMMAND ]; do touch waiting.$CNI_COMMAND; sleep 0.02; done
-env | sort > all.$CNI_COMMAND
-grep ^CNI_ all.$CNI_COMMAND > env.$CNI_COMMAND
-echo $CNI_COMMAND >> calls
-[ -e signal.$CNI_COMMAND ] && kill -9 $$
-exit $(cat status.$CNI_COMMAND 2>/dev/null || echo 0)
-"""
 RESULT = {"cniVersion": "1.1.0", "ips": [{"address": "10.5.0.7/24", "gateway": "10.5.0.1"}], "dns": {}}
 
 each_plugin = pytest.mark.parametrize("plugin", ["macvlan", "host-device"])
 
 
-class Ipam:
-    """The stand-in, as `recorder` in a directory of its own."""
-
-    def __init__(self, node: Node) -> None:
-        self.folder = node.path(ROOT)
-        self.folder.mkdir()
-        self.install("recorder")
-        self.replies("ADD", RESULT)
-
-    def install(self, name: str) -> None:
-        (self.folder / name).write_text(STAND_IN)
-        (self.folder / name).chmod(0o755)
-
-    def replies(self, verb: str, document: Any, status: int = 0) -> None:
-        text = document if isinstance(document, str) else json.dumps(document)
-        (self.folder / f"reply.{verb}").write_text(text)
-        (self.folder / f"status.{verb}").write_text(str(status))
-
-    def fails(self, verb: str, code: int = 11, msg: str = "no address today") -> None:
-        self.replies(verb, {"cniVersion": "1.1.0", "code": code, "msg": msg, "details": "and why"}, 1)
-
-    def works_again(self, verb: str) -> None:
-        self.replies(verb, "")
-
-    @property
-    def calls(self) -> list[str]:
-        calls = self.folder / "calls"
-        return calls.read_text().split() if calls.exists() else []
-
-    def heard(self, what: str, verb: str) -> bytes:
-        return (self.folder / f"{what}.{verb}").read_bytes()
-
-
 @pytest.fixture
 def ipam(node: Node) -> Ipam:
     node.caller = callers.CONTAINERD.environ
-    return Ipam(node)
+    made = Ipam(node)
+    made.replies("ADD", RESULT)
+    return made
 
 
 @pytest.fixture
@@ -121,7 +72,7 @@ def test_stdin_and_variables_are_passed_on_to_the_byte(node: Node, pod: Pod, ipa
     stdin = odd.rstrip()[:-1] + b', "cni.dev/valid-attachments" :[ ]}'
     call(node, plugin, "GC", stdin, pod).succeeded()
     assert ipam.heard("stdin", "GC") == stdin
-    assert ipam.calls == ["ADD", "STATUS", "CHECK", "DEL", "GC"]
+    assert ipam.verbs == ["ADD", "STATUS", "CHECK", "DEL", "GC"]
     assert node.leftovers() == []
 
 
@@ -143,7 +94,7 @@ def test_it_gets_the_parameters_and_the_calls_of_each_caller(node: Node, pod: Po
         of_caller = {key: heard.get(key) for key in caller.environ.keys() - {"PATH"}}  # PATH is the stand-in's
         assert {key: value for key, value in of_caller.items() if value not in (None, caller.environ[key])} == {}
         assert not heard.keys() & {"NOTIFY_SOCKET", "JOURNAL_STREAM"}
-    assert ipam.calls == [step.verb for step in caller.order]
+    assert ipam.verbs == [step.verb for step in caller.order]
     assert node.leftovers() == []
 
 
@@ -208,7 +159,7 @@ def test_an_add_that_answers_nonsense_is_refused_and_undone(node: Node, pod: Pod
         reply = call(node, "macvlan", "ADD", network("macvlan"), pod)
         reply.refused(code, *words)
         assert not any(word in reply.msg for word in ("NoneType", "attribute", "iterable")), "Python's own words"
-        assert (ipam.calls, node.leftovers()) == (["ADD", "DEL"] * number, []), answer
+        assert (ipam.verbs, node.leftovers()) == (["ADD", "DEL"] * number, []), answer
 
 
 def test_an_error_that_is_none_is_reported_as_the_plugins_failure(node: Node, pod: Pod, ipam: Ipam) -> None:
@@ -226,7 +177,7 @@ def test_an_ipam_plugin_that_is_killed_is_reported_and_undone(node: Node, pod: P
     (ipam.folder / "signal.ADD").touch()
     ipam.replies("ADD", "")
     call(node, plugin, "ADD", network(plugin), pod).refused(102, "recorder", "signal 9")
-    assert ipam.calls == ["ADD", "DEL"]
+    assert ipam.verbs == ["ADD", "DEL"]
     assert node.leftovers() == []
 
 
@@ -250,8 +201,8 @@ def test_gc_is_forwarded_also_when_its_delete_fails(node: Node, pod: Pod, ipam: 
     ipam.fails("DEL", 11, "the store is away")
     listed: dict[str, Any] = {"cni.dev/valid-attachments": []}
     call(node, plugin, "GC", network(plugin) | listed, pod).refused(11, "the store is away")
-    assert ipam.calls == ["ADD", "DEL", "GC"]
-    ipam.works_again("DEL")
+    assert ipam.verbs == ["ADD", "DEL", "GC"]
+    ipam.replies("DEL", None)
     call(node, plugin, "GC", network(plugin) | listed, pod).succeeded()
     assert node.leftovers() == []
 
@@ -261,7 +212,7 @@ def test_a_delete_of_what_was_never_added_asks_the_ipam_plugin_too(
     node: Node, pod: Pod, ipam: Ipam, plugin: str
 ) -> None:
     call(node, plugin, "DEL", network(plugin), pod).succeeded()
-    assert ipam.calls == ["DEL"]
+    assert ipam.verbs == ["DEL"]
 
 
 # --- two at once on one attachment ---
@@ -281,7 +232,7 @@ def test_a_delete_waits_for_an_add_that_still_runs_and_clears_what_it_did(
     reply = deleting.finish()
     thread.join()
     assert (reply.document, outcome[0].status) == (None, 0)
-    assert ipam.calls == ["ADD", "DEL"]
+    assert ipam.verbs == ["ADD", "DEL"]
     assert node.leftovers() == []
 
 
@@ -299,7 +250,7 @@ def test_gc_leaves_a_pod_alone_that_is_being_set_up(node: Node, pod: Pod, ipam: 
     (ipam.folder / "slow.ADD").unlink()
     thread.join()
     assert outcome[0].addresses == ["10.5.0.7/24"] == pod.view.link("net1").texts
-    assert "DEL" not in ipam.calls
+    assert "DEL" not in ipam.verbs
 
 
 def start(node: Node, plugin: str, verb: str, pod: Pod) -> Call:
@@ -324,7 +275,7 @@ def test_the_first_of_the_path_is_run_also_when_it_has_our_name(node: Node, pod:
     config = network(plugin, ipam={"type": "whereabouts", "range": "192.168.111.0/24", "datastore": "file"})
     result = node.cni(plugin, "ADD", config, netns=pod, path=[ROOT, node.executables]).succeeded()
     assert result["ips"][0]["address"] == "10.5.0.7/24"
-    assert (ipam.calls, node.leases()) == (["ADD"], [])
+    assert (ipam.verbs, node.leases()) == (["ADD"], [])
 
 
 @one_link

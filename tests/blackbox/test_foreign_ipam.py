@@ -1,8 +1,4 @@
-"""IPAM plugins of others: the link is there and up when theirs runs, and is still there when they give addresses back.
-
-dhcp needs both: it speaks on the wire by the link. The servers here are real: dnsmasq on the wire, and the daemon of the
-package containernetworking-plugins on the node. A stand-in notes what the sandbox had at each call.
-"""
+"""IPAM plugins of others: the link is there and up when theirs runs, and is still there when they give addresses back."""
 
 from __future__ import annotations
 
@@ -37,12 +33,16 @@ HOST_LOCAL = {"type": "host-local", "ranges": [[{"subnet": "10.6.0.0/24"}]]}
 SELECTED = {"macvlan": {"master": MASTER}, "host-device": {"device": MASTER}}  # and sriov in the lab
 STATIC = {"type": "static", "addresses": [{"address": "10.7.0.9/24"}]}
 
-# It notes the link as it was at each call: "up" or "down", then its global addresses.
+# It speaks before it reads. It notes what it was given, and the link as it was: "up" or "down", then its global addresses.
 STAND_IN = f"""#!/bin/sh
 PATH=/usr/sbin:/usr/bin:/sbin:/bin
 cd {ROOT}
 [ "$CNI_COMMAND" = VERSION ] && {{ cat reply.VERSION 2>/dev/null; exit 0; }}
+echo "a line of the IPAM plugin for $CNI_COMMAND" >&2
+cat reply.$CNI_COMMAND 2>/dev/null
 cat > stdin.$CNI_COMMAND
+env | sort > all.$CNI_COMMAND
+grep ^CNI_ all.$CNI_COMMAND > env.$CNI_COMMAND
 if [ -e "$CNI_NETNS" ] && nsenter --net="$CNI_NETNS" ip link show "$CNI_IFNAME" > link 2>/dev/null; then
     state=down
     grep -q '[<,]UP[,>]' link && state=up
@@ -52,7 +52,7 @@ else
     echo $CNI_COMMAND gone >> calls
 fi
 while [ -e slow.$CNI_COMMAND ]; do touch waiting.$CNI_COMMAND; sleep 0.02; done
-cat reply.$CNI_COMMAND 2>/dev/null
+[ -e signal.$CNI_COMMAND ] && kill -9 $$
 exit $(cat status.$CNI_COMMAND 2>/dev/null || echo 0)
 """
 
@@ -73,16 +73,18 @@ class Ipam:
         self.install()
         self.replies("ADD", BOTH)
 
-    def install(self) -> None:
-        (self.folder / "recorder").write_text(STAND_IN)
-        (self.folder / "recorder").chmod(0o755)
+    def install(self, name: str = "recorder") -> None:
+        (self.folder / name).write_text(STAND_IN)
+        (self.folder / name).chmod(0o755)
         self.speaks("1.1.0")
 
     def speaks(self, *versions: str) -> None:
         self.replies("VERSION", {"cniVersion": versions[-1], "supportedVersions": list(versions)})
 
     def replies(self, verb: str, document: Any, status: int = 0) -> None:
-        (self.folder / f"reply.{verb}").write_text(json.dumps(document) if document else "")
+        """Answer with a document, or with a text that may be none."""
+        text = document if isinstance(document, str) else "" if document is None else json.dumps(document)
+        (self.folder / f"reply.{verb}").write_text(text)
         (self.folder / f"status.{verb}").write_text(str(status))
 
     def fails(self, verb: str, code: int, msg: str, details: str = "") -> None:
@@ -93,6 +95,13 @@ class Ipam:
         """The verbs, each with what it found of the link."""
         calls = self.folder / "calls"
         return calls.read_text().splitlines() if calls.exists() else []
+
+    @property
+    def verbs(self) -> list[str]:
+        return [call.split()[0] for call in self.calls]
+
+    def heard(self, what: str, verb: str) -> bytes:
+        return (self.folder / f"{what}.{verb}").read_bytes()
 
 
 @pytest.fixture
@@ -253,8 +262,7 @@ def test_what_an_ipam_plugin_says_of_interfaces_counts_for_nothing(
     node: Node, pod: Pod, ipam: Ipam, plugin: str
 ) -> None:
     ipam.replies("ADD", {"cniVersion": "1.1.0", "ips": [{"address": "10.5.0.7/24", "interface": 2}]})
-    result = call(node, "ADD", network(plugin), pod).succeeded()
-    assert result["ips"] == [{"address": "10.5.0.7/24", "interface": 0}]
+    assert call(node, "ADD", network(plugin), pod).succeeded()["ips"] == [{"address": "10.5.0.7/24", "interface": 0}]
 
 
 @one_link

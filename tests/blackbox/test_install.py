@@ -13,6 +13,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,12 @@ from tests.users import AnotherUser
 NOWHERE = "/nowhere"  # in place of /usr/local/bin, which is this machine's
 COMMAND = [sys.executable, "-IP", "-c", f"import sys; sys.path.insert(0, {str(ROOT)!r}); from cni.cli import install; install.COMMANDS = {NOWHERE!r}; from cni.cli.main import main; sys.exit(main())"]  # fmt: skip
 
+
+def program(path: Path, text: str) -> None:
+    path.write_text(text)
+    path.chmod(0o755)
+
+
 Bundles = tuple[content.Content, content.Content]
 EVERY = bool(os.environ.get("EVERY"))  # every point of the sweeps, not a dozen of them at random
 
@@ -50,8 +57,7 @@ def make_bundle(top: Path, mark: str) -> content.Content:
         (top / folder).mkdir(parents=True)
     (top / "VERSION").write_text("1.0.0\n")
     for name in PLAIN:
-        (top / "bin" / name).write_text(PROGRAM.format(name=name, release=mark))
-        (top / "bin" / name).chmod(0o755)
+        program(top / "bin" / name, PROGRAM.format(name=name, release=mark))
         (top / "bin" / f"railcni-{name}").symlink_to(name)
     (top / "lib/a").write_text(f"{mark}\n")
     (top / "lib/deep/b").write_text(f"{mark}\n")
@@ -83,8 +89,7 @@ def plugins(work: Path) -> Path:
     folder = work / "plugins"
     folder.mkdir()
     for name in ("bridge", *PLAIN):
-        (folder / name).write_text(f"#!/bin/sh\necho {name} of others\n")
-        (folder / name).chmod(0o755)
+        program(folder / name, f"#!/bin/sh\necho {name} of others\n")
     return folder
 
 
@@ -123,6 +128,18 @@ def railcni(*arguments: str | Path, **more: Any) -> subprocess.CompletedProcess[
     return subprocess.run([*COMMAND, *map(str, arguments)], capture_output=True, text=True, **more)
 
 
+@contextmanager
+def running(plugins: Path, version: str, seconds: str = "60") -> Iterator[subprocess.Popen[bytes]]:
+    """A process that has a file of this version open."""
+    with open(plugins / BUNDLE / version / "lib/a") as held:
+        child = subprocess.Popen(["sleep", seconds], stdin=held)
+    try:
+        yield child
+    finally:
+        child.kill()
+        child.wait()
+
+
 # --- what is installed ---
 
 
@@ -150,6 +167,9 @@ def test_what_replace_takes_comes_back(plugins: Path, bundles: Bundles) -> None:
     install(plugins, bundles[1])  # without --replace they stay ours
     assert all(said(plugins / name) == "BB" for name in NAMES)
     assert said(plugins / "bridge") == "bridge of others"
+    moved = plugins.rename(plugins.with_name("mounted"))  # as the folder of the host has another path in a container
+    assert all(said(moved / name) == "BB" for name in NAMES)
+    moved.rename(plugins)
     uninstall(plugins)
     assert listing(plugins) == before
 
@@ -157,12 +177,6 @@ def test_what_replace_takes_comes_back(plugins: Path, bundles: Bundles) -> None:
 def test_a_checkout_in_which_make_has_not_run_says_so(tmp_path: Path) -> None:
     with pytest.raises(IoFailure, match=f"the checkout {tmp_path} has no plugins yet: run `make` there first"):
         content.checkout(str(tmp_path))
-
-
-def test_the_folder_works_under_another_path(plugins: Path, work: Path, bundles: Bundles) -> None:
-    install(plugins, bundles[0], replace=True)
-    moved = plugins.rename(work / "mounted")
-    assert all(said(moved / name) == "AA" for name in NAMES)
 
 
 def test_an_upgrade_keeps_the_version_before_and_it_can_be_gone_back_to(
@@ -186,20 +200,12 @@ def test_a_version_that_something_still_runs_from_is_not_removed(
 ) -> None:
     one, two = bundles
     install(plugins, one)
-    with open(plugins / BUNDLE / one.version / "lib/a") as held:
-        child = subprocess.Popen(["sleep", "60"], stdin=held)
-        try:
-            install(plugins, two)
-        finally:
-            held.close()
-        three = make_bundle(tmp_path / "three", "C")
-        try:
-            install(plugins, three)
-            assert (plugins / BUNDLE / one.version).is_dir()
-            assert change.users_of(f"{plugins}/{BUNDLE}/{one.version}") == [child.pid]
-        finally:
-            child.kill()
-            child.wait()
+    three = make_bundle(tmp_path / "three", "C")
+    with running(plugins, one.version) as child:
+        install(plugins, two)
+        install(plugins, three)
+        assert (plugins / BUNDLE / one.version).is_dir()
+        assert change.users_of(f"{plugins}/{BUNDLE}/{one.version}") == [child.pid]
     install(plugins, three)
     assert not (plugins / BUNDLE / one.version).exists()
 
@@ -223,8 +229,7 @@ def test_what_an_installer_of_others_writes_through_a_plain_name_stays_there(
 ) -> None:
     """whereabouts' own image runs `cp -f /whereabouts /opt/cni/bin` at every start."""
     install(plugins, bundles[0], replace=True)
-    (tmp_path / "whereabouts").write_text("#!/bin/sh\necho CNI whereabouts plugin >&2\n")
-    (tmp_path / "whereabouts").chmod(0o755)
+    program(tmp_path / "whereabouts", "#!/bin/sh\necho CNI whereabouts plugin >&2\n")
     subprocess.run(["cp", "-f", tmp_path / "whereabouts", plugins], check=True)
     assert said(plugins / "railcni-whereabouts") == "AA"
     shown = railcni("status", "--to", plugins, "--state-dir", tmp_path / "state")
@@ -372,11 +377,9 @@ def test_a_second_installer_is_sent_away_and_a_killed_one_holds_nothing(plugins:
 def test_uninstall_waits_for_the_calls_that_run(plugins: Path, bundles: Bundles) -> None:
     install(plugins, bundles[0])
     began = time.monotonic()
-    with open(plugins / BUNDLE / bundles[0].version / "lib/a") as held:
-        child = subprocess.Popen(["sleep", "0.4"], stdin=held)
-    uninstall(plugins)
-    assert time.monotonic() - began >= 0.4
-    assert child.wait() == 0
+    with running(plugins, bundles[0].version, "0.4"):
+        uninstall(plugins)
+        assert time.monotonic() - began >= 0.4
     assert not (plugins / BUNDLE).exists()
 
 
@@ -452,15 +455,9 @@ def test_a_dry_run_of_uninstall_is_refused_where_uninstall_is(
     install(plugins, bundles[0])
     with the(plugins).locked():
         assert "another railcni install or uninstall is at work" in refused()
-    with open(plugins / BUNDLE / bundles[0].version / "lib/a") as held:
-        child = subprocess.Popen(["sleep", "60"], stdin=held)
-    try:
+    with running(plugins, bundles[0].version) as child:
         steps = dry_run(lambda: run("uninstall", "--dry-run", "--to", plugins), capfd)
-        wait = f"wait up to 60 s for process {child.pid}, which runs from version {bundles[0].version}"
-        assert wait in steps
-    finally:
-        child.kill()
-        child.wait()
+        assert f"wait up to 60 s for process {child.pid}, which runs from version {bundles[0].version}" in steps
     assert all(said(plugins / name) == "AA" for name in PREFIXED)
 
 
@@ -499,8 +496,7 @@ def test_a_full_disk_a_folder_that_cannot_be_written_and_no_rights_say_so_and_ch
     folder = public / "small"
     folder.mkdir()
     shim = public / "railcni"
-    shim.write_text(f"#!{COMMAND[0]} -IP\n{COMMAND[3]}\n")
-    shim.chmod(0o755)
+    program(shim, f"#!{COMMAND[0]} -IP\n{COMMAND[3]}\n")
 
     def refused(*before: str | Path) -> str:
         done = node.run([*before, shim, "install", "--to", folder])
@@ -529,20 +525,20 @@ def test_a_full_disk_a_folder_that_cannot_be_written_and_no_rights_say_so_and_ch
     assert there() == []
 
 
-def test_a_file_in_place_of_the_bundle_folder_is_named_and_stays(plugins: Path, bundles: Bundles) -> None:
-    (plugins / BUNDLE).write_text("somebody's\n")
-    with pytest.raises(CniError, match="cannot copy version"):
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        (BUNDLE, "cannot copy version"),
+        ("railcni-macvlan", "railcni-macvlan in the plugin folder is not railcni's: move it away"),
+    ],
+)
+def test_files_of_others_under_our_names_are_left_alone(plugins: Path, bundles: Bundles, name: str, told: str) -> None:
+    (plugins / name).write_text("somebody's\n")
+    before = listing(plugins)
+    with pytest.raises(CniError, match=told):
         install(plugins, bundles[0])
-    assert (plugins / BUNDLE).read_text() == "somebody's\n"
-
-
-def test_files_of_others_under_our_names_are_left_alone(plugins: Path, bundles: Bundles) -> None:
-    (plugins / "railcni-macvlan").write_text("somebody's\n")
-    with pytest.raises(CniError, match="railcni-macvlan in the plugin folder is not railcni's: move it away"):
-        install(plugins, bundles[0])
-    assert not (plugins / BUNDLE).exists()
-    assert (plugins / "railcni-macvlan").read_text() == "somebody's\n"
-    (plugins / "railcni-macvlan").unlink()
+    assert listing(plugins) == before
+    (plugins / name).unlink()
     install(plugins, bundles[0])
 
 
@@ -607,14 +603,8 @@ def test_status_in_a_container_tells_attachments_without_a_namespace_from_living
     (tmp_path / "run/netns").mkdir(parents=True)
     (tmp_path / "run/netns/there").touch()
     records = Records(str(tmp_path / "state"))
-    for name in (
-        "/run/netns/there",
-        "/run/netns/gone",
-        "/var/run/netns/there",
-        "/var/run/netns/gone",
-        "/not/mounted",
-        "",
-    ):
+    places = ("/run/netns/there", "/run/netns/gone", "/var/run/netns/there", "/var/run/netns/gone", "/not/mounted", "")
+    for name in places:
         records.write(Attachment("net", f"c{len(name)}", "net1"), "ipam", {"netns": name})
     options = ("status", "--root", tmp_path, "--state-dir", "/state", "--to", "/opt/cni/bin")
     run(*options, "-o", "json")
@@ -720,15 +710,6 @@ def run(*arguments: str | Path) -> int:
 BOOT = {"bootID": "of an earlier boot"}
 
 
-def held(state: Path, netns: str, link: dict[str, Any] | None, ipam: dict[str, Any] | None) -> None:
-    records = Records(str(state))
-    attachment = Attachment("rail", "c1", "net1")
-    if link is not None:
-        records.write(attachment, "link", {"netns": netns, "pod": ["ns", "pod1", ""], **link})
-    if ipam is not None:
-        records.write(attachment, "ipam", {"netns": netns, "pod": ["ns", "pod1", ""], **ipam})
-
-
 MACVLAN = {"plugin": "macvlan", "config": '{"type": "macvlan"}'}
 LEASED = {"addresses": ["10.9.0.1"]}
 
@@ -760,7 +741,10 @@ def test_uninstall_refuses_what_the_plugins_of_others_could_not_take_over(
 ) -> None:
     install(plugins, bundles[0], replace=True)
     netns = "/proc/self/ns/net" if alive else "/run/netns/gone"
-    held(tmp_path / "state", netns, link, ipam)
+    for part, record in (("link", link), ("ipam", ipam)):
+        if record:
+            whose = {"netns": netns, "pod": ["ns", "pod1", ""]}
+            Records(str(tmp_path / "state")).write(Attachment("rail", "c1", "net1"), part, {**whose, **record})
     options = ("--to", plugins, "--state-dir", tmp_path / "state")
     installed = listing(plugins)
     assert run("uninstall", "--dry-run", *options) == int(bool(reason))
@@ -794,30 +778,3 @@ def test_what_was_attached_while_uninstall_began_puts_the_names_back(plugins: Pa
         change.uninstall(the(plugins), refuse)
     assert listing(plugins) == before
     assert said(plugins / "macvlan") == "AA"
-
-
-@pytest.mark.long
-@pytest.mark.timeout(0)
-def test_the_command_killed_at_any_of_its_changing_calls_leaves_what_works(
-    plugins: Path, work: Path, tmp_path: Path, executables: Path
-) -> None:
-    """The same as above by strace, which also kills between writes and syncs: some minutes."""
-    if not shutil.which("strace"):
-        pytest.skip("needs strace: install the package of that name")
-    names = "fsync,rename,symlink,mkdir,unlink,link,linkat,unlinkat,chmod,write,openat,flock,rmdir"
-    arguments = [*COMMAND, "install", "--replace", "--to", str(plugins)]
-    trace = tmp_path / "trace"
-    for name in names.split(","):
-        ordinal = 0
-        while True:
-            ordinal += 1 if name not in ("openat", "write") else 40
-            inject = ["strace", "-f", "-qq", "-o", str(trace), "-e", f"trace={name}", "-e", f"inject={name}:signal=KILL:when={ordinal}"]  # fmt: skip
-            killed = subprocess.run([*inject, *arguments], capture_output=True).returncode
-            for plugin in NAMES:
-                if (plugins / plugin).is_symlink():
-                    subprocess.run([plugins / plugin], check=True, capture_output=True, env={})
-            assert run("install", "--replace", "--to", plugins) == 0
-            assert run("uninstall", "--to", plugins, "--state-dir", work / "state") == 0
-            assert said(plugins / "macvlan") == "macvlan of others"
-            if killed == 0:
-                break

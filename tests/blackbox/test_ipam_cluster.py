@@ -1,13 +1,10 @@
-"""railcni ipam on a cluster: pools, leases, show, audit and reclaim, beside pods that live and die.
-
-The command runs in this process, whose imports are paid for once; one test runs the executable.
-"""
+"""railcni ipam on a cluster: pools, leases, show, audit and reclaim, beside pods that live and die."""
 
 from __future__ import annotations
 
 import json
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -225,49 +222,35 @@ def test_a_pool_that_changes_under_the_patch_is_read_again(cluster: Cluster) -> 
     assert cluster.offsets == [9]
 
 
-def test_a_lease_that_moves_under_the_patch_stays(cluster: Cluster) -> None:
-    cluster.lease(1)
-    cluster.audit()
+def made_anew(cluster: Cluster) -> None:
+    cluster.server.remove("overlappingrangeipreservations", IP(1))
+    cluster.reserve(1, "team/p2")
 
-    def change(method: str, resource: str, number: int) -> Any:
-        return (lambda: cluster.lease(1, id="new")) if method == "PATCH" else None
 
-    cluster.server.faults = change
+# What is dead; the request under which it changes, and to what; and the offset that is leased then. An ADD that takes a
+# reservation over changes it in place, so its UID stays.
+UNDER: dict[str, tuple[Callable[[Cluster], None], str, Callable[[Cluster], None], list[int]]] = {
+    "the lease moves": (lambda c: c.lease(1), "PATCH", lambda c: c.lease(1, id="new"), [1]),
+    "the reservation is made anew": (lambda c: c.reserve(1, "team/p1"), "DELETE", made_anew, []),
+    "an ADD takes the reservation": (
+        lambda c: c.reserve(1, "team/p1"),
+        "DELETE",
+        lambda c: c.lease(1, "new", id="n"),
+        [1],
+    ),
+    "an ADD takes both": (lambda c: c.lease(1), "DELETE", lambda c: c.lease(1, "new", id="n"), [1]),
+}
+
+
+@pytest.mark.parametrize("case", UNDER)
+def test_what_changes_under_the_request_that_would_free_it_stays(cluster: Cluster, case: str) -> None:
+    begin, under, becomes, leased = UNDER[case]
+    begin(cluster)
+    assert {action for _, action, _ in cluster.audit()} == {"reclaim"}
+    cluster.server.faults = lambda method, *_: (lambda: becomes(cluster)) if method == under else None
     (done,) = cluster.read("reclaim", "--from-report", cluster.report, "--grace", "0", "--force")
     assert (done["result"], done["why"]) == ("skipped", "it has changed meanwhile")
-    assert (cluster.offsets, cluster.reservations) == ([1], [IP(1)])
-
-
-def test_a_reservation_that_is_made_anew_under_the_deletion_stays(cluster: Cluster) -> None:
-    cluster.reserve(1, "team/p1")
-    assert cluster.audit() == [("reservation-without-lease", "reclaim", IP(1))]
-
-    def change(method: str, resource: str, number: int) -> Any:
-        if method != "DELETE":
-            return None
-        cluster.server.remove("overlappingrangeipreservations", IP(1))
-        return lambda: cluster.reserve(1, "team/p2")
-
-    cluster.server.faults = change
-    assert cluster.reclaim() == [("skipped", IP(1))]
-    assert cluster.reservations == [IP(1)]
-
-
-@pytest.mark.parametrize("leased", [True, False])
-def test_a_reservation_that_an_add_takes_over_under_the_deletion_stays(cluster: Cluster, leased: bool) -> None:
-    """The ADD changes it in place, so its UID stays."""
-    if leased:
-        cluster.lease(1)
-    else:
-        cluster.reserve(1, "team/p1")
-    cluster.audit()
-
-    def change(method: str, resource: str, number: int) -> Any:
-        return (lambda: cluster.lease(1, pod="new", id="new")) if method == "DELETE" else None
-
-    cluster.server.faults = change
-    assert cluster.reclaim() == [("skipped", IP(1))]
-    assert (cluster.offsets, cluster.reservations) == ([1], [IP(1)])
+    assert (cluster.offsets, cluster.reservations) == (leased, [IP(1)])
 
 
 def test_an_attachment_that_comes_between_the_readings_is_no_finding(cluster: Cluster) -> None:

@@ -1,7 +1,4 @@
-"""railcni ipam beside the pods of a cluster, on leases in etcd and in AddressLeases: in either store alike, and of each alone.
-
-IPPools, and what a cluster does meanwhile, are the matter of test_ipam_cluster.py.
-"""
+"""railcni ipam beside the pods of a cluster, on leases in etcd and in AddressLeases: in either store alike, and of each alone."""
 
 from __future__ import annotations
 

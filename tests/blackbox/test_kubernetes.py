@@ -5,13 +5,11 @@ from __future__ import annotations
 import json
 import sys
 import urllib.request
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.node import ROOT, Node, Pod, until
-from tests.tools import needs_compiler
 
 pytestmark = pytest.mark.forked
 
@@ -80,11 +78,9 @@ def server(node: Node) -> Server:
 
 def prepared(node: Node, datastore: str) -> Server:
     """The flat file and kubeconfig of a node, and its API server."""
-    directory = node.path(DIRECTORY)
-    directory.mkdir(parents=True)
-    (directory / "whereabouts.kubeconfig").write_text(KUBECONFIG)
+    node.write(f"{DIRECTORY}/whereabouts.kubeconfig", KUBECONFIG)
     flat = {"datastore": datastore, "kubernetes": {"kubeconfig": f"{DIRECTORY}/whereabouts.kubeconfig"}}
-    (directory / "whereabouts.conf").write_text(json.dumps(flat))
+    node.write(f"{DIRECTORY}/whereabouts.conf", flat)
     node.remember()
     return Server(node)
 
@@ -106,28 +102,3 @@ def test_a_node_of_whereabouts_needs_no_other_configuration(node: Node, pod: Pod
     node.cni("macvlan", "DEL", config, netns=pod, args=args).succeeded()
     assert server.allocations() == {}
     assert server.reservations() == []
-
-
-@needs_compiler
-@pytest.mark.parametrize("datastore", ["kubernetes", "addresslease"])
-def test_a_warm_worker_keeps_its_connection_from_call_to_call(executables: Path, datastore: str) -> None:
-    with Node(executables, is_warm=True) as node:
-        prepared(node, datastore)
-
-        def cycles(first: int) -> set[str]:
-            for i in range(first, first + 8):
-                call = {"container_id": f"c{i}", "netns": "/dev/null", "args": ARGS.format(f"p{i}")}
-                node.cni("whereabouts", "ADD", network(), **call).succeeded()
-                node.cni("whereabouts", "DEL", network(), **call).succeeded()
-            return connections(node)
-
-        before = cycles(0)
-        assert before, "no worker has a connection when its call has ended"
-        assert before <= cycles(8)
-
-
-def connections(node: Node) -> set[str]:
-    """The ports from which processes have connections to the server (proc_net_tcp in the kernel's documentation)."""
-    with node.host.entered(), open("/proc/thread-self/net/tcp") as file:
-        entries = [line.split() for line in file][1:]
-    return {entry[1] for entry in entries if entry[2].endswith(f":{PORT:04X}") and entry[3] == "01"}

@@ -2,29 +2,17 @@
 
 from __future__ import annotations
 
-import json
-from typing import Any
-
 from tests.node import COMMAND, GO_PLUGINS, Node
 
-NETWORK: dict[str, Any] = {
-    "cniVersion": "1.1.0",
-    "name": "rail",
-    "plugins": [
-        {
-            "type": "macvlan",
-            "master": "ens2f0",
-            "ipam": {"type": "whereabouts", "datastore": "file", "range": "192.168.111.0/24"},
-        }
-    ],
-}
+IPAM = {"type": "whereabouts", "datastore": "file", "range": "192.168.111.0/24"}
+MACVLAN = {"type": "macvlan", "master": "ens2f0", "ipam": IPAM}
+NETWORK = {"cniVersion": "1.1.0", "name": "rail", "plugins": [MACVLAN]}
 
 
 def test_every_verb_does_its_work_when_it_is_executed(node: Node) -> None:
     node.master()
     pod = node.pod()
-    node.path("/etc/cni/net.d").mkdir(parents=True, exist_ok=True)
-    node.path("/etc/cni/net.d/rail.conflist").write_text(json.dumps(NETWORK))
+    node.write("/etc/cni/net.d/rail.conflist", NETWORK)
 
     def say(*argv: str, codes: tuple[int, ...] = (0,)) -> str:
         env = {"PATH": "/usr/bin:/bin", "CNI_PATH": f"{node.executables}:{GO_PLUGINS}"}

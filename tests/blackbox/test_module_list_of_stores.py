@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 
 from tests.blackbox import test_etcd, test_kubernetes
-from tests.blackbox.test_etcd import Etcd
-from tests.blackbox.test_kubernetes import ARGS, Server
+from tests.blackbox.test_kubernetes import ARGS
 from tests.blackbox.test_module_list import FILE_STORE, UNLOADED_BY_PLUGIN, UNLOADED_BY_VERB, costly, loaded, of
 from tests.node import Node
 
-member, server = test_etcd.member, test_kubernetes.server
+member, api = test_etcd.member, test_kubernetes.server
 
 UNLOADED = (*UNLOADED_BY_PLUGIN["macvlan"], *UNLOADED_BY_VERB["ADD"], *FILE_STORE)
 
@@ -30,23 +30,23 @@ def of_client() -> set[str]:
     return set(done.stdout.split())
 
 
-def test_an_etcd_call_loads_of_pythons_modules_the_http_client_alone(
-    node: Node, member: Etcd, of_client: set[str]
-) -> None:
-    pod = node.pod()
-    config = test_etcd.network()
-    node.cni("macvlan", "ADD", config, container_id="c0", ifname="net0", netns=pod).succeeded()
-    found = loaded(node, node.executables / "macvlan", "ADD", config, pod)
-    assert set(costly(found)) <= of_client
-    assert of(found, (*UNLOADED, "ipam.stores.ippool*", "ipam.stores.addresslease*", "ipam.stores.apiserver*")) == []
+OF_KUBERNETES = ("ipam.stores.ippool*", "ipam.stores.apiserver*")
 
 
-def test_a_kubernetes_call_loads_of_pythons_modules_the_http_client_alone(
-    node: Node, server: Server, of_client: set[str]
+@pytest.mark.parametrize(
+    ("server", "network", "others"),
+    [
+        ("member", test_etcd.network, OF_KUBERNETES),
+        ("api", test_kubernetes.network, ("ipam.stores.etcd*",)),
+    ],
+    ids=["etcd", "kubernetes"],
+)
+def test_a_call_over_a_server_loads_of_pythons_modules_the_http_client_alone(
+    request: pytest.FixtureRequest, node: Node, of_client: set[str], server: str, network: Any, others: tuple[str, ...]
 ) -> None:
-    pod = node.pod()
-    config = test_kubernetes.network()
-    node.cni("macvlan", "ADD", config, container_id="c0", ifname="net0", netns=pod, args=ARGS.format("a")).succeeded()
-    found = loaded(node, node.executables / "macvlan", "ADD", config, pod)
+    request.getfixturevalue(server)
+    pod, args = node.pod(), ARGS.format("a")
+    node.cni("macvlan", "ADD", network(), container_id="c0", ifname="net0", netns=pod, args=args).succeeded()
+    found = loaded(node, node.executables / "macvlan", "ADD", network(), pod)
     assert set(costly(found)) <= of_client
-    assert of(found, (*UNLOADED, "ipam.stores.etcd*", "ipam.stores.addresslease*")) == []
+    assert of(found, (*UNLOADED, *others, "ipam.stores.addresslease*")) == []

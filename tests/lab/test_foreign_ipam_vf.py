@@ -27,7 +27,6 @@ CASES: list[Case] = [
             foreign.test_an_add_that_fails_takes_its_link_with_it_after_the_ipam_plugins_delete,
             foreign.test_a_delete_finds_the_link_that_the_pod_renamed,
             foreign.test_addresses_are_given_back_when_the_sandbox_is_gone,
-            foreign.test_a_whereabouts_of_another_path_serves_each_verb,
             foreign.test_gc_gives_a_dhcp_lease_back_to_its_server,
             foreign.test_without_dhcps_daemon_the_link_goes_and_the_delete_is_made_again,
             foreign.test_a_dhcp_attachment_ends_when_its_sandbox_is_gone,
