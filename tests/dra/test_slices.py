@@ -201,6 +201,7 @@ def test_a_class_chooses_the_healthy_devices_of_its_resource(command: Any) -> No
     code, out, err = command("classes", share("hca_a", "ens0f0"))
     assert (code, err) == (0, "")
     document = yaml.safe_load(out)
+    assert json.loads(command("classes", share("hca_a", "ens0f0"), "-o", "json")[1]) == document
     assert (document["kind"], document["metadata"]["name"]) == ("DeviceClass", "rdma-hca-a")
     assert document["spec"]["extendedResourceName"] == "rdma/hca_a"
     (selector,) = document["spec"]["selectors"]
@@ -208,11 +209,6 @@ def test_a_class_chooses_the_healthy_devices_of_its_resource(command: Any) -> No
         'device.driver == "railcni.io" && device.attributes["k8s.cni.cncf.io"].resourceName == "rdma/hca_a"'
         ' && device.attributes["railcni.io"].healthy'
     )
-
-
-def test_the_classes_are_printed_as_json_too(command: Any) -> None:
-    code, out, _ = command("classes", share("hca_a", "ens0f0"), "-o", "json")
-    assert (code, json.loads(out)["kind"]) == (0, "DeviceClass")
 
 
 @pytest.mark.parametrize("verb", ["show", "classes"])
