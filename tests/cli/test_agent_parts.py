@@ -62,24 +62,21 @@ def test_a_lease_is_dead_by_its_pod_alone() -> None:
     assert not lease_rules.find_dead([LEASE], pod("Pending", "u2"))
 
 
-@pytest.mark.parametrize(
-    ("node", "seen_on", "is_over", "why"),
-    [
-        ("", None, False, "its node is unknown"),
-        ("", "", False, "its node is unknown"),
-        ("", "ready", False, "on node ready, where it may still run"),
-        ("", "ready", True, ""),
-        ("", "silent", False, "node silent is not ready"),
-        ("", "silent", True, "node silent is not ready"),
-        ("", "off", False, ""),
-        ("", "deleted", False, ""),
-        ("off", None, False, ""),
-        ("deleted", None, False, "node silent is not ready"),
-        ("deleted", "deleted", False, ""),
-        ("short-name", "ready", False, "on node ready, where it may still run"),
-        ("short-name", "silent", False, "node silent is not ready"),
-    ],
-)
+@pytest.mark.parametrize(("node", "seen_on", "is_over", "why"), [
+    ("", None, False, "its node is unknown"),
+    ("", "", False, "its node is unknown"),
+    ("", "ready", False, "on node ready, where it may still run"),
+    ("", "ready", True, ""),
+    ("", "silent", False, "node silent is not ready"),
+    ("", "silent", True, "node silent is not ready"),
+    ("", "off", False, ""),
+    ("", "deleted", False, ""),
+    ("off", None, False, ""),
+    ("deleted", None, False, "node silent is not ready"),
+    ("deleted", "deleted", False, ""),
+    ("short-name", "ready", False, "on node ready, where it may still run"),
+    ("short-name", "silent", False, "node silent is not ready"),
+])  # fmt: skip
 def test_an_abandoned_lease_is_freed_when_no_node_can_run_its_pod(
     node: str, seen_on: str | None, is_over: bool, why: str
 ) -> None:
@@ -258,13 +255,10 @@ def test_a_requested_token_is_renewed_at_half_of_what_was_granted() -> None:
     assert Tokens("", "n1").current("own", Accounts) == "own"
 
 
-@pytest.mark.parametrize(
-    "refusal",
-    [
-        InvalidConfig("refuses", 'cannot bind token to a Node object as the "X" feature-gate is disabled'),
-        NoNamespace("has no namespace", 'nodes "n1" not found'),
-    ],
-)
+@pytest.mark.parametrize("refusal", [
+    InvalidConfig("refuses", 'cannot bind token to a Node object as the "X" feature-gate is disabled'),
+    NoNamespace("has no namespace", 'nodes "n1" not found'),
+])  # fmt: skip
 def test_a_token_is_bound_to_the_node_where_the_server_can_do_so_and_else_the_reason_is_kept(
     refusal: InvalidConfig,
 ) -> None:
@@ -306,15 +300,12 @@ def test_metrics_are_written_as_prometheus_reads_them() -> None:
     assert lines[-3:] == ['d_seconds_bucket{le="+Inf"} 3', "d_seconds_sum 99.304", "d_seconds_count 3"]
 
 
-@pytest.mark.parametrize(
-    ("level", "lines"),
-    [
-        ("debug", "debug info warning error"),
-        ("info", "info warning error"),
-        ("warning", "warning error"),
-        ("error", "error"),
-    ],
-)
+@pytest.mark.parametrize(("level", "lines"), [
+    ("debug", "debug info warning error"),
+    ("info", "info warning error"),
+    ("warning", "warning error"),
+    ("error", "error"),
+])  # fmt: skip
 def test_lines_below_the_level_of_the_log_are_not_written(
     level: str, lines: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

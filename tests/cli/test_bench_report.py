@@ -51,19 +51,16 @@ CHECK, MOVED = Operation(POOL, "CHECK"), Operation(HOST_DEVICE, "ADD")
 FILLED, EMPTY = (Operation(ipam_group(leases), "ADD") for leases in (FULL, 0))
 
 
-@pytest.mark.parametrize(
-    ("operation", "ours", "other", "theirs", "verdict"),
-    [
-        (CHECK, 5.0, (CHECK, GO), 10.0, "at most 0.5: met"),
-        (CHECK, 5.1, (CHECK, GO), 10.0, "at most 0.5: missed"),
-        (ADD, 6.0, (ADD, GO), 10.0, "at most 0.65: met; CPU 0.60, at most 0.6: met"),
-        (ADD, 6.2, (ADD, GO), 10.0, "at most 0.65: met; CPU 0.62, at most 0.6: missed"),
-        (ADD, 7.0, (ADD, GO), 10.0, "at most 0.65: missed; CPU 0.70, at most 0.6: missed"),
-        (MOVED, 30.0, (MOVE, OURS), 14.0, "above the bare move 16.00 ms, at most 8 ms: missed"),
-        (FILLED, 11.0, (EMPTY, OURS), 10.0, "to 0 leases 1.10, at most 1.2: met"),
-        (ADD, 20.0, (CHECK, GO), 10.0, ""),  # nothing to compare it with
-    ],
-)
+@pytest.mark.parametrize(("operation", "ours", "other", "theirs", "verdict"), [
+    (CHECK, 5.0, (CHECK, GO), 10.0, "at most 0.5: met"),
+    (CHECK, 5.1, (CHECK, GO), 10.0, "at most 0.5: missed"),
+    (ADD, 6.0, (ADD, GO), 10.0, "at most 0.65: met; CPU 0.60, at most 0.6: met"),
+    (ADD, 6.2, (ADD, GO), 10.0, "at most 0.65: met; CPU 0.62, at most 0.6: missed"),
+    (ADD, 7.0, (ADD, GO), 10.0, "at most 0.65: missed; CPU 0.70, at most 0.6: missed"),
+    (MOVED, 30.0, (MOVE, OURS), 14.0, "above the bare move 16.00 ms, at most 8 ms: missed"),
+    (FILLED, 11.0, (EMPTY, OURS), 10.0, "to 0 leases 1.10, at most 1.2: met"),
+    (ADD, 20.0, (CHECK, GO), 10.0, ""),  # nothing to compare it with
+])  # fmt: skip
 def test_a_limit_is_met_up_to_its_value_and_says_what_it_compares(
     operation: Operation, ours: float, other: tuple[Operation, str], theirs: float, verdict: str
 ) -> None:

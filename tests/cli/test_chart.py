@@ -422,14 +422,11 @@ def test_a_list_in_replace_takes_these_plain_names_alone() -> None:
 
 
 @needs_helm
-@pytest.mark.parametrize(
-    ("namespace", "kept", "lines"),
-    [
-        ("railcni", "true", ["kubectl railcni status ", "It keeps the leases."]),
-        ("other", "false",
-         ["kubectl railcni --agents-in other status ", "deletes the leases, because crds.keep is false."]),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("namespace", "kept", "lines"), [
+    ("railcni", "true", ["kubectl railcni status ", "It keeps the leases."]),
+    ("other", "false",
+     ["kubectl railcni --agents-in other status ", "deletes the leases, because crds.keep is false."]),
+])  # fmt: skip
 def test_the_notes_name_the_namespace_of_the_agents_and_what_becomes_of_the_leases(
     namespace: str, kept: str, lines: list[str]
 ) -> None:

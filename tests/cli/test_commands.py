@@ -27,13 +27,10 @@ def test_a_module_is_listed_with_the_commands_that_it_has(module: str) -> None:
     assert sorted(commands.choices) == sorted(name for name, of in MODULES.items() if of == module)
 
 
-@pytest.mark.parametrize(
-    ("argv", "needed"),
-    [
-        ("--version", set()), ("ipam leases -o json --data-dir EMPTY", set()), ("attachments --state-dir EMPTY", set()),
-        ("install --help", set()), ("doctor --help", set()), ("nad lint -o json -", {"pydantic", "yaml"}),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("argv", "needed"), [
+    ("--version", set()), ("ipam leases -o json --data-dir EMPTY", set()), ("attachments --state-dir EMPTY", set()),
+    ("install --help", set()), ("doctor --help", set()), ("nad lint -o json -", {"pydantic", "yaml"}),
+])  # fmt: skip
 def test_a_command_loads_no_library_but_what_it_needs(tmp_path: Path, argv: str, needed: set[str]) -> None:
     libraries = {"pydantic", "pyroute2", "rich", "yaml"}
     code = (
@@ -48,21 +45,18 @@ def test_a_command_loads_no_library_but_what_it_needs(tmp_path: Path, argv: str,
     assert set(done.stderr.splitlines()[-1].split()) == needed
 
 
-@pytest.mark.parametrize(
-    ("argv", "said"),
-    [
-        *(
-            (f"{command} --kubeconfig MISSING", '--kubeconfig "MISSING": there is no such file')
-            for command in ("pools", "leases", "show 10.0.0.1", "audit", "flush")
-        ),
-        ("pools --flat-file MISSING", '--flat-file "MISSING": there is no such file'),
-        ("pools --data-dir MISSING", '--data-dir "MISSING": there is no such directory'),
-        ("reclaim --from-report MISSING", "report MISSING cannot be read: No such file or directory"),
-        ("migrate --from file:EMPTY --to kubernetes:MISSING", "kubernetes:MISSING: there is no such file"),
-        ("migrate --from addresslease:MISSING --to file:EMPTY", "addresslease:MISSING: there is no such file"),
-        ("migrate --from config:MISSING --to file:EMPTY", "config:MISSING: there is no such file"),
-    ],
-)
+@pytest.mark.parametrize(("argv", "said"), [
+    *(
+        (f"{command} --kubeconfig MISSING", '--kubeconfig "MISSING": there is no such file')
+        for command in ("pools", "leases", "show 10.0.0.1", "audit", "flush")
+    ),
+    ("pools --flat-file MISSING", '--flat-file "MISSING": there is no such file'),
+    ("pools --data-dir MISSING", '--data-dir "MISSING": there is no such directory'),
+    ("reclaim --from-report MISSING", "report MISSING cannot be read: No such file or directory"),
+    ("migrate --from file:EMPTY --to kubernetes:MISSING", "kubernetes:MISSING: there is no such file"),
+    ("migrate --from addresslease:MISSING --to file:EMPTY", "addresslease:MISSING: there is no such file"),
+    ("migrate --from config:MISSING --to file:EMPTY", "config:MISSING: there is no such file"),
+])  # fmt: skip
 def test_a_file_that_is_not_there_is_named_with_the_option_that_names_it(tmp_path: Path, argv: str, said: str) -> None:
     empty = tmp_path / "empty"
     empty.mkdir(mode=0o700)
@@ -70,16 +64,13 @@ def test_a_file_that_is_not_there_is_named_with_the_option_that_names_it(tmp_pat
     assert answer == f"railcni: {said.replace('MISSING', '/no/file')}\n"
 
 
-@pytest.mark.parametrize(
-    ("argv", "like"),
-    [
-        ("", "--help"), ("help", "--help"), ("help nad lint", "nad lint --help"), ("help add", "attach --help"),
-        ("cluster help doctor", "cluster doctor --help"), ("add --help", "attach --help"),
-        ("del --help", "detach --help"), ("ls --help", "attachments --help"), ("", "--help"),
-        ("cluster", "cluster --help"), ("ipam", "ipam --help"), ("cluster ipam", "cluster ipam --help"),
-        ("nad", "nad --help"), ("version", "--version"), ("version --no-headers -o table", "--version"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("argv", "like"), [
+    ("", "--help"), ("help", "--help"), ("help nad lint", "nad lint --help"), ("help add", "attach --help"),
+    ("cluster help doctor", "cluster doctor --help"), ("add --help", "attach --help"),
+    ("del --help", "detach --help"), ("ls --help", "attachments --help"), ("", "--help"),
+    ("cluster", "cluster --help"), ("ipam", "ipam --help"), ("cluster ipam", "cluster ipam --help"),
+    ("nad", "nad --help"), ("version", "--version"), ("version --no-headers -o table", "--version"),
+])  # fmt: skip
 def test_the_words_of_kubectl_and_of_cni_are_known(argv: str, like: str) -> None:
     assert run_any(*argv.split()) == run_any(*like.split())
 
@@ -101,16 +92,13 @@ def test_kubectls_plugin_calls_itself_so_and_takes_kubectls_options_on_both_side
         assert '--agents-in: "-": start with a letter' in run_any("cluster", *argv, code=2)
 
 
-@pytest.mark.parametrize(
-    ("argv", "meant"),
-    [
-        ("cluster status --contxt x", "--context"),
-        ("ipam leases --netwrok=x", "--network"),
-        ("install --dryrun", "--dry-run"),
-        ("attach --contaner-id x", "--container-id"),
-        ("ipam show --kubecnfig x", "--kubeconfig"),
-    ],
-)
+@pytest.mark.parametrize(("argv", "meant"), [
+    ("cluster status --contxt x", "--context"),
+    ("ipam leases --netwrok=x", "--network"),
+    ("install --dryrun", "--dry-run"),
+    ("attach --contaner-id x", "--container-id"),
+    ("ipam show --kubecnfig x", "--kubeconfig"),
+])  # fmt: skip
 def test_of_a_misspelled_option_the_likely_one_is_named(argv: str, meant: str) -> None:
     assert f": did you mean {meant}?" in run_any(*argv.split(), code=2)
 

@@ -370,14 +370,11 @@ def test_the_64_bytes_that_others_than_root_get_tell_nothing() -> None:
     assert pcie.redirects_peers(config(acs=0x1D)[:64]) is None
 
 
-@pytest.mark.parametrize(
-    ("space", "why"),
-    [
-        (None, "the file `config` in sysfs is missing or cannot be read"),
-        (config()[:64], "only root can read it"),
-        (config()[:0x60], "the configuration space has no such register"),
-    ],
-)
+@pytest.mark.parametrize(("space", "why"), [
+    (None, "the file `config` in sysfs is missing or cannot be read"),
+    (config()[:64], "only root can read it"),
+    (config()[:0x60], "the configuration space has no such register"),
+])  # fmt: skip
 def test_a_register_is_for_root_alone_only_where_the_file_ends_after_64_bytes(
     space: bytes | None, why: str, tmp_path: Path
 ) -> None:
@@ -582,16 +579,13 @@ def test_a_runtime_whose_containers_may_lock_little_is_advice(tmp_path: Path) ->
     assert found[1].found.startswith("8 MiB")
 
 
-@pytest.mark.parametrize(
-    ("user", "effective", "uid_map", "level", "remedy"),
-    [
-        (0, 1 << 14, "0 0 4294967295", OK, ""),
-        (1000, 1 << 14, "0 0 4294967295", OK, ""),  # by a file's capabilities
-        (0, 1 << 13, "0 0 4294967295", ADVICE, "or the capability IPC_LOCK in the container"),
-        (1000, 0, "0 0 4294967295", ADVICE, "does nothing for a process that is not root, as this one (user 1000)"),
-        (0, 1 << 14, "0 100000 65536", ADVICE, "LimitMEMLOCK=infinity"),  # of its own user namespace alone
-    ],
-)
+@pytest.mark.parametrize(("user", "effective", "uid_map", "level", "remedy"), [
+    (0, 1 << 14, "0 0 4294967295", OK, ""),
+    (1000, 1 << 14, "0 0 4294967295", OK, ""),  # by a file's capabilities
+    (0, 1 << 13, "0 0 4294967295", ADVICE, "or the capability IPC_LOCK in the container"),
+    (1000, 0, "0 0 4294967295", ADVICE, "does nothing for a process that is not root, as this one (user 1000)"),
+    (0, 1 << 14, "0 100000 65536", ADVICE, "LimitMEMLOCK=infinity"),  # of its own user namespace alone
+])  # fmt: skip
 def test_a_process_may_lock_memory_if_the_capability_is_effective_where_the_kernel_looks(
     tmp_path: Path, user: int, effective: int, uid_map: str, level: str, remedy: str
 ) -> None:

@@ -258,15 +258,12 @@ def test_a_fault_of_what_the_pod_uses_is_named(fault: str, scene: Scene, monkeyp
     assert all(f.remedy for f in named)
 
 
-@pytest.mark.parametrize(
-    ("given", "wanted"),
-    [
-        ({}, [(OK, "prepared, rdma/hca_a, 0000:3b:00.0")]),
-        ({"function": OTHER, "admin": True}, [(OK, f"prepared, rdma/hca_a, {OTHER}")]),
-        ({"function": "all"}, [(OK, "prepared, rdma/hca_a, all")]),
-        ({"function": OTHER, "pod": "u2"}, []),
-    ],
-)
+@pytest.mark.parametrize(("given", "wanted"), [
+    ({}, [(OK, "prepared, rdma/hca_a, 0000:3b:00.0")]),
+    ({"function": OTHER, "admin": True}, [(OK, f"prepared, rdma/hca_a, {OTHER}")]),
+    ({"function": "all"}, [(OK, "prepared, rdma/hca_a, all")]),
+    ({"function": OTHER, "pod": "u2"}, []),
+])  # fmt: skip
 def test_a_claim_that_is_as_it_should_be_or_of_another_pod_is_no_fault(
     given: dict[str, Any], wanted: list[tuple[str, str]], scene: Scene
 ) -> None:

@@ -176,30 +176,24 @@ ROCE = {"default_roce_tos": 106}  # DSCP 26
 GOOD: dict[str, Any] = {"pfc": (3,), "trust": "dscp", "ecn": (3,), "classes": ROCE}
 
 
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({}, []),
-        ({"pfc": (), "ecn": ()}, ["RoCE loses packets under load"]),
-        ({"pfc": ()}, []),
-        ({"trust": "pcp"}, ["packets are marked by DSCP, default_roce_tos 106, and get their priority by VLAN tags"]),
-        ({"trust": "pcp", "classes": {}}, ["packets are marked by DSCP and get their priority by VLAN tags"]),
-        ({"trust": "pcp", "classes": {}, "has_vlan": True}, []),
-        ({"trust": "pcp", "pfc": (0, 3)}, []),
-        ({"pfc": EIGHT}, ["a pause of RoCE stops all other traffic too"]),
-        ({"ecn": ()}, ["without ECN on lossless priorities only pauses slow a sender down"]),
-        ({"ecn": (0, 5)}, ["without ECN on lossless priorities only pauses slow a sender down"]),
-        ({"ecn": (3, 5)}, []),
-        (
-            {"classes": {"traffic_class": 184}},
-            ["traffic_class 184 is DSCP 46, which gets the priority 5, and lossless is 3"],
-        ),
-        ({"classes": {"traffic_class": 184}, "dscp": {46: 3}}, []),
-        ({"dscp": {26: 0}}, ["default_roce_tos 106 is DSCP 26, which gets the priority 0, and lossless is 3"]),
-        ({"trust": "pcp", "ecn": ()}, ["packets are marked by DSCP", "without ECN on"]),
-        ({"pfc": EIGHT, "ecn": ()}, ["a pause of RoCE", "without ECN on"]),
-    ],
-)
+@pytest.mark.parametrize(("changes", "words"), [
+    ({}, []),
+    ({"pfc": (), "ecn": ()}, ["RoCE loses packets under load"]),
+    ({"pfc": ()}, []),
+    ({"trust": "pcp"}, ["packets are marked by DSCP, default_roce_tos 106, and get their priority by VLAN tags"]),
+    ({"trust": "pcp", "classes": {}}, ["packets are marked by DSCP and get their priority by VLAN tags"]),
+    ({"trust": "pcp", "classes": {}, "has_vlan": True}, []),
+    ({"trust": "pcp", "pfc": (0, 3)}, []),
+    ({"pfc": EIGHT}, ["a pause of RoCE stops all other traffic too"]),
+    ({"ecn": ()}, ["without ECN on lossless priorities only pauses slow a sender down"]),
+    ({"ecn": (0, 5)}, ["without ECN on lossless priorities only pauses slow a sender down"]),
+    ({"ecn": (3, 5)}, []),
+    ({"classes": {"traffic_class": 184}}, ["traffic_class 184 is DSCP 46, which gets the priority 5, and lossless is 3"]),
+    ({"classes": {"traffic_class": 184}, "dscp": {46: 3}}, []),
+    ({"dscp": {26: 0}}, ["default_roce_tos 106 is DSCP 26, which gets the priority 0, and lossless is 3"]),
+    ({"trust": "pcp", "ecn": ()}, ["packets are marked by DSCP", "without ECN on"]),
+    ({"pfc": EIGHT, "ecn": ()}, ["a pause of RoCE", "without ECN on"]),
+])  # fmt: skip
 def test_settings_that_do_not_go_together_are_advice_each_with_its_remedy(
     changes: dict[str, Any], words: list[str]
 ) -> None:
@@ -209,15 +203,12 @@ def test_settings_that_do_not_go_together_are_advice_each_with_its_remedy(
         assert said in one.found and one.healthy and one.remedy
 
 
-@pytest.mark.parametrize(
-    ("changes", "driver", "tool"),
-    [
-        ({"ecn": None}, "mlx5_core", "mlnx_qos -i ens2f0, and mlxconfig -d 0000:3b:00.0 query"),
-        ({"pfc": None, "ecn": None, "trust": ""}, "bnxt_en", "niccli"),
-        ({"trust": ""}, "ionic", "nicctl"),
-        ({"pfc": None, "ecn": None, "trust": ""}, "ice", "dcb pfc show dev ens2f0"),
-    ],
-)
+@pytest.mark.parametrize(("changes", "driver", "tool"), [
+    ({"ecn": None}, "mlx5_core", "mlnx_qos -i ens2f0, and mlxconfig -d 0000:3b:00.0 query"),
+    ({"pfc": None, "ecn": None, "trust": ""}, "bnxt_en", "niccli"),
+    ({"trust": ""}, "ionic", "nicctl"),
+    ({"pfc": None, "ecn": None, "trust": ""}, "ice", "dcb pfc show dev ens2f0"),
+])  # fmt: skip
 def test_what_the_kernel_does_not_tell_is_unknown_with_the_vendors_command(
     changes: dict[str, Any], driver: str, tool: str
 ) -> None:
@@ -248,14 +239,11 @@ def test_a_driver_without_dcb_says_nothing(namespaces: Callable[[], View], tmp_p
         assert ports.read_congestion(of_machine(tmp_path), "", str(tmp_path)) == Congestion()
 
 
-@pytest.mark.parametrize(
-    ("card", "ports"),
-    [
-        ("ConnectX with a virtual function without a GUID", 1),
-        ("ConnectX with a subfunction", 1),
-        ("ConnectX as a bond with a virtual function of its second port", 2),
-    ],
-)
+@pytest.mark.parametrize(("card", "ports"), [
+    ("ConnectX with a virtual function without a GUID", 1),
+    ("ConnectX with a subfunction", 1),
+    ("ConnectX as a bond with a virtual function of its second port", 2),
+])  # fmt: skip
 def test_the_settings_of_a_virtual_function_or_subfunction_are_those_of_its_card(
     tmp_path: Path, card: str, ports: int
 ) -> None:

@@ -45,23 +45,17 @@ def test_a_text_that_nothing_was_found_lists_the_filters(found: object) -> None:
     assert "no attachment with --network x, --pod team/a in " in run("attachments", "--network", "x", "--pod", "team/a")
 
 
-@pytest.mark.parametrize(
-    ("template", "text"),
-    [
-        ("{[*].pod}", "team/a team/a b/c"),
-        ("{[0].addresses[1]}", "fd00::1"),
-        ("{[-1].ifname} of {$[2]['pod']}", "net1 of b/c"),
-        ("{[9].pod}", ""),
-        ("{[*].nothing}", ""),
-        ("{[1].addresses}", "[]"),
-        (r"{[*].a\.b/c}", "true"),
-        (r'{range [*]}{.pod}{"\t"}{.addresses[*]}{"\n"}{end}', "team/a\t10.0.0.1 fd00::1\nteam/a\t\nb/c\t10.0.0.2\n"),
-        (
-            "{range [*]}{range .addresses[*]}<{@}{$[0].pod}>{end}{end}",
-            "<10.0.0.1team/a><fd00::1team/a><10.0.0.2team/a>",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("template", "text"), [
+    ("{[*].pod}", "team/a team/a b/c"),
+    ("{[0].addresses[1]}", "fd00::1"),
+    ("{[-1].ifname} of {$[2]['pod']}", "net1 of b/c"),
+    ("{[9].pod}", ""),
+    ("{[*].nothing}", ""),
+    ("{[1].addresses}", "[]"),
+    (r"{[*].a\.b/c}", "true"),
+    (r'{range [*]}{.pod}{"\t"}{.addresses[*]}{"\n"}{end}', "team/a\t10.0.0.1 fd00::1\nteam/a\t\nb/c\t10.0.0.2\n"),
+    ("{range [*]}{range .addresses[*]}<{@}{$[0].pod}>{end}{end}", "<10.0.0.1team/a><fd00::1team/a><10.0.0.2team/a>"),
+])  # fmt: skip
 def test_jsonpath_is_filled_as_by_kubectl_from_what_o_json_prints(template: str, text: str, found: object) -> None:
     assert run("attachments", "-o", f"jsonpath={template}") == text
     assert filled(template, json.loads(run("attachments", "-o", "json"))) == text
@@ -73,29 +67,23 @@ def test_jsonpath_reads_an_object_by_its_keys() -> None:
     assert filled("{.items[0].*.name}{.kind}", objects) == "aList"
 
 
-@pytest.mark.parametrize(
-    ("template", "said"),
-    [
-        ("", "want {PATH}, such as {[*].node}"),
-        (".pod", "want {PATH}, such as {[*].node}"),
-        ("{.pod", "{.pod is not understood"),
-        ("x{[?(@.a==1)]}", "{[?(@.a==1)]} is not understood: a path has .key, ['key'], [NUMBER] and [*]"),
-        ("{[*].a}{end}", "{end} without a {range}"),
-        ("{range [*]}{.pod}", "a {range} has no {end}"),
-    ],
-)
+@pytest.mark.parametrize(("template", "said"), [
+    ("", "want {PATH}, such as {[*].node}"),
+    (".pod", "want {PATH}, such as {[*].node}"),
+    ("{.pod", "{.pod is not understood"),
+    ("x{[?(@.a==1)]}", "{[?(@.a==1)]} is not understood: a path has .key, ['key'], [NUMBER] and [*]"),
+    ("{[*].a}{end}", "{end} without a {range}"),
+    ("{range [*]}{.pod}", "a {range} has no {end}"),
+])  # fmt: skip
 def test_a_wrong_template_is_a_wrong_call_that_names_the_part(template: str, said: str) -> None:
     last = run("attachments", "-o", f"jsonpath={template}", code=2).splitlines()[-1]
     assert f"-o/--output: jsonpath={template}: {said}" in last
 
 
-@pytest.mark.parametrize(
-    ("template", "document", "said"),
-    [
-        ("{.items[*]}", [], "{.items[*]}: .items is asked of a list: want [*] there"),
-        ("{[0]}", {}, "{[0]}: [0] is asked of an object: want .key there"),
-    ],
-)
+@pytest.mark.parametrize(("template", "document", "said"), [
+    ("{.items[*]}", [], "{.items[*]}: .items is asked of a list: want [*] there"),
+    ("{[0]}", {}, "{[0]}: [0] is asked of an object: want .key there"),
+])  # fmt: skip
 def test_a_path_that_cannot_fit_says_what_is_there(template: str, document: object, said: str) -> None:
     with pytest.raises(InvalidConfig, match="jsonpath") as fault:
         filled(template, document)

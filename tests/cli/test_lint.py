@@ -113,33 +113,30 @@ def test_the_comma_that_the_network_operators_example_of_v0_1_0_misses_is_all_th
     assert finding.message == "not JSON: expecting ',' delimiter"
 
 
-@pytest.mark.parametrize(
-    ("text", "underlined", "fix"),
-    [
-        ('{"a": 1,, "b": 2}', ",", "remove the comma before this, or write what is missing here"),
-        ('{"a": 1; "b": 2}', "1", "write , for the character after this"),
-        ('{"a" 1}', "1", "write : here"),
-        ('{"a" = 1}', "=", "write : here"),
-        ("{a: 1}", "a", "write it between double quotes"),
-        ("{'a': 1}", "'", 'write " for this quotation mark'),
-        ('{"a": “b”}', "“", 'write " for this quotation mark'),
-        ('{"a": bridge}', "bridge", "write it between double quotes"),
-        ('{"a": True}', "True", "write true, false or null"),
-        ('{"a": None}', "None", "write true, false or null"),
-        ('{"a": 09000}', "9000", "remove the zero before the number"),
-        ('{"a": "b', '"', 'write " where it ends'),
-        ('{"a": "b\tc"}', "\t", "write it as an escape, such as \\t or \\n"),
-        ('{"a": "\\x"}', "\\", "write \\\\ for a backslash"),
-        ('{"a": 1 // b\n}', "/", "remove the comment: JSON has none"),
-        ('{"a": {"b": 1}', "}", "write , after this, or close the bracket that is open"),
-        ('{"a": [1}', "1", "write , after this, or close the bracket that is open"),
-        ('{"a": 1}}', "}", "remove it"),
-        ('{"a":\u00a01}', "\u00a0", "write a JSON value or key in its place"),
-        ('{"a": 1e999}', "1e999", "write a smaller number"),
-        ('{"a": NaN}', "NaN", "write a smaller number"),
-        pytest.param('{"a": ' + "1" * 5000 + "}", "1" * 5000, "write a smaller number", id="5000 digits"),
-    ],
-)
+@pytest.mark.parametrize(("text", "underlined", "fix"), [
+    ('{"a": 1,, "b": 2}', ",", "remove the comma before this, or write what is missing here"),
+    ('{"a": 1; "b": 2}', "1", "write , for the character after this"),
+    ('{"a" 1}', "1", "write : here"),
+    ('{"a" = 1}', "=", "write : here"),
+    ("{a: 1}", "a", "write it between double quotes"),
+    ("{'a': 1}", "'", 'write " for this quotation mark'),
+    ('{"a": “b”}', "“", 'write " for this quotation mark'),
+    ('{"a": bridge}', "bridge", "write it between double quotes"),
+    ('{"a": True}', "True", "write true, false or null"),
+    ('{"a": None}', "None", "write true, false or null"),
+    ('{"a": 09000}', "9000", "remove the zero before the number"),
+    ('{"a": "b', '"', 'write " where it ends'),
+    ('{"a": "b\tc"}', "\t", "write it as an escape, such as \\t or \\n"),
+    ('{"a": "\\x"}', "\\", "write \\\\ for a backslash"),
+    ('{"a": 1 // b\n}', "/", "remove the comment: JSON has none"),
+    ('{"a": {"b": 1}', "}", "write , after this, or close the bracket that is open"),
+    ('{"a": [1}', "1", "write , after this, or close the bracket that is open"),
+    ('{"a": 1}}', "}", "remove it"),
+    ('{"a":\u00a01}', "\u00a0", "write a JSON value or key in its place"),
+    ('{"a": 1e999}', "1e999", "write a smaller number"),
+    ('{"a": NaN}', "NaN", "write a smaller number"),
+    pytest.param('{"a": ' + "1" * 5000 + "}", "1" * 5000, "write a smaller number", id="5000 digits"),
+])  # fmt: skip
 def test_a_fault_of_the_syntax_is_told_with_what_to_write(text: str, underlined: str, fix: str) -> None:
     with pytest.raises(SyntaxFault) as found:
         parse_json(text)
@@ -155,14 +152,11 @@ def test_a_comma_before_a_closing_bracket_is_to_be_removed(text: str) -> None:
     assert "comma" in found.value.fix and "remove" in found.value.fix
 
 
-@pytest.mark.parametrize(
-    ("path", "text", "place"),
-    [
-        ("a.conf", '{"name": "a", "type": "macvlan",\n "name": "a"}', "a.conf:2:2"),
-        ("a.yaml", "name: a\ntype: macvlan\nname: a\n", "a.yaml:3:1"),
-        ("b.yaml", f'{HEAD}spec:\n  config: \'{{"mtu": 1,\n    "mtu": 2}}\'\n', "b.yaml:7:5"),
-    ],
-)
+@pytest.mark.parametrize(("path", "text", "place"), [
+    ("a.conf", '{"name": "a", "type": "macvlan",\n "name": "a"}', "a.conf:2:2"),
+    ("a.yaml", "name: a\ntype: macvlan\nname: a\n", "a.yaml:3:1"),
+    ("b.yaml", f'{HEAD}spec:\n  config: \'{{"mtu": 1,\n    "mtu": 2}}\'\n', "b.yaml:7:5"),
+])  # fmt: skip
 def test_a_key_that_is_there_twice_is_an_error_of_the_lint(path: str, text: str, place: str) -> None:
     found = [(f.place, f.fix) for f in lint_text(text, path) if "is there twice" in f.message]
     assert found == [(place, "remove one")]
@@ -271,69 +265,65 @@ def test_a_key_that_is_added_to_a_table_is_known_to_the_lint(monkeypatch: pytest
     assert told(of(document)) == [("error", "queues", '"many"', "write an integer from 1 to 8")]
 
 
-@pytest.mark.parametrize(
-    ("document", "finding"),
-    [
-        ({**GOOD, "mtu": "9000"}, ("error", "mtu", '"9000"', "write 9000")),
-        ({**GOOD, "mode": "Bridge"}, ("error", "mode", '"Bridge"', 'write "bridge"')),
-        ({**GOOD, "linkInContainer": "true"}, ("error", "linkInContainer", '"true"', "write true")),
-        ({**GOOD, "MTU": 9000}, ("warning", "MTU", '"MTU"', 'write "mtu"')),
-        ({**GOOD, "mastr": "x"}, ("warning", "mastr", '"mastr"', 'write "master"')),
-        ({**GOOD, "range": "10.0.0.0/8"}, ("warning", "range", '"range"', 'move "range" into "ipam"')),
-        ({**GOOD, "dns": {"nameservers": "10.0.0.1"}},
-         ("error", "dns", '{"nameservers": "10.0.0.1"}', "write a list as its `nameservers`")),
-        ({**GOOD, "dns": {"search": ["a"], "domain": 5}},
-         ("error", "dns", '{"search": ["a"], "domain": 5}', "write a string as its `domain`")),
-        ({**GOOD, "rdma": "on"}, ("error", "rdma", '"on"', 'write true, false, "auto", or an object')),
-        ({**GOOD, "rdma": {"waitSeconds": "2"}}, ("error", "rdma.waitSeconds", '"2"', "write 2")),
-        ({**GOOD, "rdma": {"require": True}}, ("warning", "rdma.require", '"require"', 'write "required"')),
-        ({**GOOD, "mtu": 1500}, ("warning", "mtu", "1500", "write 9000, where the fabric carries it")),
-        ({**GOOD, "mtu": 9500}, ("warning", "mtu", "9500", "write 9000")),
-        ({k: v for k, v in GOOD.items() if k != "master"},
-         ("warning", "master", "{", 'add "master": "ens2f0", the name of the RDMA netdev')),
-        ({**GOOD, "type": "mcvlan"}, ("error", "type", '"mcvlan"', 'write "macvlan"')),
-        ({**GOOD, "type": "Macvlan"}, ("error", "type", '"Macvlan"', 'write "macvlan"')),
-        ({**GOOD, "type": "railcni-macvaln"}, ("error", "type", '"railcni-macvaln"', 'write "railcni-macvlan"')),
-        ({**GOOD, "type": "macvlan2"}, ("warning", "type", '"macvlan2"', 'write "macvlan"')),
-        ({**GOOD, "type": "my-macvlan"}, ("warning", "type", '"my-macvlan"', 'write "macvlan"')),
-        ({**GOOD, "type": "vxlan"}, ("warning", "type", '"vxlan"', 'write "vlan"')),
-        ({**GOOD, "type": "zebra"}, ("warning", "type", '"zebra"', "check that the runtime's plugin folder has it")),
-        ({**GOOD, "type": "/opt/macvlan"}, ("error", "type", '"/opt/macvlan"', 'write "macvlan", without a directory')),
-        ({**GOOD, "cniVersion": "1.0"}, ("error", "cniVersion", '"1.0"', 'write "1.0.0"')),
-        ({k: v for k, v in GOOD.items() if k != "cniVersion"},
-         ("warning", "cniVersion", "{", 'add "cniVersion": "1.0.0"')),
-        ({k: v for k, v in GOOD.items() if k != "name"}, ("error", "name", "{", 'add "name"')),
-        (with_ipam(type="wherabouts"), ("error", "ipam.type", '"wherabouts"', 'write "whereabouts"')),
-        (with_ipam(type="tuning"), ("error", "ipam.type", '"tuning"', 'write "whereabouts"')),
-        ({**GOOD, "ipam": {"range": "10.0.0.0/8"}},
-         ("error", "ipam", '{"range": "10.0.0.0/8"}', 'add "type": "whereabouts"')),
-        (with_ipam(gatway="x"), ("warning", "ipam.gatway", '"gatway"', 'write "gateway"')),
-        (with_ipam(store_timeout=61),
-         ("error", "ipam.store_timeout", "61", "write 60 at most: only the node's own flat file may have more")),
-        (with_ipam(mtu=9000), ("warning", "ipam.mtu", '"mtu"', 'move "mtu" out of "ipam", to the plugin')),
-        (with_ipam(exclude="192.168.111.7"), ("error", "ipam.exclude", '"192.168.111.7"', 'write ["192.168.111.7"]')),
-        (with_ipam(range="192.168.111.0"),
-         ("error", "ipam.range", '"192.168.111.0"',
-          "write a CIDR or first-last/length, such as 192.168.2.0/24 or 192.168.2.10-192.168.2.20/24")),
-        (with_ipam(range_start="192.168.112.1"),
-         ("error", "ipam.range_start", '"192.168.112.1"', "write an address of the range 192.168.111.0/24")),
-        (with_ipam(exclude=["192.168.111.1", "10.0.0.0/8"]),
-         ("warning", "ipam.exclude[1]", '"10.0.0.0/8"', "correct it, or remove it")),
-        (with_ipam(gateway="192.168.112.1"),
-         ("warning", "ipam.gateway", '"192.168.112.1"', "write an address of 192.168.111.0/24, such as 192.168.111.1")),
-        (with_ipam(routes=[{"dst": "10.0.0.0/8", "gw": "192.168.111.9"}, {"dst": "10.1.0.0/16", "gw": "10.9.0.1"}]),
-         ("warning", "ipam.routes[1].gw", '"10.9.0.1"', "write an address of 192.168.111.0/24, such as 192.168.111.1")),
-        (with_ipam(network_name="Blue_1"),
-         ("error", "ipam.network_name", '"Blue_1"', "write lowercase letters, digits, - and ., such as blue-1")),
-        (with_ipam(node_slice_size="/22"), ("error", "ipam.node_slice_size", '"/22"', "write /24 or a longer prefix")),
-        (with_ipam(ipRanges=[{"range": "192.168.0.0/16"}]),
-         ("warning", "ipam.ipRanges[0].range", '"192.168.0.0/16"', "write ranges apart from one another")),
-        (with_ipam(ipRanges=[{"range": "10.0.0.0/8", "excludes": []}]),
-         ("warning", "ipam.ipRanges[0].excludes", '"excludes"', 'write "exclude"')),
-        (with_ipam(dns={"nameserver": []}), ("warning", "ipam.dns.nameserver", '"nameserver"', 'write "nameservers"')),
-        (with_ipam(log_file="/root/x"), ("warning", "ipam.log_file", '"log_file"', "correct it, or remove it")),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("document", "finding"), [
+    ({**GOOD, "mtu": "9000"}, ("error", "mtu", '"9000"', "write 9000")),
+    ({**GOOD, "mode": "Bridge"}, ("error", "mode", '"Bridge"', 'write "bridge"')),
+    ({**GOOD, "linkInContainer": "true"}, ("error", "linkInContainer", '"true"', "write true")),
+    ({**GOOD, "MTU": 9000}, ("warning", "MTU", '"MTU"', 'write "mtu"')),
+    ({**GOOD, "mastr": "x"}, ("warning", "mastr", '"mastr"', 'write "master"')),
+    ({**GOOD, "range": "10.0.0.0/8"}, ("warning", "range", '"range"', 'move "range" into "ipam"')),
+    ({**GOOD, "dns": {"nameservers": "10.0.0.1"}},
+     ("error", "dns", '{"nameservers": "10.0.0.1"}', "write a list as its `nameservers`")),
+    ({**GOOD, "dns": {"search": ["a"], "domain": 5}},
+     ("error", "dns", '{"search": ["a"], "domain": 5}', "write a string as its `domain`")),
+    ({**GOOD, "rdma": "on"}, ("error", "rdma", '"on"', 'write true, false, "auto", or an object')),
+    ({**GOOD, "rdma": {"waitSeconds": "2"}}, ("error", "rdma.waitSeconds", '"2"', "write 2")),
+    ({**GOOD, "rdma": {"require": True}}, ("warning", "rdma.require", '"require"', 'write "required"')),
+    ({**GOOD, "mtu": 1500}, ("warning", "mtu", "1500", "write 9000, where the fabric carries it")),
+    ({**GOOD, "mtu": 9500}, ("warning", "mtu", "9500", "write 9000")),
+    ({k: v for k, v in GOOD.items() if k != "master"},
+     ("warning", "master", "{", 'add "master": "ens2f0", the name of the RDMA netdev')),
+    ({**GOOD, "type": "mcvlan"}, ("error", "type", '"mcvlan"', 'write "macvlan"')),
+    ({**GOOD, "type": "Macvlan"}, ("error", "type", '"Macvlan"', 'write "macvlan"')),
+    ({**GOOD, "type": "railcni-macvaln"}, ("error", "type", '"railcni-macvaln"', 'write "railcni-macvlan"')),
+    ({**GOOD, "type": "macvlan2"}, ("warning", "type", '"macvlan2"', 'write "macvlan"')),
+    ({**GOOD, "type": "my-macvlan"}, ("warning", "type", '"my-macvlan"', 'write "macvlan"')),
+    ({**GOOD, "type": "vxlan"}, ("warning", "type", '"vxlan"', 'write "vlan"')),
+    ({**GOOD, "type": "zebra"}, ("warning", "type", '"zebra"', "check that the runtime's plugin folder has it")),
+    ({**GOOD, "type": "/opt/macvlan"}, ("error", "type", '"/opt/macvlan"', 'write "macvlan", without a directory')),
+    ({**GOOD, "cniVersion": "1.0"}, ("error", "cniVersion", '"1.0"', 'write "1.0.0"')),
+    ({k: v for k, v in GOOD.items() if k != "cniVersion"}, ("warning", "cniVersion", "{", 'add "cniVersion": "1.0.0"')),
+    ({k: v for k, v in GOOD.items() if k != "name"}, ("error", "name", "{", 'add "name"')),
+    (with_ipam(type="wherabouts"), ("error", "ipam.type", '"wherabouts"', 'write "whereabouts"')),
+    (with_ipam(type="tuning"), ("error", "ipam.type", '"tuning"', 'write "whereabouts"')),
+    ({**GOOD, "ipam": {"range": "10.0.0.0/8"}},
+     ("error", "ipam", '{"range": "10.0.0.0/8"}', 'add "type": "whereabouts"')),
+    (with_ipam(gatway="x"), ("warning", "ipam.gatway", '"gatway"', 'write "gateway"')),
+    (with_ipam(store_timeout=61),
+     ("error", "ipam.store_timeout", "61", "write 60 at most: only the node's own flat file may have more")),
+    (with_ipam(mtu=9000), ("warning", "ipam.mtu", '"mtu"', 'move "mtu" out of "ipam", to the plugin')),
+    (with_ipam(exclude="192.168.111.7"), ("error", "ipam.exclude", '"192.168.111.7"', 'write ["192.168.111.7"]')),
+    (with_ipam(range="192.168.111.0"),
+     ("error", "ipam.range", '"192.168.111.0"',
+      "write a CIDR or first-last/length, such as 192.168.2.0/24 or 192.168.2.10-192.168.2.20/24")),
+    (with_ipam(range_start="192.168.112.1"),
+     ("error", "ipam.range_start", '"192.168.112.1"', "write an address of the range 192.168.111.0/24")),
+    (with_ipam(exclude=["192.168.111.1", "10.0.0.0/8"]),
+     ("warning", "ipam.exclude[1]", '"10.0.0.0/8"', "correct it, or remove it")),
+    (with_ipam(gateway="192.168.112.1"),
+     ("warning", "ipam.gateway", '"192.168.112.1"', "write an address of 192.168.111.0/24, such as 192.168.111.1")),
+    (with_ipam(routes=[{"dst": "10.0.0.0/8", "gw": "192.168.111.9"}, {"dst": "10.1.0.0/16", "gw": "10.9.0.1"}]),
+     ("warning", "ipam.routes[1].gw", '"10.9.0.1"', "write an address of 192.168.111.0/24, such as 192.168.111.1")),
+    (with_ipam(network_name="Blue_1"),
+     ("error", "ipam.network_name", '"Blue_1"', "write lowercase letters, digits, - and ., such as blue-1")),
+    (with_ipam(node_slice_size="/22"), ("error", "ipam.node_slice_size", '"/22"', "write /24 or a longer prefix")),
+    (with_ipam(ipRanges=[{"range": "192.168.0.0/16"}]),
+     ("warning", "ipam.ipRanges[0].range", '"192.168.0.0/16"', "write ranges apart from one another")),
+    (with_ipam(ipRanges=[{"range": "10.0.0.0/8", "excludes": []}]),
+     ("warning", "ipam.ipRanges[0].excludes", '"excludes"', 'write "exclude"')),
+    (with_ipam(dns={"nameserver": []}), ("warning", "ipam.dns.nameserver", '"nameserver"', 'write "nameservers"')),
+    (with_ipam(log_file="/root/x"), ("warning", "ipam.log_file", '"log_file"', "correct it, or remove it")),
+])  # fmt: skip
 def test_a_fault_is_told_with_its_key_and_what_to_write(document: Any, finding: tuple[str, str, str, str]) -> None:
     assert told(of(document)) == [finding]
 
@@ -382,18 +372,15 @@ ALL_RAILS: dict[str, Any] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("key", "more", "found"),
-    [
-        ({}, {}, set()),
-        ({"nics": ["eth_r0"]}, {}, {"rail.nics"}),
-        ({"addressing": "plain"}, {}, {"rail.nics"}),
-        ({"nics": []}, {}, {"rail.index", "ipam"}),
-        ({"ranges": ["192.168.1.0/24", "bogus"]}, {}, {"rail.ranges[1][0].range"}),
-        ({}, {"master": "eth_r0"}, {"master"}),
-        ({}, {"ipam": {**ALL_RAILS["ipam"], "range": "192.168.1.0/24"}}, {"ipam.range"}),
-    ],
-)
+@pytest.mark.parametrize(("key", "more", "found"), [
+    ({}, {}, set()),
+    ({"nics": ["eth_r0"]}, {}, {"rail.nics"}),
+    ({"addressing": "plain"}, {}, {"rail.nics"}),
+    ({"nics": []}, {}, {"rail.index", "ipam"}),
+    ({"ranges": ["192.168.1.0/24", "bogus"]}, {}, {"rail.ranges[1][0].range"}),
+    ({}, {"master": "eth_r0"}, {"master"}),
+    ({}, {"ipam": {**ALL_RAILS["ipam"], "range": "192.168.1.0/24"}}, {"ipam.range"}),
+])  # fmt: skip
 def test_one_network_for_all_rails_names_a_nic_and_a_range_for_each_and_no_others(
     key: dict[str, Any], more: dict[str, Any], found: set[str]
 ) -> None:
@@ -438,25 +425,22 @@ def chain(*plugins: Any, **more: Any) -> dict[str, Any]:
 BARE = {"type": "macvlan", "master": "ens2f0"}
 
 
-@pytest.mark.parametrize(
-    ("document", "findings"),
-    [
-        (chain(BARE, {"type": "rdma", "deviceID": 5, "verbsDevic": "x"}), [("error", "plugins[1].deviceID", "5", 'write "5"'), ("warning", "plugins[1].verbsDevic", '"verbsDevic"', 'write "verbsDevice"')]),
-        (chain({"type": "tuning"}, BARE), [("error", "plugins[0].type", '"tuning"', "put it after macvlan")]),
-        (chain(BARE, {"type": "host-device", "device": "ens2f1"}),
-         [("error", "plugins[1].type", '"host-device"', "write a network for each, and name both in the pod's annotation")]),
-        (chain({"type": "whereabouts"}),
-         [("error", "plugins[0].type", '"whereabouts"', 'write "ipam": {"type": "whereabouts", ...} inside a plugin such as macvlan')]),
-        (chain(), [("error", "plugins", "[]", 'add {"type": "macvlan", ...}')]),
-        (chain({**BARE, "name": "m"}), [("warning", "plugins[0].name", '"name"', "remove it")]),
-        (chain({**BARE, "prevResult": {}}), [("warning", "plugins[0].prevResult", '"prevResult"', "remove it")]),
-        (chain(BARE, CniVersions=[]), [("error", "CniVersions", '"CniVersions"', 'write "cniVersions"')]),
-        (chain(BARE, cniVersions=["1.0.0", "7"]), [("warning", "cniVersions[1]", '"7"', "write one of " + ", ".join(("0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0")))]),
-        (chain(BARE, mtu=9000), [("warning", "mtu", '"mtu"', "move it into one of the plugins, or remove it")]),
-        (chain({"typ": "macvlan"}), [("error", "plugins[0].typ", '"typ"', 'write "type"')]),
-        ({"cniVersion": "1.0.0", "name": "n", "Plugins": [BARE]}, [("error", "Plugins", '"Plugins"', 'write "plugins"')]),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("document", "findings"), [
+    (chain(BARE, {"type": "rdma", "deviceID": 5, "verbsDevic": "x"}), [("error", "plugins[1].deviceID", "5", 'write "5"'), ("warning", "plugins[1].verbsDevic", '"verbsDevic"', 'write "verbsDevice"')]),
+    (chain({"type": "tuning"}, BARE), [("error", "plugins[0].type", '"tuning"', "put it after macvlan")]),
+    (chain(BARE, {"type": "host-device", "device": "ens2f1"}),
+     [("error", "plugins[1].type", '"host-device"', "write a network for each, and name both in the pod's annotation")]),
+    (chain({"type": "whereabouts"}),
+     [("error", "plugins[0].type", '"whereabouts"', 'write "ipam": {"type": "whereabouts", ...} inside a plugin such as macvlan')]),
+    (chain(), [("error", "plugins", "[]", 'add {"type": "macvlan", ...}')]),
+    (chain({**BARE, "name": "m"}), [("warning", "plugins[0].name", '"name"', "remove it")]),
+    (chain({**BARE, "prevResult": {}}), [("warning", "plugins[0].prevResult", '"prevResult"', "remove it")]),
+    (chain(BARE, CniVersions=[]), [("error", "CniVersions", '"CniVersions"', 'write "cniVersions"')]),
+    (chain(BARE, cniVersions=["1.0.0", "7"]), [("warning", "cniVersions[1]", '"7"', "write one of " + ", ".join(("0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0")))]),
+    (chain(BARE, mtu=9000), [("warning", "mtu", '"mtu"', "move it into one of the plugins, or remove it")]),
+    (chain({"typ": "macvlan"}), [("error", "plugins[0].typ", '"typ"', 'write "type"')]),
+    ({"cniVersion": "1.0.0", "name": "n", "Plugins": [BARE]}, [("error", "Plugins", '"Plugins"', 'write "plugins"')]),
+])  # fmt: skip
 def test_a_fault_of_a_list_is_told(document: Any, findings: list[tuple[str, str, str, str]]) -> None:
     assert told(of(document, "a.conflist")) == findings
 
@@ -534,21 +518,18 @@ def test_a_name_that_differs_from_the_nads_is_warned_about() -> None:
     assert nad({k: v for k, v in GOOD.items() if k != "name"}) == []  # Multus gives it the NAD's
 
 
-@pytest.mark.parametrize(
-    ("text", "finding"),
-    [
-        (HEAD + "spec:\n  Config: '" + json.dumps(GOOD) + "'", ("error", "spec.Config", "Config", 'write "config"')),
-        (HEAD, ("warning", "spec.config", "a", "write the network here, or check that each node's net.d has it")),
-        (HEAD + "spec:\n  config: " + json.dumps(GOOD),
-         ("error", "spec.config", json.dumps(GOOD), "write config: | and the JSON below it")),
-        ((HEAD + "spec:\n  config: '" + json.dumps(GOOD) + "'").replace("Definition", "Defintion"),
-         ("error", "kind", "NetworkAttachmentDefintion", "write NetworkAttachmentDefinition")),
-        ((HEAD + "spec:\n  config: '" + json.dumps(GOOD) + "'").replace("k8s.cni.cncf.io/v1", "v1"),
-         ("error", "apiVersion", "v1", "write k8s.cni.cncf.io/v1")),
-        (HEAD.replace("rdma-net", "RDMA_net") + 'spec:\n  config: \'{"type": "loopback", "cniVersion": "1.0.0"}\'',
-         ("error", "metadata.name", "RDMA_net", "write small letters, digits, - and . , the first and last no - or .")),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("text", "finding"), [
+    (HEAD + "spec:\n  Config: '" + json.dumps(GOOD) + "'", ("error", "spec.Config", "Config", 'write "config"')),
+    (HEAD, ("warning", "spec.config", "a", "write the network here, or check that each node's net.d has it")),
+    (HEAD + "spec:\n  config: " + json.dumps(GOOD),
+     ("error", "spec.config", json.dumps(GOOD), "write config: | and the JSON below it")),
+    ((HEAD + "spec:\n  config: '" + json.dumps(GOOD) + "'").replace("Definition", "Defintion"),
+     ("error", "kind", "NetworkAttachmentDefintion", "write NetworkAttachmentDefinition")),
+    ((HEAD + "spec:\n  config: '" + json.dumps(GOOD) + "'").replace("k8s.cni.cncf.io/v1", "v1"),
+     ("error", "apiVersion", "v1", "write k8s.cni.cncf.io/v1")),
+    (HEAD.replace("rdma-net", "RDMA_net") + 'spec:\n  config: \'{"type": "loopback", "cniVersion": "1.0.0"}\'',
+     ("error", "metadata.name", "RDMA_net", "write small letters, digits, - and . , the first and last no - or .")),
+])  # fmt: skip
 def test_a_fault_of_the_nad_around_the_network_is_told(text: str, finding: tuple[str, str, str, str]) -> None:
     assert told(lint_text(text, "a.yaml")) == [finding]
 
@@ -659,15 +640,12 @@ def test_the_flat_file_of_a_node_is_taken_into_account(tmp_path: Path) -> None:
     assert (finding.key, "etcd_host" in finding.message) == ("ipam.datastore", True)
 
 
-@pytest.mark.parametrize(
-    ("block", "key"),
-    [
-        ({"kubernetes": {"kubeconfig": "/etc/kubernetes/admin.conf"}}, "ipam.kubernetes.kubeconfig"),
-        ({"configuration_path": "/etc/cni/net.d/10-calico.conf"}, "ipam.configuration_path"),
-        ({"etcd_prefix": "/registry"}, "ipam.etcd_prefix"),
-        ({"etcd_host": "10.0.0.9"}, "ipam.etcd_host"),
-    ],
-)
+@pytest.mark.parametrize(("block", "key"), [
+    ({"kubernetes": {"kubeconfig": "/etc/kubernetes/admin.conf"}}, "ipam.kubernetes.kubeconfig"),
+    ({"configuration_path": "/etc/cni/net.d/10-calico.conf"}, "ipam.configuration_path"),
+    ({"etcd_prefix": "/registry"}, "ipam.etcd_prefix"),
+    ({"etcd_host": "10.0.0.9"}, "ipam.etcd_host"),
+])  # fmt: skip
 def test_a_store_that_a_network_may_not_name_is_an_error_before_a_node_sees_it(
     tmp_path: Path, block: dict[str, Any], key: str
 ) -> None:
@@ -679,15 +657,12 @@ def test_a_store_that_a_network_may_not_name_is_an_error_before_a_node_sees_it(
     assert not key.startswith("ipam.etcd") or f"is not that of {path}" in found[0].message
 
 
-@pytest.mark.parametrize(
-    ("content", "told"),
-    [
-        pytest.param(None, 'railcni: --flat-file "{path}": there is no such file', id="none"),
-        pytest.param('{"log_level": 3}', "error: ipam: {path}: log_level 3: want a string", id="a value"),
-        pytest.param("{", "error: ipam: the flat file {path} is not JSON", id="no JSON"),
-        pytest.param("[]", "error: ipam: the flat file {path} is no JSON object", id="no object"),
-    ],
-)
+@pytest.mark.parametrize(("content", "told"), [
+    pytest.param(None, 'railcni: --flat-file "{path}": there is no such file', id="none"),
+    pytest.param('{"log_level": 3}', "error: ipam: {path}: log_level 3: want a string", id="a value"),
+    pytest.param("{", "error: ipam: the flat file {path} is not JSON", id="no JSON"),
+    pytest.param("[]", "error: ipam: the flat file {path} is no JSON object", id="no object"),
+])  # fmt: skip
 def test_a_fault_of_the_flat_file_names_that_file(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path, content: str | None, told: str
 ) -> None:
@@ -700,16 +675,13 @@ def test_a_fault_of_the_flat_file_names_that_file(
 
 
 @pytest.mark.parametrize("as_json", [False, True])
-@pytest.mark.parametrize(
-    ("changes", "told"),
-    [
-        pytest.param({}, [], id="none"),
-        pytest.param({"pairing": "gpu"}, ["master, pci and pairing: want one of them"], id="two selectors"),
-        pytest.param({"addressing": None}, ["null: want one of same-index, plain"], id="a value"),
-        pytest.param({"mtu": -1, "shard": 3}, ["-1: want 0 or more", "is no key here"], id="two faults"),
-        pytest.param({"subnet": "192.168.0.0/24"}, ["overlaps 192.168.0.0/24 of rail 0"], id="a combination"),
-    ],
-)
+@pytest.mark.parametrize(("changes", "told"), [
+    pytest.param({}, [], id="none"),
+    pytest.param({"pairing": "gpu"}, ["master, pci and pairing: want one of them"], id="two selectors"),
+    pytest.param({"addressing": None}, ["null: want one of same-index, plain"], id="a value"),
+    pytest.param({"mtu": -1, "shard": 3}, ["-1: want 0 or more", "is no key here"], id="two faults"),
+    pytest.param({"subnet": "192.168.0.0/24"}, ["overlaps 192.168.0.0/24 of rail 0"], id="a combination"),
+])  # fmt: skip
 def test_a_plan_of_rails_has_the_faults_that_its_own_command_refuses(
     tmp_path: Path, as_json: bool, changes: dict[str, Any], told: list[str]
 ) -> None:

@@ -75,101 +75,97 @@ def told(*documents: Any) -> list[tuple[str, str, str]]:
     return [(f.severity, f.key, f.message) for f in found]
 
 
-@pytest.mark.parametrize(
-    ("documents", "findings"),
-    [
-        ((nad("a"), nad("a")), [("error", "metadata.name", "this file has another NAD a")]),
-        ((nad("a"), nad("a", "other")), []),
-        ((nad("a", "Bad_NS"),), [("error", "metadata.namespace", "Kubernetes has no namespace of this name")]),
-        ((nad("a", **ipam("10.0.0.0/24")), nad("b", **ipam("10.0.0.0/24"))), []),
-        ((nad("a", **ipam("10.0.0.0/24")), nad("b", **ipam("10.0.0.0/16"))),
-         [("warning", "ipam.range", "10.0.0.0/16 overlaps with 10.0.0.0/24 of the network a: pods of one subnet")]),
-        ((nad("a", **ipam("10.0.0.0/24")), nad("b", **ipam("10.0.0.0/24", network_name="b"))),
-         [("warning", "ipam.range", "nothing keeps both from giving the same address")]),
-        ((nad("a", **ipam("10.0.0.0/24")), nad("b", master="ens3f0", **ipam("10.0.0.0/24", network_name="b"))), []),
-        ((nad("a", **ipam("10.0.0.0/24")), nad("b", **ipam("10.0.0.0/24", enable_overlapping_ranges=False))),
-         [("warning", "ipam.range", "nothing keeps both from giving the same address")]),
-        ((nad("a", **ipam("10.0.0.0/25")), nad("b", **ipam("10.0.0.128/25"))), []),
-        ((nad("a", **ipam("10.0.0.0/24", routes=[{"dst": "0.0.0.0/0", "gw": "10.0.0.1"}])), nad("b", **ipam("10.0.0.0/24"))),
-         [("warning", "ipam.range", "10.0.0.0/24 gives 10.0.0.1 to a pod, and the network a has it as a gateway, next hop")]),
-        ((nad("b", **ipam("10.0.0.0/24")), nad("a", **ipam("10.0.0.0/24", addresses=[{"address": "10.0.0.9/24"}]))),
-         [("warning", "ipam.range", "10.0.0.0/24 gives 10.0.0.9 to a pod, and the network a has it as a gateway, next hop")]),
+@pytest.mark.parametrize(("documents", "findings"), [
+    ((nad("a"), nad("a")), [("error", "metadata.name", "this file has another NAD a")]),
+    ((nad("a"), nad("a", "other")), []),
+    ((nad("a", "Bad_NS"),), [("error", "metadata.namespace", "Kubernetes has no namespace of this name")]),
+    ((nad("a", **ipam("10.0.0.0/24")), nad("b", **ipam("10.0.0.0/24"))), []),
+    ((nad("a", **ipam("10.0.0.0/24")), nad("b", **ipam("10.0.0.0/16"))),
+     [("warning", "ipam.range", "10.0.0.0/16 overlaps with 10.0.0.0/24 of the network a: pods of one subnet")]),
+    ((nad("a", **ipam("10.0.0.0/24")), nad("b", **ipam("10.0.0.0/24", network_name="b"))),
+     [("warning", "ipam.range", "nothing keeps both from giving the same address")]),
+    ((nad("a", **ipam("10.0.0.0/24")), nad("b", master="ens3f0", **ipam("10.0.0.0/24", network_name="b"))), []),
+    ((nad("a", **ipam("10.0.0.0/24")), nad("b", **ipam("10.0.0.0/24", enable_overlapping_ranges=False))),
+     [("warning", "ipam.range", "nothing keeps both from giving the same address")]),
+    ((nad("a", **ipam("10.0.0.0/25")), nad("b", **ipam("10.0.0.128/25"))), []),
+    ((nad("a", **ipam("10.0.0.0/24", routes=[{"dst": "0.0.0.0/0", "gw": "10.0.0.1"}])), nad("b", **ipam("10.0.0.0/24"))),
+     [("warning", "ipam.range", "10.0.0.0/24 gives 10.0.0.1 to a pod, and the network a has it as a gateway, next hop")]),
+    ((nad("b", **ipam("10.0.0.0/24")), nad("a", **ipam("10.0.0.0/24", addresses=[{"address": "10.0.0.9/24"}]))),
+     [("warning", "ipam.range", "10.0.0.0/24 gives 10.0.0.9 to a pod, and the network a has it as a gateway, next hop")]),
+    (
+        (nad("a", **ipam("10.0.0.0/24", gateway="10.0.0.1")), nad("b", **ipam("10.0.0.0/24", exclude=["10.0.0.1"])),
+         nad("c", master="ens3f0", **ipam("10.0.0.0/24", exclude=["10.0.0.1"]))),
+        [("warning", "ipam.range", "the network a has 10.0.0.0/24 too, on the master ens2f0: a pod with both")],
+    ),
+    ((nad("a", config=json.dumps(CHAIN)),),
+     [("error", "plugins[1].type", "macvlan makes a link beside it: its ADD fails")]),
+    ((nad("a", config=json.dumps(MOVED)),), []),
+    ((nad("a", mut=9000),), [("warning", "mut", 'the plugin macvlan has no key "mut"')]),
+    ((nad("a", config="cniVersion: 1.0.0\ntype: macvlan\nmaster: ens2f0\n"),),
+     [("error", "", "not JSON: expecting value")]),
+    ((resource("SriovNetworkNodePolicy", SRIOV, numVfs=8, deviceType="vfio-pci", isRdma=True),),
+     [("error", "spec.deviceType", "neither netdev nor verbs device")]),
+    ((resource("SriovNetworkNodePolicy", SRIOV, numVfs=8, mtu=1500),),
+     [("warning", "spec.isRdma", "no /dev/infiniband"), ("warning", "spec.mtu", "RoCE makes 1024 of 1500")]),
+    ((resource("SriovNetworkNodePolicy", SRIOV, numVfs=0, isRdma=True),), [("error", "spec.numVfs", "want 1 or more")]),
+    ((resource("SriovNetworkNodePolicy", SRIOV, numVfs=8, isRdma=True, mtu=9000),), []),
+    (
+        (resource("SriovNetworkNodePolicy", SRIOV, numVfs=8, isRdma=True, nicSelector={"pfNames": ["a", "b#0-9"]}),),
+        [("error", "spec.nicSelector.pfNames[1]", "numVfs 8 makes the VFs 0 to 7")],
+    ),
+    (
+        (resource("SriovNetworkNodePolicy", SRIOV, numVfs=8, isRdma=True, nicSelector={"pfNames": ["b#3-1"]}),),
+        [("error", "spec.nicSelector.pfNames[0]", "the range 3-1 is empty")],
+    ),
+    ((resource("SriovNetworkNodePolicy", SRIOV, numVfs=8, isRdma=True, nicSelector={"netFilter": "openstack/x"}),), []),
+    ((resource("SriovNetwork", SRIOV, resourceName="vf", networkNamespace="Bad_NS"),),
+     [("error", "spec.networkNamespace", "Kubernetes has no namespace of this name")]),
+    ((resource("SriovNetwork", SRIOV, resourceName="vf", networkNamespace="default", vlan=5000),), [("error", "spec.vlan", "5000")]),
+    ((resource("NicClusterPolicy", NVIDIA, rdmaSharedDevicePlugin={"config": '{"configLst": []}'}),),
+     [("error", "spec.rdmaSharedDevicePlugin.config", "want an object with configList")]),
+    ((resource("NicClusterPolicy", NVIDIA, rdmaSharedDevicePlugin={"config": '{"configList": [{"resourceName": "a", "rdmaHcaMax": 9, "devices": ["x"]},]}'}),),
+     [("error", "spec.rdmaSharedDevicePlugin.config", "not JSON: ")]),
+    ((resource("NicClusterPolicy", NVIDIA, rdmaSharedDevicePlugin={"config": '{"configList": [{"resourceName": "a", "devices": ["x"]}]}'}),),
+     [("error", "spec.rdmaSharedDevicePlugin.config.configList[0].rdmaHcaMax", "rdmaHcaMax is missing")]),
+    ((HCA,), []),
+    ((config_map(HCA), asking(nad("a"), "rdma/hca"), pod("rdma/hca", "nvidia.com/gpu", "cpu")), []),
+    ((config_map(HCA), asking(nad("a"), "rdma/hcb")),
+     [("warning", f"metadata.annotations.{RESOURCE_NAME}", "here offers rdma/hcb, but rdma/hca")]),
+    ((resource("NicClusterPolicy", NVIDIA, rdmaSharedDevicePlugin={"config": json.dumps(HCA)}), pod("rdma/hc")),
+     [("warning", "spec.containers[0].resources.limits.rdma/hc", "here offers rdma/hc, but rdma/hca")]),
+    ((HCA, {"apiVersion": "batch/v1", "kind": "Job", "spec": {"template": pod("rdma/hc")}}),
+     [("warning", "spec.template.spec.containers[0].resources.limits.rdma/hc", "here offers rdma/hc, but rdma/hca")]),
+    (
+        (resource("SriovNetworkNodePolicy", SRIOV, numVfs=8, isRdma=True, resourceName="vf"),
+         resource("SriovNetwork", SRIOV, resourceName="vg", networkNamespace="default")),
+        [("warning", "spec.resourceName", "here offers openshift.io/vg, but openshift.io/vf")],
+    ),
+    ((asking(nad("a"), "rdma/hcb"), pod("rdma/hc")), []),
+    ((asking(nad("a"), "rdma/hca"), pod("rdma/hca", "rdma/hcb", networks="a, other/b@net2")), []),
+    ((asking(nad("a"), "rdma/hca"), pod("cpu", networks="a"), pod(networks="a")), []),
+    ((asking(nad("a", "other"), "rdma/hca"), pod("rdma/hcb", networks="a")), []),
+    *(
         (
-            (nad("a", **ipam("10.0.0.0/24", gateway="10.0.0.1")), nad("b", **ipam("10.0.0.0/24", exclude=["10.0.0.1"])),
-             nad("c", master="ens3f0", **ipam("10.0.0.0/24", exclude=["10.0.0.1"]))),
-            [("warning", "ipam.range", "the network a has 10.0.0.0/24 too, on the master ens2f0: a pod with both")],
-        ),
-        ((nad("a", config=json.dumps(CHAIN)),),
-         [("error", "plugins[1].type", "macvlan makes a link beside it: its ADD fails")]),
-        ((nad("a", config=json.dumps(MOVED)),), []),
-        ((nad("a", mut=9000),), [("warning", "mut", 'the plugin macvlan has no key "mut"')]),
-        ((nad("a", config="cniVersion: 1.0.0\ntype: macvlan\nmaster: ens2f0\n"),),
-         [("error", "", "not JSON: expecting value")]),
-        ((resource("SriovNetworkNodePolicy", SRIOV, numVfs=8, deviceType="vfio-pci", isRdma=True),),
-         [("error", "spec.deviceType", "neither netdev nor verbs device")]),
-        ((resource("SriovNetworkNodePolicy", SRIOV, numVfs=8, mtu=1500),),
-         [("warning", "spec.isRdma", "no /dev/infiniband"), ("warning", "spec.mtu", "RoCE makes 1024 of 1500")]),
-        ((resource("SriovNetworkNodePolicy", SRIOV, numVfs=0, isRdma=True),), [("error", "spec.numVfs", "want 1 or more")]),
-        ((resource("SriovNetworkNodePolicy", SRIOV, numVfs=8, isRdma=True, mtu=9000),), []),
-        (
-            (resource("SriovNetworkNodePolicy", SRIOV, numVfs=8, isRdma=True, nicSelector={"pfNames": ["a", "b#0-9"]}),),
-            [("error", "spec.nicSelector.pfNames[1]", "numVfs 8 makes the VFs 0 to 7")],
-        ),
-        (
-            (resource("SriovNetworkNodePolicy", SRIOV, numVfs=8, isRdma=True, nicSelector={"pfNames": ["b#3-1"]}),),
-            [("error", "spec.nicSelector.pfNames[0]", "the range 3-1 is empty")],
-        ),
-        ((resource("SriovNetworkNodePolicy", SRIOV, numVfs=8, isRdma=True, nicSelector={"netFilter": "openstack/x"}),),
-         []),
-        ((resource("SriovNetwork", SRIOV, resourceName="vf", networkNamespace="Bad_NS"),),
-         [("error", "spec.networkNamespace", "Kubernetes has no namespace of this name")]),
-        ((resource("SriovNetwork", SRIOV, resourceName="vf", networkNamespace="default", vlan=5000),), [("error", "spec.vlan", "5000")]),
-        ((resource("NicClusterPolicy", NVIDIA, rdmaSharedDevicePlugin={"config": '{"configLst": []}'}),),
-         [("error", "spec.rdmaSharedDevicePlugin.config", "want an object with configList")]),
-        ((resource("NicClusterPolicy", NVIDIA, rdmaSharedDevicePlugin={"config": '{"configList": [{"resourceName": "a", "rdmaHcaMax": 9, "devices": ["x"]},]}'}),),
-         [("error", "spec.rdmaSharedDevicePlugin.config", "not JSON: ")]),
-        ((resource("NicClusterPolicy", NVIDIA, rdmaSharedDevicePlugin={"config": '{"configList": [{"resourceName": "a", "devices": ["x"]}]}'}),),
-         [("error", "spec.rdmaSharedDevicePlugin.config.configList[0].rdmaHcaMax", "rdmaHcaMax is missing")]),
-        ((HCA,), []),
-        ((config_map(HCA), asking(nad("a"), "rdma/hca"), pod("rdma/hca", "nvidia.com/gpu", "cpu")), []),
-        ((config_map(HCA), asking(nad("a"), "rdma/hcb")),
-         [("warning", f"metadata.annotations.{RESOURCE_NAME}", "here offers rdma/hcb, but rdma/hca")]),
-        ((resource("NicClusterPolicy", NVIDIA, rdmaSharedDevicePlugin={"config": json.dumps(HCA)}), pod("rdma/hc")),
-         [("warning", "spec.containers[0].resources.limits.rdma/hc", "here offers rdma/hc, but rdma/hca")]),
-        ((HCA, {"apiVersion": "batch/v1", "kind": "Job", "spec": {"template": pod("rdma/hc")}}),
-         [("warning", "spec.template.spec.containers[0].resources.limits.rdma/hc", "here offers rdma/hc, but rdma/hca")]),
-        (
-            (resource("SriovNetworkNodePolicy", SRIOV, numVfs=8, isRdma=True, resourceName="vf"),
-             resource("SriovNetwork", SRIOV, resourceName="vg", networkNamespace="default")),
-            [("warning", "spec.resourceName", "here offers openshift.io/vg, but openshift.io/vf")],
-        ),
-        ((asking(nad("a"), "rdma/hcb"), pod("rdma/hc")), []),
-        ((asking(nad("a"), "rdma/hca"), pod("rdma/hca", "rdma/hcb", networks="a, other/b@net2")), []),
-        ((asking(nad("a"), "rdma/hca"), pod("cpu", networks="a"), pod(networks="a")), []),
-        ((asking(nad("a", "other"), "rdma/hca"), pod("rdma/hcb", networks="a")), []),
-        *(
-            (
-                (asking(nad("a", "other"), "rdma/hca"), pod("rdma/hcb", networks=networks)),
-                [("warning", f"metadata.annotations.{NETWORKS}", "the network a needs a device of rdma/hca, and the pod asks for rdma/hcb")],
-            )
-            for networks in ("b,other/a@net1", '[{"name": "a", "namespace": "other"}]')
-        ),
-        ((config_map({"configList": [{"resourceName": "hca", "rdmaHcaMax": -1, "devices": ["x"]}]}),),
-         [("error", "data.config.json.configList[0].rdmaHcaMax", "-1: want 0 or more")]),
-        ((resource("NicClusterPolicy", NVIDIA, secondaryNetwork={"ipamPlugin": {"image": "whereabouts"}}),),
-         [("warning", "spec.secondaryNetwork.ipamPlugin", "the operator has no whereabouts since 25.10")]),
-        ((resource("IPPool", NV_IPAM, subnet="10.0.0.0/16"), nad("b", **ipam("10.0.3.0/24"))),
-         [("warning", "ipam.range", "10.0.3.0/24 overlaps with 10.0.0.0/16 of the IPPool it of nv-ipam")]),
-        ((nad("b", **ipam("10.0.3.0/24")), resource("CIDRPool", NV_IPAM, cidr="10.0.0.0/16")),
-         [("warning", "spec.cidr", "10.0.0.0/16 overlaps with 10.0.3.0/24 of the network b")]),
-        ((resource("IPPool", NV_IPAM, subnet="10.0.0.0/33"),), [("error", "spec.subnet", "want a CIDR or an address")]),
-        (
-            (nad("a", **ipam("10.0.0.0/24")),
-             resource("MacvlanNetwork", NVIDIA, "m", master="ens2f0", ipam='{"type": "whereabouts", "range": "10.0.0.0/25"}')),
-            [("warning", "spec.ipam.range", "10.0.0.0/25 overlaps with 10.0.0.0/24 of the network a")],
-        ),
-    ],
-)  # fmt: skip
+            (asking(nad("a", "other"), "rdma/hca"), pod("rdma/hcb", networks=networks)),
+            [("warning", f"metadata.annotations.{NETWORKS}", "the network a needs a device of rdma/hca, and the pod asks for rdma/hcb")],
+        )
+        for networks in ("b,other/a@net1", '[{"name": "a", "namespace": "other"}]')
+    ),
+    ((config_map({"configList": [{"resourceName": "hca", "rdmaHcaMax": -1, "devices": ["x"]}]}),),
+     [("error", "data.config.json.configList[0].rdmaHcaMax", "-1: want 0 or more")]),
+    ((resource("NicClusterPolicy", NVIDIA, secondaryNetwork={"ipamPlugin": {"image": "whereabouts"}}),),
+     [("warning", "spec.secondaryNetwork.ipamPlugin", "the operator has no whereabouts since 25.10")]),
+    ((resource("IPPool", NV_IPAM, subnet="10.0.0.0/16"), nad("b", **ipam("10.0.3.0/24"))),
+     [("warning", "ipam.range", "10.0.3.0/24 overlaps with 10.0.0.0/16 of the IPPool it of nv-ipam")]),
+    ((nad("b", **ipam("10.0.3.0/24")), resource("CIDRPool", NV_IPAM, cidr="10.0.0.0/16")),
+     [("warning", "spec.cidr", "10.0.0.0/16 overlaps with 10.0.3.0/24 of the network b")]),
+    ((resource("IPPool", NV_IPAM, subnet="10.0.0.0/33"),), [("error", "spec.subnet", "want a CIDR or an address")]),
+    (
+        (nad("a", **ipam("10.0.0.0/24")),
+         resource("MacvlanNetwork", NVIDIA, "m", master="ens2f0", ipam='{"type": "whereabouts", "range": "10.0.0.0/25"}')),
+        [("warning", "spec.ipam.range", "10.0.0.0/25 overlaps with 10.0.0.0/24 of the network a")],
+    ),
+])  # fmt: skip
 def test_what_several_documents_or_an_operators_resource_show_is_told(
     documents: tuple[Any, ...], findings: list[tuple[str, str, str]]
 ) -> None:
@@ -249,21 +245,18 @@ OF_HCA = {"selectors": [{"cel": {"expression": 'device.attributes["k8s.cni.cncf.
 NEEDS = "the network a needs a device of rdma/hca, and the pod"
 
 
-@pytest.mark.parametrize(
-    ("classes", "more", "message"),
-    [
-        (["rdma-hca"], [], ""),
-        (["gpu.nvidia.com", "rdma-hca"], [], ""),
-        (["gpu.nvidia.com"], [], ""),  # of other drivers nothing is known
-        (["rdma-hcb"], [], f"{NEEDS} claims rdma-hcb"),
-        (["rdma-hcb", "gpu.nvidia.com"], [], f"{NEEDS} claims rdma-hcb"),
-        (["nics"], [resource("DeviceClass", "resource.k8s.io/v1", "nics", extendedResourceName="rdma/hca")], ""),
-        (["nics"], [resource("DeviceClass", "resource.k8s.io/v1", "nics", **OF_HCA)], ""),
-        (["nics"], [resource("DeviceClass", "resource.k8s.io/v1", "nics", extendedResourceName="intel.com/vf")],
-         f"{NEEDS} claims nics (intel.com/vf)"),
-        (["example-com-vf"], [config_map({"resourceList": [VFS]})], f"{NEEDS} claims example-com-vf"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("classes", "more", "message"), [
+    (["rdma-hca"], [], ""),
+    (["gpu.nvidia.com", "rdma-hca"], [], ""),
+    (["gpu.nvidia.com"], [], ""),  # of other drivers nothing is known
+    (["rdma-hcb"], [], f"{NEEDS} claims rdma-hcb"),
+    (["rdma-hcb", "gpu.nvidia.com"], [], f"{NEEDS} claims rdma-hcb"),
+    (["nics"], [resource("DeviceClass", "resource.k8s.io/v1", "nics", extendedResourceName="rdma/hca")], ""),
+    (["nics"], [resource("DeviceClass", "resource.k8s.io/v1", "nics", **OF_HCA)], ""),
+    (["nics"], [resource("DeviceClass", "resource.k8s.io/v1", "nics", extendedResourceName="intel.com/vf")],
+     f"{NEEDS} claims nics (intel.com/vf)"),
+    (["example-com-vf"], [config_map({"resourceList": [VFS]})], f"{NEEDS} claims example-com-vf"),
+])  # fmt: skip
 def test_a_claim_of_another_resource_than_the_networks_is_found(
     classes: list[str], more: list[dict[str, Any]], message: str
 ) -> None:
@@ -271,13 +264,10 @@ def test_a_claim_of_another_resource_than_the_networks_is_found(
     assert [text for _, _, text in findings] == ([message] if message else [])
 
 
-@pytest.mark.parametrize(
-    ("classes", "words"),
-    [
-        (["rdma-hca"], " names its claim by resourceClaimName, which Multus does not read"),
-        (["rdma-hcb"], " claims rdma-hcb"),
-    ],
-)
+@pytest.mark.parametrize(("classes", "words"), [
+    (["rdma-hca"], " names its claim by resourceClaimName, which Multus does not read"),
+    (["rdma-hcb"], " claims rdma-hcb"),
+])  # fmt: skip
 def test_a_claim_that_no_template_has_made_is_found(classes: list[str], words: str) -> None:
     findings = told(asking(nad("a"), "rdma/hca"), *claiming("it", *classes, template=False))
     assert [text for _, _, text in findings] == [NEEDS + words]

@@ -86,16 +86,13 @@ def test_the_page_has_the_table_of_the_parser() -> None:
     assert table() in PAGE.read_text(), "python -m tests.cli.test_meanings"
 
 
-@pytest.mark.parametrize(
-    ("old", "new"),
-    [
-        ("ipam pools --config", "ipam pools --flat-file"),
-        ("nad lint x --config", "nad lint x --flat-file"),
-        ("status --to", "status --plugin-dir"),
-        ("attachments --container c --state-dir", "attachments --container-id c --state-dir"),
-        ("check n --container-id a/b --cache-dir", "check n --pod a/b --cache-dir"),
-    ],
-)
+@pytest.mark.parametrize(("old", "new"), [
+    ("ipam pools --config", "ipam pools --flat-file"),
+    ("nad lint x --config", "nad lint x --flat-file"),
+    ("status --to", "status --plugin-dir"),
+    ("attachments --container c --state-dir", "attachments --container-id c --state-dir"),
+    ("check n --container-id a/b --cache-dir", "check n --pod a/b --cache-dir"),
+])  # fmt: skip
 def test_a_spelling_that_scripts_have_is_still_known(old: str, new: str) -> None:
     said = [run_any(*argv.split(), "/no/where", code=1) for argv in (old, new)]
     assert said[0] == said[1]

@@ -64,15 +64,12 @@ def test_the_keys_that_a_runtime_reads_of_a_plugin_match_without_regard_to_case(
     assert network.steps[0].capabilities == {"mac": True}
 
 
-@pytest.mark.parametrize(
-    ("keys", "versions"),
-    [
-        ({}, ("0.1.0",)),
-        ({"cniVersion": "0.3.1"}, ("0.3.1",)),
-        ({"cniVersion": "0.4.0", "cniVersions": ["1.1.0", "0.3.1"]}, ("0.3.1", "0.4.0", "1.1.0")),
-        ({"cniVersions": ["2.0.0", "1.0.0"]}, ("1.0.0",)),
-    ],
-)
+@pytest.mark.parametrize(("keys", "versions"), [
+    ({}, ("0.1.0",)),
+    ({"cniVersion": "0.3.1"}, ("0.3.1",)),
+    ({"cniVersion": "0.4.0", "cniVersions": ["1.1.0", "0.3.1"]}, ("0.3.1", "0.4.0", "1.1.0")),
+    ({"cniVersions": ["2.0.0", "1.0.0"]}, ("1.0.0",)),
+])  # fmt: skip
 def test_a_network_may_be_used_in_every_version_that_it_names(
     tmp_path: Path, keys: dict[str, Any], versions: tuple[str, ...]
 ) -> None:
@@ -229,24 +226,21 @@ def test_all_faults_of_a_conflist_are_told_at_once_with_their_places(tmp_path: P
     ]
 
 
-@pytest.mark.parametrize(
-    ("text", "fault"),
-    [
-        ('{"name": "n"\n "type": "x"}', "1:12: not JSON: expecting ',' delimiter; write , after this"),
-        ('{\n\t"name": "n",\n\t"type": 5}', "3:10: type: 5: want a string"),
-        ('{"name": "n', '1:10: not JSON: unterminated string starting; write " where it ends'),
-        ("[1]", " holds neither a CNI network (JSON) nor a NetworkAttachmentDefinition"),
-        ("", '1:1: not JSON: is empty: want a JSON object; write {"cniVersion": "1.0.0", "name": ..., "type": ...}'),
-        ("kind: Pod", " holds neither a CNI network (JSON) nor a NetworkAttachmentDefinition"),
-        ("a: [1",
-         "1:6: not YAML: expected ',' or ']', but got '<stream end>'; check the quotes and the indentation before it"),
-        ('{"type": "x"}', '1:1: name: name is missing; add "name"'),
-        ('{"name": "n"}', "1:1: has no plugins: want a list `plugins`, or `type` for a single plugin"),
-        ('{"name": "n", "plugins": []}', "1:26: plugins: []: want 1 or more members"),
-        ('{"name": "n", "loadOnlyInlinedPlugins": true}',
-         "1:1: plugins: null: want a list, since loadOnlyInlinedPlugins is true"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("text", "fault"), [
+    ('{"name": "n"\n "type": "x"}', "1:12: not JSON: expecting ',' delimiter; write , after this"),
+    ('{\n\t"name": "n",\n\t"type": 5}', "3:10: type: 5: want a string"),
+    ('{"name": "n', '1:10: not JSON: unterminated string starting; write " where it ends'),
+    ("[1]", " holds neither a CNI network (JSON) nor a NetworkAttachmentDefinition"),
+    ("", '1:1: not JSON: is empty: want a JSON object; write {"cniVersion": "1.0.0", "name": ..., "type": ...}'),
+    ("kind: Pod", " holds neither a CNI network (JSON) nor a NetworkAttachmentDefinition"),
+    ("a: [1",
+     "1:6: not YAML: expected ',' or ']', but got '<stream end>'; check the quotes and the indentation before it"),
+    ('{"type": "x"}', '1:1: name: name is missing; add "name"'),
+    ('{"name": "n"}', "1:1: has no plugins: want a list `plugins`, or `type` for a single plugin"),
+    ('{"name": "n", "plugins": []}', "1:26: plugins: []: want 1 or more members"),
+    ('{"name": "n", "loadOnlyInlinedPlugins": true}',
+     "1:1: plugins: null: want a list, since loadOnlyInlinedPlugins is true"),
+])  # fmt: skip
 def test_a_fault_is_told_with_its_line_and_column(tmp_path: Path, text: str, fault: str) -> None:
     assert faults(written(tmp_path, "a.yaml" if text.startswith("a:") else "a.conf", text)) == [fault]
 

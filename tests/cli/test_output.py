@@ -45,15 +45,12 @@ def test_sentences_are_wrapped_to_the_width_of_the_terminal(monkeypatch: pytest.
     assert len(lines) > 2 and max(map(len, lines)) <= 40
 
 
-@pytest.mark.parametrize(
-    ("columns", "least", "heads", "left"),
-    [
-        (80, (), ["C0", "C1", "C2", "C3"], ""),
-        (50, (), ["C0", "C1", "C3"], "c2"),
-        (50, ("c1",), ["C0", "C2", "C3"], "c1"),
-        (30, (), ["C0", "C3"], "c1, c2"),
-    ],
-)
+@pytest.mark.parametrize(("columns", "least", "heads", "left"), [
+    (80, (), ["C0", "C1", "C2", "C3"], ""),
+    (50, (), ["C0", "C1", "C3"], "c2"),
+    (50, ("c1",), ["C0", "C2", "C3"], "c1"),
+    (30, (), ["C0", "C3"], "c1, c2"),
+])  # fmt: skip
 def test_where_columns_do_not_fit_the_least_important_are_left_out_and_named(
     columns: int, least: Sequence[str], heads: list[str], left: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -66,22 +63,19 @@ def test_where_columns_do_not_fit_the_least_important_are_left_out_and_named(
     assert shown(columns, (ADDRESS, TIME, "net1"), monkeypatch) == f"{ADDRESS}  {TIME}  net1\n"
 
 
-@pytest.mark.parametrize(
-    ("columns", "least", "row", "kept"),
-    [
-        (attachments.COLUMNS, attachments.LEAST,
-         ("default/rail-network-0", "net1", "team/trainer-worker-0", "192.168.100.100/24", "/run/netns/a", "0f" * 6),
-         ["POD", "ADDRESSES"]),
-        (rdma.GIDS, rdma.LEAST_OF_GIDS,
-         ("mlx5_0", 1, 3, "IB/RoCE v1", "192.168.100.100", "ens2f0np0", "team/trainer-worker-0"),
-         ["INDEX", "ADDRESS", "POD"]),
-        (rails.NICS, rails.LEAST, [CELLS.get(column, "0000:18:00.0") for column in rails.NICS],
-         ["GPU", "NIC", "RAIL", "POD"]),
-        (attached.COLUMNS, attached.LEAST,
-         ("rails", 0, "net1", f"{ADDRESS}/24 {IPV6}/64", 100, 256, IPV6, "0.07 0.09", SENTENCE),
-         ["RAIL", "INTERFACE", "INDEX", "FAULTS"]),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("columns", "least", "row", "kept"), [
+    (attachments.COLUMNS, attachments.LEAST,
+     ("default/rail-network-0", "net1", "team/trainer-worker-0", "192.168.100.100/24", "/run/netns/a", "0f" * 6),
+     ["POD", "ADDRESSES"]),
+    (rdma.GIDS, rdma.LEAST_OF_GIDS,
+     ("mlx5_0", 1, 3, "IB/RoCE v1", "192.168.100.100", "ens2f0np0", "team/trainer-worker-0"),
+     ["INDEX", "ADDRESS", "POD"]),
+    (rails.NICS, rails.LEAST, [CELLS.get(column, "0000:18:00.0") for column in rails.NICS],
+     ["GPU", "NIC", "RAIL", "POD"]),
+    (attached.COLUMNS, attached.LEAST,
+     ("rails", 0, "net1", f"{ADDRESS}/24 {IPV6}/64", 100, 256, IPV6, "0.07 0.09", SENTENCE),
+     ["RAIL", "INTERFACE", "INDEX", "FAULTS"]),
+])  # fmt: skip
 @pytest.mark.parametrize("width", [60, 80])
 def test_name_and_address_are_kept_longest(
     width: int,
@@ -146,15 +140,12 @@ def test_details_that_only_repeat_the_message_of_an_ipam_plugin_are_left_out(
     assert capsys.readouterr().err == "railcni: macvlan ADD failed with code 7: whereabouts: ipam.range is wrong\n"
 
 
-@pytest.mark.parametrize(
-    "make",
-    [
-        pytest.param(os.mkfifo, id="a pipe"),
-        pytest.param(os.mkdir, id="a folder"),
-        pytest.param(lambda path: os.symlink("/dev/null", path), id="a link to a device"),
-        pytest.param(lambda path: os.symlink("none", path), id="a link to nothing"),
-    ],
-)
+@pytest.mark.parametrize("make", [
+    pytest.param(os.mkfifo, id="a pipe"),
+    pytest.param(os.mkdir, id="a folder"),
+    pytest.param(lambda path: os.symlink("/dev/null", path), id="a link to a device"),
+    pytest.param(lambda path: os.symlink("none", path), id="a link to nothing"),
+])  # fmt: skip
 def test_a_file_never_takes_the_place_of_what_is_no_file(make: Callable[[str], None], tmp_path: Path) -> None:
     make(str(tmp_path / "report"))
     before = os.lstat(tmp_path / "report")

@@ -98,15 +98,12 @@ def test_the_device_plugins_take_the_resources_and_ours_has_a_config_map_of_its_
     assert {resource.name for resource in read.resources} == set(asked)
 
 
-@pytest.mark.parametrize(
-    ("changes", "selectors", "nics"),
-    [
-        ({}, {"ifNames": ["eth_r0", "eth_r1"]}, ["eth_r0", "eth_r1"]),
-        ({"type": "host-device"}, {"pfNames": ["eth_r0", "eth_r1"], "isRdma": True}, ["eth_r0", "eth_r1"]),
-        ({"type": "sriov", "numVfs": 8, "master": None, "pci": ["0000:18:00.0", "0000:3b:00.0"]},
-         {"rootDevices": ["0000:18:00.0#0-7", "0000:3b:00.0#0-7"], "isRdma": True}, ["0000:18:00.0", "0000:3b:00.0"]),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("changes", "selectors", "nics"), [
+    ({}, {"ifNames": ["eth_r0", "eth_r1"]}, ["eth_r0", "eth_r1"]),
+    ({"type": "host-device"}, {"pfNames": ["eth_r0", "eth_r1"], "isRdma": True}, ["eth_r0", "eth_r1"]),
+    ({"type": "sriov", "numVfs": 8, "master": None, "pci": ["0000:18:00.0", "0000:3b:00.0"]},
+     {"rootDevices": ["0000:18:00.0#0-7", "0000:3b:00.0#0-7"], "isRdma": True}, ["0000:18:00.0", "0000:3b:00.0"]),
+])  # fmt: skip
 def test_one_network_and_one_resource_are_all_rails(
     changes: dict[str, Any], selectors: dict[str, Any], nics: list[str]
 ) -> None:

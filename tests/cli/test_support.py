@@ -208,21 +208,18 @@ def test_the_same_parts_give_the_same_bytes() -> None:
         assert tar.getnames() == [f"{support.TOP}/{n}" for n in ("index.json", "a", "b")]
 
 
-@pytest.mark.parametrize(
-    ("text", "left"),
-    [
-        (f"before\n{PRIVATE}after", "before\nREMOVED\nafter"),
-        (f"cut off: {PRIVATE[:60]}", "cut off: REMOVED"),
-        (f"key {base64.b64encode(PRIVATE.encode()).decode()}, end", "key REMOVED, end"),
-        (f"got {TOKEN}, expired", "got REMOVED, expired"),
-        ("curl -H 'x: Bearer abcd.efgh' URL", "curl -H 'x: Bearer REMOVED' URL"),
-        ("http://root:hunter2@10.0.0.1:2379/", "http://root:REMOVED@10.0.0.1:2379/"),
-        ("run --etcd-password hunter2 --master ens2f0", "run --etcd-password REMOVED --master ens2f0"),
-        ("run --token=hunter2 now", "run --token=REMOVED now"),
-        ('"client-key-data":"aHVudGVyMg=="', '"client-key-data":"REMOVED"'),
-        ("kubeconfig=/etc/cni/k tokenFile: /run/t", "kubeconfig=/etc/cni/k tokenFile: /run/t"),
-    ],
-)
+@pytest.mark.parametrize(("text", "left"), [
+    (f"before\n{PRIVATE}after", "before\nREMOVED\nafter"),
+    (f"cut off: {PRIVATE[:60]}", "cut off: REMOVED"),
+    (f"key {base64.b64encode(PRIVATE.encode()).decode()}, end", "key REMOVED, end"),
+    (f"got {TOKEN}, expired", "got REMOVED, expired"),
+    ("curl -H 'x: Bearer abcd.efgh' URL", "curl -H 'x: Bearer REMOVED' URL"),
+    ("http://root:hunter2@10.0.0.1:2379/", "http://root:REMOVED@10.0.0.1:2379/"),
+    ("run --etcd-password hunter2 --master ens2f0", "run --etcd-password REMOVED --master ens2f0"),
+    ("run --token=hunter2 now", "run --token=REMOVED now"),
+    ('"client-key-data":"aHVudGVyMg=="', '"client-key-data":"REMOVED"'),
+    ("kubeconfig=/etc/cni/k tokenFile: /run/t", "kubeconfig=/etc/cni/k tokenFile: /run/t"),
+])  # fmt: skip
 def test_what_looks_like_a_secret_is_removed_where_no_file_names_it(text: str, left: str) -> None:
     assert support.scrub(text) == left
 
@@ -236,17 +233,14 @@ def test_which_keys_hold_secrets(name: str, secret: bool) -> None:
     assert support.is_secret(name) is secret
 
 
-@pytest.mark.parametrize(
-    ("document", "found"),
-    [
-        ({"exec": {"env": 1, "args": 2}}, []),
-        ({"exec": {"env": [{"name": "A", "value": 12345}, "x"], "args": "--a=b"}}, ["12345", "--a=b"]),
-        ({"kind": "Secret", "data": {"exec": {"command": "whole"}}}, ["whole"]),
-        ({"auth-provider": {"name": "oidc", "config": {"a": ["deep", None, True]}}}, ["deep"]),
-        ({"env": [{"name": "API_TOKEN", "value": "named"}, {"name": "PATH", "value": "/bin"}]}, ["named"]),
-        ({"data": {"a": "a ConfigMap's"}, "credentials": [{"a": 1}]}, ["1"]),
-    ],
-)
+@pytest.mark.parametrize(("document", "found"), [
+    ({"exec": {"env": 1, "args": 2}}, []),
+    ({"exec": {"env": [{"name": "A", "value": 12345}, "x"], "args": "--a=b"}}, ["12345", "--a=b"]),
+    ({"kind": "Secret", "data": {"exec": {"command": "whole"}}}, ["whole"]),
+    ({"auth-provider": {"name": "oidc", "config": {"a": ["deep", None, True]}}}, ["deep"]),
+    ({"env": [{"name": "API_TOKEN", "value": "named"}, {"name": "PATH", "value": "/bin"}]}, ["named"]),
+    ({"data": {"a": "a ConfigMap's"}, "credentials": [{"a": 1}]}, ["1"]),
+])  # fmt: skip
 def test_a_secret_is_known_by_its_place(document: Any, found: list[str]) -> None:
     assert list(support._secrets_of(document)) == found
 

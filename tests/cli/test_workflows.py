@@ -36,13 +36,10 @@ def test_each_action_is_named_by_its_commit_with_the_version_beside_it(file: Pat
     assert foreign and not [one for one in foreign if not re.fullmatch(r"[\w./-]+@[0-9a-f]{40} # v\d+\.\d+\.\d+", one)]
 
 
-@pytest.mark.parametrize(
-    ("tag", "said"),
-    [
-        ("v99.0.0", f"the tag is v99.0.0, and pyproject.toml has the version {VERSION}"),
-        (f"v{VERSION}", "and this is https://git.example/a/b"),
-    ],
-)
+@pytest.mark.parametrize(("tag", "said"), [
+    ("v99.0.0", f"the tag is v99.0.0, and pyproject.toml has the version {VERSION}"),
+    (f"v{VERSION}", "and this is https://git.example/a/b"),
+])  # fmt: skip
 def test_a_tag_of_another_version_or_repository_is_not_published(tag: str, said: str) -> None:
     given = {"REF_NAME": tag, "SERVER_URL": "https://git.example", "REPOSITORY": "a/b", "ACTOR": "a"}
     variables = [f"GITHUB_{name}={value}" for name, value in given.items()]

@@ -78,16 +78,13 @@ def test_a_device_that_is_gone_is_named() -> None:
         answers.allocation(SHARED, ["0000:30:00.0-1", "0000:32:00.0-1"], cdi=False)
 
 
-@pytest.mark.parametrize(
-    ("size", "needed", "wanted"),
-    [
-        (1, [], ["0000:30:00.0"]),  # the NIC with the most devices that are free
-        (2, [], ["0000:30:00.0", "0000:31:00.0"]),
-        (3, [], ["0000:30:00.0", "0000:30:00.0", "0000:31:00.0"]),
-        (2, ["0000:30:00.0-2"], ["0000:30:00.0", "0000:31:00.0"]),
-        (9, [], ["0000:30:00.0"] * 3 + ["0000:31:00.0"] * 2),
-    ],
-)
+@pytest.mark.parametrize(("size", "needed", "wanted"), [
+    (1, [], ["0000:30:00.0"]),  # the NIC with the most devices that are free
+    (2, [], ["0000:30:00.0", "0000:31:00.0"]),
+    (3, [], ["0000:30:00.0", "0000:30:00.0", "0000:31:00.0"]),
+    (2, ["0000:30:00.0-2"], ["0000:30:00.0", "0000:31:00.0"]),
+    (9, [], ["0000:30:00.0"] * 3 + ["0000:31:00.0"] * 2),
+])  # fmt: skip
 def test_a_container_is_given_devices_of_as_many_nics_as_there_are(
     size: int, needed: list[str], wanted: list[str]
 ) -> None:

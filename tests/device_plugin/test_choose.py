@@ -156,21 +156,18 @@ def test_a_container_can_be_given_every_nic_at_once(machine: Machine) -> None:
     assert paths(offer) == [f"infiniband/{name}" for name in ("uverbs0", "rdma_cm", "uverbs1")]
 
 
-@pytest.mark.parametrize(
-    ("selectors", "wanted"),
-    [
-        ({"vendors": ["15b3"]}, ["0000:30:00.0", "0000:31:00.0"]),
-        ({"vendors": ["8086"]}, []),
-        ({"vendors": ["15B3"], "deviceIDs": ["0x101d"]}, ["0000:30:00.0", "0000:31:00.0"]),
-        ({"deviceIDs": ["1017"]}, []),
-        ({"drivers": ["mlx5_core"], "ifNames": ["ens1f0"]}, ["0000:31:00.0"]),
-        ({"ifNames": ["ens0f0", "eth9"]}, ["0000:30:00.0"]),
-        ({"linkTypes": ["infiniband"]}, ["0000:31:00.0"]),
-        ({"linkTypes": ["ether"]}, ["0000:30:00.0", "rxe0"]),
-        ({"drivers": ["rdma_rxe"]}, ["rxe0"]),
-        ({"ifNames": ["eth0"]}, ["rxe0"]),
-    ],
-)
+@pytest.mark.parametrize(("selectors", "wanted"), [
+    ({"vendors": ["15b3"]}, ["0000:30:00.0", "0000:31:00.0"]),
+    ({"vendors": ["8086"]}, []),
+    ({"vendors": ["15B3"], "deviceIDs": ["0x101d"]}, ["0000:30:00.0", "0000:31:00.0"]),
+    ({"deviceIDs": ["1017"]}, []),
+    ({"drivers": ["mlx5_core"], "ifNames": ["ens1f0"]}, ["0000:31:00.0"]),
+    ({"ifNames": ["ens0f0", "eth9"]}, ["0000:30:00.0"]),
+    ({"linkTypes": ["infiniband"]}, ["0000:31:00.0"]),
+    ({"linkTypes": ["ether"]}, ["0000:30:00.0", "rxe0"]),
+    ({"drivers": ["rdma_rxe"]}, ["rxe0"]),
+    ({"ifNames": ["eth0"]}, ["rxe0"]),
+])  # fmt: skip
 def test_shared_nics_are_chosen_by_all_selectors(mixed: Machine, selectors: dict[str, Any], wanted: list[str]) -> None:
     assert names(shared(mixed, selectors=selectors)) == wanted
 
@@ -214,16 +211,13 @@ def test_the_gids_of_pods_whose_links_have_the_name_of_another_netdev_of_the_hos
     assert shared(machine, 1000).healthy == (256 - 4) // 4
 
 
-@pytest.mark.parametrize(
-    ("first", "second", "wanted"),
-    [
-        ({"rdmaHcaMax": 1000}, {"rdmaHcaMax": 1000}, (31, 31)),
-        ({"rdmaHcaMax": 10}, {"rdmaHcaMax": 1000}, (10, 53)),
-        ({"rdmaHcaMax": 1000, "gidsPerDevice": 1}, {"rdmaHcaMax": 1000, "gidsPerDevice": 4}, (126, 31)),
-        ({"rdmaHcaMax": 1000, "gidsPerDevice": 0}, {"rdmaHcaMax": 1000}, (1000, 63)),
-        ({"rdmaHcaMax": 1000, "allNics": True}, {"rdmaHcaMax": 1000}, (31, 31)),
-    ],
-)
+@pytest.mark.parametrize(("first", "second", "wanted"), [
+    ({"rdmaHcaMax": 1000}, {"rdmaHcaMax": 1000}, (31, 31)),
+    ({"rdmaHcaMax": 10}, {"rdmaHcaMax": 1000}, (10, 53)),
+    ({"rdmaHcaMax": 1000, "gidsPerDevice": 1}, {"rdmaHcaMax": 1000, "gidsPerDevice": 4}, (126, 31)),
+    ({"rdmaHcaMax": 1000, "gidsPerDevice": 0}, {"rdmaHcaMax": 1000}, (1000, 63)),
+    ({"rdmaHcaMax": 1000, "allNics": True}, {"rdmaHcaMax": 1000}, (31, 31)),
+])  # fmt: skip
 def test_resources_that_choose_one_nic_divide_its_gids(
     machine: Machine, first: dict[str, Any], second: dict[str, Any], wanted: tuple[int, int]
 ) -> None:
@@ -254,26 +248,23 @@ def test_in_the_exclusive_mode_of_rdma_no_shared_device_is_healthy(machine: Mach
     assert shared(machine, 50).healthy == 50
 
 
-@pytest.mark.parametrize(
-    ("key", "member", "told"),
-    [
-        ("configList", {"devices": ["ens0"]}, "ifNames ens0: there are ens0f0, ens0v0, ens0v1"),
-        ("configList", {"devices": ["bond0"]}, "ifNames bond0: bond0 is a link on top of ens0f0, eth9: name these"),
-        ("configList", {"devices": ["en1"]}, "ifNames en1: there are ens0f0, ens0v0, ens0v1"),
-        ("configList", {"devices": ["eno1"]}, "ifNames eno1: eno1 has no verbs device"),
-        ("configList", {"selectors": {"vendors": ["8086"]}}, "vendors 8086: eno1 has no verbs device"),
-        ("configList", {"selectors": {"drivers": ["mlx5_ib"]}}, "drivers mlx5_ib: there is mlx5_core"),
-        ("configList", {"selectors": {"vendors": ["8086"], "linkTypes": ["infiniband"]}},
-         "vendors 8086: eno1 has no verbs device (`railcni doctor` names a verbs driver that is not loaded); linkTypes"),
-        ("resourceList", {"selectors": {"pfNames": ["ens0f0#2-7"]}}, "pfNames ens0f0#2-7: ens0f0 has the VFs 0 to 1"),
-        ("resourceList", {"selectors": {"pfNames": ["eno1#0"]}}, "pfNames eno1#0: eno1 has no VF"),
-        ("resourceList", {"selectors": {"rootDevices": ["0000:99:00.0"]}},
-         "rootDevices 0000:99:00.0: there are 0000:01:00.0, 0000:30:00.0"),
-        ("resourceList", {"selectors": {"drivers": ["igb"], "isRdma": True}}, "no function matches all of drivers"),
-        ("resourceList", {"selectors": [{"vendors": ["1dd8"]}, {"devices": ["1002"]}]},
-         "vendors 1dd8: there are 15b3, 8086; devices 1002: there are 101d, 1521"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("key", "member", "told"), [
+    ("configList", {"devices": ["ens0"]}, "ifNames ens0: there are ens0f0, ens0v0, ens0v1"),
+    ("configList", {"devices": ["bond0"]}, "ifNames bond0: bond0 is a link on top of ens0f0, eth9: name these"),
+    ("configList", {"devices": ["en1"]}, "ifNames en1: there are ens0f0, ens0v0, ens0v1"),
+    ("configList", {"devices": ["eno1"]}, "ifNames eno1: eno1 has no verbs device"),
+    ("configList", {"selectors": {"vendors": ["8086"]}}, "vendors 8086: eno1 has no verbs device"),
+    ("configList", {"selectors": {"drivers": ["mlx5_ib"]}}, "drivers mlx5_ib: there is mlx5_core"),
+    ("configList", {"selectors": {"vendors": ["8086"], "linkTypes": ["infiniband"]}},
+     "vendors 8086: eno1 has no verbs device (`railcni doctor` names a verbs driver that is not loaded); linkTypes"),
+    ("resourceList", {"selectors": {"pfNames": ["ens0f0#2-7"]}}, "pfNames ens0f0#2-7: ens0f0 has the VFs 0 to 1"),
+    ("resourceList", {"selectors": {"pfNames": ["eno1#0"]}}, "pfNames eno1#0: eno1 has no VF"),
+    ("resourceList", {"selectors": {"rootDevices": ["0000:99:00.0"]}},
+     "rootDevices 0000:99:00.0: there are 0000:01:00.0, 0000:30:00.0"),
+    ("resourceList", {"selectors": {"drivers": ["igb"], "isRdma": True}}, "no function matches all of drivers"),
+    ("resourceList", {"selectors": [{"vendors": ["1dd8"]}, {"devices": ["1002"]}]},
+     "vendors 1dd8: there are 15b3, 8086; devices 1002: there are 101d, 1521"),
+])  # fmt: skip
 def test_a_resource_without_a_device_names_each_selector_with_what_there_is(
     machine: Machine, key: str, member: dict[str, Any], told: str
 ) -> None:
@@ -324,17 +315,12 @@ def test_devices_are_spread_evenly_within_the_bounds(total: int, bounds: list[in
     assert not open_ or max(counts) - min(open_) <= 1
 
 
-@pytest.mark.parametrize(
-    ("broken", "fault"),
-    [
-        (lambda m: m.port("mlx5_0", "1: DOWN"), "mlx5_0 port 1 is DOWN (LinkUp)"),
-        (lambda m: (m.root / "dev/infiniband/uverbs0").unlink(),
-         "/dev/infiniband/uverbs0: there is no such device node"),
-        (lambda m: os.unlink(m.root / "sys/class/infiniband_verbs/uverbs0"),
-         "has no uverbs device: modprobe ib_uverbs"),
-        (lambda m: os.unlink(m.root / "sys/bus/pci/devices/0000:30:00.0/driver"), "0000:30:00.0 has no driver"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("broken", "fault"), [
+    (lambda m: m.port("mlx5_0", "1: DOWN"), "mlx5_0 port 1 is DOWN (LinkUp)"),
+    (lambda m: (m.root / "dev/infiniband/uverbs0").unlink(), "/dev/infiniband/uverbs0: there is no such device node"),
+    (lambda m: os.unlink(m.root / "sys/class/infiniband_verbs/uverbs0"), "has no uverbs device: modprobe ib_uverbs"),
+    (lambda m: os.unlink(m.root / "sys/bus/pci/devices/0000:30:00.0/driver"), "0000:30:00.0 has no driver"),
+])  # fmt: skip
 def test_a_nic_that_cannot_be_used_is_not_healthy_and_says_why(machine: Machine, broken: Any, fault: str) -> None:
     machine.nic(0)
     machine.nic(1)
@@ -354,22 +340,19 @@ def test_a_node_without_rdma_cm_offers_its_nics_all_the_same(machine: Machine) -
 VFS = [f"0000:30:00.{n}" for n in range(1, 5)]
 
 
-@pytest.mark.parametrize(
-    ("selectors", "wanted"),
-    [
-        ({"pfNames": ["ens0f0"]}, VFS),
-        ({"pfNames": ["ENS0F0#0,2-3"]}, [VFS[0], VFS[2], VFS[3]]),
-        ({"rootDevices": ["0000:30:00.0#1"]}, [VFS[1]]),
-        ({"rootDevices": ["0000:31:00.0"]}, ["0000:31:00.0"]),
-        ({"pciAddresses": [VFS[2], "0000:99:00.0"]}, [VFS[2]]),
-        ({"vendors": ["15b3"], "devices": ["101d"]}, [*VFS, "0000:31:00.0"]),
-        ({"vendors": ["15b3"], "isRdma": True}, [*VFS, "0000:31:00.0"]),
-        ({"drivers": ["igb"]}, ["0000:01:00.1"]),
-        ({"drivers": ["igb"], "isRdma": True}, []),
-        ({"linkTypes": ["infiniband"]}, []),
-        ({}, ["0000:01:00.1", *VFS, "0000:31:00.0"]),
-    ],
-)
+@pytest.mark.parametrize(("selectors", "wanted"), [
+    ({"pfNames": ["ens0f0"]}, VFS),
+    ({"pfNames": ["ENS0F0#0,2-3"]}, [VFS[0], VFS[2], VFS[3]]),
+    ({"rootDevices": ["0000:30:00.0#1"]}, [VFS[1]]),
+    ({"rootDevices": ["0000:31:00.0"]}, ["0000:31:00.0"]),
+    ({"pciAddresses": [VFS[2], "0000:99:00.0"]}, [VFS[2]]),
+    ({"vendors": ["15b3"], "devices": ["101d"]}, [*VFS, "0000:31:00.0"]),
+    ({"vendors": ["15b3"], "isRdma": True}, [*VFS, "0000:31:00.0"]),
+    ({"drivers": ["igb"]}, ["0000:01:00.1"]),
+    ({"drivers": ["igb"], "isRdma": True}, []),
+    ({"linkTypes": ["infiniband"]}, []),
+    ({}, ["0000:01:00.1", *VFS, "0000:31:00.0"]),
+])  # fmt: skip
 def test_exclusive_functions_are_chosen_by_all_selectors(
     functions: Machine, selectors: dict[str, Any], wanted: list[str]
 ) -> None:
@@ -377,19 +360,16 @@ def test_exclusive_functions_are_chosen_by_all_selectors(
 
 
 @pytest.mark.parametrize("driver", ["mlx5_core", "vfio-pci"])
-@pytest.mark.parametrize(
-    ("selectors", "is_chosen"),
-    [
-        ({"pfNames": ["ens5"]}, "netdev"),
-        ({"rootDevices": ["0000:00:05.0"]}, "yes"),
-        ({"pciAddresses": ["0000:00:05.0"]}, "yes"),
-        ({"vendors": ["15b3"], "devices": ["101e"]}, "yes"),
-        ({"drivers": ["mlx5_core"], "isRdma": True}, "netdev"),
-        ({"drivers": ["vfio-pci"]}, "vfio"),
-        ({"pfNames": ["ens5#0-3"]}, "no"),
-        ({"rootDevices": ["0000:00:05.0#0"]}, "no"),
-    ],
-)
+@pytest.mark.parametrize(("selectors", "is_chosen"), [
+    ({"pfNames": ["ens5"]}, "netdev"),
+    ({"rootDevices": ["0000:00:05.0"]}, "yes"),
+    ({"pciAddresses": ["0000:00:05.0"]}, "yes"),
+    ({"vendors": ["15b3"], "devices": ["101e"]}, "yes"),
+    ({"drivers": ["mlx5_core"], "isRdma": True}, "netdev"),
+    ({"drivers": ["vfio-pci"]}, "vfio"),
+    ({"pfNames": ["ens5#0-3"]}, "no"),
+    ({"rootDevices": ["0000:00:05.0#0"]}, "no"),
+])  # fmt: skip
 def test_a_vf_in_a_virtual_machine_where_its_pf_is_not_is_chosen_as_itself(
     machine: Machine, driver: str, selectors: dict[str, Any], is_chosen: str
 ) -> None:

@@ -80,25 +80,21 @@ def test_keys_match_without_regard_to_case_and_null_is_absent_as_in_go() -> None
     assert [resource.name for resource in config.resources] == ["rdma/a"]
 
 
-@pytest.mark.parametrize(
-    ("member", "finding"),
-    [
-        ({"rdmaHcaMax": -1},
-         "1:{rdmaHcaMax} error configList[1].rdmaHcaMax: -1: want 0 or more (write a number such as"),
-        ({"rdmaHcaMax": "5"}, '1:{rdmaHcaMax} error configList[1].rdmaHcaMax: "5": want an integer (write a number'),
-        ({"rdmaHcaMax": 10**6}, "error configList[1].rdmaHcaMax: 1000000: want 40000 at most"),
-        ({"rdmaHcaMax": None}, 'error configList[1].rdmaHcaMax: rdmaHcaMax is missing (add "rdmaHcaMax")'),
-        ({"resourceName": "a/b"}, 'error configList[1].resourceName: "a/b": want letters, digits'),
-        ({"resourceName": "good"}, "error configList[1].resourceName: rdma/good is there already"),
-        ({"resourcePrefix": "Rdma!"}, 'error configList[1].resourcePrefix: "Rdma!": want a domain in small letters'),
-        ({"resourcePrefix": "kubernetes.io"}, "kubelet takes no resource of this prefix (write a domain such as"),
-        ({"selectors": {"linkTypes": ["Ethernet"]}, "devices": None},
-         '"Ethernet": want one of ether, infiniband (write ether'),
-        ({"selectors": {"vendors": ["15b3"]}}, "want one of devices and selectors"),
-        ({"devices": []}, "want one of devices and selectors"),
-        ({"devices": "ens2f0"}, 'error configList[1].devices: "ens2f0": want a list'),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("member", "finding"), [
+    ({"rdmaHcaMax": -1}, "1:{rdmaHcaMax} error configList[1].rdmaHcaMax: -1: want 0 or more (write a number such as"),
+    ({"rdmaHcaMax": "5"}, '1:{rdmaHcaMax} error configList[1].rdmaHcaMax: "5": want an integer (write a number'),
+    ({"rdmaHcaMax": 10**6}, "error configList[1].rdmaHcaMax: 1000000: want 40000 at most"),
+    ({"rdmaHcaMax": None}, 'error configList[1].rdmaHcaMax: rdmaHcaMax is missing (add "rdmaHcaMax")'),
+    ({"resourceName": "a/b"}, 'error configList[1].resourceName: "a/b": want letters, digits'),
+    ({"resourceName": "good"}, "error configList[1].resourceName: rdma/good is there already"),
+    ({"resourcePrefix": "Rdma!"}, 'error configList[1].resourcePrefix: "Rdma!": want a domain in small letters'),
+    ({"resourcePrefix": "kubernetes.io"}, "kubelet takes no resource of this prefix (write a domain such as"),
+    ({"selectors": {"linkTypes": ["Ethernet"]}, "devices": None},
+     '"Ethernet": want one of ether, infiniband (write ether'),
+    ({"selectors": {"vendors": ["15b3"]}}, "want one of devices and selectors"),
+    ({"devices": []}, "want one of devices and selectors"),
+    ({"devices": "ens2f0"}, 'error configList[1].devices: "ens2f0": want a list'),
+])  # fmt: skip
 def test_a_wrong_resource_has_line_column_key_and_remedy_and_the_right_one_is_served(
     member: dict[str, Any], finding: str
 ) -> None:
@@ -112,21 +108,16 @@ def test_a_wrong_resource_has_line_column_key_and_remedy_and_the_right_one_is_se
     assert [resource.resourceName for resource in one(text).resources] == ["good"]
 
 
-@pytest.mark.parametrize(
-    ("member", "finding"),
-    [
-        ({"selectors": [{"pfNames": ["ens2f0#a"]}]}, '"ens2f0#a": want a name, or a name with the numbers of VFs'),
-        ({"selectors": [{"pciAddresses": ["86:00.0"]}]}, '"86:00.0": want a PCI address (write addresses such as'),
-        ({"selectors": [{"ddpProfiles": ["x"]}]},
-         "error resourceList[0].selectors[0].ddpProfiles: ddpProfiles: this device"),
-        ({"selectors": {"vdpaType": "vhost"}},
-         "error resourceList[0].selectors.vdpaType: vdpaType: this device plugin"),
-        ({"deviceType": "accelerator"},
-         '"accelerator": want netDevice (leave this resource to the SR-IOV device plugin)'),
-        ({"selectors": None}, "selectors is missing"),
-        ({"selectors": []}, "[]: want 1 or more members"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("member", "finding"), [
+    ({"selectors": [{"pfNames": ["ens2f0#a"]}]}, '"ens2f0#a": want a name, or a name with the numbers of VFs'),
+    ({"selectors": [{"pciAddresses": ["86:00.0"]}]}, '"86:00.0": want a PCI address (write addresses such as'),
+    ({"selectors": [{"ddpProfiles": ["x"]}]},
+     "error resourceList[0].selectors[0].ddpProfiles: ddpProfiles: this device"),
+    ({"selectors": {"vdpaType": "vhost"}}, "error resourceList[0].selectors.vdpaType: vdpaType: this device plugin"),
+    ({"deviceType": "accelerator"}, '"accelerator": want netDevice (leave this resource to the SR-IOV device plugin)'),
+    ({"selectors": None}, "selectors is missing"),
+    ({"selectors": []}, "[]: want 1 or more members"),
+])  # fmt: skip
 def test_a_selector_that_would_choose_something_else_is_refused(member: dict[str, Any], finding: str) -> None:
     wrong = {"resourceName": "wrong", "selectors": [{"vendors": ["15b3"]}], **member}
     (found,) = told(json.dumps({"resourceList": [wrong]}))
@@ -141,18 +132,14 @@ def test_the_place_of_a_fault_is_that_of_its_value_also_where_one_selector_stand
     assert found.column == text.index('"ens2f0#5-1"') + 1
 
 
-@pytest.mark.parametrize(
-    ("text", "finding"),
-    [
-        ('{"configList": [{"resourceName": "a", "rdmaHcaMax": 1, "device": ["x"], "devices": ["x"]}]}',
-         'write "devices"'),
-        ('{"configList": [{"resourceName": "a", "rdmaHcaMax": 1, "selectors": {"ifName": ["x"], "vendors": ["15b3"]}}]}',
-         'write "ifNames"'),
-        ('{"periodicInterval": 5, "configList": [{"resourceName": "a", "rdmaHcaMax": 1, "devices": ["x"]}]}',
-         'write "periodicUpdateInterval"'),
-        ('{"nonsense": 5, "configList": [{"resourceName": "a", "rdmaHcaMax": 1, "devices": ["x"]}]}', "remove it"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("text", "finding"), [
+    ('{"configList": [{"resourceName": "a", "rdmaHcaMax": 1, "device": ["x"], "devices": ["x"]}]}', 'write "devices"'),
+    ('{"configList": [{"resourceName": "a", "rdmaHcaMax": 1, "selectors": {"ifName": ["x"], "vendors": ["15b3"]}}]}',
+     'write "ifNames"'),
+    ('{"periodicInterval": 5, "configList": [{"resourceName": "a", "rdmaHcaMax": 1, "devices": ["x"]}]}',
+     'write "periodicUpdateInterval"'),
+    ('{"nonsense": 5, "configList": [{"resourceName": "a", "rdmaHcaMax": 1, "devices": ["x"]}]}', "remove it"),
+])  # fmt: skip
 def test_an_unknown_key_is_a_warning_with_the_key_that_was_meant(text: str, finding: str) -> None:
     (found,) = told(text)
     assert " warning " in found
@@ -196,21 +183,18 @@ def test_selectors_that_are_empty_are_absent() -> None:
     assert (config.findings, [resource.name for resource in config.resources]) == ([], ["intel.com/r"])
 
 
-@pytest.mark.parametrize(
-    ("text", "message", "fix"),
-    [
-        ("", "the file is empty", 'write {"configList": [...]}'),
-        (" \n", "the file is empty", 'write {"configList": [...]}'),
-        ('{"configList": []}', "configList is empty: nothing is offered by it", "add a member, or remove the key"),
-        ("configList: [{resourceName: a, rdmaHcaMax: 1, selectors: {deviceIDs: [1017]}}]",
-         "1017: want text in quotes, since YAML reads these digits as a number",
-         'write a list of IDs such as ["15b3"]'),
-        ('{"configList": [{"resourceName": "a", "rdmaHcaMax": 1, "selectors": {"vendors": ["mellanox"]}}]}',
-         '"mellanox": want four hexadecimal digits', 'write a list of IDs such as ["15b3"]'),
-        ('{"resourceList": [{"resourceName": "a", "selectors": {"pfNames": ["ens1f0#3-0"]}}]}',
-         '"ens1f0#3-0": the range 3-0 is empty: want the lower number first', "write NETDEV, NETDEV#3 or NETDEV#0-3,7"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("text", "message", "fix"), [
+    ("", "the file is empty", 'write {"configList": [...]}'),
+    (" \n", "the file is empty", 'write {"configList": [...]}'),
+    ('{"configList": []}', "configList is empty: nothing is offered by it", "add a member, or remove the key"),
+    ("configList: [{resourceName: a, rdmaHcaMax: 1, selectors: {deviceIDs: [1017]}}]",
+     "1017: want text in quotes, since YAML reads these digits as a number",
+     'write a list of IDs such as ["15b3"]'),
+    ('{"configList": [{"resourceName": "a", "rdmaHcaMax": 1, "selectors": {"vendors": ["mellanox"]}}]}',
+     '"mellanox": want four hexadecimal digits', 'write a list of IDs such as ["15b3"]'),
+    ('{"resourceList": [{"resourceName": "a", "selectors": {"pfNames": ["ens1f0#3-0"]}}]}',
+     '"ens1f0#3-0": the range 3-0 is empty: want the lower number first', "write NETDEV, NETDEV#3 or NETDEV#0-3,7"),
+])  # fmt: skip
 def test_what_chooses_nothing_is_told_with_the_remedy(text: str, message: str, fix: str) -> None:
     (finding,) = one(text).findings
     assert (finding.message, finding.fix) == (message, fix)
@@ -232,22 +216,16 @@ def test_the_nics_of_rails_are_read() -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    ("rails", "finding"),
-    [
-        ([{"nics": ["x"]}], 'rails[0].group: group is missing (add "group")'),
-        ([{"group": "g p u", "nics": ["x"]}], 'rails[0].group: "g p u": want at most 63 letters, digits'),
-        ([{"group": "gpu", "nics": []}], "rails[0].nics: []: want 1 or more members (write the NIC of each rail"),
-        (
-            [{"group": "gpu", "nics": [f"e{n}" for n in range(33)]}],
-            "want 32 members at most (write the NIC of each rail",
-        ),
-        ([{"group": "gpu", "nics": "x"}], 'rails[0].nics: "x": want a list (write the NIC of each rail'),
-        ([{"group": "gpu", "nics": ["x", "x"]}], "rails[0].nics: x is a rail twice: the first one counts"),
-        ([RAILS, {"group": "b", "nics": ["eth_r1"]}], "rails[1].nics: eth_r1 is a rail twice: the first one counts"),
-        ([{**RAILS, "nic": "x"}], 'rails[0].nic: there is no key "nic" (write "nics")'),
-    ],
-)
+@pytest.mark.parametrize(("rails", "finding"), [
+    ([{"nics": ["x"]}], 'rails[0].group: group is missing (add "group")'),
+    ([{"group": "g p u", "nics": ["x"]}], 'rails[0].group: "g p u": want at most 63 letters, digits'),
+    ([{"group": "gpu", "nics": []}], "rails[0].nics: []: want 1 or more members (write the NIC of each rail"),
+    ([{"group": "gpu", "nics": [f"e{n}" for n in range(33)]}], "want 32 members at most (write the NIC of each rail"),
+    ([{"group": "gpu", "nics": "x"}], 'rails[0].nics: "x": want a list (write the NIC of each rail'),
+    ([{"group": "gpu", "nics": ["x", "x"]}], "rails[0].nics: x is a rail twice: the first one counts"),
+    ([RAILS, {"group": "b", "nics": ["eth_r1"]}], "rails[1].nics: eth_r1 is a rail twice: the first one counts"),
+    ([{**RAILS, "nic": "x"}], 'rails[0].nic: there is no key "nic" (write "nics")'),
+])  # fmt: skip
 def test_wrong_rails_are_told_with_their_place_and_the_resources_are_served(rails: list[Any], finding: str) -> None:
     (found,) = told(with_rails(*rails))
     assert finding in found

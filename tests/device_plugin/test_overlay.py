@@ -161,16 +161,13 @@ def nodes(offer: Offer) -> list[str]:
     return [path.removeprefix("/dev/") for path, _ in offer.nodes]
 
 
-@pytest.mark.parametrize(
-    ("model", "wanted"),
-    [
-        ("roce-shared", {PF: (63, ["infiniband/uverbs2", "infiniband/rdma_cm"])}),
-        ("sriov-roce", {vf: (1, [f"infiniband/uverbs{300 + n}", "infiniband/rdma_cm"]) for n, vf in enumerate(VFS)}),
-        ("sriov-dpdk", {vf: (1, ["vfio/vfio", f"vfio/{number}"]) for number, vf in enumerate(VFS)}),
-        ("pf-passthrough", {PF: (1, ["infiniband/uverbs2", "infiniband/rdma_cm"])}),
-        ("host-network", {PF: (1000, ["infiniband/uverbs2", "infiniband/rdma_cm"])}),
-    ],
-)
+@pytest.mark.parametrize(("model", "wanted"), [
+    ("roce-shared", {PF: (63, ["infiniband/uverbs2", "infiniband/rdma_cm"])}),
+    ("sriov-roce", {vf: (1, [f"infiniband/uverbs{300 + n}", "infiniband/rdma_cm"]) for n, vf in enumerate(VFS)}),
+    ("sriov-dpdk", {vf: (1, ["vfio/vfio", f"vfio/{number}"]) for number, vf in enumerate(VFS)}),
+    ("pf-passthrough", {PF: (1, ["infiniband/uverbs2", "infiniband/rdma_cm"])}),
+    ("host-network", {PF: (1000, ["infiniband/uverbs2", "infiniband/rdma_cm"])}),
+])  # fmt: skip
 def test_the_device_plugin_offers_the_devices_of_a_model_with_the_nodes_that_its_program_needs(
     model: str, wanted: dict[str, tuple[int, list[str]]], tmp_path: Path
 ) -> None:

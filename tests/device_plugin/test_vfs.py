@@ -128,27 +128,24 @@ def test_policies_with_one_resource_name_make_one_resource() -> None:
     assert [s["pfNames"] for s in resource.model_dump()["selectors"]] == [["ens0f0#0-1"], ["ens1f0#0-1"]]
 
 
-@pytest.mark.parametrize(
-    ("member", "finding"),
-    [
-        ({"numVfs": -1}, "error virtualFunctions[1].numVfs: -1: want 0 or more (write a number such as"),
-        ({"numVfs": None}, 'error virtualFunctions[1].numVfs: numVfs is missing (add "numVfs")'),
-        ({"numVfs": "2"}, 'error virtualFunctions[1].numVfs: "2": want an integer'),
-        ({"mtu": 10}, "error virtualFunctions[1].mtu: 10: want 68 or more"),
-        ({"deviceType": "dpdk"}, '"dpdk": want one of netdevice, vfio-pci (write netdevice or vfio-pci)'),
-        ({"deviceType": "vfio-pci", "isRdma": True},
-         "error virtualFunctions[1].deviceType: vfio-pci with isRdma: a VF of vfio-pci has neither netdev nor"),
-        ({"nicSelector": {"pfNames": ["ens0f0#0-2"]}},
-         "error virtualFunctions[1].nicSelector.pfNames[0]: ens0f0#0-2: numVfs 2 makes the VFs 0 to 1"),
-        ({"nicSelector": {"pfNames": ["ens0f0#x"]}}, '"ens0f0#x": want a name, or a name with the numbers of VFs'),
-        ({"nicSelector": {}}, "want one of pfNames, rootDevices, vendor and deviceID"),
-        ({"nicSelector": {"netFilter": "openstack/NetworkID:x", "vendor": "15b3"}}, "netFilter: this is not made here"),
-        ({"vdpaType": "virtio"}, "vdpaType: this is not made here (leave this policy to sriov-network-operator)"),
-        ({"eSwitchMode": "switchdev"}, "leave the switchdev mode to sriov-network-operator"),
-        ({"linkType": "infiniband"}, "write eth or ib"),
-        ({"numVf": 3}, 'warning virtualFunctions[1].numVf: there is no key "numVf" (write "numVfs")'),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("member", "finding"), [
+    ({"numVfs": -1}, "error virtualFunctions[1].numVfs: -1: want 0 or more (write a number such as"),
+    ({"numVfs": None}, 'error virtualFunctions[1].numVfs: numVfs is missing (add "numVfs")'),
+    ({"numVfs": "2"}, 'error virtualFunctions[1].numVfs: "2": want an integer'),
+    ({"mtu": 10}, "error virtualFunctions[1].mtu: 10: want 68 or more"),
+    ({"deviceType": "dpdk"}, '"dpdk": want one of netdevice, vfio-pci (write netdevice or vfio-pci)'),
+    ({"deviceType": "vfio-pci", "isRdma": True},
+     "error virtualFunctions[1].deviceType: vfio-pci with isRdma: a VF of vfio-pci has neither netdev nor"),
+    ({"nicSelector": {"pfNames": ["ens0f0#0-2"]}},
+     "error virtualFunctions[1].nicSelector.pfNames[0]: ens0f0#0-2: numVfs 2 makes the VFs 0 to 1"),
+    ({"nicSelector": {"pfNames": ["ens0f0#x"]}}, '"ens0f0#x": want a name, or a name with the numbers of VFs'),
+    ({"nicSelector": {}}, "want one of pfNames, rootDevices, vendor and deviceID"),
+    ({"nicSelector": {"netFilter": "openstack/NetworkID:x", "vendor": "15b3"}}, "netFilter: this is not made here"),
+    ({"vdpaType": "virtio"}, "vdpaType: this is not made here (leave this policy to sriov-network-operator)"),
+    ({"eSwitchMode": "switchdev"}, "leave the switchdev mode to sriov-network-operator"),
+    ({"linkType": "infiniband"}, "write eth or ib"),
+    ({"numVf": 3}, 'warning virtualFunctions[1].numVf: there is no key "numVf" (write "numVfs")'),
+])  # fmt: skip
 def test_a_wrong_policy_has_line_column_key_and_remedy_and_the_right_one_counts(
     member: dict[str, Any], finding: str
 ) -> None:
@@ -263,22 +260,19 @@ NODE_GUID = attribute(10, struct.pack("=IIQ", 0, 0, 0x0200000000000001))
 DPDK = {"deviceType": "vfio-pci", "nicSelector": {"pfNames": ["ens0f0#1"]}}
 
 
-@pytest.mark.parametrize(
-    ("mac", "use", "more", "wanted"),
-    [
-        (NO_MAC, None, {}, ["mac", "rebind"]),
-        (NO_MAC, None, {"mtu": 1500}, ["mac", "rebind", "mtu"]),
-        (NO_MAC, None, DPDK, ["mac", "driver"]),
-        (NO_MAC, "vfio-pci", DPDK, ["mac"]),
-        ("0c:42:a1:00:00:07", None, {}, []),
-        ("0c:42:a1:00:00:07", None, DPDK, ["driver"]),
-        (None, None, {}, []),  # the card's driver does not tell it
-        (NO_MAC, "in_a_pod", {}, []),
-        (NO_MAC, "open_by_a_process", {}, []),
-        (NO_MAC, "given_by_kubelet", {}, []),
-        (NO_MAC, "up", {}, []),
-    ],
-)
+@pytest.mark.parametrize(("mac", "use", "more", "wanted"), [
+    (NO_MAC, None, {}, ["mac", "rebind"]),
+    (NO_MAC, None, {"mtu": 1500}, ["mac", "rebind", "mtu"]),
+    (NO_MAC, None, DPDK, ["mac", "driver"]),
+    (NO_MAC, "vfio-pci", DPDK, ["mac"]),
+    ("0c:42:a1:00:00:07", None, {}, []),
+    ("0c:42:a1:00:00:07", None, DPDK, ["driver"]),
+    (None, None, {}, []),  # the card's driver does not tell it
+    (NO_MAC, "in_a_pod", {}, []),
+    (NO_MAC, "open_by_a_process", {}, []),
+    (NO_MAC, "given_by_kubelet", {}, []),
+    (NO_MAC, "up", {}, []),
+])  # fmt: skip
 def test_a_vf_without_an_administrative_mac_gets_one_and_its_driver_again_unless_it_is_in_use(
     tmp_path: Path, mac: str | None, use: str | None, more: dict[str, Any], wanted: list[str]
 ) -> None:
@@ -412,23 +406,15 @@ def given_by_kubelet(machine: Machine) -> str:
     return "container main of the pod with UID ab-12"
 
 
-@pytest.mark.parametrize(
-    "use",
-    [
-        in_a_pod, below_a_macvlan, open_by_a_process, of_the_default_route, of_the_way_to_storage,
-        of_the_way_to_storage_over_ipv6, given_by_kubelet,
-    ],
-    ids=lambda u: u.__name__,
-)  # fmt: skip
-@pytest.mark.parametrize(
-    ("wanted", "about"),
-    [
-        (policy(numVfs=4), "the number of VFs changes from 2 to 4"),
-        (policy(numVfs=0), "the number of VFs changes from 2 to 0"),
-        (policy(deviceType="vfio-pci"), "the driver of VF 1 changes"),
-    ],
-    ids=["more", "none", "driver"],
-)
+@pytest.mark.parametrize("use", [
+    in_a_pod, below_a_macvlan, open_by_a_process, of_the_default_route, of_the_way_to_storage,
+    of_the_way_to_storage_over_ipv6, given_by_kubelet,
+], ids=lambda u: u.__name__)  # fmt: skip
+@pytest.mark.parametrize(("wanted", "about"), [
+    (policy(numVfs=4), "the number of VFs changes from 2 to 4"),
+    (policy(numVfs=0), "the number of VFs changes from 2 to 0"),
+    (policy(deviceType="vfio-pci"), "the driver of VF 1 changes"),
+], ids=["more", "none", "driver"])  # fmt: skip
 def test_a_vf_in_use_keeps_its_whole_card_as_it_is(
     tmp_path: Path, use: Any, wanted: dict[str, Any], about: str
 ) -> None:
@@ -474,19 +460,14 @@ def test_a_file_that_is_closed_meanwhile_hides_no_other(tmp_path: Path, monkeypa
     assert user in reason
 
 
-@pytest.mark.parametrize(
-    ("policies", "reason"),
-    [
-        ([policy(numVfs=9)], "numVfs 9: it can have 8 VFs; more need a setting of the card's firmware"),
-        ([policy(), policy(numVfs=3)], "two policies want 2 and 3 VFs: write the same numVfs in both"),
-        ([policy(externallyManaged=True)], "it has 0 VFs of 2, and with externallyManaged others make them"),
-        ([policy(nicSelector={"pfNames": ["ens9f9"]})], "no card that can have VFs is chosen by pfNames ens9f9"),
-        (
-            [policy(nicSelector={"vendor": "8086", "pfNames": ["ens0f0"]})],
-            "no card that can have VFs is chosen by vendor 8086, pfNames",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("policies", "reason"), [
+    ([policy(numVfs=9)], "numVfs 9: it can have 8 VFs; more need a setting of the card's firmware"),
+    ([policy(), policy(numVfs=3)], "two policies want 2 and 3 VFs: write the same numVfs in both"),
+    ([policy(externallyManaged=True)], "it has 0 VFs of 2, and with externallyManaged others make them"),
+    ([policy(nicSelector={"pfNames": ["ens9f9"]})], "no card that can have VFs is chosen by pfNames ens9f9"),
+    ([policy(nicSelector={"vendor": "8086", "pfNames": ["ens0f0"]})],
+     "no card that can have VFs is chosen by vendor 8086, pfNames"),
+])  # fmt: skip
 def test_what_cannot_be_is_refused_with_the_reason(
     machine: Machine, policies: list[dict[str, Any]], reason: str
 ) -> None:

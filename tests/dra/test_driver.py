@@ -165,18 +165,15 @@ def test_a_function_of_a_claim_that_is_gone_and_forgotten_is_its_pods_as_long_as
     assert not any(first[0] in name for name in scene.left())
 
 
-@pytest.mark.parametrize(
-    ("results", "more", "said"),
-    [
-        ([], {}, "is gone, is another one by now, or has no device"),
-        ([result("rdma-a-9")], {}, f"there is no device rdma-a-9 any more; there are: {SHARED}, {SECOND}"),
-        ([result(SHARED, pool="node-2")], {}, "has no device of railcni.io on this node"),
-        ([result(SHARED) | {"driver": "gpu.example.com"}], {}, "has no device of railcni.io on this node"),
-        ([result(SHARED)], {"config": [{"opaque": {"driver": "railcni.io", "parameters": {}}}]},
-         "railcni.io takes no parameters: remove them"),
-        ([result(SHARED), result("gone")], {}, "there is no device gone"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("results", "more", "said"), [
+    ([], {}, "is gone, is another one by now, or has no device"),
+    ([result("rdma-a-9")], {}, f"there is no device rdma-a-9 any more; there are: {SHARED}, {SECOND}"),
+    ([result(SHARED, pool="node-2")], {}, "has no device of railcni.io on this node"),
+    ([result(SHARED) | {"driver": "gpu.example.com"}], {}, "has no device of railcni.io on this node"),
+    ([result(SHARED)], {"config": [{"opaque": {"driver": "railcni.io", "parameters": {}}}]},
+     "railcni.io takes no parameters: remove them"),
+    ([result(SHARED), result("gone")], {}, "there is no device gone"),
+])  # fmt: skip
 def test_a_claim_that_cannot_be_prepared_is_refused_with_the_reason_and_leaves_nothing(
     scene: DraScene, results: list[dict[str, Any]], more: dict[str, Any], said: str
 ) -> None:
@@ -186,14 +183,11 @@ def test_a_claim_that_cannot_be_prepared_is_refused_with_the_reason_and_leaves_n
     assert scene.left() == []
 
 
-@pytest.mark.parametrize(
-    ("asked", "said"),
-    [
-        (lambda one: (str(uuid.uuid4()), *one[1:]), "is another one by now"),
-        (lambda one: (one[0], "team", "no-such-claim"), "team/no-such-claim is gone"),
-        (lambda one: ("../../etc/x", *one[1:]), "is gone, is another one by now"),
-    ],
-)
+@pytest.mark.parametrize(("asked", "said"), [
+    (lambda one: (str(uuid.uuid4()), *one[1:]), "is another one by now"),
+    (lambda one: (one[0], "team", "no-such-claim"), "team/no-such-claim is gone"),
+    (lambda one: ("../../etc/x", *one[1:]), "is gone, is another one by now"),
+])  # fmt: skip
 def test_a_claim_of_another_uid_or_name_is_refused(scene: DraScene, asked: Any, said: str) -> None:
     one = claim(scene, result(SHARED))
     with pytest.raises(Refused, match=said):

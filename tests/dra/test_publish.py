@@ -68,15 +68,12 @@ def test_a_pool_is_written_once_and_owned_by_its_node(api: ApiServer, publisher:
     assert changes(api) == before
 
 
-@pytest.mark.parametrize(
-    ("before", "after", "wanted"),
-    [
-        (3, 2, [(0, 2, 1, 2)]),
-        (100, 200, [(0, 2, 2, 128), (1, 2, 2, 72)]),
-        (300, 130, [(0, 2, 2, 128), (1, 2, 2, 2)]),
-        (300, 0, []),
-    ],
-)
+@pytest.mark.parametrize(("before", "after", "wanted"), [
+    (3, 2, [(0, 2, 1, 2)]),
+    (100, 200, [(0, 2, 2, 128), (1, 2, 2, 72)]),
+    (300, 130, [(0, 2, 2, 128), (1, 2, 2, 2)]),
+    (300, 0, []),
+])  # fmt: skip
 def test_a_change_gives_all_slices_the_next_generation(
     api: ApiServer, publisher: Publisher, before: int, after: int, wanted: list[tuple[int, ...]]
 ) -> None:
@@ -146,17 +143,14 @@ def test_what_an_older_server_drops_is_told_until_it_keeps_it(api: ApiServer, pu
     assert publisher.lacks == []
 
 
-@pytest.mark.parametrize(
-    ("break_it", "said"),
-    [
-        (lambda api: api.dra.clear(), "does not know resource.k8s.io/v1: it needs Kubernetes 1.34 or newer"),
-        (lambda api: api.core.objects.clear(), "has no Node node-1: name this node with --node"),
-        (lambda api: api.forbidden.add(("create", "resourceslices")), "forbids to create resourceslices"),
-        (lambda api: api.forbidden.add(("list", "resourceslices")), "forbids to list resourceslices"),
-        (lambda api: api.forbidden.add(("get", "nodes")), "forbids to get nodes"),
-        (lambda api: api.forbidden.add(("list", "deviceclasses")), "forbids to list deviceclasses"),
-    ],
-)
+@pytest.mark.parametrize(("break_it", "said"), [
+    (lambda api: api.dra.clear(), "does not know resource.k8s.io/v1: it needs Kubernetes 1.34 or newer"),
+    (lambda api: api.core.objects.clear(), "has no Node node-1: name this node with --node"),
+    (lambda api: api.forbidden.add(("create", "resourceslices")), "forbids to create resourceslices"),
+    (lambda api: api.forbidden.add(("list", "resourceslices")), "forbids to list resourceslices"),
+    (lambda api: api.forbidden.add(("get", "nodes")), "forbids to get nodes"),
+    (lambda api: api.forbidden.add(("list", "deviceclasses")), "forbids to list deviceclasses"),
+])  # fmt: skip
 def test_a_refusal_says_what_to_do(api: ApiServer, publisher: Publisher, break_it: Any, said: str) -> None:
     break_it(api)
     with pytest.raises(CniError) as refused:
@@ -228,23 +222,18 @@ DATA = {"interfaceName": "net1", "hardwareAddress": MAC, "ips": ["192.168.111.1/
 MOVED = {"pci": VF, "device": {"mac": MAC}}
 
 
-@pytest.mark.parametrize(
-    ("given", "wanted"),
-    [
-        ({}, {"nic": DATA}),
-        ({"deviceID": NIC, "type": "macvlan"}, {"nic": DATA}),
-        ({"link": MOVED}, {"vf": DATA}),
-        ({"link": MOVED, "addresses": ()}, {"vf": {"interfaceName": "net1", "hardwareAddress": MAC}}),
-        ({"link": {"pci": VF, "device": {}}, "addresses": ()}, {"vf": {"interfaceName": "net1"}}),
-        (
-            {"addresses": tuple(f"192.168.111.{n}/24" for n in range(1, 20))},
-            {"nic": DATA | {"ips": [f"192.168.111.{n}/24" for n in range(1, 17)]}},
-        ),
-        ({"pod": "u2"}, {}),
-        ({"runtimeConfig": {"deviceID": "0000:99:00.0"}}, {}),
-        ({"type": "macvlan", "master": "ens1f0"}, {}),
-    ],
-)
+@pytest.mark.parametrize(("given", "wanted"), [
+    ({}, {"nic": DATA}),
+    ({"deviceID": NIC, "type": "macvlan"}, {"nic": DATA}),
+    ({"link": MOVED}, {"vf": DATA}),
+    ({"link": MOVED, "addresses": ()}, {"vf": {"interfaceName": "net1", "hardwareAddress": MAC}}),
+    ({"link": {"pci": VF, "device": {}}, "addresses": ()}, {"vf": {"interfaceName": "net1"}}),
+    ({"addresses": tuple(f"192.168.111.{n}/24" for n in range(1, 20))},
+     {"nic": DATA | {"ips": [f"192.168.111.{n}/24" for n in range(1, 17)]}}),
+    ({"pod": "u2"}, {}),
+    ({"runtimeConfig": {"deviceID": "0000:99:00.0"}}, {}),
+    ({"type": "macvlan", "master": "ens1f0"}, {}),
+])  # fmt: skip
 def test_the_claim_shows_what_the_add_gave_to_its_pod_on_its_device(
     scene: Scene, given: dict[str, Any], wanted: dict[str, Any]
 ) -> None:

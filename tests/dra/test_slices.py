@@ -62,24 +62,21 @@ def attributes(device: Device) -> dict[str, Any]:
     return {name: next(iter(value.values())) for name, value in given.items()}
 
 
-@pytest.mark.parametrize(
-    ("name", "document", "wanted"),
-    [
-        (SHARED, share("a", "ens0f0"), {RESOURCE_NAME: "rdma/a", DEVICE_ID: "0000:30:00.0"}),
-        (SHARED, share("a", "ens0f0"), {"shared": True, "healthy": True, "isSriovVf": False, "rdma": True}),
-        (SHARED, share("a", "ens0f0"), {"resource.kubernetes.io/pcieRoot": "pci0000:30", "dra.net/numaNode": 0}),
-        (SHARED, share("a", "ens0f0"), {"resource.kubernetes.io/pciBusID": "0000:30:00.0", "linkType": "ethernet"}),
-        (SHARED, share("a", "ens0f0"), {"ifName": "ens0f0", "rdmaDevice": "mlx5_0", "firmware": "28.39.1002"}),
-        (SHARED, share("a", "ens0f0"), {"mtu": 9000, "activeMtu": 4096, "speedGbps": 100, "roceV2": True}),
-        (SHARED, share("a", "ens0f0"), {"gpus": "0000:30:01.0", "gpuDistance": "PHB", "vfID": None}),
-        ("rdma-a-0000-32-00-0", share("a", "ens2f0"), {"healthy": False, "gpuDistance": "NODE"}),
-        ("rdma-a-rxe0", share("a", "eth0"), {DEVICE_ID: "rxe0", "ifName": "eth0", "vendor": None}),
-        ("rdma-a-rxe0", share("a", "eth0"), {"resource.kubernetes.io/pcieRoot": None, "dra.net/numaNode": None}),
-        ("rdma-a-all", share("a", "ens0f0", "ens1f0", allNics=True), {DEVICE_ID: "all", "ifName": None}),
-        (VF, VFS, {RESOURCE_NAME: "intel.com/vf", DEVICE_ID: "0000:31:00.1", "shared": False, "isSriovVf": True}),
-        (VF, VFS, {"vfID": 0, "pfPciAddress": "0000:31:00.0", "PFName": "ens1f0"}),
-    ],
-)
+@pytest.mark.parametrize(("name", "document", "wanted"), [
+    (SHARED, share("a", "ens0f0"), {RESOURCE_NAME: "rdma/a", DEVICE_ID: "0000:30:00.0"}),
+    (SHARED, share("a", "ens0f0"), {"shared": True, "healthy": True, "isSriovVf": False, "rdma": True}),
+    (SHARED, share("a", "ens0f0"), {"resource.kubernetes.io/pcieRoot": "pci0000:30", "dra.net/numaNode": 0}),
+    (SHARED, share("a", "ens0f0"), {"resource.kubernetes.io/pciBusID": "0000:30:00.0", "linkType": "ethernet"}),
+    (SHARED, share("a", "ens0f0"), {"ifName": "ens0f0", "rdmaDevice": "mlx5_0", "firmware": "28.39.1002"}),
+    (SHARED, share("a", "ens0f0"), {"mtu": 9000, "activeMtu": 4096, "speedGbps": 100, "roceV2": True}),
+    (SHARED, share("a", "ens0f0"), {"gpus": "0000:30:01.0", "gpuDistance": "PHB", "vfID": None}),
+    ("rdma-a-0000-32-00-0", share("a", "ens2f0"), {"healthy": False, "gpuDistance": "NODE"}),
+    ("rdma-a-rxe0", share("a", "eth0"), {DEVICE_ID: "rxe0", "ifName": "eth0", "vendor": None}),
+    ("rdma-a-rxe0", share("a", "eth0"), {"resource.kubernetes.io/pcieRoot": None, "dra.net/numaNode": None}),
+    ("rdma-a-all", share("a", "ens0f0", "ens1f0", allNics=True), {DEVICE_ID: "all", "ifName": None}),
+    (VF, VFS, {RESOURCE_NAME: "intel.com/vf", DEVICE_ID: "0000:31:00.1", "shared": False, "isSriovVf": True}),
+    (VF, VFS, {"vfID": 0, "pfPciAddress": "0000:31:00.0", "PFName": "ens1f0"}),
+])  # fmt: skip
 def test_a_device_has_the_attributes(
     machine: Machine, name: str, document: dict[str, Any], wanted: dict[str, Any]
 ) -> None:
@@ -87,15 +84,12 @@ def test_a_device_has_the_attributes(
     assert {key: given.get(key) for key in wanted} == wanted
 
 
-@pytest.mark.parametrize(
-    ("name", "document", "wanted"),
-    [
-        (SHARED, share("a", "ens0f0"), (1, "gpu")),
-        (VF, VFS, (0, "storage")),
-        ("rdma-a-rxe0", share("a", "eth0"), (None, None)),
-        ("rdma-a-all", share("a", "ens0f0", "ens1f0", allNics=True), (None, None)),
-    ],
-)
+@pytest.mark.parametrize(("name", "document", "wanted"), [
+    (SHARED, share("a", "ens0f0"), (1, "gpu")),
+    (VF, VFS, (0, "storage")),
+    ("rdma-a-rxe0", share("a", "eth0"), (None, None)),
+    ("rdma-a-all", share("a", "ens0f0", "ens1f0", allNics=True), (None, None)),
+])  # fmt: skip
 def test_a_device_has_the_rail_and_the_group_that_the_configuration_names(
     machine: Machine, name: str, document: dict[str, Any], wanted: tuple[int | None, str | None]
 ) -> None:
@@ -108,19 +102,15 @@ def by_two(value: int) -> dict[str, Any]:
     return {"value": str(value), "requestPolicy": {"default": "2", "validRange": {"min": "2", "step": "2"}}}
 
 
-@pytest.mark.parametrize(
-    ("document", "capacity"),
-    [
-        # the table has 128 entries, one of which is the host's
-        (share("a", "ens0f0"), {"gids": by_two(126)}),
-        (share("a", "ens0f0", most=10), {"gids": by_two(20)}),
-        (share("a", "ens0f0", most=1),
-         {"gids": {"value": "2", "requestPolicy": {"default": "2", "validValues": ["2"]}}}),
-        (share("a", "ens0f0", most=7, gidsPerDevice=0),
-         {"devices": {"value": "7", "requestPolicy": {"default": "1", "validRange": {"min": "1", "step": "1"}}}}),
-        (VFS, None),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("document", "capacity"), [
+    # the table has 128 entries, one of which is the host's
+    (share("a", "ens0f0"), {"gids": by_two(126)}),
+    (share("a", "ens0f0", most=10), {"gids": by_two(20)}),
+    (share("a", "ens0f0", most=1), {"gids": {"value": "2", "requestPolicy": {"default": "2", "validValues": ["2"]}}}),
+    (share("a", "ens0f0", most=7, gidsPerDevice=0),
+     {"devices": {"value": "7", "requestPolicy": {"default": "1", "validRange": {"min": "1", "step": "1"}}}}),
+    (VFS, None),
+])  # fmt: skip
 def test_claims_share_a_nic_as_often_as_the_device_plugin_has_devices_of_it(
     machine: Machine, document: dict[str, Any], capacity: dict[str, Any] | None
 ) -> None:

@@ -108,15 +108,11 @@ def test_what_cannot_be_told_or_found_is_said_so(machine: Machine, pod: Pod) -> 
 
 @chains.needs_go
 @pytest.mark.parametrize("plugin", ["macvlan", "host-device"])
-@pytest.mark.parametrize(
-    "chain",
-    [
-        (chains.SELF, "rdma", "tuning"),
-        ("loopback", chains.SELF, "tuning", "rdma", "portmap"),
-        (chains.SELF, "sbr", "rdma"),
-    ],
-    ids=" ".join,
-)
+@pytest.mark.parametrize("chain", [
+    (chains.SELF, "rdma", "tuning"),
+    ("loopback", chains.SELF, "tuning", "rdma", "portmap"),
+    (chains.SELF, "sbr", "rdma"),
+], ids=" ".join)  # fmt: skip
 def test_rdma_stands_behind_and_before_plugins_of_others(
     machine: Machine, pod: Pod, chain: tuple[str, ...], plugin: str, say: Callable[[str], None]
 ) -> None:

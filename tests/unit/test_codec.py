@@ -35,13 +35,10 @@ def test_whatever_the_standard_library_writes_is_read_alike(value: object) -> No
     assert codec.loads(b" \n" + text + b"\t ") == value
 
 
-@pytest.mark.parametrize(
-    ("text", "place"),
-    [
-        (b"", "line 1, column 1"), (b'{"a": 1', "line 1, column 8"), (b'{\n  "a": 1\n  "b": 2\n}', "line 3, column 3"),
-        (b'{"a": 1} {', "line 1, column 10"), (b'{"a": tru}', "line 1, column 7"), (b"{'a': 1}", "line 1, column 2"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("text", "place"), [
+    (b"", "line 1, column 1"), (b'{"a": 1', "line 1, column 8"), (b'{\n  "a": 1\n  "b": 2\n}', "line 3, column 3"),
+    (b'{"a": 1} {', "line 1, column 10"), (b'{"a": tru}', "line 1, column 7"), (b"{'a': 1}", "line 1, column 2"),
+])  # fmt: skip
 def test_a_fault_is_told_by_line_and_column(text: bytes, place: str) -> None:
     with pytest.raises(ValueError, match=place):
         codec.loads(text)

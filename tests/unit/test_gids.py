@@ -292,14 +292,11 @@ def test_a_file_that_cannot_be_written_is_named_and_there_is_nothing_to_remove(
     deviceinfo.remove(str(tmp_path / "file/net1.json"), ME, Log())
 
 
-@pytest.mark.parametrize(
-    "value",
-    [
-        *(5, ["/run"], "net1.json", "/etc/passwd", "/run/k8s.cni.cncf.io/devinfo/cni/../../../shadow", "/run/x/"),
-        "/run/k8s.cni.cncf.io/devinfo/dp/nvidia.com-rdma-0000:3b:00.2-device.json",
-        "/run/k8s.cni.cncf.io/devinfo/cni/../dp/nvidia.com-rdma-0000:3b:00.2-device.json",
-    ],
-)
+@pytest.mark.parametrize("value", [
+    *(5, ["/run"], "net1.json", "/etc/passwd", "/run/k8s.cni.cncf.io/devinfo/cni/../../../shadow", "/run/x/"),
+    "/run/k8s.cni.cncf.io/devinfo/dp/nvidia.com-rdma-0000:3b:00.2-device.json",
+    "/run/k8s.cni.cncf.io/devinfo/cni/../dp/nvidia.com-rdma-0000:3b:00.2-device.json",
+])  # fmt: skip
 def test_a_path_that_is_no_place_for_the_file_is_refused(monkeypatch: pytest.MonkeyPatch, value: Any) -> None:
     monkeypatch.setattr(policy, "_current", policy.Policy({}))
     with pytest.raises(InvalidConfig, match=r"runtimeConfig\.CNIDeviceInfoFile"):

@@ -51,19 +51,15 @@ def facts(**found: Any) -> host_device.HostDeviceFacts:
     return made
 
 
-@pytest.mark.parametrize(
-    ("config", "found", "kind", "words"),
-    [
-        ({}, {}, InvalidConfig, ["device", "hwaddr", "kernelpath", "pciBusID", "deviceID"]),
-        ({"device": "ens9"}, {"device": None, "names": ["lo"]}, InvalidConfig, ['device "ens9"', "no netdev"]),
-        ({"device": "ens2f0"}, {"device": None, "holder": Attachment("storage", "c7", "net3")}, TryAgainLater,
-         ["ens2f0", "c7", "net3", "storage"]),
-        ({"device": "ens2f0"}, {"reason": "it carries the default route"}, InvalidConfig, ["ens2f0", "default route"]),
-        ({"device": "ens2f0", "mtu": 10000}, {}, InvalidConfig, ["mtu 10000", "ens2f0", "9978"]),
-        ({"device": "ens2f0", "mtu": 60}, {}, InvalidConfig, ["mtu 60", "68"]),
-    ],
-    ids=["no selector", "absent", "held", "default route", "mtu too large", "mtu too small"],
-)  # fmt: skip
+@pytest.mark.parametrize(("config", "found", "kind", "words"), [
+    ({}, {}, InvalidConfig, ["device", "hwaddr", "kernelpath", "pciBusID", "deviceID"]),
+    ({"device": "ens9"}, {"device": None, "names": ["lo"]}, InvalidConfig, ['device "ens9"', "no netdev"]),
+    ({"device": "ens2f0"}, {"device": None, "holder": Attachment("storage", "c7", "net3")}, TryAgainLater,
+     ["ens2f0", "c7", "net3", "storage"]),
+    ({"device": "ens2f0"}, {"reason": "it carries the default route"}, InvalidConfig, ["ens2f0", "default route"]),
+    ({"device": "ens2f0", "mtu": 10000}, {}, InvalidConfig, ["mtu 10000", "ens2f0", "9978"]),
+    ({"device": "ens2f0", "mtu": 60}, {}, InvalidConfig, ["mtu 60", "68"]),
+], ids=["no selector", "absent", "held", "default route", "mtu too large", "mtu too small"])  # fmt: skip
 def test_what_cannot_be_moved_is_refused_with_the_reason(
     config: dict[str, Any], found: dict[str, Any], kind: type[CniError], words: list[str]
 ) -> None:
@@ -73,15 +69,11 @@ def test_what_cannot_be_moved_is_refused_with_the_reason(
     assert all(word in caught.value.msg[:250] for word in words), caught.value.msg
 
 
-@pytest.mark.parametrize(
-    "config",
-    [
-        {"kernelpath": "/sys/class/net/ens2f0"}, {"kernelpath": "/sys/devices/../../etc"}, {"pciBusID": "../../etc"},
-        {"runtimeConfig": {"deviceID": "a/b"}}, {"runtimeConfig": {"deviceID": 7}}, {"hwaddr": "nonsense"},
-        {"device": 7},
-    ],
-    ids=json.dumps,
-)  # fmt: skip
+@pytest.mark.parametrize("config", [
+    {"kernelpath": "/sys/class/net/ens2f0"}, {"kernelpath": "/sys/devices/../../etc"}, {"pciBusID": "../../etc"},
+    {"runtimeConfig": {"deviceID": "a/b"}}, {"runtimeConfig": {"deviceID": 7}}, {"hwaddr": "nonsense"},
+    {"device": 7},
+], ids=json.dumps)  # fmt: skip
 def test_a_selector_that_is_malformed_is_refused(config: dict[str, Any]) -> None:
     with pytest.raises(InvalidConfig):
         read(request(**config))
@@ -125,14 +117,10 @@ def test_a_virtual_device_is_known_in_a_sandbox_by_its_index_or_by_more_than_one
     assert (devices.known_again(remembered, [candidate], away=True) is candidate) is known
 
 
-@pytest.mark.parametrize(
-    ("found", "in_sandbox", "on_host"),
-    [
-        ({}, False, True), ({"name": "net1"}, False, False), ({"name": "net1"} | MARK, True, True),
-        ({"index": 9} | MARK, True, True), ({"index": 9}, False, False), ({"kind": "sit"} | MARK, False, False),
-    ],
-    ids=["index and name", "index alone", "index and mark", "mark alone", "name alone", "another kind"],
-)  # fmt: skip
+@pytest.mark.parametrize(("found", "in_sandbox", "on_host"), [
+    ({}, False, True), ({"name": "net1"}, False, False), ({"name": "net1"} | MARK, True, True),
+    ({"index": 9} | MARK, True, True), ({"index": 9}, False, False), ({"kind": "sit"} | MARK, False, False),
+], ids=["index and name", "index alone", "index and mark", "mark alone", "name alone", "another kind"])  # fmt: skip
 @pytest.mark.parametrize("mac", ["", "00:00:00:00", "00:00:00:00:00:00"])
 def test_a_device_without_a_mac_is_known_in_a_sandbox_by_its_mark_alone(
     mac: str, found: dict[str, Any], in_sandbox: bool, on_host: bool

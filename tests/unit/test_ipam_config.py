@@ -216,8 +216,7 @@ READ: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
     "keys of etcd where the store is another": (
         {"datastore": "file", "etcd_prefix": "/other"}, {**HOST, "etcd_prefix": "/own"}, {"datastore": "file"}),
     "the overlap switch is not the flat file's": ({}, {"enable_overlapping_ranges": False}, {"overlap": True}),
-    "but the block's": (
-        {"enable_overlapping_ranges": False}, {"enable_overlapping_ranges": True}, {"overlap": False}),
+    "but the block's": ({"enable_overlapping_ranges": False}, {"enable_overlapping_ranges": True}, {"overlap": False}),
     "a cooldown as long as the stores take one for true": (
         {"cooldown_seconds": COOLDOWN}, {}, {"cooldown_seconds": COOLDOWN}),
     "what is overridden may be wrong": ({"gateway": "10.0.0.1"}, {"gateway": 5}, {"gateway": "10.0.0.1"}),
@@ -287,20 +286,17 @@ def test_a_request_for_a_static_address_adds_nothing() -> None:
     assert config_of({"addresses": [{"address": "10.0.0.7/24"}]}, args="IP=10.0.0.7/24").requested == []
 
 
-@pytest.mark.parametrize(
-    ("args", "reason"),
-    [
-        ("IP=banana", 'CNI_ARGS IP "banana": want an address, with or without /length'),
-        ("IP=10.0.0.7,", 'CNI_ARGS IP "": want an address'),
-        ("IP=172.16.0.1", 'CNI_ARGS IP "172.16.0.1": is in no range of this network'),
-        ("IP=224.0.0.5/24", 'CNI_ARGS IP "224.0.0.5/24": is multicast: want an address of a subnet'),
-        ("IP=10.0.0.1", 'CNI_ARGS IP "10.0.0.1": is a gateway'),
-        ("IP=10.0.0.255", 'CNI_ARGS IP "10.0.0.255": is the first or last address of 10.0.0.0/24'),
-        ("IP=10.0.0.200", 'CNI_ARGS IP "10.0.0.200": is excluded from 10.0.0.0/24: want another'),
-        ("IP=10.0.0.240", 'CNI_ARGS IP "10.0.0.240": is outside of 10.0.0.1-10.0.0.239, which range 10.0.0.0/24 gives'),
-        ("GATEWAY=x", 'CNI_ARGS GATEWAY "x": want an IPv4 or IPv6 address'),
-    ],
-)
+@pytest.mark.parametrize(("args", "reason"), [
+    ("IP=banana", 'CNI_ARGS IP "banana": want an address, with or without /length'),
+    ("IP=10.0.0.7,", 'CNI_ARGS IP "": want an address'),
+    ("IP=172.16.0.1", 'CNI_ARGS IP "172.16.0.1": is in no range of this network'),
+    ("IP=224.0.0.5/24", 'CNI_ARGS IP "224.0.0.5/24": is multicast: want an address of a subnet'),
+    ("IP=10.0.0.1", 'CNI_ARGS IP "10.0.0.1": is a gateway'),
+    ("IP=10.0.0.255", 'CNI_ARGS IP "10.0.0.255": is the first or last address of 10.0.0.0/24'),
+    ("IP=10.0.0.200", 'CNI_ARGS IP "10.0.0.200": is excluded from 10.0.0.0/24: want another'),
+    ("IP=10.0.0.240", 'CNI_ARGS IP "10.0.0.240": is outside of 10.0.0.1-10.0.0.239, which range 10.0.0.0/24 gives'),
+    ("GATEWAY=x", 'CNI_ARGS GATEWAY "x": want an IPv4 or IPv6 address'),
+])  # fmt: skip
 def test_a_request_that_cannot_be_met_is_refused_with_the_reason(args: str, reason: str) -> None:
     block = {**RANGE, "gateway": "10.0.0.1", "exclude": ["10.0.0.200/29"], "range_end": "10.0.0.239"}
     assert reason in refusal(block, args=args)
@@ -309,29 +305,25 @@ def test_a_request_that_cannot_be_met_is_refused_with_the_reason(args: str, reas
 SLICED = {"node_slice_size": "/28", "datastore": "kubernetes", "kubernetes": {"kubeconfig": "/etc/cni/kubeconfig"}}
 
 
-@pytest.mark.parametrize(
-    ("block", "ips", "reason"),
-    [
-        ({}, "10.7.0.7/16", "is in no range of this network: want one that is, or ipam.allow_outside_ranges"),
-        ({"allow_outside_ranges": True}, "10.7.0.7",
-         "is in no range of this network: want one that is, or address/length"),
-        ({"allow_outside_ranges": True}, "169.254.169.254/16", "is link-local, and in no range of this network"),
-        ({"allow_outside_ranges": True}, "fe80::7/64", "is link-local, and in no range of this network"),
-        ({"allow_outside_ranges": True}, "127.0.0.1/8", "is loopback"),
-        ({"allow_outside_ranges": True}, "224.0.0.5/24", "is multicast"),
-        ({"allow_outside_ranges": True}, "ff02::1/64", "is multicast"),
-        ({"allow_outside_ranges": True}, "255.255.255.255/32", "is broadcast"),
-        ({"allow_outside_ranges": True}, "10.7.0.0/16", "is the first or last address of 10.7.0.0/16"),
-        ({"allow_outside_ranges": True}, "10.7.255.255/16", "is the first or last address of 10.7.0.0/16"),
-        ({"allow_outside_ranges": True}, "fd00::/64", "is the first or last address of fd00::/64"),
-        ({"allow_outside_ranges": True, "routes": [{"dst": "10.8.0.0/16", "gw": "10.7.0.1"}]}, "10.7.0.1/16",
-         "is a gateway"),
-        ({"allow_outside_ranges": True}, "10.7.0.7/16,10.8.0.7/16", "may request 1 outside of the ranges"),
-        ({}, "10.0.0.7,10.0.0.8", "may request 1 in 10.0.0.0/24: want fewer, or a larger ipam.requested_addresses"),
-        ({"requested_addresses": 2}, "10.0.0.7,10.0.0.8,10.0.0.9", "may request 2 in 10.0.0.0/24"),
-        ({"allow_outside_ranges": True, **SLICED}, "10.7.0.7/16", "is in no range of this network: want one that is"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("block", "ips", "reason"), [
+    ({}, "10.7.0.7/16", "is in no range of this network: want one that is, or ipam.allow_outside_ranges"),
+    ({"allow_outside_ranges": True}, "10.7.0.7", "is in no range of this network: want one that is, or address/length"),
+    ({"allow_outside_ranges": True}, "169.254.169.254/16", "is link-local, and in no range of this network"),
+    ({"allow_outside_ranges": True}, "fe80::7/64", "is link-local, and in no range of this network"),
+    ({"allow_outside_ranges": True}, "127.0.0.1/8", "is loopback"),
+    ({"allow_outside_ranges": True}, "224.0.0.5/24", "is multicast"),
+    ({"allow_outside_ranges": True}, "ff02::1/64", "is multicast"),
+    ({"allow_outside_ranges": True}, "255.255.255.255/32", "is broadcast"),
+    ({"allow_outside_ranges": True}, "10.7.0.0/16", "is the first or last address of 10.7.0.0/16"),
+    ({"allow_outside_ranges": True}, "10.7.255.255/16", "is the first or last address of 10.7.0.0/16"),
+    ({"allow_outside_ranges": True}, "fd00::/64", "is the first or last address of fd00::/64"),
+    ({"allow_outside_ranges": True, "routes": [{"dst": "10.8.0.0/16", "gw": "10.7.0.1"}]}, "10.7.0.1/16",
+     "is a gateway"),
+    ({"allow_outside_ranges": True}, "10.7.0.7/16,10.8.0.7/16", "may request 1 outside of the ranges"),
+    ({}, "10.0.0.7,10.0.0.8", "may request 1 in 10.0.0.0/24: want fewer, or a larger ipam.requested_addresses"),
+    ({"requested_addresses": 2}, "10.0.0.7,10.0.0.8,10.0.0.9", "may request 2 in 10.0.0.0/24"),
+    ({"allow_outside_ranges": True, **SLICED}, "10.7.0.7/16", "is in no range of this network: want one that is"),
+])  # fmt: skip
 def test_what_no_pod_may_request_is_refused_when_it_is_added_only(block: dict[str, Any], ips: str, reason: str) -> None:
     for way in ({"args": f"IP={ips}"}, {"runtimeConfig": {"ips": ips.split(",")}}):
         assert reason in refusal({**RANGE, **block}, **way)  # type: ignore[arg-type]
@@ -349,16 +341,13 @@ def test_what_was_given_before_the_network_had_to_allow_it_hinders_no_delete() -
             assert read(Request({"CNI_COMMAND": verb}, b"", with_args, {}), Files()).outside == []
 
 
-@pytest.mark.parametrize(
-    ("block", "files", "bound"),
-    [
-        ({"store_timeout": 61}, {}, "ipam.store_timeout 61: want 60 at most"),
-        ({"store_timeout": 61}, {INSTALLED: {"store_timeout": 600}}, "ipam.store_timeout 61: want 60 at most"),
-        ({"configuration_path": "/x"}, {"/x": {"store_timeout": 61}}, '/x: store_timeout "(not shown)": is wrong'),
-        ({"store_timeout": 60}, {}, ""),
-        ({}, {INSTALLED: {"store_timeout": 600}}, ""),
-    ],
-)
+@pytest.mark.parametrize(("block", "files", "bound"), [
+    ({"store_timeout": 61}, {}, "ipam.store_timeout 61: want 60 at most"),
+    ({"store_timeout": 61}, {INSTALLED: {"store_timeout": 600}}, "ipam.store_timeout 61: want 60 at most"),
+    ({"configuration_path": "/x"}, {"/x": {"store_timeout": 61}}, '/x: store_timeout "(not shown)": is wrong'),
+    ({"store_timeout": 60}, {}, ""),
+    ({}, {INSTALLED: {"store_timeout": 600}}, ""),
+])  # fmt: skip
 def test_a_network_lets_an_add_wait_for_a_minute_and_the_administrator_for_longer(
     block: dict[str, Any], files: dict[str, Any], bound: str
 ) -> None:
@@ -677,17 +666,14 @@ def test_the_networks_own_values_and_the_administrators_are_told(tmp_path: Path)
 
 
 @pytest.mark.parametrize("command", ["ADD", "STATUS"])
-@pytest.mark.parametrize(
-    ("block", "files", "told"),
-    [
-        ({}, {}, "ipam.datastore null: no store is named, and none is assumed for a pod"),
-        ({}, {INSTALLED: {"log_level": "debug"}}, f"{INSTALLED} names none"),
-        ({"datastore": "file"}, {}, ""),
-        ({}, {INSTALLED: {"datastore": "file"}}, ""),
-        ({"etcd_host": "e:2379"}, {}, ""),
-        ({}, {INSTALLED: {"kubernetes": {"kubeconfig": "/k"}}}, ""),
-    ],
-)
+@pytest.mark.parametrize(("block", "files", "told"), [
+    ({}, {}, "ipam.datastore null: no store is named, and none is assumed for a pod"),
+    ({}, {INSTALLED: {"log_level": "debug"}}, f"{INSTALLED} names none"),
+    ({"datastore": "file"}, {}, ""),
+    ({}, {INSTALLED: {"datastore": "file"}}, ""),
+    ({"etcd_host": "e:2379"}, {}, ""),
+    ({}, {INSTALLED: {"kubernetes": {"kubeconfig": "/k"}}}, ""),
+])  # fmt: skip
 def test_a_configuration_that_no_pod_of_kubernetes_can_use_says_why(
     block: dict[str, Any], files: dict[str, Any], told: str, command: str
 ) -> None:
@@ -702,75 +688,72 @@ def test_a_del_is_not_refused_for_want_of_a_store() -> None:
 # What each bad input is told
 
 
-@pytest.mark.parametrize(
-    ("block", "told"),
-    [
-        ({"range": "10.0.0.0/33"}, 'ipam.range "10.0.0.0/33": want a CIDR or first-last/length'),
-        ({"range": "10.0.0.0"}, 'ipam.range "10.0.0.0": want a CIDR or first-last/length'),
-        ({"range": 10}, "ipam.range 10: want a string"),
-        ({"range": "10.0.0.9-10.0.0.2/24"}, "starts after its end"),
-        ({"range": "10.0.1.9-10.0.0.2/24"}, "starts outside of 10.0.0.0/24"),
-        ({"range": "fd00::1-10.0.0.2/24"}, "mixes IPv4 and IPv6"),
-        ({**RANGE, "range_start": "10.0.1.1"}, 'ipam.range_start "10.0.1.1": want an address of the range 10.0.0.0/24'),
-        ({**RANGE, "range_end": "fd00::1"}, 'ipam.range_end "fd00::1": want an address of the range 10.0.0.0/24'),
-        ({**RANGE, "range_start": "x"}, 'ipam.range_start "x": want an IPv4 or IPv6 address'),
-        ({**RANGE, "range_start": "10.0.0.9", "range_end": "10.0.0.8"}, 'ipam.range_end "10.0.0.8": is below range_start 10.0.0.9'),
-        ({**RANGE, "exclude": "10.0.0.1"}, 'ipam.exclude "10.0.0.1": want a list'),
-        ({**RANGE, "exclude": ["10.0.0.1", "10.0.0.0/123"]}, 'ipam.exclude[1] "10.0.0.0/123": want a CIDR or an address'),
-        ({**RANGE, "exclude": ["10.0.0.0/24"]}, "has no address to give: exclude, gateway and addresses cover all from 10.0.0.1 to 10.0.0.254"),
-        ({"range": "10.0.0.1/32", "gateway": "10.0.0.1"}, "has no address to give"),
-        ({"range": "10.0.0.0/24", "range_end": "10.0.0.0"}, "range_start and range_end leave only the CIDR's first or last address"),
-        *(
-            ({"range": text}, f'ipam.range "{text}": gives {first}, which is {kind}: want addresses of a subnet')
-            for text, first, kind in (
-                ("224.0.0.0/24", "224.0.0.1", "multicast"),
-                ("239.255.0.9-239.255.0.20/16", "239.255.0.9", "multicast"),
-                ("127.0.0.0/8", "127.0.0.1", "loopback"),
-                ("0.0.0.0/0", "0.0.0.1", "reserved"),
-                ("255.255.255.255/32", "255.255.255.255", "broadcast"),
-                ("ff02::/64", "ff02::1", "multicast"),
-                ("::/64", "::1", "loopback"),
-                ("::/128", "::", "unspecified"),
-            )
-        ),
-        ({"ipRanges": "x"}, 'ipam.ipRanges "x": want a list'),
-        ({"ipRanges": ["10.0.0.0/24"]}, 'ipam.ipRanges ["10.0.0.0/24"]: want a JSON object'),
-        ({"ipRanges": [RANGE, {}]}, 'ipam.ipRanges[1].range "": want a CIDR'),
-        ({"ipRanges": [RANGE, {**RANGE, "exclude": ["x"]}]}, 'ipam.ipRanges[1].exclude[0] "x": want a CIDR or an address'),
-        ({**RANGE, "gateway": "q"}, 'ipam.gateway "q": want an IPv4 or IPv6 address'),
-        ({**RANGE, "gateway": "fd00::1"}, 'ipam.gateway "fd00::1": want an IPv4 address, as the ranges are'),
-        ({"addresses": [{"address": "10.0.0.1"}]}, 'ipam.addresses[0].address "10.0.0.1": want address/length'),
-        ({"addresses": [{"gateway": "10.0.0.1"}]}, "ipam.addresses[0].address null: want address/length"),
-        ({"addresses": [{"address": "10.0.0.7/24", "gateway": "fd00::1"}]}, 'ipam.addresses[0].gateway "fd00::1": want an IPv4 address'),
-        ({"addresses": [{"address": "10.0.0.7/24"}, {"address": "10.0.0.7/16"}]}, "ipam.addresses[1].address \"10.0.0.7/16\": is there twice"),
-        ({"addresses": [{"address": "224.0.0.1/24"}]}, 'ipam.addresses[0].address "224.0.0.1/24": is multicast: want an address of a subnet'),
-        ({**RANGE, "routes": [{"gw": "10.0.0.1"}]}, "ipam.routes[0].dst null: want a CIDR"),
-        ({**RANGE, "routes": [{"dst": "default"}]}, 'ipam.routes[0].dst "default": want a CIDR'),
-        ({**RANGE, "routes": [{"dst": "0.0.0.0/0", "gw": "x"}]}, 'ipam.routes[0].gw "x": want an IPv4 or IPv6 address'),
-        ({**RANGE, "routes": [{"dst": "0.0.0.0/0", "gw": "fd00::1"}]}, 'ipam.routes[0].gw "fd00::1": want an IPv4 address, as dst is'),
-        ({**RANGE, "routes": [{"dst": "0.0.0.0/0", "mtu": -1}]}, "ipam.routes[0].mtu -1: want an integer from 0"),
-        ({**RANGE, "routes": [{"dst": "0.0.0.0/0", "scope": 255}]}, "ipam.routes[0].scope 255: want an integer from 0 to 254"),  # the kernel has none
-        ({**RANGE, "dns": "8.8.8.8"}, 'ipam.dns "8.8.8.8": want a JSON object'),
-        ({**RANGE, "dns": {"nameservers": "8.8.8.8"}}, 'ipam.dns.nameservers "8.8.8.8": want a list'),
-        ({**RANGE, "node_slice_size": "/x"}, 'ipam.node_slice_size "/x": want a prefix length'),
-        ({**RANGE, "node_slice_size": "/129"}, 'ipam.node_slice_size "/129": want a prefix length'),
-        ({**RANGE, **KUBE, "node_slice_size": "/22"}, 'ipam.node_slice_size "/22": is larger than the range 10.0.0.0/24: want /24 or a longer prefix'),
-        ({**RANGE, **KUBE, "node_slice_size": "/26", "ipRanges": [{"range": "10.1.0.0/24"}]}, 'ipam.node_slice_size "/26": divides one range, and this network has 2: want no ipRanges, or no node_slice_size'),
-        ({**RANGE, "enable_overlapping_ranges": "yes"}, 'ipam.enable_overlapping_ranges "yes": want true or false'),
-        ({**RANGE, "datastore": "postgres"}, 'ipam.datastore "postgres": want one of file, etcd, kubernetes'),
-        ({**RANGE, "datastore": "kubernetes"}, 'ipam.datastore "kubernetes": want kubernetes.kubeconfig beside it'),
-        ({**RANGE, "datastore": "etcd"}, 'ipam.datastore "etcd": want etcd_host beside it'),
-        ({**RANGE, "dataDir": "leases"}, 'ipam.dataDir "leases": want an absolute path'),
-        ({**RANGE, "kubernetes": {"kubeconfig": 5}}, "ipam.kubernetes.kubeconfig 5: want a string"),
-        ({**RANGE, "leader_lease_duration": "x"}, 'ipam.leader_lease_duration "x": want an integer'),
-        ({**RANGE, "cooldown_seconds": COOLDOWN + 1}, "ipam.cooldown_seconds 86401: want an integer"),
-        ({**RANGE, "preferred_ip_annotation": True}, "ipam.preferred_ip_annotation true: want kubernetes.kubeconfig"),
-        ({**RANGE, "configuration_path": 5}, "ipam.configuration_path 5: want a string"),
-        ({"type": "whereabouts", "etcd_password": "s3cret"}, 'ipam ["type", "etcd_password"]: gives no address: want range, ipRanges or addresses'),
-        (None, "has no `ipam`"),
-        ([], "has an `ipam` that is no JSON object"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("block", "told"), [
+    ({"range": "10.0.0.0/33"}, 'ipam.range "10.0.0.0/33": want a CIDR or first-last/length'),
+    ({"range": "10.0.0.0"}, 'ipam.range "10.0.0.0": want a CIDR or first-last/length'),
+    ({"range": 10}, "ipam.range 10: want a string"),
+    ({"range": "10.0.0.9-10.0.0.2/24"}, "starts after its end"),
+    ({"range": "10.0.1.9-10.0.0.2/24"}, "starts outside of 10.0.0.0/24"),
+    ({"range": "fd00::1-10.0.0.2/24"}, "mixes IPv4 and IPv6"),
+    ({**RANGE, "range_start": "10.0.1.1"}, 'ipam.range_start "10.0.1.1": want an address of the range 10.0.0.0/24'),
+    ({**RANGE, "range_end": "fd00::1"}, 'ipam.range_end "fd00::1": want an address of the range 10.0.0.0/24'),
+    ({**RANGE, "range_start": "x"}, 'ipam.range_start "x": want an IPv4 or IPv6 address'),
+    ({**RANGE, "range_start": "10.0.0.9", "range_end": "10.0.0.8"}, 'ipam.range_end "10.0.0.8": is below range_start 10.0.0.9'),
+    ({**RANGE, "exclude": "10.0.0.1"}, 'ipam.exclude "10.0.0.1": want a list'),
+    ({**RANGE, "exclude": ["10.0.0.1", "10.0.0.0/123"]}, 'ipam.exclude[1] "10.0.0.0/123": want a CIDR or an address'),
+    ({**RANGE, "exclude": ["10.0.0.0/24"]}, "has no address to give: exclude, gateway and addresses cover all from 10.0.0.1 to 10.0.0.254"),
+    ({"range": "10.0.0.1/32", "gateway": "10.0.0.1"}, "has no address to give"),
+    ({"range": "10.0.0.0/24", "range_end": "10.0.0.0"}, "range_start and range_end leave only the CIDR's first or last address"),
+    *(
+        ({"range": text}, f'ipam.range "{text}": gives {first}, which is {kind}: want addresses of a subnet')
+        for text, first, kind in (
+            ("224.0.0.0/24", "224.0.0.1", "multicast"),
+            ("239.255.0.9-239.255.0.20/16", "239.255.0.9", "multicast"),
+            ("127.0.0.0/8", "127.0.0.1", "loopback"),
+            ("0.0.0.0/0", "0.0.0.1", "reserved"),
+            ("255.255.255.255/32", "255.255.255.255", "broadcast"),
+            ("ff02::/64", "ff02::1", "multicast"),
+            ("::/64", "::1", "loopback"),
+            ("::/128", "::", "unspecified"),
+        )
+    ),
+    ({"ipRanges": "x"}, 'ipam.ipRanges "x": want a list'),
+    ({"ipRanges": ["10.0.0.0/24"]}, 'ipam.ipRanges ["10.0.0.0/24"]: want a JSON object'),
+    ({"ipRanges": [RANGE, {}]}, 'ipam.ipRanges[1].range "": want a CIDR'),
+    ({"ipRanges": [RANGE, {**RANGE, "exclude": ["x"]}]}, 'ipam.ipRanges[1].exclude[0] "x": want a CIDR or an address'),
+    ({**RANGE, "gateway": "q"}, 'ipam.gateway "q": want an IPv4 or IPv6 address'),
+    ({**RANGE, "gateway": "fd00::1"}, 'ipam.gateway "fd00::1": want an IPv4 address, as the ranges are'),
+    ({"addresses": [{"address": "10.0.0.1"}]}, 'ipam.addresses[0].address "10.0.0.1": want address/length'),
+    ({"addresses": [{"gateway": "10.0.0.1"}]}, "ipam.addresses[0].address null: want address/length"),
+    ({"addresses": [{"address": "10.0.0.7/24", "gateway": "fd00::1"}]}, 'ipam.addresses[0].gateway "fd00::1": want an IPv4 address'),
+    ({"addresses": [{"address": "10.0.0.7/24"}, {"address": "10.0.0.7/16"}]}, "ipam.addresses[1].address \"10.0.0.7/16\": is there twice"),
+    ({"addresses": [{"address": "224.0.0.1/24"}]}, 'ipam.addresses[0].address "224.0.0.1/24": is multicast: want an address of a subnet'),
+    ({**RANGE, "routes": [{"gw": "10.0.0.1"}]}, "ipam.routes[0].dst null: want a CIDR"),
+    ({**RANGE, "routes": [{"dst": "default"}]}, 'ipam.routes[0].dst "default": want a CIDR'),
+    ({**RANGE, "routes": [{"dst": "0.0.0.0/0", "gw": "x"}]}, 'ipam.routes[0].gw "x": want an IPv4 or IPv6 address'),
+    ({**RANGE, "routes": [{"dst": "0.0.0.0/0", "gw": "fd00::1"}]}, 'ipam.routes[0].gw "fd00::1": want an IPv4 address, as dst is'),
+    ({**RANGE, "routes": [{"dst": "0.0.0.0/0", "mtu": -1}]}, "ipam.routes[0].mtu -1: want an integer from 0"),
+    ({**RANGE, "routes": [{"dst": "0.0.0.0/0", "scope": 255}]}, "ipam.routes[0].scope 255: want an integer from 0 to 254"),  # the kernel has none
+    ({**RANGE, "dns": "8.8.8.8"}, 'ipam.dns "8.8.8.8": want a JSON object'),
+    ({**RANGE, "dns": {"nameservers": "8.8.8.8"}}, 'ipam.dns.nameservers "8.8.8.8": want a list'),
+    ({**RANGE, "node_slice_size": "/x"}, 'ipam.node_slice_size "/x": want a prefix length'),
+    ({**RANGE, "node_slice_size": "/129"}, 'ipam.node_slice_size "/129": want a prefix length'),
+    ({**RANGE, **KUBE, "node_slice_size": "/22"}, 'ipam.node_slice_size "/22": is larger than the range 10.0.0.0/24: want /24 or a longer prefix'),
+    ({**RANGE, **KUBE, "node_slice_size": "/26", "ipRanges": [{"range": "10.1.0.0/24"}]}, 'ipam.node_slice_size "/26": divides one range, and this network has 2: want no ipRanges, or no node_slice_size'),
+    ({**RANGE, "enable_overlapping_ranges": "yes"}, 'ipam.enable_overlapping_ranges "yes": want true or false'),
+    ({**RANGE, "datastore": "postgres"}, 'ipam.datastore "postgres": want one of file, etcd, kubernetes'),
+    ({**RANGE, "datastore": "kubernetes"}, 'ipam.datastore "kubernetes": want kubernetes.kubeconfig beside it'),
+    ({**RANGE, "datastore": "etcd"}, 'ipam.datastore "etcd": want etcd_host beside it'),
+    ({**RANGE, "dataDir": "leases"}, 'ipam.dataDir "leases": want an absolute path'),
+    ({**RANGE, "kubernetes": {"kubeconfig": 5}}, "ipam.kubernetes.kubeconfig 5: want a string"),
+    ({**RANGE, "leader_lease_duration": "x"}, 'ipam.leader_lease_duration "x": want an integer'),
+    ({**RANGE, "cooldown_seconds": COOLDOWN + 1}, "ipam.cooldown_seconds 86401: want an integer"),
+    ({**RANGE, "preferred_ip_annotation": True}, "ipam.preferred_ip_annotation true: want kubernetes.kubeconfig"),
+    ({**RANGE, "configuration_path": 5}, "ipam.configuration_path 5: want a string"),
+    ({"type": "whereabouts", "etcd_password": "s3cret"}, 'ipam ["type", "etcd_password"]: gives no address: want range, ipRanges or addresses'),
+    (None, "has no `ipam`"),
+    ([], "has an `ipam` that is no JSON object"),
+])  # fmt: skip
 def test_bad_input_is_told_its_key_its_value_and_what_would_be_right(block: object, told: str) -> None:
     msg = refusal(block)
     assert told in msg[:250]
@@ -792,16 +775,13 @@ def test_a_password_is_not_told() -> None:
 
 
 @pytest.mark.parametrize("version", ["0.1.0", "0.2.0"])
-@pytest.mark.parametrize(
-    ("block", "args", "count"),
-    [
-        ({**RANGE, "ipRanges": [{"range": "10.1.0.0/24"}]}, "", 2),
-        ({**RANGE, "addresses": [{"address": "10.1.0.1/24"}]}, "", 2),
-        ({**RANGE, "allow_outside_ranges": True}, "IP=10.1.0.1/24", 2),
-        ({**RANGE, "requested_addresses": 2}, "IP=10.0.0.7,10.0.0.8", 2),
-        ({"ipRanges": [{"range": "fd00::/64"}, {"range": "fd01::/64"}, {"range": "fd02::/64"}]}, "", 3),
-    ],
-)
+@pytest.mark.parametrize(("block", "args", "count"), [
+    ({**RANGE, "ipRanges": [{"range": "10.1.0.0/24"}]}, "", 2),
+    ({**RANGE, "addresses": [{"address": "10.1.0.1/24"}]}, "", 2),
+    ({**RANGE, "allow_outside_ranges": True}, "IP=10.1.0.1/24", 2),
+    ({**RANGE, "requested_addresses": 2}, "IP=10.0.0.7,10.0.0.8", 2),
+    ({"ipRanges": [{"range": "fd00::/64"}, {"range": "fd01::/64"}, {"range": "fd02::/64"}]}, "", 3),
+])  # fmt: skip
 def test_a_version_that_holds_one_address_of_a_family_refuses_two(
     version: str, block: dict[str, Any], args: str, count: int
 ) -> None:

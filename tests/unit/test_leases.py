@@ -64,16 +64,13 @@ def test_what_the_store_says_of_the_owner_is_brought_up_to_date(field: str) -> N
     assert (decided.chosen, decided.given_up, decided.settled) == ([FIVE], own, False)
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "same"),
-    [
-        (("ns", "a", ""), ("ns", "a", ""), True), (("ns", "a", "u1"), ("ns", "a", ""), True),
-        (("ns", "a", ""), ("ns", "a", "u1"), True), (("ns", "a", "u1"), ("ns", "a", "u1"), True),
-        (("ns", "a", "u1"), ("ns", "a", "u2"), False), (("ns", "a", ""), ("ns", "b", ""), False),
-        (("other", "a", ""), ("ns", "a", ""), False), (("", "", ""), ("", "", ""), False),
-        (("ns", "", "u1"), ("ns", "", "u1"), False),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("old", "new", "same"), [
+    (("ns", "a", ""), ("ns", "a", ""), True), (("ns", "a", "u1"), ("ns", "a", ""), True),
+    (("ns", "a", ""), ("ns", "a", "u1"), True), (("ns", "a", "u1"), ("ns", "a", "u1"), True),
+    (("ns", "a", "u1"), ("ns", "a", "u2"), False), (("ns", "a", ""), ("ns", "b", ""), False),
+    (("other", "a", ""), ("ns", "a", ""), False), (("", "", ""), ("", "", ""), False),
+    (("ns", "", "u1"), ("ns", "", "u1"), False),
+])  # fmt: skip
 def test_one_pod_is_one_namespace_and_name_and_not_two_known_uids(
     old: tuple[str, str, str], new: tuple[str, str, str], same: bool
 ) -> None:

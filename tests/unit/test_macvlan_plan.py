@@ -80,13 +80,10 @@ def test_a_mac_may_be_written_in_each_form_that_go_reads(mac: str, place: str) -
 
 
 @pytest.mark.parametrize("place", PLACES)
-@pytest.mark.parametrize(
-    "mac",
-    [
-        "zz", "02:00:00:00:00", "01:00:5e:00:00:01", "ff:ff:ff:ff:ff:ff", "00:00:00:00:00:00", "0100.5e00.0001",
-        "0200.0.1",
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("mac", [
+    "zz", "02:00:00:00:00", "01:00:5e:00:00:01", "ff:ff:ff:ff:ff:ff", "00:00:00:00:00:00", "0100.5e00.0001",
+    "0200.0.1",
+])  # fmt: skip
 def test_a_bad_mac_is_refused_with_the_place_it_came_from(mac: str, place: str) -> None:
     with pytest.raises(InvalidConfig) as caught:
         read(with_mac(place, mac))
@@ -99,28 +96,24 @@ def test_a_derived_mac_is_local_unicast_repeats_for_a_retry_and_differs_for_anot
     assert int(first[:2], 16) & 0x03 == 0x02
 
 
-@pytest.mark.parametrize(
-    ("config", "words"),
-    [
-        ({"mode": "isolated"}, ["mode", "isolated", "bridge, private, vepa, passthru"]),
-        ({"mtu": -1}, ["mtu -1", "integer"]),
-        ({"mtu": "9000"}, ['mtu "9000"', "integer"]),
-        ({"mtu": True}, ["mtu true", "integer"]),
-        ({"mtu": 1.5}, ["mtu 1.5", "integer"]),
-        ({"mtu": 70_000}, ["mtu 70000", "integer"]),
-        ({"mac": "01:00:00:00:00:01"}, ["mac", "multicast"]),
-        ({"mac": "02:00:00:00:00"}, ["mac", "02:00:00:00:00:01"]),
-        ({"mac": "00:00:00:00:00:00"}, ["mac", "zeros"]),
-        ({"runtimeConfig": {"mac": 7}}, ["runtimeConfig.mac", "7"]),
-        ({"ipam": "host-local"}, ["ipam", "object"]),
-        ({"ipam": {"type": 5}}, ["ipam", "string", "type"]),
-        ({"linkInContainer": "yes"}, ["linkInContainer", "true or false"]),
-        ({"bcqueuelen": -1}, ["bcqueuelen", "integer"]),
-        ({"bcqueuelen": 65537}, ["bcqueuelen 65537", "65536 at most"]),
-        ({"master": 3}, ["master 3", "string"]),
-    ],
-    ids=lambda c: json.dumps(c)[:50],
-)
+@pytest.mark.parametrize(("config", "words"), [
+    ({"mode": "isolated"}, ["mode", "isolated", "bridge, private, vepa, passthru"]),
+    ({"mtu": -1}, ["mtu -1", "integer"]),
+    ({"mtu": "9000"}, ['mtu "9000"', "integer"]),
+    ({"mtu": True}, ["mtu true", "integer"]),
+    ({"mtu": 1.5}, ["mtu 1.5", "integer"]),
+    ({"mtu": 70_000}, ["mtu 70000", "integer"]),
+    ({"mac": "01:00:00:00:00:01"}, ["mac", "multicast"]),
+    ({"mac": "02:00:00:00:00"}, ["mac", "02:00:00:00:00:01"]),
+    ({"mac": "00:00:00:00:00:00"}, ["mac", "zeros"]),
+    ({"runtimeConfig": {"mac": 7}}, ["runtimeConfig.mac", "7"]),
+    ({"ipam": "host-local"}, ["ipam", "object"]),
+    ({"ipam": {"type": 5}}, ["ipam", "string", "type"]),
+    ({"linkInContainer": "yes"}, ["linkInContainer", "true or false"]),
+    ({"bcqueuelen": -1}, ["bcqueuelen", "integer"]),
+    ({"bcqueuelen": 65537}, ["bcqueuelen 65537", "65536 at most"]),
+    ({"master": 3}, ["master 3", "string"]),
+], ids=lambda c: json.dumps(c)[:50])  # fmt: skip
 def test_a_bad_value_is_refused_with_key_value_and_what_is_wanted(config: dict[str, Any], words: list[str]) -> None:
     with pytest.raises(InvalidConfig) as caught:
         read(request(config))
@@ -132,15 +125,11 @@ def test_all_faults_are_told_at_once() -> None:
         read(request({"mtu": -1, "mode": "x", "master": 1}))
 
 
-@pytest.mark.parametrize(
-    ("master", "words"),
-    [
-        (link(arphrd=32, name="ib0"), ["ib0", "InfiniBand", "ipoib"]),
-        (link(arphrd=772, name="lo"), ["lo", "Ethernet"]),
-        (link(kind="ipvlan", name="ipvl0"), ["ipvl0", "is an ipvlan", "without ipvlans"]),
-    ],
-    ids=["infiniband", "loopback", "ipvlan"],
-)
+@pytest.mark.parametrize(("master", "words"), [
+    (link(arphrd=32, name="ib0"), ["ib0", "InfiniBand", "ipoib"]),
+    (link(arphrd=772, name="lo"), ["lo", "Ethernet"]),
+    (link(kind="ipvlan", name="ipvl0"), ["ipvl0", "is an ipvlan", "without ipvlans"]),
+], ids=["infiniband", "loopback", "ipvlan"])  # fmt: skip
 def test_what_cannot_carry_a_macvlan_is_refused_by_name(master: Link, words: list[str]) -> None:
     with pytest.raises(InvalidConfig) as caught:
         planned(request(), master)

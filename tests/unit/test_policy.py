@@ -19,15 +19,12 @@ from ipam.keys import IPAM_KEYS, ROOTS
 STORES = "/var/lib/cni/railcni/stores"
 
 
-@pytest.mark.parametrize(
-    ("document", "wanted"),
-    [
-        ({}, (600, 14)),
-        ({"warm": {}}, (600, 14)),
-        ({"warm": {"workers": 0}}, (600, 0)),
-        ({"warm": {"idleSeconds": 5, "workers": 256}}, (5, 256)),
-    ],
-)
+@pytest.mark.parametrize(("document", "wanted"), [
+    ({}, (600, 14)),
+    ({"warm": {}}, (600, 14)),
+    ({"warm": {"workers": 0}}, (600, 0)),
+    ({"warm": {"idleSeconds": 5, "workers": 256}}, (5, 256)),
+])  # fmt: skip
 def test_the_node_says_how_many_warm_workers_there_are_and_for_how_long(
     document: dict[str, object], wanted: tuple[int, int]
 ) -> None:
@@ -73,25 +70,22 @@ def test_without_a_file_every_device_is_permitted_and_paths_are_confined() -> No
     assert usual.configRoots == tuple(os.path.dirname(path) for path in source.PATHS)
 
 
-@pytest.mark.parametrize(
-    ("key", "path"),
-    [
-        ("dataRoots", "/etc"),
-        ("dataRoots", "/var/lib/cni/mine"),
-        ("dataRoots", f"{STORES}/../mine"),
-        ("dataRoots", f"{STORES}x"),
-        ("dataRoots", "relative"),
-        ("logRoots", "/tmp/whereabouts.log"),
-        ("logRoots", "/var/log/containers/other.log"),
-        ("logRoots", "/var/log/../spool/cron/root"),
-        ("configRoots", "/home/admin/.kube/config"),
-        ("configRoots", "/proc/self/environ"),
-        ("configRoots", "/etc/kubernetes/admin.conf"),
-        ("configRoots", "/etc/kubernetes/pki/etcd/server.key"),
-        ("configRoots", "/etc/cni/net.d/calico-kubeconfig"),
-        ("configRoots", "/etc/cni/net.d/whereabouts.d/../10-calico.conf"),
-    ],
-)
+@pytest.mark.parametrize(("key", "path"), [
+    ("dataRoots", "/etc"),
+    ("dataRoots", "/var/lib/cni/mine"),
+    ("dataRoots", f"{STORES}/../mine"),
+    ("dataRoots", f"{STORES}x"),
+    ("dataRoots", "relative"),
+    ("logRoots", "/tmp/whereabouts.log"),
+    ("logRoots", "/var/log/containers/other.log"),
+    ("logRoots", "/var/log/../spool/cron/root"),
+    ("configRoots", "/home/admin/.kube/config"),
+    ("configRoots", "/proc/self/environ"),
+    ("configRoots", "/etc/kubernetes/admin.conf"),
+    ("configRoots", "/etc/kubernetes/pki/etcd/server.key"),
+    ("configRoots", "/etc/cni/net.d/calico-kubeconfig"),
+    ("configRoots", "/etc/cni/net.d/whereabouts.d/../10-calico.conf"),
+])  # fmt: skip
 def test_a_path_outside_of_its_roots_is_refused_with_the_roots_and_the_remedy(key: str, path: str) -> None:
     with pytest.raises(ValueError, match=" not in ") as refused:
         Policy({}).confine(key, path)
@@ -131,17 +125,14 @@ def test_the_file_gives_what_it_names_and_the_rest_is_as_without_it(tmp_path: Pa
     assert read.dataRoots == (STORES,)
 
 
-@pytest.mark.parametrize(
-    ("content", "words"),
-    [
-        ("", ["cannot be read as JSON"]),
-        ("[]", ["is no JSON object"]),
-        ({"master": ["ens9"]}, ["master", "is unknown: want", "masters"]),  # would permit all, unseen
-        ({"masters": "ens9"}, ["masters", "want a list"]),
-        ({"masters": [""]}, ["masters", "want names"]),
-        ({"dataRoots": ["var"]}, ["dataRoots", "want absolute paths"]),
-    ],
-)
+@pytest.mark.parametrize(("content", "words"), [
+    ("", ["cannot be read as JSON"]),
+    ("[]", ["is no JSON object"]),
+    ({"master": ["ens9"]}, ["master", "is unknown: want", "masters"]),  # would permit all, unseen
+    ({"masters": "ens9"}, ["masters", "want a list"]),
+    ({"masters": [""]}, ["masters", "want names"]),
+    ({"dataRoots": ["var"]}, ["dataRoots", "want absolute paths"]),
+])  # fmt: skip
 def test_a_file_that_is_wrong_is_named_with_what_is_wrong(tmp_path: Path, content: object, words: list[str]) -> None:
     path = write(tmp_path / "railcni.json", content)
     with pytest.raises(InvalidConfig) as refused:

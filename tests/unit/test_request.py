@@ -33,15 +33,12 @@ def test_a_whole_request_is_read() -> None:
     assert read.args["K8S_POD_NAME"] == "p"
 
 
-@pytest.mark.parametrize(
-    ("verb", "needed"),
-    [
-        ("DEL", {"CNI_CONTAINERID", "CNI_IFNAME", "CNI_PATH"}),
-        ("CHECK", {"CNI_CONTAINERID", "CNI_IFNAME", "CNI_PATH", "CNI_NETNS"}),
-        ("GC", {"CNI_PATH"}),
-        ("STATUS", {"CNI_PATH"}),
-    ],
-)
+@pytest.mark.parametrize(("verb", "needed"), [
+    ("DEL", {"CNI_CONTAINERID", "CNI_IFNAME", "CNI_PATH"}),
+    ("CHECK", {"CNI_CONTAINERID", "CNI_IFNAME", "CNI_PATH", "CNI_NETNS"}),
+    ("GC", {"CNI_PATH"}),
+    ("STATUS", {"CNI_PATH"}),
+])  # fmt: skip
 def test_each_verb_needs_its_own_variables(verb: str, needed: set[str]) -> None:
     fault = refusal({"CNI_COMMAND": verb})
     assert {name for name in WHOLE if name in fault.msg} == needed
@@ -53,20 +50,16 @@ def test_a_malformed_identity_is_told_before_missing_variables_and_these_before_
     assert refusal(WHOLE, b"{").code == 6
 
 
-@pytest.mark.parametrize(
-    ("document", "code"),
-    [
-        ({}, 7),
-        ({"name": ""}, 7),
-        *(({"name": name}, 7) for name in ("-n", "a/b", "..", "a:b", "a b", "ä")),
-        ({"name": 5}, 6),
-        ({"name": "rdma", "cniVersion": 1}, 6),
-        ([], 6),
-        ("rdma", 6),
-        (None, 6),
-    ],
-    ids=json.dumps,
-)
+@pytest.mark.parametrize(("document", "code"), [
+    ({}, 7),
+    ({"name": ""}, 7),
+    *(({"name": name}, 7) for name in ("-n", "a/b", "..", "a:b", "a b", "ä")),
+    ({"name": 5}, 6),
+    ({"name": "rdma", "cniVersion": 1}, 6),
+    ([], 6),
+    ("rdma", 6),
+    (None, 6),
+], ids=json.dumps)  # fmt: skip
 def test_a_configuration_without_a_good_name_or_version_is_refused(document: Any, code: int) -> None:
     assert refusal(WHOLE, json.dumps(document).encode()).code == code
 

@@ -84,24 +84,21 @@ def test_the_servers_of_storage_are_those_that_the_kernel_lists(tmp_path: Path, 
 _HOPS = bytes(bytearray(9))  # the message of one route
 
 
-@pytest.mark.parametrize(
-    ("defaults", "used"),
-    [
-        ([default(1, priority=5), default(2, priority=3)], {2}),
-        ([default(1), default(2)], {1}),  # the kernel takes the first
-        ([default(1, body=_HOPS), default(2, body=_HOPS)], {1, 2}),
-        ([default(1), default(2, "::/0")], {1, 2}),
-        ([default(1), default(2, "0.0.0.0/1"), default(3, "128.0.0.0/1")], {1, 2, 3}),
-        ([default(1), default(2, table=51820)], {1, 2}),  # of a rule for all packets
-        ([default(1), advertised(2)], {1, 2}),
-        ([default(1), *map(advertised, range(2, 10))], {1}),
-        ([default(1), *map(advertised, range(1, 10))], {1}),
-        ([default(1, "::/0", priority=2048), advertised(2)], {1}),
-        ([advertised(1), advertised(2), advertised(3, 100)], {3}),  # without IPv4 the node needs one
-        ([advertised(3), advertised(2)], {2}),
-        ([], set()),
-    ],
-)
+@pytest.mark.parametrize(("defaults", "used"), [
+    ([default(1, priority=5), default(2, priority=3)], {2}),
+    ([default(1), default(2)], {1}),  # the kernel takes the first
+    ([default(1, body=_HOPS), default(2, body=_HOPS)], {1, 2}),
+    ([default(1), default(2, "::/0")], {1, 2}),
+    ([default(1), default(2, "0.0.0.0/1"), default(3, "128.0.0.0/1")], {1, 2, 3}),
+    ([default(1), default(2, table=51820)], {1, 2}),  # of a rule for all packets
+    ([default(1), advertised(2)], {1, 2}),
+    ([default(1), *map(advertised, range(2, 10))], {1}),
+    ([default(1), *map(advertised, range(1, 10))], {1}),
+    ([default(1, "::/0", priority=2048), advertised(2)], {1}),
+    ([advertised(1), advertised(2), advertised(3, 100)], {3}),  # without IPv4 the node needs one
+    ([advertised(3), advertised(2)], {2}),
+    ([], set()),
+])  # fmt: skip
 def test_of_default_routes_those_count_that_the_kernel_prefers(defaults: list[KernelRoute], used: set[int]) -> None:
     assert {route.index for route in uplink.in_use(defaults)} == used
 
@@ -114,17 +111,14 @@ def test_the_route_is_named_with_what_tells_it_from_others() -> None:
     assert "set accept_ra 0 on ens1.5" in uplink.carried(links[0], links, [(2, uplink.text_of(advertised(2)))])
 
 
-@pytest.mark.parametrize(
-    ("text", "addresses"),
-    [
-        ("clusters:\n- cluster:\n    server: https://10.0.0.1:6443\n  name: x\n", ["10.0.0.1"]),
-        ('{"clusters": [{"cluster": {"server": "https://[fd00::1]:6443"}}]}', ["fd00::1"]),
-        ("a: {server: 'https://10.0.0.1'}\nb: {server: http://10.0.0.2:80/api}", ["10.0.0.1", "10.0.0.2"]),
-        ("server: https://api.example:6443\n", []),
-        ("server:\n", []),
-        ("server: https://", []),
-        ("", []),
-    ],
-)
+@pytest.mark.parametrize(("text", "addresses"), [
+    ("clusters:\n- cluster:\n    server: https://10.0.0.1:6443\n  name: x\n", ["10.0.0.1"]),
+    ('{"clusters": [{"cluster": {"server": "https://[fd00::1]:6443"}}]}', ["fd00::1"]),
+    ("a: {server: 'https://10.0.0.1'}\nb: {server: http://10.0.0.2:80/api}", ["10.0.0.1", "10.0.0.2"]),
+    ("server: https://api.example:6443\n", []),
+    ("server:\n", []),
+    ("server: https://", []),
+    ("", []),
+])  # fmt: skip
 def test_the_addresses_of_api_servers_are_read_from_a_kubeconfig(text: str, addresses: list[str]) -> None:
     assert uplink.servers_of(text) == addresses
