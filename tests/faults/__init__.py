@@ -16,7 +16,6 @@ filestate, kernelstate   its files, its namespaces
 known_good         in which states all is known to go well
 runner      goes through faults at points, and on from every state that they leave
 sweep       every operation x fault x point x continuation
-table       and the table
 journal     a recorded log of what was written, and the disks that a power loss may leave of it
 history     calls that are recorded so, and what must stand at any point of them
 powerloss   every such disk brought back to life by the plugins

@@ -10,7 +10,7 @@ import random
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,7 +20,6 @@ from tests.faults.gate import REQUEST
 from tests.faults.inject import ERRORS, KILL, STOP, Injector, unavailable
 from tests.faults.runner import Runner, Tally, Unit, run
 from tests.faults.scene import Scene
-from tests.faults.table import table
 from tests.faults.trace import Call
 from tests.node import IS_WARM
 
@@ -128,6 +127,36 @@ def one(case: str, executables: Path) -> int:
     for said in tally.failures.get(case, ["as it should be"]):
         print(f"    {said}")
     return len(tally.failures)
+
+
+ABOUT = """points: where the fault was put; states: how many different ones it left, some of them those of other rows too;
+then the continuations that were run, one for each state; again: those that were not run again in the same state"""
+
+
+def table(tallies: Mapping[tuple[str, str], Tally]) -> str:
+    """The rows, by (operation, fault), and their sum."""
+    ways = list(dict.fromkeys(way for tally in tallies.values() for way in tally.cases))
+    rows = [["store", "operation", "fault", "points", "states", *ways, "again", "failures"]]
+    for (name, fault), tally in tallies.items():
+        store = OPERATIONS[name].store
+        rows.append([store, name.removeprefix(f"{store}-"), fault, *_cells(tally, ways)])
+    rows.append(["all", "", "", *_cells(total(tallies.values()), ways)])
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    placed = [zip((str.ljust,) * 3 + (str.rjust,) * len(row), row, widths, strict=False) for row in rows]
+    lines = ["  ".join(put(cell, width) for put, cell, width in row) for row in placed]
+    return "\n".join([*lines, ABOUT])
+
+
+def total(tallies: Iterable[Tally]) -> Tally:
+    whole = Tally()
+    for tally in tallies:
+        whole.add(tally)
+    return whole
+
+
+def _cells(tally: Tally, ways: Iterable[str]) -> list[str]:
+    counts = len(tally.points), len(tally.states), *(tally.cases[way] for way in ways), tally.again
+    return [*(str(count or "") for count in counts), str(len(tally.failures))]
 
 
 def _chosen(stores: Sequence[str] | None, names: Sequence[str] | None) -> list[str]:
