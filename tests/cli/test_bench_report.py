@@ -78,11 +78,9 @@ def test_a_callers_variables_are_judged_within_rounds_and_after_a_hundred_of_the
     add = Operation(AS_CONTAINERD, "ADD")
     speed = [1.0 + number / 10 for number in range(rounds)]
     times = {
-        (add, OURS): [2 * slower * s for s in speed],
-        (add, GO): [4 * s for s in speed],
-        (ADD, OURS): [2 * s for s in speed],
-        (ADD, GO): [4 * s for s in speed],
-    }
+        (add, OURS): [2 * slower * s for s in speed], (add, GO): [4 * s for s in speed],
+        (ADD, OURS): [2 * s for s in speed], (ADD, GO): [4 * s for s in speed],
+    }  # fmt: skip
     assert LIMITS[add].verdict(results(times)).endswith(said)
     assert bool(said) == bool(LIMITS[add].verdict(results(times)))
 

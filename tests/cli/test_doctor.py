@@ -515,11 +515,9 @@ def test_a_pod_without_the_node_of_its_nic_is_told_which_resource_brings_it(tmp_
             f"mlx5_{number}", pci=address, netdev=f"ens{number}f0", nodes={f"uverbs{number}": "infiniband_verbs"}
         )
     registered = {
-        "rdma/hca_a": ["0000:5e:00.0-0", "0000:5e:00.0-1"],
-        "rdma/hca_b": ["0000:3b:00.0-0"],
-        "intel.com/pf": ["0000:5e:00.0"],
-        "rdma/theirs": ["0", "1"],
-    }
+        "rdma/hca_a": ["0000:5e:00.0-0", "0000:5e:00.0-1"], "rdma/hca_b": ["0000:3b:00.0-0"],
+        "intel.com/pf": ["0000:5e:00.0"], "rdma/theirs": ["0", "1"],
+    }  # fmt: skip
     folder = tmp_path / "kubelet/device-plugins"
     folder.mkdir(parents=True)
     (folder / "kubelet_internal_checkpoint").write_text(json.dumps({"Data": {"RegisteredDevices": registered}}))
@@ -743,11 +741,9 @@ def test_a_check_is_skipped_behind_a_fault_of_what_it_needs_and_of_what_that_nee
         return lambda _: [Observation(level, "it", "")]
 
     checks = [
-        Check("a", "A", one(FAULT)),
-        Check("b", "B", one(OK), ("a",)),
-        Check("c", "C", one(OK), ("b",)),
+        Check("a", "A", one(FAULT)), Check("b", "B", one(OK), ("a",)), Check("c", "C", one(OK), ("b",)),
         Check("d", "D", one(OK)),
-    ]
+    ]  # fmt: skip
     assert [(f.check, f.level) for f in report.run(checks, NodeFacts())] == [
         ("a", FAULT), ("b", SKIPPED), ("c", SKIPPED), ("d", OK),
     ]  # fmt: skip
@@ -785,11 +781,9 @@ def test_what_root_alone_may_read_is_unknown_to_another_user_with_the_remedy_and
     of_root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     places = NodePlaces(
-        state=str(of_root / "state"),
-        cache=str(of_root),
-        networks=str(of_root / "net.d"),
+        state=str(of_root / "state"), cache=str(of_root), networks=str(of_root / "net.d"),
         plugins=(str(of_root / "bin"),),
-    )
+    )  # fmt: skip
     checks = [check for check in report.CHECKS if check.name in ("access", "plugins", "networks", "store")]
     facts = NodeFacts(places)
     monkeypatch.setattr(setup, "check_store", partial(setup.check_store, str(of_root / "flat.conf")))

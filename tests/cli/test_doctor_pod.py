@@ -92,11 +92,9 @@ class Scene:
         one = {"device": "hca-a", "resource": "rdma/hca_a", "function": function, "admin": False} | device
         if prepared:
             record = {
-                "uid": "c1",
-                "namespace": "team",
-                "name": "c",
+                "uid": "c1", "namespace": "team", "name": "c",
                 "devices": [one | {"nodes": ["/dev/infiniband/uverbs0"], "variables": {}}],
-            }
+            }  # fmt: skip
             (own / "c1.json").write_text(json.dumps(record))
             (cdi / "dra.railcni.io-c1.json").touch()
 

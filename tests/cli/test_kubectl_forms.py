@@ -108,11 +108,9 @@ def test_w_prints_the_head_once_and_then_only_rows_that_are_new_or_changed(
     found: list[dict[str, Any]], steps: list[Callable[[], object]]
 ) -> None:
     steps += [
-        lambda: None,
-        lambda: found.append({**FOUND[0], **MORE, "ifname": "net9"}),
-        lambda: found[1].update(pending="2026"),
-        lambda: found.pop(0),
-    ]
+        lambda: None, lambda: found.append({**FOUND[0], **MORE, "ifname": "net9"}),
+        lambda: found[1].update(pending="2026"), lambda: found.pop(0),
+    ]  # fmt: skip
     lines = [" ".join(line.split()[:2]) for line in run("attachments", "-w").splitlines()]
     first = [f"{one['network']} {one['ifname']}" for one in FOUND]
     assert lines == ["NETWORK INTERFACE", *first, "rdma-net net9", "rdma-net net2"]

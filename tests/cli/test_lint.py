@@ -222,11 +222,9 @@ def test_a_broken_document_hides_no_other_and_each_has_its_own_lines() -> None:
 
 def test_a_nad_in_json_in_a_list_or_among_others_is_looked_at() -> None:
     nad = {
-        "apiVersion": "k8s.cni.cncf.io/v1",
-        "kind": "NetworkAttachmentDefinition",
-        "metadata": {"name": "rdma-net"},
+        "apiVersion": "k8s.cni.cncf.io/v1", "kind": "NetworkAttachmentDefinition", "metadata": {"name": "rdma-net"},
         "spec": {"config": json.dumps({**GOOD, "mode": "x"}, indent=1)},
-    }
+    }  # fmt: skip
     pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "p"}}
     for text in (
         json.dumps(nad, indent=2),

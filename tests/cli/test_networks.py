@@ -17,11 +17,9 @@ from cni.shared.spec.errors import CniError
 
 MACVLAN = {"cniVersion": "1.0.0", "name": "rdma", "type": "macvlan", "master": "ens2f0"}
 NAD = {
-    "apiVersion": "k8s.cni.cncf.io/v1",
-    "kind": "NetworkAttachmentDefinition",
-    "metadata": {"name": "rdma", "namespace": "default"},
-    "spec": {"config": json.dumps(MACVLAN)},
-}
+    "apiVersion": "k8s.cni.cncf.io/v1", "kind": "NetworkAttachmentDefinition",
+    "metadata": {"name": "rdma", "namespace": "default"}, "spec": {"config": json.dumps(MACVLAN)},
+}  # fmt: skip
 
 
 def written(folder: Path, name: str, content: Any) -> str:

@@ -95,11 +95,9 @@ def test_name_and_address_are_kept_longest(
 def test_a_lease_keeps_its_pod_on_a_narrow_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     keys = ("network", "ifname", "containerID", "created", "node")
     lease = {
-        "address": (ip := "fd00:1234:5678:9abc:def0:1234:0:1"),
-        "pool": f"{ip}--96",
-        "pod": f"team/{'a' * 40}",
+        "address": (ip := "fd00:1234:5678:9abc:def0:1234:0:1"), "pool": f"{ip}--96", "pod": f"team/{'a' * 40}",
         **dict.fromkeys(keys, "x" * 12),
-    }
+    }  # fmt: skip
     monkeypatch.setattr(ipam, "_read", lambda options, pool: ([], [SimpleNamespace(leases=[lease], unread=[])]))
     monkeypatch.setattr(ipam, "document", lambda lease: lease)
     monkeypatch.setattr(ipam.stores, "told", lambda choices: "")

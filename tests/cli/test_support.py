@@ -283,11 +283,9 @@ OF_HOST = (
     *("/sys/class/dmi/id/product_uuid", "/sys/class/net", "/sys/class/infiniband", "/sys/bus/pci/devices"),
 )
 INSTEAD = {
-    "an empty file": "touch /run/it",
-    "/dev/null": "ln -s /dev/null /run/it",
-    "words": "echo a b c; echo 'a b c' > /run/it",
-    "bytes": "printf '\\377\\0\\001;\\n' > /run/it",
-}
+    "an empty file": "touch /run/it", "/dev/null": "ln -s /dev/null /run/it",
+    "words": "echo a b c; echo 'a b c' > /run/it", "bytes": "printf '\\377\\0\\001;\\n' > /run/it",
+}  # fmt: skip
 
 
 @pytest.mark.skipif(bool(unusable()), reason=unusable())

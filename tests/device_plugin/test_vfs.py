@@ -374,12 +374,10 @@ def of_the_way_to_storage(machine: Machine) -> str:
     (net / "nfsfs").mkdir(parents=True)
     (net / "nfsfs/servers").write_text("NV SERVER   PORT USE HOSTNAME\nv4 0a000064  801   1 nas\n")
     lines = (
-        "eth0 00000000 0101A8C0 0003 0 0 0 00000000 0 0 0",
-        "eth0 0000000A 00000000 0001 0 0 0 000000FF 0 0 0",
-        "eth0 0000000A 00000000 0001 0 0 200 00FFFFFF 0 0 0",
-        "ens0v1 0000000A 00000000 0001 0 0 100 00FFFFFF 0 0 0",
+        "eth0 00000000 0101A8C0 0003 0 0 0 00000000 0 0 0", "eth0 0000000A 00000000 0001 0 0 0 000000FF 0 0 0",
+        "eth0 0000000A 00000000 0001 0 0 200 00FFFFFF 0 0 0", "ens0v1 0000000A 00000000 0001 0 0 100 00FFFFFF 0 0 0",
         "",
-    )
+    )  # fmt: skip
     (net / "route").write_text("\n".join(("Iface Dest", *lines)))
     return '"ens0v1" carries the route to the NFS server 10.0.0.100'
 

@@ -121,13 +121,11 @@ class Kubelet:
             self.cluster.keep("pods", namespace, document)
         ready = sum(p["metadata"]["labels"] == labels and is_ready(p) for p in pods)
         status = {
-            "observedGeneration": metadata.get("generation", 1),
-            "desiredNumberScheduled": 1,
+            "observedGeneration": metadata.get("generation", 1), "desiredNumberScheduled": 1,
             "currentNumberScheduled": len(pods),
-            "updatedNumberScheduled": sum(p["metadata"]["labels"] == labels for p in pods),
-            "numberReady": ready,
+            "updatedNumberScheduled": sum(p["metadata"]["labels"] == labels for p in pods), "numberReady": ready,
             "numberAvailable": ready,
-        }
+        }  # fmt: skip
         if one.get("status") != status and self.cluster.read("daemonsets", namespace, name) == one:
             self.cluster.keep("daemonsets", namespace, {**one, "status": status})
 

@@ -348,11 +348,9 @@ def cluster(shell: Shell, *, has_rdma: bool) -> Iterator[None]:
     for name in filter(tools.find, ("kubectl", "helm")):
         (shell.folder / "state" / name).symlink_to(tools.find(name))
     shell.environ |= {
-        "PATH": f"{shell.folder}/state:{shell.environ['PATH']}",
-        "KUBECONFIG": f"{shell.folder}/admin.kubeconfig",
-        "HOME": str(shell.folder),
-        "COLUMNS": "160",
-    }
+        "PATH": f"{shell.folder}/state:{shell.environ['PATH']}", "KUBECONFIG": f"{shell.folder}/admin.kubeconfig",
+        "HOME": str(shell.folder), "COLUMNS": "160",
+    }  # fmt: skip
     program = [sys.executable, "-m", "tests.docs.cluster", str(PORT), f"{shell.folder}/state"]
     argv = ["sh", "-c", 'exec "$@" >"$0" 2>&1', f"{shell.folder}/{SERVER_LOG}", *program]
     server = shell.node.start(argv, env={"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "PYTHONPATH": str(ROOT)})

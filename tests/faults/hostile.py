@@ -71,12 +71,10 @@ POLICY = {
     "deviceInfoRoots": ["/run/k8s.cni.cncf.io/devinfo"], "masters": ["ens*"], "devices": ["ens9", "0000:3b:00.*"],
 }  # fmt: skip
 ENVIRON = {
-    "CNI_CONTAINERID": "c1",
-    "CNI_NETNS": "/run/netns/pod1",
-    "CNI_IFNAME": "net1",
+    "CNI_CONTAINERID": "c1", "CNI_NETNS": "/run/netns/pod1", "CNI_IFNAME": "net1",
     "CNI_ARGS": "IgnoreUnknown=1;K8S_POD_NAMESPACE=ns;K8S_POD_NAME=pod;K8S_POD_UID=u1;IP=192.168.111.9;MAC=02:00:00:00:00:09",
     "CNI_PATH": "/opt/cni/bin",
-}
+}  # fmt: skip
 VERBS = ("ADD", "DEL", "CHECK", "GC", "STATUS")
 
 scalars = (

@@ -27,11 +27,9 @@ NETWORKS = (  # the first two share addresses, the third has the same ones to it
     Network("device", "net4", type="host-device", range="10.8.0.0/30"),
 )
 RANGES = {
-    "narrow": (f"{SUBNET}/30", f"{SUBNET}/29", None),
-    "wide": (f"{SUBNET}/29", f"{SUBNET}/28"),
-    "apart": (f"{SUBNET}/30", "10.9.0.0/30"),
-    "device": ("10.8.0.0/30", None),
-}
+    "narrow": (f"{SUBNET}/30", f"{SUBNET}/29", None), "wide": (f"{SUBNET}/29", f"{SUBNET}/28"),
+    "apart": (f"{SUBNET}/30", "10.9.0.0/30"), "device": ("10.8.0.0/30", None),
+}  # fmt: skip
 _MOST_SANDBOXES = 5
 _CLOCK_FILE = "/proc/sys/kernel/random/boot_id"
 

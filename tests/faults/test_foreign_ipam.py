@@ -17,7 +17,7 @@ pytestmark = [
     ),
 ]
 
-KILLS = 10  # of each verb, spread over its calls
+KILLS = 6  # of each verb, spread over its calls
 CHANGING = {
     *(
         "clone", "clone3", "exit_group", "fsync", "ftruncate", "mkdir", "openat", "pwrite64", "read", "rename",

@@ -93,11 +93,9 @@ def test_records_are_listed_by_container(records: Records) -> None:
 
 
 POWER_LOSS = {
-    "nothing": lambda data: b"",
-    "its name and length": lambda data: bytes(len(data)),
-    "its first sector": lambda data: data[:512],
-    "all but its first sector": lambda data: bytes(512) + data[512:],
-}
+    "nothing": lambda data: b"", "its name and length": lambda data: bytes(len(data)),
+    "its first sector": lambda data: data[:512], "all but its first sector": lambda data: bytes(512) + data[512:],
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("left", POWER_LOSS)

@@ -175,11 +175,9 @@ def test_a_software_device_is_described_without_a_pci_part(tree: Tree) -> None:
 
 
 DESCRIBED = {
-    "type": "pci",
-    "version": "1.1.0",
-    "pci": {"pci-address": "0000:3b:00.0", "rdma-device": "mlx5_0"},
+    "type": "pci", "version": "1.1.0", "pci": {"pci-address": "0000:3b:00.0", "rdma-device": "mlx5_0"},
     "rdma": {"rdma-device": "mlx5_0", "port": 1, "gid-index": {}},
-}
+}  # fmt: skip
 
 
 ME = {"attachment": ["rdma", "c1", "net1"], "pod": ["ns", "pod-1", ""]}

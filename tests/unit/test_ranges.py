@@ -7,11 +7,9 @@ from ipam.ranges import Range, format_address, parse_address, parse_cidr, parse_
 
 def a_range(cidr: str, start: str = "", end: str = "", exclude: tuple[str, ...] = ()) -> Range:
     return Range(
-        *parse_cidr(cidr),
-        parse_address(start)[1] if start else None,
-        parse_address(end)[1] if end else None,
+        *parse_cidr(cidr), parse_address(start)[1] if start else None, parse_address(end)[1] if end else None,
         [parse_span(text)[1:] for text in exclude],
-    )
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize(("text", "canonical"), [

@@ -35,11 +35,9 @@ def test_a_port_is_described_in_the_kernels_words(tree: Tree) -> None:
 
 A, B = {"pci": "0000:3b:00.0"}, {"pci": "0000:5e:00.0"}
 TWO = {
-    "ens2f0": A,
-    "ens2f1": {"pci": "0000:3b:00.1"},
-    "bond0": {"lower": ["ens2f0", "ens2f1"]},
+    "ens2f0": A, "ens2f1": {"pci": "0000:3b:00.1"}, "bond0": {"lower": ["ens2f0", "ens2f1"]},
     "bond0.100": {"lower": ["bond0"]},
-}
+}  # fmt: skip
 OF_BOND = {"bond0": [("mlx5_bond_0", 1)], "bond0.100": [("mlx5_bond_0", 1)]}
 # netdevs, verbs devices, and the ports that netdevs lead to
 MACHINES: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, list[tuple[str, int]]]]] = {
@@ -93,11 +91,9 @@ def test_gids_are_told_with_index_type_address_and_link(tree: Tree) -> None:
     tree.gid("mlx5_0", "fd00:111::7", index=11)
     found = [(g.index, g.kind, g.address, g.ndev) for g in rdma_sysfs.gids("mlx5_0", 1, str(tree))]
     assert found == [
-        (0, "RoCE v2", "fe80::1", "ens2f0"),
-        (1, "IB/RoCE v1", "192.168.111.1", "net1"),
-        (5, "RoCE v2", "192.168.111.1", "net1"),
-        (11, "RoCE v2", "fd00:111::7", ""),
-    ]
+        (0, "RoCE v2", "fe80::1", "ens2f0"), (1, "IB/RoCE v1", "192.168.111.1", "net1"),
+        (5, "RoCE v2", "192.168.111.1", "net1"), (11, "RoCE v2", "fd00:111::7", ""),
+    ]  # fmt: skip
     assert rdma_sysfs.gid_table_size("mlx5_0", 1, str(tree)) == 16
 
 
