@@ -12,172 +12,94 @@ from cni.cli.terminal import subcommand
 from tests.blackbox.command import run_any as run
 from tests.node import COMMAND
 
-# Where an option has no effect: the words of the call, in which DIR is an empty directory and FILE an empty flat file, and
-# the option that is refused.
+# Where an option has no effect: a verb, and of each call the words behind it, in which DIR is an empty directory and FILE an
+# empty flat file, and the option that is refused.
 WITHOUT_EFFECT = """
-gc NETWORK NETNS | NETNS
-gc NETWORK -i net1 | -i
-gc NETWORK --container-id c1 | --container-id
-gc NETWORK --args A=1 | --args
-gc NETWORK --capability-args {} | --capability-args
-gc NETWORK --device-id 0 | --device-id
-status NETWORK NETNS | NETNS
-status NETWORK --cache-dir DIR | --cache-dir
-status -i net1 | -i
-status NETWORK -i net1 | -i
-status NETWORK --plugin-dir DIR | --plugin-dir
-status NETWORK --root DIR | --root
-status NETWORK --state-dir DIR | --state-dir
-status --conf-dir DIR | --conf-dir
-status --cni-path DIR | --cni-path
-doctor --nfd - -o json | -o/--output
-doctor --nfd - -o table | -o/--output
-doctor --nfd - -v | -v/--verbose
-doctor --pod a/b -v | -v/--verbose
-doctor --pod a/b --nfd | --nfd
-doctor --peer 10.0.0.1 | --peer
-rdma --ibdev2netdev -o json | -o/--output
-rails render FILE -o table --devices railcni | --devices
-ipam pools --data-dir DIR -n kube-system | -n/--namespace
-ipam pools --flat-file FILE -n kube-system | -n/--namespace
-ipam leases --data-dir DIR --kubeconfig FILE | --kubeconfig
-ipam show 10.0.0.1 --data-dir DIR --kubeconfig FILE | --kubeconfig
-ipam audit --data-dir DIR --kubeconfig FILE | --kubeconfig
-ipam audit --data-dir DIR -n x | -n/--namespace
-ipam pools --flat-file ETCD --kubeconfig FILE | --kubeconfig
-ipam flush --drop --yes --dry-run | --dry-run
-ipam flush --data-dir DIR | --data-dir
-ipam migrate --from file:DIR --to etcd:h:1 --range 10.0.0.0/8 | --range
-ipam migrate --from file:DIR --to etcd:h:1 --network-name n | --network-name
-ipam migrate --from file:DIR --to etcd:h:1 --network n | --network
-ipam migrate --from etcd:h:1 --to etcd:h:2 --node n | --node
-ipam migrate --from file:DIR --to etcd:h:1 --node n | --node
-ipam migrate --from kubernetes:FILE --to addresslease:FILE --remove-source | --remove-source
-ipam migrate --from addresslease:FILE --to kubernetes:FILE --remove-source | --remove-source
-cluster --agents-in x ipam leases | --agents-in
-cluster ipam leases --data-dir DIR | --data-dir
-cluster ipam leases --flat-file FILE | --flat-file
-cluster doctor a/b -v | -v/--verbose
-cluster status -v | -v
-install --plugins macvlan | --plugins
-rdma --ibdev2netdev -w | -w
-rdma --env a/b -w | -w
-rdma --env a/b -A | -A/--all-namespaces
-device-plugin -o json | -o/--output
-device-plugin -w | -w
-device-plugin --show --log-level info | --log-level
-device-plugin --show --cdi | --cdi
-device-plugin --show --listen 127.0.0.1:1 | --listen
-device-plugin --show --kubelet-dir DIR | --kubelet-dir
-device-plugin --show --pod-resources s | --pod-resources
-agent --kubeconfig FILE --service-account DIR | --service-account
-agent --kubeconfig FILE --plugin-account a/b | --plugin-account
-agent --kubeconfig FILE --api-server u | --api-server
-agent --kubeconfig FILE --datastore kubernetes | --datastore
-agent --once --listen 127.0.0.1:1 | --listen
-agent --once --every 1 | --every
+gc NETWORK: NETNS | NETNS; -i net1 | -i; --container-id c1 | --container-id; --args A=1 | --args
+gc NETWORK: --capability-args {} | --capability-args; --device-id 0 | --device-id
+status NETWORK: NETNS | NETNS; --cache-dir DIR | --cache-dir; -i net1 | -i; --plugin-dir DIR | --plugin-dir
+status NETWORK: --root DIR | --root; --state-dir DIR | --state-dir
+status: -i net1 | -i; --conf-dir DIR | --conf-dir; --cni-path DIR | --cni-path
+doctor: --nfd - -o json | -o/--output; --nfd - -o table | -o/--output; --nfd - -v | -v/--verbose
+doctor: --pod a/b -v | -v/--verbose; --pod a/b --nfd | --nfd; --peer 10.0.0.1 | --peer
+rdma: --ibdev2netdev -o json | -o/--output; --ibdev2netdev -w | -w; --env a/b -w | -w
+rdma: --env a/b -A | -A/--all-namespaces
+rails render FILE: -o table --devices railcni | --devices
+ipam pools: --data-dir DIR -n kube-system | -n/--namespace; --flat-file FILE -n kube-system | -n/--namespace
+ipam pools: --flat-file ETCD --kubeconfig FILE | --kubeconfig
+ipam leases: --data-dir DIR --kubeconfig FILE | --kubeconfig
+ipam show 10.0.0.1: --data-dir DIR --kubeconfig FILE | --kubeconfig
+ipam audit: --data-dir DIR --kubeconfig FILE | --kubeconfig; --data-dir DIR -n x | -n/--namespace
+ipam flush: --drop --yes --dry-run | --dry-run; --data-dir DIR | --data-dir
+ipam migrate: --from file:DIR --to etcd:h:1 --range 10.0.0.0/8 | --range
+ipam migrate: --from file:DIR --to etcd:h:1 --network-name n | --network-name
+ipam migrate: --from file:DIR --to etcd:h:1 --network n | --network; --from etcd:h:1 --to etcd:h:2 --node n | --node
+ipam migrate: --from file:DIR --to etcd:h:1 --node n | --node
+ipam migrate: --from kubernetes:FILE --to addresslease:FILE --remove-source | --remove-source
+ipam migrate: --from addresslease:FILE --to kubernetes:FILE --remove-source | --remove-source
+cluster: --agents-in x ipam leases | --agents-in
+cluster ipam leases: --data-dir DIR | --data-dir; --flat-file FILE | --flat-file
+cluster doctor a/b: -v | -v/--verbose
+cluster status: -v | -v
+install: --plugins macvlan | --plugins
+device-plugin: -o json | -o/--output; -w | -w; --show --log-level info | --log-level; --show --cdi | --cdi
+device-plugin: --show --listen 127.0.0.1:1 | --listen; --show --kubelet-dir DIR | --kubelet-dir
+device-plugin: --show --pod-resources s | --pod-resources
+agent: --kubeconfig FILE --service-account DIR | --service-account
+agent: --kubeconfig FILE --plugin-account a/b | --plugin-account; --kubeconfig FILE --api-server u | --api-server
+agent: --kubeconfig FILE --datastore kubernetes | --datastore; --once --listen 127.0.0.1:1 | --listen
+agent: --once --every 1 | --every
 """
 MALFORMED = """
-attachments --pod a/b/c
-attachments --pod /b
-attachments --pod a/
-attachments --pod=
-attachments --pod a%b
-attachments --container-id a/b/c
-attachments --container-id a%b
-attachments --container-id=
-attachments --network a/b
-attachments --network=
-ipam leases --pod a/b/c
-ipam leases --container-id a/b/c
-ipam leases --network a/b
-ipam leases --node a/b
-ipam leases --node=
-ipam leases --ifname a/b
-ipam leases --ifname averylonginterface
-ipam leases --pool 10.0.0.0/99
-ipam leases --pool a/b
-ipam leases --pool=
-ipam leases -n a/b
-ipam show a/b/c
-ipam show 10.0.0.1/99
-ipam show 10.0.0.1/x
-ipam show 10.0.0.256
-ipam migrate --from foo --to etcd:h:1
-ipam migrate --from file: --to etcd:h:1
-ipam migrate --from etcd:h:1 --to foo
-ipam migrate --from etcd:h:1 --to host-local:DIR
-ipam migrate --from etcd:h:x --to file:DIR
-ipam migrate --from file:DIR --to file:DIR
-ipam migrate --from host-local:DIR --to etcd:h:1
-ipam migrate --from host-local:DIR --to etcd:h:1 --range 10.0.0.0/99
-ipam migrate --from host-local:DIR --to etcd:h:1 --range 10.0.0.0/8 --network a/b
-ipam migrate --from host-local:DIR --to etcd:h:1 --range 10.0.0.0/8 --node a/b
-attach n ns --container-id a/b
-attach n ns -i a/b
-attach n ns --args x
-attach n ns --capability-args []
-detach n --container-id a/b/c
-detach n
-check n
-doctor --pod a/b --peer 10.0.0.256
-cluster --agents-in a/b status
-cluster doctor a/b/c
-cluster ipam show x/y/z
-agent --plugin-account a/b/c
-agent --namespace a/b
-agent --grace -1
-agent --listen 9108
-reclaim
+attachments: --pod a/b/c; --pod /b; --pod a/; --pod=; --pod a%b; --container-id a/b/c; --container-id a%b
+attachments: --container-id=; --network a/b; --network=
+ipam leases: --pod a/b/c; --container-id a/b/c; --network a/b; --node a/b; --node=; --ifname a/b
+ipam leases: --ifname averylonginterface; --pool 10.0.0.0/99; --pool a/b; --pool=; -n a/b
+ipam show: a/b/c; 10.0.0.1/99; 10.0.0.1/x; 10.0.0.256
+ipam migrate: --from foo --to etcd:h:1; --from file: --to etcd:h:1; --from etcd:h:1 --to foo
+ipam migrate: --from etcd:h:1 --to host-local:DIR; --from etcd:h:x --to file:DIR; --from file:DIR --to file:DIR
+ipam migrate: --from host-local:DIR --to etcd:h:1; --from host-local:DIR --to etcd:h:1 --range 10.0.0.0/99
+ipam migrate: --from host-local:DIR --to etcd:h:1 --range 10.0.0.0/8 --network a/b
+ipam migrate: --from host-local:DIR --to etcd:h:1 --range 10.0.0.0/8 --node a/b
+attach n ns: --container-id a/b; -i a/b; --args x; --capability-args []
+detach n: --container-id a/b/c;
+check n:
+doctor: --pod a/b --peer 10.0.0.256
+cluster: --agents-in a/b status
+cluster doctor: a/b/c
+cluster ipam show: x/y/z
+agent: --plugin-account a/b/c; --namespace a/b; --grace -1; --listen 9108
+reclaim:
 """
 MISSING_DIRECTORY = """
-attachments --state-dir
-support-bundle --conf-dir
-support-bundle --state-dir
-support-bundle --cache-dir
-support-bundle --cni-path
-attach n ns --conf-dir
-attach n ns --cni-path
-detach n ns --conf-dir
-detach n ns --cni-path
-detach n ns --cache-dir
-check n ns --cache-dir
-gc n --conf-dir
-gc n --cni-path
-gc n --cache-dir
-status n --conf-dir
-status n --cni-path
-status --root
-doctor --conf-dir
-doctor --cni-path
-ipam pools --data-dir
-ipam leases --data-dir
-ipam show 10.0.0.1 --data-dir
-ipam audit --data-dir
-ipam reclaim --from-report x --data-dir
-ipam in-use --root
-ipam migrate --to etcd:h:1 --from file:
-ipam migrate --to etcd:h:1 --range 10.0.0.0/8 --from host-local:
-install --root
-install --plugin-dir DIR --link-dir
-uninstall --root
-uninstall --plugin-dir DIR --link-dir
-uninstall --plugin-dir DIR --state-dir
-vfs show --root
-vfs plan --root
-vfs apply --root
-vfs show --kubelet-dir
-vfs plan --kubelet-dir
-vfs apply --kubelet-dir
-warm status --root
-warm stop --root
-device-plugin --root
-dra show --root
-dra run --root
-agent --root
-agent --service-account
-dranet-ipam --conf-dir
-dranet-ipam --cni-path
+attachments: --state-dir
+support-bundle: --conf-dir; --state-dir; --cache-dir; --cni-path
+attach n ns: --conf-dir; --cni-path
+detach n ns: --conf-dir; --cni-path; --cache-dir
+check n ns: --cache-dir
+gc n: --conf-dir; --cni-path; --cache-dir
+status n: --conf-dir; --cni-path
+status: --root
+doctor: --conf-dir; --cni-path
+ipam pools: --data-dir
+ipam leases: --data-dir
+ipam show 10.0.0.1: --data-dir
+ipam audit: --data-dir
+ipam reclaim: --from-report x --data-dir
+ipam in-use: --root
+ipam migrate: --to etcd:h:1 --from file:; --to etcd:h:1 --range 10.0.0.0/8 --from host-local:
+install: --root; --plugin-dir DIR --link-dir
+uninstall: --root; --plugin-dir DIR --link-dir; --plugin-dir DIR --state-dir
+vfs show: --root; --kubelet-dir
+vfs plan: --root; --kubelet-dir
+vfs apply: --root; --kubelet-dir
+warm status: --root
+warm stop: --root
+device-plugin: --root
+dra show: --root
+dra run: --root
+agent: --root; --service-account
+dranet-ipam: --conf-dir; --cni-path
 """
 MADE = {  # the directories that need not be there: who makes them
     "--cache-dir": {"attach": "itself"},
@@ -205,11 +127,13 @@ def called(line: str, words: dict[str, str]) -> list[str]:
     return line.split()
 
 
-def lines(table: str) -> list[str]:
-    return table.strip().splitlines()
+def calls(table: str) -> list[str]:
+    """The calls of a table whose lines have a verb, and what follows it in each call."""
+    parts = [line.partition(":") for line in table.strip().splitlines()]
+    return [f"{verb} {rest.strip()}".strip() for verb, _, rests in parts for rest in rests.split(";")]
 
 
-@pytest.mark.parametrize("line", lines(WITHOUT_EFFECT))
+@pytest.mark.parametrize("line", calls(WITHOUT_EFFECT))
 def test_an_option_that_would_change_nothing_is_refused_by_its_name(words: dict[str, str], line: str) -> None:
     argv, _, option = line.partition(" | ")
     said = run(*called(argv, words), code=2).splitlines()[-1]
@@ -217,12 +141,12 @@ def test_an_option_that_would_change_nothing_is_refused_by_its_name(words: dict[
     assert ": leave it out" in said
 
 
-@pytest.mark.parametrize("line", lines(MALFORMED))
+@pytest.mark.parametrize("line", calls(MALFORMED))
 def test_what_is_malformed_is_a_wrong_call_and_no_empty_answer(words: dict[str, str], line: str) -> None:
     assert ": error: " in run(*called(line, words), code=2).splitlines()[-1]
 
 
-@pytest.mark.parametrize("line", lines(MISSING_DIRECTORY))
+@pytest.mark.parametrize("line", calls(MISSING_DIRECTORY))
 def test_a_directory_that_is_given_and_not_there_is_named_with_its_option(words: dict[str, str], line: str) -> None:
     *before, last = called(line, words)
     option, last = (before.pop(), f"{last}/no/where") if last.endswith(":") else (last, "/no/where")
@@ -253,7 +177,7 @@ def _parsers(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParse
 
 
 def test_every_directory_of_every_verb_is_checked_or_is_made_later() -> None:
-    told = set(lines(MISSING_DIRECTORY))
+    told = set(calls(MISSING_DIRECTORY))
     for parser in _parsers(command._parser()):
         assert isinstance(parser, subcommand.Parser)
         verb = parser.prog.removeprefix("railcni ")
