@@ -35,25 +35,19 @@ def tree_of(file: Path) -> ast.Module:
 def imports(file: Path) -> Iterator[str]:
     """The modules of the product that `file` imports when it runs: at its top, in a function, or by `cni.load`."""
     known = modules()
-    tree = tree_of(file)
-    for_types = {
-        id(inner)
-        for node in ast.walk(tree)
-        if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
-        for inner in ast.walk(node)
-    }
-    for node in ast.walk(tree):
-        if id(node) in for_types:
+    todo: list[ast.AST] = [tree_of(file)]
+    while todo:
+        node = todo.pop()
+        if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
             continue
+        todo += ast.iter_child_nodes(node)
         if isinstance(node, ast.Constant) and node.value in known:  # in a table for `cni.load`
             yield node.value
         elif isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names if alias.name in known)
         elif isinstance(node, ast.ImportFrom) and node.module:
-            for alias in node.names:
-                name = f"{node.module}.{alias.name}"
-                if (name if name in known else node.module) in known:
-                    yield name if name in known else node.module
+            names = (f"{node.module}.{alias.name}" for alias in node.names)
+            yield from (found for name in names if (found := name if name in known else node.module) in known)
 
 
 def test_no_file_imports_in_a_circle() -> None:
