@@ -10,10 +10,10 @@ from tests.faults import tree
 from tests.faults.churn.__main__ import record, strange
 from tests.faults.churn.checker import History, check
 from tests.faults.churn.events import DONE, KILLED
-from tests.faults.churn.run import Churn
+from tests.faults.churn.run import MASTER, Churn, network
 from tests.faults.churn.watcher import Watcher
 from tests.faults.tree import Edit
-from tests.node import unusable
+from tests.node import Node, unusable
 
 pytestmark = pytest.mark.skipif(bool(unusable()), reason=unusable())
 
@@ -107,3 +107,19 @@ def test_a_planted_fault_is_found(executables: Path, tmp_path: Path, what: str) 
             if check(churn.events()):
                 return
     pytest.fail("20 s of churn have not shown it")
+
+
+def test_the_ipam_plugin_does_not_collect_what_has_a_link(node: Node) -> None:
+    """A link plugin's GC looks for its attachments, then calls the IPAM plugin; an ADD that began and ended in between
+    is in neither list, and is older than the IPAM plugin's call. Its link has the addresses."""
+    node.master(MASTER)
+    pod = node.pod()
+    config = {**network(), "name": "churn"}
+    given = node.cni("macvlan", "ADD", config, netns=pod, path=[node.executables])
+    collection = {**config, "cni.dev/valid-attachments": []}
+    node.cni("whereabouts", "GC", collection, path=[node.executables]).succeeded()
+    assert sorted(node.leases()) == sorted(a.split("/")[0] for a in given.addresses)
+    assert pod.view.link("net1").texts
+    node.cni("macvlan", "GC", collection, path=[node.executables]).succeeded()
+    assert node.leases() == []
+    assert pod.view.names() == []
