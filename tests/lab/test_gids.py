@@ -251,8 +251,3 @@ def test_the_device_info_file_goes_also_when_the_sandbox_is_gone(machine: Machin
     assert machine.leftovers(settle=10) == []
 
 
-def test_a_device_info_file_has_its_place(machine: Machine, pod: Pod) -> None:
-    for path in ("/etc/cni/net1.json", "/run/k8s.cni.cncf.io/devinfo/../../secret", "net1.json"):
-        config = network(runtimeConfig={"CNIDeviceInfoFile": path})
-        machine.cni("macvlan", "ADD", config, netns=pod).refused(7, "runtimeConfig.CNIDeviceInfoFile")
-        assert machine.leftovers() == []
