@@ -18,7 +18,8 @@ import shutil
 import subprocess
 import sys
 import textwrap
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -104,7 +105,8 @@ def test_each_text_by_which_a_symptom_is_found_is_one_that_the_code_says() -> No
     tables = (ROOT / "docs/troubleshooting.md").read_text().split("\n\n")
     seen = 0
     for head, folders in (("| the message contains", PLUGINS), ("| doctor says", ("cni",))):
-        said = "\n".join(templates(folders))
+        paths = [path for folder in folders for path in (ROOT / folder).rglob("*.py")]
+        said = "\n".join(text for path in paths for text in templates(path))
         (table,) = (table for table in tables if table.startswith(head))
         for row in table.splitlines()[2:]:
             for text in set(re.findall("`([^`]*)`", row.split(" | ")[0])) - SAID_BY_OTHERS.keys():
@@ -115,15 +117,16 @@ def test_each_text_by_which_a_symptom_is_found_is_one_that_the_code_says() -> No
     assert seen > 12
 
 
-def templates(folders: Iterable[str]) -> Iterator[str]:
-    """The texts in the code below these folders, each a line, with a zero byte for each value."""
-    for path in (path for folder in folders for path in (ROOT / folder).rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.JoinedStr):
-                parts = [str(v.value) if isinstance(v, ast.Constant) else "\0" for v in node.values]
-                yield "".join(parts).replace("\n", " ")
-            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
-                yield node.value.replace("\n", " ")
+@cache
+def templates(path: Path) -> list[str]:
+    """The texts in a file of code, each a line, with a zero byte for each value."""
+    found = []
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.JoinedStr):
+            found.append("".join(str(v.value) if isinstance(v, ast.Constant) else "\0" for v in node.values))
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            found.append(node.value)
+    return [text.replace("\n", " ") for text in found]
 
 
 def commands(text: str) -> Iterator[list[str]]:
