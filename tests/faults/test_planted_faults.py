@@ -70,7 +70,7 @@ MISTAKEN = {
         ("kubernetes-macvlan-add", "reset-before", "retry"), "and leased are"),
     "a reservation left because it has changed": (
         Edit(
-            "ipam/stores/ippool/view.py",
+            "ipam/stores/ippool/readings.py",
             r"except NotFound:\n {20}break",
             "except (NotFound, Conflict):\n                    break",
         ),
@@ -78,7 +78,7 @@ MISTAKEN = {
         "allocated to nobody",
     ),
     "a reservation deleted that has moved": (
-        Edit("ipam/stores/ippool/view.py", r"found\.uid, found\.version", "found.uid"),
+        Edit("ipam/stores/ippool/readings.py", r"found\.uid, found\.version", "found.uid"),
         ("kubernetes-macvlan-del", "late", "restart"), "is not reserved"),
     "nobody's reservation taken for another's": (
         Edit("ipam/stores/ippool/__init__.py", r"if found\.lease\.pool != place\.pool:", "if True:"),

@@ -162,9 +162,9 @@ class RecordingStore(KubernetesStore):
         def attempt(instead_of: Sequence[Lease]) -> Any:
             with self.session():
                 for want in wants:
-                    if self._view.pool(want.pool) is None:
+                    if self._pool(want.pool) is None:
                         self._well.make_pool(want)
-                        self._view.forget_pool(want.pool)
+                        self._forget_pool(want.pool)
                 return super(RecordingStore, self).claim(wants, owner, instead_of)
 
         former = list(self._records)
@@ -175,7 +175,7 @@ class RecordingStore(KubernetesStore):
 
     def release(self, leases: Sequence[Lease]) -> int:
         """Made again after an outcome that an unwell server leaves open, as the next call of a node does."""
-        there = sum(self._is_there(lease) for lease in _distinct(leases))
+        there = sum(self._has(lease) for lease in _distinct(leases))
         try:
             return super().release(leases)
         except OutcomeUnknown:
@@ -188,9 +188,9 @@ class RecordingStore(KubernetesStore):
         except OutcomeUnknown:
             self.settle(attachment, sequence)
 
-    def _is_there(self, lease: Lease) -> bool:
+    def _has(self, lease: Lease) -> bool:
         with self.session():
-            return self._view.is_there(lease)
+            return self._is_there(lease)
 
 
 class ApiKind:

@@ -27,16 +27,15 @@ from ipam.leases import Lease, Owner, Want, by_place, given_up, returns
 from ipam.stores.apiserver import is_static, uid_of
 from ipam.stores.apiserver.faults import Conflict, Forbidden, NotFound
 from ipam.stores.apiserver.resources import POOLS, RESERVATIONS
-from ipam.stores.apiserver.store import ObjectStore, attempt
+from ipam.stores.apiserver.store import attempt
 from ipam.stores.base import Claimed, OutcomeUnknown, Survey, Taken, Unknown, Window
 from ipam.stores.ippool import objects
-from ipam.stores.ippool.locks import PoolLocks
 from ipam.stores.ippool.objects import Allocation, Changes, Reservation
-from ipam.stores.ippool.view import View
+from ipam.stores.ippool.readings import PoolReadings
 from ipam.stores.served import conflicts
 
 
-class KubernetesStore(ObjectStore):
+class KubernetesStore(PoolReadings):
     """The store of IPPools.
 
     A search for a free address reads only the pool of the address. If another pool of the scope has a reservation of
@@ -48,14 +47,12 @@ class KubernetesStore(ObjectStore):
     spreads = False  # a pool is one object
 
     def _prepare(self) -> None:
-        self._locks = PoolLocks(self.api, self._store_ref.get("pools") or [])
-        self._view = View(self.api, self._locks.take, self._store_ref, self._known)
+        super()._prepare()
         self._doubtful: list[Lease] = []  # leases that claims with an unknown outcome were to replace
 
     def _begin(self) -> None:
         """Forget what the last session has read. The locks are taken later: before the first reading of a pool."""
-        self._view.forget()
-        self._view.cooldown = self.cooldown
+        self._forget_readings()
 
     def take_locks(self) -> None:
         self._locks.take()
@@ -75,8 +72,8 @@ class KubernetesStore(ObjectStore):
             self.api.check_rights(resource)
         with self.session():
             for want in wants:
-                if self._view.pool(want.pool) is None:
-                    self._view.refuse_others(want.pool)
+                if self._pool(want.pool) is None:
+                    self._refuse_others(want.pool)
 
     def find(self, attachment: Attachment) -> list[Lease]:
         with self.session():
@@ -89,8 +86,8 @@ class KubernetesStore(ObjectStore):
     def _leases(self, is_meant: Callable[[Allocation], bool]) -> list[Lease]:
         """The leases of the allocations that `is_meant` accepts, with their reservations' data, by pool and address."""
         return by_place(
-            self._view.completed(self._view.lease(pool, entry))
-            for pool in self._view.all()
+            self._completed(self._lease(pool, entry))
+            for pool in self._own_pools()
             for entry in pool.entries.values()
             if is_meant(entry)
         )
@@ -107,7 +104,7 @@ class KubernetesStore(ObjectStore):
                 strange = self._strange(unknown, owner.pod)
                 pods = [lease for lease in pods if lease not in strange]
             # an unfinished claim may have taken over whereabouts' lease, not its reservation: the next claim does that
-            own = [self._view.completed(lease, by_container=True) for lease in self.find(owner.attachment)]
+            own = [self._completed(lease, by_container=True) for lease in self.find(owner.attachment)]
             return Survey(own, pods, self._former(owner.pod, ifname))
 
     def _strange(self, leases: Sequence[Lease], pod: tuple[str, str, str]) -> list[Lease]:
@@ -131,7 +128,7 @@ class KubernetesStore(ObjectStore):
             self.api.warn(f"the lease of {pod[0]}/{pod[1]} moves, although its pod is unknown: {fault.msg}")
             return strange
         for lease in reserved:
-            found = self._view.reservation(lease)
+            found = self._reservation(lease)
             former = found and found.lease.since < str(living.get("creationTimestamp") or "") and not is_static(living)
             if former or uid_of(living) != pod[2]:
                 strange.append(lease)
@@ -139,14 +136,14 @@ class KubernetesStore(ObjectStore):
 
     def _former(self, pod: tuple[str, str, str], ifname: str) -> list[tuple[int, int]]:
         name = objects.interface(pod, ifname)
-        told = [(pool, pool.former().get(name)) for pool in (self._view.all() if returns(pod) else ())]
+        told = [(pool, pool.former().get(name)) for pool in (self._own_pools() if returns(pod) else ())]
         return [(pool.family, pool.first + offset) for pool, offset in told if offset is not None]
 
     def cooling(self, pool: str, scope: str | None, family: int, low: int, high: int, owner: Owner) -> Collection[int]:
         """As Store.cooling, but without the other pools of the scope."""
         own = objects.interface(owner.pod, owner.attachment.ifname)
         with self.session():
-            found = self._view.pool(pool)
+            found = self._pool(pool)
             if found is None:
                 return ()
             kept = found.cooling(int(time.time())).items()
@@ -159,12 +156,12 @@ class KubernetesStore(ObjectStore):
         But if `want` is a Lease, the allocation counts.
         """
         with self.session():
-            lease, found = self._view.lease_at(want), self._view.reservation(want)
+            lease, found = self._lease_at(want), self._reservation(want)
             if lease and (found is None or found.is_of(lease) or isinstance(want, Lease)):
-                return self._view.completed(lease)
-            if found is None or (self._view.moves and isinstance(want, Lease) and found.is_of(want)):
+                return self._completed(lease)
+            if found is None or (self._moves and isinstance(want, Lease) and found.is_of(want)):
                 return None  # an interrupted migration of the lease has left this reservation
-            return self._view.known_leases().get((found.lease.pool, want.family, want.value), found.lease)
+            return self._known_leases().get((found.lease.pool, want.family, want.value), found.lease)
 
     def occupied(self, pool: str, scope: str | None, family: int, low: int, high: int) -> int:
         with self.session():
@@ -172,13 +169,13 @@ class KubernetesStore(ObjectStore):
             return sum(1 << value - low for value in range(low, high + 1) if value in held)
 
     def _held(self, pool: str, scope: str | None, family: int) -> Collection[int]:
-        found = self._view.pool(pool)
+        found = self._pool(pool)
         return found.entries if found and found.family == family else {}
 
     def leases(self, pool: str | None = None, node: str = "") -> Iterator[Lease]:
         with self.session():
-            pools = self._view.listed() if pool is None else filter(None, [self._view.pool(pool)])
-            read = [(entry, self._view.lease(found, entry)) for found in pools for entry in found.entries.values()]
+            pools = self._listed() if pool is None else filter(None, [self._pool(pool)])
+            read = [(entry, self._lease(found, entry)) for found in pools for entry in found.entries.values()]
         return iter([lease for entry, lease in read if not node or (lease.node == node and not entry.claimed)])
 
     def claim(self, wants: Sequence[Want], owner: Owner, instead_of: Sequence[Lease] = ()) -> Claimed | Taken | Unknown:
@@ -187,7 +184,7 @@ class KubernetesStore(ObjectStore):
         undo: list[Callable[[], object]] = []
 
         def taken() -> list[Want]:
-            return conflicts(instead_of, wants, self._view.is_there, partial(self._is_held, instead_of))
+            return conflicts(instead_of, wants, self._is_there, partial(self._is_held, instead_of))
 
         with self.session():
             self._locks.take()
@@ -197,7 +194,7 @@ class KubernetesStore(ObjectStore):
             if isinstance(answer, Claimed):
                 self._doubtful = []
             else:
-                self._view.forget()
+                self._forget_readings()
             return answer
 
     def _make(
@@ -218,7 +215,7 @@ class KubernetesStore(ObjectStore):
             is_left = any(old.place == want.place and old.scope is None for old in given)
             return self._is_held(instead_of, want, given) if is_left else self._is_in_pool(want, given)
 
-        if failed := conflicts(instead_of, wants, self._view.is_there, is_seen):
+        if failed := conflicts(instead_of, wants, self._is_there, is_seen):
             return failed
         changes: dict[str, Changes] = {}
         for old in instead_of:
@@ -234,13 +231,13 @@ class KubernetesStore(ObjectStore):
         taken = self._reserve(leases, instead_of, undo)
         if not taken:
             kept = {(want.scope, want.family, want.value) for want in wants}
-            gone = [*instead_of, *(old for old in self._doubtful if not self._view.is_there(old))]
-            self._view.unreserve([old for old in gone if (old.scope, old.family, old.value) not in kept])
-            self._view.remember(leases, instead_of)
+            gone = [*instead_of, *(old for old in self._doubtful if not self._is_there(old))]
+            self._unreserve([old for old in gone if (old.scope, old.family, old.value) not in kept])
+            self._remember(leases, instead_of)
         return taken
 
     def _is_in_pool(self, want: Want, given: Sequence[Lease]) -> bool:
-        pool = self._view.pool(want.pool)
+        pool = self._pool(want.pool)
         freed = any(old.place == want.place for old in given)
         return pool is not None and want.value in pool.entries and not freed
 
@@ -249,7 +246,7 @@ class KubernetesStore(ObjectStore):
             return True
         if any((old.scope, old.family, old.value) == (want.scope, want.family, want.value) for old in given):
             return False
-        found = self._view.reservation(want)
+        found = self._reservation(want)
         if found is None or any(found.is_of(old) for old in self._at(want, instead_of)):
             return False
         return not self._is_leftover(found, want)
@@ -266,22 +263,22 @@ class KubernetesStore(ObjectStore):
         Raises Conflict when others change the claim's first pool: then the whole claim begins again. A further pool
         that others change is read and written again here. Raises OutcomeUnknown after a lost reply.
         """
-        attempts = self._view.pauses()
+        attempts = self._pauses()
         while True:
             former = self._standing(name, change)
             try:
-                if self._view.pool(name) is None:
-                    self._view.create(name, leases[0].family, change)
-                self._view.patch(name, change, cooled)
+                if self._pool(name) is None:
+                    self._create(name, leases[0].family, change)
+                self._patch(name, change, cooled)
                 return former
             except Conflict:
-                self._view.forget_pool(name)
+                self._forget_pool(name)
                 if is_first or self._standing(name, change) != former or not attempts.wait():
                     raise
 
     def _standing(self, name: str, places: Iterable[int]) -> Changes:
         """The allocation at each of these addresses of a pool, by address; None where there is no allocation."""
-        pool = self._view.pool(name)
+        pool = self._pool(name)
         found = {value: pool.entries.get(value) if pool else None for value in places}
         return {value: entry.document if entry else None for value, entry in found.items()}
 
@@ -294,21 +291,21 @@ class KubernetesStore(ObjectStore):
                 continue
             place = (lease.scope, lease.family, lease.value)
             given = [old for old in instead_of if (old.scope, old.family, old.value) == place]
-            if not (given and self._view.reservation(lease)):
+            if not (given and self._reservation(lease)):
                 try:
                     self.api.create(RESERVATIONS, objects.reservation(lease))
-                    self._view.forget_reservation(lease)
-                    undo.append(partial(self._view.unreserve, [lease]))
+                    self._forget_reservation(lease)
+                    undo.append(partial(self._unreserve, [lease]))
                     continue
                 except Conflict:
-                    self._view.forget_reservation(lease)
-            found = self._view.reservation(lease)
+                    self._forget_reservation(lease)
+            found = self._reservation(lease)
             if found and any(found.is_of(old) for old in (*given, *self._at(lease, instead_of), lease)):
                 self._replace(lease, lease)
                 undo += [partial(self._give_back, lease, old) for old in (given or self._at(lease, instead_of))[:1]]
             elif found and self._is_leftover(found, lease):
                 self._replace(lease, lease)
-                undo.append(partial(self._view.unreserve, [lease]))
+                undo.append(partial(self._unreserve, [lease]))
             else:
                 return [lease]
         return []
@@ -331,7 +328,7 @@ class KubernetesStore(ObjectStore):
 
     def _replace(self, former: Lease, lease: Lease) -> None:
         """Give the reservation of the address of `former` to `lease`. Raises Conflict after a change, or OutcomeUnknown."""
-        found = self._view.reservation(former)
+        found = self._reservation(former)
         try:
             if found is None:
                 raise NotFound
@@ -340,11 +337,11 @@ class KubernetesStore(ObjectStore):
         except NotFound:
             raise Conflict(f"the reservation of {former.text} has gone") from None
         finally:
-            self._view.forget_reservation(former)
+            self._forget_reservation(former)
 
     def _give_back(self, lease: Lease, former: Lease) -> None:
         """Give the reservation of `lease` back to `former`."""
-        found = self._view.reservation(lease)
+        found = self._reservation(lease)
         if found and found.is_of(lease):
             try:
                 self._replace(lease, former)
@@ -354,8 +351,8 @@ class KubernetesStore(ObjectStore):
     def _restore(self, name: str, former: Changes, leases: list[Lease]) -> None:
         """Restore the allocations of a pool, in place of `leases`, except where others have changed them."""
         claimed = {lease.value: lease.container_id for lease in leases}
-        attempts = self._view.pauses()
-        while pool := self._view.pool(name):
+        attempts = self._pauses()
+        while pool := self._pool(name):
             changes: Changes = {}
             for value, entry in former.items():
                 now = pool.entries.get(value)
@@ -364,30 +361,30 @@ class KubernetesStore(ObjectStore):
             if not changes:
                 return
             try:
-                self._view.patch(name, changes)
+                self._patch(name, changes)
                 return
             except Conflict as fault:
-                self._view.forget_pool(name)
+                self._forget_pool(name)
                 attempts.insist(OutcomeUnknown(f"pool {name} of {self.api} was changed by others each time: {fault}"))
 
     def release(self, leases: Sequence[Lease]) -> int:
         freed = 0
         left = list({lease.key(): lease for lease in leases}.values())
         with self.session():
-            left = [lease for lease in left if not self._view.is_superseded(lease)]
-            self._view.unreserve(left)  # without the lock, since others wait for it
+            left = [lease for lease in left if not self._is_superseded(lease)]
+            self._unreserve(left)  # without the lock, since others wait for it
             self._locks.take()
-            attempts, lost = self._view.pauses(), False
+            attempts, lost = self._pauses(), False
             while True:
-                there = [lease for lease in left if self._view.is_there(lease)]
+                there = [lease for lease in left if self._is_there(lease)]
                 freed += len(left) - len(there) if lost else 0
-                self._view.reserve_for_others([lease for lease in left if lease not in there])
+                self._reserve_for_others([lease for lease in left if lease not in there])
                 left = there
                 try:
                     for name in dict.fromkeys(lease.pool for lease in left):
                         gone = [lease for lease in left if lease.pool == name]
-                        self._view.patch(name, dict.fromkeys(x.value for x in gone), cooled=gone, released=gone)
-                        self._view.remember([], gone)
+                        self._patch(name, dict.fromkeys(x.value for x in gone), cooled=gone, released=gone)
+                        self._remember([], gone)
                         freed += len(gone)
                         left = [lease for lease in left if lease.pool != name]
                     return freed
@@ -395,20 +392,20 @@ class KubernetesStore(ObjectStore):
                     lost = isinstance(fault, OutcomeUnknown)
                     what = f"pool {left[0].pool} of {self.api} was changed by others each time that it was to be: retry"
                     attempts.insist(fault if isinstance(fault, OutcomeUnknown) else TryAgainLater(what, str(fault)))
-                self._view.forget()
+                self._forget_readings()
 
     def settle(self, attachment: Attachment, sequence: int) -> None:
         """As Store.settle. Also delete reservations that a killed claim has left without an allocation."""
         with self.session():
-            own = [lease for lease in self._view.known_leases().values() if lease.attachment == attachment]
+            own = [lease for lease in self._known_leases().values() if lease.attachment == attachment]
             for name in dict.fromkeys([lease.pool for lease in own] or self._store_ref.get("pools") or ()):
                 self._fence(name)
-            self._view.forget()
-            self._view.unreserve([lease for lease in own if not self._view.lease_at(lease)])
+            self._forget_readings()
+            self._unreserve([lease for lease in own if not self._lease_at(lease)])
 
     def _fence(self, name: str) -> None:
         """Change a pool, so that patches under way fail. Raises OutcomeUnknown if its version stays the same."""
-        pool = self._view.pool(name)
+        pool = self._pool(name)
         if pool is None:
             return
         fence = pool.patch({}, {objects.FENCE: str(time.time_ns())})
@@ -417,7 +414,7 @@ class KubernetesStore(ObjectStore):
         except NotFound:
             pass  # the pool's leases are gone too
         except Conflict as fault:
-            self._view.forget_pool(name)
-            now = self._view.pool(name)
+            self._forget_pool(name)
+            now = self._pool(name)
             if now and now.version == pool.version:  # a change by others is enough, too
                 raise OutcomeUnknown(f"pool {name} of {self.api} could not be changed: {fault}") from None

@@ -6,84 +6,72 @@ A patch tests that the object has not changed since it was read.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from cni.shared.spec.errors import InvalidConfig, TryAgainLater
 from ipam.leases import Lease, Want
 from ipam.ranges import format_address, range_of
-from ipam.stores.apiserver import Api
 from ipam.stores.apiserver.faults import Conflict, Forbidden, NotFound, TooLarge, Undefined
 from ipam.stores.apiserver.resources import ADDRESS_POOL, ADDRESS_STATE, ADDRESSES, HELD, POOLS, RESERVATIONS, label
-from ipam.stores.apiserver.store import refuse_elsewhere
+from ipam.stores.apiserver.store import ObjectStore, refuse_elsewhere
 from ipam.stores.base import SHARED_SECONDS, OutcomeUnknown, Pauses
 from ipam.stores.ippool import objects
+from ipam.stores.ippool.locks import PoolLocks
 from ipam.stores.ippool.objects import Allocation, Changes, IPPool, Reservation, reservation_name
 
 _CONTENDED_SECONDS, _LONGEST_PAUSE = 60.0, 5.0
 
 
-class View:
-    """The readings since the last `forget`.
+class PoolReadings(ObjectStore):
+    """The readings of a session, and changes to what was read. A pool is read under the node's lock of the pool.
 
-    `before` is called before each reading of a pool. `known` returns the leases in this node's records. `cooldown` is in
-    seconds. Members of `store_ref`: `pools`, in which an attachment may have leases (absent: all pools); `node`, whose
-    slices these pools are (absent: the pools are whole ranges); `moves`: use closed pools too, for a migration.
+    Members of the reference: `pools`, in which an attachment may have leases (absent: all pools); `node`, whose slices
+    these pools are (absent: the pools are whole ranges); `moves`: use closed pools too, for a migration.
     """
 
-    def __init__(
-        self, api: Api, before: Callable[[], object], store_ref: dict[str, Any], known: Callable[[], list[Lease]]
-    ) -> None:
-        self.api = api
-        self._before = before
-        self.cooldown = 0
-        self.moves = store_ref.get("moves") is True
-        self._named: list[str] | None = store_ref.get("pools")
-        self._node: str = store_ref.get("node") or ""
-        self._known_from = known
-        self._known: dict[tuple[str, int, int], Lease] | None = None
-        self.read_pools: dict[str, IPPool | None] = {}
+    def _prepare(self) -> None:
+        self._locks = PoolLocks(self.api, self._store_ref.get("pools") or [])
+        self._forget_readings()
+
+    def _forget_readings(self) -> None:
+        self._read_pools: dict[str, IPPool | None] = {"": None}  # whereabouts' reservations name no pool
         self._reservations: dict[str, Reservation | None] = {}
+        self._recorded: dict[tuple[str, int, int], Lease] | None = None
 
-    def forget(self) -> None:
-        """Forget all readings, so that all is read again."""
-        self.read_pools = {"": None}  # the reservations that whereabouts makes name no pool
-        self._reservations = {}
-        self._known = None
+    def _forget_pool(self, name: str) -> None:
+        self._read_pools.pop(name, None)
 
-    def forget_pool(self, name: str) -> None:
-        self.read_pools.pop(name, None)
-
-    def forget_reservation(self, place: Want) -> None:
+    def _forget_reservation(self, place: Want) -> None:
         self._reservations.pop(reservation_name(place), None)
 
-    def all(self) -> list[IPPool]:
+    def _own_pools(self) -> list[IPPool]:
         """The pools in which an attachment may have leases."""
-        if self._named is not None:
-            return [pool for pool in map(self.pool, self._named) if pool]
-        self._before()
-        for pool in self.listed():
-            self.read_pools.setdefault(pool.name, pool)
-        return [pool for pool in self.read_pools.values() if pool]
+        if "pools" in self._store_ref:
+            return [pool for pool in map(self._pool, self._store_ref["pools"]) if pool]
+        self._locks.take()
+        for pool in self._listed():
+            self._read_pools.setdefault(pool.name, pool)
+        return [pool for pool in self._read_pools.values() if pool]
 
-    def listed(self) -> list[IPPool]:
+    def _listed(self) -> list[IPPool]:
         """All pools of the namespace except closed ones, read anew."""
-        return [self.parsed(found, 0) for found in self.api.list_all(POOLS) if not objects.is_closed(found)]
+        return [self._parsed(found, 0) for found in self.api.list_all(POOLS) if not objects.is_closed(found)]
 
-    def pool(self, name: str) -> IPPool | None:
+    def _pool(self, name: str) -> IPPool | None:
         """The pool with this name; None if there is none."""
-        if name not in self.read_pools:
-            self._before()
+        if name not in self._read_pools:
+            self._locks.take()
             try:
-                self.read_pools[name] = self.parsed(*self.api.get(POOLS, name))
+                self._read_pools[name] = self._parsed(*self.api.get(POOLS, name))
             except NotFound:
-                self.read_pools[name] = None
-        return self.read_pools[name]
+                self._read_pools[name] = None
+        return self._read_pools[name]
 
-    def parsed(self, document: dict[str, Any], size: int) -> IPPool:
+    def _parsed(self, document: dict[str, Any], size: int) -> IPPool:
         """The IPPool in `document`. Raises InvalidConfig if the range is bad, or `is_closed` holds."""
         try:
-            return IPPool(document, size, self.moves)
+            return IPPool(document, size, self._moves)
         except ValueError as fault:
             name = (document.get("metadata") or {}).get("name")
             if isinstance(fault, objects.Closed):
@@ -92,7 +80,7 @@ class View:
                 f"spec.range of IPPool {name} of {self.api}: {fault}. Correct it, or remove the object"
             ) from None
 
-    def reservation(self, place: Want) -> Reservation | None:
+    def _reservation(self, place: Want) -> Reservation | None:
         """The reservation of the address of `place` in its scope; None if there is none."""
         if place.scope is None:
             return None
@@ -104,25 +92,25 @@ class View:
                 self._reservations[name] = None
         return self._reservations[name]
 
-    def lease(self, pool: IPPool, entry: Allocation) -> Lease:
+    def _lease(self, pool: IPPool, entry: Allocation) -> Lease:
         """The lease of an allocation: from this node's records if they have it, else from the allocation alone."""
-        known = self.known_leases().get((pool.name, pool.family, entry.value))
+        known = self._known_leases().get((pool.name, pool.family, entry.value))
         if known and entry.is_of(known):
             return known
-        return pool.lease(entry, pool.named_scope(self._node))
+        return pool.lease(entry, pool.named_scope(self._store_ref.get("node") or ""))
 
-    def lease_at(self, place: Want) -> Lease | None:
+    def _lease_at(self, place: Want) -> Lease | None:
         """The lease of the address of `place` in its pool; None if there is none."""
-        pool = self.pool(place.pool)
+        pool = self._pool(place.pool)
         entry = objects.allocation(pool, place)
-        return self.lease(pool, entry) if pool and entry else None
+        return self._lease(pool, entry) if pool and entry else None
 
-    def completed(self, lease: Lease, by_container: bool = False) -> Lease:
+    def _completed(self, lease: Lease, by_container: bool = False) -> Lease:
         """`lease` with the data of its record, else of its reservation; with the scope None if it has no reservation.
 
         With `by_container`, a reservation that names no container does not count.
         """
-        found = self.reservation(lease)
+        found = self._reservation(lease)
         own = found is not None and found.is_of(lease) and not (by_container and not found.lease.container_id)
         if lease.sequence == 0 and found and own:
             found.tell(lease)
@@ -132,40 +120,40 @@ class View:
         unreserved.claimed = lease.claimed
         return unreserved
 
-    def is_there(self, lease: Lease) -> bool:
+    def _is_there(self, lease: Lease) -> bool:
         """Whether the pool still has `lease`; False if the attachment has claimed the address again."""
-        entry = objects.allocation(self.pool(lease.pool), lease)
-        return entry is not None and entry.is_of(lease) and not self.is_superseded(lease)
+        entry = objects.allocation(self._pool(lease.pool), lease)
+        return entry is not None and entry.is_of(lease) and not self._is_superseded(lease)
 
-    def is_superseded(self, lease: Lease) -> bool:
+    def _is_superseded(self, lease: Lease) -> bool:
         """Whether this node's record shows that the attachment has claimed the address again; a pool cannot show it."""
-        known = self.known_leases().get(lease.place)
+        known = self._known_leases().get(lease.place)
         return known is not None and known.attachment == lease.attachment and known.key() != lease.key()
 
-    def known_leases(self) -> dict[tuple[str, int, int], Lease]:
+    def _known_leases(self) -> dict[tuple[str, int, int], Lease]:
         """The leases in this node's records, by (pool, family, value)."""
-        if self._known is None:
-            leases = sorted(self._known_from(), key=lambda lease: lease.sequence)
-            self._known = {lease.place: lease for lease in leases}
-        return self._known
+        if self._recorded is None:
+            leases = sorted(self._known(), key=lambda lease: lease.sequence)
+            self._recorded = {lease.place: lease for lease in leases}
+        return self._recorded
 
-    def remember(self, leases: Sequence[Lease], gone: Sequence[Lease]) -> None:
-        """Update `known_leases`, if loaded: `leases` were claimed, `gone` were given up."""
-        if self._known is not None:
+    def _remember(self, leases: Sequence[Lease], gone: Sequence[Lease]) -> None:
+        """Update `_known_leases`, if loaded: `leases` were claimed, `gone` were given up."""
+        if self._recorded is not None:
             for old in gone:
-                self._known.pop(old.place, None)
+                self._recorded.pop(old.place, None)
             for lease in leases:
-                self._known[lease.place] = lease
+                self._recorded[lease.place] = lease
 
     # --- changes ---
 
-    def patch(self, name: str, changes: Changes, cooled: Sequence[Lease] = (), released: Sequence[Lease] = ()) -> None:
+    def _patch(self, name: str, changes: Changes, cooled: Sequence[Lease] = (), released: Sequence[Lease] = ()) -> None:
         """Patch a pool with `changes`. If it has room, note cooldowns (`cooled`) and former addresses (`released`).
 
         Raises Conflict when others have changed or deleted the pool, OutcomeUnknown after a lost reply, TryAgainLater
         for a full pool.
         """
-        pool = self.pool(name)
+        pool = self._pool(name)
         if pool is None:
             raise Conflict(f"pool {name} has gone")
         added = {value: entry for value, entry in changes.items() if entry and value not in pool.entries}
@@ -184,7 +172,7 @@ class View:
         except TooLarge:
             raise self._full(name, pool) from None
         except OutcomeUnknown:
-            self.forget_pool(name)
+            self._forget_pool(name)
             raise
         pool.annotations = metadata.get("annotations") or {}
         pool.apply(changes, metadata.get("resourceVersion") or "", grown)
@@ -197,7 +185,7 @@ class View:
             f"{self.api}; `railcni ipam leases` shows who holds addresses",
         )
 
-    def create(self, name: str, family: int, changes: Changes) -> None:
+    def _create(self, name: str, family: int, changes: Changes) -> None:
         """Create a pool, empty so that a late create leases nothing. Raises Conflict if it exists, or OutcomeUnknown."""
         try:
             cidr = range_of(name, family, next(iter(changes)))
@@ -207,10 +195,10 @@ class View:
             ) from None
         document = objects.new_pool(name, cidr, {})
         _check_offsets(name, IPPool(document, 0), changes)
-        self.refuse_others(name)
-        self.read_pools[name] = IPPool(self.api.create(POOLS, document), 0)
+        self._refuse_others(name)
+        self._read_pools[name] = IPPool(self.api.create(POOLS, document), 0)
 
-    def refuse_others(self, name: str) -> None:
+    def _refuse_others(self, name: str) -> None:
         """Raise InvalidConfig if another namespace has an IPPool of this name, or AddressLeases hold its addresses."""
         refuse_elsewhere(self.api, name)
         try:
@@ -220,17 +208,17 @@ class View:
         except (Undefined, Forbidden):
             pass  # the cluster has no AddressLeases, or whereabouts' credentials may not list them
 
-    def pauses(self) -> Pauses:
+    def _pauses(self) -> Pauses:
         """The pauses between attempts at a change that others prevent. In all they may outlast one request."""
         seconds = self.api.seconds
         seconds = seconds if seconds < SHARED_SECONDS else max(seconds, _CONTENDED_SECONDS)
         return Pauses(min(time.monotonic() + seconds, self.api.deadline), longest=_LONGEST_PAUSE)
 
-    def unreserve(self, leases: Sequence[Lease]) -> None:
+    def _unreserve(self, leases: Sequence[Lease]) -> None:
         """Delete the reservations that belong to `leases`. Raises OutcomeUnknown if a deletion stays uncertain."""
         for lease in leases:
-            attempts = self.pauses()
-            while (found := self.reservation(lease)) and found.is_of(lease):
+            attempts = self._pauses()
+            while (found := self._reservation(lease)) and found.is_of(lease):
                 try:
                     self.api.delete(RESERVATIONS, found.name, found.uid, found.version)
                     break
@@ -242,23 +230,23 @@ class View:
                     what = f"reservation {found.name} of {self.api} was changed by others each time: {fault}"
                     attempts.insist(OutcomeUnknown(what))
                 finally:
-                    self.forget_reservation(lease)
+                    self._forget_reservation(lease)
 
-    def reserve_for_others(self, leases: Sequence[Lease]) -> None:
+    def _reserve_for_others(self, leases: Sequence[Lease]) -> None:
         """Create the missing reservation of each address of `leases` that has a new owner. Raises OutcomeUnknown.
 
         whereabouts moves an allocation to a restarted sandbox, but not the reservation, which still names the former
         container. So the release of the former lease deletes the reservation.
         """
         for lease in leases:
-            other = self.lease_at(lease) if lease.scope is not None else None
+            other = self._lease_at(lease) if lease.scope is not None else None
             is_own = other and (other.container_id, other.ifname) == (lease.container_id, lease.ifname)
-            if other and not is_own and self.reservation(lease) is None:
+            if other and not is_own and self._reservation(lease) is None:
                 try:
                     self.api.create(RESERVATIONS, objects.reservation(Lease(lease, other.owner)))
                 except Conflict:
                     pass  # another call has made it
-                self.forget_reservation(lease)
+                self._forget_reservation(lease)
 
 
 def _check_offsets(name: str, pool: IPPool, values: Iterable[int]) -> None:
