@@ -33,7 +33,7 @@ from ipam.stores.addresslease.objects import Entry
 from ipam.stores.addresslease.requests import Objects
 from ipam.stores.apiserver.faults import Conflict
 from ipam.stores.apiserver.resources import ADDRESSES
-from ipam.stores.apiserver.store import ObjectStore, attempt, refuse_elsewhere
+from ipam.stores.apiserver.store import ObjectStore, Undo, refuse_elsewhere
 from ipam.stores.base import FORMER, Claimed, Survey, Taken, Unknown, Window
 from ipam.stores.served import conflicts
 
@@ -212,30 +212,24 @@ class AddressLeaseStore(ObjectStore):
         return self._objects.get(objects.name_of(lease))
 
     def claim(self, wants: Sequence[Want], owner: Owner, instead_of: Sequence[Lease] = ()) -> Claimed | Taken | Unknown:
-        leases = [Lease(want, owner) for want in wants]
-        undo: list[Callable[[], object]] = []
-
-        def taken() -> list[Want]:
-            if len(wants) == 1 and not instead_of:
-                return []  # `_make` has returned the only obstacle
-            return conflicts(instead_of, wants, self._is_there, self._is_held)
-
         with self.session():
             try:
-                answer = attempt(leases, lambda: self._make(wants, leases, instead_of, undo), undo, taken)
+                answer = self._attempt(wants, owner, instead_of)
             finally:
                 self._lists.clear()
             if instead_of or not isinstance(answer, Taken):
                 self._surveyed, self._recent = None, False
             return answer
 
-    def _make(
-        self, wants: Sequence[Want], leases: list[Lease], instead_of: Sequence[Lease], undo: list[Callable[[], object]]
-    ) -> list[Want]:
-        """Make an object for each of `leases`, and free `instead_of`; return the obstacles (served.conflicts).
+    def _obstacles(self, wants: Sequence[Want], instead_of: Sequence[Lease]) -> list[Want]:
+        if len(wants) == 1 and not instead_of:
+            return []
+        return conflicts(instead_of, wants, self._is_there, self._is_held)
 
-        `undo` is as in `attempt`. After a kill, a retry completes the claim, or DEL removes it, since each object names
-        the attachment.
+    def _make(self, wants: Sequence[Want], leases: list[Lease], instead_of: Sequence[Lease], undo: Undo) -> list[Want]:
+        """As ObjectStore._make: make an object for each lease, then free `instead_of`.
+
+        After a kill, a retry completes the claim, or DEL removes it, since each object names the attachment.
         """
         given = {old.key(): entry for old in instead_of if (entry := self.entry(old)) and entry.is_of(old)}
         if failed := conflicts(instead_of, wants, lambda old: old.key() in given, lambda want, freed: False):
@@ -255,7 +249,7 @@ class AddressLeaseStore(ObjectStore):
                 self._objects.free(entry, entry.lease, self.cooldown if entry.lease.key() in freed else 0)
         return []
 
-    def _object_of(self, lease: Lease, given: dict[str, Entry], undo: list[Callable[[], object]]) -> Entry | None:
+    def _object_of(self, lease: Lease, given: dict[str, Entry], undo: Undo) -> Entry | None:
         """Create or take over the object for `lease`; None when another lease has the address. Raises Conflict."""
         document = objects.document(lease)
 

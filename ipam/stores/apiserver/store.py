@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from cni.shared.spec.errors import CniError, InvalidConfig
-from ipam.leases import Lease, Pool, Want
+from ipam.leases import Lease, Owner, Pool, Want
 from ipam.stores.apiserver import Api
 from ipam.stores.apiserver.faults import Conflict, Forbidden, Undefined
 from ipam.stores.apiserver.resources import EVERYWHERE, POOLS
 from ipam.stores.base import Claimed, OutcomeUnknown, Taken, Unknown
 from ipam.stores.served import ServedStore
+
+Undo = list[Callable[[], object]]
 
 
 class ObjectStore(ServedStore):
@@ -56,6 +58,43 @@ class ObjectStore(ServedStore):
         """The values of the addresses in a pool that cannot be claimed."""
         raise NotImplementedError
 
+    def _attempt(self, wants: Sequence[Want], owner: Owner, instead_of: Sequence[Lease]) -> Claimed | Taken | Unknown:
+        """Make a claim of several requests by `_make`; return the answer for Store.claim.
+
+        A failed claim is undone. Then Conflict is answered by Taken([]), and any other CniError is raised again. But
+        after OutcomeUnknown nothing is undone.
+        """
+        leases, undo = [Lease(want, owner) for want in wants], Undo()
+        failure: Exception | None = None
+        failed: list[Want] = []
+        try:
+            failed = self._make(wants, leases, instead_of, undo)
+            if not failed:
+                return Claimed(leases)
+        except OutcomeUnknown as fault:
+            return Unknown(fault)  # the next `find` shows the outcome
+        except (CniError, Conflict) as fault:
+            failure = fault
+        try:
+            while undo:
+                undo.pop()()
+        except CniError as fault:
+            return Unknown(failure if isinstance(failure, CniError) else fault)
+        if isinstance(failure, CniError):
+            raise failure
+        return Taken([] if failure else self._obstacles(wants, instead_of) or failed)
+
+    def _make(self, wants: Sequence[Want], leases: list[Lease], instead_of: Sequence[Lease], undo: Undo) -> list[Want]:
+        """Claim `leases`, one for each of `wants`, in place of `instead_of`; return the first obstacles, [] on success.
+
+        `undo` gets the function that undoes each change, except where others have changed the object since.
+        """
+        raise NotImplementedError
+
+    def _obstacles(self, wants: Sequence[Want], instead_of: Sequence[Lease]) -> list[Want]:
+        """All obstacles (served.conflicts) to a failed claim that is undone; [] if `_make` has returned them."""
+        raise NotImplementedError
+
 
 def refuse_elsewhere(api: Api, pool: str) -> None:
     """Raise InvalidConfig if another namespace has an IPPool `pool`; warn if the credentials cannot list IPPools."""
@@ -77,35 +116,3 @@ def refuse_elsewhere(api: Api, pool: str) -> None:
             f" same addresses. Write {others[0]} there, or delete the unused pool: kubectl -n {others[0]} delete ippool {pool}",
             str(api),
         )
-
-
-def attempt(
-    leases: list[Lease],
-    make: Callable[[], list[Want]],
-    undo: list[Callable[[], object]],
-    taken: Callable[[], list[Want]],
-) -> Claimed | Taken | Unknown:
-    """Make a claim of several requests by `make`, which adds to `undo` the function that undoes each of its changes.
-
-    Return the answer for Store.claim. `make` returns the first obstacles, [] on success; after the undoing, `taken`
-    returns all obstacles. After OutcomeUnknown nothing is undone. After the undoing, Conflict is answered by Taken([]),
-    and any other CniError is raised again.
-    """
-    failure: Exception | None = None
-    failed: list[Want] = []
-    try:
-        failed = make()
-        if not failed:
-            return Claimed(leases)
-    except OutcomeUnknown as fault:
-        return Unknown(fault)  # the next `find` shows the outcome
-    except (CniError, Conflict) as fault:
-        failure = fault
-    try:
-        while undo:
-            undo.pop()()
-    except CniError as fault:
-        return Unknown(failure if isinstance(failure, CniError) else fault)
-    if isinstance(failure, CniError):
-        raise failure
-    return Taken([] if failure else taken() or failed)

@@ -27,7 +27,7 @@ from ipam.leases import Lease, Owner, Want, by_place, given_up, returns
 from ipam.stores.apiserver import is_static, uid_of
 from ipam.stores.apiserver.faults import Conflict, Forbidden, NotFound
 from ipam.stores.apiserver.resources import POOLS, RESERVATIONS
-from ipam.stores.apiserver.store import attempt
+from ipam.stores.apiserver.store import Undo
 from ipam.stores.base import Claimed, OutcomeUnknown, Survey, Taken, Unknown, Window
 from ipam.stores.ippool import objects
 from ipam.stores.ippool.objects import Allocation, Changes, Reservation
@@ -180,15 +180,9 @@ class KubernetesStore(PoolReadings):
 
     def claim(self, wants: Sequence[Want], owner: Owner, instead_of: Sequence[Lease] = ()) -> Claimed | Taken | Unknown:
         """As Store.claim, but with one attempt: if others have changed a pool, the caller must search again."""
-        leases = [Lease(want, owner) for want in wants]
-        undo: list[Callable[[], object]] = []
-
-        def taken() -> list[Want]:
-            return conflicts(instead_of, wants, self._is_there, partial(self._is_held, instead_of))
-
         with self.session():
             self._locks.take()
-            answer = attempt(leases, lambda: self._make(wants, leases, instead_of, undo), undo, taken)
+            answer = self._attempt(wants, owner, instead_of)
             if isinstance(answer, Unknown):
                 self._doubtful += instead_of
             if isinstance(answer, Claimed):
@@ -197,10 +191,11 @@ class KubernetesStore(PoolReadings):
                 self._forget_readings()
             return answer
 
-    def _make(
-        self, wants: Sequence[Want], leases: list[Lease], instead_of: Sequence[Lease], undo: list[Callable[[], object]]
-    ) -> list[Want]:
-        """Write pools, then reservations; return the obstacles (served.conflicts). `undo` is as in `attempt`.
+    def _obstacles(self, wants: Sequence[Want], instead_of: Sequence[Lease]) -> list[Want]:
+        return conflicts(instead_of, wants, self._is_there, partial(self._is_held, instead_of))
+
+    def _make(self, wants: Sequence[Want], leases: list[Lease], instead_of: Sequence[Lease], undo: Undo) -> list[Want]:
+        """As ObjectStore._make: write pools, then reservations.
 
         The locks end when the pools are written: from then on the allocations protect the addresses. Raises Conflict
         after a change by others, or OutcomeUnknown.
@@ -282,9 +277,7 @@ class KubernetesStore(PoolReadings):
         found = {value: pool.entries.get(value) if pool else None for value in places}
         return {value: entry.document if entry else None for value, entry in found.items()}
 
-    def _reserve(
-        self, leases: list[Lease], instead_of: Sequence[Lease], undo: list[Callable[[], object]]
-    ) -> list[Want]:
+    def _reserve(self, leases: list[Lease], instead_of: Sequence[Lease], undo: Undo) -> list[Want]:
         """Reserve each address in its scope; return [the first want that another lease has reserved], else []."""
         for lease in leases:
             if lease.scope is None:
