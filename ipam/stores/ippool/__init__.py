@@ -274,8 +274,8 @@ class KubernetesStore(PoolReadings):
     def _standing(self, name: str, places: Iterable[int]) -> Changes:
         """The allocation at each of these addresses of a pool, by address; None where there is no allocation."""
         pool = self._pool(name)
-        found = {value: pool.entries.get(value) if pool else None for value in places}
-        return {value: entry.document if entry else None for value, entry in found.items()}
+        entries = pool.entries if pool else {}
+        return {value: entries[value].document if value in entries else None for value in places}
 
     def _reserve(self, leases: list[Lease], instead_of: Sequence[Lease], undo: Undo) -> list[Want]:
         """Reserve each address in its scope; return [the first want that another lease has reserved], else []."""
