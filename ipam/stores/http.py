@@ -353,11 +353,11 @@ class Client:
         """
         turned = [*endpoints[self._at :], *endpoints[: self._at]]
         try:
-            index, socket = dial([(e.host, e.port) for e in turned], max(0.1, deadline - monotonic()))
+            index, connected = dial([(e.host, e.port) for e in turned], max(0.1, deadline - monotonic()))
             self._at = (self._at + index) % len(endpoints)
             where = turned[index]
             limit = min(deadline, monotonic() + self.attempt_seconds)
-            self._connection = Connection(socket, where.verified_name, context(where), limit)
+            self._connection = Connection(connected, where.verified_name, context(where), limit)
             self._connection.at = self._at
             return self._connection
         except Untrusted as fault:
