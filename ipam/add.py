@@ -10,8 +10,7 @@ from cni.shared.spec.request import Request
 from cni.shared.spec.result import IPConfig, Result
 from ipam import rules, stores
 from ipam.acquire import AddTerms
-from ipam.call import configured_rail, owner_of, permit
-from ipam.config import IpamConfig
+from ipam.config import IpamConfig, configured_rail, owner_of, permit
 from ipam.leases import PART
 from ipam.local import read_record
 from ipam.ranges import format_address

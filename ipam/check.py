@@ -14,8 +14,7 @@ from cni.shared.spec.errors import AttachmentDiffers, InvalidConfig
 from cni.shared.spec.request import Attachment, Request, at_least
 from cni.shared.spec.result import Result
 from ipam import rules, stores
-from ipam.call import configured_rail, reached
-from ipam.config import IpamConfig
+from ipam.config import IpamConfig, configured_rail
 from ipam.leases import PART, Lease
 from ipam.local import read_record, recorder
 from ipam.ranges import Range, format_address, host_of, parse_address, parse_cidr
@@ -62,7 +61,7 @@ def _lease_differences(
     record = read_record(attachment, records)
     if config.borrowed and not record:
         raise InvalidConfig(config.borrowed)
-    store_ref = reached(record["store"], config) if record else stores.ref_of(config)
+    store_ref = stores.reached(record["store"], config) if record else stores.ref_of(config)
     config.kubeconfig = store_ref.get("kubeconfig", config.kubeconfig)
     stores.locate(config, attachment.network, False)
     wanted = rules.needs(config)

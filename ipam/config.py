@@ -1,28 +1,34 @@
 """The IPAM configuration: the `ipam` block, the flat file and the caller's requested addresses as one checked object.
 
 All faults are reported at once, each with its key as written: `ipam.ipRanges[1].exclude[0]`, `CNI_ARGS IP`, or
-`PATH: gateway` for a key of the flat file at PATH. ipam.keys checks the types; this module checks ranges, addresses,
-routes and combinations of keys. Sources: whereabouts v0.9 (pkg/config, pkg/types); CNI's CONVENTIONS.md.
+`PATH: gateway` for a key of the flat file at PATH. ipam.keys checks types, ranges, addresses and routes; this module
+checks requests and combinations of keys. Sources: whereabouts v0.9 (pkg/config, pkg/types); CNI's CONVENTIONS.md.
 """
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING
 
-from cni.shared.config import Fault, Key, attempt, fill, misspelt, refuse
+from cni.shared import policy
+from cni.shared.config import Fault, asks_for_same_index, attempt, refuse
+from cni.shared.kernel import node
+from cni.shared.spec import codec
 from cni.shared.spec.errors import InvalidConfig
 from cni.shared.spec.request import Request, at_least, member
 from cni.shared.spec.result import IPConfig, Route
-from ipam.keys import ACCEPTED_KEYS, ADDRESS_KEYS, DATASTORES, IPAM_KEYS, MOST_STORE_SECONDS, RANGE_KEYS, ROUTE_KEYS
-from ipam.ranges import Range, format_address, host_of, parse_address, parse_cidr, parse_range, parse_span, unassignable
+from ipam import keys
+from ipam.leases import Owner
+from ipam.ranges import BITS, Range, format_address, host_of, parse_address, parse_cidr
 from ipam.source import OF_NODE, Files, Source
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-    from typing import Any, TypeVar
+    from collections.abc import Sequence
+    from typing import Any
 
-    T = TypeVar("T")
-    Where = Callable[[str], str]  # gives the name of a key in a fault (ipam.source.Source.where)
+    from cni.shared.log import Log
+    from ipam.group.indexes import Group
+
     Requested = tuple[int, int, int | None]  # family, value, prefix length or None
 
 
@@ -115,25 +121,27 @@ def examine(request: Request, faults: list[Fault], files: Files = OF_NODE) -> Ip
         )
     is_new = request.command not in ("DEL", "CHECK", "GC")
     source = Source(block, files, faults, is_new)
-    config, own = IpamConfig(), RangeEntry()
+    config, own = IpamConfig(), keys.RangeEntry()
     config.request = request
-    source.fill(config, (*IPAM_KEYS, *ACCEPTED_KEYS), faults)
-    source.fill(own, RANGE_KEYS, faults)
-    source.follow(config, IPAM_KEYS, faults)
+    source.fill(config, (*keys.IPAM_KEYS, *keys.ACCEPTED_KEYS), faults)
+    source.fill(own, keys.RANGE_KEYS, faults)
+    source.follow(config, keys.IPAM_KEYS, faults)
     config.config_path = source.path
     config.node = source.node_name(request.environ.get("NODENAME", ""))
     config.slice_node = ""
     config.notes = source.notes
     dns = {name: getattr(config, f"dns_{name}") for name in ("nameservers", "domain", "search", "options")}
     config.dns = {name: value for name, value in dns.items() if value}
-    config.addresses = read_addresses(config.address_entries, source.where, config.notes, faults)
-    config.routes = read_routes(config.route_entries, source.where, config.notes, faults)
+    config.addresses = keys.read_addresses(config.address_entries, source.where, config.notes, faults)
+    config.routes = keys.read_routes(config.route_entries, source.where, config.notes, faults)
     text = request.args.get("GATEWAY", "")
     gateways = [attempt(parse_address, part.strip(), "CNI_ARGS GATEWAY", faults) for part in text.split(",") if text]
     config.gateways = [gateway for gateway in gateways if gateway]
     config.kept_back = _kept_back(config)
-    config.ranges = read_own_range(own, source.where, config.kept_back, config.notes, faults)
-    config.ranges += read_ranges(config.ip_ranges, source.where("ipRanges"), config.kept_back, config.notes, faults)
+    config.ranges = keys.read_own_range(own, source.where, config.kept_back, config.notes, faults)
+    config.ranges += keys.read_ranges(
+        config.ip_ranges, source.where("ipRanges"), config.kept_back, config.notes, faults
+    )
     config.requested, config.outside = [], []
     lists = request.of_runtime("ips"), member(request.member("args"), "cni", "ips")
     if request.args.get("IP") or lists != (None, None):
@@ -152,13 +160,13 @@ def examine(request: Request, faults: list[Fault], files: Files = OF_NODE) -> Ip
         config.borrowed = "; ".join(map(str, source.borrowed))
     if (
         request.command == "ADD"
-        and config.store_timeout > MOST_STORE_SECONDS
+        and config.store_timeout > keys.MOST_STORE_SECONDS
         and not source.is_of_node("store_timeout")
     ):
-        wanted = f"want {MOST_STORE_SECONDS} at most: only the node's own flat file may have more"
+        wanted = f"want {keys.MOST_STORE_SECONDS} at most: only the node's own flat file may have more"
         faults.append(Fault(source.where("store_timeout"), config.store_timeout, wanted))
     source.hide(faults)
-    config.hidden = source.hidden(config, IPAM_KEYS)
+    config.hidden = source.hidden(config, keys.IPAM_KEYS)
     return config
 
 
@@ -175,8 +183,8 @@ def _kept_back(config: IpamConfig) -> list[tuple[int, int]]:
 
 def _check_whole(request: Request, config: IpamConfig, source: Source, faults: list[Fault]) -> None:
     if not config.ranges and not config.addresses and not config.requested:
-        keys = list(request.member("ipam"))  # without values: one may be a password
-        faults.append(Fault("ipam", keys, "gives no address: want range, ipRanges or addresses"))
+        given = list(request.member("ipam"))  # without values: one may be a password
+        faults.append(Fault("ipam", given, "gives no address: want range, ipRanges or addresses"))
     families = {rng.family for rng in config.ranges}
     if config.gateway and families and _family(config.gateway) not in families:
         wanted = f"want an IPv{families.pop()} address, as the ranges are"
@@ -200,7 +208,7 @@ def datastore(config: IpamConfig) -> str:
 
 def missing_key(config: IpamConfig) -> str:
     """The key that names the server of the configured store, if this key is missing; otherwise ""."""
-    key = DATASTORES.get(config.datastore, "")
+    key = keys.DATASTORES.get(config.datastore, "")
     return "" if not key or getattr(config, key.rpartition(".")[2]) else key
 
 
@@ -253,139 +261,56 @@ def _choose_store(request: Request, config: IpamConfig, source: Source, faults: 
         faults.append(fault)
 
 
-# --- ranges, addresses, routes: each function adds the faults of invalid objects, and returns the valid ones ---
+# --- for the verbs of a network and of a group of rails ---
 
 
-class RangeEntry:
-    """The keys of one range as they are written; "" or () for an absent key."""
-
-    range: str
-    range_start: str
-    range_end: str
-    exclude: Sequence[str]
-
-
-def read_own_range(
-    own: RangeEntry, where: Where, kept_back: Sequence[tuple[int, int]], notes: list[str], faults: list[Fault]
-) -> list[Range]:
-    """A list of the block's own range, without the addresses in `kept_back`; [] if the range is absent or faulty."""
-    if own.range:
-        rng = _range(own, where, kept_back, notes, faults)
-        return [rng] if rng else []
-    for name in ("range_start", "range_end", "exclude"):
-        if getattr(own, name):
-            notes.append(f"{where(name)} has no effect: it needs {where('range')} beside it")
-    return []
+def configured(request: Request, log: Log) -> IpamConfig:
+    """Read and check the configuration as `read`, and set up `log` by it."""
+    config = read(request)
+    log.path, log.level, log.hidden = config.log_file, config.log_level, config.hidden
+    for note in config.notes:
+        log.warning(note)
+    if config.node_slice_size and config.datastore == "file":
+        log.warning("ipam.node_slice_size has no effect: the file store's addresses are this node's alone")
+    return config
 
 
-def read_ranges(
-    documents: Iterable[Mapping[str, Any]],
-    name: str,
-    kept_back: Sequence[tuple[int, int]],
-    notes: list[str],
-    faults: list[Fault],
-) -> list[Range]:
-    """The ranges of `documents`, the members of the list `name`, without the addresses in `kept_back`."""
-    entries = _filled(documents, name, RangeEntry, RANGE_KEYS, notes, faults)
-    ranges = [_range(entry, prefix.__add__, kept_back, notes, faults) for prefix, entry in entries]
-    return [r for r in ranges if r]
+def configured_rail(request: Request, log: Log) -> tuple[IpamConfig, Group | None]:
+    """The checked configuration, and the group if the network is a rail with addressing same-index, otherwise None."""
+    if not asks_for_same_index(request):
+        return configured(request, log), None
+    from ipam.group import indexes  # most networks are not rails
+
+    rail = indexes.rail_of(request.config)
+    config = configured(request, log)
+    return config, indexes.group_of(rail, config)
 
 
-def _filled(
-    documents: Iterable[Mapping[str, Any]],
-    name: str,
-    make: Callable[[], T],
-    table: Sequence[Key],
-    notes: list[str],
-    faults: list[Fault],
-) -> Iterator[tuple[str, T]]:
-    """Yield a prefix such as "ipRanges[1]." and an object for each of `documents` that has no fault.
+def permit(config: IpamConfig, group: Group | None) -> None:
+    """Raise InvalidConfig when the policy does not let networks use a range, a static address or the network_name.
 
-    `documents` are the members of the list `name`. `make` makes an object, whose attributes get the values of the keys
-    in `table`. Misspelt keys are added to `notes`.
+    Only ADD and STATUS call this: an existing attachment can always be compared and deleted. The policy for stores
+    holds for every verb (ipam.source).
     """
-    for i, document in enumerate(documents):
-        prefix, entry, before = f"{name}[{i}].", make(), len(faults)
-        fill(entry, table, document, faults, prefix)
-        notes += misspelt(document, [key.name for key in table], prefix)
-        if len(faults) == before:
-            yield prefix, entry
+    node_policy, name = policy.current(), config.network_name
+    if not any(policy.matches(one, name) for one in node_policy.networkNames):
+        raise node_policy.refusal("networkNames", f'ipam.network_name "{name[:60]}"')
+    if "*" in node_policy.ranges:
+        return
+    try:
+        allowed = [Range(*parse_cidr(text)) for text in node_policy.ranges]
+    except ValueError as fault:
+        raise InvalidConfig(f"{node_policy.path}: ranges {codec.dumps(node_policy.ranges)[:100]}: {fault}") from None
+    used = [(f"range {rng}", rng) for rng in ([n.rng for n in group.needs] if group else config.ranges)]
+    used += [(f"static address {a.address}", Range(*(at := host_of(a.address)), BITS[at[0]])) for a in config.addresses]
+    for what, rng in used:
+        if not any(r.family == rng.family and r.network <= rng.network and rng.top <= r.top for r in allowed):
+            raise node_policy.refusal("ranges", what)
 
 
-def _range(
-    entry: RangeEntry, where: Where, kept_back: Sequence[tuple[int, int]], notes: list[str], faults: list[Fault]
-) -> Range | None:
-    before = len(faults)
-    parsed = attempt(parse_range, entry.range, where("range"), faults)
-    start = attempt(parse_address, entry.range_start, where("range_start"), faults) if entry.range_start else None
-    end = attempt(parse_address, entry.range_end, where("range_end"), faults) if entry.range_end else None
-    holes = [attempt(parse_span, text, where(f"exclude[{i}]"), faults) for i, text in enumerate(entry.exclude)]
-    if parsed is None or len(faults) > before:
-        return None
-    family, value, prefix, span = parsed
-    first, last = span or (start[1] if start else None, end[1] if end else None)
-    blocked = [(value, value) for kept_family, value in kept_back if kept_family == family]
-    blocked += [hole[1:] for hole in holes if hole and hole[0] == family]
-    rng = Range(family, value, prefix, first, last, blocked)
-    if span is None:
-        for name, bound in (("range_start", start), ("range_end", end)):
-            if bound and not (bound[0] == family and rng.contains(bound[1])):
-                faults.append(Fault(where(name), getattr(entry, name), f"want an address of the range {rng}"))
-        if start and end and start[0] == end[0] and start[1] > end[1]:
-            wanted = f"is below range_start {entry.range_start}: want it at or above"
-            faults.append(Fault(where("range_end"), entry.range_end, wanted))
-    elif start or end:
-        notes.append(f"{where('range_start')} and range_end have no effect: {entry.range} names both ends")
-    for i, hole in enumerate(holes):
-        if hole and not (hole[0] == family and hole[1] <= rng.top and hole[2] >= rng.network):
-            notes.append(f"{where(f'exclude[{i}]')} has no effect: {entry.exclude[i]} is outside of {rng}")
-    if len(faults) > before:
-        return None
-    if not rng.size():
-        faults.append(Fault(where("range"), entry.range, _why_empty(rng)))
-    elif kind := unassignable(family, rng.first):
-        given = format_address(family, rng.first)
-        faults.append(Fault(where("range"), entry.range, f"gives {given}, which is {kind}: want addresses of a subnet"))
-    return rng
-
-
-def _why_empty(rng: Range) -> str:
-    if rng.first > rng.last:
-        return "range_start and range_end leave only the CIDR's first or last address, which are not given: want more"
-    first, last = format_address(rng.family, rng.first), format_address(rng.family, rng.last)
-    return f"has no address to give: exclude, gateway and addresses cover all from {first} to {last}"
-
-
-def read_addresses(
-    documents: Iterable[Mapping[str, Any]], where: Where, notes: list[str], faults: list[Fault]
-) -> list[IPConfig]:
-    addresses: list[IPConfig] = []
-    for prefix, address in _filled(documents, where("addresses"), lambda: IPConfig(""), ADDRESS_KEYS, notes, faults):
-        if not address.address:
-            faults.append(Fault(prefix + "address", None, "want address/length, such as 192.168.2.7/24"))
-        elif any(address.address.split("/")[0] == a.address.split("/")[0] for a in addresses):
-            faults.append(Fault(prefix + "address", address.address, "is there twice: want each address once"))
-        elif kind := unassignable(*host_of(address.address)):
-            faults.append(Fault(prefix + "address", address.address, f"is {kind}: want an address of a subnet"))
-        elif address.gateway and (":" in address.gateway) != (address.family == 6):
-            wanted = f"want an IPv{address.family} address, as its address is"
-            faults.append(Fault(prefix + "gateway", address.gateway, wanted))
-        else:
-            addresses.append(address)
-    return addresses
-
-
-def read_routes(
-    documents: Iterable[Mapping[str, Any]], where: Where, notes: list[str], faults: list[Fault]
-) -> list[Route]:
-    """The valid routes of `documents`; an mtu, advmss or priority of 0 counts as absent, as in the spec."""
-    routes: list[Route] = []
-    for prefix, route in _filled(documents, where("routes"), lambda: Route(""), ROUTE_KEYS, notes, faults):
-        route.mtu, route.advmss, route.priority = route.mtu or None, route.advmss or None, route.priority or None
-        if not route.dst:
-            faults.append(Fault(prefix + "dst", None, "want a CIDR; 0.0.0.0/0 or ::/0 for the default route"))
-        elif route.gw and (":" in route.gw) != (route.family == 6):
-            faults.append(Fault(prefix + "gw", route.gw, f"want an IPv{route.family} address, as dst is"))
-        else:
-            routes.append(route)
-    return routes
+def owner_of(request: Request, config: IpamConfig) -> Owner:
+    texts = (*request.pod, request.netns)  # a store could not keep bytes that are not UTF-8: each becomes "?"
+    namespace, name, uid, netns = (text.encode("utf-8", "replace").decode() for text in texts)
+    machine = "" if config.datastore == "file" else node.machine_id()  # a file store is of one machine
+    boot = node.boot_id()
+    return Owner(request.attachment, (namespace, name, uid), config.node, boot, netns, time.time_ns(), machine)

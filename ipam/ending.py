@@ -11,9 +11,8 @@ from cni.shared.kernel import node
 from cni.shared.records import LINK, Records
 from cni.shared.spec.errors import CniError, InvalidConfig, UnsupportedField, report
 from cni.shared.spec.request import Attachment, Request
-from ipam import config as configuration
 from ipam import rules, stores
-from ipam.call import configured, configured_rail, reached, ref_of
+from ipam.config import configured, configured_rail, examine
 from ipam.leases import PART, recorded_cooldown
 from ipam.local import is_pending, read_record
 from ipam.stores.base import CHANGE, SHARED_SECONDS, Store
@@ -64,7 +63,7 @@ def delete(request: Request, records: Records) -> None:
             config, group = configured_rail(request, records.log)
             if config.borrowed and not record:
                 raise InvalidConfig(config.borrowed)
-            store_ref = reached(store_ref, config) if store_ref else _searched(request, config, group)
+            store_ref = stores.reached(store_ref, config) if store_ref else _searched(request, config, group)
             seconds, cooldown = min(SHARED_SECONDS, config.store_timeout), config.cooldown_seconds
         except (InvalidConfig, UnsupportedField) as fault:
             if record is None:  # railcni's ADD refuses this configuration; but Go whereabouts may have claimed one
@@ -96,7 +95,7 @@ def _searched(request: Request, config: IpamConfig, group: Group | None) -> dict
     If this node's slice of the range cannot be read, the reference has no member `pools`, which stands for all pools.
     """
     if group:
-        return ref_of(config, group)
+        return group.ref_of(config)
     if not rules.needs(config):
         return None
     try:
@@ -110,7 +109,7 @@ def _pools_of_go(request: Request, log: Log) -> dict[str, Any] | None:
     """The reference to the store of Go whereabouts in a faulty configuration; None if it has no usable kubeconfig."""
     faults: list[Fault] = []
     try:
-        config = configuration.examine(request, faults)
+        config = examine(request, faults)
     except CniError:
         return None
     log.hidden = config.hidden

@@ -14,11 +14,11 @@ from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
 from cni.shared.spec.errors import TryAgainLater
-from ipam.config import IpamConfig
 from ipam.leases import Lease, Owner, Want
 from ipam.ranges import Range, host_of
 
 if TYPE_CHECKING:
+    from ipam.config import IpamConfig
     from ipam.group.indexes import Group  # it imports this module
 
 Choice: TypeAlias = "Need | Group"

@@ -9,7 +9,7 @@ from cni.shared.records import Records
 from cni.shared.spec.errors import CniError, InvalidConfig, NotAvailable
 from cni.shared.spec.request import Request
 from ipam import rules, stores
-from ipam.call import configured_rail, owner_of, permit, ref_of
+from ipam.config import configured_rail, owner_of, permit
 from ipam.local import restorer
 from ipam.own import Wire
 from ipam.rules import Choice
@@ -35,7 +35,7 @@ def status(request: Request, records: Records) -> None:
         if not group:
             stores.locate(config, request.attachment.network, False, seconds)
         wanted: Sequence[Choice] = [group] if group else rules.needs(config)
-        store_ref = ref_of(config, group)
+        store_ref = group.ref_of(config) if group else stores.ref_of(config)
         store = stores.open_store(store_ref, CREATE, restorer(store_ref, records), seconds)
         store.cooldown = config.cooldown_seconds
         with store.session():

@@ -18,9 +18,8 @@ from cni.shared.spec.errors import CniError
 from cni.shared.spec.request import Request, member
 from ipam import config as ipam_config
 from ipam import neighbourhood, source
-from ipam.config import read_ranges
 from ipam.group import indexes
-from ipam.keys import BLOCK_KEYS, MEMBERS
+from ipam.keys import BLOCK_KEYS, MEMBERS, read_ranges
 from ipam.ranges import Range, format_address, parse_address, parse_cidr
 from ipam.stores import IN_CLUSTER
 

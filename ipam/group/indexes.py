@@ -8,15 +8,19 @@ An index can be given when every range may give its address. An index is taken w
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cni.shared import rail as rails_key
 from cni.shared.config import Fault, refuse
 from cni.shared.rail import Rail
-from ipam.config import IpamConfig, read_ranges
+from ipam import stores
+from ipam.keys import read_ranges
 from ipam.leases import Want
 from ipam.ranges import BITS, Range, format_address, parse_address
 from ipam.rules import Exhausted, Need
+
+if TYPE_CHECKING:
+    from ipam.config import IpamConfig  # it imports this module
 
 MOST_ADDRESSES = 48  # of a group, claimed in one transaction; etcd allows 128 comparisons in a transaction
 
@@ -39,6 +43,11 @@ class Group:
     def pools(self) -> list[str]:
         """The pools that hold the addresses of all rails."""
         return sorted({need.pool for need in self.needs})
+
+    def ref_of(self, config: IpamConfig) -> dict[str, Any]:
+        """The reference to the store of `config`, with the pools of all rails."""
+        store_ref = stores.ref_of(config)
+        return {**store_ref, "pools": self.pools()} if "pools" in store_ref else store_ref
 
     def of_own(self, values: list[int]) -> list[int]:
         """The part of `values` for `own`; `values` has one for each of `needs`."""

@@ -37,7 +37,7 @@ from cni.shared.records import GROUP, LINK, Records
 from cni.shared.spec import codec
 from cni.shared.spec.errors import CniError, InvalidConfig, TryAgainLater
 from cni.shared.spec.request import Attachment, Request
-from ipam import call, stores
+from ipam import stores
 from ipam.acquire import AddTerms
 from ipam.config import IpamConfig
 from ipam.group.indexes import Group
@@ -132,7 +132,7 @@ def add(
 ) -> tuple[dict[str, Any], list[int]]:
     """Lease addresses on all rails, unless the container has them. Returns the reference to the store and the addresses
     of this rail. Raises InvalidConfig when the network does not fit the rails that are attached already."""
-    store_ref = call.ref_of(config, group)
+    store_ref = group.ref_of(config)
     shared = owner.attachment = attachment_of(group.name, attachment.container_id)
     _ask(group, config)
     with records.locked(shared, PART):
@@ -359,7 +359,7 @@ def differences(
             found.append(
                 f"it is not among the rails of group {group.name} that this node has recorded for the container"
             )
-        store_ref = call.reached(record["store"], config) if record else stores.ref_of(config)
+        store_ref = stores.reached(record["store"], config) if record else stores.ref_of(config)
         store_ref = narrowed(store_ref, group)
         store = stores.open_store(store_ref, READ, seconds=min(SHARED_SECONDS, config.store_timeout))
         indexes = set()

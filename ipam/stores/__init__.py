@@ -142,6 +142,13 @@ def joined(recorded: dict[str, Any], store_ref: dict[str, Any] | None) -> dict[s
     return {**store_ref, "pools": sorted({*recorded["pools"], *store_ref["pools"]})}
 
 
+def reached(recorded: dict[str, Any], config: IpamConfig) -> dict[str, Any]:
+    """The reference in a record, completed by that of `config`, such as with a password, if both mean the same store."""
+    if not is_shared(recorded) or config.datastore != recorded.get("kind"):
+        return recorded
+    return joined(recorded, ref_of(config))
+
+
 def is_shared(store_ref: dict[str, Any]) -> bool:
     """Whether the store is behind a server, which may be unreachable while this node works."""
     return store_ref.get("kind") != "file"

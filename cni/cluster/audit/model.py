@@ -16,8 +16,8 @@ from cni.cluster.audit.store import NoFiles
 from cni.shared import rail
 from cni.shared.config import Fault
 from cni.shared.spec.request import Attachment, member
-from ipam.config import IpamConfig, RangeEntry, read_own_range, read_ranges
-from ipam.keys import IPAM_KEYS, RANGE_KEYS
+from ipam.config import IpamConfig
+from ipam.keys import IPAM_KEYS, RANGE_KEYS, RangeEntry, read_own_range, read_ranges
 from ipam.leases import Lease, Pool
 from ipam.ranges import Range, host_of
 from ipam.source import Source
