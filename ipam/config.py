@@ -147,7 +147,7 @@ def examine(request: Request, faults: list[Fault], files: Files = OF_NODE) -> Ip
     if request.args.get("IP") or lists != (None, None):
         from ipam import requested  # most attachments request no address
 
-        config.requested, config.outside = requested.read(request, config, faults)
+        config.requested, config.outside = requested.read(config, faults)
         config.ranges += config.outside
     if not faults:  # combinations are judged only for valid keys
         _check_whole(request, config, source, faults)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from cni.shared.config import MOST_MEMBERS, Fault, asks_for_same_index, attempt
-from cni.shared.spec.request import Request, member
+from cni.shared.spec.request import member
 from ipam.ranges import Range, format_address, is_link_local, parse_address, parse_cidr, unassignable
 
 if TYPE_CHECKING:
@@ -14,17 +14,17 @@ if TYPE_CHECKING:
     from ipam.config import IpamConfig, Requested  # it imports this module
 
 
-def read(request: Request, config: IpamConfig, faults: list[Fault]) -> tuple[list[Requested], list[Range]]:
+def read(config: IpamConfig, faults: list[Fault]) -> tuple[list[Requested], list[Range]]:
     """The addresses that the caller requests, and a range for each of them that lies outside of the network's ranges.
 
     An address in two places counts once: Multus sends both IP and `ips`. Pods can choose them by an annotation.
     If only the network's configuration forbids a request, this is a fault for ADD alone, so that CHECK and DEL still
     work after a change of the configuration.
     """
-    text = request.args.get("IP", "")
+    text = config.request.args.get("IP", "")
     asked = [("CNI_ARGS IP", part.strip()) for part in text.split(",") if text]
     for key in ("runtimeConfig.ips", "args.cni.ips"):
-        asked += _strings(request.config, key, faults)
+        asked += _strings(config.request.config, key, faults)
     if len(asked) > MOST_MEMBERS:
         faults.append(Fault("the requested addresses", len(asked), f"want {MOST_MEMBERS} at most"))
         return [], []
@@ -37,26 +37,24 @@ def read(request: Request, config: IpamConfig, faults: list[Fault]) -> tuple[lis
             continue
         family, value, prefix = found
         address = family, value
-        if wrong := _never_given(request, config, found, address in set(config.kept_back) - static, requested):
+        if wrong := _never_given(config, found, address in set(config.kept_back) - static, requested):
             faults.append(Fault(key, part, wrong))
         elif requested.get(address) is None:
             requested[address] = prefix
-            if prefix is not None and not config.range_of(*address) and _may_be_outside(request, config):
+            if prefix is not None and not config.range_of(*address) and _may_be_outside(config):
                 outside[address] = Range(family, value, prefix, value, value)
     return [(family, value, prefix) for (family, value), prefix in requested.items()], list(outside.values())
 
 
-def _never_given(
-    request: Request, config: IpamConfig, asked: Requested, is_gateway: bool, others: Collection[tuple[int, int]]
-) -> str:
+def _never_given(config: IpamConfig, asked: Requested, is_gateway: bool, others: Collection[tuple[int, int]]) -> str:
     """Why the address `asked` cannot be given in addition to `others`, with the remedy; "" if it can."""
     family, value, prefix = asked
-    rng, is_add = config.range_of(family, value), request.command == "ADD"
+    rng, is_add = config.range_of(family, value), config.request.command == "ADD"
     subnet = rng or (Range(family, value, prefix) if prefix is not None else None)
     if kind := unassignable(family, value):
         return f"is {kind}: want an address of a subnet"
-    if is_add and not (rng or _may_be_outside(request, config)):
-        way_out = "" if _has_fixed_ranges(request, config) else ", or ipam.allow_outside_ranges in the network"
+    if is_add and not (rng or _may_be_outside(config)):
+        way_out = "" if _has_fixed_ranges(config) else ", or ipam.allow_outside_ranges in the network"
         return f"is in no range of this network: want one that is{way_out}"
     if subnet is None:
         return "is in no range of this network: want one that is, or address/length"
@@ -74,14 +72,14 @@ def _never_given(
     return _excess((family, value), others, config) if is_add else ""
 
 
-def _may_be_outside(request: Request, config: IpamConfig) -> bool:
+def _may_be_outside(config: IpamConfig) -> bool:
     """Whether a pod may request an address outside of the network's ranges."""
-    return config.allow_outside_ranges and not _has_fixed_ranges(request, config)
+    return config.allow_outside_ranges and not _has_fixed_ranges(config)
 
 
-def _has_fixed_ranges(request: Request, config: IpamConfig) -> bool:
+def _has_fixed_ranges(config: IpamConfig) -> bool:
     """Whether node slices or a group of rails exclude addresses outside of the network's ranges."""
-    return bool(config.node_slice_size) or asks_for_same_index(request)
+    return bool(config.node_slice_size) or asks_for_same_index(config.request)
 
 
 def _excess(new: tuple[int, int], requested: Collection[tuple[int, int]], config: IpamConfig) -> str:
