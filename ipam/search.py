@@ -1,9 +1,9 @@
 """The search plan of a claim (ipam.acquire): where the search begins, and which of the free addresses it returns.
 
-`search` returns the lowest free address, as in whereabouts. After a lost claim, the plan continues from `search_start`,
+`lowest_free` returns the lowest free address, as in whereabouts. After a lost claim, the plan continues from `search_start`,
 so that many nodes do not compete for one address after another. A search ends after one pass through the pool.
 
-A window is a span (low, high) of addresses, both included, that crosses no multiple of WINDOW. A store returns the
+A window is a span (low, high) of addresses, both included, that crosses no multiple of `Store.window`. A store returns the
 unavailable addresses of a window as a bitset, an integer whose bit i stands for the address low + i.
 """
 
@@ -21,7 +21,6 @@ if TYPE_CHECKING:  # this module does no I/O
     from ipam.rules import Choice
     from ipam.stores.base import Store, Window
 
-WINDOW = 4096  # addresses
 SPREAD = 1 << 16  # a search begins at one of the first SPREAD addresses of the range
 _LOWEST, _NEAR, _FAR = 0, 1, 2  # numbers of the places where a search begins; each number from 2 on is a far place
 _NEAR_SPREAD = 256  # the near place is one of the first _NEAR_SPREAD addresses of the range
@@ -197,20 +196,31 @@ def start_of(rng: Range, owner: Owner, place: int) -> int:
 
 
 def lowest_free(store: Store, choice: Choice, start: int = 0, avoid: Collection[int] = ()) -> int | None:
-    """The first free index from `start` to the end, then from the beginning, without `avoid`; None if there is none."""
+    """The first free index from `start` to the end, then from the beginning; None if there is none.
 
-    def occupied(low: int, high: int) -> int:
-        return _occupied(store, choice, low, high)
+    `avoid` has indexes that the store does not show as occupied, such as those proposed for this attachment or in their
+    cooldown.
+    """
+    rng = choice.space
+    for at, end in ((start, rng.last), (rng.first, min(start - 1, rng.last))):
+        while window := window_from(rng, at, end, store.window):
+            found = propose(rng, window, _occupied(store, choice, *window), avoid)
+            if found is not None:
+                return found
+            at = window[1] + 1
+            if at <= end:
+                at = _next_open(store, choice, at, end)
+    return None
 
-    def next_open(low: int, high: int) -> int:
-        for i, need in enumerate(choice.needs):
-            first, last = choice.values(low)[i], choice.values(high)[i]
-            low += store.next_open(need.pool, need.scope, need.rng.family, first, last) - first
-            if low > high:
-                break
-        return low
 
-    return search(choice.space, occupied, next_open, start, avoid, store.window)
+def _next_open(store: Store, choice: Choice, low: int, high: int) -> int:
+    """An index in low..high + 1 below which all from `low` on are occupied: full windows are skipped unread."""
+    for i, need in enumerate(choice.needs):
+        first, last = choice.values(low)[i], choice.values(high)[i]
+        low += store.next_open(need.pool, need.scope, need.rng.family, first, last) - first
+        if low > high:
+            break
+    return low
 
 
 def _occupied(store: Store, choice: Choice, low: int, high: int) -> int:
@@ -239,38 +249,8 @@ def _indexes(choice: Choice, addresses: Sequence[tuple[int, int]]) -> set[int]:
 # --- one range: pure functions ---
 
 
-def _itself(low: int, high: int) -> int:
-    return low
-
-
-def search(
-    rng: Range,
-    occupied: Callable[[int, int], int],
-    next_open: Callable[[int, int], int] = _itself,
-    start: int = 0,
-    avoid: Collection[int] = (),
-    size: int = WINDOW,
-) -> int | None:
-    """The first address that can be claimed, from `start` to the end of `rng`, then from its beginning; or None.
-
-    `occupied(low, high)` returns the bitset of a window. `next_open(low, high)` returns an address in low..high + 1 below
-    which all addresses from `low` on are occupied. It is called after a full window, so that a store can skip further
-    full windows unread. `avoid` has addresses that the store does not show as occupied, such as addresses proposed for
-    this attachment or in their cooldown. A window has `size` addresses, a power of two.
-    """
-    for at, end in ((start, rng.last), (rng.first, min(start - 1, rng.last))):
-        while window := window_from(rng, at, end, size):
-            found = propose(rng, window, occupied(*window), avoid)
-            if found is not None:
-                return found
-            at = window[1] + 1
-            if at <= end:
-                at = next_open(at, end)
-    return None
-
-
-def window_from(rng: Range, at: int, end: int, size: int = WINDOW) -> Span | None:
-    """The window that begins with the first usable address of at..end; None if there is none."""
+def window_from(rng: Range, at: int, end: int, size: int) -> Span | None:
+    """The window of up to `size` addresses that begins with the first usable address of at..end; None if there is none."""
     for low, _ in _clipped(rng, at, end):
         return low, min(low | size - 1, end)
     return None

@@ -149,7 +149,7 @@ class Store:
     """
 
     kind = ""
-    window = 4096  # addresses of one step of a search: a power of two, at most WINDOW of ipam.search
+    window = 4096  # addresses of one step of a search: a power of two
     page = 1000  # leases in one reading
     spreads = True  # whether simultaneous claims of different addresses of a pool all succeed
     places = 0  # spread positions in a pool that a search tries before it reads the pool window by window

@@ -6,7 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ipam.ranges import Range, format_address, parse_address, parse_cidr, parse_span
-from ipam.search import SPREAD, WINDOW, propose, search, search_start, window_from
+from ipam.rules import Need
+from ipam.search import SPREAD, lowest_free, propose, search_start, window_from
+
+WINDOW = 4096
 
 
 def a_range(cidr: str, *exclude: str) -> Range:
@@ -20,18 +23,26 @@ def value(text: str) -> int:
 class Leases:
     """A store's answers for a set of leased addresses, and what it was asked."""
 
-    def __init__(self, leased: Collection[int] = ()) -> None:
+    window = WINDOW
+
+    def __init__(self, leased: Collection[int] = (), knows_what_is_full: bool = True) -> None:
         self.leased = leased
+        self.knows_what_is_full = knows_what_is_full
         self.asked: list[tuple[int, int]] = []
 
-    def occupied(self, low: int, high: int) -> int:
+    def occupied(self, pool: str, scope: str | None, family: int, low: int, high: int) -> int:
+        assert low <= high
+        assert low // WINDOW == high // WINDOW
         self.asked.append((low, high))
         return sum(1 << v - low for v in range(low, high + 1) if v in self.leased)
 
-    def next_open(self, low: int, high: int) -> int:
-        while low <= high and low in self.leased:
+    def next_open(self, pool: str, scope: str | None, family: int, low: int, high: int) -> int:
+        while self.knows_what_is_full and low <= high and low in self.leased:
             low += 1
         return low
+
+    def search(self, rng: Range, start: int = 0, avoid: Collection[int] = ()) -> int | None:
+        return lowest_free(self, Need(rng, "pool", None), start, avoid)
 
 
 def taken(*texts: str) -> set[int]:
@@ -42,7 +53,7 @@ def test_no_window_crosses_a_multiple_of_its_size_and_together_they_hold_the_ran
     rng = a_range("10.0.0.0/18", "10.0.0.0/22", "10.0.16.0/20")
     windows = []
     at = rng.first
-    while window := window_from(rng, at, rng.last):
+    while window := window_from(rng, at, rng.last, WINDOW):
         windows.append(tuple(format_address(4, v) for v in window))
         at = window[1] + 1
     assert windows == [("10.0.4.0", "10.0.15.255"), ("10.0.32.0", "10.0.47.255"), ("10.0.48.0", "10.0.63.254")]
@@ -52,27 +63,27 @@ def test_no_window_crosses_a_multiple_of_its_size_and_together_they_hold_the_ran
 def test_one_window_is_read_for_many_excludes_in_it() -> None:
     rng = a_range("10.0.0.0/24", *(f"10.0.0.{i}" for i in range(0, 256, 2)))
     store = Leases(set(range(rng.first, rng.last)) - taken("10.0.0.99"))
-    assert search(rng, store.occupied) == value("10.0.0.99")
+    assert store.search(rng) == value("10.0.0.99")
     assert len(store.asked) == 1
 
 
 def test_a_store_that_knows_what_is_full_is_asked_for_two_windows() -> None:
     rng = a_range("10.0.0.0/8")
     store = Leases(range(rng.first, rng.first + 200_000))
-    assert search(rng, store.occupied, store.next_open) == rng.first + 200_000
+    assert store.search(rng) == rng.first + 200_000
     assert len(store.asked) == 2
 
 
 def test_a_full_range_is_known_to_be_full_after_a_window_from_either_end() -> None:
     rng = a_range("10.0.0.0/16")
     store = Leases(range(rng.first, rng.last + 1))
-    assert search(rng, store.occupied, store.next_open, start=rng.first + 10_000) is None
+    assert store.search(rng, start=rng.first + 10_000) is None
     assert len(store.asked) == 2
 
 
 def test_the_first_address_of_an_immense_range_is_found_at_once() -> None:
     store = Leases()
-    assert search(a_range("fd00::/8"), store.occupied) == value("fd00::1")
+    assert store.search(a_range("fd00::/8")) == value("fd00::1")
     assert len(store.asked) == 1
 
 
@@ -133,24 +144,12 @@ def test_the_address_found_is_the_first_free_one_from_the_start_on_and_around(
     case: tuple[Range, set[int], int, set[int]], store_knows_what_is_full: bool
 ) -> None:
     rng, leased, start, avoid = case
-    asked = []
-
-    def occupied(low: int, high: int) -> int:
-        assert low <= high
-        assert low // WINDOW == high // WINDOW
-        asked.append(low)
-        return sum(1 << v - low for v in range(low, high + 1) if v in leased)
-
-    def next_open(low: int, high: int) -> int:
-        while store_knows_what_is_full and low <= high and low in leased:
-            low += 1
-        return low
-
+    store = Leases(leased, store_knows_what_is_full)
     free = [v for v in range(rng.network, rng.top + 1) if rng.usable(v) and v not in leased | avoid]
     ahead = [v for v in free if v >= start]
-    assert search(rng, occupied, next_open, start, avoid) == next(iter(ahead + free), None)
+    assert store.search(rng, start, avoid) == next(iter(ahead + free), None)
     if not store_knows_what_is_full:
-        assert len(asked) <= (rng.top - rng.network) // WINDOW + 2, "a window was read twice"
+        assert len(store.asked) <= (rng.top - rng.network) // WINDOW + 2, "a window was read twice"
 
 
 @given(cases(), st.text(max_size=5), st.lists(st.text(max_size=5), min_size=3, max_size=3))
