@@ -74,6 +74,12 @@ def test_a_store_that_knows_what_is_full_is_asked_for_two_windows() -> None:
     assert len(store.asked) == 2
 
 
+def test_after_a_full_window_the_next_one_is_read_from_its_first_address() -> None:
+    rng = a_range("10.0.0.0/18")
+    store = Leases(range(rng.first, value("10.0.16.0")), knows_what_is_full=False)
+    assert store.search(rng) == value("10.0.16.0")
+
+
 def test_a_full_range_is_known_to_be_full_after_a_window_from_either_end() -> None:
     rng = a_range("10.0.0.0/16")
     store = Leases(range(rng.first, rng.last + 1))
