@@ -25,12 +25,12 @@ def add(request: Request, records: Records) -> Result:
     if group:
         from ipam.group import rails  # most networks are not rails
 
-        store_ref, values = rails.add(group, config, request.attachment, owner_of(request, config), records)
+        store_ref, values = rails.add(group, config, records)
         needs = group.own
     else:
         stores.locate(config, request.attachment.network, True, config.store_timeout)
         needs = rules.needs(config)
-        store_ref, values = _add(needs, config, request, records)
+        store_ref, values = _add(needs, config, records)
     if store_ref and stores.is_shared(store_ref):
         from ipam import upkeep  # only in a shared store can a release be pending
 
@@ -41,24 +41,23 @@ def add(request: Request, records: Records) -> Result:
     return Result(ips=ips, routes=config.routes, dns=config.dns)
 
 
-def _add(
-    needs: Sequence[Need], config: IpamConfig, request: Request, records: Records
-) -> tuple[dict[str, Any] | None, list[int]]:
+def _add(needs: Sequence[Need], config: IpamConfig, records: Records) -> tuple[dict[str, Any] | None, list[int]]:
     """Lease an address for each of `needs`, and each static address in a range. Returns the reference to the store (None
     without `needs`) and the addresses of `needs`."""
+    attachment = config.request.attachment
     store_ref = stores.ref_of(config) if needs else None
-    with records.locked(request.attachment, PART):
-        record = read_record(request.attachment, records)
+    with records.locked(attachment, PART):
+        record = read_record(attachment, records)
         # the configuration may have changed after the ADD that wrote the record
         if record and not (store_ref and stores.same(record["store"], store_ref)):
             from ipam import upkeep  # most networks keep their store
 
-            upkeep.leave_store(request.attachment, record, records)
+            upkeep.leave_store(attachment, record, records)
             record = None
         if store_ref is None:
             return None, []
         if record:
             store_ref = stores.joined(record["store"], store_ref)
         wanted = [*needs, *rules.statics(config)]
-        values = AddTerms(owner_of(request, config), config, store_ref, record, records).claim(wanted)
+        values = AddTerms(owner_of(config), config, store_ref, record, records).claim(wanted)
         return store_ref, values[: len(needs)]

@@ -11,7 +11,7 @@ from typing import Any
 from cni.shared.records import Records
 from cni.shared.spec import parsing
 from cni.shared.spec.errors import AttachmentDiffers, InvalidConfig
-from cni.shared.spec.request import Attachment, Request, at_least
+from cni.shared.spec.request import Request, at_least
 from cni.shared.spec.result import Result
 from ipam import rules, stores
 from ipam.config import IpamConfig, configured_rail
@@ -35,14 +35,11 @@ def check(request: Request, records: Records) -> None:
     if group:
         from ipam.group import rails  # most networks are not rails
 
-        found = rails.differences(group, request.attachment, config, given, records)
+        found = rails.differences(group, config, given, records)
     else:
         found = unlike(config, expected, request.cni_version)
-        static = {host_of(a.address) for a in config.addresses}
-        of_ranges = {key: text for key, text in given.items() if key not in static}
-        ranges = list(config.ranges)  # the whole ranges: `locate` replaces them by the node's slices
         with records.locked(request.attachment, PART):
-            found += _lease_differences(request.attachment, config, of_ranges, ranges, records)
+            found += _lease_differences(config, given, records)
     if found:
         raise AttachmentDiffers(
             f"the addresses of {request.attachment.ifname} of container {request.attachment.container_id} are not as ADD left"
@@ -50,14 +47,12 @@ def check(request: Request, records: Records) -> None:
         )
 
 
-def _lease_differences(
-    attachment: Attachment,
-    config: IpamConfig,
-    given: dict[tuple[int, int], str],
-    ranges: Sequence[Range],
-    records: Records,
-) -> list[str]:
-    """A text for each difference between the attachment's leases and prevResult (`given`), or the configuration."""
+def _lease_differences(config: IpamConfig, given: dict[tuple[int, int], str], records: Records) -> list[str]:
+    """A text for each difference between the attachment's leases and prevResult (`given`), or the configuration. The
+    lease of a static address may be another attachment's."""
+    attachment, static = config.request.attachment, {host_of(a.address) for a in config.addresses}
+    given = {key: text for key, text in given.items() if key not in static}
+    ranges = list(config.ranges)  # the whole ranges: `locate` replaces them by the node's slices
     record = read_record(attachment, records)
     if config.borrowed and not record:
         raise InvalidConfig(config.borrowed)
@@ -71,7 +66,6 @@ def _lease_differences(
     store = stores.open_store(store_ref, READ, known, min(SHARED_SECONDS, config.store_timeout))
     found = []
     with store.session():
-        static = {host_of(a.address) for a in config.addresses}
         held = {lease.address: lease for lease in store.find(attachment) if lease.address not in static}
         for (family, value), text in given.items():
             need = next((n for n in wanted if n.rng.family == family and n.rng.contains(value)), None)

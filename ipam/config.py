@@ -308,7 +308,8 @@ def permit(config: IpamConfig, group: Group | None) -> None:
             raise node_policy.refusal("ranges", what)
 
 
-def owner_of(request: Request, config: IpamConfig) -> Owner:
+def owner_of(config: IpamConfig) -> Owner:
+    request = config.request
     texts = (*request.pod, request.netns)  # a store could not keep bytes that are not UTF-8: each becomes "?"
     namespace, name, uid, netns = (text.encode("utf-8", "replace").decode() for text in texts)
     machine = "" if config.datastore == "file" else node.machine_id()  # a file store is of one machine

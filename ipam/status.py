@@ -29,7 +29,7 @@ def status(request: Request, records: Records) -> None:
         raise NotAvailable(str(config.unnamed), config.unnamed.details)
     if not group and not rules.needs(config):
         return
-    owner = owner_of(request, config)
+    owner = owner_of(config)
     seconds = min(SHARED_SECONDS, config.store_timeout)
     try:
         if not group:

@@ -39,7 +39,7 @@ from cni.shared.spec.errors import CniError, InvalidConfig, TryAgainLater
 from cni.shared.spec.request import Attachment, Request
 from ipam import stores
 from ipam.acquire import AddTerms
-from ipam.config import IpamConfig
+from ipam.config import IpamConfig, owner_of
 from ipam.group.indexes import Group
 from ipam.leases import PART, Lease, Owner, recorded_document, recorded_leases
 from ipam.local import read_record, restorer
@@ -127,12 +127,10 @@ def has(record: dict[str, Any] | None, attachment: Attachment) -> bool:
 # --- ADD ---
 
 
-def add(
-    group: Group, config: IpamConfig, attachment: Attachment, owner: Owner, records: Records
-) -> tuple[dict[str, Any], list[int]]:
+def add(group: Group, config: IpamConfig, records: Records) -> tuple[dict[str, Any], list[int]]:
     """Lease addresses on all rails, unless the container has them. Returns the reference to the store and the addresses
     of this rail. Raises InvalidConfig when the network does not fit the rails that are attached already."""
-    store_ref = group.ref_of(config)
+    store_ref, attachment, owner = group.ref_of(config), config.request.attachment, owner_of(config)
     shared = owner.attachment = attachment_of(group.name, attachment.container_id)
     _ask(group, config)
     with records.locked(shared, PART):
@@ -347,10 +345,9 @@ def _release_own(
 # --- CHECK and GC ---
 
 
-def differences(
-    group: Group, attachment: Attachment, config: IpamConfig, given: Mapping[tuple[int, int], str], records: Records
-) -> list[str]:
+def differences(group: Group, config: IpamConfig, given: Mapping[tuple[int, int], str], records: Records) -> list[str]:
     """A text for each difference between this rail's leases and the addresses `given` in prevResult."""
+    attachment = config.request.attachment
     shared = attachment_of(group.name, attachment.container_id)
     found: list[str] = []
     with records.locked(shared, PART):
