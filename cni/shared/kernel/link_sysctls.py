@@ -13,48 +13,55 @@ from errno import EACCES, EIO, EPERM
 from cni.shared.kernel import files
 
 _READ_ONLY = "mc_forwarding"
-_STABLE = "stable_secret"  # cannot be read while there is none
+_STABLE = "ipv6/stable_secret"
+_PAGE = 4096
 
 
 def read(link: str) -> dict[str, str]:
     """The values of the sysctls of `link`, by "FAMILY/NAME", in the order in which they must be restored.
 
-    The secret of stable addresses comes first: with it, the kernel sets addr_gen_mode. Raises FileNotFoundError when
-    there is no such link, or it is renamed meanwhile, and OSError for a failure that may pass.
+    Raises FileNotFoundError when there is no such link, or it is renamed meanwhile, and OSError for a failure that may
+    pass.
     """
     found = {}
     for family in ("ipv6", "ipv4", "mpls"):
         try:
-            names = os.listdir(f"/proc/sys/net/{family}/conf/{link}")
+            folder = os.open(f"/proc/sys/net/{family}/conf/{link}", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         except FileNotFoundError:
             if family == "ipv4":
                 raise
             continue  # the kernel does not have the family, or the link's MTU is too small for IPv6
-        for name in sorted(names, key=lambda name: (name != _STABLE, name)):
-            if name == _READ_ONLY:
-                continue
-            try:
-                found[f"{family}/{name}"] = files.read_sysctl(_path(f"{family}/{name}", link))
-            except OSError as fault:
-                if fault.errno not in (EACCES, EIO, EPERM):
-                    raise
-    return found
+        try:
+            found |= {f"{family}/{name}": _value(folder, name) for name in sorted(os.listdir(folder))}
+        finally:
+            os.close(folder)
+    values = {key: value for key, value in found.items() if value is not None and not key.endswith(_READ_ONLY)}
+    return {key: values[key] for key in sorted(values, key=lambda key: key != _STABLE)}
 
 
 def due(link: str, wanted: dict[str, str]) -> Iterator[tuple[str, Callable[[str, str], None], str, str]]:
-    """Yield each write that the sysctls of `link` still need, in order, to have the values `wanted`, which `read`
-    returned: its description, the function to call, the path, the value. Each file is compared after the earlier writes,
-    because a write may change other files."""
+    """Yield each write that the sysctls of `link` still need to have the values `wanted`, which `read` returned: its
+    description, the function to call, the path, the value."""
+    held = read(link)
     for key, value in wanted.items():
-        path = _path(key, link)
-        try:
-            is_due = files.read_sysctl(path) != value
-        except OSError:
-            is_due = True  # a secret that is not set cannot be read
-        if is_due:
+        if held.get(key) != value:
+            family, _, name = key.partition("/")
+            path = f"net/{family}/conf/{link}/{name}"
             yield f"{path} = {value}", files.write_sysctl, path, value
+            if key == _STABLE:
+                held = read(link)  # with the secret of stable addresses, the kernel has set addr_gen_mode
 
 
-def _path(key: str, link: str) -> str:
-    family, _, name = key.partition("/")
-    return f"net/{family}/conf/{link}/{name}"
+def _value(folder: int, name: str) -> str | None:
+    """The value of the file `name` in an open directory, by which the kernel finds the file four times as fast as by its
+    path; None for a file that cannot be read, such as a secret that is not set."""
+    try:
+        fd = os.open(name, os.O_RDONLY | os.O_CLOEXEC, dir_fd=folder)
+        try:
+            return os.read(fd, _PAGE).decode().rstrip("\n")
+        finally:
+            os.close(fd)
+    except OSError as fault:
+        if fault.errno not in (EACCES, EIO, EPERM):
+            raise
+        return None
