@@ -23,7 +23,7 @@ def read(link: str) -> dict[str, str]:
     Raises FileNotFoundError when there is no such link, or it is renamed meanwhile, and OSError for a failure that may
     pass.
     """
-    found = {}
+    found: dict[str, str | None] = {}
     for family in ("ipv6", "ipv4", "mpls"):
         try:
             folder = os.open(f"/proc/sys/net/{family}/conf/{link}", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
