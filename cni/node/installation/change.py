@@ -126,7 +126,7 @@ def install(folder: Folder, wanted: content.Content, replace: Sequence[str] = ()
         for name in found.unfinished:
             folder.step(f"remove {name}, which an interrupted installer left", files.remove, f"{bundle}/{name}")
         if version not in found.versions:
-            make = partial(files.make_tree, entries=wanted.entries)
+            make = partial(files.make_tree, sources=wanted.sources)
             folder.put(f"copy version {version}", f"{bundle}/{version}", make)
         if version != found.current:
             folder.step(f"run the plugins of version {version}", _try, folder, version)

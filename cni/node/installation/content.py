@@ -14,10 +14,9 @@ from __future__ import annotations
 import hashlib
 import os
 import stat
-from collections.abc import Callable, Iterable, Iterator
-from functools import partial
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from cni import VERSION
 from cni.node.installation.layout import COPIES, PLAIN, PROGRAMS, SCRIPTS
@@ -29,26 +28,22 @@ _TEMPLATE = "bin/launcher.in"  # every checkout has this file
 _DIGEST_BYTES = 6
 
 
-class VersionEntry(NamedTuple):
-    """A directory, file or link at the relative `path`; `read` returns a file's content, or a link's target."""
-
-    path: str
-    kind: Literal["directory", "file", "program", "link"]
-    read: Callable[[], bytes] = bytes
+Sources: TypeAlias = Mapping[str, str | bytes]
+"""By the path in a version: the file, directory or link to copy there; bytes are the content of a new file."""
 
 
 class Content(NamedTuple):
-    """The content of a version. `entries` has directories before their content; `top` is the bundle or checkout."""
+    """The content of a version; `top` is the bundle or checkout."""
 
     top: str
     release: str
-    entries: tuple[VersionEntry, ...]
+    sources: Sources
     interpreter: str = ""  # a checkout's path of Python; "" for a bundle, which contains Python
 
     @property
     def version(self) -> str:
         """The name of the version's directory: the release and the digest of the content."""
-        return f"{self.release}-{digest(self.entries)}"
+        return f"{self.release}-{digest(self.sources)}"
 
 
 def here() -> Content:
@@ -64,8 +59,8 @@ def here() -> Content:
 def bundle(top: str) -> Content:
     """The content of the bundle in the directory `top`."""
     release = read_whole(f"{top}/{VERSION_FILE}").decode().split()[0]
-    own = [entry for entry in tree(top) if entry.path.partition("/")[0] != COPIES]  # an installed version has copies
-    return Content(top, release, (*own, *_copies(top)))
+    own = {path: source for path, source in tree(top).items() if path.partition("/")[0] != COPIES}
+    return Content(top, release, own | _copies(top))  # an installed version has copies already
 
 
 def checkout(top: str) -> Content:
@@ -74,45 +69,47 @@ def checkout(top: str) -> Content:
         interpreter = read_whole(f"{top}/{SCRIPTS}/{PLAIN[0]}").decode().partition(" ")[0].removeprefix("#!")
     except FileNotFoundError:
         raise IoFailure(f"the checkout {top} has no plugins yet: run `make` there first") from None
-    entries = [VersionEntry(VERSION_FILE, "file", f"{VERSION}\n".encode)]
+    sources: dict[str, str | bytes] = {VERSION_FILE: f"{VERSION}\n".encode()}
     for directory in (PROGRAMS, SCRIPTS):
-        entries.append(VersionEntry(directory, "directory"))
-        for entry in tree(f"{top}/{directory}"):
-            if entry.path in PLAIN or entry.path.startswith("modules."):
-                entries.append(entry._replace(path=f"{directory}/{entry.path}"))
-    return Content(top, VERSION, (*entries, *_copies(top)), interpreter)
+        found = tree(f"{top}/{directory}").items()
+        own = {f"{directory}/{path}": source for path, source in found if path in PLAIN or path.startswith("modules.")}
+        sources |= {directory: f"{top}/{directory}", **own}
+    return Content(top, VERSION, sources | _copies(top), interpreter)
 
 
-def _copies(top: str) -> Iterator[VersionEntry]:
-    """Yield the entries of the copies of the plugins, for the plain names."""
-    yield VersionEntry(COPIES, "directory")
-    for name in PLAIN:
-        yield VersionEntry(f"{COPIES}/{name}", "program", partial(read_whole, f"{top}/{PROGRAMS}/{name}"))
+def _copies(top: str) -> dict[str, str]:
+    """The sources of the copies of the plugins, for the plain names."""
+    return {COPIES: f"{top}/{PROGRAMS}", **{f"{COPIES}/{name}": f"{top}/{PROGRAMS}/{name}" for name in PLAIN}}
 
 
-def tree(top: str) -> Iterator[VersionEntry]:
-    """Yield the content of a directory, sorted by name. Raises IoFailure for a device, socket or FIFO."""
-    for folder, folders, files in os.walk(top):
-        folders.sort()
-        for name in sorted([*folders, *files]):
-            full = f"{folder}/{name}"
-            path, mode = os.path.relpath(full, top), os.lstat(full).st_mode
-            if stat.S_ISLNK(mode):
-                yield VersionEntry(path, "link", partial(os.readlink, os.fsencode(full)))
-            elif stat.S_ISDIR(mode):
-                yield VersionEntry(path, "directory")
-            elif stat.S_ISREG(mode):
-                yield VersionEntry(path, "program" if mode & 0o100 else "file", partial(read_whole, full))
-            else:
-                raise IoFailure(f"{full} is neither a file, a directory nor a link: remove it from the bundle")
+def tree(top: str) -> dict[str, str]:
+    """The path of each file, directory and link below the directory `top`, by its path relative to `top`."""
+    paths = (f"{folder}/{name}" for folder, folders, files in os.walk(top) for name in (*folders, *files))
+    return {os.path.relpath(path, top): path for path in paths}
 
 
-def digest(entries: Iterable[VersionEntry]) -> str:
+def read(source: str | bytes) -> tuple[str, bytes]:
+    """Return (kind, content) of a source: ("link", target), ("directory", b""), or of a "file" or "program". Raises
+    IoFailure for a device, socket or FIFO."""
+    if isinstance(source, bytes):
+        return "file", source
+    mode = os.lstat(source).st_mode
+    if stat.S_ISLNK(mode):
+        return "link", os.readlink(os.fsencode(source))
+    if stat.S_ISDIR(mode):
+        return "directory", b""
+    if stat.S_ISREG(mode):
+        return "program" if mode & 0o100 else "file", read_whole(source)
+    raise IoFailure(f"{source} is neither a file, a directory nor a link: remove it from the bundle")
+
+
+def digest(sources: Sources) -> str:
     """A hash of paths, kinds and contents, in hexadecimal digits."""
     whole = hashlib.blake2b(digest_size=_DIGEST_BYTES)
-    for entry in sorted(entries):
-        content = hashlib.blake2b(entry.read()).hexdigest()
-        whole.update(f"{entry.kind}\0{entry.path}\0{content}\n".encode("utf-8", "surrogateescape"))
+    for path in sorted(sources):
+        kind, data = read(sources[path])
+        content = hashlib.blake2b(data).hexdigest()
+        whole.update(f"{kind}\0{path}\0{content}\n".encode("utf-8", "surrogateescape"))
     return whole.hexdigest()
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
-from cni.node.installation.content import VersionEntry
+from cni.node.installation import content
 from cni.shared.kernel import files
 from cni.shared.spec.errors import InvalidConfig
 
@@ -36,21 +36,21 @@ def put(path: str, temporary: str, make: Callable[[str], object]) -> None:
         sync(folder)
 
 
-def make_tree(top: str, entries: Iterable[VersionEntry]) -> None:
+def make_tree(top: str, sources: content.Sources) -> None:
     os.mkdir(top)
     os.chmod(top, 0o755)  # noqa: S103  # everybody may read what root installs
     written = [top]
-    for entry in entries:
-        path = os.path.join(top, entry.path)
-        if entry.kind == "link":
-            os.symlink(entry.read(), path)
+    for name in sorted(sources):  # a directory before its content
+        path, (kind, data) = os.path.join(top, name), content.read(sources[name])
+        if kind == "link":
+            os.symlink(data, path)
             continue
-        if entry.kind == "directory":
+        if kind == "directory":
             os.mkdir(path)
         else:
             with open(path, "xb") as file:
-                file.write(entry.read())
-        os.chmod(path, 0o644 if entry.kind == "file" else 0o755)
+                file.write(data)
+        os.chmod(path, 0o644 if kind == "file" else 0o755)
         written.append(path)
     for path in written:  # after all writes, so that the disk can combine them
         sync(path)
