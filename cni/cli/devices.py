@@ -11,7 +11,7 @@ import argparse
 import importlib
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -19,13 +19,13 @@ from cni.cli import nad
 from cni.cli.terminal import common, output, subcommand
 from cni.cluster.audit.store import kubeconfig_of
 from cni.documents.diagnostic import ERROR
-from cni.resources.choose import Offer, Resource, resources
+from cni.resources.choose import Resource, resources
 from cni.resources.config import Config
 from cni.resources.dra import slices
 from cni.resources.node import read_config, read_host, read_topology
 from cni.resources.vfs import cards
 from cni.resources.vfs.apply import apply
-from cni.resources.vfs.plan import Card, VfStep, plan
+from cni.resources.vfs.plan import VfStep, plan
 from cni.shared.kernel.node import host_name
 from cni.shared.spec.errors import InvalidConfig
 
@@ -135,31 +135,24 @@ def _run_plugin(options: argparse.Namespace) -> int:
         return _serve("cni.resources.device_plugin.plugin", options)
     config, is_faulty = _read(options)
     found = resources(config.resources, read_host(options.root.rstrip("/")))
-    output.show_table(options.output, [*map(_resource, found)], _OFFERED, _offered_rows(found))
+    documents: list[dict[str, Any]] = []
+    rows: list[Sequence[object]] = []
+    for resource in found:
+        offers = []
+        for one in resource.offers:
+            numa, nodes = ", ".join(map(str, one.numa_nodes)), [path for _, path in one.nodes]
+            shown = " ".join(path.removeprefix("/dev/") for path in nodes)
+            rows.append((resource.name, one.name, len(one.ids), numa, shown, one.fault))
+            places = {"numaNodes": list(one.numa_nodes), "deviceNodes": nodes}
+            offers.append({"name": one.name, "devices": len(one.ids), **places, "fault": one.fault})
+        rows += [(resource.name, name, 0, None, None, reason) for name, reason in resource.withheld.items()]
+        whys = filter(None, (resource.limit, resource.unchosen))
+        rows += [(resource.name, None, resource.healthy, None, None, why) for why in whys]
+        reasons = {"withheld": dict(resource.withheld), "limit": resource.limit, "unchosen": resource.unchosen}
+        documents.append({"resource": resource.name, "healthy": resource.healthy, "offers": offers, **reasons})
+    output.show_table(options.output, documents, _OFFERED, rows)
     _tell_unmade(config, found)
     return int(is_faulty or any(resource.unchosen for resource in found))
-
-
-def _offered_rows(found: Sequence[Resource]) -> Iterator[Sequence[object]]:
-    for resource in found:
-        for offer in resource.offers:
-            numa = ", ".join(map(str, offer.numa_nodes))
-            nodes = " ".join(path.removeprefix("/dev/") for _, path in offer.nodes)
-            yield resource.name, offer.name, len(offer.ids), numa, nodes, offer.fault
-        for name, reason in resource.withheld.items():
-            yield resource.name, name, 0, None, None, reason
-        for why in filter(None, (resource.limit, resource.unchosen)):
-            yield resource.name, None, resource.healthy, None, None, why
-
-
-def _resource(resource: Resource) -> dict[str, Any]:
-    def offer(one: Offer) -> dict[str, Any]:
-        places = {"numaNodes": list(one.numa_nodes), "deviceNodes": [path for _, path in one.nodes]}
-        return {"name": one.name, "devices": len(one.ids), **places, "fault": one.fault}
-
-    reasons = {"withheld": dict(resource.withheld), "limit": resource.limit, "unchosen": resource.unchosen}
-    offers = [offer(one) for one in resource.offers]
-    return {"resource": resource.name, "healthy": resource.healthy, "offers": offers, **reasons}
 
 
 # --- dra ---
@@ -216,26 +209,20 @@ def _print_classes(options: argparse.Namespace) -> int:
 
 def _show_vfs(options: argparse.Namespace) -> None:
     found = cards.read(options.root.rstrip("/"), options.kubelet_dir)
-    empty = "no card here can have VFs: its firmware or the BIOS may have SR-IOV switched off"
-    documents = [_card(card, found.uses) for card in found.cards]
-    output.show_table(options.output, documents, _CARDS, _card_rows(found.cards, found.uses), empty=empty)
-
-
-def _card_rows(found: Sequence[Card], uses: Mapping[str, str]) -> Iterator[Sequence[object]]:
-    for card in found:
-        own, count = card.function, f"{len(card.vfs)} of {card.most}"
-        yield own.id, ", ".join(own.netdevs), count, None, own.driver
+    documents: list[dict[str, Any]] = []
+    rows: list[Sequence[object]] = []
+    for card in found.cards:
+        own, vfs = card.function, []
+        rows.append((own.id, ", ".join(own.netdevs), f"{len(card.vfs)} of {card.most}", None, own.driver))
         for number, vf in sorted(card.vfs.items()):
-            rdma = ", ".join(vf.verbs) or ("yes" if vf.has_rdma else "")
-            yield None, None, number, vf.id, vf.driver, ", ".join(vf.netdevs), rdma, uses.get(vf.id, "")
-
-
-def _card(card: Card, uses: Mapping[str, str]) -> dict[str, Any]:
-    own, vfs = card.function, []
-    for number, vf in sorted(card.vfs.items()):
-        names = {"netdevs": list(vf.netdevs), "rdma": list(vf.verbs), "usedBy": uses.get(vf.id, "")}
-        vfs.append({"number": number, "function": vf.id, "driver": vf.driver, **names})
-    return {"card": own.id, "netdevs": list(own.netdevs), "driver": own.driver, "most": card.most, "vfs": vfs}
+            user, rdma = found.uses.get(vf.id, ""), ", ".join(vf.verbs) or ("yes" if vf.has_rdma else "")
+            rows.append((None, None, number, vf.id, vf.driver, ", ".join(vf.netdevs), rdma, user))
+            names = {"netdevs": list(vf.netdevs), "rdma": list(vf.verbs), "usedBy": user}
+            vfs.append({"number": number, "function": vf.id, "driver": vf.driver, **names})
+        about = {"card": own.id, "netdevs": list(own.netdevs), "driver": own.driver}
+        documents.append({**about, "most": card.most, "vfs": vfs})
+    empty = "no card here can have VFs: its firmware or the BIOS may have SR-IOV switched off"
+    output.show_table(options.output, documents, _CARDS, rows, empty=empty)
 
 
 def _plan_vfs(options: argparse.Namespace, makes: bool = False) -> int:

@@ -211,20 +211,17 @@ def _answers(networks: Sequence[str]) -> dict[str, str]:
     with Rtnl() as rtnl:
         names = {link.index: link.name for link in rtnl.links()}
         for own in map(ipaddress.IPv4Interface, networks):
+            # the first few other addresses of the subnet, without the network's and the broadcast address
+            reserved = int(own.network.prefixlen < 31)
+            first, count = own.network.network_address + reserved, own.network.num_addresses - 2 * reserved
+            near = [first + n for n in range(min(count, _MOST_NEIGHBOURS)) if first + n != own.ip]
             strangers = [s for s in map(ipaddress.IPv4Address, _STRANGERS) if s not in own.network]
-            for subnet, peers in ((str(own.network), _neighbours(own)), (ELSEWHERE, strangers)):
+            for subnet, peers in ((str(own.network), near), (ELSEWHERE, strangers)):
                 links = (node_routes.way_to(rtnl, str(peer), str(own.ip))[0] for peer in peers)
                 by = next((index for index in links if index != routes.LOOPBACK), None)
                 if by is not None:
                     found.setdefault(subnet, names.get(by, ""))
     return found
-
-
-def _neighbours(own: ipaddress.IPv4Interface) -> list[ipaddress.IPv4Address]:
-    """The first few other addresses of the subnet, without the network's and the broadcast address."""
-    reserved = int(own.network.prefixlen < 31)
-    first, count = own.network.network_address + reserved, own.network.num_addresses - 2 * reserved
-    return [first + n for n in range(min(count, _MOST_NEIGHBOURS)) if first + n != own.ip]
 
 
 def check_parameters(read: Mapping[str, LinkParameters], subnets: Mapping[str, Sequence[str]]) -> Iterator[Observation]:

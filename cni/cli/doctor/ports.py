@@ -144,25 +144,21 @@ def check_siblings(devices: Sequence[VerbsDevice]) -> Iterator[Observation]:
             groups.setdefault(device.model, []).append(device)
     for group in (group for group in groups.values() if len(group) > 1):
         names = ", ".join(device.name for device in group)
-        found = list(_slower(group))
+        found = []
+        speeds: dict[str, dict[Port, float]] = {}  # by link layer
+        for port in (port for device in group for port in device.ports if port.is_active and port.speed):
+            speeds.setdefault(port.link_layer, {})[port] = port.speed or 0.0
+        for alike in speeds.values():
+            healthy = f"{max(alike.values()):g} Gb/s, as its siblings"
+            remedy = f"{CABLE}; a job on all rails is as slow as this one"
+            slow = [port for port, speed in alike.items() if speed < median(alike.values())]
+            found += [advice(str(port), f"runs at {port.rate}", healthy, remedy) for port in slow]
         newest = max((device.firmware for device in group), key=_version)
         for device in group:
             if device.firmware and _version(device.firmware) < _version(newest):
                 healthy = f"{newest}, as a sibling of its kind"
                 found.append(advice(device.name, f"firmware {device.firmware}", healthy, "update its firmware"))
         yield from found or [ok(names, "none is slower than most, or of older firmware")]
-
-
-def _slower(group: Sequence[VerbsDevice]) -> Iterator[Observation]:
-    speeds: dict[str, dict[Port, float]] = {}
-    for port in (port for device in group for port in device.ports if port.is_active and port.speed):
-        speeds.setdefault(port.link_layer, {})[port] = port.speed or 0.0
-    for alike in speeds.values():
-        for port, speed in alike.items():
-            if speed < median(alike.values()):
-                healthy = f"{max(alike.values()):g} Gb/s, as its siblings"
-                remedy = f"{CABLE}; a job on all rails is as slow as this one"
-                yield advice(str(port), f"runs at {port.rate}", healthy, remedy)
 
 
 def check_guids(devices: Sequence[VerbsDevice], root: str = "/sys") -> Iterator[Observation]:
@@ -211,6 +207,10 @@ def read_congestion(port: Port, driver: str, root: str = "/sys", live: bool = Tr
         with Rtnl() as socket:
             told = dcb.read(socket, port.netdev)
     here = f"{root}/class/net/{port.netdev}"
+    ecn = None
+    if os.path.isdir(f"{here}/ecn"):
+        enabled = [f"{here}/ecn/roce_{end}/enable" for end in ("np", "rp")]
+        ecn = tuple(p for p in _PRIORITIES if all(text(f"{folder}/{p}") == "1" for folder in enabled))
     trust = text(f"{here}/qos/trust")
     if not trust and told is not None:
         trust = "dscp" if told.dscp else "pcp" if driver == "mlx5_core" else ""
@@ -219,20 +219,13 @@ def read_congestion(port: Port, driver: str, root: str = "/sys", live: bool = Tr
     return Congestion(
         pfc=told.pfc if told else None,
         trust=trust,
-        ecn=_ecn(f"{here}/ecn"),
+        ecn=ecn,
         dscp=told.dscp if told else {},
         classes=_classes(port, root),
         has_vlan=any("DEVTYPE=vlan" in text(f"{root}/class/net/{name}/uevent") for name in above),
         driver=driver,
         pci=os.path.basename(os.path.realpath(f"{here}/device")) if os.path.exists(f"{here}/device") else "",
     )
-
-
-def _ecn(folder: str) -> tuple[int, ...] | None:
-    if not os.path.isdir(folder):
-        return None
-    ends = ("roce_np", "roce_rp")
-    return tuple(p for p in _PRIORITIES if all(text(f"{folder}/{end}/enable/{p}") == "1" for end in ends))
 
 
 def _classes(port: Port, root: str) -> dict[str, int]:

@@ -209,14 +209,6 @@ class NodeFacts:
         return pods.read_claims(self.places.kubelet, self.places.root)
 
     @property
-    def pod_claims(self) -> list[pods.PodClaim]:
-        """The ResourceClaims that kubelet has for the pod. Raises as `node_claims`, and CniError for unreadable records."""
-        found = recorded.found(directory=self.places.state)
-        own = [a for a in found if a["netns"] == self.chosen.netns]
-        uids = {str(part["pod"][2]) for a in own for part in a["records"].values() if part.get("pod")}
-        return [claim for claim in self.node_claims if uids & {*claim.pods}]
-
-    @property
     def _registered(self) -> dict[str, list[str]]:
         """The device IDs by resource in the checkpoint of kubelet's device manager; {} if it cannot be read."""
         with suppress(OSError, ValueError):
@@ -327,7 +319,10 @@ def _store(f: NodeFacts) -> Iterator[Observation]:
 
 
 def _claims(f: NodeFacts) -> Iterator[Observation]:
-    found = f.pod_claims
+    """Check the ResourceClaims that kubelet has for the pod."""
+    own = [a for a in recorded.found(directory=f.places.state) if a["netns"] == f.chosen.netns]
+    uids = {str(part["pod"][2]) for a in own for part in a["records"].values() if part.get("pod")}
+    found = [claim for claim in f.node_claims if uids & {*claim.pods}]
     known = functions.read(f.places.sys) if found else []
     return pods.check_claims(found, f.chosen, f.attached, known, inventory.ports(f.devices))
 

@@ -11,7 +11,7 @@ import re
 import subprocess
 import time
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass
 
 from cni.cli.doctor.finding import ADVICE, FAULT, Observation, advice, broken, note, ok, unknown
@@ -101,20 +101,17 @@ def _run(command: Sequence[str], environ: dict[str, str]) -> str:
 
 def network_files(directory: str) -> list[NetworkFile]:
     """The networks in `directory`, as a runtime finds them there."""
-    return [_network_file(path, directory) for path in networks.files(directory, JSON)]
-
-
-def _network_file(path: str, directory: str) -> NetworkFile:
-    faults = tuple(lint([path]))
-    try:
-        found = networks.read(path, directory)
-    except CniError:  # `faults` has this fault and all others
-        return NetworkFile(path, faults=faults)
-    steps = [step for network in found for step in network.steps]
-    masters = [str(step.document[key]) for step in steps for key in ("master", "device") if step.document.get(key)]
-    ipam = [str((step.document.get("ipam") or {}).get("type") or "") for step in steps]
-    types = dict.fromkeys([*(step.type for step in steps), *filter(None, ipam)])
-    return NetworkFile(path, tuple(n.name for n in found), tuple(types), tuple(masters), faults)
+    files = []
+    for path in networks.files(directory, JSON):
+        found, faults = [], tuple(lint([path]))
+        with suppress(CniError):  # `faults` has this fault and all others
+            found = networks.read(path, directory)
+        steps = [step for network in found for step in network.steps]
+        masters = [str(step.document[key]) for step in steps for key in ("master", "device") if step.document.get(key)]
+        ipam = [str((step.document.get("ipam") or {}).get("type") or "") for step in steps]
+        types = dict.fromkeys([*(step.type for step in steps), *filter(None, ipam)])
+        files.append(NetworkFile(path, tuple(n.name for n in found), tuple(types), tuple(masters), faults))
+    return files
 
 
 def check_networks(files: Sequence[NetworkFile], folders: Sequence[str], directory: str) -> Iterator[Observation]:

@@ -92,7 +92,15 @@ def _check(options: argparse.Namespace) -> int:
 def _show(options: argparse.Namespace) -> int:
     found = _node_nics([*attached.of_node()])
     empty = "no NIC here has a verbs device, and no rail is attached"
-    output.show(options.output, found, lambda: output.print_table(NICS, _rows(found), empty=empty, least=LEAST))
+    lines: list[Sequence[object]] = []  # for each rail of each NIC, and for each NIC without rails
+    for nic in found:
+        head = (nic["gpu"], nic["distance"], nic["netdev"], nic["verbsDevice"], nic["pci"], nic["numaNode"])
+        for rail in nic["rails"]:
+            what = f"{rail['group']}/{rail['rail']}"
+            lines.append((*head, what, rail["interface"], " ".join(rail["addresses"]), rail["pod"]))
+        if not nic["rails"]:
+            lines.append(head)
+    output.show_table(options.output, found, NICS, lines, empty=empty, least=LEAST)
     return 0
 
 
@@ -131,19 +139,6 @@ def _rail(rail: attached.AttachedRail) -> dict[str, Any]:
         addresses = []
     group, index = rail.key
     return {"group": group, "rail": index, "pod": rail.pod, "interface": rail.ifname, "addresses": addresses}
-
-
-def _rows(found: Sequence[dict[str, Any]]) -> list[Sequence[object]]:
-    """The rows of the table: one for each rail of each NIC, and one for a NIC without rails."""
-    lines: list[Sequence[object]] = []
-    for nic in found:
-        head = (nic["gpu"], nic["distance"], nic["netdev"], nic["verbsDevice"], nic["pci"], nic["numaNode"])
-        for rail in nic["rails"]:
-            what = f"{rail['group']}/{rail['rail']}"
-            lines.append((*head, what, rail["interface"], " ".join(rail["addresses"]), rail["pod"]))
-        if not nic["rails"]:
-            lines.append((*head, None, None, None, None))
-    return lines
 
 
 # --- the objects of a group; pure ---

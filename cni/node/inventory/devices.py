@@ -80,11 +80,26 @@ class VerbsDevice:
 def read(sandboxes: Sequence[NamespaceView] = (), root: str = "/sys") -> list[VerbsDevice]:
     # if several namespaces have a link with this name and address, the first counts: the command's own namespace
     links = {(i.name, a): (s.owner, i.mtu) for s in reversed(sandboxes) for i in s.interfaces for a in i.addresses}
-    above: dict[tuple[str, int], set[str]] = {}
+    above: dict[tuple[str, int], set[str]] = {}  # the netdevs of this namespace whose traffic passes a port
     for netdev in names_in(f"{root}/class/net"):
         for port in rdma_sysfs.ports_of_netdev(netdev, root):
             above.setdefault(port, set()).add(netdev)
-    return [_device(name, links, above, root) for name in rdma_sysfs.devices(root)]
+    found = []
+    for name in rdma_sysfs.devices(root):
+        address = rdma_sysfs.pci_of(name, root)
+        function = topology.device(address, root) if address else topology.PciDevice("", ())
+        device = VerbsDevice(
+            name=name,
+            pci=address,
+            numa_node=function.numa_node,
+            driver=function.driver,
+            model=model_of(name, address, root),
+            firmware=text(f"{root}{rdma_sysfs.CLASS}/{name}/fw_ver"),
+            is_virtual_function=function.is_virtual_function,
+            ports=tuple(_port(name, number, links, above, root) for number in rdma_sysfs.ports(name, root)),
+        )
+        found.append(device)
+    return found
 
 
 def gigabits(rate: str) -> float | None:
@@ -116,26 +131,9 @@ def ports_of(link: SandboxInterface, devices: Sequence[VerbsDevice], root: str =
 
 _Links = dict[tuple[str, str], tuple[str, int]]
 """The (owner, MTU) of the link, by (name, address)."""
-_Above = Mapping[tuple[str, int], Collection[str]]
-"""The netdevs of this namespace whose traffic passes a port, by the port's (device, number)."""
 
 
-def _device(name: str, links: _Links, above: _Above, root: str) -> VerbsDevice:
-    address = rdma_sysfs.pci_of(name, root)
-    function = topology.device(address, root) if address else topology.PciDevice("", ())
-    return VerbsDevice(
-        name=name,
-        pci=address,
-        numa_node=function.numa_node,
-        driver=function.driver,
-        model=model_of(name, address, root),
-        firmware=text(f"{root}{rdma_sysfs.CLASS}/{name}/fw_ver"),
-        is_virtual_function=function.is_virtual_function,
-        ports=tuple(_port(name, number, links, above, root) for number in rdma_sysfs.ports(name, root)),
-    )
-
-
-def _port(device: str, number: int, links: _Links, above: _Above, root: str) -> Port:
+def _port(device: str, number: int, links: _Links, above: Mapping[tuple[str, int], Collection[str]], root: str) -> Port:
     state = rdma_sysfs.PortState(device, number, root)
     gids = []
     for entry in rdma_sysfs.gids(device, number, root):
