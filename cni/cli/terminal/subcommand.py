@@ -111,13 +111,8 @@ def add(
     `run` the command prints its help, as a group without a subcommand does. `shows` adds -o; `lists` adds -o with
     name, -w and -A; `forms` are the command's own values of -o, the default first."""
     parser = commands.add_parser(name, help=about, description=f"{about[0].upper()}{about[1:]}{more}", **options)
-    parser.set_defaults(
-        run=run or (lambda _: parser.print_help()),
-        refuse=parser.error,
-        only=parser.only,
-        given=parser.given,
-        require=parser.require,
-    )
+    run = run or (lambda _: parser.print_help())
+    parser.set_defaults(run=run, refuse=parser.error, only=parser.only, given=parser.given, require=parser.require)
     if shows or lists:
         forms = ("table", "wide", *(["name"] if lists else []), "json", "yaml")
     if forms:
